@@ -1,0 +1,1 @@
+"""Offloading of the convolution family to vendor libraries."""

@@ -1,0 +1,1 @@
+"""Lowerings of the convolution family: the historical composite, and direct kernels."""

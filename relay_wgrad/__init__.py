@@ -1,0 +1,1 @@
+"""relay-wgrad: convolution gradients as first-class operators in Apache TVM."""

@@ -1,0 +1,256 @@
+"""The shape arithmetic of a 2-D convolution and of its two gradients: one value type.
+
+Letters are those of the field.  The trilinear form
+
+    T(x, w, y) = sum over n,k,p,q,c,r,s of
+                 y[n, k, p, q] * x[n, c, p*stride + r*dilation - pad, …] * w[k, c, r, s]
+
+has three partial derivatives: **fprop** (by y: the convolution), **dgrad** (by x: the data
+gradient, which is also the transposed convolution) and **wgrad** (by w: the weight gradient).
+All three share one problem: N images, C → K channels in `groups`, H×W → P×Q pixels, R×S taps.
+
+Nothing here imports TVM.  Sizes are ints, or any objects with `+ - * //` such as TVM's symbolic
+expressions; what needs numbers (FLOP, bytes) says so.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .layouts import ACTIVATION, KERNEL, to_layout
+
+Size = Any  # an int, or a symbolic integer expression with + - * //
+
+
+class ConvKind(enum.Enum):
+    """Which partial derivative of the trilinear form is computed."""
+
+    FPROP = "fprop"
+    DGRAD = "dgrad"
+    WGRAD = "wgrad"
+
+
+# Each tensor is named by its role in the forward convolution.
+# kind -> (first operand, second operand, result)
+ROLES: dict[ConvKind, tuple[str, str, str]] = {
+    ConvKind.FPROP: ("data", "weight", "grad"),
+    ConvKind.DGRAD: ("grad", "weight", "data"),
+    ConvKind.WGRAD: ("grad", "data", "weight"),
+}
+
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+_LONG = {short: long for long, short in _SHORT.items()}
+
+
+def out_size(size: Size, pad: Size, kernel: Size, stride: int, dilation: int) -> Size:
+    """Pixels a convolution makes: floor((size + pad - dilation*(kernel-1) - 1) / stride) + 1."""
+    return (size + pad - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def transposed_size(
+    size: Size, pad: Size, kernel: Size, stride: int, dilation: int, output_padding: int
+) -> Size:
+    """Pixels a transposed one makes: (size-1)*stride - pad + dilation*(kernel-1) + 1 + op."""
+    return (size - 1) * stride - pad + dilation * (kernel - 1) + 1 + output_padding
+
+
+@dataclass(frozen=True, eq=False)
+class ConvProblem:
+    """One fprop, dgrad or wgrad: sizes, attributes, layouts, dtypes.
+
+    `data` is the convolution's input (N, C, H, W), `weight` its filter (K, C/groups, R, S) and
+    `grad` its output, or that output's gradient (N, K, P, Q); which of them are operands and which
+    is the result follows from `kind`.  `padding` is (top, left, bottom, right).
+    """
+
+    kind: ConvKind
+    n: Size
+    c: Size
+    h: Size
+    w: Size
+    k: Size
+    r: Size
+    s: Size
+    strides: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    data_layout: str = ACTIVATION
+    kernel_layout: str = KERNEL
+    grad_layout: str = ACTIVATION
+    data_dtype: str = "float32"
+    weight_dtype: str = "float32"
+    grad_dtype: str = "float32"
+
+    @property
+    def p(self) -> Size:
+        """Output rows."""
+        top, _, bottom, _ = self.padding
+        return out_size(self.h, top + bottom, self.r, self.strides[0], self.dilation[0])
+
+    @property
+    def q(self) -> Size:
+        """Output columns."""
+        _, left, _, right = self.padding
+        return out_size(self.w, left + right, self.s, self.strides[1], self.dilation[1])
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every size is a plain int."""
+        return all(
+            isinstance(v, int) for v in (self.n, self.c, self.h, self.w, self.k, self.r, self.s)
+        )
+
+    @property
+    def is_depthwise(self) -> bool:
+        """One input channel per group; K/groups is the channel multiplier."""
+        return isinstance(self.c, int) and self.groups == self.c and self.groups > 1
+
+    # ---- tensors, by role --------------------------------------------------------------------
+
+    def canonical_shape(self, role: str) -> tuple[Size, ...]:
+        """Shape of `data`/`grad` in NCHW order, of `weight` in OIHW order."""
+        if role == "data":
+            return (self.n, self.c, self.h, self.w)
+        if role == "weight":
+            return (self.k, self.c // self.groups, self.r, self.s)
+        if role == "grad":
+            return (self.n, self.k, self.p, self.q)
+        raise ValueError(f"a convolution has no tensor {role!r}: expected data, weight or grad")
+
+    def layout(self, role: str) -> str:
+        return {"data": self.data_layout, "weight": self.kernel_layout, "grad": self.grad_layout}[
+            role
+        ]
+
+    def dtype(self, role: str) -> str:
+        return {"data": self.data_dtype, "weight": self.weight_dtype, "grad": self.grad_dtype}[role]
+
+    def shape(self, role: str) -> tuple[Size, ...]:
+        """Shape of a tensor in its own layout."""
+        canonical = KERNEL if role == "weight" else ACTIVATION
+        return to_layout(self.canonical_shape(role), canonical, self.layout(role))
+
+    @property
+    def roles(self) -> tuple[str, str, str]:
+        """(first operand, second operand, result)."""
+        return ROLES[self.kind]
+
+    @property
+    def accum_dtype(self) -> str:
+        """float64 if any tensor is float64, else float32: sums of f16 and bf16 products are f32."""
+        wide = "float64" in (self.data_dtype, self.weight_dtype, self.grad_dtype)
+        return "float64" if wide else "float32"
+
+    # ---- cost --------------------------------------------------------------------------------
+
+    @property
+    def gemm(self) -> tuple[Size, Size, Size]:
+        """(M, N, K) of the implicit GEMM, per group."""
+        npq, nhw = self.n * self.p * self.q, self.n * self.h * self.w
+        cg, kg, rs = self.c // self.groups, self.k // self.groups, self.r * self.s
+        return {
+            ConvKind.FPROP: (npq, kg, cg * rs),
+            ConvKind.DGRAD: (nhw, cg, kg * rs),
+            ConvKind.WGRAD: (kg, cg * rs, npq),
+        }[self.kind]
+
+    @property
+    def flop(self) -> int:
+        """2·N·P·Q·K·(C/groups)·R·S: a multiply and an add for each term of the trilinear form.
+
+        Taps that fall on padding are counted, as everyone counts them.
+        """
+        return int(
+            2 * self.n * self.p * self.q * self.k * (self.c // self.groups) * self.r * self.s
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes moved: each operand read once, the result written once."""
+        total = 0
+        for role in ("data", "weight", "grad"):
+            count = DTYPE_BYTES[self.dtype(role)]
+            for size in self.canonical_shape(role):
+                count *= size
+            total += count
+        return total
+
+    # ---- text --------------------------------------------------------------------------------
+
+    def repro(self) -> str:
+        """The whole problem on one line; `ConvProblem.parse` reads it back."""
+        sizes = " ".join(f"{x}={getattr(self, x)}" for x in ("n", "c", "h", "w", "k", "r", "s"))
+        dtypes = "/".join(_SHORT[self.dtype(role)] for role in ("data", "weight", "grad"))
+        return (
+            f"{self.kind.value} {sizes} stride={_join(self.strides)} pad={_join(self.padding)}"
+            f" dil={_join(self.dilation)} groups={self.groups}"
+            f" layout={self.data_layout}/{self.kernel_layout}/{self.grad_layout} dtype={dtypes}"
+        )
+
+    __str__ = repro
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ConvProblem) and self.repro() == other.repro()
+
+    def __hash__(self) -> int:
+        return hash(self.repro())
+
+    @staticmethod
+    def parse(line: str) -> ConvProblem:
+        """Reads what `repro` wrote.  Omitted attributes have their defaults.
+
+        Raises ValueError naming the field that is missing, unknown or malformed.
+        """
+        words = line.split()
+        kinds = {kind.value: kind for kind in ConvKind}
+        if not words or words[0] not in kinds:
+            raise ValueError(f"a problem starts with {', '.join(kinds)}; got {line!r}")
+        fields: dict[str, str] = {}
+        for word in words[1:]:
+            key, eq, value = word.partition("=")
+            if not eq or key not in _FIELDS or key in fields:
+                raise ValueError(
+                    f"unknown, repeated or malformed field {word!r} in problem {line!r}"
+                )
+            fields[key] = value
+        args: dict[str, Any] = {}
+        for key in ("n", "c", "h", "w", "k", "r", "s"):
+            if key not in fields:
+                raise ValueError(f"size {key!r} is missing in problem {line!r}")
+            args[key] = _ints(key, fields[key], 1)[0]
+        for key, (name, count) in _VECTORS.items():
+            if key in fields:
+                args[name] = _ints(key, fields[key], count)
+        args["groups"] = _ints("groups", fields.get("groups", "1"), 1)[0]
+        for key, suffix, table in (("layout", "layout", None), ("dtype", "dtype", _LONG)):
+            if key in fields:
+                parts = fields[key].split("/")
+                if len(parts) != 3 or (table is not None and any(x not in table for x in parts)):
+                    raise ValueError(f"{key}={fields[key]!r}: expected data/weight/grad")
+                names = ("data", "kernel" if suffix == "layout" else "weight", "grad")
+                for name, part in zip(names, parts, strict=True):
+                    args[f"{name}_{suffix}"] = table[part] if table else part
+        return ConvProblem(kinds[words[0]], **args)
+
+    def with_kind(self, kind: ConvKind) -> ConvProblem:
+        """The same trilinear form, differentiated by another operand."""
+        return replace(self, kind=kind)
+
+
+_VECTORS = {"stride": ("strides", 2), "pad": ("padding", 4), "dil": ("dilation", 2)}
+_FIELDS = {"n", "c", "h", "w", "k", "r", "s", "groups", "layout", "dtype", *_VECTORS}
+
+
+def _join(values: tuple[int, ...]) -> str:
+    return ",".join(str(v) for v in values)
+
+
+def _ints(key: str, text: str, count: int) -> Any:
+    if not re.fullmatch(r"-?\d{1,18}(,-?\d{1,18})*", text) or text.count(",") != count - 1:
+        raise ValueError(f"{key}={text!r}: expected {count} integer(s) separated by commas")
+    return tuple(int(x) for x in text.split(","))
