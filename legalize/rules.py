@@ -1,0 +1,69 @@
+"""FLegalize of the convolution family: from a call to the kernel that computes it.
+
+Static problems get a kernel generated for them: `legalize.cpu` for LLVM, `legalize.cuda` for CUDA.
+Symbolic sizes, and targets without kernels of ours, get the one reduction of `legalize.generic`,
+which is right everywhere.  What is not the family's at all (integers, blocked layouts) goes to
+upstream's rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.target import Target
+
+from relay_wgrad.opdef import OpDef
+from relay_wgrad.ops.conv2d import is_family
+from relay_wgrad.ops.view import problem_of
+from relay_wgrad.problem import ConvProblem
+
+from . import generic
+
+KERNELS = {"llvm": "legalize.cpu", "cuda": "legalize.cuda"}  # target kind -> kernel generator
+OPAQUE = 8  # tvm::relax::OpPatternKind::kOpaque: never fused, so its schedule stays
+
+
+def legalize_rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
+    """The FLegalize rule of one op; `upstream` is the rule it stands in for, or None."""
+
+    def rule(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        assert definition.read_attrs is not None
+        if upstream is not None:
+            a = call.attrs
+            if not is_family(call, a.data_layout, a.kernel_layout, a.out_layout):
+                return upstream(bb, call)
+        return lower(bb, call, problem_of(call), definition.short)
+
+    return rule
+
+
+def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: str) -> relax.Expr:
+    """A call_tir of the kernel for `problem` on the current target."""
+    target = Target.current(allow_none=True)
+    operands = [call.args[0], call.args[1]]
+    func = kernel(problem, target)
+    if func is None:
+        return bb.call_te(
+            lambda a, b: generic.te_conv(problem, a, b), *operands, primfunc_name_hint=name
+        )
+    var = bb.add_func(func.with_attr("op_pattern", OPAQUE), name)
+    return relax.call_tir(var, operands, out_ty=call.ty)
+
+
+def kernel(problem: ConvProblem, target: Target | None) -> tvm.tirx.PrimFunc | None:
+    """The generated kernel for a static problem; None where the generic one has to do."""
+    if target is None or not problem.is_static:
+        return None
+    module = KERNELS.get(str(target.kind.name))
+    return None if module is None else _cached(module, problem.repro(), str(target))
+
+
+@lru_cache(maxsize=1024)
+def _cached(module: str, repro: str, target: str) -> tvm.tirx.PrimFunc:
+    # Networks repeat their layers: one kernel per distinct problem and target.
+    return import_module(module).prim_func(ConvProblem.parse(repro), Target(target))

@@ -1,0 +1,156 @@
+"""Attributes of the convolution family: one record for four ops.
+
+Each op writes its attributes its own way (`nn.conv2d_transpose` calls the gradient's layout
+`data_layout` and swaps the letters of the weight's); here they become one `ConvAttrs`, named by the
+roles of the forward convolution, so that no rule has to know which op it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from tvm import relax, tirx
+
+from .layouts import ACTIVATION, KERNEL, swap_io
+
+
+@dataclass(frozen=True)
+class ConvAttrs:
+    """Attributes in the forward convolution's terms.
+
+    `grad_layout` is the layout of the convolution's output and of its gradient.  `kernel_size` is
+    stored by wgrad only, `output_padding` by the transposed convolution only.
+    """
+
+    strides: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    data_layout: str = ACTIVATION
+    kernel_layout: str = KERNEL
+    grad_layout: str = ACTIVATION
+    out_dtype: str | None = None
+    kernel_size: tuple[int, int] | None = None
+    output_padding: tuple[int, int] | None = None
+
+
+def as_int(op: str, name: str, value: Any) -> int:
+    """A plain int from whatever spells one; TypeError otherwise."""
+    if isinstance(value, tirx.IntImm):
+        return int(value.value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    raise TypeError(f"{op}: {name} must be an integer, got {value!r}")
+
+
+def as_ints(op: str, name: str, value: Any) -> tuple[int, ...]:
+    """A tuple of ints from an int or a sequence of them."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return (as_int(op, name, value),)
+    return tuple(as_int(op, name, v) for v in value)
+
+
+def pair(op: str, name: str, value: Any) -> tuple[int, int]:
+    """(height, width) from one or two ints."""
+    v = as_ints(op, name, value)
+    if len(v) == 1:
+        return (v[0], v[0])
+    if len(v) != 2:
+        raise ValueError(f"{op}: {name} must have 1 or 2 values, got {len(v)}: {list(v)}")
+    return (v[0], v[1])
+
+
+def padding4(op: str, value: Any) -> tuple[int, int, int, int]:
+    """(top, left, bottom, right) from 1, 2 (vertical, horizontal) or 4 ints."""
+    v = as_ints(op, "padding", value)
+    if len(v) == 1:
+        return (v[0],) * 4
+    if len(v) == 2:
+        return (v[0], v[1], v[0], v[1])
+    if len(v) != 4:
+        raise ValueError(f"{op}: padding must have 1, 2 or 4 values, got {len(v)}: {list(v)}")
+    return (v[0], v[1], v[2], v[3])
+
+
+def layout(op: str, name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{op}: {name} must be a string, got {value!r}")
+    return str(value)
+
+
+def dtype_name(op: str, value: Any) -> str | None:
+    """The dtype's name; None and "" mean: that of the operands."""
+    if value is None or str(value) in ("", "void"):
+        return None
+    if not isinstance(value, str) and "dtype" not in type(value).__name__.lower():
+        raise TypeError(f"{op}: out_dtype must name a dtype, got {value!r}")
+    return str(value)
+
+
+# The new ops' attributes in the order in which constructors take them, with their readers.
+_READERS: dict[str, Any] = {
+    "kernel_size": lambda op, v: pair(op, "kernel_size", v),
+    "strides": lambda op, v: pair(op, "strides", v),
+    "padding": padding4,
+    "dilation": lambda op, v: pair(op, "dilation", v),
+    "groups": lambda op, v: as_int(op, "groups", v),
+    "grad_layout": lambda op, v: layout(op, "grad_layout", v),
+    "data_layout": lambda op, v: layout(op, "data_layout", v),
+    "kernel_layout": lambda op, v: layout(op, "kernel_layout", v),
+    "out_dtype": dtype_name,
+}
+
+
+def read_attrs(op: str, attrs: Mapping[str, Any], keys: Sequence[str]) -> ConvAttrs:
+    """Reads a new op's attributes; raises TypeError or ValueError naming op, attribute, value."""
+    missing = [key for key in keys if key not in attrs]
+    unknown = sorted(key for key in attrs if key not in keys)
+    if missing or unknown:
+        raise ValueError(f"{op}: attributes missing {missing}, unknown {unknown}")
+    return ConvAttrs(**{key: _READERS[key](op, attrs[key]) for key in keys})
+
+
+def write_attrs(a: ConvAttrs, keys: Sequence[str]) -> dict[str, Any]:
+    """The new op's attributes as TVM stores them."""
+    values = {key: getattr(a, key) for key in keys}
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+
+
+def read_dict_attrs(call: relax.Call, op: str, keys: Sequence[str]) -> ConvAttrs:
+    """`read_attrs` of a call, whose attributes may be anything."""
+    items = getattr(call.attrs, "items", None)
+    return read_attrs(op, dict(items()) if items is not None else {}, keys)
+
+
+def read_conv2d(call: relax.Call) -> ConvAttrs:
+    """`relax.nn.conv2d`'s attributes: its output is what gradients come in for."""
+    a = call.attrs
+    return ConvAttrs(
+        strides=pair("conv2d", "strides", a.strides),
+        padding=padding4("conv2d", a.padding),
+        dilation=pair("conv2d", "dilation", a.dilation),
+        groups=int(a.groups),
+        data_layout=str(a.data_layout),
+        kernel_layout=str(a.kernel_layout),
+        grad_layout=str(a.out_layout),
+        out_dtype=dtype_name("conv2d", a.out_dtype),
+    )
+
+
+def read_conv2d_transpose(call: relax.Call) -> ConvAttrs:
+    """`relax.nn.conv2d_transpose`'s attributes: its data plays the gradient."""
+    a = call.attrs
+    return ConvAttrs(
+        strides=pair("conv2d_transpose", "strides", a.strides),
+        padding=padding4("conv2d_transpose", a.padding),
+        dilation=pair("conv2d_transpose", "dilation", a.dilation),
+        groups=int(a.groups),
+        data_layout=str(a.out_layout),
+        kernel_layout=swap_io(str(a.kernel_layout)),
+        grad_layout=str(a.data_layout),
+        out_dtype=dtype_name("conv2d_transpose", a.out_dtype),
+        output_padding=pair("conv2d_transpose", "output_padding", a.output_padding),
+    )

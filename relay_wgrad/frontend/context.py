@@ -1,0 +1,156 @@
+"""What the op builders see: values, one node at a time, and the function under construction."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from tvm import relax
+
+from .graph import InputSpec
+from .weights import Array, Role
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass
+class Value:
+    """One ONNX tensor: known now (`array`), or computed by the function (`expr`), or both.
+
+    `weight`: an initializer, that becomes a parameter when it is used as a tensor.
+    `param`: the parameter of which `expr` is a plain reshaping.
+    `batched`: depends on the data, so its first axis is the batch.
+    `measured`: computed from the shape of a tensor, so it already knows the new sizes.
+    """
+
+    name: str
+    array: Array | None = None
+    expr: Any = None
+    weight: bool = False
+    param: str | None = None
+    batched: bool = False
+    measured: bool = False
+
+
+def shape_of(expr: Any) -> tuple[int, ...]:
+    """The static shape of a Relax tensor."""
+    return tuple(int(d) for d in expr.ty.shape.values)
+
+
+@dataclass
+class Node:
+    """One ONNX node with its operands and attributes."""
+
+    proto: onnx.NodeProto
+    operands: list[Value | None]
+    attributes: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """`op node 'name'`; a node without a name goes by its first output's."""
+        return f"{self.proto.op_type} node {self.proto.name or self.proto.output[0]!r}"
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute, with bytes decoded and repeated values as a list."""
+        return self.attributes.get(name, default)
+
+    def has(self, index: int) -> bool:
+        """Whether an optional operand was given."""
+        return index < len(self.operands) and self.operands[index] is not None
+
+    def operand(self, index: int) -> Value:
+        """A required operand."""
+        value = self.operands[index] if index < len(self.operands) else None
+        if value is None:
+            raise ValueError(f"operand {index} is missing")
+        return value
+
+    def static(self, index: int, what: str) -> Array:
+        """An operand whose value must be known on import, such as a Reshape's target."""
+        value = self.operand(index)
+        if value.array is None:
+            raise ValueError(f"{what} must be a constant, but {value.name!r} depends on the data")
+        return value.array
+
+    def setting(self, name: str, index: int, default: Any = None) -> Any:
+        """A setting that older opsets give as an attribute and newer ones as operand `index`."""
+        if self.has(index):
+            return self.static(index, name).tolist()
+        return self.attr(name, default)
+
+
+@dataclass
+class Options:
+    """The choices of `from_onnx` that builders look at."""
+
+    dtype: str
+    bn: str
+    dropout: str
+    opset: int
+    resized: bool = False  # an image size other than the file's was asked for
+
+
+@dataclass
+class Context:
+    """The function under construction."""
+
+    options: Options
+    builder: Any
+    original: dict[str, tuple[int, ...]]  # shapes at the sizes the file was made for
+    parameters: dict[str, relax.Var] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
+    initial: dict[str, Array] = field(default_factory=dict)
+    onnx_names: dict[str, str] = field(default_factory=dict)
+    masks: list[tuple[InputSpec, relax.Var]] = field(default_factory=list)
+    states: list[tuple[str, Any]] = field(default_factory=list)  # (parameter, its new value)
+    names: set[str] = field(default_factory=set)
+
+    def unique(self, name: str) -> str:
+        """`name` as an identifier that no argument of the function has yet."""
+        base = re.sub(r"\W+", "_", name).strip("_") or "value"
+        base = f"p_{base}" if base[0].isdigit() else base
+        result, count = base, 1
+        while result in self.names:
+            result, count = f"{base}_{count}", count + 1
+        self.names.add(result)
+        return result
+
+    def emit(self, expr: Any) -> Any:
+        """Binds an expression to a new variable of the dataflow block."""
+        return self.builder.emit(expr)
+
+    def const(self, value: Any) -> Any:
+        """A constant of the graph's dtype."""
+        return relax.const(np.asarray(value, dtype=self.options.dtype), self.options.dtype)
+
+    def tensor(self, value: Value) -> Any:
+        """The expression of a value: a variable, a parameter (initializers) or a constant."""
+        if value.expr is None:
+            if value.weight:
+                return self.parameter(value)
+            if value.array is None:
+                raise ValueError(f"{value.name!r} has no value")
+            if str(value.array.dtype) in FLOATS:
+                value.expr = self.const(value.array)
+            else:
+                value.expr = relax.const(value.array, str(value.array.dtype))
+        return value.expr
+
+    def parameter(self, value: Value, kind: str = "", fan_in: int = 1) -> Any:
+        """Like `tensor`, for a slot of a known role: a constant there becomes a parameter too."""
+        if value.expr is None and value.array is not None and not value.measured:
+            if str(value.array.dtype) not in FLOATS:
+                raise ValueError(f"parameter {value.name!r} is {value.array.dtype}, not a float")
+            name = self.unique(value.name)
+            shape = tuple(value.array.shape)
+            value.expr = relax.Var(name, relax.TensorType(shape, self.options.dtype))
+            value.param = name
+            self.parameters[name] = value.expr
+            self.initial[name] = value.array
+            self.onnx_names[name] = value.name
+        if kind and value.param is not None:
+            self.roles.setdefault(value.param, Role(kind, fan_in))
+        return self.tensor(value)

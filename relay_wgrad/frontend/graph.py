@@ -1,0 +1,113 @@
+"""A training graph: one Relax function from a batch and parameters to a scalar loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.ir import IRModule
+
+from .weights import Array
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One non-parameter argument of `main`; `kind` is data, labels, target or mask."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    keep: float = 1.0  # masks: the probability that an element is kept
+
+
+@dataclass
+class TrainingGraph:
+    """A network, its loss, and initial values.
+
+    `module["main"]` takes `inputs` and then the parameters, in the order of `params`, and returns
+    a tuple named by `outputs`: the scalar loss first, then the logits, then one updated value for
+    each running statistic.  Its body is one dataflow block, as `relax.transform.Gradient` wants.
+    """
+
+    name: str
+    module: IRModule
+    inputs: tuple[InputSpec, ...]
+    params: dict[str, Array]
+    trainable: tuple[str, ...]
+    outputs: tuple[str, ...]
+    updates: dict[str, str] = field(default_factory=dict)  # output's name -> parameter's name
+    onnx_names: dict[str, str] = field(default_factory=dict)  # parameter -> its name in the file
+    classes: int | None = None
+    dtype: str = "float32"
+
+    @property
+    def batch(self) -> int:
+        """N, the images in a batch."""
+        return self.inputs[0].shape[0]
+
+    @property
+    def main(self) -> Any:
+        """The function from (inputs…, parameters…) to (loss, logits, statistics…)."""
+        return self.module["main"]
+
+    def random_batch(self, seed: int = 0) -> dict[str, Array]:
+        """Seeded values for every input: normal images, uniform labels, scaled dropout masks.
+
+        Drawn in float32 and cast, so that float64 and float32 graphs get the same batch.
+        """
+        batch: dict[str, Array] = {}
+        for index, spec in enumerate(self.inputs):
+            rng = np.random.default_rng([seed, index])
+            if spec.kind == "labels":
+                value = rng.integers(0, self.classes or 2, spec.shape)
+            elif spec.kind == "mask":
+                value = (rng.random(spec.shape) < spec.keep) / spec.keep
+            else:
+                value = rng.standard_normal(spec.shape, dtype=np.float32)
+            batch[spec.name] = np.asarray(value, dtype=spec.dtype)
+        return batch
+
+    def arguments(
+        self, batch: Mapping[str, Array], params: Mapping[str, Array] | None = None
+    ) -> list[Array]:
+        """The arguments of `main` in order: the batch's values, then the parameters'.
+
+        Raises ValueError for a missing name or a value of another shape or dtype.
+        """
+        values: list[Array] = []
+        sources = [(s.name, s.shape, s.dtype, batch) for s in self.inputs]
+        given = self.params if params is None else params
+        sources += [(n, v.shape, self.dtype, given) for n, v in self.params.items()]
+        for name, shape, dtype, source in sources:
+            if name not in source:
+                raise ValueError(f"{self.name}: no value for argument {name!r}")
+            value = source[name]
+            if tuple(value.shape) != tuple(shape) or str(value.dtype) != dtype:
+                raise ValueError(
+                    f"{self.name}: argument {name!r} is {dtype}{list(shape)}, "
+                    f"got {value.dtype}{list(value.shape)}"
+                )
+            values.append(value)
+        return values
+
+    def variables(self, names: Sequence[str]) -> list[relax.Var]:
+        """The parameters of `main` with these names.  Raises ValueError for an unknown one."""
+        known = {var.name: var for var in self.main.params}
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{self.name}: `main` has no parameter {name!r}")
+        return [known[name] for name in names]
+
+    def gradient(self, wrt: Sequence[str] | None = None) -> IRModule:
+        """The module with `main_adjoint` added: it returns (main's outputs, gradients).
+
+        `wrt` names parameters (and data inputs, where wanted); by default `trainable`.  The
+        gradients come in that order.  Ops without a gradient make TVM raise; see
+        `relay_wgrad.register`.
+        """
+        wanted = self.variables(self.trainable if wrt is None else wrt)
+        return relax.transform.Gradient("main", require_grads=wanted, target_index=0)(self.module)

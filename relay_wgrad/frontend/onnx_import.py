@@ -1,0 +1,358 @@
+"""The driver: an ONNX model to a `TrainingGraph`, node by node through the table of builders."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import tvm
+from onnx import helper, numpy_helper
+from tvm import relax
+
+from .bundled import load, near
+from .context import FLOATS, Context, Node, Options, Value, shape_of
+from .graph import InputSpec, TrainingGraph
+from .onnx_ops import OPS, RESHAPING
+from .weights import STATES, Array, default_role, seeded
+
+OLDEST_OPSET = 9
+_CHOICES = {
+    "dtype": ("float32", "float64"),
+    "bn": ("train", "eval"),
+    "loss": ("cross_entropy", "mse"),
+    "weights": ("seeded", "initial"),
+    "dropout": ("off", "mask"),
+}
+
+
+def from_onnx(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    dtype: str = "float32",
+    bn: str = "train",
+    loss: str = "cross_entropy",
+    weights: str = "seeded",
+    seed: int = 0,
+    dropout: str = "off",
+    output: str | None = None,
+) -> TrainingGraph:
+    """The training graph of an ONNX model.
+
+    `model`: a path, a ModelProto, or a name in `BUNDLED`.  `batch` and `image_size` (a side, or
+    (height, width)) replace the sizes for which the file was made: batches baked into a Reshape
+    are rewritten, and an average pooling over the whole feature map stays one over the whole map.
+    `bn`: "train" normalizes by batch statistics and returns the updated running ones, "eval" uses
+    the running ones.  `loss`: "cross_entropy" (int64 labels (N,); a final Softmax is removed and
+    the mean over the batch taken) or "mse" (against a target of the output's shape).  `weights`:
+    "seeded" (He's normal weights, zero biases, unit scales; by `seed`) or "initial" (the file's).
+    `dropout`: "off" makes it the identity, "mask" multiplies by masks that are inputs of `main`
+    (`TrainingGraph.random_batch` draws them).  `output` picks one of several outputs.
+
+    Raises FileNotFoundError; ValueError for what is not an ONNX model, for an op that the table
+    lacks, for a node that cannot be built at these sizes (named, with the reason), and for an
+    option's unknown value; TypeError for a `model` of another type.
+    """
+    given = {"dtype": dtype, "bn": bn, "loss": loss, "weights": weights, "dropout": dropout}
+    for key, value in given.items():
+        if value not in _CHOICES[key]:
+            raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch={batch}: expected a positive number of images")
+    name, proto = load(model)
+    opset = _opset(name, proto)
+    original = _original_shapes(proto)
+    initial = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+    wanted = _output_name(name, proto, output)
+    if loss == "cross_entropy":
+        wanted = _before_softmax(proto, wanted)
+    nodes = _needed(proto, wanted)
+    specs = _inputs(proto, set(initial), nodes, batch, image_size, dtype)
+    resized = any(original.get(old) != spec.shape for old, spec in specs.items())
+
+    builder = relax.BlockBuilder()
+    ctx = Context(Options(dtype, bn, dropout, opset, resized), builder, original)
+    values = {n: Value(n, array=a, weight=_is_weight(a)) for n, a in initial.items()}
+    arguments: list[tuple[InputSpec, relax.Var]] = []
+    for old, spec in specs.items():
+        spec = InputSpec(ctx.unique(spec.name), spec.kind, spec.shape, spec.dtype)
+        var = relax.Var(spec.name, relax.TensorType(spec.shape, spec.dtype))
+        arguments.append((spec, var))
+        values[old] = Value(old, expr=var, batched=True)
+
+    with builder.function("main"):
+        with builder.dataflow():
+            for node in nodes:
+                _build(ctx, proto, node, values)
+            if wanted not in values:
+                raise ValueError(f"{name}: no node makes the output {wanted!r}")
+            result = ctx.tensor(values[wanted])
+            target, logits, scalar = _loss(ctx, loss, wanted, result)
+            outputs = [scalar, logits, *(new for _, new in ctx.states)]
+            returned = relax.Tuple([builder.emit_output(e) for e in outputs])
+        arguments += [target, *ctx.masks]
+        params = [var for _, var in arguments] + list(ctx.parameters.values())
+        builder.emit_func_output(returned, params)
+
+    roles = {
+        n: ctx.roles.get(n, default_role(tuple(a.shape))) for n, a in ctx.initial.items()
+    }
+    return TrainingGraph(
+        name=name,
+        module=builder.get(),
+        inputs=tuple(spec for spec, _ in arguments),
+        params={
+            n: seeded(ctx.onnx_names[n], tuple(a.shape), roles[n], seed, dtype)
+            if weights == "seeded"
+            else np.array(a, dtype=dtype)
+            for n, a in ctx.initial.items()
+        },
+        trainable=tuple(n for n, role in roles.items() if role.kind not in STATES),
+        outputs=("loss", "logits", *(f"{n}_new" for n, _ in ctx.states)),
+        updates={f"{n}_new": n for n, _ in ctx.states},
+        onnx_names=dict(ctx.onnx_names),
+        classes=shape_of(logits)[1] if loss == "cross_entropy" else None,
+        dtype=dtype,
+    )
+
+
+# ---- the file --------------------------------------------------------------------------------
+
+
+def _opset(name: str, proto: onnx.ModelProto) -> int:
+    versions = [int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")]
+    opset = max(versions, default=0)
+    if opset < OLDEST_OPSET:
+        raise ValueError(
+            f"{name} uses opset {opset}; {OLDEST_OPSET} is the oldest supported: "
+            "convert it with onnx.version_converter"
+        )
+    return opset
+
+
+def _static_shape(info: onnx.ValueInfoProto) -> tuple[int, ...] | None:
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    if not all(d.HasField("dim_value") and d.dim_value > 0 for d in tensor.shape.dim):
+        return None
+    return tuple(int(d.dim_value) for d in tensor.shape.dim)
+
+
+def _original_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Shapes at the sizes the file was made for, as far as ONNX can infer them."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(proto).graph
+    except (onnx.shape_inference.InferenceError, ValueError):  # too large, or inconsistent
+        graph = proto.graph
+    shapes = {}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        if (shape := _static_shape(info)) is not None:
+            shapes[info.name] = shape
+    return shapes
+
+
+def _output_name(name: str, proto: onnx.ModelProto, output: str | None) -> str:
+    names = [o.name for o in proto.graph.output]
+    if output is None and len(names) == 1:
+        return names[0]
+    if output not in names:
+        problem = f"no output {output!r}" if output is not None else "several outputs"
+        raise ValueError(f"{name} has {problem}: choose output= one of {', '.join(names)}")
+    return cast(str, output)
+
+
+def _before_softmax(proto: onnx.ModelProto, wanted: str) -> str:
+    """The logits: the operand of a final (Log)Softmax, through Log and Identity."""
+    makers = {out: node for node in proto.graph.node for out in node.output}
+    while (node := makers.get(wanted)) is not None:
+        if node.op_type not in ("Softmax", "LogSoftmax", "Identity") and not (
+            node.op_type == "Log"
+            and (maker := makers.get(node.input[0])) is not None
+            and maker.op_type == "Softmax"
+        ):
+            break
+        wanted = node.input[0]
+    return wanted
+
+
+def _needed(proto: onnx.ModelProto, wanted: str) -> list[onnx.NodeProto]:
+    """The nodes on which a tensor depends, in the file's (topological) order."""
+    needed, kept = {wanted}, []
+    for node in reversed(proto.graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            kept.append(node)
+    return kept[::-1]
+
+
+def _inputs(
+    proto: onnx.ModelProto,
+    initializers: set[str],
+    nodes: Sequence[onnx.NodeProto],
+    batch: int | None,
+    image_size: int | tuple[int, int] | None,
+    dtype: str,
+) -> dict[str, InputSpec]:
+    """The data inputs that the nodes use, at the new batch and image size."""
+    used = {operand for node in nodes for operand in node.input}
+    specs: dict[str, InputSpec] = {}
+    for info in proto.graph.input:
+        if info.name in initializers or info.name not in used:
+            continue
+        tensor = info.type.tensor_type
+        sizes: list[Any] = [
+            int(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in tensor.shape.dim
+        ]
+        if batch is not None and sizes:
+            sizes[0] = batch
+        if image_size is not None:
+            if len(sizes) != 4:
+                raise ValueError(f"image_size: input {info.name!r} {sizes} is no (N, C, H, W)")
+            pair = (image_size, image_size) if isinstance(image_size, int) else image_size
+            if len(pair) != 2 or min(pair) < 1:
+                raise ValueError(f"image_size={image_size!r}: expected a side or (height, width)")
+            sizes[2:] = pair
+        if not sizes or any(isinstance(size, str) for size in sizes):
+            raise ValueError(
+                f"input {info.name!r} has symbolic sizes {sizes}: give batch= and image_size="
+            )
+        kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        floating = str(kind) in FLOATS
+        shape = tuple(int(size) for size in sizes)
+        specs[info.name] = InputSpec(info.name, "data", shape, dtype if floating else str(kind))
+    if not specs:
+        raise ValueError("the model has no data input")
+    return specs
+
+
+# ---- nodes -----------------------------------------------------------------------------------
+
+
+def _is_weight(array: Array) -> bool:
+    return str(array.dtype) in FLOATS and array.ndim > 0
+
+
+def _build(
+    ctx: Context, proto: onnx.ModelProto, node: onnx.NodeProto, values: dict[str, Value]
+) -> None:
+    """Adds the results of one node to `values`."""
+    attributes: dict[str, Any] = {}
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
+    missing = [o for o in node.input if o and o not in values]
+    operands = [values.get(o) if o else None for o in node.input]
+    view = Node(node, operands, attributes)
+    if missing:
+        raise ValueError(f"{view.label}: nothing makes its operand {missing[0]!r}")
+    present = [o for o in operands if o is not None]
+    if (known := _known(ctx, proto, view, present)) is not None:
+        values.update(known)
+        return
+    if node.op_type not in OPS or node.domain not in ("", "ai.onnx"):
+        full = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        close = near(node.op_type, list(OPS))
+        hint = f"near it: {', '.join(close)}; " if close else ""
+        raise ValueError(
+            f"ONNX op {full} ({view.label}) is not supported; {hint}supported: {', '.join(OPS)}"
+        )
+    try:
+        built = OPS[node.op_type](ctx, view)
+    except (ValueError, TypeError, tvm.error.TVMError) as error:
+        follower = _dense_after(proto, node) if node.op_type == "Reshape" else ""
+        raise ValueError(f"{view.label}: {error}{follower}") from error
+    results = built if isinstance(built, list) else [built]
+    param = present[0].param if node.op_type in RESHAPING and present else None
+    for out, expr in zip(node.output, results, strict=False):
+        batched = any(o.batched for o in present)
+        values[out] = Value(out, expr=expr, param=param, batched=batched)
+
+
+def _dense_after(proto: onnx.ModelProto, node: onnx.NodeProto) -> str:
+    """Names the fully connected layer that takes a Reshape's result, for the error."""
+    for other in proto.graph.node:
+        if other.op_type in ("Gemm", "MatMul") and node.output[0] in other.input:
+            return f" (for the fully connected {Node(other, [], {}).label})"
+    return ""
+
+
+def _known(
+    ctx: Context, proto: onnx.ModelProto, node: Node, present: list[Value]
+) -> dict[str, Value] | None:
+    """The node's results where they are known on import; None where the function computes them."""
+    op, out = node.proto.op_type, node.proto.output[0]
+    if op == "Constant" and "value" in node.attributes:
+        return {out: Value(out, array=numpy_helper.to_array(node.attributes["value"]))}
+    if op == "ConstantOfShape":
+        shape = node.static(0, "the shape").ravel()
+        fill = node.attr("value")
+        scalar = np.float32(0) if fill is None else numpy_helper.to_array(fill).reshape(())
+        array = np.broadcast_to(scalar, tuple(int(s) for s in shape))  # takes no memory
+        measured = present[0].measured
+        weight = _is_weight(array) and not measured
+        return {out: Value(out, array=array, weight=weight, measured=measured)}
+    if op == "Shape":
+        whole = present[0]
+        size = whole.array.shape if whole.array is not None else shape_of(ctx.tensor(whole))
+        part = size[node.attr("start", 0) : node.attr("end")]
+        return {out: Value(out, array=np.asarray(part, np.int64), measured=True)}
+    if any(o.array is None or o.weight for o in present) or (not present and op != "Constant"):
+        return None
+    if any(o.expr is not None for o in present):
+        return None  # it is in the function already: stay there
+    # Arithmetic on shapes and other constants: ONNX's own definition of the op, run now.
+    from onnx.reference import ReferenceEvaluator
+
+    names = dict.fromkeys(o.name for o in present)
+    arrays = {o.name: cast(Array, o.array) for o in present}
+    graph = helper.make_graph(
+        [node.proto],
+        "constant",
+        [_typed(n, helper.np_dtype_to_tensor_dtype(arrays[n].dtype)) for n in names],
+        [_typed(n, onnx.TensorProto.UNDEFINED) for n in node.proto.output if n],
+    )
+    model = helper.make_model(graph, opset_imports=list(proto.opset_import))
+    results = ReferenceEvaluator(model).run(None, arrays)
+    measured = any(o.measured for o in present)
+    made = [n for n in node.proto.output if n]
+    return {
+        n: Value(n, array=np.asarray(r), measured=measured)
+        for n, r in zip(made, results, strict=True)
+    }
+
+
+def _typed(name: str, elem_type: int) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, elem_type, None)
+
+
+# ---- the loss --------------------------------------------------------------------------------
+
+
+def _loss(
+    ctx: Context, loss: str, wanted: str, result: Any
+) -> tuple[tuple[InputSpec, relax.Var], Any, Any]:
+    """(the labels or target, the logits, the scalar loss)."""
+    shape = shape_of(result)
+    dtype = ctx.options.dtype
+    if loss == "mse":
+        spec = InputSpec(ctx.unique("target"), "target", shape, dtype)
+        var = relax.Var(spec.name, relax.TensorType(shape, dtype))
+        error = ctx.emit(relax.op.subtract(result, var))
+        return (spec, var), result, ctx.emit(relax.op.mean(relax.op.multiply(error, error)))
+    if len(shape) < 2 or math.prod(shape[2:]) != 1:
+        raise ValueError(
+            f"cross_entropy wants logits (N, classes), but {wanted!r} is {list(shape)}; "
+            "loss='mse' takes any shape"
+        )
+    if len(shape) > 2:
+        result = ctx.emit(relax.op.reshape(result, shape[:2]))
+    spec = InputSpec(ctx.unique("labels"), "labels", shape[:1], "int64")
+    var = relax.Var(spec.name, relax.TensorType(shape[:1], "int64"))
+    log_probability = ctx.emit(relax.op.nn.log_softmax(result, 1))
+    return (spec, var), result, ctx.emit(relax.op.nn.nll_loss(log_probability, var))

@@ -1,0 +1,372 @@
+"""Builders of the layers: convolution, pooling, normalization, dropout, fully connected.
+
+Each takes the function under construction and one ONNX node and returns the node's (first)
+result.  They emit only ops that have a gradient on stock TVM, except `conv2d_transpose`, for
+which `relay_wgrad.register` adds one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from .context import Context, Node, shape_of
+from .graph import InputSpec
+
+Quad = tuple[int, int, int, int]
+
+
+def _pair(node: Node, name: str, default: int = 1) -> tuple[int, int]:
+    values = [int(v) for v in node.attr(name) or (default, default)]
+    if len(values) != 2:
+        raise ValueError(f"{name}={values}: only images (two spatial axes) are supported")
+    return values[0], values[1]
+
+
+def _image(expr: Any) -> tuple[int, int, int, int]:
+    shape = shape_of(expr)
+    if len(shape) != 4:
+        raise ValueError(f"expected an (N, C, H, W) tensor, got shape {list(shape)}")
+    return shape[0], shape[1], shape[2], shape[3]
+
+
+def _padding(
+    node: Node,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    dilation: tuple[int, int],
+) -> Quad:
+    """(top, left, bottom, right) from `pads` or `auto_pad`; ONNX's order is the same."""
+    auto = node.attr("auto_pad", "NOTSET")
+    if auto == "NOTSET":
+        pads = [int(p) for p in node.attr("pads") or (0, 0, 0, 0)]
+        if len(pads) != 4 or min(pads) < 0:
+            raise ValueError(f"pads={pads}: expected four sizes that are not negative")
+        return pads[0], pads[1], pads[2], pads[3]
+    if auto == "VALID":
+        return 0, 0, 0, 0
+    if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        raise ValueError(f"unknown auto_pad {auto!r}")
+    small, large = [], []
+    for i in range(2):
+        span = dilation[i] * (kernel[i] - 1) + 1
+        total = max((math.ceil(size[i] / strides[i]) - 1) * strides[i] + span - size[i], 0)
+        small.append(total // 2)
+        large.append(total - total // 2)
+    first, last = (small, large) if auto == "SAME_UPPER" else (large, small)
+    return first[0], first[1], last[0], last[1]
+
+
+def conv(ctx: Context, node: Node) -> Any:
+    """Conv: data (N, C, H, W), weight (K, C/groups, R, S), optional bias (K,)."""
+    data = ctx.tensor(node.operand(0))
+    groups = int(node.attr("group", 1))
+    _, c, h, w = _image(data)
+    weight = ctx.parameter(node.operand(1))
+    wshape = shape_of(weight)
+    if len(wshape) != 4:
+        raise ValueError(f"weight of shape {list(wshape)}: only 2-D convolutions are supported")
+    k, cg, r, s = wshape
+    ctx.parameter(node.operand(1), "weight", cg * r * s)
+    if cg * groups != c or k % groups:
+        raise ValueError(f"weight {list(wshape)} with groups={groups} does not fit {c} channels")
+    strides, dilation = _pair(node, "strides"), _pair(node, "dilations")
+    padding = _padding(node, (h, w), (r, s), strides, dilation)
+    _check_window((h, w), (r, s), dilation, padding)
+    out = ctx.emit(
+        relax.op.nn.conv2d(data, weight, strides, padding, dilation, groups)  # NCHW, OIHW
+    )
+    return _bias(ctx, node, 2, out)
+
+
+def conv_transpose(ctx: Context, node: Node) -> Any:
+    """ConvTranspose: data (N, C, H, W), weight (C, K/groups, R, S), optional bias (K,)."""
+    data = ctx.tensor(node.operand(0))
+    groups = int(node.attr("group", 1))
+    _, c, h, w = _image(data)
+    weight = ctx.parameter(node.operand(1))
+    wshape = shape_of(weight)
+    if len(wshape) != 4 or wshape[0] != c or c % groups:
+        raise ValueError(f"weight {list(wshape)} with groups={groups} does not fit {c} channels")
+    strides, dilation = _pair(node, "strides"), _pair(node, "dilations")
+    # Each output pixel gets about R·S/(strides) taps of C/groups channels.
+    taps = max(wshape[2] * wshape[3] // (strides[0] * strides[1]), 1)
+    ctx.parameter(node.operand(1), "weight", c // groups * taps)
+    extra = list(_pair(node, "output_padding", 0))
+    span = [dilation[i] * (wshape[2 + i] - 1) + 1 for i in range(2)]
+    full = [((h, w)[i] - 1) * strides[i] + span[i] for i in range(2)]  # without any padding
+    auto = node.attr("auto_pad", "NOTSET")
+    target = node.attr("output_shape")
+    if target is None and auto in ("SAME_UPPER", "SAME_LOWER"):
+        target = [h * strides[0], w * strides[1]]
+    if target is None:
+        padding = _padding(node, (h, w), (wshape[2], wshape[3]), strides, dilation)
+    else:
+        sides = []
+        for i, wanted in enumerate([int(t) for t in target][-2:]):
+            total = full[i] + extra[i] - wanted
+            if total < 0:  # the padding that is missing becomes output padding
+                extra[i], total = extra[i] - total, 0
+            half = total // 2
+            sides.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
+        padding = (sides[0][0], sides[1][0], sides[0][1], sides[1][1])
+    out = ctx.emit(
+        relax.op.nn.conv2d_transpose(
+            data, weight, strides, padding, (extra[0], extra[1]), dilation, groups
+        )
+    )
+    return _bias(ctx, node, 2, out)
+
+
+def _bias(ctx: Context, node: Node, index: int, out: Any) -> Any:
+    if not node.has(index):
+        return out
+    bias = ctx.parameter(node.operand(index), "bias")
+    return ctx.emit(relax.op.add(out, _per_channel(ctx, bias)))
+
+
+def _per_channel(ctx: Context, vector: Any) -> Any:
+    (size,) = shape_of(vector)
+    return ctx.emit(relax.op.reshape(vector, (1, size, 1, 1)))
+
+
+def _check_window(
+    size: tuple[int, int], kernel: tuple[int, int], dilation: tuple[int, int], pad: Quad
+) -> None:
+    for i in range(2):
+        if size[i] + pad[i] + pad[i + 2] < dilation[i] * (kernel[i] - 1) + 1:
+            raise ValueError(
+                f"a {kernel[0]}x{kernel[1]} window does not fit a {size[0]}x{size[1]} image "
+                f"with padding {pad}: the image is too small"
+            )
+
+
+def gemm(ctx: Context, node: Node) -> Any:
+    """Gemm: alpha·A·B + beta·C, A (N, in) or its transpose, B likewise, C broadcastable."""
+    a, b = ctx.tensor(node.operand(0)), ctx.parameter(node.operand(1))
+    if len(shape_of(a)) != 2 or len(shape_of(b)) != 2:
+        raise ValueError(f"expected matrices, got {list(shape_of(a))} and {list(shape_of(b))}")
+    if node.attr("transA", 0):
+        a = ctx.emit(relax.op.permute_dims(a))
+    if node.attr("transB", 0):
+        b = ctx.emit(relax.op.permute_dims(b))
+    ctx.parameter(node.operand(1), "weight", shape_of(b)[0])
+    _check_features(ctx, shape_of(a)[1], shape_of(b)[0])
+    out = ctx.emit(relax.op.matmul(a, b))
+    if (alpha := float(node.attr("alpha", 1.0))) != 1.0:
+        out = ctx.emit(relax.op.multiply(out, ctx.const(alpha)))
+    if node.has(2):
+        bias = ctx.parameter(node.operand(2), "bias")
+        if (beta := float(node.attr("beta", 1.0))) != 1.0:
+            bias = ctx.emit(relax.op.multiply(bias, ctx.const(beta)))
+        out = ctx.emit(relax.op.add(out, bias))
+    return out
+
+
+def matmul(ctx: Context, node: Node) -> Any:
+    """MatMul, with NumPy's broadcasting of the leading axes."""
+    a, b = ctx.tensor(node.operand(0)), ctx.parameter(node.operand(1))
+    bshape = shape_of(b)
+    ctx.parameter(node.operand(1), "weight", bshape[-2] if len(bshape) > 1 else bshape[0])
+    _check_features(ctx, shape_of(a)[-1], bshape[-2] if len(bshape) > 1 else bshape[0])
+    return ctx.emit(relax.op.matmul(a, b))
+
+
+def _check_features(ctx: Context, given: int, expected: int) -> None:
+    if given == expected:
+        return
+    reason = ": this fully connected layer fixes the image size" if ctx.options.resized else ""
+    raise ValueError(f"expects {expected} features, got {given}{reason}")
+
+
+def batch_norm(ctx: Context, node: Node) -> Any:
+    """BatchNormalization over (N, H, W), written out so that it differentiates.
+
+    Training mode normalizes by the batch's statistics and gives the updated running ones as
+    outputs of the function: running·momentum + batch·(1 − momentum), with the population variance,
+    as ONNX defines it.  Evaluation mode uses the running ones.
+    """
+    x = ctx.tensor(node.operand(0))
+    shape = shape_of(x)
+    gamma = ctx.parameter(node.operand(1), "scale")
+    beta = ctx.parameter(node.operand(2), "bias")
+    mean = ctx.parameter(node.operand(3), "running_mean")
+    var = ctx.parameter(node.operand(4), "running_var")
+    for vector in (gamma, beta, mean, var):
+        if shape_of(vector) != shape[1:2]:
+            raise ValueError(f"statistics {list(shape_of(vector))} do not fit {shape[1]} channels")
+    epsilon = ctx.const(node.attr("epsilon", 1e-5))
+    column = (1, shape[1]) + (1,) * (len(shape) - 2)
+
+    def lift(vector: Any) -> Any:
+        return ctx.emit(relax.op.reshape(vector, column))
+
+    if ctx.options.bn == "eval":
+        deviation = ctx.emit(relax.op.sqrt(relax.op.add(var, epsilon)))
+        scale = ctx.emit(relax.op.divide(gamma, deviation))
+        centred = ctx.emit(relax.op.subtract(x, lift(mean)))
+        return ctx.emit(relax.op.add(relax.op.multiply(centred, lift(scale)), lift(beta)))
+
+    axes = [0, *range(2, len(shape))]
+    if math.prod(shape[a] for a in axes) == 1:
+        raise ValueError(
+            f"batch statistics of {list(shape)} need more than one value per channel: "
+            "use a larger batch or image, or bn='eval'"
+        )
+    batch_mean = ctx.emit(relax.op.mean(x, axes, keepdims=True))
+    centred = ctx.emit(relax.op.subtract(x, batch_mean))
+    batch_var = ctx.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
+    deviation = ctx.emit(relax.op.sqrt(relax.op.add(batch_var, epsilon)))
+    normal = ctx.emit(relax.op.divide(centred, deviation))
+    momentum = float(node.attr("momentum", 0.9))
+    for index, (running, batch) in enumerate(((mean, batch_mean), (var, batch_var))):
+        name = node.operand(3 + index).param
+        if name is not None and all(name != known for known, _ in ctx.states):
+            kept = relax.op.multiply(running, ctx.const(momentum))
+            fresh = relax.op.multiply(relax.op.reshape(batch, shape[1:2]), ctx.const(1 - momentum))
+            ctx.states.append((name, ctx.emit(relax.op.add(kept, fresh))))
+    return ctx.emit(relax.op.add(relax.op.multiply(normal, lift(gamma)), lift(beta)))
+
+
+def lrn(ctx: Context, node: Node) -> Any:
+    """LRN: x·(bias + alpha·(mean of squares over `size` channels))^(-beta), zeros outside.
+
+    The channel window is an average pooling of the (N, 1, C, H·W) view: pool2d has a gradient,
+    pool3d (TVM's own way) has none.
+    """
+    x = ctx.tensor(node.operand(0))
+    shape = shape_of(x)
+    size = int(node.attr("size"))
+    low, high = (size - 1) // 2, size - 1 - (size - 1) // 2
+    square = ctx.emit(relax.op.multiply(x, x))
+    flat = ctx.emit(relax.op.reshape(square, (shape[0], 1, shape[1], math.prod(shape[2:]))))
+    pooled = ctx.emit(
+        relax.op.nn.avg_pool2d(
+            flat, (size, 1), (1, 1), (low, 0, high, 0), count_include_pad=True
+        )
+    )
+    mean = ctx.emit(relax.op.reshape(pooled, shape))
+    alpha, bias = ctx.const(node.attr("alpha", 1e-4)), ctx.const(node.attr("bias", 1.0))
+    base = ctx.emit(relax.op.add(relax.op.multiply(mean, alpha), bias))
+    power = ctx.emit(relax.op.power(base, ctx.const(-float(node.attr("beta", 0.75)))))
+    return ctx.emit(relax.op.multiply(x, power))
+
+
+def dropout(ctx: Context, node: Node) -> Any:
+    """Dropout: the identity, or with dropout="mask" a product with a mask that is an input."""
+    x = ctx.tensor(node.operand(0))
+    ratio = float(node.setting("ratio", 1, 0.5))
+    if ctx.options.dropout == "off" or ratio == 0.0:
+        return x
+    if not 0.0 < ratio < 1.0:
+        raise ValueError(f"ratio={ratio} is not between 0 and 1")
+    dtype = ctx.options.dtype
+    name = ctx.unique(f"dropout_mask_{len(ctx.masks)}")
+    mask = relax.Var(name, relax.TensorType(shape_of(x), dtype))
+    ctx.masks.append((InputSpec(name, "mask", shape_of(x), dtype, 1.0 - ratio), mask))
+    return ctx.emit(relax.op.multiply(x, mask))
+
+
+# ---- pooling ---------------------------------------------------------------------------------
+
+
+def _pool(ctx: Context, node: Node) -> tuple[Any, tuple[int, int], tuple[int, int], Quad, Quad]:
+    """(data, kernel, strides, declared padding, padding with what ceil_mode adds)."""
+    data = ctx.tensor(node.operand(0))
+    _, _, h, w = _image(data)
+    if _pair(node, "dilations") != (1, 1):
+        raise ValueError("dilated pooling has no gradient in TVM")
+    kernel, strides = _pair(node, "kernel_shape"), _pair(node, "strides")
+    pad = _padding(node, (h, w), kernel, strides, (1, 1))
+    _check_window((h, w), kernel, (1, 1), pad)
+    if not node.attr("ceil_mode", 0):
+        return data, kernel, strides, pad, pad
+    # Rounding up is the same as padding the end; a window must still start on data or padding
+    # that precedes it.
+    ends = []
+    for i, size in enumerate((h, w)):
+        out = math.ceil((size + pad[i] + pad[i + 2] - kernel[i]) / strides[i]) + 1
+        if (out - 1) * strides[i] >= size + pad[i]:
+            out -= 1
+        ends.append(max((out - 1) * strides[i] + kernel[i] - size - pad[i], pad[i + 2]))
+    return data, kernel, strides, pad, (pad[0], pad[1], ends[0], ends[1])
+
+
+def max_pool(ctx: Context, node: Node) -> Any:
+    """MaxPool; padding never wins."""
+    if len(node.proto.output) > 1 and node.proto.output[1]:
+        raise ValueError("the Indices output is not supported")
+    data, kernel, strides, _, padding = _pool(ctx, node)
+    return ctx.emit(relax.op.nn.max_pool2d(data, kernel, strides, padding))
+
+
+def average_pool(ctx: Context, node: Node) -> Any:
+    """AveragePool; padding is averaged only with count_include_pad=1.
+
+    A window that covered the whole feature map at the size for which the file was made is a
+    global average: it follows a new image size.
+    """
+    if _is_global(ctx, node):
+        return global_average_pool(ctx, node)
+    data, kernel, strides, declared, padding = _pool(ctx, node)
+    include = bool(node.attr("count_include_pad", 0))
+    out = ctx.emit(
+        relax.op.nn.avg_pool2d(data, kernel, strides, padding, count_include_pad=include)
+    )
+    if include and padding != declared:
+        # What ceil_mode added counts neither as data nor as padding.
+        _, _, p, q = _image(out)
+        _, _, h, w = _image(data)
+        counts = []
+        for i, (outs, size) in enumerate(((p, h), (q, w))):
+            start = np.arange(outs) * strides[i]
+            counts.append(np.minimum(start + kernel[i], size + declared[i] + declared[i + 2]) - start)
+        ratio = kernel[0] * kernel[1] / np.outer(counts[0], counts[1])
+        out = ctx.emit(relax.op.multiply(out, ctx.const(ratio[None, None])))
+    return out
+
+
+def _is_global(ctx: Context, node: Node) -> bool:
+    before = ctx.original.get(node.proto.input[0])
+    after = ctx.original.get(node.proto.output[0])
+    if before is None or after is None or len(before) != 4 or after[2:] != (1, 1):
+        return False
+    kernel = _pair(node, "kernel_shape")
+    pads = _padding(node, before[2:], kernel, _pair(node, "strides"), (1, 1))  # type: ignore[arg-type]
+    if any(pads) and node.attr("count_include_pad", 0):
+        return False
+    return all(kernel[i] - pads[i] >= before[2 + i] for i in range(2))
+
+
+def global_average_pool(ctx: Context, node: Node) -> Any:
+    """GlobalAveragePool: the mean over every axis after the channels'."""
+    data = ctx.tensor(node.operand(0))
+    axes = list(range(2, len(shape_of(data))))
+    return ctx.emit(relax.op.mean(data, axes, keepdims=True))
+
+
+def global_max_pool(ctx: Context, node: Node) -> Any:
+    """GlobalMaxPool, as a pooling whose window is the image."""
+    data = ctx.tensor(node.operand(0))
+    _, _, h, w = _image(data)
+    return ctx.emit(relax.op.nn.max_pool2d(data, (h, w), (h, w)))
+
+
+LAYERS: dict[str, Callable[[Context, Node], Any]] = {
+    "AveragePool": average_pool,
+    "BatchNormalization": batch_norm,
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+    "Dropout": dropout,
+    "Gemm": gemm,
+    "GlobalAveragePool": global_average_pool,
+    "GlobalMaxPool": global_max_pool,
+    "LRN": lrn,
+    "MatMul": matmul,
+    "MaxPool": max_pool,
+}

@@ -1,0 +1,135 @@
+"""The algebra of the family, written once: gradients of every order.
+
+T(x, w, y) is linear in each of its three arguments.  Every op of the family holds two of them
+fixed and is T's partial derivative by the third:
+
+    fprop(x, w) = dT/dy      dgrad(y, w) = dT/dx      wgrad(y, x) = dT/dw
+
+Let an op have operands a and b and output o, and let v be the cotangent of o.  Then
+<v, op(a, b)> = T with v in o's place, so the gradient by a is T's partial derivative by a at
+(b, v): again an op of the family, the one whose output is a, with v standing where o stood.
+Stride, padding, dilation, groups and layouts never change.  So
+
+    op      by its first operand     by its second
+    fprop   x: dgrad(v, w)           w: wgrad(v, x)
+    dgrad   y: fprop(v, w)           w: wgrad(y, v)
+    wgrad   y: fprop(x, v)           x: dgrad(y, v)
+
+and since the right side has only ops of the left side, this is all there is, at any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tvm import relax
+from tvm.ir import Op
+
+from ..attrs import ConvAttrs, write_attrs
+from ..layouts import KERNEL, to_layout
+from ..problem import ROLES, ConvKind
+from ..relation import as_size
+
+WGRAD_NAME = "relax.nn.conv2d_backward_weight"
+DGRAD_NAME = "relax.nn.conv2d_backward_data"
+
+_SHARED = ("strides", "padding", "dilation", "groups", "grad_layout", "data_layout",
+           "kernel_layout", "out_dtype")  # fmt: skip
+WGRAD_KEYS = ("kernel_size", *_SHARED)
+DGRAD_KEYS = _SHARED
+
+
+def get_op(name: str) -> Op:
+    """The op, or a RuntimeError that says how to get it."""
+    try:
+        op = Op.get(name)
+    except AttributeError:
+        op = None
+    if op is None:
+        raise RuntimeError(f"{name} is not registered: call relay_wgrad.register() first")
+    return op
+
+
+def make_call(name: str, args: list[relax.Expr], a: ConvAttrs, keys: tuple[str, ...]) -> relax.Call:
+    import tvm
+
+    attrs = tvm.ir.make_node("ir.DictAttrs", **write_attrs(a, keys))
+    return relax.Call(get_op(name), args, attrs=attrs)
+
+
+def emit_fprop(data: relax.Expr, weight: relax.Expr, a: ConvAttrs) -> relax.Expr:
+    return relax.op.nn.conv2d(
+        data, weight, a.strides, a.padding, a.dilation, a.groups,
+        a.data_layout, a.kernel_layout, a.grad_layout, a.out_dtype,
+    )  # fmt: skip
+
+
+def emit_dgrad(grad: relax.Expr, weight: relax.Expr, shape: relax.Expr, a: ConvAttrs) -> relax.Expr:
+    return make_call(DGRAD_NAME, [grad, weight, shape], a, DGRAD_KEYS)
+
+
+def emit_wgrad(grad: relax.Expr, data: relax.Expr, a: ConvAttrs) -> relax.Expr:
+    return make_call(WGRAD_NAME, [grad, data], a, WGRAD_KEYS)
+
+
+def kernel_size_of(op: str, weight: relax.Expr, layout: str) -> tuple[int, int]:
+    """(R, S) of a weight; wgrad stores them, so they must be known."""
+    shape = weight.ty.shape
+    if not isinstance(shape, relax.ShapeExpr):
+        raise ValueError(
+            f"{op}: the weight's shape must be known to differentiate, got {weight.ty}"
+        )
+    _, _, r, s = to_layout([as_size(v) for v in shape.values], layout, KERNEL)
+    if not (isinstance(r, int) and isinstance(s, int)):
+        raise ValueError(f"{op}: the kernel size must be static to differentiate, got R={r}, S={s}")
+    return (r, s)
+
+
+def _shape_of(tensor: relax.Expr) -> relax.Expr:
+    """The tensor's shape as an argument: known sizes inline, unknown ones asked at run time."""
+    shape = tensor.ty.shape
+    return shape if shape is not None else relax.op.shape_of(tensor)
+
+
+def _dtype(tensor: relax.Expr) -> str | None:
+    return str(tensor.ty.dtype) if tensor.ty.dtype is not None else None
+
+
+def partial(role: str, tensors: dict[str, relax.Expr], a: ConvAttrs, op: str) -> relax.Expr:
+    """dT/d(role) at the two other tensors, of `tensors[role]`'s own type."""
+    wanted = tensors[role]
+    others = {name: t for name, t in tensors.items() if name != role}
+    dtype = _dtype(wanted)
+    # An out_dtype only where the operands alone would not give the wanted one.
+    plain = {_dtype(t) for t in others.values()} == {dtype}
+    a = replace(a, out_dtype=None if plain else dtype)
+    if role == "grad":
+        return emit_fprop(others["data"], others["weight"], a)
+    if role == "data":
+        return emit_dgrad(others["grad"], others["weight"], _shape_of(wanted), a)
+    a = replace(a, kernel_size=kernel_size_of(op, wanted, a.kernel_layout))
+    return emit_wgrad(others["grad"], others["data"], a)
+
+
+def gradient_rule(op: str, kind: ConvKind, read: Callable[[Any], ConvAttrs]) -> Callable[..., Any]:
+    """FPrimalGradient of an op of the family; see the module's docstring for the derivation."""
+    first, second, result = ROLES[kind]
+
+    def rule(
+        orig_var: relax.Var, call: relax.Call, cotangent: relax.Var, ctx: relax.BlockBuilder
+    ) -> list[relax.Expr]:
+        a, b = call.args[0], call.args[1]
+        attrs = read(call)
+        partials = []
+        for role in (first, second):
+            # The slot `role` holds the operand, whose type the partial must have; the other
+            # operand keeps its slot, and the cotangent takes the result's.
+            tensors = {first: a, second: b, result: cotangent}
+            partials.append(partial(role, tensors, attrs, op))
+        # A shape among the arguments has no gradient.
+        partials += [relax.op.grad.no_grad(extra) for extra in call.args[2:]]
+        return partials
+
+    return rule

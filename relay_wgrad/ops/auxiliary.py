@@ -1,0 +1,193 @@
+"""Gradients that upstream lacks, of what stands around convolutions in a training graph.
+
+`collapse_sum_to` is what a broadcast bias leaves behind in a first gradient, so without its own
+gradient a convolution with bias has no second order; likewise for pooling, slicing and padding.
+Each rule is a linear map's transpose, said in ops that have gradients themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import relax
+
+from .. import opdef
+from ..attrs import as_ints
+from ..relation import as_size
+
+Partials = list[Any]
+no_grad = relax.op.grad.no_grad
+
+
+def _static_shape(op: str, x: relax.Expr) -> list[int]:
+    """The sizes of a tensor, which must all be known."""
+    shape = x.ty.shape
+    sizes = [as_size(v) for v in shape.values] if isinstance(shape, relax.ShapeExpr) else []
+    if (not sizes and x.ty.ndim != 0) or not all(isinstance(v, int) for v in sizes):
+        raise ValueError(f"{op}: no gradient with symbolic or unknown sizes, got {x.ty}")
+    return sizes
+
+
+def collapse_sum_to(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """y = collapse_sum_to(x, shape) sums broadcast axes; the transpose broadcasts back."""
+    x, shape = call.args
+    return [relax.op.broadcast_to(ct, x.ty.shape), no_grad(shape)]
+
+
+def collapse_sum_like(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    x, like = call.args
+    return [relax.op.broadcast_to(ct, x.ty.shape), no_grad(like)]
+
+
+def squeeze(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    return [relax.op.reshape(ct, call.args[0].ty.shape)]
+
+
+def stack(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """y = stack((a, b, …), axis): each input gets its own slice, the new axis removed."""
+    fields = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else None
+    count = len(fields) if fields is not None else len(call.args[0].ty.fields)
+    axis = int(call.attrs.axis)
+    axis += var.ty.ndim if axis < 0 else 0
+    if count == 1:
+        return [relax.Tuple([relax.op.squeeze(ct, [axis])])]
+    parts = relax.op.split(ct, count, axis)
+    return [relax.Tuple([relax.op.squeeze(ctx.emit(parts[i]), [axis]) for i in range(count)])]
+
+
+def pad(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """y = pad(x) with a constant: the transpose crops."""
+    if str(call.attrs.pad_mode) != "constant":
+        raise ValueError(f"pad: no gradient for pad_mode={str(call.attrs.pad_mode)!r}")
+    widths = as_ints("pad", "pad_width", call.attrs.pad_width)
+    sizes = _static_shape("pad", call.args[0])
+    before = list(widths[0::2])
+    if any(w < 0 for w in widths):
+        raise ValueError(f"pad: no gradient for negative pad_width={list(widths)}")
+    end = [b + n for b, n in zip(before, sizes, strict=True)]
+    return [relax.op.strided_slice(ct, list(range(len(sizes))), before, end)]
+
+
+def _slice_bounds(call: relax.Call, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(begin, count, stride) for each axis, negative and out-of-range indices resolved."""
+
+    def ints(arg: Any) -> list[int]:
+        values = getattr(arg, "fields", None) or getattr(arg, "values", None) or []
+        out = []
+        for v in values:
+            size = as_size(getattr(v, "value", v) if not isinstance(v, int) else v)
+            if not isinstance(size, int):
+                raise ValueError(f"strided_slice: no gradient with symbolic bounds, got {arg}")
+            out.append(size)
+        return out
+
+    axes, begin, end = (ints(a) for a in call.args[1:4])
+    strides = ints(call.args[4]) if len(call.args) > 4 else [1] * len(axes)
+    bounds = [(0, n, 1) for n in sizes]
+    for axis, b, e, s in zip(axes, begin, end, strides, strict=True):
+        start, stop, step = slice(b, e, s).indices(sizes[axis])
+        bounds[axis] = (start, len(range(start, stop, step)), step)
+    return bounds
+
+
+def strided_slice(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """The transpose scatters into zeros: dilate each strided axis, then pad it."""
+    sizes = _static_shape("strided_slice", call.args[0])
+    bounds = _slice_bounds(call, sizes)
+    if any(step < 1 for _, _, step in bounds):
+        raise ValueError(f"strided_slice: no gradient for a negative stride, got {call}")
+    grad, shape = ct, [count for _, count, _ in bounds]
+    for axis, (_, count, step) in enumerate(bounds):
+        if step > 1:  # a, b -> a, 0, b, 0: a new axis of `step`, filled with zeros, then merged
+            grad = ctx.emit(relax.op.expand_dims(grad, axis + 1))
+            widths = [0] * (2 * len(shape) + 2)
+            widths[2 * (axis + 1) + 1] = step - 1
+            grad = ctx.emit(relax.op.nn.pad(grad, widths))
+            shape[axis] = count * step
+            grad = ctx.emit(relax.op.reshape(grad, shape))
+    over = [b + n - size for (b, _, _), n, size in zip(bounds, shape, sizes, strict=True)]
+    if any(v > 0 for v in over):  # the zeros after the last element may stand out
+        end = [n - max(v, 0) for n, v in zip(shape, over, strict=True)]
+        grad = ctx.emit(relax.op.strided_slice(grad, list(range(len(end))), [0] * len(end), end))
+    widths = [w for (b, _, _), v in zip(bounds, over, strict=True) for w in (b, max(-v, 0))]
+    if any(widths):
+        grad = relax.op.nn.pad(grad, widths)
+    return [grad, *(no_grad(arg) for arg in call.args[1:])]
+
+
+def avg_pool2d_backward(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """Average pooling is linear: its backward's transpose is the pooling itself."""
+    a, data = call.attrs, call.args[1]
+    forward = relax.op.nn.avg_pool2d(
+        ct, a.pool_size, a.strides, a.padding, a.dilation, a.ceil_mode, a.count_include_pad,
+        a.layout, a.out_layout,
+    )  # fmt: skip
+    return [forward, relax.op.zeros(data.ty.shape, str(data.ty.dtype))]
+
+
+def max_pool2d_backward(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """Backward of max pooling scatters to each window's maximum; its transpose gathers there.
+
+    The gather walks the window's taps, keeping value and cotangent of the largest seen so far, so
+    the first of equal maxima wins, as in the scatter.  By `data` the map is locally constant.
+    """
+    a, data = call.attrs, call.args[1]
+    if str(a.layout) not in ("NCHW", "NHWC") or str(a.out_layout) != str(a.layout):
+        raise ValueError(f"max_pool2d_backward: no gradient for layout {a.layout}->{a.out_layout}")
+    axes = [str(a.layout).index("H"), str(a.layout).index("W")]
+    sizes, out = (
+        _static_shape("max_pool2d_backward", data),
+        _static_shape("max_pool2d_backward", call.args[0]),
+    )
+    (kh, kw), (sh, sw), (dh, dw) = a.pool_size, a.strides, a.dilation
+    top, left = as_ints("max_pool2d", "padding", a.padding)[:2]
+    need = [
+        (out[axes[0]] - 1) * sh + (kh - 1) * dh + 1,
+        (out[axes[1]] - 1) * sw + (kw - 1) * dw + 1,
+    ]
+    after = [max(need[0] - sizes[axes[0]] - top, 0), max(need[1] - sizes[axes[1]] - left, 0)]
+    widths = [0] * 8
+    widths[2 * axes[0] : 2 * axes[0] + 2] = [top, after[0]]
+    widths[2 * axes[1] : 2 * axes[1] + 2] = [left, after[1]]
+    lowest = {"float16": -65504.0}.get(str(data.ty.dtype), -3.0e38)
+    x = ctx.emit(relax.op.nn.pad(data, widths, pad_value=lowest)) if any(widths) else data
+    v = ctx.emit(relax.op.nn.pad(ct, widths)) if any(widths) else ct
+    best = chosen = None
+    for i in range(kh):
+        for j in range(kw):
+            begin = [i * dh, j * dw]
+            end = [
+                b + (out[ax] - 1) * s + 1 for b, ax, s in zip(begin, axes, (sh, sw), strict=True)
+            ]
+            x_tap = ctx.emit(relax.op.strided_slice(x, axes, begin, end, [sh, sw]))
+            v_tap = ctx.emit(relax.op.strided_slice(v, axes, begin, end, [sh, sw]))
+            if best is None:
+                best, chosen = x_tap, v_tap
+                continue
+            larger = ctx.emit(relax.op.greater(x_tap, best))
+            best = ctx.emit(relax.op.where(larger, x_tap, best))
+            chosen = ctx.emit(relax.op.where(larger, v_tap, chosen))
+    return [chosen, relax.op.zeros(data.ty.shape, str(data.ty.dtype))]
+
+
+_GRADIENTS: dict[str, Callable[..., Partials]] = {
+    "relax.collapse_sum_to": collapse_sum_to,
+    "relax.collapse_sum_like": collapse_sum_like,
+    "relax.squeeze": squeeze,
+    "relax.stack": stack,
+    "relax.nn.pad": pad,
+    "relax.strided_slice": strided_slice,
+    "relax.grad.avg_pool2d_backward": avg_pool2d_backward,
+    "relax.grad.max_pool2d_backward": max_pool2d_backward,
+}
+
+DEFS = tuple(
+    opdef.OpDef(
+        name=name,
+        summary=(rule.__doc__ or "").strip().partition("\n")[0],
+        # Upstream has no gradient here: there is nothing for ours to wrap.
+        rules={opdef.GRADIENT: lambda upstream, rule=rule: rule},
+    )
+    for name, rule in _GRADIENTS.items()
+)

@@ -1,0 +1,119 @@
+"""`relax.nn.conv2d_backward_data(grad, weight, shape)`: dgrad, the gradient by the input.
+
+    dx[n, c, h, w] = sum over k of c's group and over r, s, p, q with
+                     h = p*stride_h + r*dilation_h - top  and  w = q*stride_w + s*dilation_w - left
+        of grad[n, k, p, q] * weight[k, c, r, s]
+
+Also known as `cudnnConvolutionBackwardData`, CUTLASS's dgrad, `torch.nn.grad.conv2d_input`, and as
+the transposed convolution.  Strides leave the input's size undetermined, so the result's shape is
+an argument; pixels that no tap reaches are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import relax
+
+from .. import opdef
+from ..attrs import ConvAttrs, dtype_name, read_attrs, read_dict_attrs
+from ..layouts import ACTIVATION, KERNEL
+from ..problem import ConvKind
+from ..relation import Relation
+from .algebra import DGRAD_KEYS, DGRAD_NAME, emit_dgrad, get_op, gradient_rule
+
+OP = "conv2d_backward_data"
+
+
+def conv2d_backward_data(
+    grad: relax.Expr,
+    weight: relax.Expr,
+    shape: relax.Expr | Sequence[Any],
+    strides: int | Sequence[int] = (1, 1),
+    padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+    groups: int = 1,
+    grad_layout: str = ACTIVATION,
+    data_layout: str = ACTIVATION,
+    kernel_layout: str = KERNEL,
+    out_dtype: str | None = None,
+) -> relax.Expr:
+    """The gradient of `conv2d(data, weight)` by `data`, given its output's gradient.
+
+    Parameters
+    ----------
+    grad : tensor of shape (N, K, P, Q) in `grad_layout`: the gradient of the convolution's output.
+    weight : tensor of shape (K, C/groups, R, S) in `kernel_layout`: the convolution's weight.
+    shape : the result's shape in `data_layout`, ints or symbolic, or an expression of that type.
+    strides, padding, dilation, groups : those of the convolution; padding is (top, left, bottom,
+        right), or (vertical, horizontal), or one int.
+    grad_layout, data_layout : permutations of NCHW.
+    kernel_layout : a permutation of OIHW in the *forward* convolution's letters: O counts K, I
+        counts C/groups.
+    out_dtype : the result's dtype, by default the operands'.  Sums are float32 (float64 for
+        float64 operands) whatever it is.
+
+    Returns
+    -------
+    relax.Expr : a call whose result has the shape `shape`.
+
+    Raises
+    ------
+    TypeError, ValueError : for attributes of wrong type or length here; for values and shapes that
+        do not fit when the call's type is inferred.
+    RuntimeError : before `relay_wgrad.register()`.
+    """
+    get_op(DGRAD_NAME)
+    given = {
+        "strides": strides, "padding": padding, "dilation": dilation, "groups": groups,
+        "grad_layout": grad_layout, "data_layout": data_layout, "kernel_layout": kernel_layout,
+        "out_dtype": out_dtype,
+    }  # fmt: skip
+    if not isinstance(shape, relax.Expr):
+        shape = relax.ShapeExpr(list(shape))
+    return emit_dgrad(grad, weight, shape, read_attrs(OP, given, DGRAD_KEYS))
+
+
+def read(call: relax.Call) -> ConvAttrs:
+    return read_dict_attrs(call, OP, DGRAD_KEYS)
+
+
+def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
+    """(grad, weight, shape) -> shape."""
+    rel = Relation(OP, read(call))
+    rel.arity(call, ("grad", "weight", "shape"))
+    rel.check_attrs()
+    a = rel.attrs
+    grad = rel.tensor("grad", call.args[0], a.grad_layout, ACTIVATION)
+    weight = rel.tensor("weight", call.args[1], a.kernel_layout, KERNEL)
+    data = rel.shape("shape", call.args[2], a.data_layout)
+    rel.check_conv(data, weight, grad)
+    return rel.result(call.args[:2], data, a.data_layout, ACTIVATION)
+
+
+def infer_mixed_precision(call: relax.Call, out_dtype: Any) -> relax.Call:
+    a = replace(read(call), out_dtype=dtype_name(OP, str(out_dtype)))
+    return emit_dgrad(call.args[0], call.args[1], call.args[2], a)
+
+
+DEF = opdef.OpDef(
+    name=DGRAD_NAME,
+    summary="2-D convolution's gradient by its input (dgrad)",
+    arguments=(
+        ("grad", "Tensor", "The gradient of the convolution's output."),
+        ("weight", "Tensor", "The convolution's weight."),
+        ("shape", "Shape", "The shape of the convolution's input."),
+    ),
+    kind=ConvKind.DGRAD,
+    read_attrs=read,
+    constructor=conv2d_backward_data,
+    rules={
+        opdef.INFER_TYPE: infer_type,
+        opdef.GRADIENT: gradient_rule(OP, ConvKind.DGRAD, read),
+        opdef.PURITY: True,
+        opdef.MIXED_POLICY: opdef.MIXED_ALWAYS,
+        opdef.MIXED_INFER: infer_mixed_precision,
+    },
+)

@@ -1,0 +1,118 @@
+"""`relax.nn.conv2d_backward_weight(grad, data)`: wgrad, a convolution's gradient by its weight.
+
+    dw[k, c, r, s] = sum over n, p, q of
+        grad[n, k, p, q] * data[n, g*C/groups + c, p*stride_h + r*dilation_h - top,
+                                                   q*stride_w + s*dilation_w - left]
+
+with g the group of k, and data zero outside the image.  Also known as
+`cudnnConvolutionBackwardFilter`, CUTLASS's wgrad, `torch.nn.grad.conv2d_weight` and, in Relay,
+`nn.conv2d_backward_weight` (whose argument order this is).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import relax
+
+from .. import opdef
+from ..attrs import ConvAttrs, dtype_name, read_attrs, read_dict_attrs
+from ..layouts import ACTIVATION, KERNEL
+from ..problem import ConvKind
+from ..relation import Relation
+from .algebra import WGRAD_KEYS, WGRAD_NAME, emit_wgrad, get_op, gradient_rule
+
+OP = "conv2d_backward_weight"
+
+
+def conv2d_backward_weight(
+    grad: relax.Expr,
+    data: relax.Expr,
+    kernel_size: int | Sequence[int],
+    strides: int | Sequence[int] = (1, 1),
+    padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+    groups: int = 1,
+    grad_layout: str = ACTIVATION,
+    data_layout: str = ACTIVATION,
+    kernel_layout: str = KERNEL,
+    out_dtype: str | None = None,
+) -> relax.Expr:
+    """The gradient of `conv2d(data, weight)` by `weight`, given its output's gradient.
+
+    Parameters
+    ----------
+    grad : tensor of shape (N, K, P, Q) in `grad_layout`: the gradient of the convolution's output.
+    data : tensor of shape (N, C, H, W) in `data_layout`: the convolution's input.
+    kernel_size : (R, S), which strides leave undetermined.
+    strides, padding, dilation, groups : those of the convolution; padding is (top, left, bottom,
+        right), or (vertical, horizontal), or one int.
+    grad_layout, data_layout : permutations of NCHW.
+    kernel_layout : the result's, a permutation of OIHW; O counts K, I counts C/groups.
+    out_dtype : the result's dtype, by default the operands'.  Sums are float32 (float64 for
+        float64 operands) whatever it is.
+
+    Returns
+    -------
+    relax.Expr : a call whose result has the shape (K, C/groups, R, S) in `kernel_layout`.
+
+    Raises
+    ------
+    TypeError, ValueError : for attributes of wrong type or length here; for values and shapes that
+        do not fit when the call's type is inferred.
+    RuntimeError : before `relay_wgrad.register()`.
+    """
+    get_op(WGRAD_NAME)
+    given = {
+        "kernel_size": kernel_size, "strides": strides, "padding": padding, "dilation": dilation,
+        "groups": groups, "grad_layout": grad_layout, "data_layout": data_layout,
+        "kernel_layout": kernel_layout, "out_dtype": out_dtype,
+    }  # fmt: skip
+    return emit_wgrad(grad, data, read_attrs(OP, given, WGRAD_KEYS))
+
+
+def read(call: relax.Call) -> ConvAttrs:
+    return read_dict_attrs(call, OP, WGRAD_KEYS)
+
+
+def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
+    """(grad, data) -> (K, C/groups, R, S)."""
+    rel = Relation(OP, read(call))
+    rel.arity(call, ("grad", "data"))
+    rel.check_attrs()
+    a = rel.attrs
+    grad = rel.tensor("grad", call.args[0], a.grad_layout, ACTIVATION)
+    data = rel.tensor("data", call.args[1], a.data_layout, ACTIVATION)
+    rel.check_conv(data, None, grad)
+    assert a.kernel_size is not None
+    shape = None
+    if grad is not None and data is not None:
+        shape = (grad[1], data[1] // a.groups, *a.kernel_size)
+    return rel.result(call.args[:2], shape, a.kernel_layout, KERNEL)
+
+
+def infer_mixed_precision(call: relax.Call, out_dtype: Any) -> relax.Call:
+    a = replace(read(call), out_dtype=dtype_name(OP, str(out_dtype)))
+    return emit_wgrad(call.args[0], call.args[1], a)
+
+
+DEF = opdef.OpDef(
+    name=WGRAD_NAME,
+    summary="2-D convolution's gradient by its weight (wgrad)",
+    arguments=(
+        ("grad", "Tensor", "The gradient of the convolution's output."),
+        ("data", "Tensor", "The convolution's input."),
+    ),
+    kind=ConvKind.WGRAD,
+    read_attrs=read,
+    constructor=conv2d_backward_weight,
+    rules={
+        opdef.INFER_TYPE: infer_type,
+        opdef.GRADIENT: gradient_rule(OP, ConvKind.WGRAD, read),
+        opdef.PURITY: True,
+        opdef.MIXED_POLICY: opdef.MIXED_ALWAYS,
+        opdef.MIXED_INFER: infer_mixed_precision,
+    },
+)

@@ -1,0 +1,208 @@
+"""`relax.nn.conv2d_transpose(data, weight)`: what users write for a transposed convolution.
+
+A transposed convolution is a dgrad: its data plays the gradient, its output the data, and its
+output's size is (H-1)*stride - padding + dilation*(R-1) + 1 + output_padding.  Its weight's letters
+are its own: I counts its input channels (the forward convolution's K), O its output channels per
+group.  Hence its gradient by its data is an fprop, and by its weight a wgrad with data and gradient
+swapped.  Also known as deconvolution, fractionally strided convolution, `ConvTranspose`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import relax
+
+from .. import opdef
+from ..attrs import (
+    ConvAttrs,
+    dtype_name,
+    layout,
+    padding4,
+    pair,
+    read_conv2d_transpose,
+)
+from ..layouts import ACTIVATION, KERNEL, swap_io
+from ..problem import ConvKind, transposed_size
+from ..relation import Relation
+from .algebra import WGRAD_NAME, emit_fprop, emit_wgrad, get_op, gradient_rule
+from .conv2d import is_family, positive_groups
+
+OP = "conv2d_transpose"
+NAME = "relax.nn.conv2d_transpose"
+KERNEL_TRANSPOSED = "IOHW"
+
+
+def conv2d_transpose(
+    data: relax.Expr,
+    weight: relax.Expr,
+    strides: int | Sequence[int] = (1, 1),
+    padding: int | Sequence[int] = (0, 0),
+    output_padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+    groups: int = 1,
+    data_layout: str = ACTIVATION,
+    kernel_layout: str = KERNEL_TRANSPOSED,
+    out_layout: str | None = None,
+    out_dtype: str | None = None,
+) -> relax.Expr:
+    """Upstream's `relax.op.nn.conv2d_transpose`, with its attributes checked in Python first.
+
+    Parameters
+    ----------
+    data : tensor of shape (N, C_in, H, W) in `data_layout`.
+    weight : tensor of shape (C_in, C_out/groups, R, S) in `kernel_layout`, I counting C_in.
+    output_padding : rows and columns added at the bottom and right, each less than its stride.
+
+    Returns
+    -------
+    relax.Expr : a call whose result has the shape (N, C_out, H', W') in `out_layout`, with
+        H' = (H-1)*stride - top - bottom + dilation*(R-1) + 1 + output_padding.
+
+    Raises
+    ------
+    TypeError, ValueError : naming attribute and value.
+    """
+    return relax.op.nn.conv2d_transpose(
+        data,
+        weight,
+        pair(OP, "strides", strides),
+        padding4(OP, padding),
+        pair(OP, "output_padding", output_padding),
+        pair(OP, "dilation", dilation),
+        positive_groups(OP, groups),
+        layout(OP, "data_layout", data_layout),
+        layout(OP, "kernel_layout", kernel_layout),
+        layout(OP, "out_layout", out_layout or data_layout),
+        dtype_name(OP, out_dtype),
+    )
+
+
+def conv2d_transpose_backward_data(
+    grad: relax.Expr,
+    weight: relax.Expr,
+    strides: int | Sequence[int] = (1, 1),
+    padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+    groups: int = 1,
+    grad_layout: str = ACTIVATION,
+    data_layout: str = ACTIVATION,
+    kernel_layout: str = KERNEL_TRANSPOSED,
+    out_dtype: str | None = None,
+) -> relax.Expr:
+    """A transposed convolution's gradient by its data: `conv2d(grad, weight)`, the same weight.
+
+    Shapes: grad (N, C_out, H', W'), weight (C_in, C_out/groups, R, S) with I counting C_in, as the
+    transposed convolution has it; the result is (N, C_in, H, W) in `data_layout`.
+    """
+    a = _forward_attrs(
+        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
+    )
+    return emit_fprop(grad, weight, a)
+
+
+def conv2d_transpose_backward_weight(
+    grad: relax.Expr,
+    data: relax.Expr,
+    kernel_size: int | Sequence[int],
+    strides: int | Sequence[int] = (1, 1),
+    padding: int | Sequence[int] = (0, 0),
+    dilation: int | Sequence[int] = (1, 1),
+    groups: int = 1,
+    grad_layout: str = ACTIVATION,
+    data_layout: str = ACTIVATION,
+    kernel_layout: str = KERNEL_TRANSPOSED,
+    out_dtype: str | None = None,
+) -> relax.Expr:
+    """A transposed convolution's gradient by its weight: wgrad with data and gradient swapped.
+
+    Shapes: grad (N, C_out, H', W'), data (N, C_in, H, W); the result is
+    (C_in, C_out/groups, R, S) in `kernel_layout`, I counting C_in.
+    """
+    get_op(WGRAD_NAME)
+    a = _forward_attrs(
+        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
+    )
+    return emit_wgrad(data, grad, replace(a, kernel_size=pair(OP, "kernel_size", kernel_size)))
+
+
+def _forward_attrs(
+    strides: Any, padding: Any, dilation: Any, groups: Any,
+    grad_layout: Any, data_layout: Any, kernel_layout: Any, out_dtype: Any,
+) -> ConvAttrs:  # fmt: skip
+    """A transposed convolution's attributes in the forward convolution's terms."""
+    return ConvAttrs(
+        strides=pair(OP, "strides", strides),
+        padding=padding4(OP, padding),
+        dilation=pair(OP, "dilation", dilation),
+        groups=positive_groups(OP, groups),
+        data_layout=layout(OP, "grad_layout", grad_layout),
+        kernel_layout=swap_io(layout(OP, "kernel_layout", kernel_layout)),
+        grad_layout=layout(OP, "data_layout", data_layout),
+        out_dtype=dtype_name(OP, out_dtype),
+    )
+
+
+def infer_type(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """The family's rules first, then upstream's relation."""
+
+    def rule(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
+        a = call.attrs
+        rel = Relation(OP, read_conv2d_transpose(call))
+        rel.arity(call, ("data", "weight"))
+        if is_family(call, a.data_layout, a.kernel_layout, a.out_layout):
+            rel.check_attrs()
+            data = rel.tensor("data", call.args[0], str(a.data_layout), ACTIVATION)
+            weight = rel.tensor("weight", call.args[1], rel.attrs.kernel_layout, KERNEL)
+            _check_transposed(rel, data, weight)
+            rel.result_dtype(call.args)
+            rel.result_vdevice(call.args)
+        return upstream(call, ctx)
+
+    return rule
+
+
+def _check_transposed(rel: Relation, data: Any, weight: Any) -> None:
+    """Channels and output sizes; the weight is in the forward convolution's order (K, C/groups)."""
+    a = rel.attrs
+    if weight is not None:
+        rel.divides("the weight's input channels I", weight[0])
+    if data is not None:
+        rel.divides("data's channels", data[1])
+    if data is None or weight is None:
+        return
+    rel.same(
+        "data's channels must be the weight's input channels I",
+        "data channels", data[1], "weight I", weight[0],
+    )  # fmt: skip
+    assert a.output_padding is not None
+    top, left, bottom, right = a.padding
+    for name, axis, pad in (("output height", 0, top + bottom), ("output width", 1, left + right)):
+        size, kernel = data[2 + axis], weight[2 + axis]
+        stride, dilation, extra = a.strides[axis], a.dilation[axis], a.output_padding[axis]
+        made = transposed_size(size, pad, kernel, stride, dilation, extra)
+        why = (
+            f"input size {size}, kernel {kernel}, padding {pad} in all, stride {stride},"
+            f" dilation {dilation}, output padding {extra}"
+        )
+        rel.at_least_one(name, made, why)
+
+
+def gradient(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    return gradient_rule(OP, ConvKind.DGRAD, read_conv2d_transpose)
+
+
+DEF = opdef.OpDef(
+    name=NAME,
+    summary="2-D transposed convolution (a dgrad); upstream's op",
+    kind=ConvKind.DGRAD,
+    read_attrs=read_conv2d_transpose,
+    rules={opdef.INFER_TYPE: infer_type, opdef.GRADIENT: gradient},
+    missing={
+        opdef.PURITY: "upstream's",
+        opdef.MIXED_POLICY: "upstream's",
+        opdef.MIXED_INFER: "upstream's",
+    },
+)

@@ -1,0 +1,185 @@
+"""`register()` and `unregister()`: our rules into TVM's op registry, and upstream's back.
+
+TVM keeps one value per (op, rule), with a level; a higher level wins, the same level fails, and no
+value can be lowered or removed, only reset.  So each upstream value is saved before ours goes in
+above it, and put back at upstream's level.  An op itself can't be removed: after `unregister()` the
+new ops refuse at type inference.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+from . import opdef
+from .opdef import OpDef
+from .ops import ALL, FAMILY
+
+UPSTREAM_LEVEL = 10
+LEVEL = 11
+SUPPORTED = ((0, 27), (0, 28))  # tested TVM: from, up to
+_OWNER = "relay_wgrad.owner"  # marks ops that are ours, whichever copy of this module made them
+
+_lock = threading.RLock()
+_saved: dict[tuple[str, str], Any] = {}  # (op, rule) -> upstream's value, None where it had none
+_registered = False
+
+
+def is_registered() -> bool:
+    """Whether the rules are in place."""
+    return _registered
+
+
+def _owned(op: Op) -> bool:
+    return bool(op.has_attr(_OWNER)) and op.get_attr(_OWNER) is not None
+
+
+def check_tvm() -> None:
+    """Raises RuntimeError naming every hook of TVM that is missing, or a version out of range."""
+    problems = []
+    numbers = re.match(r"(\d+)\.(\d+)", tvm.__version__)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    low, high = SUPPORTED
+    if not low <= version < high:
+        problems.append(
+            f"apache-tvm {tvm.__version__}: needs >={low[0]}.{low[1]},<{high[0]}.{high[1]}"
+        )
+    hooks = [
+        "ir.RegisterOp", "ir.OpResetAttr", "ir.RegisterOpAttr", "relax.transform.Gradient",
+        "relax.transform.LegalizeOps", "relax.op.nn.conv2d", "relax.op.nn.conv2d_transpose",
+    ]  # fmt: skip
+    problems += [
+        f"global function {name} is missing"
+        for name in hooks
+        if tvm.get_global_func(name, allow_missing=True) is None
+    ]
+    names = {str(name) for name in Op.list_op_names()}
+    for definition in ALL:
+        if definition.is_new:
+            taken = definition.name in names and not _owned(Op.get(definition.name))
+            if taken or (not taken and _foreign_attribute(definition)):
+                problems.append(f"{definition.name} exists already and is not ours")
+        elif definition.name not in names:
+            problems.append(f"op {definition.name} is missing")
+    for definition in FAMILY.values():
+        if not definition.is_new and definition.name in names:
+            op = Op.get(definition.name)
+            problems += [
+                f"op {definition.name} has no {key}"
+                for key in (opdef.INFER_TYPE, opdef.LEGALIZE)
+                if not op.has_attr(key) or op.get_attr(key) is None
+            ]
+    if problems:
+        raise RuntimeError("relay_wgrad cannot register with this TVM: " + "; ".join(problems))
+
+
+def _foreign_attribute(definition: OpDef) -> bool:
+    present = getattr(relax.op.nn, definition.short, None)
+    return present is not None and present is not definition.constructor
+
+
+def register() -> None:
+    """Puts the convolution family's rules into TVM.  Calling it again changes nothing.
+
+    The two new ops become `relax.op.nn.conv2d_backward_weight` and `…_data` (and so `R.nn.…` in
+    TVMScript); conv2d and conv2d_transpose get our type relation, gradient and legalization; some
+    ops that upstream cannot differentiate get a gradient.
+
+    Raises
+    ------
+    RuntimeError : when TVM's version or one of its hooks is not what this package needs; nothing
+        has changed then.
+    """
+    global _registered
+    with _lock:
+        if _registered:
+            return
+        check_tvm()
+        try:
+            for definition in ALL:
+                _install(definition)
+        except BaseException:
+            _remove_all()
+            raise
+        _registered = True
+
+
+def unregister() -> None:
+    """Puts upstream's rules back; the new ops refuse from now on.  Idempotent."""
+    global _registered
+    with _lock:
+        if _registered:
+            _remove_all()
+            _registered = False
+
+
+def _legalization(definition: OpDef, upstream: Any) -> Callable[..., Any]:
+    from legalize.rules import legalize_rule  # upward, so only here
+
+    return legalize_rule(definition, upstream)
+
+
+def _install(definition: OpDef) -> None:
+    if definition.is_new:
+        _create(definition)
+    op = Op.get(definition.name)
+    rules = dict(definition.rules)
+    if definition.kind is not None:
+        rules[opdef.LEGALIZE] = lambda upstream: _legalization(definition, upstream)
+    for key, rule in rules.items():
+        upstream = op.get_attr(key) if op.has_attr(key) else None
+        wraps = not definition.is_new or key == opdef.LEGALIZE
+        value = rule(upstream) if wraps else rule
+        _saved[definition.name, key] = None if definition.is_new else upstream
+        _set(op, key, value, LEVEL)
+
+
+def _create(definition: OpDef) -> None:
+    import tvm.ir._ffi_api as ir_api
+
+    names = {str(name) for name in Op.list_op_names()}
+    if definition.name not in names:
+        ir_api.RegisterOp(definition.name, definition.summary)
+        op = Op.get(definition.name)
+        op.set_num_inputs(len(definition.arguments))
+        for argument in definition.arguments:
+            op.add_argument(*argument)
+        op.set_attrs_type_key("ir.DictAttrs")
+        tvm.ir.register_op_attr(definition.name, _OWNER, "relay_wgrad", UPSTREAM_LEVEL)
+    setattr(relax.op.nn, definition.short, definition.constructor)
+
+
+def _set(op: Op, key: str, value: Any, level: int) -> None:
+    """Sets a rule whatever level is there: resets it first."""
+    if op.has_attr(key):
+        op.reset_attr(key)
+    tvm.ir.register_op_attr(str(op.name), key, value, level)
+
+
+def _remove_all() -> None:
+    for (name, key), upstream in reversed(list(_saved.items())):
+        op = Op.get(name)
+        op.reset_attr(key)
+        if upstream is not None:
+            tvm.ir.register_op_attr(name, key, upstream, UPSTREAM_LEVEL)
+    _saved.clear()
+    for definition in ALL:
+        if definition.is_new and definition.name in {str(n) for n in Op.list_op_names()}:
+            _set(Op.get(definition.name), opdef.INFER_TYPE, _tombstone(definition), UPSTREAM_LEVEL)
+            if getattr(relax.op.nn, definition.short, None) is definition.constructor:
+                delattr(relax.op.nn, definition.short)
+
+
+def _tombstone(definition: OpDef) -> Callable[..., Any]:
+    def refuse(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+        raise RuntimeError(
+            f"{definition.name} was unregistered: call relay_wgrad.register() to use it again"
+        )
+
+    return refuse
