@@ -41,9 +41,9 @@ def as_int(op: str, name: str, value: Any) -> int:
     """A plain int from whatever spells one; TypeError otherwise."""
     if isinstance(value, tirx.IntImm):
         return int(value.value)
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    raise TypeError(f"{op}: {name} must be an integer, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{op}: {name} must be an integer, got {value!r}")
+    return int(value)
 
 
 def as_ints(op: str, name: str, value: Any) -> tuple[int, ...]:

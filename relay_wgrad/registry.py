@@ -119,6 +119,14 @@ def unregister() -> None:
             _registered = False
 
 
+def upstream_rule(op_name: str, key: str) -> Any:
+    """Upstream's own value of a rule, whether ours stands above it at the moment or not."""
+    if (op_name, key) in _saved:
+        return _saved[op_name, key]
+    op = Op.get(op_name)
+    return op.get_attr(key) if op.has_attr(key) else None
+
+
 def _legalization(definition: OpDef, upstream: Any) -> Callable[..., Any]:
     from legalize.rules import legalize_rule  # upward, so only here
 

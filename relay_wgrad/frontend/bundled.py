@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 BUNDLED: dict[str, str] = {
     "resnet50": "light_resnet50.onnx",

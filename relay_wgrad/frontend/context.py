@@ -90,7 +90,8 @@ class Options:
     bn: str
     dropout: str
     opset: int
-    resized: bool = False  # an image size other than the file's was asked for
+    resized: bool = False  # a size other than the file's was asked for
+    size: str = ""  # " at HxW", the image size for which the file was made
 
 
 @dataclass

@@ -62,6 +62,7 @@ class TrainingGraph:
         batch: dict[str, Array] = {}
         for index, spec in enumerate(self.inputs):
             rng = np.random.default_rng([seed, index])
+            value: Array
             if spec.kind == "labels":
                 value = rng.integers(0, self.classes or 2, spec.shape)
             elif spec.kind == "mask":

@@ -73,10 +73,14 @@ def from_onnx(
         wanted = _before_softmax(proto, wanted)
     nodes = _needed(proto, wanted)
     specs = _inputs(proto, set(initial), nodes, batch, image_size, dtype)
-    resized = any(original.get(old) != spec.shape for old, spec in specs.items())
+    made_for = [original.get(old, ())[2:] for old in specs]
+    resized = any(
+        made != spec.shape[2:] for made, spec in zip(made_for, specs.values(), strict=True)
+    )
+    size = " at " + "x".join(map(str, made_for[0])) if made_for[0] else ""
 
     builder = relax.BlockBuilder()
-    ctx = Context(Options(dtype, bn, dropout, opset, resized), builder, original)
+    ctx = Context(Options(dtype, bn, dropout, opset, resized, size), builder, original)
     values = {n: Value(n, array=a, weight=_is_weight(a)) for n, a in initial.items()}
     arguments: list[tuple[InputSpec, relax.Var]] = []
     for old, spec in specs.items():
@@ -86,22 +90,24 @@ def from_onnx(
         values[old] = Value(old, expr=var, batched=True)
 
     with builder.function("main"):
-        with builder.dataflow():
-            for node in nodes:
-                _build(ctx, proto, node, values)
-            if wanted not in values:
-                raise ValueError(f"{name}: no node makes the output {wanted!r}")
-            result = ctx.tensor(values[wanted])
-            target, logits, scalar = _loss(ctx, loss, wanted, result)
-            outputs = [scalar, logits, *(new for _, new in ctx.states)]
-            returned = relax.Tuple([builder.emit_output(e) for e in outputs])
+        try:
+            with builder.dataflow():
+                for node in nodes:
+                    _build(ctx, proto, node, values)
+                if wanted not in values:
+                    raise ValueError(f"{name}: no node makes the output {wanted!r}")
+                result = ctx.tensor(values[wanted])
+                target, logits, scalar = _loss(ctx, loss, wanted, result)
+                outputs = [scalar, logits, *(new for _, new in ctx.states)]
+                returned = relax.Tuple([builder.emit_output(e) for e in outputs])
+        except Exception:
+            builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
+            raise
         arguments += [target, *ctx.masks]
         params = [var for _, var in arguments] + list(ctx.parameters.values())
         builder.emit_func_output(returned, params)
 
-    roles = {
-        n: ctx.roles.get(n, default_role(tuple(a.shape))) for n, a in ctx.initial.items()
-    }
+    roles = {n: ctx.roles.get(n, default_role(tuple(a.shape))) for n, a in ctx.initial.items()}
     return TrainingGraph(
         name=name,
         module=builder.get(),
@@ -264,7 +270,7 @@ def _build(
         )
     try:
         built = OPS[node.op_type](ctx, view)
-    except (ValueError, TypeError, tvm.error.TVMError) as error:
+    except (ValueError, TypeError, tvm.error.InternalError) as error:
         follower = _dense_after(proto, node) if node.op_type == "Reshape" else ""
         raise ValueError(f"{view.label}: {error}{follower}") from error
     results = built if isinstance(built, list) else [built]

@@ -180,7 +180,7 @@ def matmul(ctx: Context, node: Node) -> Any:
 def _check_features(ctx: Context, given: int, expected: int) -> None:
     if given == expected:
         return
-    reason = ": this fully connected layer fixes the image size" if ctx.options.resized else ""
+    reason = f": this layer fixes the image size{ctx.options.size}" if ctx.options.resized else ""
     raise ValueError(f"expects {expected} features, got {given}{reason}")
 
 
@@ -246,9 +246,7 @@ def lrn(ctx: Context, node: Node) -> Any:
     square = ctx.emit(relax.op.multiply(x, x))
     flat = ctx.emit(relax.op.reshape(square, (shape[0], 1, shape[1], math.prod(shape[2:]))))
     pooled = ctx.emit(
-        relax.op.nn.avg_pool2d(
-            flat, (size, 1), (1, 1), (low, 0, high, 0), count_include_pad=True
-        )
+        relax.op.nn.avg_pool2d(flat, (size, 1), (1, 1), (low, 0, high, 0), count_include_pad=True)
     )
     mean = ctx.emit(relax.op.reshape(pooled, shape))
     alpha, bias = ctx.const(node.attr("alpha", 1e-4)), ctx.const(node.attr("bias", 1.0))
@@ -302,7 +300,32 @@ def max_pool(ctx: Context, node: Node) -> Any:
     if len(node.proto.output) > 1 and node.proto.output[1]:
         raise ValueError("the Indices output is not supported")
     data, kernel, strides, _, padding = _pool(ctx, node)
-    return ctx.emit(relax.op.nn.max_pool2d(data, kernel, strides, padding))
+    return _max_pool(ctx, data, kernel, strides, padding)
+
+
+def _max_pool(
+    ctx: Context, data: Any, kernel: tuple[int, int], strides: tuple[int, int], padding: Quad
+) -> Any:
+    """max_pool2d, in a form whose gradient is right.
+
+    topi's pool_grad does not check a pixel's window index against the output's size: where
+    outputs·stride < kernel it reads the next row's first window and counts pixels twice.  One
+    output per axis has no use for its stride; more get more padding and are cut again.
+    """
+    size, stride, pad = _image(data)[2:], list(strides), list(padding)
+    outputs = [(size[i] + pad[i] + pad[i + 2] - kernel[i]) // stride[i] + 1 for i in range(2)]
+    cuts = []
+    for i in range(2):
+        if outputs[i] == 1:
+            stride[i] = max(stride[i], kernel[i])
+        elif outputs[i] * stride[i] < kernel[i]:
+            enough = -(-kernel[i] // stride[i])
+            pad[i + 2] += (enough - outputs[i]) * stride[i]
+            cuts.append((2 + i, outputs[i]))
+    out = ctx.emit(relax.op.nn.max_pool2d(data, kernel, tuple(stride), tuple(pad)))
+    for axis, count in cuts:
+        out = ctx.emit(relax.TupleGetItem(ctx.emit(relax.op.split(out, [count], axis)), 0))
+    return out
 
 
 def average_pool(ctx: Context, node: Node) -> Any:
@@ -325,7 +348,9 @@ def average_pool(ctx: Context, node: Node) -> Any:
         counts = []
         for i, (outs, size) in enumerate(((p, h), (q, w))):
             start = np.arange(outs) * strides[i]
-            counts.append(np.minimum(start + kernel[i], size + declared[i] + declared[i + 2]) - start)
+            counts.append(
+                np.minimum(start + kernel[i], size + declared[i] + declared[i + 2]) - start
+            )
         ratio = kernel[0] * kernel[1] / np.outer(counts[0], counts[1])
         out = ctx.emit(relax.op.multiply(out, ctx.const(ratio[None, None])))
     return out
@@ -337,7 +362,7 @@ def _is_global(ctx: Context, node: Node) -> bool:
     if before is None or after is None or len(before) != 4 or after[2:] != (1, 1):
         return False
     kernel = _pair(node, "kernel_shape")
-    pads = _padding(node, before[2:], kernel, _pair(node, "strides"), (1, 1))  # type: ignore[arg-type]
+    pads = _padding(node, (before[2], before[3]), kernel, _pair(node, "strides"), (1, 1))
     if any(pads) and node.attr("count_include_pad", 0):
         return False
     return all(kernel[i] - pads[i] >= before[2 + i] for i in range(2))
@@ -354,7 +379,7 @@ def global_max_pool(ctx: Context, node: Node) -> Any:
     """GlobalMaxPool, as a pooling whose window is the image."""
     data = ctx.tensor(node.operand(0))
     _, _, h, w = _image(data)
-    return ctx.emit(relax.op.nn.max_pool2d(data, (h, w), (h, w)))
+    return _max_pool(ctx, data, (h, w), (h, w), (0, 0, 0, 0))
 
 
 LAYERS: dict[str, Callable[[Context, Node], Any]] = {

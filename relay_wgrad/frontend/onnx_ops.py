@@ -148,7 +148,7 @@ def reshape(ctx: Context, node: Node) -> Any:
             target[target.index(-1)] = math.prod(shape) // known
     if math.prod(target) != math.prod(shape) or min(target, default=1) < 0:
         made = f", made for {list(before)}," if before is not None else ""
-        reason = ": it fixes the image size" if ctx.options.resized else ""
+        reason = f": it fixes the image size{ctx.options.size}" if ctx.options.resized else ""
         raise ValueError(f"its target {baked}{made} does not take {list(shape)}{reason}")
     return _reshape(ctx, node, target)
 

@@ -1,0 +1,5 @@
+"""Passes: gradients of any order."""
+
+from .grad import Gradient, grad
+
+__all__ = ["Gradient", "grad"]

@@ -1,0 +1,240 @@
+"""`grad`: gradients of any order on top of the stock `relax.transform.Gradient`.
+
+The stock pass makes `f_adjoint`, which returns f's value and the partials.  Differentiating that
+function again differentiates the value again, and differentiating a function that calls it gives
+zeros, both without a word.  Here the second order is made by inlining: a new function contracts the
+partials with given directions to a scalar, and the stock pass differentiates that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprVisitor, visitor
+
+from .. import registry
+
+
+def grad(
+    mod: tvm.IRModule,
+    fn: str = "main",
+    *,
+    order: int = 1,
+    wrt: Sequence[relax.Var | str] | None = None,
+    target_index: int = 0,
+    inline: bool = False,
+) -> tvm.IRModule:
+    """Adds the gradient of `mod[fn]` to the module.
+
+    Parameters
+    ----------
+    mod : a module whose function `fn` has one dataflow block and returns a float scalar, or a tuple
+        whose field `target_index` is one.
+    order : 1 adds `<fn>_adjoint(params…) -> (value, (partials…))`.  A higher order k adds
+        `<fn>_adjoint1` to `<fn>_adjoint<k>` instead; each takes the parameters and k-1 directions
+        for every differentiated one, named `<param>_d1`, `<param>_d2`, …, of its type.  What is
+        differentiated for order k is the inner product of the (k-1)th gradient with its
+        directions: for k = 2 the partials are the Hessian times the directions.
+    wrt : parameters (or their names) to differentiate by; default: all float tensors among them.
+    inline : whether calls of other Relax functions of the module are inlined first.
+
+    Returns
+    -------
+    tvm.IRModule : a new module; the one given is not changed.
+
+    Raises
+    ------
+    ValueError : naming what cannot be differentiated: an unknown function or parameter, an
+        `_adjoint` function, a call of another Relax function (of which the stock pass takes the
+        gradient to be zero) without `inline=True`, an order below 1.
+    RuntimeError : before `relay_wgrad.register()`.
+    """
+    if not registry.is_registered():
+        raise RuntimeError("grad: call relay_wgrad.register() first")
+    if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+        raise ValueError(f"grad: order must be an integer of at least 1, got {order!r}")
+    func = _lookup(mod, fn)
+    if re.search(r"_adjoint\d*$", fn):
+        raise ValueError(
+            f"grad: {fn!r} is a gradient already and returns (value, partials): differentiating it"
+            " would differentiate the value again; use order=2 on the original function"
+        )
+    func = _check_calls(mod, fn, func, inline)
+    params = _wanted(fn, func, wrt)
+    if order == 1:
+        return _first(mod, fn, func, params, target_index, f"{fn}_adjoint")
+    for k in range(1, order + 1):
+        name = f"{fn}_adjoint{k}"
+        mod = _first(mod, fn, func, params, target_index, name)
+        if k < order:
+            func, params = _contract(mod[name], params, k)
+            target_index = 0
+    return mod
+
+
+def Gradient(  # noqa: N802 - a pass, named as the stock one
+    func_name: str,
+    require_grads: Sequence[relax.Var | str] | None = None,
+    target_index: int = 0,
+) -> tvm.transform.Pass:
+    """The stock pass of that name with `grad`'s checks, for use in a `Sequential`."""
+
+    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.Gradient")
+    def run(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return grad(mod, func_name, wrt=require_grads, target_index=target_index)
+
+    return run
+
+
+def _lookup(mod: tvm.IRModule, fn: str) -> relax.Function:
+    found = {gv.name_hint: f for gv, f in mod.functions_items()}
+    func = found.get(fn)
+    if not isinstance(func, relax.Function):
+        names = ", ".join(sorted(n for n, f in found.items() if isinstance(f, relax.Function)))
+        raise ValueError(f"grad: the module has no Relax function {fn!r}; it has: {names}")
+    return func
+
+
+@visitor
+class _Calls(PyExprVisitor):
+    """Names of the module's functions that are called, or used, other than by call_tir."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__()
+        self.mod = mod
+        self.found: list[str] = []
+
+    def visit_call_(self, op: relax.Call) -> None:
+        is_function = isinstance(op.op, tvm.ir.GlobalVar) and isinstance(
+            self.mod[op.op], relax.Function
+        )
+        if is_function or isinstance(op.op, relax.Var):
+            self.found.append(op.op.name)
+        for arg in op.args:
+            self.visit_expr(arg)
+
+
+def _check_calls(mod: tvm.IRModule, fn: str, func: relax.Function, inline: bool) -> relax.Function:
+    visitor_ = _Calls(mod)
+    visitor_.visit_expr(func)
+    called = sorted(set(visitor_.found))
+    if not called:
+        return func
+    if not inline:
+        raise ValueError(
+            f"grad: {fn!r} calls the Relax function(s) {', '.join(called)}, whose gradient the"
+            " stock pass silently takes to be zero; pass inline=True to inline them first"
+        )
+    functions = {
+        gv.name_hint: f
+        for gv, f in mod.functions_items()
+        if isinstance(f, relax.Function) and gv.name_hint != fn
+    }
+    inlined = _inline(func, functions)
+    visitor_ = _Calls(mod)
+    visitor_.visit_expr(inlined)
+    if visitor_.found:
+        raise ValueError(
+            f"grad: calls that cannot be inlined into {fn!r}: {', '.join(sorted(visitor_.found))}"
+        )
+    return inlined
+
+
+def _is_float(ty: relax.Type) -> bool:
+    return isinstance(ty, relax.TensorType) and str(ty.dtype).startswith(("float", "bfloat"))
+
+
+def _wanted(
+    fn: str, func: relax.Function, wrt: Sequence[relax.Var | str] | None
+) -> list[relax.Var]:
+    if wrt is None:
+        return [p for p in func.params if _is_float(p.ty)]
+    by_name = {p.name: p for p in func.params}
+    params = []
+    for item in wrt:
+        name = item if isinstance(item, str) else item.name
+        if name not in by_name:
+            raise ValueError(
+                f"grad: {fn!r} has no parameter {name!r}; it has: {', '.join(by_name)}"
+            )
+        if not _is_float(by_name[name].ty):
+            raise ValueError(f"grad: parameter {name!r} is no float tensor: {by_name[name].ty}")
+        params.append(by_name[name])
+    if len({p.name for p in params}) != len(params):
+        raise ValueError(f"grad: a parameter is named twice in wrt={list(by_name)}")
+    return params
+
+
+def _first(
+    mod: tvm.IRModule,
+    fn: str,
+    func: relax.Function,
+    params: list[relax.Var],
+    target_index: int,
+    name: str,
+) -> tvm.IRModule:
+    """The stock pass on `func`; its adjoint goes into `mod` under `name`."""
+    # The stock pass checkpoints what depends on parameters alone, and does not count the variables
+    # of symbolic sizes among them: the whole forward part would be emitted twice, and a size within
+    # an argument (a ShapeExpr) not be found.  For its time they are parameters.
+    sizes = list(relax.analysis.defined_symbolic_vars(func))
+    work = tvm.IRModule(
+        {gv.name_hint: f for gv, f in mod.functions_items() if gv.name_hint != f"{fn}_adjoint"},
+        attrs=mod.attrs,
+    )
+    work[fn] = _with_params(func, [*func.params, *sizes])
+    adjoint = relax.transform.Gradient(fn, params, target_index)(work)[f"{fn}_adjoint"]
+    adjoint = _with_params(adjoint, adjoint.params[: len(func.params)])
+    out = tvm.IRModule({gv.name_hint: f for gv, f in mod.functions_items()}, attrs=mod.attrs)
+    out[name] = adjoint.with_attr("global_symbol", name)
+    return out
+
+
+def _with_params(func: relax.Function, params: Sequence[relax.Var]) -> relax.Function:
+    return relax.Function(list(params), func.body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+
+def _alone(function_pass: tvm.transform.Pass, func: relax.Function) -> relax.Function:
+    """A pass applied to one function that calls no other."""
+    symbol = func.attrs["global_symbol"] if func.attrs and "global_symbol" in func.attrs else None
+    out = function_pass(tvm.IRModule({"f": func.with_attr("global_symbol", "f")}))["f"]
+    return out.with_attr("global_symbol", symbol) if symbol is not None else out
+
+
+def _contract(
+    adjoint: relax.Function, params: list[relax.Var], k: int
+) -> tuple[relax.Function, list[relax.Var]]:
+    """A function of the adjoint's parameters and of directions: sum of <partial, direction>.
+
+    Returns it with those of its parameters that stand for `params`.
+    """
+    names = [p.name for p in adjoint.params]
+    wanted = [names.index(p.name) for p in params]
+    directions = [relax.Var(f"{adjoint.params[i].name}_d{k}", adjoint.params[i].ty) for i in wanted]
+    bb = relax.BlockBuilder()
+    with bb.function("f", [*adjoint.params, *directions]):
+        with bb.dataflow():
+            for binding in adjoint.body.blocks[0].bindings:
+                bb.emit_normalized(binding)
+            total = None
+            for partial, direction in zip(adjoint.body.body[1], directions, strict=True):
+                term = bb.emit(relax.op.sum(relax.op.multiply(partial, direction)))
+                total = term if total is None else bb.emit(relax.op.add(total, term))
+            out = bb.emit_output(total)
+        bb.emit_func_output(out)
+    func = _alone(relax.transform.CanonicalizeBindings(), bb.get()["f"])
+    func = relax.utils.copy_with_new_vars(func)
+    return func, [func.params[i] for i in wanted]
+
+
+def _inline(func: relax.Function, functions: dict[str, relax.Function]) -> relax.Function:
+    """Calls replaced by bodies; tuples that only carried results over are projected away."""
+    func = func.inline_functions(functions)
+    func = _alone(relax.transform.CanonicalizeBindings(), _alone(relax.transform.Normalize(), func))
+    if relax.analysis.free_symbolic_vars(func):
+        # The stock inliner leaves a callee's size variables unbound where they are arguments.
+        raise ValueError("grad: functions with symbolic sizes cannot be inlined; inline by hand")
+    return func
