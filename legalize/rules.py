@@ -15,12 +15,14 @@ from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.relax.utils import gen_call_tir_inputs
 from tvm.target import Target
 
+from relay_wgrad.lowering import OP_ATTR, PROBLEM_ATTR, SOURCE_ATTR
 from relay_wgrad.opdef import OpDef
 from relay_wgrad.ops.conv2d import is_family
 from relay_wgrad.ops.view import problem_of
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem
 
 from . import generic
 
@@ -45,22 +47,24 @@ def legalize_rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
 def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: str) -> relax.Expr:
     """A call_tir of the kernel for `problem` on the current target."""
     target = Target.current(allow_none=True)
-    operands = [call.args[0], call.args[1]]
-    func = kernel(problem, target)
-    if func is None:
-        return bb.call_te(
-            lambda a, b: generic.te_conv(problem, a, b), *operands, primfunc_name_hint=name
-        )
-    var = bb.add_func(func.with_attr("op_pattern", OPAQUE), name)
-    return relax.call_tir(var, operands, out_ty=call.ty)
-
-
-def kernel(problem: ConvProblem, target: Target | None) -> tvm.tirx.PrimFunc | None:
-    """The generated kernel for a static problem; None where the generic one has to do."""
-    if target is None or not problem.is_static:
-        return None
-    module = KERNELS.get(str(target.kind.name))
-    return None if module is None else _cached(module, problem.repro(), str(target))
+    kind = str(target.kind.name) if target is not None else ""
+    facts = {OP_ATTR: name, PROBLEM_ATTR: problem.repro()}
+    if problem.is_static and kind in KERNELS:
+        func = _cached(KERNELS[kind], problem.repro(), str(target))
+        func = func.with_attr({"op_pattern": OPAQUE, SOURCE_ATTR: f"{kind} direct", **facts})
+        return relax.call_tir(bb.add_func(func, name), list(call.args[:2]), out_ty=call.ty)
+    # The result's height and width, of which dgrad's operands know nothing, go along as sizes.
+    func, args, out_ty = gen_call_tir_inputs(
+        lambda a, b, size: generic.te_conv(problem, a, b, size),
+        call.args[0],
+        call.args[1],
+        [problem.h, problem.w] if problem.kind is ConvKind.DGRAD else None,
+    )
+    func = func.with_attr({SOURCE_ATTR: "generic", **facts})
+    if kind == "llvm":
+        func = generic.cpu_schedule(func).with_attr("op_pattern", OPAQUE)
+    # Elsewhere it stays unscheduled: the target's own pipeline schedules and fuses it.
+    return relax.call_tir(bb.add_func(func, name), args, out_ty)
 
 
 @lru_cache(maxsize=1024)

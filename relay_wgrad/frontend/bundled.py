@@ -36,7 +36,7 @@ def bundled_folder() -> Path:
 def near(word: str, known: list[str], count: int = 3) -> list[str]:
     """Entries of `known` that resemble `word`, best first, whatever their case."""
     lower = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(word.lower(), list(lower), n=count, cutoff=0.5)
+    close = difflib.get_close_matches(word.lower(), list(lower), n=count, cutoff=0.6)
     return [lower[c] for c in close]
 
 

@@ -36,11 +36,13 @@ def collapse_sum_to(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Part
 
 
 def collapse_sum_like(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """As `collapse_sum_to`, with the shape of a tensor."""
     x, like = call.args
     return [relax.op.broadcast_to(ct, x.ty.shape), no_grad(like)]
 
 
 def squeeze(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """Size-1 axes come back by a reshape."""
     return [relax.op.reshape(ct, call.args[0].ty.shape)]
 
 

@@ -115,4 +115,5 @@ DEF = opdef.OpDef(
         opdef.MIXED_POLICY: opdef.MIXED_ALWAYS,
         opdef.MIXED_INFER: infer_mixed_precision,
     },
+    missing={opdef.INFER_LAYOUT: "not written yet: ConvertLayout keeps the op in its own layout"},
 )

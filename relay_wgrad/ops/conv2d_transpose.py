@@ -204,5 +204,6 @@ DEF = opdef.OpDef(
         opdef.PURITY: "upstream's",
         opdef.MIXED_POLICY: "upstream's",
         opdef.MIXED_INFER: "upstream's",
+        opdef.INFER_LAYOUT: "upstream's",
     },
 )

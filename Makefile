@@ -1,0 +1,52 @@
+# Every target sets itself up: a virtual environment in .venv, then what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
+
+# The oracle of the tests is PyTorch's CPU build, without gigabytes of CUDA, where its index answers.
+TORCH_CPU := https://download.pytorch.org/whl/cpu
+TORCH_ARGS = $(shell $(PYTHON) -c "import urllib.request as u; u.urlopen('$(TORCH_CPU)/torch/', timeout=3)" 2>/dev/null && echo "--extra-index-url $(TORCH_CPU)")
+
+# TVM's thread pool takes half of the logical processors on x86, for SMT; the package takes what the
+# process may use.  The tests' oracle, PyTorch, uses the same number.
+export OMP_NUM_THREADS ?= $(shell nproc)
+
+.PHONY: demo test fuzz lint types unit notebooks test-gpu bench clean help
+
+help:
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH_ARGS) --constraint constraints.txt --editable '.[dev,torch]'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+demo: $(STAMP)  ## train ResNet-50 on the CPU, show and check every convolution
+	$(BIN)/python -m relay_wgrad train resnet50
+
+test: lint types unit  ## everything that needs no GPU
+
+lint: $(STAMP)  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy --strict
+	$(BIN)/mypy
+
+unit: $(STAMP)  ## pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+fuzz: $(STAMP)  ## 500 random problems per op and order against float64 PyTorch
+	$(BIN)/python -m tests.fuzz --count 500 --orders 1,2
+
+test-gpu:  ## where a GPU is: kernels on the device (python3 with TVM, PyTorch and pytest)
+	$(PYTHON) -m pytest -m gpu tests/gpu
+
+bench: $(STAMP)  ## the CPU kernels against PyTorch
+	$(BIN)/python -m benchmarks.cpu_kernels
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,79 @@
+"""The command line: `python -m relay_wgrad`.
+
+Results go to standard output, progress to standard error.  Exit codes: 0 done, 1 the run failed or
+disagreed with its second opinion, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from . import __version__
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m relay_wgrad",
+        description="Convolution gradients as first-class operators in Apache TVM.",
+    )
+    parser.add_argument("--version", action="version", version=f"relay-wgrad {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    train = commands.add_parser(
+        "train",
+        help="train a network on the CPU and show what became of its convolutions",
+        description=(
+            "Imports an ONNX network with seeded random weights, appends a loss, differentiates,"
+            " compiles for this CPU and trains some steps on one fixed batch. Then shows what"
+            " became of each convolution, and checks every kernel against the historical composite"
+            " compiled by TVM's own rules."
+        ),
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    train.add_argument("model", nargs="?", default="resnet50",
+                       help="an .onnx file, or a network the onnx package ships")  # fmt: skip
+    train.add_argument("--batch", type=_positive, default=4, help="images in the batch")
+    train.add_argument("--image-size", type=_positive, default=None,
+                       help="height and width; the model's own if not given")  # fmt: skip
+    train.add_argument("--steps", type=_positive, default=5, help="training steps")
+    train.add_argument("--lr", type=float, default=0.01, help="learning rate")
+    train.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default="momentum")
+    train.add_argument("--bn", choices=("train", "eval"), default="train",
+                       help="batch normalization: batch or running statistics")  # fmt: skip
+    train.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    train.add_argument("--seed", type=int, default=0, help="of weights and batch")
+    train.add_argument("--no-check", action="store_true",
+                       help="leave out the comparison with the stock composite")  # fmt: skip
+    train.add_argument("--json", metavar="FILE", help="also write all figures to FILE")
+    train.add_argument("--quiet", action="store_true", help="no progress display")
+    commands.add_parser("env", help="print versions, CPU, threads and what is missing")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    args = _parser().parse_args(argv)
+    if args.command == "env":
+        from .env import print_env
+
+        return print_env()
+    from .train_command import train
+
+    try:
+        figures, ok = train(args)
+    except (ValueError, TypeError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(figures, file, indent=1)
+    return 0 if ok else 1

@@ -1,0 +1,50 @@
+"""What became of each convolution: facts that kernels carry as attributes, and their reading.
+
+A kernel says in its function's attributes which op and which problem it computes and where it came
+from, so that no name has to be parsed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+OP_ATTR = "relay_wgrad.op"
+PROBLEM_ATTR = "relay_wgrad.problem"
+SOURCE_ATTR = "relay_wgrad.lowering"
+
+
+@dataclass
+class Lowered:
+    """One convolution of a legalized function."""
+
+    op: str  # the operator's short name
+    problem: str  # ConvProblem.repro()
+    source: str  # which generator made its kernel
+    kernel: str  # the kernel's name in the module
+    seconds: float | None = None  # one run, where it was measured
+
+
+def lowered_convolutions(mod: tvm.IRModule, function: str) -> list[Lowered]:
+    """The convolutions of a function after LegalizeOps, in program order."""
+    call_tir = Op.get("relax.call_tir")
+    found = []
+    for block in mod[function].body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if not (isinstance(value, relax.Call) and value.op == call_tir):
+                continue
+            attrs = mod[value.args[0]].attrs
+            if attrs is not None and PROBLEM_ATTR in attrs:
+                found.append(
+                    Lowered(
+                        str(attrs[OP_ATTR]),
+                        str(attrs[PROBLEM_ATTR]),
+                        str(attrs[SOURCE_ATTR]),
+                        str(value.args[0].name_hint),
+                    )
+                )
+    return found

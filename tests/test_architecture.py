@@ -1,0 +1,111 @@
+"""The house rules that no other test would notice: imports, cycles, sizes, rules of each op."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from relay_wgrad import opdef
+from relay_wgrad.ops import ALL, FAMILY
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("relay_wgrad", "legalize", "byoc_cudnn")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+# What a package may import when it is imported itself (the standard library aside).
+BASE = {"tvm", "tvm_ffi", "numpy", "ml_dtypes", "relay_wgrad"}
+ALLOWED = {
+    "relay_wgrad": BASE | {"onnx", "google", "rich"},
+    "legalize": BASE | {"legalize"},
+    "byoc_cudnn": BASE | {"byoc_cudnn", "rich"},
+}
+# `relay_wgrad` reaches upward inside functions of these files only.
+UPWARD = {"relay_wgrad/registry.py", "relay_wgrad/train_command.py"}
+STDLIB = __import__("sys").stdlib_module_names
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """(absolute module, whether at module level) of every import."""
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in tree.body}
+    package = module_name(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, id(node) in top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            found.append((name, id(node) in top))
+            # `from . import x` may name a module.
+            for alias in node.names:
+                if (ROOT / (name + "." + alias.name).replace(".", "/")).with_suffix(".py").exists():
+                    found.append((f"{name}.{alias.name}", id(node) in top))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_import_direction(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    for name, top_level in imports(path):
+        root = name.split(".")[0]
+        if root in STDLIB or root in ALLOWED[package]:
+            continue
+        upward = package == "relay_wgrad" and root in ("legalize", "byoc_cudnn")
+        lazy = upward and not top_level and str(path.relative_to(ROOT)) in UPWARD
+        assert lazy, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_problem_imports_no_tvm() -> None:
+    for name in ("problem.py", "layouts.py"):
+        roots = {module.split(".")[0] for module, _ in imports(ROOT / "relay_wgrad" / name)}
+        assert "tvm" not in roots
+
+
+def test_no_cycles() -> None:
+    graph = {
+        module_name(path): {name for name, top in imports(path) if top}
+        for path in FILES
+        if path.name != "__init__.py"
+    }
+    state: dict[str, int] = {}
+
+    def visit(name: str, trail: list[str]) -> None:
+        if state.get(name) == 2 or name not in graph:
+            return
+        assert state.get(name) != 1, " -> ".join([*trail, name])
+        state[name] = 1
+        for target in sorted(graph[name]):
+            visit(target, [*trail, name])
+        state[name] = 2
+
+    for name in graph:
+        visit(name, [])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 420
+
+
+def test_every_op_has_every_rule_or_a_reason() -> None:
+    required = (
+        opdef.INFER_TYPE, opdef.GRADIENT, opdef.INFER_LAYOUT, opdef.PURITY, opdef.MIXED_POLICY,
+        opdef.MIXED_INFER,
+    )  # fmt: skip
+    for definition in FAMILY.values():
+        assert definition.kind is not None
+        for key in required:
+            assert key in definition.rules or definition.missing.get(key), (definition.name, key)
+    names = [definition.name for definition in ALL]
+    assert len(set(names)) == len(names)
+    assert all(definition.summary for definition in ALL)
