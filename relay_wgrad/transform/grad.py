@@ -108,11 +108,11 @@ class _Calls(PyExprVisitor):
         self.found: list[str] = []
 
     def visit_call_(self, op: relax.Call) -> None:
-        is_function = isinstance(op.op, tvm.ir.GlobalVar) and isinstance(
-            self.mod[op.op], relax.Function
-        )
-        if is_function or isinstance(op.op, relax.Var):
-            self.found.append(op.op.name)
+        callee = op.op
+        if isinstance(callee, tvm.ir.GlobalVar) and isinstance(self.mod[callee], relax.Function):
+            self.found.append(callee.name_hint)
+        elif isinstance(callee, relax.Var):
+            self.found.append(callee.name)
         for arg in op.args:
             self.visit_expr(arg)
 

@@ -1,0 +1,168 @@
+"""`transform.grad`: orders, symbolic sizes, and the traps of the stock pass as errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import tvm
+from tvm import relax, tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import relay_wgrad
+from relay_wgrad.transform import Gradient, grad
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+
+def network(n: Any = 2, h: Any = 9, w: Any = 8, dtype: str = "float64") -> tvm.IRModule:
+    """sum(max_pool(relu(conv + b))^3): every order of it is something else than zero."""
+    x = relax.Var("x", relax.TensorType([n, 4, h, w], dtype))
+    weight = relax.Var("w", relax.TensorType([6, 2, 3, 3], dtype))
+    bias = relax.Var("b", relax.TensorType([6, 1, 1], dtype))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, weight, bias]):
+        with bb.dataflow():
+            y = relax.op.nn.conv2d(x, weight, strides=(2, 1), padding=(1, 0, 2, 1), groups=2)
+            y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.add(bb.emit(y), bias))))
+            if isinstance(h, int):
+                y = bb.emit(relax.op.nn.max_pool2d(y, (3, 2), (2, 1), (1, 0, 1, 1)))
+            y = bb.emit(relax.op.multiply(bb.emit(relax.op.multiply(y, y)), y))
+            out = bb.emit_output(relax.op.sum(y))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+def torch_value(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, pool: bool) -> torch.Tensor:
+    y = F.relu(F.conv2d(F.pad(x, (0, 1, 1, 2)), w, stride=(2, 1), groups=2) + b)
+    if pool:
+        y = F.max_pool2d(F.pad(y, (0, 1, 1, 1), value=-1e30), (3, 2), (2, 1))
+    return (y**3).sum()
+
+
+def values(shapes: list[tuple[int, ...]], seed: int) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(s) for s in shapes]
+
+
+def run(mod: tvm.IRModule, name: str, args: list[np.ndarray[Any, Any]]) -> list[Any]:
+    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    out = vm[name](*[tvm.runtime.tensor(a) for a in args])
+    return [out[0].numpy(), *(g.numpy() for g in out[1])]
+
+
+def close(got: np.ndarray[Any, Any], want: torch.Tensor) -> None:
+    expected = want.detach().numpy()
+    assert got.shape == expected.shape
+    assert np.linalg.norm(got - expected) <= 1e-11 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_orders_against_pytorch(order: int, symbolic: bool) -> None:
+    sizes = [tirx.Var(v, "int64") for v in "nhw"] if symbolic else [2, 9, 8]
+    mod = grad(network(*sizes), order=order)
+    name = "main_adjoint" if order == 1 else f"main_adjoint{order}"
+    shapes = [(2, 4, 9, 8), (6, 2, 3, 3), (6, 1, 1)]
+    args = values(shapes, order)
+    directions = values(shapes * (order - 1), 10 + order)
+    got = run(mod, name, args + directions)
+
+    params = [torch.tensor(a, requires_grad=True) for a in args]
+    scalar = torch_value(*params, pool=not symbolic)
+    for k in range(order - 1):
+        partials = torch.autograd.grad(scalar, params, create_graph=True)
+        chunk = [torch.tensor(d) for d in directions[3 * k : 3 * k + 3]]
+        scalar = sum((p * d).sum() for p, d in zip(partials, chunk, strict=True))
+    close(got[0], scalar)
+    for mine, theirs in zip(got[1:], torch.autograd.grad(scalar, params), strict=True):
+        close(mine, theirs)
+
+
+def count(mod: tvm.IRModule, name: str, op: str) -> int:
+    return mod[name].script().count(f"R.nn.{op}(")
+
+
+def test_forward_convolution_occurs_once_in_a_symbolic_graph() -> None:
+    n, h, w = (tirx.Var(v, "int64") for v in "nhw")
+    mod = network(n, h, w)
+    stock = relax.transform.Gradient("main")(mod)
+    assert count(stock, "main_adjoint", "conv2d") == 2  # what grad repairs
+    mod = grad(mod)
+    assert count(mod, "main_adjoint", "conv2d") == 1
+    params = mod["main_adjoint"].params
+    partials = mod["main_adjoint"].ret_ty.fields[1].fields
+    for param, partial in zip(params, partials, strict=True):
+        tvm.ir.assert_structural_equal(param.ty, partial)
+    assert relax.analysis.well_formed(mod) is not False
+
+
+def test_only_what_is_asked_for_is_computed() -> None:
+    mod = grad(network(), wrt=["b"])
+    assert "backward" not in mod["main_adjoint"].script().replace("max_pool2d_backward", "")
+    mod = grad(network(), wrt=["w"])
+    assert count(mod, "main_adjoint", "conv2d_backward_weight") == 1
+    assert count(mod, "main_adjoint", "conv2d_backward_data") == 0
+
+
+def test_the_module_given_is_not_changed() -> None:
+    mod = network()
+    before = mod.script()
+    grad(mod, order=2)
+    assert mod.script() == before
+
+
+def test_pass_form() -> None:
+    mod = tvm.transform.Sequential([Gradient("main", ["w"])])(network())
+    assert count(mod, "main_adjoint", "conv2d_backward_weight") == 1
+
+
+@I.ir_module
+class Calling:
+    @R.function
+    def square(x: R.Tensor((3,), "float64")) -> R.Tensor((3,), "float64"):
+        with R.dataflow():
+            y = R.multiply(x, x)
+            R.output(y)
+        return y
+
+    @R.function
+    def main(x: R.Tensor((3,), "float64")) -> R.Tensor((), "float64"):
+        cls = Calling
+        with R.dataflow():
+            y = cls.square(x)
+            z = R.sum(y)
+            R.output(z)
+        return z
+
+
+def test_calling_another_function_is_an_error_or_inlined() -> None:
+    with pytest.raises(ValueError, match=r"'main' calls the Relax function\(s\) square"):
+        grad(Calling)
+    x = np.array([1.0, -2.0, 3.0])
+    _, dx = run(grad(Calling, inline=True), "main_adjoint", [x])
+    np.testing.assert_allclose(dx, 2 * x, rtol=1e-15)
+
+
+def test_errors_name_what_is_wrong() -> None:
+    mod = network()
+    with pytest.raises(ValueError, match="'main_adjoint' is a gradient already"):
+        grad(grad(mod), "main_adjoint")
+    with pytest.raises(ValueError, match="'main_adjoint2' is a gradient already"):
+        grad(grad(mod, order=2), "main_adjoint2")
+    with pytest.raises(ValueError, match="no Relax function 'f'; it has: main"):
+        grad(mod, "f")
+    with pytest.raises(ValueError, match="no parameter 'v'; it has: x, w, b"):
+        grad(mod, wrt=["v"])
+    with pytest.raises(ValueError, match="named twice"):
+        grad(mod, wrt=["w", "w"])
+    for order in (0, -1, True, 1.5):
+        with pytest.raises(ValueError, match="order must be an integer of at least 1"):
+            grad(mod, order=order)  # type: ignore[arg-type]
+    relay_wgrad.unregister()
+    with pytest.raises(RuntimeError, match=r"call relay_wgrad.register\(\) first"):
+        grad(mod)
