@@ -18,6 +18,8 @@ OPTIMIZERS = ("sgd", "adam")
 class Adam(_Adam):
     """TVM's Adam.  TVM 0.27 itself fails in `init`: it hands NumPy its own type for the dtype."""
 
+    dtype: Any
+
     def _set_params_and_dtype(self, params: Any) -> None:
         super()._set_params_and_dtype(params)
         self.dtype = str(getattr(self.dtype, "dtype", self.dtype))

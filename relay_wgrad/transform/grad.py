@@ -181,14 +181,13 @@ def _first(
     # of symbolic sizes among them: the whole forward part would be emitted twice, and a size within
     # an argument (a ShapeExpr) not be found.  For its time they are parameters.
     sizes = list(relax.analysis.defined_symbolic_vars(func))
-    work = tvm.IRModule(
-        {gv.name_hint: f for gv, f in mod.functions_items() if gv.name_hint != f"{fn}_adjoint"},
-        attrs=mod.attrs,
-    )
+    work = mod.clone()
+    if f"{fn}_adjoint" in work:
+        del work[f"{fn}_adjoint"]
     work[fn] = _with_params(func, [*func.params, *sizes])
     adjoint = relax.transform.Gradient(fn, params, target_index)(work)[f"{fn}_adjoint"]
     adjoint = _with_params(adjoint, adjoint.params[: len(func.params)])
-    out = tvm.IRModule({gv.name_hint: f for gv, f in mod.functions_items()}, attrs=mod.attrs)
+    out = mod.clone()
     out[name] = adjoint.with_attr("global_symbol", name)
     return out
 
