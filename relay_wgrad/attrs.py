@@ -7,14 +7,15 @@ roles of the forward convolution, so that no rule has to know which op it came f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import DataType, relax, tirx
 
-from .layouts import ACTIVATION, KERNEL, swap_io
+from .layouts import ACTIVATION, KERNEL, is_permutation, swap_io
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,21 @@ class ConvAttrs:
     output_padding: tuple[int, int] | None = None
 
 
+LIMIT = 2**30  # of an attribute's size
+
+
 def as_int(op: str, name: str, value: Any) -> int:
-    """A plain int from whatever spells one; TypeError otherwise."""
+    """A plain int from whatever spells one.
+
+    TypeError for anything else; ValueError beyond 30 bits: upstream's relations add attributes in
+    32 bits, silently wrapping around.
+    """
     if isinstance(value, tirx.IntImm):
-        return int(value.value)
+        value = value.value
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{op}: {name} must be an integer, got {value!r}")
+    if not -LIMIT < int(value) < LIMIT:
+        raise ValueError(f"{op}: {name} must be smaller than 2**30, got {value}")
     return int(value)
 
 
@@ -87,7 +97,10 @@ def dtype_name(op: str, value: Any) -> str | None:
         return None
     if not isinstance(value, str) and "dtype" not in type(value).__name__.lower():
         raise TypeError(f"{op}: out_dtype must name a dtype, got {value!r}")
-    return str(value)
+    try:
+        return str(DataType(str(value)))
+    except ValueError:
+        raise TypeError(f"{op}: out_dtype must name a dtype, got {str(value)!r}") from None
 
 
 # The new ops' attributes in the order in which constructors take them, with their readers.
@@ -125,32 +138,61 @@ def read_dict_attrs(call: relax.Call, op: str, keys: Sequence[str]) -> ConvAttrs
     return read_attrs(op, dict(items()) if items is not None else {}, keys)
 
 
+def _stored(call: relax.Call, op: str, name: str) -> Any:
+    """An attribute of an op of upstream's, whose call someone may have made by hand."""
+    if not hasattr(call.attrs, name):
+        raise ValueError(f"{op}: attributes missing {[name]}")
+    return getattr(call.attrs, name)
+
+
+def _stored_layout(call: relax.Call, op: str, name: str, canonical: str) -> str:
+    """A layout of upstream's ops, which may be blocked, as NCHW16c is.
+
+    Checked here, where the attribute still has the name and the letters that its op gives it.
+    """
+    value = layout(op, name, _stored(call, op, name))
+    parts = re.findall(r"[A-Z]|[1-9]\d*[a-z]", value)
+    letters = [part[-1] for part in parts]
+    good = (
+        "".join(parts) == value
+        and is_permutation("".join(filter(str.isupper, letters)), canonical)
+        and set(letters) <= set(canonical + canonical.lower())
+        and len(set(letters)) == len(letters)
+    )
+    if not good:
+        raise ValueError(
+            f"{op}: {name} must be a permutation of {canonical}, blocked or not, got {value!r}"
+        )
+    return value
+
+
+def _read_upstream(call: relax.Call, op: str) -> ConvAttrs:
+    """What conv2d and conv2d_transpose store alike, under the attributes' own names."""
+    return ConvAttrs(
+        strides=pair(op, "strides", _stored(call, op, "strides")),
+        padding=padding4(op, _stored(call, op, "padding")),
+        dilation=pair(op, "dilation", _stored(call, op, "dilation")),
+        groups=as_int(op, "groups", _stored(call, op, "groups")),
+        data_layout=_stored_layout(call, op, "data_layout", ACTIVATION),
+        kernel_layout=_stored_layout(call, op, "kernel_layout", KERNEL),
+        grad_layout=_stored_layout(call, op, "out_layout", ACTIVATION),
+        out_dtype=dtype_name(op, _stored(call, op, "out_dtype")),
+    )
+
+
 def read_conv2d(call: relax.Call) -> ConvAttrs:
     """`relax.nn.conv2d`'s attributes: its output is what gradients come in for."""
-    a = call.attrs
-    return ConvAttrs(
-        strides=pair("conv2d", "strides", a.strides),
-        padding=padding4("conv2d", a.padding),
-        dilation=pair("conv2d", "dilation", a.dilation),
-        groups=int(a.groups),
-        data_layout=str(a.data_layout),
-        kernel_layout=str(a.kernel_layout),
-        grad_layout=str(a.out_layout),
-        out_dtype=dtype_name("conv2d", a.out_dtype),
-    )
+    return _read_upstream(call, "conv2d")
 
 
 def read_conv2d_transpose(call: relax.Call) -> ConvAttrs:
     """`relax.nn.conv2d_transpose`'s attributes: its data plays the gradient."""
-    a = call.attrs
-    return ConvAttrs(
-        strides=pair("conv2d_transpose", "strides", a.strides),
-        padding=padding4("conv2d_transpose", a.padding),
-        dilation=pair("conv2d_transpose", "dilation", a.dilation),
-        groups=int(a.groups),
-        data_layout=str(a.out_layout),
-        kernel_layout=swap_io(str(a.kernel_layout)),
-        grad_layout=str(a.data_layout),
-        out_dtype=dtype_name("conv2d_transpose", a.out_dtype),
-        output_padding=pair("conv2d_transpose", "output_padding", a.output_padding),
+    op = "conv2d_transpose"
+    a = _read_upstream(call, op)
+    return replace(
+        a,
+        data_layout=a.grad_layout,
+        kernel_layout=swap_io(a.kernel_layout),
+        grad_layout=a.data_layout,
+        output_padding=pair(op, "output_padding", _stored(call, op, "output_padding")),
     )

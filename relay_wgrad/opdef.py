@@ -24,6 +24,7 @@ PURITY = "FPurity"
 MIXED_POLICY = "TMixedPrecisionPolicy"
 MIXED_INFER = "FInferMixedPrecision"
 
+FAMILY_LEGALIZER = "legalize.rules:legalize_rule"
 MIXED_ALWAYS = 0  # tvm::relax::MixedPrecisionPolicyKind::kAlways: cast operands to the half type
 
 
@@ -39,6 +40,8 @@ class OpDef:
     rules : op registry key -> rule.
     kind, read_attrs : for the convolution family, which derivative it computes, and how its
         attributes read in the forward convolution's terms.
+    legalizer : "module:function" of the rule's maker, which takes this record and upstream's rule.
+        A name, since lowerings live above this package and are found when registering.
     constructor : what becomes `tvm.relax.op.nn.<short name>`; None for upstream's ops.
     missing : op registry key -> why the op has no such rule (a test asks for the reason).
     """
@@ -49,6 +52,7 @@ class OpDef:
     arguments: tuple[tuple[str, str, str], ...] = ()
     kind: ConvKind | None = None
     read_attrs: Callable[[Any], ConvAttrs] | None = None
+    legalizer: str | None = None
     constructor: Rule | None = None
     missing: dict[str, str] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import tvm
@@ -128,9 +129,9 @@ def upstream_rule(op_name: str, key: str) -> Any:
 
 
 def _legalization(definition: OpDef, upstream: Any) -> Callable[..., Any]:
-    from legalize.rules import legalize_rule  # upward, so only here
-
-    return legalize_rule(definition, upstream)
+    assert definition.legalizer is not None
+    module, _, name = definition.legalizer.partition(":")
+    return getattr(import_module(module), name)(definition, upstream)
 
 
 def _install(definition: OpDef) -> None:
@@ -138,7 +139,7 @@ def _install(definition: OpDef) -> None:
         _create(definition)
     op = Op.get(definition.name)
     rules = dict(definition.rules)
-    if definition.kind is not None:
+    if definition.legalizer is not None:
         rules[opdef.LEGALIZE] = lambda upstream: _legalization(definition, upstream)
     for key, rule in rules.items():
         upstream = op.get_attr(key) if op.has_attr(key) else None

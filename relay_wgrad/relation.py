@@ -135,7 +135,7 @@ class Relation:
             return None
         sizes = tuple(as_size(v) for v in values)
         for letter, size in zip(layout, sizes, strict=True):
-            self.at_least_one(letter, size, f"{name} {list(values)}")
+            self.at_least_one(letter, size, f"{name} {list(sizes)}")
         return to_layout(sizes, layout, ACTIVATION)
 
     # ---- the convolution itself ---------------------------------------------------------------

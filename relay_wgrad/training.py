@@ -13,6 +13,7 @@ from tvm import relax
 from tvm.target import Target
 
 from .frontend import TrainingGraph
+from .frontend.optim import make_optimizer
 from .lowering import Lowered, lowered_convolutions
 from .transform import grad
 
@@ -47,10 +48,11 @@ def compile_module(
     return Compiled(vm, executable, convolutions, seconds)
 
 
-OPTIMIZERS: dict[str, Callable[[float], Any]] = {
-    "sgd": lambda lr: relax.training.optimizer.SGD(lr),
-    "momentum": lambda lr: relax.training.optimizer.MomentumSGD(lr, momentum=0.9),
-    "adam": lambda lr: relax.training.optimizer.Adam(lr),
+# Name on the command line -> arguments of `make_optimizer`.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "sgd"},
+    "momentum": {"name": "sgd", "momentum": 0.9},
+    "adam": {"name": "adam"},
 }
 
 
@@ -80,7 +82,7 @@ class Trainer:
         self.graph = graph
         progress("differentiating")
         mod = grad(graph.module, "main", wrt=graph.trainable)
-        self._optimizer = OPTIMIZERS[optimizer](lr)
+        self._optimizer = make_optimizer(**OPTIMIZERS[optimizer], lr=lr)
         self._optimizer.init(graph.variables(graph.trainable))
         # The stock optimizers put every parameter's update into one function.
         mod["optimizer"] = self._optimizer.get_function().with_attr("global_symbol", "optimizer")

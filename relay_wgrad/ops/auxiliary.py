@@ -184,12 +184,15 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     "relax.grad.max_pool2d_backward": max_pool2d_backward,
 }
 
+_LEGALIZERS = {"relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_backward_rule"}
+
 DEFS = tuple(
     opdef.OpDef(
         name=name,
         summary=(rule.__doc__ or "").strip().partition("\n")[0],
         # Upstream has no gradient here: there is nothing for ours to wrap.
         rules={opdef.GRADIENT: lambda upstream, rule=rule: rule},
+        legalizer=_LEGALIZERS.get(name),
     )
     for name, rule in _GRADIENTS.items()
 )

@@ -133,6 +133,7 @@ DEF = opdef.OpDef(
     summary="2-D convolution (fprop); upstream's op",
     kind=ConvKind.FPROP,
     read_attrs=read_conv2d,
+    legalizer=opdef.FAMILY_LEGALIZER,
     rules={opdef.INFER_TYPE: infer_type, opdef.GRADIENT: gradient},
     missing={
         opdef.PURITY: "upstream's",

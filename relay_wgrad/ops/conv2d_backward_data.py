@@ -109,6 +109,7 @@ DEF = opdef.OpDef(
     kind=ConvKind.DGRAD,
     read_attrs=read,
     constructor=conv2d_backward_data,
+    legalizer=opdef.FAMILY_LEGALIZER,
     rules={
         opdef.INFER_TYPE: infer_type,
         opdef.GRADIENT: gradient_rule(OP, ConvKind.DGRAD, read),

@@ -108,6 +108,7 @@ DEF = opdef.OpDef(
     kind=ConvKind.WGRAD,
     read_attrs=read,
     constructor=conv2d_backward_weight,
+    legalizer=opdef.FAMILY_LEGALIZER,
     rules={
         opdef.INFER_TYPE: infer_type,
         opdef.GRADIENT: gradient_rule(OP, ConvKind.WGRAD, read),

@@ -199,6 +199,7 @@ DEF = opdef.OpDef(
     summary="2-D transposed convolution (a dgrad); upstream's op",
     kind=ConvKind.DGRAD,
     read_attrs=read_conv2d_transpose,
+    legalizer=opdef.FAMILY_LEGALIZER,
     rules={opdef.INFER_TYPE: infer_type, opdef.GRADIENT: gradient},
     missing={
         opdef.PURITY: "upstream's",

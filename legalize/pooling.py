@@ -1,0 +1,116 @@
+"""Backward of max pooling: upstream's kernel counts pixels twice and reads past its borders.
+
+TOPI's `pool_grad` does not compare a window's index with the number of windows: where
+outputs * stride < kernel a pixel is counted in windows that do not exist, and at every border their
+argmax is read out of bounds.  It has no dilation either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax, s_tir, te, tirx
+from tvm.relax.utils import gen_call_tir_inputs
+from tvm.target import Target
+
+from relay_wgrad.attrs import padding4, pair
+from relay_wgrad.opdef import OpDef
+
+Expr = Any
+OPAQUE = 8  # tvm::relax::OpPatternKind::kOpaque
+
+
+def te_max_pool2d_backward(
+    grad: Expr,
+    data: Expr,
+    axes: tuple[int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    dilation: tuple[int, int],
+    before: tuple[int, int],
+) -> Expr:
+    """dx of y = max_pool2d(x): each y's gradient goes to the first maximum of its window.
+
+    `axes` are the height's and the width's; `before` the padding above and left.
+    """
+
+    def at(index: list[Expr], rows: Expr, columns: Expr) -> list[Expr]:
+        out = list(index)
+        out[axes[0]], out[axes[1]] = rows, columns
+        return out
+
+    def first_maximum(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+        keep = tirx.any(a[1] > b[1], tirx.all(a[1] == b[1], a[0] < b[0]))
+        return tirx.Select(keep, a[0], b[0]), tirx.Select(keep, a[1], b[1])
+
+    def nothing(index_type: Expr, value_type: Expr) -> tuple[Expr, Expr]:
+        return tirx.const(2**31 - 1, "int32"), tirx.min_value(data.dtype)
+
+    reducer = te.comm_reducer(first_maximum, nothing, name="first_maximum")
+    i, j = te.reduce_axis((0, kernel[0]), "i"), te.reduce_axis((0, kernel[1]), "j")
+
+    def window(*index: Expr) -> tuple[Expr, Expr]:
+        row = index[axes[0]] * strides[0] + i * dilation[0] - before[0]
+        column = index[axes[1]] * strides[1] + j * dilation[1] - before[1]
+        inside = tirx.all(row >= 0, row < data.shape[axes[0]], column >= 0,
+                          column < data.shape[axes[1]])  # fmt: skip
+        value = tirx.if_then_else(
+            inside, data(*at(list(index), row, column)), tirx.min_value(data.dtype)
+        )
+        return reducer(((i * kernel[1] + j).astype("int32"), value), axis=[i, j])
+
+    chosen = te.compute(grad.shape, window, name="first_maximum")[0]
+    r, s = te.reduce_axis((0, kernel[0]), "r"), te.reduce_axis((0, kernel[1]), "s")
+
+    def scatter(*index: Expr) -> Expr:
+        row = index[axes[0]] + before[0] - r * dilation[0]
+        column = index[axes[1]] + before[1] - s * dilation[1]
+        p, q = tirx.floordiv(row, strides[0]), tirx.floordiv(column, strides[1])
+        exists = tirx.all(
+            tirx.floormod(row, strides[0]) == 0, tirx.floormod(column, strides[1]) == 0,
+            row >= 0, column >= 0, p < grad.shape[axes[0]], q < grad.shape[axes[1]],
+        )  # fmt: skip
+        source = at(list(index), p, q)
+        here = (r * kernel[1] + s).astype("int32")
+        taken = tirx.if_then_else(
+            exists,
+            tirx.if_then_else(chosen(*source) == here, grad(*source), tirx.const(0, grad.dtype)),
+            tirx.const(0, grad.dtype),
+        )
+        return te.sum(taken, axis=[r, s])
+
+    return te.compute(data.shape, scatter, name="max_pool2d_backward")
+
+
+def max_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
+    """FLegalize of `relax.grad.max_pool2d_backward`; blocked layouts are upstream's."""
+
+    def rule(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        a, name = call.attrs, definition.short
+        if str(a.layout) not in ("NCHW", "NHWC"):
+            return upstream(bb, call)
+        axes = (str(a.layout).index("H"), str(a.layout).index("W"))
+        top, left, _, _ = padding4(name, a.padding)
+        func, args, out_ty = gen_call_tir_inputs(
+            lambda grad, data: te_max_pool2d_backward(
+                grad, data, axes, pair(name, "pool_size", a.pool_size),
+                pair(name, "strides", a.strides), pair(name, "dilation", a.dilation), (top, left),
+            ),
+            *call.args[:2],
+        )  # fmt: skip
+        target = Target.current(allow_none=True)
+        if target is not None and str(target.kind.name) == "llvm":
+            func = _parallel(func)
+        return relax.call_tir(bb.add_func(func, name), args, out_ty)
+
+    return rule
+
+
+def _parallel(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Both stages in parallel over the two outer axes."""
+    sch = s_tir.Schedule(func)
+    for block in ("first_maximum", "max_pool2d_backward"):
+        outer = sch.get_loops(sch.get_sblock(block, func_name="main"))[:2]
+        sch.parallel(sch.fuse(*outer))
+    return sch.mod["main"].with_attr({"tirx.is_scheduled": True, "op_pattern": OPAQUE})
