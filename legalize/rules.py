@@ -51,6 +51,8 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
     facts = {OP_ATTR: name, PROBLEM_ATTR: problem.repro()}
     if problem.is_static and kind in KERNELS:
         func = _cached(KERNELS[kind], problem.repro(), str(target))
+        # A global symbol would make the kernel public, and clash with others of its name.
+        func = func.without_attr("global_symbol")
         func = func.with_attr({"op_pattern": OPAQUE, SOURCE_ATTR: f"{kind} direct", **facts})
         return relax.call_tir(bb.add_func(func, name), list(call.args[:2]), out_ty=call.ty)
     # The result's height and width, of which dgrad's operands know nothing, go along as sizes.
