@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,12 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from .composite import Composite, StockLegalize
 
-FAST, STOCK = "fast_", "stock_"
+TINY = float(np.finfo("float64").tiny)
 
 
 @dataclass
 class Opinion:
-    """Agreement and times of one problem: this package's kernel and the stock composite."""
+    """Agreement and times of one problem: a kernel of ours and the stock composite."""
 
     problem: ConvProblem
     error: float  # ||fast - stock|| / ||stock||
@@ -69,50 +69,54 @@ def problem_function(problem: ConvProblem, symbol: str) -> relax.Function:
 def random_operands(problem: ConvProblem, seed: int = 0) -> list[np.ndarray[Any, Any]]:
     """Seeded normal values for the two operands, in the problem's layouts and dtypes."""
     rng = np.random.default_rng(seed)
-    dtypes = {"bfloat16": ml_dtypes.bfloat16}
     return [
-        rng.standard_normal(problem.shape(role)).astype(
-            dtypes.get(problem.dtype(role), problem.dtype(role))
-        )
+        rng.standard_normal(problem.shape(role)).astype(_numpy_dtype(problem.dtype(role)))
         for role in problem.roles[:2]
     ]
 
 
-def build(problems: Sequence[ConvProblem], target: Target, *, stock: bool) -> Any:
-    """A virtual machine with one function per problem, named by FAST or STOCK and its index."""
-    prefix = STOCK if stock else FAST
-    names = [f"{prefix}{i}" for i in range(len(problems))]
+def _numpy_dtype(name: str) -> Any:
+    return ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name)
+
+
+def build_stock(problems: Sequence[ConvProblem], target: Target) -> Any:
+    """A virtual machine with the stock function of each problem, `stock_<index>`."""
+    names = [f"stock_{i}" for i in range(len(problems))]
     mod = tvm.IRModule(
         {name: problem_function(p, name) for name, p in zip(names, problems, strict=True)}
     )
-    if stock:
-        with target:
-            mod = StockLegalize()(Composite(weight=True, data=True)(mod))
+    with target:
+        mod = StockLegalize()(Composite(weight=True, data=True)(mod))
     return relax.VirtualMachine(tvm.compile(mod, target=target), tvm.cpu())
 
 
-def timed(run: Any, repeat: int) -> tuple[Any, float]:
-    """The result, and the median of `repeat` runs after one that does not count."""
-    result, times = run(), []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        result = run()
-        times.append(time.perf_counter() - start)
-    return result, statistics.median(times)
-
-
 def second_opinion(
-    problem: ConvProblem, index: int, fast: Any, stock: Any, repeat: int = 5
+    problem: ConvProblem, kernel: Callable[..., Any], stock: Any, index: int, repeat: int = 5
 ) -> Opinion:
     """Runs one problem both ways on the same random operands.
 
-    The stock way runs once: it takes long enough for one run to be a measurement.
+    `kernel` takes the two operands and the result, which is full of NaN before.  The stock way runs
+    once: it takes long enough for one run to be a measurement.
     """
     operands = [tvm.runtime.tensor(x) for x in random_operands(problem, index)]
     start = time.perf_counter()
-    want = stock[f"{STOCK}{index}"](*operands)
+    want = stock[f"stock_{index}"](*operands).numpy().astype("float64")
     stock_seconds = time.perf_counter() - start
-    got, seconds = timed(lambda: fast[f"{FAST}{index}"](*operands), repeat)
-    a, b = got.numpy().astype("float64"), want.numpy().astype("float64")
-    error = float(np.linalg.norm(a - b) / max(np.linalg.norm(b), np.finfo("float64").tiny))
+    result = problem.roles[2]
+    nothing = np.full(problem.shape(result), np.nan).astype(_numpy_dtype(problem.dtype(result)))
+    out = tvm.runtime.tensor(nothing)
+    seconds = timed(lambda: kernel(*operands, out), repeat)
+    got = out.numpy().astype("float64")
+    error = float(np.linalg.norm(got - want) / max(np.linalg.norm(want), TINY))
     return Opinion(problem, error, seconds, stock_seconds)
+
+
+def timed(run: Callable[[], Any], repeat: int) -> float:
+    """The median time of `repeat` runs after one that does not count, in seconds."""
+    run()
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -46,7 +46,8 @@ def _parser() -> argparse.ArgumentParser:
                        help="height and width; the model's own if not given")  # fmt: skip
     train.add_argument("--steps", type=_positive, default=5, help="training steps")
     train.add_argument("--lr", type=float, default=0.01, help="learning rate")
-    train.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default="momentum")
+    train.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default="sgd",
+                       help="momentum is sgd with a momentum of 0.9")  # fmt: skip
     train.add_argument("--bn", choices=("train", "eval"), default="train",
                        help="batch normalization: batch or running statistics")  # fmt: skip
     train.add_argument("--dtype", choices=("float32", "float64"), default="float32")

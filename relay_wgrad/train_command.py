@@ -114,12 +114,13 @@ def _check(args: Any, report: _Report, trainer: Trainer, target: Any) -> dict[st
     distinct = list(dict.fromkeys(c.problem for c in trainer.compiled.convolutions))
     problems = [ConvProblem.parse(text) for text in distinct]
     opinions = {}
+    kernels = {conv.problem: conv.kernel for conv in trainer.compiled.convolutions}
     with report.part("compiling the stock composites"):
-        fast = compare.build(problems, target, stock=False)
-        stock = compare.build(problems, target, stock=True)
+        stock = compare.build_stock(problems, target)
     with report.part("second opinion on every kernel", len(problems)) as advance:
         for i, (text, problem) in enumerate(zip(distinct, problems, strict=True)):
-            opinions[text] = compare.second_opinion(problem, i, fast, stock)
+            kernel = trainer.compiled.kernel(kernels[text])
+            opinions[text] = compare.second_opinion(problem, kernel, stock, i)
             advance()
     return opinions
 

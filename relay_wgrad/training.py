@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,13 @@ class Compiled:
     executable: Any
     convolutions: list[Lowered]
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def kernel(self, name: str) -> Any:
+        """A kernel of the compiled module: a function of its operands and its result."""
+        for module in self.executable.mod.imports:
+            with contextlib.suppress(AttributeError):
+                return module[name]
+        raise KeyError(f"no kernel {name!r} in the compiled module")
 
 
 def compile_module(

@@ -1,0 +1,50 @@
+"""Scheduled CUDA kernels for fprop, dgrad and wgrad, generated for one problem each.
+
+All run on CUDA cores with float32 accumulation (float64 if a tensor is), so that their results
+match the definition to rounding, for every layout, group count, stride, dilation and padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.target import Target
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import ConvProblem
+
+from . import gemm, reduce
+from .emit import Kernels, building
+from .plan import Plan, plan_of
+from .view import view_of
+
+
+def prim_func(
+    problem: ConvProblem,
+    target: Target | None = None,
+    *,
+    simulate: bool = False,
+    choice: Plan | None = None,
+) -> tirx.PrimFunc:
+    """The kernel of `problem`: (first operand, second operand, result), destination-passing.
+
+    Shapes and dtypes are `problem.shape(role)` and `problem.dtype(role)`; sizes may be symbolic.
+    The function is marked as scheduled and opaque, so that TVM neither reschedules nor fuses it.
+    `simulate=True` gives the same kernel as serial loops over its blocks and threads, which any
+    CPU target can build: see `emit`.  `choice` overrides which kernel, tile and split is taken.
+    """
+    view = view_of(problem)
+    choice = choice or plan_of(view, target)
+    e = Kernels(simulate)
+    with building() as builder:
+        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8})
+        buffers: dict[str, Any] = {
+            role: T.arg(role, T.buffer(problem.shape(role), problem.dtype(role)))
+            for role in problem.roles
+        }
+        if choice.tile is not None:
+            gemm.emit(e, view, choice.tile, choice.splits, buffers)
+        else:
+            reduce.emit(e, view, choice.outputs, choice.splits, buffers)
+    return builder.get()
