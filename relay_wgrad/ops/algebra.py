@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import tvm
 from tvm import relax
 from tvm.ir import Op
 
@@ -52,9 +53,15 @@ def get_op(name: str) -> Op:
     return op
 
 
-def make_call(name: str, args: list[relax.Expr], a: ConvAttrs, keys: tuple[str, ...]) -> relax.Call:
-    import tvm
+def operands(op: str, **args: Any) -> None:
+    """TypeError for an operand that is no expression: upstream would abort on a null pointer."""
+    for name, value in args.items():
+        if not isinstance(value, relax.Expr):
+            kind = type(value).__name__
+            raise TypeError(f"{op}: {name} must be a Relax expression of a tensor, got {kind}")
 
+
+def make_call(name: str, args: list[relax.Expr], a: ConvAttrs, keys: tuple[str, ...]) -> relax.Call:
     attrs = tvm.ir.make_node("ir.DictAttrs", **write_attrs(a, keys))
     return relax.Call(get_op(name), args, attrs=attrs)
 

@@ -20,7 +20,7 @@ from ..attrs import ConvAttrs, as_int, dtype_name, layout, padding4, pair, read_
 from ..layouts import ACTIVATION, KERNEL, is_permutation
 from ..problem import ConvKind
 from ..relation import Relation
-from .algebra import emit_fprop, gradient_rule
+from .algebra import emit_fprop, gradient_rule, operands
 
 OP = "conv2d"
 NAME = "relax.nn.conv2d"
@@ -58,6 +58,7 @@ def conv2d(
     ------
     TypeError, ValueError : naming attribute and value.
     """
+    operands(OP, data=data, weight=weight)
     a = ConvAttrs(
         strides=pair(OP, "strides", strides),
         padding=padding4(OP, padding),

@@ -16,13 +16,14 @@ from dataclasses import replace
 from typing import Any
 
 from tvm import relax
+from tvm.ir import is_prim_expr
 
 from .. import opdef
-from ..attrs import ConvAttrs, dtype_name, read_attrs, read_dict_attrs
+from ..attrs import ConvAttrs, as_int, dtype_name, read_attrs, read_dict_attrs
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind
 from ..relation import Relation
-from .algebra import DGRAD_KEYS, DGRAD_NAME, emit_dgrad, get_op, gradient_rule
+from .algebra import DGRAD_KEYS, DGRAD_NAME, emit_dgrad, get_op, gradient_rule, operands
 
 OP = "conv2d_backward_data"
 
@@ -66,14 +67,25 @@ def conv2d_backward_data(
     RuntimeError : before `relay_wgrad.register()`.
     """
     get_op(DGRAD_NAME)
+    operands(OP, grad=grad, weight=weight)
     given = {
         "strides": strides, "padding": padding, "dilation": dilation, "groups": groups,
         "grad_layout": grad_layout, "data_layout": data_layout, "kernel_layout": kernel_layout,
         "out_dtype": out_dtype,
     }  # fmt: skip
     if not isinstance(shape, relax.Expr):
-        shape = relax.ShapeExpr(list(shape))
+        shape = relax.ShapeExpr(_sizes(shape))
     return emit_dgrad(grad, weight, shape, read_attrs(OP, given, DGRAD_KEYS))
+
+
+def _sizes(shape: Any) -> list[Any]:
+    """Ints and symbolic integers, as a ShapeExpr takes them."""
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise TypeError(f"{OP}: shape must be the result's 4 sizes, got {shape!r}")
+    return [
+        size if isinstance(size, relax.Expr) and is_prim_expr(size) else as_int(OP, "shape", size)
+        for size in shape
+    ]
 
 
 def read(call: relax.Call) -> ConvAttrs:

@@ -22,7 +22,7 @@ from ..attrs import ConvAttrs, dtype_name, read_attrs, read_dict_attrs
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind
 from ..relation import Relation
-from .algebra import WGRAD_KEYS, WGRAD_NAME, emit_wgrad, get_op, gradient_rule
+from .algebra import WGRAD_KEYS, WGRAD_NAME, emit_wgrad, get_op, gradient_rule, operands
 
 OP = "conv2d_backward_weight"
 
@@ -65,6 +65,7 @@ def conv2d_backward_weight(
     RuntimeError : before `relay_wgrad.register()`.
     """
     get_op(WGRAD_NAME)
+    operands(OP, grad=grad, data=data)
     given = {
         "kernel_size": kernel_size, "strides": strides, "padding": padding, "dilation": dilation,
         "groups": groups, "grad_layout": grad_layout, "data_layout": data_layout,

@@ -27,7 +27,7 @@ from ..attrs import (
 from ..layouts import ACTIVATION, KERNEL, swap_io
 from ..problem import ConvKind, transposed_size
 from ..relation import Relation
-from .algebra import WGRAD_NAME, emit_fprop, emit_wgrad, get_op, gradient_rule
+from .algebra import WGRAD_NAME, emit_fprop, emit_wgrad, get_op, gradient_rule, operands
 from .conv2d import is_family, positive_groups
 
 OP = "conv2d_transpose"
@@ -65,6 +65,7 @@ def conv2d_transpose(
     ------
     TypeError, ValueError : naming attribute and value.
     """
+    operands(OP, data=data, weight=weight)
     return relax.op.nn.conv2d_transpose(
         data,
         weight,
@@ -97,6 +98,7 @@ def conv2d_transpose_backward_data(
     Shapes: grad (N, C_out, H', W'), weight (C_in, C_out/groups, R, S) with I counting C_in, as the
     transposed convolution has it; the result is (N, C_in, H, W) in `data_layout`.
     """
+    operands(OP, grad=grad, weight=weight)
     a = _forward_attrs(
         strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
     )
@@ -122,6 +124,7 @@ def conv2d_transpose_backward_weight(
     (C_in, C_out/groups, R, S) in `kernel_layout`, I counting C_in.
     """
     get_op(WGRAD_NAME)
+    operands(OP, grad=grad, data=data)
     a = _forward_attrs(
         strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
     )

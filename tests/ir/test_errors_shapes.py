@@ -290,8 +290,22 @@ def test_result_shape_known_only_when_run() -> None:
         built(operands(DGRAD), lambda a, b: constructed(DGRAD, [a, b], {}, a))
 
 
-@pytest.mark.xfail(reason="the constructor passes them on to TVM unchecked", strict=True)
 @pytest.mark.parametrize("shape", [None, 5, "abcd", (2, 4, 8.0, 8), (2, 4, 2**63, 8)])
 def test_result_shape_is_no_shape(shape: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=f"{DGRAD}: shape"):
         relay_wgrad.conv2d_backward_data(*operands(DGRAD), shape)
+
+
+@pytest.mark.parametrize("operand", [None, 3, "x"])
+def test_operand_is_no_expression(operand: Any) -> None:
+    good = operands(DGRAD)[0]
+    for call in (
+        lambda: relay_wgrad.conv2d(operand, good),
+        lambda: relay_wgrad.conv2d_transpose(good, operand),
+        lambda: relay_wgrad.conv2d_backward_weight(good, operand, 3),
+        lambda: relay_wgrad.conv2d_backward_data(operand, good, (1, 1, 4, 4)),
+        lambda: relay_wgrad.conv2d_transpose_backward_data(good, operand),
+        lambda: relay_wgrad.conv2d_transpose_backward_weight(operand, good, 3),
+    ):
+        with pytest.raises(TypeError, match="must be a Relax expression of a tensor, got (NoneType|int|str)"):
+            call()
