@@ -1,0 +1,74 @@
+"""Gradients through the stock CUDA pipeline on a device, against PyTorch in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import tvm
+from tvm import relax, tirx
+
+from relay_wgrad.transform import grad
+from tests.gpu.runner import choose_compiler
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
+
+SHAPES = [(2, 8, 13, 12), (12, 4, 3, 3), (12, 1, 1), (12, 3, 3, 2)]
+
+
+def network(n: Any, h: Any, w: Any, dtype: str) -> tvm.IRModule:
+    """Grouped strided convolution, bias, ReLU, dilated transposed convolution, cubed and summed."""
+    names = ("x", "w", "b", "t")
+    shapes = [[n, 8, h, w], *map(list, SHAPES[1:])]
+    x, weight, bias, back = (
+        relax.Var(name, relax.TensorType(s, dtype)) for name, s in zip(names, shapes, strict=True)
+    )
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, weight, bias, back]):
+        with bb.dataflow():
+            y = bb.emit(
+                relax.op.nn.conv2d(x, weight, strides=(2, 1), padding=(1, 0, 2, 1), groups=2)
+            )
+            y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.add(y, bias))))
+            y = bb.emit(
+                relax.op.nn.conv2d_transpose(
+                    y, back, strides=(2, 2), padding=(1, 1, 0, 1), output_padding=(1, 0),
+                    dilation=(2, 1), groups=3,
+                )
+            )  # fmt: skip
+            y = bb.emit(relax.op.multiply(bb.emit(relax.op.multiply(y, y)), y))
+            out = bb.emit_output(relax.op.sum(y))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+def reference(args: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    x, w, b, t = (torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in args)
+    y = F.relu(F.conv2d(F.pad(x, (0, 1, 1, 2)), w, stride=(2, 1), groups=2) + b)
+    full = F.conv_transpose2d(y, t, stride=2, output_padding=(1, 0), dilation=(2, 1), groups=3)
+    # Padding (top 1, left 1, bottom 0, right 1) crops the unpadded result.
+    y = full[:, :, 1:, 1 : full.shape[3] - 1]
+    return [g.numpy() for g in torch.autograd.grad((y**3).sum(), (x, w, b, t))]
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
+def test_gradients(dtype: str, tolerance: float, symbolic: bool) -> None:
+    choose_compiler()
+    device = tvm.cuda(0)
+    assert device.exist, "no CUDA device that TVM can use"
+    sizes = [tirx.Var(v, "int64") for v in "nhw"] if symbolic else [2, 13, 12]
+    target = tvm.target.Target.from_device(device)
+    mod = grad(network(*sizes, dtype))
+    vm = relax.VirtualMachine(tvm.compile(mod, target=target), device)
+    rng = np.random.default_rng(5)
+    batches = [SHAPES[0], (3, 8, 9, 14)] if symbolic else [SHAPES[0]]
+    for shape in batches:
+        args = [rng.standard_normal(s).astype(dtype) for s in (shape, *SHAPES[1:])]
+        _, got = vm["main_adjoint"](*[tvm.runtime.tensor(a, device) for a in args])
+        for mine, want in zip(got, reference(args), strict=True):
+            error = np.linalg.norm(mine.numpy() - want) / np.linalg.norm(want)
+            assert error <= tolerance

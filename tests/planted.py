@@ -1,0 +1,123 @@
+"""Plants faults one by one and names the test that catches each: `python -m tests.planted`.
+
+Each fault is a replacement in a copy of the tree; the named tests must fail there (and pass without
+it, which `make test` shows).  Exit code 1 if a fault goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Fault:
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str  # where to look; pytest stops at the first failure
+
+
+FAULTS = (
+    Fault("wrong padding: reversed in the emitted convolution", "relay_wgrad/ops/algebra.py",
+          "data, weight, a.strides, a.padding,", "data, weight, a.strides, a.padding[::-1],",
+          "tests/ir/test_grad.py"),
+    Fault("dropped group: data's channel without its group", "legalize/generic.py",
+          "channel = c0 if problem.groups == 1 else", "channel = c0 if problem.groups else",
+          "tests/ir/test_generic_kernels.py"),
+    Fault("swapped layout: I and O not exchanged for conv2d_transpose", "relay_wgrad/layouts.py",
+          'str.maketrans("OI", "IO")', 'str.maketrans("OI", "OI")', "tests/ir/test_gradient_ir.py"),
+    Fault("swapped arguments: wgrad(data, grad)", "relay_wgrad/ops/algebra.py",
+          "make_call(WGRAD_NAME, [grad, data]", "make_call(WGRAD_NAME, [data, grad]",
+          "tests/ir/test_gradient_ir.py"),
+    Fault("missing dilation in every gradient", "relay_wgrad/ops/algebra.py",
+          "a = replace(a, out_dtype=None if plain else dtype)",
+          "a = replace(a, out_dtype=None if plain else dtype, dilation=(1, 1))",
+          "tests/ir/test_gradient_ir.py"),
+    Fault("off-by-one size: transposed convolution", "relay_wgrad/problem.py",
+          "dilation * (kernel - 1) + 1 + output_padding", "dilation * (kernel - 1) + output_padding",
+          "tests/ir/test_problem.py"),
+    Fault("cotangent in the wrong slot", "relay_wgrad/ops/algebra.py",
+          "tensors = {first: a, second: b, result: cotangent}",
+          "tensors = {first: a, second: cotangent if role == first else b, result: cotangent}",
+          "tests/ir/test_gradient_ir.py tests/ir/test_grad.py"),
+    Fault("kernel cache forgets the stride", "legalize/rules.py",
+          "ConvProblem.parse(repro), Target",
+          'ConvProblem.parse(repro.replace("stride=2,1", "stride=1,1")), Target',
+          "tests/ir/test_grad.py"),
+    Fault("unregister leaves our rules in place", "relay_wgrad/registry.py",
+          "        op.reset_attr(key)\n        if upstream is not None:",
+          "        if upstream is not None and not op.has_attr(key):",
+          "tests/ir/test_registry.py"),
+    Fault("composite: groups tiled whole, as Relay did", "legalize/composite.py",
+          "between = g > 1 and cg > 1", "between = False", "tests/ir/test_composite_numbers.py"),
+    Fault("max pooling: the last of equal maxima wins", "legalize/pooling.py",
+          "a[0] < b[0]", "a[0] > b[0]", "tests/cpu/test_pooling.py"),
+    Fault("a window outside the image counts", "legalize/pooling.py",
+          "row >= 0, column >= 0, p < grad.shape[axes[0]], q < grad.shape[axes[1]],",
+          "row >= 0, column >= 0, p < grad.shape[axes[0]],", "tests/cpu/test_pooling.py"),
+)  # fmt: skip
+
+
+def copy_of_tree(target: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],  # noqa: S607 - git from the PATH
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout.split("\n")  # fmt: skip
+    for name in filter(None, listed):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target / name)
+
+
+def caught_by(fault: Fault, tree: Path) -> str | None:
+    """The first test that fails with the fault planted, or None."""
+    path = tree / fault.file
+    original = path.read_text()
+    if fault.old not in original:
+        raise SystemExit(f"{fault.file} no longer holds {fault.old!r}: mend the table of faults")
+    path.write_text(original.replace(fault.old, fault.new))
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
+             *fault.tests.split()],
+            cwd=tree, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        path.write_text(original)
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    return found[1] if run.returncode == 1 and found else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="faults whose description holds this word")
+    only = parser.parse_args().only
+    faults = [f for f in FAULTS if only is None or only in f.what]
+    table = Table("fault", "file", "caught by")
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy_of_tree(Path(folder))
+        for fault in track(faults, console=Console(stderr=True)):
+            test = caught_by(fault, Path(folder))
+            missed += test is None
+            table.add_row(fault.what, fault.file, test or "[red]nothing[/]")
+    Console(width=170).print(table)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
