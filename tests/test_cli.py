@@ -1,0 +1,76 @@
+"""The command line as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "relay_wgrad", *args],
+        capture_output=True, text=True, check=False, cwd=cwd, env=env,
+    )  # fmt: skip
+
+
+def test_help_and_version() -> None:
+    assert "train" in run("--help").stdout
+    train = run("train", "--help")
+    assert train.returncode == 0
+    for option in ("--batch", "--image-size", "--steps", "--lr", "--optimizer", "--bn", "--json"):
+        assert option in train.stdout
+    assert re.fullmatch(r"relay-wgrad \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+def test_env() -> None:
+    done = run("env")
+    assert done.returncode == 0, done.stderr
+    assert "apache-tvm" in done.stdout
+    assert "all found" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ((), 2, "required: COMMAND"),
+        (("trian",), 2, "invalid choice"),
+        (("train", "--batch", "0"), 2, "must be an integer of at least 1, got '0'"),
+        (("train", "--steps", "x"), 2, "must be an integer of at least 1, got 'x'"),
+        (("train", "resnet51"), 1, "resnet50"),
+        (("train", "no/such/file.onnx"), 1, "no/such/file.onnx"),
+        (("train", "vgg19", "--image-size", "100"), 1, "ValueError"),
+    ],
+)
+def test_errors(args: tuple[str, ...], code: int, message: str) -> None:
+    done = run(*args)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_train(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    done = run("train", "squeezenet", "--batch", "2", "--image-size", "48", "--steps", "2",
+               "--bn", "eval", "--lr", "0.001", "--json", str(figures))  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\x1b" not in done.stdout  # no colours when piped
+    assert "largest relative error" in done.stdout
+    data = json.loads(figures.read_text())
+    assert data["losses"][-1] < data["losses"][0]
+    convolutions = data["convolutions"]
+    assert len(convolutions) == 26 + 26 + 25
+    assert {c["op"] for c in convolutions} == {
+        "conv2d", "conv2d_backward_data", "conv2d_backward_weight",
+    }  # fmt: skip
+    assert all(c["error"] < 1e-4 and c["seconds"] > 0 for c in convolutions)
+    assert data["peak_bytes"] > 2**20

@@ -1,0 +1,71 @@
+"""What the README and the docs tell people to do works."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_examples_run(code: str, tmp_path: Path) -> None:
+    # TVMScript reads a function's source, so it must be a file.
+    script = tmp_path / "example.py"
+    script.write_text(code)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    assert "conv2d_backward_weight" in done.stdout
+
+
+def commands() -> list[str]:
+    """Commands of console blocks and those quoted in the text."""
+    found = [
+        line.split("#")[0].strip() for block in blocks("console") for line in block.split("\n")
+    ]
+    for page in PAGES:
+        found += re.findall(r"`((?:make|python -m) [^`]+)`", page.read_text())
+    return sorted({c for c in found if c.startswith(("make", "python"))})
+
+
+def test_there_are_commands() -> None:
+    assert {"make demo", "make test"} <= set(commands())
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_exist(command: str) -> None:
+    """Targets are in the Makefile; modules answer `--help` with the options they are given."""
+    words = command.split()
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text()
+        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in words[1:])
+        return
+    sub = [w for w in words[3:4] if words[2] == "relay_wgrad"]
+    done = subprocess.run(
+        [sys.executable, "-m", words[2], *sub, "--help"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for option in re.findall(r"--[a-z-]+", command):
+        assert option in done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
