@@ -1,0 +1,53 @@
+"""Direct kernels for CPUs, generated for one problem and one target each.
+
+Every kernel has the same form: operands that are not channel-last in the accumulator's dtype are
+copied so (`memory`), a core with its accumulators in registers does the work (`affine` for fprop
+and dgrad, `wgrad`, `depthwise` for all three), and the result is copied out if need be.  All
+loops over memory are parallel and vectorised; tile sizes follow the target (`machine`).
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.target import Target
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+from . import affine, depthwise, wgrad
+from .machine import configure_threads, host_target, machine
+from .memory import Memory
+
+__all__ = ["configure_threads", "host_target", "prim_func"]
+
+
+def prim_func(problem: ConvProblem, target: Target) -> tirx.PrimFunc:
+    """The kernel of `problem`: (first operand, second operand, result), destination-passing.
+
+    Shapes and dtypes are `problem.shape(role)` and `problem.dtype(role)`.  All sizes are ints, but
+    the number of images may be symbolic.  The function is marked as scheduled and opaque, so that
+    TVM neither reschedules nor fuses it.
+    """
+    sizes = (problem.c, problem.h, problem.w, problem.k, problem.r, problem.s)
+    if not all(isinstance(size, int) for size in sizes):
+        raise ValueError(f"CPU kernels are for static sizes (the batch excepted): {problem}")
+    if min(problem.padding) < 0:
+        raise ValueError(f"padding must not be negative: {problem}")
+    m = machine(target)
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8})
+        buffers = {
+            role: T.arg(role, T.buffer(problem.shape(role), problem.dtype(role)))
+            for role in problem.roles
+        }
+        memory = Memory(problem, buffers, problem.accum_dtype, m.lanes(problem.accum_dtype))
+        if problem.is_depthwise:
+            depthwise.emit(problem, m, memory)
+        elif problem.kind is ConvKind.WGRAD:
+            wgrad.emit(problem, m, memory)
+        else:
+            affine.emit(problem, m, memory)
+        memory.scratch.keep()
+    return builder.get()

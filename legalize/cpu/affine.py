@@ -1,0 +1,299 @@
+"""fprop and dgrad: one core, since both sum weights over pixels at affine positions.
+
+Along one axis, with stride t, dilation d, padding b before:
+
+    fprop:  y[a] += x[a*t + r*d - b] * w[r]
+    dgrad:  x[h] += y[p] * w[r]          where p*t + r*d - b = h
+
+For dgrad write h = a*t + f with the phase f in [0, t).  With g = gcd(t, d) a tap r meets this
+phase if (f + b - r*d) % t == 0, so r = r0 + j*(t/g) for one r0, provided that g divides f + b;
+and then p = a + (f + b - r0*d)/t - j*(d/g): again a convolution, of stride 1, over a few taps.
+Taps are taken, and weights stored, from the last to the first: then p ascends as in fprop.
+
+The core keeps a tile of pixels times a block of output channels in registers and runs over taps
+and input channels; positions off the image are zeros of the operand's border.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+from .emit import (
+    Expr,
+    bind,
+    both,
+    ceildiv,
+    digits,
+    int64,
+    local,
+    parallel,
+    serial,
+    splat,
+    vector,
+    when,
+    zero,
+)
+from .machine import Machine
+from .memory import NO_BORDER, Image, Memory, Panels
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The taps of one phase: `count` of them, the j-th being tap `first` + j * `step`, at
+    position a * Axis.scale + `offset` + j * `reach` for output a.  In dgrad taps count from the
+    last one back: `first` 0 is tap R - 1."""
+
+    count: Expr
+    first: Expr
+    step: int
+    offset: Expr
+    reach: int
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis of fprop or dgrad."""
+
+    dgrad: bool
+    size: int  # of the operand
+    out: int  # of the result
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+
+    @property
+    def phases(self) -> int:
+        return self.stride if self.dgrad else 1
+
+    @property
+    def scale(self) -> int:
+        return 1 if self.dgrad else self.stride
+
+    @property
+    def count(self) -> int:
+        """Outputs per phase; some phases may have one less."""
+        return -(-self.out // self.phases)
+
+    def taps(self, phase: Expr) -> Taps:
+        if not self.dgrad:
+            return Taps(self.kernel, 0, 1, -self.before, self.dilation)
+        g = math.gcd(self.stride, self.dilation)
+        step, reach = self.stride // g, self.dilation // g
+        shifted = phase + self.before
+        first = shifted // g * pow(reach, -1, step) % step if step > 1 else 0
+        count = (self.kernel - first + step - 1) // step
+        if step > 1:
+            count = count if isinstance(count, int) else T.max(count, 0)
+        count = max(count, 0) if isinstance(count, int) else count
+        if g > 1:
+            hit = shifted % g == 0
+            if isinstance(hit, bool):
+                count = count if hit else 0
+            else:
+                count = T.if_then_else(hit, int64(count), int64(0))
+        offset = (shifted - first * self.dilation) // self.stride
+        # In reverse, so that positions ascend; the weights are stored in reverse as well.
+        past = count - 1
+        return Taps(
+            count, self.kernel - 1 - first - past * step, step, offset - past * reach, reach
+        )
+
+    def place(self, a: Expr, phase: Expr) -> tuple[Expr, Expr]:
+        """Where output a of a phase is, and whether it exists: not every phase has as many."""
+        at = a * self.phases + phase
+        return at, (at < self.out if self.out % self.phases else True)
+
+    def border(self) -> tuple[int, int]:
+        """Zeros needed before and after the operand."""
+        low, high = 0, self.size - 1
+        for phase in range(self.phases):
+            taps = self.taps(phase)
+            for j in (0, taps.count - 1):
+                if taps.count > 0:
+                    start = taps.offset + j * taps.reach
+                    low = min(low, start)
+                    high = max(high, start + (self.count - 1) * self.scale)
+        return -low, high - self.size + 1
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Pixels (rows x columns) times channels (vectors x lanes) in registers."""
+
+    rows: int
+    columns: int
+    vectors: int
+    lanes: int
+
+    @property
+    def block(self) -> int:
+        return self.vectors * self.lanes
+
+
+def channel_block(m: Machine, dtype: str, channels: int) -> tuple[int, int]:
+    """(vectors, lanes) of a block of output channels: least padding first, then two vectors."""
+    lanes = m.lanes(dtype)
+    if channels < lanes:
+        return 1, 1 << (channels - 1).bit_length()
+    most = 4 if m.registers >= 32 else 3
+    preferred = (2, 4, 3, 1) if m.registers >= 32 else (2, 3, 1)
+    return min(
+        (v for v in preferred if v <= most),
+        key=lambda v: -(-channels // (v * lanes)) * v * lanes,
+    ), lanes
+
+
+def pixel_tile(m: Machine, vectors: int, rows: int, columns: int) -> tuple[int, int]:
+    """(rows, columns) of pixels whose accumulators fit beside the weights and one splat."""
+    most = min((m.registers - vectors - 1) // vectors, 16)
+    tiles = -(-columns // most)
+    wide = -(-columns // tiles)
+    high = min(most // wide, rows)
+    return (high if columns == wide else 1), wide
+
+
+def shapes(axes: Sequence[Axis], tile: Tile, a: Expr, b: Expr) -> Iterator[tuple[int, int]]:
+    """The tile's size, and its smaller ones for the ends of columns and rows, each in turn.
+
+    What is emitted between two steps is under the condition that the tile at (a, b) has that size.
+    """
+    for high, at_row in _ends(axes[0].count, tile.rows, a):
+        for wide, at_column in _ends(axes[1].count, tile.columns, b):
+            with when(both(at_row, at_column)):
+                yield high, wide
+
+
+def _ends(count: int, step: int, start: Expr) -> list[tuple[int, Expr]]:
+    """(size, condition) of the pieces that cut `count` into steps."""
+    rest = count % step
+    if not rest:
+        return [(step, True)]
+    if count < step:
+        return [(rest, True)]
+    return [(step, start + step <= count), (rest, start + step > count)]
+
+
+def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    """The whole kernel: operands in, core, result out."""
+    dgrad = problem.kind is ConvKind.DGRAD
+    operand, _, result = problem.roles
+    groups = problem.groups
+    size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
+    reduced, channels = size[1] // groups, out[1] // groups
+    axes = [
+        Axis(
+            dgrad, size[2 + i], out[2 + i], problem.canonical_shape("weight")[2 + i],
+            problem.strides[i], problem.dilation[i], problem.padding[i],
+        )
+        for i in (0, 1)
+    ]  # fmt: skip
+    vectors, lanes = channel_block(m, memory.accum, channels)
+    block = vectors * lanes
+    (top, bottom), (left, right) = (axis.border() for axis in axes)
+    weight, panels = memory.panels("I" if dgrad else "O", groups, channels, reduced, block)
+    memory.move_weight(weight, panels, True, reverse=dgrad)
+    x = memory.operand(operand, groups, reduced, border=(top, left, bottom, right))
+    y = memory.result(groups, channels, block=block)
+    images, (height, width) = problem.n, out[2:]
+    plain = problem.strides == (1, 1) and problem.padding == NO_BORDER
+    if problem.r == problem.s == 1 and plain:
+        # 1 x 1 convolutions are matrix products: the pixels of an image are one row, and if the
+        # batch is known and images follow each other, so are those of all images.
+        if x.is_dense(images, height, width) and y.is_dense(images, height, width):
+            images, height, width = 1, 1, images * height * width
+        elif x.has_dense_rows(width) and y.has_dense_rows(width):
+            height, width = 1, height * width
+        axes = [Axis(False, length, length, 1, 1, 1, 0) for length in (height, width)]
+    rows, columns = pixel_tile(m, vectors, axes[0].count, axes[1].count)
+    _Core(problem, m, memory, axes, Tile(rows, columns, vectors, lanes), images).emit(
+        x, y, weight, panels
+    )
+    memory.finish(y, groups, channels)
+
+
+class _Core:
+    def __init__(
+        self, problem: ConvProblem, m: Machine, memory: Memory, axes: list[Axis], tile: Tile,
+        images: Expr,
+    ) -> None:  # fmt: skip
+        self.problem = problem
+        self.machine = m
+        self.accum = memory.accum
+        self.axes = axes
+        self.tile = tile
+        self.images = images
+
+    def emit(self, x: Image, y: Image, weight: Expr, panels: Panels) -> None:
+        rows, columns = self.axes
+        tile = self.tile
+        high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
+        sizes = (self.images, high, wide)
+        bytes_ = 8 if self.accum == "float64" else 4
+        weights = panels.groups * panels.blocks * panels.block_step * bytes_
+        # All weights stay in the cache if they fit; else one block of them does, for all pixels.
+        small = weights <= self.machine.l2_bytes // 2
+        order = (*sizes, panels.groups, panels.blocks) if small else (
+            panels.groups, panels.blocks, *sizes
+        )  # fmt: skip
+        with parallel(*order) as index:
+            n, a, b, g, block = index if small else (*index[2:], *index[:2])
+            a, b = bind(a * tile.rows), bind(b * tile.columns)
+            phases_h, phases_w = rows.phases, columns.phases
+            with serial(phases_h * phases_w) as phase:
+                h_phase, w_phase = digits(phase, (phases_h, phases_w))
+                where, phase_hw = (n, a, b, g, block), (h_phase, w_phase)
+                for shape in shapes(self.axes, tile, a, b):
+                    self._tile(x, y, weight, panels, where, phase_hw, shape)
+
+    def _tile(
+        self, x: Image, y: Image, weight: Expr, panels: Panels,
+        where: tuple[Expr, Expr, Expr, Expr, Expr], phase: tuple[Expr, Expr],
+        shape: tuple[int, int],
+    ) -> None:  # fmt: skip
+        n, a, b, g, block = where
+        rows, columns = self.axes
+        lanes, vectors, accum = self.tile.lanes, self.tile.vectors, self.accum
+        pixels = [(i, j) for i in range(shape[0]) for j in range(shape[1])]
+        acc = local("acc", len(pixels) * vectors * lanes, accum)
+
+        def at(pixel: int, v: int) -> list[Expr]:
+            return [vector((pixel * vectors + v) * lanes, lanes)]
+
+        for i in range(len(pixels)):
+            for v in range(vectors):
+                T.buffer_store(acc, zero(accum, lanes), at(i, v))
+        h, w = rows.taps(phase[0]), columns.taps(phase[1])
+        origin = bind(x.at(n, a * rows.scale + h.offset, b * columns.scale + w.offset, g))
+        panel = bind(panels.at(g, block, h.first, w.first))
+        reduced, w_count = panels.reduced, w.count
+        dense = isinstance(x.w_step, int) and x.w_step == reduced and w.reach == w.step == 1
+        if dense and isinstance(w_count, int):
+            # Taps of a row follow each other in both operands, as if they were channels.
+            reduced, w_count = reduced * w_count, 1
+        with serial(h.count) as r, serial(w_count) as s:
+            image = bind(origin + r * (h.reach * x.h_step) + s * (w.reach * x.w_step))
+            taps = bind(panel + r * (h.step * panels.r_step) + s * (w.step * panels.s_step))
+            with serial(reduced) as c:
+                weights = [
+                    weight[vector(taps + c * panels.block + v * lanes, lanes)]
+                    for v in range(vectors)
+                ]
+                for i, (p, q) in enumerate(pixels):
+                    step = p * rows.scale * x.h_step + q * columns.scale * x.w_step
+                    value = splat(x.buffer[int64(image + step + c)], lanes)
+                    for v in range(vectors):
+                        T.buffer_store(acc, acc[at(i, v)[0]] + value * weights[v], at(i, v))
+        for i, (p, q) in enumerate(pixels):
+            row, exists_row = rows.place(a + p, phase[0])
+            column, exists_column = columns.place(b + q, phase[1])
+            place = y.at(n, row, column, g) + block * panels.block
+            with when(both(exists_row, exists_column)):
+                for v in range(vectors):
+                    T.buffer_store(y.buffer, acc[at(i, v)[0]], [vector(place + v * lanes, lanes)])

@@ -1,0 +1,139 @@
+"""Small words for writing loops over flat memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+Expr = Any  # TVM's expressions carry no types that a checker can follow
+
+
+def ceildiv(a: Expr, b: int) -> Expr:
+    return (a + b - 1) // b
+
+
+def int64(value: Expr) -> Expr:
+    """Indices are 64-bit as written; TVM narrows those that are proved to fit in 32 bits."""
+    return tirx.const(value, "int64") if isinstance(value, int) else value.astype("int64")
+
+
+def serial(extent: Expr, start: Expr = 0) -> Any:
+    """A loop over [start, extent)."""
+    return T.serial(int64(start), int64(extent))
+
+
+@contextlib.contextmanager
+def parallel(*sizes: Expr) -> Iterator[list[Expr]]:
+    """One parallel loop over a grid; yields its indices.  Sizes of 1 cost nothing.
+
+    TVM gives each thread one run of consecutive iterations, so neighbours share a core's cache.
+    """
+    total = math.prod(sizes)
+    with T.parallel(0, int64(total)) as task:
+        yield digits(task, sizes)
+
+
+def digits(value: Expr, sizes: Sequence[Expr]) -> list[Expr]:
+    """Mixed-radix digits of `value`, bound to variables; the last size's digit is the fastest."""
+    out: list[Expr] = []
+    for position, size in reversed(list(enumerate(sizes))):
+        if isinstance(size, int) and size == 1:
+            out.append(0)
+        elif all(isinstance(x, int) and x == 1 for x in sizes[:position]):
+            out.append(value)
+            value = 0
+        else:
+            out.append(bind(value % size))
+            value = bind(value // size)
+    return out[::-1]
+
+
+def bind(value: Expr) -> Expr:
+    """Names a value, so that it is computed once."""
+    return value if isinstance(value, int) else T.Bind(value)
+
+
+@contextlib.contextmanager
+def when(condition: Expr) -> Iterator[None]:
+    """Statements under a condition; none for True."""
+    if isinstance(condition, bool):
+        if not condition:
+            raise ValueError("a branch that is never taken should not be written")
+        yield
+        return
+    with T.If(condition), T.Then():
+        yield
+
+
+def both(a: Expr, b: Expr) -> Expr:
+    """Conjunction of two conditions, either of which may be a plain True."""
+    if a is True or b is True:
+        return b if a is True else a
+    return tirx.all(a, b)
+
+
+def vector(start: Expr, lanes: int, stride: Expr = 1) -> Expr:
+    """The index of `lanes` elements from `start` on."""
+    return int64(start) if lanes == 1 else tirx.Ramp(int64(start), int64(stride), lanes)
+
+
+def splat(value: Expr, lanes: int) -> Expr:
+    return value if lanes == 1 else tirx.Broadcast(value, lanes)
+
+
+def cast(value: Expr, dtype: str, lanes: int) -> Expr:
+    """A vector's conversion.
+
+    From bfloat16 it is spelled out: TVM's legalization of bfloat16 overlooks a cast whose value is
+    bound to a variable, and then the bits are taken for an integer.
+    """
+    many = "" if lanes == 1 else f"x{lanes}"
+    if str(value.ty).startswith("bfloat16") and dtype != "bfloat16":
+        bits = tirx.reinterpret(f"uint16{many}", value).astype(f"uint32{many}")
+        value = tirx.reinterpret(f"float32{many}", bits << splat(tirx.const(16, "uint32"), lanes))
+    return value.astype(f"{dtype}{many}")
+
+
+def zero(dtype: str, lanes: int = 1) -> Expr:
+    return splat(tirx.const(0, dtype), lanes)
+
+
+def flat(buffer: Expr, dtype: str, shape: Sequence[Expr]) -> Expr:
+    """A one-dimensional name for the memory of an argument."""
+    return IRBuilder.name(
+        f"{buffer.name}_flat", T.decl_buffer((math.prod(shape),), dtype, data=buffer.data)
+    )
+
+
+class Scratch:
+    """Memory for the duration of the call.
+
+    It is used through second names: TVM analyses every access of an allocation's own name to
+    shrink the allocation, which here would take most of the compile time and gain nothing.  But
+    where TVM's storage rewriting lets one allocation take the place of another, it overlooks
+    accesses by second names.  So `keep` uses all allocations once more, after everything else.
+    """
+
+    def __init__(self) -> None:
+        self._memories: list[Expr] = []
+
+    def new(self, name: str, count: Expr, dtype: str) -> Expr:
+        memory = IRBuilder.name(f"{name}_memory", T.alloc_buffer((count,), dtype, scope="global"))
+        self._memories.append(memory)
+        return IRBuilder.name(name, T.decl_buffer((count,), dtype, data=memory.data))
+
+    def keep(self) -> None:
+        for memory in self._memories:
+            T.buffer_store(memory, tirx.const(0, str(memory.dtype)), [int64(0)])
+
+
+def local(name: str, count: int, dtype: str) -> Expr:
+    """An array on the stack; one that is only indexed by constants becomes registers."""
+    memory = T.alloc_buffer((count,), dtype, scope="local")
+    return IRBuilder.name(name, T.decl_buffer((count,), dtype, data=memory.data, scope="local"))

@@ -1,0 +1,109 @@
+"""What kernels need to know of a CPU: registers, caches, cores; and TVM's threads on this host."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.target import Target, codegen
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A CPU as the kernels see it."""
+
+    vector_bytes: int  # of one register
+    registers: int  # vector registers
+    cores: int  # that share the work, as far as the target says
+    l2_bytes: int = 1 << 20  # per core; only a scale: half as much costs little
+
+    def lanes(self, dtype: str) -> int:
+        """Elements of an accumulator's dtype in one register."""
+        return self.vector_bytes // (8 if dtype == "float64" else 4)
+
+
+# (feature of the target, vector bytes, vector registers), best first.  Without a feature that is
+# listed here a target still has 16 bytes: SSE2 is part of x86-64, and LLVM splits what is too wide.
+_ISA = (
+    ("avx512f", 64, 32),
+    ("avx2", 32, 16),
+    ("sse2", 16, 16),
+    ("neon", 16, 32),
+    ("vsx", 16, 32),
+)
+# Where a target does not say, kernels are cut so that this many cores have even work.
+_CORES = 8
+
+
+def machine(target: Target) -> Machine:
+    """The table's row for a target of kind llvm."""
+    cores = int(target.attrs.get("num-cores", 0)) or _CORES
+    features = codegen.llvm_get_cpu_features(target)
+    for feature, width, registers in _ISA:
+        if feature in features:
+            return Machine(width, registers, cores)
+    return Machine(16, 16, cores)
+
+
+def host_target() -> Target:
+    """LLVM for the CPU of this host with all its instructions; plain "llvm" means SSE2 on x86."""
+    return Target(
+        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": len(usable_cores())}
+    )
+
+
+def usable_cores() -> list[int]:
+    """One logical processor of each physical core that this process may run on.
+
+    The affinity mask is counted, siblings of one core count once, and a CPU quota of the
+    container cuts the list.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+    else:  # not Linux
+        allowed = list(range(os.cpu_count() or 1))
+    first: dict[str, int] = {}
+    for cpu in allowed:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings = _read(path) or str(cpu)
+        first.setdefault(siblings, cpu)
+    cores = sorted(first.values())
+    quota = _quota()
+    return cores if quota is None else cores[: max(1, int(quota + 0.5))]
+
+
+def configure_threads() -> int:
+    """Lets TVM's thread pool use every core that this process may; returns their number.
+
+    TVM takes half of the logical processors on x86, whether or not they are siblings.  A set
+    TVM_NUM_THREADS is respected: then nothing is changed.  A pool belongs to the thread that runs
+    the model and cannot grow, so call this in that thread before its first kernel.
+    """
+    if "TVM_NUM_THREADS" not in os.environ:
+        cores = usable_cores()
+        share_all_cores = -3  # threads may move among `cores`, so other processes disturb less
+        configure = tvm.get_global_func("runtime.config_threadpool")
+        configure(share_all_cores, len(cores), [str(core) for core in cores])
+    return int(tvm.get_global_func("runtime.NumThreads")())
+
+
+def _quota() -> float | None:
+    """CPUs that the control group allows, or None for no limit."""
+    v2 = _read(Path("/sys/fs/cgroup/cpu.max"))
+    v1 = [_read(Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{x}_us")) for x in ("quota", "period")]
+    words: list[Any] = v2.split() if v2 else v1
+    try:
+        quota, period = float(words[0]), float(words[1])
+    except (TypeError, ValueError, IndexError):
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,305 @@
+"""wgrad: dw[k, c, r, s] = sum over pixels of y[n, k, p, q] * x[n, c, p*t + r*d - b, …].
+
+A task owns a block of k and a chunk of c for all taps: its weights stay in the level-2 cache.  It
+walks over blocks of pixels; for each tap and each few input channels the accumulators, a tile of
+(input channels) x (block of k), are loaded, run over the block of pixels in registers, and are
+stored.  Padding costs nothing: each tap has its own range of rows and columns.
+
+Where there are fewer input channels than a tile has rows, the tile's rows are pairs of a column
+tap and a channel.  Where tasks are too few for the cores, the sum over pixels is split, and the
+parts are added in a fixed order: results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import ConvProblem
+
+from .affine import channel_block
+from .depthwise import sum_parts
+from .emit import Expr, bind, ceildiv, int64, local, parallel, serial, splat, vector, zero
+from .machine import Machine
+from .memory import Image, Memory, Panels
+
+# Bytes of gradient in a block of pixels: about a level-1 cache.
+_BLOCK_BYTES = 48 << 10
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The gradient's pixels, cut into units of `images` x `rows` x all columns."""
+
+    n: Expr
+    p: Expr
+    q: int
+    images: int
+    rows: int
+    total: Expr = None  # of pixels, where rows are cut from one long row whose end is not full
+
+    @property
+    def units(self) -> tuple[Expr, Expr]:
+        return ceildiv(self.n, self.images), ceildiv(self.p, self.rows)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a register tile: the step in the data and in the weights."""
+
+    data: int
+    weight: int
+
+
+def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    """The whole kernel: operands in, core, sum of the parts, result out."""
+    groups = problem.groups
+    filters, channels = problem.k // groups, problem.c // groups
+    vectors, lanes = channel_block(m, memory.accum, filters)
+    block = vectors * lanes
+    height = 8 if vectors > 1 else 16
+    if m.registers < 32:
+        height = (m.registers - vectors - 1) // vectors
+    fold = channels * 2 <= height and -(-channels * problem.s // height) <= 8
+    border = (0, 0, 0, 0)
+    if fold:
+        left = problem.padding[1]
+        last = (problem.q - 1) * problem.strides[1] + (problem.s - 1) * problem.dilation[1]
+        border = (0, left, 0, max(0, last - left - problem.w + 1))
+    y = memory.operand("grad", groups, filters, block=block)
+    x = memory.operand("data", groups, channels, border=border)
+    weight, panels = memory.panels("O", groups, filters, channels, block)
+    pixels = _pixels(problem, x, y, _BLOCK_BYTES // (block * (8 if "64" in memory.accum else 4)))
+    if pixels.total is not None:
+        x = replace(x, h_step=pixels.q * x.w_step)
+        y = replace(y, h_step=pixels.q * y.w_step)
+    core = _Core(problem, m, memory.accum, pixels, panels, vectors, lanes, height, fold)
+    core.emit(x, y, weight, memory)
+
+
+def _pixels(problem: ConvProblem, x: Image, y: Image, target: int) -> Pixels:
+    n, p, q = problem.n, problem.p, problem.q
+    pointwise = problem.r == problem.s == 1 and problem.strides == (1, 1)
+    dense = x.is_dense(n, p, q) and y.is_dense(n, p, q)
+    if pointwise and problem.padding == (0, 0, 0, 0) and dense:
+        total = n * p * q
+        blocks = ceildiv(total, target)
+        long = ceildiv(total, blocks)
+        return Pixels(1, blocks, long, 1, 1, total)
+    rows = max(1, min(p, target // q))
+    rows = ceildiv(p, ceildiv(p, rows))
+    images = max(1, target // (p * q))
+    if isinstance(n, int):
+        images = ceildiv(n, ceildiv(n, min(images, n)))
+    return Pixels(n, p, q, images, rows)
+
+
+class _Core:
+    def __init__(
+        self, problem: ConvProblem, m: Machine, accum: str, pixels: Pixels, panels: Panels,
+        vectors: int, lanes: int, height: int, fold: bool,
+    ) -> None:  # fmt: skip
+        self.problem = problem
+        self.accum = accum
+        self.pixels = pixels
+        self.panels = panels
+        self.vectors = vectors
+        self.lanes = lanes
+        self.fold = fold
+        self.size = panels.groups * panels.blocks * panels.block_step
+        self.rows = panels.reduced * problem.s if fold else panels.reduced
+        self.height = min(height, self.rows)
+        self.tiles = ceildiv(self.rows, self.height)
+        self.chunks, self.splits = self._cut(m)
+
+    def _cut(self, m: Machine) -> tuple[int, int]:
+        """(chunks of input channels, parts of the sum over pixels)"""
+        bytes_ = 8 if self.accum == "float64" else 4
+        blocks = self.panels.groups * self.panels.blocks
+
+        def even(tasks: int) -> bool:
+            return tasks % m.cores == 0 or tasks >= 4 * m.cores
+
+        options = [x for x in range(1, self.tiles + 1) if self.tiles % x == 0]
+        if self.fold:
+            options = [1]
+        fitting = [
+            x for x in options if self.panels.block_step * bytes_ // x <= m.l2_bytes // 2
+        ] or options[-1:]  # fmt: skip
+        for chunks in fitting:
+            if even(blocks * chunks):
+                return chunks, 1
+        chunks = fitting[0]
+        units_n, units_p = self.pixels.units
+        units = units_n * units_p if isinstance(units_n, int) else m.cores
+        # Parts cost memory and a pass over it: no more of them than of pixels to sum.
+        most = max(1, min(units, (16 << 20) // (self.size * bytes_)))
+        for splits in range(1, most + 1):
+            if even(blocks * chunks * splits):
+                return chunks, splits
+        return fitting[-1], most
+
+    def emit(self, x: Image, y: Image, weight: Expr, memory: Memory) -> None:
+        panels, splits = self.panels, self.splits
+        parts = weight
+        if splits > 1:
+            parts = memory.scratch.new("parts", splits * self.size, self.accum)
+        units_n, units_p = self.pixels.units
+        units = units_n * units_p
+        with parallel(splits, panels.groups, panels.blocks, self.chunks) as (i, g, b, chunk):
+            slab = bind(i * self.size + panels.at(g, b, 0, 0))
+            first = bind(chunk * (self.tiles // self.chunks))
+            self._clear(parts, slab, first)
+            begin, end = i * units // splits, (i + 1) * units // splits
+            with serial(end, begin) as unit:
+                n, p = bind(unit // units_p), bind(unit % units_p)
+                n, p = bind(n * self.pixels.images), bind(p * self.pixels.rows)
+                with serial(self.tiles // self.chunks) as t:
+                    tile = bind(first + t)
+                    self._tiles(x, y, parts, slab, tile, (n, p, g, b))
+        if splits > 1:
+            sum_parts(parts, weight, self.size, splits, self.lanes, self.accum)
+        memory.move_weight(weight, panels, False)
+
+    def _clear(self, parts: Expr, slab: Expr, first: Expr) -> None:
+        """Zeros in the task's weights: its chunk of each tap."""
+        block, lanes = self.panels.block, self.lanes
+        taps = self.problem.r * (1 if self.fold else self.problem.s)
+        step = self.panels.r_step if self.fold else self.panels.s_step
+        rows = self.tiles // self.chunks * self.height
+        start = bind(first * self.height)
+        count = rows
+        if self.rows % self.height:  # the last chunk has fewer
+            count = bind(T.min(int64(rows), self.rows - start)) if self.chunks > 1 else self.rows
+        with serial(taps) as tap, serial(count) as row:
+            at = bind(slab + tap * step + (start + row) * block)
+            for v in range(self.vectors):
+                T.buffer_store(parts, zero(self.accum, lanes), [vector(at + v * lanes, lanes)])
+
+    def _tiles(
+        self, x: Image, y: Image, parts: Expr, slab: Expr, tile: Expr,
+        where: tuple[Expr, Expr, Expr, Expr],
+    ) -> None:  # fmt: skip
+        """All taps of one tile of rows, over one unit of pixels."""
+        if self.fold:
+            self._folded(x, y, parts, slab, tile, where)
+            return
+        rest = self.rows % self.height
+
+        def some(rows: int) -> None:
+            first = bind(tile * self.height)
+            tile_rows = [Row(i, i * self.panels.block) for i in range(rows)]
+            with serial(self.problem.r) as r, serial(self.problem.s) as s:
+                at = slab + r * self.panels.r_step + s * self.panels.s_step
+                self._tile(
+                    x, y, parts, bind(at + first * self.panels.block), tile_rows, (r, s, first),
+                    where,
+                )  # fmt: skip
+
+        if not rest:
+            some(self.height)
+        elif self.tiles == 1:
+            some(self.rows)
+        else:
+            with T.If(tile < self.tiles - 1):
+                with T.Then():
+                    some(self.height)
+                with T.Else():
+                    some(rest)
+
+    def _folded(
+        self, x: Image, y: Image, parts: Expr, slab: Expr, tile: Expr,
+        where: tuple[Expr, Expr, Expr, Expr],
+    ) -> None:  # fmt: skip
+        """As `_tiles`, with rows that are pairs of a column tap and a channel."""
+        step = self.problem.dilation[1] * x.w_step
+        channels, block = self.panels.reduced, self.panels.block
+        rows = [Row(i // channels * step + i % channels, i * block) for i in range(self.rows)]
+        count = ceildiv(self.rows, self.height)
+        height = ceildiv(self.rows, count)
+        for number in range(count):
+            some = rows[number * height : (number + 1) * height]
+            with T.If(tile == number), T.Then(), serial(self.problem.r) as r:
+                at = bind(slab + r * self.panels.r_step)
+                self._tile(x, y, parts, at, some, (r, None, 0), where)
+
+    def _range(self, axis: int, tap: Expr, limit: int) -> tuple[Expr, Expr]:
+        """The pixels along an axis whose position under a tap is on the data."""
+        problem = self.problem
+        size = (problem.h, problem.w)[axis]
+        stride, dilation = problem.strides[axis], problem.dilation[axis]
+        before, kernel = problem.padding[axis], (problem.r, problem.s)[axis]
+
+        def low(t: Expr) -> Expr:
+            return ceildiv(before - t * dilation, stride)
+
+        def high(t: Expr) -> Expr:
+            return (size - 1 + before - t * dilation) // stride + 1
+
+        if low(0) <= 0 and high(kernel - 1) >= limit:
+            return 0, limit
+        return T.max(low(tap), 0), T.min(high(tap), limit)
+
+    def _tile(
+        self, x: Image, y: Image, parts: Expr, at: Expr, rows: list[Row],
+        tap: tuple[Expr, Expr, Expr], where: tuple[Expr, Expr, Expr, Expr],
+    ) -> None:  # fmt: skip
+        """One tile of accumulators over one unit of pixels."""
+        problem, pixels, lanes, accum = self.problem, self.pixels, self.lanes, self.accum
+        n, p, g, b = where
+        r, s, first = tap
+        acc = local("acc", len(rows) * self.block, accum)
+
+        def each() -> list[tuple[Expr, Expr]]:
+            return [
+                (
+                    vector(i * self.block + v * lanes, lanes),
+                    vector(at + row.weight + v * lanes, lanes),
+                )
+                for i, row in enumerate(rows)
+                for v in range(self.vectors)
+            ]
+
+        for register, memory in each():
+            T.buffer_store(acc, parts[memory], [register])
+        if pixels.total is not None:
+            low_p, high_p, low_q = p, p + 1, 0
+            high_q = T.min(int64(pixels.q), pixels.total - p * pixels.q)
+        else:
+            low_p, high_p = self._range(0, r, problem.p)
+            low_p, high_p = T.max(low_p, p), T.min(high_p, p + pixels.rows)
+            low_q, high_q = (0, pixels.q) if s is None else self._range(1, s, pixels.q)
+        low_p, low_q = bind(low_p), bind(low_q)
+        high_p, high_q = _at_least(high_p, low_p), _at_least(high_q, low_q)
+        last = n + pixels.images
+        if not isinstance(pixels.n, int) or pixels.n % pixels.images:
+            last = T.min(last, int64(pixels.n))
+        strides, dilation = problem.strides, problem.dilation
+        shift_h = r * dilation[0] - problem.padding[0]
+        shift_w = -problem.padding[1] if s is None else s * dilation[1] - problem.padding[1]
+        with serial(last, n) as image, serial(high_p, low_p) as row:
+            grad = bind(y.at(image, row, 0, g) + b * self.block)
+            data = bind(x.at(image, row * strides[0] + shift_h, shift_w, g) + first)
+            with serial(high_q, low_q) as q:
+                vectors = [
+                    y.buffer[vector(grad + q * y.w_step + v * lanes, lanes)]
+                    for v in range(self.vectors)
+                ]
+                for i, line in enumerate(rows):
+                    value = x.buffer[int64(data + q * (strides[1] * x.w_step) + line.data)]
+                    for v, term in enumerate(vectors):
+                        register = vector(i * self.block + v * lanes, lanes)
+                        T.buffer_store(acc, acc[register] + splat(value, lanes) * term, [register])
+        for register, memory in each():
+            T.buffer_store(parts, acc[register], [memory])
+
+    @property
+    def block(self) -> int:
+        return self.vectors * self.lanes
+
+
+def _at_least(high: Expr, low: Expr) -> Expr:
+    if isinstance(high, int) and isinstance(low, int):
+        return max(high, low)
+    return bind(T.max(high, low))
