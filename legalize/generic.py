@@ -157,8 +157,8 @@ def _gather(
         x = pixel[axis] * problem.strides[axis] + tap[axis] * problem.dilation[axis] - before
         if before > 0:
             guard.append(x >= 0)
-        # Without padding no output pixel reaches beyond the end, if the sizes fit: symbolic ones are
-        # trusted by type inference, and must not become reads out of bounds where they don't.
+        # Without padding no output pixel reaches beyond the end, if the sizes fit: symbolic ones
+        # are trusted by type inference, and must not become reads out of bounds where they don't.
         if after > 0 or not isinstance(size[axis], int):
             guard.append(x < size[axis])
         where.append(x)

@@ -307,5 +307,7 @@ def test_operand_is_no_expression(operand: Any) -> None:
         lambda: relay_wgrad.conv2d_transpose_backward_data(good, operand),
         lambda: relay_wgrad.conv2d_transpose_backward_weight(operand, good, 3),
     ):
-        with pytest.raises(TypeError, match="must be a Relax expression of a tensor, got (NoneType|int|str)"):
+        with pytest.raises(
+            TypeError, match=r"must be a Relax expression .*, got (NoneType|int|str)"
+        ):
             call()
