@@ -10,6 +10,7 @@ against, so plainness comes before speed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from tvm import s_tir, te, tirx
@@ -22,6 +23,8 @@ Expr = Any  # TVM's expressions carry no types that a checker can follow
 # Accumulators that one CPU thread keeps side by side where the channels' number allows it: two
 # 256-bit or one 512-bit register of float32.
 VECTOR = 16
+
+PLAIN = (tirx.IntImm, tirx.Var)  # extents of loops that may be fused
 
 # The block annotation that tells `cpu_schedule` which axes of the result count channels.
 CHANNEL_AXES = "relay_wgrad.channel_axes"
@@ -206,13 +209,16 @@ def cpu_schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
         tail, lane = sch.split(loops[lane_axis], [None, lanes])
         outer = [*loops[:lane_axis], *loops[lane_axis + 1 :], tail]
         sch.reorder(*outer, lane)
-    task = sch.fuse(*outer)
+    sch.compute_at(conv, outer[-1], preserve_unit_loops=True)
+    # Fusing a loop whose extent is an expression defeats TVM's index analysis.
+    plain = list(takewhile(lambda x: isinstance(sch.get(x).extent, PLAIN), outer)) or outer[:1]
+    task = sch.fuse(*plain) if len(plain) > 1 else plain[0]
     sch.parallel(task)
-    sch.compute_at(conv, task, preserve_unit_loops=True)
+    depth = len(outer) - len(plain) + 1
     if lane is not None:
         sch.vectorize(lane)
         # Below the task: one loop per axis of the result, then the reduction.
-        inner = sch.get_loops(conv)[1:]
+        inner = sch.get_loops(conv)[depth:]
         lane, reduction = inner[lane_axis], inner[len(loops) :]
         sch.reorder(*reduction, lane)
         sch.vectorize(lane)

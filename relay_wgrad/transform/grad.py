@@ -150,11 +150,9 @@ def _is_float(ty: relax.Type) -> bool:
 def _wanted(
     fn: str, func: relax.Function, wrt: Sequence[relax.Var | str] | None
 ) -> list[relax.Var]:
-    if wrt is None:
-        return [p for p in func.params if _is_float(p.ty)]
     by_name = {p.name: p for p in func.params}
     params = []
-    for item in wrt:
+    for item in [p for p in func.params if _is_float(p.ty)] if wrt is None else wrt:
         name = item if isinstance(item, str) else item.name
         if name not in by_name:
             raise ValueError(
@@ -162,6 +160,11 @@ def _wanted(
             )
         if not _is_float(by_name[name].ty):
             raise ValueError(f"grad: parameter {name!r} is no float tensor: {by_name[name].ty}")
+        if str(by_name[name].ty.dtype) == "bfloat16":
+            raise ValueError(
+                f"grad: parameter {name!r} is bfloat16, by which the stock pass cannot"
+                " differentiate: keep it in float32 and cast it inside the function"
+            )
         params.append(by_name[name])
     if len({p.name for p in params}) != len(params):
         raise ValueError(f"grad: a parameter is named twice in wrt={list(by_name)}")
@@ -213,6 +216,8 @@ def _contract(
     names = [p.name for p in adjoint.params]
     wanted = [names.index(p.name) for p in params]
     directions = [relax.Var(f"{adjoint.params[i].name}_d{k}", adjoint.params[i].ty) for i in wanted]
+    doubles = any(str(d.ty.dtype) == "float64" for d in directions)
+    wide = "float64" if doubles else "float32"
     bb = relax.BlockBuilder()
     with bb.function("f", [*adjoint.params, *directions]):
         with bb.dataflow():
@@ -220,7 +225,11 @@ def _contract(
                 bb.emit_normalized(binding)
             total = None
             for partial, direction in zip(adjoint.body.body[1], directions, strict=True):
-                term = bb.emit(relax.op.sum(relax.op.multiply(partial, direction)))
+                # Half-precision terms are summed in float32, and terms of all dtypes together.
+                factors = [partial, direction]
+                if str(direction.ty.dtype) != wide:
+                    factors = [bb.emit(relax.op.astype(v, wide)) for v in factors]
+                term = bb.emit(relax.op.sum(relax.op.multiply(*factors)))
                 total = term if total is None else bb.emit(relax.op.add(total, term))
             out = bb.emit_output(total)
         bb.emit_func_output(out)

@@ -148,8 +148,29 @@ def test_calling_another_function_is_an_error_or_inlined() -> None:
     np.testing.assert_allclose(dx, 2 * x, rtol=1e-15)
 
 
+def test_second_order_with_parameters_of_different_dtypes() -> None:
+    x = relax.Var("x", relax.TensorType([2, 3], "float16"))
+    y = relax.Var("y", relax.TensorType([2, 3], "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, y]):
+        with bb.dataflow():
+            wide = bb.emit(relax.op.astype(x, "float32"))
+            product = bb.emit(relax.op.multiply(bb.emit(relax.op.multiply(wide, wide)), y))
+            out = bb.emit_output(relax.op.sum(product))
+        bb.emit_func_output(out)
+    args = [np.full((2, 3), v, t) for v, t in ((2, "float16"), (3, "float32"))]
+    directions = [np.full((2, 3), v, t) for v, t in ((5, "float16"), (7, "float32"))]
+    got = run(grad(bb.get(), order=2), "main_adjoint2", args + directions)
+    # f = x²y: first order 2xy·5 + x²·7; by x: 2y·5 + 2x·7, by y: 2x·5.
+    assert got[0] == 6 * (2 * 2 * 3 * 5 + 4 * 7)
+    assert (got[1] == 2 * 3 * 5 + 2 * 2 * 7).all()
+    assert (got[2] == 2 * 2 * 5).all()
+
+
 def test_errors_name_what_is_wrong() -> None:
     mod = network()
+    with pytest.raises(ValueError, match="parameter 'x' is bfloat16"):
+        grad(network(dtype="bfloat16"))
     with pytest.raises(ValueError, match="'main_adjoint' is a gradient already"):
         grad(grad(mod), "main_adjoint")
     with pytest.raises(ValueError, match="'main_adjoint2' is a gradient already"):
