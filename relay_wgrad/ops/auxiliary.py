@@ -1,8 +1,9 @@
-"""Gradients that upstream lacks, of what stands around convolutions in a training graph.
+"""Gradients and layout rules that upstream lacks, of what stands around convolutions in training.
 
 `collapse_sum_to` is what a broadcast bias leaves behind in a first gradient, so without its own
 gradient a convolution with bias has no second order; likewise for pooling, slicing and padding.
-Each rule is a linear map's transpose, said in ops that have gradients themselves.
+Each gradient is a linear map's transpose, said in ops that have gradients themselves.  The layout
+rules are those of `layout_rules.table`, for the stock pass.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tvm import relax
 
 from .. import opdef
 from ..attrs import as_ints
+from ..layout_rules import stock, table
 from ..relation import as_size
 
 Partials = list[Any]
@@ -186,13 +188,22 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
 
 _LEGALIZERS = {"relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_backward_rule"}
 
-DEFS = tuple(
-    opdef.OpDef(
+
+def _define(name: str) -> opdef.OpDef:
+    gradient = _GRADIENTS.get(name)
+    rules: dict[str, Any] = {}
+    # Upstream has nothing here: there is nothing for ours to wrap.
+    if gradient is not None:
+        rules[opdef.GRADIENT] = lambda upstream: gradient
+    if name in stock.ADDED:
+        rules[opdef.INFER_LAYOUT] = lambda upstream: stock.follow_rule(name)
+    documented = gradient if gradient is not None else table.FOLLOW[name]
+    return opdef.OpDef(
         name=name,
-        summary=(rule.__doc__ or "").strip().partition("\n")[0],
-        # Upstream has no gradient here: there is nothing for ours to wrap.
-        rules={opdef.GRADIENT: lambda upstream, rule=rule: rule},
+        summary=(documented.__doc__ or "").strip().partition("\n")[0],
+        rules=rules,
         legalizer=_LEGALIZERS.get(name),
     )
-    for name, rule in _GRADIENTS.items()
-)
+
+
+DEFS = tuple(_define(name) for name in dict.fromkeys((*_GRADIENTS, *stock.ADDED)))

@@ -20,6 +20,7 @@ from tvm.ir import is_prim_expr
 
 from .. import opdef
 from ..attrs import ConvAttrs, as_int, dtype_name, read_attrs, read_dict_attrs
+from ..layout_rules.stock import conv_rule
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind
 from ..relation import Relation
@@ -125,9 +126,9 @@ DEF = opdef.OpDef(
     rules={
         opdef.INFER_TYPE: infer_type,
         opdef.GRADIENT: gradient_rule(OP, ConvKind.DGRAD, read),
+        opdef.INFER_LAYOUT: conv_rule(DGRAD_NAME),
         opdef.PURITY: True,
         opdef.MIXED_POLICY: opdef.MIXED_ALWAYS,
         opdef.MIXED_INFER: infer_mixed_precision,
     },
-    missing={opdef.INFER_LAYOUT: "not written yet: ConvertLayout keeps the op in its own layout"},
 )

@@ -63,9 +63,16 @@ def values_for(func: relax.Function, seed: int = 0, **sizes: int) -> list[np.nda
     return out
 
 
-def run(mod: tvm.IRModule, args: Sequence[np.ndarray], name: str = "main") -> list[np.ndarray]:
-    executable = tvm.compile(mod, target="llvm")
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+def machine_of(mod: tvm.IRModule) -> relax.VirtualMachine:
+    # Compiling takes longer than running: LLVM need not optimize.
+    executable = tvm.compile(mod, target=tvm.target.Target({"kind": "llvm", "opt-level": 0}))
+    return relax.VirtualMachine(executable, tvm.cpu())
+
+
+def run(
+    mod: tvm.IRModule | relax.VirtualMachine, args: Sequence[np.ndarray], name: str = "main"
+) -> list[np.ndarray]:
+    machine = machine_of(mod) if isinstance(mod, tvm.IRModule) else mod
     result = machine[name](*[tvm.runtime.tensor(np.array(a, order="C")) for a in args])
     return flat(result)
 
@@ -156,6 +163,24 @@ def odd_broadcasts(emit: Any, x: Any, w: Any, row: Any, plane: Any, scalar: Any)
     y = emit(op.add(emit(nn.conv2d(x, w, padding=1)), row))
     y = emit(op.multiply(emit(op.add(plane, scalar)), y))
     return op.strided_slice(emit(nn.pad(y, [0, 0, 1, 0, 0, 2, 0, 0])), [1, 3], [0, 1], [4, 4])
+
+
+def chain(depth: int) -> tvm.IRModule:
+    """`depth` convolutions with bias and ReLU and a residual every other one: a function `main`."""
+    shapes: Shapes = {"x": (1, 8, 8, 8)}
+    for i in range(depth):
+        shapes |= {f"w{i}": (8, 8, 3, 3), f"b{i}": (1, 8, 1, 1)}
+
+    def body(emit: Any, x: Any, *params: Any) -> Any:
+        kept = y = x
+        for i in range(depth):
+            y = emit(op.add(emit(nn.conv2d(y, params[2 * i], padding=1)), params[2 * i + 1]))
+            y = emit(nn.relu(y))
+            if i % 2:
+                kept = y = emit(op.add(y, kept))
+        return op.sum(y)
+
+    return module(shapes, body)
 
 
 X = (2, 3, 5, 5)
