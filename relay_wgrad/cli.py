@@ -13,11 +13,39 @@ from collections.abc import Sequence
 
 from . import __version__
 
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
+
 
 def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+    return value
+
+
+def _loss_scale(text: str) -> float | str:
+    return text if text == "dynamic" else _rate(text)
+
+
+def _dtype(text: str) -> str:
+    if text not in DTYPES and text not in DTYPES.values():
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(DTYPES)}, got {text!r}")
+    return DTYPES.get(text, text)
+
+
+def _checkpoint(text: str) -> str | list[str] | None:
+    if text in ("none", "auto"):
+        return None if text == "none" else text
+    return [name for name in text.split(",") if name]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,12 +72,24 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--image-size", type=_positive, default=None,
                        help="height and width; the model's own if not given")  # fmt: skip
     train.add_argument("--steps", type=_positive, default=5, help="training steps")
-    train.add_argument("--lr", type=float, default=0.01, help="learning rate")
+    train.add_argument("--lr", type=_rate, default=None,
+                       help="learning rate; by default 0.001, for adam 0.0001")  # fmt: skip
     train.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default="sgd",
                        help="momentum is sgd with a momentum of 0.9")  # fmt: skip
     train.add_argument("--bn", choices=("train", "eval"), default="train",
                        help="batch normalization: batch or running statistics")  # fmt: skip
-    train.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    train.add_argument("--dtype", type=_dtype, default="float32", metavar="{f32,f16,bf16,f64}",
+                       help="f16 and bf16 are mixed precision: half-precision operands of"
+                            " convolutions and matrix products, float32 for all else")  # fmt: skip
+    train.add_argument("--loss-scale", type=_loss_scale, default=None,
+                       help="a number or 'dynamic'; 1024 with f16, else none")  # fmt: skip
+    train.add_argument("--layout", choices=("NCHW", "NHWC"), default="NCHW",
+                       help="of activations, in the whole training graph")  # fmt: skip
+    train.add_argument("--checkpoint", type=_checkpoint, default=None, metavar="{none,auto,A,B,…}",
+                       help="recompute intermediate results instead of keeping them: between"
+                            " automatically chosen tensors, or the named ones")  # fmt: skip
+    train.add_argument("--dropout", choices=("off", "mask"), default="off",
+                       help="off: the identity; mask: seeded random masks")  # fmt: skip
     train.add_argument("--seed", type=int, default=0, help="of weights and batch")
     train.add_argument("--no-check", action="store_true",
                        help="leave out the comparison with the stock composite")  # fmt: skip

@@ -23,7 +23,9 @@ from .training import Trainer
 # A kernel agrees with its second opinion when the relative error is below this.  Both sum N·P·Q or
 # C·R·S products in the result's own precision, in different orders: the error grows like the root
 # of the number of terms times the unit roundoff (6e-8), which for a million terms is 6e-5.
-AGREES = {"float32": 1e-4, "float64": 1e-12}
+# Half-precision operands are the same for both; a half-precision result is rounded once, by half a
+# unit in the last place, and the stock composite may round in between.
+AGREES = {"float32": 1e-4, "float64": 1e-12, "float16": 4e-3, "bfloat16": 3e-2}
 
 
 class _Report:
@@ -58,13 +60,17 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
                                "threads": threads, "target": str(target)}  # fmt: skip
     with report.progress:
         with report.part("importing"):
+            master = "float64" if args.dtype == "float64" else "float32"
             graph = from_onnx(
-                args.model, batch=args.batch, image_size=args.image_size, dtype=args.dtype,
-                bn=args.bn, seed=args.seed,
+                args.model, batch=args.batch, image_size=args.image_size, dtype=master,
+                bn=args.bn, seed=args.seed, dropout=args.dropout, checkpoint=args.checkpoint,
             )  # fmt: skip
         start = time.perf_counter()
         with report.part("differentiating and compiling"):
-            trainer = Trainer(graph, target, optimizer=args.optimizer, lr=args.lr)
+            trainer = Trainer(
+                graph, target, optimizer=args.optimizer, lr=args.lr, dtype=args.dtype,
+                loss_scale=args.loss_scale, layout=args.layout,
+            )  # fmt: skip
         figures["compile_seconds"] = time.perf_counter() - start
         ok = _steps(args, report, graph, trainer, figures)
         with report.part("timing every kernel"):
@@ -98,7 +104,11 @@ def _steps(
             times.append(time.perf_counter() - start)
             advance()
         losses.append(trainer.loss(batch))
-    figures.update(losses=losses, step_seconds=times, peak_bytes=_peak_bytes())
+    figures.update(
+        losses=losses, step_seconds=times, peak_bytes=_peak_bytes(), skipped=trainer.skipped,
+        planned_bytes=trainer.compiled.planned_bytes, learning_rate=trainer.lr,
+        layout_changes=trainer.layout_changes[1], layout_changes_before=trainer.layout_changes[0],
+    )  # fmt: skip
     report.out.print("loss: " + " → ".join(f"{x:.4f}" for x in losses))
     finite = all(math.isfinite(x) for x in losses)
     if not finite or losses[-1] >= losses[0]:
@@ -178,7 +188,13 @@ def _print(
     out.print(
         f"{len(convolutions)} convolutions ({len(seen)} distinct); a training step takes"
         f" {min(steps):.2f} s (batch {graph.batch}, {figures['threads']} threads),"
-        f" peak memory of the process while training {figures['peak_bytes'] / 2**20:.0f} MiB"
+        f" peak memory of the process while training {figures['peak_bytes'] / 2**20:.0f} MiB,"
+        f" intermediate results by plan {figures['planned_bytes'] / 2**20:.1f} MiB"
+    )
+    before, after = figures["layout_changes_before"], figures["layout_changes"]
+    out.print(
+        f"{args_text(figures['arguments'])}: {after} layout changes in the step"
+        + (f", {before} before conversion" if before != after else "")
     )
     share = sum(c.seconds or 0.0 for c in convolutions) / sum(figures["kernel_seconds"].values())
     out.print(f"compiled in {figures['compile_seconds']:.0f} s; convolutions take {share:.0%}")
@@ -190,6 +206,14 @@ def _print(
             f" {worst:.1e}; all convolutions of a step {fast_total:.2f} s against"
             f" {stock_total:.1f} s, {stock_total / fast_total:.0f} times faster"
         )
+
+
+def args_text(arguments: dict[str, Any]) -> str:
+    """What was asked for, in the command line's own words."""
+    words = [arguments["dtype"], arguments["layout"], f"{arguments['optimizer']}"]
+    if arguments["checkpoint"] is not None:
+        words.append("checkpointed")
+    return ", ".join(words)
 
 
 def _short(p: ConvProblem) -> str:

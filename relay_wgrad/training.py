@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from tvm.target import Target
 from .frontend import TrainingGraph
 from .frontend.optim import make_optimizer
 from .lowering import Lowered, lowered_convolutions
-from .transform import grad
+from .training_step import ADJOINT, PlannedMemory, changes, converted, step_module
 
 Progress = Callable[[str], None]
 
@@ -29,6 +29,7 @@ class Compiled:
     executable: Any
     convolutions: list[Lowered]
     seconds: dict[str, float] = field(default_factory=dict)
+    planned_bytes: int = 0  # for intermediate results, by the static memory plan
 
     def kernel(self, name: str) -> Any:
         """A kernel of the compiled module: a function of its operands and its result."""
@@ -42,7 +43,7 @@ def compile_module(
     mod: tvm.IRModule,
     target: Target,
     *,
-    function: str = "main_adjoint",
+    function: str = ADJOINT,
 ) -> Compiled:
     """Compiles with the stock pipeline and records what every convolution was lowered to."""
     start = time.perf_counter()
@@ -50,10 +51,14 @@ def compile_module(
         mod = relax.transform.LegalizeOps()(mod)
     convolutions = lowered_convolutions(mod, function)
     legalized = time.perf_counter()
-    executable = tvm.compile(mod, target=target)
+    now, plan = tvm.transform.PassContext.current(), PlannedMemory()
+    with tvm.transform.PassContext(
+        opt_level=now.opt_level, config=dict(now.config), instruments=[*now.instruments, plan]
+    ):
+        executable = tvm.compile(mod, target=target)
     vm = relax.VirtualMachine(executable, tvm.cpu())
     seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
-    return Compiled(vm, executable, convolutions, seconds)
+    return Compiled(vm, executable, convolutions, seconds, plan.bytes.get(function, 0))
 
 
 # Name on the command line -> arguments of `make_optimizer`.
@@ -62,6 +67,11 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"name": "sgd", "momentum": 0.9},
     "adam": {"name": "adam"},
 }
+DEFAULT_LR = {"sgd": 1e-3, "momentum": 1e-3, "adam": 1e-4}
+"""Learning rates with which each of the nine bundled networks learns a fixed batch."""
+
+STATIC_SCALE = 1024.0  # float16's loss scale unless one is given
+_DYNAMIC_START, _DYNAMIC_GROWTH = 65536.0, 200  # the largest power of two; steps before it doubles
 
 
 class Trainer:
@@ -72,8 +82,22 @@ class Trainer:
     graph : the network, its loss and its initial parameters.
     target : the target to compile for.
     optimizer : "sgd", "momentum" (0.9) or "adam".
-    lr : the learning rate.
+    lr : the learning rate; by default `DEFAULT_LR`'s for the optimizer.
+    dtype : None for the graph's own, or "float16" or "bfloat16": convolutions and matrix products
+        take operands in that type and add up in float32; parameters, optimizer state, normalization
+        and loss stay float32.
+    loss_scale : what the loss is multiplied by before differentiation, and the gradients divided by
+        after; a positive number, or "dynamic": starts at 65536, halves and leaves out the update
+        when a gradient is not finite, doubles after 200 good steps.  By default 1024 with float16,
+        else none.
+    checkpoint : None, "auto" or a list of the file's tensors; "graph" is the graph's own option.
+    layout : of activations: "NCHW", the model's own, or another that
+        `relay_wgrad.transform.ConvertLayout` takes.
     progress : called with a word before each long part.
+
+    Raises
+    ------
+    ValueError : for an unknown option's value, naming it.
     """
 
     def __init__(
@@ -82,16 +106,34 @@ class Trainer:
         target: Target,
         *,
         optimizer: str = "momentum",
-        lr: float = 0.05,
+        lr: float | None = None,
+        dtype: str | None = None,
+        loss_scale: float | str | None = None,
+        checkpoint: str | Sequence[str] | None = "graph",
+        layout: str | None = None,
         progress: Progress = lambda what: None,
     ) -> None:
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
+        self.lr = DEFAULT_LR[optimizer] if lr is None else lr
         self.graph = graph
-        progress("differentiating")
-        mod = grad(graph.module, "main", wrt=graph.trainable)
-        self._optimizer = make_optimizer(**OPTIMIZERS[optimizer], lr=lr)
+        self.dtype = graph.dtype if dtype is None else dtype
+        self._dynamic = loss_scale == "dynamic"
+        self.loss_scale = _scale(loss_scale, self.dtype)
+        self.skipped = 0  # steps left out because of a gradient that was not finite
+        self._good_steps = 0
+        self._optimizer = make_optimizer(**OPTIMIZERS[optimizer], lr=self.lr)
         self._optimizer.init(graph.variables(graph.trainable))
+        progress("differentiating")
+        mod = step_module(
+            graph,
+            dtype=dtype,
+            checkpoint=graph.checkpoint if checkpoint == "graph" else checkpoint,
+            scaled=self.loss_scale is not None,
+        )
+        before = mod[ADJOINT]
+        mod = converted(mod, layout)
+        self.layout_changes = (changes(before), changes(mod[ADJOINT]))  # before, after conversion
         # The stock optimizers put every parameter's update into one function.
         mod["optimizer"] = self._optimizer.get_function().with_attr("global_symbol", "optimizer")
         self.module = mod
@@ -102,24 +144,43 @@ class Trainer:
 
     def arguments(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
         """The adjoint's arguments for a batch, in order."""
-        return [_tensor(batch[s.name]) for s in self.graph.inputs] + list(self.params.values())
+        given = [_tensor(batch[s.name]) for s in self.graph.inputs] + list(self.params.values())
+        scale = [] if self.loss_scale is None else [_tensor(np.float32(self.loss_scale))]
+        return given + scale
+
+    def gradients(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Any, Any]:
+        """(the outputs of `main`, the gradients by `graph.trainable`) at the present parameters."""
+        outputs, gradients = self.compiled.vm[ADJOINT](*self.arguments(batch))
+        return outputs, gradients
 
     def step(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> float:
         """One step: the loss before it.  Parameters and running statistics are updated."""
-        vm, names = self.compiled.vm, self.graph.trainable
-        outputs, gradients = vm["main_adjoint"](*self.arguments(batch))
-        trained, self._state = vm["optimizer"](
-            [self.params[name] for name in names], gradients, self._state
-        )
-        self.params.update(zip(names, trained, strict=True))
+        names = self.graph.trainable
+        outputs, gradients = self.gradients(batch)
+        if not self._dynamic or self._finite(gradients):
+            trained, self._state = self.compiled.vm["optimizer"](
+                [self.params[name] for name in names], gradients, self._state
+            )
+            self.params.update(zip(names, trained, strict=True))
         for output, name in self.graph.updates.items():
             self.params[name] = outputs[self.graph.outputs.index(output)]
         return float(outputs[0].numpy())
 
+    def _finite(self, gradients: Any) -> bool:
+        """Whether all gradients are finite; the loss scale follows."""
+        assert self.loss_scale is not None
+        if not all(np.isfinite(g.numpy()).all() for g in gradients):
+            self.loss_scale, self._good_steps = max(self.loss_scale / 2, 1.0), 0
+            self.skipped += 1
+            return False
+        self._good_steps += 1
+        if self._good_steps == _DYNAMIC_GROWTH:
+            self.loss_scale, self._good_steps = self.loss_scale * 2, 0
+        return True
+
     def loss(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> float:
         """The loss at the present parameters, which stay as they are."""
-        outputs, _ = self.compiled.vm["main_adjoint"](*self.arguments(batch))
-        return float(outputs[0].numpy())
+        return float(self.gradients(batch)[0][0].numpy())
 
     def profile(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, float]:
         """Seconds spent in each kernel during one evaluation of loss and gradients.
@@ -140,14 +201,25 @@ class Trainer:
             return 0  # VMInstrumentReturnKind.NO_OP: go on with the call
 
         vm = relax.VirtualMachine(self.compiled.executable, tvm.cpu())
-        vm["main_adjoint"](*self.arguments(batch))  # warm
+        vm[ADJOINT](*self.arguments(batch))  # warm
         vm.set_instrument(instrument)
-        vm["main_adjoint"](*self.arguments(batch))
+        vm[ADJOINT](*self.arguments(batch))
         for conv in self.compiled.convolutions:
             if conv.kernel in total:
                 conv.seconds = total[conv.kernel] / count[conv.kernel]
         return total
 
 
-def _tensor(value: np.ndarray[Any, Any]) -> Any:
+def _scale(given: float | str | None, dtype: str) -> float | None:
+    """The loss scale to start with, None for none."""
+    if given is None:
+        return STATIC_SCALE if dtype == "float16" else None
+    if given == "dynamic":
+        return _DYNAMIC_START
+    if isinstance(given, (str, bool)) or not 0 < given < float("inf"):
+        raise ValueError(f"loss_scale must be a positive number or 'dynamic', got {given!r}")
+    return float(given)
+
+
+def _tensor(value: Any) -> Any:
     return tvm.runtime.tensor(value)

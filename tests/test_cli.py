@@ -9,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
+
+from tests.training_models import residual_net
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,7 +29,9 @@ def test_help_and_version() -> None:
     assert "train" in run("--help").stdout
     train = run("train", "--help")
     assert train.returncode == 0
-    for option in ("--batch", "--image-size", "--steps", "--lr", "--optimizer", "--bn", "--json"):
+    for option in ("--batch", "--image-size", "--steps", "--lr", "--optimizer", "--layout",
+                   "--dtype", "--loss-scale", "--bn", "--checkpoint", "--dropout",
+                   "--json"):  # fmt: skip
         assert option in train.stdout
     assert re.fullmatch(r"relay-wgrad \d+\.\d+\.\d+\n", run("--version").stdout)
 
@@ -45,6 +50,15 @@ def test_env() -> None:
         (("trian",), 2, "invalid choice"),
         (("train", "--batch", "0"), 2, "must be an integer of at least 1, got '0'"),
         (("train", "--steps", "x"), 2, "must be an integer of at least 1, got 'x'"),
+        (("train", "--lr", "-1"), 2, "must be a positive number, got '-1'"),
+        (("train", "--dtype", "int8"), 2, "must be one of f32, f16, bf16, f64, got 'int8'"),
+        (("train", "--loss-scale", "big"), 2, "must be a positive number, got 'big'"),
+        (("train", "--layout", "HWNC"), 2, "invalid choice: 'HWNC'"),
+        (
+            ("train", "squeezenet", "--checkpoint", "nowhere"),
+            1,
+            "checkpoint: squeezenet has no computed tensor 'nowhere'",
+        ),
         (("train", "resnet51"), 1, "resnet50"),
         (("train", "no/such/file.onnx"), 1, "no/such/file.onnx"),
         (("train", "vgg19", "--image-size", "100"), 1, "ValueError"),
@@ -54,6 +68,32 @@ def test_errors(args: tuple[str, ...], code: int, message: str) -> None:
     done = run(*args)
     assert done.returncode == code
     assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_users_own_model(tmp_path: Path) -> None:
+    """A file of the user's: mixed precision, NHWC, checkpoints, masks; then one that is refused."""
+    path = tmp_path / "mine.onnx"
+    model = residual_net(blocks=1, dropout=0.25)
+    onnx.save(model, path)
+    figures = tmp_path / "figures.json"
+    done = run("train", str(path), "--batch", "2", "--steps", "8", "--dtype", "bf16",
+               "--layout", "NHWC", "--checkpoint", "pool", "--dropout", "mask", "--no-check",
+               "--optimizer", "adam", "--lr", "0.003", "--quiet", "--json", str(figures))  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "layout changes in the step" in done.stdout
+    data = json.loads(figures.read_text())
+    assert data["losses"][-1] < data["losses"][0]
+    assert data["planned_bytes"] > 0
+    assert all("layout=NHWC" in c["problem"] for c in data["convolutions"])
+    assert all("bf16" in c["problem"] for c in data["convolutions"])
+
+    model.graph.node[2].op_type = "Einsum"
+    model.graph.node[2].name = "odd one"
+    onnx.save(model, path)
+    done = run("train", str(path), "--quiet")
+    assert done.returncode == 1
+    assert "ONNX op Einsum (Einsum node 'odd one') is not supported" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -43,6 +43,8 @@ class TrainingGraph:
     onnx_names: dict[str, str] = field(default_factory=dict)  # parameter -> its name in the file
     classes: int | None = None
     dtype: str = "float32"
+    checkpoint: str | tuple[str, ...] | None = None  # "auto", or names of tensors in the file
+    tensors: dict[str, str] = field(default_factory=dict)  # tensor in the file -> variable of main
 
     @property
     def batch(self) -> int:
@@ -103,6 +105,27 @@ class TrainingGraph:
                 raise ValueError(f"{self.name}: `main` has no parameter {name!r}")
         return [known[name] for name in names]
 
+    def checkpointed(self, module: IRModule | None = None, at: Any = ...) -> IRModule:
+        """The module (by default `module`) with regions marked for recomputation.
+
+        `at`: "auto", names of tensors in the file, or None for no regions; by default
+        `checkpoint`.  Only `relay_wgrad.transform.grad` takes marked modules.  Raises ValueError
+        for a name that is no tensor of the graph or that does not bound a region.
+        """
+        from ..transform.checkpoint import checkpoint
+
+        at = self.checkpoint if at is ... else at
+        module = self.module if module is None else module
+        if at is None:
+            return module
+        inputs = [s.name for s in self.inputs if s.kind == "data"]
+        if isinstance(at, str):
+            return checkpoint(module, cuts=at, inputs=inputs)
+        for name in at:
+            if name not in self.tensors:
+                raise ValueError(f"checkpoint: {self.name} has no computed tensor {name!r}")
+        return checkpoint(module, cuts=[self.tensors[name] for name in at], inputs=inputs)
+
     def gradient(self, wrt: Sequence[str] | None = None) -> IRModule:
         """The module with `main_adjoint` added: it returns (main's outputs, gradients).
 
@@ -111,4 +134,6 @@ class TrainingGraph:
         `relay_wgrad.register`.
         """
         wanted = self.variables(self.trainable if wrt is None else wrt)
-        return relax.transform.Gradient("main", require_grads=wanted, target_index=0)(self.module)
+        return relax.transform.Gradient("main", require_grads=wanted, target_index=0)(
+            self.checkpointed()
+        )

@@ -41,6 +41,7 @@ def from_onnx(
     seed: int = 0,
     dropout: str = "off",
     output: str | None = None,
+    checkpoint: str | Sequence[str] | None = None,
 ) -> TrainingGraph:
     """The training graph of an ONNX model.
 
@@ -53,6 +54,8 @@ def from_onnx(
     "seeded" (He's normal weights, zero biases, unit scales; by `seed`) or "initial" (the file's).
     `dropout`: "off" makes it the identity, "mask" multiplies by masks that are inputs of `main`
     (`TrainingGraph.random_batch` draws them).  `output` picks one of several outputs.
+    `checkpoint`: None keeps every intermediate result for the backward part; "auto", or names of
+    node outputs, keeps those only and computes the others again (`TrainingGraph.checkpointed`).
 
     Raises FileNotFoundError; ValueError for what is not an ONNX model, for an op that the table
     lacks, for a node that cannot be built at these sizes (named, with the reason), and for an
@@ -62,6 +65,8 @@ def from_onnx(
     for key, value in given.items():
         if value not in _CHOICES[key]:
             raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
+    if isinstance(checkpoint, str) and checkpoint != "auto":
+        raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of node outputs")
     if batch is not None and batch < 1:
         raise ValueError(f"batch={batch}: expected a positive number of images")
     name, proto = load(model)
@@ -108,7 +113,7 @@ def from_onnx(
         builder.emit_func_output(returned, params)
 
     roles = {n: ctx.roles.get(n, default_role(tuple(a.shape))) for n, a in ctx.initial.items()}
-    return TrainingGraph(
+    graph = TrainingGraph(
         name=name,
         module=builder.get(),
         inputs=tuple(spec for spec, _ in arguments),
@@ -124,7 +129,15 @@ def from_onnx(
         onnx_names=dict(ctx.onnx_names),
         classes=shape_of(logits)[1] if loss == "cross_entropy" else None,
         dtype=dtype,
+        checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
+        tensors={
+            n: str(v.expr.name)
+            for n, v in values.items()
+            if isinstance(v.expr, relax.DataflowVar) and v.batched
+        },
     )
+    graph.checkpointed()  # raises for a name that cannot be one
+    return graph
 
 
 # ---- the file --------------------------------------------------------------------------------
