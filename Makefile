@@ -13,7 +13,7 @@ TORCH_ARGS = $(shell $(PYTHON) -c "import urllib.request as u; u.urlopen('$(TORC
 # process may use.  The tests' oracle, PyTorch, uses the same number.
 export OMP_NUM_THREADS ?= $(shell nproc)
 
-.PHONY: demo test fuzz lint types unit notebooks test-gpu bench clean help
+.PHONY: demo test fuzz lint types unit test-gpu bench clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14

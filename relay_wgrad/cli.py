@@ -109,11 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .train_command import train
 
     try:
+        if args.json:
+            open(args.json, "a", encoding="utf-8").close()  # better to know before than after
         figures, ok = train(args)
-    except (ValueError, TypeError, OSError) as error:
+        if args.json:
+            with open(args.json, "w", encoding="utf-8") as file:
+                json.dump(figures, file, indent=1)
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(figures, file, indent=1)
     return 0 if ok else 1

@@ -110,6 +110,31 @@ class ConvProblem:
         """One input channel per group; K/groups is the channel multiplier."""
         return isinstance(self.c, int) and self.groups == self.c and self.groups > 1
 
+    def check(self) -> ConvProblem:
+        """The problem itself, if its sizes (those that are ints) and attributes fit.
+
+        Raises ValueError naming the rule and the values that break it.
+        """
+        for name in ("n", "c", "h", "w", "k", "r", "s", "groups"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {name}={value}")
+        for name, low in (("strides", 1), ("dilation", 1), ("padding", 0)):
+            if any(v < low for v in getattr(self, name)):
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        for name in ("c", "k"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value % self.groups:
+                raise ValueError(
+                    f"groups must divide {name.upper()}, got {name.upper()}={value},"
+                    f" groups={self.groups}"
+                )
+        for name in ("p", "q"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"the output would be empty: {name.upper()}={value} for {self}")
+        return self
+
     # ---- tensors, by role --------------------------------------------------------------------
 
     def canonical_shape(self, role: str) -> tuple[Size, ...]:
@@ -204,7 +229,8 @@ class ConvProblem:
     def parse(line: str) -> ConvProblem:
         """Reads what `repro` wrote.  Omitted attributes have their defaults.
 
-        Raises ValueError naming the field that is missing, unknown or malformed.
+        Raises ValueError naming the field that is missing, unknown or malformed, or what does not
+        fit.
         """
         words = line.split()
         kinds = {kind.value: kind for kind in ConvKind}
@@ -235,7 +261,7 @@ class ConvProblem:
                 names = ("data", "kernel" if suffix == "layout" else "weight", "grad")
                 for name, part in zip(names, parts, strict=True):
                     args[f"{name}_{suffix}"] = table[part] if table else part
-        return ConvProblem(kinds[words[0]], **args)
+        return ConvProblem(kinds[words[0]], **args).check()
 
     def with_kind(self, kind: ConvKind) -> ConvProblem:
         """The same trilinear form, differentiated by another operand."""
@@ -251,6 +277,6 @@ def _join(values: tuple[int, ...]) -> str:
 
 
 def _ints(key: str, text: str, count: int) -> Any:
-    if not re.fullmatch(r"-?\d{1,18}(,-?\d{1,18})*", text) or text.count(",") != count - 1:
+    if not re.fullmatch(r"-?[0-9]{1,18}(,-?[0-9]{1,18})*", text) or text.count(",") != count - 1:
         raise ValueError(f"{key}={text!r}: expected {count} integer(s) separated by commas")
     return tuple(int(x) for x in text.split(","))

@@ -64,7 +64,7 @@ def check_tvm() -> None:
     for definition in ALL:
         if definition.is_new:
             taken = definition.name in names and not _owned(Op.get(definition.name))
-            if taken or (not taken and _foreign_attribute(definition)):
+            if taken or _foreign_attribute(definition):
                 problems.append(f"{definition.name} exists already and is not ours")
         elif definition.name not in names:
             problems.append(f"op {definition.name} is missing")

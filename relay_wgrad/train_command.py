@@ -123,7 +123,9 @@ def _check(args: Any, report: _Report, trainer: Trainer, target: Any) -> dict[st
 
     distinct = list(dict.fromkeys(c.problem for c in trainer.compiled.convolutions))
     problems = [ConvProblem.parse(text) for text in distinct]
-    opinions = {}
+    opinions: dict[str, Any] = {}
+    if not problems:
+        return opinions
     kernels = {conv.problem: conv.kernel for conv in trainer.compiled.convolutions}
     with report.part("compiling the stock composites"):
         stock = compare.build_stock(problems, target)
@@ -176,10 +178,10 @@ def _print(
                  f"{problem.data_layout}/{problem.kernel_layout}", conv.source,
                  f"{seconds * 1e3:.2f}", f"{problem.flop / seconds / 1e9:.0f}"]  # fmt: skip
         if opinion is not None:
-            fast_total += opinion.seconds * counts[key]
+            fast_total += seconds * counts[key]
             stock_total += opinion.stock_seconds * counts[key]
-            cells += [f"{opinion.stock_seconds * 1e3:.0f}",
-                      f"{opinion.stock_seconds / opinion.seconds:.0f}×",
+            cells += [f"{opinion.stock_seconds * 1e3:.3g}",
+                      f"{opinion.stock_seconds / seconds:.3g}×",
                       f"{opinion.error:.1e}"]  # fmt: skip
         table.add_row(*cells)
     # A table wider than the terminal would be cut: then it gets the width it needs.
@@ -203,8 +205,8 @@ def _print(
         figures.update(worst_error=worst, fast_seconds=fast_total, stock_seconds=stock_total)
         out.print(
             f"second opinion (historical composite, TVM's own rules): largest relative error"
-            f" {worst:.1e}; all convolutions of a step {fast_total:.2f} s against"
-            f" {stock_total:.1f} s, {stock_total / fast_total:.0f} times faster"
+            f" {worst:.1e}; all convolutions of a step {fast_total:.3g} s against"
+            f" {stock_total:.3g} s, {stock_total / fast_total:.3g} times faster"
         )
 
 

@@ -29,11 +29,10 @@ def prim_func(problem: ConvProblem, target: Target) -> tirx.PrimFunc:
     the number of images may be symbolic.  The function is marked as scheduled and opaque, so that
     TVM neither reschedules nor fuses it.
     """
+    problem.check()
     sizes = (problem.c, problem.h, problem.w, problem.k, problem.r, problem.s)
     if not all(isinstance(size, int) for size in sizes):
         raise ValueError(f"CPU kernels are for static sizes (the batch excepted): {problem}")
-    if min(problem.padding) < 0:
-        raise ValueError(f"padding must not be negative: {problem}")
     m = machine(target)
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")

@@ -34,7 +34,7 @@ def prim_func(
     `simulate=True` gives the same kernel as serial loops over its blocks and threads, which any
     CPU target can build: see `emit`.  `choice` overrides which kernel, tile and split is taken.
     """
-    view = view_of(problem)
+    view = view_of(problem.check())
     choice = choice or plan_of(view, target)
     e = Kernels(simulate)
     with building() as builder:

@@ -21,6 +21,14 @@ from ..relation import as_size
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
 
+# What pads a maximum: the most negative number of each dtype.
+LOWEST = {
+    "float16": -65504.0,
+    "bfloat16": -3.3895313892515355e38,
+    "float32": -3.4028234663852886e38,
+    "float64": -1.7976931348623157e308,
+}
+
 
 def _static_shape(op: str, x: relax.Expr) -> list[int]:
     """The sizes of a tensor, which must all be known."""
@@ -154,7 +162,7 @@ def max_pool2d_backward(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> 
     widths = [0] * 8
     widths[2 * axes[0] : 2 * axes[0] + 2] = [top, after[0]]
     widths[2 * axes[1] : 2 * axes[1] + 2] = [left, after[1]]
-    lowest = {"float16": -65504.0}.get(str(data.ty.dtype), -3.0e38)
+    lowest = LOWEST[str(data.ty.dtype)]
     x = ctx.emit(relax.op.nn.pad(data, widths, pad_value=lowest)) if any(widths) else data
     v = ctx.emit(relax.op.nn.pad(ct, widths)) if any(widths) else ct
     best = chosen = None

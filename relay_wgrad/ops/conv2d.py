@@ -18,7 +18,7 @@ from tvm import relax
 from .. import opdef
 from ..attrs import ConvAttrs, as_int, dtype_name, layout, padding4, pair, read_conv2d
 from ..layouts import ACTIVATION, KERNEL, is_permutation
-from ..problem import ConvKind
+from ..problem import DTYPE_BYTES, ConvKind
 from ..relation import Relation
 from .algebra import emit_fprop, gradient_rule, operands
 
@@ -81,8 +81,9 @@ def positive_groups(op: str, groups: Any) -> int:
 
 
 def is_float(expr: relax.Expr) -> bool:
+    """Whether the operand's dtype is one of the family's, or not known to be another."""
     dtype = getattr(expr.ty, "dtype", None)
-    return dtype is None or str(dtype).startswith(("float", "bfloat"))
+    return dtype is None or str(dtype) in DTYPE_BYTES
 
 
 def is_family(call: relax.Call, *layouts: str) -> bool:

@@ -42,7 +42,8 @@ def problem_of(call: relax.Call) -> ConvProblem:
         canonical = KERNEL if role == "weight" else ACTIVATION
         if not is_permutation(layouts[role], canonical):
             raise ValueError(f"{definition.short}: {role} has the blocked layout {layouts[role]}")
-        if not isinstance(ty.shape, relax.ShapeExpr) or ty.dtype is None:
+        known = isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
+        if not known or ty.dtype is None:
             raise ValueError(f"{definition.short}: shape or dtype of {role} is unknown: {ty}")
         values = [as_size(v) for v in ty.shape.values]
         sizes[role] = to_layout(values, layouts[role], canonical)

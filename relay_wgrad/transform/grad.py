@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprVisitor, visitor
+from tvm.ir import Op
+from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from .. import registry
 
@@ -56,21 +58,25 @@ def grad(
         raise RuntimeError("grad: call relay_wgrad.register() first")
     if isinstance(order, bool) or not isinstance(order, int) or order < 1:
         raise ValueError(f"grad: order must be an integer of at least 1, got {order!r}")
+    if not isinstance(mod, tvm.IRModule):
+        raise TypeError(f"grad: mod must be an IRModule, got {type(mod).__name__}")
     func = _lookup(mod, fn)
     if re.search(r"_adjoint\d*$", fn):
         raise ValueError(
             f"grad: {fn!r} is a gradient already and returns (value, partials): differentiating it"
             " would differentiate the value again; use order=2 on the original function"
         )
-    func = _check_calls(mod, fn, func, inline)
+    func = _without_scalar_transposes(_check_calls(mod, fn, func, inline))
     params = _wanted(fn, func, wrt)
+    # The adjoint's parameters are new variables in the same places; names may repeat.
+    wanted = [i for param in params for i, p in enumerate(func.params) if p.same_as(param)]
     if order == 1:
         return _first(mod, fn, func, params, target_index, f"{fn}_adjoint")
     for k in range(1, order + 1):
         name = f"{fn}_adjoint{k}"
         mod = _first(mod, fn, func, params, target_index, name)
         if k < order:
-            func, params = _contract(mod[name], params, k)
+            func, params = _contract(mod[name], wanted, k)
             target_index = 0
     return mod
 
@@ -143,6 +149,26 @@ def _check_calls(mod: tvm.IRModule, fn: str, func: relax.Function, inline: bool)
     return inlined
 
 
+@mutator
+class _ScalarTransposes(PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if call.op == Op.get("relax.permute_dims") and call.args[0].ty.ndim == 0:
+            return call.args[0]
+        return call
+
+
+def _without_scalar_transposes(func: relax.Function) -> relax.Function:
+    """Stock ConvertLayout leaves permute_dims of the scalar loss, at which stock Gradient fails."""
+    transpose = Op.get("relax.permute_dims")
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.Call) and value.op == transpose and binding.var.ty.ndim == 0:
+                return _ScalarTransposes().visit_expr(func)
+    return func
+
+
 def _is_float(ty: relax.Type) -> bool:
     return isinstance(ty, relax.TensorType) and str(ty.dtype).startswith(("float", "bfloat"))
 
@@ -150,25 +176,42 @@ def _is_float(ty: relax.Type) -> bool:
 def _wanted(
     fn: str, func: relax.Function, wrt: Sequence[relax.Var | str] | None
 ) -> list[relax.Var]:
-    by_name = {p.name: p for p in func.params}
-    params = []
-    for item in [p for p in func.params if _is_float(p.ty)] if wrt is None else wrt:
-        name = item if isinstance(item, str) else item.name
-        if name not in by_name:
+    if wrt is None:
+        chosen = [p for p in func.params if _is_float(p.ty)]
+    elif isinstance(wrt, str) or not isinstance(wrt, Sequence):
+        raise TypeError(f"grad: wrt must be a sequence of parameters or names, got {wrt!r}")
+    else:
+        chosen = [_parameter(fn, func, item) for item in wrt]
+    if not chosen:
+        raise ValueError(f"grad: {fn!r} has no float parameter to differentiate by")
+    for i, param in enumerate(chosen):
+        if not _is_float(param.ty):
+            raise ValueError(f"grad: parameter {param.name!r} is no float tensor: {param.ty}")
+        if str(param.ty.dtype) == "bfloat16":
             raise ValueError(
-                f"grad: {fn!r} has no parameter {name!r}; it has: {', '.join(by_name)}"
-            )
-        if not _is_float(by_name[name].ty):
-            raise ValueError(f"grad: parameter {name!r} is no float tensor: {by_name[name].ty}")
-        if str(by_name[name].ty.dtype) == "bfloat16":
-            raise ValueError(
-                f"grad: parameter {name!r} is bfloat16, by which the stock pass cannot"
+                f"grad: parameter {param.name!r} is bfloat16, by which the stock pass cannot"
                 " differentiate: keep it in float32 and cast it inside the function"
             )
-        params.append(by_name[name])
-    if len({p.name for p in params}) != len(params):
-        raise ValueError(f"grad: a parameter is named twice in wrt={list(by_name)}")
-    return params
+        if any(param.same_as(other) for other in chosen[:i]):
+            raise ValueError(f"grad: parameter {param.name!r} is named twice in wrt")
+    return chosen
+
+
+def _parameter(fn: str, func: relax.Function, item: Any) -> relax.Var:
+    """The parameter that `item` is, or the only one that it names."""
+    if isinstance(item, relax.Var):
+        found = [p for p in func.params if p.same_as(item)]
+    elif isinstance(item, str):
+        found = [p for p in func.params if p.name == item]
+    else:
+        raise TypeError(f"grad: wrt holds parameters or their names, got {item!r}")
+    if len(found) == 1:
+        return found[0]
+    name = item if isinstance(item, str) else item.name
+    if found:
+        raise ValueError(f"grad: {fn!r} has {len(found)} parameters {name!r}: pass the variable")
+    names = ", ".join(p.name for p in func.params)
+    raise ValueError(f"grad: {fn!r} has no parameter {name!r}; it has: {names}")
 
 
 def _first(
@@ -207,14 +250,12 @@ def _alone(function_pass: tvm.transform.Pass, func: relax.Function) -> relax.Fun
 
 
 def _contract(
-    adjoint: relax.Function, params: list[relax.Var], k: int
+    adjoint: relax.Function, wanted: list[int], k: int
 ) -> tuple[relax.Function, list[relax.Var]]:
     """A function of the adjoint's parameters and of directions: sum of <partial, direction>.
 
-    Returns it with those of its parameters that stand for `params`.
+    Returns it with its parameters at the places `wanted`, which are differentiated.
     """
-    names = [p.name for p in adjoint.params]
-    wanted = [names.index(p.name) for p in params]
     directions = [relax.Var(f"{adjoint.params[i].name}_d{k}", adjoint.params[i].ty) for i in wanted]
     doubles = any(str(d.ty.dtype) == "float64" for d in directions)
     wide = "float64" if doubles else "float32"

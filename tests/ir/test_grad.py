@@ -167,6 +167,75 @@ def test_second_order_with_parameters_of_different_dtypes() -> None:
     assert (got[2] == 2 * 2 * 5).all()
 
 
+def test_parameters_of_one_name_are_told_apart() -> None:
+    variables = [relax.Var("x", relax.TensorType([3], "float64")) for _ in range(2)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", variables):
+        with bb.dataflow():
+            square = bb.emit(relax.op.multiply(variables[1], variables[1]))
+            out = bb.emit_output(relax.op.sum(bb.emit(relax.op.multiply(variables[0], square))))
+        bb.emit_func_output(out)
+    mod = bb.get()
+    args = [np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 30.0])]
+    for variable, want in zip(
+        mod["main"].params, [args[1] ** 2, 2 * args[0] * args[1]], strict=True
+    ):
+        np.testing.assert_array_equal(run(grad(mod, wrt=[variable]), "main_adjoint", args)[1], want)
+    assert len(run(grad(mod), "main_adjoint", args)) == 3
+    second = grad(mod, wrt=[mod["main"].params[1]], order=2)
+    got = run(second, "main_adjoint2", [*args, np.ones(3)])
+    np.testing.assert_array_equal(got[1], 2 * args[0])
+    with pytest.raises(ValueError, match="'main' has 2 parameters 'x': pass the variable"):
+        grad(mod, wrt=["x"])
+    with pytest.raises(ValueError, match="no parameter 'x'; it has: x, x"):
+        grad(mod, wrt=[relax.Var("x", relax.TensorType([3], "float64"))])
+
+
+def test_second_order_max_pooling_of_very_negative_values() -> None:
+    rng = np.random.default_rng(0)
+    x = -1e39 * (1 + rng.random((1, 1, 5, 5)))
+    var = relax.Var("x", relax.TensorType(x.shape, "float64"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [var]):
+        with bb.dataflow():
+            scaled = bb.emit(relax.op.multiply(var, relax.const(1e-39, "float64")))
+            y = bb.emit(relax.op.nn.max_pool2d(scaled, (3, 3), (2, 2), (1, 1, 1, 1)))
+            big = bb.emit(relax.op.nn.max_pool2d(var, (3, 3), (2, 2), (1, 1, 1, 1)))
+            out = bb.emit_output(relax.op.sum(bb.emit(relax.op.multiply(y, big))))
+        bb.emit_func_output(out)
+    direction = rng.standard_normal(x.shape)
+    got = run(grad(bb.get(), order=2), "main_adjoint2", [x, direction])
+    t = torch.tensor(x, requires_grad=True)
+    value = (F.max_pool2d(t * 1e-39, 3, 2, 1) * F.max_pool2d(t, 3, 2, 1)).sum()
+    (first,) = torch.autograd.grad(value, t, create_graph=True)
+    scalar = (first * torch.tensor(direction)).sum()
+    close(got[1], torch.autograd.grad(scalar, t)[0])
+
+
+def test_gradient_after_the_stock_layout_pass() -> None:
+    desired = {"relax.nn.conv2d": ["NHWC", "OHWI"]}
+    mod = grad(relax.transform.ConvertLayout(desired)(network()))
+    args = values([(2, 4, 9, 8), (6, 2, 3, 3), (6, 1, 1)], 1)
+    for mine, want in zip(
+        run(mod, "main_adjoint", args), run(grad(network()), "main_adjoint", args), strict=True
+    ):
+        assert np.linalg.norm(mine - want) <= 1e-12 * np.linalg.norm(want)
+
+
+def test_wrong_arguments() -> None:
+    mod = network()
+    for wrt in ("w", 1, mod["main"].params[0]):
+        with pytest.raises(TypeError, match="wrt must be a sequence of parameters or names"):
+            grad(mod, wrt=wrt)  # type: ignore[arg-type]
+    for item in (1, None):
+        with pytest.raises(TypeError, match="wrt holds parameters or their names"):
+            grad(mod, wrt=[item])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="no float parameter to differentiate by"):
+        grad(mod, wrt=[])
+    with pytest.raises(TypeError, match="mod must be an IRModule, got NoneType"):
+        grad(None)
+
+
 def test_errors_name_what_is_wrong() -> None:
     mod = network()
     with pytest.raises(ValueError, match="parameter 'x' is bfloat16"):

@@ -1,0 +1,255 @@
+"""Mixed precision: half-precision convolutions and matrix products in a float32 training graph.
+
+Stock `ToMixedPrecision` knows float16 only, makes results of convolutions float32 whose gradients
+then mix dtypes, and the stock gradient refuses bfloat16 parameters.  Here one pass does both half
+types, before differentiation, by inserting casts:
+
+* convolutions of the family and matmul take half operands and make a half result;
+* relu and max pooling, whose results are roundings of nothing, take and make half;
+* reshaping, joining and splitting follow their operands;
+* everything else (normalization, average pooling, softmax, loss, residual sums, biases) is float32.
+
+Parameters stay float32: their casts are part of the function, and the cast's gradient brings the
+half-precision partials back.  So the family's ops have half operands in the backward part too.
+After differentiation `accumulate_wide` makes the matrix products' sums float32; the convolution
+kernels accumulate in float32 anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+from ..ops.algebra import WGRAD_KEYS, make_call
+from ..ops.conv2d_backward_weight import DEF as WGRAD
+
+HALVES = ("float16", "bfloat16")
+
+# Always in half precision.
+_ALWAYS = frozenset({
+    "relax.nn.conv2d", "relax.nn.conv2d_transpose", "relax.nn.conv2d_backward_weight",
+    "relax.nn.conv2d_backward_data", "relax.matmul", "relax.nn.relu", "relax.nn.max_pool2d",
+})  # fmt: skip
+# In half precision if all their tensors are.
+_FOLLOW = frozenset({
+    "relax.reshape", "relax.permute_dims", "relax.concat", "relax.split", "relax.squeeze",
+    "relax.expand_dims", "relax.strided_slice", "relax.flatten",
+    "relax.grad.start_checkpoint", "relax.grad.end_checkpoint",
+})  # fmt: skip
+
+
+def mixed_precision(mod: tvm.IRModule, fn: str = "main", *, dtype: str) -> tvm.IRModule:
+    """The module with `fn` in mixed precision; its parameters and results keep their types.
+
+    Parameters
+    ----------
+    mod : `fn` has one dataflow block and computes in float32.
+    dtype : "float16" or "bfloat16", that of the convolutions' and matrix products' operands.
+
+    Returns
+    -------
+    tvm.IRModule : a new module; the one given is not changed.
+
+    Raises
+    ------
+    ValueError : for another dtype, and where `fn` is no function of one dataflow block.
+    """
+    if dtype not in HALVES:
+        raise ValueError(f"mixed_precision: dtype must be {' or '.join(HALVES)}, got {dtype!r}")
+    func = mod[fn]
+    blocks = func.body.blocks if isinstance(func, relax.Function) else []
+    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+        raise ValueError(f"mixed_precision: {fn!r} must be one dataflow block")
+    out = mod.clone()
+    out[fn] = _Rewriter(dtype).function(func)
+    return out
+
+
+class _Rewriter:
+    """Rebuilds a function binding by binding; each variable has a value in one dtype or in both."""
+
+    def __init__(self, half: str) -> None:
+        self.half = half
+        self.builder = relax.BlockBuilder()
+        self.value: dict[relax.Var, Any] = {}  # old variable -> new one, in its natural dtype
+        self.casts: dict[tuple[Any, str], Any] = {}  # (new variable, dtype) -> its cast
+
+    def function(self, func: relax.Function) -> relax.Function:
+        bb = self.builder
+        params = list(func.params)
+        self.value = {p: p for p in params}
+        block, result = func.body.blocks[0], func.body.body
+        fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
+        with bb.function("main", params):
+            with bb.dataflow():
+                for binding in block.bindings:
+                    self.value[binding.var] = bb.emit(
+                        self.rebuild(binding.value), name_hint=binding.var.name
+                    )
+                # A result is the binding of a variable of its own, in the type it had.
+                outputs = [bb.emit_output(self.tensor(f, str(f.ty.dtype))) for f in fields]
+            bb.emit_func_output(
+                relax.Tuple(outputs) if isinstance(result, relax.Tuple) else outputs[0]
+            )
+        new = bb.get()["main"]
+        new = _canonical(new)
+        for key, value in (func.attrs or {}).items():
+            new = new.with_attr(key, value)
+        return new
+
+    def rebuild(self, value: Any) -> Any:
+        if isinstance(value, relax.TupleGetItem):
+            source = self.value.get(value.tuple_value, value.tuple_value)
+            return relax.TupleGetItem(source, value.index)
+        if isinstance(value, relax.Tuple):
+            return relax.Tuple([self.tensor(f, "float32") for f in value.fields])
+        if not isinstance(value, relax.Call):
+            return self.value.get(value, value)
+        name = _op_name(value)
+        if name in _ALWAYS:
+            dtype = self.half
+        elif name in _FOLLOW:
+            leaves = [leaf for arg in value.args for leaf in self.leaves(arg)]
+            # Parameters' reshapings stay float32: they are cast where they are used.
+            halves = [self.dtype_of(leaf) == self.half for leaf in leaves]
+            dtype = self.half if halves and all(halves) else "float32"
+        else:
+            dtype = "float32"
+        args = [self.cast(arg, dtype) for arg in value.args]
+        # The result's type is inferred anew from the operands.
+        return relax.Call(value.op, args, value.attrs, value.ty_args)
+
+    def leaves(self, arg: Any) -> list[Any]:
+        if isinstance(arg, relax.Tuple):
+            return [leaf for field in arg.fields for leaf in self.leaves(field)]
+        new = self.value.get(arg, arg) if isinstance(arg, relax.Var) else arg
+        return [new] if isinstance(new.ty, relax.TensorType) else []
+
+    @staticmethod
+    def dtype_of(expr: Any) -> str:
+        return str(expr.ty.dtype)
+
+    def cast(self, arg: Any, dtype: str) -> Any:
+        """An operand: float tensors in `dtype`, all else (shapes, labels) as it is."""
+        if isinstance(arg, relax.Tuple):
+            return relax.Tuple([self.cast(field, dtype) for field in arg.fields])
+        if isinstance(arg.ty, relax.TensorType):
+            return self.tensor(arg, dtype)
+        return self.value.get(arg, arg) if isinstance(arg, relax.Var) else arg
+
+    def tensor(self, expr: Any, dtype: str) -> Any:
+        new = self.value.get(expr, expr) if isinstance(expr, relax.Var) else expr
+        have = self.dtype_of(new)
+        if have == dtype or have not in ("float32", self.half):
+            return new
+        if not isinstance(new, relax.Var):
+            return self.builder.emit(relax.op.astype(new, dtype), name_hint="constant")
+        key = (new, dtype)
+        if key not in self.casts:
+            self.casts[key] = self.builder.emit(
+                relax.op.astype(new, dtype), name_hint=f"{new.name}_{dtype}"
+            )
+        return self.casts[key]
+
+
+_DIRECT = frozenset({"relax.matmul", "relax.nn.conv2d_backward_weight"})
+# TVM 0.27 cannot lower its reduction over (index, value) pairs for bfloat16.
+_POOL = "relax.grad.max_pool2d_backward"
+
+
+def accumulate_wide(mod: tvm.IRModule, fn: str) -> tvm.IRModule:
+    """Half-precision matrix products and weight gradients of `fn` summed and given in float32.
+
+    For a differentiated function.  The stock matmul sums in its result's dtype, so it gets float32
+    as that, and a cast where a half result is wanted.  A cast to float32 right after wgrad is
+    folded into it: no gradient of a weight is rounded, or overflows, on the way.
+    """
+    func = mod[fn]
+    out = mod.clone()
+    out[fn] = _widened(func)
+    return out
+
+
+def _op_name(value: Any) -> str:
+    call = isinstance(value, relax.Call) and isinstance(value.op, Op)
+    return str(value.op.name) if call else ""
+
+
+def _widened(func: relax.Function) -> relax.Function:
+    bindings = [b for block in func.body.blocks for b in block.bindings]
+    direct = {
+        b.var: b.value
+        for b in bindings
+        if _op_name(b.value) in _DIRECT and str(b.value.ty.dtype) in HALVES
+    }
+    bb = relax.BlockBuilder()
+    value: dict[relax.Var, Any] = {}
+    wide: dict[relax.Var, Any] = {}  # a result of `direct` in float32
+
+    def new(expr: Any) -> Any:
+        if isinstance(expr, relax.Var):
+            return value.get(expr, expr)
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([new(field) for field in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(new(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            return relax.Call(expr.op, [new(a) for a in expr.args], expr.attrs, expr.ty_args)
+        return expr
+
+    with bb.function("main", list(func.params)):
+        with bb.dataflow():
+            for binding in bindings:
+                var, expr = binding.var, binding.value
+                if var in direct:
+                    wide[var] = bb.emit(_wide(expr, new), name_hint=var.name)
+                    half = relax.op.astype(wide[var], str(expr.ty.dtype))
+                    value[var] = bb.emit(half, name_hint=f"{var.name}_half")
+                elif (
+                    _op_name(expr) == "relax.astype"
+                    and expr.args[0] in wide
+                    and str(expr.ty.dtype) == "float32"
+                ):
+                    value[var] = wide[expr.args[0]]
+                elif _op_name(expr) == _POOL and str(expr.ty.dtype) == "bfloat16":
+                    widest = [bb.emit(relax.op.astype(new(a), "float32")) for a in expr.args]
+                    made = bb.emit(relax.Call(expr.op, widest, expr.attrs, expr.ty_args))
+                    value[var] = bb.emit(relax.op.astype(made, "bfloat16"), name_hint=var.name)
+                else:
+                    value[var] = bb.emit(new(expr), name_hint=var.name)
+            result = new(func.body.body)
+            outputs: dict[Any, Any] = {}
+
+            def output(expr: Any) -> Any:
+                if isinstance(expr, relax.Tuple):
+                    return relax.Tuple([output(field) for field in expr.fields])
+                if isinstance(expr, relax.Var) and expr not in outputs:
+                    outputs[expr] = bb.emit_output(expr)
+                return outputs.get(expr, expr)
+
+            result = output(result)
+        bb.emit_func_output(result)
+    wide_func = _canonical(relax.analysis.remove_all_unused(bb.get()["main"]))
+    for key, attribute in (func.attrs or {}).items():
+        wide_func = wide_func.with_attr(key, attribute)
+    return wide_func
+
+
+def _wide(call: relax.Call, new: Any) -> relax.Expr:
+    args = [new(arg) for arg in call.args]
+    if _op_name(call) == "relax.matmul":
+        return relax.op.matmul(*args, out_dtype="float32")
+    assert WGRAD.read_attrs is not None
+    attrs = replace(WGRAD.read_attrs(call), out_dtype="float32")
+    return make_call(WGRAD.name, args, attrs, WGRAD_KEYS)
+
+
+def _canonical(func: relax.Function) -> relax.Function:
+    """Without the bindings of one variable to another that outputs leave behind."""
+    symbol = func.attrs["global_symbol"]
+    module = relax.transform.CanonicalizeBindings()(tvm.IRModule({symbol: func}))
+    return module[symbol]
