@@ -59,6 +59,7 @@ def test_env() -> None:
             1,
             "checkpoint: squeezenet has no computed tensor 'nowhere'",
         ),
+        (("train", "squeezenet", "--json", "no/such/folder/x.json"), 1, "no/such/folder/x.json"),
         (("train", "resnet51"), 1, "resnet50"),
         (("train", "no/such/file.onnx"), 1, "no/such/file.onnx"),
         (("train", "vgg19", "--image-size", "100"), 1, "ValueError"),
@@ -79,7 +80,8 @@ def test_users_own_model(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     done = run("train", str(path), "--batch", "2", "--steps", "8", "--dtype", "bf16",
                "--layout", "NHWC", "--checkpoint", "pool", "--dropout", "mask", "--no-check",
-               "--optimizer", "adam", "--lr", "0.003", "--quiet", "--json", str(figures))  # fmt: skip
+               "--optimizer", "adam", "--lr", "0.003", "--quiet",
+               "--json", str(figures))  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "layout changes in the step" in done.stdout
     data = json.loads(figures.read_text())
