@@ -94,11 +94,11 @@ def test_cpu_schedule(kind: ConvKind) -> None:
 
 SYMBOLIC = (
     ConvProblem.parse(
-        "fprop n=1 c=6 h=1 w=1 k=16 r=3 s=3 stride=2,1 pad=1,0,2,1 dil=1,2 groups=2"
+        "fprop n=1 c=6 h=9 w=9 k=16 r=3 s=3 stride=2,1 pad=1,0,2,1 dil=1,2 groups=2"
         " layout=NHWC/HWIO/NHWC"
     ),
     ConvProblem.parse(
-        "fprop n=1 c=5 h=1 w=1 k=7 r=2 s=3 stride=1,3 pad=0,1,1,1 layout=NCHW/OIHW/NCHW"
+        "fprop n=1 c=5 h=9 w=9 k=7 r=2 s=3 stride=1,3 pad=0,1,1,1 layout=NCHW/OIHW/NCHW"
         " dtype=f32/f32/f16"
     ),
 )
