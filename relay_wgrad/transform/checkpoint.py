@@ -25,6 +25,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from .substitute import substitute
+
 _BITS = re.compile(r"\d+")
 
 
@@ -225,15 +227,7 @@ def _marked(func: relax.Function, cuts: Sequence[Cut]) -> relax.Function:
         return ended if index == final else started
 
     def new(expr: Any) -> Any:
-        if isinstance(expr, relax.Var):
-            return value.get(expr, expr)
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([new(field) for field in expr.fields])
-        if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(new(expr.tuple_value), expr.index)
-        if isinstance(expr, relax.Call):
-            return relax.Call(expr.op, [new(a) for a in expr.args], expr.attrs, expr.ty_args)
-        return expr
+        return substitute(expr, value)
 
     with bb.function("main", list(func.params)):
         with bb.dataflow():

@@ -26,6 +26,7 @@ from tvm.ir import Op
 
 from ..ops.algebra import WGRAD_KEYS, make_call
 from ..ops.conv2d_backward_weight import DEF as WGRAD
+from .substitute import substitute
 
 HALVES = ("float16", "bfloat16")
 
@@ -191,15 +192,7 @@ def _widened(func: relax.Function) -> relax.Function:
     wide: dict[relax.Var, Any] = {}  # a result of `direct` in float32
 
     def new(expr: Any) -> Any:
-        if isinstance(expr, relax.Var):
-            return value.get(expr, expr)
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([new(field) for field in expr.fields])
-        if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(new(expr.tuple_value), expr.index)
-        if isinstance(expr, relax.Call):
-            return relax.Call(expr.op, [new(a) for a in expr.args], expr.attrs, expr.ty_args)
-        return expr
+        return substitute(expr, value)
 
     with bb.function("main", list(func.params)):
         with bb.dataflow():
