@@ -20,7 +20,7 @@ help:
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install $(TORCH_ARGS) --constraint constraints.txt --editable '.[dev,torch]'
+	$(PIP) install $(TORCH_ARGS) --constraint constraints.txt --editable '.[dev,torch,notebooks]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

@@ -1,12 +1,14 @@
 """Layout changes left in gradients, and the time to get there: the stock pass and ours.
 
-    python -m benchmarks.layout_changes [--models NAME,…] [--depths N,…] [--limit SECONDS]
-                                        [--json FILE] [--plot FILE]
+    python -m benchmarks.layout_changes [--models NAME,…] [--relay NAME,…] [--depths N,…]
+                                        [--limit SECONDS] [--json FILE] [--plot FILE]
 
-For the nine architectures that `onnx` ships, and for chains of convolutions with bias, ReLU and
-residuals.  "stock" is `relax.transform.ConvertLayout` with the family named and only the family's
-rules registered, "stock + rules" the same with the rules that `register()` adds for other ops.  On
-chains the stock pass is left out where it would take longer than the limit.  Nothing is compiled.
+For the nine architectures that `onnx` ships, for two networks that Relay 0.19 converted too (the
+gradient of every parameter, the image among them), and for chains of convolutions with bias, ReLU
+and residuals.  "stock" is `relax.transform.ConvertLayout` with the family named and only the
+family's rules registered, "stock + rules" the same with the rules that `register()` adds for other
+ops.  On chains the stock pass is left out where it would take longer than the limit.  Nothing is
+compiled.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from tvm import relax
 from tvm.ir import Op
 
 import relay_wgrad
+from benchmarks.layout_equality import machine
 from relay_wgrad import opdef
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.frontend.bundled import BUNDLED
@@ -34,6 +37,8 @@ from relay_wgrad.registry import LEVEL
 from relay_wgrad.transform import ConvertLayout, count_reasons, grad, layout_changes
 from relay_wgrad.transform.layout_report import REASONS
 from tests.ir.layout_cases import chain
+from tests.ir.relay_networks import NETWORKS, relay_network
+from tests.relay_fixtures import layout_transforms
 
 CHANNELS_LAST = {
     "relax.nn.conv2d": ["NHWC", "OHWI"],
@@ -66,6 +71,12 @@ def timed(make: Callable[[], Any]) -> tuple[Any, float]:
     return made, time.process_time() - start
 
 
+def best(make: Callable[[], Any]) -> tuple[Any, float]:
+    """The same, the best of three: other work on the machine only ever adds."""
+    runs = [timed(make) for _ in range(3)]
+    return runs[0][0], min(seconds for _, seconds in runs)
+
+
 class Stock:
     """The stock pass; given a limit, until it would get slower than that."""
 
@@ -96,11 +107,9 @@ class Stock:
 def measure(
     name: str, module: tvm.IRModule, wrt: Sequence[str] | None, stock: Stock
 ) -> dict[str, Any]:
-    adjoint, grad_seconds = timed(lambda: grad(module, "main", wrt=wrt))
     convert = ConvertLayout("NHWC", functions=[ADJOINT])
-    after, seconds = timed(lambda: convert(adjoint))
-    for _ in range(2):  # the best of three: other work on the machine only ever adds
-        seconds = min(seconds, timed(lambda: convert(adjoint))[1])
+    adjoint, grad_seconds = best(lambda: grad(module, "main", wrt=wrt))
+    after, seconds = best(lambda: convert(adjoint))
     relax.analysis.well_formed(after)
     before = adjoint[ADJOINT]
     changes = layout_changes(after[ADJOINT], before)
@@ -121,13 +130,14 @@ def measure(
 def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
     table = Table(title=title)
     shown = [reason for reason in REASONS if any(reason in row["reasons"] for row in rows)]
-    for column in ("", "bindings", "stock", "stock + rules", "ours", *shown, "params kept in NHWC",
-                   "grad s", "ours s", "stock s"):  # fmt: skip
+    for column in ("", "bindings", "Relay 0.19", "stock", "stock + rules", "ours", *shown,
+                   "params kept in NHWC", "grad s", "ours s", "stock s"):  # fmt: skip
         table.add_column(column, justify="left" if not column else "right")
     for row in rows:
         table.add_row(
             row["name"],
             str(row["bindings"]),
+            str(row.get("relay", "-")),
             str(row.get("stock", "-")),
             str(row.get("stock_with_rules", "-")),
             str(row["left"]),
@@ -148,7 +158,7 @@ def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def plot(rows: list[dict[str, Any]], path: str) -> None:
-    """Time by depth, ours and the stock pass's."""
+    """Time by depth on linear scales: gradient and conversion; conversion by either pass."""
     try:
         import matplotlib  # type: ignore[import-not-found]
 
@@ -156,22 +166,32 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
         from matplotlib import pyplot
     except ImportError as error:
         raise SystemExit(f"--plot needs matplotlib: {error}") from error
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    for key, label in (("seconds", "ConvertLayout (ours)"), ("stock_seconds", "stock pass")):
-        points = [(row["depth"], row[key]) for row in rows if key in row]
-        axes.plot([d for d, _ in points], [s for _, s in points], "o-", label=label)
-    axes.plot(
-        [row["depth"] for row in rows], [row["grad_seconds"] for row in rows], "s--", label="grad"
-    )
-    axes.set(xlabel="convolutions", ylabel="seconds", xscale="log", yscale="log")
-    axes.legend()
+    depths = [row["depth"] for row in rows]
+    gradient = [row["grad_seconds"] for row in rows]
+    both = [row["grad_seconds"] + row["seconds"] for row in rows]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    # What linear would be: the line from the origin that fits best.  Points above it at the right
+    # end, and below it on the left, would be growth faster than that.
+    slope = float(np.dot(depths, both) / np.dot(depths, depths))
+    left.plot([0, depths[-1]], [0, slope * depths[-1]], ":", color="gray", label="a straight line")
+    left.plot(depths, both, "o-", label="gradient and conversion")
+    left.plot(depths, gradient, "s-", label="gradient alone")
+    for key, label in (("stock_seconds", "stock ConvertLayout"), ("seconds", "ours")):
+        known = [(row["depth"], row[key]) for row in rows if key in row]
+        right.plot(*zip(*known, strict=True), "o-", label=label)
+    right.set_title("conversion alone", fontsize=10)
+    left.set_title("relay_wgrad.transform: grad, ConvertLayout", fontsize=10)
+    for axes in (left, right):
+        axes.set(xlabel="convolutions", ylabel="CPU seconds", xlim=(0, None), ylim=(0, None))
+        axes.legend(fontsize=9)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=",".join(BUNDLED))
+    parser.add_argument("--relay", default=",".join(NETWORKS), metavar="NAMES")
     parser.add_argument("--depths", default=",".join(map(str, DEPTHS)))
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for the stock pass")
     parser.add_argument("--json", metavar="FILE")
@@ -179,8 +199,11 @@ def main() -> None:
     args = parser.parse_args()
     relay_wgrad.register()
     measure("warm-up", chain(5), None, Stock())
-    console = Console(width=170)
+    console = Console(width=180)
     models = []
+    for name in filter(None, args.relay.split(",")):
+        row = measure(name, relay_network(name), None, Stock())
+        models.append({**row, "relay": layout_transforms(f"{name}_grad_nhwc")})
     for name in filter(None, args.models.split(",")):
         graph = from_onnx(name)
         models.append(measure(name, graph.module, graph.trainable, Stock()))
@@ -203,7 +226,8 @@ def main() -> None:
                 console.print(f"{key} ~ depth ** {fits[key]:.2f}")
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"models": models, "chains": chains, "exponents": fits}, file, indent=1)
+            result = {"models": models, "chains": chains, "exponents": fits}
+            json.dump({**machine(), **result}, file, indent=1)
     if args.plot:
         plot(chains, args.plot)
 

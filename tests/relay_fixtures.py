@@ -13,7 +13,7 @@ from typing import Any
 
 from .fixtures.relay.inputs import HERE, load
 
-__all__ = ["RelayCall", "fixture_names", "load", "parse_relay"]
+__all__ = ["RelayCall", "fixture_names", "layout_transforms", "load", "parse_relay"]
 
 _CALL = re.compile(
     r"(?:%(?P<var>\d+) = )?(?P<op>[\w.]+)\((?P<args>.*)\)"
@@ -40,6 +40,11 @@ def fixture_names(pattern: str) -> list[str]:
     if not names:
         raise FileNotFoundError(f"no fixture matches {pattern}")
     return names
+
+
+def layout_transforms(name: str) -> int:
+    """The calls of `layout_transform` in a fixture's program."""
+    return len(re.findall(r"\blayout_transform\(", load(name)[2]))
 
 
 def parse_relay(text: str) -> tuple[dict[str, tuple[tuple[int, ...], str]], list[RelayCall]]:
