@@ -8,6 +8,10 @@ Each row is a process of its own, so that one's memory is not another's.  The we
 the batch is one fixed random batch.  "plan" is what the static memory plan sets aside for
 intermediate results; "peak" is the growth of the process's resident memory during the steps, which
 also holds gradients, the optimizer's state and new parameters, and the kernels' own scratch.
+
+FILE is written after every row and keeps the rows that this run does not measure again, so that a
+campaign can be done in parts.  Each row says when it was measured and how busy the machine was: the
+load average at its start and end, where this row's own threads are part of the second.
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ import argparse
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +33,8 @@ from rich.table import Table
 
 from relay_wgrad.frontend import BUNDLED
 
+# What a row was asked for: two rows with the same are measurements of one thing.
+ASKED = ("model", "dtype", "checkpoint", "batch", "image_size", "steps", "optimizer", "layout")
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
@@ -78,6 +86,7 @@ def measure(args: dict[str, Any]) -> dict[str, Any]:
 
 def row(args: dict[str, Any]) -> dict[str, Any]:
     """One row, in a process of its own."""
+    when, load = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), os.getloadavg()[0]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.training", "--row", json.dumps(args)],
         capture_output=True, text=True, check=False,
@@ -85,7 +94,17 @@ def row(args: dict[str, Any]) -> dict[str, Any]:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         return {**args, "error": lines[-1]}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    found = dict(json.loads(done.stdout.splitlines()[-1]))
+    return {**found, "when": when, "load": [round(load, 1), round(os.getloadavg()[0], 1)]}
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes the rows to a file, with those of other measurements that are there already."""
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    merged = {tuple(r[name] for name in ASKED): r for r in [*old, *rows]}
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(list(merged.values()), indent=1) + "\n", encoding="utf-8")
+    new.replace(path)  # never half a file
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
@@ -138,7 +157,7 @@ def main() -> int:
         }))  # fmt: skip
         print(f"{model} {dtype} {checkpoint}: {rows[-1].get('error', 'done')}", file=sys.stderr)
         if args.json:
-            Path(args.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            save(Path(args.json), rows)
     Console().print(table(rows))
     good = ["error" not in r and r["losses"][-1] < r["losses"][0] for r in rows]
     return 0 if all(good) else 1

@@ -100,19 +100,36 @@ def max_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., 
             *call.args[:2],
         )  # fmt: skip
         target = Target.current(allow_none=True)
-        if target is not None and str(target.kind.name) == "llvm":
-            func = _parallel(func)
+        schedule = _SCHEDULES.get(str(target.kind.name)) if target is not None else None
+        if schedule is not None:
+            func = _scheduled(func, schedule)
         return relax.call_tir(bb.add_func(func, name), args, out_ty)
 
     return rule
 
 
-def _parallel(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Both stages in parallel over the two outer axes."""
+def _parallel(sch: s_tir.Schedule, loops: list[Any]) -> None:
+    sch.parallel(sch.fuse(*loops[:2]))
+
+
+def _threads(sch: s_tir.Schedule, loops: list[Any]) -> None:
+    block, thread = sch.split(sch.fuse(*loops[:4]), [None, 256])
+    sch.bind(block, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+
+
+# Target kind -> what it does with a stage's loops, the four of the result first.  The stock CUDA
+# pipeline would fuse the two stages into one that it then cannot schedule.
+_SCHEDULES: dict[str, Callable[[s_tir.Schedule, list[Any]], None]] = {
+    "llvm": _parallel,
+    "cuda": _threads,
+}
+
+
+def _scheduled(func: tirx.PrimFunc, schedule: Callable[..., None]) -> tirx.PrimFunc:
     sch = s_tir.Schedule(func)
     for block in ("first_maximum", "max_pool2d_backward"):
-        outer = sch.get_loops(sch.get_sblock(block, func_name="main"))[:2]
-        sch.parallel(sch.fuse(*outer))
+        schedule(sch, list(sch.get_loops(sch.get_sblock(block, func_name="main"))))
     # A global symbol would make the kernel public, and clash with a function of that name.
     done = sch.mod["main"].without_attr("global_symbol")
     return done.with_attr({"tirx.is_scheduled": True, "op_pattern": OPAQUE})

@@ -1,21 +1,32 @@
-"""`python -m relay_wgrad env`: versions, CPU, threads."""
+"""`python -m relay_wgrad env`: versions, CPU, threads, GPU, cuDNN, and what is missing."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import shutil
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from byoc_cudnn.toolchain import Toolchain
+
 PACKAGES = ("relay-wgrad", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "rich", "torch")
+OPTIONAL = {"torch"}
 
 
 def facts() -> list[tuple[str, str]]:
-    """(what, value) rows."""
+    """(what, value) rows; the last one, "missing", says what a build for cuDNN lacks."""
     import tvm
     from tvm.target.codegen import llvm_get_system_cpu
+
+    from byoc_cudnn import toolchain
 
     from . import registry
 
@@ -31,21 +42,105 @@ def facts() -> list[tuple[str, str]]:
     threads = int(tvm.get_global_func("runtime.NumThreads")())
     rows.append(("threads of TVM's pool by itself", str(threads)))
     rows.append(("TVM_NUM_THREADS", os.environ.get("TVM_NUM_THREADS", "not set")))
-    rows.append(("CUDA device", "yes" if tvm.cuda(0).exist else "none that TVM can use"))
+
+    by_itself = bool(tvm.cuda(0).exist)
+    found = toolchain.find()
+    toolchain.preload(found)
+    if by_itself:
+        device = "yes"
+    elif tvm.cuda(0).exist:
+        device = "yes, after byoc_cudnn.toolchain.preload()"
+    else:
+        device = "none that TVM can use"
+    rows.append(("GPU", gpu()))
+    rows.append(("CUDA device", device))
+    rows += build_facts(found)
     return rows
+
+
+def build_facts(found: Toolchain) -> list[tuple[str, str]]:
+    """The rows on what a build for cuDNN needs."""
+    rows = []
+    for part in (found.cudnn, found.cuda):
+        if part.complete:
+            text = f"{part.version_text} ({part.source})"
+        elif part.library is not None:
+            text = f"{part.library}, without complete headers"
+        else:
+            text = "not found"
+        rows.append((part.name, text))
+        rows += [(f"{part.name}, passed over", reason) for reason in part.rejected]
+    rows.append(("C++ compiler", _compiler(found)))
+    rows.append(("nvcc (not needed)", str(found.nvcc or "not found")))
+    rows.append(("missing", found.missing() or "nothing"))
+    return rows
+
+
+def gpu() -> str:
+    """Each GPU's name, driver and memory as `nvidia-smi` tells them, or why it does not."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "none found (no nvidia-smi on PATH)"
+    query = [program, "--query-gpu=name,driver_version,compute_cap,memory.total",
+             "--format=csv,noheader"]  # fmt: skip
+    try:
+        done = subprocess.run(  # noqa: S603
+            query, capture_output=True, text=True, check=False, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unknown: {error}"
+    lines = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip()
+    return lines or "none found"
+
+
+def _compiler(found: Toolchain) -> str:
+    if not found.compiler:
+        return "not found"
+    words = [*found.compiler, "--version"]
+    try:
+        done = subprocess.run(  # noqa: S603
+            words, capture_output=True, text=True, check=False, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{' '.join(found.compiler)} does not run: {error}"
+    return f"{' '.join(found.compiler)} ({done.stdout.partition(chr(10))[0]})"
 
 
 def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "not installed" + (" (optional)" if package == "torch" else "")
+        return "not installed" + (" (optional)" if package in OPTIONAL else "")
 
 
-def print_env() -> int:
-    """Prints the table; the exit code is 0."""
+def print_env(as_json: bool = False) -> int:
+    """Prints the rows as a table, or as one JSON object; the exit code is 0."""
+    rows = facts()
+    if as_json:
+        from byoc_cudnn import toolchain
+
+        found = toolchain.find()
+        build = {
+            "missing": found.missing(),
+            "compiler": found.compiler,
+            "options": found.options,
+            **{
+                part.name: {
+                    "version": part.version,
+                    "library": part.library,
+                    "includes": part.includes,
+                    "source": part.source,
+                    "passed over": part.rejected,
+                }
+                for part in (found.cudnn, found.cuda)
+            },
+        }
+        print(json.dumps({**dict(rows), "build": build}, indent=1, default=str))
+        return 0
     table = Table(title="relay-wgrad environment", show_header=False)
-    for row in facts():
-        table.add_row(*row)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a path that is cut off says nothing
+    for name, value in rows:
+        table.add_row(name, escape(value))
     Console().print(table)
     return 0

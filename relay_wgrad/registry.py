@@ -4,6 +4,9 @@ TVM keeps one value per (op, rule), with a level; a higher level wins, the same 
 value can be lowered or removed, only reset.  So each upstream value is saved before ours goes in
 above it, and put back at upstream's level.  An op itself can't be removed: after `unregister()` the
 new ops refuse at type inference.
+
+A rule that someone else registers above ours while ours is in place is theirs: `unregister()`
+leaves it alone, and a later `register()` goes above it and gives it back in the end.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ _OWNER = "relay_wgrad.owner"  # marks ops that are ours, whichever copy of this 
 
 _lock = threading.RLock()
 _saved: dict[tuple[str, str], Any] = {}  # (op, rule) -> upstream's value, None where it had none
+_installed: dict[tuple[str, str], Any] = {}  # (op, rule) -> ours, as TVM gives it back
 _registered = False
 
 
@@ -112,7 +116,10 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """Puts upstream's rules back; the new ops refuse from now on.  Idempotent."""
+    """Puts upstream's rules back; the new ops refuse from now on.  Idempotent.
+
+    A rule that was registered above one of ours in the meantime stays.
+    """
     global _registered
     with _lock:
         if _registered:
@@ -145,8 +152,11 @@ def _install(definition: OpDef) -> None:
         upstream = op.get_attr(key) if op.has_attr(key) else None
         wraps = not definition.is_new or key == opdef.LEGALIZE
         value = rule(upstream) if wraps else rule
-        _saved[definition.name, key] = None if definition.is_new else upstream
+        # A new op's type relation is, after `unregister`, the one that refuses: nothing to keep.
+        mine = definition.is_new and key == opdef.INFER_TYPE
+        _saved[definition.name, key] = None if mine else upstream
         _set(op, key, value, LEVEL)
+        _installed[definition.name, key] = op.get_attr(key)
 
 
 def _create(definition: OpDef) -> None:
@@ -171,16 +181,34 @@ def _set(op: Op, key: str, value: Any, level: int) -> None:
     tvm.ir.register_op_attr(str(op.name), key, value, level)
 
 
+def _is_ours(op: Op, key: str) -> bool:
+    """Whether the rule in TVM's registry is the one that we put there."""
+    put = _installed.get((str(op.name), key))
+    now = op.get_attr(key) if op.has_attr(key) else None
+    if put is None or now is None:  # ours has not gone in yet, or somebody took it out
+        return True
+    # A function comes back in a new wrapper each time; other rules are numbers and flags.
+    objects = hasattr(put, "same_as") and hasattr(now, "same_as")
+    return bool(now.same_as(put) if objects else now == put)
+
+
 def _remove_all() -> None:
+    kept = set()
     for (name, key), upstream in reversed(list(_saved.items())):
         op = Op.get(name)
+        if not _is_ours(op, key):
+            kept.add((name, key))
+            continue
         op.reset_attr(key)
         if upstream is not None:
             tvm.ir.register_op_attr(name, key, upstream, UPSTREAM_LEVEL)
     _saved.clear()
+    _installed.clear()
     for definition in ALL:
         if definition.is_new and definition.name in {str(n) for n in Op.list_op_names()}:
-            _set(Op.get(definition.name), opdef.INFER_TYPE, _tombstone(definition), UPSTREAM_LEVEL)
+            if (definition.name, opdef.INFER_TYPE) not in kept:
+                op = Op.get(definition.name)
+                _set(op, opdef.INFER_TYPE, _tombstone(definition), UPSTREAM_LEVEL)
             if getattr(relax.op.nn, definition.short, None) is definition.constructor:
                 delattr(relax.op.nn, definition.short)
 

@@ -7,7 +7,7 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tvm
@@ -29,17 +29,18 @@ AGREES = {"float32": 1e-4, "float64": 1e-12, "float16": 4e-3, "bfloat16": 3e-2}
 
 
 class _Report:
-    """Progress on standard error, results on standard output."""
+    """Progress on standard error where that is a terminal, results on standard output."""
 
     def __init__(self, quiet: bool) -> None:
         self.out = Console()
+        err = Console(stderr=True)
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=quiet,
+            console=err,
+            disable=quiet or not err.is_terminal,
         )
 
     @contextlib.contextmanager
@@ -47,6 +48,17 @@ class _Report:
         task = self.progress.add_task(what, total=total)
         yield lambda: self.progress.advance(task)
         self.progress.update(task, total=total or 1, completed=total or 1)
+
+    @contextlib.contextmanager
+    def parts(self) -> Iterator[Callable[[str], None]]:
+        """Gives a function that ends one part and begins the next, named by its argument."""
+        with contextlib.ExitStack() as now:
+
+            def begin(what: str) -> None:
+                now.close()
+                now.enter_context(self.part(what))
+
+            yield begin
 
 
 def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
@@ -66,10 +78,10 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
                 bn=args.bn, seed=args.seed, dropout=args.dropout, checkpoint=args.checkpoint,
             )  # fmt: skip
         start = time.perf_counter()
-        with report.part("differentiating and compiling"):
+        with report.parts() as begin:
             trainer = Trainer(
                 graph, target, optimizer=args.optimizer, lr=args.lr, dtype=args.dtype,
-                loss_scale=args.loss_scale, layout=args.layout,
+                loss_scale=args.loss_scale, layout=args.layout, progress=begin,
             )  # fmt: skip
         figures["compile_seconds"] = time.perf_counter() - start
         ok = _steps(args, report, graph, trainer, figures)

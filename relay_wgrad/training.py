@@ -44,13 +44,16 @@ def compile_module(
     target: Target,
     *,
     function: str = ADJOINT,
+    progress: Progress = lambda what: None,
 ) -> Compiled:
     """Compiles with the stock pipeline and records what every convolution was lowered to."""
     start = time.perf_counter()
+    progress("generating kernels")
     with target:
         mod = relax.transform.LegalizeOps()(mod)
     convolutions = lowered_convolutions(mod, function)
     legalized = time.perf_counter()
+    progress("compiling")
     now, plan = tvm.transform.PassContext.current(), PlannedMemory()
     with tvm.transform.PassContext(
         opt_level=now.opt_level, config=dict(now.config), instruments=[*now.instruments, plan]
@@ -70,6 +73,19 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 DEFAULT_LR = {"sgd": 1e-3, "momentum": 1e-3, "adam": 1e-4}
 """Small learning rates: all nine bundled networks learn a fixed batch in 10 steps of momentum."""
 
+UNNORMALIZED = 0.1
+"""The part of `DEFAULT_LR` for networks without batch statistics.
+
+The change of the logits in one step grows with the squared norms of all layers' inputs.  Batch
+statistics bound those, whatever the weights; He's weights alone only keep them from layer to layer,
+and a rate at which ResNet-50 learns smoothly throws AlexNet's loss above its start."""
+
+
+def default_lr(optimizer: str, graph: TrainingGraph) -> float:
+    """The learning rate of an optimizer for a network where none is given."""
+    return DEFAULT_LR[optimizer] * (1.0 if graph.updates else UNNORMALIZED)
+
+
 STATIC_SCALE = 1024.0  # float16's loss scale unless one is given
 _DYNAMIC_START, _DYNAMIC_GROWTH = 65536.0, 200  # the largest power of two; steps before it doubles
 
@@ -82,7 +98,7 @@ class Trainer:
     graph : the network, its loss and its initial parameters.
     target : the target to compile for.
     optimizer : "sgd", "momentum" (0.9) or "adam".
-    lr : the learning rate; by default `DEFAULT_LR`'s for the optimizer.
+    lr : the learning rate; by default `default_lr`'s for the optimizer and the network.
     dtype : None for the graph's own, or "float16" or "bfloat16": convolutions and matrix products
         take operands in that type and add up in float32; parameters, optimizer state, normalization
         and loss stay float32.
@@ -93,7 +109,8 @@ class Trainer:
     checkpoint : None, "auto" or a list of the file's tensors; "graph" is the graph's own option.
     layout : of activations: "NCHW", the model's own, or another that
         `relay_wgrad.transform.ConvertLayout` takes.
-    progress : called with a word before each long part.
+    progress : called with a few words before each part that may take long: "differentiating",
+        "generating kernels", "compiling", and the conversion of the layout where there is one.
 
     Raises
     ------
@@ -115,7 +132,7 @@ class Trainer:
     ) -> None:
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
-        self.lr = DEFAULT_LR[optimizer] if lr is None else lr
+        self.lr = default_lr(optimizer, graph) if lr is None else lr
         self.graph = graph
         self.dtype = graph.dtype if dtype is None else dtype
         self._dynamic = loss_scale == "dynamic"
@@ -132,13 +149,14 @@ class Trainer:
             scaled=self.loss_scale is not None,
         )
         before = mod[ADJOINT]
+        if layout not in (None, "NCHW"):
+            progress(f"converting to {layout}")
         mod = converted(mod, layout)
         self.layout_changes = (changes(before), changes(mod[ADJOINT]))  # before, after conversion
         # The stock optimizers put every parameter's update into one function.
         mod["optimizer"] = self._optimizer.get_function().with_attr("global_symbol", "optimizer")
         self.module = mod
-        progress("compiling")
-        self.compiled = compile_module(mod, target)
+        self.compiled = compile_module(mod, target, progress=progress)
         self.params = {name: _tensor(value) for name, value in graph.params.items()}
         self._state = self._optimizer.state
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from relay_wgrad.frontend import BUNDLED
 from tests.training_models import residual_net
 
 ROOT = Path(__file__).parent.parent
@@ -31,8 +32,9 @@ def test_help_and_version() -> None:
     assert train.returncode == 0
     for option in ("--batch", "--image-size", "--steps", "--lr", "--optimizer", "--layout",
                    "--dtype", "--loss-scale", "--bn", "--checkpoint", "--dropout",
-                   "--json"):  # fmt: skip
+                   "--json", *BUNDLED):  # fmt: skip
         assert option in train.stdout
+    assert "default: None" not in train.stdout
     assert re.fullmatch(r"relay-wgrad \d+\.\d+\.\d+\n", run("--version").stdout)
 
 
@@ -62,7 +64,13 @@ def test_env() -> None:
         (("train", "squeezenet", "--json", "no/such/folder/x.json"), 1, "no/such/folder/x.json"),
         (("train", "resnet51"), 1, "resnet50"),
         (("train", "no/such/file.onnx"), 1, "no/such/file.onnx"),
-        (("train", "vgg19", "--image-size", "100"), 1, "ValueError"),
+        (
+            ("train", "vgg19", "--image-size", "100"),
+            1,
+            "it fixes the image size at 224x224 (for the fully connected Gemm node 'n38')",
+        ),
+        (("train", "squeezenet", "--batch", "1" + "0" * 20), 1, "the largest batch is 14266"),
+        (("train", "--seed", "-1"), 2, "must be an integer of at least 0, got '-1'"),
     ],
 )
 def test_errors(args: tuple[str, ...], code: int, message: str) -> None:
@@ -80,9 +88,10 @@ def test_users_own_model(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     done = run("train", str(path), "--batch", "2", "--steps", "8", "--dtype", "bf16",
                "--layout", "NHWC", "--checkpoint", "pool", "--dropout", "mask", "--no-check",
-               "--optimizer", "adam", "--lr", "0.003", "--quiet",
+               "--optimizer", "adam", "--lr", "0.003",
                "--json", str(figures))  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""  # no progress where nobody watches
     assert "layout changes in the step" in done.stdout
     data = json.loads(figures.read_text())
     assert data["losses"][-1] < data["losses"][0]

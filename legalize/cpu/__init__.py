@@ -22,14 +22,18 @@ from .memory import Memory
 __all__ = ["configure_threads", "host_target", "prim_func"]
 
 
-def prim_func(problem: ConvProblem, target: Target) -> tirx.PrimFunc:
+def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
     """The kernel of `problem`: (first operand, second operand, result), destination-passing.
 
     Shapes and dtypes are `problem.shape(role)` and `problem.dtype(role)`.  All sizes are ints, but
     the number of images may be symbolic.  The function is marked as scheduled and opaque, so that
     TVM neither reschedules nor fuses it.
+
+    `target`: of kind llvm, or its text, such as "llvm".  Raises TypeError for anything else,
+    ValueError for another kind, for text that is no target and for a problem that is not valid.
     """
     problem.check()
+    target = _llvm(target)
     sizes = (problem.c, problem.h, problem.w, problem.k, problem.r, problem.s)
     if not all(isinstance(size, int) for size in sizes):
         raise ValueError(f"CPU kernels are for static sizes (the batch excepted): {problem}")
@@ -50,3 +54,22 @@ def prim_func(problem: ConvProblem, target: Target) -> tirx.PrimFunc:
             affine.emit(problem, m, memory)
         memory.scratch.keep()
     return builder.get()
+
+
+def _llvm(target: Target | str) -> Target:
+    """The argument of `prim_func` as a target of kind llvm."""
+    if isinstance(target, str):
+        try:
+            target = Target(target)
+        except Exception as error:  # TVM raises several kinds of its own
+            raise ValueError(f"prim_func: {target!r} is not the text of a target") from error
+    if not isinstance(target, Target):
+        raise TypeError(
+            "prim_func: target must be a tvm.target.Target or its text, got"
+            f" {type(target).__name__}"
+        )
+    if str(target.kind.name) != "llvm":
+        raise ValueError(
+            f"prim_func: CPU kernels need a target of kind llvm, got {target.kind.name}"
+        )
+    return target

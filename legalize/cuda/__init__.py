@@ -22,7 +22,7 @@ from .view import view_of
 
 def prim_func(
     problem: ConvProblem,
-    target: Target | None = None,
+    target: Target | str | None = None,
     *,
     simulate: bool = False,
     choice: Plan | None = None,
@@ -33,8 +33,13 @@ def prim_func(
     The function is marked as scheduled and opaque, so that TVM neither reschedules nor fuses it.
     `simulate=True` gives the same kernel as serial loops over its blocks and threads, which any
     CPU target can build: see `emit`.  `choice` overrides which kernel, tile and split is taken.
+
+    `target`: a target, its text, or None for an H200; the number of its multiprocessors is used.
+    Raises TypeError for anything else, ValueError for text that is no target and for a problem that
+    is not valid.
     """
     view = view_of(problem.check())
+    target = _target(target)
     choice = choice or plan_of(view, target)
     e = Kernels(simulate)
     with building() as builder:
@@ -48,3 +53,18 @@ def prim_func(
         else:
             reduce.emit(e, view, choice.outputs, choice.splits, buffers)
     return builder.get()
+
+
+def _target(target: Target | str | None) -> Target | None:
+    """The argument of `prim_func` as a target."""
+    if isinstance(target, str):
+        try:
+            target = Target(target)
+        except Exception as error:  # TVM raises several kinds of its own
+            raise ValueError(f"prim_func: {target!r} is not the text of a target") from error
+    if target is not None and not isinstance(target, Target):
+        raise TypeError(
+            "prim_func: target must be a tvm.target.Target, its text or None, got"
+            f" {type(target).__name__}"
+        )
+    return target

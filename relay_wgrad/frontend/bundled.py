@@ -58,7 +58,10 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[str, onnx.Mod
     elif isinstance(model, str) and not path.exists() and not path.suffix and path.name == text:
         close = near(text, list(BUNDLED))
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise ValueError(f"no bundled model {text!r}: {hint}there are {', '.join(BUNDLED)}")
+        raise ValueError(
+            f"no bundled model {text!r}: {hint}there are {', '.join(BUNDLED)}; "
+            "for a file of your own give its path"
+        )
     if not path.exists():
         raise FileNotFoundError(f"no ONNX file {text!r}")
     try:

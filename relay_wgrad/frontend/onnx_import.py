@@ -20,6 +20,7 @@ from .onnx_ops import OPS, RESHAPING
 from .weights import STATES, Array, default_role, seeded
 
 OLDEST_OPSET = 9
+MOST_ELEMENTS = 2**31 - 1  # of an input: 8 GiB in float32, and what follows is larger
 _CHOICES = {
     "dtype": ("float32", "float64"),
     "bn": ("train", "eval"),
@@ -59,7 +60,8 @@ def from_onnx(
 
     Raises FileNotFoundError; ValueError for what is not an ONNX model, for an op that the table
     lacks, for a node that cannot be built at these sizes (named, with the reason), and for an
-    option's unknown value; TypeError for a `model` of another type.
+    option's unknown value, for an input too large to address; TypeError for a `model` or `batch` of
+    another type.
     """
     given = {"dtype": dtype, "bn": bn, "loss": loss, "weights": weights, "dropout": dropout}
     for key, value in given.items():
@@ -67,6 +69,8 @@ def from_onnx(
             raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
     if isinstance(checkpoint, str) and checkpoint != "auto":
         raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of node outputs")
+    if batch is not None and (isinstance(batch, bool) or not hasattr(batch, "__index__")):
+        raise TypeError(f"batch={batch!r}: expected a number of images")
     if batch is not None and batch < 1:
         raise ValueError(f"batch={batch}: expected a positive number of images")
     name, proto = load(model)
@@ -244,6 +248,13 @@ def _inputs(
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
         floating = str(kind) in FLOATS
         shape = tuple(int(size) for size in sizes)
+        if math.prod(shape) > MOST_ELEMENTS:
+            fits = MOST_ELEMENTS // math.prod(shape[1:])
+            most = f"; at this image size the largest batch is {fits}" if fits else ""
+            raise ValueError(
+                f"input {info.name!r} of {list(shape)} has more than {MOST_ELEMENTS} elements,"
+                f" the most that is supported{most}"
+            )
         specs[info.name] = InputSpec(info.name, "data", shape, dtype if floating else str(kind))
     if not specs:
         raise ValueError("the model has no data input")
@@ -283,6 +294,9 @@ def _build(
         )
     try:
         built = OPS[node.op_type](ctx, view)
+    except (ArithmeticError, LookupError) as error:  # a file's attribute that no check expects
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{view.label}: its attributes cannot be used ({what})") from error
     except (ValueError, TypeError, tvm.error.InternalError) as error:
         follower = _dense_after(proto, node) if node.op_type == "Reshape" else ""
         raise ValueError(f"{view.label}: {error}{follower}") from error

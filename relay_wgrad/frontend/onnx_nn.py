@@ -16,68 +16,24 @@ from tvm import relax
 
 from .context import Context, Node, shape_of
 from .graph import InputSpec
-
-Quad = tuple[int, int, int, int]
-
-
-def _pair(node: Node, name: str, default: int = 1) -> tuple[int, int]:
-    values = [int(v) for v in node.attr(name) or (default, default)]
-    if len(values) != 2:
-        raise ValueError(f"{name}={values}: only images (two spatial axes) are supported")
-    return values[0], values[1]
-
-
-def _image(expr: Any) -> tuple[int, int, int, int]:
-    shape = shape_of(expr)
-    if len(shape) != 4:
-        raise ValueError(f"expected an (N, C, H, W) tensor, got shape {list(shape)}")
-    return shape[0], shape[1], shape[2], shape[3]
-
-
-def _padding(
-    node: Node,
-    size: tuple[int, int],
-    kernel: tuple[int, int],
-    strides: tuple[int, int],
-    dilation: tuple[int, int],
-) -> Quad:
-    """(top, left, bottom, right) from `pads` or `auto_pad`; ONNX's order is the same."""
-    auto = node.attr("auto_pad", "NOTSET")
-    if auto == "NOTSET":
-        pads = [int(p) for p in node.attr("pads") or (0, 0, 0, 0)]
-        if len(pads) != 4 or min(pads) < 0:
-            raise ValueError(f"pads={pads}: expected four sizes that are not negative")
-        return pads[0], pads[1], pads[2], pads[3]
-    if auto == "VALID":
-        return 0, 0, 0, 0
-    if auto not in ("SAME_UPPER", "SAME_LOWER"):
-        raise ValueError(f"unknown auto_pad {auto!r}")
-    small, large = [], []
-    for i in range(2):
-        span = dilation[i] * (kernel[i] - 1) + 1
-        total = max((math.ceil(size[i] / strides[i]) - 1) * strides[i] + span - size[i], 0)
-        small.append(total // 2)
-        large.append(total - total // 2)
-    first, last = (small, large) if auto == "SAME_UPPER" else (large, small)
-    return first[0], first[1], last[0], last[1]
+from .windows import Quad, check_window, groups_of, image, kernel_of, padding_of, pair
 
 
 def conv(ctx: Context, node: Node) -> Any:
     """Conv: data (N, C, H, W), weight (K, C/groups, R, S), optional bias (K,)."""
     data = ctx.tensor(node.operand(0))
-    groups = int(node.attr("group", 1))
-    _, c, h, w = _image(data)
+    groups = groups_of(node)
+    _, c, h, w = image(data)
     weight = ctx.parameter(node.operand(1))
     wshape = shape_of(weight)
-    if len(wshape) != 4:
-        raise ValueError(f"weight of shape {list(wshape)}: only 2-D convolutions are supported")
-    k, cg, r, s = wshape
+    r, s = kernel_of(node, wshape)
+    k, cg = wshape[:2]
     ctx.parameter(node.operand(1), "weight", cg * r * s)
     if cg * groups != c or k % groups:
         raise ValueError(f"weight {list(wshape)} with groups={groups} does not fit {c} channels")
-    strides, dilation = _pair(node, "strides"), _pair(node, "dilations")
-    padding = _padding(node, (h, w), (r, s), strides, dilation)
-    _check_window((h, w), (r, s), dilation, padding)
+    strides, dilation = pair(node, "strides"), pair(node, "dilations")
+    padding = padding_of(node, (h, w), (r, s), strides, dilation)
+    check_window((h, w), (r, s), dilation, padding)
     out = ctx.emit(
         relax.op.nn.conv2d(data, weight, strides, padding, dilation, groups)  # NCHW, OIHW
     )
@@ -87,25 +43,26 @@ def conv(ctx: Context, node: Node) -> Any:
 def conv_transpose(ctx: Context, node: Node) -> Any:
     """ConvTranspose: data (N, C, H, W), weight (C, K/groups, R, S), optional bias (K,)."""
     data = ctx.tensor(node.operand(0))
-    groups = int(node.attr("group", 1))
-    _, c, h, w = _image(data)
+    groups = groups_of(node)
+    _, c, h, w = image(data)
     weight = ctx.parameter(node.operand(1))
     wshape = shape_of(weight)
-    if len(wshape) != 4 or wshape[0] != c or c % groups:
+    kernel = kernel_of(node, wshape)
+    if wshape[0] != c or c % groups:
         raise ValueError(f"weight {list(wshape)} with groups={groups} does not fit {c} channels")
-    strides, dilation = _pair(node, "strides"), _pair(node, "dilations")
+    strides, dilation = pair(node, "strides"), pair(node, "dilations")
     # Each output pixel gets about R·S/(strides) taps of C/groups channels.
-    taps = max(wshape[2] * wshape[3] // (strides[0] * strides[1]), 1)
+    taps = max(kernel[0] * kernel[1] // (strides[0] * strides[1]), 1)
     ctx.parameter(node.operand(1), "weight", c // groups * taps)
-    extra = list(_pair(node, "output_padding", 0))
-    span = [dilation[i] * (wshape[2 + i] - 1) + 1 for i in range(2)]
+    extra = list(pair(node, "output_padding", 0, least=0))
+    span = [dilation[i] * (kernel[i] - 1) + 1 for i in range(2)]
     full = [((h, w)[i] - 1) * strides[i] + span[i] for i in range(2)]  # without any padding
     auto = node.attr("auto_pad", "NOTSET")
     target = node.attr("output_shape")
     if target is None and auto in ("SAME_UPPER", "SAME_LOWER"):
         target = [h * strides[0], w * strides[1]]
     if target is None:
-        padding = _padding(node, (h, w), (wshape[2], wshape[3]), strides, dilation)
+        padding = padding_of(node, (h, w), kernel, strides, dilation)
     else:
         sides = []
         for i, wanted in enumerate([int(t) for t in target][-2:]):
@@ -133,17 +90,6 @@ def _bias(ctx: Context, node: Node, index: int, out: Any) -> Any:
 def _per_channel(ctx: Context, vector: Any) -> Any:
     (size,) = shape_of(vector)
     return ctx.emit(relax.op.reshape(vector, (1, size, 1, 1)))
-
-
-def _check_window(
-    size: tuple[int, int], kernel: tuple[int, int], dilation: tuple[int, int], pad: Quad
-) -> None:
-    for i in range(2):
-        if size[i] + pad[i] + pad[i + 2] < dilation[i] * (kernel[i] - 1) + 1:
-            raise ValueError(
-                f"a {kernel[0]}x{kernel[1]} window does not fit a {size[0]}x{size[1]} image "
-                f"with padding {pad}: the image is too small"
-            )
 
 
 def gemm(ctx: Context, node: Node) -> Any:
@@ -241,7 +187,9 @@ def lrn(ctx: Context, node: Node) -> Any:
     """
     x = ctx.tensor(node.operand(0))
     shape = shape_of(x)
-    size = int(node.attr("size"))
+    size = int(node.attr("size", 0))
+    if size < 1:
+        raise ValueError(f"size={size}: the window must have at least 1 channel")
     low, high = (size - 1) // 2, size - 1 - (size - 1) // 2
     square = ctx.emit(relax.op.multiply(x, x))
     flat = ctx.emit(relax.op.reshape(square, (shape[0], 1, shape[1], math.prod(shape[2:]))))
@@ -276,12 +224,12 @@ def dropout(ctx: Context, node: Node) -> Any:
 def _pool(ctx: Context, node: Node) -> tuple[Any, tuple[int, int], tuple[int, int], Quad, Quad]:
     """(data, kernel, strides, declared padding, padding with what ceil_mode adds)."""
     data = ctx.tensor(node.operand(0))
-    _, _, h, w = _image(data)
-    if _pair(node, "dilations") != (1, 1):
+    _, _, h, w = image(data)
+    if pair(node, "dilations") != (1, 1):
         raise ValueError("dilated pooling has no gradient in TVM")
-    kernel, strides = _pair(node, "kernel_shape"), _pair(node, "strides")
-    pad = _padding(node, (h, w), kernel, strides, (1, 1))
-    _check_window((h, w), kernel, (1, 1), pad)
+    kernel, strides = pair(node, "kernel_shape", None), pair(node, "strides")
+    pad = padding_of(node, (h, w), kernel, strides, (1, 1))
+    check_window((h, w), kernel, (1, 1), pad)
     if not node.attr("ceil_mode", 0):
         return data, kernel, strides, pad, pad
     # Rounding up is the same as padding the end; a window must still start on data or padding
@@ -312,7 +260,7 @@ def _max_pool(
     outputs·stride < kernel it reads the next row's first window and counts pixels twice.  One
     output per axis has no use for its stride; more get more padding and are cut again.
     """
-    size, stride, pad = _image(data)[2:], list(strides), list(padding)
+    size, stride, pad = image(data)[2:], list(strides), list(padding)
     outputs = [(size[i] + pad[i] + pad[i + 2] - kernel[i]) // stride[i] + 1 for i in range(2)]
     cuts = []
     for i in range(2):
@@ -343,8 +291,8 @@ def average_pool(ctx: Context, node: Node) -> Any:
     )
     if include and padding != declared:
         # What ceil_mode added counts neither as data nor as padding.
-        _, _, p, q = _image(out)
-        _, _, h, w = _image(data)
+        _, _, p, q = image(out)
+        _, _, h, w = image(data)
         counts = []
         for i, (outs, size) in enumerate(((p, h), (q, w))):
             start = np.arange(outs) * strides[i]
@@ -361,8 +309,8 @@ def _is_global(ctx: Context, node: Node) -> bool:
     after = ctx.original.get(node.proto.output[0])
     if before is None or after is None or len(before) != 4 or after[2:] != (1, 1):
         return False
-    kernel = _pair(node, "kernel_shape")
-    pads = _padding(node, (before[2], before[3]), kernel, _pair(node, "strides"), (1, 1))
+    kernel = pair(node, "kernel_shape", None)
+    pads = padding_of(node, (before[2], before[3]), kernel, pair(node, "strides"), (1, 1))
     if any(pads) and node.attr("count_include_pad", 0):
         return False
     return all(kernel[i] - pads[i] >= before[2 + i] for i in range(2))
@@ -378,7 +326,7 @@ def global_average_pool(ctx: Context, node: Node) -> Any:
 def global_max_pool(ctx: Context, node: Node) -> Any:
     """GlobalMaxPool, as a pooling whose window is the image."""
     data = ctx.tensor(node.operand(0))
-    _, _, h, w = _image(data)
+    _, _, h, w = image(data)
     return _max_pool(ctx, data, (h, w), (h, w), (0, 0, 0, 0))
 
 

@@ -51,7 +51,9 @@ def grad(
     ------
     ValueError : naming what cannot be differentiated: an unknown function or parameter, an
         `_adjoint` function, a call of another Relax function (of which the stock pass takes the
-        gradient to be zero) without `inline=True`, an order below 1.
+        gradient to be zero) without `inline=True`, a body that is not one dataflow block, a result
+        that is no float scalar, an op without a gradient, an order below 1.
+    TypeError : for an argument of another type.
     RuntimeError : before `relay_wgrad.register()`.
     """
     if not registry.is_registered():
@@ -60,6 +62,8 @@ def grad(
         raise ValueError(f"grad: order must be an integer of at least 1, got {order!r}")
     if not isinstance(mod, tvm.IRModule):
         raise TypeError(f"grad: mod must be an IRModule, got {type(mod).__name__}")
+    if isinstance(target_index, bool) or not isinstance(target_index, int):
+        raise TypeError(f"grad: target_index must be an integer, got {target_index!r}")
     func = _lookup(mod, fn)
     if re.search(r"_adjoint\d*$", fn):
         raise ValueError(
@@ -67,9 +71,12 @@ def grad(
             " would differentiate the value again; use order=2 on the original function"
         )
     func = _without_scalar_transposes(_check_calls(mod, fn, func, inline))
+    _check_block(fn, func)
+    _check_target(fn, func, target_index)
     params = _wanted(fn, func, wrt)
     # The adjoint's parameters are new variables in the same places; names may repeat.
-    wanted = [i for param in params for i, p in enumerate(func.params) if p.same_as(param)]
+    places = {param: i for i, param in enumerate(func.params)}
+    wanted = [places[param] for param in params]
     if order == 1:
         return _first(mod, fn, func, params, target_index, f"{fn}_adjoint")
     for k in range(1, order + 1):
@@ -149,6 +156,55 @@ def _check_calls(mod: tvm.IRModule, fn: str, func: relax.Function, inline: bool)
     return inlined
 
 
+def _check_block(fn: str, func: relax.Function) -> None:
+    """Raises for a body that is not one dataflow block, with what it has instead."""
+    rule = f"grad: the body of {fn!r} must be one dataflow block, but it has"
+    blocks = list(func.body.blocks) if isinstance(func.body, relax.SeqExpr) else []
+    for block in blocks:
+        if isinstance(block, relax.DataflowBlock):
+            continue
+        for binding in block.bindings:
+            value, name = binding.value, binding.var.name
+            if isinstance(value, relax.If):
+                raise ValueError(f"{rule} an `if` (bound to {name!r})")
+            if isinstance(value, relax.Call) and isinstance(value.op, relax.ExternFunc):
+                packed = value.op.global_symbol
+                raise ValueError(f"{rule} a call of the packed function {packed!r} ({name!r})")
+        first = block.bindings[0].var.name
+        raise ValueError(
+            f"{rule} bindings outside of one ({first!r} is the first); in TVMScript a dataflow"
+            " block is `with R.dataflow():`"
+        )
+    if len(blocks) != 1:
+        raise ValueError(f"{rule} {len(blocks) or 'no'} blocks")
+
+
+def _check_target(fn: str, func: relax.Function, index: int) -> None:
+    """Raises for a result that is no float scalar."""
+    result = func.body.body
+    if isinstance(result, relax.Tuple):
+        fields = list(result.fields)
+    elif isinstance(result.ty, relax.TupleType):
+        raise ValueError(
+            f"grad: {fn!r} returns the tuple {result.name!r} as one variable: return its fields,"
+            " (a, b), so that one can be differentiated"
+        )
+    else:
+        fields = [result]
+    if not 0 <= index < len(fields):
+        raise ValueError(
+            f"grad: target_index must be from 0 to {len(fields) - 1}, since {fn!r} returns"
+            f" {len(fields)} value(s), got {index}"
+        )
+    ty = fields[index].ty
+    if not _is_float(ty) or ty.ndim != 0:
+        which = f"result {index} of {fn!r}" if len(fields) > 1 else f"the result of {fn!r}"
+        hint = "; a sum or a mean makes it one" if _is_float(ty) else ""
+        raise ValueError(
+            f"grad: {which} must be a float scalar to be differentiated, but it is {ty}{hint}"
+        )
+
+
 @mutator
 class _ScalarTransposes(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -181,10 +237,14 @@ def _wanted(
     elif isinstance(wrt, str) or not isinstance(wrt, Sequence):
         raise TypeError(f"grad: wrt must be a sequence of parameters or names, got {wrt!r}")
     else:
-        chosen = [_parameter(fn, func, item) for item in wrt]
+        known: dict[str, list[relax.Var]] = {}
+        for param in func.params:
+            known.setdefault(param.name, []).append(param)
+        chosen = [_parameter(fn, known, item) for item in wrt]
     if not chosen:
         raise ValueError(f"grad: {fn!r} has no float parameter to differentiate by")
-    for i, param in enumerate(chosen):
+    seen: set[relax.Var] = set()
+    for param in chosen:
         if not _is_float(param.ty):
             raise ValueError(f"grad: parameter {param.name!r} is no float tensor: {param.ty}")
         if str(param.ty.dtype) == "bfloat16":
@@ -192,17 +252,18 @@ def _wanted(
                 f"grad: parameter {param.name!r} is bfloat16, by which the stock pass cannot"
                 " differentiate: keep it in float32 and cast it inside the function"
             )
-        if any(param.same_as(other) for other in chosen[:i]):
+        if param in seen:
             raise ValueError(f"grad: parameter {param.name!r} is named twice in wrt")
+        seen.add(param)
     return chosen
 
 
-def _parameter(fn: str, func: relax.Function, item: Any) -> relax.Var:
-    """The parameter that `item` is, or the only one that it names."""
+def _parameter(fn: str, known: dict[str, list[relax.Var]], item: Any) -> relax.Var:
+    """The parameter that `item` is, or the only one that it names, of those `known` by name."""
     if isinstance(item, relax.Var):
-        found = [p for p in func.params if p.same_as(item)]
+        found = [p for p in known.get(item.name, ()) if p.same_as(item)]
     elif isinstance(item, str):
-        found = [p for p in func.params if p.name == item]
+        found = known.get(item, [])
     else:
         raise TypeError(f"grad: wrt holds parameters or their names, got {item!r}")
     if len(found) == 1:
@@ -210,7 +271,7 @@ def _parameter(fn: str, func: relax.Function, item: Any) -> relax.Var:
     name = item if isinstance(item, str) else item.name
     if found:
         raise ValueError(f"grad: {fn!r} has {len(found)} parameters {name!r}: pass the variable")
-    names = ", ".join(p.name for p in func.params)
+    names = ", ".join(p.name for same in known.values() for p in same)
     raise ValueError(f"grad: {fn!r} has no parameter {name!r}; it has: {names}")
 
 
@@ -231,11 +292,34 @@ def _first(
     if f"{fn}_adjoint" in work:
         del work[f"{fn}_adjoint"]
     work[fn] = _with_params(func, [*func.params, *sizes])
-    adjoint = relax.transform.Gradient(fn, params, target_index)(work)[f"{fn}_adjoint"]
+    try:
+        adjoint = relax.transform.Gradient(fn, params, target_index)(work)[f"{fn}_adjoint"]
+    except tvm.error.InternalError as error:
+        raise ValueError(
+            f"grad: {fn!r} cannot be differentiated: {_reason(func, error)}"
+        ) from error
     adjoint = _with_params(adjoint, adjoint.params[: len(func.params)])
     out = mod.clone()
     out[name] = adjoint.with_attr("global_symbol", name)
     return out
+
+
+def _reason(func: relax.Function, error: Exception) -> str:
+    """What the stock pass's failed check means."""
+    text = str(error).strip()
+    missing = re.search(r"FPrimalGradient has not been registered for (\S+)", text)
+    if missing is None:
+        return text.splitlines()[0]
+    for binding in func.body.blocks[0].bindings:
+        value = binding.value
+        if isinstance(value, relax.Call) and str(getattr(value.op, "name", "")) == missing[1]:
+            names = [a.global_symbol for a in value.args if isinstance(a, relax.ExternFunc)]
+            packed = f" of {names[0]!r}" if names else ""
+            return (
+                f"{binding.var.name!r} is a {missing[1]}{packed}, an op that has no gradient"
+                " (no FPrimalGradient rule)"
+            )
+    return f"{missing[1]} has no gradient (no FPrimalGradient rule)"
 
 
 def _with_params(func: relax.Function, params: Sequence[relax.Var]) -> relax.Function:

@@ -11,7 +11,7 @@ from tvm import relax
 
 from legalize.cpu import configure_threads, host_target
 from relay_wgrad.frontend import TrainingGraph, from_onnx
-from relay_wgrad.training import DEFAULT_LR, OPTIMIZERS, Trainer
+from relay_wgrad.training import DEFAULT_LR, OPTIMIZERS, UNNORMALIZED, Trainer, default_lr
 from relay_wgrad.training_step import step_module
 from tests.training_models import residual_net, torch_run
 
@@ -206,3 +206,21 @@ def test_default_learning_rates(optimizer: str) -> None:
     batch = graph.random_batch(0)
     losses = [run.step(batch) for _ in range(10)]
     assert losses[-1] < losses[0]
+
+
+def test_default_rate_is_smaller_without_batch_statistics() -> None:
+    """AlexNet's loss goes from 24 to 129 within two steps of momentum at the full rate."""
+    for bn, norm, part in (
+        ("train", True, 1.0),
+        ("eval", True, UNNORMALIZED),
+        ("train", False, UNNORMALIZED),
+    ):
+        graph = from_onnx(residual_net(blocks=0, norm=norm), bn=bn)
+        for optimizer, full in DEFAULT_LR.items():
+            assert default_lr(optimizer, graph) == pytest.approx(part * full)
+
+
+def test_progress_names_the_long_parts() -> None:
+    said: list[str] = []
+    trainer(from_onnx(residual_net(blocks=0)), layout="NHWC", progress=said.append)
+    assert said == ["differentiating", "converting to NHWC", "generating kernels", "compiling"]

@@ -256,3 +256,65 @@ def test_errors_name_what_is_wrong() -> None:
     relay_wgrad.unregister()
     with pytest.raises(RuntimeError, match=r"call relay_wgrad.register\(\) first"):
         grad(mod)
+
+
+def body(build: Any, dataflow: bool = True) -> tvm.IRModule:
+    """A function of x whose result is what `build` makes of it."""
+    x = relax.Var("x", relax.TensorType([3], "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        if dataflow:
+            with bb.dataflow():
+                out = bb.emit_output(build(bb, x))
+        else:
+            out = bb.emit(build(bb, x))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+@I.ir_module
+class Branching:
+    @R.function
+    def main(x: R.Tensor((), "float32"), c: R.Tensor((), "bool")) -> R.Tensor((), "float32"):
+        if c:  # noqa: SIM108 - TVMScript's `if`
+            y = R.multiply(x, x)
+        else:
+            y = R.add(x, x)
+        return y
+
+
+def test_what_stock_gradient_cannot_do_is_named() -> None:
+    """Each of these was the stock pass's InternalError."""
+    with pytest.raises(ValueError, match=r"result of 'main' must be a float scalar .*R.Tensor.*3,"):
+        grad(body(lambda bb, x: relax.op.multiply(x, x)))
+    with pytest.raises(ValueError, match=r"result of 'main' must be a float scalar .*int32"):
+        grad(body(lambda bb, x: relax.op.sum(bb.emit(relax.op.astype(x, "int32")))))
+    with pytest.raises(ValueError, match="'main' must be one dataflow block, but it has an `if`"):
+        grad(Branching)
+    with pytest.raises(ValueError, match="one dataflow block, but it has bindings outside of one"):
+        grad(body(lambda bb, x: relax.op.sum(x), dataflow=False))
+    with pytest.raises(ValueError, match=r"is a relax.round, an op that has no gradient"):
+        grad(body(lambda bb, x: relax.op.sum(bb.emit(relax.op.round(x)))))
+
+    def packed(bb: Any, x: Any) -> Any:
+        scalar = relax.TensorType([], "float32")
+        return relax.op.call_pure_packed("my.function", x, ty_args=[scalar])
+
+    with pytest.raises(ValueError, match=r"relax.call_pure_packed of 'my.function'"):
+        grad(body(packed))
+    mod = network()
+    for index in (1, -1):
+        with pytest.raises(ValueError, match=f"target_index must be from 0 to 0, .* got {index}"):
+            grad(mod, target_index=index)
+    with pytest.raises(TypeError, match=r"target_index must be an integer, got 0.5"):
+        grad(mod, target_index=0.5)  # type: ignore[arg-type]
+
+
+def test_impure_packed_calls_are_named() -> None:
+    x = relax.Var("x", relax.TensorType([], "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x], attrs={"relax.force_pure": False}, pure=False):
+        call = relax.Call(relax.ExternFunc("my.function"), [x], ty_args=[x.ty])
+        bb.emit_func_output(bb.emit(call))
+    with pytest.raises(ValueError, match=r"a call of the packed function 'my.function'"):
+        grad(bb.get())

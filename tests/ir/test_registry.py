@@ -211,6 +211,38 @@ for make in (
     ]
 
 
+def test_a_rule_registered_above_ours_stays() -> None:
+    """Of an op of upstream's and of a new one; and it survives another round."""
+    out = python(
+        """
+import relay_wgrad
+import tvm
+names = [("relax.nn.conv2d", "FPrimalGradient"), ("relax.nn.conv2d", "FLegalize"),
+         ("relax.nn.conv2d_backward_data", "FPrimalGradient")]
+def theirs(*args):
+    raise NotImplementedError
+def handle(name, key):
+    return Op.get(name).get_attr(key).__chandle__()
+before = snapshot()
+relay_wgrad.register()
+tvm.ir.register_op_attr(*names[0], theirs, 12)
+tvm.ir.register_op_attr(*names[1], theirs, 99)
+tvm.ir.register_op_attr(*names[2], theirs, 12)
+want = [handle(*name) for name in names]
+for _ in range(2):
+    relay_wgrad.unregister()
+    assert [handle(*name) for name in names] == want
+    after = snapshot()
+    different = {k for k in before if before[k] != after.get(k)}
+    assert different == set(names[:2]), different
+    relay_wgrad.register()
+    assert all(handle(*name) != w for name, w in zip(names, want))
+print("kept")
+"""
+    )
+    assert out.strip() == "kept"
+
+
 # ---- refusing to register ------------------------------------------------------------------------
 
 

@@ -1,0 +1,60 @@
+"""A Relax pipeline for CUDA that compiles whole training graphs.
+
+Upstream's own stops at the first kernel that one of its schedule rules trips over, and gradients
+have such kernels: a sum over everything, the window reductions of pooling.  Here a rule that fails
+leaves the kernel to the next one; the last, upstream's fallback, takes any kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.s_tir import dlight
+from tvm.target import Target
+
+
+class _Careful(dlight.base.ScheduleRule):
+    """A schedule rule whose failure means: not this kernel."""
+
+    def __init__(self, rule: Any) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def apply(self, func: Any, target: Any, tunable: bool) -> Any:
+        """The rule's schedule, or None."""
+        try:
+            return self.rule.apply(func, target, tunable)
+        except (AssertionError, LookupError, TypeError, ValueError, RuntimeError):
+            return None
+
+
+def cuda_pipeline() -> Callable[..., tvm.IRModule]:
+    """The pipeline, for `tvm.compile(mod, target, relax_pipeline=cuda_pipeline())`.
+
+    It is upstream's but for its care: legalization, fusion, schedules, memory plan.
+    """
+    from tvm.relax.backend.cuda import pipeline as stock
+
+    gpu = dlight.gpu
+    rules = [gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
+
+    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        target = Target.current(allow_none=False)
+        passes = [
+            *stock.library_dispatch_passes(target),
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
+            *stock.dataflow_lower_passes(target),
+            *stock.finalize_passes(target),
+        ]
+        return tvm.transform.Sequential(passes)(mod)
+
+    return run
