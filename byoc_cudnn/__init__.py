@@ -1,1 +1,27 @@
-"""Offloading of the convolution family to vendor libraries."""
+"""Offloading of the convolution family to vendor libraries.
+
+    import byoc_cudnn
+    module, report = byoc_cudnn.partition_for_cudnn(module)
+
+decides for each convolution of a module, and needs neither a GPU nor a library for it.
+"""
+
+from .decision import Decision
+from .partition import partition, partition_for_cudnn
+from .report import Entry, Report
+from .table import BACKENDS, ROWS, Backend, Row, patterns
+from .unpartition import unpartition
+
+__all__ = [
+    "BACKENDS",
+    "ROWS",
+    "Backend",
+    "Decision",
+    "Entry",
+    "Report",
+    "Row",
+    "partition",
+    "partition_for_cudnn",
+    "patterns",
+    "unpartition",
+]

@@ -27,6 +27,7 @@ def step_module(
     dtype: str | None = None,
     checkpoint: str | Sequence[str] | None = None,
     scaled: bool = False,
+    wide_weight_gradients: bool = True,
 ) -> tvm.IRModule:
     """The module of `graph` with `main_adjoint`: (arguments…) to (outputs, gradients).
 
@@ -37,6 +38,8 @@ def step_module(
     checkpoint : None, "auto", or names of tensors in the file; see `TrainingGraph.checkpointed`.
     scaled : the last argument is a float32 scalar `loss_scale`: the loss is multiplied by it before
         differentiation and the gradients divided by it after, so that small ones survive float16.
+    wide_weight_gradients : with a half `dtype`, weights' gradients are float32 sums that are never
+        rounded to half; without, they are rounded once, as PyTorch's autocast does.
 
     Raises
     ------
@@ -60,7 +63,7 @@ def step_module(
     # The forward function has done its part; a marked one could not be compiled.
     del module["main"]
     if half:
-        module = accumulate_wide(module, ADJOINT)
+        module = accumulate_wide(module, ADJOINT, weight_gradients=wide_weight_gradients)
     if scaled:
         module[ADJOINT] = _unscaled(module[ADJOINT])
     return module

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import relay_wgrad
+from byoc_cudnn.backends import cudnn
+from byoc_cudnn.decision import YES
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/golden anew, instead of comparing"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with the file of that name in tests/golden; `--update-golden` writes it."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no {path}: run pytest with --update-golden, and read what it wrote"
+        assert text == path.read_text(encoding="utf-8"), f"{path} differs (--update-golden)"
+
+    return compare
 
 
 @pytest.fixture
@@ -20,3 +46,9 @@ def registered() -> Iterator[None]:
         relay_wgrad.register()
     else:
         relay_wgrad.unregister()
+
+
+@pytest.fixture
+def any_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's epilogues for every problem, for tests of how chains of ops are found and taken."""
+    monkeypatch.setattr(cudnn, "_epilogue", lambda problem, epilogue: YES)

@@ -157,21 +157,24 @@ class _Rewriter:
         return self.casts[key]
 
 
-_DIRECT = frozenset({"relax.matmul", "relax.nn.conv2d_backward_weight"})
+_WGRAD = "relax.nn.conv2d_backward_weight"
+_DIRECT = frozenset({"relax.matmul", _WGRAD})
 # TVM 0.27 cannot lower its reduction over (index, value) pairs for bfloat16.
 _POOL = "relax.grad.max_pool2d_backward"
 
 
-def accumulate_wide(mod: tvm.IRModule, fn: str) -> tvm.IRModule:
+def accumulate_wide(mod: tvm.IRModule, fn: str, *, weight_gradients: bool = True) -> tvm.IRModule:
     """Half-precision matrix products and weight gradients of `fn` summed and given in float32.
 
     For a differentiated function.  The stock matmul sums in its result's dtype, so it gets float32
     as that, and a cast where a half result is wanted.  A cast to float32 right after wgrad is
-    folded into it: no gradient of a weight is rounded, or overflows, on the way.
+    folded into it: no gradient of a weight is rounded, or overflows, on the way.  Without
+    `weight_gradients` wgrad's result stays half, as PyTorch's autocast has it: its sums are float32
+    all the same, and libraries are much faster at it.
     """
     func = mod[fn]
     out = mod.clone()
-    out[fn] = _widened(func)
+    out[fn] = _widened(func, _DIRECT if weight_gradients else _DIRECT - {_WGRAD})
     return out
 
 
@@ -180,12 +183,12 @@ def _op_name(value: Any) -> str:
     return str(value.op.name) if call else ""
 
 
-def _widened(func: relax.Function) -> relax.Function:
+def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function:
     bindings = [b for block in func.body.blocks for b in block.bindings]
     direct = {
         b.var: b.value
         for b in bindings
-        if _op_name(b.value) in _DIRECT and str(b.value.ty.dtype) in HALVES
+        if _op_name(b.value) in direct_ops and str(b.value.ty.dtype) in HALVES
     }
     bb = relax.BlockBuilder()
     value: dict[relax.Var, Any] = {}

@@ -1,0 +1,170 @@
+"""One training step on a GPU, convolutions on cuDNN: errors and time beside PyTorch's.
+
+    python -m benchmarks.gpu_training [--model resnet50] [--batch 64] [--dtypes f32,f16]
+                                      [--image-size N] [--json FILE]
+
+A dtype followed by "+wide" keeps weights' gradients in float32 to the end; without it they are
+rounded to half once, as PyTorch's are.
+
+"error" is the distance of all parameters' gradients together from PyTorch's in float64 on the same
+device, relative to their norm; "torch" is the same for PyTorch's own step: eager, channels_last,
+tf32 allowed as for ours, and autocast with a loss scale for half precision.  Times are of forward
+and backward by device events, in alternating rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+from rich.console import Console
+from rich.table import Table
+
+import byoc_cudnn
+import relay_wgrad
+from relay_wgrad.frontend import BUNDLED, from_onnx
+from relay_wgrad.training_step import ADJOINT, converted, step_module
+from tests.gpu.runner import choose_compiler
+from tests.torch_model import prepared
+
+DTYPES = {"f32": None, "f16": "float16", "bf16": "bfloat16"}
+SCALE = 1024.0
+ROUNDS, CALLS = 5, 4
+
+
+def distance(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
+    """Over all parameters together: ||got - want|| / ||want||."""
+    squares = [
+        (((a.double() - b) ** 2).sum(), (b**2).sum()) for a, b in zip(got, want, strict=True)
+    ]
+    return float((sum(s for s, _ in squares) / sum(s for _, s in squares)) ** 0.5)
+
+
+def milliseconds(call: Callable[[], Any]) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(CALLS):
+        call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / CALLS
+
+
+def measure(model: str, batch: int, image_size: int | None, row: str) -> dict[str, Any]:
+    dtype, _, more = row.partition("+")
+    half, wide = DTYPES[dtype], more == "wide"
+    graph = from_onnx(model, batch=batch, image_size=image_size)
+    values = graph.random_batch(0)
+    began = time.perf_counter()
+    module = step_module(graph, dtype=half, scaled=half is not None, wide_weight_gradients=wide)
+    module, report = byoc_cudnn.partition_for_cudnn(converted(module, "NHWC"), benchmark=True)
+    partitioned = time.perf_counter()
+    library = byoc_cudnn.build(module)
+    device = tvm.cuda(0)
+    vm = library.virtual_machine(device)
+    built = time.perf_counter()
+    arrays = [values[s.name] for s in graph.inputs] + list(graph.params.values())
+    arrays += [np.float32(SCALE)] if half is not None else []
+    args = [tvm.runtime.tensor(np.asarray(a), device) for a in arrays]
+
+    def ours() -> Any:
+        return vm[ADJOINT](*args)
+
+    eager = prepared(
+        model, graph, values, "train", device="cuda", channels_last=True, follow_statistics=False
+    )
+
+    def pytorch() -> Any:
+        kind = torch.bfloat16 if half == "bfloat16" else torch.float16
+        with torch.autocast("cuda", dtype=kind, enabled=half is not None):
+            return eager(SCALE if half is not None else 1.0)
+
+    exact = prepared(model, graph, values, "train", device="cuda", dtype=torch.float64)
+    want = list(exact()[2])
+    theirs = distance(list(pytorch()[2]), want)
+    got = [torch.from_numpy(g.numpy()).cuda() for g in ours()[1]]
+    mine = distance(got, want)
+    rounds = [(milliseconds(ours), milliseconds(pytorch)) for _ in range(ROUNDS)]
+    total, convolutions = _profile(library, vm, args)
+    return {
+        "model": model, "batch": batch, "image": list(graph.inputs[0].shape[2:]), "dtype": row,
+        "offloaded": report.offloaded, "convolutions": report.total,
+        "error": mine, "torch_error": theirs,
+        "ms": statistics.median(a for a, _ in rounds),
+        "torch_ms": statistics.median(b for _, b in rounds),
+        "rounds": rounds, "profiled_ms": total, "convolution_ms": convolutions,
+        "partition_s": partitioned - began, "build_s": built - partitioned,
+    }  # fmt: skip
+
+
+def _profile(library: Any, vm: Any, args: list[Any]) -> tuple[float, float]:
+    """(milliseconds of all kernels, of the convolutions), each waited for; a run of its own."""
+    spent: dict[bool, float] = {True: 0.0, False: 0.0}
+    began = 0.0
+
+    def instrument(func: Any, name: str, before: bool, ret: Any, *rest: Any) -> int:
+        nonlocal began
+        torch.cuda.synchronize()
+        if before:
+            began = time.perf_counter()
+        else:
+            spent[name.startswith("relay_wgrad_cudnn")] += time.perf_counter() - began
+        return 0
+
+    other = library.virtual_machine(tvm.cuda(0))
+    other[ADJOINT](*args)
+    other.set_instrument(instrument)
+    other[ADJOINT](*args)
+    return (spent[True] + spent[False]) * 1e3, spent[True] * 1e3
+
+
+def main() -> int:
+    """Runs the rows that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_training")
+    parser.add_argument("--model", default="resnet50", choices=list(BUNDLED))
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--image-size", type=int, default=None)
+    parser.add_argument("--dtypes", default="f32,f16")
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device that PyTorch can use")
+    choose_compiler()
+    relay_wgrad.register()
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = True
+    table = Table(title=f"{args.model}, batch {args.batch}: forward and backward")
+    for name in ("dtype", "offloaded", "error", "torch's", "ms", "torch's ms", "ratio",
+                 "all kernels ms", "convolutions ms", "build s"):  # fmt: skip
+        table.add_column(name, justify="right")
+    rows = []
+    for dtype in args.dtypes.split(","):
+        r = measure(args.model, args.batch, args.image_size, dtype)
+        rows.append(r)
+        table.add_row(
+            dtype, f"{r['offloaded']}/{r['convolutions']}", f"{r['error']:.2e}",
+            f"{r['torch_error']:.2e}", f"{r['ms']:.2f}", f"{r['torch_ms']:.2f}",
+            f"{r['ms'] / r['torch_ms']:.2f}", f"{r['profiled_ms']:.1f}",
+            f"{r['convolution_ms']:.1f}", f"{r['build_s']:.0f}",
+        )  # fmt: skip
+        if args.json:
+            facts = {
+                "date": date.today().isoformat(), "gpu": torch.cuda.get_device_name(),
+                "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "rows": rows,
+            }  # fmt: skip
+            Path(args.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    Console(width=140).print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""One file for each library: what it takes, and its options."""

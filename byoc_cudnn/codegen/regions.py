@@ -1,0 +1,166 @@
+"""Regions: the functions that a partition made, read back for code generation.
+
+A region is a function with the attribute Codegen.  It calls one composite, which holds one call of
+the convolution family and its epilogue.  Facts come from attributes and structure, not from names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+from tvm.ir import Op
+
+from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.problem import ConvProblem
+
+# Epilogue ops that only rearrange what they are given: a bias arrives through them.
+_RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims"})
+OPTIONS_ATTR = "relay_wgrad.options"  # JSON: the backend's options for a composite
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
+
+
+@dataclass(frozen=True)
+class Region:
+    """One offloaded convolution.
+
+    `operands` names the region's parameters by what they are: the problem's roles (data, weight,
+    grad: the two that are operands), `bias` and `mask`; the result comes after them.
+    """
+
+    symbol: str
+    problem: ConvProblem
+    epilogue: tuple[str, ...]  # of bias, relu, mask, in the order in which they are applied
+    operands: tuple[str, ...]
+    options: Mapping[str, Any]
+
+
+def symbol_of(func: relax.Function) -> str:
+    """The region's symbol, which becomes part of generated source.
+
+    Raises ValueError for anything but a C identifier.
+    """
+    attrs = func.attrs
+    symbol = str(attrs["global_symbol"]) if attrs is not None and "global_symbol" in attrs else ""
+    if not _IDENTIFIER.fullmatch(symbol):
+        raise ValueError(f"a region's symbol must be a C identifier of at most 201, got {symbol!r}")
+    return symbol
+
+
+def read_region(func: relax.Function) -> Region:
+    """The region that a function with the attribute Codegen is.
+
+    Raises ValueError where it is none: no composite, or one that holds something else than a
+    convolution and its epilogue.
+    """
+    symbol = symbol_of(func)
+    values = _bindings(func)
+    composites: list[Any] = [v for v in values.values() if isinstance(v, relax.Function)]
+    if len(composites) != 1:
+        raise ValueError(f"{symbol}: expected one composite function, found {len(composites)}")
+    inner = composites[0]
+    call = _resolve(func.body.body, values)
+    is_call = bool(isinstance(call, relax.Call) and values.get(call.op) is inner)
+    if not is_call:
+        raise ValueError(f"{symbol}: its result is not the composite's")
+    outer_index = {param: i for i, param in enumerate(func.params)}
+    if any(arg not in outer_index for arg in call.args) or len(call.args) != len(func.params):
+        raise ValueError(f"{symbol}: the composite's operands are not the function's parameters")
+    names = _operands(symbol, inner)
+    ordered = [""] * len(func.params)
+    for param, arg in zip(inner.params, call.args, strict=True):
+        ordered[outer_index[arg]] = names.pop(param, "")
+    if "" in ordered:
+        raise ValueError(f"{symbol}: a parameter that is no operand: {func.params}")
+    problem, epilogue = _contents(symbol, inner)
+    options = json.loads(str(inner.attrs[OPTIONS_ATTR])) if OPTIONS_ATTR in inner.attrs else {}
+    return Region(symbol, problem, epilogue, tuple(ordered), options)
+
+
+def _bindings(func: relax.Function) -> dict[Any, Any]:
+    return {b.var: b.value for block in func.body.blocks for b in block.bindings}
+
+
+def _resolve(expr: Any, values: Mapping[Any, Any]) -> Any:
+    while isinstance(expr, relax.Var) and expr in values:
+        expr = values[expr]
+    return expr
+
+
+def _op_name(expr: Any) -> str:
+    is_op = isinstance(expr, relax.Call) and isinstance(expr.op, Op)
+    return str(expr.op.name) if is_op else ""
+
+
+def _chain(symbol: str, func: relax.Function) -> list[Any]:
+    """The calls from the convolution to the result, in order."""
+    values = _bindings(func)
+    chain = []
+    expr = _resolve(func.body.body, values)
+    while family_def(expr) is None:
+        chain.append(expr)
+        inside = [
+            value
+            for arg in getattr(expr, "args", [])
+            if _reaches_family(value := _resolve(arg, values), values)
+        ]
+        if len(inside) != 1:
+            raise ValueError(f"{symbol}: no convolution, or not its epilogue: {expr}")
+        expr = inside[0]
+    return [expr, *reversed(chain)]
+
+
+def _reaches_family(expr: Any, values: Mapping[Any, Any]) -> bool:
+    if family_def(expr) is not None:
+        return True
+    args = getattr(expr, "args", []) if isinstance(expr, relax.Call) else []
+    return any(_reaches_family(_resolve(arg, values), values) for arg in args)
+
+
+_EPILOGUE = {"relax.add": "bias", "relax.nn.relu": "relu", "relax.where": "mask"}
+
+
+def _contents(symbol: str, func: relax.Function) -> tuple[ConvProblem, tuple[str, ...]]:
+    conv, *rest = _chain(symbol, func)
+    epilogue = tuple(_EPILOGUE.get(_op_name(call), "") for call in rest if not _reshape(call))
+    if "" in epilogue or len(set(epilogue)) != len(epilogue):
+        raise ValueError(f"{symbol}: an epilogue that no backend has: {[str(c) for c in rest]}")
+    return problem_of(conv), epilogue
+
+
+def _reshape(call: Any) -> bool:
+    return _op_name(call) in _RESHAPES
+
+
+def _operands(symbol: str, func: relax.Function) -> dict[Any, str]:
+    """Parameter -> what it is."""
+    values = _bindings(func)
+    conv, *rest = _chain(symbol, func)
+    first, second, _ = problem_of(conv).roles
+    params = set(func.params)
+    found: dict[Any, str] = {}
+
+    def note(expr: Any, name: str) -> None:
+        expr = _resolve(expr, values)
+        while isinstance(expr, relax.Call) and _reshape(expr):
+            expr = _resolve(expr.args[0], values)
+        if expr not in params:
+            raise ValueError(f"{symbol}: {name} is not a parameter: {expr}")
+        if expr in found:
+            raise ValueError(f"{symbol}: one parameter is both {found[expr]} and {name}")
+        found[expr] = name
+
+    note(conv.args[0], first)
+    note(conv.args[1], second)
+    for call in rest:
+        if _op_name(call) == "relax.add":
+            other = [a for a in call.args if not _reaches_family(_resolve(a, values), values)]
+            note(other[0], "bias")
+        elif _op_name(call) == "relax.where":
+            condition = _resolve(call.args[0], values)
+            note(condition.args[0], "mask")
+    return found

@@ -1,0 +1,114 @@
+"""`partition`: the convolutions of a module to libraries, each call to the first row that takes it.
+
+One walk over each function.  For every call of the convolution family the rows of the chosen
+backends are asked, big to small; what they accept becomes a call of a composite function.  The time
+is linear in the program's length: patterns are matched only where a convolution stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from relay_wgrad import registry
+
+from .composite import Composites, composite_in, is_taken, op_name
+from .offload import FunctionPartition, family_calls, repro_of
+from .report import Entry, Report
+from .table import backend_of, options_json
+
+TAKEN = "in a function that another pass has taken"
+
+
+def partition(
+    mod: tvm.IRModule,
+    backends: Sequence[str] = ("cudnn",),
+    strict: bool = False,
+    **options: Any,
+) -> tuple[tvm.IRModule, Report]:
+    """Sends the convolutions of all Relax functions of a module to libraries.
+
+    Parameters
+    ----------
+    mod : any module; ops of the family in dataflow blocks, in other blocks and in branches go, and
+        functions keep their parameters, results and attributes.
+    backends : names, the preferred first.
+    strict : whether it is an error that a convolution stays.
+    options : for each backend a mapping of its options, `cudnn={"allow_tf32": False}`.
+
+    Returns
+    -------
+    (tvm.IRModule, Report) : a new module, and what became of each convolution.  Partitioning it
+        again changes nothing; `unpartition` is the way back.
+
+    Raises
+    ------
+    TypeError : for arguments and options of another type.
+    ValueError : for unknown backends and options, naming the known ones; with `strict`, listing the
+        convolutions that stay and the reasons.
+    RuntimeError : before `relay_wgrad.register()`.
+    """
+    if not registry.is_registered():
+        raise RuntimeError("partition: call relay_wgrad.register() first")
+    if not isinstance(mod, tvm.IRModule):
+        raise TypeError(f"partition: mod must be an IRModule, got {type(mod).__name__}")
+    if isinstance(backends, str) or not isinstance(backends, Sequence) or not backends:
+        raise TypeError(f"partition: backends must be a list of names, got {backends!r}")
+    chosen = [backend_of(name) for name in backends]
+    for name in options:
+        backend_of(name)
+        if name not in backends:
+            raise ValueError(
+                f"partition: options for {name}, which is not among {', '.join(backends)}"
+            )
+    texts = {b.name: options_json(b.make_options(options.get(b.name))) for b in chosen}
+
+    out = mod.clone()
+    composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
+    made = {gv: composite_in(func) for gv, func in mod.functions_items()}
+    entries: list[Entry] = []
+    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
+        if not isinstance(func, relax.Function) or made[gv] is not None:
+            continue
+        if is_taken(func):
+            entries += [
+                Entry(str(gv.name_hint), "", op_name(call), repro_of(call), reason=TAKEN)
+                for call in family_calls(func)
+            ]
+            continue
+        work = FunctionPartition(str(gv.name_hint), func, chosen, texts, composites, made)
+        result = work.run()
+        entries += work.entries
+        if result is not func:
+            out.update_func(gv, result)
+    for var, func in composites.functions.items():
+        out.update_func(var, func)
+    report = Report(entries)
+    if strict and report.left:
+        lines = [f"{e.function}: {e.node} = {e.op}: {e.reason}" for e in report.left]
+        raise ValueError(
+            f"partition: {len(lines)} of {report.total} convolutions stay: " + "; ".join(lines)
+        )
+    return out, report
+
+
+def partition_for_cudnn(
+    mod: tvm.IRModule,
+    *,
+    allow_tf32: bool = True,
+    benchmark: bool = False,
+    deterministic: bool = False,
+    workspace_limit: int = 1 << 30,
+    strict: bool = False,
+) -> tuple[tvm.IRModule, Report]:
+    """`partition` to cuDNN alone; the options are `backends.cudnn.Options`."""
+    given = {
+        "allow_tf32": allow_tf32,
+        "benchmark": benchmark,
+        "deterministic": deterministic,
+        "workspace_limit": workspace_limit,
+    }
+    return partition(mod, ("cudnn",), strict, cudnn=given)

@@ -1,0 +1,131 @@
+"""The one table: every backend and every row that a call can go to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tvm.relax.dpl import DFPattern
+
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+from . import patterns as _patterns
+from .backends import cudnn
+from .decision import Decision
+from .patterns import Chain, check_epilogue
+
+Check = Callable[[ConvProblem, str], Decision]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing a backend can do: a convolution of a kind with an epilogue."""
+
+    backend: str
+    kind: ConvKind
+    epilogue: str
+    accepts: Check
+
+    @property
+    def name(self) -> str:
+        """`fprop`, `fprop_bias`, …: what composites are named after."""
+        return f"{self.kind.value}_{self.epilogue}" if self.epilogue else self.kind.value
+
+    @property
+    def pattern(self) -> DFPattern:
+        """TVM's pattern of the row's ops; needs `relay_wgrad.register()`."""
+        return _patterns.pattern(self.kind, self.epilogue)
+
+    def check(self, problem: ConvProblem, chain: Chain) -> Decision:
+        """Whether the row takes the bindings that its pattern matched."""
+        decision = self.accepts(problem, self.epilogue)
+        return check_epilogue(chain, problem) if decision else decision
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A library.
+
+    `codegen` is the name under which its code generator is registered (`relax.ext.<codegen>`).
+    `layouts` are the triples (data, weight, grad) that it takes.  `accepts` decides on a problem
+    with an epilogue; `rows` go from big to small, and the first that accepts a call gets it.
+    """
+
+    name: str
+    codegen: str
+    options: type
+    layouts: tuple[tuple[str, str, str], ...]
+    accepts: Check
+    rows: tuple[Row, ...]
+
+    def rows_of(self, kind: ConvKind) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.kind is kind)
+
+    def takes(self, problem: ConvProblem) -> Decision:
+        """Whether it takes a problem as it stands, with nothing after it."""
+        return self.accepts(problem, "")
+
+    def make_options(self, given: Any) -> Any:
+        """Options from a mapping, None (all defaults) or options.
+
+        Raises TypeError for another type, ValueError for an unknown key.
+        """
+        if given is None:
+            return self.options()
+        if isinstance(given, self.options):
+            return given
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{self.name}: options must be a mapping, got {given!r}")
+        known = [field.name for field in fields(self.options)]
+        unknown = [str(key) for key in given if key not in known]
+        if unknown:
+            raise ValueError(
+                f"{self.name}: unknown option {', '.join(unknown)}; there are {', '.join(known)}"
+            )
+        return self.options(**given)
+
+
+def options_json(options: Any) -> str:
+    """Options as composites carry them."""
+    return json.dumps(asdict(options), sort_keys=True)
+
+
+BACKENDS: dict[str, Backend] = {
+    backend.NAME: Backend(
+        backend.NAME,
+        backend.CODEGEN,
+        backend.Options,
+        backend.LAYOUTS,
+        backend.check,
+        tuple(
+            Row(backend.NAME, kind, epilogue, backend.check)
+            for kind, epilogues in backend.EPILOGUES.items()
+            for epilogue in epilogues
+        ),
+    )
+    for backend in (cudnn,)
+}
+ROWS: tuple[Row, ...] = tuple(row for backend in BACKENDS.values() for row in backend.rows)
+CODEGENS: dict[str, Backend] = {backend.codegen: backend for backend in BACKENDS.values()}
+
+
+def backend_of(name: Any) -> Backend:
+    """The backend of that name.
+
+    Raises TypeError for what is no string, ValueError for an unknown name.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a backend is named by a string, got {name!r}")
+    if name not in BACKENDS:
+        raise ValueError(f"unknown backend {name!r}; there are {', '.join(BACKENDS)}")
+    return BACKENDS[name]
+
+
+def patterns(backend: str) -> tuple[Row, ...]:
+    """The rows of a backend, big to small.
+
+    Raises TypeError for what is no string, ValueError for an unknown name.
+    """
+    return backend_of(backend).rows

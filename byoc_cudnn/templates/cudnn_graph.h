@@ -1,0 +1,281 @@
+// ---- a convolution as cuDNN's graph API wants it --------------------------------------------------
+
+namespace {
+
+using tvm::ffi::TensorView;
+
+enum class Kind { kFprop, kDgrad, kWgrad };
+enum Epilogue : unsigned { kBias = 1, kRelu = 2, kMask = 4 };
+enum Option : unsigned { kAllowTf32 = 1, kDeterministic = 2, kBenchmark = 4 };
+
+// What is known of a convolution when its code is generated; sizes come with the tensors.
+struct Conv {
+  const char* problem;  // as the report prints it
+  Kind kind;
+  bool channels_last;  // NHWC and OHWI, else NCHW and OIHW
+  int64_t stride[2], padding[4], dilation[2];  // padding: top, left, bottom, right
+  int64_t groups;
+  cudnnDataType_t data, weight, grad;
+  unsigned epilogue, options;
+  int64_t workspace_limit;  // bytes
+};
+
+// The sizes of one call, in the letters of the forward convolution.
+struct Sizes {
+  int64_t n, c, h, w, k, r, s, p, q;
+  int64_t alignment;  // bytes: of the least aligned tensor, 16 at most
+  bool operator==(const Sizes& o) const {
+    return n == o.n && c == o.c && h == o.h && w == o.w && k == o.k && r == o.r && s == o.s &&
+           p == o.p && q == o.q && alignment == o.alignment;
+  }
+};
+
+// A cuDNN call that failed, in words.  Plans may fail and give way to others, so this is no error
+// of the user's until none is left.
+struct Failure {
+  std::string what;
+};
+
+inline void check(cudnnStatus_t status, const std::string& doing) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  char detail[2048] = "";
+  cudnnGetLastErrorString(detail, sizeof(detail));
+  throw Failure{doing + ": " + cudnnGetErrorString(status) + (detail[0] ? " (" : "") + detail +
+                (detail[0] ? ")" : "")};
+}
+
+inline void check(cudaError_t status, const std::string& doing) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // this error is reported here; the next call is not to see it
+  throw Failure{doing + ": " + cudaGetErrorString(status)};
+}
+
+class Descriptor {
+ public:
+  Descriptor(cudnnBackendDescriptorType_t type, std::string name) : name_(std::move(name)) {
+    check(cudnnBackendCreateDescriptor(type, &handle_), "creating " + name_);
+  }
+  Descriptor(Descriptor&& other) noexcept : name_(std::move(other.name_)), handle_(other.handle_) {
+    other.handle_ = nullptr;
+  }
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(name_, other.name_);
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Descriptor() {
+    if (handle_ != nullptr) cudnnBackendDestroyDescriptor(handle_);
+  }
+
+  cudnnBackendDescriptor_t get() const { return handle_; }
+
+  template <typename T>
+  Descriptor& set(cudnnBackendAttributeName_t key, cudnnBackendAttributeType_t type, int64_t count,
+                  const T* values) {
+    check(cudnnBackendSetAttribute(handle_, key, type, count, values),
+          "attribute " + std::to_string(static_cast<int>(key)) + " of " + name_);
+    return *this;
+  }
+  template <typename T>
+  Descriptor& set(cudnnBackendAttributeName_t key, cudnnBackendAttributeType_t type,
+                  const T& value) {
+    return set(key, type, 1, &value);
+  }
+  Descriptor& set(cudnnBackendAttributeName_t key, const Descriptor& value) {
+    return set(key, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value.handle_);
+  }
+  Descriptor& finalize() {
+    check(cudnnBackendFinalize(handle_), "finalizing " + name_);
+    return *this;
+  }
+
+ private:
+  std::string name_;
+  cudnnBackendDescriptor_t handle_ = nullptr;
+};
+
+// Which pointer of the variant pack a tensor is.
+enum Uid : int64_t { kNone = 0, kFirst, kSecond, kResult, kBiasIn, kMaskIn, kZero, kVirtual };
+
+struct Tensor {
+  int64_t dims[4];  // N C H W, or K C/groups R S
+  cudnnDataType_t dtype;
+};
+
+inline Tensor data_tensor(const Conv& conv, const Sizes& z) {
+  return {{z.n, z.c, z.h, z.w}, conv.data};
+}
+inline Tensor weight_tensor(const Conv& conv, const Sizes& z) {
+  return {{z.k, z.c / conv.groups, z.r, z.s}, conv.weight};
+}
+inline Tensor grad_tensor(const Conv& conv, const Sizes& z) {
+  return {{z.n, z.k, z.p, z.q}, conv.grad};
+}
+
+inline Descriptor describe(const Tensor& t, int64_t uid, bool channels_last, int64_t alignment,
+                           bool is_virtual, const char* name) {
+  const int64_t* d = t.dims;
+  const int64_t last[4] = {d[1] * d[2] * d[3], 1, d[3] * d[1], d[1]};
+  const int64_t first[4] = {d[1] * d[2] * d[3], d[2] * d[3], d[3], 1};
+  Descriptor out(CUDNN_BACKEND_TENSOR_DESCRIPTOR, name);
+  out.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, t.dtype)
+      .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, d)
+      .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, channels_last ? last : first)
+      .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, uid)
+      .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, alignment)
+      .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, is_virtual);
+  return std::move(out.finalize());
+}
+
+// The operations of one call; the parts live as long as the graph.
+class Graph {
+ public:
+  Graph(cudnnHandle_t handle, const Conv& conv, const Sizes& z)
+      : conv_(conv), z_(z), graph_(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, "the graph") {
+    const Tensor result = conv.kind == Kind::kFprop   ? grad_tensor(conv, z)
+                          : conv.kind == Kind::kDgrad ? data_tensor(conv, z)
+                                                      : weight_tensor(conv, z);
+    unsigned left = conv.epilogue;
+    size_t from = convolution(result, left == 0);
+    if (left & kBias) {
+      const Tensor bias = {{1, result.dims[1], 1, 1}, result.dtype};
+      const size_t b = add(describe(bias, kBiasIn, conv.channels_last, z.alignment, false, "bias"));
+      left &= ~kBias;
+      from = pointwise(CUDNN_POINTWISE_ADD, from, b, result, left == 0);
+    }
+    if (left & kRelu) {
+      left &= ~kRelu;
+      from = pointwise(CUDNN_POINTWISE_RELU_FWD, from, kAbsent, result, left == 0);
+    }
+    if (left & kMask) {
+      // dx where x >= 0, else 0: what the gradient of relay's and relax's relu is, also at x = 0.
+      const size_t x = add(
+          describe(result, kMaskIn, conv.channels_last, z.alignment, false, "the mask's operand"));
+      const size_t zero = add(scalar_zero());
+      const size_t keep = pointwise(CUDNN_POINTWISE_CMP_GE, x, zero, result, false);
+      pointwise(CUDNN_POINTWISE_MUL, from, keep, result, true);
+    }
+    std::vector<cudnnBackendDescriptor_t> ops;
+    for (const Descriptor& op : operations_) ops.push_back(op.get());
+    graph_
+        .set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+             static_cast<int64_t>(ops.size()), ops.data())
+        .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, handle)
+        .finalize();
+  }
+
+  const Descriptor& get() const { return graph_; }
+
+ private:
+  static constexpr size_t kAbsent = static_cast<size_t>(-1);
+
+  size_t add(Descriptor tensor) {
+    tensors_.push_back(std::move(tensor));
+    return tensors_.size() - 1;
+  }
+
+  size_t output(const Tensor& t, bool last) {
+    Tensor made = t;
+    if (!last) made.dtype = CUDNN_DATA_FLOAT;
+    const int64_t uid = last ? static_cast<int64_t>(kResult) : kVirtual + next_++;
+    return add(describe(made, uid, conv_.channels_last, z_.alignment, !last, "a result"));
+  }
+
+  Descriptor scalar_zero() const {
+    const int64_t one[4] = {1, 1, 1, 1};
+    Descriptor out(CUDNN_BACKEND_TENSOR_DESCRIPTOR, "zero");
+    out.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT)
+        .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, one)
+        .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, one)
+        .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, static_cast<int64_t>(kZero))
+        .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, static_cast<int64_t>(4))
+        .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, false)
+        .set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, true);
+    return std::move(out.finalize());
+  }
+
+  size_t convolution(const Tensor& result, bool last) {
+    const int64_t dims = 2;
+    Descriptor how(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, "the convolution");
+    how.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT)
+        .set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, CUDNN_CROSS_CORRELATION)
+        .set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, dims)
+        .set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, dims, conv_.stride)
+        .set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, dims, conv_.padding)
+        .set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, dims, conv_.padding + 2)
+        .set(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, dims, conv_.dilation)
+        .finalize();
+    const bool wgrad = conv_.kind == Kind::kWgrad, dgrad = conv_.kind == Kind::kDgrad;
+    // The first operand is the data of fprop and the gradient of the others; the second is the
+    // data of wgrad and the weight of the others.
+    auto made = [&](const Tensor& t, Uid uid, const char* name) {
+      return add(describe(t, uid, conv_.channels_last, z_.alignment, false, name));
+    };
+    const size_t out = output(result, last);
+    const size_t x = dgrad ? out : made(data_tensor(conv_, z_), wgrad ? kSecond : kFirst, "data");
+    const size_t w = wgrad ? out : made(weight_tensor(conv_, z_), kSecond, "weight");
+    const size_t y = wgrad || dgrad ? made(grad_tensor(conv_, z_), kFirst, "gradient") : out;
+    struct Keys {
+      cudnnBackendDescriptorType_t type;
+      cudnnBackendAttributeName_t alpha, beta, conv, x, w, y;
+    };
+    static const Keys kKeys[3] = {
+        {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y},
+        {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY},
+        {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+         CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY},
+    };
+    const Keys& key = kKeys[static_cast<int>(conv_.kind)];
+    Descriptor op(key.type, "the operation");
+    op.set(key.alpha, CUDNN_TYPE_FLOAT, 1.0f)
+        .set(key.beta, CUDNN_TYPE_FLOAT, 0.0f)
+        .set(key.conv, how)
+        .set(key.x, tensors_[x])
+        .set(key.w, tensors_[w])
+        .set(key.y, tensors_[y])
+        .finalize();
+    others_.push_back(std::move(how));
+    operations_.push_back(std::move(op));
+    return out;
+  }
+
+  size_t pointwise(cudnnPointwiseMode_t mode, size_t a, size_t b, const Tensor& result, bool last) {
+    Descriptor how(CUDNN_BACKEND_POINTWISE_DESCRIPTOR, "an epilogue's function");
+    how.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode)
+        .set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT)
+        .finalize();
+    const size_t out = output(result, last);
+    Descriptor op(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, "an epilogue");
+    op.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how)
+        .set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, tensors_[a])
+        .set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, tensors_[out]);
+    if (b != kAbsent) op.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, tensors_[b]);
+    op.finalize();
+    others_.push_back(std::move(how));
+    operations_.push_back(std::move(op));
+    return out;
+  }
+
+  const Conv& conv_;
+  const Sizes z_;
+  int64_t next_ = 0;
+  std::vector<Descriptor> tensors_, others_, operations_;
+  Descriptor graph_;
+};
+
+}  // namespace

@@ -1,0 +1,531 @@
+// ---- execution ----------------------------------------------------------------------------------------
+//
+// cuDNN's handles and plans are not safe to share between threads, so both are lent for one call at a
+// time.  Everything below State lives until the process ends: at exit the driver may be gone first.
+
+namespace {
+
+struct Operands {
+  const TensorView *data, *weight, *grad;  // one of them is the result
+  const TensorView* bias;
+  const TensorView* mask;
+};
+
+struct Pointers {
+  void *first, *second, *result, *bias, *mask;
+};
+
+inline int debug_level() {
+  static const int level = [] {
+    const char* text = std::getenv("RELAY_WGRAD_DEBUG");
+    return text == nullptr ? 0 : std::atoi(text);
+  }();
+  return level;
+}
+
+// For tests: the workspace is filled with NaNs of every type before each use.
+inline bool poisoning() {
+  static const bool on = std::getenv("RELAY_WGRAD_POISON") != nullptr;
+  return on;
+}
+
+// Makes a device current for a scope.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    check(cudaGetDevice(&before_), "asking for the current device");
+    changed_ = before_ != device;
+    if (changed_) check(cudaSetDevice(device), "choosing device " + std::to_string(device));
+  }
+  ~OnDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+// Lets a capturing thread allocate for itself: what is allocated here is no part of the graph.
+class Relaxed {
+ public:
+  Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+struct Worker {
+  cudnnHandle_t handle = nullptr;
+  cudaStream_t stream = nullptr;
+  bool fresh = true;
+
+  void use(cudaStream_t wanted) {
+    if (!fresh && wanted == stream) return;
+    check(cudnnSetStream(handle, wanted), "cudnnSetStream");
+    stream = wanted;
+    fresh = false;
+  }
+};
+
+// One stream's scratch memory.  Outgrown blocks stay, since a captured graph may hold their address;
+// each is at least twice the one before, so all of them together are less than the last.
+struct Workspace {
+  std::mutex enqueuing;  // two calls' kernels must not mingle on one stream: they share the block
+  void* block = nullptr;
+  int64_t size = 0;
+
+  void* at_least(int64_t wanted, int64_t limit) {
+    if (wanted > size) {
+      const int64_t larger = std::max(wanted, std::min(2 * size, limit));
+      void* made = nullptr;
+      Relaxed relaxed;
+      check(cudaMalloc(&made, static_cast<size_t>(larger)),
+            "allocating a workspace of " + std::to_string(larger) + " bytes");
+      block = made;
+      size = larger;
+    }
+    return block;
+  }
+};
+
+class Entry;
+
+struct State {
+  std::mutex mutex;
+  std::map<int, std::vector<Worker>> idle;                              // by device
+  std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Workspace>> workspaces;
+  std::map<std::pair<const Conv*, int>, std::vector<std::unique_ptr<Entry>>> entries;
+  std::unique_ptr<Record> record;  // read when the first problem is timed
+
+  static State& get() {
+    static State* state = new State();
+    return *state;
+  }
+
+  Worker take(int device) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      std::vector<Worker>& free = idle[device];
+      if (!free.empty()) {
+        Worker worker = free.back();
+        free.pop_back();
+        return worker;
+      }
+    }
+    Worker worker;
+    Relaxed relaxed;
+    check(cudnnCreate(&worker.handle), "cudnnCreate");
+    return worker;
+  }
+
+  void give(int device, const Worker& worker) {
+    std::lock_guard<std::mutex> lock(mutex);
+    idle[device].push_back(worker);
+  }
+
+  Workspace& workspace(int device, cudaStream_t stream) {
+    std::lock_guard<std::mutex> lock(mutex);
+    std::unique_ptr<Workspace>& found = workspaces[{device, stream}];
+    if (!found) found = std::make_unique<Workspace>();
+    return *found;
+  }
+
+  Record& tuned() {
+    if (!record) record = std::make_unique<Record>();
+    return *record;
+  }
+};
+
+// A problem of known sizes on one device: the choice made for it, and plans that nobody is using.
+class Entry {
+ public:
+  Entry(const Conv& conv, const Sizes& sizes, int device)
+      : conv_(conv), sizes_(sizes), device_(device) {}
+
+  const Sizes& sizes() const { return sizes_; }
+
+  void run(Worker& worker, const Pointers& p, cudaStream_t stream) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream, &capture), "asking whether the stream is captured");
+    const bool capturing = capture != cudaStreamCaptureStatusNone;
+    std::unique_ptr<Plan> plan;
+    {
+      // The first caller chooses, the others wait for it.
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!chosen_) {
+        choose(worker, p, stream, capturing);
+        return;
+      }
+      if (!idle_.empty()) {
+        plan = std::move(idle_.back());
+        idle_.pop_back();
+      }
+    }
+    if (plan == nullptr) {
+      Relaxed relaxed;
+      const Graph graph(worker.handle, conv_, sizes_);
+      plan = std::make_unique<Plan>(make_plan(worker.handle, conv_, graph, choice_));
+    }
+    execute(worker, *plan, p, stream, capturing);
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(plan));
+  }
+
+  std::string line() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::string out = key();
+    return out + "\t" + (chosen_ ? choice_.text() : "none") + "\t" + std::to_string(workspace_) +
+           "\t" + std::to_string(milliseconds_);
+  }
+
+ private:
+  void execute(Worker& worker, const Plan& plan, const Pointers& p, cudaStream_t stream,
+               bool capturing) {
+    if (plan.workspace == 0) return enqueue(worker, plan, p, nullptr);
+    if (capturing) {
+      // The graph owns its memory: it may be replayed beside anything else on any stream.
+      void* block = nullptr;
+      check(cudaMallocAsync(&block, static_cast<size_t>(plan.workspace), stream),
+            "allocating a workspace in a captured graph");
+      enqueue(worker, plan, p, block);
+      check(cudaFreeAsync(block, stream), "freeing a workspace in a captured graph");
+      return;
+    }
+    Workspace& space = State::get().workspace(device_, stream);
+    std::lock_guard<std::mutex> lock(space.enqueuing);
+    void* block = space.at_least(plan.workspace, conv_.workspace_limit);
+    if (poisoning()) {
+      const size_t bytes = static_cast<size_t>(plan.workspace);
+      check(cudaMemsetAsync(block, 0xff, bytes, stream), "poisoning the workspace");
+    }
+    enqueue(worker, plan, p, block);
+  }
+
+  void enqueue(Worker& worker, const Plan& plan, const Pointers& p, void* workspace) {
+    static float zero = 0.0f;
+    int64_t uids[6] = {kFirst, kSecond, kResult};
+    void* pointers[6] = {p.first, p.second, p.result};
+    int64_t count = 3;
+    auto also = [&](int64_t uid, void* pointer) {
+      uids[count] = uid;
+      pointers[count++] = pointer;
+    };
+    if (conv_.epilogue & kBias) also(kBiasIn, p.bias);
+    if (conv_.epilogue & kMask) {
+      also(kMaskIn, p.mask);
+      also(kZero, &zero);
+    }
+    Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, "the variant pack");
+    pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, uids)
+        .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers)
+        .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace)
+        .finalize();
+    check(cudnnBackendExecute(worker.handle, plan.descriptor.get(), pack.get()),
+          "cudnnBackendExecute");
+  }
+
+  // Finds a plan that works, runs it, and keeps it.
+  void choose(Worker& worker, const Pointers& p, cudaStream_t stream, bool capturing) {
+    std::unique_ptr<Relaxed> relaxed;
+    if (capturing) relaxed = std::make_unique<Relaxed>();
+    const Graph graph(worker.handle, conv_, sizes_);
+    const bool timing = (conv_.options & kBenchmark) && !capturing;
+    std::vector<std::string> failures;
+    auto attempt = [&](const Choice& choice) -> std::unique_ptr<Plan> {
+      try {
+        auto plan = std::make_unique<Plan>(make_plan(worker.handle, conv_, graph, choice));
+        execute(worker, *plan, p, stream, capturing);
+        return plan;
+      } catch (const Failure& failure) {
+        failures.push_back("engine " + choice.text() + ": " + failure.what);
+        return nullptr;
+      }
+    };
+    std::unique_ptr<Plan> plan;
+    Choice choice;
+    if (timing) {
+      std::lock_guard<std::mutex> lock(State::get().mutex);
+      if (!State::get().tuned().find(key(), &choice)) choice = Choice();
+    }
+    if (choice.engine >= 0) plan = attempt(choice);
+    if (plan == nullptr) {
+      std::vector<Choice> all = suggestions(graph, timing);
+      if (timing) {
+        plan = fastest(worker, p, stream, all, attempt, &choice);
+      } else {
+        for (size_t i = 0; i < all.size() && plan == nullptr; ++i) {
+          choice = all[i];
+          plan = attempt(choice);
+        }
+      }
+      if (plan == nullptr) throw Failure{complaint(all.size(), failures)};
+      if (timing) {
+        std::lock_guard<std::mutex> lock(State::get().mutex);
+        State::get().tuned().add(key(), choice, milliseconds_);
+      }
+    }
+    choice_ = choice;
+    workspace_ = plan->workspace;
+    idle_.push_back(std::move(plan));
+    chosen_ = true;
+    if (debug_level() >= 4) {
+      std::fprintf(stderr, "relay-wgrad: %s -> engine %s, workspace %lld\n", key().c_str(),
+                   choice_.text().c_str(), static_cast<long long>(workspace_));
+    }
+  }
+
+  // The fastest by the device's clock.  Every candidate has run once before it is timed.
+  template <typename Attempt>
+  std::unique_ptr<Plan> fastest(Worker& worker, const Pointers& p, cudaStream_t stream,
+                                const std::vector<Choice>& all, Attempt attempt, Choice* best) {
+    std::unique_ptr<Plan> winner;
+    cudaEvent_t start = nullptr, stop = nullptr;
+    check(cudaEventCreate(&start), "cudaEventCreate");
+    check(cudaEventCreate(&stop), "cudaEventCreate");
+    for (const Choice& choice : all) {
+      std::unique_ptr<Plan> plan = attempt(choice);
+      if (plan == nullptr) continue;
+      std::vector<float> times;
+      float least = 0;
+      bool good = true;
+      // A candidate that is far behind is dropped after its first timed run.
+      for (int i = 0; good && i < 7; ++i) {
+        try {
+          check(cudaEventRecord(start, stream), "cudaEventRecord");
+          execute(worker, *plan, p, stream, false);
+          check(cudaEventRecord(stop, stream), "cudaEventRecord");
+          check(cudaEventSynchronize(stop), "running a candidate");
+          float ms = 0;
+          check(cudaEventElapsedTime(&ms, start, stop), "cudaEventElapsedTime");
+          times.push_back(ms);
+        } catch (const Failure&) {
+          good = false;
+        }
+        if (good) least = *std::min_element(times.begin(), times.end());
+        if (winner != nullptr && least > 1.5 * milliseconds_) break;
+      }
+      if (!good) continue;
+      std::sort(times.begin(), times.end());
+      const double middle = times[times.size() / 2];
+      if (winner == nullptr || middle < milliseconds_) {
+        winner = std::move(plan);
+        *best = choice;
+        milliseconds_ = middle;
+      }
+    }
+    cudaEventDestroy(start);
+    cudaEventDestroy(stop);
+    // The result must be the winner's.
+    if (winner != nullptr) execute(worker, *winner, p, stream, false);
+    return winner;
+  }
+
+  // Everything that the choice depends on.
+  std::string key() const {
+    cudaDeviceProp prop;
+    std::ostringstream out;
+    check(cudaGetDeviceProperties(&prop, device_), "cudaGetDeviceProperties");
+    int runtime = 0;
+    cudaRuntimeGetVersion(&runtime);
+    out << "cudnn=" << cudnnGetVersion() << " cuda=" << runtime << " sm=" << prop.major << prop.minor
+        << "x" << prop.multiProcessorCount << " gpu=";
+    for (const char* c = prop.name; *c != 0; ++c) out << (*c <= ' ' || *c > '~' ? '_' : *c);
+    out << " | " << words();
+    return out.str();
+  }
+
+  std::string words() const {
+    static const char* const kKinds[3] = {"fprop", "dgrad", "wgrad"};
+    const Sizes& z = sizes_;
+    std::ostringstream out;
+    out << kKinds[static_cast<int>(conv_.kind)] << " n=" << z.n << " c=" << z.c << " h=" << z.h
+        << " w=" << z.w << " k=" << z.k << " r=" << z.r << " s=" << z.s
+        << " stride=" << conv_.stride[0] << "," << conv_.stride[1] << " pad=" << conv_.padding[0]
+        << "," << conv_.padding[1] << "," << conv_.padding[2] << "," << conv_.padding[3]
+        << " dil=" << conv_.dilation[0] << "," << conv_.dilation[1] << " groups=" << conv_.groups
+        << (conv_.channels_last ? " layout=NHWC/OHWI/NHWC" : " layout=NCHW/OIHW/NCHW")
+        << " dtype=" << short_name(conv_.data) << "/" << short_name(conv_.weight) << "/"
+        << short_name(conv_.grad) << " epilogue=" << conv_.epilogue << " options=" << conv_.options
+        << " limit=" << conv_.workspace_limit << " align=" << z.alignment;
+    return out.str();
+  }
+
+  static const char* short_name(cudnnDataType_t dtype) {
+    return dtype == CUDNN_DATA_HALF ? "f16" : dtype == CUDNN_DATA_BFLOAT16 ? "bf16" : "f32";
+  }
+
+  std::string complaint(size_t tried, const std::vector<std::string>& failures) const {
+    std::string out = "cuDNN has no plan for " + words() + " (generated for " + conv_.problem +
+                      "); " + std::to_string(tried) + " suggestions";
+    for (size_t i = 0; i < failures.size() && i < 8; ++i) out += "\n  " + failures[i];
+    if (failures.size() > 8) out += "\n  and " + std::to_string(failures.size() - 8) + " more";
+    return out;
+  }
+
+  const Conv& conv_;
+  const Sizes sizes_;
+  const int device_;
+  std::mutex mutex_;
+  bool chosen_ = false;
+  Choice choice_;
+  int64_t workspace_ = 0;
+  double milliseconds_ = 0;
+  std::vector<std::unique_ptr<Plan>> idle_;
+};
+
+inline void* pointer_of(const TensorView* t) {
+  return t == nullptr ? nullptr : static_cast<char*>(t->data_ptr()) + t->byte_offset();
+}
+
+inline void expect(const Conv& conv, const char* name, const TensorView& t, cudnnDataType_t dtype,
+                   const TensorView& like) {
+  const DLDataType d = t.dtype();
+  const bool same = dtype == CUDNN_DATA_FLOAT  ? d.code == kDLFloat && d.bits == 32
+                    : dtype == CUDNN_DATA_HALF ? d.code == kDLFloat && d.bits == 16
+                                               : d.code == kDLBfloat && d.bits == 16;
+  if (!same || d.lanes != 1) {
+    TVM_FFI_THROW(TypeError) << conv.problem << ": " << name << " has another dtype than the one"
+                             << " that the code was generated for";
+  }
+  if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not on the CUDA device of "
+                              << "the other tensors";
+  }
+  if (!t.IsContiguous()) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not contiguous";
+  }
+}
+
+// The sizes of a call, once they fit each other.
+inline Sizes sizes_of(const Conv& conv, const Operands& t) {
+  expect(conv, "data", *t.data, conv.data, *t.data);
+  expect(conv, "weight", *t.weight, conv.weight, *t.data);
+  expect(conv, "gradient", *t.grad, conv.grad, *t.data);
+  if (t.data->ndim() != 4 || t.weight->ndim() != 4 || t.grad->ndim() != 4) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": a tensor does not have 4 dimensions";
+  }
+  const int c = conv.channels_last ? 3 : 1, h = conv.channels_last ? 1 : 2, w = h + 1;
+  Sizes z;
+  z.n = t.data->size(0), z.c = t.data->size(c), z.h = t.data->size(h), z.w = t.data->size(w);
+  z.k = t.weight->size(0), z.r = t.weight->size(h), z.s = t.weight->size(w);
+  z.p = t.grad->size(h), z.q = t.grad->size(w);
+  const int64_t p = (z.h + conv.padding[0] + conv.padding[2] - conv.dilation[0] * (z.r - 1) - 1) /
+                        conv.stride[0] + 1;
+  const int64_t q = (z.w + conv.padding[1] + conv.padding[3] - conv.dilation[1] * (z.s - 1) - 1) /
+                        conv.stride[1] + 1;
+  if (t.grad->size(0) != z.n || t.grad->size(c) != z.k || p != z.p || q != z.q ||
+      t.weight->size(c) * conv.groups != z.c) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": shapes that do not fit each other: data N="
+                              << z.n << " C=" << z.c << " H=" << z.h << " W=" << z.w
+                              << ", weight K=" << z.k << " C/groups=" << t.weight->size(c)
+                              << " R=" << z.r << " S=" << z.s << ", gradient N="
+                              << t.grad->size(0) << " K=" << t.grad->size(c) << " P=" << z.p
+                              << " Q=" << z.q << ", expected P=" << p << " Q=" << q;
+  }
+  const TensorView* result = conv.kind == Kind::kFprop   ? t.grad
+                             : conv.kind == Kind::kDgrad ? t.data
+                                                         : t.weight;
+  const cudnnDataType_t dtype = conv.kind == Kind::kFprop ? conv.grad : conv.data;
+  if (t.bias != nullptr) {
+    expect(conv, "bias", *t.bias, dtype, *t.data);
+    if (t.bias->numel() != result->size(c)) {
+      TVM_FFI_THROW(ValueError) << conv.problem << ": the bias has " << t.bias->numel()
+                                << " elements, the result " << result->size(c) << " channels";
+    }
+  }
+  if (t.mask != nullptr) {
+    expect(conv, "mask", *t.mask, dtype, *t.data);
+    for (int i = 0; i < 4; ++i) {
+      if (t.mask->ndim() != 4 || t.mask->size(i) != result->size(i)) {
+        TVM_FFI_THROW(ValueError) << conv.problem << ": the mask's shape is not the result's";
+      }
+    }
+  }
+  uintptr_t bits = 16;
+  for (const TensorView* one : {t.data, t.weight, t.grad, t.bias, t.mask}) {
+    bits |= reinterpret_cast<uintptr_t>(pointer_of(one));
+  }
+  z.alignment = static_cast<int64_t>(bits & (~bits + 1));  // the lowest bit that any of them has
+  return z;
+}
+
+inline Entry& find_entry(const Conv& conv, const Sizes& z, int device) {
+  State& state = State::get();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  auto& known = state.entries[{&conv, device}];
+  for (const auto& entry : known) {
+    if (entry->sizes() == z) return *entry;
+  }
+  known.push_back(std::make_unique<Entry>(conv, z, device));
+  return *known.back();
+}
+
+inline void run(const Conv& conv, const Operands& t) {
+  const Sizes z = sizes_of(conv, t);
+  const int device = t.data->device().device_id;
+  const bool dgrad = conv.kind == Kind::kDgrad, wgrad = conv.kind == Kind::kWgrad;
+  const TensorView* result = wgrad ? t.weight : dgrad ? t.data : t.grad;
+  try {
+    OnDevice on(device);
+    cudaStream_t stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
+    if (t.data->numel() == 0 || t.grad->numel() == 0) {
+      // An empty batch: a weight gradient is an empty sum, the others have no elements.
+      const size_t bytes = static_cast<size_t>(result->numel()) * (result->dtype().bits / 8);
+      if (bytes > 0) check(cudaMemsetAsync(pointer_of(result), 0, bytes, stream), "cudaMemsetAsync");
+      return;
+    }
+    const Pointers p = {pointer_of(dgrad || wgrad ? t.grad : t.data),
+                        pointer_of(wgrad ? t.data : t.weight), pointer_of(result),
+                        pointer_of(t.bias), pointer_of(t.mask)};
+    Entry& entry = find_entry(conv, z, device);
+    Worker worker = State::get().take(device);
+    struct Lease {
+      int device;
+      Worker& worker;
+      ~Lease() { State::get().give(device, worker); }
+    } lease{device, worker};
+    worker.use(stream);
+    entry.run(worker, p, stream);
+  } catch (const Failure& failure) {
+    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << conv.problem;
+  }
+}
+
+// Which operand an argument is.
+enum Role { kDataArg, kWeightArg, kGradArg, kBiasArg, kMaskArg, kArgs };
+
+// What the exported functions share: TVM FFI's calling convention, read once and not in a template
+// for each of them, which took most of the time of building a large module.
+__attribute__((noinline)) int call(const Conv& conv, std::initializer_list<Role> roles,
+                                   const TVMFFIAny* args, int32_t count) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  if (count != static_cast<int32_t>(roles.size())) {
+    TVM_FFI_THROW(TypeError) << conv.problem << ": expected " << roles.size() << " tensors, got "
+                             << count << " arguments";
+  }
+  const auto* views = reinterpret_cast<const tvm::ffi::AnyView*>(args);
+  std::optional<TensorView> tensors[kArgs];
+  for (Role role : roles) tensors[role] = (views++)->cast<TensorView>();
+  auto pointer = [&](Role role) { return tensors[role] ? &*tensors[role] : nullptr; };
+  run(conv, {pointer(kDataArg), pointer(kWeightArg), pointer(kGradArg), pointer(kBiasArg),
+             pointer(kMaskArg)});
+  TVM_FFI_SAFE_CALL_END();
+}
+
+// One line for each problem met so far: key, engine and settings, workspace, milliseconds if timed.
+inline tvm::ffi::String plans() {
+  std::vector<Entry*> all;
+  {
+    std::lock_guard<std::mutex> lock(State::get().mutex);
+    for (const auto& row : State::get().entries) {
+      for (const auto& entry : row.second) all.push_back(entry.get());
+    }
+  }
+  std::string out;
+  for (Entry* entry : all) out += entry->line() + "\n";
+  return tvm::ffi::String(out);
+}
+
+}  // namespace

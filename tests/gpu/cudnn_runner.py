@@ -1,0 +1,79 @@
+"""cuDNN regions of random problems: built without TVM's compiler, run on torch's tensors."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tvm_ffi
+
+from byoc_cudnn.build import library_command
+from byoc_cudnn.codegen import generate
+from byoc_cudnn.codegen.regions import Region
+from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.problems import UNIT, numpy_dtype, poisoned, tolerance
+
+TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def regions_of(problems: Sequence[ConvProblem], **options: Any) -> list[Region]:
+    """Each problem as a region, as `partition` would make it of a call that nothing follows."""
+    return [Region(f"f{i}", p, (), p.roles[:2], options) for i, p in enumerate(problems)]
+
+
+def load(regions: Iterable[Region], folder: Path) -> Any:
+    """The module of the regions' functions."""
+    source, library = folder / "regions.cc", folder / "regions.so"
+    source.write_text(generate(list(regions)), encoding="utf-8")
+    subprocess.run(library_command(source, library), check=True)
+    return tvm_ffi.load_module(str(library))
+
+
+def on_device(value: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
+    """The same numbers on the device; float32 carries bfloat16's, which numpy has not."""
+    return torch.from_numpy(value.astype(np.float32)).to("cuda", TORCH[dtype])
+
+
+def operands_on_device(problem: ConvProblem, *values: np.ndarray[Any, Any]) -> list[torch.Tensor]:
+    return [on_device(v, problem.dtype(r)) for v, r in zip(values, problem.roles, strict=False)]
+
+
+def destination(problem: ConvProblem) -> torch.Tensor:
+    """A result full of NaN."""
+    return on_device(poisoned(problem), problem.dtype(problem.roles[2]))
+
+
+def to_numpy(value: torch.Tensor) -> np.ndarray[Any, Any]:
+    return value.float().cpu().numpy()
+
+
+def library_tolerance(problem: ConvProblem, *, tf32: bool) -> float:
+    """Largest relative error in norm that a library's rounding explains.
+
+    On top of `tolerance`: tf32 rounds both operands to 10 bits of fraction; and an engine may split
+    the sum, round the parts to the result's type, and add them: twice the result's rounding.
+    """
+    first, _, result = problem.roles
+    extra = 4 * 2.0**-11 if tf32 and problem.dtype(first) == "float32" else 0.0
+    return tolerance(problem) + 2 * UNIT[problem.dtype(result)] + extra
+
+
+def kind_problems(
+    rng: np.random.Generator, kind: ConvKind, count: int, draw: Any, **limits: Any
+) -> list[ConvProblem]:
+    """Distinct random problems."""
+    found: dict[str, ConvProblem] = {}
+    while len(found) < count:
+        problem = draw(rng, kind, **limits)
+        found.setdefault(problem.repro(), problem)
+    return list(found.values())
+
+
+__all__ = [
+    "ConvProblem", "destination", "kind_problems", "library_tolerance", "load", "numpy_dtype",
+    "on_device", "operands_on_device", "regions_of", "to_numpy",
+]  # fmt: skip
