@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.layers import suite
 from byoc_cudnn.backends import cudnn
-from byoc_cudnn.build import library_command
 from byoc_cudnn.codegen.cudnn import generate
 from byoc_cudnn.codegen.regions import Region
+from byoc_cudnn.library import library_command
 from relay_wgrad.problem import ConvProblem
 
 # A dtype as it is named on the command line: the tensors' dtype, and whether tf32 may be used.

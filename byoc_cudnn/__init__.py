@@ -7,6 +7,7 @@ decides for each convolution of a module, and needs neither a GPU nor a library 
 """
 
 from .decision import Decision
+from .library import Library, build
 from .partition import partition, partition_for_cudnn
 from .report import Entry, Report
 from .table import BACKENDS, ROWS, Backend, Row, patterns
@@ -18,8 +19,10 @@ __all__ = [
     "Backend",
     "Decision",
     "Entry",
+    "Library",
     "Report",
     "Row",
+    "build",
     "partition",
     "partition_for_cudnn",
     "patterns",

@@ -148,12 +148,14 @@ class Graph {
       from = pointwise(CUDNN_POINTWISE_RELU_FWD, from, kAbsent, result, left == 0);
     }
     if (left & kMask) {
-      // dx where x >= 0, else 0: what the gradient of relay's and relax's relu is, also at x = 0.
+      // where(x < 0, 0, dx): what the gradient of Relay's and Relax's relu is, at x = 0 too.
       const size_t x = add(
           describe(result, kMaskIn, conv.channels_last, z.alignment, false, "the mask's operand"));
       const size_t zero = add(scalar_zero());
-      const size_t keep = pointwise(CUDNN_POINTWISE_CMP_GE, x, zero, result, false);
-      pointwise(CUDNN_POINTWISE_MUL, from, keep, result, true);
+      const Tensor truth = {
+          {result.dims[0], result.dims[1], result.dims[2], result.dims[3]}, CUDNN_DATA_BOOLEAN};
+      const size_t less = pointwise(CUDNN_POINTWISE_CMP_LT, x, zero, truth, false);
+      pointwise(CUDNN_POINTWISE_BINARY_SELECT, zero, from, result, true, less);
     }
     std::vector<cudnnBackendDescriptor_t> ops;
     for (const Descriptor& op : operations_) ops.push_back(op.get());
@@ -176,7 +178,8 @@ class Graph {
 
   size_t output(const Tensor& t, bool last) {
     Tensor made = t;
-    if (!last) made.dtype = CUDNN_DATA_FLOAT;
+    // What is between two operations is no tensor in memory: it keeps the sums' precision.
+    if (!last && t.dtype != CUDNN_DATA_BOOLEAN) made.dtype = CUDNN_DATA_FLOAT;
     const int64_t uid = last ? static_cast<int64_t>(kResult) : kVirtual + next_++;
     return add(describe(made, uid, conv_.channels_last, z_.alignment, !last, "a result"));
   }
@@ -254,7 +257,9 @@ class Graph {
     return out;
   }
 
-  size_t pointwise(cudnnPointwiseMode_t mode, size_t a, size_t b, const Tensor& result, bool last) {
+  // mode(a, b); where a condition is given: a where it holds, else b.
+  size_t pointwise(cudnnPointwiseMode_t mode, size_t a, size_t b, const Tensor& result, bool last,
+                   size_t condition = kAbsent) {
     Descriptor how(CUDNN_BACKEND_POINTWISE_DESCRIPTOR, "an epilogue's function");
     how.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode)
         .set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT)
@@ -265,6 +270,7 @@ class Graph {
         .set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, tensors_[a])
         .set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, tensors_[out]);
     if (b != kAbsent) op.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, tensors_[b]);
+    if (condition != kAbsent) op.set(CUDNN_ATTR_OPERATION_POINTWISE_TDESC, tensors_[condition]);
     op.finalize();
     others_.push_back(std::move(how));
     operations_.push_back(std::move(op));

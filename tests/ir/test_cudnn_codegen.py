@@ -12,10 +12,10 @@ import tvm
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn.build import build, library_command
 from byoc_cudnn.codegen import generate
 from byoc_cudnn.codegen.cudnn import head_and_runtime
 from byoc_cudnn.codegen.regions import Region, read_region
+from byoc_cudnn.library import build, library_command
 from relay_wgrad.problem import ConvProblem
 
 from .partition_cases import module, problem_module
