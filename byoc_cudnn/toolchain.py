@@ -90,9 +90,10 @@ class Toolchain:
         """The libraries by full path, and an rpath for each one's folder.
 
         A full path links exactly the file that was found, also where two folders hold one of that
-        name.  `-Xlinker` and not `-Wl,`: a comma in a path would split the latter.
+        name.  `-Xlinker` and not `-Wl,`: a comma in a path would split the latter.  TVM puts options
+        before objects, where a linker that links only what is needed so far would drop a library.
         """
-        options = []
+        options = ["-Xlinker", "--no-as-needed"]
         for library in (self.cudnn.library, self.cuda.library):
             if library is not None:
                 options += ["-Xlinker", "-rpath", "-Xlinker", str(library.parent), str(library)]

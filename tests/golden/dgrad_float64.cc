@@ -316,7 +316,7 @@ int main() {
 
   // 5. Is it right?  Every element must be written; of a large result a random sample is compared.
   constexpr int64_t kTerms = K / kGroups * R * S;  // products in a sum
-  const int64_t count = std::min(result.size(), std::max<int64_t>(1024, (1 << 28) / kTerms));
+  const int64_t count = std::min(result.size(), std::max<int64_t>(128, (1 << 28) / kTerms));
   std::mt19937_64 generator(3);
   double difference = 0, norm = 0;
   for (int64_t n = 0; n < count; ++n) {
