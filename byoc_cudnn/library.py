@@ -63,11 +63,9 @@ class Library:
         """
         if self._runnable is None:
             return []
-        found = []
-        for module in [self._runnable.mod, *self._runnable.mod.imports]:
-            if module.implements_function(PLANS):
-                found += str(module[PLANS]()).splitlines()
-        return found
+        modules = _all(self._runnable)
+        texts = [str(m[PLANS]()) for m in modules if m.implements_function(PLANS)]
+        return [line for text in texts for line in text.splitlines()]
 
     def _arguments(self, toolchain: Toolchain | None) -> dict[str, Any]:
         if not _sources(self.executable.mod):
@@ -118,13 +116,17 @@ def _target(target: Target | str | Mapping[str, Any] | None) -> Target:
     return chosen if chosen.host is not None else chosen.with_host("llvm")
 
 
-def _sources(module: Any) -> list[Any]:
-    """The generated C++ among a module and all that it imports; TVM has C sources of its own."""
-    ours = str(module.kind) == "c" and module.implements_function(PLANS)
-    found = [module] if ours else []
-    for imported in module.imports:
-        found += _sources(imported)
+def _all(module: Any) -> list[Any]:
+    """A module and all that it imports, once each."""
+    found = [module]
+    for one in found:
+        found += [imported for imported in one.imports if imported not in found]
     return found
+
+
+def _sources(module: Any) -> list[Any]:
+    """The generated C++ among a module and its imports; TVM has C sources of its own."""
+    return [m for m in _all(module) if str(m.kind) == "c" and m.implements_function(PLANS)]
 
 
 def library_command(source: Path, output: Path, toolchain: Toolchain | None = None) -> list[str]:

@@ -90,8 +90,8 @@ class Toolchain:
         """The libraries by full path, and an rpath for each one's folder.
 
         A full path links exactly the file that was found, also where two folders hold one of that
-        name.  `-Xlinker` and not `-Wl,`: a comma in a path would split the latter.  TVM puts options
-        before objects, where a linker that links only what is needed so far would drop a library.
+        name.  `-Xlinker` and not `-Wl,`: a comma in a path would split the latter.  TVM puts
+        options before objects, where a linker that keeps what is needed so far drops a library.
         """
         options = ["-Xlinker", "--no-as-needed"]
         for library in (self.cudnn.library, self.cuda.library):

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn.codegen import generate
+import relay_wgrad
+from byoc_cudnn.codegen import generate, register
 from byoc_cudnn.codegen.cudnn import head_and_runtime
 from byoc_cudnn.codegen.regions import Region, read_region
-from byoc_cudnn.library import build, library_command
+from byoc_cudnn.library import Library, build, library_command
 from relay_wgrad.problem import ConvProblem
 
 from .partition_cases import module, problem_module
@@ -142,6 +144,28 @@ def test_build_without_a_gpu(tmp_path: Path) -> None:
     library.export_library(tmp_path / "lib.so")
     assert tvm.runtime.load_module(str(tmp_path / "lib.so")) is not None
     assert library.plans() == []
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(library, virtual machine) of one region in a module without a kernel for any device."""
+    relay_wgrad.register()
+    problem = ConvProblem.parse(f"wgrad n=2 c=8 h=9 w=8 k=16 r=3 s=3 {NHWC}")
+    out, _ = byoc_cudnn.partition_for_cudnn(problem_module(problem), strict=True)
+    register()
+    library = Library(tvm.compile(relax.transform.RunCodegen()(out), target="llvm"))
+    return library, library.virtual_machine(tvm.cpu())
+
+
+def test_plans_before_anything_has_run(on_cpu: Any) -> None:
+    assert on_cpu[0].plans() == []
+
+
+def test_a_tensor_that_is_not_on_the_device(on_cpu: Any) -> None:
+    shapes = ((2, 7, 6, 16), (2, 9, 8, 8))
+    args = [tvm.runtime.tensor(np.zeros(shape, "float32")) for shape in shapes]
+    with pytest.raises(ValueError, match=r"wgrad n=2 c=8 .* data is not on the CUDA device"):
+        on_cpu[1]["main"](*args)
 
 
 def test_build_refuses_other_targets() -> None:

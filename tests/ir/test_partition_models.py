@@ -19,7 +19,7 @@ from .partition_cases import regions
 
 # name -> rows of the gradient in float32, in NHWC
 ROWS = {
-    "alexnet": {"fprop_bias": 5, "dgrad": 4, "wgrad": 5},
+    "alexnet": {"fprop": 3, "fprop_bias": 2, "dgrad": 4, "wgrad": 5},
     "densenet121": {"fprop": 120, "fprop_bias": 1, "dgrad": 120, "wgrad": 121},
     "inception_v1": {"fprop_bias": 57, "dgrad": 56, "wgrad": 57},
     "inception_v2": {"fprop": 69, "dgrad": 68, "wgrad": 69},
