@@ -13,7 +13,7 @@ TORCH_ARGS = $(shell $(PYTHON) -c "import urllib.request as u; u.urlopen('$(TORC
 # process may use.  The tests' oracle, PyTorch, uses the same number.
 export OMP_NUM_THREADS ?= $(shell nproc)
 
-.PHONY: demo test fuzz lint types unit test-gpu bench clean help
+.PHONY: demo test fuzz lint types unit test-gpu memcheck bench clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ fuzz: $(STAMP)  ## 500 random problems per op and order against float64 PyTorch
 
 test-gpu:  ## where a GPU is: kernels on the device (python3 with TVM, PyTorch and pytest)
 	$(PYTHON) -m pytest -m gpu tests/gpu
+
+memcheck:  ## where a GPU is: a small set of offloaded convolutions under compute-sanitizer
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m tests.gpu.memcheck
 
 bench: $(STAMP)  ## the CPU kernels against PyTorch
 	$(BIN)/python -m benchmarks.cpu_kernels

@@ -8,6 +8,7 @@ is linear in the program's length: patterns are matched only where a convolution
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -27,6 +28,8 @@ def partition(
     mod: tvm.IRModule,
     backends: Sequence[str] = ("cudnn",),
     strict: bool = False,
+    *,
+    fuse: bool = True,
     **options: Any,
 ) -> tuple[tvm.IRModule, Report]:
     """Sends the convolutions of all Relax functions of a module to libraries.
@@ -37,6 +40,7 @@ def partition(
         functions keep their parameters, results and attributes.
     backends : names, the preferred first.
     strict : whether it is an error that a convolution stays.
+    fuse : whether a convolution may take along what follows it: bias, ReLU, ReLU's mask.
     options : for each backend a mapping of its options, `cudnn={"allow_tf32": False}`.
 
     Returns
@@ -58,6 +62,8 @@ def partition(
     if isinstance(backends, str) or not isinstance(backends, Sequence) or not backends:
         raise TypeError(f"partition: backends must be a list of names, got {backends!r}")
     chosen = [backend_of(name) for name in backends]
+    if not fuse:
+        chosen = [replace(b, rows=tuple(r for r in b.rows if not r.epilogue)) for b in chosen]
     for name in options:
         backend_of(name)
         if name not in backends:
@@ -103,6 +109,7 @@ def partition_for_cudnn(
     deterministic: bool = False,
     workspace_limit: int = 1 << 30,
     strict: bool = False,
+    fuse: bool = True,
 ) -> tuple[tvm.IRModule, Report]:
     """`partition` to cuDNN alone; the options are `backends.cudnn.Options`."""
     given = {
@@ -111,4 +118,4 @@ def partition_for_cudnn(
         "deterministic": deterministic,
         "workspace_limit": workspace_limit,
     }
-    return partition(mod, ("cudnn",), strict, cudnn=given)
+    return partition(mod, ("cudnn",), strict, fuse=fuse, cudnn=given)

@@ -22,7 +22,9 @@ from .regions import Region, read_region
 
 CODEGEN = "relay_wgrad_cudnn"
 PLANS = f"{CODEGEN}_plans"  # an exported function: the plans chosen so far, as text
-_TEMPLATES = ("cudnn_graph.h", "cudnn_plan.h", "cudnn_record.h", "cudnn_runtime.h")
+_TEMPLATES = (
+    "cudnn_graph.h", "cudnn_plan.h", "cudnn_record.h", "cudnn_runtime.h", "cudnn_call.h",
+)  # fmt: skip
 _KINDS = {ConvKind.FPROP: "kFprop", ConvKind.DGRAD: "kDgrad", ConvKind.WGRAD: "kWgrad"}
 _DTYPES = {
     "float16": "CUDNN_DATA_HALF",

@@ -5,12 +5,6 @@
 
 namespace {
 
-struct Operands {
-  const TensorView *data, *weight, *grad;  // one of them is the result
-  const TensorView* bias;
-  const TensorView* mask;
-};
-
 struct Pointers {
   void *first, *second, *result, *bias, *mask;
 };
@@ -360,6 +354,7 @@ class Entry {
     std::string out = "cuDNN has no plan for " + words() + " (generated for " + conv_.problem +
                       "); " + std::to_string(tried) + " suggestions";
     for (size_t i = 0; i < failures.size() && i < 8; ++i) out += "\n  " + failures[i];
+    if (conv_.epilogue != 0) out += "\n  partition(…, fuse=False) offloads convolutions alone";
     if (failures.size() > 8) out += "\n  and " + std::to_string(failures.size() - 8) + " more";
     return out;
   }
@@ -374,158 +369,5 @@ class Entry {
   double milliseconds_ = 0;
   std::vector<std::unique_ptr<Plan>> idle_;
 };
-
-inline void* pointer_of(const TensorView* t) {
-  return t == nullptr ? nullptr : static_cast<char*>(t->data_ptr()) + t->byte_offset();
-}
-
-inline void expect(const Conv& conv, const char* name, const TensorView& t, cudnnDataType_t dtype,
-                   const TensorView& like) {
-  const DLDataType d = t.dtype();
-  const bool same = dtype == CUDNN_DATA_FLOAT  ? d.code == kDLFloat && d.bits == 32
-                    : dtype == CUDNN_DATA_HALF ? d.code == kDLFloat && d.bits == 16
-                                               : d.code == kDLBfloat && d.bits == 16;
-  if (!same || d.lanes != 1) {
-    TVM_FFI_THROW(TypeError) << conv.problem << ": " << name << " has another dtype than the one"
-                             << " that the code was generated for";
-  }
-  if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not on the CUDA device of "
-                              << "the other tensors";
-  }
-  if (!t.IsContiguous()) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not contiguous";
-  }
-}
-
-// The sizes of a call, once they fit each other.
-inline Sizes sizes_of(const Conv& conv, const Operands& t) {
-  expect(conv, "data", *t.data, conv.data, *t.data);
-  expect(conv, "weight", *t.weight, conv.weight, *t.data);
-  expect(conv, "gradient", *t.grad, conv.grad, *t.data);
-  if (t.data->ndim() != 4 || t.weight->ndim() != 4 || t.grad->ndim() != 4) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": a tensor does not have 4 dimensions";
-  }
-  const int c = conv.channels_last ? 3 : 1, h = conv.channels_last ? 1 : 2, w = h + 1;
-  Sizes z;
-  z.n = t.data->size(0), z.c = t.data->size(c), z.h = t.data->size(h), z.w = t.data->size(w);
-  z.k = t.weight->size(0), z.r = t.weight->size(h), z.s = t.weight->size(w);
-  z.p = t.grad->size(h), z.q = t.grad->size(w);
-  const int64_t p = (z.h + conv.padding[0] + conv.padding[2] - conv.dilation[0] * (z.r - 1) - 1) /
-                        conv.stride[0] + 1;
-  const int64_t q = (z.w + conv.padding[1] + conv.padding[3] - conv.dilation[1] * (z.s - 1) - 1) /
-                        conv.stride[1] + 1;
-  if (t.grad->size(0) != z.n || t.grad->size(c) != z.k || p != z.p || q != z.q ||
-      t.weight->size(c) * conv.groups != z.c) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": shapes that do not fit each other: data N="
-                              << z.n << " C=" << z.c << " H=" << z.h << " W=" << z.w
-                              << ", weight K=" << z.k << " C/groups=" << t.weight->size(c)
-                              << " R=" << z.r << " S=" << z.s << ", gradient N="
-                              << t.grad->size(0) << " K=" << t.grad->size(c) << " P=" << z.p
-                              << " Q=" << z.q << ", expected P=" << p << " Q=" << q;
-  }
-  const TensorView* result = conv.kind == Kind::kFprop   ? t.grad
-                             : conv.kind == Kind::kDgrad ? t.data
-                                                         : t.weight;
-  const cudnnDataType_t dtype = conv.kind == Kind::kFprop ? conv.grad : conv.data;
-  if (t.bias != nullptr) {
-    expect(conv, "bias", *t.bias, dtype, *t.data);
-    if (t.bias->numel() != result->size(c)) {
-      TVM_FFI_THROW(ValueError) << conv.problem << ": the bias has " << t.bias->numel()
-                                << " elements, the result " << result->size(c) << " channels";
-    }
-  }
-  if (t.mask != nullptr) {
-    expect(conv, "mask", *t.mask, dtype, *t.data);
-    for (int i = 0; i < 4; ++i) {
-      if (t.mask->ndim() != 4 || t.mask->size(i) != result->size(i)) {
-        TVM_FFI_THROW(ValueError) << conv.problem << ": the mask's shape is not the result's";
-      }
-    }
-  }
-  uintptr_t bits = 16;
-  for (const TensorView* one : {t.data, t.weight, t.grad, t.bias, t.mask}) {
-    bits |= reinterpret_cast<uintptr_t>(pointer_of(one));
-  }
-  z.alignment = static_cast<int64_t>(bits & (~bits + 1));  // the lowest bit that any of them has
-  return z;
-}
-
-inline Entry& find_entry(const Conv& conv, const Sizes& z, int device) {
-  State& state = State::get();
-  std::lock_guard<std::mutex> lock(state.mutex);
-  auto& known = state.entries[{&conv, device}];
-  for (const auto& entry : known) {
-    if (entry->sizes() == z) return *entry;
-  }
-  known.push_back(std::make_unique<Entry>(conv, z, device));
-  return *known.back();
-}
-
-inline void run(const Conv& conv, const Operands& t) {
-  const Sizes z = sizes_of(conv, t);
-  const int device = t.data->device().device_id;
-  const bool dgrad = conv.kind == Kind::kDgrad, wgrad = conv.kind == Kind::kWgrad;
-  const TensorView* result = wgrad ? t.weight : dgrad ? t.data : t.grad;
-  try {
-    OnDevice on(device);
-    cudaStream_t stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
-    if (t.data->numel() == 0 || t.grad->numel() == 0) {
-      // An empty batch: a weight gradient is an empty sum, the others have no elements.
-      const size_t bytes = static_cast<size_t>(result->numel()) * (result->dtype().bits / 8);
-      if (bytes > 0) check(cudaMemsetAsync(pointer_of(result), 0, bytes, stream), "cudaMemsetAsync");
-      return;
-    }
-    const Pointers p = {pointer_of(dgrad || wgrad ? t.grad : t.data),
-                        pointer_of(wgrad ? t.data : t.weight), pointer_of(result),
-                        pointer_of(t.bias), pointer_of(t.mask)};
-    Entry& entry = find_entry(conv, z, device);
-    Worker worker = State::get().take(device);
-    struct Lease {
-      int device;
-      Worker& worker;
-      ~Lease() { State::get().give(device, worker); }
-    } lease{device, worker};
-    worker.use(stream);
-    entry.run(worker, p, stream);
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << conv.problem;
-  }
-}
-
-// Which operand an argument is.
-enum Role { kDataArg, kWeightArg, kGradArg, kBiasArg, kMaskArg, kArgs };
-
-// What the exported functions share: TVM FFI's calling convention, read once and not in a template
-// for each of them, which took most of the time of building a large module.
-__attribute__((noinline)) int call(const Conv& conv, std::initializer_list<Role> roles,
-                                   const TVMFFIAny* args, int32_t count) {
-  TVM_FFI_SAFE_CALL_BEGIN();
-  if (count != static_cast<int32_t>(roles.size())) {
-    TVM_FFI_THROW(TypeError) << conv.problem << ": expected " << roles.size() << " tensors, got "
-                             << count << " arguments";
-  }
-  const auto* views = reinterpret_cast<const tvm::ffi::AnyView*>(args);
-  std::optional<TensorView> tensors[kArgs];
-  for (Role role : roles) tensors[role] = (views++)->cast<TensorView>();
-  auto pointer = [&](Role role) { return tensors[role] ? &*tensors[role] : nullptr; };
-  run(conv, {pointer(kDataArg), pointer(kWeightArg), pointer(kGradArg), pointer(kBiasArg),
-             pointer(kMaskArg)});
-  TVM_FFI_SAFE_CALL_END();
-}
-
-// One line for each problem met so far: key, engine and settings, workspace, milliseconds if timed.
-inline tvm::ffi::String plans() {
-  std::vector<Entry*> all;
-  {
-    std::lock_guard<std::mutex> lock(State::get().mutex);
-    for (const auto& row : State::get().entries) {
-      for (const auto& entry : row.second) all.push_back(entry.get());
-    }
-  }
-  std::string out;
-  for (Entry* entry : all) out += entry->line() + "\n";
-  return tvm::ffi::String(out);
-}
 
 }  // namespace

@@ -108,6 +108,16 @@ def test_row(row: str) -> None:
     same_numbers(mod, out)
 
 
+def test_without_fusion_calls_go_alone() -> None:
+    body, shapes, _ = ROWS["fprop_bias_relu"]
+    out, report = partitioned(module(shapes, body), fuse=False)
+    assert only(report).row == "fprop"
+    assert ops(out["main"])[0] == "call"
+    assert "relu" in ops(out["main"])
+    _, same = byoc_cudnn.partition_for_cudnn(module(shapes, body), fuse=False)
+    assert same.rows() == report.rows() == {"cudnn.fprop": 1}
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_patterns_serve_the_stock_pass(row: str) -> None:
     """FuseOpsByPattern with a row's pattern makes the composite that the partition makes."""

@@ -1,0 +1,62 @@
+"""A small set of offloaded convolutions, for a memory checker:
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m tests.gpu.memcheck
+
+Each problem runs twice, in the heuristic's choice and under the workspace's poison, and is compared
+with PyTorch on the CPU.  cuDNN's own kernels are checked along with what is handed to them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.gpu.cudnn_runner import (
+    destination,
+    library_tolerance,
+    load,
+    operands_on_device,
+    regions_of,
+    to_numpy,
+)
+from tests.problems import random_operands, relative_error, torch_reference
+
+LINES = (
+    "{} n=2 c=32 h=14 w=13 k=48 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16",
+    "{} n=2 c=13 h=9 w=8 k=7 r=3 s=2 stride=2,1 pad=1,0,1,0 layout=NHWC/OHWI/NHWC",
+    "{} n=2 c=32 h=14 w=13 k=32 r=3 s=3 pad=1,1,1,1 groups=32 dtype=bf16/bf16/bf16",
+    "{} n=1 c=16 h=15 w=15 k=16 r=3 s=3 pad=2,2,2,2 dil=2,2 stride=2,2",
+)
+
+
+def main() -> int:
+    """The number of problems that went wrong."""
+    os.environ["RELAY_WGRAD_POISON"] = "1"
+    problems = [ConvProblem.parse(line.format(kind.value)) for line in LINES for kind in ConvKind]
+    regions = regions_of(problems)
+    rng = np.random.default_rng(0)
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        functions = load(regions, Path(folder))
+        for region in regions:
+            p = region.problem
+            values = random_operands(p, rng)
+            args, out = operands_on_device(p, *values), destination(p)
+            for _ in range(2):
+                functions[region.symbol](*args, out)
+            torch.cuda.synchronize()
+            error = relative_error(to_numpy(out), torch_reference(p, *values))
+            good = error <= library_tolerance(p, tf32=True)
+            wrong += not good
+            print(f"{'right' if good else 'WRONG'} {error:.1e} {p}")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
