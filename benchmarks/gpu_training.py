@@ -1,7 +1,7 @@
 """One training step on a GPU, convolutions on cuDNN: errors and time beside PyTorch's.
 
     python -m benchmarks.gpu_training [--model resnet50] [--batch 64] [--dtypes f32,f16]
-                                      [--image-size N] [--json FILE]
+                                      [--image-size N] [--layout NHWC] [--json FILE]
 
 A dtype followed by "+wide" keeps weights' gradients in float32 to the end; without it they are
 rounded to half once, as PyTorch's are.
@@ -59,14 +59,16 @@ def milliseconds(call: Callable[[], Any]) -> float:
     return float(start.elapsed_time(stop)) / CALLS
 
 
-def measure(model: str, batch: int, image_size: int | None, row: str) -> dict[str, Any]:
+def measure(
+    model: str, batch: int, image_size: int | None, row: str, layout: str
+) -> dict[str, Any]:
     dtype, _, more = row.partition("+")
     half, wide = DTYPES[dtype], more == "wide"
     graph = from_onnx(model, batch=batch, image_size=image_size)
     values = graph.random_batch(0)
     began = time.perf_counter()
     module = step_module(graph, dtype=half, scaled=half is not None, wide_weight_gradients=wide)
-    module, report = byoc_cudnn.partition_for_cudnn(converted(module, "NHWC"), benchmark=True)
+    module, report = byoc_cudnn.partition_for_cudnn(converted(module, layout), benchmark=True)
     partitioned = time.perf_counter()
     library = byoc_cudnn.build(module)
     device = tvm.cuda(0)
@@ -96,7 +98,7 @@ def measure(model: str, batch: int, image_size: int | None, row: str) -> dict[st
     rounds = [(milliseconds(ours), milliseconds(pytorch)) for _ in range(ROUNDS)]
     total, convolutions = _profile(library, vm, args)
     return {
-        "model": model, "batch": batch, "image": list(graph.inputs[0].shape[2:]), "dtype": row,
+        "model": model, "batch": batch, "image": list(graph.inputs[0].shape[2:]), "dtype": row, "layout": layout,
         "offloaded": report.offloaded, "convolutions": report.total,
         "error": mine, "torch_error": theirs,
         "ms": statistics.median(a for a, _ in rounds),
@@ -134,6 +136,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--image-size", type=int, default=None)
     parser.add_argument("--dtypes", default="f32,f16")
+    parser.add_argument("--layout", default="NHWC", choices=("NHWC", "NCHW"))
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -148,7 +151,7 @@ def main() -> int:
         table.add_column(name, justify="right")
     rows = []
     for dtype in args.dtypes.split(","):
-        r = measure(args.model, args.batch, args.image_size, dtype)
+        r = measure(args.model, args.batch, args.image_size, dtype, args.layout)
         rows.append(r)
         table.add_row(
             dtype, f"{r['offloaded']}/{r['convolutions']}", f"{r['error']:.2e}",
