@@ -98,7 +98,8 @@ def measure(
     rounds = [(milliseconds(ours), milliseconds(pytorch)) for _ in range(ROUNDS)]
     total, convolutions = _profile(library, vm, args)
     return {
-        "model": model, "batch": batch, "image": list(graph.inputs[0].shape[2:]), "dtype": row, "layout": layout,
+        "model": model, "batch": batch, "image": list(graph.inputs[0].shape[2:]), "dtype": row,
+        "layout": layout,
         "offloaded": report.offloaded, "convolutions": report.total,
         "error": mine, "torch_error": theirs,
         "ms": statistics.median(a for a, _ in rounds),
