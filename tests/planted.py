@@ -69,6 +69,20 @@ FAULTS = (
     Fault("a window outside the image counts", "legalize/pooling.py",
           "row >= 0, column >= 0, p < grad.shape[axes[0]], q < grad.shape[axes[1]],",
           "row >= 0, column >= 0, p < grad.shape[axes[0]],", "tests/cpu/test_pooling.py"),
+    Fault("offloading: a crop that starts at zero", "byoc_cudnn/adapt.py",
+          "begin.append(start)", "begin.append(0)", "tests/ir/test_partition_adapt.py"),
+    Fault("offloading: asymmetric padding goes to cuDNN", "byoc_cudnn/backends/cudnn.py",
+          "(_layouts, _dtypes, _channels, _padding, _elements)",
+          "(_layouts, _dtypes, _channels, _elements)", "tests/ir/test_partition_refusals.py"),
+    Fault("generated code: operands in their roles' order", "byoc_cudnn/codegen/cudnn.py",
+          "for name in [*region.operands, region.problem.roles[2]]",
+          "for name in sorted([*region.operands, region.problem.roles[2]])",
+          "tests/ir/test_cudnn_codegen.py"),
+    Fault("generated code: options forgotten", "byoc_cudnn/codegen/cudnn.py",
+          "options = [flag for name, flag in _OPTIONS.items() if getattr(o, name)]",
+          "options = []", "tests/ir/test_cudnn_codegen.py"),
+    Fault("a tuning record that others may write is used", "byoc_cudnn/templates/cudnn_record.h",
+          "(info.st_mode & (S_IWGRP | S_IWOTH)) != 0 ||", "", "tests/ir/test_cudnn_codegen.py"),
 )  # fmt: skip
 
 

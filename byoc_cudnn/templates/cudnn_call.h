@@ -159,7 +159,11 @@ inline tvm::ffi::String plans() {
     }
   }
   std::string out;
-  for (Entry* entry : all) out += entry->line() + "\n";
+  try {
+    for (Entry* entry : all) out += entry->line() + "\n";
+  } catch (const Failure& failure) {
+    TVM_FFI_THROW(RuntimeError) << failure.what;
+  }
   return tvm::ffi::String(out);
 }
 
