@@ -103,7 +103,7 @@ def test_runs(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["/home/me/x.py", "in /tmp/tmp1/a", "'/srv/main'", "C:\\Users\\me", "/root/.cache"]
+    "text", ["/home/me/x.py", "in /tmp/tmp1/a", "'/opt/main'", "C:\\Users\\me", "/root/.cache"]
 )
 def test_places_are_found(text: str) -> None:
     assert PLACES.search(text)
