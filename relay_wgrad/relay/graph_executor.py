@@ -1,0 +1,185 @@
+"""`graph_executor.GraphModule`: sets inputs, runs, gets outputs, as Relay's graph executor did."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+
+from .build import MAIN, Executor
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """Seconds per run, one for each repetition."""
+
+    results: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Seconds."""
+        return statistics.fmean(self.results)
+
+    @property
+    def median(self) -> float:
+        """Seconds."""
+        return statistics.median(self.results)
+
+    @property
+    def min(self) -> float:
+        """Seconds."""
+        return min(self.results)
+
+    @property
+    def max(self) -> float:
+        """Seconds."""
+        return max(self.results)
+
+    @property
+    def std(self) -> float:
+        """Seconds; the population's."""
+        return statistics.pstdev(self.results)
+
+    def __str__(self) -> str:
+        names = ("mean", "median", "max", "min", "std")
+        return ", ".join(f"{name} {getattr(self, name) * 1e3:.4f} ms" for name in names)
+
+
+class GraphModule:
+    """A library on a device, with its inputs and outputs.
+
+    module = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+    module.set_input("data", data)
+    module.run()
+    module.get_output(0).numpy()
+    """
+
+    def __init__(self, module: Executor) -> None:
+        if not isinstance(module, Executor):
+            raise TypeError(
+                f"GraphModule takes lib['default'](device), got {type(module).__name__}"
+            )
+        self._executor = module
+        self._inputs: dict[str, Any] = {}
+        self._outputs: list[Any] | None = None
+
+    def set_input(self, key: str | int | None = None, value: Any = None, **params: Any) -> None:
+        """Sets one input by its name or index, and others by name; arrays are copied.
+
+        Raises ValueError for a name or an index that is none.
+        """
+        if key is not None:
+            self._set(self._name(key), value)
+        for name, array in params.items():
+            self._set(self._name(name), array)
+
+    def run(self, **input_dict: Any) -> None:
+        """Runs, after setting the inputs given.
+
+        Raises ValueError naming inputs that have not been set.
+        """
+        self.set_input(None, None, **input_dict)
+        missing = [name for name in self._executor.inputs if name not in self._inputs]
+        if missing:
+            raise ValueError(f"run: inputs that are not set: {', '.join(missing)}")
+        result = self._executor.machine[MAIN](
+            *(self._inputs[name] for name in self._executor.inputs)
+        )
+        self._outputs = _flat(result)
+
+    def get_num_inputs(self) -> int:
+        """Inputs that are not parameters of the library."""
+        return len(self._executor.inputs)
+
+    def get_num_outputs(self) -> int:
+        """Tensors of the result, nested tuples flattened from left to right; needs a run."""
+        return len(self._results())
+
+    def get_input(self, index: int | str, out: Any = None) -> Any:
+        """An input that has been set; copied into `out` if that is given."""
+        name = self._name(index)
+        if name not in self._inputs:
+            raise ValueError(f"get_input: {name!r} is not set")
+        return _copied(self._inputs[name], out)
+
+    def get_input_index(self, name: str) -> int:
+        """The place of an input, −1 if there is none of that name."""
+        inputs = self._executor.inputs
+        return inputs.index(name) if name in inputs else -1
+
+    def get_output(self, index: int, out: Any = None) -> Any:
+        """A tensor of the last run's result; copied into `out` if that is given."""
+        results = self._results()
+        if not 0 <= index < len(results):
+            raise ValueError(f"get_output: index {index} of {len(results)} outputs")
+        return _copied(results[index], out)
+
+    def benchmark(
+        self,
+        device: Any,
+        func_name: str = "run",
+        repeat: int = 5,
+        number: int = 5,
+        min_repeat_ms: int | None = None,
+        **kwargs: Any,
+    ) -> BenchmarkResult:
+        """Seconds per run, over `repeat` repetitions of `number` runs each, after one run.
+
+        With `min_repeat_ms` a repetition has as many runs as take that long.
+
+        Raises ValueError for another function than "run" and for counts under 1.
+        """
+        if func_name != "run" or kwargs:
+            raise ValueError(f"benchmark: only func_name='run', got {func_name!r}, {kwargs}")
+        if repeat < 1 or number < 1:
+            raise ValueError(f"benchmark: repeat={repeat} and number={number} must be at least 1")
+        self.run()
+        device.sync()
+        times = []
+        for _ in range(repeat):
+            runs, start = 0, time.perf_counter()
+            while True:
+                for _ in range(number):
+                    self.run()
+                device.sync()
+                runs += number
+                spent = time.perf_counter() - start
+                if min_repeat_ms is None or spent * 1e3 >= min_repeat_ms:
+                    break
+            times.append(spent / runs)
+        return BenchmarkResult(tuple(times))
+
+    def _name(self, key: str | int) -> str:
+        inputs = self._executor.inputs
+        if isinstance(key, str) and key in inputs:
+            return key
+        if isinstance(key, int) and not isinstance(key, bool) and 0 <= key < len(inputs):
+            return inputs[key]
+        raise ValueError(f"no input {key!r}; there are {', '.join(inputs) or 'none'}")
+
+    def _set(self, name: str, value: Any) -> None:
+        array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        # A copy on the executor's device: what the caller does to its own changes nothing here.
+        self._inputs[name] = tvm.runtime.tensor(np.array(array), self._executor.device)
+
+    def _results(self) -> list[Any]:
+        if self._outputs is None:
+            raise ValueError("there are no outputs before run()")
+        return self._outputs
+
+
+def _flat(value: Any) -> list[Any]:
+    if hasattr(value, "numpy"):
+        return [value]
+    return [tensor for part in value for tensor in _flat(part)]
+
+
+def _copied(tensor: Any, out: Any) -> Any:
+    return tensor if out is None else tensor.copyto(out)
+
+
+__all__ = ["BenchmarkResult", "GraphModule"]

@@ -1,0 +1,279 @@
+"""From Relay to Relax: the one lowering.
+
+A Relay function becomes a Relax function of one dataflow block.  Functions that are values, and
+calls of other global functions, are inlined where they are called, so that passes see one graph.
+Types are inferred on the way by each operator's relation, and compared with those that the program
+states.  Nothing recurses along the program's depth: evaluation is a stack of generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import tvm
+from tvm import relax, tirx
+
+from .ast import (
+    Call,
+    Constant,
+    Expr,
+    Function,
+    GlobalVar,
+    If,
+    IRModule,
+    Let,
+    Op,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from .ops import lookup, show
+from .types import ANY, FuncType, TensorType, TupleType, Type
+
+_DEPTH = 200  # of calls of functions within functions
+
+
+@dataclass(frozen=True)
+class Value:
+    """What an expression is: a Relax expression, or the parts of a tuple, or a function."""
+
+    type: Type
+    expr: Any = None
+    fields: tuple[Value, ...] | None = None
+    function: tuple[Function, _Frame] | None = None
+
+
+@dataclass
+class _Frame:
+    """The values of one activation of a function; `outer` is where a function value was made."""
+
+    outer: _Frame | None = None
+    depth: int = 0
+    values: dict[Expr, Value] = field(default_factory=dict)
+
+    def find(self, node: Expr) -> Value | None:
+        frame: _Frame | None = self
+        while frame is not None:
+            if node in frame.values:
+                return frame.values[node]
+            frame = frame.outer
+        return None
+
+
+Steps = Generator["Steps", Value, Value]
+
+
+def lower(mod: IRModule) -> tvm.IRModule:
+    """The Relax module with a function for each global function of a Relay module.
+
+    Raises
+    ------
+    TypeError, ValueError : for a violated type relation, a type that is not the stated one, an
+        unknown operator, and what has no lowering; with line and column where they are known.
+    """
+    bb = relax.BlockBuilder()
+    for name, function in mod.functions.items():
+        _Lowering(mod, bb).function(name, function)
+    return bb.get()
+
+
+class _Lowering:
+    """The lowering of one global function."""
+
+    def __init__(self, mod: IRModule, bb: relax.BlockBuilder) -> None:
+        self.mod = mod
+        self.bb = bb
+        self.hint = ""
+
+    def function(self, name: str, function: Function) -> None:
+        """Writes the function into the block builder."""
+        frame = _Frame()
+        params = []
+        for param in function.params:
+            ty = param.type_annotation or param.checked_type
+            if not isinstance(ty, TensorType):
+                self._fail(
+                    param, f"parameter %{param.name} of @{name} must be a tensor with a type"
+                )
+            var = relax.Var(param.name, _relax_type(param.name, ty))
+            params.append(var)
+            frame.values[param] = Value(ty, var)
+        with self.bb.function(name, params):
+            with self.bb.dataflow():
+                value = _run(self._eval(function.body, frame))
+                self._agrees(function, value.type, function.ret_type, f"the result of @{name}")
+                out = self.bb.emit_output(_expr(value))
+            self.bb.emit_func_output(out)
+
+    # ---- expressions ---------------------------------------------------------------------------
+
+    def _eval(self, node: Expr, frame: _Frame, hint: str = "") -> Steps:
+        found = frame.find(node)
+        if found is not None:
+            return found
+        value: Value
+        if isinstance(node, Let):
+            value = yield self._lets(node, frame)
+        elif isinstance(node, Call):
+            value = yield self._call(node, frame, hint)
+        elif isinstance(node, Tuple):
+            parts = []
+            for field_ in node.fields:
+                part = yield self._eval(field_, frame)
+                parts.append(part)
+            value = Value(TupleType(tuple(p.type for p in parts)), fields=tuple(parts))
+        elif isinstance(node, TupleGetItem):
+            value = self._item(node, (yield self._eval(node.tuple_value, frame)))
+        elif isinstance(node, Constant):
+            # As a tensor: relax.const makes float32 of a float64 array.
+            data = relax.const(tvm.runtime.tensor(node.data))
+            value = Value(TensorType(node.data.shape, str(node.data.dtype)), data)
+        elif isinstance(node, Function):
+            value = Value(_function_type(node), function=(node, frame))
+        elif isinstance(node, GlobalVar):
+            function = self._global(node)
+            value = Value(_function_type(function), function=(function, _Frame()))
+        elif isinstance(node, Var):
+            self._fail(node, f"%{node.name} is not bound here")
+        elif isinstance(node, Op):
+            self._fail(node, f"operator {node.name} stands where it is not called")
+        else:
+            assert isinstance(node, If)
+            self._fail(node, "`if` has no lowering")
+        if not isinstance(node, Function):
+            self._agrees(node, value.type, node.checked_type, "the type")
+        frame.values[node] = value
+        return value
+
+    def _lets(self, node: Let, frame: _Frame) -> Steps:
+        body: Expr = node
+        while isinstance(body, Let):
+            value = yield self._eval(body.value, frame, body.var.name)
+            self._agrees(body, value.type, body.var.type_annotation, f"%{body.var.name}")
+            frame.values[body.var] = value
+            body = body.body
+        return (yield self._eval(body, frame))
+
+    def _call(self, node: Call, frame: _Frame, hint: str) -> Steps:
+        args = []
+        for given in node.args:
+            arg = yield self._eval(given, frame)
+            args.append(arg)
+        if isinstance(node.op, Op):
+            return self._operator(node, node.op.name, args, hint)
+        callee = yield self._eval(node.op, frame)
+        if callee.function is None:
+            self._fail(node, f"{show(callee.type)} is called, and is no function")
+        function, outer = callee.function
+        if frame.depth >= _DEPTH:
+            self._fail(node, f"calls nest deeper than {_DEPTH}: recursion has no lowering")
+        if len(args) != len(function.params):
+            self._fail(node, f"a function of {len(function.params)} takes {len(args)} arguments")
+        inner = _Frame(outer, frame.depth + 1)
+        for param, value in zip(function.params, args, strict=True):
+            self._agrees(node, value.type, param.type_annotation, f"argument %{param.name}")
+            inner.values[param] = value
+        result = yield self._eval(function.body, inner)
+        self._agrees(node, result.type, function.ret_type, "a function's result")
+        return result
+
+    def _operator(self, node: Call, name: str, args: list[Value], hint: str) -> Value:
+        types = [arg.type for arg in args]
+        try:
+            op = lookup(name)
+            out = op.infer(types, node.attrs)
+            exprs = [_expr(arg) for arg in args]
+            made = op.build(self.bb, exprs, node.attrs, types, out)
+        except (TypeError, ValueError) as error:
+            where = f" ({node.span})" if node.span is not None else ""
+            raise type(error)(f"{error}{where}") from error
+        return Value(out, self.bb.emit(made, name_hint=_identifier(hint)))
+
+    def _item(self, node: TupleGetItem, value: Value) -> Value:
+        if not isinstance(value.type, TupleType):
+            self._fail(node, f".{node.index} of {show(value.type)}, which is no tuple")
+        count = len(value.type.fields)
+        if not 0 <= node.index < count:
+            self._fail(node, f".{node.index} of a tuple of {count}")
+        if value.fields is not None:
+            return value.fields[node.index]
+        item = self.bb.emit(relax.TupleGetItem(value.expr, node.index))
+        return Value(value.type.fields[node.index], item)
+
+    # ---- checks --------------------------------------------------------------------------------
+
+    def _global(self, node: GlobalVar) -> Function:
+        if node.name not in self.mod.functions:
+            self._fail(node, f"there is no function @{node.name}")
+        return self.mod.functions[node.name]
+
+    def _agrees(self, node: Expr, got: Type, stated: Type | None, what: str) -> None:
+        if stated is not None and not agree(got, stated):
+            self._fail(node, f"{what} is {show(got)}, and the program says {show(stated)}")
+
+    def _fail(self, node: Expr, message: str) -> NoReturn:
+        where = f" ({node.span})" if node.span is not None else ""
+        raise ValueError(message + where)
+
+
+def agree(a: Type, b: Type) -> bool:
+    """Whether two types can be of one value: equal, but that `?` fits any size."""
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        return (
+            a.dtype == b.dtype
+            and len(a.shape) == len(b.shape)
+            and all(x is ANY or y is ANY or x == y for x, y in zip(a.shape, b.shape, strict=True))
+        )
+    if isinstance(a, TupleType) and isinstance(b, TupleType):
+        return len(a.fields) == len(b.fields) and all(map(agree, a.fields, b.fields))
+    return isinstance(a, FuncType) and isinstance(b, FuncType)
+
+
+def _run(steps: Steps) -> Value:
+    """The result of generators that yield what they wait for."""
+    stack = [steps]
+    value: Any = None
+    while stack:
+        try:
+            stack.append(stack[-1].send(value))
+            value = None
+        except StopIteration as done:
+            stack.pop()
+            value = done.value
+    result: Value = value
+    return result
+
+
+def _expr(value: Value) -> Any:
+    """A value as one Relax expression."""
+    if value.function is not None:
+        raise ValueError("a function is a result: only calls of functions have a lowering")
+    if value.fields is None:
+        return value.expr
+    return relax.Tuple([_expr(part) for part in value.fields])
+
+
+def _function_type(function: Function) -> FuncType:
+    unknown = TupleType(())
+    params = tuple(p.type_annotation or p.checked_type or unknown for p in function.params)
+    return FuncType(params, function.ret_type or unknown)
+
+
+def _relax_type(name: str, ty: TensorType) -> relax.TensorType:
+    """A tensor type; each `?` is a size of its own, named after the parameter."""
+    shape = [
+        tirx.Var(f"{_identifier(name)}_{i}", "int64") if dim is ANY else dim
+        for i, dim in enumerate(ty.shape)
+    ]
+    return relax.TensorType(shape, ty.dtype)
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+
+
+def parameters(mod: IRModule, name: str = "main") -> Mapping[str, Type | None]:
+    """A global function's parameters, in order."""
+    return {p.name: p.type_annotation or p.checked_type for p in mod.functions[name].params}

@@ -1,0 +1,19 @@
+"""Relay's operators on Relax: one table from name to attributes, type relation and builder.
+
+    from relay_wgrad.relay.ops import lookup
+    op = lookup("nn.conv2d")
+    op.infer([data_type, weight_type], {"padding": [1, 1, 1, 1]})
+
+Convolution gradients need `relay_wgrad.register()` before they are built.
+"""
+
+from . import conv, create, elementwise, loss, nn, normalize, pool, reduce, select, shape
+from .table import REGISTRY as REGISTRY
+from .table import REQUIRED as REQUIRED
+from .table import Attr as Attr
+from .table import RelayOp as RelayOp
+from .table import lookup as lookup
+from .table import show as show
+
+# Importing a family's file fills the table.
+FAMILIES = (elementwise, reduce, shape, select, create, conv, nn, normalize, pool, loss)

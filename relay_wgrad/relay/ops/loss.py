@@ -1,0 +1,75 @@
+"""Losses of a batch of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from ..types import TensorType, Type
+from .relations import agree
+from .table import Attr, Call, Site, define, show
+
+R = relax.op
+
+
+def _cross_entropy_type(call: Call) -> Type:
+    x, y = call.tensor(0), call.tensor(1)
+    same = len(x.shape) == len(y.shape) == 2 and all(map(agree, x.shape, y.shape))
+    if not same:
+        call.fail(
+            f"CrossEntropy: shapes of x and y is inconsistent, x shape = {show(x)},"
+            f" y shape = {show(y)}"
+        )
+    return TensorType((), call.same_dtype(0, 1))
+
+
+def _cross_entropy(s: Site, log: bool) -> Any:
+    """Minus the mean over the batch of the sum of y * log(x), or of y * x."""
+    x, y = s.args
+    batch = s.sizes(TensorType(s.tensor().shape[:1]))[0]
+    if log:
+        x = s.emit(R.log(x))
+    total = s.emit(R.sum(s.emit(R.multiply(x, y))))
+    return R.multiply(total, s.const(-1.0 / batch))
+
+
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def _nll_loss_type(call: Call) -> Type:
+    predictions, targets, weights = (call.tensor(i) for i in range(3))
+    if len(predictions.shape) - len(targets.shape) != 1 or len(predictions.shape) < 2:
+        call.fail(
+            "predictions should be one dimension larger than targets,"
+            f" got {show(predictions)} and {show(targets)}"
+        )
+    if len(weights.shape) != 1 or not agree(weights.shape[0], predictions.shape[1]):
+        call.fail(
+            "the second dimension of predictions should be the number of classes, which is"
+            f" the length of weights, got {show(predictions)} and {show(weights)}"
+        )
+    rest = (predictions.shape[0], *predictions.shape[2:])
+    if not all(map(agree, rest, targets.shape)):
+        call.fail(f"targets must fit predictions, got {show(targets)} and {show(predictions)}")
+    if call.same_dtype(0, 2).startswith(("int", "uint", "bool")):
+        call.fail(f"predictions must be of a floating type, got {show(predictions)}")
+    if not targets.dtype.startswith("int"):
+        call.fail(f"targets should be of int type, got {show(targets)}")
+    reduction = call.attrs["reduction"]
+    if reduction not in _REDUCTIONS:
+        call.fail(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
+    return TensorType(targets.shape if reduction == "none" else (), predictions.dtype)
+
+
+def _nll_loss(s: Site) -> Any:
+    return R.nn.nll_loss(*s.args, s.attrs["reduction"], s.attrs["ignore_index"])
+
+
+define("nn.cross_entropy", "predictions targets", _cross_entropy_type,
+       lambda s: _cross_entropy(s, log=True), "numpy")  # fmt: skip
+define("nn.cross_entropy_with_logits", "predictions targets", _cross_entropy_type,
+       lambda s: _cross_entropy(s, log=False), "numpy")  # fmt: skip
+define("nn.nll_loss", "predictions targets weights", _nll_loss_type, _nll_loss, "torch",
+       Attr("reduction", "mean", "str"),
+       Attr("ignore_index", -100, "int", always=True))  # fmt: skip

@@ -1,0 +1,234 @@
+"""Layers: products of matrices, activations, dropout, upsampling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ..types import ANY, Dim, TensorType, TupleType, Type
+from . import relations
+from .relations import agree, mapped
+from .table import REQUIRED, Attr, Call, Site, define, show
+from .windows import spatial_axes
+
+R = relax.op
+
+
+def along(s: Site, vector: Any, axis: int, ndim: int) -> Any:
+    """A vector with axes of size 1 around it, to broadcast along `axis`."""
+    others = [i for i in range(ndim) if i != axis]
+    return s.emit(R.expand_dims(vector, others)) if others else vector
+
+
+def _bias_axis(call: Call) -> int:
+    data, axis = call.tensor(), call.attrs["axis"]
+    if not -len(data.shape) <= axis < len(data.shape):
+        call.fail(
+            "The axis in bias_add must be in range for the shape;"
+            f" attempted to access index {axis} of {show(data)}"
+        )
+    return int(axis % len(data.shape))
+
+
+def _bias_add_type(call: Call) -> Type:
+    data, axis = call.tensor(), _bias_axis(call)
+    call.must_be(1, TensorType((data.shape[axis],), data.dtype), f"for {show(data)}, axis={axis}")
+    return data
+
+
+def _bias_add(s: Site) -> Any:
+    return R.add(s.args[0], along(s, s.args[1], _bias_axis(s), len(s.tensor().shape)))
+
+
+def _product_type(call: Call, transpose_a: bool, transpose_b: bool) -> Type:
+    """(…, M, K) by (K, N), either with its last two axes swapped."""
+    a, b = call.tensor(0), call.tensor(1)
+    least = 2 if transpose_a else 1
+    if len(a.shape) < least or len(b.shape) != 2:
+        call.fail(
+            f"{call.inputs[0]} must have at least {least} axes and {call.inputs[1]} 2,"
+            f" got {show(a)} and {show(b)}"
+        )
+    k, n = b.shape[::-1] if transpose_b else b.shape
+    units = call.attrs["units"]
+    if units is not None and not agree(units, n):
+        call.fail(f"units={units} must be the {call.inputs[1]}'s {n}: {show(b)}")
+    shape = list(a.shape)
+    reduced = shape.pop(-2) if transpose_a else shape.pop()
+    if not agree(reduced, k):
+        call.fail(f"the axes to sum over must match, got {reduced} of {show(a)}, {k} of {show(b)}")
+    dtype = call.attrs["out_dtype"]
+    if dtype is None:
+        dtype = call.same_dtype(0, 1)
+    return TensorType((*shape, n if units is None else units), dtype)
+
+
+def _dense_type(call: Call) -> Type:
+    return _product_type(call, False, True)
+
+
+def _matmul_type(call: Call) -> Type:
+    return _product_type(call, call.attrs["transpose_a"], call.attrs["transpose_b"])
+
+
+def _batch_matmul_type(call: Call) -> Type:
+    x, y = call.tensor(0), call.tensor(1)
+    if len(x.shape) != 3 or len(y.shape) != 3:
+        call.fail(f"x and y must have 3 axes, got {show(x)} and {show(y)}")
+    xb, xi, xk = x.shape if not call.attrs["transpose_a"] else (x.shape[0], *x.shape[:0:-1])
+    yb, yk, yj = y.shape if not call.attrs["transpose_b"] else (y.shape[0], *y.shape[:0:-1])
+    if not agree(xb, yb) and 1 not in (xb, yb):
+        call.fail(f"BatchDot: batch dimensions don't match, x shape={show(x)}, y shape={show(y)}")
+    if not agree(xk, yk):
+        call.fail(
+            f"BatchDot: shapes of x and y is inconsistent, x shape={show(x)}, y shape={show(y)}"
+        )
+    dtype = call.attrs["out_dtype"]
+    if dtype is None:
+        dtype = call.same_dtype(0, 1)
+    batch: Dim = ANY
+    if isinstance(xb, int) and isinstance(yb, int):
+        batch = max(xb, yb)
+    return TensorType((batch, xi, yj), dtype)
+
+
+def _swapped(s: Site, x: Any, ndim: int, swap: bool) -> Any:
+    """The last two axes swapped."""
+    axes = [*range(ndim - 2), ndim - 1, ndim - 2]
+    return s.emit(R.permute_dims(x, axes)) if swap else x
+
+
+def _matmul(s: Site, transpose_a: bool, transpose_b: bool) -> Any:
+    a = _swapped(s, s.args[0], len(s.tensor(0).shape), transpose_a)
+    b = _swapped(s, s.args[1], len(s.tensor(1).shape), transpose_b)
+    return R.matmul(a, b, s.attrs["out_dtype"])
+
+
+def _leaky_relu(s: Site) -> Any:
+    """x where x > 0, else alpha times x."""
+    x = s.args[0]
+    low = s.emit(R.multiply(x, s.const(s.attrs["alpha"])))
+    return R.where(s.emit(R.greater(x, s.const(0.0))), x, low)
+
+
+def _prelu_type(call: Call) -> Type:
+    data = call.tensor()
+    axis = call.attrs["axis"]
+    if not 0 <= axis < len(data.shape):
+        call.fail(f"Wrong axis ({axis})value, for {show(data)}.")
+    call.must_be(1, TensorType((data.shape[axis],), data.dtype), f"for {show(data)}, axis={axis}")
+    return data
+
+
+def _prelu(s: Site) -> Any:
+    x = s.args[0]
+    alpha = along(s, s.args[1], s.attrs["axis"], len(s.tensor().shape))
+    low = s.emit(R.multiply(x, alpha))
+    return R.where(s.emit(R.greater(x, s.const(0.0))), x, low)
+
+
+def _softmax_type(call: Call) -> Type:
+    call.axis(call.attrs["axis"], len(call.tensor().shape))
+    return call.tensor()
+
+
+def _dropout_type(call: Call) -> Type:
+    if not 0 <= call.attrs["rate"] <= 1:
+        call.fail(f"rate must be in [0, 1], got {call.attrs['rate']}")
+    return TupleType((call.tensor(), call.tensor()))
+
+
+def _dropout(s: Site) -> Any:
+    """As Relay runs it: the identity, and a mask of ones."""
+    return relax.Tuple([s.args[0], s.emit(R.ones_like(s.args[0]))])
+
+
+_METHODS = ("nearest_neighbor", "bilinear")
+
+
+def _upsampling_type(call: Call) -> Type:
+    data, a = call.tensor(), call.attrs
+    shape = list(data.shape)
+    if a["method"] not in _METHODS:
+        call.fail(f"method must be one of {', '.join(_METHODS)}, got {a['method']!r}")
+    for axis, name in zip(spatial_axes(call, a["layout"]), ("scale_h", "scale_w"), strict=True):
+        if a[name] <= 0:
+            call.fail(f"{name} must be positive, got {a[name]}")
+        # Halves go away from zero.
+        shape[axis] = mapped(shape[axis], lambda n, f=a[name]: math.floor(n * f + 0.5))  # type: ignore[misc]
+    return TensorType(tuple(shape), data.dtype)
+
+
+def _resize_matrix(size: int, out: int, linear: bool, align: bool) -> Any:
+    """(out, size): each row has the weights of the pixels that a new one is made of."""
+    step = (size - 1) / (out - 1 if out > 1 else 1) if align else size / out
+    at = np.arange(out) * step
+    low = np.floor(at + (0 if linear else 1e-5)).astype(int)
+    part = at - low if linear else np.zeros(out)
+    matrix = np.zeros((out, size))
+    for row, (i, f) in enumerate(zip(low, part, strict=True)):
+        matrix[row, min(max(i, 0), size - 1)] += 1 - f
+        matrix[row, min(max(i + 1, 0), size - 1)] += f
+    return matrix
+
+
+def _upsampling(s: Site) -> Any:
+    """Along H, then W: whole factors of the nearest pixel by broadcasting, else by a matrix."""
+    x, a = s.args[0], s.attrs
+    sizes, outs = s.sizes(s.tensor()), s.sizes(s.out)
+    linear, align = a["method"] == "bilinear", a["align_corners"]
+    for axis in spatial_axes(s, a["layout"]):
+        size, out = sizes[axis], outs[axis]
+        if size == out:
+            continue
+        if not linear and not align and out % size == 0:
+            wide = [*sizes[: axis + 1], out // size, *sizes[axis + 1 :]]
+            x = s.emit(R.broadcast_to(s.emit(R.expand_dims(x, axis + 1)), wide))
+            sizes[axis] = out
+            x = s.emit(R.reshape(x, sizes))
+            continue
+        sizes[axis] = out
+        matrix = relax.const(_resize_matrix(size, out, linear, align).T, s.tensor().dtype)
+        x = _times_matrix(s, x, axis, len(sizes), matrix)
+    return x
+
+
+def _times_matrix(s: Site, x: Any, axis: int, ndim: int, matrix: Any) -> Any:
+    """x times a constant matrix along an axis."""
+    order: Sequence[int] = [*(i for i in range(ndim) if i != axis), axis]
+    back = [order.index(i) for i in range(ndim)]
+    if axis != ndim - 1:
+        x = s.emit(R.permute_dims(x, order))
+    x = s.emit(R.matmul(x, matrix))
+    return s.emit(R.permute_dims(x, back)) if axis != ndim - 1 else x
+
+
+UNITS, OUT_DTYPE = Attr("units", None, "int?", always=True), Attr("out_dtype", None, "dtype")
+TRANSPOSE = (Attr("transpose_a", False, "bool"), Attr("transpose_b", False, "bool"))
+
+define("nn.bias_add", "data bias", _bias_add_type, _bias_add, "relay", Attr("axis", 1, "int"))
+define("nn.dense", "data weight", _dense_type, lambda s: _matmul(s, False, True), "relay",
+       UNITS, OUT_DTYPE)  # fmt: skip
+define("nn.matmul", "tensor_a tensor_b", _matmul_type,
+       lambda s: _matmul(s, s.attrs["transpose_a"], s.attrs["transpose_b"]), "numpy",
+       UNITS, OUT_DTYPE, *TRANSPOSE)  # fmt: skip
+define("nn.batch_matmul", "tensor_a tensor_b", _batch_matmul_type,
+       lambda s: _matmul(s, s.attrs["transpose_a"], s.attrs["transpose_b"]), "numpy",
+       OUT_DTYPE, *TRANSPOSE)  # fmt: skip
+define("nn.leaky_relu", "data", relations.identity, _leaky_relu, "torch",
+       Attr("alpha", 0.25, "float"))  # fmt: skip
+define("nn.prelu", "data alpha", _prelu_type, _prelu, "torch", Attr("axis", 1, "int"))
+define("nn.softmax", "data", _softmax_type, lambda s: R.nn.softmax(s.args[0], s.attrs["axis"]),
+       "relay", Attr("axis", -1, "int"))  # fmt: skip
+define("nn.log_softmax", "data", _softmax_type,
+       lambda s: R.nn.log_softmax(s.args[0], s.attrs["axis"]), "torch",
+       Attr("axis", -1, "int"))  # fmt: skip
+define("nn.dropout", "data", _dropout_type, _dropout, "numpy", Attr("rate", 0.5, "float"))
+define("nn.upsampling", "data", _upsampling_type, _upsampling, "torch",
+       Attr("scale_h", REQUIRED, "float"), Attr("scale_w", REQUIRED, "float"),
+       Attr("layout", "NCHW", "str"), Attr("method", "nearest_neighbor", "str"),
+       Attr("align_corners", False, "bool"))  # fmt: skip

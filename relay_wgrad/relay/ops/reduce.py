@@ -1,0 +1,139 @@
+"""Reductions.  No axes, or an empty list of them, means all axes, `exclude` or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+
+from ..types import ANY, TensorType, Type
+from .relations import agree, broadcast
+from .table import Attr, Builder, Call, Site, define, show, show_shape
+
+R = relax.op
+
+AXES = (
+    Attr("axis", None, "sizes?"),
+    Attr("keepdims", False, "bool"),
+    Attr("exclude", False, "bool"),
+)
+ARG_AXES = (*AXES[:2], Attr("select_last_index", False, "bool"), AXES[2])
+
+
+def reduced_axes(call: Call) -> list[int]:
+    """The axes that go, in ascending order."""
+    ndim = len(call.tensor().shape)
+    given = call.attrs["axis"]
+    if not given:
+        return list(range(ndim))
+    for axis in given:
+        if not -ndim <= axis < ndim:
+            call.fail(f"Axis out of bounds in reduce operator: axis={axis}, ndim={ndim}")
+    axes = {axis % ndim for axis in given}
+    if len(axes) != len(given):
+        call.fail(f"axis must name each axis once, got {list(given)} of {ndim} axes")
+    return [i for i in range(ndim) if (i in axes) != call.attrs["exclude"]]
+
+
+def _shape(call: Call) -> tuple[Any, ...]:
+    axes, shape = reduced_axes(call), call.tensor().shape
+    if call.attrs["keepdims"]:
+        return tuple(1 if i in axes else d for i, d in enumerate(shape))
+    return tuple(d for i, d in enumerate(shape) if i not in axes)
+
+
+def _type(call: Call) -> Type:
+    return TensorType(_shape(call), call.tensor().dtype)
+
+
+def _bool_type(call: Call) -> Type:
+    if call.tensor().dtype != "bool":
+        call.fail(f"data must be bool, got {show(call.tensor())}")
+    return _type(call)
+
+
+def _arg_type(call: Call) -> Type:
+    """Indices have the dtype of sizes in Relay's text, int32."""
+    if not call.tensor().shape:
+        call.fail("data must have at least one axis, got a scalar")
+    return TensorType(_shape(call), "int32")
+
+
+def _variance_type(call: Call) -> Type:
+    data, mean = call.tensor(0), call.tensor(1)
+    if len(data.shape) != len(mean.shape) or not data.shape:
+        call.fail(f"data and mean must have the same rank, got {show(data)} and {show(mean)}")
+    whole = broadcast(call, data, mean, data.dtype)
+    if not all(agree(a, b) for a, b in zip(whole.shape, data.shape, strict=True)):
+        call.fail(f"mean must broadcast to data, got {show(mean)} and {show(data)}")
+    call.same_dtype(0, 1)
+    return _type(call)
+
+
+def _reduce(function: Callable[..., Any]) -> Builder:
+    def build(s: Site) -> Any:
+        axes = reduced_axes(s)
+        return function(s.args[0], axes, s.attrs["keepdims"]) if axes else s.args[0]
+
+    return build
+
+
+def _truth(function: Callable[..., Any]) -> Builder:
+    """all is the minimum of 0 and 1, any the maximum."""
+
+    def build(s: Site) -> Any:
+        axes = reduced_axes(s)
+        if not axes:
+            return s.args[0]
+        number = s.emit(R.astype(s.args[0], "int8"))
+        found = s.emit(function(number, axes, s.attrs["keepdims"]))
+        return R.astype(found, "bool")
+
+    return build
+
+
+def _arg(function: Callable[..., Any]) -> Builder:
+    def build(s: Site) -> Any:
+        axes, x, shape = reduced_axes(s), s.args[0], s.tensor().shape
+        if s.attrs["select_last_index"]:
+            s.fail("select_last_index=True has no Relax form")
+        if axes != list(range(len(shape))) and len(axes) != 1:
+            s.fail(f"has a Relax form over one axis or all, got axes {axes} of {show_shape(shape)}")
+        one = axes[0] if len(axes) == 1 else None
+        found = s.emit(function(x, one, s.attrs["keepdims"]))
+        return R.astype(found, "int32")
+
+    return build
+
+
+def _variance(s: Site) -> Any:
+    """The mean of squared differences, over n - 1 where unbiased."""
+    axes, shape = reduced_axes(s), s.tensor().shape
+    diff = s.emit(R.subtract(*s.args))
+    square = s.emit(R.multiply(diff, diff))
+    if not axes:
+        return square
+    if not s.attrs["unbiased"]:
+        return R.mean(square, axes, s.attrs["keepdims"])
+    count = 1
+    for axis in axes:
+        size = shape[axis]
+        if size is ANY:
+            s.fail(f"unbiased=True needs known sizes, got {show(s.tensor())}")
+        assert isinstance(size, int)
+        count *= size
+    total = s.emit(R.sum(square, axes, s.attrs["keepdims"]))
+    return R.divide(total, s.const(float(count - 1)))
+
+
+define("sum", "data", _type, _reduce(R.sum), "relay", *AXES)
+define("mean", "data", _type, _reduce(R.mean), "numpy", *AXES)
+for _name in ("max", "min", "prod"):
+    define(_name, "data", _type, _reduce(getattr(R, _name)), "numpy", *AXES, grad=False)
+define("all", "data", _bool_type, _truth(R.min), "numpy", *AXES, grad=False)
+define("any", "data", _bool_type, _truth(R.max), "numpy", *AXES, grad=False)
+define("argmax", "data", _arg_type, _arg(R.argmax), "numpy", *ARG_AXES, grad=False)
+define("argmin", "data", _arg_type, _arg(R.argmin), "numpy", *ARG_AXES, grad=False)
+define("variance", "data mean", _variance_type, _variance, "numpy",
+       *AXES, Attr("unbiased", False, "bool"))  # fmt: skip

@@ -1,0 +1,97 @@
+"""Type relations that many operators share, and arithmetic on sizes that may be `?`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+
+from ..types import ANY, AnyDim, Dim, TensorType, Type
+from .table import Call, show
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """`?` if any factor is."""
+    known = []
+    for dim in dims:
+        if isinstance(dim, AnyDim):
+            return ANY
+        known.append(dim)
+    return prod(known)
+
+
+def mapped(dim: Dim, function: Callable[[int], int]) -> Dim:
+    """A function of a size; `?` stays `?`."""
+    return dim if isinstance(dim, AnyDim) else function(dim)
+
+
+def agree(a: Dim, b: Dim) -> bool:
+    """Whether two sizes may be the same."""
+    return a is ANY or b is ANY or a == b
+
+
+def identity(call: Call) -> Type:
+    """The first argument's type."""
+    return call.tensor(0)
+
+
+def broadcast(call: Call, a: TensorType, b: TensorType, dtype: str) -> TensorType:
+    """NumPy's rule: shapes aligned at the right, 1 against anything; `?` against n is n."""
+    ndim = max(len(a.shape), len(b.shape))
+    left: Sequence[Dim] = (1,) * (ndim - len(a.shape)) + a.shape
+    right: Sequence[Dim] = (1,) * (ndim - len(b.shape)) + b.shape
+    out: list[Dim] = []
+    for x, y in zip(left, right, strict=True):
+        if x == 1:
+            out.append(y)
+        elif y == 1 or x == y or y is ANY:
+            out.append(x)
+        elif x is ANY:
+            out.append(y)
+        else:
+            call.fail(f"Incompatible broadcast type {show(a)} and {show(b)}")
+    return TensorType(tuple(out), dtype)
+
+
+def _operands(call: Call, rule: str) -> tuple[TensorType, TensorType]:
+    a, b = call.tensor(0), call.tensor(1)
+    if a.dtype != b.dtype:
+        call.fail(f"data types {a.dtype} and {b.dtype} do not match in {rule}")
+    return a, b
+
+
+def binary(call: Call) -> Type:
+    """Two tensors of one dtype, broadcast."""
+    a, b = _operands(call, "BroadcastRel")
+    return broadcast(call, a, b, a.dtype)
+
+
+def comparison(call: Call) -> Type:
+    """Two tensors of one dtype, broadcast; the result is bool."""
+    a, b = _operands(call, "BroadcastCompRel")
+    return broadcast(call, a, b, "bool")
+
+
+def predicate(call: Call) -> Type:
+    """The argument's shape, of bools."""
+    return TensorType(call.tensor(0).shape, "bool")
+
+
+def like(call: Call) -> Type:
+    """The second argument's shape and dtype."""
+    call.tensor(0)
+    return call.tensor(1)
+
+
+def target(call: Call) -> TensorType:
+    """The attribute `shape` with the attribute `dtype`, by default the first argument's."""
+    dtype = call.attrs["dtype"]
+    if dtype is None:
+        if not call.types:
+            call.fail("attribute dtype is missing")
+        dtype = call.tensor(0).dtype
+    shape = call.attrs["shape"]
+    if shape is None:
+        call.fail("attribute shape is missing: a shape known only when the program runs")
+    if any(size < 0 for size in shape):
+        call.fail(f"shape must have no negative size, got {list(shape)}")
+    return TensorType(tuple(shape), dtype)

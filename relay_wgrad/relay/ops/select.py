@@ -1,0 +1,344 @@
+"""Operators that choose, join and pad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from ..types import ANY, Dim, TensorType, TupleType, Type
+from .relations import agree, mapped, product
+from .table import REQUIRED, Attr, Call, Site, define, show, show_shape
+
+R = relax.op
+
+
+def fields_of(s: Site) -> list[Any]:
+    """The tensors of a tuple argument."""
+    value = s.args[0]
+    if isinstance(value, relax.Tuple):
+        return list(value.fields)
+    return [s.emit(relax.TupleGetItem(value, i)) for i in range(len(s.fields()))]
+
+
+def _joined(call: Call) -> list[TensorType]:
+    """Tensors of one rank and dtype."""
+    tensors = call.fields()
+    for ty in tensors[1:]:
+        if len(ty.shape) != len(tensors[0].shape):
+            call.fail(
+                f"relay.{call.op} requires all tensors have the same ndim,"
+                f" got {show(tensors[0])} and {show(ty)}"
+            )
+        if ty.dtype != tensors[0].dtype:
+            call.fail(
+                f"relay.{call.op} requires all tensors have the same dtype,"
+                f" got {show(tensors[0])} and {show(ty)}"
+            )
+    return tensors
+
+
+def _same_besides(call: Call, tensors: list[TensorType], axis: int | None) -> list[Dim]:
+    """The sizes that all tensors have, but along an axis."""
+    out = list(tensors[0].shape)
+    for ty in tensors[1:]:
+        for i, (size, other) in enumerate(zip(out, ty.shape, strict=True)):
+            if i != axis and not agree(size, other):
+                call.fail(
+                    f"relay.{call.op} requires all tensors have the same shape on all other axes,"
+                    f" got {show(tensors[0])} and {show(ty)}"
+                )
+            out[i] = other if size is ANY else size
+    return out
+
+
+def _concatenate_type(call: Call) -> Type:
+    tensors = _joined(call)
+    axis = call.axis(call.attrs["axis"], len(tensors[0].shape))
+    out = _same_besides(call, tensors, axis)
+    sizes = [ty.shape[axis] for ty in tensors]
+    known = [size for size in sizes if isinstance(size, int)]
+    out[axis] = sum(known) if len(known) == len(sizes) else ANY
+    return TensorType(tuple(out), tensors[0].dtype)
+
+
+def _stack_type(call: Call) -> Type:
+    tensors = _joined(call)
+    axis = call.axis(call.attrs["axis"], len(tensors[0].shape) + 1)
+    out = _same_besides(call, tensors, None)
+    return TensorType((*out[:axis], len(tensors), *out[axis:]), tensors[0].dtype)
+
+
+def _concatenate(s: Site) -> Any:
+    fields = fields_of(s)
+    axis = s.axis(s.attrs["axis"], len(s.fields()[0].shape))
+    return R.concat(fields, axis) if len(fields) > 1 else fields[0]
+
+
+def _stack(s: Site) -> Any:
+    fields = fields_of(s)
+    axis = s.axis(s.attrs["axis"], len(s.fields()[0].shape) + 1)
+    return R.stack(fields, axis) if len(fields) > 1 else R.expand_dims(fields[0], axis)
+
+
+def _split_type(call: Call) -> Type:
+    data, parts = call.tensor(), call.attrs["indices_or_sections"]
+    axis = call.axis(call.attrs["axis"], len(data.shape))
+    size = data.shape[axis]
+    sizes: list[Dim]
+    if isinstance(parts, int):
+        if parts < 1 or (isinstance(size, int) and size % parts):
+            call.fail(
+                "indices_or_sections need to be able to divide input.shape[axis],"
+                f" got {parts} and {show(data)}, axis={axis}"
+            )
+        sizes = [mapped(size, lambda n: n // parts)] * parts
+    else:
+        ends = [0, *parts]
+        if any(a >= b for a, b in zip(ends[:-1], parts, strict=True)):
+            call.fail(f"indices_or_sections need to be a sorted ascending list, got {list(parts)}")
+        if isinstance(size, int) and ends[-1] >= size:
+            call.fail(
+                "The sum of sections must match the input.shape[axis],"
+                f" got {list(parts)} and {show(data)}, axis={axis}"
+            )
+        sizes = [b - a for a, b in zip(ends[:-1], parts, strict=True)]
+        sizes.append(mapped(size, lambda n: n - ends[-1]))
+    return TupleType(
+        tuple(
+            TensorType((*data.shape[:axis], part, *data.shape[axis + 1 :]), data.dtype)
+            for part in sizes
+        )
+    )
+
+
+def _split(s: Site) -> Any:
+    parts = s.attrs["indices_or_sections"]
+    assert isinstance(s.out, TupleType)
+    if len(s.out.fields) == 1:
+        return relax.Tuple([s.args[0]])
+    axis = s.axis(s.attrs["axis"], len(s.tensor().shape))
+    return R.split(s.args[0], parts if isinstance(parts, int) else list(parts), axis)
+
+
+def _slices(call: Call) -> dict[int, tuple[int, int, int]]:
+    """axis -> (begin, end, stride) as written, missing ones filled in."""
+    ndim, a = len(call.tensor().shape), call.attrs
+    begin, end, strides = list(a["begin"]), list(a["end"]), list(a["strides"])
+    if a["slice_mode"] not in ("end", "size"):
+        call.fail(f"slice_mode must be 'end' or 'size', got {a['slice_mode']!r}")
+    axes = a["axes"]
+    if axes is not None:
+        if not len(axes) == len(begin) == len(end) == len(strides):
+            call.fail(
+                "axes, begin, end, and strides must have the same length,"
+                f" got {list(axes)}, {begin}, {end}, {strides}"
+            )
+        axes = [call.axis(axis, ndim, "axes") for axis in axes]
+    else:
+        if max(len(begin), len(end), len(strides)) > ndim:
+            call.fail(
+                f"begin={begin}, end={end}, strides={strides} have more values than"
+                f" {show(call.tensor())} has axes"
+            )
+        axes = list(range(ndim))
+        strides += [1] * (ndim - len(strides))
+        far = 2**31 - 1
+        begin += [0 if step > 0 else far for step in strides[len(begin) :]]
+        end += [far if step > 0 else -far for step in strides[len(end) :]]
+    if a["slice_mode"] == "size":
+        strides = [1] * len(begin)
+    if 0 in strides:
+        call.fail(f"strides must not be 0, got {strides}")
+    return dict(zip(axes, zip(begin, end, strides, strict=True), strict=True))
+
+
+def _resolved(call: Call) -> dict[int, tuple[int, int, int]]:
+    """axis -> (start, stop, stride) within the axis; those of unknown size stay as written."""
+    shape, out = call.tensor().shape, {}
+    for axis, (begin, end, step) in _slices(call).items():
+        size = shape[axis]
+        if not isinstance(size, int):
+            out[axis] = (begin, end, step)
+            continue
+        if call.attrs["slice_mode"] == "size":
+            start = slice(begin, None).indices(size)[0]
+            end = size if end < 0 else start + end
+        start, stop, step = slice(begin, end, step).indices(size)
+        if (stop - start) * step < 0:
+            call.fail(
+                f"Input [Begin={begin}, End={end}] is invalid for axis={axis}"
+                f" of size {size} with stride {step}"
+            )
+        out[axis] = (start, stop, step)
+    return out
+
+
+def _strided_slice_type(call: Call) -> Type:
+    data = call.tensor()
+    shape = list(data.shape)
+    for axis, (start, stop, step) in _resolved(call).items():
+        if isinstance(shape[axis], int):
+            shape[axis] = len(range(start, stop, step))
+    return TensorType(tuple(shape), data.dtype)
+
+
+def _strided_slice(s: Site) -> Any:
+    shape = s.tensor().shape
+    if s.attrs["slice_mode"] == "size" and ANY in shape:
+        s.sizes(s.tensor())
+    bounds = {
+        axis: bound for axis, bound in sorted(_resolved(s).items()) if bound != (0, shape[axis], 1)
+    }
+    if not bounds:
+        return s.args[0]
+    axes = list(bounds)
+    begin, end, strides = (list(v) for v in zip(*bounds.values(), strict=True))
+    for i, axis in enumerate(axes):
+        size = shape[axis]
+        # A stop before the first element: -1 would mean the last one.
+        if strides[i] < 0 and end[i] < 0 and isinstance(size, int):
+            end[i] = -size - 1
+    return R.strided_slice(s.args[0], axes, begin, end, strides)
+
+
+def _slice_like_type(call: Call) -> Type:
+    data, like = call.tensor(0), call.tensor(1)
+    shape = list(data.shape)
+    given = call.attrs["axes"]
+    if not given and len(like.shape) > len(data.shape):
+        call.fail(f"shape_like must have no more axes, got {show(data)} and {show(like)}")
+    for axis in given or range(len(like.shape)):
+        axis = call.axis(axis, len(shape), "axes")
+        if axis >= len(like.shape):
+            call.fail(f"axes={list(given)} has {axis}, which {show(like)} has not")
+        mine, other = shape[axis], like.shape[axis]
+        if isinstance(mine, int) and isinstance(other, int) and mine < other:
+            call.fail(
+                f"End index of axis {axis} exceeds input shape: {other} vs {mine},"
+                f" got {show(data)} and {show(like)}"
+            )
+        shape[axis] = other
+    return TensorType(tuple(shape), data.dtype)
+
+
+def _slice_like(s: Site) -> Any:
+    sizes, shape = s.sizes(s.out), s.sizes(s.tensor())
+    axes = [i for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n != m]
+    if not axes:
+        return s.args[0]
+    return R.strided_slice(s.args[0], axes, [0] * len(axes), [sizes[i] for i in axes])
+
+
+def _take_type(call: Call) -> Type:
+    data, indices = call.tensor(0), call.tensor(1)
+    if not indices.dtype.startswith(("int", "uint")):
+        call.fail(f"indices of take must be tensor of integer, got {show(indices)}")
+    if call.attrs["mode"] not in ("clip", "wrap", "fast"):
+        call.fail(f"mode must be 'clip', 'wrap' or 'fast', got {call.attrs['mode']!r}")
+    if call.attrs["batch_dims"]:
+        call.fail(f"only batch_dims=0 is supported, got {call.attrs['batch_dims']}")
+    if call.attrs["axis"] is None:
+        return TensorType(indices.shape, data.dtype)
+    axis = call.axis(call.attrs["axis"], len(data.shape))
+    shape = data.shape[:axis] + indices.shape + data.shape[axis + 1 :]
+    return TensorType(shape, data.dtype)
+
+
+def _take(s: Site) -> Any:
+    """The gradient wants a vector of indices within bounds, so both are made first."""
+    data, indices = s.args
+    shape, index_shape, axis = s.tensor().shape, s.tensor(1).shape, s.attrs["axis"]
+    if axis is None:
+        data = s.emit(s.reshape(data, (-1,))) if len(shape) != 1 else data
+        shape, axis = (product(shape),), 0
+    axis = s.axis(axis, len(shape))
+    mode, size = s.attrs["mode"], shape[axis]
+    if mode != "fast":
+        if not isinstance(size, int):
+            s.fail(f"mode={mode!r} cannot be built with an unknown size, got {show(s.tensor())}")
+        if mode == "wrap":
+            indices = s.emit(R.floor_mod(indices, s.const(size, 1)))
+        else:
+            indices = s.emit(R.maximum(indices, s.const(0, 1)))
+            indices = s.emit(R.minimum(indices, s.const(size - 1, 1)))
+    mode = "fast" if mode == "fast" else "clip"
+    if len(index_shape) == 1:
+        return R.take(data, indices, axis, mode)
+    taken = s.emit(R.take(data, s.emit(s.reshape(indices, (-1,))), axis, mode))
+    assert isinstance(s.out, TensorType)
+    return s.reshape(taken, s.out.shape)
+
+
+def _pad_type(call: Call) -> Type:
+    data, widths = call.tensor(), call.attrs["pad_width"]
+    call.tensor(1)
+    if len(widths) != len(data.shape):
+        call.fail(
+            "There should be as many pad width pairs as shape dimensions but the shape has"
+            f" {len(data.shape)} dimensions and there are {len(widths)} pad width pairs."
+        )
+    for i, pair in enumerate(widths):
+        if len(pair) != 2:
+            call.fail(
+                f"Each pad width element should be a pair but at index {i} there are"
+                f" {len(pair)} elements."
+            )
+    if call.attrs["pad_mode"] not in _PAD_MODES:
+        call.fail(
+            f"pad_mode must be one of {', '.join(_PAD_MODES)}, got {call.attrs['pad_mode']!r}"
+        )
+    shape = tuple(
+        sum(pair, size) if isinstance(size, int) else size
+        for size, pair in zip(data.shape, widths, strict=True)
+    )
+    if any(isinstance(d, int) and d < 0 for d in shape):
+        call.fail(f"Output shape post padding should be positive but got {show_shape(shape)}")
+    return TensorType(shape, data.dtype)
+
+
+_PAD_MODES = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
+
+
+def _pad(s: Site) -> Any:
+    x, value = s.args
+    mode, flat = s.attrs["pad_mode"], [w for pair in s.attrs["pad_width"] for w in pair]
+    if any(w < 0 for w in flat):
+        s.fail(f"negative pad_width has no Relax form, got {list(s.attrs['pad_width'])}")
+    if not any(flat):
+        return x
+    if mode != "constant":
+        return R.nn.pad(x, flat, _PAD_MODES[mode])
+    if isinstance(value, GenericConst):
+        return R.nn.pad(x, flat, "constant", float(value.value.numpy()))
+    # A value known only when the program runs goes where a padded mask has zeros.
+    mask = s.emit(R.nn.pad(s.emit(R.ones_like(x)), flat))
+    inside = s.emit(R.not_equal(mask, s.const(0)))
+    filler = s.emit(R.astype(value, s.tensor().dtype))
+    return R.where(inside, s.emit(R.nn.pad(x, flat)), filler)
+
+
+def _reverse_type(call: Call) -> Type:
+    call.axis(call.attrs["axis"] or 0, len(call.tensor().shape))
+    return call.tensor()
+
+
+define("concatenate", "data", _concatenate_type, _concatenate, "numpy", Attr("axis", 0, "int"))
+define("stack", "data", _stack_type, _stack, "numpy", Attr("axis", 0, "int"))
+define("split", "data", _split_type, _split, "numpy",
+       Attr("indices_or_sections", REQUIRED, "sections"), Attr("axis", 0, "int"))  # fmt: skip
+define("strided_slice", "data", _strided_slice_type, _strided_slice, "relay",
+       Attr("begin", REQUIRED, "sizes"), Attr("end", REQUIRED, "sizes"),
+       Attr("strides", REQUIRED, "sizes"), Attr("slice_mode", "end", "str"),
+       Attr("axes", None, "sizes?", always=True))  # fmt: skip
+define("slice_like", "data shape_like", _slice_like_type, _slice_like, "numpy",
+       Attr("axes", None, "sizes?", always=True))  # fmt: skip
+define("take", "data indices", _take_type, _take, "numpy",
+       Attr("batch_dims", 0, "int"), Attr("axis", None, "int?"),
+       Attr("mode", "clip", "str"))  # fmt: skip
+define("reverse", "data", _reverse_type,
+       lambda s: R.flip(s.args[0], s.attrs["axis"] or 0), "numpy",
+       Attr("axis", None, "int?"), grad=False)  # fmt: skip
+define("nn.pad", "data pad_value", _pad_type, _pad, "numpy",
+       Attr("pad_width", REQUIRED, "pairs"), Attr("pad_mode", "constant", "str"))  # fmt: skip

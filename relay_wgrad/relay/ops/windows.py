@@ -1,0 +1,61 @@
+"""Sliding windows: padding of 1, 2 or 4 values, layouts with H and W, sizes of what comes out."""
+
+from __future__ import annotations
+
+from ..types import Dim
+from .relations import mapped
+from .table import Call, show_shape
+
+
+def pair(call: Call, name: str) -> tuple[int, int]:
+    """(vertical, horizontal), from an attribute of one or two positive values."""
+    values = call.attrs[name]
+    if len(values) not in (1, 2) or min(values) < 1:
+        call.fail(f"{name} must be 1 or 2 positive integers, got {list(values)}")
+    return (values[0], values[-1])
+
+
+def padding(call: Call) -> tuple[int, int, int, int]:
+    """(top, left, bottom, right)."""
+    values = call.attrs["padding"]
+    if len(values) not in (1, 2, 4) or min(values) < 0:
+        call.fail(f"padding must be 1, 2 or 4 integers of at least 0, got {list(values)}")
+    if len(values) == 1:
+        return (values[0],) * 4
+    if len(values) == 2:
+        return (values[0], values[1], values[0], values[1])
+    return (values[0], values[1], values[2], values[3])
+
+
+def spatial_axes(call: Call, layout: str) -> tuple[int, int]:
+    """Where H and W are in a layout; there must be as many axes as data has."""
+    if layout.count("H") != 1 or layout.count("W") != 1 or set(layout) & {"h", "w"}:
+        call.fail(
+            f"Invalid layout {layout}. Pool2D layout must have H and W, which cannot be split"
+        )
+    if not layout.isalpha() or not layout.isupper() or len(set(layout)) != len(layout):
+        call.fail(f"layout must name each axis by one letter, got {layout!r}")
+    ndim = len(call.tensor().shape)
+    if len(layout) != ndim:
+        call.fail(
+            f"layout {layout} has {len(layout)} axes, data has {ndim}:"
+            f" {show_shape(call.tensor().shape)}"
+        )
+    return layout.index("H"), layout.index("W")
+
+
+def pooled(
+    call: Call, size: Dim, pad: int, window: int, stride: int, dilation: int, ceil: bool
+) -> Dim:
+    """Windows that fit; with `ceil`, a last one may run over the edge."""
+
+    def made(known: int) -> int:
+        room = known + pad - dilation * (window - 1) - 1
+        if room < 0:
+            call.fail(
+                f"the window does not fit: size {known}, padding {pad} in all, window {window},"
+                f" dilation {dilation}"
+            )
+        return (room + (stride - 1 if ceil else 0)) // stride + 1
+
+    return mapped(size, made)

@@ -1,0 +1,290 @@
+"""The parser's reductions: each makes a node as soon as its text has been read, and no tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from lark import Token
+
+from ..ast import (
+    Call,
+    Constant,
+    Expr,
+    Function,
+    GlobalVar,
+    If,
+    Let,
+    MetaAttrs,
+    Op,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ..errors import Complaint
+from ..spans import Span
+from ..types import TensorType, Type
+from .literals import dtype_name, integer, number
+from .metadata import Table
+from .scopes import Scopes
+from .values import Children, Values, sound
+
+
+@dataclass(slots=True)
+class _Attr:
+    """`name=value` among parameters or arguments."""
+
+    name: Token
+    value: Any
+
+
+@dataclass(slots=True)
+class _Head:
+    """A function's parameters, attributes and type of result."""
+
+    params: tuple[Var, ...]
+    attrs: dict[str, Any]
+    ret_type: Type | None
+
+
+@dataclass(slots=True)
+class _MetaUse:
+    """Attributes of the metadata, as the last argument of a call."""
+
+    token: Token
+    attrs: MetaAttrs
+
+
+class Builder(Values):
+    """One text's program; `reset` begins the next."""
+
+    def reset(self, source: str, table: Table) -> None:
+        super().reset(source, table)
+        self.scopes = Scopes()
+        self.ops: dict[str, Op] = {}
+        self.global_vars: dict[str, tuple[GlobalVar, int]] = {}
+        self.functions: dict[str, Function] = {}
+
+    # -- helpers
+
+    def _expr(self, value: Any) -> Expr:
+        if isinstance(value, _MetaUse):
+            problem = f"{value.token} are attributes: they stand last in a call"
+            raise Complaint(value.token.start_pos or 0, problem)
+        return value
+
+    def _attrs(self, items: list[_Attr]) -> dict[str, Any]:
+        attrs: dict[str, Any] = {}
+        for item in items:
+            if item.name in attrs:
+                problem = f"the attribute {item.name} is given twice"
+                raise Complaint(item.name.start_pos or 0, problem)
+            attrs[str(item.name)] = item.value
+        return attrs
+
+    # -- functions
+
+    def param(self, children: Children) -> Var:
+        token, annotation, note = children
+        type_ = self.plain(annotation, token)
+        checked, origin = self.note(note)
+        return Var(token[1:], type_, checked, self.span(token, token, origin))
+
+    def attr(self, children: Children) -> _Attr:
+        return _Attr(*children)
+
+    def head(self, children: Children) -> _Head:
+        first, *items, ret_type = children
+        params: list[Var] = []
+        attrs: list[_Attr] = []
+        for item in items:
+            if isinstance(item, _Attr):
+                attrs.append(item)
+            elif attrs:
+                problem = f"the parameter %{item.name} after attributes"
+                raise Complaint(attrs[-1].name.start_pos or 0, problem)
+            else:
+                params.append(item)
+        return _Head(tuple(params), self._attrs(attrs), self.plain(ret_type, first))
+
+    def def_head(self, children: Children) -> tuple[Token, _Head]:
+        token, head = children
+        self._enter(token, head)
+        return token, head
+
+    def fn_head(self, children: Children) -> tuple[Token, _Head]:
+        token, head = children
+        self._enter(token, head)
+        return token, head
+
+    def _enter(self, token: Token, head: _Head) -> None:
+        names: set[str] = set()
+        for param in head.params:
+            if param.name in names:
+                raise Complaint(token.start_pos or 0, f"two parameters are called %{param.name}")
+            names.add(param.name)
+        self.scopes.enter(head.params)
+
+    def definition(self, children: Children) -> None:
+        (token, head), body = children
+        self.scopes.leave(len(head.params))
+        name = token[1:]
+        if name in self.functions:
+            raise Complaint(token.start_pos or 0, f"{token} is defined twice")
+        span = self.span(token, token)
+        self.functions[name] = Function(head.params, body, head.ret_type, head.attrs, span=span)
+
+    def function(self, children: Children) -> Function:
+        (token, head), body, last, note = children
+        self.scopes.leave(len(head.params))
+        checked, origin = self.note(note)
+        span = self.span(token, last, origin)
+        return Function(head.params, body, head.ret_type, head.attrs, checked, span)
+
+    # -- scopes
+
+    def let(self, children: Children) -> tuple[Var, Expr, Span]:
+        first, token, annotation, note, value, last = children
+        value = self._expr(value)
+        checked, origin = self.note(note)
+        type_ = self.plain(annotation, token)
+        var = Var(token[1:], type_, checked, self.span(token, token, origin))
+        self.scopes.bind(var)
+        return var, value, self.span(first, last)
+
+    def graph_binding(self, children: Children) -> None:
+        token, value = children
+        self.scopes.bind_graph(token, self._expr(value))
+
+    def statement(self, children: Children) -> tuple[Var, Expr, Span]:
+        value, last = children
+        value = self._expr(value)
+        # A value that nobody uses: a `let` of a variable without a name in the text.
+        span = self.span(last, last)
+        var = Var("_", span=span)
+        self.scopes.bind(var)
+        return var, value, span
+
+    def body(self, children: Children) -> Expr:
+        result = self._expr(children[-1])
+        if len(children) == 1:
+            return result
+        lets = [item for item in children[:-1] if item is not None]
+        if lets:
+            self.scopes.close(len(lets))
+            for var, value, span in reversed(lets):
+                result = Let(var, value, result, span=span)
+            self.scopes.made(result)
+        return result
+
+    def if_else(self, children: Children) -> If:
+        first, cond, true_branch, false_branch, last = children
+        span = self.span(first, last)
+        return If(self._expr(cond), true_branch, false_branch, span=span)
+
+    # -- expressions
+
+    def local(self, children: Children) -> Var:
+        return self.scopes.local(children[0])
+
+    def graph(self, children: Children) -> Expr:
+        return self.scopes.graph(children[0])
+
+    def global_var(self, children: Children) -> GlobalVar:
+        token = children[0]
+        found = self.global_vars.get(token)
+        if found is None:
+            var = GlobalVar(token[1:], span=self.span(token, token))
+            found = self.global_vars[str(token)] = (var, token.start_pos)
+        return found[0]
+
+    def number(self, children: Children) -> Constant:
+        token, note = children
+        return self._scalar(token, sound(token, number), note)
+
+    def true_constant(self, children: Children) -> Constant:
+        return self._scalar(children[0], np.bool_(True), children[1])
+
+    def false_constant(self, children: Children) -> Constant:
+        return self._scalar(children[0], np.bool_(False), children[1])
+
+    def _scalar(self, token: Token, value: Any, note: Token | None) -> Constant:
+        checked, origin = self.note(note)
+        constant = Constant(value, checked, self.span(token, token, origin))
+        self._same_type(note, checked, constant)
+        return constant
+
+    def _same_type(self, note: Token | None, checked: Type | None, constant: Constant) -> None:
+        if checked is None or note is None:
+            return
+        data = constant.data
+        if checked != TensorType(data.shape, dtype_name(data.dtype) or ""):
+            problem = f"a constant of {data.dtype}{list(data.shape)} with another's type"
+            raise Complaint(note.start_pos or 0, problem)
+
+    def meta(self, children: Children) -> Any:
+        token, note = children
+        value = self.meta_object(token)
+        if isinstance(value, MetaAttrs):
+            return _MetaUse(token, value)
+        checked, _ = self.note(note)
+        self._same_type(note, checked, value)
+        return value
+
+    def call_op(self, children: Children) -> Call:
+        token = children[0]
+        op = self.ops.get(token)
+        if op is None:
+            if token.rpartition(".")[2][0].isupper():
+                problem = f"constructors of algebraic data types ({token[:60]}) are not supported"
+                raise Complaint(token.start_pos, problem, "constructors of algebraic data types")
+            op = self.ops[str(token)] = Op(str(token))
+        return self._call(op, token, children)
+
+    def call_value(self, children: Children) -> Call:
+        return self._call(self._expr(children[0]), children[1], children)
+
+    def _call(self, op: Expr, first: Token, children: Children) -> Call:
+        # op, `(`, arguments, `)`, note
+        note, last = children[-1], children[-2]
+        args: list[Expr] = []
+        attrs: list[_Attr] = []
+        meta: MetaAttrs | None = None
+        for item in children[2:-2]:
+            if meta is not None:
+                raise Complaint(last.start_pos, "an argument after the call's attributes")
+            if isinstance(item, _Attr):
+                attrs.append(item)
+            elif isinstance(item, _MetaUse):
+                meta = item.attrs
+            elif attrs:
+                problem = "an argument after the call's attributes"
+                raise Complaint(attrs[-1].name.start_pos or 0, problem)
+            else:
+                args.append(item)
+        if meta is not None and attrs:
+            raise Complaint(last.start_pos, "attributes both written and from the metadata")
+        checked, origin = self.note(note)
+        span = self.span(first, last, origin)
+        held = meta if meta is not None else self._attrs(attrs)
+        return Call(op, tuple(args), held, (), checked, span)
+
+    def project(self, children: Children) -> TupleGetItem:
+        value, token, note = children
+        checked, origin = self.note(note)
+        index = sound(token, lambda text: integer(text[1:]))
+        span = self.span(token, token, origin)
+        return TupleGetItem(self._expr(value), index, checked, span)
+
+    def empty_tuple(self, children: Children) -> Tuple:
+        return self._tuple(children[0], [], children[1], children[2])
+
+    def tuple(self, children: Children) -> Tuple:
+        first, *items, last, note = children
+        return self._tuple(first, items, last, note)
+
+    def _tuple(self, first: Token, items: Children, last: Token, note: Token | None) -> Tuple:
+        checked, origin = self.note(note)
+        fields = tuple(self._expr(item) for item in items)
+        return Tuple(fields, checked, self.span(first, last, origin))

@@ -1,0 +1,256 @@
+"""The `#[metadata]` section: the objects that the program's text refers to as `meta[key][index]`.
+
+It is TVM's graph of serialized nodes, in JSON.  A node's attributes are all strings, an object's
+fields are the indices of nodes, and only the type tells an index from a number: `FIELDS` holds the
+attribute types that can be read, with their fields in TVM's order.  Node 0 is null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..ast import Constant, MetaAttrs
+from ..errors import Complaint
+from ..spans import Span
+from ..types import ANY, TensorType
+from .literals import DTYPES, integer
+from .ndarray import from_base64
+
+_OBJECT, _BOOL, _TEXT = "object", "bool", "text"
+
+FIELDS: dict[str, dict[str, str]] = {
+    "relay.attrs.InitOpAttrs": {"shape": _OBJECT, "dtype": _TEXT},
+    "relay.attrs.AvgPool2DAttrs": {
+        "pool_size": _OBJECT, "strides": _OBJECT, "dilation": _OBJECT, "padding": _OBJECT,
+        "layout": _OBJECT, "out_layout": _OBJECT, "ceil_mode": _BOOL, "count_include_pad": _BOOL,
+    },
+    "relay.attrs.MaxPool2DAttrs": {
+        "pool_size": _OBJECT, "strides": _OBJECT, "dilation": _OBJECT, "padding": _OBJECT,
+        "layout": _OBJECT, "out_layout": _OBJECT, "ceil_mode": _BOOL,
+    },
+}  # fmt: skip
+
+CONSTANT = "relay.Constant"
+_DEEPEST = 50  # arrays within arrays
+_LARGEST = 1_000_000  # values of one object, counted as often as they are shared
+
+Table = tuple[tuple[str, tuple[Any, ...]], ...]
+
+
+class _BadError(ValueError):
+    """What is wrong with the section; it has no place in the text but the section's."""
+
+
+def decode(text: str, offset: int, place: Span) -> Table:
+    """The table of the section that begins at `offset`.  Raises Complaint."""
+    begin = offset + len("#[metadata]")
+    try:
+        graph = json.loads(text[begin:], parse_int=integer)
+        return _Reader(graph, place).table()
+    except json.JSONDecodeError as error:
+        raise Complaint(begin + error.pos, f"bad metadata: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise Complaint(offset, f"bad metadata: {error}") from None
+
+
+class _Reader:
+    def __init__(self, graph: Any, place: Span) -> None:
+        if not isinstance(graph, dict):
+            raise _BadError("not a JSON object")
+        self._nodes = _typed(graph, "nodes", list)
+        self._arrays = _typed(graph, "b64ndarrays", list) if "b64ndarrays" in graph else []
+        self._root = _typed(graph, "root", int)
+        self._place = place
+        self._done: dict[int, tuple[Any, int]] = {}  # index -> (value, its size)
+
+    def table(self) -> Table:
+        root = self._node(self._root)
+        if root.get("type_key") != "Map":
+            raise _BadError("its root is no Map")
+        keys, data = _typed(root, "keys", list), _typed(root, "data", list)
+        if len(keys) != len(data) or len(set(map(str, keys))) != len(keys):
+            raise _BadError("its root's keys and data don't pair")
+        table = []
+        for key, index in zip(keys, data, strict=True):
+            if not isinstance(key, str):
+                raise _BadError(f"{_short(key)} is no key")
+            array = self._node(index)
+            if array.get("type_key") != "Array":
+                raise _BadError(f"meta[{key}] is no Array")
+            table.append((key, tuple(self._object(key, i) for i in _list(array))))
+        return tuple(table)
+
+    def _object(self, key: str, index: Any) -> Any:
+        node = self._node(index)
+        if node.get("type_key") != key:
+            raise _BadError(f"meta[{key}] holds a {_short(node.get('type_key'))}")
+        return self._value(index, 0)[0]
+
+    def _node(self, index: Any) -> dict[str, Any]:
+        if isinstance(index, str):
+            index = _int(index)
+        if type(index) is not int or not 0 <= index < len(self._nodes):
+            raise _BadError(f"there is no node {_short(index)}")
+        node = self._nodes[index]
+        if not isinstance(node, dict):
+            raise _BadError(f"node {index} is no object")
+        return node
+
+    def _value(self, index: Any, depth: int) -> tuple[Any, int]:
+        """A node's value and how many values it holds."""
+        if depth > _DEEPEST:
+            raise _BadError(f"nodes nest deeper than {_DEEPEST}, or in a circle")
+        node = self._node(index)
+        index = int(index)
+        if index not in self._done:
+            key = _typed(node, "type_key", str)
+            if key in FIELDS:
+                self._done[index] = self._attrs(key, node, depth), 1
+            elif key in _READERS:
+                self._done[index] = _READERS[key](self, node, depth)
+            else:
+                raise _BadError(f"objects of type {_short(key)} can't be read")
+        return self._done[index]
+
+    def _attrs(self, key: str, node: dict[str, Any], depth: int) -> MetaAttrs:
+        written = _typed(node, "attrs", dict)
+        if set(written) != set(FIELDS[key]):
+            raise _BadError(f"{key} has the fields {', '.join(FIELDS[key])}")
+        fields = {}
+        for name, kind in FIELDS[key].items():
+            text = _typed(written, name, str)
+            if kind == _OBJECT:
+                fields[name] = self._value(text, depth + 1)[0]
+            elif kind == _BOOL:
+                fields[name] = _bool(text)
+            else:
+                fields[name] = text
+        return MetaAttrs(key, fields)
+
+    def _null(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        return None, 1
+
+    def _string(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        return (_typed(node, "repr_str", str) if "repr_str" in node else ""), 1
+
+    def _any(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        return ANY, 1
+
+    def _array(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        values = [self._value(index, depth + 1) for index in _list(node)]
+        size = 1 + sum(size for _, size in values)
+        if size > _LARGEST:
+            raise _BadError(f"an array of more than {_LARGEST} values")
+        return tuple(value for value, _ in values), size
+
+    def _int_imm(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        attrs = _typed(node, "attrs", dict)
+        value, dtype = _int(attrs.get("value")), attrs.get("dtype")
+        if dtype == "bool":
+            return _bool(str(value)), 1
+        kinds: dict[Any, type[Any]] = {"int16": np.int16, "int32": np.int32, "int64": np.int64}
+        if dtype not in kinds:
+            raise _BadError(f"an IntImm of dtype {_short(dtype)}")
+        info = np.iinfo(kinds[dtype])
+        if not info.min <= value <= info.max:
+            raise _BadError(f"{value} is out of {dtype}'s range")
+        return (value if dtype == "int32" else kinds[dtype](value)), 1
+
+    def _constant(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        attrs = _typed(node, "attrs", dict)
+        index = _int(attrs.get("data"))
+        if not 0 <= index < len(self._arrays) or not isinstance(self._arrays[index], str):
+            raise _BadError(f"there is no array {index}")
+        data = from_base64(self._arrays[index])
+        checked = self._value(attrs.get("_checked_type_", "0"), depth + 1)[0]
+        if checked is not None:
+            if not isinstance(checked, TensorType):
+                raise _BadError("a constant's type is a tensor's")
+            if checked.shape != data.shape or checked.dtype != _dtype(data):
+                raise _BadError(
+                    f"a constant of {_dtype(data)}{list(data.shape)} with another's type"
+                )
+        origin = self._value(attrs.get("span", "0"), depth + 1)[0]
+        if origin is not None and not isinstance(origin, Span):
+            raise _BadError("a constant's span is no Span")
+        place = self._place
+        span = Span(
+            place.source, place.line, place.column, place.end_line, place.end_column, origin
+        )
+        return Constant(data, checked, span), 1
+
+    def _tensor_type(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        attrs = _typed(node, "attrs", dict)
+        shape, dtype = self._value(attrs.get("shape"), depth + 1)[0], attrs.get("dtype")
+        if not isinstance(shape, tuple) or not all(
+            dim is ANY or (not isinstance(dim, bool) and isinstance(dim, (int, np.int64)))
+            for dim in shape
+        ):
+            raise _BadError("a tensor type's shape is an array of integers")
+        if dtype not in DTYPES:
+            raise _BadError(f"unknown dtype {_short(dtype)}")
+        return TensorType(tuple(dim if dim is ANY else int(dim) for dim in shape), dtype), 1
+
+    def _span(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        attrs = _typed(node, "attrs", dict)
+        source = self._value(attrs.get("source_name"), depth + 1)[0]
+        if not isinstance(source, str):
+            raise _BadError("a span without its source's name")
+        names = ("line", "column", "end_line", "end_column")
+        line, column, end_line, end_column = (_int(attrs.get(name)) for name in names)
+        return Span(source, line, column, end_line, end_column), 1
+
+
+_READERS: dict[str, Callable[[_Reader, dict[str, Any], int], tuple[Any, int]]] = {
+    "": _Reader._null,
+    "runtime.String": _Reader._string,
+    "SourceName": _Reader._string,
+    "Array": _Reader._array,
+    "IntImm": _Reader._int_imm,
+    "tir.Any": _Reader._any,
+    "relay.Constant": _Reader._constant,
+    "relay.TensorType": _Reader._tensor_type,
+    "Span": _Reader._span,
+}
+
+
+def _typed(node: dict[str, Any], name: str, kind: type[Any]) -> Any:
+    value = node.get(name)
+    if type(value) is not kind:
+        raise _BadError(f"{name} is {_short(value)}, not of JSON's type {kind.__name__}")
+    return value
+
+
+def _list(node: dict[str, Any]) -> list[Any]:
+    # TVM leaves an empty array's data out.
+    return _typed(node, "data", list) if "data" in node else []
+
+
+def _int(text: Any) -> int:
+    if not isinstance(text, str):
+        raise _BadError(f"{_short(text)} is no integer's text")
+    try:
+        return integer(text)
+    except ValueError:
+        raise _BadError(f"{_short(text)} is no integer") from None
+
+
+def _bool(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise _BadError(f"{_short(text)} is neither 0 nor 1")
+    return text == "1"
+
+
+def _dtype(data: np.ndarray[Any, Any]) -> str:
+    return str(data.dtype)
+
+
+def _short(value: Any) -> str:
+    # A decoded value can be large and deep; its kind is enough then.
+    if isinstance(value, str):
+        return repr(value[:40])
+    return repr(value) if isinstance(value, (int, float, type(None))) else type(value).__name__

@@ -1,0 +1,116 @@
+"""`fromtext`: Relay's text to its syntax tree."""
+
+from __future__ import annotations
+
+import re
+import threading
+from importlib import resources
+
+from lark import Lark
+from lark.exceptions import UnexpectedInput
+
+from ..ast import IRModule
+from ..errors import Complaint
+from ..spans import Span
+from .builder import Builder
+from .complaints import explain
+from .metadata import Table, decode
+from .scan import scan
+from .values import DeepType
+
+MAX_SIZE = 64 * 2**20
+MAX_DEPTH = 1000
+_VERSION = re.compile(r'\s*#\[version *= *"([^"\n]*)"\]')
+_KNOWN = "0.0.5"
+
+
+class _Parser:
+    """lark's tables, built once for each thread: the reductions hold the state of a text."""
+
+    def __init__(self) -> None:
+        grammar = (resources.files(__package__) / "grammar.lark").read_text(encoding="utf-8")
+        self.builder = Builder()
+        self._lark = Lark(
+            grammar, parser="lalr", start=["module", "type"], transformer=self.builder
+        )
+        self.builder.parse_type = self._type
+
+    def module(self, text: str) -> None:
+        """Leaves the functions with the builder.  Raises Complaint."""
+        self._run(text, "module")
+
+    def _type(self, text: str) -> DeepType:
+        result: DeepType = self._run(text, "type")
+        return result
+
+    def _run(self, text: str, start: str) -> DeepType:
+        try:
+            return self._lark.parse(text, start=start)  # type: ignore[return-value]
+        except UnexpectedInput as error:
+            raise explain(error, text) from None
+
+
+class _OfThread(threading.local):
+    parser: _Parser | None = None
+
+
+_of_thread = _OfThread()
+
+
+def fromtext(
+    text: str,
+    source_name: str = "from_string",
+    *,
+    max_size: int = MAX_SIZE,
+    max_depth: int = MAX_DEPTH,
+) -> IRModule:
+    """The module that a text of Relay 0.0.5 describes.
+
+    Graph variables become shared nodes; a type comment becomes its node's `checked_type`.  Time and
+    memory are linear in the text's length, which `max_size` bounds (characters); `max_depth` bounds
+    the nesting of brackets.
+
+    Raises RelayTextError, with line and column: the text is malformed, too large or too deep.  Its
+    subclass UnsupportedConstructError names what Relay has and this leaves out: closures, algebraic
+    data types, `match`, references, type parameters, operators in infix form.
+    Raises TypeError when `text` is no str.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"a Relay text is a str, not {type(text).__name__}")
+    try:
+        return _parse(text, source_name, max_size, max_depth)
+    except Complaint as complaint:
+        error = complaint.located(text, source_name)
+    # Outside of the handler, so that the error holds no chain of internal ones.
+    raise error
+
+
+def _parse(text: str, source: str, max_size: int, max_depth: int) -> IRModule:
+    if len(text) > max_size:
+        raise Complaint(0, f"{len(text)} characters, more than max_size = {max_size}")
+    version = _VERSION.match(text)
+    if version is None:
+        raise Complaint(0, f'the text begins with #[version = "{_KNOWN}"]')
+    if version[1] != _KNOWN:
+        raise Complaint(version.start(1), f"version {version[1][:40]}: only {_KNOWN} is known")
+    end = scan(text, max_depth)
+    table: Table = ()
+    if end < len(text):
+        line = text.count("\n", 0, end) + 1
+        column = end - text.rfind("\n", 0, end)
+        place = Span(source, line, column, line, column + len("#[metadata]"))
+        table = decode(text, end, place)
+    parser = _of_thread.parser
+    if parser is None:
+        parser = _of_thread.parser = _Parser()
+    builder = parser.builder
+    builder.reset(source, table)
+    try:
+        parser.module(text[:end])
+        for name, (var, offset) in builder.global_vars.items():
+            if var.name not in builder.functions:
+                raise Complaint(offset, f"{name} is not defined in this module")
+        return IRModule(builder.functions, metadata=table)
+    finally:
+        # A parser is kept; the program isn't.
+        builder.reset("", ())

@@ -1,0 +1,325 @@
+"""`astext`: a syntax tree to Relay's text, as TVM 0.19's printer would have it.
+
+Variables, constants, operators and global functions stand where they are used.  Any other node is
+bound to a graph variable, numbered when the first of its users is printed; only the last value of
+a scope, and what a `let` binds, stay in place when nothing else uses them.  A `let` that is an
+operand gets brackets.
+
+Everything that nests is a generator, and `_run` drives them: the stack is a list, so a tree of any
+depth can be printed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from ..ast import (
+    Call,
+    Constant,
+    Expr,
+    Function,
+    GlobalVar,
+    If,
+    IRModule,
+    Let,
+    MetaAttrs,
+    Op,
+    Tuple,
+    TupleGetItem,
+    Var,
+    children,
+    post_order,
+)
+from ..errors import RelayTextError
+from ..types import AnyDim, Type
+from .literals import dtype_name, number_text, string_text, type_text
+from .metadata_writer import MetaTable
+
+_SCALARS = ("bool", "int16", "int32", "int64", "float16", "float32", "float64")
+_OMITTED = (
+    "\n/* The metadata section has been left out: astext(mod, show_meta_data=True) writes it. */\n"
+)
+_DEEPEST_INDENT = 50  # levels; beyond, the text would grow with the square of the depth
+
+# A step that may ask for others' results, and gives a text at last.
+_Step = Generator["_Step", Any, Any]
+
+
+def astext(mod: IRModule, show_meta_data: bool = True) -> str:
+    """The module's text, version 0.0.5, which `fromtext` reads back.
+
+    Types and origins that nodes carry are written as comments.  Without `show_meta_data` the
+    constants that are no scalars are left out, and the text can't be read back.
+
+    Raises RelayTextError for a program without a text: a variable that nothing binds, a constant or
+    an attribute of a type that Relay hasn't.
+    """
+    used = {
+        id(item)
+        for function in mod.functions.values()
+        for node in post_order(function)
+        for item in _meta_objects(node)
+    }
+    table = MetaTable(mod.metadata, used)
+    printer = _Printer(table)
+    parts = [printer.define(name, function) for name, function in mod.functions.items()]
+    text = '#[version = "0.0.5"]\n' + "\n".join(parts)
+    if not used:
+        return text
+    return text + (table.text() if show_meta_data else _OMITTED)
+
+
+def _meta_objects(node: Expr) -> list[Any]:
+    if isinstance(node, Constant):
+        return [] if _simple(node) else [node]
+    if isinstance(node, (Call, Function)):
+        if isinstance(node.attrs, MetaAttrs):
+            return [node.attrs]
+        found: list[Any] = []
+        stack = list(node.attrs.values())
+        while stack:
+            value = stack.pop()
+            if isinstance(value, tuple):
+                stack += value
+            elif isinstance(value, MetaAttrs):
+                found.append(value)
+        return found
+    return []
+
+
+def _simple(node: Constant) -> bool:
+    return node.data.ndim == 0 and dtype_name(node.data.dtype) in _SCALARS
+
+
+class _Printer:
+    def __init__(self, table: MetaTable) -> None:
+        self._table = table
+        self._count = 0  # of graph variables, over all functions
+        self._taken: dict[str, int] = {}  # names of variables, over all functions
+        self._level = 0
+        self._types: dict[Type, str] = {}
+
+    def define(self, name: str, function: Function) -> str:
+        """`def @name(…) { … }`."""
+        self._text: dict[Expr, str] = {}
+        self._temp: dict[Expr, str] = {}
+        self._vars: dict[Var, str] = {}
+        self._lines: list[tuple[list[str], int]] = []  # of the open scopes, with their levels
+        self._uses: dict[Expr, int] = {}
+        for node in post_order(function):
+            for child in children(node):
+                self._uses[child] = self._uses.get(child, 0) + 1
+        _global_name(name)
+        return f"def @{name}{_run(self._signature_and_body(function))}\n"
+
+    # -- scopes
+
+    def _signature_and_body(self, function: Function) -> _Step:
+        items = [self._bind(param) for param in function.params]
+        items += self._attrs(function.attrs)
+        result = f" -> {self._type(function.ret_type)}" if function.ret_type is not None else ""
+        body = yield self._block(function.body)
+        return f"({', '.join(items)}){result} {body}"
+
+    def _block(self, body: Expr) -> _Step:
+        """`{`, the statements that the value needs, the value, `}`."""
+        self._level += 1
+        lines: list[str] = []
+        self._lines.append((lines, self._level))
+        if isinstance(body, Let) and self._uses[body] == 1:
+            lines += yield self._lets(body)
+        else:
+            text = yield self._expr(body)
+            lines.append(self._indent(self._level) + text)
+        self._lines.pop()
+        self._level -= 1
+        return "\n".join(["{", *lines, self._indent(self._level) + "}"])
+
+    def _lets(self, node: Expr) -> _Step:
+        """The lines of a chain of `let`s.
+
+        What the first one's value needs is written before the chain, in the scope around it.
+        """
+        lines: list[str] = []
+        first = node
+        while isinstance(node, Let) and (node is first or self._uses[node] == 1):
+            name = self._bind(node.var)
+            text = yield self._expr(node.value)
+            lines.append(f"{self._indent(self._level)}let {name} = {text};")
+            if node is first:
+                self._lines.append((lines, self._level))
+            node = node.body
+        text = yield self._expr(node)
+        lines.append(self._indent(self._level) + text)
+        self._lines.pop()
+        return lines
+
+    def _bracketed(self, node: Let) -> _Step:
+        self._level += 1
+        lines = yield self._lets(node)
+        self._level -= 1
+        return "\n".join(["(", *lines, self._indent(self._level) + ")"])
+
+    # -- expressions
+
+    def _expr(self, root: Expr) -> _Step:
+        """A value at the end of a scope, or bound by a `let`: in place if this is its only use."""
+        stack = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in self._text or isinstance(node, Var):
+                continue
+            if ready:
+                self._text[node] = self._operation(node) + self._note(node)
+            elif isinstance(node, (Call, Tuple, TupleGetItem)):
+                stack.append((node, True))
+                stack += [(child, False) for child in reversed(children(node))]
+            else:
+                text = yield self._leaf(node)
+                self._text[node] = text + self._note(node)
+        if self._uses[root] > 1:
+            return self._use(root)
+        return self._vars_name(root) if isinstance(root, Var) else self._text[root]
+
+    def _leaf(self, node: Expr) -> _Step:
+        if isinstance(node, Constant):
+            text = number_text(node.data[()]) if _simple(node) else None
+            return text or self._table.reference(node)
+        if isinstance(node, GlobalVar):
+            return f"@{_global_name(node.name)}"
+        if isinstance(node, Op):
+            return node.name
+        if isinstance(node, Let):
+            return (yield self._bracketed(node))
+        if isinstance(node, If):
+            condition = yield self._expr(node.cond)
+            if not _in_place(node.cond):
+                condition = self._use(node.cond)
+            true = yield self._block(node.true_branch)
+            false = yield self._block(node.false_branch)
+            return f"if ({condition}) {true} else {false}"
+        assert isinstance(node, Function), node
+        text = yield self._signature_and_body(node)
+        return f"fn {text}"
+
+    def _operation(self, node: Expr) -> str:
+        if isinstance(node, Call):
+            # Arguments first: what they need is written before what the callee needs.
+            items = [self._use(arg) for arg in node.args]
+            if isinstance(node.attrs, MetaAttrs):
+                items.append(self._table.reference(node.attrs))
+            else:
+                items += self._attrs(node.attrs)
+            return f"{self._use(node.op)}({', '.join(items)})"
+        if isinstance(node, Tuple):
+            fields = ", ".join([self._use(field) for field in node.fields])
+            return f"({fields},)" if len(node.fields) == 1 else f"({fields})"
+        assert isinstance(node, TupleGetItem)
+        return f"{self._use(node.tuple_value)}.{node.index}"
+
+    def _use(self, node: Expr) -> str:
+        """How a user refers to a node that has been visited."""
+        if isinstance(node, Var):
+            return self._vars_name(node)
+        if _in_place(node):
+            return self._text[node]
+        temp = self._temp.get(node)
+        if temp is None:
+            temp = self._temp[node] = f"%{self._count}"
+            self._count += 1
+            lines, level = self._lines[-1]
+            lines.append(f"{self._indent(level)}{temp} = {self._text[node]};")
+        return temp
+
+    # -- pieces
+
+    def _bind(self, var: Var) -> str:
+        if var in self._vars:
+            raise RelayTextError(f"%{var.name} is bound twice")
+        name = re.sub(r"[^\w/.]", "_", var.name, flags=re.ASCII)
+        if not name[:1].isalpha():
+            name = "v" + name
+        if name.endswith(".") or "/*" in name or "//" in name or re.search(r"\.\d+$|\.\.", name):
+            name = re.sub(r"[/.]", "_", name)
+        name = self._vars[var] = "%" + self._unique(name)
+        if var.type_annotation is not None:
+            name += f": {self._type(var.type_annotation)}"
+        return name + self._note(var)
+
+    def _unique(self, name: str) -> str:
+        if name in self._taken:
+            prefix = name
+            while name in self._taken:
+                self._taken[prefix] += 1
+                name = f"{prefix}{self._taken[prefix]}"
+        self._taken[name] = 0
+        return name
+
+    def _vars_name(self, var: Var) -> str:
+        if var not in self._vars:
+            raise RelayTextError(f"%{var.name} is not bound where it is used")
+        return self._vars[var]
+
+    def _attrs(self, attrs: Mapping[str, Any]) -> list[str]:
+        return [f"{name}={self._value(value, name)}" for name, value in attrs.items()]
+
+    def _value(self, value: Any, name: str) -> str:
+        if value is None:
+            return "None"
+        if isinstance(value, str):
+            return string_text(value)
+        if isinstance(value, AnyDim):
+            return "?"
+        if isinstance(value, MetaAttrs):
+            return self._table.reference(value)
+        if isinstance(value, (tuple, list)):
+            return f"[{', '.join([self._value(item, name) for item in value])}]"
+        text = number_text(value)
+        if text is None:
+            raise RelayTextError(f"the attribute {name} is a {type(value).__name__}: no text")
+        return text
+
+    def _note(self, node: Expr) -> str:
+        if isinstance(node, (Let, If, GlobalVar, Op)):
+            return ""
+        parts = []
+        if node.checked_type is not None:
+            parts.append(f"ty={self._type(node.checked_type)}")
+        if node.span is not None and node.span.origin is not None:
+            # A source's name may hold what would end the comment, or the name.
+            parts.append("span=" + re.sub(r"\s|\*/", "_", str(node.span.origin)))
+        return f" /* {' '.join(parts)} */" if parts else ""
+
+    def _type(self, type_: Type) -> str:
+        text = self._types.get(type_)
+        if text is None:
+            text = self._types[type_] = type_text(type_)
+        return text
+
+    def _indent(self, level: int) -> str:
+        return "  " * min(level, _DEEPEST_INDENT)
+
+
+def _in_place(node: Expr) -> bool:
+    return isinstance(node, (Var, Constant, GlobalVar, Op))
+
+
+def _global_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*", name, re.ASCII):
+        raise RelayTextError(f"@{name} is no name of a function")
+    return name
+
+
+def _run(step: _Step) -> Any:
+    stack = [step]
+    result: Any = None
+    while stack:
+        try:
+            stack.append(stack[-1].send(result))
+            result = None
+        except StopIteration as stop:
+            stack.pop()
+            result = stop.value
+    return result

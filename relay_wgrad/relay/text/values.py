@@ -1,0 +1,160 @@
+"""The parser's reductions below expressions: types, type comments, attributes' values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from lark import Token, Transformer
+
+from ..errors import Complaint
+from ..spans import Span
+from ..types import ANY, FuncType, TensorType, TupleType, Type
+from . import literals
+from .metadata import CONSTANT, Table
+
+Children = list[Any]
+# With how deep it nests: a type is hashed, compared and printed by recursion.
+DeepType = tuple[Type, int]
+
+MAX_TYPE_DEPTH = 100
+_META = re.compile(r"meta\[([\w.]+)\]\[(\d+)\]")
+# The type ends where `span=` or the comment does: `=` stands in no type.
+_NOTE = re.compile(r"/\*\s*(?:ty=([^=]*?))??(?:\bspan=(\S*):(\d{1,9}):(\d{1,9})\s*)?\*/")
+
+
+class Values(Transformer[Token, Any]):
+    """One text's types and metadata."""
+
+    # Parses a text that is one type; set by who owns the grammar.
+    parse_type: Callable[[str], DeepType]
+
+    def reset(self, source: str, table: Table) -> None:
+        """Begins a text."""
+        self.source = source
+        self.objects = dict(table)
+        # The same few types come again and again: each text of one is read once.
+        self._types: dict[str, DeepType] = {}
+
+    def span(self, first: Token, last: Token, origin: Span | None = None) -> Span:
+        """From one token to another."""
+        return Span(
+            self.source,
+            first.line or 0,
+            first.column or 0,
+            last.end_line or 0,
+            last.end_column or 0,
+            origin,
+        )
+
+    # -- types
+
+    def tensor(self, children: Children) -> DeepType:
+        token = children[0]
+        found = self._types.get(token)
+        if found is None:
+            found = self._types[str(token)] = (sound(token, literals.tensor_type), 0)
+        return found
+
+    def scalar(self, children: Children) -> DeepType:
+        token = children[0]
+        return TensorType((), sound(token, literals.known_dtype)), 0
+
+    def tuple_type(self, children: Children) -> DeepType:
+        return TupleType(tuple(field for field, _ in children)), _deeper(children)
+
+    def func_type(self, children: Children) -> DeepType:
+        token, *parts = children
+        depth = _deeper(parts)
+        if depth > MAX_TYPE_DEPTH:
+            raise Complaint(token.start_pos, f"a type that nests deeper than {MAX_TYPE_DEPTH}")
+        *args, result = (part for part, _ in parts)
+        return FuncType(tuple(args), result), depth
+
+    def plain(self, annotation: DeepType | None, token: Token) -> Type | None:
+        """The type alone.  Raises Complaint at `token` where it nests too deep."""
+        if annotation is None:
+            return None
+        if annotation[1] > MAX_TYPE_DEPTH:
+            problem = f"a type that nests deeper than {MAX_TYPE_DEPTH}"
+            raise Complaint(token.start_pos or 0, problem)
+        return annotation[0]
+
+    def note(self, token: Token | None) -> tuple[Type | None, Span | None]:
+        """What `/* ty=… span=… */` says; either may be missing."""
+        if token is None:
+            return None, None
+        match = _NOTE.fullmatch(token)
+        if match is None:
+            raise Complaint(token.start_pos or 0, "a type comment is /* ty=type span=source:1:2 */")
+        type_, source, line, column = match.groups()
+        origin = None
+        if source is not None:
+            origin = Span(source, int(line), int(column), int(line), int(column))
+        if type_ is None:
+            return None, origin
+        found = self._types.get(type_)
+        if found is None:
+            offset = (token.start_pos or 0) + match.start(1)
+            found = self._types[type_] = self._parse_note(type_, offset)
+        return self.plain(found, token), origin
+
+    def _parse_note(self, text: str, offset: int) -> DeepType:
+        try:
+            return self.parse_type(text)
+        except Complaint as complaint:
+            problem = f"in a type comment: {complaint.problem}"
+            raise Complaint(offset + complaint.offset, problem, complaint.construct) from None
+
+    # -- values of attributes
+
+    def attr_number(self, children: Children) -> Any:
+        return sound(children[0], literals.attribute_number)
+
+    def string(self, children: Children) -> Any:
+        return sound(children[0], literals.string)
+
+    def true(self, children: Children) -> bool:
+        return True
+
+    def false(self, children: Children) -> bool:
+        return False
+
+    def none(self, children: Children) -> None:
+        return None
+
+    def any_dim(self, children: Children) -> Any:
+        return ANY
+
+    def values(self, children: Children) -> tuple[Any, ...]:
+        return tuple(children)
+
+    def attr_meta(self, children: Children) -> Any:
+        token = children[0]
+        if token.startswith(f"meta[{CONSTANT}]"):
+            raise Complaint(token.start_pos, "a constant can't be an attribute's value")
+        return self.meta_object(token)
+
+    def meta_object(self, token: Token) -> Any:
+        """What `meta[key][index]` refers to.  Raises Complaint."""
+        match = _META.fullmatch(token)
+        assert match is not None
+        key, digits = match.groups()
+        objects = self.objects.get(key, ())
+        if len(digits) > 9 or int(digits) >= len(objects):
+            held = f"{len(objects)} of them" if objects else "none of that type"
+            raise Complaint(token.start_pos or 0, f"{token[:60]}: the metadata holds {held}")
+        return objects[int(digits)]
+
+
+def sound(token: Token, read: Callable[[str], Any]) -> Any:
+    """A token's value, with a complaint at its place."""
+    try:
+        return read(str(token))
+    except ValueError as error:
+        raise Complaint(token.start_pos or 0, str(error)) from None
+
+
+def _deeper(parts: list[DeepType]) -> int:
+    return 1 + max((depth for _, depth in parts), default=0)

@@ -1,0 +1,282 @@
+"""Type relations: unknown sizes, refusals and their words, attributes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from relay_wgrad.relay.ops import REGISTRY, REQUIRED, Attr, lookup
+from relay_wgrad.relay.types import ANY, TensorType, TupleType, Type
+
+
+def t(*shape: Any, dtype: str = "float32") -> TensorType:
+    return TensorType(shape, dtype)
+
+
+WGRAD = {"kernel_size": [3, 3], "kernel_layout": "NCHW", "out_layout": "OIHW"}
+POOL = {"pool_size": [2, 2]}
+X = t(2, 3, 8, 8)
+
+REFUSALS: list[tuple[str, list[Type], dict[str, Any], str]] = [
+    ("add", [t(2), t(3)], {}, r"add: Incompatible broadcast type Tensor\[\(2\), float32\] and"),
+    ("add", [t(2), t(2, dtype="int32")], {},
+     "add: data types float32 and int32 do not match in BroadcastRel"),
+    ("less", [t(2), t(2, dtype="int32")], {}, "do not match in BroadcastCompRel"),
+    ("add", [t(2)], {}, r"add: takes 2 arguments \(lhs, rhs\), got 1"),
+    ("add", [t(2), t(2)], {"axis": 1}, "add: unknown attributes axis: it has none"),
+    ("where", [t(2, dtype="bool"), t(2), t(2, dtype="int32")], {},
+     "x and y must have the same dtype: float32 vs int32"),
+    ("logical_and", [t(2), t(2)], {}, "lhs must be bool"),
+    ("cast", [t(2)], {}, "cast: attribute dtype is missing"),
+    ("sum", [X], {"axis": [4]}, "Axis out of bounds in reduce operator: axis=4, ndim=4"),
+    ("sum", [X], {"axis": [1, -3]}, "axis must name each axis once"),
+    ("variance", [X, t(3)], {}, "data and mean must have the same rank"),
+    ("reshape", [t(2, 3)], {"newshape": [4]},
+     r"Input tensor shape\(2, 3\) and reshaped shape\(4\) are not compatible!"),
+    ("reshape", [t(2, 3)], {"newshape": [-1, -1]}, "One and only one dim can be inferred"),
+    ("reshape", [t(2, 3)], {"newshape": [-1, 4]}, "are not compatible"),
+    ("reshape", [t(2, 3)], {"newshape": [-5]}, "Unsupported special value: -5"),
+    ("reshape", [t(4)], {"newshape": [-4, -1, -1]}, "Split dims cannot both be -1."),
+    ("reshape", [t(4)], {"newshape": [-4, 3, -1]}, "cannot split a dimension of size 4"),
+    ("reshape", [t(4)], {"newshape": [-4, 3]}, "-4 must be followed by two sizes"),
+    ("reshape", [t(4)], {"newshape": [-3]}, "takes a dimension at -3 that"),
+    ("reshape", [t(4)], {}, "reshape: attribute newshape is missing"),
+    ("reshape_like", [t(4), t(5)], {}, "Reshape inputs size should be compatible"),
+    ("transpose", [t(2, 3)], {"axes": [0]}, "axes has 1 elements, but data.ndim = 2"),
+    ("transpose", [t(2, 3)], {"axes": [0, 2]}, "in range"),
+    ("transpose", [t(2, 3)], {"axes": [0, -2]}, "Duplicate axes in transpose: 0"),
+    ("expand_dims", [t(2)], {"axis": 2}, "expand_dims only accepts `axis` in"),
+    ("squeeze", [t(2)], {"axis": [0]}, "cannot squeeze axis with dimension not equal to 1"),
+    ("squeeze", [t(ANY)], {}, "axis needs to be defined for dynamic input"),
+    ("broadcast_to", [t(2)], {"shape": [3]}, "Incompatible broadcast"),
+    ("broadcast_to", [t(3)], {"shape": [1]}, "does not broadcast to"),
+    ("collapse_sum_like", [t(3), t(2, 3)], {}, "does not broadcast to"),
+    ("tile", [t(3)], {"reps": [0]}, "Tile reps value should always be larger than 0, but get: 0"),
+    ("repeat", [t(3)], {"repeats": 0, "axis": 0}, "repeat only accepts `repeats >= 1`"),
+    ("layout_transform", [X], {"src_layout": "NCHW", "dst_layout": "NHWD"}, "cannot convert from"),
+    ("layout_transform", [X], {"src_layout": "NCHW", "dst_layout": "NCHW2c"},
+     "axis C of size 3 cannot be split into blocks of 2"),
+    ("layout_transform", [X], {"src_layout": "NC4", "dst_layout": "NC"}, "undefined layout"),
+    ("concatenate", [X], {}, "requires a tuple of tensors as the first argument, found Tensor"),
+    ("concatenate", [TupleType((t(2), t(2, 2)))], {}, "requires all tensors have the same ndim"),
+    ("concatenate", [TupleType((t(2, 3), t(2, 2)))], {}, "have the same shape on all other axes"),
+    ("concatenate", [TupleType(())], {}, "at least one tensor"),
+    ("split", [t(5)], {"indices_or_sections": 2}, "need to be able to divide input.shape"),
+    ("split", [t(5)], {"indices_or_sections": [3, 2]}, "sorted ascending list"),
+    ("split", [t(5)], {"indices_or_sections": [5]}, "The sum of sections must match"),
+    ("strided_slice", [t(5)], {"begin": [3], "end": [1], "strides": [1]},
+     r"Input \[Begin=3, End=1\] is invalid for axis=0"),
+    ("strided_slice", [t(5)], {"begin": [0], "end": [1], "strides": [0]}, "strides must not be 0"),
+    ("take", [t(5), t(2)], {}, "indices of take must be tensor of integer"),
+    ("nn.pad", [t(5), t()], {"pad_width": [[1, 1], [1, 1]]}, "as many pad width pairs"),
+    ("full", [t(5)], {"shape": [2]}, "Fill value should be a scalar but has dimension 1"),
+    ("nn.bias_add", [X, t(8)], {}, r"bias must be Tensor\[\(3\), float32\] for .*axis=1, got"),
+    ("nn.bias_add", [X, t(8)], {"axis": 4}, "The axis in bias_add must be in range for the shape"),
+    ("nn.dense", [t(2, 3), t(4, 5)], {}, "the axes to sum over must match, got 3"),
+    ("nn.dense", [t(2, 3), t(4, 3)], {"units": 5}, "units=5 must be the weight's 4"),
+    ("nn.batch_matmul", [t(2, 3, 4), t(3, 4, 5)], {}, "BatchDot: batch dimensions don't match"),
+    ("nn.batch_norm", [X, t(3), t(3), t(3), t(4)], {}, r"moving_var must be Tensor\[\(3\)"),
+    ("nn.conv2d", [X, t(4, 2, 3, 3)], {}, r"conv2d: requires that `3`, the input channels \(3\)"),
+    ("nn.conv2d", [X, t(4, 3, 3, 3)], {"channels": 5},
+     r"does not match the number of channels \(5\)"),
+    ("nn.conv2d", [X, t(4, 3, 3, 3)], {"kernel_size": [1, 1]},
+     "shape of weight is inconsistent with kernel_size"),
+    ("nn.conv2d", [X, t(4, 3, 9, 3)], {}, "the result's size must be positive, got 0"),
+    ("nn.conv2d", [X, t(4, 3, 3, 3)], {"data_layout": "NCHW4c"},
+     "conv2d only support input layouts that are convertible from NCHW"),
+    ("nn.conv2d", [t(3, 8, 8), t(4, 3, 3, 3)], {}, "must have 4 axes"),
+    ("nn.conv2d", [X, t(4, 1, 3, 3)], {"groups": 3}, "groups must divide the output channels"),
+    ("nn.conv2d_transpose", [X, t(4, 3, 3, 3)], {}, "is inconsistent with in_channels"),
+    ("nn.conv2d_transpose", [X, t(3, 4, 3, 3)], {"channels": 3}, "inconsistent with out_channels"),
+    ("nn.conv2d_transpose", [X, t(3, 4, 3, 3)], {"output_padding": [1, 1]},
+     "output_padding must be smaller than strides"),
+    ("nn.conv2d_backward_weight", [t(2, 4, 6, 6), X], {},
+     "data layouts that are convertible from NCHW. The provided layout is: kernel_layout='OIHW'"),
+    ("nn.conv2d_backward_weight", [t(2, 4, 6, 6), X], WGRAD | {"kernel_size": None},
+     "kernel_size attribute needs to be specified"),
+    ("nn.conv2d_backward_weight", [t(2, 4, 8, 6), X], WGRAD, "6 x 6, got 8 x 6"),
+    ("nn.max_pool2d", [X], POOL | {"layout": "NC"}, "Pool2D layout must have H and W"),
+    ("nn.max_pool2d", [X], {"pool_size": [9, 9]}, "the window does not fit: size 8"),
+    ("nn.avg_pool2d_grad", [X, X], POOL, "grad must be as large as the pool of data"),
+    ("nn.cross_entropy", [t(2, 3), t(2, 4)], {}, "CrossEntropy: shapes of x and y is inconsistent"),
+    ("nn.lrn", [X], {"size": 2}, "size should be odd number, got 2"),
+    ("nn.dropout", [X], {"rate": 2.0}, r"rate must be in \[0, 1\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda r: f"{r[0]}-{r[3][:30]}")
+def test_a_violated_relation_is_refused(refusal: tuple[str, list[Type], dict, str]) -> None:
+    name, types, attrs, message = refusal
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        lookup(name).infer(types, attrs)
+    assert str(caught.value).startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "attr", "value", "message"),
+    [
+        ("sum", "axis", "1", r"sum: axis must be a list of integers or None, got '1'"),
+        ("sum", "keepdims", 2, "keepdims must be a bool, got 2"),
+        ("expand_dims", "axis", 1.0, "axis must be an integer, got 1.0"),
+        ("clip", "a_min", True, "a_min must be a number, got True"),
+        ("cast", "dtype", "real", "dtype must be the name of a dtype, got 'real'"),
+        ("nn.conv2d", "data_layout", 3, "data_layout must be a string, got 3"),
+        ("nn.pad", "pad_width", [1, 2], "pad_width must be a list of lists of integers"),
+        ("split", "indices_or_sections", "2", "must be an integer or a list of integers"),
+    ],
+)
+def test_an_attribute_of_the_wrong_kind(name: str, attr: str, value: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        lookup(name).read({attr: value})
+
+
+def test_an_argument_of_the_wrong_kind() -> None:
+    with pytest.raises(TypeError, match=r"^nn\.relu: data must be a tensor"):
+        lookup("nn.relu").infer([TupleType((X,))], {})
+
+
+def test_unknown_operators_name_near_ones() -> None:
+    with pytest.raises(ValueError, match=r"'conv2d'; near: nn.conv2d"):
+        lookup("conv2d")
+    with pytest.raises(ValueError, match=r"near: .*nn.avg_pool2d\b"):
+        lookup("nn.avgpool2d")
+    with pytest.raises(ValueError, match=r"^unknown Relay operator 'qqqqqqqq'$"):
+        lookup("qqqqqqqq")
+
+
+B = t(ANY, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "attrs", "shape"),
+    [
+        ("add", [B, t(3, 1, 1)], {}, (ANY, 3, 8, 8)),
+        ("add", [B, t(2, 3, 8, 8)], {}, (2, 3, 8, 8)),
+        ("sum", [B], {"axis": [1]}, (ANY, 8, 8)),
+        ("reshape", [B], {"newshape": [0, -1]}, (ANY, 192)),
+        ("reshape", [B], {"newshape": [-3, 8, 8]}, (ANY, 8, 8)),
+        ("reshape", [B], {"newshape": [-1, 2]}, (ANY, 2)),
+        ("nn.batch_flatten", [B], {}, (ANY, 192)),
+        ("concatenate", [TupleType((B, X))], {}, (ANY, 3, 8, 8)),
+        ("concatenate", [TupleType((B, X))], {"axis": 1}, (2, 6, 8, 8)),
+        ("tile", [B], {"reps": [2]}, (ANY, 3, 8, 16)),
+        ("nn.conv2d", [B, t(4, 3, 3, 3)], {}, (ANY, 4, 6, 6)),
+        ("nn.conv2d", [t(2, 3, ANY, 8), t(4, 3, 3, 3)], {}, (2, 4, ANY, 6)),
+        ("nn.conv2d_transpose", [B, t(3, 4, 3, 3)], {}, (ANY, 4, 10, 10)),
+        ("nn.max_pool2d", [B], POOL | {"strides": [2]}, (ANY, 3, 4, 4)),
+        ("nn.pad", [B, t()], {"pad_width": [[0, 0]] * 3 + [[1, 1]]}, (ANY, 3, 8, 10)),
+        ("nn.dense", [t(ANY, 3), t(4, 3)], {}, (ANY, 4)),
+        ("layout_transform", [B], {"src_layout": "NCHW", "dst_layout": "NHWC"}, (ANY, 8, 8, 3)),
+        ("strided_slice", [B], {"begin": [0, 1], "end": [1, 2], "strides": [1]}, (ANY, 1, 8, 8)),
+    ],
+)
+def test_unknown_sizes(name: str, types: list[Type], attrs: dict, shape: tuple) -> None:
+    assert lookup(name).infer(types, attrs) == TensorType(shape)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_batch_known_only_by_the_run() -> None:
+    """A chain of layers with a symbolic batch."""
+    n = tvm.tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType([n, 3, 8, 8], "float32"))
+    w = relax.Var("w", relax.TensorType([4, 3, 3, 3], "float32"))
+    b = relax.Var("b", relax.TensorType([4], "float32"))
+    d = relax.Var("d", relax.TensorType([2, 36], "float32"))
+    exprs: dict[str, tuple[Any, Type]] = {
+        "x": (x, B), "w": (w, t(4, 3, 3, 3)), "b": (b, t(4)), "d": (d, t(2, 36)),
+    }  # fmt: skip
+    bb = relax.BlockBuilder()
+
+    def call(name: str, *args: str, **attrs: Any) -> str:
+        types = [exprs[a][1] for a in args]
+        out = lookup(name).infer(types, attrs)
+        expr = lookup(name).build(bb, [exprs[a][0] for a in args], attrs, types, out)
+        exprs[name] = (bb.emit(expr), out)
+        return name
+
+    with bb.function("main", [x, w, b, d]):
+        with bb.dataflow():
+            y = call("nn.bias_add", call("nn.conv2d", "x", "w"), "b")
+            y = call("nn.max_pool2d", call("nn.relu", y), pool_size=[2, 2], strides=[2, 2])
+            y = call("nn.dense", call("nn.softmax", call("nn.batch_flatten", y)), "d")
+            out = bb.emit_output(exprs[y][0])
+        bb.emit_func_output(out)
+    assert exprs[y][1] == t(ANY, 2)
+    vm = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    args = [np.ones((5, 3, 8, 8)), np.ones((4, 3, 3, 3)), np.ones(4), np.ones((2, 36))]
+    got = vm["main"](*(tvm.runtime.tensor(a.astype("float32")) for a in args)).numpy()
+    np.testing.assert_allclose(got, np.ones((5, 2)), rtol=1e-5)
+
+
+def test_building_refuses_what_has_no_relax_form() -> None:
+    x = relax.Var("x", relax.TensorType([4], "float32"))
+    bb = relax.BlockBuilder()
+    argmax = lookup("argmax")
+    with pytest.raises(ValueError, match="argmax: select_last_index=True has no Relax form"):
+        argmax.build(bb, [x], {"select_last_index": True}, [t(4)], t(dtype="int32"))
+    tile = lookup("tile")
+    with pytest.raises(ValueError, match="tile: cannot be built with an unknown size"):
+        tile.build(bb, [x], {"reps": [2]}, [t(ANY)], t(ANY))
+    with pytest.raises(ValueError, match="1 argument types for 2 arguments"):
+        tile.build(bb, [x, x], {"reps": [2]}, [t(4)], t(8))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_constant_pads_with_its_value() -> None:
+    x = relax.Var("x", relax.TensorType([1], "float32"))
+    bb = relax.BlockBuilder()
+    attrs, types = {"pad_width": [[1, 0]]}, [t(1), t()]
+    with bb.function("main", [x]):
+        built = lookup("nn.pad").build(bb, [x, relax.const(3.0)], attrs, types, t(2))
+        bb.emit_func_output(bb.emit(built))
+    vm = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    got = vm["main"](tvm.runtime.tensor(np.ones(1, "float32"))).numpy()
+    assert got.tolist() == [3.0, 1.0]
+
+
+def test_names_and_attributes_are_unique() -> None:
+    for name, op in REGISTRY.items():
+        assert name == op.name
+        names = [attr.name for attr in op.attrs]
+        assert len(set(names)) == len(names)
+        assert op.checked in ("relay", "numpy", "torch")
+
+
+def _value(attr: Attr, rng: random.Random) -> Any:
+    """Something of the attribute's kind, often senseless."""
+    number = rng.randint(-2, 4)
+    numbers = [rng.randint(-2, 4) for _ in range(rng.randint(0, 4))]
+    kinds = {
+        "int": number, "float": float(number), "bool": bool(number % 2), "dtype": "float32",
+        "str": rng.choice(["NCHW", "NHWC", "OIHW", "NCHW2c", "end", "mean", "clip", ""]),
+        "ints": numbers, "sizes": numbers, "sections": rng.choice([number, numbers]),
+        "pairs": [[1, 0]] * rng.randint(0, 4),
+    }  # fmt: skip
+    return rng.choice([attr.default, kinds[attr.kind.rstrip("?")]])
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_relations_answer_or_refuse(name: str) -> None:
+    """Whatever the types and attributes: a type, or a ValueError or TypeError of the operator's."""
+    op, rng = lookup(name), random.Random(name)
+    dims = [1, 2, 3, 4, 8, ANY]
+    for _ in range(100):
+        types: list[Type] = []
+        for _ in op.inputs:
+            shape = tuple(rng.choice(dims) for _ in range(rng.choice([0, 1, 2, 3, 4, 4])))
+            ty: Type = t(*shape, dtype=rng.choice(["float32", "float32", "int32", "bool"]))
+            types.append(rng.choice([ty, ty, ty, TupleType((ty, ty)), TupleType(())]))
+        attrs = {a.name: v for a in op.attrs if (v := _value(a, rng)) is not REQUIRED}
+        try:
+            out = op.infer(types, attrs)
+        except (TypeError, ValueError) as refusal:
+            assert str(refusal).startswith(name), f"{types} {attrs}: {refusal}"  # noqa: PT017
+        else:
+            fields = out.fields if isinstance(out, TupleType) else (out,)
+            assert all(isinstance(f, TensorType) for f in fields)
+            assert all(d is ANY or d >= 0 for f in fields for d in f.shape)
