@@ -13,7 +13,7 @@ from benchmarks.layers import suite
 from byoc_cudnn.backends import cudnn
 from byoc_cudnn.codegen.cudnn import generate
 from byoc_cudnn.codegen.regions import Region
-from byoc_cudnn.library import library_command
+from byoc_cudnn.compiled import library_command
 from relay_wgrad.problem import ConvProblem
 
 # A dtype as it is named on the command line: the tensors' dtype, and whether tf32 may be used.

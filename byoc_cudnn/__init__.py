@@ -6,8 +6,8 @@
 decides for each convolution of a module, and needs neither a GPU nor a library for it.
 """
 
+from .compiled import Library, build
 from .decision import Decision
-from .library import Library, build
 from .partition import partition, partition_for_cudnn
 from .report import Entry, Report
 from .table import BACKENDS, ROWS, Backend, Row, patterns

@@ -33,14 +33,14 @@ _TRIPLE = f"{os.uname().machine}-linux-gnu"
 class Component:
     """Headers and library of cuDNN or of CUDA's runtime, from one place.
 
-    `includes` is empty when the headers are missing or incomplete, `library` is None when the
+    `includes` is empty when the headers are missing or incomplete, `shared_library` None when the
     library is missing.  `rejected` says for each place that had only a part, or a wrong version,
     what was wrong with it.
     """
 
     name: str
     includes: tuple[Path, ...] = ()
-    library: Path | None = None
+    shared_library: Path | None = None
     version: tuple[int, ...] = ()
     source: str = ""
     rejected: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Component:
     @property
     def complete(self) -> bool:
         """Whether a program can be compiled and linked against it."""
-        return bool(self.includes) and self.library is not None
+        return bool(self.includes) and self.shared_library is not None
 
     @property
     def version_text(self) -> str:

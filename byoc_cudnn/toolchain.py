@@ -94,7 +94,7 @@ class Toolchain:
         options before objects, where a linker that keeps what is needed so far drops a library.
         """
         options = ["-Xlinker", "--no-as-needed"]
-        for library in (self.cudnn.library, self.cuda.library):
+        for library in (self.cudnn.shared_library, self.cuda.shared_library):
             if library is not None:
                 options += ["-Xlinker", "-rpath", "-Xlinker", str(library.parent), str(library)]
         return options
@@ -143,7 +143,11 @@ def preload(toolchain: Toolchain | None = None) -> list[Path]:
     those whose own needs are not met: TVM's CUDA runtime where there is no driver.
     """
     found = find() if toolchain is None else toolchain
-    libraries = [x for x in (found.cuda.library, found.cudnn.library) if x and not _in_process(x)]
+    libraries = [
+        x
+        for x in (found.cuda.shared_library, found.cudnn.shared_library)
+        if x and not _in_process(x)
+    ]
     loaded = [library for library in libraries if _load(library)]
     base = sys.modules.get("tvm.base")
     known = getattr(base, "_LOADED_LIBS", {})

@@ -64,8 +64,8 @@ def build_facts(found: Toolchain) -> list[tuple[str, str]]:
     for part in (found.cudnn, found.cuda):
         if part.complete:
             text = f"{part.version_text} ({part.source})"
-        elif part.library is not None:
-            text = f"{part.library}, without complete headers"
+        elif part.shared_library is not None:
+            text = f"{part.shared_library}, without complete headers"
         else:
             text = "not found"
         rows.append((part.name, text))
@@ -127,7 +127,7 @@ def print_env(as_json: bool = False) -> int:
             **{
                 part.name: {
                     "version": part.version,
-                    "library": part.library,
+                    "library": part.shared_library,
                     "includes": part.includes,
                     "source": part.source,
                     "passed over": part.rejected,

@@ -1,5 +1,6 @@
 """Code generation: what each backend makes of the functions that a partition gave it."""
 
-from .cudnn import CODEGEN, PLANS, generate, register
+from ..backends.cudnn import CODEGEN
+from .cudnn import PLANS, generate, register
 
 __all__ = ["CODEGEN", "PLANS", "generate", "register"]

@@ -17,10 +17,9 @@ from tvm import get_global_func, relax
 
 from relay_wgrad.problem import ConvKind
 
-from ..backends.cudnn import Options
+from ..backends.cudnn import CODEGEN, Options
 from .regions import Region, read_region
 
-CODEGEN = "relay_wgrad_cudnn"
 PLANS = f"{CODEGEN}_plans"  # an exported function: the plans chosen so far, as text
 _TEMPLATES = (
     "cudnn_graph.h", "cudnn_plan.h", "cudnn_record.h", "cudnn_runtime.h", "cudnn_call.h",

@@ -18,9 +18,10 @@ from tvm.ir import Op
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvProblem
 
+from ..composite import OPTIONS
+
 # Epilogue ops that only rearrange what they are given: a bias arrives through them.
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims"})
-OPTIONS_ATTR = "relay_wgrad.options"  # JSON: the backend's options for a composite
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
@@ -77,7 +78,7 @@ def read_region(func: relax.Function) -> Region:
     if "" in ordered:
         raise ValueError(f"{symbol}: a parameter that is no operand: {func.params}")
     problem, epilogue = _contents(symbol, inner)
-    options = json.loads(str(inner.attrs[OPTIONS_ATTR])) if OPTIONS_ATTR in inner.attrs else {}
+    options = json.loads(str(inner.attrs[OPTIONS])) if OPTIONS in inner.attrs else {}
     return Region(symbol, problem, epilogue, tuple(ordered), options)
 
 

@@ -18,7 +18,7 @@ from .ast import IRModule
 from .lower import lower
 
 MAIN = "main"
-_DESCRIPTION = "relay_wgrad_inputs"  # an exported library's function: the inputs' names, as JSON
+_DESCRIPTION = "relay_wgrad_inputs"  # the key in the file beside an exported library
 
 
 class Executor:

@@ -8,7 +8,7 @@ states.  Nothing recurses along the program's depth: evaluation is a stack of ge
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -30,6 +30,7 @@ from .ast import (
     Var,
 )
 from .ops import lookup, show
+from .steps import run
 from .types import ANY, FuncType, TensorType, TupleType, Type
 
 _DEPTH = 200  # of calls of functions within functions
@@ -102,7 +103,7 @@ class _Lowering:
             frame.values[param] = Value(ty, var)
         with self.bb.function(name, params):
             with self.bb.dataflow():
-                value = _run(self._eval(function.body, frame))
+                value: Value = run(self._eval(function.body, frame))
                 self._agrees(function, value.type, function.ret_type, f"the result of @{name}")
                 out = self.bb.emit_output(_expr(value))
             self.bb.emit_func_output(out)
@@ -231,21 +232,6 @@ def agree(a: Type, b: Type) -> bool:
     return isinstance(a, FuncType) and isinstance(b, FuncType)
 
 
-def _run(steps: Steps) -> Value:
-    """The result of generators that yield what they wait for."""
-    stack = [steps]
-    value: Any = None
-    while stack:
-        try:
-            stack.append(stack[-1].send(value))
-            value = None
-        except StopIteration as done:
-            stack.pop()
-            value = done.value
-    result: Value = value
-    return result
-
-
 def _expr(value: Value) -> Any:
     """A value as one Relax expression."""
     if value.function is not None:
@@ -272,8 +258,3 @@ def _relax_type(name: str, ty: TensorType) -> relax.TensorType:
 
 def _identifier(name: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-
-
-def parameters(mod: IRModule, name: str = "main") -> Mapping[str, Type | None]:
-    """A global function's parameters, in order."""
-    return {p.name: p.type_annotation or p.checked_type for p in mod.functions[name].params}

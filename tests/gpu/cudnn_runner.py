@@ -13,9 +13,9 @@ import tvm_ffi
 
 from byoc_cudnn.codegen import generate
 from byoc_cudnn.codegen.regions import Region
-from byoc_cudnn.library import library_command
+from byoc_cudnn.compiled import library_command
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.problems import UNIT, numpy_dtype, poisoned, tolerance
+from tests.problems import UNIT, poisoned, tolerance
 
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -71,9 +71,3 @@ def kind_problems(
         problem = draw(rng, kind, **limits)
         found.setdefault(problem.repro(), problem)
     return list(found.values())
-
-
-__all__ = [
-    "ConvProblem", "destination", "kind_problems", "library_tolerance", "load", "numpy_dtype",
-    "on_device", "operands_on_device", "regions_of", "to_numpy",
-]  # fmt: skip

@@ -59,7 +59,7 @@ def test_order(roots: Roots) -> None:
     env = {"CUDNN_HOME": str(home), "CUDA_HOME": str(home)}
     found = find(packages, system, env)
     assert (found.cudnn.version, found.cuda.version) == ((9, 1, 0), (12, 4))
-    assert found.cuda.library == system / "lib64/libcudart.so.12"
+    assert found.cuda.shared_library == system / "lib64/libcudart.so.12"
 
     put_cudnn(home / "include", home / "lib", "9.5.2")
     put_cuda(home / "targets/x86_64-linux/include", home / "lib64", 13010)
@@ -84,7 +84,7 @@ def test_packages_of_cuda_12(roots: Roots) -> None:
     (packages / "cuda_runtime/include/crt/host_defines.h").unlink()
     found = find(packages, system)
     assert not found.cuda.complete
-    assert found.cuda.library is not None  # enough for preload
+    assert found.cuda.shared_library is not None  # enough for preload
     put(packages / "cuda_nvcc/include/crt/host_defines.h")
     found = find(packages, system)
     assert found.cuda.complete
@@ -215,7 +215,7 @@ def test_real_headers_and_libraries(tmp_path: Path) -> None:
 def test_preload_lets_tvm_load_its_cuda_runtime(tmp_path: Path, when: str) -> None:
     """With a stand-in for the driver's library, which only a machine with a GPU has."""
     found = complete()
-    assert found.cuda.library is not None
+    assert found.cuda.shared_library is not None
     if found.cuda.version[0] != 13:
         pytest.skip("TVM's wheel is built for CUDA 13")
     try:
@@ -243,7 +243,7 @@ def test_preload_lets_tvm_load_its_cuda_runtime(tmp_path: Path, when: str) -> No
                           check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     if when == "before":
-        assert done.stdout.splitlines()[-1] == str(found.cuda.library)
+        assert done.stdout.splitlines()[-1] == str(found.cuda.shared_library)
 
 
 def make_libcuda(folder: Path) -> Path:
@@ -279,4 +279,6 @@ def test_env(tmp_path: Path) -> None:
     assert build["missing"] == data["missing"]
     found = toolchain.find()
     assert build["cuDNN"]["version"] == list(found.cudnn.version)
-    assert build["CUDA"]["library"] == (str(found.cuda.library) if found.cuda.library else None)
+    assert build["CUDA"]["library"] == (
+        str(found.cuda.shared_library) if found.cuda.shared_library else None
+    )

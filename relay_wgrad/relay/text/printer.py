@@ -5,8 +5,8 @@ bound to a graph variable, numbered when the first of its users is printed; only
 a scope, and what a `let` binds, stay in place when nothing else uses them.  A `let` that is an
 operand gets brackets.
 
-Everything that nests is a generator, and `_run` drives them: the stack is a list, so a tree of any
-depth can be printed.
+Everything that nests is a generator, and `steps.run` drives them: the stack is a list, so a tree of
+any depth can be printed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ..ast import (
     post_order,
 )
 from ..errors import RelayTextError
+from ..steps import run
 from ..types import AnyDim, Type
 from .literals import dtype_name, number_text, string_text, type_text
 from .metadata_writer import MetaTable
@@ -112,7 +113,7 @@ class _Printer:
             for child in children(node):
                 self._uses[child] = self._uses.get(child, 0) + 1
         _global_name(name)
-        return f"def @{name}{_run(self._signature_and_body(function))}\n"
+        return f"def @{name}{run(self._signature_and_body(function))}\n"
 
     # -- scopes
 
@@ -310,16 +311,3 @@ def _global_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][\w.]*", name, re.ASCII):
         raise RelayTextError(f"@{name} is no name of a function")
     return name
-
-
-def _run(step: _Step) -> Any:
-    stack = [step]
-    result: Any = None
-    while stack:
-        try:
-            stack.append(stack[-1].send(result))
-            result = None
-        except StopIteration as stop:
-            stack.pop()
-            result = stop.value
-    return result
