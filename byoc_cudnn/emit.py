@@ -14,7 +14,8 @@ from importlib.resources import files
 from relay_wgrad.layouts import ACTIVATION, KERNEL, is_permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-WORKSPACE_LIMIT = 1 << 30
+from .backends.cudnn import workspace_of
+
 _MOST_ELEMENTS = 2**31  # of a tensor, and the bound of each number: int64 products cannot overflow
 
 # role -> (name in the program, axis letter of a layout -> size in the program)
@@ -42,14 +43,16 @@ _TF32_TOLERANCE = "3e-3"
 
 
 def emit(
-    problem: ConvProblem, *, allow_tf32: bool = True, workspace_limit: int = WORKSPACE_LIMIT
+    problem: ConvProblem, *, allow_tf32: bool = True, workspace_limit: int | None = None
 ) -> str:
     """The program for `problem`, whose sizes are all numbers.
 
     With `allow_tf32=False` no engine is taken that rounds float32 operands to TF32.  Raises
     ValueError for a problem that does not fit, or is too large for a GPU program of this kind.
     """
-    _check(problem, workspace_limit)
+    _check(problem, workspace_limit or 0)
+    if workspace_limit is None:
+        workspace_limit = workspace_of(problem)
     values = _values(problem, allow_tf32, workspace_limit)
     template = files("byoc_cudnn").joinpath("templates/program.cc.in").read_text(encoding="utf-8")
     return render(template, _conditions(problem), values)

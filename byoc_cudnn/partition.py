@@ -107,7 +107,7 @@ def partition_for_cudnn(
     allow_tf32: bool = True,
     benchmark: bool = False,
     deterministic: bool = False,
-    workspace_limit: int = 1 << 30,
+    workspace_limit: int | None = None,
     strict: bool = False,
     fuse: bool = True,
 ) -> tuple[tvm.IRModule, Report]:

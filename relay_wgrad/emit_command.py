@@ -54,8 +54,8 @@ def add_parser(commands: Any) -> None:
                         help="a .cc file to write; standard output if not given")  # fmt: skip
     parser.add_argument("--no-tf32", action="store_true",
                         help="refuse engines that round float32 operands to TF32")  # fmt: skip
-    parser.add_argument("--workspace-limit", type=_bytes, default=1 << 30, metavar="BYTES",
-                        help="of device memory for an engine (default: 1073741824)")  # fmt: skip
+    parser.add_argument("--workspace-limit", type=_bytes, metavar="BYTES",
+                        help="device memory of an engine (else by the tensors)")  # fmt: skip
     parser.add_argument("--run", action="store_true",
                         help="build it and run it here, instead of printing it")  # fmt: skip
 

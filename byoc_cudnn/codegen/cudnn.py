@@ -123,7 +123,7 @@ def _row(region: Region) -> str:
         *(_DTYPES[d] for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
         " | ".join(_FLAGS[e] for e in region.epilogue) or "0",
         " | ".join(options) or "0",
-        str(o.workspace_limit),
+        str(-1 if o.workspace_limit is None else o.workspace_limit),
     ]
     return "    {" + ",\n     ".join([values[0], ", ".join(values[1:])]) + "},"
 

@@ -17,7 +17,7 @@ struct Conv {
   int64_t groups;
   cudnnDataType_t data, weight, grad;
   unsigned epilogue, options;
-  int64_t workspace_limit;  // bytes
+  int64_t workspace_limit;  // bytes; less than 0: `workspace_limit()` decides
 };
 
 // The sizes of one call, in the letters of the forward convolution.
@@ -29,6 +29,18 @@ struct Sizes {
            p == o.p && q == o.q && alignment == o.alignment;
   }
 };
+
+inline int64_t bytes_of(cudnnDataType_t dtype) { return dtype == CUDNN_DATA_FLOAT ? 4 : 2; }
+
+// Where the user gave no limit: twice the three tensors, since engines that change layouts keep
+// copies of them, and some more for small ones.
+inline int64_t workspace_limit(const Conv& conv, const Sizes& z) {
+  if (conv.workspace_limit >= 0) return conv.workspace_limit;
+  const int64_t tensors = z.n * z.c * z.h * z.w * bytes_of(conv.data) +
+                          z.k * (z.c / conv.groups) * z.r * z.s * bytes_of(conv.weight) +
+                          z.n * z.k * z.p * z.q * bytes_of(conv.grad);
+  return 2 * tensors + (int64_t{256} << 20);
+}
 
 // A cuDNN call that failed, in words.  Plans may fail and give way to others, so this is no error
 // of the user's until none is left.

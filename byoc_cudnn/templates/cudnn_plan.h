@@ -99,7 +99,7 @@ inline bool allowed(const Conv& conv, const Descriptor& engine) {
 }
 
 inline Plan make_plan(cudnnHandle_t handle, const Conv& conv, const Graph& graph,
-                      const Choice& choice) {
+                      const Choice& choice, int64_t limit) {
   const Descriptor engine = make_engine(graph, choice.engine);
   if (!allowed(conv, engine)) throw Failure{"ruled out: its arithmetic is not what was asked for"};
   std::vector<Descriptor> knobs;
@@ -128,9 +128,9 @@ inline Plan make_plan(cudnnHandle_t handle, const Conv& conv, const Graph& graph
   check(cudnnBackendGetAttribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
                                  CUDNN_TYPE_INT64, 1, &count, &workspace),
         "reading a plan's workspace");
-  if (workspace > conv.workspace_limit) {
+  if (workspace > limit) {
     throw Failure{"a workspace of " + std::to_string(workspace) + " bytes is over the limit of " +
-                  std::to_string(conv.workspace_limit)};
+                  std::to_string(limit)};
   }
   return {std::move(plan), workspace};
 }

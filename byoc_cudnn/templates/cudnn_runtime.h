@@ -136,7 +136,7 @@ struct State {
 class Entry {
  public:
   Entry(const Conv& conv, const Sizes& sizes, int device)
-      : conv_(conv), sizes_(sizes), device_(device) {}
+      : conv_(conv), sizes_(sizes), limit_(workspace_limit(conv, sizes)), device_(device) {}
 
   const Sizes& sizes() const { return sizes_; }
 
@@ -160,7 +160,7 @@ class Entry {
     if (plan == nullptr) {
       Relaxed relaxed;
       const Graph graph(worker.handle, conv_, sizes_);
-      plan = std::make_unique<Plan>(make_plan(worker.handle, conv_, graph, choice_));
+      plan = std::make_unique<Plan>(make_plan(worker.handle, conv_, graph, choice_, limit_));
     }
     execute(worker, *plan, p, stream, capturing);
     std::lock_guard<std::mutex> lock(mutex_);
@@ -189,7 +189,7 @@ class Entry {
     }
     Workspace& space = State::get().workspace(device_, stream);
     std::lock_guard<std::mutex> lock(space.enqueuing);
-    void* block = space.at_least(plan.workspace, conv_.workspace_limit);
+    void* block = space.at_least(plan.workspace, limit_);
     if (poisoning()) {
       const size_t bytes = static_cast<size_t>(plan.workspace);
       check(cudaMemsetAsync(block, 0xff, bytes, stream), "poisoning the workspace");
@@ -229,7 +229,7 @@ class Entry {
     std::vector<std::string> failures;
     auto attempt = [&](const Choice& choice) -> std::unique_ptr<Plan> {
       try {
-        auto plan = std::make_unique<Plan>(make_plan(worker.handle, conv_, graph, choice));
+        auto plan = std::make_unique<Plan>(make_plan(worker.handle, conv_, graph, choice, limit_));
         execute(worker, *plan, p, stream, capturing);
         return plan;
       } catch (const Failure& failure) {
@@ -342,7 +342,7 @@ class Entry {
         << (conv_.channels_last ? " layout=NHWC/OHWI/NHWC" : " layout=NCHW/OIHW/NCHW")
         << " dtype=" << short_name(conv_.data) << "/" << short_name(conv_.weight) << "/"
         << short_name(conv_.grad) << " epilogue=" << conv_.epilogue << " options=" << conv_.options
-        << " limit=" << conv_.workspace_limit << " align=" << z.alignment;
+        << " limit=" << limit_ << " align=" << z.alignment;
     return out.str();
   }
 
@@ -361,6 +361,7 @@ class Entry {
 
   const Conv& conv_;
   const Sizes sizes_;
+  const int64_t limit_;  // of the workspace, bytes
   const int device_;
   std::mutex mutex_;
   bool chosen_ = false;
