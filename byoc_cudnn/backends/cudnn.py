@@ -61,12 +61,13 @@ class Options:
 
 
 def workspace_of(problem: ConvProblem) -> int:
-    """The limit where none is given, in bytes: twice the three tensors and 256 MiB.
+    """The limit where none is given, in bytes: four times the three tensors and 256 MiB.
 
-    Engines that change layouts keep copies of the tensors: with 1 GiB for 256 images of ResNet-50's
-    56x56 layers in float32, these were refused, and what was left took up to 50 times as long.
+    Engines that change layouts keep copies of the tensors, and Winograd's transforms are larger.
+    With 1 GiB for 256 images of ResNet-50's 56x56 layers in float32, all of these were refused, and
+    what was left took up to 50 times as long.
     """
-    return 2 * problem.bytes + (256 << 20)
+    return 4 * problem.bytes + (256 << 20)
 
 
 def check(problem: ConvProblem, epilogue: str) -> Decision:
@@ -99,6 +100,14 @@ def _epilogue(problem: ConvProblem, epilogue: str) -> Decision:
         return no(f"{epilogue} in {problem.data_layout}: cuDNN fuses it in NHWC only")
     if c % 8 or k % 8:
         return no(f"{epilogue} with C={c}, K={k}: cuDNN fuses it for multiples of 8")
+    # Tried: where a side of the data is shorter than the stride, cuDNN suggests no engine at all.
+    sides = (problem.h, problem.w)
+    for side, stride in zip(sides, strides, strict=True):
+        if stride > 1 and not (isinstance(side, int) and side >= stride):
+            return no(
+                f"{epilogue} with sides {sides}, strides={strides}: fused for sides that are"
+                " known and no shorter than the stride"
+            )
     if epilogue == "mask" and max(strides) > 1:
         # Slower than the two of them apart: 198 us for 128 channels at 56x56, batch 128, where 84
         # and some 70 were enough.

@@ -32,14 +32,14 @@ struct Sizes {
 
 inline int64_t bytes_of(cudnnDataType_t dtype) { return dtype == CUDNN_DATA_FLOAT ? 4 : 2; }
 
-// Where the user gave no limit: twice the three tensors, since engines that change layouts keep
-// copies of them, and some more for small ones.
+// Where the user gave no limit: four times the three tensors, since engines that change layouts
+// keep copies of them, and Winograd's transforms are that much larger; and some more for small ones.
 inline int64_t workspace_limit(const Conv& conv, const Sizes& z) {
   if (conv.workspace_limit >= 0) return conv.workspace_limit;
   const int64_t tensors = z.n * z.c * z.h * z.w * bytes_of(conv.data) +
                           z.k * (z.c / conv.groups) * z.r * z.s * bytes_of(conv.weight) +
                           z.n * z.k * z.p * z.q * bytes_of(conv.grad);
-  return 2 * tensors + (int64_t{256} << 20);
+  return 4 * tensors + (int64_t{256} << 20);
 }
 
 // A cuDNN call that failed, in words.  Plans may fail and give way to others, so this is no error

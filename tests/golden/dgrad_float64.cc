@@ -55,7 +55,7 @@ const Dims kPrePadding = {1, 0}, kPostPadding = {2, 1};  // top, left; bottom, r
 
 constexpr cudnnDataType_t kComputeType = CUDNN_DATA_DOUBLE;  // products are summed in float64
 using Scalar = double;  // of alpha and beta
-constexpr int64_t kWorkspaceLimit = 268454912;  // bytes
+constexpr int64_t kWorkspaceLimit = 268474368;  // bytes
 constexpr double kTolerance = 1e-12;  // for float64
 
 // Dimensions are always in the order N C H W (K C R S for w).  A layout is not a name but strides:

@@ -48,7 +48,7 @@ const Dims kPrePadding = {1, 0}, kPostPadding = {2, 1};  // top, left; bottom, r
 constexpr cudnnDataType_t kComputeType = CUDNN_DATA_FLOAT;  // products are summed in float32
 using Scalar = float;  // of alpha and beta
 constexpr bool kAllowTf32 = true;  // round float32 operands to 10 bits, for tensor cores
-constexpr int64_t kWorkspaceLimit = 268445184;  // bytes
+constexpr int64_t kWorkspaceLimit = 268454912;  // bytes
 constexpr double kTolerance = 3e-3;  // for TF32 operands
 
 // Dimensions are always in the order N C H W (K C R S for w).  A layout is not a name but strides:

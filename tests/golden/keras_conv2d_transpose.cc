@@ -55,7 +55,7 @@ const Dims kPrePadding = {0, 0}, kPostPadding = {0, 0};  // top, left; bottom, r
 
 constexpr cudnnDataType_t kComputeType = CUDNN_DATA_FLOAT;  // products are summed in float32
 using Scalar = float;  // of alpha and beta
-constexpr int64_t kWorkspaceLimit = 270532608;  // bytes
+constexpr int64_t kWorkspaceLimit = 272629760;  // bytes
 constexpr double kTolerance = 2e-3;  // for float16
 
 struct Half {  // float16: sign, 5 bits of exponent, 10 of mantissa

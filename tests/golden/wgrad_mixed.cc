@@ -51,7 +51,7 @@ const Dims kPrePadding = {1, 0}, kPostPadding = {2, 1};  // top, left; bottom, r
 
 constexpr cudnnDataType_t kComputeType = CUDNN_DATA_FLOAT;  // products are summed in float32
 using Scalar = float;  // of alpha and beta
-constexpr int64_t kWorkspaceLimit = 268440608;  // bytes
+constexpr int64_t kWorkspaceLimit = 268445760;  // bytes
 constexpr double kTolerance = 1e-4;  // for float32
 
 struct BFloat16 {  // the upper half of a float32

@@ -71,6 +71,8 @@ EPILOGUES = {
     (f"dgrad n=1 c=16 h=4 w=4 k=12 r=3 s=3 {NHWC}", "relu"): "C=16, K=12",
     (f"dgrad n=1 c=16 h=4 w=4 k=16 r=3 s=3 groups=2 {NHWC}", "bias_relu"): "groups=2",
     (f"dgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 stride=2,1 {NHWC}", "bias_relu"): None,
+    (f"dgrad n=1 c=16 h=9 w=2 k=16 r=3 s=1 stride=2,2 {NHWC}", "bias_relu"): None,
+    (f"dgrad n=1 c=16 h=9 w=1 k=16 r=3 s=1 stride=2,2 {NHWC}", "bias"): "sides (9, 1)",
     (f"dgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 {HALF}", "mask"): None,
     (f"dgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 stride=1,2 {HALF}", "mask"): "strides=(1, 2)",
     (f"dgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 {NHWC}", "mask"): "mask with float32",
