@@ -81,7 +81,7 @@ def pad(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     return [relax.op.strided_slice(ct, list(range(len(sizes))), before, end)]
 
 
-def _slice_bounds(call: relax.Call, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+def slice_bounds(call: relax.Call, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
     """(begin, count, stride) for each axis, negative and out-of-range indices resolved."""
 
     def ints(arg: Any) -> list[int]:
@@ -106,7 +106,7 @@ def _slice_bounds(call: relax.Call, sizes: Sequence[int]) -> list[tuple[int, int
 def strided_slice(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """The transpose scatters into zeros: dilate each strided axis, then pad it."""
     sizes = _static_shape("strided_slice", call.args[0])
-    bounds = _slice_bounds(call, sizes)
+    bounds = slice_bounds(call, sizes)
     if any(step < 1 for _, _, step in bounds):
         raise ValueError(f"strided_slice: no gradient for a negative stride, got {call}")
     grad, shape = ct, [count for _, count, _ in bounds]

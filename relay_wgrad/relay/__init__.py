@@ -1,4 +1,8 @@
-"""Relay as a surface on Relax: its text, its syntax tree, its operators, `build`.
+"""Relay as a surface on Relax: its builders, its text, its syntax tree, its operators, `build`.
+
+    x = relay.var("x", shape=(1, 3, 32, 32))
+    w = relay.var("w", shape=(8, 3, 3, 3))
+    mod = relay.IRModule.from_expr(relay.nn.relu(relay.nn.conv2d(x, w, padding=1)))
 
     mod = relay.fromtext(text)
     text = relay.astext(mod)
@@ -8,7 +12,8 @@
 TVM has no Relay any more; this reads and writes the text of its last version, 0.0.5.
 """
 
-from . import graph_executor
+from . import analysis, build_module, dataflow_pattern, expr, graph_executor, op, testing, transform
+from . import types as ty
 from .ast import (
     Call,
     Constant,
@@ -27,14 +32,21 @@ from .ast import (
 from .build import build, load_module
 from .equal import structural_equal
 from .errors import RelayTextError, UnsupportedConstructError
+from .expr import TupleWrapper, bind, const, var
 from .lower import lower
+from .op import annotation, nn
+from .op.reduce import *  # noqa: F403
+from .op.tensor import *  # noqa: F403
+from .op.transform import *  # noqa: F403
+from .scope_builder import ScopeBuilder
 from .spans import Span
 from .text.parser import fromtext
 from .text.printer import astext
-from .types import ANY, FuncType, TensorType, TupleType, Type
+from .types import ANY, Any, FuncType, TensorType, TupleType, Type, scalar_type
 
 __all__ = [
     "ANY",
+    "Any",
     "Call",
     "Constant",
     "Expr",
@@ -47,19 +59,36 @@ __all__ = [
     "MetaAttrs",
     "Op",
     "RelayTextError",
+    "ScopeBuilder",
     "Span",
     "TensorType",
     "Tuple",
     "TupleGetItem",
     "TupleType",
+    "TupleWrapper",
     "Type",
     "UnsupportedConstructError",
     "Var",
+    "analysis",
+    "annotation",
     "astext",
+    "bind",
     "build",
+    "build_module",
+    "const",
+    "dataflow_pattern",
+    "expr",
     "fromtext",
     "graph_executor",
     "load_module",
     "lower",
+    "nn",
+    "op",
+    "scalar_type",
     "structural_equal",
+    "testing",
+    "transform",
+    "ty",
+    "var",
 ]
+__all__ += op.BUILDERS

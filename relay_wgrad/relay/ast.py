@@ -7,63 +7,45 @@ nodes mean.  Nothing here recurses, so a chain of any length can be built, walke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from .attributes import Attrs as Attrs
+from .attributes import MetaAttrs as MetaAttrs
+from .attributes import read_only
+from .expr_methods import ExprMethods, FunctionMethods, ModuleMethods, OpMethods
 from .spans import Span
 from .types import Type
 
-
-def _read_only(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(attrs, (MappingProxyType, MetaAttrs)):
-        return attrs
-    return MappingProxyType(dict(attrs))
+_EMPTY = Attrs({})
 
 
-class MetaAttrs(Mapping[str, Any]):
-    """Attributes that the text keeps in its `#[metadata]`: fields by name, and Relay's type key.
-
-    Relay prints a call's attributes so when they aren't of the type that the operator declares.
-    """
-
-    __slots__ = ("_fields", "type_key")
-
-    def __init__(self, type_key: str, fields: Mapping[str, Any]) -> None:
-        self.type_key = type_key
-        self._fields = dict(fields)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._fields[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    # A place in the metadata belongs to one object, so objects are told apart by identity.
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __repr__(self) -> str:
-        return f"MetaAttrs({self.type_key}, {self._fields})"
-
-
-def _no_attrs() -> Mapping[str, Any]:
+def _no_attrs() -> Attrs:
     return _EMPTY
 
 
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
+def as_node(value: Any, where: str) -> Any:
+    """What stands where a node is wanted: itself, or the tuple that a TupleWrapper wraps."""
+    if isinstance(value, ExprMethods):
+        return value
+    if hasattr(value, "astuple"):
+        return value.astuple()
+    hint = "; relay.const makes one of it" if isinstance(value, (int, float, np.ndarray)) else ""
+    raise TypeError(f"{where} must be a Relay expression, got {value!r}{hint}")
+
+
+def as_nodes(values: Any, where: str) -> tuple[Any, ...]:
+    if isinstance(values, ExprMethods) or not isinstance(values, Iterable):
+        raise TypeError(f"{where} must be a list of Relay expressions, got {values!r}")
+    return tuple([as_node(value, where) for value in values])
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Var:
+class Var(ExprMethods):
     """`%name`: a parameter, or what a `let` binds.  Each binding has a Var of its own."""
 
     name: str
@@ -71,24 +53,38 @@ class Var:
     checked_type: Type | None = None
     span: Span | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"Var: the name must be a string, got {self.name!r}")
+
+    @property
+    def name_hint(self) -> str:
+        """The name, as Relay calls it."""
+        return self.name
+
     def __repr__(self) -> str:
         return f"Var(%{self.name})"
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class GlobalVar:
+class GlobalVar(ExprMethods):
     """`@name`: a function of the module."""
 
     name: str
     checked_type: Type | None = None
     span: Span | None = None
 
+    @property
+    def name_hint(self) -> str:
+        """The name, as Relay calls it."""
+        return self.name
+
     def __repr__(self) -> str:
         return f"GlobalVar(@{self.name})"
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Constant:
+class Constant(ExprMethods):
     """An array that is part of the program; the node holds it read-only."""
 
     data: np.ndarray[Any, Any]
@@ -96,7 +92,8 @@ class Constant:
     span: Span | None = None
 
     def __post_init__(self) -> None:
-        data = np.asarray(self.data)
+        given = self.data
+        data = np.asarray(given.numpy() if hasattr(given, "numpy") else given)
         if data.flags.writeable:
             # A copy: the caller may go on to write to its own.
             data = data.copy()
@@ -108,19 +105,28 @@ class Constant:
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Op:
-    """An operator by its name, `nn.conv2d`; stands only where it is called."""
+class Op(OpMethods):
+    """An operator by its name, `nn.conv2d`; stands only where it is called.
+
+    Operators of one name are equal.
+    """
 
     name: str
     checked_type: Type | None = None
     span: Span | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Op) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash((Op, self.name))
 
     def __repr__(self) -> str:
         return f"Op({self.name})"
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Call:
+class Call(ExprMethods):
     """A call of an operator, of a global function, or of a function that is a value.
 
     `attrs` holds what the text writes; an attribute that it leaves out has the operator's default.
@@ -130,32 +136,46 @@ class Call:
 
     op: Expr
     args: tuple[Expr, ...]
-    attrs: Mapping[str, Any] = field(default_factory=_no_attrs)
+    attrs: Any = field(default_factory=_no_attrs)  # Attrs, whatever mapping is given
     type_args: tuple[Type, ...] = ()
     checked_type: Type | None = None
     span: Span | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "attrs", _read_only(self.attrs))
+        op = as_node(self.op, "Call: op")
+        object.__setattr__(self, "op", op)
+        object.__setattr__(self, "args", as_nodes(self.args, f"{op!r}: an argument"))
+        name = op.name if isinstance(op, Op) else None
+        object.__setattr__(self, "attrs", read_only(self.attrs, name))
+        object.__setattr__(self, "type_args", tuple(self.type_args or ()))
 
     def __repr__(self) -> str:
         return f"Call({self.op!r}, {len(self.args)} arguments)"
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Tuple:
+class Tuple(ExprMethods):
     """`(a, b)`; with one field `(a,)`."""
 
     fields: tuple[Expr, ...]
     checked_type: Type | None = None
     span: Span | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", as_nodes(self.fields, "Tuple: a field"))
+
+    def __getitem__(self, index: int) -> Expr:
+        return self.fields[index]
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
     def __repr__(self) -> str:
         return f"Tuple({len(self.fields)} fields)"
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class TupleGetItem:
+class TupleGetItem(ExprMethods):
     """`tuple_value.index`."""
 
     tuple_value: Expr
@@ -163,12 +183,17 @@ class TupleGetItem:
     checked_type: Type | None = None
     span: Span | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "tuple_value", as_node(self.tuple_value, "TupleGetItem: the tuple")
+        )
+
     def __repr__(self) -> str:
         return f"TupleGetItem(.{self.index})"
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Let:
+class Let(ExprMethods):
     """`let var = value; body`."""
 
     var: Var
@@ -177,12 +202,18 @@ class Let:
     checked_type: Type | None = None
     span: Span | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.var, Var):
+            raise TypeError(f"Let: the variable must be a Var, got {self.var!r}")
+        object.__setattr__(self, "value", as_node(self.value, "Let: the value"))
+        object.__setattr__(self, "body", as_node(self.body, "Let: the body"))
+
     def __repr__(self) -> str:
         return f"Let(%{self.var.name})"
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class If:
+class If(ExprMethods):
     """`if (cond) { true_branch } else { false_branch }`."""
 
     cond: Expr
@@ -191,23 +222,39 @@ class If:
     checked_type: Type | None = None
     span: Span | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("cond", "true_branch", "false_branch"):
+            object.__setattr__(self, name, as_node(getattr(self, name), f"If: {name}"))
+
     def __repr__(self) -> str:
         return "If()"
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
-class Function:
+class Function(FunctionMethods):
     """`fn (params, attrs) -> ret_type { body }`, or what `def` gives a name to."""
 
     params: tuple[Var, ...]
     body: Expr
     ret_type: Type | None = None
-    attrs: Mapping[str, Any] = field(default_factory=_no_attrs)
+    type_params: tuple[()] = ()  # Relay's fourth; functions have no type parameters here
+    attrs: Any = field(default_factory=_no_attrs)  # Attrs, whatever mapping is given
     checked_type: Type | None = None
     span: Span | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "attrs", _read_only(self.attrs))
+        params = as_nodes(self.params, "Function: a parameter")
+        for param in params:
+            if not isinstance(param, Var):
+                raise TypeError(f"Function: a parameter must be a Var, got {param!r}")
+        if self.type_params:
+            raise ValueError(
+                f"Function: type parameters are not supported, got {self.type_params!r}"
+            )
+        object.__setattr__(self, "params", params)
+        object.__setattr__(self, "type_params", ())
+        object.__setattr__(self, "body", as_node(self.body, "Function: the body"))
+        object.__setattr__(self, "attrs", read_only(self.attrs))
 
     def __repr__(self) -> str:
         return f"Function({len(self.params)} parameters)"
@@ -217,26 +264,51 @@ Expr = Var | GlobalVar | Constant | Op | Call | Tuple | TupleGetItem | Let | If 
 
 
 @dataclass(frozen=True, eq=False)
-class IRModule:
+class IRModule(ModuleMethods):
     """Global functions by name, in the text's order.
 
+    Functions are immutable; the module is not: `mod["main"] = function` replaces one or adds one.
     `metadata` is the table of the text's `#[metadata]`, (type key, objects) in its order: an object
     that the program still holds keeps its place there when the module is printed.
     """
 
-    functions: Mapping[str, Function]
-    attrs: Mapping[str, Any] = field(default_factory=_no_attrs)
+    functions: Mapping[str, Function] = field(default_factory=dict)
+    attrs: Any = field(default_factory=_no_attrs)  # Attrs, whatever mapping is given
     metadata: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "functions", MappingProxyType(dict(self.functions)))
-        object.__setattr__(self, "attrs", _read_only(self.attrs))
+        table: dict[str, Function] = {}
+        # A live view: only `__setitem__` writes.
+        object.__setattr__(self, "_table", table)
+        given = self.functions or {}
+        object.__setattr__(self, "functions", MappingProxyType(table))
+        object.__setattr__(self, "attrs", read_only(self.attrs))
+        for name, function in given.items():
+            self[name] = function
 
-    def __getitem__(self, name: str) -> Function:
-        return self.functions[name]
+    def __getitem__(self, name: str | GlobalVar) -> Function:
+        """A function; KeyError if there is none of that name."""
+        return self.functions[_global_name(name)]
+
+    def __setitem__(self, name: str | GlobalVar, function: Function) -> None:
+        if not isinstance(function, Function):
+            raise TypeError(f"IRModule: @{name} must be a Function, got {function!r}")
+        table: dict[str, Function] = self.__dict__["_table"]
+        table[_global_name(name)] = function
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, (str, GlobalVar)) and _global_name(name) in self.functions
 
     def __repr__(self) -> str:
         return f"IRModule({', '.join('@' + name for name in self.functions)})"
+
+
+def _global_name(name: str | GlobalVar) -> str:
+    if isinstance(name, GlobalVar):
+        return name.name
+    if not isinstance(name, str):
+        raise TypeError(f"IRModule: a name must be a string or a GlobalVar, got {name!r}")
+    return name
 
 
 def children(node: Expr) -> tuple[Expr, ...]:

@@ -15,6 +15,7 @@ from tvm.target import Target
 from .. import registry
 from ..transform.cuda_pipeline import cuda_pipeline
 from .ast import IRModule
+from .external import Library, claimed
 from .lower import lower
 
 MAIN = "main"
@@ -33,11 +34,24 @@ class Executor:
         self.device = device
 
 
+class _Compiled:
+    """A library that TVM alone has compiled."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def virtual_machine(self, device: Any) -> relax.VirtualMachine:
+        return relax.VirtualMachine(self._module, device)
+
+    def export_library(self, path: str, **options: Any) -> None:
+        self._module.export_library(path, **options)
+
+
 class ExecutorFactory:
     """A compiled Relay module: `lib["default"](device)` makes an executor."""
 
-    def __init__(self, module: Any, inputs: list[str]) -> None:
-        self._module = module
+    def __init__(self, library: Library, inputs: list[str]) -> None:
+        self._library = library
         self._inputs = inputs
 
     def __getitem__(self, name: str) -> Callable[..., Executor]:
@@ -52,7 +66,7 @@ class ExecutorFactory:
     def _executor(self, *devices: Any) -> Executor:
         if len(devices) != 1:
             raise ValueError(f"lib['default'] takes one device, got {len(devices)}")
-        machine = relax.VirtualMachine(self._module, devices[0])
+        machine = self._library.virtual_machine(devices[0])
         return Executor(machine, self._inputs, devices[0])
 
     def export_library(self, path: str | Path, **options: Any) -> None:
@@ -60,7 +74,7 @@ class ExecutorFactory:
 
         `options` are those of TVM's `export_library`.
         """
-        self._module.export_library(str(path), **options)
+        self._library.export_library(str(path), **options)
         # TVM's library knows no names of inputs: they go into a file beside it.
         _beside(path).write_text(json.dumps({_DESCRIPTION: self._inputs}), encoding="utf-8")
 
@@ -71,6 +85,10 @@ def build(
     params: Mapping[str, Any] | None = None,
 ) -> ExecutorFactory:
     """Compiles a Relay module's @main for a target.
+
+    Functions with the attribute `Compiler` are built by the compiler of that name
+    (`external.register_external`); where none is, or none for the target, TVM's kernels compute
+    them, and a warning says so.
 
     Parameters
     ----------
@@ -92,20 +110,23 @@ def build(
         raise ValueError(f"build: the module has no @main, but {', '.join(ir_mod.functions)}")
     registry.register()
     chosen = target if isinstance(target, Target) else Target(target)
-    mod = lower(ir_mod)
-    for name in ir_mod.functions:
-        if name != MAIN:
-            del mod[name]  # inlined where @main calls it
+    external, taken = claimed(ir_mod, chosen)
+    mod = lower(ir_mod, taken)
+    for var in mod.get_global_vars():
+        if str(var.name_hint) not in (MAIN, *taken):
+            del mod[var]  # inlined where @main calls it
     given = {name: _array(name, value) for name, value in (params or {}).items()}
     func = mod[MAIN]
     _check_params(func, given)
     inputs = [str(p.name) for p in func.params if str(p.name) not in given]
     if given:
         mod = relax.transform.BindParams(MAIN, given)(mod)
+    if external is not None:
+        return ExecutorFactory(external(mod, taken, chosen), inputs)
     cuda = str(chosen.kind.name) == "cuda"
     pipeline = cuda_pipeline() if cuda else "default"
     executable = tvm.compile(mod, target=chosen, relax_pipeline=pipeline)
-    return ExecutorFactory(executable, inputs)
+    return ExecutorFactory(_Compiled(executable), inputs)
 
 
 def load_module(path: str | Path) -> ExecutorFactory:
@@ -118,7 +139,7 @@ def load_module(path: str | Path) -> ExecutorFactory:
         inputs = [str(name) for name in found[_DESCRIPTION]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{_beside(path)}, which names the inputs: {error}") from error
-    return ExecutorFactory(tvm.runtime.load_module(str(path)), inputs)
+    return ExecutorFactory(_Compiled(tvm.runtime.load_module(str(path))), inputs)
 
 
 def _beside(path: str | Path) -> Path:

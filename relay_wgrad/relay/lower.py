@@ -8,9 +8,9 @@ states.  Nothing recurses along the program's depth: evaluation is a stack of ge
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import tvm
 from tvm import relax, tirx
@@ -29,6 +29,7 @@ from .ast import (
     TupleGetItem,
     Var,
 )
+from .infer import agree, fail, infer_module, place
 from .ops import lookup, show
 from .steps import run
 from .types import ANY, FuncType, TensorType, TupleType, Type
@@ -66,26 +67,37 @@ class _Frame:
 Steps = Generator["Steps", Value, Value]
 
 
-def lower(mod: IRModule) -> tvm.IRModule:
+def lower(mod: IRModule, calls: Collection[str] = ()) -> tvm.IRModule:
     """The Relax module with a function for each global function of a Relay module.
+
+    A function with the attribute `Inline` is only written where it is called.  Those that `calls`
+    names become functions that are called instead.
 
     Raises
     ------
     TypeError, ValueError : for a violated type relation, a type that is not the stated one, an
         unknown operator, and what has no lowering; with line and column where they are known.
     """
+    if any(p.type_annotation is None for f in mod.functions.values() for p in f.params):
+        mod = infer_module(mod)  # weights whose types their operators tell
     bb = relax.BlockBuilder()
+    called: dict[str, Any] = {}
+    for name in calls:
+        _Lowering(mod, bb, {}).function(name, mod[name])
+        called[name] = bb.get().get_global_var(name)
     for name, function in mod.functions.items():
-        _Lowering(mod, bb).function(name, function)
+        if name not in called and not function.attrs.get("Inline"):
+            _Lowering(mod, bb, called).function(name, function)
     return bb.get()
 
 
 class _Lowering:
     """The lowering of one global function."""
 
-    def __init__(self, mod: IRModule, bb: relax.BlockBuilder) -> None:
+    def __init__(self, mod: IRModule, bb: relax.BlockBuilder, called: Mapping[str, Any]) -> None:
         self.mod = mod
         self.bb = bb
+        self.called = called
         self.hint = ""
 
     def function(self, name: str, function: Function) -> None:
@@ -95,9 +107,7 @@ class _Lowering:
         for param in function.params:
             ty = param.type_annotation or param.checked_type
             if not isinstance(ty, TensorType):
-                self._fail(
-                    param, f"parameter %{param.name} of @{name} must be a tensor with a type"
-                )
+                fail(param, f"parameter %{param.name} of @{name} must be a tensor with a type")
             var = relax.Var(param.name, _relax_type(param.name, ty))
             params.append(var)
             frame.values[param] = Value(ty, var)
@@ -137,12 +147,12 @@ class _Lowering:
             function = self._global(node)
             value = Value(_function_type(function), function=(function, _Frame()))
         elif isinstance(node, Var):
-            self._fail(node, f"%{node.name} is not bound here")
+            fail(node, f"%{node.name} is not bound here")
         elif isinstance(node, Op):
-            self._fail(node, f"operator {node.name} stands where it is not called")
+            fail(node, f"operator {node.name} stands where it is not called")
         else:
             assert isinstance(node, If)
-            self._fail(node, "`if` has no lowering")
+            fail(node, "`if` has no lowering")
         if not isinstance(node, Function):
             self._agrees(node, value.type, node.checked_type, "the type")
         frame.values[node] = value
@@ -164,14 +174,16 @@ class _Lowering:
             args.append(arg)
         if isinstance(node.op, Op):
             return self._operator(node, node.op.name, args, hint)
+        if isinstance(node.op, GlobalVar) and node.op.name in self.called:
+            return self._called(node, self.called[node.op.name], args)
         callee = yield self._eval(node.op, frame)
         if callee.function is None:
-            self._fail(node, f"{show(callee.type)} is called, and is no function")
+            fail(node, f"{show(callee.type)} is called, and is no function")
         function, outer = callee.function
         if frame.depth >= _DEPTH:
-            self._fail(node, f"calls nest deeper than {_DEPTH}: recursion has no lowering")
+            fail(node, f"calls nest deeper than {_DEPTH}: recursion has no lowering")
         if len(args) != len(function.params):
-            self._fail(node, f"a function of {len(function.params)} takes {len(args)} arguments")
+            fail(node, f"a function of {len(function.params)} takes {len(args)} arguments")
         inner = _Frame(outer, frame.depth + 1)
         for param, value in zip(function.params, args, strict=True):
             self._agrees(node, value.type, param.type_annotation, f"argument %{param.name}")
@@ -179,6 +191,14 @@ class _Lowering:
         result = yield self._eval(function.body, inner)
         self._agrees(node, result.type, function.ret_type, "a function's result")
         return result
+
+    def _called(self, node: Call, var: Any, args: list[Value]) -> Value:
+        """A call that stays one."""
+        assert isinstance(node.op, GlobalVar)
+        ty = self.mod[node.op].ret_type or node.checked_type
+        if ty is None:
+            fail(node, f"@{node.op.name} is called, and its result has no type")
+        return Value(ty, self.bb.emit(relax.Call(var, [_expr(arg) for arg in args])))
 
     def _operator(self, node: Call, name: str, args: list[Value], hint: str) -> Value:
         types = [arg.type for arg in args]
@@ -188,16 +208,15 @@ class _Lowering:
             exprs = [_expr(arg) for arg in args]
             made = op.build(self.bb, exprs, node.attrs, types, out)
         except (TypeError, ValueError) as error:
-            where = f" ({node.span})" if node.span is not None else ""
-            raise type(error)(f"{error}{where}") from error
+            raise type(error)(f"{error}{place(node)}") from error
         return Value(out, self.bb.emit(made, name_hint=_identifier(hint)))
 
     def _item(self, node: TupleGetItem, value: Value) -> Value:
         if not isinstance(value.type, TupleType):
-            self._fail(node, f".{node.index} of {show(value.type)}, which is no tuple")
+            fail(node, f".{node.index} of {show(value.type)}, which is no tuple")
         count = len(value.type.fields)
         if not 0 <= node.index < count:
-            self._fail(node, f".{node.index} of a tuple of {count}")
+            fail(node, f".{node.index} of a tuple of {count}")
         if value.fields is not None:
             return value.fields[node.index]
         item = self.bb.emit(relax.TupleGetItem(value.expr, node.index))
@@ -207,29 +226,14 @@ class _Lowering:
 
     def _global(self, node: GlobalVar) -> Function:
         if node.name not in self.mod.functions:
-            self._fail(node, f"there is no function @{node.name}")
+            fail(node, f"there is no function @{node.name}")
         return self.mod.functions[node.name]
 
     def _agrees(self, node: Expr, got: Type, stated: Type | None, what: str) -> None:
+        if isinstance(got, FuncType) and isinstance(stated, FuncType):
+            return  # a function is checked where it is called
         if stated is not None and not agree(got, stated):
-            self._fail(node, f"{what} is {show(got)}, and the program says {show(stated)}")
-
-    def _fail(self, node: Expr, message: str) -> NoReturn:
-        where = f" ({node.span})" if node.span is not None else ""
-        raise ValueError(message + where)
-
-
-def agree(a: Type, b: Type) -> bool:
-    """Whether two types can be of one value: equal, but that `?` fits any size."""
-    if isinstance(a, TensorType) and isinstance(b, TensorType):
-        return (
-            a.dtype == b.dtype
-            and len(a.shape) == len(b.shape)
-            and all(x is ANY or y is ANY or x == y for x, y in zip(a.shape, b.shape, strict=True))
-        )
-    if isinstance(a, TupleType) and isinstance(b, TupleType):
-        return len(a.fields) == len(b.fields) and all(map(agree, a.fields, b.fields))
-    return isinstance(a, FuncType) and isinstance(b, FuncType)
+            fail(node, f"{what} is {show(got)}, and the program says {show(stated)}")
 
 
 def _expr(value: Value) -> Any:

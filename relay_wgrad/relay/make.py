@@ -4,20 +4,68 @@ from __future__ import annotations
 
 from typing import Any
 
-from .ast import Call, Expr, Op
-from .ops import lookup
+from .ast import Call, Constant, MetaAttrs, Op
+from .expr_methods import ExprMethods
+from .ops import RelayOp, lookup
 
 
-def call(name: str, *args: Expr, **attrs: Any) -> Call:
+def call(name: str, *args: Any, **attrs: Any) -> Call:
     """A call with those attributes that are not at their default, as the text keeps them.
+
+    An attribute may be a Constant, which stands for its numbers.
 
     Raises
     ------
-    TypeError, ValueError : for an unknown operator or attribute, one of the wrong kind or missing.
+    TypeError, ValueError : for an unknown operator or attribute, one of the wrong kind or missing,
+        an argument that is no expression, a wrong number of arguments.
     """
     op = lookup(name)
-    values = op.read(attrs)
+    op.check_count(len(args))
+    nodes = [_argument(op, index, arg) for index, arg in enumerate(args)]
+    values = op.read({key: _plain(name, key, value) for key, value in attrs.items()})
+    if op.open_attrs:
+        return Call(Op(name), tuple(nodes), values)
+    if op.meta is not None:
+        fields = {a.name: _spelled(a.kind, values[a.name]) for a in op.attrs}
+        return Call(Op(name), tuple(nodes), MetaAttrs(op.meta, fields))
     kept = {
-        a.name: values[a.name] for a in op.attrs if a.printed_always or values[a.name] != a.default
+        a.name: values[a.name]
+        for a in op.attrs
+        if a.printed_always or not _same(values[a.name], a.default)
     }
-    return Call(Op(name), args, kept)
+    return Call(Op(name), tuple(nodes), kept)
+
+
+def _argument(op: RelayOp, index: int, value: Any) -> Any:
+    if isinstance(value, ExprMethods):
+        return value
+    if hasattr(value, "astuple"):
+        return value.astuple()
+    which = op.inputs[index] if index < len(op.inputs) else f"argument {index}"
+    raise TypeError(
+        f"{op.name}: {which} must be a Relay expression, got {value!r} of {type(value).__name__}"
+        " (relay.const makes one of a number or an array)"
+    )
+
+
+def _plain(op: str, name: str, value: Any) -> Any:
+    if isinstance(value, Constant):
+        return value.data.tolist()
+    if isinstance(value, ExprMethods):
+        raise ValueError(
+            f"{op}: {name} must be known when the program is written, got {value!r};"
+            " operators of dynamic shape are not supported"
+        )
+    return value
+
+
+def _spelled(kind: str, value: Any) -> Any:
+    """A value as metadata has it: no dtype is the empty string."""
+    return "" if kind == "dtype" and value is None else value
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Relay's rule for leaving an attribute out: numbers may differ by 1e-9."""
+    if isinstance(default, float) and isinstance(value, float):
+        return abs(value - default) < 1e-9
+    return bool(value == default)

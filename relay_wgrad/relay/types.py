@@ -6,6 +6,8 @@ They are values: equal when their parts are.  A dimension is an int or `ANY`, Re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any as Any_
 from typing import TypeAlias
 
 
@@ -20,27 +22,78 @@ ANY = AnyDim()
 Dim: TypeAlias = "int | AnyDim"
 
 
+def _dim(value: object) -> Dim:
+    """A size as a type holds it."""
+    if value is ANY:
+        return ANY
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"a size must be an integer or relay.Any(), got {value!r}")
+    return int(value)
+
+
+class _Printed:
+    """A type whose text is Relay's."""
+
+    def __str__(self) -> str:
+        from .text.literals import type_text  # the text is above the types
+
+        return type_text(self)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
-class TensorType:
+class TensorType(_Printed):
     """`Tensor[(2, 3), float32]`; a scalar, with no dimensions, is printed as its dtype alone."""
 
     shape: tuple[Dim, ...]
     dtype: str = "float32"
 
+    def __post_init__(self) -> None:
+        given: Any_ = self.shape
+        shape = (given,) if isinstance(given, Integral) else given
+        if type(shape) is not tuple or any(type(d) is not int for d in shape):
+            object.__setattr__(self, "shape", tuple(map(_dim, shape)))
+        if not isinstance(self.dtype, str):
+            raise TypeError(f"a dtype must be its name, got {self.dtype!r}")
+        object.__setattr__(self, "dtype", str(self.dtype))
+
+    @property
+    def concrete_shape(self) -> tuple[int, ...]:
+        """The sizes; ValueError if one is `?`."""
+        sizes = tuple(d for d in self.shape if isinstance(d, int))
+        if len(sizes) != len(self.shape):
+            raise ValueError(f"{self} has a size that only the run knows")
+        return sizes
+
 
 @dataclass(frozen=True)
-class TupleType:
+class TupleType(_Printed):
     """`(Tensor[…], …)`; one field is printed with a comma after it."""
 
     fields: tuple[Type, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", tuple(self.fields))
+
 
 @dataclass(frozen=True)
-class FuncType:
+class FuncType(_Printed):
     """`fn (Tensor[…], …) -> Tensor[…]`."""
 
     arg_types: tuple[Type, ...]
     ret_type: Type
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arg_types", tuple(self.arg_types))
+
+
+def scalar_type(dtype: str) -> TensorType:
+    """The type of a tensor with no dimensions."""
+    return TensorType((), dtype)
+
+
+def Any() -> AnyDim:  # noqa: N802  Relay's name
+    """A dimension that only the run knows."""
+    return ANY
 
 
 Type: TypeAlias = "TensorType | TupleType | FuncType"

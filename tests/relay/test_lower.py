@@ -136,7 +136,7 @@ REFUSED = {
     "def @main(%x: Tensor[(3), float32]) { nn.convolve(%x) }": "operator 'nn.convolve'",
     "def @main(%x: Tensor[(3), float32]) { add(%x) }": "takes 2 arguments",
     "def @main(%x: Tensor[(3), float32]) { sum(%x, axes=[0]) }": "unknown attributes axes",
-    "def @main(%x) { add(%x, %x) }": "must be a tensor with a type",
+    "def @main(%x) { add(%x, %x) }": "the type of lhs is not stated",
     "def @main(%x: Tensor[(3), float32]) { fn (%y: Tensor[(3), float32]) { %y } }":
         "a function is a result",
 }  # fmt: skip

@@ -7,7 +7,19 @@
 Convolution gradients need `relay_wgrad.register()` before they are built.
 """
 
-from . import conv, create, elementwise, loss, nn, normalize, pool, reduce, select, shape
+from . import (
+    annotation,
+    conv,
+    create,
+    elementwise,
+    loss,
+    nn,
+    normalize,
+    pool,
+    reduce,
+    select,
+    shape,
+)
 from .table import REGISTRY as REGISTRY
 from .table import REQUIRED as REQUIRED
 from .table import Attr as Attr
@@ -16,4 +28,4 @@ from .table import lookup as lookup
 from .table import show as show
 
 # Importing a family's file fills the table.
-FAMILIES = (elementwise, reduce, shape, select, create, conv, nn, normalize, pool, loss)
+FAMILIES = (elementwise, reduce, shape, select, create, conv, nn, normalize, pool, loss, annotation)

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_LEVEL = 10  # Relay's
+PACKAGE_LEVEL = 0  # of what the package itself registers
 
 
 class Hooks(Generic[F]):
@@ -29,6 +30,12 @@ class Hooks(Generic[F]):
     def remove(self, op: str, level: int = DEFAULT_LEVEL) -> None:
         """Takes one back; nothing happens if there is none."""
         self._found.get(op, {}).pop(level, None)
+
+    def clear(self, op: str) -> None:
+        """Takes all levels back but the package's own."""
+        levels = self._found.pop(op, {})
+        if PACKAGE_LEVEL in levels:
+            self._found[op] = {PACKAGE_LEVEL: levels[PACKAGE_LEVEL]}
 
     def find(self, op: str) -> F | None:
         """The function that counts, or None."""

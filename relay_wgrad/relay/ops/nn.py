@@ -163,7 +163,7 @@ def _upsampling_type(call: Call) -> Type:
     return TensorType(tuple(shape), data.dtype)
 
 
-def _resize_matrix(size: int, out: int, linear: bool, align: bool) -> Any:
+def resize_matrix(size: int, out: int, linear: bool, align: bool) -> Any:
     """(out, size): each row has the weights of the pixels that a new one is made of."""
     step = (size - 1) / (out - 1 if out > 1 else 1) if align else size / out
     at = np.arange(out) * step
@@ -192,7 +192,7 @@ def _upsampling(s: Site) -> Any:
             x = s.emit(R.reshape(x, sizes))
             continue
         sizes[axis] = out
-        matrix = relax.const(_resize_matrix(size, out, linear, align).T, s.tensor().dtype)
+        matrix = relax.const(resize_matrix(size, out, linear, align).T, s.tensor().dtype)
         x = _times_matrix(s, x, axis, len(sizes), matrix)
     return x
 

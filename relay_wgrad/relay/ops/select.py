@@ -154,7 +154,7 @@ def _slices(call: Call) -> dict[int, tuple[int, int, int]]:
     return dict(zip(axes, zip(begin, end, strides, strict=True), strict=True))
 
 
-def _resolved(call: Call) -> dict[int, tuple[int, int, int]]:
+def resolved_slices(call: Call) -> dict[int, tuple[int, int, int]]:
     """axis -> (start, stop, stride) within the axis; those of unknown size stay as written."""
     shape, out = call.tensor().shape, {}
     for axis, (begin, end, step) in _slices(call).items():
@@ -178,7 +178,7 @@ def _resolved(call: Call) -> dict[int, tuple[int, int, int]]:
 def _strided_slice_type(call: Call) -> Type:
     data = call.tensor()
     shape = list(data.shape)
-    for axis, (start, stop, step) in _resolved(call).items():
+    for axis, (start, stop, step) in resolved_slices(call).items():
         if isinstance(shape[axis], int):
             shape[axis] = len(range(start, stop, step))
     return TensorType(tuple(shape), data.dtype)
@@ -189,7 +189,9 @@ def _strided_slice(s: Site) -> Any:
     if s.attrs["slice_mode"] == "size" and ANY in shape:
         s.sizes(s.tensor())
     bounds = {
-        axis: bound for axis, bound in sorted(_resolved(s).items()) if bound != (0, shape[axis], 1)
+        axis: bound
+        for axis, bound in sorted(resolved_slices(s).items())
+        if bound != (0, shape[axis], 1)
     }
     if not bounds:
         return s.args[0]

@@ -9,22 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, NoReturn
 
-from tvm import DataType, relax
+from tvm import relax
 
+from ..ast import Attrs
 from ..types import ANY, Dim, FuncType, TensorType, TupleType, Type
-
-
-class Required:
-    """The default of an attribute that has none; there is one, `REQUIRED`."""
-
-    def __repr__(self) -> str:
-        return "required"
-
-
-REQUIRED = Required()
+from .attributes import REQUIRED as REQUIRED
+from .attributes import Attr as Attr
+from .hooks import COMPUTE
 
 
 def show(ty: Type) -> str:
@@ -39,123 +32,6 @@ def show(ty: Type) -> str:
 def show_shape(shape: Sequence[Dim]) -> str:
     """Dimensions in parentheses, as Relay prints them."""
     return f"({', '.join(map(str, shape))})"
-
-
-# ---- attributes ------------------------------------------------------------------------------
-
-
-def _int(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError("an integer")
-    return int(value)
-
-
-def _float(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError("a number")
-    return float(value)
-
-
-def _bool(value: Any) -> bool:
-    # Metadata spells booleans 0 and 1.
-    if not isinstance(value, (bool, Integral)) or int(value) not in (0, 1):
-        raise TypeError("a bool")
-    return bool(value)
-
-
-def _str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("a string")
-    return str(value)
-
-
-def _dtype(value: Any) -> str | None:
-    # Metadata spells "that of the operands" as the empty string.
-    if value is None or value == "":
-        return None
-    try:
-        return str(DataType(value))
-    except (TypeError, ValueError):
-        raise TypeError("the name of a dtype") from None
-
-
-def _ints(value: Any) -> tuple[int, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError("a list of integers")
-    try:
-        return tuple(_int(v) for v in value)
-    except TypeError:
-        raise TypeError("a list of integers") from None
-
-
-def _sizes(value: Any) -> tuple[int, ...]:
-    """A list of integers; Relay's Python API also takes one integer for all of them."""
-    try:
-        return (_int(value),)
-    except TypeError:
-        return _ints(value)
-
-
-def _pairs(value: Any) -> tuple[tuple[int, ...], ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError("a list of lists of integers")
-    try:
-        return tuple(_ints(v) for v in value)
-    except TypeError:
-        raise TypeError("a list of lists of integers") from None
-
-
-def _sections(value: Any) -> int | tuple[int, ...]:
-    try:
-        return _int(value)
-    except TypeError:
-        pass
-    try:
-        return _ints(value)
-    except TypeError:
-        raise TypeError("an integer or a list of integers") from None
-
-
-# What an attribute may be; a question mark also admits None.
-KINDS: dict[str, Callable[[Any], Any]] = {
-    "int": _int,
-    "float": _float,
-    "bool": _bool,
-    "str": _str,
-    "dtype": _dtype,
-    "ints": _ints,
-    "sizes": _sizes,
-    "pairs": _pairs,
-    "sections": _sections,
-}
-
-
-@dataclass(frozen=True)
-class Attr:
-    """One attribute: its default, or `REQUIRED`; its kind, one of `KINDS`, with `?` if None is one.
-
-    Relay's text leaves out an attribute that has its default, but for `always`.
-    """
-
-    name: str
-    default: Any
-    kind: str
-    always: bool = False
-
-    @property
-    def printed_always(self) -> bool:
-        """Whether Relay's text has it even at its default."""
-        return self.always or self.default is REQUIRED
-
-    def read(self, op: str, value: Any) -> Any:
-        """The value as relations take it; TypeError naming op, attribute and value."""
-        if value is None and (self.kind.endswith("?") or self.kind == "dtype"):
-            return None
-        try:
-            return KINDS[self.kind.rstrip("?")](value)
-        except TypeError as wanted:
-            also = " or None" if self.kind.endswith("?") else ""
-            raise TypeError(f"{op}: {self.name} must be {wanted}{also}, got {value!r}") from None
 
 
 # ---- one call --------------------------------------------------------------------------------
@@ -274,7 +150,9 @@ class RelayOp:
 
     `checked` says against what its results are compared: "relay" (a program that real Relay ran),
     "numpy" or "torch"; `differentiable`: whether Relax differentiates what `build` makes; `meta`:
-    the attributes' type key where Relay's text puts them into its metadata section.
+    the attributes' type key where Relay's text puts them into its metadata section; `open_attrs`:
+    a user's operator, whose attributes nobody declares; `variadic`: it takes any number of
+    arguments.
     """
 
     name: str
@@ -285,6 +163,8 @@ class RelayOp:
     checked: str
     differentiable: bool
     meta: str | None = None
+    open_attrs: bool = False
+    variadic: bool = False
 
     def read(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes, defaults filled in.
@@ -294,6 +174,8 @@ class RelayOp:
         TypeError : for a value of the wrong kind.
         ValueError : for an unknown attribute, or one missing that has no default.
         """
+        if self.open_attrs:
+            return dict(attrs)
         known = [attr.name for attr in self.attrs]
         unknown = sorted(set(attrs) - set(known))
         if unknown:
@@ -334,15 +216,41 @@ class RelayOp:
         if len(args) != len(types):
             raise ValueError(f"{self.name}: {len(types)} argument types for {len(args)} arguments")
         site = Site(self.name, self.inputs, types, self.read(attrs), bb, tuple(args), out_type)
-        return self.builder(site)
+        own = COMPUTE.find(self.name)
+        return self.builder(site) if own is None else _computed(site, own)
+
+    def check_count(self, count: int) -> None:
+        """Raises ValueError for a wrong number of arguments."""
+        if count != len(self.inputs) and not self.variadic:
+            names = f" ({', '.join(self.inputs)})" if self.inputs else ""
+            raise ValueError(f"{self.name}: takes {len(self.inputs)} arguments{names}, got {count}")
 
     def _arity(self, types: Sequence[Type]) -> tuple[Type, ...]:
-        if len(types) != len(self.inputs):
-            names = f" ({', '.join(self.inputs)})" if self.inputs else ""
-            raise ValueError(
-                f"{self.name}: takes {len(self.inputs)} arguments{names}, got {len(types)}"
-            )
+        self.check_count(len(types))
         return tuple(types)
+
+
+def _computed(site: Site, compute: Callable[..., Any]) -> Any:
+    """What a registered computation gives: `compute(attrs, tensors, type)` on TE tensors."""
+    for ty in site.out.fields if isinstance(site.out, TupleType) else [site.out]:
+        site.sizes(ty)  # refuses unknown ones
+    tensors = []
+    for arg, ty in zip(site.args, site.types, strict=True):
+        if isinstance(ty, TupleType):
+            tensors += [site.emit(relax.TupleGetItem(arg, i)) for i in range(len(ty.fields))]
+        else:
+            tensors.append(arg)
+
+    def on_tensors(*given: Any) -> Any:
+        out = compute(Attrs(site.attrs), list(given), site.out)
+        made = list(out) if isinstance(out, (list, tuple)) else [out]
+        wanted = len(site.out.fields) if isinstance(site.out, TupleType) else 1
+        if len(made) != wanted:
+            site.fail(f"the registered computation gave {len(made)} tensors, not {wanted}")
+        return made if isinstance(site.out, TupleType) else made[0]
+
+    on_tensors.__name__ = site.op.replace(".", "_")
+    return site.bb.call_te(on_tensors, *tensors)
 
 
 REGISTRY: dict[str, RelayOp] = {}

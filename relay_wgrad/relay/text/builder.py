@@ -133,14 +133,16 @@ class Builder(Values):
         if name in self.functions:
             raise Complaint(token.start_pos or 0, f"{token} is defined twice")
         span = self.span(token, token)
-        self.functions[name] = Function(head.params, body, head.ret_type, head.attrs, span=span)
+        self.functions[name] = Function(
+            head.params, body, head.ret_type, attrs=head.attrs, span=span
+        )
 
     def function(self, children: Children) -> Function:
         (token, head), body, last, note = children
         self.scopes.leave(len(head.params))
         checked, origin = self.note(note)
         span = self.span(token, last, origin)
-        return Function(head.params, body, head.ret_type, head.attrs, checked, span)
+        return Function(head.params, body, head.ret_type, (), head.attrs, checked, span)
 
     # -- scopes
 

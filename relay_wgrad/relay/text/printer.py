@@ -15,6 +15,7 @@ import re
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from ..analysis import free_vars
 from ..ast import (
     Call,
     Constant,
@@ -42,6 +43,7 @@ _SCALARS = ("bool", "int16", "int32", "int64", "float16", "float32", "float64")
 _OMITTED = (
     "\n/* The metadata section has been left out: astext(mod, show_meta_data=True) writes it. */\n"
 )
+_HEADER = '#[version = "0.0.5"]\n'
 _DEEPEST_INDENT = 50  # levels; beyond, the text would grow with the square of the depth
 
 # A step that may ask for others' results, and gives a text at last.
@@ -57,19 +59,32 @@ def astext(mod: IRModule, show_meta_data: bool = True) -> str:
     Raises RelayTextError for a program without a text: a variable that nothing binds, a constant or
     an attribute of a type that Relay hasn't.
     """
-    used = {
-        id(item)
-        for function in mod.functions.values()
-        for node in post_order(function)
-        for item in _meta_objects(node)
-    }
+    used = {id(item) for function in mod.functions.values() for item in _used_objects(function)}
     table = MetaTable(mod.metadata, used)
     printer = _Printer(table)
     parts = [printer.define(name, function) for name, function in mod.functions.items()]
-    text = '#[version = "0.0.5"]\n' + "\n".join(parts)
-    if not used:
-        return text
-    return text + (table.text() if show_meta_data else _OMITTED)
+    return (
+        _complete("\n".join(parts), table, show_meta_data) if used else _HEADER + "\n".join(parts)
+    )
+
+
+def expr_text(expr: Expr, show_meta_data: bool = True) -> str:
+    """An expression's text; each variable that nothing binds has a line `free_var %x: …;`.
+
+    Raises RelayTextError as `astext`.
+    """
+    used = {id(item) for item in _used_objects(expr)}
+    table = MetaTable((), used)
+    text = _Printer(table).expression(expr)
+    return _complete(text, table, show_meta_data) if used else _HEADER + text
+
+
+def _complete(text: str, table: MetaTable, show_meta_data: bool) -> str:
+    return _HEADER + text + (table.text() if show_meta_data else _OMITTED)
+
+
+def _used_objects(root: Expr) -> list[Any]:
+    return [item for node in post_order(root) for item in _meta_objects(node)]
 
 
 def _meta_objects(node: Expr) -> list[Any]:
@@ -101,19 +116,40 @@ class _Printer:
         self._taken: dict[str, int] = {}  # names of variables, over all functions
         self._level = 0
         self._types: dict[Type, str] = {}
+        self._free: set[Var] = set()  # what may be used unbound
 
     def define(self, name: str, function: Function) -> str:
         """`def @name(…) { … }`."""
+        self._begin(function)
+        _global_name(name)
+        return f"def @{name}{run(self._signature_and_body(function))}\n"
+
+    def expression(self, root: Expr) -> str:
+        """The statements that an expression needs, and the expression."""
+        self._begin(root)
+        self._free = set(free_vars(root))
+        lines: list[str] = []
+        self._lines.append((lines, 0))
+        text = run(self._lines_of(root))
+        return "\n".join([*lines, text])
+
+    def _lines_of(self, root: Expr) -> _Step:
+        if isinstance(root, Let):
+            lines = yield self._lets(root)
+            return "\n".join(lines)
+        return (yield self._expr(root))
+
+    def _begin(self, root: Expr) -> None:
+        self._free = set()
         self._text: dict[Expr, str] = {}
         self._temp: dict[Expr, str] = {}
         self._vars: dict[Var, str] = {}
         self._lines: list[tuple[list[str], int]] = []  # of the open scopes, with their levels
         self._uses: dict[Expr, int] = {}
-        for node in post_order(function):
+        self._uses[root] = 1
+        for node in post_order(root):
             for child in children(node):
                 self._uses[child] = self._uses.get(child, 0) + 1
-        _global_name(name)
-        return f"def @{name}{run(self._signature_and_body(function))}\n"
 
     # -- scopes
 
@@ -259,6 +295,9 @@ class _Printer:
         return name
 
     def _vars_name(self, var: Var) -> str:
+        if var not in self._vars and var in self._free:
+            lines, level = self._lines[-1]
+            lines.append(f"{self._indent(level)}free_var {self._bind(var)};")
         if var not in self._vars:
             raise RelayTextError(f"%{var.name} is not bound where it is used")
         return self._vars[var]

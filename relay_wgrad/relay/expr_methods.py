@@ -1,0 +1,234 @@
+"""What Relay's nodes and modules do beside being data: operators on them, their text.
+
+The classes of `ast` inherit these; what they need of the layers above is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from numbers import Number
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .ast import Call, Function, GlobalVar, IRModule
+
+
+def _call(name: str, *args: Any, **attrs: Any) -> Call:
+    from .make import call
+
+    for arg in args:
+        if isinstance(arg, Number):
+            # Relay's rule: a number has no dtype, and none is guessed.
+            raise TypeError(f'{name}: convert "{arg}" with `const` first')
+        if not isinstance(arg, ExprMethods):
+            raise TypeError(f"{name}: type {type(arg)} not supported")
+    return call(name, *args, **attrs)
+
+
+class ExprMethods:
+    """Python's operators on an expression, which make calls."""
+
+    __slots__ = ()
+
+    def __neg__(self) -> Call:
+        return _call("negative", self)
+
+    def __add__(self, other: Any) -> Call:
+        return _call("add", self, other)
+
+    def __sub__(self, other: Any) -> Call:
+        return _call("subtract", self, other)
+
+    def __mul__(self, other: Any) -> Call:
+        return _call("multiply", self, other)
+
+    def __truediv__(self, other: Any) -> Call:
+        return _call("divide", self, other)
+
+    def __radd__(self, other: Any) -> Call:
+        return _call("add", other, self)
+
+    def __rsub__(self, other: Any) -> Call:
+        return _call("subtract", other, self)
+
+    def __rmul__(self, other: Any) -> Call:
+        return _call("multiply", other, self)
+
+    def __rtruediv__(self, other: Any) -> Call:
+        return _call("divide", other, self)
+
+    def __lt__(self, other: Any) -> Call:
+        return _call("less", self, other)
+
+    def __le__(self, other: Any) -> Call:
+        return _call("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Call:
+        return _call("greater", self, other)
+
+    def __ge__(self, other: Any) -> Call:
+        return _call("greater_equal", self, other)
+
+    def __call__(self, *args: Any) -> Call:
+        """A call of this, which must be a function or an operator."""
+        from .ast import Call
+
+        return Call(self, args)  # type: ignore[arg-type]
+
+    def astype(self, dtype: str) -> Call:
+        """`relay.cast` to a dtype."""
+        return _call("cast", self, dtype=dtype)
+
+    def astext(self, show_meta_data: bool = True) -> str:
+        """The expression as text, with a header; a variable that nothing binds as `free_var`."""
+        from .text.printer import expr_text
+
+        return expr_text(self, show_meta_data)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return self.astext(show_meta_data=False).partition("\n")[2]
+
+
+class FunctionMethods(ExprMethods):
+    """What a function has beside an expression's."""
+
+    __slots__ = ()
+
+    def with_attr(self: Any, attr_key_or_dict: Any, attr_value: Any = None) -> Function:
+        """A copy with one attribute more, or with those of a dict."""
+        new = (
+            attr_key_or_dict
+            if isinstance(attr_key_or_dict, Mapping)
+            else {attr_key_or_dict: attr_value}
+        )
+        return replace(self, attrs={**self.attrs, **new})
+
+    def without_attr(self: Any, attr_key: str) -> Function:
+        """A copy without an attribute."""
+        kept = {name: value for name, value in self.attrs.items() if name != attr_key}
+        return replace(self, attrs=kept)
+
+
+class OpMethods(ExprMethods):
+    """An operator's registration; `relay.op.get` and `relay.op.register` give the operator.
+
+    Each method changes the one operator of that name.  ValueError for an operator that the package
+    has: what it takes is fixed, and `relay.op.register_…` change what is done with it.
+    """
+
+    __slots__ = ()
+    name: str
+
+    def add_type_rel(
+        self, rel_name: str, type_rel_func: Callable[[list[Any], Any], Any] | None = None
+    ) -> None:
+        """Sets the type relation: `type_rel_func(arg_types, attrs)` gives the result's type.
+
+        Without a function `rel_name` is one of Relay's: Identity, Broadcast, BroadcastComp.
+        """
+        from .op import registration
+
+        registration.add_type_rel(self.name, rel_name, type_rel_func)
+
+    def add_argument(self, name: str, type: str, description: str) -> None:  # noqa: A002
+        """Names the next argument; type and description are for the reader."""
+        from .op import registration
+
+        registration.add_argument(self.name, name, type, description)
+
+    def set_num_inputs(self, n: int) -> None:
+        """How many arguments the operator takes."""
+        from .op import registration
+
+        registration.set_num_inputs(self.name, n)
+
+    def set_support_level(self, level: int) -> None:
+        """Relay's level of support, a number for the reader."""
+        self.set_attr("support_level", level)
+
+    def set_attrs_type_key(self, key: str) -> None:
+        """The name of the attributes' type, for the reader: calls may have any attributes."""
+        self.set_attr("attrs_type_key", key)
+
+    def set_attr(self, attr_name: str, value: Any, plevel: int = 10) -> None:
+        """Sets what `get_attr` gives; FPrimalGradient and its like are hooks."""
+        from .op import registration
+
+        registration.set_attr(self.name, attr_name, value, plevel)
+
+    def get_attr(self, attr_name: str) -> Any:
+        """What is set with the highest level, or None."""
+        from .op import registration
+
+        return registration.get_attr(self.name, attr_name)
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether one is set."""
+        return self.get_attr(attr_name) is not None
+
+    def reset_attr(self, attr_name: str) -> None:
+        """Takes back what `set_attr` has set, at all levels."""
+        from .op import registration
+
+        registration.reset_attr(self.name, attr_name)
+
+
+class ModuleMethods:
+    """What a module has beside its functions."""
+
+    functions: Mapping[str, Function]
+    attrs: Any
+
+    @staticmethod
+    def from_expr(expr: Any, functions: Mapping[Any, Function] | None = None) -> IRModule:
+        """A module with the expression as @main: a function, or one of its free variables.
+
+        A function with the attribute `global_symbol` gets that name.
+        """
+        from .analysis import free_vars
+        from .ast import Function, IRModule, as_node
+
+        body = as_node(expr, "from_expr: the expression")
+        main = body if isinstance(body, Function) else Function(tuple(free_vars(body)), body)
+        mod = IRModule(functions or {})
+        mod[str(main.attrs.get("global_symbol", "main"))] = main
+        return mod
+
+    def get_global_var(self, name: str) -> GlobalVar:
+        """The name of a function, to call it.
+
+        Raises ValueError if the module has none of that name.
+        """
+        from .ast import GlobalVar
+
+        if name not in self.functions:
+            raise ValueError(f"the module has no @{name}, but {', '.join(self.functions)}")
+        return GlobalVar(name)
+
+    def get_global_vars(self) -> list[GlobalVar]:
+        """The names of all functions."""
+        return [self.get_global_var(name) for name in self.functions]
+
+    def update_func(self: Any, var: GlobalVar, func: Function) -> None:
+        """Replaces a function, or adds one."""
+        self[var] = func
+
+    def update(self: Any, other: IRModule | Mapping[Any, Function]) -> None:
+        """Takes over another module's functions."""
+        functions: Any = getattr(other, "functions", other)
+        for name, function in functions.items():
+            self[name] = function
+
+    def with_attr(self: Any, attr_key: str, attr_value: Any) -> IRModule:
+        """A copy with one attribute more."""
+        return replace(self, attrs={**self.attrs, attr_key: attr_value})
+
+    def astext(self: Any, show_meta_data: bool = True) -> str:
+        """The module's text, as `relay.astext`."""
+        from .text.printer import astext
+
+        return astext(self, show_meta_data)
+
+    def __str__(self) -> str:
+        return self.astext(show_meta_data=False).partition("\n")[2]

@@ -1,0 +1,165 @@
+"""Gradients of the three convolutions, by each other.
+
+A convolution is bilinear in data x and weight w.  With y = conv(x, w), and g the gradient of y:
+
+    dx = transposed(g, w)    dw = wgrad(g, x)
+
+The transposed convolution and the weight gradient are the same map, solved for another operand:
+
+    y = transposed(x, w):  dx = conv(g, w)    dw = wgrad(x, g)
+    w = wgrad(y, x):       dy = conv(x, g)    dx = transposed(y, g)
+
+A weight has the same axes in all of them, O for y's channels and I for x's.  Relay calls the axes
+of a transposed convolution's weight by its own data and result, so there O and I are swapped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...layouts import swap_io, to_layout
+from ...problem import transposed_size
+from ..ast import Call, Expr, Op
+from ..ops import show
+from ..ops.table import Call as Site
+from ..ops.windows import padding, pair
+from .common import Rule, attributes, call, refuse, type_of
+
+_SAME = ("strides", "padding", "dilation", "groups")
+
+
+def _name(orig: Call) -> str:
+    assert isinstance(orig.op, Op)
+    return orig.op.name
+
+
+def _site(orig: Call) -> Site:
+    types = tuple(type_of(arg) for arg in orig.args)
+    return Site(_name(orig), ("data", "weight"), types, attributes(orig))
+
+
+def _kept(a: dict[str, Any]) -> dict[str, Any]:
+    return {name: a[name] for name in _SAME}
+
+
+def _spatial(orig: Call, x: Expr, layout: str) -> tuple[int, int]:
+    """Height and width, which must be known."""
+    h, w = to_layout(type_of(x).shape, layout, "NCHW")[2:]
+    if not isinstance(h, int) or not isinstance(w, int):
+        refuse(orig, f"needs a known height and width, got {show(type_of(x))}")
+    return h, w
+
+
+def _window(orig: Call, weight: Expr, layout: str) -> tuple[int, int]:
+    """The kernel's height and width."""
+    shape = type_of(weight).shape
+    r, s = shape[layout.index("H")], shape[layout.index("W")]
+    if not isinstance(r, int) or not isinstance(s, int):
+        refuse(orig, f"needs a known kernel, got {show(type_of(weight))}")
+    return r, s
+
+
+def _product(name: str, a: Expr, b: Expr, like: Expr, attrs: dict[str, Any]) -> Expr:
+    """The convolution of two operands in `like`'s dtype.
+
+    Operands of two dtypes meet in the gradient's, the first to be given.
+    """
+    wanted, dtype = type_of(like).dtype, type_of(a).dtype
+    other = type_of(b).dtype
+    if dtype == other == wanted:
+        return call(name, a, b, **attrs, out_dtype=wanted)
+    if dtype != other:
+        b = call("cast", b, dtype=dtype)
+    out = call(name, a, b, **attrs, out_dtype=dtype)
+    return out if dtype == wanted else call("cast", out, dtype=wanted)
+
+
+def _by_data(
+    orig: Call, grad: Expr, weight: Expr, like: Expr, layouts: tuple[str, str, str]
+) -> Expr:
+    """transposed(grad, weight), as large as `like`; layouts: gradient's, weight's, result's."""
+    a, (grad_layout, weight_layout, out_layout) = attributes(orig), layouts
+    site = _site(orig)
+    top, left, bottom, right = padding(site)
+    strides, dilation = pair(site, "strides"), pair(site, "dilation")
+    sizes, window = _spatial(orig, grad, grad_layout), _window(orig, weight, weight_layout)
+    wanted = _spatial(orig, like, out_layout)
+    # What a stride leaves over at the end, which no window reached.
+    extra = [
+        want - transposed_size(size, pad, r, stride, dilate, 0)
+        for want, size, pad, r, stride, dilate in zip(
+            wanted, sizes, (top + bottom, left + right), window, strides, dilation, strict=True
+        )
+    ]
+    attrs = _kept(a) | {
+        "output_padding": extra,
+        "data_layout": grad_layout,
+        "kernel_layout": swap_io(weight_layout),
+        "out_layout": "" if out_layout == grad_layout else out_layout,
+    }
+    return _product("nn.conv2d_transpose", grad, weight, like, attrs)
+
+
+def _forward(orig: Call, x: Expr, weight: Expr, like: Expr, layouts: tuple[str, str, str]) -> Expr:
+    """conv(x, weight); layouts: x's, weight's, result's."""
+    x_layout, weight_layout, out_layout = layouts
+    channels = type_of(weight).shape[weight_layout.index("O")]
+    attrs = _kept(attributes(orig)) | {
+        "channels": channels if isinstance(channels, int) else None,
+        "kernel_size": _window(orig, weight, weight_layout),
+        "data_layout": x_layout,
+        "kernel_layout": weight_layout,
+        "out_layout": "" if out_layout == x_layout else out_layout,
+    }
+    return _product("nn.conv2d", x, weight, like, attrs)
+
+
+def _by_weight(orig: Call, grad: Expr, x: Expr, like: Expr, layouts: tuple[str, str, str]) -> Expr:
+    """wgrad(grad, x); layouts: gradient's, x's, result's."""
+    grad_layout, x_layout, out_layout = layouts
+    a = attributes(orig)
+    attrs = _kept(a) | {
+        "channels": a["channels"] if _name(orig) == "nn.conv2d" else None,
+        "kernel_size": _window(orig, like, out_layout),
+        # Relay's names for these three.
+        "data_layout": grad_layout,
+        "kernel_layout": x_layout,
+        "out_layout": out_layout,
+    }
+    return _product("nn.conv2d_backward_weight", grad, x, like, attrs)
+
+
+def _conv2d(orig: Call, grad: Expr) -> list[Expr]:
+    (x, w), a = orig.args, attributes(orig)
+    x_layout, w_layout = a["data_layout"], a["kernel_layout"]
+    y_layout = a["out_layout"] or x_layout
+    return [
+        _by_data(orig, grad, w, x, (y_layout, w_layout, x_layout)),
+        _by_weight(orig, grad, x, w, (y_layout, x_layout, w_layout)),
+    ]
+
+
+def _conv2d_transpose(orig: Call, grad: Expr) -> list[Expr]:
+    (x, w), a = orig.args, attributes(orig)
+    x_layout, w_layout = a["data_layout"], swap_io(a["kernel_layout"])
+    y_layout = a["out_layout"] or x_layout
+    return [
+        _forward(orig, grad, w, x, (y_layout, w_layout, x_layout)),
+        _by_weight(orig, x, grad, w, (x_layout, y_layout, w_layout)),
+    ]
+
+
+def _conv2d_backward_weight(orig: Call, grad: Expr) -> list[Expr]:
+    (y, x), a = orig.args, attributes(orig)
+    y_layout, x_layout, w_layout = a["data_layout"], a["kernel_layout"], a["out_layout"]
+    return [
+        _forward(orig, x, grad, y, (x_layout, w_layout, y_layout)),
+        _by_data(orig, y, grad, x, (y_layout, w_layout, x_layout)),
+    ]
+
+
+RULES: dict[str, Rule] = {
+    "nn.conv2d": _conv2d,
+    "nn.conv2d_transpose": _conv2d_transpose,
+    "nn.conv2d_backward_weight": _conv2d_backward_weight,
+}

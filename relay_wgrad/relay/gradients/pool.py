@@ -1,0 +1,108 @@
+"""Gradients of pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..ast import Call, Expr, MetaAttrs, Op
+from ..ops import lookup
+from ..ops.table import Call as Site
+from ..ops.windows import spatial_axes
+from .common import (
+    Rule,
+    attributes,
+    call,
+    constant,
+    refuse,
+    sizes,
+    type_of,
+    zeros_like,
+)
+from .nn import times_matrix
+
+_AVG_GRAD, _MAX_GRAD = "nn.avg_pool2d_grad", "nn.max_pool2d_grad"
+
+
+def _pool_grad(name: str, grad: Expr, data: Expr, attrs: dict[str, Any]) -> Expr:
+    """A call of a pool's gradient; Relay keeps the average's attributes in the metadata."""
+    op = lookup(name)
+    if op.meta is None:
+        return call(name, grad, data, **attrs)
+    return Call(Op(name), (grad, data), MetaAttrs(op.meta, op.read({"dilation": ()} | attrs)))
+
+
+def _windowed(name: str) -> Rule:
+    def rule(orig: Call, grad: Expr) -> list[Expr]:
+        a = attributes(orig)
+        if any(d != 1 for d in a["dilation"]):
+            refuse(orig, f"only with dilation 1, got {list(a['dilation'])}")
+        attrs = {k: v for k, v in a.items() if k not in ("dilation", "out_layout")}
+        return [_pool_grad(name, grad, orig.args[0], attrs)]
+
+    return rule
+
+
+def _axes(orig: Call) -> tuple[int, int]:
+    site = Site("pool", ("data",), (type_of(orig.args[0]),), attributes(orig))
+    return spatial_axes(site, attributes(orig)["layout"])
+
+
+def _whole(name: str) -> Rule:
+    """One window over all."""
+
+    def rule(orig: Call, grad: Expr) -> list[Expr]:
+        data = orig.args[0]
+        shape = sizes(orig, data)
+        window = tuple(shape[axis] for axis in _axes(orig))
+        attrs: dict[str, Any] = {"pool_size": window, "layout": attributes(orig)["layout"]}
+        return [_pool_grad(name, grad, data, attrs)]
+
+    return rule
+
+
+def _adaptive(name: str) -> Rule:
+    """Windows of one size where they divide the input's; else the mean's weights by matrices."""
+
+    def rule(orig: Call, grad: Expr) -> list[Expr]:
+        data = orig.args[0]
+        shape, made, axes = sizes(orig, data), sizes(orig, orig), _axes(orig)
+        if all(shape[axis] % made[axis] == 0 for axis in axes):
+            window = tuple(shape[axis] // made[axis] for axis in axes)
+            attrs: dict[str, Any] = {"layout": attributes(orig)["layout"]}
+            return [_pool_grad(name, grad, data, attrs | {"pool_size": window, "strides": window})]
+        if name == _MAX_GRAD:
+            refuse(orig, f"only where the sizes divide, got {shape} and {made}")
+        for axis in axes:
+            matrix = constant(_means(shape[axis], made[axis]).T, type_of(data).dtype)
+            grad = times_matrix(grad, axis, len(shape), matrix)
+        return [grad]
+
+    return rule
+
+
+def _means(size: int, out: int) -> np.ndarray[Any, Any]:
+    """(out, size): row i is the mean of [floor(i * size / out), ceil((i + 1) * size / out))."""
+    matrix = np.zeros((out, size))
+    for i in range(out):
+        begin, end = i * size // out, -(-(i + 1) * size // out)
+        matrix[i, begin:end] = 1 / (end - begin)
+    return matrix
+
+
+def _avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """It is linear in its gradient, and the pool is its transpose; data gives only a shape."""
+    attrs = {k: v for k, v in attributes(orig).items() if k not in ("dilation", "out_layout")}
+    return [call("nn.avg_pool2d", grad, **attrs), zeros_like(orig.args[1])]
+
+
+RULES: dict[str, Rule] = {
+    "nn.max_pool2d": _windowed(_MAX_GRAD),
+    "nn.avg_pool2d": _windowed(_AVG_GRAD),
+    "nn.global_max_pool2d": _whole(_MAX_GRAD),
+    "nn.global_avg_pool2d": _whole(_AVG_GRAD),
+    "nn.adaptive_max_pool2d": _adaptive(_MAX_GRAD),
+    "nn.adaptive_avg_pool2d": _adaptive(_AVG_GRAD),
+    "nn.avg_pool2d_grad": _avg_pool2d_grad,
+}

@@ -1,0 +1,89 @@
+"""Gradients of reductions and of softmax."""
+
+from __future__ import annotations
+
+from ..ast import Call, Expr
+from ..ops.reduce import reduced_axes
+from ..ops.table import Call as Site
+from .common import (
+    Rule,
+    attributes,
+    broadcast_to_like,
+    call,
+    cast_like,
+    collapse_sum_like,
+    exp,
+    scalar,
+    sizes,
+    total,
+    type_of,
+)
+
+
+def _axes(orig: Call) -> list[int]:
+    """The axes that go."""
+    data = type_of(orig.args[0])
+    return reduced_axes(Site("reduce", ("data",), (data,), attributes(orig)))
+
+
+def _expanded(x: Expr, orig: Call) -> Expr:
+    """With the axes that went, of size 1."""
+    if not attributes(orig)["keepdims"]:
+        for axis in _axes(orig):
+            x = call("expand_dims", x, axis=axis)
+    return x
+
+
+def _count(orig: Call) -> int:
+    count, shape = 1, sizes(orig, orig.args[0])
+    for axis in _axes(orig):
+        count *= shape[axis]
+    return count
+
+
+def _sum(orig: Call, grad: Expr) -> list[Expr]:
+    return [broadcast_to_like(_expanded(grad, orig), orig.args[0])]
+
+
+def _mean(orig: Call, grad: Expr) -> list[Expr]:
+    data = orig.args[0]
+    share = _expanded(grad, orig) * scalar(1 / _count(orig), data)
+    return [broadcast_to_like(share, data)]
+
+
+def _extreme(orig: Call, grad: Expr) -> list[Expr]:
+    """To the elements that are the result, in equal parts."""
+    data = orig.args[0]
+    best, grad = _expanded(orig, orig), _expanded(grad, orig)
+    chosen = cast_like(call("equal", broadcast_to_like(best, data), data), data)
+    number = total(chosen, _axes(orig), keepdims=True) if _axes(orig) else chosen
+    return [chosen * grad / number]
+
+
+def _variance(orig: Call, grad: Expr) -> list[Expr]:
+    """Of sum((x - m)**2) / n: 2 (x - m) / n by x, minus that by m."""
+    data, mean = orig.args
+    count = _count(orig) - int(attributes(orig)["unbiased"])
+    slope = (data - mean) * (_expanded(grad, orig) * scalar(2 / count, data))
+    return [slope, collapse_sum_like(-slope, mean)]
+
+
+def _softmax(orig: Call, grad: Expr) -> list[Expr]:
+    axis = attributes(orig)["axis"]
+    return [(grad - total(grad * orig, [axis], keepdims=True)) * orig]
+
+
+def _log_softmax(orig: Call, grad: Expr) -> list[Expr]:
+    axis = attributes(orig)["axis"]
+    return [grad - total(grad, [axis], keepdims=True) * exp(orig)]
+
+
+RULES: dict[str, Rule] = {
+    "sum": _sum,
+    "mean": _mean,
+    "max": _extreme,
+    "min": _extreme,
+    "variance": _variance,
+    "nn.softmax": _softmax,
+    "nn.log_softmax": _log_softmax,
+}

@@ -1,0 +1,17 @@
+"""`relay.annotation`: where a region of another compiler begins and ends."""
+
+from __future__ import annotations
+
+from ..ast import Call, Expr
+from ..make import call
+from ..ops.annotation import BEGIN, END
+
+
+def compiler_begin(data: Expr, compiler: str) -> Call:
+    """`data`, as an operand of a region that `compiler` compiles."""
+    return call(BEGIN, data, compiler=compiler)
+
+
+def compiler_end(data: Expr, compiler: str) -> Call:
+    """`data`, as a result of a region that `compiler` compiles."""
+    return call(END, data, compiler=compiler)

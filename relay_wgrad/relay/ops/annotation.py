@@ -1,0 +1,19 @@
+"""Where a region of another compiler begins and ends: `transform.AnnotateTarget` writes these.
+
+They compute nothing, and the value may be a tuple.
+"""
+
+from __future__ import annotations
+
+from ..types import Type
+from .table import REQUIRED, Attr, Call, define
+
+BEGIN, END = "annotation.compiler_begin", "annotation.compiler_end"
+
+
+def _same(call: Call) -> Type:
+    return call.types[0]
+
+
+for _name in (BEGIN, END):
+    define(_name, "data", _same, lambda s: s.args[0], "numpy", Attr("compiler", REQUIRED, "str"))

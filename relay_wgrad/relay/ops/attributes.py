@@ -1,0 +1,134 @@
+"""An operator's attributes: what kind of value each may have, and its default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from tvm import DataType
+
+
+class Required:
+    """The default of an attribute that has none; there is one, `REQUIRED`."""
+
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED = Required()
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError("an integer")
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError("a number")
+    return float(value)
+
+
+def _bool(value: Any) -> bool:
+    # Metadata spells booleans 0 and 1.
+    if not isinstance(value, (bool, Integral)) or int(value) not in (0, 1):
+        raise TypeError("a bool")
+    return bool(value)
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a string")
+    return str(value)
+
+
+def _dtype(value: Any) -> str | None:
+    # Metadata spells "that of the operands" as the empty string.
+    if value is None or value == "":
+        return None
+    try:
+        return str(DataType(value))
+    except (TypeError, ValueError):
+        raise TypeError("the name of a dtype") from None
+
+
+def _ints(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError("a list of integers")
+    try:
+        return tuple(_int(v) for v in value)
+    except TypeError:
+        raise TypeError("a list of integers") from None
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    """A list of integers; Relay's Python API also takes one integer for all of them."""
+    try:
+        return (_int(value),)
+    except TypeError:
+        return _ints(value)
+
+
+def _pairs(value: Any) -> tuple[tuple[int, ...], ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError("a list of lists of integers")
+    try:
+        return tuple(_ints(v) for v in value)
+    except TypeError:
+        raise TypeError("a list of lists of integers") from None
+
+
+def _sections(value: Any) -> int | tuple[int, ...]:
+    try:
+        return _int(value)
+    except TypeError:
+        pass
+    try:
+        return _ints(value)
+    except TypeError:
+        raise TypeError("an integer or a list of integers") from None
+
+
+# What an attribute may be; a question mark also admits None.
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "int": _int,
+    "float": _float,
+    "bool": _bool,
+    "str": _str,
+    "dtype": _dtype,
+    "ints": _ints,
+    "sizes": _sizes,
+    "pairs": _pairs,
+    "sections": _sections,
+}
+
+
+@dataclass(frozen=True)
+class Attr:
+    """One attribute: its default, or `REQUIRED`; its kind, one of `KINDS`, with `?` if None is one.
+
+    Relay's text leaves out an attribute that has its default, but for `always`.
+    """
+
+    name: str
+    default: Any
+    kind: str
+    always: bool = False
+
+    @property
+    def printed_always(self) -> bool:
+        """Whether Relay's text has it even at its default."""
+        return self.always or self.default is REQUIRED
+
+    def read(self, op: str, value: Any) -> Any:
+        """The value as relations take it; TypeError naming op, attribute and value."""
+        if value is None and (self.kind.endswith("?") or self.kind == "dtype"):
+            return None
+        try:
+            return KINDS[self.kind.rstrip("?")](value)
+        except TypeError as wanted:
+            also = " or None" if self.kind.endswith("?") else ""
+            raise TypeError(f"{op}: {self.name} must be {wanted}{also}, got {value!r}") from None

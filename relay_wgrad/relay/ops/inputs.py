@@ -1,0 +1,93 @@
+"""Types of arguments that the other arguments and the attributes determine.
+
+So Relay's programs leave the types of weights out: `nn.conv2d` with `channels` and `kernel_size`
+says what its weight is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...layouts import ACTIVATION, KERNEL, to_layout
+from ...ops.conv2d_transpose import KERNEL_TRANSPOSED
+from ..types import Dim, TensorType, Type
+from .relations import mapped
+from .table import lookup, show
+
+# The shapes of the arguments after the first, or None if the attributes don't tell them.
+Rule = Callable[[TensorType, Mapping[str, Any]], "Sequence[Sequence[Dim]] | None"]
+
+
+def _conv(canonical: str, transposed: bool) -> Rule:
+    def rule(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence[Dim]] | None:
+        if attrs["channels"] is None or attrs["kernel_size"] is None or len(data.shape) != 4:
+            return None
+        c = to_layout(data.shape, attrs["data_layout"], ACTIVATION)[1]
+        groups, size = attrs["groups"], attrs["kernel_size"]
+        first: Dim = attrs["channels"]
+        second: Dim = mapped(c, lambda n: n // groups)
+        if transposed:
+            first, second = c, attrs["channels"] // groups
+        shape = (first, second, size[0], size[-1])
+        return [to_layout(shape, canonical, attrs["kernel_layout"])]
+
+    return rule
+
+
+def _dense(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence[Dim]] | None:
+    if attrs["units"] is None or not data.shape:
+        return None
+    return [(attrs["units"], data.shape[-1])]
+
+
+def _vectors(count: int) -> Rule:
+    def rule(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence[Dim]] | None:
+        ndim = len(data.shape)
+        if not -ndim <= attrs["axis"] < ndim:
+            return None
+        return [(data.shape[attrs["axis"]],)] * count
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    "nn.conv2d": _conv(KERNEL, transposed=False),
+    "nn.conv2d_transpose": _conv(KERNEL_TRANSPOSED, transposed=True),
+    "nn.dense": _dense,
+    "nn.bias_add": _vectors(1),
+    "nn.prelu": _vectors(1),
+    "nn.batch_norm": _vectors(4),
+    "nn.layer_norm": _vectors(2),
+    "nn.instance_norm": _vectors(2),
+    "nn.group_norm": _vectors(2),
+}
+
+
+def argument_types(
+    name: str, types: Sequence[Type | None], attrs: Mapping[str, Any]
+) -> Sequence[Type]:
+    """The types of all arguments, where None stands for one that is to be found.
+
+    Raises
+    ------
+    ValueError : if one is not determined; and as the operator's `read`.
+    """
+    op = lookup(name)
+    op.check_count(len(types))
+    data = types[0] if types else None
+    shapes = None
+    if name in RULES and isinstance(data, TensorType):
+        shapes = RULES[name](data, op.read(attrs))
+    out: list[Type] = []
+    for index, ty in enumerate(types):
+        if ty is None:
+            if shapes is None or not isinstance(data, TensorType):
+                known = ", ".join("?" if t is None else show(t) for t in types)
+                raise ValueError(
+                    f"{name}: the type of {op.inputs[index]} is not stated, and ({known}) with"
+                    " these attributes does not tell it"
+                )
+            ty = TensorType(tuple(shapes[index - 1]), data.dtype)
+        out.append(ty)
+    return out

@@ -1,0 +1,80 @@
+"""New programs from old ones: nodes rebuilt over new children, with sharing kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from .ast import (
+    Call,
+    Expr,
+    Function,
+    If,
+    Let,
+    Tuple,
+    TupleGetItem,
+    Var,
+    children,
+    post_order,
+)
+
+
+def over(node: Expr, new: Mapping[Expr, Expr]) -> Expr:
+    """The node over what `new` has for its children; the node itself if they are the same."""
+    if all(new[child] is child for child in children(node)):
+        return node
+    if isinstance(node, Call):
+        return replace(node, op=new[node.op], args=tuple(new[a] for a in node.args))
+    if isinstance(node, Tuple):
+        return replace(node, fields=tuple(new[f] for f in node.fields))
+    if isinstance(node, TupleGetItem):
+        return replace(node, tuple_value=new[node.tuple_value])
+    if isinstance(node, Let):
+        return replace(node, var=_var(new, node.var), value=new[node.value], body=new[node.body])
+    if isinstance(node, If):
+        return replace(
+            node,
+            cond=new[node.cond],
+            true_branch=new[node.true_branch],
+            false_branch=new[node.false_branch],
+        )
+    assert isinstance(node, Function), node
+    return replace(node, params=tuple(_var(new, p) for p in node.params), body=new[node.body])
+
+
+def _var(new: Mapping[Expr, Expr], var: Var) -> Var:
+    out = new[var]
+    assert isinstance(out, Var), out
+    return out
+
+
+def rewrite(
+    root: Expr, change: Callable[[Expr, Expr], Expr], new: dict[Expr, Expr] | None = None
+) -> Expr:
+    """`root` with each node replaced by `change(old, rebuilt)`, children first.
+
+    `rebuilt` is the node over its new children.  `new` holds what is known from before, and gets
+    the rest.
+    """
+    new = {} if new is None else new
+    for node in post_order(root, lambda n: n not in new):
+        if node not in new:
+            new[node] = change(node, over(node, new))
+    return new[root]
+
+
+def order(root: Expr, below: Callable[[Expr], tuple[Expr, ...]]) -> Iterator[Expr]:
+    """Each node once after those that `below` names for it, which is asked once, on the way down.
+
+    `ast.post_order` with other edges than the children.
+    """
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(child, False) for child in reversed(below(node))]

@@ -1,0 +1,276 @@
+"""First-order gradients in reverse, as Relay's FirstOrderGradient makes them.
+
+The function becomes a graph without `let` or calls of functions.  Then every value x of it gets a
+`let`, and another for its gradient dx, zeros at first.  The results' gradients are ones; from the
+last call to the first, each rule's gradients are added to its arguments':
+
+    let x = …;  let dx = zeros_like(x);  …
+    (result, (let dx1 = add(dx, rule's); …  (d of each parameter)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from .. import gradients as _rules  # noqa: F401  (fills the table of rules)
+from ..ast import (
+    Call,
+    Constant,
+    Expr,
+    Function,
+    IRModule,
+    Let,
+    Op,
+    Tuple,
+    TupleGetItem,
+    Var,
+    post_order,
+)
+from ..infer import agree, fail, infer_expr, infer_module, infer_types, place
+from ..make import call
+from ..ops import show
+from ..ops.hooks import GRADIENTS
+from ..rewrite import rewrite
+from ..types import ANY, FuncType, TensorType, TupleType, Type
+from .normal_forms import inlined
+from .simplify_inference import NAMES, expanded
+
+_FLOATS = ("float", "bfloat")
+
+
+def first_order_gradient(mod: IRModule) -> IRModule:
+    """The module with (results, (gradient of each parameter)) for each function.  Needs types.
+
+    Raises
+    ------
+    TypeError, ValueError : for an operator without a rule, `if`, recursion, functions as values;
+        a rule that gives another number of gradients, or one of a wrong type.
+    """
+    functions = {name: _differentiated(f, mod) for name, f in mod.functions.items()}
+    return infer_module(replace(mod, functions=functions))
+
+
+def gradient(expr: Expr, mod: IRModule | None = None, mode: str = "higher_order") -> Function:
+    """The function that gives (results, (gradient of each parameter)) for the function `expr`.
+
+    `mode` is Relay's: both of its modes give this here.
+
+    Raises
+    ------
+    TypeError, ValueError : as the pass FirstOrderGradient; for what is no function; for a mode that
+        is neither "first_order" nor "higher_order".
+    """
+    if mode not in ("first_order", "higher_order"):
+        raise ValueError(f"gradient: mode must be first_order or higher_order, got {mode!r}")
+    mod = mod if mod is not None else IRModule({})
+    function = infer_expr(expr, mod)
+    if not isinstance(function, Function):
+        raise TypeError(f"gradient: expected a function, got {type(expr).__name__}")
+    out = infer_expr(_differentiated(function, infer_module(mod)), mod)
+    assert isinstance(out, Function)
+    return out
+
+
+def _differentiated(function: Function, mod: IRModule) -> Function:
+    graph = infer_expr(_simple(inlined(function, mod)))
+    assert isinstance(graph, Function)
+    assert isinstance(graph.checked_type, FuncType)
+    body = _Reverse().run(graph)
+    result = graph.checked_type.ret_type
+    ret_type = TupleType((result, TupleType(graph.checked_type.arg_types)))
+    return Function(graph.params, body, ret_type, attrs=function.attrs, span=function.span)
+
+
+def _simple(function: Function) -> Function:
+    """With the operators that have no rule, but a form in simple ones, in that form."""
+
+    def change(old: Expr, node: Expr) -> Expr:
+        if isinstance(node, TupleGetItem) and isinstance(node.tuple_value, Tuple):
+            return node.tuple_value.fields[node.index]
+        name = node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else ""
+        if name in NAMES and name not in GRADIENTS:
+            assert isinstance(old, Call)
+            assert isinstance(node, Call)
+            ty = old.args[0].checked_type
+            assert ty is not None
+            return expanded(node, ty)
+        return node
+
+    out = rewrite(function, change)
+    assert isinstance(out, Function)
+    return out
+
+
+class _Lets:
+    """Bindings in order, closed over a result."""
+
+    def __init__(self) -> None:
+        self.bound: list[tuple[Var, Expr]] = []
+
+    def push(self, value: Expr, ty: Type) -> Var:
+        var = Var("x", ty, ty)
+        self.bound.append((var, value))
+        return var
+
+    def close(self, result: Expr) -> Expr:
+        for var, value in reversed(self.bound):
+            result = Let(var, value, result)
+        return result
+
+
+class _Value:
+    """A value of the forward program, and its gradient as far as it is known."""
+
+    def __init__(self, lets: _Lets, value: Expr, ty: Type) -> None:
+        self.type = ty
+        self.forward = lets.push(value, ty)
+        self.reverse: Expr = lets.push(_filled("zeros", self.forward, ty), ty)
+
+
+class _Reverse:
+    """The gradient of one graph."""
+
+    def __init__(self) -> None:
+        self.lets = _Lets()
+        self.values: dict[Expr, _Value] = {}
+        self.back: list[Callable[[_Lets], None]] = []
+
+    def run(self, graph: Function) -> Expr:
+        for param in graph.params:
+            self._value(param, param)
+        for node in post_order(graph.body):
+            if node not in self.values and not isinstance(node, Op):
+                self._forward(node)
+        result = self.values[graph.body]
+        params = [self.values[param] for param in graph.params]
+        result.reverse = _filled("ones", result.forward, result.type)
+        lets = _Lets()
+        for step in reversed(self.back):
+            step(lets)
+        grads = lets.close(Tuple(tuple(p.reverse for p in params)))
+        return self.lets.close(Tuple((result.forward, grads)))
+
+    def _value(self, node: Expr, value: Expr) -> _Value:
+        assert node.checked_type is not None, node
+        out = self.values[node] = _Value(self.lets, value, node.checked_type)
+        return out
+
+    def _forward(self, node: Expr) -> None:
+        if isinstance(node, Call):
+            self._call(node)
+        elif isinstance(node, Tuple):
+            self._tuple(node)
+        elif isinstance(node, TupleGetItem):
+            self._item(node)
+        elif isinstance(node, Constant):
+            self._value(node, node)
+        elif isinstance(node, Var):
+            fail(node, f"%{node.name} is not bound here")
+        else:
+            fail(node, f"{node!r} has no gradient")
+
+    def _call(self, node: Call) -> None:
+        args = [self.values[arg] for arg in node.args]
+        orig = replace(node, args=tuple(arg.forward for arg in args))
+        out = self._value(node, orig)
+        if _floating(node.checked_type):
+            assert isinstance(node.op, Op)
+            rule = GRADIENTS.find(node.op.name)
+            if rule is None:
+                fail(node, f"the operator {node.op.name} has no gradient")
+            self.back.append(lambda lets: _apply(lets, rule, orig, out, args))
+
+    def _tuple(self, node: Tuple) -> None:
+        fields = [self.values[field] for field in node.fields]
+        out = self._value(node, replace(node, fields=tuple(f.forward for f in fields)))
+
+        def back(lets: _Lets) -> None:
+            for i, field in enumerate(fields):
+                part = TupleGetItem(out.reverse, i)
+                field.reverse = _added(lets, field.type, field.reverse, part)
+
+        self.back.append(back)
+
+    def _item(self, node: TupleGetItem) -> None:
+        whole = self.values[node.tuple_value]
+        out = self._value(node, replace(node, tuple_value=whole.forward))
+        assert isinstance(whole.type, TupleType)
+        types = whole.type.fields
+
+        def back(lets: _Lets) -> None:
+            parts: list[Expr] = [TupleGetItem(whole.reverse, i) for i in range(len(types))]
+            parts[node.index] = _added(lets, out.type, parts[node.index], out.reverse)
+            whole.reverse = lets.push(Tuple(tuple(parts)), whole.type)
+
+        self.back.append(back)
+
+
+def _apply(lets: _Lets, rule: Any, orig: Call, out: _Value, args: list[_Value]) -> None:
+    """Adds what a rule gives to the gradients of a call's arguments."""
+    assert isinstance(orig.op, Op)
+    name = orig.op.name
+    try:
+        parts = [_unwrapped(part) for part in rule(orig, out.reverse)]
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error}{place(orig)}") from error
+    if len(parts) != len(args):
+        fail(
+            orig,
+            f"the gradient of {name} must give {len(args)} gradients, one for each argument,"
+            f" got {len(parts)}",
+        )
+    for i, (arg, part) in enumerate(zip(args, parts, strict=True)):
+        if not isinstance(part, Expr):
+            fail(
+                orig, f"the gradient of {name} by argument {i} must be an expression, got {part!r}"
+            )
+        if not _floating(arg.type):
+            continue
+        got = infer_types(part)[part]
+        if not agree(got, arg.type):
+            fail(
+                orig,
+                f"the gradient of {name} by argument {i} must be {show(arg.type)}, got {show(got)}",
+            )
+        arg.reverse = _added(lets, arg.type, arg.reverse, part)
+
+
+def _unwrapped(part: Any) -> Any:
+    """The tuple that a builder of several results wraps."""
+    return part.astuple() if hasattr(part, "astuple") else part
+
+
+def _added(lets: _Lets, ty: Type, x: Expr, y: Expr) -> Expr:
+    """x + y, field by field; only floats have gradients, others stay zeros."""
+    if isinstance(ty, TupleType):
+        fields = []
+        for i, part in enumerate(ty.fields):
+            one, other = (lets.push(TupleGetItem(v, i), part) for v in (x, y))
+            fields.append(_added(lets, part, one, other))
+        return lets.push(Tuple(tuple(fields)), ty)
+    return lets.push(call("add", x, y), ty) if _floating(ty) else x
+
+
+def _filled(what: str, value: Expr, ty: Type) -> Expr:
+    """Zeros or ones of a type: like the value if it is a tensor, or of unknown size."""
+    if isinstance(ty, TupleType):
+        fields = tuple(
+            _part(what, TupleGetItem(value, i, part), part) for i, part in enumerate(ty.fields)
+        )
+        return Tuple(fields, ty)
+    return replace(call(f"{what}_like", value), checked_type=ty)
+
+
+def _part(what: str, value: Expr, ty: Type) -> Expr:
+    if isinstance(ty, TensorType) and ANY not in ty.shape:
+        return replace(call(what, shape=ty.shape, dtype=ty.dtype), checked_type=ty)
+    return _filled(what, value, ty)
+
+
+def _floating(ty: Type | None) -> bool:
+    """Whether a value has parts that can change by a little."""
+    if isinstance(ty, TupleType):
+        return any(map(_floating, ty.fields))
+    return isinstance(ty, TensorType) and ty.dtype.startswith(_FLOATS)

@@ -1,0 +1,73 @@
+"""What a registered function gives in place of a call, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..ast import (
+    Attrs,
+    Call,
+    Constant,
+    Expr,
+    Function,
+    GlobalVar,
+    IRModule,
+    Op,
+    Var,
+    as_node,
+    post_order,
+)
+from ..infer import agree, infer_expr, place
+from ..ops import lookup, show
+from ..rewrite import rewrite
+
+_LEAVES = (Op, GlobalVar, Constant)
+
+
+def attributes(node: Call, op: str) -> Attrs:
+    """All attributes of a call, as registered functions take them."""
+    return Attrs(lookup(op).read(node.attrs), op)
+
+
+def kernels(function: Function) -> dict[Expr, Expr]:
+    """The functions within one that are a kernel or for a compiler, each for itself: left alone."""
+    return {node: node for node in post_order(function, _enter) if not _enter(node)}
+
+
+def _enter(node: Expr) -> bool:
+    return not (isinstance(node, Function) and is_kernel(node))
+
+
+def is_kernel(function: Function) -> bool:
+    """Whether a function is one operator's kernel, or for a compiler."""
+    return bool(function.attrs.get("Primitive") or function.attrs.get("Compiler"))
+
+
+def replacement(
+    given: Any, node: Call, what: str, known: Callable[[Expr], bool], mod: IRModule
+) -> tuple[Expr, Sequence[Expr]]:
+    """The expression that stands for a call, and the nodes below it that are `known` already.
+
+    Raises
+    ------
+    TypeError : if it is no expression.
+    ValueError : if it is not of the call's type, or has an invalid call.
+    """
+    made: Expr = as_node(given, what)
+    reached = [n for n in post_order(made, lambda n: not known(n)) if known(n)]
+    # Types need not be found again below what is known.
+    stand_ins: dict[Expr, Expr] = {
+        n: n if isinstance(n, _LEAVES) else Var("known", n.checked_type) for n in reached
+    }
+    alone = rewrite(made, lambda old, rebuilt: rebuilt, stand_ins)
+    try:
+        got = infer_expr(alone, mod).checked_type
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what}: {error}") from error
+    wanted = node.checked_type
+    assert wanted is not None
+    if got is None or not agree(got, wanted):
+        found = "nothing" if got is None else show(got)
+        raise ValueError(f"{what} must give {show(wanted)}, got {found}{place(node)}")
+    return made, reached

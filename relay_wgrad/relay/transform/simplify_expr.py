@@ -1,0 +1,96 @@
+"""`…_like` operators with the shape that they take, and identities taken out.
+
+Of Relay's SimplifyExpr these are the rules that clean a gradient; the others are about speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..ast import Call, Constant, Expr, Function, MetaAttrs, Op
+from ..make import call
+from ..ops import lookup
+from ..rewrite import rewrite
+from ..types import TensorType
+
+
+def simplify_expr(function: Function) -> Function:
+    """The function simplified, operands before users.  Needs types, of known sizes."""
+
+    types: dict[Expr, TensorType] = {}
+
+    def change(old: Expr, node: Expr) -> Expr:
+        ty = old.checked_type
+        out = node
+        if isinstance(node, Call) and isinstance(node.op, Op) and isinstance(ty, TensorType):
+            shape = [size for size in ty.shape if isinstance(size, int)]
+            concretize = _CONCRETE.get(node.op.name)
+            if concretize is not None and len(shape) == len(ty.shape) and _plain(node):
+                out = concretize(node.args, shape, ty.dtype)
+            else:
+                out = _without_identity(node, ty, types)
+        if isinstance(ty, TensorType):
+            types[out] = ty
+        return out
+
+    out = rewrite(function, change)
+    assert isinstance(out, Function)
+    return out
+
+
+def _plain(node: Call) -> bool:
+    """Only reshape_like has attributes, which say that it takes a part of the shape."""
+    return not node.attrs
+
+
+def _collapse_sum_to(args: tuple[Expr, ...], shape: list[int], dtype: str) -> Expr:
+    """Relay keeps this operator's attributes in the metadata, and the shape as data too."""
+    meta = lookup("collapse_sum_to").meta
+    assert meta is not None
+    attrs = MetaAttrs(meta, {"shape": tuple(shape), "dtype": ""})
+    return Call(Op("collapse_sum_to"), (args[0], Constant(np.array(shape, "int32"))), attrs)
+
+
+_CONCRETE: dict[str, Callable[[tuple[Expr, ...], list[int], str], Expr]] = {
+    "zeros_like": lambda args, shape, dtype: call("zeros", shape=shape, dtype=dtype),
+    "ones_like": lambda args, shape, dtype: call("ones", shape=shape, dtype=dtype),
+    "full_like": lambda args, shape, dtype: call("full", args[1], shape=shape, dtype=dtype),
+    "reshape_like": lambda args, shape, dtype: call("reshape", args[0], newshape=shape),
+    "broadcast_to_like": lambda args, shape, dtype: call("broadcast_to", args[0], shape=shape),
+    "collapse_sum_like": _collapse_sum_to,
+    "cast_like": lambda args, shape, dtype: call("cast", args[0], dtype=dtype),
+}
+
+# operator -> what is nothing to it, and whether that may be on the left
+_IDENTITY: dict[str, tuple[int, bool]] = {
+    "add": (0, True),
+    "subtract": (0, False),
+    "multiply": (1, True),
+    "divide": (1, False),
+}
+_FILLED = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
+
+
+def _without_identity(node: Call, ty: TensorType, types: dict[Expr, TensorType]) -> Expr:
+    assert isinstance(node.op, Op)
+    found = _IDENTITY.get(node.op.name)
+    if found is None:
+        return node
+    value, either = found
+    x, y = node.args
+    for kept, other, allowed in ((x, y, True), (y, x, either)):
+        if allowed and _is_filled(other, value) and types.get(kept) == ty:
+            return kept
+    return node
+
+
+def _is_filled(node: Expr, value: Any) -> bool:
+    """Whether a node is zeros or ones by its form, or a scalar constant of that value."""
+    if isinstance(node, Constant):
+        return node.data.ndim == 0 and bool(node.data == value)
+    if isinstance(node, Call) and isinstance(node.op, Op):
+        return _FILLED.get(node.op.name) == value
+    return False
