@@ -6,6 +6,8 @@ Each distinct convolution of the suites (`benchmarks.layers`) is run as fprop, d
 each dtype: by our generated cuDNN code with plans chosen by timing, and by PyTorch with
 `torch.backends.cudnn.benchmark`, on the same NHWC (channels_last) memory, in one process.  tf32 and
 f32 are both float32 tensors, with and without leave to round operands to tf32, on both sides.
+`--backends cutlass` runs the CUTLASS kernels that the model chooses, and `wgmma` has Hopper's among
+them; both need nvcc, and wgmma the headers of nvidia-cutlass.
 
 How it is timed: device events around several calls that were enqueued while the device idled, so
 that launching is no part of it; five rounds in which both take turns; medians.  Inputs are random,
@@ -37,9 +39,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import gpu_report
-from benchmarks.gpu_cases import BACKENDS, MODES, Case, build, cases, plan_of, tiny
+from benchmarks.gpu_cases import BACKENDS, MODES, PLANS, Case, build, cases, plan_of, tiny
 from benchmarks.layers import SUITES
-from byoc_cudnn.codegen.cudnn import PLANS
 
 # Of PyTorch's cache, between cases: plans of ours must find memory for their workspaces.
 MOST_RESERVED = 32 << 30
@@ -69,10 +70,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     kinds = ("fprop", "dgrad", "wgrad")
     for name, known in (
         ("suites", tuple(SUITES)), ("kinds", kinds), ("dtypes", tuple(MODES)),
-        ("backends", BACKENDS),
+        ("backends", tuple(BACKENDS)),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=choice(known), default=None, metavar="A,B,…",
-                            help=f"some of {','.join(known)}; default: all")  # fmt: skip
+                            help=f"some of {','.join(known)};"
+                            f" default: {'cudnn' if name == 'backends' else 'all'}")  # fmt: skip
     parser.add_argument("--batch", type=int, default=None, help="default: 256")
     parser.add_argument("--quick", action="store_true",
                         help="keras and dcgan, f16 and tf32, batch 64, unless said")  # fmt: skip
@@ -82,7 +84,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
                         help="then stop, and say what is left out; default: 480")  # fmt: skip
     args = parser.parse_args(argv)
     full = {"suites": list(SUITES), "kinds": list(kinds), "dtypes": list(MODES),
-            "backends": list(BACKENDS), "batch": 256}  # fmt: skip
+            "backends": ["cudnn"], "batch": 256}  # fmt: skip
     for name, value in (full | QUICK if args.quick else full).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -117,7 +119,7 @@ def driver() -> str:
 def facts(case: Case) -> dict[str, Any]:
     """A row before it is measured."""
     return {
-        "name": case.name, "kind": case.kind, "mode": case.mode, "backend": "cudnn",
+        "name": case.name, "kind": case.kind, "mode": case.mode, "backend": case.backend,
         "uses": case.uses, "transposed": case.transposed, "batch": case.problem.n,
         "problem": case.problem.repro(), "flop": case.problem.flop, "bytes": case.problem.bytes,
     }  # fmt: skip
@@ -134,7 +136,7 @@ def derived(row: dict[str, Any], floors: dict[str, Any]) -> dict[str, Any]:
 
 
 def identity(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["problem"], row["mode"], row["transposed"]
+    return row["problem"], row["mode"], row["transposed"], row["backend"]
 
 
 def finished(args: argparse.Namespace, here: dict[str, Any]) -> dict[Any, dict[str, Any]]:
@@ -157,7 +159,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     begin = time.perf_counter()
     here = about()
     known = finished(args, here)
-    wanted = cases(args.suites, args.kinds, args.dtypes, args.batch)
+    wanted = cases(args.suites, args.kinds, args.dtypes, args.batch, args.backends)
     pending = [case for case in wanted if identity(facts(case)) not in known]
     with tempfile.TemporaryDirectory() as folder:
         # Plans are chosen afresh, unless the caller names a tuning record.
@@ -183,7 +185,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             try:
                 row |= gpu_timing.measure(case, module[case.symbol], seed)
                 row = derived(row, floors)
-                row["plan"] = plan_of(case, str(module[PLANS]()))
+                row["plan"] = plan_of(case, str(module[PLANS[case.library]]()))
             except Exception as error:  # one failure must not cost the other rows
                 row["reason"] = f"{type(error).__name__}: {error}"[:1000]
             result["rows"].append(row)

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks.layers import suite
-from byoc_cudnn.backends import cudnn
-from byoc_cudnn.codegen.cudnn import generate
+from benchmarks.layers import Layer, suite
+from byoc_cudnn import BACKENDS as TABLE
+from byoc_cudnn.backends import cudnn, cutlass
+from byoc_cudnn.codegen import cudnn as cudnn_code
+from byoc_cudnn.codegen import cutlass as cutlass_code
 from byoc_cudnn.codegen.regions import Region
 from byoc_cudnn.compiled import library_command
 from relay_wgrad.problem import ConvProblem
@@ -19,7 +22,13 @@ from relay_wgrad.problem import ConvProblem
 # A dtype as it is named on the command line: the tensors' dtype, and whether tf32 may be used.
 MODES = {"f16": ("f16", False), "bf16": ("bf16", False), "tf32": ("f32", True),
          "f32": ("f32", False)}  # fmt: skip
-BACKENDS = ("cudnn",)
+# Backends as they are named on the command line -> the library, and options besides the dtype's.
+BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cudnn": ("cudnn", {"benchmark": True}),
+    "cutlass": ("cutlass", {}),
+    "wgmma": ("cutlass", {"arch": 90, "wgmma": True}),
+}
+PLANS = {"cudnn": cudnn_code.PLANS, "cutlass": cutlass_code.PLANS}
 _ALLOW_TF32, _BENCHMARK = 1, 4  # as `templates/cudnn_graph.h` has them
 MOST_BYTES = 8 << 30  # of a case's three tensors together
 # FLOP of one call: a few milliseconds at the rates of an H200.  Only float32 without tensor cores
@@ -36,6 +45,7 @@ class Case:
     problem: ConvProblem
     transposed: bool
     symbol: str
+    backend: str = "cudnn"  # of BACKENDS
     uses: dict[str, int] = field(default_factory=dict)  # suite -> times it occurs there
 
     @property
@@ -47,16 +57,22 @@ class Case:
         return MODES[self.mode][1]
 
     @property
+    def library(self) -> str:
+        return BACKENDS[self.backend][0]
+
+    @property
     def text(self) -> str:
-        return f"{self.kind} {self.name} {self.mode} n={self.problem.n}"
+        return f"{self.kind} {self.name} {self.mode} n={self.problem.n} {self.backend}"
 
     def region(self) -> Region:
         first, second, _ = self.problem.roles
-        options = {"allow_tf32": self.allow_tf32, "benchmark": True}
+        options = {"allow_tf32": self.allow_tf32, **BACKENDS[self.backend][1]}
         return Region(self.symbol, self.problem, (), (first, second), options)
 
 
-def fitted(problem: ConvProblem, batch: int, most_flop: float) -> ConvProblem | None:
+def fitted(
+    problem: ConvProblem, batch: int, most_flop: float, library: str = "cudnn"
+) -> ConvProblem | None:
     """The problem on `batch` images or, if that is too much, on the largest power of two that fits.
 
     Too much is more than `MOST_BYTES`, a tensor that the backend cannot count, or more than
@@ -66,11 +82,10 @@ def fitted(problem: ConvProblem, batch: int, most_flop: float) -> ConvProblem | 
         text = problem.repro().replace(f" n={problem.n} ", f" n={batch} ", 1)
         candidate = ConvProblem.parse(text)
         largest = max(_count(candidate.shape(role)) for role in ("data", "weight", "grad"))
-        if (
-            candidate.bytes <= MOST_BYTES
-            and largest < cudnn.MAX_ELEMENTS
-            and candidate.flop <= most_flop
-        ):
+        countable = largest < cudnn.MAX_ELEMENTS
+        if library == "cutlass":
+            countable = largest * (2 if "f16" in text else 4) < cutlass.MAX_BYTES
+        if candidate.bytes <= MOST_BYTES and countable and candidate.flop <= most_flop:
             return candidate
         smaller = 1 << (batch.bit_length() - 1)
         batch = smaller if smaller < batch else batch // 2
@@ -85,23 +100,40 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def cases(
-    suites: Sequence[str], kinds: Sequence[str], modes: Sequence[str], batch: int
+    suites: Sequence[str],
+    kinds: Sequence[str],
+    modes: Sequence[str],
+    batch: int,
+    backends: Sequence[str] = ("cudnn",),
 ) -> list[Case]:
-    """Every distinct problem once, by suite, then by dtype: a time budget cuts off the last."""
-    found: dict[tuple[str, str, bool], Case] = {}
+    """Every distinct problem once for each backend, by suite, then by dtype: a time budget cuts off
+    the last.  What a backend's static rules refuse (groups) is no case of it.
+    """
+    found: dict[tuple[str, str, bool, str], Case] = {}
     for name in suites:
         for mode in modes:
             for layer in suite(name, batch, MODES[mode][0]):
                 for problem in layer.problems(kinds):
-                    fits = fitted(problem, batch, MOST_FLOP[mode])
-                    if fits is None:
-                        raise ValueError(f"{name} {layer.name}: one image is too much")
-                    key = (fits.repro(), mode, layer.transposed)
-                    if key not in found:
-                        symbol = f"case{len(found)}"
-                        found[key] = Case(layer.name, mode, fits, layer.transposed, symbol)
-                    found[key].uses[name] = found[key].uses.get(name, 0) + layer.count
+                    for backend in backends:
+                        _add(found, backend, name, mode, layer, problem)
     return list(found.values())
+
+
+def _add(
+    found: dict[tuple[str, str, bool, str], Case], backend: str, suite_name: str, mode: str,
+    layer: Layer, problem: ConvProblem,
+) -> None:  # fmt: skip
+    library = BACKENDS[backend][0]
+    fits = fitted(problem, problem.n, MOST_FLOP[mode], library)
+    if fits is None:
+        raise ValueError(f"{suite_name} {layer.name}: one image is too much")
+    if not TABLE[library].takes(fits):
+        return
+    key = (fits.repro(), mode, layer.transposed, backend)
+    if key not in found:
+        symbol = f"case{len(found)}"
+        found[key] = Case(layer.name, mode, fits, layer.transposed, symbol, backend)
+    found[key].uses[suite_name] = found[key].uses.get(suite_name, 0) + layer.count
 
 
 def tiny(mode: str = "f16") -> Case:
@@ -117,24 +149,43 @@ def tiny(mode: str = "f16") -> Case:
 def build(all_cases: Sequence[Case], folder: Path) -> dict[str, Path]:
     """Generates C++ for all cases and builds it; returns the shared library of each symbol.
 
-    One source would do.  There is one for each processor, since a thousand functions take a
-    compiler minutes.
+    One source for a backend would do.  There is one for each processor, since a thousand functions
+    take a compiler minutes.  CUTLASS's are small, and its kernels are built beside each other.
 
     Raises ToolchainError for what is missing on this machine, RuntimeError with the compiler's
     words if it fails.
     """
     workers = max(1, min(16, os.cpu_count() or 1, len(all_cases)))
-    shares = [all_cases[i::workers] for i in range(workers)]
+    by_name = {name: [c for c in all_cases if c.library == name] for name in PLANS}
+    shares = [by_name["cudnn"][i::workers] for i in range(workers)] + [by_name["cutlass"]]
+    shares = [share for share in shares if share]
+    stems = [folder / f"cases{i}" for i in range(len(shares))]
     with ThreadPoolExecutor(workers) as pool:
-        libraries = list(pool.map(_build, shares, [folder / f"cases{i}" for i in range(workers)]))
+        libraries = list(pool.map(_build, shares, stems))
     return {
         case.symbol: path for share, path in zip(shares, libraries, strict=True) for case in share
     }
 
 
+def _gpu() -> int | None:
+    """The GPU to build kernels for, as nvcc numbers it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
 def _build(share: Sequence[Case], stem: Path) -> Path:
     source, library = stem.with_suffix(".cc"), stem.with_suffix(".so")
-    source.write_text(generate([case.region() for case in share]), encoding="utf-8")
+    regions = [case.region() for case in share]
+    text = (
+        cudnn_code.generate(regions)
+        if share[0].library == "cudnn"
+        else cutlass_code.generate(regions, _gpu())
+    )
+    source.write_text(text, encoding="utf-8")
     command = library_command(source, library)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -143,11 +194,16 @@ def _build(share: Sequence[Case], stem: Path) -> Path:
 
 
 def plan_of(case: Case, plans: str) -> str:
-    """The engine and settings that were chosen for a case, out of the module's `PLANS`."""
+    """The engine and settings, or the kernel, that was chosen for a case, out of `PLANS`."""
     options = _BENCHMARK + (_ALLOW_TF32 if case.allow_tf32 else 0)
     wanted = f" | {case.problem.repro()} epilogue=0 options={options} "
     for line in plans.splitlines():
         columns = line.split("\t")
-        if wanted in columns[0] and len(columns) > 2:
+        if case.library == "cutlass":  # the kernel's name says what multiplies
+            kernel = f"_{case.kind}_{case.mode}_"
+            ours = columns[0] == case.problem.repro() and kernel in line
+        else:
+            ours = wanted in columns[0]
+        if ours and len(columns) > 2:
             return f"{columns[1]} workspace {columns[2]}"
     return ""

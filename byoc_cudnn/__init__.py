@@ -8,7 +8,8 @@ decides for each convolution of a module, and needs neither a GPU nor a library 
 
 from .compiled import Library, build
 from .decision import Decision
-from .partition import partition, partition_for_cudnn
+from .partition import partition, partition_for_cudnn, partition_for_cutlass
+from .relay_partition import register_relay
 from .report import Entry, Report
 from .table import BACKENDS, ROWS, Backend, Row, patterns
 from .unpartition import unpartition
@@ -25,6 +26,8 @@ __all__ = [
     "build",
     "partition",
     "partition_for_cudnn",
+    "partition_for_cutlass",
     "patterns",
+    "register_relay",
     "unpartition",
 ]

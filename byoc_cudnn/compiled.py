@@ -13,15 +13,17 @@ from tvm_ffi import libinfo
 
 from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
 
-from .codegen import PLANS, register
+from .codegen import ALL_PLANS, register
+from .codegen.cutlass import kernels_of
+from .cutlass_objects import objects
 from .toolchain import Toolchain, find, preload
 
 
 class Library:
     """A compiled module whose offloaded part is still C++ source.
 
-    Making one needs neither a GPU nor cuDNN nor a C++ compiler; those are needed by what is done
-    with it: `virtual_machine` and `export_library`.
+    Making one needs neither a GPU nor a vendor's library nor a compiler; those are needed by what
+    is done with it: `virtual_machine` and `export_library`.  For CUTLASS that is when nvcc runs.
     """
 
     def __init__(self, executable: Any) -> None:
@@ -31,7 +33,7 @@ class Library:
     @property
     def sources(self) -> list[str]:
         """The generated C++ sources; none if nothing was offloaded."""
-        return [module.inspect_source() for module in _sources(self.executable.mod)]
+        return [str(module.inspect_source()) for module in _sources(self.executable.mod)]
 
     def virtual_machine(
         self, device: Any = None, *, toolchain: Toolchain | None = None
@@ -64,16 +66,17 @@ class Library:
         if self._runnable is None:
             return []
         modules = _all(self._runnable)
-        texts = [str(m[PLANS]()) for m in modules if m.implements_function(PLANS)]
+        texts = [str(m[p]()) for m in modules for p in ALL_PLANS if m.implements_function(p)]
         return [line for text in texts for line in text.splitlines()]
 
     def _arguments(self, toolchain: Toolchain | None) -> dict[str, Any]:
-        if not _sources(self.executable.mod):
+        if not self.sources:
             return {}
-        found = (find() if toolchain is None else toolchain).require()
+        found = find() if toolchain is None else toolchain
+        inputs = [path for source in self.sources for path in _inputs(source, found)]
         preload(found)
         program, *flags = found.compiler
-        return {"options": [*flags, *found.options], "cc": program}
+        return {"options": [*flags, *found.options, *inputs], "cc": program}
 
 
 def build(
@@ -98,7 +101,8 @@ def build(
     """
     chosen = _target(target)
     register()
-    mod = relax.transform.RunCodegen()(mod)
+    with chosen:  # for the code generators
+        mod = relax.transform.RunCodegen()(mod)
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
     return Library(tvm.compile(mod, target=chosen, relax_pipeline=chosen_pipeline))
 
@@ -126,7 +130,22 @@ def _all(module: Any) -> list[Any]:
 
 def _sources(module: Any) -> list[Any]:
     """The generated C++ among a module and its imports; TVM has C sources of its own."""
-    return [m for m in _all(module) if str(m.kind) == "c" and m.implements_function(PLANS)]
+    return [
+        m
+        for m in _all(module)
+        if str(m.kind) == "c" and any(m.implements_function(plans) for plans in ALL_PLANS)
+    ]
+
+
+def _inputs(source: str, toolchain: Toolchain) -> list[str]:
+    """The objects that a generated source is linked with: CUTLASS's kernels, built for it.
+
+    Raises ToolchainError if something is missing for it.
+    """
+    if kernels_of(source):
+        return [str(path) for path in objects(source, toolchain)]
+    toolchain.require()
+    return []
 
 
 def library_command(source: Path, output: Path, toolchain: Toolchain | None = None) -> list[str]:
@@ -134,9 +153,11 @@ def library_command(source: Path, output: Path, toolchain: Toolchain | None = No
 
     Raises ToolchainError if something is missing.
     """
-    found = (find() if toolchain is None else toolchain).require()
+    found = find() if toolchain is None else toolchain
+    inputs = _inputs(source.read_text(encoding="utf-8"), found)
     ffi = Path(libinfo.find_libtvm_ffi())
     return [
-        *found.compiler, *found.compile_options, "-shared", str(source), "-o", str(output),
-        *found.link_options, "-Xlinker", "-rpath", "-Xlinker", str(ffi.parent), str(ffi),
+        *found.compiler, *found.compile_options, "-shared", str(source), *inputs,
+        "-o", str(output), *found.link_options,
+        "-Xlinker", "-rpath", "-Xlinker", str(ffi.parent), str(ffi),
     ]  # fmt: skip

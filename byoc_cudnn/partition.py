@@ -7,14 +7,14 @@ is linear in the program's length: patterns are matched only where a convolution
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import tvm
 from tvm import relax
 
-from relay_wgrad import registry
+from relay_wgrad import registry, relay
 
 from .composite import Composites, composite_in, is_taken, op_name
 from .offload import FunctionPartition, family_calls, repro_of
@@ -24,6 +24,18 @@ from .table import backend_of, options_json
 TAKEN = "in a function that another pass has taken"
 
 
+@overload
+def partition(
+    mod: relay.IRModule,
+    backends: Sequence[str] = ("cudnn",),
+    strict: bool = False,
+    *,
+    fuse: bool = True,
+    **options: Any,
+) -> tuple[relay.IRModule, Report]: ...
+
+
+@overload
 def partition(
     mod: tvm.IRModule,
     backends: Sequence[str] = ("cudnn",),
@@ -31,8 +43,21 @@ def partition(
     *,
     fuse: bool = True,
     **options: Any,
-) -> tuple[tvm.IRModule, Report]:
+) -> tuple[tvm.IRModule, Report]: ...
+
+
+def partition(
+    mod: Any,
+    backends: Sequence[str] = ("cudnn",),
+    strict: bool = False,
+    *,
+    fuse: bool = True,
+    **options: Any,
+) -> tuple[Any, Report]:
     """Sends the convolutions of all Relax functions of a module to libraries.
+
+    A Relay module becomes a Relay module whose functions carry `Compiler=<backend>`; it needs no
+    `relay_wgrad.register()`, and `relay.build` for CUDA takes it.
 
     Parameters
     ----------
@@ -55,9 +80,10 @@ def partition(
         convolutions that stay and the reasons.
     RuntimeError : before `relay_wgrad.register()`.
     """
-    if not registry.is_registered():
+    is_relay = isinstance(mod, relay.IRModule)
+    if not is_relay and not registry.is_registered():
         raise RuntimeError("partition: call relay_wgrad.register() first")
-    if not isinstance(mod, tvm.IRModule):
+    if not is_relay and not isinstance(mod, tvm.IRModule):
         raise TypeError(f"partition: mod must be an IRModule, got {type(mod).__name__}")
     if isinstance(backends, str) or not isinstance(backends, Sequence) or not backends:
         raise TypeError(f"partition: backends must be a list of names, got {backends!r}")
@@ -70,7 +96,14 @@ def partition(
             raise ValueError(
                 f"partition: options for {name}, which is not among {', '.join(backends)}"
             )
-    texts = {b.name: options_json(b.make_options(options.get(b.name))) for b in chosen}
+    made_options = {b.name: b.make_options(options.get(b.name)) for b in chosen}
+    texts = {name: options_json(value) for name, value in made_options.items()}
+    chosen = [b.under(made_options[b.name]) for b in chosen]
+
+    if is_relay:
+        from .relay_partition import partition_relay  # it partitions Relax modules
+
+        return partition_relay(mod, backends, strict, fuse, made_options)
 
     out = mod.clone()
     composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
@@ -101,8 +134,30 @@ def partition(
     return out, report
 
 
+def _partition_for(
+    backend: str,
+    mod: Any,
+    params: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+    strict: bool,
+    fuse: bool,
+) -> Any:
+    if isinstance(mod, relay.IRModule):
+        from .relay_partition import with_params  # it partitions Relax modules
+
+        mod = mod if params is None else with_params(mod, params)
+        return partition(mod, (backend,), strict, fuse=fuse, **{backend: options})[0]
+    if params is not None:
+        raise TypeError(
+            f"partition_for_{backend}: params are for Relay modules;"
+            " relax.transform.BindParams binds those of a Relax one"
+        )
+    return partition(mod, (backend,), strict, fuse=fuse, **{backend: options})
+
+
 def partition_for_cudnn(
-    mod: tvm.IRModule,
+    mod: Any,
+    params: Mapping[str, Any] | None = None,
     *,
     allow_tf32: bool = True,
     benchmark: bool = False,
@@ -110,12 +165,42 @@ def partition_for_cudnn(
     workspace_limit: int | None = None,
     strict: bool = False,
     fuse: bool = True,
-) -> tuple[tvm.IRModule, Report]:
-    """`partition` to cuDNN alone; the options are `backends.cudnn.Options`."""
+) -> Any:
+    """`partition` to cuDNN alone; the options are `backends.cudnn.Options`.
+
+    Of a Relax module: the new module and the report.  Of a Relay module: the new Relay module, as
+    Relay's own function of this name gives; `params` become constants of its @main.
+    """
     given = {
         "allow_tf32": allow_tf32,
         "benchmark": benchmark,
         "deterministic": deterministic,
         "workspace_limit": workspace_limit,
     }
-    return partition(mod, ("cudnn",), strict, fuse=fuse, cudnn=given)
+    return _partition_for("cudnn", mod, params, given, strict, fuse)
+
+
+def partition_for_cutlass(
+    mod: Any,
+    params: Mapping[str, Any] | None = None,
+    *,
+    allow_tf32: bool = True,
+    deterministic: bool = False,
+    split_k: int | None = None,
+    arch: int = 80,
+    wgmma: bool = False,
+    strict: bool = False,
+    fuse: bool = True,
+) -> Any:
+    """`partition` to CUTLASS alone; the options are `backends.cutlass.Options`.
+
+    `params` and the result are as of `partition_for_cudnn`.
+    """
+    given = {
+        "allow_tf32": allow_tf32,
+        "deterministic": deterministic,
+        "split_k": split_k,
+        "arch": arch,
+        "wgmma": wgmma,
+    }
+    return _partition_for("cutlass", mod, params, given, strict, fuse)

@@ -35,11 +35,12 @@ EPILOGUES: dict[str, tuple[str, ...]] = {
 }
 """Name -> the ops on the way from the convolution to the result, in order."""
 
-_CALLS: dict[ConvKind, tuple[tuple[str, int], ...]] = {
+CALLS: dict[ConvKind, tuple[tuple[str, int], ...]] = {
     ConvKind.FPROP: (("relax.nn.conv2d", 2),),
     ConvKind.DGRAD: (("relax.nn.conv2d_backward_data", 3), ("relax.nn.conv2d_transpose", 2)),
     ConvKind.WGRAD: (("relax.nn.conv2d_backward_weight", 2),),
 }
+"""Kind -> its ops and how many arguments each takes."""
 
 
 @cache
@@ -48,7 +49,7 @@ def pattern(kind: ConvKind, epilogue: str) -> DFPattern:
 
     Raises KeyError for an unknown epilogue, AttributeError before `relay_wgrad.register()`.
     """
-    alternatives = [is_op(name)(*[wildcard() for _ in range(n)]) for name, n in _CALLS[kind]]
+    alternatives = [is_op(name)(*[wildcard() for _ in range(n)]) for name, n in CALLS[kind]]
     out = alternatives[0]
     for other in alternatives[1:]:
         out = out | other
@@ -95,7 +96,7 @@ class Chain:
 
     def operands(self) -> list[tuple[str, relax.Expr]]:
         """(name, operand) of all tensors that come from outside, in the composite's order."""
-        kinds = {name: kind for kind, calls in _CALLS.items() for name, _ in calls}
+        kinds = {name: kind for kind, calls in CALLS.items() for name, _ in calls}
         first, second = _NAMES[kinds[str(self.conv.op.name)]]
         found = [(first, self.conv.args[0]), (second, self.conv.args[1])]
         found += [("bias", self._other(i)) for i, op in enumerate(self.ops, start=1) if op == ADD]

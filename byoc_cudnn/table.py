@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tvm.relax.dpl import DFPattern
@@ -12,7 +12,7 @@ from tvm.relax.dpl import DFPattern
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from . import patterns as _patterns
-from .backends import cudnn
+from .backends import cudnn, cutlass
 from .decision import Decision
 from .patterns import Chain, check_epilogue
 
@@ -51,6 +51,7 @@ class Backend:
     `codegen` is the name under which its code generator is registered (`relax.ext.<codegen>`).
     `layouts` are the triples (data, weight, grad) that it takes.  `accepts` decides on a problem
     with an epilogue; `rows` go from big to small, and the first that accepts a call gets it.
+    `bound` gives `accepts` under options, for a backend whose options change what it takes.
     """
 
     name: str
@@ -59,6 +60,15 @@ class Backend:
     layouts: tuple[tuple[str, str, str], ...]
     accepts: Check
     rows: tuple[Row, ...]
+    bound: Callable[[Any], Check] | None = None
+
+    def under(self, options: Any) -> Backend:
+        """The backend as it decides under options."""
+        if self.bound is None:
+            return self
+        accepts = self.bound(options)
+        rows = tuple(replace(row, accepts=accepts) for row in self.rows)
+        return replace(self, accepts=accepts, rows=rows)
 
     def rows_of(self, kind: ConvKind) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.kind is kind)
@@ -104,8 +114,9 @@ BACKENDS: dict[str, Backend] = {
             for kind, epilogues in backend.EPILOGUES.items()
             for epilogue in epilogues
         ),
+        getattr(backend, "bound", None),
     )
-    for backend in (cudnn,)
+    for backend in (cudnn, cutlass)
 }
 ROWS: tuple[Row, ...] = tuple(row for backend in BACKENDS.values() for row in backend.rows)
 CODEGENS: dict[str, Backend] = {backend.codegen: backend for backend in BACKENDS.values()}

@@ -1,7 +1,8 @@
 """Where the headers and libraries of cuDNN and CUDA are, and the compiler that builds with them.
 
-Generated sources hold no device code, so a C++ compiler is enough; nvcc is only reported.  Three
-kinds of places are searched in this order, and the first that is complete wins:
+Generated sources hold no device code, so for cuDNN a C++ compiler is enough; nvcc builds CUTLASS's
+kernels (`cutlass_objects`).  Three kinds of places are searched in this order, and the first that
+is complete wins:
 
 1. NVIDIA's Python packages (`nvidia-cudnn-cu13`, `nvidia-cuda-runtime`, `nvidia-cuda-crt`; the
    older ones of CUDA 12 too),
@@ -23,7 +24,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .components import CUDA_MAJORS, CUDNN_MAJOR, HOMES, STANDARD, Component, component
+from .components import (
+    CUDA_MAJORS,
+    CUDNN_MAJOR,
+    HOMES,
+    STANDARD,
+    Component,
+    component,
+    nvidia_packages,
+)
 
 INSTALL = "pip install 'relay-wgrad[cuda]'"
 
@@ -45,6 +54,11 @@ class Toolchain:
 
     def missing(self) -> str:
         """What is missing and how to get it, as one message; empty if nothing is."""
+        lines = self.lacking(self.cudnn, self.cuda)
+        return "\n".join(["a build against cuDNN needs:", *lines]) if lines else ""
+
+    def lacking(self, *parts: Component) -> list[str]:
+        """What a build of host code against these components lacks, as lines of a message."""
         lines = []
         wanted = {
             "cuDNN": f"cuDNN {CUDNN_MAJOR} (cudnn.h and libcudnn.so.{CUDNN_MAJOR})",
@@ -52,7 +66,7 @@ class Toolchain:
             + " or .".join(map(str, CUDA_MAJORS))
             + ")",
         }
-        for part in (self.cudnn, self.cuda):
+        for part in parts:
             if not part.complete:
                 homes = " or ".join(HOMES[part.name])
                 lines.append(f"{wanted[part.name]}: not found; {INSTALL}, or set {homes}")
@@ -62,7 +76,7 @@ class Toolchain:
             lines.append(f"a C++17 compiler: {what}; install g++, or set CXX to another")
         if not self.ffi_includes:
             lines.append("the headers of tvm_ffi: not found; pip install apache-tvm-ffi")
-        return "\n".join(["a build against cuDNN needs:", *lines]) if lines else ""
+        return lines
 
     def require(self) -> Toolchain:
         """The toolchain itself, if it is complete; else raises ToolchainError."""
@@ -126,7 +140,7 @@ def find(
         cuda=component("CUDA", environ, package_roots, system_roots),
         cxx=environ.get("CXX"),
         compiler=_compiler(environ),
-        nvcc=_executable("nvcc", environ),
+        nvcc=_nvcc(environ, nvidia_packages() if package_roots is None else package_roots),
         ffi_includes=_ffi_includes(),
     )
 
@@ -179,6 +193,16 @@ def _load(library: Path) -> ctypes.CDLL | None:
 def _executable(name: str, environ: Mapping[str, str]) -> Path | None:
     found = shutil.which(name, path=environ.get("PATH", os.defpath))
     return Path(found) if found else None
+
+
+def _nvcc(environ: Mapping[str, str], packages: Sequence[Path]) -> Path | None:
+    """nvcc of NVIDIA's packages, of the environment's homes, on PATH, or where CUDA installs it."""
+    homes = [Path(environ[name]) for name in HOMES["CUDA"] if environ.get(name)]
+    folders = [root / part for root in packages for part in ("cu13", "cuda_nvcc")]
+    for home in (*folders, *homes):
+        if os.access(program := home / "bin" / "nvcc", os.X_OK):
+            return program
+    return _executable("nvcc", environ) or _executable("nvcc", {"PATH": "/usr/local/cuda/bin"})
 
 
 def _compiler(environ: Mapping[str, str]) -> tuple[str, ...]:

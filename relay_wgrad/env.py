@@ -71,7 +71,7 @@ def build_facts(found: Toolchain) -> list[tuple[str, str]]:
         rows.append((part.name, text))
         rows += [(f"{part.name}, passed over", reason) for reason in part.rejected]
     rows.append(("C++ compiler", _compiler(found)))
-    rows.append(("nvcc (not needed)", str(found.nvcc or "not found")))
+    rows.append(("nvcc (for CUTLASS)", str(found.nvcc or "not found")))
     rows.append(("missing", found.missing() or "nothing"))
     return rows
 

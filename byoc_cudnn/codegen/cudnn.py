@@ -22,7 +22,8 @@ from .regions import Region, read_region
 
 PLANS = f"{CODEGEN}_plans"  # an exported function: the plans chosen so far, as text
 _TEMPLATES = (
-    "cudnn_graph.h", "cudnn_plan.h", "cudnn_record.h", "cudnn_runtime.h", "cudnn_call.h",
+    "cuda_common.h", "cudnn_graph.h", "cudnn_plan.h", "cudnn_record.h", "cudnn_runtime.h",
+    "cudnn_call.h",
 )  # fmt: skip
 _KINDS = {ConvKind.FPROP: "kFprop", ConvKind.DGRAD: "kDgrad", ConvKind.WGRAD: "kWgrad"}
 _DTYPES = {

@@ -42,24 +42,12 @@ inline int64_t workspace_limit(const Conv& conv, const Sizes& z) {
   return 4 * tensors + (int64_t{256} << 20);
 }
 
-// A cuDNN call that failed, in words.  Plans may fail and give way to others, so this is no error
-// of the user's until none is left.
-struct Failure {
-  std::string what;
-};
-
 inline void check(cudnnStatus_t status, const std::string& doing) {
   if (status == CUDNN_STATUS_SUCCESS) return;
   char detail[2048] = "";
   cudnnGetLastErrorString(detail, sizeof(detail));
   throw Failure{doing + ": " + cudnnGetErrorString(status) + (detail[0] ? " (" : "") + detail +
                 (detail[0] ? ")" : "")};
-}
-
-inline void check(cudaError_t status, const std::string& doing) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // this error is reported here; the next call is not to see it
-  throw Failure{doing + ": " + cudaGetErrorString(status)};
 }
 
 class Descriptor {

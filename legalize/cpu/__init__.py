@@ -16,6 +16,7 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from . import affine, depthwise, wgrad
+from .emit import one_core
 from .machine import configure_threads, host_target, machine
 from .memory import Memory
 
@@ -27,7 +28,7 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
 
     Shapes and dtypes are `problem.shape(role)` and `problem.dtype(role)`.  All sizes are ints, but
     the number of images may be symbolic.  The function is marked as scheduled and opaque, so that
-    TVM neither reschedules nor fuses it.
+    TVM neither reschedules nor fuses it.  For a target with `num-cores` 1 its loops are serial.
 
     `target`: of kind llvm, or its text, such as "llvm".  Raises TypeError for anything else,
     ValueError for another kind, for text that is no target and for a problem that is not valid.
@@ -38,7 +39,7 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
     if not all(isinstance(size, int) for size in sizes):
         raise ValueError(f"CPU kernels are for static sizes (the batch excepted): {problem}")
     m = machine(target)
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
+    with one_core(m.cores == 1), IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
         T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8})
         buffers = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from tvm import tirx
@@ -28,14 +29,29 @@ def serial(extent: Expr, start: Expr = 0) -> Any:
     return T.serial(int64(start), int64(extent))
 
 
+_one_core = ContextVar("one_core", default=False)
+
+
+@contextlib.contextmanager
+def one_core(wanted: bool) -> Iterator[None]:
+    """What is built inside runs in the thread that calls it, if wanted: no waking of others."""
+    token = _one_core.set(wanted)
+    try:
+        yield
+    finally:
+        _one_core.reset(token)
+
+
 @contextlib.contextmanager
 def parallel(*sizes: Expr) -> Iterator[list[Expr]]:
     """One parallel loop over a grid; yields its indices.  Sizes of 1 cost nothing.
 
     TVM gives each thread one run of consecutive iterations, so neighbours share a core's cache.
+    Within `one_core` it is a serial loop.
     """
     total = math.prod(sizes)
-    with T.parallel(0, int64(total)) as task:
+    loop = serial(total) if _one_core.get() else T.parallel(0, int64(total))
+    with loop as task:
         yield digits(task, sizes)
 
 

@@ -48,11 +48,13 @@ def machine(target: Target) -> Machine:
     return Machine(16, 16, cores)
 
 
-def host_target() -> Target:
-    """LLVM for the CPU of this host with all its instructions; plain "llvm" means SSE2 on x86."""
-    return Target(
-        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": len(usable_cores())}
-    )
+def host_target(cores: int | None = None) -> Target:
+    """LLVM for the CPU of this host with all its instructions; plain "llvm" means SSE2 on x86.
+
+    `cores`: for so many; by default all that this process may use.
+    """
+    cores = len(usable_cores()) if cores is None else cores
+    return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": cores})
 
 
 def usable_cores() -> list[int]:
@@ -75,15 +77,17 @@ def usable_cores() -> list[int]:
     return cores if quota is None else cores[: max(1, int(quota + 0.5))]
 
 
-def configure_threads() -> int:
+def configure_threads(most: int | None = None) -> int:
     """Lets TVM's thread pool use every core that this process may; returns their number.
+
+    `most`: no more threads than that; at least 1.
 
     TVM takes half of the logical processors on x86, whether or not they are siblings.  A set
     TVM_NUM_THREADS is respected: then nothing is changed.  A pool belongs to the thread that runs
     the model and cannot grow, so call this in that thread before its first kernel.
     """
     if "TVM_NUM_THREADS" not in os.environ:
-        cores = usable_cores()
+        cores = usable_cores()[: most if most is None else max(1, most)]
         share_all_cores = -3  # threads may move among `cores`, so other processes disturb less
         configure = tvm.get_global_func("runtime.config_threadpool")
         configure(share_all_cores, len(cores), [str(core) for core in cores])

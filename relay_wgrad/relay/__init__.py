@@ -12,8 +12,21 @@
 TVM has no Relay any more; this reads and writes the text of its last version, 0.0.5.
 """
 
-from . import analysis, build_module, dataflow_pattern, expr, graph_executor, op, testing, transform
-from . import types as ty
+from tvm.runtime import load_param_dict, save_param_dict
+
+from . import (
+    analysis,
+    build_module,
+    dataflow_pattern,
+    expr,
+    expr_functor,
+    function,
+    graph_executor,
+    op,
+    testing,
+    transform,
+    ty,
+)
 from .ast import (
     Call,
     Constant,
@@ -32,7 +45,9 @@ from .ast import (
 from .build import build, load_module
 from .equal import structural_equal
 from .errors import RelayTextError, UnsupportedConstructError
+from .executor import create_executor
 from .expr import TupleWrapper, bind, const, var
+from .expr_functor import ExprFunctor, ExprMutator, ExprVisitor
 from .lower import lower
 from .op import annotation, nn
 from .op.reduce import *  # noqa: F403
@@ -40,7 +55,7 @@ from .op.tensor import *  # noqa: F403
 from .op.transform import *  # noqa: F403
 from .scope_builder import ScopeBuilder
 from .spans import Span
-from .text.parser import fromtext
+from .text.parser import fromtext, parse_expr
 from .text.printer import astext
 from .types import ANY, Any, FuncType, TensorType, TupleType, Type, scalar_type
 
@@ -50,6 +65,9 @@ __all__ = [
     "Call",
     "Constant",
     "Expr",
+    "ExprFunctor",
+    "ExprMutator",
+    "ExprVisitor",
     "FuncType",
     "Function",
     "GlobalVar",
@@ -76,14 +94,20 @@ __all__ = [
     "build",
     "build_module",
     "const",
+    "create_executor",
     "dataflow_pattern",
     "expr",
+    "expr_functor",
     "fromtext",
+    "function",
     "graph_executor",
     "load_module",
+    "load_param_dict",
     "lower",
     "nn",
     "op",
+    "parse_expr",
+    "save_param_dict",
     "scalar_type",
     "structural_equal",
     "testing",

@@ -7,10 +7,11 @@ nodes mean.  Nothing here recurses, so a chain of any length can be built, walke
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import FrozenInstanceError, dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from .spans import Span
 from .types import Type
 
 _EMPTY = Attrs({})
+T = TypeVar("T")
 
 
 def _no_attrs() -> Attrs:
@@ -44,6 +46,21 @@ def as_nodes(values: Any, where: str) -> tuple[Any, ...]:
     return tuple([as_node(value, where) for value in values])
 
 
+def _immutable(node_class: type[T]) -> type[T]:
+    """A class of nodes that refuses any assignment with a reason."""
+
+    def refuse(self: object, name: str, value: object = None) -> None:
+        raise FrozenInstanceError(
+            f"{name}: {self!r} can't be changed, as no node of a program can;"
+            " dataclasses.replace makes another"
+        )
+
+    node_class.__setattr__ = refuse  # type: ignore[method-assign]
+    node_class.__delattr__ = refuse  # type: ignore[method-assign]
+    return node_class
+
+
+@_immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Var(ExprMethods):
     """`%name`: a parameter, or what a `let` binds.  Each binding has a Var of its own."""
@@ -66,6 +83,7 @@ class Var(ExprMethods):
         return f"Var(%{self.name})"
 
 
+@_immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class GlobalVar(ExprMethods):
     """`@name`: a function of the module."""
@@ -83,9 +101,20 @@ class GlobalVar(ExprMethods):
         return f"GlobalVar(@{self.name})"
 
 
+class ConstantArray(np.ndarray[Any, Any]):
+    """A constant's array: NumPy's, with the method by which scripts ask TVM's arrays for it."""
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The array as a plain one; still read-only."""
+        return self.view(np.ndarray)
+
+    asnumpy = numpy
+
+
+@_immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Constant(ExprMethods):
-    """An array that is part of the program; the node holds it read-only."""
+    """An array that is part of the program; the node holds it read-only, as a ConstantArray."""
 
     data: np.ndarray[Any, Any]
     checked_type: Type | None = None
@@ -98,12 +127,13 @@ class Constant(ExprMethods):
             # A copy: the caller may go on to write to its own.
             data = data.copy()
             data.flags.writeable = False
-        object.__setattr__(self, "data", data)
+        object.__setattr__(self, "data", data.view(ConstantArray))
 
     def __repr__(self) -> str:
         return f"Constant({self.data.dtype}{list(self.data.shape)})"
 
 
+@_immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Op(OpMethods):
     """An operator by its name, `nn.conv2d`; stands only where it is called.
@@ -125,6 +155,7 @@ class Op(OpMethods):
         return f"Op({self.name})"
 
 
+@_immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Call(ExprMethods):
     """A call of an operator, of a global function, or of a function that is a value.
@@ -153,6 +184,7 @@ class Call(ExprMethods):
         return f"Call({self.op!r}, {len(self.args)} arguments)"
 
 
+@_immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Tuple(ExprMethods):
     """`(a, b)`; with one field `(a,)`."""
@@ -174,6 +206,7 @@ class Tuple(ExprMethods):
         return f"Tuple({len(self.fields)} fields)"
 
 
+@_immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class TupleGetItem(ExprMethods):
     """`tuple_value.index`."""
@@ -187,11 +220,17 @@ class TupleGetItem(ExprMethods):
         object.__setattr__(
             self, "tuple_value", as_node(self.tuple_value, "TupleGetItem: the tuple")
         )
+        try:
+            object.__setattr__(self, "index", operator.index(self.index))
+        except TypeError:
+            problem = f"TupleGetItem: the index must be an integer, got {self.index!r}"
+            raise TypeError(problem) from None
 
     def __repr__(self) -> str:
         return f"TupleGetItem(.{self.index})"
 
 
+@_immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Let(ExprMethods):
     """`let var = value; body`."""
@@ -212,6 +251,7 @@ class Let(ExprMethods):
         return f"Let(%{self.var.name})"
 
 
+@_immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class If(ExprMethods):
     """`if (cond) { true_branch } else { false_branch }`."""
@@ -230,6 +270,7 @@ class If(ExprMethods):
         return "If()"
 
 
+@_immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Function(FunctionMethods):
     """`fn (params, attrs) -> ret_type { body }`, or what `def` gives a name to."""
@@ -247,6 +288,9 @@ class Function(FunctionMethods):
         for param in params:
             if not isinstance(param, Var):
                 raise TypeError(f"Function: a parameter must be a Var, got {param!r}")
+        if len(set(params)) != len(params):
+            names = ", ".join(f"%{param.name}" for param in params)
+            raise ValueError(f"Function: one variable is two parameters, of {names}")
         if self.type_params:
             raise ValueError(
                 f"Function: type parameters are not supported, got {self.type_params!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,20 @@ def build(
         raise TypeError(f"build: expected a Relay IRModule, got {type(ir_mod).__name__}")
     if MAIN not in ir_mod.functions:
         raise ValueError(f"build: the module has no @main, but {', '.join(ir_mod.functions)}")
+    if params is not None and not isinstance(params, Mapping):
+        raise TypeError(f"build: params must be arrays by name, got {type(params).__name__}")
+    names = Counter(param.name for param in ir_mod[MAIN].params)
+    twice = sorted(name for name, count in names.items() if count > 1)
+    if twice:
+        # An input is set by its name: one value would reach all of them.
+        raise ValueError(f"build: parameters of @main that share a name: {', '.join(twice)}")
     registry.register()
     chosen = target if isinstance(target, Target) else Target(target)
     external, taken = claimed(ir_mod, chosen)
     mod = lower(ir_mod, taken)
     for var in mod.get_global_vars():
-        if str(var.name_hint) not in (MAIN, *taken):
+        name = str(var.name_hint)
+        if name in ir_mod.functions and name not in (MAIN, *taken):
             del mod[var]  # inlined where @main calls it
     given = {name: _array(name, value) for name, value in (params or {}).items()}
     func = mod[MAIN]

@@ -25,12 +25,13 @@ from .ast import (
 )
 
 
-def structural_equal(a: IRModule | Expr, b: IRModule | Expr) -> bool:
+def structural_equal(a: IRModule | Expr, b: IRModule | Expr, map_free_vars: bool = False) -> bool:
     """Equal up to the names of variables, `checked_type` and `span`.
 
-    Sharing counts: a node that is used twice isn't equal to two nodes that are alike (constants
-    and operators aside).  A variable that nothing binds equals only itself.  Attributes are
-    compared as they are written, so one that is left out differs from its default written out.
+    Sharing counts: a node that is used twice isn't equal to two nodes that are alike (constants,
+    operators and empty tuples aside).  A variable that nothing binds equals only itself; with
+    `map_free_vars` it equals one other of the same annotation.  Attributes are compared as they are
+    written, so one that is left out differs from its default written out.
     Time is linear in the number of nodes and of their uses.
     """
     if isinstance(a, IRModule) or isinstance(b, IRModule):
@@ -39,12 +40,15 @@ def structural_equal(a: IRModule | Expr, b: IRModule | Expr) -> bool:
         return (
             a.functions.keys() == b.functions.keys()
             and _same_attrs(a.attrs, b.attrs)
-            and all(_same(function, b.functions[name]) for name, function in a.functions.items())
+            and all(_same(f, b.functions[name], map_free_vars) for name, f in a.functions.items())
         )
-    return _same(a, b)
+    for given in (a, b):
+        if not isinstance(given, Expr):
+            raise TypeError(f"structural_equal: expected Relay programs, got {given!r}")
+    return _same(a, b, map_free_vars)
 
 
-def _same(a: Expr, b: Expr) -> bool:
+def _same(a: Expr, b: Expr, map_free: bool) -> bool:
     # Which node of one stands for which of the other, both ways: a bijection.
     forth: dict[Expr, Expr] = {}
     back: dict[Expr, Expr] = {}
@@ -53,6 +57,8 @@ def _same(a: Expr, b: Expr) -> bool:
         x, y = stack.pop()
         if type(x) is not type(y):
             return False
+        if isinstance(x, Tuple) and isinstance(y, Tuple) and not x.fields and not y.fields:
+            continue
         if x in forth or y in back:
             if forth.get(x) is not y or back.get(y) is not x:
                 return False
@@ -64,7 +70,9 @@ def _same(a: Expr, b: Expr) -> bool:
             continue
         if isinstance(x, Var):
             # Bound variables were paired where they are bound.
-            if x is not y:
+            if map_free and isinstance(y, Var) and x.type_annotation == y.type_annotation:
+                forth[x], back[y] = y, x
+            elif x is not y:
                 return False
             continue
         bound = _bound(x), _bound(y)

@@ -76,7 +76,10 @@ def const(value: Any, dtype: str | None = None, span: Span | None = None) -> Con
         raise TypeError(f"const: expected a number or an array, got {value!r}")
     if dtype is None:
         dtype = {"int64": "int32", "float64": "float32"}.get(str(data.dtype))
-    return Constant(data if dtype is None else data.astype(dtype), span=span)
+    try:
+        return Constant(data if dtype is None else data.astype(dtype), span=span)
+    except TypeError:
+        raise TypeError(f"const: dtype must be the name of a dtype, got {dtype!r}") from None
 
 
 def bind(expr: Expr, binds: Mapping[Any, Expr]) -> Expr:

@@ -25,8 +25,9 @@ class Library(Protocol):
     def virtual_machine(self, device: Any) -> Any:
         """A Relax virtual machine on a device."""
 
-    def export_library(self, path: str, **options: Any) -> None:
-        """Writes a shared library."""
+    @property
+    def export_library(self) -> Callable[..., None]:
+        """`export_library(path, ...)` writes a shared library."""
 
 
 Build = Callable[[tvm.IRModule, Mapping[str, Function], Target], Library]

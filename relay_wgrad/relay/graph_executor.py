@@ -163,6 +163,8 @@ class GraphModule:
 
     def _set(self, name: str, value: Any) -> None:
         array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        if array.dtype == object:
+            raise TypeError(f"set_input: {name!r} must be an array, got {value!r}")
         # A copy on the executor's device: what the caller does to its own changes nothing here.
         self._inputs[name] = tvm.runtime.tensor(np.array(array), self._executor.device)
 

@@ -108,7 +108,7 @@ class _Lowering:
             ty = param.type_annotation or param.checked_type
             if not isinstance(ty, TensorType):
                 fail(param, f"parameter %{param.name} of @{name} must be a tensor with a type")
-            var = relax.Var(param.name, _relax_type(param.name, ty))
+            var = relax.Var(param.name, relax_type(param.name, ty))
             params.append(var)
             frame.values[param] = Value(ty, var)
         with self.bb.function(name, params):
@@ -209,7 +209,7 @@ class _Lowering:
             made = op.build(self.bb, exprs, node.attrs, types, out)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{error}{place(node)}") from error
-        return Value(out, self.bb.emit(made, name_hint=_identifier(hint)))
+        return Value(out, self.bb.emit(made, name_hint=identifier(hint)))
 
     def _item(self, node: TupleGetItem, value: Value) -> Value:
         if not isinstance(value.type, TupleType):
@@ -251,14 +251,19 @@ def _function_type(function: Function) -> FuncType:
     return FuncType(params, function.ret_type or unknown)
 
 
-def _relax_type(name: str, ty: TensorType) -> relax.TensorType:
-    """A tensor type; each `?` is a size of its own, named after the parameter."""
+def relax_type(name: str, ty: Type) -> relax.Type:
+    """A type of values in Relax; each `?` is a size of its own, named after the value."""
+    if isinstance(ty, TupleType):
+        return relax.TupleType([relax_type(f"{name}_{i}", t) for i, t in enumerate(ty.fields)])
+    if not isinstance(ty, TensorType):
+        raise TypeError(f"{name}: a function is no value in Relax, got {show(ty)}")
     shape = [
-        tirx.Var(f"{_identifier(name)}_{i}", "int64") if dim is ANY else dim
+        tirx.Var(f"{identifier(name)}_{i}", "int64") if dim is ANY else dim
         for i, dim in enumerate(ty.shape)
     ]
     return relax.TensorType(shape, ty.dtype)
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
+    """A name with nothing but letters, digits and underscores."""
     return "".join(c if c.isalnum() or c == "_" else "_" for c in name)

@@ -20,6 +20,9 @@ class AnyDim:
 
 ANY = AnyDim()
 Dim: TypeAlias = "int | AnyDim"
+_SIZES = 2**63
+# Of dtypes, in programs written by hand.
+OTHER_NAMES = {"int": "int32", "uint": "uint32", "float": "float32", "uint1": "bool"}
 
 
 def _dim(value: object) -> Dim:
@@ -28,7 +31,10 @@ def _dim(value: object) -> Dim:
         return ANY
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"a size must be an integer or relay.Any(), got {value!r}")
-    return int(value)
+    size = int(value)
+    if not 0 <= size < _SIZES:
+        raise ValueError(f"a size must be at least 0 and fit into 64 bits, got {size}")
+    return size
 
 
 class _Printed:
@@ -50,11 +56,13 @@ class TensorType(_Printed):
     def __post_init__(self) -> None:
         given: Any_ = self.shape
         shape = (given,) if isinstance(given, Integral) else given
-        if type(shape) is not tuple or any(type(d) is not int for d in shape):
+        if type(shape) is not tuple or any(
+            type(d) is not int or not 0 <= d < _SIZES for d in shape
+        ):
             object.__setattr__(self, "shape", tuple(map(_dim, shape)))
         if not isinstance(self.dtype, str):
             raise TypeError(f"a dtype must be its name, got {self.dtype!r}")
-        object.__setattr__(self, "dtype", str(self.dtype))
+        object.__setattr__(self, "dtype", OTHER_NAMES.get(self.dtype, str(self.dtype)))
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:

@@ -46,8 +46,11 @@ MINOR_GROUPS = (
 )
 
 
-def weight_gradient(p: Product, var: relax.Var) -> relax.Expr:
-    """The wgrad that a product is, as an untyped call; Barrier with the reason where it is none.
+Finish = Callable[[relax.Expr], relax.Call]  # types a call and checks it; raises Barrier
+
+
+def weight_gradient(p: Product, var: relax.Var, finish: Finish) -> relax.Call:
+    """The wgrad that a product is; Barrier with the reason where it is none.
 
     Any depthwise convolution is a weight gradient of one image, that of its reshaped operands; what
     has several images in its source is not taken for that.
@@ -55,7 +58,7 @@ def weight_gradient(p: Product, var: relax.Var) -> relax.Expr:
     if not p.summed and (_has_images(p.image, [dim.atoms for dim in p.image_hw])
                          or _has_images(p.filter, p.filter_rs)):  # fmt: skip
         raise Barrier("the sum runs over nothing, not over the images")
-    return _first(p, lambda data, grad: _weight(p, var, data, grad))
+    return _first(p, lambda data, grad: finish(_weight(p, var, data, grad)))
 
 
 def _has_images(anchors: Sequence[Anchor], pixels: Sequence[Atoms]) -> bool:
@@ -66,14 +69,14 @@ def _has_images(anchors: Sequence[Anchor], pixels: Sequence[Atoms]) -> bool:
     )
 
 
-def data_gradient(p: Product, var: relax.Var) -> relax.Expr:
-    """The dgrad that a product is, as an untyped call; Barrier with the reason where it is none."""
+def data_gradient(p: Product, var: relax.Var, finish: Finish) -> relax.Call:
+    """The dgrad that a product is; Barrier with the reason where it is none."""
     if p.attrs.strides != (1, 1):
         raise Barrier(f"the convolution has strides {p.attrs.strides}, a data gradient's has none")
-    return _first(p, lambda grad, weight: _data(p, var, grad, weight))
+    return _first(p, lambda grad, weight: finish(_data(p, var, grad, weight)))
 
 
-def _first(p: Product, attempt: Callable[[Anchor, Anchor], relax.Expr]) -> relax.Expr:
+def _first(p: Product, attempt: Callable[[Anchor, Anchor], relax.Call]) -> relax.Call:
     """The first pair of anchors that matches, else the reason of the first pair, from afar."""
     reason: Barrier | None = None
     for image in p.image:

@@ -211,10 +211,11 @@ FLIP = "relax.flip"
 VIEWS = frozenset({*KEEPING, *REPEATING, *SPREADING, FLIP})
 
 
-def viewed(name: str, call: relax.Call, var: relax.Var, view: View, spread: bool) -> View:
+def viewed(name: str, call: relax.Call, var: relax.Var | None, view: View, spread: bool) -> View:
     """The view that an op makes of its operand's view.
 
-    `spread` : whether zeros may come in.  Raises Barrier for what is no such op.
+    `var` : the result, if it may be an anchor; `spread` : whether zeros may come in.  Raises
+    Barrier for what is no such op.
     """
     found = Refinement()
     if name == FLIP:
@@ -226,7 +227,7 @@ def viewed(name: str, call: relax.Call, var: relax.Var, view: View, spread: bool
     return _anchored(found.view(View(dims, view.anchors)), var)
 
 
-def _flipped(call: relax.Call, var: relax.Var, view: View) -> View:
+def _flipped(call: relax.Call, var: relax.Var | None, view: View) -> View:
     axis = _axis(call.attrs.axis, len(view.dims))
     dim = view.dims[axis]
     turned = replace(dim, before=dim.after, after=dim.before)
@@ -237,9 +238,9 @@ def _flipped(call: relax.Call, var: relax.Var, view: View) -> View:
     return _anchored(View((*view.dims[:axis], turned, *view.dims[axis + 1 :]), anchors), var)
 
 
-def _anchored(view: View, var: relax.Var) -> View:
+def _anchored(view: View, var: relax.Var | None) -> View:
     """The view with its own tensor as an anchor too, unless it is a permutation of the last one."""
-    if len(view.dims) != 4 or not view.plain:
+    if var is None or len(view.dims) != 4 or not view.plain:
         return view
     axes = tuple(dim.atoms for dim in view.dims)
     for last in view.anchors[-1:]:

@@ -13,14 +13,18 @@ proof does not cover is rounding: the op sums in float32 what the composite may 
 One walk forward gives each variable its map; then each convolution's result is followed to the last
 variable that is a whole gradient.  That one becomes the op, and what it alone needed is dropped.
 Everything is linear in the program's length.
+
+What is found is a plan first (`plan_function`): Relay's pass has its programs analysed here, and
+writes the result back itself.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -35,10 +39,40 @@ from .raise_match import MINOR_GROUPS, data_gradient, weight_gradient
 from .raise_ops import VIEWS, viewed
 from .raise_product import Product, describe, followed, is_forward, product
 from .raise_report import RaiseEntry, RaiseReport
+from .raise_walk import bodies_of, branches_of, variables_of, with_type
 
 CONV2D = "relax.nn.conv2d"
 _TAKEN = ("Composite", "Codegen")  # attributes of functions that a backend took
 MATCH = {"wgrad": weight_gradient, "dgrad": data_gradient}
+Accept = Callable[[relax.Var, relax.Var, relax.Call], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What changes in a function.
+
+    `new` : the call that becomes a variable's value; `dropped` : variables that only the old
+    values needed; `entries` : one for each convolution that is or resembles a gradient.
+    """
+
+    new: Mapping[relax.Var, relax.Call]
+    dropped: frozenset[relax.Var]
+    entries: tuple[RaiseEntry, ...]
+
+
+def plan_function(
+    name: str,
+    func: relax.Function,
+    accept: Accept = lambda convolution, var, call: None,
+    hidden: Collection[relax.Var] = (),
+) -> Plan:
+    """What would change in a function, which stays as it is.
+
+    `accept(convolution, var, call)` is asked of each call before it becomes the value of `var`, and
+    raises Barrier with the reason where it can't.  A `hidden` variable is looked through, but gets
+    no new value and is no operand.
+    """
+    return _Planner(name, func, accept, hidden).run()
 
 
 def raise_conv_backward(mod: tvm.IRModule) -> tuple[tvm.IRModule, RaiseReport]:
@@ -63,16 +97,21 @@ def raise_conv_backward(mod: tvm.IRModule) -> tuple[tvm.IRModule, RaiseReport]:
             continue
         if func.attrs is not None and any(key in func.attrs for key in _TAKEN):
             continue
-        raiser = _Raiser(str(gv.name_hint), func)
-        made = raiser.run()
-        entries += raiser.entries
-        if made is not func:
-            out.update_func(gv, made)
-    for entry in entries:
-        if entry.reason.startswith(MINOR_GROUPS):
-            warnings.warn(f"{entry.function}: %{entry.node}: {entry.reason}", stacklevel=2)
+        plan = plan_function(str(gv.name_hint), func)
+        entries += plan.entries
+        if plan.new:
+            out.update_func(gv, _Writer(plan).function(func))
+    warn_of_groups(entries, stacklevel=3)
     changed = any(entry.raised for entry in entries)
     return (out if changed else mod), RaiseReport(entries)
+
+
+def warn_of_groups(entries: Iterable[RaiseEntry], stacklevel: int) -> None:
+    """Warns of each composite that pairs groups wrongly."""
+    for entry in entries:
+        if entry.reason.startswith(MINOR_GROUPS):
+            message = f"{entry.function}: %{entry.node}: {entry.reason}"
+            warnings.warn(message, stacklevel=stacklevel)
 
 
 def RaiseConvBackward(  # noqa: N802 - a pass
@@ -93,77 +132,88 @@ def RaiseConvBackward(  # noqa: N802 - a pass
 # ---- one function --------------------------------------------------------------------------------
 
 
-class _Raiser:
-    """Which bindings of a function change, how often each variable is used, and the new body."""
+class _Planner:
+    """Which bindings of a function change, and how often each variable is used."""
 
-    def __init__(self, name: str, func: relax.Function) -> None:
+    def __init__(
+        self, name: str, func: relax.Function, accept: Accept, hidden: Collection[relax.Var]
+    ) -> None:
         self.name = name
         self.func = func
+        self.accept = accept
+        self.hidden = hidden
         self.entries: list[RaiseEntry] = []
         self.uses: Counter[relax.Var] = Counter()
         self.values: dict[relax.Var, relax.Expr] = {}
-        self.new: dict[relax.Var, relax.Expr] = {}
-        self.dropped: set[relax.Var] = set()
+        self.new: dict[relax.Var, relax.Call] = {}
 
-    def run(self) -> relax.Function:
-        """The function, itself where nothing was raised."""
-        func, bodies = self.func, _bodies(self.func.body)
+    def run(self) -> Plan:
+        bodies = bodies_of(self.func.body)
         for body in bodies:
-            self.uses.update(_variables(body.body))
+            self.uses.update(variables_of(body.body))
             for block in body.blocks:
                 for binding in block.bindings:
-                    self.uses.update(_variables(binding.value))
+                    self.uses.update(variables_of(binding.value))
                     if isinstance(binding, relax.VarBinding):
                         self.values[binding.var] = binding.value
         for body in bodies:
             for block in body.blocks:
-                _BlockRaiser(self, block).run()
-        if not self.new:
-            return func
-        self._drop()
-        body = self._written(func.body)
+                _BlockPlanner(self, block).run()
+        return Plan(self.new, self._dropped(), tuple(self.entries))
+
+    def _dropped(self) -> frozenset[relax.Var]:
+        """What only the old calls needed: all of it is what this pass looks through."""
+        dropped: set[relax.Var] = set()
+        rest = [self.values[var] for var in self.new]
+        for value in self.new.values():
+            self.uses.update(variables_of(value))
+        while rest:
+            used = variables_of(rest.pop())
+            self.uses.subtract(used)
+            for var in dict.fromkeys(used):
+                if self.uses[var] or var not in self.values or var in dropped:
+                    continue
+                dropped.add(var)
+                # A gradient that only another one needed has lost its old operands already.
+                rest.append(self.new.get(var, self.values[var]))
+        return frozenset(dropped)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """The function that a plan makes."""
+
+    plan: Plan
+
+    def function(self, func: relax.Function) -> relax.Function:
+        body = self._body(func.body)
         return relax.Function(
             list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span
         )
 
-    def _drop(self) -> None:
-        """Drops what only the old calls needed: all of it is what this pass looks through."""
-        rest = [self.values[var] for var in self.new]
-        for value in self.new.values():
-            self.uses.update(_variables(value))
-        while rest:
-            used = _variables(rest.pop())
-            self.uses.subtract(used)
-            for var in dict.fromkeys(used):
-                if self.uses[var] or var not in self.values or var in self.dropped:
-                    continue
-                self.dropped.add(var)
-                # A gradient that only another one needed has lost its old operands already.
-                rest.append(self.new.get(var, self.values[var]))
-
-    def _written(self, body: relax.SeqExpr) -> relax.SeqExpr:
+    def _body(self, body: relax.SeqExpr) -> relax.SeqExpr:
         blocks = []
         for block in body.blocks:
-            bindings = [self._binding(b) for b in block.bindings if b.var not in self.dropped]
+            bindings = [self._binding(b) for b in block.bindings if b.var not in self.plan.dropped]
             is_dataflow = isinstance(block, relax.DataflowBlock)
             made = relax.DataflowBlock if is_dataflow else relax.BindingBlock
             blocks.append(made(bindings, block.span))
-        return _typed(relax.SeqExpr(blocks, body.body, body.span), body.ty)
+        return with_type(relax.SeqExpr(blocks, body.body, body.span), body.ty)
 
     def _binding(self, binding: relax.Binding) -> relax.Binding:
-        value = self.new.get(binding.var, binding.value)
+        value = self.plan.new.get(binding.var, binding.value)
         if isinstance(value, relax.If):
-            branches = [self._written(branch) for branch in _branches(value)]
-            value = _typed(relax.If(value.cond, *branches, value.span), value.ty)
+            branches = [self._body(branch) for branch in branches_of(value)]
+            value = with_type(relax.If(value.cond, *branches, value.span), value.ty)
         if value is binding.value:
             return binding
         return relax.VarBinding(binding.var, value, binding.span)
 
 
-class _BlockRaiser:
+class _BlockPlanner:
     """One block: operands and results are followed within it only, so all are in scope."""
 
-    def __init__(self, owner: _Raiser, block: Any) -> None:
+    def __init__(self, owner: _Planner, block: Any) -> None:
         self.owner = owner
         self.block = block
         self.views: dict[relax.Expr, View] = {}
@@ -176,7 +226,7 @@ class _BlockRaiser:
     def run(self) -> None:
         for binding in self.block.bindings:
             var, value = binding.var, binding.value
-            for used in dict.fromkeys(_variables(value)):
+            for used in dict.fromkeys(variables_of(value)):
                 self.users.setdefault(used, []).append(var)
             if isinstance(binding, relax.MatchCast):
                 continue
@@ -210,16 +260,18 @@ class _BlockRaiser:
         if name not in VIEWS:
             return
         # What is no view of its operand is a tensor of its own, and may be one with zeros.
+        anchor = None if var in self.owner.hidden else var
         with suppress(Barrier):
-            self.views[var] = viewed(name, call, var, self._view(source), spread=False)
+            self.views[var] = viewed(name, call, anchor, self._view(source), spread=False)
         if source in self.spread or var not in self.views:
             with suppress(Barrier):
                 zeros = self.spread[source] if source in self.spread else self._view(source)
-                self.spread[var] = viewed(name, call, var, zeros, spread=True)
+                self.spread[var] = viewed(name, call, anchor, zeros, spread=True)
 
     def _view(self, expr: relax.Expr) -> View:
         if expr not in self.views:
-            self.views[expr] = itself(expr)
+            view = itself(expr)
+            self.views[expr] = replace(view, anchors=()) if expr in self.owner.hidden else view
         return self.views[expr]
 
     def _convolution(self, call: relax.Call, var: relax.Var) -> None:
@@ -253,8 +305,10 @@ class _BlockRaiser:
             chain.append(following)
         reason = ""
         for var in reversed(chain):
+            if var in self.owner.hidden:
+                continue
             try:
-                call = _checked(MATCH[kind](self.products[var], var), var)
+                call = MATCH[kind](self.products[var], var, self._finished(conv, var))
             except Barrier as why:
                 reason = reason or f"{why}; {self._end(var)}"
                 continue
@@ -262,6 +316,14 @@ class _BlockRaiser:
             self._enter(var, kind, problem=problem_of(call).repro())
             return
         self._enter(conv, kind, reason=reason)
+
+    def _finished(self, conv: relax.Var, var: relax.Var) -> Callable[[relax.Expr], relax.Call]:
+        def finish(made: relax.Expr) -> relax.Call:
+            call = _checked(made, var)
+            self.owner.accept(conv, var, call)
+            return call
+
+        return finish
 
     def _next(self, var: relax.Var) -> relax.Var | None:
         """The variable that a product goes on in, if nothing else uses it."""
@@ -291,52 +353,3 @@ def _checked(call: relax.Expr, var: relax.Var) -> relax.Call:
     if not structural_equal(typed.ty, var.ty):
         raise Barrier(f"the gradient would be {typed.ty}, and {describe(var)} is {var.ty}")
     return typed
-
-
-# ---- walks over programs -------------------------------------------------------------------------
-
-
-def _branches(value: relax.Expr) -> list[relax.SeqExpr]:
-    return [value.true_branch, value.false_branch] if isinstance(value, relax.If) else []
-
-
-def _bodies(body: relax.SeqExpr) -> list[relax.SeqExpr]:
-    """A function's body and those of the branches in it."""
-    found, rest = [], [body]
-    while rest:
-        body = rest.pop()
-        found.append(body)
-        for block in body.blocks:
-            if not isinstance(block, relax.DataflowBlock):  # no branch can stand in one
-                rest += [b for binding in block.bindings for b in _branches(binding.value)]
-    return found
-
-
-def _variables(expr: relax.Expr) -> list[relax.Var]:
-    """The variables that an expression uses, each as often as it does; of a branch its condition.
-
-    Branches are bodies of their own.
-    """
-    found: list[relax.Var] = []
-    rest = [expr]
-    while rest:
-        item = rest.pop()
-        if isinstance(item, relax.Var):
-            found.append(item)
-        elif isinstance(item, relax.Call):
-            rest.append(item.op)
-            rest.extend(item.args)
-        elif isinstance(item, relax.Tuple):
-            rest.extend(item.fields)
-        elif isinstance(item, relax.TupleGetItem):
-            rest.append(item.tuple_value)
-        elif isinstance(item, relax.If):
-            rest.append(item.cond)
-        elif isinstance(item, relax.Function):
-            found += relax.analysis.free_vars(item)
-    return found
-
-
-def _typed(expr: relax.Expr, ty: Any) -> Any:
-    relax.expr._update_type(expr, ty)
-    return expr

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..analysis import free_vars
 from ..ast import Expr, Function, IRModule, Op, as_node
 from ..equal import structural_equal
 from ..infer import infer_expr
@@ -63,6 +64,7 @@ def rewrite(
             raise ValueError(f"rewrite: {type(callback).__name__} has no pattern")
     post: Expr = as_node(expr, "rewrite: the expression")
     waiting = list(given)
+    mine: dict[Expr, Expr] = {}  # free variables with types -> the expression's own
     passes = 0
     changed = True
     while changed:
@@ -74,10 +76,14 @@ def rewrite(
                     f" {', '.join(type(c).__name__ for c in given)} undo each other?"
                 )
             passes += 1
+            if callback.require_type:
+                post = _typed(post, mod, mine)
             out = _once(callback, post, mod)
             if callback.rewrite_once and not _equal(out, post):
                 waiting.remove(callback)
             post = out
+        if mine:
+            post = rebuild(post, lambda _, new: new, dict(mine))
         changed = not _equal(before, post)
     return post
 
@@ -86,9 +92,14 @@ def _equal(a: Expr, b: Expr) -> bool:
     return a is b or structural_equal(a, b)
 
 
+def _typed(expr: Expr, mod: IRModule | None, mine: dict[Expr, Expr]) -> Expr:
+    out = infer_expr(expr, mod)
+    pairs = zip(free_vars(out), free_vars(expr), strict=True)
+    mine.update({new: mine.get(old, old) for new, old in pairs if new is not old})
+    return out
+
+
 def _once(callback: DFPatternCallback, expr: Expr, mod: IRModule | None) -> Expr:
-    if callback.require_type:
-        expr = infer_expr(expr, mod)
     assert callback.pattern is not None
     groups: Mapping[Expr, Group] = Grouper(expr, mod).groups(callback.pattern)
     if not groups:

@@ -3,9 +3,10 @@
 from . import annotation as annotation
 from . import contrib as contrib
 from . import nn as nn
+from . import op as op
 from . import reduce, tensor, transform
+from .kinds import OpPattern as OpPattern
 from .reduce import *  # noqa: F403
-from .registration import OpPattern as OpPattern
 from .registration import get as get
 from .registration import list_op_names as list_op_names
 from .registration import register as register

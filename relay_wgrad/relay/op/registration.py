@@ -23,6 +23,7 @@ from ..ast import Attrs, Op
 from ..ops import REGISTRY, RelayOp, hooks, lookup, relations, show
 from ..ops.table import Call, Site
 from ..types import FuncType, TensorType, TupleType, Type
+from .kinds import KINDS
 
 F = TypeVar("F", bound=Callable[..., Any])
 TypeRel = Callable[[list[Any], Any], Any]
@@ -42,18 +43,6 @@ _HOOKS: Mapping[str, hooks.Hooks[Any]] = {
 }
 # Other attributes: (operator, key) -> value by level.
 _ATTRS: dict[tuple[str, str], dict[int, Any]] = {}
-
-
-class OpPattern:
-    """What kind of operator one is, for fusion; the numbers are Relay's."""
-
-    ELEMWISE = 0
-    BROADCAST = 1
-    INJECTIVE = 2
-    COMM_REDUCE = 3
-    OUT_ELEMWISE_FUSABLE = 4
-    TUPLE = 7
-    OPAQUE = 8
 
 
 def get(op_name: str) -> Op:
@@ -205,7 +194,9 @@ def get_attr(op_name: str, key: str) -> Any:
     if key in _HOOKS:
         return _HOOKS[key].find(op_name)
     levels = _ATTRS.get((op_name, key))
-    return levels[max(levels)] if levels else None
+    if not levels:
+        return KINDS.get(op_name) if key == "TOpPattern" else None
+    return levels[max(levels)]
 
 
 def reset_attr(op_name: str, key: str) -> None:

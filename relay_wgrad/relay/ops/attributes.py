@@ -9,6 +9,8 @@ from typing import Any
 
 from tvm import DataType
 
+from ..types import OTHER_NAMES
+
 
 class Required:
     """The default of an attribute that has none; there is one, `REQUIRED`."""
@@ -50,9 +52,10 @@ def _dtype(value: Any) -> str | None:
     if value is None or value == "":
         return None
     try:
-        return str(DataType(value))
+        found = str(DataType(value))
     except (TypeError, ValueError):
         raise TypeError("the name of a dtype") from None
+    return OTHER_NAMES.get(found, found)
 
 
 def _ints(value: Any) -> tuple[int, ...]:

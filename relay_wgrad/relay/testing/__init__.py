@@ -8,8 +8,6 @@ and `get_net(...)` (`mobile_net` in `mobilenet`), which gives the function witho
 
 from __future__ import annotations
 
-from ..ast import Expr
-from ..infer import infer_expr
 from . import (
     dcgan,
     densenet,
@@ -20,11 +18,15 @@ from . import (
     mobilenet,
     resnet,
     squeezenet,
+    temp_op_attr,
     vgg,
 )
+from .checks import check_grad, count_ops, rand, run_infer_type, run_opt_pass
 from .init import create_workload
 
 __all__ = [
+    "check_grad",
+    "count_ops",
     "create_workload",
     "dcgan",
     "densenet",
@@ -33,16 +35,11 @@ __all__ = [
     "layers",
     "mlp",
     "mobilenet",
+    "rand",
     "resnet",
     "run_infer_type",
+    "run_opt_pass",
     "squeezenet",
+    "temp_op_attr",
     "vgg",
 ]
-
-
-def run_infer_type(expr: Expr) -> Expr:
-    """The expression with the types of all nodes.
-
-    Raises TypeError or ValueError for a violated type relation.
-    """
-    return infer_expr(expr)

@@ -144,6 +144,9 @@ class Builder(Values):
         span = self.span(token, last, origin)
         return Function(head.params, body, head.ret_type, (), head.attrs, checked, span)
 
+    def expression(self, children: Children) -> Expr:
+        return self._expr(children[-1])
+
     # -- scopes
 
     def let(self, children: Children) -> tuple[Var, Expr, Span]:

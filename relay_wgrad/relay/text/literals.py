@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..types import ANY, AnyDim, Dim, FuncType, TensorType, TupleType, Type
+from ..types import ANY, OTHER_NAMES, AnyDim, Dim, FuncType, TensorType, TupleType, Type
 
 _BITS = (8, 16, 32, 64)
 # Relay's names; numpy's type where an array can hold it.
@@ -151,8 +151,8 @@ def tensor_type(text: str) -> TensorType:
 
 
 def known_dtype(name: str) -> str:
-    """The name itself.  Raises ValueError for one that Relay hasn't."""
-    if name not in DTYPES:
+    """The name itself, or another one's.  Raises ValueError for one that Relay hasn't."""
+    if name not in DTYPES and name not in OTHER_NAMES:
         raise ValueError(f"unknown dtype {name}")
     return name
 

@@ -1,15 +1,17 @@
-"""`fromtext`: Relay's text to its syntax tree."""
+"""`fromtext`, `parse_expr`: Relay's text to its syntax tree."""
 
 from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from importlib import resources
+from typing import TypeVar
 
 from lark import Lark
 from lark.exceptions import UnexpectedInput
 
-from ..ast import IRModule
+from ..ast import Expr, IRModule
 from ..errors import Complaint
 from ..spans import Span
 from .builder import Builder
@@ -31,13 +33,18 @@ class _Parser:
         grammar = (resources.files(__package__) / "grammar.lark").read_text(encoding="utf-8")
         self.builder = Builder()
         self._lark = Lark(
-            grammar, parser="lalr", start=["module", "type"], transformer=self.builder
+            grammar, parser="lalr", start=["module", "expression", "type"], transformer=self.builder
         )
         self.builder.parse_type = self._type
 
     def module(self, text: str) -> None:
         """Leaves the functions with the builder.  Raises Complaint."""
         self._run(text, "module")
+
+    def expression(self, text: str) -> Expr:
+        """Raises Complaint."""
+        self.builder.scopes.enter(())  # it has graph variables, as a function
+        return self._run(text, "expression")  # type: ignore[return-value]
 
     def _type(self, text: str) -> DeepType:
         result: DeepType = self._run(text, "type")
@@ -48,6 +55,10 @@ class _Parser:
             return self._lark.parse(text, start=start)  # type: ignore[return-value]
         except UnexpectedInput as error:
             raise explain(error, text) from None
+
+
+R = TypeVar("R")
+_Read = Callable[[_Parser, str, Table], R]
 
 
 class _OfThread(threading.local):
@@ -75,23 +86,58 @@ def fromtext(
     data types, `match`, references, type parameters, operators in infix form.
     Raises TypeError when `text` is no str.
     """
+    return _checked(text, source_name, max_size, max_depth, _module)
+
+
+def parse_expr(
+    text: str,
+    source_name: str = "from_string",
+    *,
+    max_size: int = MAX_SIZE,
+    max_depth: int = MAX_DEPTH,
+) -> Expr:
+    """The expression that a text describes, a function say; the line of the version may be missing.
+
+    It has no variables but those that it binds, and calls no global functions.  Limits and errors
+    as `fromtext`.
+    """
+    return _checked(text, source_name, max_size, max_depth, _expression)
+
+
+def _checked(text: str, source: str, max_size: int, max_depth: int, read: _Read[R]) -> R:
     if not isinstance(text, str):
         raise TypeError(f"a Relay text is a str, not {type(text).__name__}")
     try:
-        return _parse(text, source_name, max_size, max_depth)
+        return _parse(text, source, max_size, max_depth, read)
     except Complaint as complaint:
-        error = complaint.located(text, source_name)
+        error = complaint.located(text, source)
     # Outside of the handler, so that the error holds no chain of internal ones.
     raise error
 
 
-def _parse(text: str, source: str, max_size: int, max_depth: int) -> IRModule:
+def _module(parser: _Parser, text: str, table: Table) -> IRModule:
+    parser.module(text)
+    builder = parser.builder
+    for name, (var, offset) in builder.global_vars.items():
+        if var.name not in builder.functions:
+            raise Complaint(offset, f"{name} is not defined in this module")
+    return IRModule(builder.functions, metadata=table)
+
+
+def _expression(parser: _Parser, text: str, table: Table) -> Expr:
+    out = parser.expression(text)
+    for name, (_, offset) in parser.builder.global_vars.items():
+        raise Complaint(offset, f"{name} is not defined: an expression has no module")
+    return out
+
+
+def _parse(text: str, source: str, max_size: int, max_depth: int, read: _Read[R]) -> R:
     if len(text) > max_size:
         raise Complaint(0, f"{len(text)} characters, more than max_size = {max_size}")
     version = _VERSION.match(text)
-    if version is None:
+    if version is None and read is _module:
         raise Complaint(0, f'the text begins with #[version = "{_KNOWN}"]')
-    if version[1] != _KNOWN:
+    if version is not None and version[1] != _KNOWN:
         raise Complaint(version.start(1), f"version {version[1][:40]}: only {_KNOWN} is known")
     end = scan(text, max_depth)
     table: Table = ()
@@ -106,11 +152,7 @@ def _parse(text: str, source: str, max_size: int, max_depth: int) -> IRModule:
     builder = parser.builder
     builder.reset(source, table)
     try:
-        parser.module(text[:end])
-        for name, (var, offset) in builder.global_vars.items():
-            if var.name not in builder.functions:
-                raise Complaint(offset, f"{name} is not defined in this module")
-        return IRModule(builder.functions, metadata=table)
+        return read(parser, text[:end], table)
     finally:
         # A parser is kept; the program isn't.
         builder.reset("", ())

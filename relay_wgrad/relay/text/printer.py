@@ -44,6 +44,7 @@ _OMITTED = (
     "\n/* The metadata section has been left out: astext(mod, show_meta_data=True) writes it. */\n"
 )
 _HEADER = '#[version = "0.0.5"]\n'
+_ATTR = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
 _DEEPEST_INDENT = 50  # levels; beyond, the text would grow with the square of the depth
 
 # A step that may ask for others' results, and gives a text at last.
@@ -303,6 +304,9 @@ class _Printer:
         return self._vars[var]
 
     def _attrs(self, attrs: Mapping[str, Any]) -> list[str]:
+        for name in attrs:
+            if not isinstance(name, str) or not _ATTR.fullmatch(name):
+                raise RelayTextError(f"{name!r} is no name of an attribute")
         return [f"{name}={self._value(value, name)}" for name, value in attrs.items()]
 
     def _value(self, value: Any, name: str) -> str:

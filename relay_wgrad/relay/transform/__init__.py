@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ..ast import Expr
-from ..infer import infer_module
+from ...transform.raise_report import RaiseReport
+from ..ast import Expr, IRModule
+from ..infer import infer_module, infer_types
+from ..types import Type
 from .canonicalize import canonicalize_ops
 from .convert_layout import checked_layouts, convert_layout
 from .eliminate import (
@@ -35,6 +37,7 @@ from .passes import (
     module_pass,
     on_functions,
 )
+from .raise_conv_backward import raise_conv_backward
 from .simplify_expr import simplify_expr
 from .simplify_inference import simplify_inference
 
@@ -47,6 +50,7 @@ __all__ = [
     "FirstOrderGradient",
     "FoldConstant",
     "InferType",
+    "InferTypeLocal",
     "Legalize",
     "MergeCompilerRegions",
     "MergeComposite",
@@ -54,6 +58,7 @@ __all__ = [
     "Pass",
     "PassContext",
     "PassInfo",
+    "RaiseConvBackward",
     "RemoveUnusedFunctions",
     "Sequential",
     "SimplifyExpr",
@@ -73,6 +78,11 @@ def _on_functions(name: str, opt_level: int, change: FunctionChange) -> Pass:
 def InferType() -> Pass:  # noqa: N802
     """The type of every node, and of every function's result."""
     return Pass(lambda mod, _: infer_module(mod), PassInfo(INFER_TYPE))
+
+
+def InferTypeLocal(expr: Expr) -> Type:  # noqa: N802
+    """The type of one expression, which stays as it is."""
+    return infer_types(expr)[expr]
 
 
 def SimplifyInference() -> Pass:  # noqa: N802
@@ -145,6 +155,23 @@ def Legalize(legalize_map_attr_name: str = "FTVMLegalize") -> Pass:  # noqa: N80
     if not isinstance(key, str):
         raise TypeError(f"Legalize: expected an attribute's name, got {key!r}")
     return _on_functions("Legalize", 1, lambda f, mod, _: legalize(f, mod, key))
+
+
+def RaiseConvBackward(  # noqa: N802
+    on_report: Callable[[RaiseReport], None] | None = None,
+) -> Pass:
+    """Convolution gradients written with other operators as operators; see `docs/raising.md`.
+
+    `on_report` gets what was raised, and what stays with its reason.
+    """
+
+    def change(mod: IRModule, context: PassContext) -> IRModule:
+        out, report = raise_conv_backward(mod)
+        if on_report is not None:
+            on_report(report)
+        return out
+
+    return Pass(change, PassInfo("RaiseConvBackward", 0, (INFER_TYPE,)))
 
 
 def ConvertLayout(desired_layouts: Mapping[str, Sequence[str]]) -> Pass:  # noqa: N802

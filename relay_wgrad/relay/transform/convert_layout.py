@@ -63,16 +63,10 @@ def convert_layout(function: Function, mod: IRModule, desired: Desired) -> Funct
     ------
     TypeError, ValueError : for a registered conversion that gives no expression, or another type.
     """
-    if is_kernel(function):
-        return function
     new: dict[Expr, Expr] = {}
-
-    def enter(node: Expr) -> bool:
-        return not (isinstance(node, Function) and is_kernel(node))
-
-    for node in post_order(function, enter):
+    for node in post_order(function, lambda n: not is_kernel(n)):
         if isinstance(node, Function):
-            new[node] = _Body(node, mod, desired, new).converted() if enter(node) else node
+            new[node] = node if is_kernel(node) else _Body(node, mod, desired, new).converted()
     out = new[function]
     assert isinstance(out, Function)
     return out
@@ -176,14 +170,17 @@ class _Body:
         return Value(value.type, value.native, forms, value.axes, make, value.free)
 
     def _let(self, node: Let) -> State:
-        var, value = self.bindings[node.var]
         body = self.states[node.body]
-        new = {node.var: var, node.value: value}
         if isinstance(body, Value) and node not in self.last:
-            out = over(node, {**new, node.body: body.get(body.native)})
+            out = self._over(node, body.get(body.native))
             return Value(body.type, body.native, {body.native: out}, body.axes)
-        out = over(node, {**new, node.body: original(body)})
-        return as_state(out, node.checked_type)
+        return as_state(self._over(node, original(body)), node.checked_type)
+
+    def _over(self, node: Let, body: Expr) -> Let:
+        var, value = self.bindings[node.var]
+        if var is node.var and value is node.value and body is node.body:
+            return node
+        return replace(node, var=var, value=value, body=body)
 
     # ---- operators -------------------------------------------------------------------------------
 
@@ -222,9 +219,9 @@ class _Body:
 
     def _with_layouts(self, node: Call, made: Call, name: str) -> State:
         """A call like the old one, in the layouts that its attributes say."""
-        read = lookup(name).read
-        old, old_result = ROLES[name].layouts(read(node.attrs))
-        new, new_result = ROLES[name].layouts(read(made.attrs))
+        before, after = (lookup(name).read(call.attrs) for call in (node, made))
+        old, old_result = ROLES[name].layouts(before)
+        new, new_result = ROLES[name].layouts(after)
         orders = [
             _order(node, name, src, dst)
             for src, dst in zip((*old, old_result), (*new, new_result), strict=True)
@@ -236,10 +233,11 @@ class _Body:
                 args.append(state.get(orders[index], old[index]))
             else:
                 args.append(original(state))
-        moved = any(o != tuple(range(len(o))) for o in orders)
-        call = replace(made, args=tuple(args), span=node.span) if moved else with_args(node, args)
+        out = with_args(node, args)
+        if before != after:
+            out = replace(made, args=tuple(args), span=node.span)
         assert isinstance(node.checked_type, TensorType)
-        return Value(node.checked_type, orders[-1], {orders[-1]: call}, old_result)
+        return Value(node.checked_type, orders[-1], {orders[-1]: out}, old_result)
 
 
 def _order(node: Call, name: str, src: str, dst: str) -> Order:

@@ -20,6 +20,7 @@ from ..ast import (
     Constant,
     Expr,
     Function,
+    GlobalVar,
     IRModule,
     Let,
     Op,
@@ -55,7 +56,9 @@ def first_order_gradient(mod: IRModule) -> IRModule:
 def gradient(expr: Expr, mod: IRModule | None = None, mode: str = "higher_order") -> Function:
     """The function that gives (results, (gradient of each parameter)) for the function `expr`.
 
-    `mode` is Relay's: both of its modes give this here.
+    `mode` is Relay's.  Both give the first-order form here.  Of several results "first_order" takes
+    the sum, "higher_order" the first tensor alone.  `expr` may also be the GlobalVar of a function
+    of `mod`.
 
     Raises
     ------
@@ -65,19 +68,26 @@ def gradient(expr: Expr, mod: IRModule | None = None, mode: str = "higher_order"
     if mode not in ("first_order", "higher_order"):
         raise ValueError(f"gradient: mode must be first_order or higher_order, got {mode!r}")
     mod = mod if mod is not None else IRModule({})
+    if not isinstance(expr, Expr):
+        raise TypeError(f"gradient: expected a function, got {expr!r}")
+    if isinstance(expr, GlobalVar):
+        if expr not in mod:
+            raise ValueError(f"gradient: the module has no @{expr.name}")
+        expr = mod[expr]
     function = infer_expr(expr, mod)
     if not isinstance(function, Function):
         raise TypeError(f"gradient: expected a function, got {type(expr).__name__}")
-    out = infer_expr(_differentiated(function, infer_module(mod)), mod)
+    first_only = mode == "higher_order"
+    out = infer_expr(_differentiated(function, infer_module(mod), first_only), mod)
     assert isinstance(out, Function)
     return out
 
 
-def _differentiated(function: Function, mod: IRModule) -> Function:
+def _differentiated(function: Function, mod: IRModule, first_only: bool = False) -> Function:
     graph = infer_expr(_simple(inlined(function, mod)))
     assert isinstance(graph, Function)
     assert isinstance(graph.checked_type, FuncType)
-    body = _Reverse().run(graph)
+    body = _Reverse().run(graph, first_only)
     result = graph.checked_type.ret_type
     ret_type = TupleType((result, TupleType(graph.checked_type.arg_types)))
     return Function(graph.params, body, ret_type, attrs=function.attrs, span=function.span)
@@ -137,7 +147,7 @@ class _Reverse:
         self.values: dict[Expr, _Value] = {}
         self.back: list[Callable[[_Lets], None]] = []
 
-    def run(self, graph: Function) -> Expr:
+    def run(self, graph: Function, first_only: bool) -> Expr:
         for param in graph.params:
             self._value(param, param)
         for node in post_order(graph.body):
@@ -145,7 +155,7 @@ class _Reverse:
                 self._forward(node)
         result = self.values[graph.body]
         params = [self.values[param] for param in graph.params]
-        result.reverse = _filled("ones", result.forward, result.type)
+        result.reverse = (_first if first_only else _ones)(result.forward, result.type)
         lets = _Lets()
         for step in reversed(self.back):
             step(lets)
@@ -261,6 +271,26 @@ def _filled(what: str, value: Expr, ty: Type) -> Expr:
         )
         return Tuple(fields, ty)
     return replace(call(f"{what}_like", value), checked_type=ty)
+
+
+def _ones(value: Expr, ty: Type) -> Expr:
+    return _filled("ones", value, ty)
+
+
+def _first(value: Expr, ty: Type) -> Expr:
+    """Ones for the first tensor of a result, zeros for the others."""
+    path = []
+    while isinstance(ty, TupleType) and ty.fields:
+        path.append((value, ty))
+        value, ty = TupleGetItem(value, 0, ty.fields[0]), ty.fields[0]
+    out = _ones(value, ty)
+    for whole, of in reversed(path):
+        rest = (
+            _filled("zeros", TupleGetItem(whole, i, part), part)
+            for i, part in enumerate(of.fields[1:], 1)
+        )
+        out = Tuple((out, *rest), of)
+    return out
 
 
 def _part(what: str, value: Expr, ty: Type) -> Expr:

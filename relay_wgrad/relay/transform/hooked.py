@@ -32,16 +32,14 @@ def attributes(node: Call, op: str) -> Attrs:
 
 def kernels(function: Function) -> dict[Expr, Expr]:
     """The functions within one that are a kernel or for a compiler, each for itself: left alone."""
-    return {node: node for node in post_order(function, _enter) if not _enter(node)}
+    return {n: n for n in post_order(function, lambda n: not is_kernel(n)) if is_kernel(n)}
 
 
-def _enter(node: Expr) -> bool:
-    return not (isinstance(node, Function) and is_kernel(node))
-
-
-def is_kernel(function: Function) -> bool:
-    """Whether a function is one operator's kernel, or for a compiler."""
-    return bool(function.attrs.get("Primitive") or function.attrs.get("Compiler"))
+def is_kernel(node: Expr) -> bool:
+    """Whether a node is a function that is one operator's kernel, or for a compiler."""
+    if not isinstance(node, Function):
+        return False
+    return bool(node.attrs.get("Primitive") or node.attrs.get("Compiler"))
 
 
 def replacement(

@@ -29,7 +29,7 @@ from ..ops import show
 from ..ops.hooks import LEGALIZE, PACKAGE_LEVEL
 from ..rewrite import rewrite
 from ..types import TensorType, Type
-from .hooked import attributes, is_kernel, kernels, replacement
+from .hooked import attributes, kernels, replacement
 
 WGRAD = "nn.conv2d_backward_weight"
 
@@ -44,8 +44,6 @@ def legalize(function: Function, mod: IRModule, key: str) -> Function:
     ------
     TypeError, ValueError : for a form that is no expression, or has another type.
     """
-    if is_kernel(function):
-        return function
     new = kernels(function)
     done = set(new)
 

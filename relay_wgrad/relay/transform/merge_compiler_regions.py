@@ -15,13 +15,20 @@ from ..rewrite import order, rewrite
 from .annotate_target import mark_of
 from .regions import Region, Regions, merge
 
+_EVERYWHERE = 1 << 62  # the scope of what needs no variable that a `let` binds
+
 
 @dataclass
 class _Facts:
-    """Of a region, as it grows: its parts, and what it depends on over others, both as bits."""
+    """Of a region, as it grows, or of a node in none.
 
-    parts: int
+    `parts`: a region's own bits; `behind`: those that it depends on over others; `scope`: the
+    innermost `let` or function within which it must stay, by its place in post-order.
+    """
+
+    parts: int = 0
     behind: int = 0
+    scope: int = _EVERYWHERE
 
 
 def merge_compiler_regions(function: Function) -> Function:
@@ -52,9 +59,9 @@ def _merge_all(function: Function, regions: Regions) -> None:
         mark: region for region in initial for mark in (*region.inputs, *region.outputs)
     }
     begins = {region: tuple(region.inputs) for region in initial}
-    facts = {region: _Facts(1 << i) for i, region in enumerate(initial)}
-    bound: dict[Expr, Expr] = {n.var: n.value for n in post_order(function) if isinstance(n, Let)}
-    outside: dict[Expr, int] = {}  # a node in no region: what it depends on
+    facts: dict[Region, _Facts] = {r: _Facts(1 << i) for i, r in enumerate(initial)}
+    outside: dict[Expr, _Facts] = {}  # of nodes in no region that depend on any, or on a scope
+    bound, scopes = _binders(function)
     done: set[Region] = set()
 
     def operands(node: Expr) -> tuple[Expr, ...]:
@@ -65,13 +72,13 @@ def _merge_all(function: Function, regions: Regions) -> None:
         needs = begins[of[node]] if mark_of(node, END) is not None else ()
         return (*(begin.args[0] for begin in needs), *operands(node))
 
-    def behind(node: Expr) -> int:
-        """What a node in no region depends on, or an end's region and what that depends on."""
-        if mark_of(node, END) is None:
-            return outside.get(node, 0)
-        region = regions.find(node)
-        assert region is not None
-        return facts[region].parts | facts[region].behind
+    def depend(own: _Facts, node: Expr) -> None:
+        """A region, or a node in none, needs a node that is in none or ends another region."""
+        region = regions.find(node) if mark_of(node, END) is not None else None
+        found = outside.get(node) if region is None else facts[region]
+        if found is not None:
+            own.behind |= found.parts | found.behind
+            own.scope = min(own.scope, found.scope)
 
     def join(region: Region) -> None:
         """Merges the regions that feed a region into it, where that is possible."""
@@ -83,12 +90,17 @@ def _merge_all(function: Function, regions: Regions) -> None:
             if parent is not None and parent.target == region.target:
                 feeding[parent] = None
                 own.behind |= facts[parent].behind
+                own.scope = min(own.scope, facts[parent].scope)
             else:
-                own.behind |= behind(node)
+                depend(own, node)
         for parent in feeding:
-            if not facts[parent].parts & own.behind:
+            # A region that is needed outside of a scope can't move into it.
+            same = facts[parent].scope == own.scope
+            if same and not facts[parent].parts & own.behind:
                 merge(parent, region)
                 own.parts |= facts[parent].parts
+            elif not same:
+                own.behind |= facts[parent].parts
 
     for node in order(function, below):
         if mark_of(node, END) is not None:
@@ -96,8 +108,21 @@ def _merge_all(function: Function, regions: Regions) -> None:
                 done.add(of[node])
                 join(of[node])
         elif regions.find(node) is None:
-            known = 0
+            own = _Facts(scope=scopes.get(node, _EVERYWHERE))
             for operand in operands(node):
-                known |= behind(operand)
-            if known:
-                outside[node] = known
+                depend(own, operand)
+            if own.behind or own.scope < _EVERYWHERE:
+                outside[node] = own
+
+
+def _binders(function: Function) -> tuple[dict[Expr, Expr], dict[Expr, int]]:
+    """The values of `let`s' variables; variables' scopes, the inner ones with lower numbers."""
+    bound: dict[Expr, Expr] = {}
+    scopes: dict[Expr, int] = {}
+    for place, node in enumerate(post_order(function)):
+        if isinstance(node, Let):
+            bound[node.var] = node.value
+            scopes[node.var] = place
+        elif isinstance(node, Function) and node is not function:
+            scopes.update(dict.fromkeys(node.params, place))
+    return bound, scopes

@@ -30,9 +30,9 @@ def register_pattern_table(compiler: str, table: Callable[[], Table] | None = No
                 f"register_pattern_table: {compiler}: the table must be a function that gives the"
                 f" rows, got {function!r}"
             )
-        rows = list(function())
+        rows = function()
         rows_of(rows, f"register_pattern_table: {compiler}")
-        _TABLES[compiler] = rows
+        _TABLES[compiler] = list(rows)
         return function
 
     return register if table is None else register(table)

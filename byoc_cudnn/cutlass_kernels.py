@@ -1,0 +1,220 @@
+"""CUTLASS kernels as values: what is chosen for a problem, named so that the name says it all.
+
+A kernel is a specialization of CUTLASS's templates.  Many problems share one: sizes are arguments,
+and only what a template fixes is here.  `Kernel.parse` reads back what `Kernel.name` wrote, so a
+generated source tells by its text alone which objects have to be built for it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
+
+from .backends.cutlass import HALVES, Options
+
+_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+VECTOR = 16  # bytes of a memory access at most
+SMALLEST_ASYNC = 4  # bytes: `cp.async`, which a pipeline of more than two stages needs, has no less
+MOST_TAPS = 32  # along an axis: an optimized iterator keeps a bit for each
+
+# What multiplies: half and tf32 on tensor cores, f32 not.
+MATH_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Sizes of a block's tile of the GEMM, of a warp's, and the pipeline's depth."""
+
+    m: int
+    n: int
+    k: int
+    warp_m: int
+    warp_n: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.m // self.warp_m) * (self.n // self.warp_n)
+
+
+# By math, from large to small.  A stage is (m + n) * k elements of shared memory; what fits is
+# bounded by the smallest of the GPUs: 64 KiB of sm_75 (two stages), 99 KiB of sm_86.
+_HALF = (
+    Tile(256, 128, 32, 64, 64, 3), Tile(128, 256, 32, 64, 64, 3), Tile(128, 128, 32, 64, 64, 4),
+    Tile(128, 64, 32, 64, 32, 4), Tile(64, 128, 32, 32, 64, 4), Tile(64, 64, 32, 32, 32, 5),
+)  # fmt: skip
+_TF32 = (
+    Tile(256, 128, 16, 64, 64, 3), Tile(128, 256, 16, 64, 64, 3), Tile(128, 128, 16, 64, 64, 4),
+    Tile(128, 64, 16, 64, 32, 4), Tile(64, 128, 16, 32, 64, 4), Tile(64, 64, 16, 32, 32, 5),
+)  # fmt: skip
+_SIMT = (
+    Tile(128, 128, 8, 32, 64, 4), Tile(128, 64, 8, 64, 32, 4), Tile(64, 128, 8, 32, 64, 4),
+    Tile(64, 64, 8, 32, 64, 4),
+)  # fmt: skip
+TILES = {"f16": _HALF, "bf16": _HALF, "tf32": _TF32, "f32": _SIMT}
+# Of Hopper's own instructions, in half precision: two blocks fit an SM.  A warp's part is nominal
+# there, since a group of four multiplies together.
+WGMMA_TILES = (Tile(128, 128, 64, 64, 64, 3), Tile(128, 64, 64, 64, 32, 4))
+
+OPTIMIZED, ANALYTIC, FEW_CHANNELS, WGMMA = "optimized", "analytic", "few_channels", "wgmma"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One specialization.
+
+    `sm` is the generation whose instructions it uses: 75 or 80, which newer GPUs run too, or with
+    the algorithm `WGMMA` 90, which no other runs.
+    `accesses` are the elements of a memory access to the first operand, the second and the result.
+    `strided` tells dgrad's two kernels apart.  A wgrad's result is float32: its sums' slices, which
+    a second kernel adds and rounds.
+    """
+
+    kind: ConvKind
+    math: str
+    result: str  # f16, bf16 or f32
+    tile: Tile
+    algorithm: str
+    strided: bool
+    accesses: tuple[int, int, int]
+    epilogue: tuple[str, ...]
+    sm: int
+
+    @property
+    def name(self) -> str:
+        """An identifier of C, unlike any other kernel's."""
+        t = self.tile
+        parts = [
+            self.kind.value, self.math, self.result,
+            self.algorithm.replace("_", ""), "strided" if self.strided else "unit",
+            f"{t.m}x{t.n}x{t.k}", f"{t.warp_m}x{t.warp_n}", f"s{t.stages}",
+            "a" + "x".join(map(str, self.accesses)), "".join(self.epilogue) or "plain",
+            f"sm{self.sm}",
+        ]  # fmt: skip
+        return PREFIX + "_".join(parts)
+
+    @staticmethod
+    def parse(name: str) -> Kernel:
+        """The kernel of a name.  Raises ValueError for anything else."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"not the name of a CUTLASS kernel: {name!r}")
+        g = match.groupdict()
+        tile = Tile(*(int(g[x]) for x in ("m", "n", "k", "warp_m", "warp_n", "stages")))
+        a, b, c = (int(x) for x in g["accesses"].split("x"))
+        few = g["algorithm"].replace("fewchannels", FEW_CHANNELS)
+        epilogue = tuple(part for part in ("bias", "relu", "mask") if part in g["epilogue"])
+        return Kernel(
+            ConvKind(g["kind"]), g["math"], g["result"], tile, few, g["strided"] == "strided",
+            (a, b, c), epilogue, int(g["sm"]),
+        )  # fmt: skip
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of shared memory that a block's pipeline takes."""
+        t = self.tile
+        return t.stages * (t.m + t.n) * t.k * MATH_BYTES[self.math]
+
+
+PREFIX = "relay_wgrad_cutlass_"
+_NAME = re.compile(
+    PREFIX + r"(?P<kind>fprop|dgrad|wgrad)_(?P<math>f16|bf16|tf32|f32)_(?P<result>f16|bf16|f32)"
+    r"_(?P<algorithm>optimized|analytic|fewchannels|wgmma)_(?P<strided>strided|unit)"
+    r"_(?P<m>\d{1,3})x(?P<n>\d{1,3})x(?P<k>\d{1,3})_(?P<warp_m>\d{1,3})x(?P<warp_n>\d{1,3})"
+    r"_s(?P<stages>\d)_a(?P<accesses>\dx\dx\d)_(?P<epilogue>plain|bias|relu|biasrelu|mask)"
+    r"_sm(?P<sm>75|80|90)"
+)
+
+
+def access(channels: int, element_bytes: int) -> int:
+    """Elements of the widest memory access that divides every row of `channels` elements."""
+    width = VECTOR // element_bytes
+    while channels % width:
+        width //= 2
+    return width
+
+
+def math_of(problem: ConvProblem, options: Options) -> str:
+    """What multiplies the operands of a problem."""
+    dtype = problem.dtype(problem.roles[0])
+    if dtype in HALVES:
+        return _SHORT[dtype]
+    return "tf32" if options.allow_tf32 and options.arch >= 80 else "f32"
+
+
+def candidates(
+    problem: ConvProblem, epilogue: tuple[str, ...], options: Options
+) -> tuple[Kernel, ...]:
+    """The kernels for a problem that `backends.cutlass.check` accepts: one for each tile."""
+    kind, math = problem.kind, math_of(problem, options)
+    wgrad = kind is ConvKind.WGRAD
+    result = "f32" if wgrad else _SHORT[problem.dtype(problem.roles[2])]
+    accesses = _accesses(
+        problem, math, 4 if wgrad else DTYPE_BYTES[problem.dtype(problem.roles[2])]
+    )
+    sm = 75 if options.arch < 80 else 80
+    shallow = sm == 75 or min(accesses[:2]) * MATH_BYTES[math] < SMALLEST_ASYNC
+    strided = kind is ConvKind.DGRAD and max(problem.strides) > 1
+    algorithm = _algorithm(problem, math)
+    found = [
+        Kernel(
+            kind, math, result,
+            Tile(t.m, t.n, t.k, t.warp_m, t.warp_n, 2 if shallow else t.stages),
+            algorithm, strided, accesses, epilogue, sm,
+        )
+        for t in TILES[math]
+    ]  # fmt: skip
+    if options.wgmma and not epilogue and _has_wgmma(problem, math, accesses):
+        found += [
+            Kernel(kind, math, result, tile, WGMMA, False, accesses, (), 90) for tile in WGMMA_TILES
+        ]
+    return tuple(found)
+
+
+def _accesses(problem: ConvProblem, math: str, result_bytes: int) -> tuple[int, int, int]:
+    if math == "f32":
+        return (1, 1, 1)  # without tensor cores, kernels read and write single elements
+    c, k = problem.c, problem.k
+    channels = {
+        ConvKind.FPROP: (c, c, k), ConvKind.DGRAD: (k, c, c), ConvKind.WGRAD: (k, c, c),
+    }[problem.kind]  # fmt: skip
+    size = MATH_BYTES[math]
+    return (
+        access(channels[0], size),
+        access(channels[1], size),
+        access(channels[2], result_bytes),
+    )
+
+
+def _algorithm(problem: ConvProblem, math: str) -> str:
+    if problem.kind is ConvKind.WGRAD:
+        return OPTIMIZED
+    # A tile's depth runs over the channels of one tap; where a few channels would leave most of it
+    # empty, this iterator lets it run over the taps too.
+    few = problem.c < VECTOR // MATH_BYTES[math]
+    if problem.kind is ConvKind.FPROP and few and math != "f32":
+        return FEW_CHANNELS
+    return ANALYTIC if max(problem.r, problem.s) > MOST_TAPS else OPTIMIZED
+
+
+def _has_wgmma(problem: ConvProblem, math: str, accesses: tuple[int, int, int]) -> bool:
+    """Whether CUTLASS's 3.x convolutions with wgmma and TMA can do a problem.
+
+    Their wgrad has no slices, so it would leave most of a GPU idle, and is not taken.  TMA reads
+    aligned rows; its im2col mode has 8 bits for each corner of a filter's window and for each tap's
+    offset, and strides up to 8.
+    """
+    if problem.kind is ConvKind.WGRAD or math not in ("f16", "bf16"):
+        return False
+    if problem.kind is ConvKind.DGRAD and max(problem.strides) > 1:
+        return False
+    wide = all(a * size == VECTOR for a, size in zip(accesses[:2], (2, 2), strict=True))
+    reach = [(d * (n - 1)) for d, n in zip(problem.dilation, (problem.r, problem.s), strict=True)]
+    return (
+        wide
+        and accesses[2] * DTYPE_BYTES[problem.dtype(problem.roles[2])] == VECTOR
+        and max(problem.strides) <= 8
+        and max(*reach, *problem.padding) < 128
+    )

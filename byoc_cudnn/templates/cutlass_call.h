@@ -1,0 +1,268 @@
+// ---- calls ----------------------------------------------------------------------------------------------
+//
+// What comes from outside is checked here: types, devices, shapes, alignment.  Everything in State
+// lives until the process ends: at exit the driver may be gone first.
+
+namespace {
+
+using tvm::ffi::TensorView;
+
+enum class Kind { kFprop, kDgrad, kWgrad };
+enum class Element { kHalf, kBfloat16, kFloat };  // in the order of relay_wgrad_cutlass_slices
+
+// What is known of a convolution when its code is generated; sizes come with the tensors.
+struct Conv {
+  const char* problem;  // as the report prints it
+  const char* name;     // of its kernel
+  RelayWgradKernel* kernel;
+  Kind kind;
+  int64_t stride[2], padding[4], dilation[2];  // padding: top, left, bottom, right
+  Element data, weight, grad;
+  bool bias;
+  int64_t alignment[3];  // bytes at which first operand, second one and result must lie
+  int slices;            // of a wgrad's sum
+  int arch;              // the oldest GPU that the object runs on
+};
+
+struct Operands {
+  const TensorView *data, *weight, *grad;  // one of them is the result
+  const TensorView *bias, *mask;
+};
+
+struct State {
+  std::mutex mutex;
+  std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Workspace>> workspaces;
+  std::map<int, int> archs;                                // by device
+  std::map<const Conv*, std::pair<int64_t, bool>> called;  // bytes of workspace
+
+  static State& get() {
+    static State* state = new State();
+    return *state;
+  }
+
+  Workspace& workspace(int device, cudaStream_t stream) {
+    std::lock_guard<std::mutex> lock(mutex);
+    std::unique_ptr<Workspace>& found = workspaces[{device, stream}];
+    if (!found) found = std::make_unique<Workspace>();
+    return *found;
+  }
+
+  int arch(int device) {
+    std::lock_guard<std::mutex> lock(mutex);
+    int& found = archs[device];
+    if (found == 0) {
+      int major = 0, minor = 0;
+      check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+            "asking for the device's generation");
+      check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+            "asking for the device's generation");
+      found = 10 * major + minor;
+    }
+    return found;
+  }
+
+  void note(const Conv& conv, int64_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex);
+    std::pair<int64_t, bool>& known = called[&conv];
+    if (!known.second && debug_level() >= 4) {
+      std::fprintf(stderr, "relay-wgrad: %s -> %s, slices %d, workspace %lld\n", conv.problem,
+                   conv.name, conv.slices, static_cast<long long>(bytes));
+    }
+    known = {bytes, true};
+  }
+};
+
+inline int64_t bytes_of(Element element) { return element == Element::kFloat ? 4 : 2; }
+
+inline char* pointer_of(const TensorView* t) {
+  return t == nullptr ? nullptr : static_cast<char*>(t->data_ptr()) + t->byte_offset();
+}
+
+inline void expect(const Conv& conv, const char* name, const TensorView& t, Element element,
+                   int64_t alignment, const TensorView& like) {
+  const DLDataType d = t.dtype();
+  const bool same = element == Element::kFloat  ? d.code == kDLFloat && d.bits == 32
+                    : element == Element::kHalf ? d.code == kDLFloat && d.bits == 16
+                                                : d.code == kDLBfloat && d.bits == 16;
+  if (!same || d.lanes != 1) {
+    TVM_FFI_THROW(TypeError) << conv.problem << ": " << name << " has another dtype than the one"
+                             << " that the code was generated for";
+  }
+  if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not on the CUDA device of "
+                              << "the other tensors";
+  }
+  if (!t.IsContiguous()) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not contiguous";
+  }
+  if (t.numel() * bytes_of(element) >= int64_t{1} << 31) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " has "
+                              << t.numel() * bytes_of(element)
+                              << " bytes; CUTLASS takes fewer than 2**31";
+  }
+  if (reinterpret_cast<uintptr_t>(pointer_of(&t)) % static_cast<uintptr_t>(alignment) != 0) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " must lie at a multiple of "
+                              << alignment << " bytes";
+  }
+}
+
+// The call of a kernel, once the shapes fit each other; pointers are not in it yet.
+inline RelayWgradCall sizes_of(const Conv& conv, const Operands& t) {
+  const bool fprop = conv.kind == Kind::kFprop, wgrad = conv.kind == Kind::kWgrad;
+  const int64_t* at = conv.alignment;
+  expect(conv, "data", *t.data, conv.data, at[fprop ? 0 : wgrad ? 1 : 2], *t.data);
+  expect(conv, "weight", *t.weight, conv.weight, at[wgrad ? 2 : 1], *t.data);
+  expect(conv, "gradient", *t.grad, conv.grad, at[fprop ? 2 : 0], *t.data);
+  if (t.data->ndim() != 4 || t.weight->ndim() != 4 || t.grad->ndim() != 4) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": a tensor does not have 4 dimensions";
+  }
+  const int64_t n = t.data->size(0), h = t.data->size(1), w = t.data->size(2), c = t.data->size(3);
+  const int64_t k = t.weight->size(0), r = t.weight->size(1), s = t.weight->size(2);
+  const int64_t p = (h + conv.padding[0] + conv.padding[2] - conv.dilation[0] * (r - 1) - 1) /
+                        conv.stride[0] + 1;
+  const int64_t q = (w + conv.padding[1] + conv.padding[3] - conv.dilation[1] * (s - 1) - 1) /
+                        conv.stride[1] + 1;
+  if (t.grad->size(0) != n || t.grad->size(3) != k || t.grad->size(1) != p ||
+      t.grad->size(2) != q || t.weight->size(3) != c) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": shapes that do not fit each other: data N=" << n
+                              << " H=" << h << " W=" << w << " C=" << c << ", weight K=" << k
+                              << " R=" << r << " S=" << s << " C=" << t.weight->size(3)
+                              << ", gradient N=" << t.grad->size(0) << " P=" << t.grad->size(1)
+                              << " Q=" << t.grad->size(2) << " K=" << t.grad->size(3)
+                              << ", expected P=" << p << " Q=" << q;
+  }
+  const TensorView* result = fprop ? t.grad : wgrad ? t.weight : t.data;
+  const Element element = fprop ? conv.grad : conv.data;
+  if (t.bias != nullptr) {
+    expect(conv, "bias", *t.bias, element, at[2], *t.data);
+    if (t.bias->numel() != result->size(3)) {
+      TVM_FFI_THROW(ValueError) << conv.problem << ": the bias has " << t.bias->numel()
+                                << " elements, the result " << result->size(3) << " channels";
+    }
+  }
+  if (t.mask != nullptr) {
+    expect(conv, "mask", *t.mask, element, at[2], *t.data);
+    for (int i = 0; i < 4; ++i) {
+      if (t.mask->ndim() != 4 || t.mask->size(i) != result->size(i)) {
+        TVM_FFI_THROW(ValueError) << conv.problem << ": the mask's shape is not the result's";
+      }
+    }
+  }
+  // No size is larger than its tensor's bytes, which fit, and padding is less than the kernel's reach.
+  auto small = [](int64_t value) { return static_cast<int>(value); };
+  return {small(n), small(h), small(w), small(c), small(k), small(r), small(s), small(p), small(q),
+          {small(conv.padding[0]), small(conv.padding[1])},
+          {small(conv.stride[0]), small(conv.stride[1])},
+          {small(conv.dilation[0]), small(conv.dilation[1])},
+          conv.slices, nullptr, nullptr, nullptr, nullptr};
+}
+
+// What a kernel's object returns, in words.
+inline void finish(const Conv& conv, int status) {
+  if (status == 0) return;
+  if (status < 0) check(static_cast<cudaError_t>(-status), std::string("launching ") + conv.name);
+  throw Failure{std::string(conv.name) + ": CUTLASS refuses the problem (status " +
+                std::to_string(status) + ")"};
+}
+
+inline void enqueue(const Conv& conv, RelayWgradCall call, const TensorView& result, void* parts,
+                    cudaStream_t stream) {
+  if (parts == nullptr) {
+    call.result = pointer_of(&result);
+    finish(conv, conv.kernel(call, stream));
+    return;
+  }
+  call.result = parts;
+  finish(conv, conv.kernel(call, stream));
+  finish(conv, relay_wgrad_cutlass_slices(static_cast<const float*>(parts), pointer_of(&result),
+                                          static_cast<int>(conv.weight), result.numel(),
+                                          call.slices, stream));
+}
+
+inline void run(const Conv& conv, const Operands& t) {
+  RelayWgradCall call = sizes_of(conv, t);
+  const int device = t.data->device().device_id;
+  const bool dgrad = conv.kind == Kind::kDgrad, wgrad = conv.kind == Kind::kWgrad;
+  const TensorView& result = wgrad ? *t.weight : dgrad ? *t.data : *t.grad;
+  try {
+    OnDevice on(device);
+    cudaStream_t stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
+    if (t.data->numel() == 0 || t.grad->numel() == 0) {
+      // An empty batch: a weight gradient is an empty sum, the others have no elements.
+      const size_t bytes = static_cast<size_t>(result.numel()) * (result.dtype().bits / 8);
+      if (bytes > 0) check(cudaMemsetAsync(pointer_of(&result), 0, bytes, stream), "cudaMemsetAsync");
+      return;
+    }
+    const int arch = State::get().arch(device);
+    if (arch < conv.arch) {
+      throw Failure{std::string(conv.name) + " was built for sm_" + std::to_string(conv.arch) +
+                    ", and this GPU is sm_" + std::to_string(arch) +
+                    "; partition with arch=" + std::to_string(arch)};
+    }
+    call.first = pointer_of(dgrad || wgrad ? t.grad : t.data);
+    call.second = pointer_of(wgrad ? t.data : t.weight);
+    call.source = pointer_of(t.bias != nullptr ? t.bias : t.mask);
+    const bool direct = !wgrad || (call.slices == 1 && conv.weight == Element::kFloat);
+    const int64_t bytes = direct ? 0 : 4 * result.numel() * call.slices;
+    State::get().note(conv, bytes);
+    if (direct) {
+      enqueue(conv, call, result, nullptr, stream);
+      return;
+    }
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream, &capture), "asking whether the stream is captured");
+    if (capture != cudaStreamCaptureStatusNone) {
+      // The graph owns its memory: it may be replayed beside anything else on any stream.
+      void* parts = nullptr;
+      check(cudaMallocAsync(&parts, static_cast<size_t>(bytes), stream),
+            "allocating a workspace in a captured graph");
+      enqueue(conv, call, result, parts, stream);
+      check(cudaFreeAsync(parts, stream), "freeing a workspace in a captured graph");
+      return;
+    }
+    Workspace& space = State::get().workspace(device, stream);
+    std::lock_guard<std::mutex> lock(space.enqueuing);
+    void* parts = space.at_least(bytes, bytes);
+    if (poisoning()) {
+      check(cudaMemsetAsync(parts, 0xff, static_cast<size_t>(bytes), stream),
+            "poisoning the workspace");
+    }
+    enqueue(conv, call, result, parts, stream);
+  } catch (const Failure& failure) {
+    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << conv.problem;
+  }
+}
+
+// Which operand an argument is.
+enum Role { kDataArg, kWeightArg, kGradArg, kBiasArg, kMaskArg, kArgs };
+
+// What the exported functions share: TVM FFI's calling convention.
+__attribute__((noinline)) int call(const Conv& conv, std::initializer_list<Role> roles,
+                                   const TVMFFIAny* args, int32_t count) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  if (count != static_cast<int32_t>(roles.size())) {
+    TVM_FFI_THROW(TypeError) << conv.problem << ": expected " << roles.size() << " tensors, got "
+                             << count << " arguments";
+  }
+  const auto* views = reinterpret_cast<const tvm::ffi::AnyView*>(args);
+  std::optional<TensorView> tensors[kArgs];
+  for (Role role : roles) tensors[role] = (views++)->cast<TensorView>();
+  auto pointer = [&](Role role) { return tensors[role] ? &*tensors[role] : nullptr; };
+  run(conv, {pointer(kDataArg), pointer(kWeightArg), pointer(kGradArg), pointer(kBiasArg),
+             pointer(kMaskArg)});
+  TVM_FFI_SAFE_CALL_END();
+}
+
+// One line for each convolution called so far: problem, kernel and slices, workspace.
+inline tvm::ffi::String plans() {
+  std::lock_guard<std::mutex> lock(State::get().mutex);
+  std::string out;
+  for (const auto& one : State::get().called) {
+    out += std::string(one.first->problem) + "\t" + one.first->name +
+           " slices=" + std::to_string(one.first->slices) + "\t" +
+           std::to_string(one.second.first) + "\t0\n";
+  }
+  return tvm::ffi::String(out);
+}
+
+}  // namespace

@@ -1,0 +1,118 @@
+// ---- an implicit GEMM of CUTLASS's 2.x API, ready to be launched -----------------------------------
+
+#include <atomic>
+
+#include "cutlass/cutlass.h"
+#include "cutlass/array.h"
+#include "cutlass/conv/kernel/default_conv2d.h"  // before the next one, which does not include it
+#include "cutlass/conv/device/implicit_gemm_convolution.h"
+#include "cutlass/device_kernel.h"
+#include "cutlass/epilogue/thread/scale_type.h"
+#include "cutlass/layout/tensor.h"
+#include "cutlass/numeric_types.h"
+
+namespace {
+
+using cutlass::arch::OpClassSimt;
+using cutlass::arch::OpClassTensorOp;
+using cutlass::conv::IteratorAlgorithm;
+using cutlass::conv::StrideSupport;
+using cutlass::gemm::GemmShape;
+using cutlass::layout::TensorNHWC;
+
+// What becomes of a sum on its way to the result, in float32.  The mask passes the sum where its
+// operand is 0 or NaN, as where(less(x, 0), 0, sum) does.
+template <typename Element, int kCount_, bool kBias, bool kRelu, bool kMask>
+struct OutputOp {
+  using ElementOutput = Element;
+  using ElementSource = Element;
+  using ElementC = Element;
+  using ElementD = Element;
+  using ElementAccumulator = float;
+  using ElementCompute = float;
+  using ElementScalar = float;
+  static int const kCount = kCount_;
+  static cutlass::epilogue::thread::ScaleType::Kind const kScale =
+      cutlass::epilogue::thread::ScaleType::Default;
+  using FragmentOutput = cutlass::Array<Element, kCount>;
+  using FragmentSource = FragmentOutput;
+  using FragmentAccumulator = cutlass::Array<float, kCount>;
+  struct Params {};
+
+  CUTLASS_HOST_DEVICE explicit OutputOp(Params const&) {}
+  CUTLASS_HOST_DEVICE bool is_source_needed() const { return kBias || kMask; }
+  CUTLASS_HOST_DEVICE void set_k_partition(int, int) {}
+
+  CUTLASS_HOST_DEVICE FragmentOutput operator()(FragmentAccumulator const& sums,
+                                                FragmentOutput const& source) const {
+    FragmentOutput out;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      float value = sums[i];
+      if (kBias) value += float(source[i]);
+      if (kRelu) value = value < 0.0f ? 0.0f : value;
+      if (kMask) value = float(source[i]) < 0.0f ? 0.0f : value;
+      out[i] = Element(value);
+    }
+    return out;
+  }
+  CUTLASS_HOST_DEVICE FragmentOutput operator()(FragmentAccumulator const& sums) const {
+    return (*this)(sums, FragmentOutput());
+  }
+};
+
+// Launches; the device and its stream are the caller's.  CUTLASS's own launcher would clear the
+// slices' memory first, and set the kernel's attribute at every call.
+template <typename Kernel, bool kBias>
+int launch(const RelayWgradCall& z, cudaStream_t stream) {
+  using Device = cutlass::conv::device::ImplicitGemmConvolution<Kernel>;
+  using cutlass::conv::Operator;
+  constexpr Operator kKind = Kernel::kConvolutionalOperator;
+  cutlass::conv::Conv2dProblemSize size(z.n, z.h, z.w, z.c, z.k, z.r, z.s, z.p, z.q, z.pad[0],
+                                        z.pad[1], z.stride[0], z.stride[1], z.dilation[0],
+                                        z.dilation[1], cutlass::conv::Mode::kCrossCorrelation,
+                                        z.slices);
+  const TensorNHWC data = TensorNHWC::packed({z.n, z.h, z.w, z.c});
+  const TensorNHWC weight = TensorNHWC::packed({z.k, z.r, z.s, z.c});
+  const TensorNHWC grad = TensorNHWC::packed({z.n, z.p, z.q, z.k});
+  const TensorNHWC first = kKind == Operator::kFprop ? data : grad;
+  const TensorNHWC second = kKind == Operator::kWgrad ? data : weight;
+  const TensorNHWC result = kKind == Operator::kFprop   ? grad
+                            : kKind == Operator::kDgrad ? data
+                                                        : weight;
+  // A bias is one row for all pixels: a tensor without strides.
+  const TensorNHWC source = kBias ? TensorNHWC(TensorNHWC::Stride(0)) : result;
+  auto writable = [](const void* p) { return const_cast<void*>(p); };
+  typename Kernel::Arguments args(
+      size, {static_cast<typename Kernel::ElementA*>(writable(z.first)), first},
+      {static_cast<typename Kernel::ElementB*>(writable(z.second)), second},
+      {static_cast<typename Kernel::ElementC*>(writable(z.source)), source},
+      {static_cast<typename Kernel::ElementC*>(z.result), result}, {},
+      cutlass::conv::SplitKMode::kParallel);
+  const cutlass::Status status = Device::can_implement(args);
+  if (status != cutlass::Status::kSuccess) return static_cast<int>(status);
+
+  constexpr int kShared = static_cast<int>(sizeof(typename Kernel::SharedStorage));
+  if (kShared > (48 << 10)) {
+    static std::atomic<uint64_t> ready{0};  // a bit for each device
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    const uint64_t bit = uint64_t{1} << (device & 63);
+    if (error == cudaSuccess && (device > 63 || !(ready.load() & bit))) {
+      error = cudaFuncSetAttribute(cutlass::Kernel<Kernel>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+      if (error == cudaSuccess) ready.fetch_or(bit);
+    }
+    if (error != cudaSuccess) {
+      cudaGetLastError();  // this error is reported here; the next call is not to see it
+      return -static_cast<int>(error);
+    }
+  }
+  const typename Kernel::Params params(args, nullptr);
+  typename Kernel::ThreadblockSwizzle swizzle;
+  const dim3 grid = swizzle.get_grid_shape(params.grid_tiled_shape);
+  cutlass::Kernel<Kernel><<<grid, dim3(Kernel::kThreadCount), kShared, stream>>>(params);
+  return -static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace

@@ -1,0 +1,116 @@
+"""`relay.create_executor`: compile an expression and call it from Python, as in Relay's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tvm
+
+from .ast import Expr, Function, GlobalVar, IRModule, Var
+from .build import MAIN, build
+from .expr import bind, bind_params_by_name, const
+from .graph_executor import GraphModule
+from .infer import infer_module
+from .types import TupleType, Type
+
+_KINDS = ("debug", "graph", "vm", "aot")
+
+
+class ExpressionExecutor:
+    """What `create_executor` gives."""
+
+    def __init__(self, mod: IRModule, device: Any, target: Any, params: Mapping[str, Any]) -> None:
+        self.mod = mod
+        self.device = device
+        self.target = target
+        self.params = params
+
+    def evaluate(
+        self, expr: Expr | None = None, binds: Mapping[Var, Any] | None = None
+    ) -> Callable[..., Any] | Any:
+        """A function compiled, as a Python function; the value of an expression that is none.
+
+        `expr` is by default the module's @main; a GlobalVar is another function of it.  The Python
+        function takes arrays by place or by name, and gives a tensor, or a list for a tuple.
+        `binds` has values for variables.
+
+        Raises
+        ------
+        TypeError, ValueError : as `build`; for a variable that nothing binds.
+        """
+        main = self._main(expr, binds or {})
+        mod = infer_module(IRModule({**self.mod.functions, MAIN: main}))
+        # Names need not differ in Relay, but inputs' do.
+        inputs = [Var(f"p{i}", param.checked_type) for i, param in enumerate(mod[MAIN].params)]
+        body = bind(mod[MAIN].body, dict(zip(mod[MAIN].params, inputs, strict=True)))
+        mod[MAIN] = Function(tuple(inputs), body)
+        module = GraphModule(build(mod, self.target)["default"](self.device))
+        names = [param.name for param in main.params]
+        result = body.checked_type
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for i, value in enumerate(_placed(names, args, kwargs)):
+                module.set_input(i, value)
+            module.run()
+            return _nested(module, result, iter(range(module.get_num_outputs())))
+
+        if expr is not None and not isinstance(expr, (Function, GlobalVar)):
+            return call()
+        return call
+
+    def _main(self, expr: Expr | None, binds: Mapping[Var, Any]) -> Function:
+        if expr is None or isinstance(expr, GlobalVar):
+            name = expr.name if isinstance(expr, GlobalVar) else MAIN
+            if name not in self.mod:
+                raise ValueError(f"evaluate: the module has no @{name}")
+            expr = self.mod[name]
+        constants = {var: const(value, _dtype(value)) for var, value in binds.items()}
+        out = bind(expr, constants)
+        main = out if isinstance(out, Function) else Function((), out)
+        named = {p.name for p in main.params}
+        given = {name: value for name, value in self.params.items() if name in named}
+        return bind_params_by_name(main, given)
+
+
+def _dtype(value: Any) -> str | None:
+    return str(value.dtype) if hasattr(value, "dtype") else None
+
+
+def _placed(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments in the order of the parameters."""
+    rest = names[len(args) :]
+    if len(args) > len(names) or sorted(rest) != sorted(kwargs):
+        raise TypeError(
+            f"expected arguments for {', '.join(names) or 'no parameters'},"
+            f" got {len(args)} by place and {', '.join(kwargs) or 'none'} by name"
+        )
+    return [*args, *(kwargs[name] for name in rest)]
+
+
+def _nested(module: GraphModule, ty: Type | None, at: Any) -> Any:
+    if isinstance(ty, TupleType):
+        return [_nested(module, part, at) for part in ty.fields]
+    return module.get_output(next(at))
+
+
+def create_executor(
+    kind: str = "debug",
+    mod: IRModule | None = None,
+    device: Any = None,
+    target: Any = "llvm",
+    params: Mapping[str, Any] | None = None,
+) -> ExpressionExecutor:
+    """What evaluates expressions on a device, by default the CPU.
+
+    Relay's kinds, debug, graph, vm and aot, are one here: a program is compiled.  `params` has
+    values for parameters by name.
+
+    Raises ValueError for another kind.
+    """
+    if kind not in _KINDS:
+        raise ValueError(f"create_executor: kind must be one of {', '.join(_KINDS)}, got {kind!r}")
+    if mod is not None and not isinstance(mod, IRModule):
+        raise TypeError(f"create_executor: expected a Relay IRModule, got {type(mod).__name__}")
+    device = tvm.cpu() if device is None else device
+    return ExpressionExecutor(mod or IRModule({}), device, target, params or {})

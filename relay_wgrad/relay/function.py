@@ -1,0 +1,3 @@
+"""Relay's name for the module of functions."""
+
+from .ast import Function as Function

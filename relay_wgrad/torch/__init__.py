@@ -1,0 +1,37 @@
+"""PyTorch functions and modules on this package's kernels (extra `torch`).
+
+`convolution` and `convolution_transpose`, their gradients by input, weight and bias as functions of
+their own, and `Conv2d` and `ConvTranspose2d` in place of `torch.nn`'s.  See docs/torch.md.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("relay_wgrad.torch needs PyTorch: pip install relay-wgrad[torch]") from error
+
+from .functions import (
+    convolution,
+    convolution_backward_bias,
+    convolution_backward_input,
+    convolution_backward_weight,
+    convolution_transpose,
+    convolution_transpose_backward_bias,
+    convolution_transpose_backward_input,
+    convolution_transpose_backward_weight,
+)
+from .modules import Conv2d, ConvTranspose2d
+from .ops import no_weight_gradients
+
+__all__ = [
+    "Conv2d",
+    "ConvTranspose2d",
+    "convolution",
+    "convolution_backward_bias",
+    "convolution_backward_input",
+    "convolution_backward_weight",
+    "convolution_transpose",
+    "convolution_transpose_backward_bias",
+    "convolution_transpose_backward_input",
+    "convolution_transpose_backward_weight",
+    "no_weight_gradients",
+]

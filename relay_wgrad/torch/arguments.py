@@ -1,0 +1,181 @@
+"""Arguments of the functions, checked: every error names function, rule and both values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..problem import out_size, transposed_size
+from .kernels import DTYPES
+
+Ints = int | Sequence[int]
+# (strides, padding (top, left, bottom, right), dilation, groups)
+Geometry = tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int], int]
+
+
+def ints(op: str, name: str, value: Any, counts: tuple[int, ...], low: int) -> tuple[int, ...]:
+    """A tuple of as many ints as `counts` allows, none below `low`; one int stands for a pair."""
+    if not isinstance(value, (tuple, list)):
+        value = (value, value)
+    for v in value:
+        if not isinstance(v, (int, torch.SymInt)) or isinstance(v, bool):
+            raise TypeError(f"{op}: {name} must be integers, got {v!r} in {tuple(value)}")
+    if len(value) == 1 and 2 in counts:
+        value = (value[0], value[0])
+    if len(value) not in counts:
+        words = " or ".join(str(count) for count in counts)
+        raise ValueError(f"{op}: {name} must have {words} values, got {tuple(value)}")
+    for v in value:
+        if v < low:
+            raise ValueError(f"{op}: {name} must be at least {low}, got {tuple(value)}")
+    return tuple(value)
+
+
+def geometry(op: str, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Geometry:
+    """Raises TypeError or ValueError naming the argument that is wrong."""
+    pads = ints(op, "padding", padding, (2, 4), 0)
+    if len(pads) == 2:
+        pads = (*pads, *pads)
+    if not isinstance(groups, int) or isinstance(groups, bool):
+        raise TypeError(f"{op}: groups must be an integer, got {groups!r}")
+    if groups < 1:
+        raise ValueError(f"{op}: groups must be at least 1, got {groups}")
+    strides = ints(op, "stride", stride, (2,), 1)
+    return strides, pads, ints(op, "dilation", dilation, (2,), 1), groups  # type: ignore[return-value]
+
+
+def tensors(op: str, **given: torch.Tensor) -> None:
+    """Four axes each (a bias has one), one device, one dtype that there are kernels for."""
+    first_name, first = next(iter(given.items()))
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+        axes = 1 if name == "bias" else 4
+        if tensor.dim() != axes:
+            raise ValueError(f"{op}: {name} must have {axes} axes, got shape {tuple(tensor.shape)}")
+        if tensor.dtype != first.dtype:
+            raise TypeError(
+                f"{op}: {first_name} and {name} must have one dtype, got {first.dtype} and"
+                f" {tensor.dtype}"
+            )
+        if tensor.device != first.device:
+            raise ValueError(
+                f"{op}: {first_name} and {name} must be on one device, got {first.device} and"
+                f" {tensor.device}"
+            )
+        if tensor.layout != torch.strided:
+            raise TypeError(f"{op}: {name} must be a dense tensor, got layout {tensor.layout}")
+    if first.dtype not in DTYPES:
+        names = ", ".join(DTYPES.values())
+        raise TypeError(f"{op}: dtype must be one of {names}, got {first.dtype}")
+    if first.device.type not in ("cpu", "cuda", "meta"):
+        raise ValueError(f"{op}: {first_name} must be on cpu, cuda or meta, got {first.device}")
+
+
+def shape(op: str, name: str, value: Any) -> tuple[int, ...]:
+    """Four sizes."""
+    return ints(op, name, value, (4,), 0)
+
+
+def convolution(
+    op: str, names: tuple[str, str, str], data: Any, weight: Any, grad: Any, g: Geometry
+) -> tuple[int, int, int, int]:
+    """That three shapes fit as a convolution's; returns the output's shape.
+
+    `names`: what the caller calls data, weight and grad.  `grad`: None for one that is to be made.
+    """
+    channels(op, names, data, weight, g[3])
+    pixels = output_pixels(op, names, data, weight, g)
+    want = (data[0], weight[0], *pixels)
+    if grad is not None and tuple(grad) != want:
+        raise ValueError(
+            f"{op}: {names[2]} must have shape {want} for {names[0]} {tuple(data)} and {names[1]}"
+            f" {tuple(weight)}, got {tuple(grad)}"
+        )
+    return want
+
+
+def channels(op: str, names: tuple[str, str, str], data: Any, weight: Any, groups: int) -> None:
+    if data[1] != weight[1] * groups:
+        raise ValueError(
+            f"{op}: channels of {names[0]} must be groups times those of {names[1]}'s axis 1, got"
+            f" {data[1]} and {groups} * {weight[1]}"
+        )
+    if weight[0] % groups:
+        raise ValueError(f"{op}: groups must divide K, got K={weight[0]}, groups={groups}")
+    for i, axis in ((2, "height"), (3, "width")):
+        if weight[i] < 1:
+            raise ValueError(f"{op}: {names[1]}'s {axis} must be at least 1, got {weight[i]}")
+    for name, sizes, axes in ((names[0], data, (1, 2, 3)), (names[1], weight, (0, 1))):
+        for i in axes:
+            if sizes[i] < 1:
+                raise ValueError(
+                    f"{op}: only the batch may be empty, got {name} of shape {tuple(sizes)}"
+                )
+
+
+def output_pixels(
+    op: str, names: tuple[str, str, str], data: Any, weight: Any, g: Geometry
+) -> list[int]:
+    """(P, Q) of a convolution.  Raises ValueError where there would be none."""
+    strides, pads, dilation, _ = g
+    pixels = []
+    for i, axis in ((0, "height"), (1, "width")):
+        size, taps = data[2 + i] + pads[i] + pads[2 + i], dilation[i] * (weight[2 + i] - 1) + 1
+        if size < taps:
+            raise ValueError(
+                f"{op}: {names[0]}'s padded {axis} must be at least the dilated kernel's, got"
+                f" {size} and {taps}"
+            )
+        pixels.append(out_size(data[2 + i], pads[i] + pads[2 + i], weight[2 + i],
+                               strides[i], dilation[i]))  # fmt: skip
+    return pixels
+
+
+def output_padding(op: str, value: Ints, g: Geometry) -> tuple[int, ...]:
+    """Rows and columns more; as in PyTorch less than stride or dilation."""
+    extra = ints(op, "output_padding", value, (2,), 0)
+    for e, s, d in zip(extra, g[0], g[2], strict=True):
+        if e >= max(s, d):
+            raise ValueError(
+                f"{op}: output_padding must be less than stride or dilation, got {e} with stride"
+                f" {s} and dilation {d}"
+            )
+    return extra
+
+
+def transposed_pixels(
+    op: str, pixels: Sequence[int], weight: Any, extra: Sequence[int], g: Geometry
+) -> list[int]:
+    """(H, W) that a transposed convolution makes of (P, Q).  Raises ValueError for none."""
+    strides, pads, dilation, _ = g
+    sizes = []
+    for i, axis in ((0, "height"), (1, "width")):
+        size = transposed_size(
+            pixels[i], pads[i] + pads[2 + i], weight[2 + i], strides[i], dilation[i], extra[i]
+        )
+        if size < 1:
+            raise ValueError(f"{op}: the output would be empty, its {axis} {size}")
+        sizes.append(size)
+    return sizes
+
+
+def fitted(size: Sequence[int], pixels: Sequence[int], weight: Any, g: Geometry) -> Any:
+    """(geometry, size) of the convolution from `size` to `pixels`, where more pixels would fit.
+
+    An output padding of a stride or more leaves room for further pixels that are not there.  The
+    room is taken from the padding below and right, and then from the size itself: those rows and
+    columns meet no tap.
+    """
+    strides, pads, dilation, groups = g
+    after, kept = [], []
+    for i in (0, 1):
+        # The largest padded size that still gives this many pixels.
+        most = (pixels[i] - 1) * strides[i] + dilation[i] * (weight[2 + i] - 1) + strides[i]
+        over = max(size[i] + pads[i] + pads[2 + i] - most, 0)
+        from_pad = min(over, pads[2 + i])
+        after.append(pads[2 + i] - from_pad)
+        kept.append(size[i] - (over - from_pad))
+    return (strides, (pads[0], pads[1], after[0], after[1]), dilation, groups), kept

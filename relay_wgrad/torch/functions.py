@@ -1,0 +1,298 @@
+"""Convolution, transposed convolution, and each of their gradients as a function of its own.
+
+The argument orders are those of the cuDNN extensions written for PyTorch (`cudnn_convolution.cpp`);
+every argument after the tensors and sizes has a default.  All of them differentiate, to any order.
+
+What all take:
+
+stride, dilation : one or two ints.
+padding : one or two ints, or four: top, left, bottom, right.
+groups : divides the channels.
+benchmark, deterministic, allow_tf32 : how cuDNN computes; None: what `torch.backends.cudnn` says
+    when the kernel runs.  CPU kernels give the same bits every time and need none of them.
+
+Tensors are float16, bfloat16, float32 or float64, all of one call alike, on the CPU or on CUDA;
+sums are in float32 (float64 for float64).  Under autocast they are cast as PyTorch's own
+convolution casts.  The result is channels last if one of the operands is.
+
+TypeError or ValueError names the function, the rule and both values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import arguments as check
+from .arguments import Geometry, Ints
+from .ops import dgrad, fprop, wgrad
+
+Size = Sequence[int]
+
+
+def _cast(*given: torch.Tensor | None) -> Any:
+    """What autocast makes of a convolution's operands."""
+    first = given[0]
+    if not isinstance(first, torch.Tensor) or first.device.type not in ("cpu", "cuda"):
+        return given
+    if not torch.is_autocast_enabled(first.device.type):
+        return given
+    dtype = torch.get_autocast_dtype(first.device.type)
+    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and _is_cast(t) else t for t in given)
+
+
+def _is_cast(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def _check_bias(op: str, bias: torch.Tensor | None, count: int) -> dict[str, torch.Tensor]:
+    if bias is None:
+        return {}
+    if isinstance(bias, torch.Tensor) and bias.dim() == 1 and bias.shape[0] != count:
+        raise ValueError(f"{op}: bias must have {count} elements, got {bias.shape[0]}")
+    return {"bias": bias}
+
+
+def convolution(
+    input: torch.Tensor,  # noqa: A002
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    benchmark: bool | None = None,
+    deterministic: bool | None = None,
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:
+    """The convolution (cross-correlation) of `input` with `weight`.
+
+    Shapes: input (N, C, H, W) or (C, H, W), weight (K, C/groups, R, S), bias (K,); the result is
+    (N, K, P, Q), with P = (H + top + bottom - dilation*(R-1) - 1) // stride + 1.
+    """
+    op = "convolution"
+    input, weight, bias = _cast(input, weight, bias)  # noqa: A001
+    if isinstance(input, torch.Tensor) and input.dim() == 3:
+        return convolution(
+            input.unsqueeze(0), weight, bias, stride, padding, dilation, groups, benchmark,
+            deterministic, allow_tf32,
+        ).squeeze(0)  # fmt: skip
+    check.tensors(op, input=input, weight=weight)
+    g = check.geometry(op, stride, padding, dilation, groups)
+    check.convolution(op, _FORWARD, input.shape, weight.shape, None, g)
+    if bias is not None:
+        check.tensors(op, input=input, **_check_bias(op, bias, weight.shape[0]))
+    return fprop(input, weight, bias, *g, benchmark, deterministic, allow_tf32)
+
+
+_FORWARD = ("input", "weight", "output")
+_BACKWARD = ("input", "weight", "grad_output")
+
+
+def convolution_backward_input(
+    input_size: Size,
+    weight: torch.Tensor,
+    grad_output: torch.Tensor,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    benchmark: bool | None = None,
+    deterministic: bool | None = None,
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:
+    """A convolution's gradient by its input, whose shape `input_size` is.
+
+    `weight` and `grad_output` have the shapes that `convolution` gives them.
+    """
+    op = "convolution_backward_input"
+    weight, grad_output = _cast(weight, grad_output)
+    check.tensors(op, weight=weight, grad_output=grad_output)
+    g = check.geometry(op, stride, padding, dilation, groups)
+    size = check.shape(op, "input_size", input_size)
+    check.convolution(
+        op, ("input_size", "weight", "grad_output"), size, weight.shape, grad_output.shape, g
+    )
+    options = (benchmark, deterministic, allow_tf32)
+    return dgrad(grad_output, weight, None, list(size[2:]), *g, *options)
+
+
+def convolution_backward_weight(
+    input: torch.Tensor,  # noqa: A002
+    weight_size: Size,
+    grad_output: torch.Tensor,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    benchmark: bool | None = None,
+    deterministic: bool | None = None,
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:
+    """A convolution's gradient by its weight, whose shape `weight_size` is.
+
+    `input` and `grad_output` have the shapes that `convolution` gives them.
+    """
+    op = "convolution_backward_weight"
+    input, grad_output = _cast(input, grad_output)  # noqa: A001
+    check.tensors(op, input=input, grad_output=grad_output)
+    g = check.geometry(op, stride, padding, dilation, groups)
+    size = check.shape(op, "weight_size", weight_size)
+    check.convolution(
+        op, ("input", "weight_size", "grad_output"), input.shape, size, grad_output.shape, g
+    )
+    options = (benchmark, deterministic, allow_tf32)
+    return wgrad(grad_output, input, list(size[2:]), *g, *options)
+
+
+def convolution_backward_bias(grad_output: torch.Tensor) -> torch.Tensor:
+    """A convolution's gradient by its bias: (K,), the sums of `grad_output`, (N, K, P, Q)."""
+    check.tensors("convolution_backward_bias", grad_output=grad_output)
+    return grad_output.sum((0, 2, 3))
+
+
+def convolution_transpose(
+    input: torch.Tensor,  # noqa: A002
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    benchmark: bool | None = None,
+    deterministic: bool | None = None,
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:
+    """The transposed convolution of `input` with `weight`: a convolution's gradient by its input.
+
+    Shapes: input (N, C, H, W) or (C, H, W), weight (C, K/groups, R, S), bias (K,); the result is
+    (N, K, H', W'), with H' = (H-1)*stride - top - bottom + dilation*(R-1) + 1 + output_padding.
+    `torch.nn.functional.conv_transpose2d` has groups before dilation.
+    """
+    op = "convolution_transpose"
+    input, weight, bias = _cast(input, weight, bias)  # noqa: A001
+    if isinstance(input, torch.Tensor) and input.dim() == 3:
+        return convolution_transpose(
+            input.unsqueeze(0), weight, bias, stride, padding, output_padding, dilation, groups,
+            benchmark, deterministic, allow_tf32,
+        ).squeeze(0)  # fmt: skip
+    check.tensors(op, input=input, weight=weight)
+    g = check.geometry(op, stride, padding, dilation, groups)
+    extra = check.output_padding(op, output_padding, g)
+    outer = _transposed(op, input.shape, weight.shape, extra, g)
+    if bias is not None:
+        check.tensors(op, input=input, **_check_bias(op, bias, outer[1]))
+    options = (benchmark, deterministic, allow_tf32)
+    if max(extra) == 0:
+        return dgrad(input, weight, bias, outer[2:], *g, *options)
+    g, kept = check.fitted(outer[2:], input.shape[2:], weight.shape, g)
+    if kept == outer[2:]:
+        return dgrad(input, weight, bias, kept, *g, *options)
+    out = dgrad(input, weight, None, kept, *g, *options)
+    below, right = outer[2] - kept[0], outer[3] - kept[1]
+    out = torch.nn.functional.pad(out, (0, right, 0, below))
+    return out if bias is None else out + bias.view(1, -1, 1, 1)
+
+
+def _transposed(op: str, shape: Size, weight: Size, extra: Sequence[int], g: Geometry) -> list[int]:
+    """The result's shape of a transposed convolution; ValueError for shapes that do not fit."""
+    if shape[1] != weight[0]:
+        raise ValueError(
+            f"{op}: channels of input must be weight's axis 0, got {shape[1]} and {weight[0]}"
+        )
+    outer = [
+        shape[0], weight[1] * g[3],
+        *check.transposed_pixels(op, shape[2:], weight, extra, g),
+    ]  # fmt: skip
+    check.channels(op, ("output", "weight", "input"), outer, weight, g[3])
+    if shape[2] < 1 or shape[3] < 1:
+        raise ValueError(f"{op}: only the batch may be empty, got input of shape {tuple(shape)}")
+    return outer
+
+
+def convolution_transpose_backward_input(
+    grad_output: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    benchmark: bool | None = None,
+    deterministic: bool | None = None,
+    allow_tf32: bool | None = None,
+    *,
+    output_padding: Ints = 0,
+) -> torch.Tensor:
+    """A transposed convolution's gradient by its input: the convolution of `grad_output`.
+
+    `weight` and `grad_output` have the shapes that `convolution_transpose` gives them.  The input's
+    size follows from them, unless `output_padding` was a stride or more: then say it.
+    """
+    op = "convolution_transpose_backward_input"
+    grad_output, weight = _cast(grad_output, weight)
+    check.tensors(op, grad_output=grad_output, weight=weight)
+    g = check.geometry(op, stride, padding, dilation, groups)
+    names = ("grad_output", "weight", "input")
+    options = (benchmark, deterministic, allow_tf32)
+    check.channels(op, names, grad_output.shape, weight.shape, g[3])
+    pixels = check.output_pixels(op, names, grad_output.shape, weight.shape, g)
+    extra = check.output_padding(op, output_padding, g)
+    if any(e >= s for e, s in zip(extra, g[0], strict=True)):
+        pixels = [p - e // s for p, e, s in zip(pixels, extra, g[0], strict=True)]
+        if min(pixels) < 1:
+            raise ValueError(f"{op}: no input gives {tuple(grad_output.shape)} with {extra=}")
+        grad_output, g = _cropped(grad_output, pixels, weight.shape, g)
+    return fprop(grad_output, weight, None, *g, *options)
+
+
+def _cropped(grad: torch.Tensor, pixels: Size, weight: Size, g: Geometry) -> Any:
+    """(gradient, geometry) without the rows and columns that meet no tap."""
+    g, kept = check.fitted(grad.shape[2:], pixels, weight, g)
+    return grad[:, :, : kept[0], : kept[1]], g
+
+
+def convolution_transpose_backward_weight(
+    input: torch.Tensor,  # noqa: A002
+    weight_size: Size,
+    grad_output: torch.Tensor,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    benchmark: bool | None = None,
+    deterministic: bool | None = None,
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:
+    """A transposed convolution's gradient by its weight, whose shape `weight_size` is.
+
+    `input` and `grad_output` have the shapes that `convolution_transpose` gives them.
+    """
+    op = "convolution_transpose_backward_weight"
+    input, grad_output = _cast(input, grad_output)  # noqa: A001
+    check.tensors(op, input=input, grad_output=grad_output)
+    g = check.geometry(op, stride, padding, dilation, groups)
+    size = check.shape(op, "weight_size", weight_size)
+    outer = _transposed(op, input.shape, size, (0, 0), g)
+    got = grad_output.shape
+    most = [o + max(s, d) - 1 for o, s, d in zip(outer[2:], g[0], g[2], strict=True)]
+    fits = all(low <= n <= high for low, n, high in zip(outer[2:], got[2:], most, strict=True))
+    if tuple(got[:2]) != tuple(outer[:2]) or not fits:
+        raise ValueError(
+            f"{op}: grad_output must have shape {tuple(outer)}, or up to {tuple(most)} pixels with"
+            f" output_padding, for input {tuple(input.shape)} and weight_size {size}, got"
+            f" {tuple(got)}"
+        )
+    if tuple(got[2:]) != tuple(outer[2:]):
+        grad_output, g = _cropped(grad_output, input.shape[2:], size, g)
+    # A wgrad with data and gradient swapped.
+    options = (benchmark, deterministic, allow_tf32)
+    return wgrad(input, grad_output, list(size[2:]), *g, *options)
+
+
+def convolution_transpose_backward_bias(grad_output: torch.Tensor) -> torch.Tensor:
+    """A transposed convolution's gradient by its bias: (K,), the sums of `grad_output`."""
+    check.tensors("convolution_transpose_backward_bias", grad_output=grad_output)
+    return grad_output.sum((0, 2, 3))

@@ -1,0 +1,48 @@
+"""`Conv2d` and `ConvTranspose2d`: `torch.nn`'s, with this package's kernels.
+
+Constructor, parameters, names in a `state_dict` and initialisation are inherited, so a model
+changes its import line and nothing else.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .functions import convolution, convolution_transpose
+
+
+class Conv2d(torch.nn.Conv2d):
+    """`torch.nn.Conv2d` on `relay_wgrad.torch.convolution`; all its options."""
+
+    def _conv_forward(
+        self,
+        input: torch.Tensor,  # noqa: A002
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        padding = self.padding
+        left, right, top, bottom = self._reversed_padding_repeated_twice
+        if self.padding_mode != "zeros":
+            widths = (left, right, top, bottom)
+            input = torch.nn.functional.pad(input, widths, mode=self.padding_mode)  # noqa: A001
+            padding = 0
+        elif isinstance(padding, str):  # "same" may be lopsided, which costs no copy here
+            padding = (top, left, bottom, right)
+        return convolution(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+
+class ConvTranspose2d(torch.nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d` on `relay_wgrad.torch.convolution_transpose`; all its options."""
+
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002
+        output_size: list[int] | None = None,
+    ) -> torch.Tensor:
+        extra = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
+        )
+        return convolution_transpose(
+            input, self.weight, self.bias, self.stride, self.padding, extra, self.dilation,
+            self.groups,
+        )  # fmt: skip

@@ -1,0 +1,53 @@
+// ---- the convolutions of this module -------------------------------------------------------------
+
+extern "C" __attribute__((visibility("hidden"))) RelayWgradKernel relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s5_a8x8x4_plain_sm80;
+
+namespace {
+
+const Conv kConvs[] = {
+    {"wgrad n=2 c=64 h=14 w=14 k=64 r=3 s=3 stride=1,1 pad=1,1,1,1 dil=1,1 groups=1 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16",
+     "relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s5_a8x8x4_plain_sm80",
+     relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s5_a8x8x4_plain_sm80,
+     Kind::kWgrad, {1, 1}, {1, 1, 1, 1}, {1, 1}, Element::kHalf, Element::kHalf, Element::kHalf, false, {16, 16, 8}, 4, 80},
+};
+
+}  // namespace
+
+extern "C" {
+
+TVM_FFI_DLL_EXPORT int __tvm_ffi_wgrad(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny*) {
+  return call(kConvs[0], {kGradArg, kDataArg, kWeightArg}, args, count);
+}
+
+}  // extern "C"
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_plans, plans);
+
+// kernel for sm_80: relay_wgrad_cutlass_slices
+// kernel for sm_80: relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s5_a8x8x4_plain_sm80
+
+// ---- wgrad_f16_f32_optimized_unit_64x64x32_32x32_s5_a8x8x4_plain_sm80
+
+#include "cutlass/conv/kernel/default_conv2d_wgrad.h"
+
+namespace {
+
+using Kernel = cutlass::conv::kernel::DefaultConv2dWgrad<
+    cutlass::half_t, TensorNHWC,
+    cutlass::half_t, TensorNHWC,
+    float, TensorNHWC,
+    float, OpClassTensorOp, cutlass::arch::Sm80,
+    GemmShape<64, 64, 32>,
+    GemmShape<32, 32, 32>,
+    GemmShape<16, 8, 16>,
+    OutputOp<float, 4, false, false, false>,
+    cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<4>,
+    5, cutlass::arch::OpMultiplyAdd,
+    IteratorAlgorithm::kOptimized,
+    StrideSupport::kStrided, 8, 8>::Kernel;
+
+}  // namespace
+
+extern "C" int relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s5_a8x8x4_plain_sm80(const RelayWgradCall& call, cudaStream_t stream) {
+  return launch<Kernel, false>(call, stream);
+}

@@ -1,0 +1,121 @@
+"""Random configurations of `relay_wgrad.torch`'s functions, and PyTorch's own answer to each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import relay_wgrad.torch as rt
+
+F = torch.nn.functional
+OTHERS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A convolution or a transposed one; sizes are the operands'."""
+
+    transposed: bool
+    input: tuple[int, int, int, int]
+    weight: tuple[int, int, int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, ...]  # two, or four: top, left, bottom, right
+    output_padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    bias: bool
+
+    @property
+    def bias_size(self) -> int:
+        return self.weight[1] * self.groups if self.transposed else self.weight[0]
+
+    def transpose(self) -> Config:
+        """The transposed convolution of this convolution's output, to its input's shape."""
+        pixels, extra = [], []
+        for i in (0, 1):
+            size = self.input[2 + i] + self.padding[i] + self.padding[-2 + i]
+            rest = size - self.dilation[i] * (self.weight[2 + i] - 1) - 1
+            pixels.append(rest // self.stride[i] + 1)
+            extra.append(rest % self.stride[i])
+        shape = (self.input[0], self.weight[0], pixels[0], pixels[1])
+        return replace(self, transposed=True, input=shape, output_padding=(extra[0], extra[1]))
+
+    def operands(
+        self, seed: int, dtype: torch.dtype = torch.float64, device: str = "cpu"
+    ) -> list[Any]:
+        """[input, weight, bias or None], leaves that require gradients."""
+        torch.manual_seed(seed)
+        shapes = [self.input, self.weight, *([(self.bias_size,)] if self.bias else [])]
+        made = [torch.randn(s, dtype=torch.float64).to(device, dtype) for s in shapes]
+        return [t.requires_grad_() for t in made] + [None] * (3 - len(made))
+
+    def ours(self, x: Any, w: Any, b: Any) -> torch.Tensor:
+        if self.transposed:
+            return rt.convolution_transpose(
+                x, w, b, self.stride, self.padding, self.output_padding, self.dilation, self.groups
+            )
+        return rt.convolution(x, w, b, self.stride, self.padding, self.dilation, self.groups)
+
+    def theirs(self, x: Any, w: Any, b: Any) -> torch.Tensor:
+        """PyTorch's: four paddings are an explicit pad, or a crop of the result."""
+        if len(self.padding) == 2:
+            if self.transposed:
+                return F.conv_transpose2d(
+                    x, w, b, self.stride, self.padding, self.output_padding, self.groups,
+                    self.dilation,
+                )  # fmt: skip
+            return F.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups)
+        top, left, bottom, right = self.padding
+        if not self.transposed:
+            x = F.pad(x, (left, right, top, bottom))
+            return F.conv2d(x, w, b, self.stride, 0, self.dilation, self.groups)
+        out = F.conv_transpose2d(
+            x, w, b, self.stride, 0, self.output_padding, self.groups, self.dilation
+        )
+        return out[:, :, top : out.shape[2] - bottom, left : out.shape[3] - right]
+
+
+def random_config(rng: np.random.Generator) -> Config:
+    """Groups, depthwise, dilation, strides beyond the kernel, lopsided padding, 1x1, one image."""
+
+    def pick(*values: int) -> int:
+        return int(values[int(rng.integers(len(values)))])
+
+    groups = pick(1, 1, 1, 2, 3)
+    c, k = groups * pick(1, 2, 3), groups * pick(1, 2)
+    if rng.random() < 0.2:  # depthwise, perhaps with a multiplier
+        groups = c = pick(2, 3, 4)
+        k = c * pick(1, 2)
+    kernel = (1, 1) if rng.random() < 0.2 else (pick(1, 2, 3, 4), pick(1, 2, 3, 5))
+    stride, dilation = (pick(1, 1, 2, 3), pick(1, 2, 2, 3)), (pick(1, 1, 2), pick(1, 1, 3))
+    reach = [d * (r - 1) for d, r in zip(dilation, kernel, strict=True)]
+    padding = tuple(pick(*range(r // 2 + 2)) for r in reach)
+    if rng.random() < 0.3:
+        padding = (*padding, *(pick(*range(r + 2)) for r in reach))
+    size = [
+        max(1, reach[i] + 1 - padding[i] - padding[-2 + i]) + pick(0, 1, 2, 3, 4) for i in (0, 1)
+    ]
+    return Config(
+        False, (pick(1, 1, 2, 3), c, size[0], size[1]), (k, c // groups, *kernel), stride, padding,
+        (0, 0), dilation, groups, bool(rng.random() < 0.5),
+    )  # fmt: skip
+
+
+def gradients(function: Any, operands: list[Any], seed: int) -> list[torch.Tensor]:
+    """The result, and the gradients of its product with a random tensor."""
+    out = function(*operands)
+    torch.manual_seed(seed)
+    v = torch.randn(out.shape, dtype=torch.float64).to(out.device, out.dtype)
+    wanted = [t for t in operands if t is not None and t.requires_grad]
+    return [out.detach(), *torch.autograd.grad(out, wanted, v)]
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Norm of the difference over the norm of `want`."""
+    assert got.shape == want.shape, f"{tuple(got.shape)} is not {tuple(want.shape)}"
+    got, want = got.detach().double(), want.detach().double()
+    difference = (got - want).norm()
+    return float(difference / want.norm()) if want.any() else float(difference)
