@@ -227,7 +227,7 @@ CALLS = [
     (lambda: relay.split(M, 2)[1], "%0.1"),
     (lambda: relay.split(M, (1, 3), axis=1)[2], "%0.2"),
     (lambda: relay.concatenate([M, M], 0), "concatenate(%0)"),
-    (lambda: relay.concatenate(relay.split(M, 5), axis=1), "concatenate(%0, axis=1)"),
+    (lambda: relay.concatenate(relay.split(M, 5), axis=1), "concatenate(%6, axis=1)"),
     (lambda: relay.stack((M, M), 1), "stack(%0, axis=1)"),
     (
         lambda: relay.strided_slice(M, [0, 1], [5, 6]),

@@ -517,6 +517,9 @@ LOOK_ALIKES: dict[str, tuple[Callable[[], relay.IRModule], str]] = {
          "of taps of %grad are flipped"),
         ("the convolution is used twice", "sum(%e, axis=[0])",
          "add(sum(%e, axis=[0]), max(%d))", "%d is used by %e and %max"),
+        ("needed within a branch", "axes=[1, 0, 2, 3]);",
+         "axes=[1, 0, 2, 3]); let %w = (%w, if (True) { exp(%d) } else { %d });",
+         "%d is used by %e and the function's result or another block"),
         ("a result before the sum", "(%f, axes=[1, 0, 2, 3]);",
          "(%f, axes=[1, 0, 2, 3]); let %w = (%w, %e);", "the function's result or another block"),
     ]

@@ -211,11 +211,11 @@ def test_soon_enough() -> None:
     relay.fromtext(text)  # the tables of the grammar are built once
     times = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         mod = relay.fromtext(text)
-        parsed = time.perf_counter()
+        parsed = time.process_time()
         relay.astext(mod)
-        times.append((parsed - begin, time.perf_counter() - begin))
+        times.append((parsed - begin, time.process_time() - begin))
     assert min(times)[0] < 0.4
     assert min(whole for _, whole in times) < 1.0
 
@@ -226,9 +226,9 @@ def test_linear(make: object) -> None:
 
     def seconds(count: int) -> float:
         text = make(count)
-        begin = time.perf_counter()
+        begin = time.process_time()
         assert relay.astext(relay.fromtext(text)) == text
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     small = min(seconds(1000) for _ in range(3))
     # Quadratic time would be 64 times as much; the slack is for a busy machine.
@@ -239,9 +239,9 @@ def test_linear(make: object) -> None:
 def test_ten_megabytes() -> None:
     text = let_chain(48_000)
     assert len(text) > 10_000_000
-    begin = time.perf_counter()
+    begin = time.process_time()
     mod = relay.fromtext(text)
-    assert time.perf_counter() - begin < 60
+    assert time.process_time() - begin < 60
     assert relay.astext(mod) == text
 
 

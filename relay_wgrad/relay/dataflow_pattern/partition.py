@@ -83,7 +83,7 @@ class Grouper:
                 continue
             group, inner = _group(pattern, node, matched, number)
             number += 1  # a match that is refused has its number too
-            if self._is_sound(group, inner, taken):
+            if self._is_sound(group, inner):
                 found[node] = group
                 taken |= inner
         return found
@@ -98,11 +98,14 @@ class Grouper:
         # Operators are one node wherever they stand.
         return {node for node in found if not isinstance(node, Op)}
 
-    def _is_sound(self, group: Group, inner: set[Expr], taken: set[Expr]) -> bool:
+    def _is_sound(self, group: Group, inner: set[Expr]) -> bool:
+        """Whether nothing outside needs an inner node, but for what flows back into the group.
+
+        So groups don't overlap: of a node in two, a user in one would flow into the other over its
+        root, which would be in the first then, and so taken.
+        """
         graph = self.matcher.graph
         for node in inner:
-            if node in taken:
-                return False
             if node is group.root:
                 continue
             for user in graph.users[node]:

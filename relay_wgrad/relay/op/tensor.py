@@ -211,9 +211,9 @@ def stack(data: Expr | Sequence[Expr] | TupleWrapper, axis: int) -> Call:
 
 
 def _tuple(name: str, data: Any) -> Any:
-    if isinstance(data, (ExprMethods, TupleWrapper)):
+    if isinstance(data, ExprMethods):
         return data
-    if not isinstance(data, Sequence):
+    if not isinstance(data, (Sequence, TupleWrapper)):
         raise TypeError(f"{name}: data must be a tuple of Relay expressions, got {data!r}")
     if not data:
         raise ValueError(f"{name}: data must not be empty, got {data!r}")

@@ -169,7 +169,7 @@ def _written(function: Function, made: Mapping[Expr, Call]) -> Function:
     lets = {node.var for node in post_order(function) if isinstance(node, Let)}
     unused = lets - _needed(function, frozenset())
     gone = lets - unused - _needed(out, unused)
-    return without_lets(out, gone.__contains__) if not gone else out
+    return without_lets(out, gone.__contains__) if gone else out
 
 
 def _needed(function: Function, roots: Set[Var]) -> set[Expr]:
