@@ -161,8 +161,13 @@ inline RelayWgradCall sizes_of(const Conv& conv, const Operands& t) {
 inline void finish(const Conv& conv, int status) {
   if (status == 0) return;
   if (status < 0) check(static_cast<cudaError_t>(-status), std::string("launching ") + conv.name);
-  throw Failure{std::string(conv.name) + ": CUTLASS refuses the problem (status " +
-                std::to_string(status) + ")"};
+  static const char* const kWords[] = {  // of cutlass::Status, in its order
+      "", "misaligned operand", "invalid dtype", "invalid layout", "invalid problem",
+      "not supported", "no workspace", "internal error", "another architecture",
+      "insufficient driver", "no memory", "invalid"};
+  const int known = static_cast<int>(sizeof(kWords) / sizeof(kWords[0]));
+  throw Failure{std::string(conv.name) + ": CUTLASS refuses the problem: " +
+                (status < known ? kWords[status] : "unknown status")};
 }
 
 inline void enqueue(const Conv& conv, RelayWgradCall call, const TensorView& result, void* parts,

@@ -289,13 +289,14 @@ def test_a_library_through_tvm(six: tuple[Path, str], tmp_path: Path) -> None:
     register()
     library = Library(tvm.compile(relax.transform.RunCodegen()(out), target="llvm"))
     library.export_library(tmp_path / "lib.so")
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "lib.so")), tvm.cpu())
-    assert library.plans() == []
+    loaded = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "lib.so")), tvm.cpu())
     args = [
         tvm.runtime.tensor(np.zeros(problem.shape(role), "float16")) for role in problem.roles[:2]
     ]
-    with pytest.raises(ValueError, match=r"wgrad n=2 c=64 .* data is not on the CUDA device"):
-        machine["main"](*args)
+    for machine in (loaded, library.virtual_machine(tvm.cpu())):
+        with pytest.raises(ValueError, match=r"wgrad n=2 c=64 .* data is not on the CUDA device"):
+            machine["main"](*args)
+    assert library.plans() == []
 
 
 @pytest.mark.slow

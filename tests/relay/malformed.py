@@ -95,6 +95,7 @@ _BODIES: list[Case] = [
         ("attr-list-of-variables", "f(%x, a=[%x])", 3, "`%x`"),
         ("fraction-suffix", "0.5", 3, "needs a suffix: 0.5f"),
         ("integer-width", "1i8", 3, "unknown suffix i8"),
+        ("integer-without-width", "1i", 3, "unknown suffix i:"),
         ("float-width", "1f8", 3, "unknown suffix f8"),
         ("bfloat-width", "1f128", 3, "unknown suffix f128"),
         ("integer-range", "40000i16", 3, "int16's range"),
@@ -186,6 +187,9 @@ _METADATA: list[Case] = [
     ("reference-range", _object('{"type_key": "Array", "data": [77]}'), 6, "no node 77"),
     ("reference-circle", _object('{"type_key": "Array", "data": [4]}'), 6, "circle"),
     ("reference-text", _object('{"type_key": "Array", "data": ["x"]}'), 6, "no integer"),
+    ("attributes-as-a-size", _object('{"type_key": "Array", "data": [5]},'
+        '{"type_key": "relay.attrs.InitOpAttrs", "attrs": {"shape": "0", "dtype": ""}}'),
+        6, "a MetaAttrs can't be an attribute's value"),
     ("imm-range", _object('{"type_key": "IntImm", "attrs": {"dtype": "int16", "value": "70000"}}'),
      6, "int16's range"),
     ("imm-dtype", _object('{"type_key": "IntImm", "attrs": {"dtype": "int7", "value": "7"}}'),

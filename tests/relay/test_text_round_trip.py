@@ -245,6 +245,12 @@ def test_ten_megabytes() -> None:
     assert relay.astext(mod) == text
 
 
+def test_widths_that_print_without_one() -> None:
+    mod = relay.fromtext(f"{HEADER}def @main(%x: float32) {{ f(%x, a=3i32, b=0.5f32) }}")
+    assert relay.structural_equal(mod, relay.fromtext(relay.astext(mod)))
+    assert "a=3, b=0.5f" in relay.astext(mod)
+
+
 def test_attributes_in_metadata() -> None:
     pool = {
         "pool_size": (3, 3), "strides": (2, np.int64(2)), "dilation": (), "padding": (0, relay.ANY),

@@ -54,10 +54,10 @@ def number(text: str) -> np.generic:
         if not digits.isdecimal():
             raise ValueError(f"{text} needs a suffix: {sign}{digits}f")
         value = integer(sign + digits)
-        if not width and not -(2**31) <= value < 2**31:
+        if not kind and not -(2**31) <= value < 2**31:
             width = "64"
         dtype = _ARRAYS.get(f"int{width or 32}")
-        if dtype is None or dtype.itemsize == 1:
+        if dtype is None or dtype.itemsize == 1 or (kind and not width):
             raise ValueError(f"unknown suffix i{width}: i16, i32 and i64 are known")
         info = np.iinfo(dtype)
         if not info.min <= value <= info.max:
@@ -75,11 +75,12 @@ def number(text: str) -> np.generic:
 
 
 def attribute_number(text: str) -> Any:
-    """As `number`, with Python's int and float for what has no width: `1` and `0.5f`."""
+    """As `number`, with Python's int and float for what prints without a width: `1` and `0.5f`."""
     value = number(text)
-    if text[-1] == "f":
-        return float(text[:-1])
-    return value if "i" in text or "f" in text else int(value)
+    if isinstance(value, np.float32):
+        return float(text.rpartition("f")[0])
+    plain = not set("if") & set(text)
+    return int(value) if plain or isinstance(value, np.int32) else value
 
 
 def number_text(value: Any) -> str | None:

@@ -124,7 +124,7 @@ class _Reader:
         for name, kind in FIELDS[key].items():
             text = _typed(written, name, str)
             if kind == _OBJECT:
-                fields[name] = self._value(text, depth + 1)[0]
+                fields[name] = _plain(self._value(text, depth + 1)[0])
             elif kind == _BOOL:
                 fields[name] = _bool(text)
             else:
@@ -216,6 +216,15 @@ _READERS: dict[str, Callable[[_Reader, dict[str, Any], int], tuple[Any, int]]] =
     "relay.TensorType": _Reader._tensor_type,
     "Span": _Reader._span,
 }
+
+
+def _plain(value: Any) -> Any:
+    """An attribute's value: a number, a string, nothing, or tuples of these."""
+    for item in value if isinstance(value, tuple) else ():
+        _plain(item)
+    if isinstance(value, (Constant, MetaAttrs, TensorType, Span)):
+        raise _BadError(f"a {type(value).__name__} can't be an attribute's value")
+    return value
 
 
 def _typed(node: dict[str, Any], name: str, kind: type[Any]) -> Any:
