@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -199,17 +200,15 @@ def _cuda(problem: ConvProblem, device: torch.device, options: tuple[bool, bool,
     from byoc_cudnn import toolchain
     from byoc_cudnn.backends import cudnn
 
-    top, left, bottom, right = problem.padding
-    if (top, left) != (bottom, right):
-        inner = replace(
-            problem, padding=(0, 0, 0, 0), h=problem.h + top + bottom, w=problem.w + left + right
-        )
-        if cudnn.check(inner, ""):
-            return _padded(problem, _cuda(inner, device, options))
     found = toolchain.find()
-    if cudnn.check(problem, "") and not found.missing():
-        return _cudnn(problem, options)
+    if not found.missing():
+        if cudnn.check(problem, ""):
+            return _cudnn(problem, options)
+        if cudnn.check(inner := _unpadded(problem), ""):
+            return _padded(problem, _cudnn(inner, options))
     toolchain.preload(found)
+    if find_spec("cuda") is None:  # TVM compiles with NVRTC through NVIDIA's bindings, or with nvcc
+        os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
     import tvm
 
     from legalize import cuda
@@ -218,8 +217,15 @@ def _cuda(problem: ConvProblem, device: torch.device, options: tuple[bool, bool,
     return _compiled(cuda.prim_func(problem, target), target)
 
 
+def _unpadded(problem: ConvProblem) -> ConvProblem:
+    """The problem of which the padding is a part of the data."""
+    top, left, bottom, right = problem.padding
+    h, w = problem.h + top + bottom, problem.w + left + right
+    return replace(problem, padding=(0, 0, 0, 0), h=h, w=w)
+
+
 def _padded(problem: ConvProblem, kernel: Kernel) -> Kernel:
-    """A kernel for a problem of which `kernel` has the padding as a part of the data."""
+    """The kernel of a problem, made of that of `_unpadded(problem)`."""
     top, left, bottom, right = problem.padding
     place = problem.roles.index("data")
     # What `pad` reads: the last axis first.  Channels are the last in NHWC.

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import library as torch_library
 
 from ..problem import ConvKind, out_size
 from . import kernels
@@ -107,7 +108,7 @@ def _define(kind: ConvKind) -> Any:
         ctx.sizes = (first.shape[2:], second.shape[2:])
         ctx.channels_last = kernels.channels_last(first) or kernels.channels_last(second)
 
-    operator = torch.library.custom_op(
+    operator = torch_library.custom_op(
         f"relay_wgrad::{name}", implementation, mutates_args=(), schema=head + _TAIL
     )
     operator.register_fake(fake)
@@ -164,6 +165,21 @@ _OWN = (torch.Tensor, torch.nn.Parameter)  # subclasses have dispatch rules of t
 # ---- gradients -----------------------------------------------------------------------------------
 
 
+def _needed(ctx: Any, i: int) -> bool:
+    """Whether this backward pass wants the gradient by tensor i.
+
+    `needs_input_grad` alone says what the forward pass saw: `torch.autograd.grad(loss, x)` would
+    pay for the weight's gradient too.
+    """
+    if not ctx.needs_input_grad[i]:
+        return False
+    try:
+        return bool(torch._C._will_engine_execute_node(ctx.next_functions[i][0]))
+    except (AttributeError, RuntimeError, TypeError):
+        # A leaf that `torch.autograd.grad` asks for; or a transform, which has no engine.
+        return True
+
+
 def _like_result(ctx: Any, v: torch.Tensor) -> torch.Tensor:
     """The cotangent in the result's memory order, which the gradients then have too."""
     return v.contiguous(memory_format=torch.channels_last) if ctx.channels_last else v
@@ -172,11 +188,11 @@ def _like_result(ctx: Any, v: torch.Tensor) -> torch.Tensor:
 def _backward_fprop(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
     v = _like_result(ctx, v)
     data, weight = ctx.saved_tensors
-    needs, (pixels, taps), rest = ctx.needs_input_grad, ctx.sizes, ctx.rest
+    (pixels, taps), rest = ctx.sizes, ctx.rest
     return (
-        dgrad(v, weight, None, list(pixels), *rest) if needs[0] else None,
-        wgrad(v, data, list(taps), *rest) if needs[1] and not _frozen else None,
-        v.sum((0, 2, 3)) if needs[2] else None,
+        dgrad(v, weight, None, list(pixels), *rest) if _needed(ctx, 0) else None,
+        wgrad(v, data, list(taps), *rest) if _needed(ctx, 1) and not _frozen else None,
+        v.sum((0, 2, 3)) if _needed(ctx, 2) else None,
         *[None] * 7,
     )
 
@@ -184,11 +200,11 @@ def _backward_fprop(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
 def _backward_dgrad(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
     v = _like_result(ctx, v)
     grad, weight = ctx.saved_tensors
-    needs, (_, taps), rest = ctx.needs_input_grad, ctx.sizes, ctx.rest
+    (_, taps), rest = ctx.sizes, ctx.rest
     return (
-        fprop(v, weight, None, *rest) if needs[0] else None,
-        wgrad(grad, v, list(taps), *rest) if needs[1] and not _frozen else None,
-        v.sum((0, 2, 3)) if needs[2] else None,
+        fprop(v, weight, None, *rest) if _needed(ctx, 0) else None,
+        wgrad(grad, v, list(taps), *rest) if _needed(ctx, 1) and not _frozen else None,
+        v.sum((0, 2, 3)) if _needed(ctx, 2) else None,
         *[None] * 8,
     )
 
@@ -196,10 +212,10 @@ def _backward_dgrad(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
 def _backward_wgrad(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
     v = _like_result(ctx, v)
     grad, data = ctx.saved_tensors
-    needs, (_, pixels), rest = ctx.needs_input_grad, ctx.sizes, ctx.rest
+    (_, pixels), rest = ctx.sizes, ctx.rest
     return (
-        fprop(data, v, None, *rest) if needs[0] else None,
-        dgrad(grad, v, None, list(pixels), *rest) if needs[1] else None,
+        fprop(data, v, None, *rest) if _needed(ctx, 0) else None,
+        dgrad(grad, v, None, list(pixels), *rest) if _needed(ctx, 1) else None,
         *[None] * 8,
     )
 

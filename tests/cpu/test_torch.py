@@ -12,6 +12,7 @@ import tvm
 
 import legalize.cpu
 import relay_wgrad.torch as rt
+from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.torch import kernels, ops
 from tests.torch_cases import Config, error, gradients, random_config
 
@@ -179,6 +180,29 @@ def test_only_needed_gradients_are_computed(
 
 
 @BOTH
+def test_only_asked_gradients_are_computed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.autograd.grad` and `backward(inputs=…)` name some of those that require gradients."""
+    x, w, b = config.operands(6)
+    inner = x * 1
+    ran = _kinds_that_ran(monkeypatch)
+    out = config.ours(inner, w, b)
+    kinds = {"x": "fprop" if config.transposed else "dgrad", "w": "wgrad"}
+    given = {"x": x, "w": w, "b": b, "inner": inner}
+    for names, want in (
+        ("x", "x"), ("w", "w"), ("b", ""), ("x w", "x w"), ("inner", "x"), ("inner w b", "x w"),
+    ):  # fmt: skip
+        wanted = [given[name] for name in names.split()]
+        for ask in (torch.autograd.grad, torch.autograd.backward):
+            if ask is torch.autograd.backward and "inner" in names:
+                continue
+            ran.clear()
+            options = {"inputs": wanted, "retain_graph": True}
+            found = ask(out.sum(), **options)
+            assert ran == [kinds[name] for name in want.split()], (names, ask)
+            assert found is None or all(g is not None for g in found)
+
+
+@BOTH
 def test_no_weight_gradients(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, b = config.operands(7)
     ran = _kinds_that_ran(monkeypatch)
@@ -260,6 +284,23 @@ def test_large_problems_run_in_parallel() -> None:
         config.theirs, [t.detach().double().requires_grad_() for t in (x, w)] + [None], 0
     )
     assert max(map(error, got, want)) < 2e-6
+
+
+@pytest.mark.parametrize("kind", ConvKind)
+@pytest.mark.parametrize("layouts", [("NCHW", "OIHW"), ("NHWC", "OHWI")])
+def test_explicit_padding(kind: ConvKind, layouts: tuple[str, str]) -> None:
+    """What cuDNN gets where padding is lopsided, here with CPU kernels."""
+    data, weight = layouts
+    problem = ConvProblem.parse(
+        f"{kind.value} n=2 c=3 h=7 w=6 k=4 r=3 s=2 stride=2,1 pad=1,0,2,1"
+        f" layout={data}/{weight}/{data} dtype=f64/f64/f64"
+    )
+    shapes = [problem.shape(role) for role in problem.roles]
+    a, b = (torch.randn(shape, dtype=torch.float64) for shape in shapes[:2])
+    got, want = (torch.full(shapes[2], torch.nan, dtype=torch.float64) for _ in range(2))
+    kernels._padded(problem, kernels._cpu(kernels._unpadded(problem)))(a, b, got)
+    kernels._cpu(problem)(a, b, want)
+    assert error(got, want) < 1e-12
 
 
 BAD: dict[str, tuple[type[Exception], str, Any]] = {

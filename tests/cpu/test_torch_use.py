@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library as torch_library
 
 import relay_wgrad.torch as rt
 from relay_wgrad.problem import ConvKind
@@ -145,7 +146,7 @@ def test_operators_keep_pytorchs_rules(kind: ConvKind, last: bool) -> None:
     if last:
         tensors[0] = tensors[0].detach().contiguous(memory_format=torch.channels_last)
     operator = getattr(torch.ops.relay_wgrad, ops._OPERATORS[kind][0]).default
-    torch.library.opcheck(operator, (*tensors, *sizes, *TAIL))
+    torch_library.opcheck(operator, (*tensors, *sizes, *TAIL))
 
 
 @pytest.mark.parametrize("dims", [(0, None, None), (None, 0, None), (2, 1, 0), (None, None, 0)])

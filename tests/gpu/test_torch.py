@@ -1,0 +1,251 @@
+"""The PyTorch functions on a device: numbers, streams, graphs, devices, time of a call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relay_wgrad.torch as rt
+from byoc_cudnn import toolchain
+from relay_wgrad.problem import ConvProblem
+from relay_wgrad.torch import kernels
+from tests.torch_cases import Config, error, gradients, random_config
+
+pytestmark = pytest.mark.gpu
+
+F = torch.nn.functional
+TOLERANCE = {
+    torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-12,
+}  # fmt: skip
+TYPICAL = Config(False, (4, 32, 15, 14), (64, 16, 3, 3), (2, 1), (1, 2), (0, 0), (1, 1), 2, True)
+
+
+@pytest.fixture(autouse=True)
+def full_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither side rounds to tf32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def reference(config: Config, operands: list[Any], seed: int) -> list[torch.Tensor]:
+    """PyTorch's in float64, on the CPU."""
+    wide = [None if t is None else t.detach().cpu().double().requires_grad_() for t in operands]
+    return gradients(config.theirs, wide, seed)
+
+
+def compare(config: Config, operands: list[Any], seed: int) -> None:
+    got = [t.cpu() for t in gradients(config.ours, operands, seed)]
+    want = reference(config, operands, seed)
+    # The cotangents are the same up to their own rounding.
+    limit = 3 * TOLERANCE[operands[0].dtype]
+    assert max(map(error, got, want)) < limit, config
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("part", range(3))
+def test_random_configurations(dtype: torch.dtype, part: int) -> None:
+    """Convolutions and their transposes; float64 goes to this package's own CUDA kernels."""
+    rng = np.random.default_rng((part, 7))
+    for seed in range(4):
+        config = random_config(rng)
+        for one in (config, config.transpose()):
+            compare(one, one.operands(seed, dtype, "cuda"), seed)
+
+
+def test_finite_differences() -> None:
+    rng = np.random.default_rng(5)
+    for seed in range(3):
+        config = random_config(rng)
+        for one in (config, config.transpose()):
+            given = [t for t in one.operands(seed, torch.float64, "cuda") if t is not None]
+
+            def function(*tensors: Any, config: Config = one) -> torch.Tensor:
+                return config.ours(*tensors, *[None] * (3 - len(tensors)))
+
+            assert torch.autograd.gradcheck(function, given, fast_mode=True)
+            assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_channels_last_and_views(dtype: torch.dtype) -> None:
+    x, w, b = (t.detach() for t in TYPICAL.operands(1, dtype, "cuda"))
+    n, c, h, width = x.shape
+    last = torch.channels_last
+    cases = [
+        x.contiguous(memory_format=last),
+        torch.randn(n, c, width, h, device="cuda", dtype=dtype).mT,
+        torch.randn(1, c, 1, width, device="cuda", dtype=dtype).expand(x.shape),
+        torch.randn(x.numel() + 1, device="cuda", dtype=dtype)[1:].view(x.shape),
+        torch.randn(n, h, width, 2 * c, device="cuda", dtype=dtype).permute(0, 3, 1, 2)[:, c:],
+    ]
+    for case in cases:
+        for weight in (w, w.contiguous(memory_format=last)):
+            compare(TYPICAL, [t.detach().requires_grad_() for t in (case, weight, b)], 1)
+    out = TYPICAL.ours(cases[0], w, b)
+    assert out.is_contiguous(memory_format=last)
+    x = torch.empty(0, *x.shape[1:], device="cuda", dtype=dtype, requires_grad=True)
+    weight = w.clone().requires_grad_()
+    TYPICAL.ours(x, weight, b).sum().backward()
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_same_padding_of_an_even_kernel() -> None:
+    """Lopsided padding, which cuDNN has not: an explicit pad, and a crop."""
+    config = Config(
+        False, (2, 8, 9, 10), (8, 8, 4, 2), (1, 1), (1, 0, 2, 1), (0, 0), (1, 1), 1, True
+    )
+    for last in (False, True):
+        operands = config.operands(2, torch.float32, "cuda")
+        if last:
+            operands[0] = operands[0].detach().contiguous(memory_format=torch.channels_last)
+            operands[0].requires_grad_()
+        compare(config, operands, 2)
+
+
+def test_the_current_stream_is_used() -> None:
+    """Operands that a busy stream has yet to write: only work on that stream sees them."""
+    x, w, b = (t.detach() for t in TYPICAL.operands(3, torch.float32, "cuda"))
+    want = TYPICAL.ours(x, w, b)
+    late = torch.full_like(x, float("nan"))
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)  # about 0.1 s
+        late.copy_(x)
+        got = TYPICAL.ours(late, w, b)
+    assert not stream.query()  # the call did not wait
+    stream.synchronize()
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_training_step_in_a_graph(dtype: torch.dtype) -> None:
+    """Forward, backward and update captured; replays train as calls do."""
+
+    def model() -> torch.nn.Sequential:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            rt.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), rt.ConvTranspose2d(8, 3, 2, stride=2)
+        ).to("cuda", dtype)
+
+    batches = [torch.randn(4, 3, 8, 8, device="cuda", dtype=dtype) for _ in range(4)]
+    static = batches[0].clone()
+
+    def step(net: Any, x: torch.Tensor) -> torch.Tensor:
+        for p in net.parameters():
+            p.grad = None
+        loss = net(x).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.1 * p.grad
+        return loss
+
+    plain, captured = model(), model()
+    state = {k: v.clone() for k, v in captured.state_dict().items()}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            step(captured, static)
+    torch.cuda.current_stream().wait_stream(stream)
+    captured.load_state_dict(state)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(captured, static)
+    captured.load_state_dict(state)
+    for x in batches:
+        static.copy_(x)
+        graph.replay()
+        step(plain, x)
+    torch.cuda.synchronize()
+    for a, b in zip(plain.parameters(), captured.parameters(), strict=True):
+        assert error(a, b) < 10 * TOLERANCE[dtype]
+
+
+def test_options_reach_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Explicit flags, and `torch.backends.cudnn`'s where none are given."""
+    seen = []
+    build = kernels._build
+
+    def note(problem: ConvProblem, options: tuple[bool, bool, bool]) -> Any:
+        seen.append(options)
+        return build(problem, options)
+
+    monkeypatch.setattr(kernels, "_build", note)
+    monkeypatch.setattr(kernels, "_kernels", {})
+    monkeypatch.setattr(kernels, "_libraries", {})
+    x, w = torch.randn(1, 8, 8, 8, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
+    if toolchain.find().missing():
+        pytest.skip(toolchain.find().missing())
+    rt.convolution(x, w)
+    rt.convolution(x, w, None, 1, 0, 1, 1, False, True, True)
+    rt.convolution(x, w, None, 1, 0, 1, 1, False, True, True)
+    # Other sizes, the transposed one and gradients: the same library.
+    rt.convolution_transpose(x[:, :, :5], w, None, 1, 0, 0, 1, 1, False, True, True)
+    assert seen == [(False, False, False), (False, True, True)]
+
+
+def test_deterministic_bits() -> None:
+    x = torch.randn(8, 32, 28, 28, device="cuda", dtype=torch.float16)
+    v = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.float16)
+    runs = [
+        rt.convolution_backward_weight(x, (64, 32, 3, 3), v, 1, 1, 1, 1, False, True)
+        for _ in range(5)
+    ]
+    assert all(torch.equal(runs[0], other) for other in runs)
+
+
+@pytest.mark.skipif("torch.cuda.device_count() < 2")
+def test_second_device() -> None:
+    for dtype in (torch.float32, torch.float64):
+        compare(TYPICAL, TYPICAL.operands(4, dtype, "cuda:1"), 4)
+
+
+def test_compile() -> None:
+    model = torch.nn.Sequential(rt.Conv2d(3, 8, 3, padding="same"), torch.nn.ReLU()).cuda()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 3, 9, 9, device="cuda")
+    results = []
+    for net in (model, compiled):
+        model.zero_grad()
+        net(x).square().sum().backward()
+        results.append([p.grad.clone() for p in model.parameters()])
+    assert all(error(a, b) < 1e-5 for a, b in zip(*results, strict=True))
+
+
+def microseconds(function: Callable[[], Any], count: int = 500) -> float:
+    """Host time of one call; the device is never waited for in between."""
+    for _ in range(20):
+        function()
+    best = float("inf")
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            function()
+        best = min(best, (time.perf_counter() - start) / count)
+        torch.cuda.synchronize()
+    return best * 1e6
+
+
+def test_time_of_a_call(capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed for docs/torch.md; the limit catches a plan that is looked for at every call."""
+    x = torch.randn(1, 8, 8, 8, device="cuda", requires_grad=True)
+    w = torch.randn(8, 8, 3, 3, device="cuda", requires_grad=True)
+    v = torch.ones(1, 8, 6, 6, device="cuda")
+    rows = {}
+    for name, function in (("ours", rt.convolution), ("PyTorch's", F.conv2d)):
+        with torch.no_grad():
+            forward = microseconds(lambda f=function: f(x, w))
+        both = microseconds(lambda f=function: torch.autograd.grad(f(x, w), (x, w), v))
+        rows[name] = (forward, both)
+    with capsys.disabled():
+        for name, (forward, both) in rows.items():
+            print(f"\n{name}: {forward:.1f} us forward, {both:.1f} us with backward", end="")
+    assert rows["ours"][0] < 300
