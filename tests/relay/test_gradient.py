@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from relay_wgrad.relay.ops.hooks import GRADIENTS
 from relay_wgrad.relay.text import fromtext
 
 from ..relay_fixtures import load
+from ..timing import seconds
 from .texts import HEADER, call_chain, fixture_text
 
 VECTOR = "Tensor[(3), float32]"
@@ -288,13 +288,10 @@ def test_misuse_of_gradient() -> None:
 
 
 def test_depth_costs_no_stack_and_linear_time() -> None:
-    def seconds(depth: int) -> float:
+    def cost(depth: int) -> float:
         text = call_chain(depth).replace("%x)", f"%x: {VECTOR})", 1)
         mod = fromtext(text)
-        start = time.process_time()
-        transform.FirstOrderGradient()(mod)
-        return time.process_time() - start
+        return seconds(lambda: transform.FirstOrderGradient()(mod), 2)
 
-    seconds(50)
-    short, long = seconds(500), seconds(4000)
+    short, long = cost(500), cost(4000)
     assert long < 8 * short * 3  # quadratic would be 64 times

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +15,7 @@ from relay_wgrad.relay.rewrite import rewrite
 from relay_wgrad.relay.text import astext, fromtext
 from relay_wgrad.relay.types import ANY, FuncType, TensorType, TupleType
 
+from ..timing import seconds
 from .texts import HEADER, call_chain, fixture_text, fixture_texts, let_chain
 
 VECTOR = "Tensor[(3), float32]"
@@ -160,12 +160,9 @@ def test_expressions() -> None:
 
 @pytest.mark.parametrize("chain", [call_chain, let_chain])
 def test_depth_costs_no_stack_and_linear_time(chain: object) -> None:
-    def seconds(depth: int) -> float:
+    def cost(depth: int) -> float:
         mod = fromtext(chain(depth).replace("%x)", f"%x: {VECTOR})", 1))
-        start = time.process_time()
-        infer_module(mod)
-        return time.process_time() - start
+        return seconds(lambda: infer_module(mod))
 
-    seconds(50)
-    short, long = seconds(1000), seconds(8000)
+    short, long = cost(1000), cost(8000)
     assert long < 8 * short * 3  # quadratic would be 64 times

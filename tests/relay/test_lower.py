@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import tvm
@@ -16,6 +14,7 @@ from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.text import fromtext
 from tests.problems import numpy_dtype
 from tests.relay_fixtures import fixture_names, load
+from tests.timing import seconds
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -100,17 +99,14 @@ def test_unknown_sizes_are_symbols() -> None:
 
 
 def test_depth_costs_no_stack_and_linear_time() -> None:
-    def seconds(depth: int) -> float:
+    def cost(depth: int) -> float:
         lets = "\n".join(
             f"let %v{i + 1} = add(%v{i}, %v{i});" for i in range(depth)
         )  # fmt: skip
         module = fromtext(f"{HEAD}def @main(%v0: {VECTOR}) {{\n{lets}\n%v{depth} }}")
-        start = time.process_time()
-        lower(module)
-        return time.process_time() - start
+        return seconds(lambda: lower(module), 2)
 
-    seconds(50)
-    short, long = seconds(1000), seconds(8000)
+    short, long = cost(1000), cost(8000)
     assert long < 8 * short * 3  # quadratic would be 64 times
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
 from relay_wgrad import relay
 
+from ..timing import seconds
 from .texts import HEADER, call_chain, fixture_text, fixture_texts, let_chain, main
 
 
@@ -209,40 +208,31 @@ def test_no_text_for() -> None:
 def test_soon_enough() -> None:
     text = fixture_text("resnet8_cifar_grad")
     relay.fromtext(text)  # the tables of the grammar are built once
-    times = []
-    for _ in range(3):
-        begin = time.process_time()
-        mod = relay.fromtext(text)
-        parsed = time.process_time()
-        relay.astext(mod)
-        times.append((parsed - begin, time.process_time() - begin))
-    assert min(times)[0] < 0.4
-    assert min(whole for _, whole in times) < 1.0
+    mod = relay.fromtext(text)
+    parsed = seconds(lambda: relay.fromtext(text))
+    assert parsed < 0.4
+    assert parsed + seconds(lambda: relay.astext(mod)) < 1.0
 
 
 @pytest.mark.parametrize("make", [let_chain, call_chain])
 def test_linear(make: object) -> None:
     assert callable(make)
 
-    def seconds(count: int) -> float:
+    def cost(count: int) -> float:
         text = make(count)
-        begin = time.process_time()
         assert relay.astext(relay.fromtext(text)) == text
-        return time.process_time() - begin
+        return seconds(lambda: relay.astext(relay.fromtext(text)), 2)
 
-    small = min(seconds(1000) for _ in range(3))
     # Quadratic time would be 64 times as much; the slack is for a busy machine.
-    assert seconds(8000) < 32 * small
+    assert cost(8000) < 32 * cost(1000)
 
 
 @pytest.mark.slow
 def test_ten_megabytes() -> None:
     text = let_chain(48_000)
     assert len(text) > 10_000_000
-    begin = time.process_time()
-    mod = relay.fromtext(text)
-    assert time.process_time() - begin < 60
-    assert relay.astext(mod) == text
+    assert seconds(lambda: relay.fromtext(text), 1) < 60
+    assert relay.astext(relay.fromtext(text)) == text
 
 
 def test_widths_that_print_without_one() -> None:
