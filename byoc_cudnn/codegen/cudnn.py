@@ -15,26 +15,20 @@ from typing import Any
 import tvm_ffi
 from tvm import get_global_func, relax
 
-from relay_wgrad.problem import ConvKind
-
 from ..backends.cudnn import CODEGEN, Options
+from .entry import KINDS, exported
 from .regions import Region, read_region
 
 PLANS = f"{CODEGEN}_plans"  # an exported function: the plans chosen so far, as text
 _TEMPLATES = (
     "cuda_common.h", "cudnn_graph.h", "cudnn_plan.h", "cudnn_record.h", "cudnn_runtime.h",
-    "cudnn_call.h",
+    "cudnn_call.h", "cuda_entry.h",
 )  # fmt: skip
-_KINDS = {ConvKind.FPROP: "kFprop", ConvKind.DGRAD: "kDgrad", ConvKind.WGRAD: "kWgrad"}
 _DTYPES = {
     "float16": "CUDNN_DATA_HALF",
     "bfloat16": "CUDNN_DATA_BFLOAT16",
     "float32": "CUDNN_DATA_FLOAT",
 }
-_ROLES = {
-    "data": "kDataArg", "weight": "kWeightArg", "grad": "kGradArg", "bias": "kBiasArg",
-    "mask": "kMaskArg",
-}  # fmt: skip
 _FLAGS = {"bias": "kBias", "relu": "kRelu", "mask": "kMask"}
 _OPTIONS = {
     "allow_tf32": "kAllowTf32", "deterministic": "kDeterministic", "benchmark": "kBenchmark",
@@ -92,7 +86,7 @@ def generate(regions: Sequence[Region]) -> str:
     functions = []
     for region in regions:
         index = rows.setdefault(_row(region), len(rows))
-        functions.append(_function(region, index))
+        functions.append(exported(region, index))
     table = "\n".join(rows)
     return "\n".join([
         head_and_runtime(),
@@ -117,7 +111,7 @@ def _row(region: Region) -> str:
     options = [flag for name, flag in _OPTIONS.items() if getattr(o, name)]
     values = [
         f'"{p.repro()}{"".join(" +" + e for e in region.epilogue)}"',
-        f"Kind::{_KINDS[p.kind]}",
+        f"Kind::{KINDS[p.kind]}",
         "true" if p.data_layout == "NHWC" else "false",
         *("{" + ", ".join(map(str, v)) + "}" for v in (p.strides, p.padding, p.dilation)),
         str(p.groups),
@@ -127,15 +121,6 @@ def _row(region: Region) -> str:
         str(-1 if o.workspace_limit is None else o.workspace_limit),
     ]
     return "    {" + ",\n     ".join([values[0], ", ".join(values[1:])]) + "},"
-
-
-def _function(region: Region, index: int) -> str:
-    roles = ", ".join(_ROLES[name] for name in [*region.operands, region.problem.roles[2]])
-    return (
-        f"TVM_FFI_DLL_EXPORT int __tvm_ffi_{region.symbol}"
-        "(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny*) {\n"
-        f"  return call(kConvs[{index}], {{{roles}}}, args, count);\n}}"
-    )
 
 
 def _compile(functions: Sequence[relax.Function], options: Any, constants: Any) -> list[Any]:

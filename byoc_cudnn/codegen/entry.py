@@ -1,0 +1,27 @@
+"""What generated sources share: the names of kinds, and the exported functions.
+
+A function calls `call` of `templates/cuda_entry.h` with its row of `kConvs` and the roles of its
+operands.
+"""
+
+from __future__ import annotations
+
+from relay_wgrad.problem import ConvKind
+
+from .regions import Region
+
+KINDS = {ConvKind.FPROP: "kFprop", ConvKind.DGRAD: "kDgrad", ConvKind.WGRAD: "kWgrad"}
+_ROLES = {
+    "data": "kDataArg", "weight": "kWeightArg", "grad": "kGradArg", "bias": "kBiasArg",
+    "mask": "kMaskArg",
+}  # fmt: skip
+
+
+def exported(region: Region, index: int) -> str:
+    """The definition of a region's function, which runs row `index`."""
+    roles = ", ".join(_ROLES[name] for name in [*region.operands, region.problem.roles[2]])
+    return (
+        f"TVM_FFI_DLL_EXPORT int __tvm_ffi_{region.symbol}"
+        "(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny*) {\n"
+        f"  return call(kConvs[{index}], {{{roles}}}, args, count);\n}}"
+    )
