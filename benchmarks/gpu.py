@@ -185,7 +185,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             try:
                 row |= gpu_timing.measure(case, module[case.symbol], seed)
                 row = derived(row, floors)
-                row["plan"] = plan_of(case, str(module[PLANS[case.library]]()))
+                row["plan"] = plan_of(case, str(module[PLANS[case.vendor]]()))
             except Exception as error:  # one failure must not cost the other rows
                 row["reason"] = f"{type(error).__name__}: {error}"[:1000]
             result["rows"].append(row)

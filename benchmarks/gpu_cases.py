@@ -57,7 +57,7 @@ class Case:
         return MODES[self.mode][1]
 
     @property
-    def library(self) -> str:
+    def vendor(self) -> str:
         return BACKENDS[self.backend][0]
 
     @property
@@ -156,7 +156,7 @@ def build(all_cases: Sequence[Case], folder: Path) -> dict[str, Path]:
     words if it fails.
     """
     workers = max(1, min(16, os.cpu_count() or 1, len(all_cases)))
-    by_name = {name: [c for c in all_cases if c.library == name] for name in PLANS}
+    by_name = {name: [c for c in all_cases if c.vendor == name] for name in PLANS}
     shares = [by_name["cudnn"][i::workers] for i in range(workers)] + [by_name["cutlass"]]
     shares = [share for share in shares if share]
     stems = [folder / f"cases{i}" for i in range(len(shares))]
@@ -182,7 +182,7 @@ def _build(share: Sequence[Case], stem: Path) -> Path:
     regions = [case.region() for case in share]
     text = (
         cudnn_code.generate(regions)
-        if share[0].library == "cudnn"
+        if share[0].vendor == "cudnn"
         else cutlass_code.generate(regions, _gpu())
     )
     source.write_text(text, encoding="utf-8")
@@ -199,7 +199,7 @@ def plan_of(case: Case, plans: str) -> str:
     wanted = f" | {case.problem.repro()} epilogue=0 options={options} "
     for line in plans.splitlines():
         columns = line.split("\t")
-        if case.library == "cutlass":  # the kernel's name says what multiplies
+        if case.vendor == "cutlass":  # the kernel's name says what multiplies
             kernel = f"_{case.kind}_{case.mode}_"
             ours = columns[0] == case.problem.repro() and kernel in line
         else:

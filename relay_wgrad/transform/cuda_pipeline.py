@@ -36,7 +36,11 @@ def cuda_pipeline() -> Callable[..., tvm.IRModule]:
 
     It is upstream's but for its care: legalization, fusion, schedules, memory plan.
     """
-    from tvm.relax.backend.cuda import pipeline as stock
+    from tvm.relax.backend.cuda.pipeline import (
+        dataflow_lower_passes,
+        finalize_passes,
+        library_dispatch_passes,
+    )
 
     gpu = dlight.gpu
     rules = [gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
@@ -45,15 +49,15 @@ def cuda_pipeline() -> Callable[..., tvm.IRModule]:
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = Target.current(allow_none=False)
         passes = [
-            *stock.library_dispatch_passes(target),
+            *library_dispatch_passes(target),
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
             dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
-            *stock.dataflow_lower_passes(target),
-            *stock.finalize_passes(target),
+            *dataflow_lower_passes(target),
+            *finalize_passes(target),
         ]
         return tvm.transform.Sequential(passes)(mod)
 
