@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import relay_wgrad
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.transform import ConvertLayout, count_reasons, grad, layout_changes
 from tests.relay_fixtures import layout_transforms
+from tests.timing import seconds
 
 from .layout_cases import Shapes, chain
 from .layout_cases import module as module_of
@@ -76,23 +76,19 @@ def assert_changes(module: tvm.IRModule, expected: dict[str, int], kept: dict[st
 
 
 def test_time_is_linear_in_depth() -> None:
-    def seconds(depth: int) -> float:
+    def cost(depth: int) -> float:
         module = grad(chain(depth), "main")
-        best = float("inf")
-        for _ in range(2):
-            start = time.process_time()
-            ConvertLayout("NHWC", functions=["main_adjoint"])(module)
-            best = min(best, time.process_time() - start)
-        return best
+        convert = ConvertLayout("NHWC", functions=["main_adjoint"])
+        return seconds(lambda: convert(module), 2)
 
-    seconds(10)
-    short, long = seconds(40), seconds(160)
+    cost(10)
+    short, long = cost(40), cost(160)
     assert long < 4 * short * 2.5  # quadratic would be 16 times
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_gradients_time_is_linear_in_parameters(named: bool) -> None:
-    def seconds(count: int) -> float:
+    def cost(count: int) -> float:
         shapes: Shapes = {f"p{i}": (1,) for i in range(count)}
 
         def body(emit: Any, first: Any, *others: Any) -> Any:
@@ -101,13 +97,9 @@ def test_gradients_time_is_linear_in_parameters(named: bool) -> None:
             return op.sum(first)
 
         program = module_of(shapes, body)
-        best = float("inf")
-        for _ in range(2):
-            start = time.process_time()
-            grad(program, "main", wrt=list(shapes) if named else None)
-            best = min(best, time.process_time() - start)
-        return best
+        wrt = list(shapes) if named else None
+        return seconds(lambda: grad(program, "main", wrt=wrt), 2)
 
-    seconds(10)
-    short, long = seconds(250), seconds(1000)
+    cost(10)
+    short, long = cost(250), cost(1000)
     assert long < 4 * short * 2.5  # quadratic would be 16 times

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.training_step import step_module
 from relay_wgrad.transform import ConvertLayout, grad
 
+from ..timing import seconds
 from .layout_cases import chain
 from .partition_cases import regions
 
@@ -87,15 +87,10 @@ def test_nchw_needs_nothing_either() -> None:
 
 
 def test_time_is_linear_in_depth() -> None:
-    def seconds(depth: int) -> float:
+    def cost(depth: int) -> float:
         module: Any = grad(chain(depth), "main")
-        best = float("inf")
-        for _ in range(2):
-            start = time.process_time()
-            byoc_cudnn.partition(module)
-            best = min(best, time.process_time() - start)
-        return best
+        return seconds(lambda: byoc_cudnn.partition(module), 2)
 
-    seconds(10)
-    short, long = seconds(40), seconds(160)
+    cost(10)
+    short, long = cost(40), cost(160)
     assert long < 4 * short * 2.5  # quadratic would be 16 times

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections import Counter
 from typing import Any
 
@@ -18,6 +17,7 @@ from relay_wgrad.problem import ConvKind
 from relay_wgrad.transform import ConvertLayout, grad, raise_conv_backward
 from relay_wgrad.transform.substitute import substitute
 
+from ..timing import seconds
 from .raise_cases import bindings, names, op, program, stock_form
 
 CONVOLUTIONS = {("resnet50", 1): 53, ("resnet50", 2): 53, ("shufflenet", 2): 49}
@@ -103,20 +103,16 @@ def repeated(mod: tvm.IRModule, times: int) -> tvm.IRModule:
     return tvm.IRModule({"main": relax.Function(func.params, body, out.ty)})
 
 
-def seconds(mod: tvm.IRModule) -> tuple[float, int]:
+def cost(mod: tvm.IRModule) -> tuple[float, int]:
     """CPU seconds of the pass, the best of two runs, and how many were raised."""
-    best = float("inf")
-    for _ in range(2):
-        start = time.process_time()
-        _, report = raise_conv_backward(mod)
-        best = min(best, time.process_time() - start)
+    _, report = raise_conv_backward(mod)
     assert not report.left
-    return best, len(report.raised)
+    return seconds(lambda: raise_conv_backward(mod), 2), len(report.raised)
 
 
 def test_time_is_linear(gradients: Any) -> None:
-    once, few = seconds(gradients["resnet50", 2])
-    tenfold, many = seconds(repeated(gradients["resnet50", 2], 10))
+    once, few = cost(gradients["resnet50", 2])
+    tenfold, many = cost(repeated(gradients["resnet50", 2], 10))
     assert (few, many) == (53, 530)
     print(f"{once:.2f} s, ten times as long: {tenfold:.2f} s")
     assert tenfold < 20 * once

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from relay_wgrad.relay.op.contrib import (
 )
 
 from ..relay_fixtures import load
+from ..timing import seconds
 from .cutlass_table import cutlass_table
 from .texts import HEADER, fixture_text
 
@@ -345,26 +345,21 @@ def repeated(times: int) -> relay.IRModule:
     return T.InferType()(relay.IRModule({"main": relay.Function(params, relay.Tuple(bodies))}))
 
 
-def seconds(mod: relay.IRModule) -> list[float]:
+def costs(mod: relay.IRModule) -> list[float]:
     """What each pass takes."""
     found = []
     for pass_ in (
         T.MergeComposite(cutlass_table()), T.AnnotateTarget("cutlass"), T.MergeCompilerRegions(),
         T.PartitionGraph(),
     ):  # fmt: skip
-        best = float("inf")
-        for _i in range(2):
-            start = time.process_time()
-            out = pass_(mod)
-            best = min(best, time.process_time() - start)
-        mod = out
-        found.append(best)
+        found.append(seconds(lambda pass_=pass_, mod=mod: pass_(mod), 2))
+        mod = pass_(mod)
     assert sum("Compiler" in f.attrs for f in mod.functions.values()) % 33 == 0
     return found
 
 
 def test_linear_time() -> None:
-    small, large = seconds(repeated(1)), seconds(repeated(3))
+    small, large = costs(repeated(1)), costs(repeated(3))
     # Three times would be linear; the rest is for a busy machine.
     assert all(b < 12 * a for a, b in zip(small, large, strict=True)), (small, large)
 

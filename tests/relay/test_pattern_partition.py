@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,8 @@ from relay_wgrad.relay.dataflow_pattern import (
 )
 from relay_wgrad.relay.op import OpPattern
 from relay_wgrad.relay.transform import InferType
+
+from ..timing import seconds
 
 _ = wildcard
 HEADER = '#[version = "0.0.5"]\n'
@@ -228,22 +229,18 @@ def chain(count: int) -> Any:
     return x
 
 
-def seconds(count: int) -> float:
+def cost(count: int) -> float:
     program = chain(count)
-    best = float("inf")
-    for _i in range(3):
-        start = time.process_time()
-        out = SUM_EXP.partition(program)
-        best = min(best, time.process_time() - start)
+    out = SUM_EXP.partition(program)
     functions = [n for n in relay.ast.post_order(out) if isinstance(n, relay.Function)]
     assert len(functions) == count // 2
-    return best
+    return seconds(lambda: SUM_EXP.partition(program))
 
 
 def test_linear_time() -> None:
-    seconds(100)
+    cost(100)
     # Ten times would be linear; the rest is for a busy machine.
-    assert seconds(4000) < 30 * seconds(400)
+    assert cost(4000) < 30 * cost(400)
 
 
 def test_long_programs() -> None:
