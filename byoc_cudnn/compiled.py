@@ -67,7 +67,8 @@ class Library:
             return []
         modules = _all(self._runnable)
         texts = [str(m[p]()) for m in modules for p in ALL_PLANS if m.implements_function(p)]
-        return [line for text in texts for line in text.splitlines()]
+        # One library can be there as two modules.
+        return list(dict.fromkeys(line for text in texts for line in text.splitlines()))
 
     def _arguments(self, toolchain: Toolchain | None) -> dict[str, Any]:
         if not self.sources:

@@ -64,6 +64,8 @@ def _implicit_gemm(kernel: Kernel) -> str:
         if kernel.strided
         else "cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<4>"
     )
+    two_stages = kernel.strided and t.stages == 2 and operators != "OpClassSimt"
+    chosen = "StridedInTwoStages<Default>" if two_stages else "Default::Kernel"
     a, b, c = kernel.accesses
     return f"""\
 // ---- {kernel.name[len("relay_wgrad_cutlass_") :]}
@@ -72,7 +74,7 @@ def _implicit_gemm(kernel: Kernel) -> str:
 
 namespace {{
 
-using Kernel = cutlass::conv::kernel::DefaultConv2d{kind}<
+using Default = cutlass::conv::kernel::DefaultConv2d{kind}<
     {element}, TensorNHWC,
     {element}, TensorNHWC,
     {result}, TensorNHWC,
@@ -84,7 +86,8 @@ using Kernel = cutlass::conv::kernel::DefaultConv2d{kind}<
     {swizzle},
     {t.stages}, cutlass::arch::OpMultiplyAdd,
     IteratorAlgorithm::{_ALGORITHMS[kernel.algorithm]},
-    StrideSupport::{"kStrided" if strided else "kUnity"}, {a}, {b}>::Kernel;
+    StrideSupport::{"kStrided" if strided else "kUnity"}, {a}, {b}>;
+using Kernel = {chosen};
 
 }}  // namespace
 

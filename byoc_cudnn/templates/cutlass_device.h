@@ -5,6 +5,8 @@
 #include "cutlass/cutlass.h"
 #include "cutlass/array.h"
 #include "cutlass/conv/kernel/default_conv2d.h"  // before the next one, which does not include it
+#include "cutlass/conv/kernel/implicit_gemm_convolution_strided_dgrad.h"
+#include "cutlass/conv/threadblock/implicit_gemm_pipelined.h"
 #include "cutlass/conv/device/implicit_gemm_convolution.h"
 #include "cutlass/device_kernel.h"
 #include "cutlass/epilogue/thread/scale_type.h"
@@ -60,6 +62,70 @@ struct OutputOp {
     return (*this)(sums, FragmentOutput());
   }
 };
+
+// Reads tiles for a strided dgrad in two stages.  CUTLASS's own (TileIteratorStridedDgrad, still in
+// 4.2) reads one access for each vector of 16 bytes, so where accesses are narrower it leaves out
+// operands, and then goes astray.
+template <typename Access>
+class StridedTiles {
+ public:
+  using TileAccessIterator = Access;
+  using Shape = typename Access::Shape;
+  using Element = typename Access::Element;
+  using Layout = typename Access::Layout;
+  using TensorCoord = typename Access::TensorCoord;
+  using ThreadMap = typename Access::ThreadMap;
+  using AccessType = typename Access::AccessType;
+  using TensorRef = typename Access::TensorRef;
+  using Index = typename Access::Index;
+  using LongIndex = typename Access::LongIndex;
+  using Params = typename Access::Params;
+  using ConvProblemSize = typename Access::ConvProblemSize;
+  static IteratorAlgorithm const kIteratorAlgorithm = Access::kIteratorAlgorithm;
+  static StrideSupport const kStrideSupport = Access::kStrideSupport;
+  static int const kConvDim = Access::kConvDim;
+  using Fragment = cutlass::Array<Element, ThreadMap::Iterations::kCount * ThreadMap::kElementsPerAccess>;
+
+  template <typename... Arguments>
+  CUTLASS_HOST_DEVICE explicit StridedTiles(Arguments const&... arguments) : access_(arguments...) {}
+  CUTLASS_HOST_DEVICE static Params getParams(ConvProblemSize const& size, Layout const& layout) {
+    return Access::getParams(size, layout);
+  }
+  CUTLASS_HOST_DEVICE static cutlass::Status can_implement(ConvProblemSize const& size) {
+    return Access::can_implement(size);
+  }
+  CUTLASS_HOST_DEVICE StridedTiles& operator++() {
+    access_.advance();
+    return *this;
+  }
+  CUTLASS_DEVICE void load(Fragment& fragment) {
+    fragment.clear();
+    access_.set_iteration_index(0);
+    AccessType* parts = reinterpret_cast<AccessType*>(&fragment);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < ThreadMap::Iterations::kCount * Access::kAccessesPerVector; ++i) {
+      cutlass::arch::global_load<AccessType, sizeof(AccessType)>(parts[i], access_.get(),
+                                                                 access_.valid());
+      ++access_;
+    }
+  }
+
+ private:
+  Access access_;
+};
+
+// A strided dgrad of two stages as CUTLASS defines it, with `StridedTiles`.
+template <typename Default>
+using StridedInTwoStages = cutlass::conv::kernel::ImplicitGemmConvolutionStridedDgrad<
+    cutlass::conv::threadblock::ImplicitGemmPipelined<
+        typename Default::MmaCore::Shape,
+        StridedTiles<typename Default::IteratorA::TileAccessIterator>,
+        typename Default::SmemIteratorA,
+        StridedTiles<typename Default::IteratorB::TileAccessIterator>,
+        typename Default::SmemIteratorB, typename Default::Mma::ElementC,
+        typename Default::Mma::LayoutC, typename Default::MmaPolicy>,
+    typename Default::Epilogue, typename Default::Kernel::ThreadblockSwizzle,
+    cutlass::conv::Operator::kDgrad>;
 
 // Launches; the device and its stream are the caller's.  CUTLASS's own launcher would clear the
 // slices' memory first, and set the kernel's attribute at every call.

@@ -32,7 +32,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_plans, plans);
 
 namespace {
 
-using Kernel = cutlass::conv::kernel::DefaultConv2dDgrad<
+using Default = cutlass::conv::kernel::DefaultConv2dDgrad<
     float, TensorNHWC,
     float, TensorNHWC,
     float, TensorNHWC,
@@ -44,7 +44,8 @@ using Kernel = cutlass::conv::kernel::DefaultConv2dDgrad<
     cutlass::conv::threadblock::StridedDgradIdentityThreadblockSwizzle<4>,
     5, cutlass::arch::OpMultiplyAdd,
     IteratorAlgorithm::kOptimized,
-    StrideSupport::kStrided, 4, 4>::Kernel;
+    StrideSupport::kStrided, 4, 4>;
+using Kernel = Default::Kernel;
 
 }  // namespace
 

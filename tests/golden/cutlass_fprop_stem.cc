@@ -32,7 +32,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_plans, plans);
 
 namespace {
 
-using Kernel = cutlass::conv::kernel::DefaultConv2dFprop<
+using Default = cutlass::conv::kernel::DefaultConv2dFprop<
     cutlass::half_t, TensorNHWC,
     cutlass::half_t, TensorNHWC,
     cutlass::half_t, TensorNHWC,
@@ -44,7 +44,8 @@ using Kernel = cutlass::conv::kernel::DefaultConv2dFprop<
     cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<4>,
     2, cutlass::arch::OpMultiplyAdd,
     IteratorAlgorithm::kFewChannels,
-    StrideSupport::kStrided, 1, 1>::Kernel;
+    StrideSupport::kStrided, 1, 1>;
+using Kernel = Default::Kernel;
 
 }  // namespace
 

@@ -32,7 +32,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_plans, plans);
 
 namespace {
 
-using Kernel = cutlass::conv::kernel::DefaultConv2dWgrad<
+using Default = cutlass::conv::kernel::DefaultConv2dWgrad<
     cutlass::half_t, TensorNHWC,
     cutlass::half_t, TensorNHWC,
     float, TensorNHWC,
@@ -44,7 +44,8 @@ using Kernel = cutlass::conv::kernel::DefaultConv2dWgrad<
     cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<4>,
     5, cutlass::arch::OpMultiplyAdd,
     IteratorAlgorithm::kOptimized,
-    StrideSupport::kStrided, 8, 8>::Kernel;
+    StrideSupport::kStrided, 8, 8>;
+using Kernel = Default::Kernel;
 
 }  // namespace
 
