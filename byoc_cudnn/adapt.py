@@ -16,13 +16,17 @@ remainder belongs to H, which is given, and H' has the same one.  For `conv2d_tr
 follows from its attributes, H = (P-1)*s - t - b + e + o with the output padding o, and
 H' = (P-1)*s - 2m + e + o has the same o.
 
+Channels.  Where a library reads only wide vectors fast, channels of zeros are added: to C in the
+data and the weight, to K in the gradient and the weight.  A sum over them gains zeros; a result
+that has them is cropped.  `cutlass_model.wider_channels` says where that pays.
+
 Layouts.  A convolution does not care for the order of axes in memory, so operands are permuted
 before it and its result after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +36,7 @@ from relay_wgrad.attrs import ConvAttrs
 from relay_wgrad.layouts import permutation, swap_io
 from relay_wgrad.ops.algebra import emit_dgrad, emit_fprop, emit_wgrad
 from relay_wgrad.ops.view import family_def, problem_of
-from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem, symmetric
 
 from .blocks import Block, blocks_of, rewrite_blocks
 from .decision import Decision
@@ -40,18 +44,6 @@ from .decision import Decision
 Triple = tuple[str, str, str]
 Accepts = Callable[[ConvProblem], Decision]
 _ROLES = ("data", "weight", "grad")
-
-
-def symmetric(problem: ConvProblem) -> ConvProblem:
-    """The problem on explicitly padded data; itself where its padding is symmetric."""
-    top, left, bottom, right = problem.padding
-    v, h = min(top, bottom), min(left, right)
-    return replace(
-        problem,
-        h=problem.h + (top - v) + (bottom - v),
-        w=problem.w + (left - h) + (right - h),
-        padding=(v, h, v, h),
-    )
 
 
 def widened(problem: ConvProblem) -> ConvProblem:
@@ -113,6 +105,8 @@ def adapted(
 def describe(old: ConvProblem, new: ConvProblem) -> str:
     """What adapting a problem puts around its call, as a report says it."""
     parts = []
+    if (old.c, old.k) != (new.c, new.k):
+        parts.append("channels")
     if old.padding != new.padding:
         parts.append("crop" if old.kind is ConvKind.DGRAD else "pad")
     if any(old.layout(role) != new.layout(role) for role in _ROLES):
@@ -214,13 +208,16 @@ class _Writer:
             operand, axes, dst.lower(), lambda: relax.op.permute_dims(operand, list(axes))
         )
 
-    def _padded(self, data: relax.Expr, layout: str, margins: tuple[int, ...]) -> relax.Expr:
-        top, left, bottom, right = margins
-        around = {"H": (top, bottom), "W": (left, right)}
+    def _padded(
+        self, operand: relax.Expr, layout: str, around: Mapping[str, tuple[int, int]]
+    ) -> relax.Expr:
         width = [n for letter in layout for n in around.get(letter, (0, 0))]
+        if not any(width):
+            return operand
         return self._once(
-            data, ("pad", *width), "padded", lambda: relax.op.nn.pad(data, width, "constant", 0.0)
-        )
+            operand, ("pad", *width), "padded",
+            lambda: relax.op.nn.pad(operand, width, "constant", 0.0),
+        )  # fmt: skip
 
     def _cast(self, operand: relax.Expr, old: str, new: str) -> relax.Expr:
         if old == new:
@@ -233,19 +230,18 @@ class _Writer:
         The binding's variable keeps its type and gets the value that it had.
         """
         call = binding.value
-        margins = tuple(a - b for a, b in zip(old.padding, new.padding, strict=True))
         args = {}
         for role, arg in zip(old.roles[:2], call.args[:2], strict=True):
             value = self._permuted(arg, old.layout(role), new.layout(role))
-            if role == "data" and any(margins):
-                value = self._padded(value, new.data_layout, margins)
+            value = self._padded(value, new.layout(role), _around(role, old, new))
             value = self._cast(value, old.dtype(role), new.dtype(role))
             args[role] = value
         value = _call(call, args, new)
         role = old.roles[2]
         after: list[tuple[str, Callable[[relax.Expr], relax.Expr]]] = []
-        if role == "data" and any(margins):
-            after.append(("uncropped", lambda x: _cropped(x, old, new, margins)))
+        around = {letter: n for letter, n in _around(role, old, new).items() if any(n)}
+        if around:
+            after.append(("uncropped", lambda x: _cropped(x, old, new, around)))
         if old.layout(role) != new.layout(role):
             axes = list(permutation(new.layout(role), old.layout(role)))
             after.append((new.layout(role).lower(), lambda x: relax.op.permute_dims(x, axes)))
@@ -258,16 +254,28 @@ class _Writer:
         return binding.var if made is None else made
 
 
+def _around(role: str, old: ConvProblem, new: ConvProblem) -> dict[str, tuple[int, int]]:
+    """Letter of a tensor's layout -> how many zeros the new problem has before and after it."""
+    top, left, bottom, right = (a - b for a, b in zip(old.padding, new.padding, strict=True))
+    c, k = (0, new.c - old.c), (0, new.k - old.k)
+    return {
+        "data": {"C": c, "H": (top, bottom), "W": (left, right)},
+        "weight": {"I": c, "O": k},
+        "grad": {"C": k},
+    }[role]
+
+
 def _cropped(
-    data: relax.Expr, old: ConvProblem, new: ConvProblem, margins: tuple[int, ...]
+    result: relax.Expr, old: ConvProblem, new: ConvProblem, around: Mapping[str, tuple[int, int]]
 ) -> relax.Expr:
-    """The data that is within the margins: pixels from t-m to t-m+H, as the module says."""
-    axes, begin, end = [], [], []
-    for letter, start, size in (("H", margins[0], old.h), ("W", margins[1], old.w)):
-        axes.append(new.data_layout.index(letter))
-        begin.append(start)
-        end.append(start + size)
-    return relax.op.strided_slice(data, axes, begin, end)
+    """The result without what the new problem has around it: as the module says."""
+    role = old.roles[2]
+    sizes = dict(zip(old.layout(role), old.shape(role), strict=True))
+    layout = new.layout(role)
+    axes = [layout.index(letter) for letter in around]
+    begin = [before for before, _ in around.values()]
+    end = [before + sizes[letter] for letter, (before, _) in around.items()]
+    return relax.op.strided_slice(result, axes, begin, end)
 
 
 def _call(call: relax.Call, args: dict[str, relax.Expr], new: ConvProblem) -> relax.Call:

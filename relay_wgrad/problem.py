@@ -268,6 +268,18 @@ class ConvProblem:
         return replace(self, kind=kind)
 
 
+def symmetric(problem: ConvProblem) -> ConvProblem:
+    """The problem on explicitly padded data; itself where its padding is symmetric."""
+    top, left, bottom, right = problem.padding
+    v, h = min(top, bottom), min(left, right)
+    return replace(
+        problem,
+        h=problem.h + (top - v) + (bottom - v),
+        w=problem.w + (left - h) + (right - h),
+        padding=(v, h, v, h),
+    )
+
+
 _VECTORS = {"stride": ("strides", 2), "pad": ("padding", 4), "dil": ("dilation", 2)}
 _FIELDS = {"n", "c", "h", "w", "k", "r", "s", "groups", "layout", "dtype", *_VECTORS}
 

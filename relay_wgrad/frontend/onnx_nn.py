@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
+from ..conventions import onnx
 from .context import Context, Node, shape_of
 from .graph import InputSpec
 from .windows import Quad, check_window, groups_of, image, kernel_of, padding_of, pair
 
 
 def conv(ctx: Context, node: Node) -> Any:
-    """Conv: data (N, C, H, W), weight (K, C/groups, R, S), optional bias (K,)."""
-    data = ctx.tensor(node.operand(0))
+    """Conv: data (N, C, H, W), weight (K, C/groups, R, S), optional bias (K,); also 1-D."""
+    node, data, weight = _as_image(ctx, node)
     groups = groups_of(node)
     _, c, h, w = image(data)
-    weight = ctx.parameter(node.operand(1))
     wshape = shape_of(weight)
     r, s = kernel_of(node, wshape)
     k, cg = wshape[:2]
@@ -37,15 +38,14 @@ def conv(ctx: Context, node: Node) -> Any:
     out = ctx.emit(
         relax.op.nn.conv2d(data, weight, strides, padding, dilation, groups)  # NCHW, OIHW
     )
-    return _bias(ctx, node, 2, out)
+    return _as_given(ctx, node, _bias(ctx, node, 2, out))
 
 
 def conv_transpose(ctx: Context, node: Node) -> Any:
-    """ConvTranspose: data (N, C, H, W), weight (C, K/groups, R, S), optional bias (K,)."""
-    data = ctx.tensor(node.operand(0))
+    """ConvTranspose: data (N, C, H, W), weight (C, K/groups, R, S), bias (K,) or none; also 1-D."""
+    node, data, weight = _as_image(ctx, node)
     groups = groups_of(node)
-    _, c, h, w = image(data)
-    weight = ctx.parameter(node.operand(1))
+    c = image(data)[1]
     wshape = shape_of(weight)
     kernel = kernel_of(node, wshape)
     if wshape[0] != c or c % groups:
@@ -54,30 +54,70 @@ def conv_transpose(ctx: Context, node: Node) -> Any:
     # Each output pixel gets about R·S/(strides) taps of C/groups channels.
     taps = max(kernel[0] * kernel[1] // (strides[0] * strides[1]), 1)
     ctx.parameter(node.operand(1), "weight", c // groups * taps)
-    extra = list(pair(node, "output_padding", 0, least=0))
-    span = [dilation[i] * (kernel[i] - 1) + 1 for i in range(2)]
-    full = [((h, w)[i] - 1) * strides[i] + span[i] for i in range(2)]  # without any padding
-    auto = node.attr("auto_pad", "NOTSET")
-    target = node.attr("output_shape")
-    if target is None and auto in ("SAME_UPPER", "SAME_LOWER"):
-        target = [h * strides[0], w * strides[1]]
-    if target is None:
-        padding = padding_of(node, (h, w), kernel, strides, dilation)
-    else:
-        sides = []
-        for i, wanted in enumerate([int(t) for t in target][-2:]):
-            total = full[i] + extra[i] - wanted
-            if total < 0:  # the padding that is missing becomes output padding
-                extra[i], total = extra[i] - total, 0
-            half = total // 2
-            sides.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
-        padding = (sides[0][0], sides[1][0], sides[0][1], sides[1][1])
+    found = onnx.conv_transpose(
+        shape_of(data), wshape,
+        auto_pad=node.attr("auto_pad", "NOTSET"), dilations=dilation, group=groups,
+        output_padding=pair(node, "output_padding", 0, least=0),
+        output_shape=node.attr("output_shape"), pads=node.attr("pads"), strides=strides,
+    )  # fmt: skip
+    written = onnx.to_conv_transpose(found)
     out = ctx.emit(
         relax.op.nn.conv2d_transpose(
-            data, weight, strides, padding, (extra[0], extra[1]), dilation, groups
+            data, weight, strides, written.arguments["pads"], written.arguments["output_padding"],
+            dilation, groups,
         )
-    )
-    return _bias(ctx, node, 2, out)
+    )  # fmt: skip
+    return _as_given(ctx, node, _bias(ctx, node, 2, _with_zeros(ctx, out, written.pad)))
+
+
+def _with_zeros(ctx: Context, out: Any, around: Quad) -> Any:
+    """Rows and columns of zeros before and after: concat has a gradient, nn.pad has none."""
+    for axis in (2, 3):
+        parts = [out]
+        for side, at in ((around[axis - 2], 0), (around[axis], 1)):
+            if side:
+                shape = [*shape_of(out)]
+                shape[axis] = side
+                zeros = ctx.const(np.zeros(shape))
+                parts = [zeros, *parts] if at == 0 else [*parts, zeros]
+        out = ctx.emit(relax.op.concat(parts, axis)) if len(parts) > 1 else out
+    return out
+
+
+# What a 1-D convolution says of its axis, and what is true of the one that an image has before it.
+_LIFTED = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0, "output_shape": 1}
+
+
+def _as_image(ctx: Context, node: Node) -> tuple[Node, Any, Any]:
+    """(node, data, weight) of a convolution; a 1-D one as that of images of height 1."""
+    data, weight = ctx.tensor(node.operand(0)), ctx.parameter(node.operand(1))
+    rank = len(shape_of(data))
+    if len(shape_of(weight)) != rank:
+        raise ValueError(
+            f"weight of shape {list(shape_of(weight))}: must have as many axes as the data, {rank}"
+        )
+    if rank != 3:
+        return node, data, weight
+    attributes = dict(node.attributes)
+    for name in {*_LIFTED, "pads"} & set(attributes):
+        values, count = list(attributes[name]), 2 if name == "pads" else 1
+        if len(values) != count:
+            raise ValueError(f"{name}={values}: must have {count} values for one spatial axis")
+        attributes[name] = [0, values[0], 0, values[1]] if count == 2 else [_LIFTED[name], *values]
+
+    def lifted(tensor: Any) -> Any:
+        n, c, size = shape_of(tensor)
+        return ctx.emit(relax.op.reshape(tensor, (n, c, 1, size)))
+
+    return replace(node, attributes=attributes), lifted(data), lifted(weight)
+
+
+def _as_given(ctx: Context, node: Node, out: Any) -> Any:
+    """The result in the rank of the node's data."""
+    if len(shape_of(ctx.tensor(node.operand(0)))) == 4:
+        return out
+    n, c, _, size = shape_of(out)
+    return ctx.emit(relax.op.reshape(out, (n, c, size)))
 
 
 def _bias(ctx: Context, node: Node, index: int, out: Any) -> Any:

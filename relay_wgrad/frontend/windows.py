@@ -6,9 +6,10 @@ division by zero further on.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from ..conventions.common import extent
+from ..conventions.onnx import same
 from .context import Node, shape_of
 
 Quad = tuple[int, int, int, int]
@@ -77,14 +78,10 @@ def padding_of(
         return 0, 0, 0, 0
     if auto not in ("SAME_UPPER", "SAME_LOWER"):
         raise ValueError(f"unknown auto_pad {auto!r}")
-    small, large = [], []
-    for i in range(2):
-        span = dilation[i] * (kernel[i] - 1) + 1
-        total = max((math.ceil(size[i] / strides[i]) - 1) * strides[i] + span - size[i], 0)
-        small.append(total // 2)
-        large.append(total - total // 2)
-    first, last = (small, large) if auto == "SAME_UPPER" else (large, small)
-    return first[0], first[1], last[0], last[1]
+    (top, bottom), (left, right) = (
+        same(auto, size[i], extent(kernel[i], dilation[i]), strides[i]) for i in range(2)
+    )
+    return top, left, bottom, right
 
 
 def check_window(
