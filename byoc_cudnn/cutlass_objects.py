@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +23,7 @@ from pathlib import Path
 from .codegen.cutlass import kernels_of
 from .codegen.cutlass_kernel import SLICES, kernel_source
 from .cutlass_kernels import WGMMA, Kernel
+from .private_folder import private_folder
 from .toolchain import Toolchain, ToolchainError, find
 
 INSTALL = "pip install 'relay-wgrad[cutlass]'"
@@ -96,7 +97,7 @@ def missing(found: Toolchain, cutlass: Cutlass | None) -> str:
     if found.nvcc is None:
         lines.append(f"nvcc: not found; {INSTALL}, or set CUDA_HOME")
     elif found.cuda.version and (version := nvcc_version(found.nvcc)) is not None:
-        major = _release(version)
+        major = release(version)
         if major and major[0] != found.cuda.version[0]:
             lines.append(
                 f"nvcc of CUDA {found.cuda.version[0]}, as the runtime is: {found.nvcc} is of"
@@ -120,17 +121,21 @@ def nvcc_version(nvcc: Path) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _release(text: str) -> tuple[int, int] | None:
+def release(text: str) -> tuple[int, int] | None:
+    """(major, minor) of CUDA, of what `nvcc_version` gave."""
     match = re.search(r"release (\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def objects(
-    source: str, toolchain: Toolchain | None = None, environ: Mapping[str, str] | None = None
+    source: str,
+    toolchain: Toolchain | None = None,
+    environ: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
     """The objects of all kernels that a generated source names, built where they are not there.
 
-    None for a source without kernels.
+    None for a source without kernels.  `progress` is told how many of how many are there.
 
     Raises
     ------
@@ -154,36 +159,18 @@ def objects(
     assert found.nvcc is not None
     folder = cache_folder(environ)
     builder = _Builder(found.nvcc, cutlass, folder)
+    made = []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(builder.build, wanted))
+        for path in pool.map(builder.build, wanted):
+            made.append(path)
+            if progress is not None:
+                progress(len(made), len(wanted))
+    return made
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """The folder of objects, made if it is not there.
-
-    Raises ToolchainError if it is a link, another user's, or one that others may write.
-    """
-    own, cache = environ.get("RELAY_WGRAD_CACHE"), environ.get("XDG_CACHE_HOME", "")
-    if own:
-        base = Path(own)
-    elif cache.startswith("/"):
-        base = Path(cache) / "relay-wgrad"
-    else:
-        base = Path(environ.get("HOME") or Path.home()) / ".cache" / "relay-wgrad"
-    folder = base / "cutlass-objects"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = folder.lstat()
-    except OSError as error:
-        raise ToolchainError(
-            f"{folder}: {error.strerror}; set RELAY_WGRAD_CACHE to a folder that you may write"
-        ) from error
-    if folder.is_symlink() or info.st_uid != os.geteuid() or info.st_mode & 0o022:
-        raise ToolchainError(
-            f"{folder}: objects are linked into programs, so the folder must be yours alone;"
-            " set RELAY_WGRAD_CACHE to another, or chmod it to 700"
-        )
-    return folder
+    """The folder of objects.  Raises ToolchainError as `private_folder` does."""
+    return private_folder("cutlass-objects", environ)
 
 
 @dataclass(frozen=True)

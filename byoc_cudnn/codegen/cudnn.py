@@ -24,13 +24,13 @@ _TEMPLATES = (
     "cuda_common.h", "cudnn_graph.h", "cudnn_plan.h", "cudnn_record.h", "cudnn_runtime.h",
     "cudnn_call.h", "cuda_entry.h",
 )  # fmt: skip
-_DTYPES = {
+DTYPES = {
     "float16": "CUDNN_DATA_HALF",
     "bfloat16": "CUDNN_DATA_BFLOAT16",
     "float32": "CUDNN_DATA_FLOAT",
 }
 _FLAGS = {"bias": "kBias", "relu": "kRelu", "mask": "kMask"}
-_OPTIONS = {
+OPTIONS = {
     "allow_tf32": "kAllowTf32", "deterministic": "kDeterministic", "benchmark": "kBenchmark",
 }  # fmt: skip
 
@@ -108,14 +108,14 @@ def _row(region: Region) -> str:
         # Measured on an H200 with cuDNN 9.19: some float32 engines take such padding, and give
         # wrong numbers without an error.  A partition pads explicitly.
         raise ValueError(f"{region.symbol}: cuDNN needs symmetric padding, got {p.padding}")
-    options = [flag for name, flag in _OPTIONS.items() if getattr(o, name)]
+    options = [flag for name, flag in OPTIONS.items() if getattr(o, name)]
     values = [
         f'"{p.repro()}{"".join(" +" + e for e in region.epilogue)}"',
         f"Kind::{KINDS[p.kind]}",
         "true" if p.data_layout == "NHWC" else "false",
         *("{" + ", ".join(map(str, v)) + "}" for v in (p.strides, p.padding, p.dilation)),
         str(p.groups),
-        *(_DTYPES[d] for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
+        *(DTYPES[d] for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
         " | ".join(_FLAGS[e] for e in region.epilogue) or "0",
         " | ".join(options) or "0",
         str(-1 if o.workspace_limit is None else o.workspace_limit),

@@ -16,6 +16,7 @@ import torch
 from torch import library as torch_library
 
 import relay_wgrad.torch as rt
+from byoc_cudnn import cudnn_library
 from relay_wgrad.problem import ConvKind
 from relay_wgrad.torch import kernels, ops
 from tests.torch_cases import error
@@ -251,6 +252,9 @@ def test_fork() -> None:
     # With the lock held by a thread that the child has not.
     with kernels._lock:
         assert in_child(lambda: rt.convolution(x[:, :, :20], w).shape[2] == 16) == 0
+    # The lock under which CUDA's kernels are built, too.
+    with cudnn_library._lock:
+        assert in_child(lambda: cudnn_library._lock.acquire(timeout=5)) == 0
     assert in_child(lambda: in_child(work) == 0) == 0
 
 

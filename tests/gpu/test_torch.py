@@ -1,4 +1,8 @@
-"""The PyTorch functions on a device: numbers, streams, graphs, devices, time of a call."""
+"""The PyTorch functions on a device: numbers, streams, graphs, devices, time of a call.
+
+cuDNN's library is built at most once, into the user's cache.  Each float64 kernel costs seconds of
+nvcc, so all float64 tests are of `DOUBLE`: three kernels.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,7 @@ import pytest
 import torch
 
 import relay_wgrad.torch as rt
-from byoc_cudnn import toolchain
-from relay_wgrad.problem import ConvProblem
+from byoc_cudnn import cudnn_library, toolchain
 from relay_wgrad.torch import kernels
 from tests.torch_cases import Config, error, gradients, random_config
 
@@ -23,6 +26,7 @@ TOLERANCE = {
     torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-12,
 }  # fmt: skip
 TYPICAL = Config(False, (4, 32, 15, 14), (64, 16, 3, 3), (2, 1), (1, 2), (0, 0), (1, 1), 2, True)
+DOUBLE = Config(False, (2, 6, 9, 7), (4, 3, 3, 2), (2, 1), (1, 2), (0, 0), (1, 2), 2, True)
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +49,10 @@ def compare(config: Config, operands: list[Any], seed: int) -> None:
     assert max(map(error, got, want)) < limit, config
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("part", range(3))
 def test_random_configurations(dtype: torch.dtype, part: int) -> None:
-    """Convolutions and their transposes; float64 goes to this package's own CUDA kernels."""
+    """Convolutions and their transposes."""
     rng = np.random.default_rng((part, 7))
     for seed in range(4):
         config = random_config(rng)
@@ -56,18 +60,13 @@ def test_random_configurations(dtype: torch.dtype, part: int) -> None:
             compare(one, one.operands(seed, dtype, "cuda"), seed)
 
 
-def test_finite_differences() -> None:
-    rng = np.random.default_rng(5)
-    for seed in range(3):
-        config = random_config(rng)
-        for one in (config, config.transpose()):
-            given = [t for t in one.operands(seed, torch.float64, "cuda") if t is not None]
-
-            def function(*tensors: Any, config: Config = one) -> torch.Tensor:
-                return config.ours(*tensors, *[None] * (3 - len(tensors)))
-
-            assert torch.autograd.gradcheck(function, given, fast_mode=True)
-            assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
+@pytest.mark.parametrize("config", [DOUBLE, DOUBLE.transpose()], ids=["conv", "transpose"])
+def test_float64(config: Config) -> None:
+    """This package's own CUDA kernels: PyTorch's numbers, and finite differences of both orders."""
+    operands = config.operands(0, torch.float64, "cuda")
+    compare(config, operands, 0)
+    assert torch.autograd.gradcheck(config.ours, operands, fast_mode=True)
+    assert torch.autograd.gradgradcheck(config.ours, operands, fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -127,13 +126,20 @@ def test_the_current_stream_is_used() -> None:
 def test_a_training_step_in_a_graph(dtype: torch.dtype) -> None:
     """Forward, backward and update captured; replays train as calls do."""
 
+    n, c, h, w = DOUBLE.input
+
     def model() -> torch.nn.Sequential:
         torch.manual_seed(0)
-        return torch.nn.Sequential(
-            rt.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), rt.ConvTranspose2d(8, 3, 2, stride=2)
-        ).to("cuda", dtype)
+        first = rt.Conv2d(
+            c, DOUBLE.weight[0], DOUBLE.weight[2:], DOUBLE.stride, DOUBLE.padding, DOUBLE.dilation,
+            DOUBLE.groups,
+        )  # fmt: skip
+        layers = [first, torch.nn.ReLU()]
+        if dtype != torch.float64:
+            layers.append(rt.ConvTranspose2d(DOUBLE.weight[0], 3, 2, stride=2))
+        return torch.nn.Sequential(*layers).to("cuda", dtype)
 
-    batches = [torch.randn(4, 3, 8, 8, device="cuda", dtype=dtype) for _ in range(4)]
+    batches = [torch.randn(n, c, h, w, device="cuda", dtype=dtype) for _ in range(4)]
     static = batches[0].clone()
 
     def step(net: Any, x: torch.Tensor) -> torch.Tensor:
@@ -169,26 +175,18 @@ def test_a_training_step_in_a_graph(dtype: torch.dtype) -> None:
 
 
 def test_options_reach_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Explicit flags, and `torch.backends.cudnn`'s where none are given."""
-    seen = []
-    build = kernels._build
-
-    def note(problem: ConvProblem, options: tuple[bool, bool, bool]) -> Any:
-        seen.append(options)
-        return build(problem, options)
-
-    monkeypatch.setattr(kernels, "_build", note)
-    monkeypatch.setattr(kernels, "_kernels", {})
-    monkeypatch.setattr(kernels, "_libraries", {})
-    x, w = torch.randn(1, 8, 8, 8, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
-    if toolchain.find().missing():
-        pytest.skip(toolchain.find().missing())
-    rt.convolution(x, w)
-    rt.convolution(x, w, None, 1, 0, 1, 1, False, True, True)
-    rt.convolution(x, w, None, 1, 0, 1, 1, False, True, True)
-    # Other sizes, the transposed one and gradients: the same library.
-    rt.convolution_transpose(x[:, :, :5], w, None, 1, 0, 0, 1, 1, False, True, True)
-    assert seen == [(False, False, False), (False, True, True)]
+    """Explicit flags, and `torch.backends.cudnn`'s where none are given; equal ones share plans."""
+    if text := toolchain.find().missing():
+        pytest.skip(text)
+    x, w = torch.randn(1, 8, 8, 19, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
+    for _ in range(2):
+        monkeypatch.setattr(kernels, "_kernels", {})
+        rt.convolution(x, w)
+        rt.convolution(x, w, None, 1, 0, 1, 1, False, True, True)
+        monkeypatch.setattr(cudnn_library, "_run", None)  # nothing is compiled from here on
+    found = [line for line in cudnn_library.plans() if "fprop n=1 c=8 h=8 w=19 " in line]
+    # Bits: 1 for tf32, 2 for deterministic, 4 for benchmark.
+    assert sorted(line.split(" options=")[1].split()[0] for line in found) == ["0", "3"]
 
 
 def test_deterministic_bits() -> None:
@@ -203,8 +201,9 @@ def test_deterministic_bits() -> None:
 
 @pytest.mark.skipif("torch.cuda.device_count() < 2")
 def test_second_device() -> None:
-    for dtype in (torch.float32, torch.float64):
-        compare(TYPICAL, TYPICAL.operands(4, dtype, "cuda:1"), 4)
+    compare(TYPICAL, TYPICAL.operands(4, torch.float32, "cuda:1"), 4)
+    operands = DOUBLE.operands(4, torch.float64, "cuda:1")
+    assert error(DOUBLE.ours(*operands), DOUBLE.theirs(*operands)) < TOLERANCE[torch.float64]
 
 
 def test_compile() -> None:

@@ -1,0 +1,39 @@
+"""Folders for what was built and is kept: the user's alone, since what is in them is run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from .toolchain import ToolchainError
+
+
+def private_folder(name: str, environ: Mapping[str, str]) -> Path:
+    """The folder of that name in $RELAY_WGRAD_CACHE, made if it is not there.
+
+    Without that variable it is in relay-wgrad in $XDG_CACHE_HOME or ~/.cache.
+
+    Raises ToolchainError if it is a link, another user's, or one that others may write.
+    """
+    own, cache = environ.get("RELAY_WGRAD_CACHE"), environ.get("XDG_CACHE_HOME", "")
+    if own:
+        base = Path(own)
+    elif cache.startswith("/"):
+        base = Path(cache) / "relay-wgrad"
+    else:
+        base = Path(environ.get("HOME") or Path.home()) / ".cache" / "relay-wgrad"
+    folder = base / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.lstat()
+    except OSError as error:
+        raise ToolchainError(
+            f"{folder}: {error.strerror}; set RELAY_WGRAD_CACHE to a folder that you may write"
+        ) from error
+    if folder.is_symlink() or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise ToolchainError(
+            f"{folder}: what is in it is run, so the folder must be yours alone;"
+            " set RELAY_WGRAD_CACHE to another, or chmod it to 700"
+        )
+    return folder
