@@ -6,8 +6,9 @@ Each distinct convolution of the suites (`benchmarks.layers`) is run as fprop, d
 each dtype: by our generated cuDNN code with plans chosen by timing, and by PyTorch with
 `torch.backends.cudnn.benchmark`, on the same NHWC (channels_last) memory, in one process.  tf32 and
 f32 are both float32 tensors, with and without leave to round operands to tf32, on both sides.
-`--backends cutlass` runs the CUTLASS kernels that the model chooses, and `wgmma` has Hopper's among
-them; both need nvcc, and wgmma the headers of nvidia-cutlass.
+`--backends cutlass` runs the CUTLASS kernels that the model chooses, `wgmma` has Hopper's among
+them, and `tuned` takes the fastest of those that tuning tries; they need nvcc, and the last two the
+headers of nvidia-cutlass.  With several backends, `best` is the fastest of them for each problem.
 
 How it is timed: device events around several calls that were enqueued while the device idled, so
 that launching is no part of it; five rounds in which both take turns; medians.  Inputs are random,
@@ -39,7 +40,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import gpu_report
-from benchmarks.gpu_cases import BACKENDS, MODES, PLANS, Case, build, cases, plan_of, tiny
+from benchmarks.gpu_cases import BACKENDS, MODES, PLANS, Case, build, cases, pin, plan_of, tiny
 from benchmarks.layers import SUITES
 
 # Of PyTorch's cache, between cases: plans of ours must find memory for their workspaces.
@@ -76,6 +77,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
                             help=f"some of {','.join(known)};"
                             f" default: {'cudnn' if name == 'backends' else 'all'}")  # fmt: skip
     parser.add_argument("--batch", type=int, default=None, help="default: 256")
+    parser.add_argument("--candidates", type=int, default=8, metavar="N",
+                        help="that `tuned` tries for a problem; default: 8")  # fmt: skip
     parser.add_argument("--quick", action="store_true",
                         help="keras and dcgan, f16 and tf32, batch 64, unless said")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything, also while it runs")
@@ -165,6 +168,9 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         # Plans are chosen afresh, unless the caller names a tuning record.
         os.environ.setdefault("RELAY_WGRAD_CACHE", folder)
         small = tiny()
+        tuned = pin(pending, args.candidates, lambda *_: None)
+        if tuned:
+            console.print(f"{tuned} kernels tuned after {time.perf_counter() - begin:.0f} s")
         paths = build([small, *pending], Path(folder))
         loaded = {path: tvm_ffi.load_module(str(path)) for path in dict.fromkeys(paths.values())}
         modules = {symbol: loaded[path] for symbol, path in paths.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from byoc_cudnn.codegen import cudnn as cudnn_code
 from byoc_cudnn.codegen import cutlass as cutlass_code
 from byoc_cudnn.codegen.regions import Region
 from byoc_cudnn.compiled import library_command
+from byoc_cudnn.cutlass_model import choose
 from relay_wgrad.problem import ConvProblem
 
 # A dtype as it is named on the command line: the tensors' dtype, and whether tf32 may be used.
@@ -27,6 +28,7 @@ BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "cudnn": ("cudnn", {"benchmark": True}),
     "cutlass": ("cutlass", {}),
     "wgmma": ("cutlass", {"arch": 90, "wgmma": True}),
+    "tuned": ("cutlass", {"arch": 90, "wgmma": True}),
 }
 PLANS = {"cudnn": cudnn_code.PLANS, "cutlass": cutlass_code.PLANS}
 _ALLOW_TF32, _BENCHMARK = 1, 4  # as `templates/cudnn_graph.h` has them
@@ -47,6 +49,7 @@ class Case:
     symbol: str
     backend: str = "cudnn"  # of BACKENDS
     uses: dict[str, int] = field(default_factory=dict)  # suite -> times it occurs there
+    pins: dict[str, Any] = field(default_factory=dict)  # options that tuning chose
 
     @property
     def kind(self) -> str:
@@ -66,7 +69,7 @@ class Case:
 
     def region(self) -> Region:
         first, second, _ = self.problem.roles
-        options = {"allow_tf32": self.allow_tf32, **BACKENDS[self.backend][1]}
+        options = {"allow_tf32": self.allow_tf32, **BACKENDS[self.backend][1], **self.pins}
         return Region(self.symbol, self.problem, (), (first, second), options)
 
 
@@ -136,6 +139,25 @@ def _add(
     found[key].uses[suite_name] = found[key].uses.get(suite_name, 0) + layer.count
 
 
+def pin(all_cases: Sequence[Case], candidates: int, say: Callable[[str, int, int], None]) -> int:
+    """Tunes the cases that are to be tuned; returns how many kernels were chosen."""
+    from byoc_cudnn.tune import tune
+
+    for tf32 in (False, True):
+        mine = [c for c in all_cases if c.backend == "tuned" and c.allow_tf32 is tf32]
+        if not mine:
+            continue
+        options = {"allow_tf32": tf32, **BACKENDS["tuned"][1]}
+        record = tune(
+            [case.problem for case in mine], ("cutlass",), candidates=candidates, progress=say,
+            cutlass=options,
+        )  # fmt: skip
+        known = {m.problem: m.pins for m in record}
+        for case in mine:
+            case.pins = dict(known.get(case.problem.repro(), {}))
+    return sum(bool(case.pins) for case in all_cases)
+
+
 def tiny(mode: str = "f16") -> Case:
     """A problem whose kernels take no time to speak of: a call of it is the host's work."""
     dtype = MODES[mode][0]
@@ -193,14 +215,20 @@ def _build(share: Sequence[Case], stem: Path) -> Path:
     return library
 
 
+def _kernel(case: Case) -> str:
+    """The kernel of a CUTLASS case, and its slices, as `PLANS` has them."""
+    choice = choose(case.problem, (), cutlass.Options(**case.region().options), _gpu())
+    return f"{choice.kernel.name} slices={choice.slices}\t"
+
+
 def plan_of(case: Case, plans: str) -> str:
     """The engine and settings, or the kernel, that was chosen for a case, out of `PLANS`."""
     options = _BENCHMARK + (_ALLOW_TF32 if case.allow_tf32 else 0)
     wanted = f" | {case.problem.repro()} epilogue=0 options={options} "
+    kernel = _kernel(case) if case.vendor == "cutlass" else ""
     for line in plans.splitlines():
         columns = line.split("\t")
-        if case.vendor == "cutlass":  # the kernel's name says what multiplies
-            kernel = f"_{case.kind}_{case.mode}_"
+        if case.vendor == "cutlass":
             ours = columns[0] == case.problem.repro() and kernel in line
         else:
             ours = wanted in columns[0]

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,22 @@ def geomean_line(rows: Sequence[Row]) -> str:
     means = [f"{kind}={geomean(r for r in counted if r['kind'] == kind):.3f}" for kind in KINDS]
     worst = max((row["ratio"] for row in counted), default=math.nan)
     return f"geomean_ratio {' '.join(means)} worst={worst:.3f}"
+
+
+BEST = "best"
+
+
+def backends(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(row["backend"] for row in rows))
+
+
+def best(rows: Iterable[Row]) -> list[Row]:
+    """For each problem that several backends were measured on: the row of the fastest."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in good(rows):
+        found.setdefault((row["problem"], row["mode"], row["transposed"]), []).append(row)
+    fastest = [min(same, key=lambda r: r["ratio"]) for same in found.values() if len(same) > 1]
+    return [{**row, "backend": BEST, "winner": row["backend"]} for row in fastest]
 
 
 def modes(rows: Iterable[Row]) -> list[str]:
@@ -127,10 +144,14 @@ def network_table(suites: Sequence[str], rows: Sequence[Row]) -> Table:
 def show(console: Console, suites: Sequence[str], result: dict[str, Any]) -> None:
     """Everything, the summary last: the end of long output is what is always seen."""
     rows: list[Row] = result["rows"]
-    for name in suites:
-        console.print(suite_table(name, rows))
-    console.print(network_table(suites, rows))
-    console.print(worst_table(rows))
+    chosen = best(rows)
+    for backend in backends([*rows, *chosen]):
+        mine = [row for row in [*rows, *chosen] if row["backend"] == backend]
+        console.rule(backend)
+        for name in suites:
+            console.print(suite_table(name, mine))
+        console.print(network_table(suites, mine))
+        console.print(worst_table(mine))
     for row in rows:
         if row.get("reason"):
             reason = row["reason"].splitlines()[0][:200]  # all of it is in the file
@@ -140,9 +161,14 @@ def show(console: Console, suites: Sequence[str], result: dict[str, Any]) -> Non
         console.print(f"left out for want of time: {len(left)}, first {left[0]}", markup=False)
     for text in about_lines(result):
         console.print(text, markup=False, highlight=False)
-    for mode in modes(rows):
-        print(f"{mode} {geomean_line([row for row in rows if row['mode'] == mode])}")
-    print(geomean_line(rows))
+    wins = Counter((row["winner"], row["kind"]) for row in chosen)
+    for (winner, kind), count in sorted(wins.items()):
+        print(f"fastest of all: {winner} {kind} {count}")
+    for backend in backends([*rows, *chosen]):
+        mine = [row for row in [*rows, *chosen] if row["backend"] == backend]
+        for mode in modes(mine):
+            print(f"{backend} {mode} {geomean_line([r for r in mine if r['mode'] == mode])}")
+        print(f"{backend} {geomean_line(mine)}")
 
 
 def about_lines(result: dict[str, Any]) -> list[str]:

@@ -6,12 +6,13 @@
 decides for each convolution of a module, and needs neither a GPU nor a library for it.
 """
 
+from .codegen.regions import Region, read_region
 from .compiled import Library, build
 from .decision import Decision
 from .partition import partition, partition_for_cudnn, partition_for_cutlass
 from .relay_partition import register_relay
 from .report import Entry, Report
-from .table import BACKENDS, ROWS, Backend, Row, patterns
+from .table import BACKENDS, ROWS, Backend, Row, patterns, register_backend
 from .unpartition import unpartition
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Decision",
     "Entry",
     "Library",
+    "Region",
     "Report",
     "Row",
     "build",
@@ -28,6 +30,8 @@ __all__ = [
     "partition_for_cudnn",
     "partition_for_cutlass",
     "patterns",
+    "read_region",
+    "register_backend",
     "register_relay",
     "unpartition",
 ]

@@ -120,7 +120,8 @@ def build_composite(
         else:
             inside = [value.get(a, a) if isinstance(a, relax.Var) else a for a in call.args]
             if str(call.op.name) == ADD:
-                inside = [a if a in value.values() else extra["bias"] for a in inside]
+                added = extra.get("bias", extra.get("residual"))
+                inside = [a if a in value.values() else added for a in inside]
         call = normalize(relax.Call(call.op, inside, call.attrs, call.ty_args))
         last = i == len(whole) - 1
         own = relax.Var("out", call.ty) if last else relax.DataflowVar(f"lv{i}", call.ty)

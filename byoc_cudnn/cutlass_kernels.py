@@ -54,9 +54,12 @@ _SIMT = (
     Tile(64, 64, 8, 32, 64, 4),
 )  # fmt: skip
 TILES = {"f16": _HALF, "bf16": _HALF, "tf32": _TF32, "f32": _SIMT}
-# Of Hopper's own instructions, in half precision: two blocks fit an SM.  A warp's part is nominal
-# there, since a group of four multiplies together.
-WGMMA_TILES = (Tile(128, 128, 64, 64, 64, 3), Tile(128, 64, 64, 64, 32, 4))
+# Of Hopper's own instructions, in half precision; but for one, two blocks fit an SM.  A warp's part
+# of it is nominal, since a group of four multiplies together.
+WGMMA_TILES = (
+    Tile(128, 128, 64, 64, 64, 3), Tile(128, 64, 64, 64, 32, 4), Tile(64, 256, 64, 64, 64, 4),
+    Tile(64, 128, 64, 32, 64, 4),
+)  # fmt: skip
 
 OPTIMIZED, ANALYTIC, FEW_CHANNELS, WGMMA = "optimized", "analytic", "few_channels", "wgmma"
 
@@ -105,7 +108,9 @@ class Kernel:
         tile = Tile(*(int(g[x]) for x in ("m", "n", "k", "warp_m", "warp_n", "stages")))
         a, b, c = (int(x) for x in g["accesses"].split("x"))
         few = g["algorithm"].replace("fewchannels", FEW_CHANNELS)
-        epilogue = tuple(part for part in ("bias", "relu", "mask") if part in g["epilogue"])
+        epilogue = tuple(
+            part for part in ("bias", "residual", "relu", "mask") if part in g["epilogue"]
+        )
         return Kernel(
             ConvKind(g["kind"]), g["math"], g["result"], tile, few, g["strided"] == "strided",
             (a, b, c), epilogue, int(g["sm"]),
@@ -123,7 +128,8 @@ _NAME = re.compile(
     PREFIX + r"(?P<kind>fprop|dgrad|wgrad)_(?P<math>f16|bf16|tf32|f32)_(?P<result>f16|bf16|f32)"
     r"_(?P<algorithm>optimized|analytic|fewchannels|wgmma)_(?P<strided>strided|unit)"
     r"_(?P<m>\d{1,3})x(?P<n>\d{1,3})x(?P<k>\d{1,3})_(?P<warp_m>\d{1,3})x(?P<warp_n>\d{1,3})"
-    r"_s(?P<stages>\d)_a(?P<accesses>\dx\dx\d)_(?P<epilogue>plain|bias|relu|biasrelu|mask)"
+    r"_s(?P<stages>\d)_a(?P<accesses>\dx\dx\d)_"
+    r"(?P<epilogue>plain|bias|relu|biasrelu|residual|residualrelu|mask)"
     r"_sm(?P<sm>75|80|90)"
 )
 

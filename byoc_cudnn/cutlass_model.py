@@ -1,30 +1,39 @@
 """Which CUTLASS kernel for a problem, and into how many slices its sum is cut, without a device.
 
-A model of three facts, in clock cycles of a streaming multiprocessor (SM):
+A model of four facts, in clock cycles of a streaming multiprocessor (SM):
 
-1. A block's time is the larger of its arithmetic's and its loads': with tiles of M x N, a step of
-   the sum costs 2*M*N*K FLOP and (M+N)*K elements from the L2 cache.  Large tiles load less.
-2. Blocks run in waves: SMs times the blocks that fit each of them.  A last wave that is not full
+1. A block's step of the sum takes the largest of its arithmetic (2*M*N*K FLOP), its loads
+   ((M+N)*K elements from the L2 cache), and computing the addresses of its memory accesses.  Large
+   tiles have fewer of both, and wide accesses are fewer.
+2. With few warps on an SM nothing hides what a warp waits for.
+3. Blocks run in waves: SMs times the blocks that fit each of them.  A last wave that is not full
    takes as long as its busiest SM.
-3. A sum that is cut runs in more blocks, and pays for writing and reading its slices.
+4. A sum that is cut runs in more blocks, and pays for writing and reading its slices.
 
-The constants are rounded figures of NVIDIA's data sheets; the fixed costs are guesses of the order
-of what is known of such kernels.  Nothing is fitted to measurements.
+FLOP and bytes are rounded figures of NVIDIA's data sheets.  The other constants were fitted to 100
+kernels' times on an H200 (ResNet-50's layers, float16, batch 256; docs/cutlass.md).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
-from .backends.cutlass import MAX_SLICES, Options
-from .cutlass_kernels import FEW_CHANNELS, MATH_BYTES, VECTOR, WGMMA, Kernel, candidates
+from .backends.cutlass import MAX_SLICES, Options, check
+from .cutlass_kernels import FEW_CHANNELS, MATH_BYTES, VECTOR, WGMMA, Kernel, candidates, math_of
 
 ASSUMED = {"n": 32, "h": 56, "w": 56}  # for sizes that are known at run time only
 MOST_WORKSPACE = 64 << 20  # bytes of a weight gradient's slices
-_FIXED = 2000  # cycles to fill a block's pipeline and to write its result
+_FIXED = 400  # cycles to fill a block's pipeline
+_STORE = 0.23  # to write an element of its result
+_ACCESS = 0.47  # of a memory access: its address and its predicate
+_LATENCY = 0.6  # the same where no other warp hides it
+_HIDING = 256  # threads of an SM: two warps for each scheduler, which hide each other's waiting
+_ALONE = 1.3  # one block waits at its barriers
+_NARROW = 2.5  # times as much for an access of less than a vector
 _LAUNCH = 5000  # cycles of one more kernel
 _L2 = 64  # bytes per cycle and SM
 _MEMORY = 16  # the same, of the device's memory
@@ -73,20 +82,58 @@ def choose(
     """The kernel that the model expects to be fastest, for the GPU `arch` (`options.arch`).
 
     Symbolic sizes count as `ASSUMED`.  Equal expectations go to the larger tile.
+
+    Raises ValueError if there is none, or if `options.kernel` names none of the problem's.
     """
+    found = ranked(problem, epilogue, options, arch)
+    if not found:
+        wanted = f" of the name {options.kernel}" if options.kernel else ""
+        raise ValueError(f"no CUTLASS kernel{wanted} for arch={arch}: {problem}")
+    return found[0]
+
+
+def ranked(
+    problem: ConvProblem, epilogue: tuple[str, ...], options: Options, arch: int | None = None
+) -> list[Choice]:
+    """All kernels with all counts of slices, the one that the model expects to be fastest first."""
     machine = machine_of(options.arch if arch is None else arch)
     sized = _sized(problem)
-    best: Choice | None = None
-    for kernel in candidates(problem, epilogue, options):
-        if kernel.shared_bytes > machine.shared_bytes:
-            continue
-        for slices in slice_counts(sized, kernel, options):
-            cycles = predict(sized, kernel, slices, machine)
-            if best is None or cycles < best.cycles:
-                best = Choice(kernel, slices, cycles)
-    if best is None:
-        raise ValueError(f"no CUTLASS kernel for arch={arch}: {problem}")
-    return best
+    found = [
+        Choice(kernel, slices, predict(sized, kernel, slices, machine))
+        for kernel in candidates(problem, epilogue, options)
+        if kernel.shared_bytes <= machine.shared_bytes and options.kernel in (None, kernel.name)
+        for slices in slice_counts(sized, kernel, options)
+    ]
+    return sorted(found, key=lambda choice: choice.cycles)
+
+
+def wider_channels(problem: ConvProblem, options: Options) -> ConvProblem | None:
+    """The problem with channels of zeros, where the model expects that to pay; else None.
+
+    The data, the weight and the gradient that get them are copied, and so is a result that loses
+    them: bytes that are read and written at the rate of the device's memory.
+    """
+    width = VECTOR // MATH_BYTES[math_of(problem, options)]
+    wide = {name: -(-getattr(problem, name) // width) * width for name in ("c", "k")}
+    if problem.groups != 1 or all(getattr(problem, name) == n for name, n in wide.items()):
+        return None
+    machine = machine_of(options.arch)
+
+    def cost(new: ConvProblem) -> float:
+        sized, old = _sized(new), _sized(problem)
+        copied = 0
+        for role in new.roles:
+            if new.shape(role) != problem.shape(role):
+                sizes = (math.prod(p.canonical_shape(role)) for p in (sized, old))
+                copied += DTYPE_BYTES[new.dtype(role)] * sum(sizes)
+        launches = sum(new.shape(role) != problem.shape(role) for role in new.roles)
+        cycles = choose(new, (), options).cycles
+        return cycles + launches * _LAUNCH + copied / (_MEMORY * machine.sms)
+
+    some: list[dict[str, Any]] = [{"c": wide["c"]}, {"k": wide["k"]}, dict(wide)]
+    tried = [problem, *(replace(problem, **new) for new in some)]
+    best = min((p for p in tried if check(p, "", options)), key=cost)
+    return None if best == problem else best
 
 
 def _sized(problem: ConvProblem) -> ConvProblem:
@@ -118,31 +165,45 @@ def slice_counts(problem: ConvProblem, kernel: Kernel, options: Options) -> list
 
 def predict(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:
     """Cycles that the model expects."""
-    tile, size = kernel.tile, MATH_BYTES[kernel.math]
+    tile = kernel.tile
     m, n, _ = problem.gemm
     blocks = -(-m // tile.m) * -(-n // tile.n) * slices
     steps = -(-_steps(problem, kernel) // slices)
-    units = WGMMA if kernel.algorithm == WGMMA else kernel.math
-    arithmetic = 2 * tile.m * tile.n * tile.k / machine.flop[units]
-    # Narrow accesses cost as many instructions as wide ones.
-    narrow = VECTOR / (size * min(kernel.accesses[:2])) if kernel.math != "f32" else 1.0
-    loads = (tile.m + tile.n) * tile.k * size * min(narrow, 4.0) / _L2
-    work = steps * max(arithmetic, loads)
     fit = max(1, min(
         machine.shared_bytes // (kernel.shared_bytes + 1024),
         machine.threads // tile.threads,
         _REGISTERS // (tile.threads * min(255, tile.m * tile.n // tile.threads + _ADDRESSING)),
     ))  # fmt: skip
-    wave = machine.sms * fit
-    full, rest = divmod(blocks, wave)
-    # Blocks that share an SM share its units; filling one's pipeline hides behind the other's work.
-    cycles = full * (fit * work + _FIXED)
+    fixed = _FIXED + _STORE * tile.m * tile.n
+    full, rest = divmod(blocks, machine.sms * fit)
+    # Blocks that share an SM share its units.
+    cycles = full * (steps * _step(kernel, fit, machine) + fit * fixed)
     if rest:
-        cycles += -(-rest // machine.sms) * work + _FIXED
+        together = -(-rest // machine.sms)
+        cycles += steps * _step(kernel, together, machine) + together * fixed
     if problem.kind is ConvKind.WGRAD and (slices > 1 or problem.weight_dtype != "float32"):
         moved = 4 * (2 * slices + 1) * problem.k * problem.c * problem.r * problem.s
         cycles += _LAUNCH + moved / (_MEMORY * machine.sms)
-    return cycles
+    floor = problem.bytes / (_MEMORY * machine.sms)
+    return max(cycles, floor)
+
+
+def _step(kernel: Kernel, together: int, machine: Machine) -> float:
+    """Cycles in which each of `together` blocks on an SM takes one step of its sum."""
+    tile, size = kernel.tile, MATH_BYTES[kernel.math]
+    units = WGMMA if kernel.algorithm == WGMMA else kernel.math
+    arithmetic = 2 * tile.m * tile.n * tile.k / machine.flop[units]
+    loads = (tile.m + tile.n) * tile.k * size / _L2
+    if kernel.algorithm == WGMMA:  # TMA computes the addresses
+        return together * max(arithmetic, loads)
+    accesses = 0.0
+    for rows, width in zip((tile.m, tile.n), kernel.accesses[:2], strict=True):
+        narrow = kernel.math != "f32" and width * size < VECTOR
+        accesses += tile.k * rows / width * (_NARROW if narrow else 1.0)
+    busy = together * max(arithmetic, loads, _ACCESS * accesses)
+    if together * tile.threads < _HIDING:
+        return max(busy, arithmetic + _LATENCY * accesses)
+    return busy * (_ALONE if together == 1 else 1.0)
 
 
 def _steps(problem: ConvProblem, kernel: Kernel) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import relax
@@ -25,9 +25,12 @@ from .composite import (
 )
 from .decision import Decision, no
 from .patterns import EPILOGUES, LESS, WHERE, Chain
-from .report import Entry
+from .report import FASTER_HERE, Entry
 from .source import Sources
 from .table import CODEGENS, Backend, Row
+
+if TYPE_CHECKING:
+    from .selection import Selection
 
 _FOLLOWING = {op for ops in EPILOGUES.values() for op in ops}
 _LONGEST = max(len(ops) for ops in EPILOGUES.values())
@@ -47,12 +50,14 @@ class FunctionPartition:
         options: Mapping[str, str],
         composites: Composites,
         made: Mapping[tvm.ir.GlobalVar, relax.Function | None],
+        selection: Selection | None = None,
     ) -> None:
         self.name = name
         self.backends = backends
         self.options = options
         self.composites = composites
         self.made = made
+        self.selection = selection
         self.entries: list[Entry] = []
         self.func, self.notes = adapt_function(func, self._choose)
         self.claimed: set[relax.Var] = set()
@@ -61,9 +66,10 @@ class FunctionPartition:
     # ---- deciding ----------------------------------------------------------------------------
 
     def _choose(self, problem: ConvProblem) -> ConvProblem | None:
-        """What to solve instead where no backend takes the problem itself."""
-        if any(backend.takes(problem) for backend in self.backends):
-            return None
+        """What to solve instead: where no backend takes a problem, or one prefers another."""
+        for backend in self.backends:
+            if backend.takes(problem):
+                return backend.wider(problem, None)
         if problem.kind is ConvKind.DGRAD and not (
             isinstance(problem.h, int) and isinstance(problem.w, int)
         ):
@@ -72,7 +78,7 @@ class FunctionPartition:
         for backend in self.backends:
             found = adapted(problem, backend.layouts, backend.takes)
             if found is not None:
-                return found
+                return backend.wider(found, None) or found
         return None
 
     def run(self) -> relax.Function:
@@ -119,26 +125,42 @@ class FunctionPartition:
         shown = note.problem.repro() if note is not None else problem.repro()
         chains, tried = self._chains(binding)
         reason = f"no row for {problem.kind.value}"
+        taken: list[tuple[Backend, Row, Chain]] = []
         for backend in self.backends:
             for row in backend.rows_of(problem.kind):
                 chain = chains.get(EPILOGUES[row.epilogue])
                 if chain is None or not self._matches(row, chain):
                     continue
-                decision, inner = self._check(backend, row, problem, chain)
-                if inner is not None:
-                    self._entry(
-                        binding, call, shown, backend=backend.name, row=row.name,
-                        adapted=note.adapted if note is not None else "", tried=tuple(tried),
-                        source=self.sources.of(call),
-                    )  # fmt: skip
-                    self._replace(chain, inner, backend, row)
-                    return
+                decision = self._check(row, problem, chain)
+                if decision:
+                    taken.append((backend, row, chain))
+                    break
                 # Rows go from big to small: the last refusal is that of the call alone.
                 reason = decision.reason
                 tried.append((f"{backend.name}.{row.name}", reason))
+            if taken and self.selection is None:
+                break
+        result: dict[str, Any] = {"tried": tuple(tried), "source": self.sources.of(call)}
+        if not taken:
+            self._entry(binding, call, shown, reason=reason, **result)
+            return
+        options: Mapping[str, str] = self.options
+        which = 0
+        if self.selection is not None:
+            rows = [(backend.name, row.epilogue) for backend, row, _ in taken]
+            picked = self.selection.choose(problem, rows, options)
+            result["times"] = picked.times
+            if picked.index is None:
+                self._entry(binding, call, shown, reason=FASTER_HERE, **result)
+                return
+            which, options = picked.index, picked.options
+        backend, row, chain = taken[which]
         self._entry(
-            binding, call, shown, reason=reason, tried=tuple(tried), source=self.sources.of(call)
-        )
+            binding, call, shown, backend=backend.name, row=row.name,
+            adapted=note.adapted if note is not None else "", **result,
+        )  # fmt: skip
+        inner = build_composite(chain, problem, row, backend.codegen, options[backend.name])
+        self._replace(chain, inner, backend, row)
 
     def _chains(
         self, binding: relax.VarBinding
@@ -183,17 +205,14 @@ class FunctionPartition:
         values = {binding.var: binding.value for binding in chain.all}
         return row.pattern.extract_matched_expr(chain.root.value, values) is not None
 
-    def _check(
-        self, backend: Backend, row: Row, problem: ConvProblem, chain: Chain
-    ) -> tuple[Decision, relax.Function | None]:
+    def _check(self, row: Row, problem: ConvProblem, chain: Chain) -> Decision:
         decision = row.check(problem, chain)
         if not decision:
-            return decision, None
+            return decision
         unbound = unbound_sizes(chain, problem)
         if unbound:
-            return no(f"no operand's shape gives the symbolic {', '.join(unbound)}"), None
-        options = self.options[backend.name]
-        return decision, build_composite(chain, problem, row, backend.codegen, options)
+            return no(f"no operand's shape gives the symbolic {', '.join(unbound)}")
+        return decision
 
     def _replace(self, chain: Chain, inner: relax.Function, backend: Backend, row: Row) -> None:
         var = self.composites.add(inner, backend.codegen, row)

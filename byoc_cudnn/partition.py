@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, overload
 
 import tvm
@@ -18,6 +19,7 @@ from relay_wgrad import registry, relay
 
 from .composite import Composites, composite_in, is_taken, op_name
 from .offload import FunctionPartition, family_calls, repro_of
+from .record import Record
 from .report import Entry, Report
 from .table import backend_of, options_json
 
@@ -31,6 +33,8 @@ def partition(
     strict: bool = False,
     *,
     fuse: bool = True,
+    select: str = "first",
+    record: Record | str | Path | None = None,
     **options: Any,
 ) -> tuple[relay.IRModule, Report]: ...
 
@@ -42,6 +46,8 @@ def partition(
     strict: bool = False,
     *,
     fuse: bool = True,
+    select: str = "first",
+    record: Record | str | Path | None = None,
     **options: Any,
 ) -> tuple[tvm.IRModule, Report]: ...
 
@@ -52,6 +58,8 @@ def partition(
     strict: bool = False,
     *,
     fuse: bool = True,
+    select: str = "first",
+    record: Record | str | Path | None = None,
     **options: Any,
 ) -> tuple[Any, Report]:
     """Sends the convolutions of all Relax functions of a module to libraries.
@@ -65,7 +73,12 @@ def partition(
         functions keep their parameters, results and attributes.
     backends : names, the preferred first.
     strict : whether it is an error that a convolution stays.
-    fuse : whether a convolution may take along what follows it: bias, ReLU, ReLU's mask.
+    fuse : whether a convolution may take along what follows it: bias, residual, ReLU, ReLU's mask.
+    select : "first": the first backend that takes a convolution gets it.  "measured": the one that
+        was fastest when it was measured (`tune`), TVM's own kernel included; the first where
+        nothing was.  A backend that fuses more is asked first.
+    record : the measurements, or their file; by default the user's own.  Those of the GPU that is
+        here count, or of the only one in the record where none is.
     options : for each backend a mapping of its options, `cudnn={"allow_tf32": False}`.
 
     Returns
@@ -77,7 +90,8 @@ def partition(
     ------
     TypeError : for arguments and options of another type.
     ValueError : for unknown backends and options, naming the known ones; with `strict`, listing the
-        convolutions that stay and the reasons.
+        convolutions that stay and the reasons (not those that are faster there); for
+        `select="measured"` of a Relay module.
     RuntimeError : before `relay_wgrad.register()`.
     """
     is_relay = isinstance(mod, relay.IRModule)
@@ -100,6 +114,18 @@ def partition(
     texts = {name: options_json(value) for name, value in made_options.items()}
     chosen = [b.under(made_options[b.name]) for b in chosen]
 
+    if select not in ("first", "measured"):
+        raise ValueError(f"partition: select must be 'first' or 'measured', got {select!r}")
+    if record is not None and select != "measured":
+        raise ValueError("partition: a record is for select='measured'")
+    if is_relay and select == "measured":
+        raise ValueError("partition: select='measured' is for Relax modules; lower the Relay one")
+    measured = None
+    if select == "measured":
+        from .selection import Selection  # it asks libraries for their versions
+
+        measured = Selection(record)
+
     if is_relay:
         from .relay_partition import partition_relay  # it partitions Relax modules
 
@@ -118,7 +144,7 @@ def partition(
                 for call in family_calls(func)
             ]
             continue
-        work = FunctionPartition(str(gv.name_hint), func, chosen, texts, composites, made)
+        work = FunctionPartition(str(gv.name_hint), func, chosen, texts, composites, made, measured)
         result = work.run()
         entries += work.entries
         if result is not func:
@@ -126,8 +152,8 @@ def partition(
     for var, func in composites.functions.items():
         out.update_func(var, func)
     report = Report(entries)
-    if strict and report.left:
-        lines = [f"{e.function}: {e.node} = {e.op}: {e.reason}" for e in report.left]
+    if strict and report.refused:
+        lines = [f"{e.function}: {e.node} = {e.op}: {e.reason}" for e in report.refused]
         raise ValueError(
             f"partition: {len(lines)} of {report.total} convolutions stay: " + "; ".join(lines)
         )
@@ -142,17 +168,18 @@ def _partition_for(
     strict: bool,
     fuse: bool,
 ) -> Any:
+    given: dict[str, Any] = {backend: options}
     if isinstance(mod, relay.IRModule):
         from .relay_partition import with_params  # it partitions Relax modules
 
         mod = mod if params is None else with_params(mod, params)
-        return partition(mod, (backend,), strict, fuse=fuse, **{backend: options})[0]
+        return partition(mod, (backend,), strict, fuse=fuse, **given)[0]
     if params is not None:
         raise TypeError(
             f"partition_for_{backend}: params are for Relay modules;"
             " relax.transform.BindParams binds those of a Relax one"
         )
-    return partition(mod, (backend,), strict, fuse=fuse, **{backend: options})
+    return partition(mod, (backend,), strict, fuse=fuse, **given)
 
 
 def partition_for_cudnn(

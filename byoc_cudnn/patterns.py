@@ -28,12 +28,17 @@ EPILOGUES: dict[str, tuple[str, ...]] = {
     "bias": (ADD,),
     "relu": (RELU,),
     "bias_relu": (ADD, RELU),
+    "residual": (ADD,),
+    "residual_relu": (ADD, RELU),
     # where(less(x, 0), 0, result): ReLU's gradient as stock Gradient writes it.  Where x is 0, and
     # where it is NaN, the result passes: a library's "ReLU backward" that multiplies by x > 0 is
     # another function, and has to be asked for as a comparison and a selection.
     "mask": (WHERE,),
 }
-"""Name -> the ops on the way from the convolution to the result, in order."""
+"""Name -> the ops on the way from the convolution to the result, in order.
+
+What is added is a bias, one value per channel, or a residual, a tensor of the result's shape.
+"""
 
 CALLS: dict[ConvKind, tuple[tuple[str, int], ...]] = {
     ConvKind.FPROP: (("relax.nn.conv2d", 2),),
@@ -99,7 +104,10 @@ class Chain:
         kinds = {name: kind for kind, calls in CALLS.items() for name, _ in calls}
         first, second = _NAMES[kinds[str(self.conv.op.name)]]
         found = [(first, self.conv.args[0]), (second, self.conv.args[1])]
-        found += [("bias", self._other(i)) for i, op in enumerate(self.ops, start=1) if op == ADD]
+        for i, op in enumerate(self.ops, start=1):
+            if op == ADD:
+                other = self._other(i)
+                found.append((addend_name(other, self.bindings[i].var), other))
         if self.mask is not None:
             found.append(("x", self.mask.value.args[0]))
         return found
@@ -117,14 +125,25 @@ _NAMES = {
 }
 
 
-def check_epilogue(chain: Chain, problem: ConvProblem) -> Decision:
-    """Whether the ops after a convolution are what their names promise."""
+def addend_name(addend: relax.Expr, result: relax.Expr) -> str:
+    """`residual` for a tensor of the sum's shape, unless one axis alone has more than 1 element."""
+    shape, wanted = _sizes(addend), _sizes(result)
+    if shape is None or wanted is None or len(shape) != len(wanted):
+        return "bias"
+    same = all(_equal(a, b) for a, b in zip(shape, wanted, strict=True))
+    return "residual" if same and sum(size != 1 for size in shape) > 1 else "bias"
+
+
+def check_epilogue(chain: Chain, problem: ConvProblem, epilogue: str) -> Decision:
+    """Whether the ops after a convolution are what the epilogue's name promises."""
     inner = [binding.var for binding in chain.all]
     for name, operand in chain.operands():
         if any(operand.same_as(var) for var in inner):
             return no(f"its {name} is made by the convolution itself")
-        if name == "bias":
-            decision = _check_bias(operand, problem)
+        if name == "residual" and name in epilogue:
+            continue  # its name says it all
+        if name in ("bias", "residual"):
+            decision = _check_bias(operand, problem, epilogue)
         elif name == "x":
             decision = _check_mask(chain, operand)
         else:
@@ -139,8 +158,10 @@ def _sizes(expr: relax.Expr) -> list[Any] | None:
     return [as_size(v) for v in shape.values] if isinstance(shape, relax.ShapeExpr) else None
 
 
-def _check_bias(bias: relax.Expr, problem: ConvProblem) -> Decision:
+def _check_bias(bias: relax.Expr, problem: ConvProblem, epilogue: str) -> Decision:
     """One value per channel: size 1 along every other axis, aligned at the last one."""
+    if "residual" in epilogue:
+        return no(f"the addend is not of the result's shape: {bias.ty}")
     sizes = _sizes(bias)
     role = problem.roles[2]
     if role == "weight":

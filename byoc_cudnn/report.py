@@ -20,7 +20,8 @@ class Entry:
     `backend`, `row` : where it goes, "" where it stays; `adapted` : what was put around it so that
     it could go ("pad", "crop", "layout", joined by "+"); `reason` : why it stays, "" where it goes;
     `source` : its weight's name and its file and line, as far as they are known; `tried` : the
-    rows that did not take it, each with its reason, and what may have followed but could not.
+    rows that did not take it, each with its reason, and what may have followed but could not;
+    `times` : milliseconds that a tuning record has for the call, by backend, the fastest first.
     """
 
     function: str
@@ -33,9 +34,11 @@ class Entry:
     reason: str = ""
     source: str = ""
     tried: tuple[tuple[str, str], ...] = ()
+    times: tuple[tuple[str, float], ...] = ()
 
 
-_COLUMNS = ("function", "node", "op", "row", "adapted", "source", "problem", "reason")
+_COLUMNS = ("function", "node", "op", "row", "adapted", "source", "problem", "times", "reason")
+FASTER_HERE = "TVM's own kernel is the fastest that was measured"
 
 
 class Report:
@@ -63,6 +66,11 @@ class Report:
     def left(self) -> tuple[Entry, ...]:
         """The entries of calls that stay."""
         return tuple(entry for entry in self.entries if not entry.backend)
+
+    @property
+    def refused(self) -> tuple[Entry, ...]:
+        """The entries of calls that stay though nothing faster was measured there."""
+        return tuple(entry for entry in self.left if entry.reason != FASTER_HERE)
 
     def reasons(self) -> Counter[str]:
         """How many calls stay for each reason."""
@@ -118,7 +126,7 @@ def _cells(entry: Entry) -> list[str]:
     row = f"{entry.backend}.{entry.row}" if entry.backend else ""
     return [
         entry.function, entry.node, entry.op, row, entry.adapted, entry.source, entry.problem,
-        entry.reason,
+        " ".join(f"{name} {ms:.3g} ms" for name, ms in entry.times), entry.reason,
     ]  # fmt: skip
 
 

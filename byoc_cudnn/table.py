@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from . import patterns as _patterns
 from .backends import cudnn, cutlass
+from .cutlass_model import wider_channels
 from .decision import Decision
 from .patterns import Chain, check_epilogue
 
@@ -41,7 +42,7 @@ class Row:
     def check(self, problem: ConvProblem, chain: Chain) -> Decision:
         """Whether the row takes the bindings that its pattern matched."""
         decision = self.accepts(problem, self.epilogue)
-        return check_epilogue(chain, problem) if decision else decision
+        return check_epilogue(chain, problem, self.epilogue) if decision else decision
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Backend:
     `codegen` is the name under which its code generator is registered (`relax.ext.<codegen>`).
     `layouts` are the triples (data, weight, grad) that it takes.  `accepts` decides on a problem
     with an epilogue; `rows` go from big to small, and the first that accepts a call gets it.
-    `bound` gives `accepts` under options, for a backend whose options change what it takes.
+    `bound` gives `accepts` under options, for a backend whose options change what it takes; `wider`
+    the problem with more channels that it would rather solve, or None.
     """
 
     name: str
@@ -61,14 +63,18 @@ class Backend:
     accepts: Check
     rows: tuple[Row, ...]
     bound: Callable[[Any], Check] | None = None
+    wider: Callable[[ConvProblem, Any], ConvProblem | None] = lambda *_: None
 
     def under(self, options: Any) -> Backend:
         """The backend as it decides under options."""
         if self.bound is None:
             return self
+        wider = self.wider
         accepts = self.bound(options)
         rows = tuple(replace(row, accepts=accepts) for row in self.rows)
-        return replace(self, accepts=accepts, rows=rows)
+        return replace(
+            self, accepts=accepts, rows=rows, wider=lambda problem, _: wider(problem, options)
+        )
 
     def rows_of(self, kind: ConvKind) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.kind is kind)
@@ -102,6 +108,7 @@ def options_json(options: Any) -> str:
     return json.dumps(asdict(options), sort_keys=True)
 
 
+_WIDER = {cutlass.NAME: wider_channels}
 BACKENDS: dict[str, Backend] = {
     backend.NAME: Backend(
         backend.NAME,
@@ -115,11 +122,72 @@ BACKENDS: dict[str, Backend] = {
             for epilogue in epilogues
         ),
         getattr(backend, "bound", None),
+        _WIDER.get(backend.NAME, lambda *_: None),
     )
     for backend in (cudnn, cutlass)
 }
 ROWS: tuple[Row, ...] = tuple(row for backend in BACKENDS.values() for row in backend.rows)
 CODEGENS: dict[str, Backend] = {backend.codegen: backend for backend in BACKENDS.values()}
+
+
+_GIVEN = frozenset(BACKENDS)
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Of a backend that has none."""
+
+
+def register_backend(
+    name: str,
+    accepts: Check,
+    layouts: Sequence[tuple[str, str, str]],
+    epilogues: Mapping[ConvKind, Sequence[str]],
+    codegen: str | None = None,
+    options: type = NoOptions,
+) -> Backend:
+    """Makes a backend of one's own known to `partition`; the same name again replaces it.
+
+    Parameters
+    ----------
+    name : an identifier; it is the row's prefix in reports.
+    accepts : a problem and an epilogue's name to a `Decision`, with the reason for a refusal.
+    layouts : triples (data, weight, grad), to one of which operands are permuted if that helps.
+    epilogues : for each kind what it takes along, big to small; "" is the call alone.
+    codegen : its code generator is `relax.ext.<codegen>`, an identifier; by default the name.
+    options : a frozen dataclass of what may be set for `partition`.
+
+    Raises
+    ------
+    TypeError : for a name that is no string.
+    ValueError : for a name or a generator that is no identifier or belongs to another backend, and
+        for an unknown epilogue, naming the known ones.
+    """
+    codegen = name if codegen is None else codegen
+    for what, value in (("name", name), ("codegen", codegen)):
+        if not isinstance(value, str):
+            raise TypeError(f"register_backend: {what} must be a string, got {value!r}")
+        if not (value.isascii() and value.isidentifier()):
+            raise ValueError(f"register_backend: {what} must be an identifier, got {value!r}")
+    if name in _GIVEN:
+        raise ValueError(f"register_backend: {name} is a backend of this package")
+    owner = CODEGENS.get(codegen)
+    if owner is not None and owner.name != name:
+        raise ValueError(f"register_backend: codegen {codegen} is that of {owner.name}")
+    for of_kind in epilogues.values():
+        for epilogue in of_kind:
+            if epilogue not in _patterns.EPILOGUES:
+                known = ", ".join(repr(e) for e in _patterns.EPILOGUES)
+                raise ValueError(
+                    f"register_backend: unknown epilogue {epilogue!r}; there are {known}"
+                )
+    rows = tuple(Row(name, kind, e, accepts) for kind in epilogues for e in epilogues[kind])
+    before = BACKENDS.get(name)
+    if before is not None:
+        del CODEGENS[before.codegen]
+    backend = Backend(name, codegen, options, tuple(layouts), accepts, rows)
+    BACKENDS[name] = CODEGENS[codegen] = backend
+    return backend
 
 
 def backend_of(name: Any) -> Backend:

@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--backend", choices=("cudnn",), default="cudnn",
                         help="the library that the program calls")  # fmt: skip
-    parser.add_argument("--problem", type=_problem, required=True, metavar="LINE",
+    parser.add_argument("--problem", type=problem_argument, required=True, metavar="LINE",
                         help="the problem, in quotes; see below")  # fmt: skip
     parser.add_argument("-o", "--output", type=_cc_file, metavar="FILE",
                         help="a .cc file to write; standard output if not given")  # fmt: skip
@@ -58,6 +58,8 @@ def add_parser(commands: Any) -> None:
                         help="device memory of an engine (else by the tensors)")  # fmt: skip
     parser.add_argument("--run", action="store_true",
                         help="build it and run it here, instead of printing it")  # fmt: skip
+    parser.add_argument("--quiet", action="store_true",
+                        help="do not say what was written and how to build it")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.output is not None:
             args.output.write_text(source, encoding="utf-8")
-            print(f"wrote {args.output}", file=sys.stderr)
+            if not args.quiet:
+                print(f"wrote {args.output}", file=sys.stderr)
         elif not args.run:
             sys.stdout.write(source)
     except (ValueError, OSError) as error:
@@ -78,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     if args.run:
         return _build_and_run(source)
-    if args.output is not None:
+    if args.output is not None and not args.quiet:
         _say_how_to_build(args.output)
     return 0
 
@@ -114,7 +117,7 @@ def _build_and_run(source: str) -> int:
     return 0
 
 
-def _problem(line: str) -> ConvProblem:
+def problem_argument(line: str) -> ConvProblem:
     try:
         return ConvProblem.parse(line)
     except ValueError as error:

@@ -25,9 +25,11 @@ MAX_BYTES = 2**31
 """A kernel counts a tensor's bytes in 32 bits."""
 MAX_SLICES = 256
 
+_TYPES = {"split_k": int, "arch": int, "kernel": str}  # of options; the others are bool
+
 EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
-    ConvKind.FPROP: ("bias_relu", "bias", "relu", ""),
-    ConvKind.DGRAD: ("bias_relu", "bias", "relu", "mask", ""),
+    ConvKind.FPROP: ("bias_relu", "residual_relu", "bias", "residual", "relu", ""),
+    ConvKind.DGRAD: ("bias_relu", "residual_relu", "bias", "residual", "relu", "mask", ""),
     ConvKind.WGRAD: ("",),
 }
 """Kind -> its epilogues, big to small: an output functor of our own computes them in float32."""
@@ -45,6 +47,7 @@ class Options:
     arch : the oldest GPU that must run the code, as nvcc numbers them: one of `ARCHS`.
     wgmma : Hopper's own instructions where they can be used, with arch=90 and code for that GPU
         alone.  They need the headers of NVIDIA's package; TVM's copy lacks a part.
+    kernel : the name of the kernel to use, as a tuning record has it; None: the model's choice.
     """
 
     allow_tf32: bool = True
@@ -52,13 +55,14 @@ class Options:
     split_k: int | None = None
     arch: int = 80
     wgmma: bool = False
+    kernel: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "split_k" and value is None:
+            if field.name in ("split_k", "kernel") and value is None:
                 continue
-            wanted = int if field.name in ("split_k", "arch") else bool
+            wanted = _TYPES.get(field.name, bool)
             if type(value) is not wanted:
                 raise TypeError(f"cutlass: {field.name} must be {wanted.__name__}, got {value!r}")
         if self.split_k is not None and not 1 <= self.split_k <= MAX_SLICES:

@@ -57,7 +57,8 @@ def _implicit_gemm(kernel: Kernel) -> str:
     kind = _KINDS[kernel.kind]
     operators, arch, instruction = _INSTRUCTIONS[kernel.sm, kernel.math]
     t, element, result = kernel.tile, _ELEMENTS[kernel.math], _ELEMENTS[kernel.result]
-    flags = ", ".join(str(e in kernel.epilogue).lower() for e in ("bias", "relu", "mask"))
+    effects = (("bias", "residual"), ("relu",), ("mask",))
+    flags = ", ".join(str(any(e in kernel.epilogue for e in some)).lower() for some in effects)
     strided = kernel.kind is not ConvKind.DGRAD or kernel.strided
     swizzle = (
         "cutlass::conv::threadblock::StridedDgradIdentityThreadblockSwizzle<4>"

@@ -13,7 +13,7 @@ from .regions import Region
 KINDS = {ConvKind.FPROP: "kFprop", ConvKind.DGRAD: "kDgrad", ConvKind.WGRAD: "kWgrad"}
 _ROLES = {
     "data": "kDataArg", "weight": "kWeightArg", "grad": "kGradArg", "bias": "kBiasArg",
-    "mask": "kMaskArg",
+    "mask": "kMaskArg", "residual": "kMaskArg",
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvProblem
 
 from ..composite import OPTIONS
+from ..patterns import addend_name
 
 # Epilogue ops that only rearrange what they are given: a bias arrives through them.
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims"})
@@ -30,12 +31,14 @@ class Region:
     """One offloaded convolution.
 
     `operands` names the region's parameters by what they are: the problem's roles (data, weight,
-    grad: the two that are operands), `bias` and `mask`; the result comes after them.
+    grad: the two that are operands), `bias`, `residual` and `mask`; the result comes after them.
     """
 
     symbol: str
     problem: ConvProblem
-    epilogue: tuple[str, ...]  # of bias, relu, mask, in the order in which they are applied
+    epilogue: tuple[
+        str, ...
+    ]  # of bias, residual, relu, mask, in the order in which they are applied
     operands: tuple[str, ...]
     options: Mapping[str, Any]
 
@@ -122,15 +125,28 @@ def _reaches_family(expr: Any, values: Mapping[Any, Any]) -> bool:
     return any(_reaches_family(_resolve(arg, values), values) for arg in args)
 
 
-_EPILOGUE = {"relax.add": "bias", "relax.nn.relu": "relu", "relax.where": "mask"}
+_EPILOGUE = {"relax.nn.relu": "relu", "relax.where": "mask"}
 
 
 def _contents(symbol: str, func: relax.Function) -> tuple[ConvProblem, tuple[str, ...]]:
     conv, *rest = _chain(symbol, func)
-    epilogue = tuple(_EPILOGUE.get(_op_name(call), "") for call in rest if not _reshape(call))
+    values = _bindings(func)
+    epilogue = tuple(
+        _addend(call, values)[0]
+        if _op_name(call) == "relax.add"
+        else _EPILOGUE.get(_op_name(call), "")
+        for call in rest
+        if not _reshape(call)
+    )
     if "" in epilogue or len(set(epilogue)) != len(epilogue):
         raise ValueError(f"{symbol}: an epilogue that no backend has: {[str(c) for c in rest]}")
     return problem_of(conv), epilogue
+
+
+def _addend(call: Any, values: Mapping[Any, Any]) -> tuple[str, Any]:
+    """What a sum adds to the convolution, and its name."""
+    (other,) = (a for a in call.args if not _reaches_family(_resolve(a, values), values))
+    return addend_name(other, call), other
 
 
 def _reshape(call: Any) -> bool:
@@ -159,8 +175,8 @@ def _operands(symbol: str, func: relax.Function) -> dict[Any, str]:
     note(conv.args[1], second)
     for call in rest:
         if _op_name(call) == "relax.add":
-            other = [a for a in call.args if not _reaches_family(_resolve(a, values), values)]
-            note(other[0], "bias")
+            name, other = _addend(call, values)
+            note(other, name)
         elif _op_name(call) == "relax.where":
             condition = _resolve(call.args[0], values)
             note(condition.args[0], "mask")

@@ -26,7 +26,7 @@ struct Conv {
 
 struct Operands {
   const TensorView *data, *weight, *grad;  // one of them is the result
-  const TensorView *bias, *mask;
+  const TensorView *bias, *mask;  // a mask or a residual, of the result's shape
 };
 
 struct State {
@@ -141,10 +141,10 @@ inline RelayWgradCall sizes_of(const Conv& conv, const Operands& t) {
     }
   }
   if (t.mask != nullptr) {
-    expect(conv, "mask", *t.mask, element, at[2], *t.data);
+    expect(conv, "mask or residual", *t.mask, element, at[2], *t.data);
     for (int i = 0; i < 4; ++i) {
       if (t.mask->ndim() != 4 || t.mask->size(i) != result->size(i)) {
-        TVM_FFI_THROW(ValueError) << conv.problem << ": the mask's shape is not the result's";
+        TVM_FFI_THROW(ValueError) << conv.problem << ": the shape of the mask or residual is not the result's";
       }
     }
   }

@@ -24,7 +24,7 @@ using cutlass::layout::TensorNHWC;
 
 // What becomes of a sum on its way to the result, in float32.  The mask passes the sum where its
 // operand is 0 or NaN, as where(less(x, 0), 0, sum) does.
-template <typename Element, int kCount_, bool kBias, bool kRelu, bool kMask>
+template <typename Element, int kCount_, bool kAdd, bool kRelu, bool kMask>
 struct OutputOp {
   using ElementOutput = Element;
   using ElementSource = Element;
@@ -42,7 +42,7 @@ struct OutputOp {
   struct Params {};
 
   CUTLASS_HOST_DEVICE explicit OutputOp(Params const&) {}
-  CUTLASS_HOST_DEVICE bool is_source_needed() const { return kBias || kMask; }
+  CUTLASS_HOST_DEVICE bool is_source_needed() const { return kAdd || kMask; }
   CUTLASS_HOST_DEVICE void set_k_partition(int, int) {}
 
   CUTLASS_HOST_DEVICE FragmentOutput operator()(FragmentAccumulator const& sums,
@@ -51,7 +51,7 @@ struct OutputOp {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {
       float value = sums[i];
-      if (kBias) value += float(source[i]);
+      if (kAdd) value += float(source[i]);
       if (kRelu) value = value < 0.0f ? 0.0f : value;
       if (kMask) value = float(source[i]) < 0.0f ? 0.0f : value;
       out[i] = Element(value);

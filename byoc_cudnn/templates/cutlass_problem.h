@@ -8,7 +8,7 @@ struct RelayWgradCall {
   int pad[2], stride[2], dilation[2];  // padding: top and left; P and Q say the rest
   int slices;                          // into which wgrad's sum is cut
   const void *first, *second;          // the operands, in the order of the kind
-  const void* source;                  // a bias or a mask; null where there is neither
+  const void* source;                  // a bias, a residual or a mask; null where there is none
   void* result;                        // for wgrad: `slices` sums in float32, one after another
 };
 

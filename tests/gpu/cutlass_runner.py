@@ -54,6 +54,10 @@ def shares(region: Region, function: Any, rng: np.random.Generator) -> tuple[flo
         bias = rng.standard_normal(want.shape[axis]).astype(numpy_dtype(p.dtype(result)))
         args.append(on_device(bias, p.dtype(result)))
         want = want + bias.astype(np.float64)  # channels are last
+    if "residual" in region.epilogue:
+        other = rng.standard_normal(want.shape).astype(numpy_dtype(p.dtype(result)))
+        args.append(on_device(other, p.dtype(result)))
+        want = want + other.astype(np.float64)
     if "relu" in region.epilogue:
         want = np.maximum(want, 0)
     if "mask" in region.epilogue:

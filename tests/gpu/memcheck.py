@@ -3,7 +3,8 @@
     compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m tests.gpu.memcheck
 
 Each problem runs twice, in the heuristic's choice and under the workspace's poison, and is compared
-with PyTorch on the CPU.  cuDNN's own kernels are checked along with what is handed to them.
+with PyTorch on the CPU: on cuDNN, whose own kernels are checked along with what is handed to them,
+and on CUTLASS where nvcc is there.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from byoc_cudnn import cutlass_objects
+from byoc_cudnn.backends import cutlass
+from byoc_cudnn.codegen.regions import Region
+from byoc_cudnn.toolchain import find
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.gpu import cutlass_runner
 from tests.gpu.cudnn_runner import (
     destination,
     library_tolerance,
@@ -27,6 +35,7 @@ from tests.gpu.cudnn_runner import (
 )
 from tests.problems import random_operands, relative_error, torch_reference
 
+NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "grad_layout": "NHWC"}
 LINES = (
     "{} n=2 c=32 h=14 w=13 k=48 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16",
     "{} n=2 c=13 h=9 w=8 k=7 r=3 s=2 stride=2,1 pad=1,0,1,0 layout=NHWC/OHWI/NHWC",
@@ -39,22 +48,34 @@ def main() -> int:
     """The number of problems that went wrong."""
     os.environ["RELAY_WGRAD_POISON"] = "1"
     problems = [ConvProblem.parse(line.format(kind.value)) for line in LINES for kind in ConvKind]
-    regions = regions_of(problems)
-    rng = np.random.default_rng(0)
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
-        functions = load(regions, Path(folder))
-        for region in regions:
-            p = region.problem
-            values = random_operands(p, rng)
-            args, out = operands_on_device(p, *values), destination(p)
-            for _ in range(2):
-                functions[region.symbol](*args, out)
-            torch.cuda.synchronize()
-            error = relative_error(to_numpy(out), torch_reference(p, *values))
-            good = error <= library_tolerance(p, tf32=True)
-            wrong += not good
-            print(f"{'right' if good else 'WRONG'} {error:.1e} {p}")
+        regions = regions_of(problems)
+        wrong += run(regions, load(regions, Path(folder)))
+        if cutlass_objects.missing(find(), cutlass_objects.find_cutlass()):
+            print("no nvcc or no headers: CUTLASS is left out")
+        else:
+            nhwc = [replace(p, **NHWC, groups=1) for p in problems]
+            some = [cutlass_runner.region_of(f"f{i}", p) for i, p in enumerate(nhwc)]
+            some = [region for region in some if cutlass.check(region.problem, "")]
+            wrong += run(some, cutlass_runner.load(some, Path(folder)))
+    return wrong
+
+
+def run(regions: list[Region], functions: Any) -> int:
+    rng = np.random.default_rng(0)
+    wrong = 0
+    for region in regions:
+        p = region.problem
+        values = random_operands(p, rng)
+        args, out = operands_on_device(p, *values), destination(p)
+        for _ in range(2):
+            functions[region.symbol](*args, out)
+        torch.cuda.synchronize()
+        error = relative_error(to_numpy(out), torch_reference(p, *values))
+        good = error <= library_tolerance(p, tf32=True)
+        wrong += not good
+        print(f"{'right' if good else 'WRONG'} {error:.1e} {p}")
     return wrong
 
 

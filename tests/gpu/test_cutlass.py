@@ -99,7 +99,7 @@ EPILOGUES = [(kind, e) for kind, names in cutlass.EPILOGUES.items() for e in nam
 @pytest.mark.parametrize(("kind", "epilogue"), EPILOGUES)
 def test_epilogues(kind: ConvKind, epilogue: str, tmp_path: Path) -> None:
     parts = tuple(epilogue.split("_"))
-    chosen = drawn(kind, epilogue, 30, DTYPES)
+    chosen = drawn(kind, epilogue, 12, DTYPES)
     regions = [region_of(f"f{i}", p, parts) for i, p in enumerate(chosen)]
     assert wrong_ones(regions, tmp_path, SEED) == []
 

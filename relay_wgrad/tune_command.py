@@ -1,0 +1,155 @@
+"""`python -m relay_wgrad tune`: times cuDNN, CUTLASS and TVM's kernels on the GPU here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from . import registry
+from .arguments import choices, dtype, positive
+from .emit_command import problem_argument
+from .problem import ConvProblem
+
+_BACKENDS = ("cutlass", "cudnn", "tvm")
+_HALF = {"float16": "float16", "bfloat16": "bfloat16"}
+EPILOG = """\
+The record is a JSON file: of this user, or the one that --record names, which may be shared.
+Measurements that it has for this GPU and these versions are not made again.  It is used by
+
+  byoc_cudnn.partition(module, ("cutlass", "cudnn"), select="measured", record="FILE")
+
+Examples:
+
+  python -m relay_wgrad tune resnet50 --batch 32 --dtype f16
+  python -m relay_wgrad tune --problem \\
+    "wgrad n=64 c=64 h=56 w=56 k=64 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
+
+Exit codes: 0 done, 1 no GPU, no compiler or a failure, 2 wrong arguments.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `tune` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "tune",
+        help="time cuDNN, CUTLASS and TVM's kernels on this GPU, and keep a record",
+        description=(
+            "Builds the CUTLASS kernels that a model of the GPU ranks highest for each\n"
+            "convolution of a training graph, times them beside cuDNN and TVM's own kernels, and\n"
+            "keeps what was fastest."
+        ),
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", nargs="?", help="an .onnx file, or a network that onnx ships")
+    parser.add_argument("--problem", type=problem_argument, action="append", metavar="LINE",
+                        help="a problem instead, as reports print it; may be repeated")  # fmt: skip
+    parser.add_argument("--batch", type=positive, default=32, help="of a model (32)")
+    parser.add_argument("--image-size", type=positive, help="of a model, where it takes another")
+    parser.add_argument("--dtype", type=dtype, default="float32", metavar="{f32,f16,bf16}",
+                        help="of a model: f16 and bf16 are mixed precision (f32)")  # fmt: skip
+    parser.add_argument("--layout", choices=("NHWC", "NCHW"), default="NHWC", help="(NHWC)")
+    parser.add_argument("--backends", type=choices(*_BACKENDS), default=_BACKENDS, metavar="A,B,…",
+                        help=f"some of {','.join(_BACKENDS)}; default: all")  # fmt: skip
+    parser.add_argument("--no-tf32", action="store_true", help="float32 is not rounded to tf32")
+    parser.add_argument("--candidates", type=positive, default=8,
+                        help="CUTLASS kernels to try for a problem, at most (8)")  # fmt: skip
+    parser.add_argument("--record", type=Path, metavar="FILE", help="instead of the user's own")
+    parser.add_argument("--quiet", action="store_true", help="no progress display")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does it; returns the exit code."""
+    if (args.model is None) == (args.problem is None):
+        print("tune: give a model, or problems with --problem", file=sys.stderr)
+        return 2
+    try:
+        return _tune(args)
+    except (ValueError, TypeError, OSError, RuntimeError, MemoryError) as error:
+        print(f"tune: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; what was timed before is lost", file=sys.stderr)
+        return 130
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from byoc_cudnn.record import Record
+    from byoc_cudnn.tune import tune
+
+    registry.register()
+    path = Record.default_path() if args.record is None else args.record
+    record = Record.load(path)
+    known = len(record)
+    libraries = [name for name in args.backends if name != "tvm"]
+    if not libraries:
+        raise ValueError("--backends needs cutlass or cudnn beside tvm")
+    options: dict[str, Any] = {name: {"allow_tf32": not args.no_tf32} for name in libraries}
+    err = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    )  # fmt: skip
+    with Progress(*columns, console=err, disable=args.quiet or not err.is_terminal) as bar:
+        task = bar.add_task("importing", total=None)
+
+        def show(what: str, done: int, of: int) -> None:
+            bar.update(task, description=escape(what[:60]), completed=done, total=of)
+
+        what = args.problem if args.problem is not None else _module(args)
+        stock = _stock if "tvm" in args.backends else None
+        record = tune(
+            what, libraries, stock=stock, candidates=args.candidates, record=record, progress=show,
+            **options,
+        )  # fmt: skip
+    record.save(path)
+    Console().print(_table(record))
+    print(f"{len(record) - known} new measurements in {path}", file=sys.stderr)
+    return 0
+
+
+def _module(args: argparse.Namespace) -> tvm.IRModule:
+    from .frontend import from_onnx
+    from .training_step import converted, step_module
+
+    graph = from_onnx(args.model, batch=args.batch, image_size=args.image_size)
+    half = _HALF.get(args.dtype)
+    return converted(step_module(graph, dtype=half, scaled=half is not None), args.layout)
+
+
+def _stock(problem: ConvProblem) -> Callable[..., Any]:
+    """The kernel that a convolution gets if no library takes it."""
+    from legalize import cuda
+
+    target = tvm.target.Target.from_device(tvm.cuda(0))
+    func = cuda.prim_func(problem, target).with_attr("global_symbol", "main")
+    call: Callable[..., Any] = tvm.compile(tvm.IRModule({"main": func}), target=target)["main"]
+    return call
+
+
+def _table(record: Any) -> Table:
+    """A line per problem: the milliseconds of each backend on this machine."""
+    lines: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in record:
+        if one.machine == record.machine:
+            lines.setdefault((one.problem, one.epilogue), {})[one.backend] = one
+    table = Table(title=f"milliseconds on {record.machine}")
+    for column in ("problem", *_BACKENDS, "fastest"):
+        table.add_column(column, justify="right" if column in _BACKENDS else "left")
+    for (problem, epilogue), found in lines.items():
+        best = min(found.values(), key=lambda m: m.ms)
+        pins = " ".join(str(value) for value in best.pins.values())
+        table.add_row(
+            escape(problem + (f" +{epilogue}" if epilogue else "")),
+            *(f"{found[b].ms:.4f}" if b in found else "" for b in _BACKENDS),
+            escape(f"{best.backend} {pins}".strip()),
+        )
+    return table
