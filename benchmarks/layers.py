@@ -8,7 +8,7 @@ what a library runs, not what the user calls it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -154,13 +154,20 @@ SUITES: dict[str, Callable[[], list[Shape]]] = {
 _PARTS = frozenset({"keras"})  # not whole networks: their first layer is not the network's
 
 
-def suite(name: str, batch: int = 256, dtype: str = "f16", layout: str = "NHWC") -> list[Layer]:
+def suite(
+    name: str,
+    batch: int = 256,
+    dtype: str = "f16",
+    layout: str = "NHWC",
+    layouts: Mapping[str, tuple[str, str, str]] = ORDERS,
+) -> list[Layer]:
     """The distinct convolutions of a network in the order in which they first occur.
 
-    Raises ValueError for a name, dtype or layout that is not among `SUITES`, `DTYPES`, `ORDERS`.
+    `layouts`: what `layout` means, `ORDERS` or `LAYOUTS`.  Raises ValueError for a name, dtype or
+    layout that is not among `SUITES`, `DTYPES`, `layouts`.
     """
     for what, value, known in (
-        ("suite", name, SUITES), ("dtype", dtype, DTYPES), ("layout", layout, ORDERS),
+        ("suite", name, SUITES), ("dtype", dtype, DTYPES), ("layout", layout, layouts),
     ):  # fmt: skip
         if value not in known:
             raise ValueError(f"{what} {value!r}: expected one of {', '.join(known)}")
@@ -170,7 +177,7 @@ def suite(name: str, batch: int = 256, dtype: str = "f16", layout: str = "NHWC")
         Layer(
             shape.label,
             shapes.count(shape),
-            _problem(shape, batch, DTYPES[dtype], ORDERS[layout]),
+            _problem(shape, batch, DTYPES[dtype], layouts[layout]),
             shape.transposed,
             shape == first,
         )

@@ -15,9 +15,9 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from . import affine, depthwise, wgrad
+from . import affine, depthwise, wgrad, winograd, winograd_kernels
 from .emit import one_core
-from .machine import configure_threads, host_target, machine
+from .machine import NO_WINOGRAD, configure_threads, host_target, machine
 from .memory import Memory
 
 __all__ = ["configure_threads", "host_target", "prim_func"]
@@ -49,6 +49,8 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
         memory = Memory(problem, buffers, problem.accum_dtype, m.lanes(problem.accum_dtype))
         if problem.is_depthwise:
             depthwise.emit(problem, m, memory)
+        elif NO_WINOGRAD not in target.keys and winograd.worth(problem, m):
+            winograd_kernels.emit(problem, m, memory)
         elif problem.kind is ConvKind.WGRAD:
             wgrad.emit(problem, m, memory)
         else:

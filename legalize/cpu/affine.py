@@ -30,9 +30,11 @@ from .emit import (
     both,
     ceildiv,
     digits,
+    head,
     int64,
     local,
     parallel,
+    prefetch_to_write,
     serial,
     splat,
     vector,
@@ -137,17 +139,25 @@ class Tile:
         return self.vectors * self.lanes
 
 
-def channel_block(m: Machine, dtype: str, channels: int) -> tuple[int, int]:
-    """(vectors, lanes) of a block of output channels: least padding first, then two vectors."""
+def channel_block(m: Machine, dtype: str, channels: int, wide: bool = False) -> tuple[int, int]:
+    """(vectors, lanes) of a block of output channels: least padding first, then two vectors, or as
+    many as can be if it should be wide."""
     lanes = m.lanes(dtype)
     if channels < lanes:
         return 1, 1 << (channels - 1).bit_length()
-    most = 4 if m.registers >= 32 else 3
     preferred = (2, 4, 3, 1) if m.registers >= 32 else (2, 3, 1)
     return min(
-        (v for v in preferred if v <= most),
+        sorted(preferred, reverse=True) if wide else preferred,
         key=lambda v: -(-channels // (v * lanes)) * v * lanes,
     ), lanes
+
+
+def compete(m: Machine, pixels: int, step_bytes: Expr) -> bool:
+    """Whether so many pixels at this step fall on too few places of a level-1 cache."""
+    if not isinstance(step_bytes, int):
+        return False
+    places = m.l1_way_bytes // math.gcd(step_bytes, m.l1_way_bytes)
+    return -(-pixels // places) > m.l1_ways - 2
 
 
 def pixel_tile(m: Machine, vectors: int, rows: int, columns: int) -> tuple[int, int]:
@@ -195,15 +205,21 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         for i in (0, 1)
     ]  # fmt: skip
     vectors, lanes = channel_block(m, memory.accum, channels)
+    # Few pixels and many channels in a register tile need fewer loads, and cope with pixels that
+    # compete for cache lines; many pixels suit short rows, which they divide better.
+    step = groups * reduced * axes[1].scale * (8 if memory.accum == "float64" else 4)
+    pointwise = problem.r == problem.s == 1
+    if pointwise or compete(m, pixel_tile(m, vectors, 1, axes[1].count)[1], step):
+        vectors, lanes = channel_block(m, memory.accum, channels, wide=True)
     block = vectors * lanes
     (top, bottom), (left, right) = (axis.border() for axis in axes)
     weight, panels = memory.panels("I" if dgrad else "O", groups, channels, reduced, block)
     memory.move_weight(weight, panels, True, reverse=dgrad)
     x = memory.operand(operand, groups, reduced, border=(top, left, bottom, right))
-    y = memory.result(groups, channels, block=block)
+    y = memory.result(groups, channels)
     images, (height, width) = problem.n, out[2:]
     plain = problem.strides == (1, 1) and problem.padding == NO_BORDER
-    if problem.r == problem.s == 1 and plain:
+    if pointwise and plain:
         # 1 x 1 convolutions are matrix products: the pixels of an image are one row, and if the
         # batch is known and images follow each other, so are those of all images.
         if x.is_dense(images, height, width) and y.is_dense(images, height, width):
@@ -269,6 +285,16 @@ class _Core:
         for i in range(len(pixels)):
             for v in range(vectors):
                 T.buffer_store(acc, zero(accum, lanes), at(i, v))
+        results = []
+        for p, q in pixels:
+            row, exists_row = rows.place(a + p, phase[0])
+            column, exists_column = columns.place(b + q, phase[1])
+            place = bind(y.at(n, row, column, g) + block * panels.block)
+            results.append((place, both(exists_row, exists_column)))
+            for v in range(
+                0, vectors, max(1, self.machine.line_bytes // self.machine.vector_bytes)
+            ):
+                prefetch_to_write(y.buffer, place + v * lanes)
         h, w = rows.taps(phase[0]), columns.taps(phase[1])
         origin = bind(x.at(n, a * rows.scale + h.offset, b * columns.scale + w.offset, g))
         panel = bind(panels.at(g, block, h.first, w.first))
@@ -290,10 +316,15 @@ class _Core:
                     value = splat(x.buffer[int64(image + step + c)], lanes)
                     for v in range(vectors):
                         T.buffer_store(acc, acc[at(i, v)[0]] + value * weights[v], at(i, v))
-        for i, (p, q) in enumerate(pixels):
-            row, exists_row = rows.place(a + p, phase[0])
-            column, exists_column = columns.place(b + q, phase[1])
-            place = y.at(n, row, column, g) + block * panels.block
-            with when(both(exists_row, exists_column)):
-                for v in range(vectors):
-                    T.buffer_store(y.buffer, acc[at(i, v)[0]], [vector(place + v * lanes, lanes)])
+        last = panels.lanes - (panels.blocks - 1) * panels.block
+        ends = [(panels.block, block < panels.blocks - 1), (last, block == panels.blocks - 1)]
+        if last == panels.block or panels.blocks == 1:
+            ends = [(last, True)]
+        for channels, condition in ends:
+            with when(condition):
+                for i, (place, exists) in enumerate(results):
+                    with when(exists):
+                        for start in range(0, channels, lanes):
+                            count = min(lanes, channels - start)
+                            value = head(acc[at(i, start // lanes)[0]], lanes, count)
+                            T.buffer_store(y.buffer, value, [vector(place + start, count)])

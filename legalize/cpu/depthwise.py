@@ -6,26 +6,29 @@ c, so c fills the vectors, and what has filters is stored as [m][c].
 
 from __future__ import annotations
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from .affine import Axis, Tile, shapes
+from .affine import Axis, Taps, Tile, shapes
 from .emit import (
     Expr,
     bind,
     both,
     ceildiv,
     digits,
+    int64,
     local,
     parallel,
+    prefetch_to_write,
     serial,
     vector,
     when,
     zero,
 )
 from .machine import Machine
-from .memory import Image, Memory, Panels
+from .memory import Memory, Panels
 
 
 def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
@@ -55,18 +58,19 @@ def _affine(
         for i in (0, 1)
     ]  # fmt: skip
     rows, columns = axes
-    (top, bottom), (left, right) = rows.border(), columns.border()
     ins, outs = (multiplier, 1) if dgrad else (1, multiplier)
     memory.move_weight(weight, panels, True, interleaved=multiplier > 1, reverse=dgrad)
-    x = memory.operand(
-        operand, ins, problem.c, border=(top, left, bottom, right), block=lanes,
-        interleaved=ins > 1,
-    )  # fmt: skip
+    x = memory.operand(operand, ins, problem.c, block=lanes, interleaved=ins > 1)
     y = memory.result(outs, problem.c, block=lanes, interleaved=outs > 1)
     most = min(columns.count, m.registers - 4, 14)
     tile = Tile(1, ceildiv(columns.count, ceildiv(columns.count, most)), 1, lanes)
-    sizes = (problem.n, rows.count, ceildiv(columns.count, tile.columns), outs)
-    with parallel(*sizes, panels.block // lanes) as (n, a, b, filter_, chunk):
+    # A task is a row of results: finding its place takes as long as some multiplications.
+    wide_tiles, chunks = ceildiv(columns.count, tile.columns), panels.block // lanes
+    with (
+        parallel(problem.n, rows.count, outs) as (n, a, filter_),
+        serial(wide_tiles) as b,
+        serial(chunks) as chunk,
+    ):
         b = bind(b * tile.columns)
         with serial(rows.phases * columns.phases) as phase:
             phases = digits(phase, (rows.phases, columns.phases))
@@ -74,24 +78,61 @@ def _affine(
             for _, wide in shapes(axes, tile, a, b):
                 acc = local("acc", wide * lanes, memory.accum)
                 at = [vector(i * lanes, lanes) for i in range(wide)]
-                for register in at:
-                    T.buffer_store(acc, zero(memory.accum, lanes), [register])
-                with serial(ins) as term, serial(h.count) as r, serial(w.count) as s:
-                    position = a * rows.scale + h.offset + r * h.reach
-                    column = b * columns.scale + w.offset + s * w.reach
-                    image = bind(x.at(n, position, column, term) + chunk * lanes)
-                    taps = panels.at(term + filter_, 0, h.first + r * h.step, w.first + s * w.step)
-                    value = weight[vector(taps + chunk * lanes, lanes)]
-                    for i, register in enumerate(at):
-                        data = x.buffer[vector(image + i * columns.scale * x.w_step, lanes)]
-                        T.buffer_store(acc, acc[register] + data * value, [register])
+                results = []
                 for i, register in enumerate(at):
+                    T.buffer_store(acc, zero(memory.accum, lanes), [register])
                     row, exists_row = rows.place(a, phases[0])
                     column, exists_column = columns.place(b + i, phases[1])
-                    place = y.at(n, row, column, filter_) + chunk * lanes
-                    with when(both(exists_row, exists_column)):
+                    place = bind(y.at(n, row, column, filter_) + chunk * lanes)
+                    results.append((place, both(exists_row, exists_column)))
+                    prefetch_to_write(y.buffer, place)
+                position = bind(a * rows.scale + h.offset)
+                first, last = _reached(rows, h, position)
+                # A few taps of a row together share what they load.
+                unrolled = w.count if isinstance(w.count, int) and w.count <= 3 else 1
+                loops = serial(ins), serial(last, first), serial(w.count // unrolled)
+                with loops[0] as term, loops[1] as r, loops[2] as part:
+                    line = bind(x.at(n, position + r * h.reach, 0, term) + chunk * lanes)
+                    panel = panels.at(term + filter_, 0, h.first + r * h.step, w.first)
+                    panel = bind(panel + chunk * lanes)
+                    for j in range(unrolled):
+                        s = part * unrolled + j
+                        column = bind(b * columns.scale + w.offset + s * w.reach)
+                        image = bind(line + column * x.w_step)
+                        taps = panel + s * (w.step * panels.s_step)
+                        value = bind(weight[vector(taps, lanes)])
+                        for i, register in enumerate(at):
+                            step = i * columns.scale
+                            data = x.buffer[vector(image + step * x.w_step, lanes)]
+                            condition = _may_miss(columns, i, wide, column + step)
+                            if condition is not None:
+                                data = T.if_then_else(condition, data, zero(memory.accum, lanes))
+                            T.buffer_store(acc, acc[register] + data * value, [register])
+                for register, (place, exists) in zip(at, results, strict=True):
+                    with when(exists):
                         T.buffer_store(y.buffer, acc[register], [vector(place, lanes)])
     memory.finish(y, outs, problem.c, interleaved=outs > 1)
+
+
+def _reached(axis: Axis, taps: Taps, position: Expr) -> tuple[Expr, Expr]:
+    """The first tap that is on the operand, and the last but one, from the first one's position."""
+    before, after = axis.border()
+    if not before and not after:
+        return 0, taps.count
+    first = T.max(ceildiv(-position, taps.reach), 0)
+    last = T.min((axis.size - 1 - position) // taps.reach + 1, int64(taps.count))
+    first = bind(first)
+    return first, bind(T.max(last, first))
+
+
+def _may_miss(axis: Axis, i: int, wide: int, column: Expr) -> Expr:
+    """Whether output i of a tile is on the operand, if it may not be; else None."""
+    before, after = axis.border()
+    low = column >= 0 if i * axis.scale < before else None
+    high = column < axis.size if (wide - 1 - i) * axis.scale < after else None
+    if low is None or high is None:
+        return high if low is None else low
+    return both(low, high)
 
 
 def _wgrad(
@@ -99,14 +140,7 @@ def _wgrad(
 ) -> None:
     accum, multiplier = memory.accum, panels.groups
     y = memory.operand("grad", multiplier, problem.c, block=lanes, interleaved=multiplier > 1)
-    axes = [
-        Axis(False, size, out, kernel, problem.strides[i], problem.dilation[i], problem.padding[i])
-        for i, (size, out, kernel) in enumerate(
-            [(problem.h, problem.p, problem.r), (problem.w, problem.q, problem.s)]
-        )
-    ]
-    (top, bottom), (left, right) = (axis.border() for axis in axes)
-    x = memory.operand("data", 1, problem.c, border=(top, left, bottom, right), block=lanes)
+    x = memory.operand("data", 1, problem.c, block=lanes)
     # Taps in registers: all of them, or a row of them, or one.
     most = m.registers - 4
     tall = problem.r if problem.r * problem.s <= most else 1
@@ -131,14 +165,47 @@ def _wgrad(
         with serial((part + 1) * lines // splits, part * lines // splits) as line:
             n, p = bind(line // problem.p), bind(line % problem.p)
             grad = bind(y.at(n, p, 0, filter_) + chunk * lanes)
-            data = bind(_position(problem, x, n, p, r, s) + chunk * lanes)
-            with serial(problem.q) as q:
-                value = y.buffer[vector(grad + q * y.w_step, lanes)]
-                for (i, j), register in zip(taps, at, strict=True):
-                    step = i * problem.dilation[0] * x.h_step + j * problem.dilation[1] * x.w_step
-                    step = step + q * (problem.strides[1] * x.w_step)
-                    term = x.buffer[vector(data + step, lanes)] * value
-                    T.buffer_store(acc, acc[register] + term, [register])
+            top = bind(p * problem.strides[0] + r * problem.dilation[0] - problem.padding[0])
+            left = bind(s * problem.dilation[1] - problem.padding[1])
+            data = bind(x.at(n, top, left, 0) + chunk * lanes)
+
+            def pixels(first: Expr, last: Expr, rows: bool, columns: bool) -> None:
+                """The sums over some columns, asking for taps off the data if so said."""
+                if isinstance(first, int) and isinstance(last, int) and first >= last:
+                    return
+                with serial(last, first) as q:
+                    value = y.buffer[vector(grad + q * y.w_step, lanes)]
+                    for (i, j), register in zip(taps, at, strict=True):
+                        step_h, step_w = i * problem.dilation[0], j * problem.dilation[1]
+                        step = step_h * x.h_step + (step_w + q * problem.strides[1]) * x.w_step
+                        term = x.buffer[vector(data + step, lanes)]
+                        inside: Expr = True
+                        if rows:
+                            inside = both(top + step_h >= 0, top + step_h < problem.h)
+                        if columns:
+                            w = left + step_w + q * problem.strides[1]
+                            inside = both(inside, both(w >= 0, w < problem.w))
+                        if inside is not True:
+                            term = T.if_then_else(inside, term, zero(accum, lanes))
+                        T.buffer_store(acc, acc[register] + term * value, [register])
+
+            low, high = _always_inside(problem, 1)
+            whole = low == 0 and high == problem.q
+
+            def interior() -> None:
+                pixels(0, low, False, True)
+                pixels(low, high, False, False)
+                pixels(high, problem.q, False, True)
+
+            low_p, high_p = _always_inside(problem, 0)
+            if low_p == 0 and high_p == problem.p:
+                interior()
+            else:
+                with T.If(tirx.all(p >= low_p, p < high_p)):
+                    with T.Then():
+                        interior()
+                    with T.Else():
+                        pixels(0, problem.q, True, not whole)
         for (i, j), register in zip(taps, at, strict=True):
             place = part * size + panels.at(filter_, 0, r + i, s + j) + chunk * lanes
             T.buffer_store(parts, acc[register], [vector(place, lanes)])
@@ -147,9 +214,13 @@ def _wgrad(
     memory.move_weight(weight, panels, False, interleaved=multiplier > 1)
 
 
-def _position(problem: ConvProblem, x: Image, n: Expr, p: Expr, r: Expr, s: Expr) -> Expr:
-    h = p * problem.strides[0] + r * problem.dilation[0] - problem.padding[0]
-    return x.at(n, h, s * problem.dilation[1] - problem.padding[1], 0)
+def _always_inside(problem: ConvProblem, axis: int) -> tuple[int, int]:
+    """The range of the gradient's rows or columns whose taps are all on the data."""
+    size, out = ((problem.h, problem.p), (problem.w, problem.q))[axis]
+    kernel, stride = (problem.r, problem.s)[axis], problem.strides[axis]
+    before, reach = problem.padding[axis], (kernel - 1) * problem.dilation[axis]
+    low = min(-(-before // stride), out)
+    return low, max(low, min(out, (size - 1 + before - reach) // stride + 1))
 
 
 def sum_parts(parts: Expr, total: Expr, size: int, splits: int, lanes: int, accum: str) -> None:

@@ -116,6 +116,21 @@ def cast(value: Expr, dtype: str, lanes: int) -> Expr:
     return value.astype(f"{dtype}{many}")
 
 
+def prefetch_to_write(buffer: Expr, at: Expr) -> None:
+    """Asks for a cache line that is to be written some hundred cycles later: stores that miss
+    would commit one by one."""
+    to_write, keep, data = 1, 3, 1
+    address = tirx.address_of(buffer[int64(at)])
+    T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, to_write, keep, data))
+
+
+def head(value: Expr, lanes: int, count: int) -> Expr:
+    """The first elements of a vector."""
+    if count == lanes:
+        return value
+    return tirx.Shuffle([value], list(range(count)))
+
+
 def zero(dtype: str, lanes: int = 1) -> Expr:
     return splat(tirx.const(0, dtype), lanes)
 

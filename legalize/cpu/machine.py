@@ -19,6 +19,9 @@ class Machine:
     registers: int  # vector registers
     cores: int  # that share the work, as far as the target says
     l2_bytes: int = 1 << 20  # per core; only a scale: half as much costs little
+    l1_way_bytes: int = 4096  # addresses so far apart share a set; a page, on nearly all CPUs
+    l1_ways: int = 8
+    line_bytes: int = 64  # of a cache
 
     def lanes(self, dtype: str) -> int:
         """Elements of an accumulator's dtype in one register."""
@@ -34,6 +37,7 @@ _ISA = (
     ("neon", 16, 32),
     ("vsx", 16, 32),
 )
+NO_WINOGRAD = "no-winograd"  # a target's key: direct convolutions only
 # Where a target does not say, kernels are cut so that this many cores have even work.
 _CORES = 8
 
@@ -48,13 +52,18 @@ def machine(target: Target) -> Machine:
     return Machine(16, 16, cores)
 
 
-def host_target(cores: int | None = None) -> Target:
+def host_target(cores: int | None = None, *, allow_winograd: bool = True) -> Target:
     """LLVM for the CPU of this host with all its instructions; plain "llvm" means SSE2 on x86.
 
-    `cores`: for so many; by default all that this process may use.
+    `cores`: for so many; by default all that this process may use.  `allow_winograd`: whether
+    float32 sums of 3x3 kernels may be taken by Winograd's algorithm where it is faster; its
+    relative error is around 1e-6.  A target says no by the key "no-winograd".
     """
     cores = len(usable_cores()) if cores is None else cores
-    return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": cores})
+    keys = ["cpu"] if allow_winograd else ["cpu", NO_WINOGRAD]
+    return Target(
+        {"kind": "llvm", "keys": keys, "mcpu": codegen.llvm_get_system_cpu(), "num-cores": cores}
+    )
 
 
 def usable_cores() -> list[int]:

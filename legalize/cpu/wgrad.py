@@ -5,6 +5,9 @@ walks over blocks of pixels; for each tap and each few input channels the accumu
 (input channels) x (block of k), are loaded, run over the block of pixels in registers, and are
 stored.  Padding costs nothing: each tap has its own range of rows and columns.
 
+A line of data is read for a few of its channels, and with one tap only it is gone before the next
+few: for 1x1 kernels some tiles' channels of a block of pixels are first copied together.
+
 Where there are fewer input channels than a tile has rows, the tile's rows are pairs of a column
 tap and a channel.  Where tasks are too few for the cores, the sum over pixels is split, and the
 parts are added in a fixed order: results do not depend on the number of threads.
@@ -20,7 +23,20 @@ from relay_wgrad.problem import ConvProblem
 
 from .affine import channel_block
 from .depthwise import sum_parts
-from .emit import Expr, bind, ceildiv, int64, local, parallel, serial, splat, vector, zero
+from .emit import (
+    Expr,
+    bind,
+    both,
+    ceildiv,
+    int64,
+    local,
+    parallel,
+    serial,
+    splat,
+    vector,
+    when,
+    zero,
+)  # fmt: skip
 from .machine import Machine
 from .memory import Image, Memory, Panels
 
@@ -57,6 +73,9 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     groups = problem.groups
     filters, channels = problem.k // groups, problem.c // groups
     vectors, lanes = channel_block(m, memory.accum, filters)
+    half = m.lanes(memory.accum) // 2
+    if filters % lanes and filters % half == 0 and filters // half <= 3:
+        vectors, lanes = filters // half, half  # so that the gradient need not be copied
     block = vectors * lanes
     height = 8 if vectors > 1 else 16
     if m.registers < 32:
@@ -111,12 +130,23 @@ class _Core:
         self.rows = panels.reduced * problem.s if fold else panels.reduced
         self.height = min(height, self.rows)
         self.tiles = ceildiv(self.rows, self.height)
+        # Tiles whose data are copied together, and blocks of k that use the copy.
+        self.together, self.inner = 0, 1
+        if problem.r == problem.s == 1 and problem.padding == (0, 0, 0, 0) and not fold:
+            bytes_ = 8 if accum == "float64" else 4
+            self.together = max(1, m.line_bytes // (bytes_ * self.height))
+            self.inner = max(
+                x
+                for x in range(1, panels.blocks + 1)
+                if panels.blocks % x == 0
+                and (x == 1 or x * panels.block_step * bytes_ <= m.l2_bytes // 2)
+            )
         self.chunks, self.splits = self._cut(m)
 
     def _cut(self, m: Machine) -> tuple[int, int]:
         """(chunks of input channels, parts of the sum over pixels)"""
         bytes_ = 8 if self.accum == "float64" else 4
-        blocks = self.panels.groups * self.panels.blocks
+        blocks = self.panels.groups * (self.panels.blocks // self.inner)
 
         def even(tasks: int) -> bool:
             return tasks % m.cores == 0 or tasks >= 4 * m.cores
@@ -125,7 +155,9 @@ class _Core:
         if self.fold:
             options = [1]
         fitting = [
-            x for x in options if self.panels.block_step * bytes_ // x <= m.l2_bytes // 2
+            x
+            for x in options
+            if self.inner * self.panels.block_step * bytes_ // x <= m.l2_bytes // 2
         ] or options[-1:]  # fmt: skip
         for chunks in fitting:
             if even(blocks * chunks):
@@ -147,17 +179,23 @@ class _Core:
             parts = memory.scratch.new("parts", splits * self.size, self.accum)
         units_n, units_p = self.pixels.units
         units = units_n * units_p
-        with parallel(splits, panels.groups, panels.blocks, self.chunks) as (i, g, b, chunk):
+        outer = panels.blocks // self.inner
+        tiles = self.tiles // self.chunks
+        with parallel(splits, panels.groups, outer, self.chunks) as (i, g, b, chunk):
+            b = bind(b * self.inner)
             slab = bind(i * self.size + panels.at(g, b, 0, 0))
-            first = bind(chunk * (self.tiles // self.chunks))
-            self._clear(parts, slab, first)
+            first = bind(chunk * tiles)
+            with serial(self.inner) as j:
+                self._clear(parts, bind(slab + j * panels.block_step), first)
             begin, end = i * units // splits, (i + 1) * units // splits
             with serial(end, begin) as unit:
                 n, p = bind(unit // units_p), bind(unit % units_p)
                 n, p = bind(n * self.pixels.images), bind(p * self.pixels.rows)
-                with serial(self.tiles // self.chunks) as t:
-                    tile = bind(first + t)
-                    self._tiles(x, y, parts, slab, tile, (n, p, g, b))
+                if self.together:
+                    self._packed(x, y, parts, slab, first, (n, p, g, b))
+                else:
+                    with serial(tiles) as t:
+                        self._tiles(x, y, parts, slab, bind(first + t), (n, p, g, b))
         if splits > 1:
             sum_parts(parts, weight, self.size, splits, self.lanes, self.accum)
         memory.move_weight(weight, panels, False)
@@ -177,6 +215,49 @@ class _Core:
             for v in range(self.vectors):
                 T.buffer_store(parts, zero(self.accum, lanes), [vector(at + v * lanes, lanes)])
 
+    def _packed(
+        self, x: Image, y: Image, parts: Expr, slab: Expr, first: Expr,
+        where: tuple[Expr, Expr, Expr, Expr],
+    ) -> None:  # fmt: skip
+        """All tiles of a task over one unit of pixels, some at a time copied together."""
+        n, p, g, b = where
+        pixels, height, lanes = self.pixels, self.height, self.lanes
+        strides = self.problem.strides
+        tiles, together = self.tiles // self.chunks, self.together
+        step = pixels.images * pixels.rows * pixels.q * height
+        panel = local("panel", together * step, self.accum)
+        copied = Image(panel, 0, pixels.rows * pixels.q * height, pixels.q * height, height, 0)
+        with serial(ceildiv(tiles, together)) as number:
+            start = bind(first + number * together)
+            for j in range(together):
+                for rows, fits in self._heights(bind(start + j)):
+                    exists = number * together + j < tiles if tiles % together else True
+                    with when(both(fits, exists)):
+                        images, lines, columns = self._unit(n, p, 0, 0)
+                        with serial(*images) as image, serial(*lines) as row, serial(*columns) as q:
+                            at = x.at(image, row * strides[0], q * strides[1], g)
+                            source = bind(at + (start + j) * height)
+                            target = bind(copied.at(image - n, row - p, q, 0) + j * step)
+                            for i in range(0, rows, lanes):
+                                count = min(lanes, rows - i)
+                                value = x.buffer[vector(source + i, count)]
+                                T.buffer_store(panel, value, [vector(target + i, count)])
+            with serial(self.inner) as k, serial(together) as t:
+                exists = number * together + t < tiles if tiles % together else True
+                with when(exists):
+                    place = replace(copied, base=t * step)
+                    at = bind(slab + k * self.panels.block_step)
+                    self._tiles(place, y, parts, at, bind(start + t), (n, p, g, bind(b + k)))
+
+    def _heights(self, tile: Expr) -> list[tuple[int, Expr]]:
+        """(rows of a tile, the condition that it has so many)"""
+        rest = self.rows % self.height
+        if not rest:
+            return [(self.height, True)]
+        if self.tiles == 1:
+            return [(self.rows, True)]
+        return [(self.height, tile < self.tiles - 1), (rest, tile == self.tiles - 1)]
+
     def _tiles(
         self, x: Image, y: Image, parts: Expr, slab: Expr, tile: Expr,
         where: tuple[Expr, Expr, Expr, Expr],
@@ -185,28 +266,15 @@ class _Core:
         if self.fold:
             self._folded(x, y, parts, slab, tile, where)
             return
-        rest = self.rows % self.height
-
-        def some(rows: int) -> None:
-            first = bind(tile * self.height)
+        first = bind(tile * self.height)
+        for rows, fits in self._heights(tile):
             tile_rows = [Row(i, i * self.panels.block) for i in range(rows)]
-            with serial(self.problem.r) as r, serial(self.problem.s) as s:
+            with when(fits), serial(self.problem.r) as r, serial(self.problem.s) as s:
                 at = slab + r * self.panels.r_step + s * self.panels.s_step
                 self._tile(
                     x, y, parts, bind(at + first * self.panels.block), tile_rows, (r, s, first),
                     where,
                 )  # fmt: skip
-
-        if not rest:
-            some(self.height)
-        elif self.tiles == 1:
-            some(self.rows)
-        else:
-            with T.If(tile < self.tiles - 1):
-                with T.Then():
-                    some(self.height)
-                with T.Else():
-                    some(rest)
 
     def _folded(
         self, x: Image, y: Image, parts: Expr, slab: Expr, tile: Expr,
@@ -241,12 +309,31 @@ class _Core:
             return 0, limit
         return T.max(low(tap), 0), T.min(high(tap), limit)
 
+    def _unit(
+        self, n: Expr, p: Expr, r: Expr, s: Expr
+    ) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr], tuple[Expr, Expr]]:
+        """(end, begin) of the images, rows and columns of a unit that a tap reaches."""
+        pixels = self.pixels
+        if pixels.total is not None:
+            low_p, high_p, low_q = p, p + 1, 0
+            high_q = T.min(int64(pixels.q), pixels.total - p * pixels.q)
+        else:
+            low_p, high_p = self._range(0, r, self.problem.p)
+            low_p, high_p = T.max(low_p, p), T.min(high_p, p + pixels.rows)
+            low_q, high_q = (0, pixels.q) if s is None else self._range(1, s, pixels.q)
+        low_p, low_q = bind(low_p), bind(low_q)
+        high_p, high_q = _at_least(high_p, low_p), _at_least(high_q, low_q)
+        last = n + pixels.images
+        if not isinstance(pixels.n, int) or pixels.n % pixels.images:
+            last = T.min(last, int64(pixels.n))
+        return (last, n), (high_p, low_p), (high_q, low_q)
+
     def _tile(
         self, x: Image, y: Image, parts: Expr, at: Expr, rows: list[Row],
         tap: tuple[Expr, Expr, Expr], where: tuple[Expr, Expr, Expr, Expr],
     ) -> None:  # fmt: skip
         """One tile of accumulators over one unit of pixels."""
-        problem, pixels, lanes, accum = self.problem, self.pixels, self.lanes, self.accum
+        problem, lanes, accum = self.problem, self.lanes, self.accum
         n, p, g, b = where
         r, s, first = tap
         acc = local("acc", len(rows) * self.block, accum)
@@ -263,31 +350,24 @@ class _Core:
 
         for register, memory in each():
             T.buffer_store(acc, parts[memory], [register])
-        if pixels.total is not None:
-            low_p, high_p, low_q = p, p + 1, 0
-            high_q = T.min(int64(pixels.q), pixels.total - p * pixels.q)
-        else:
-            low_p, high_p = self._range(0, r, problem.p)
-            low_p, high_p = T.max(low_p, p), T.min(high_p, p + pixels.rows)
-            low_q, high_q = (0, pixels.q) if s is None else self._range(1, s, pixels.q)
-        low_p, low_q = bind(low_p), bind(low_q)
-        high_p, high_q = _at_least(high_p, low_p), _at_least(high_q, low_q)
-        last = n + pixels.images
-        if not isinstance(pixels.n, int) or pixels.n % pixels.images:
-            last = T.min(last, int64(pixels.n))
+        images, lines, columns = self._unit(n, p, r, s)
         strides, dilation = problem.strides, problem.dilation
         shift_h = r * dilation[0] - problem.padding[0]
         shift_w = -problem.padding[1] if s is None else s * dilation[1] - problem.padding[1]
-        with serial(last, n) as image, serial(high_p, low_p) as row:
+        step = self.height if self.together else strides[1] * x.w_step
+        with serial(*images) as image, serial(*lines) as row:
             grad = bind(y.at(image, row, 0, g) + b * self.block)
-            data = bind(x.at(image, row * strides[0] + shift_h, shift_w, g) + first)
-            with serial(high_q, low_q) as q:
+            if self.together:
+                data = bind(x.at(image - n, row - p, 0, 0))
+            else:
+                data = bind(x.at(image, row * strides[0] + shift_h, shift_w, g) + first)
+            with serial(*columns) as q:
                 vectors = [
                     y.buffer[vector(grad + q * y.w_step + v * lanes, lanes)]
                     for v in range(self.vectors)
                 ]
                 for i, line in enumerate(rows):
-                    value = x.buffer[int64(data + q * (strides[1] * x.w_step) + line.data)]
+                    value = x.buffer[int64(data + q * step + line.data)]
                     for v, term in enumerate(vectors):
                         register = vector(i * self.block + v * lanes, lanes)
                         T.buffer_store(acc, acc[register] + splat(value, lanes) * term, [register])

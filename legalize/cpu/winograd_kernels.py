@@ -1,0 +1,328 @@
+"""fprop, dgrad and wgrad by Winograd's algorithm; see `winograd` for the algebra.
+
+Transformed operands are large (36 numbers for 16), so tiles go through in chunks of a size that
+caches hold: the chunk's tiles are transformed, then tasks multiply and transform back, each for a
+block of channels with its 36 products in the level-2 cache.  The same operations in the same order
+make each result, whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+from .affine import channel_block
+from .emit import (
+    Expr,
+    Scratch,
+    bind,
+    both,
+    ceildiv,
+    int64,
+    local,
+    parallel,
+    serial,
+    splat,
+    vector,
+    when,
+    zero,
+)
+from .machine import Machine
+from .memory import Image, Memory
+from .winograd import POINTS, SIZE, TAPS, TILE, A, B, G, Tiles, gather, load, spread, store, twice
+
+# Bytes of transformed tiles in a chunk, and of transformed weights: shares of a level-3 cache.
+_CHUNK, _MOST_CHUNK, _WEIGHTS = 8 << 20, 24 << 20, 32 << 20
+# Rows of memory at steps of a power of two would compete for the same lines of a cache.
+_APART = 16
+
+
+def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    """The whole kernel: operands in, transforms and products, result out."""
+    if problem.kind is ConvKind.WGRAD:
+        _wgrad(problem, m, memory)
+    else:
+        _affine(problem, m, memory)
+
+
+def _reader(image: Image, n: Expr, c: Expr, lanes: int) -> Callable[[Expr, Expr], Expr]:
+    def read(row: Expr, column: Expr) -> Expr:
+        return image.buffer[vector(image.at(n, row, column, 0) + c, lanes)]
+
+    return read
+
+
+# ---- fprop and dgrad ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How tiles are grouped: a task multiplies one group with one block of channels."""
+
+    tiles: int
+    groups: int
+    height: int  # tiles in a register tile
+    rows: int  # tiles in a group; those beyond its last are never read
+    chunk: int  # groups transformed at a time
+
+    @staticmethod
+    def make(tiles: int, most: int, row_bytes: int) -> _Plan:
+        groups = ceildiv(tiles, 2 * most)
+        size = ceildiv(tiles, groups)
+        height = ceildiv(size, ceildiv(size, most))
+        rows = ceildiv(size, height) * height
+        groups = ceildiv(tiles, rows)
+        group_bytes = POINTS * rows * row_bytes
+        chunk = max(1, _CHUNK // group_bytes)
+        chunk = min(groups, max(chunk, min(8, _MOST_CHUNK // group_bytes)))
+        return _Plan(tiles, groups, height, rows, ceildiv(groups, ceildiv(groups, chunk)))
+
+
+def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    dgrad = problem.kind is ConvKind.DGRAD
+    operand, _, result = problem.roles
+    size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
+    lanes = m.lanes("float32")
+    vectors, _ = channel_block(m, "float32", out[1])
+    block = vectors * lanes
+    weight, panels = memory.panels("I" if dgrad else "O", 1, out[1], size[1], block)
+    memory.move_weight(weight, panels, True, reverse=dgrad)
+    x = memory.operand(operand, 1, size[1], block=lanes)
+    y = memory.result(1, out[1], block=block)
+    reduced = ceildiv(size[1], lanes) * lanes
+    before = [TAPS - 1 - b if dgrad else b for b in problem.padding[:2]]
+    tiles = Tiles(problem.n, *out[2:])
+    most = (m.registers - vectors - 1) // vectors
+    step = reduced + _APART
+    plan = _Plan.make(tiles.count, min(most, 14), 4 * step)
+    point_step = plan.rows * step
+    group_step = POINTS * point_step
+    moved = memory.scratch.new("tiles", plan.chunk * group_step, "float32")
+    slab = panels.reduced * block + _APART  # of one point's weights, for one block of channels
+    block_step = POINTS * slab
+    at_a_time = max(1, min(panels.blocks, _WEIGHTS // (4 * block_step)))
+    at_a_time = ceildiv(panels.blocks, ceildiv(panels.blocks, at_a_time))
+    turned = memory.scratch.new("points", at_a_time * block_step, "float32")
+
+    def weights(first: Expr) -> None:
+        """Transforms the weights of the blocks of channels from `first` on."""
+        with parallel(at_a_time, panels.reduced) as (b, c):
+            exists = first + b < panels.blocks if panels.blocks % at_a_time else True
+            with when(exists):
+                source = bind((first + b) * panels.block_step + c * block)
+                target = bind(b * block_step + c * block)
+                with serial(vectors) as v:
+                    taps = [
+                        [
+                            bind(
+                                weight[
+                                    vector(
+                                        source + r * panels.r_step + s * panels.s_step + v * lanes,
+                                        lanes,
+                                    )
+                                ]
+                            )
+                            for s in range(TAPS)
+                        ]
+                        for r in range(TAPS)
+                    ]
+                    for i, row in enumerate(twice(spread, G, taps, lanes)):
+                        for j, value in enumerate(row):
+                            place = target + (i * SIZE + j) * slab + v * lanes
+                            T.buffer_store(turned, value, [vector(place, lanes)])
+
+    def inputs(first: Expr) -> None:
+        """Transforms the tiles of the groups from `first` on."""
+        with parallel(plan.chunk, plan.rows) as (g, row):
+            tile = bind((first + g) * plan.rows + row)
+            with when(tile < plan.tiles):
+                n, p, q = tiles.place(tile)
+                p, q = bind(p - before[0]), bind(q - before[1])
+                target = bind(g * group_step + row * step)
+                with serial(reduced // lanes) as v:
+                    values = load(
+                        _reader(x, n, v * lanes, lanes), (p, q), (size[2], size[3]), SIZE, lanes
+                    )
+                    for i, line in enumerate(twice(spread, B, values, lanes)):
+                        for j, value in enumerate(line):
+                            place = target + (i * SIZE + j) * point_step + v * lanes
+                            T.buffer_store(moved, value, [vector(place, lanes)])
+
+    def products(first: Expr, first_block: Expr) -> None:
+        with parallel(at_a_time, plan.chunk) as (b, g):
+            inside = first_block + b < panels.blocks if panels.blocks % at_a_time else True
+            group = first + g
+            inside = both(inside, group < plan.groups if plan.groups % plan.chunk else True)
+            with when(inside):
+                scratch = Scratch()
+                sums = scratch.new("sums", POINTS * plan.rows * block, "float32")
+                with serial(POINTS) as e, serial(plan.rows // plan.height) as part:
+                    rows = bind(part * plan.height)
+                    acc = local("acc", plan.height * block, "float32")
+                    at = [
+                        vector((i * vectors + v) * lanes, lanes)
+                        for i in range(plan.height)
+                        for v in range(vectors)
+                    ]
+                    for register in at:
+                        T.buffer_store(acc, zero("float32", lanes), [register])
+                    left = bind(g * group_step + e * point_step + rows * step)
+                    right = bind(b * block_step + e * slab)
+                    with serial(panels.reduced) as c:
+                        terms = [
+                            turned[vector(right + c * block + v * lanes, lanes)]
+                            for v in range(vectors)
+                        ]
+                        for i in range(plan.height):
+                            value = splat(moved[int64(left + i * step + c)], lanes)
+                            for v, term in enumerate(terms):
+                                register = at[i * vectors + v]
+                                T.buffer_store(acc, acc[register] + value * term, [register])
+                    place = bind((e * plan.rows + rows) * block)
+                    for i, register in enumerate(at):
+                        T.buffer_store(sums, acc[register], [vector(place + i * lanes, lanes)])
+                with serial(plan.rows) as row:
+                    tile = bind(group * plan.rows + row)
+                    with when(tile < plan.tiles):
+                        n, p, q = tiles.place(tile)
+                        with serial(vectors) as v:
+                            outputs(sums, row, v, (n, p, q), first_block + b)
+                scratch.keep()
+
+    def outputs(sums: Expr, row: Expr, v: Expr, place: tuple[Expr, Expr, Expr], b: Expr) -> None:
+        at = bind(row * block + v * lanes)
+        values = [
+            [
+                bind(sums[vector(at + (i * SIZE + j) * plan.rows * block, lanes)])
+                for j in range(SIZE)
+            ]
+            for i in range(SIZE)
+        ]
+        n, p, q = place
+
+        def write(h: Expr, w: Expr, value: Expr) -> None:
+            there = y.at(n, h, w, 0) + b * block + v * lanes
+            T.buffer_store(y.buffer, value, [vector(there, lanes)])
+
+        store(write, tiles, (p, q), twice(gather, A, values, lanes))
+
+    once = at_a_time == panels.blocks
+    if once:
+        weights(0)
+    with serial(ceildiv(plan.groups, plan.chunk)) as number:
+        first = bind(number * plan.chunk)
+        inputs(first)
+        with serial(ceildiv(panels.blocks, at_a_time)) as part:
+            first_block = bind(part * at_a_time)
+            if not once:
+                weights(first_block)
+            products(first, first_block)
+    memory.finish(y, 1, out[1])
+
+
+# ---- wgrad -------------------------------------------------------------------------------------
+
+
+def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    lanes = m.lanes("float32")
+    vectors, _ = channel_block(m, "float32", problem.k)
+    block = vectors * lanes
+    y = memory.operand("grad", 1, problem.k, block=block)
+    x = memory.operand("data", 1, problem.c, block=lanes)
+    weight, panels = memory.panels("O", 1, problem.k, problem.c, block)
+    tiles = Tiles(problem.n, problem.p, problem.q)
+    slices, blocks = ceildiv(problem.c, lanes), panels.blocks
+    tile_bytes = 4 * POINTS * (slices * lanes + blocks * block)
+    chunk = max(1, _CHUNK // tile_bytes)
+    chunk = min(tiles.count, max(chunk, min(128, _MOST_CHUNK // tile_bytes)))
+    chunk = ceildiv(tiles.count, ceildiv(tiles.count, chunk))
+    x_step = chunk * lanes + _APART
+    y_step = chunk * block + _APART
+    data = memory.scratch.new("data_points", slices * POINTS * x_step, "float32")
+    grad = memory.scratch.new("grad_points", blocks * POINTS * y_step, "float32")
+    height = min((m.registers - vectors - 1) // vectors, lanes // 2)
+    height = next(h for h in range(height, 0, -1) if lanes % h == 0)
+
+    def inputs(first: Expr, count: Expr) -> None:
+        with parallel(chunk) as (row,), when(row < count):
+            n, p, q = tiles.place(bind(first + row))
+            h, w = bind(p - problem.padding[0]), bind(q - problem.padding[1])
+            with serial(slices) as v:
+                values = load(
+                    _reader(x, n, v * lanes, lanes), (h, w), (problem.h, problem.w), SIZE, lanes
+                )
+                for i, line in enumerate(twice(spread, B, values, lanes)):
+                    for j, value in enumerate(line):
+                        place = (v * POINTS + i * SIZE + j) * x_step + row * lanes
+                        T.buffer_store(data, value, [vector(place, lanes)])
+            with serial(blocks) as b, serial(vectors) as v:
+                values = load(
+                    _reader(y, n, b * block + v * lanes, lanes), (p, q),
+                    (problem.p, problem.q), TILE, lanes,
+                )  # fmt: skip
+                for i, line in enumerate(twice(spread, A, values, lanes)):
+                    for j, value in enumerate(line):
+                        place = (b * POINTS + i * SIZE + j) * y_step + row * block + v * lanes
+                        T.buffer_store(grad, value, [vector(place, lanes)])
+
+    def products(number: Expr, count: Expr) -> None:
+        with parallel(blocks, slices) as (b, c):
+            scratch = Scratch()
+            sums = scratch.new("sums", POINTS * lanes * block, "float32")
+            with serial(POINTS) as e, serial(lanes // height) as part:
+                rows = bind(part * height)
+                acc = local("acc", height * block, "float32")
+                at = [
+                    vector((i * vectors + v) * lanes, lanes)
+                    for i in range(height)
+                    for v in range(vectors)
+                ]
+                for register in at:
+                    T.buffer_store(acc, zero("float32", lanes), [register])
+                left = bind((c * POINTS + e) * x_step + rows)
+                right = bind((b * POINTS + e) * y_step)
+                with serial(count) as t:
+                    terms = [
+                        grad[vector(right + t * block + v * lanes, lanes)] for v in range(vectors)
+                    ]
+                    for i in range(height):
+                        value = splat(data[int64(left + t * lanes + i)], lanes)
+                        for v, term in enumerate(terms):
+                            register = at[i * vectors + v]
+                            T.buffer_store(acc, acc[register] + value * term, [register])
+                place = bind((e * lanes + rows) * block)
+                for i, register in enumerate(at):
+                    T.buffer_store(sums, acc[register], [vector(place + i * lanes, lanes)])
+            exist = lanes
+            if problem.c % lanes:
+                exist = bind(T.min(int64(lanes), problem.c - c * lanes))
+            with serial(exist) as row, serial(vectors) as v:
+                outputs(
+                    sums, number, bind(b * panels.block_step + (c * lanes + row) * block), row, v
+                )
+            scratch.keep()
+
+    def outputs(sums: Expr, number: Expr, target: Expr, row: Expr, v: Expr) -> None:
+        at = bind(row * block + v * lanes)
+        values = [
+            [bind(sums[vector(at + (i * SIZE + j) * lanes * block, lanes)]) for j in range(SIZE)]
+            for i in range(SIZE)
+        ]
+        for r, line in enumerate(twice(gather, G, values, lanes)):
+            for s, value in enumerate(line):
+                place = vector(target + r * panels.r_step + s * panels.s_step + v * lanes, lanes)
+                before = T.if_then_else(number == 0, zero("float32", lanes), weight[place])
+                T.buffer_store(weight, before + value if chunk < tiles.count else value, [place])
+
+    with serial(ceildiv(tiles.count, chunk)) as number:
+        first = bind(number * chunk)
+        count = chunk
+        if tiles.count % chunk:
+            count = bind(T.min(int64(chunk), tiles.count - first))
+        inputs(first, count)
+        products(number, count)
+    memory.move_weight(weight, panels, False)
