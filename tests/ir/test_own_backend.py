@@ -1,0 +1,105 @@
+"""`register_backend`: a backend of somebody else's.  Notebook 60 has a whole one, and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import tvm
+from tvm import relax
+
+import byoc_cudnn
+from byoc_cudnn import BACKENDS, Decision, register_backend
+from byoc_cudnn.table import CODEGENS
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+LAYOUTS = [("NHWC", "OHWI", "NHWC")]
+ALONE = {kind: [""] for kind in ConvKind}
+
+
+@pytest.fixture(autouse=True)
+def _as_before(registered: None) -> Iterator[None]:
+    tables = [(table, dict(table)) for table in (BACKENDS, CODEGENS)]
+    yield
+    for table, before in tables:
+        table.clear()
+        table.update(before)
+
+
+def pointwise(problem: ConvProblem, epilogue: str) -> Decision:
+    if (problem.r, problem.s) == (1, 1):
+        return Decision(True)
+    return Decision(False, f"a {problem.r}x{problem.s} kernel")
+
+
+def module() -> tvm.IRModule:
+    x = relax.Var("x", relax.TensorType((1, 6, 6, 4), "float32"))
+    weights = [relax.Var(f"w{k}", relax.TensorType((4, k, k, 4), "float32")) for k in (1, 3)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, *weights]):
+        with builder.dataflow():
+            y: Any = x
+            for w in weights:
+                y = builder.emit(
+                    relax.op.nn.relu(
+                        relax.op.nn.conv2d(y, w, data_layout="NHWC", kernel_layout="OHWI")
+                    )
+                )
+            out = builder.emit_output(y)
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_it_takes_what_it_accepts_and_its_regions_can_be_read() -> None:
+    register_backend("mine", pointwise, LAYOUTS, {ConvKind.FPROP: ["relu", ""]})
+    out, report = byoc_cudnn.partition(module(), ["mine"])
+    assert report.rows() == {"mine.fprop_relu": 1}
+    assert [entry.reason for entry in report.left] == ["a 3x3 kernel"]
+    (function,) = (f for _, f in out.functions_items() if f.attrs and "Codegen" in f.attrs)
+    region = byoc_cudnn.read_region(function)
+    assert str(function.attrs["Codegen"]) == "mine"
+    assert (region.symbol, region.epilogue) == ("mine_fprop_relu", ("relu",))
+    assert region.operands == ("data", "weight")
+    assert region.problem.shape("weight") == (4, 1, 1, 4)
+    back = byoc_cudnn.unpartition(out)
+    assert len(byoc_cudnn.partition(back, ["mine"])[1].entries) == 2
+
+
+def test_it_stands_beside_the_others_and_may_be_replaced() -> None:
+    @dataclass(frozen=True)
+    class Options:
+        threads: int = 1
+
+    register_backend("mine", lambda *_: Decision(False, "no"), LAYOUTS, ALONE, codegen="old")
+    register_backend("mine", pointwise, LAYOUTS, ALONE, codegen="new", options=Options)
+    assert "old" not in CODEGENS
+    assert CODEGENS["new"] is BACKENDS["mine"]
+    _, report = byoc_cudnn.partition(module(), ["mine", "cudnn"], mine={"threads": 2})
+    assert report.rows() == {"mine.fprop": 1, "cudnn.fprop_relu": 1}
+    with pytest.raises(ValueError, match="mine: unknown option tiles; there are threads"):
+        byoc_cudnn.partition(module(), ["mine"], mine={"tiles": 2})
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "type": ({"name": 5}, TypeError, "name must be a string, got 5"),
+    "name": ({"name": "my-own"}, ValueError, "name must be an identifier, got 'my-own'"),
+    "ours": ({"name": "cudnn"}, ValueError, "cudnn is a backend of this package"),
+    "codegen": ({"codegen": "relay_wgrad_cudnn"}, ValueError,
+                "codegen relay_wgrad_cudnn is that of cudnn"),
+    "symbol": ({"codegen": 'x"; y'}, ValueError, "codegen must be an identifier"),
+    "epilogue": ({"epilogues": {ConvKind.FPROP: ["gelu"]}}, ValueError,
+                 "unknown epilogue 'gelu'; there are '', 'bias', 'relu'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    given, kind, words = REFUSED[name]
+    arguments = {"name": "mine", "accepts": pointwise, "layouts": LAYOUTS, "epilogues": ALONE}
+    before = dict(BACKENDS), dict(CODEGENS)
+    with pytest.raises(kind, match="register_backend: ") as caught:
+        register_backend(**(arguments | given))
+    assert words in str(caught.value)
+    assert (BACKENDS, CODEGENS) == before
