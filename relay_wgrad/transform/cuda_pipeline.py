@@ -2,7 +2,8 @@
 
 Upstream's own stops at the first kernel that one of its schedule rules trips over, and gradients
 have such kernels: a sum over everything, the window reductions of pooling.  Here a rule that fails
-leaves the kernel to the next one; the last, upstream's fallback, takes any kernel.
+leaves the kernel to the next one; the last, upstream's fallback, takes any kernel.  A rule of our
+own for sums over pixels comes first (`cuda_reduction`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import tvm
 from tvm import relax
 from tvm.s_tir import dlight
 from tvm.target import Target
+
+from .cuda_reduction import ChannelSum
 
 
 class _Careful(dlight.base.ScheduleRule):
@@ -43,7 +46,10 @@ def cuda_pipeline() -> Callable[..., tvm.IRModule]:
     )
 
     gpu = dlight.gpu
-    rules = [gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
+    rules = [
+        ChannelSum(), gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(),
+        gpu.Fallback(),
+    ]  # fmt: skip
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:

@@ -1,0 +1,125 @@
+"""A schedule rule for CUDA: sums over all pixels for each channel, where channels are last.
+
+Batch normalization's statistics and gradients are such sums, and a bias's gradient is one.
+Upstream's rules give a channel to a block, so neighbouring threads read what is far apart.  Here
+they read neighbouring channels.  Each thread sums a part of the pixels in order, and a second
+kernel adds the parts.  How many there are depends on the sizes alone, so equal inputs give equal
+bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.s_tir import Schedule, dlight
+from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
+from tvm.target import Target
+
+THREADS = 256  # of a block
+WANTED = 1 << 17  # threads of the first kernel: half of what an H200 holds at once
+LEAST = 8  # elements that a thread sums, at least
+UNROLLED = 8  # loads that are under way at once, at most
+
+
+def parts(pixels: int, channels: int) -> int:
+    """Into how many parts a sum over the pixels is cut: a divisor of their number."""
+    most = max(1, min(pixels // LEAST, WANTED // channels))
+    return _divisor(pixels, most)
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor that is at most `most`."""
+    return max(d for d in range(1, most + 1) if number % d == 0)
+
+
+class ChannelSum(dlight.base.ScheduleRule):
+    """For element-wise blocks, one sum of that kind, and element-wise blocks over its result."""
+
+    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+        """The schedule, or None for another kind of function."""
+        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
+            return None
+        sch = Schedule(func)
+        infos = normalize_prim_func(sch)
+        found = _split(infos) if infos is not None else None
+        if found is None or not _reads_channels_last(sch, found[1]):
+            return None
+        before, the_sum, after = found
+        for info in before:
+            sch.compute_inline(info.block_rv)
+        channel, *pixels = sch.get_loops(the_sum.block_rv)
+        channels = int(sch.get(channel).extent)
+        pixel = sch.fuse(*pixels)
+        count = int(sch.get(pixel).extent)
+        cut = parts(count, channels)
+        outer, _ = sch.split(pixel, [cut, count // cut])
+        first = sch.rfactor(outer, 0)
+        self._parts(sch, first)
+        self._whole(sch, the_sum.block_rv, cut)
+        for info in after:
+            (loop,) = sch.get_loops(info.block_rv)
+            self._spread(sch, loop)
+        return sch
+
+    def _parts(self, sch: Schedule, block: Any) -> None:
+        """A thread for each part of each channel: its sum stays in a register."""
+        copy = sch.cache_write(block, 0, "local")
+        channel, part, pixel = sch.get_loops(block)
+        sch.reorder(part, channel, pixel)
+        thread = self._spread(sch, sch.fuse(part, channel))
+        sch.reverse_compute_at(copy, thread)
+        *_, pixel = sch.get_loops(block)
+        length = int(sch.get(pixel).extent)
+        outer, inner = sch.split(pixel, [None, _divisor(length, min(length, UNROLLED))])
+        sch.unroll(inner)
+        sch.decompose_reduction(block, outer)
+
+    def _whole(self, sch: Schedule, block: Any, cut: int) -> None:
+        """A block of threads for each channel adds its parts."""
+        channel, part = sch.get_loops(block)
+        threads = 1
+        while threads < min(THREADS, cut):
+            threads *= 2
+        _, inner = sch.split(part, [None, threads])
+        self.bind(sch, channel, "blockIdx.x")
+        self.bind(sch, inner, "threadIdx.x")
+
+    def _spread(self, sch: Schedule, loop: Any) -> Any:
+        """The loop over all threads; returns the loop over those of a block."""
+        outer, inner = sch.split(loop, [None, THREADS])
+        self.bind(sch, outer, "blockIdx.x")
+        self.bind(sch, inner, "threadIdx.x")
+        return inner
+
+    def bind(self, sch: Schedule, loop: Any, axis: str) -> None:
+        """Binds a loop to threads."""
+        sch.bind(loop, axis)
+
+
+def _split(
+    infos: list[SBlockInfo],
+) -> tuple[list[SBlockInfo], SBlockInfo, list[SBlockInfo]] | None:
+    """What comes before the sum, the sum, and what comes after; None if it is another function."""
+    sums = [i for i, info in enumerate(infos) if "R" in info.dom_kind()]
+    if len(sums) != 1:
+        return None
+    (at,) = sums
+    kinds, doms = infos[at].dom_kind(), infos[at].dom()
+    if kinds[:1] != "S" or set(kinds[1:]) != {"R"} or not all(isinstance(d, int) for d in doms):
+        return None
+    before, after = infos[:at], infos[at + 1 :]
+    if any(not info.is_injective() for info in [*before, *after]):
+        return None
+    if any(len(info.iters) != 1 for info in after):
+        return None
+    return before, infos[at], after
+
+
+def _reads_channels_last(sch: Schedule, the_sum: SBlockInfo) -> bool:
+    """Whether the sum's channel is the last index of what it reads."""
+    block = sch.get(the_sum.block_rv)
+    variables = [v.var for v in block.iter_vars]
+    (spatial,) = (v for v, kind in zip(variables, the_sum.dom_kind(), strict=True) if kind == "S")
+    regions = [read.region for read in block.reads]
+    return bool(regions) and all(region[-1].min.same_as(spatial) for region in regions)
