@@ -39,6 +39,7 @@ from tests.torch_model import prepared
 DTYPES = {"f32": None, "f16": "float16", "bf16": "bfloat16"}
 SCALE = 1024.0
 ROUNDS, CALLS = 5, 4
+CONVOLUTION = "convolutions"
 
 
 def distance(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
@@ -96,7 +97,7 @@ def measure(
     got = [torch.from_numpy(g.numpy()).cuda() for g in ours()[1]]
     mine = distance(got, want)
     rounds = [(milliseconds(ours), milliseconds(pytorch)) for _ in range(ROUNDS)]
-    total, convolutions = _profile(library, vm, args)
+    spent = _profile(library, vm, args)
     return {
         "model": model, "batch": batch, "image": list(graph.inputs[0].shape[2:]), "dtype": row,
         "layout": layout,
@@ -104,14 +105,16 @@ def measure(
         "error": mine, "torch_error": theirs,
         "ms": statistics.median(a for a, _ in rounds),
         "torch_ms": statistics.median(b for _, b in rounds),
-        "rounds": rounds, "profiled_ms": total, "convolution_ms": convolutions,
+        "rounds": rounds, "profiled_ms": sum(spent.values()),
+        "convolution_ms": spent.get(CONVOLUTION, 0.0),
+        "longest_ms": dict(list(spent.items())[:20]),
         "partition_s": partitioned - began, "build_s": built - partitioned,
     }  # fmt: skip
 
 
-def _profile(library: Any, vm: Any, args: list[Any]) -> tuple[float, float]:
-    """(milliseconds of all kernels, of the convolutions), each waited for; a run of its own."""
-    spent: dict[bool, float] = {True: 0.0, False: 0.0}
+def _profile(library: Any, vm: Any, args: list[Any]) -> dict[str, float]:
+    """Milliseconds of each kind of kernel, each call waited for; a run of its own."""
+    spent: dict[str, float] = {}
     began = 0.0
 
     def instrument(func: Any, name: str, before: bool, ret: Any, *rest: Any) -> int:
@@ -120,14 +123,15 @@ def _profile(library: Any, vm: Any, args: list[Any]) -> tuple[float, float]:
         if before:
             began = time.perf_counter()
         else:
-            spent[name.startswith("relay_wgrad_cudnn")] += time.perf_counter() - began
+            kind = CONVOLUTION if name.startswith("relay_wgrad_") else name.rstrip("0123456789")
+            spent[kind] = spent.get(kind, 0.0) + (time.perf_counter() - began) * 1e3
         return 0
 
     other = library.virtual_machine(tvm.cuda(0))
     other[ADJOINT](*args)
     other.set_instrument(instrument)
     other[ADJOINT](*args)
-    return (spent[True] + spent[False]) * 1e3, spent[True] * 1e3
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
 
 
 def main() -> int:

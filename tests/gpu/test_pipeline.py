@@ -12,7 +12,9 @@ import tvm
 from tvm import relax, tirx
 
 from relay_wgrad.transform import grad
+from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
 from tests.gpu.runner import choose_compiler
+from tests.ir.partition_cases import module
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 
@@ -72,3 +74,28 @@ def test_gradients(dtype: str, tolerance: float, symbolic: bool) -> None:
         for mine, want in zip(got, reference(args), strict=True):
             error = np.linalg.norm(mine.numpy() - want) / np.linalg.norm(want)
             assert error <= tolerance
+
+
+@pytest.mark.parametrize("shape", [(32, 28, 28, 96), (7, 13, 11, 3), (1, 64, 64, 1000)])
+def test_sums_over_pixels(shape: tuple[int, ...]) -> None:
+    """The schedule for channels' sums; the second run gives the same bits."""
+    choose_compiler()
+
+    def body(emit: Any, x: Any) -> Any:
+        squares = emit(relax.op.multiply(x, x))
+        mean = emit(relax.op.mean(x, [0, 1, 2], keepdims=True))
+        return [mean, emit(relax.op.sum(squares, [0, 1, 2]))]
+
+    device = tvm.cuda(0)
+    target = tvm.target.Target.from_device(device)
+    built = tvm.compile(module({"x": shape}, body), target=target, relax_pipeline=cuda_pipeline())
+    vm = relax.VirtualMachine(built, device)
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    runs = [[r.numpy() for r in vm["main"](tvm.runtime.tensor(x, device))] for _ in range(2)]
+    wide = x.astype("float64")
+    for got, want in zip(runs[0], (wide.mean((0, 1, 2)), (wide**2).sum((0, 1, 2))), strict=True):
+        error = np.linalg.norm(got.reshape(-1) - want)
+        assert error <= 1e-5 * np.linalg.norm((wide**2).mean((0, 1, 2))) + 1e-6 * np.linalg.norm(
+            want
+        )
+    assert all(np.array_equal(a, b) for a, b in zip(*runs, strict=True))

@@ -102,4 +102,4 @@ def test_refused(name: str) -> None:
     with pytest.raises(kind, match="register_backend: ") as caught:
         register_backend(**(arguments | given))
     assert words in str(caught.value)
-    assert (BACKENDS, CODEGENS) == before
+    assert before == (BACKENDS, CODEGENS)
