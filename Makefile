@@ -49,7 +49,7 @@ memcheck:  ## where a GPU is: a small set of offloaded convolutions under comput
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m tests.gpu.memcheck
 
 bench: $(STAMP)  ## the CPU kernels against PyTorch
-	$(BIN)/python -m benchmarks.cpu_kernels
+	$(BIN)/python -m benchmarks.cpu --quick
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

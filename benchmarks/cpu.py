@@ -11,7 +11,7 @@ bandwidth of a copy.  All take turns in one process with the same number of thre
 time of some rounds counts, and every timed result is checked.  The last line has the geometric
 means of the ratios over layers and the worst ratio.
 
-`--quick`: the layers of each suite that take a tenth of its work or more, and fewer rounds.
+`--quick`: the layers of each suite that take a twentieth of its work or more, and fewer rounds.
 `--resume`: rows that FILE has already are kept.  `--time-budget`: no new layer after so many
 seconds; call again with `--resume` for the rest.  `--stock`: TVM's stock composite for wgrad too.
 """
@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 import tvm
+import tvm_ffi
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -54,7 +55,8 @@ def measure(layer: Layer, problem: ConvProblem, rounds: int, target: tvm.target.
     a, b = random_operands(problem, np.random.default_rng(0))
     result = problem.roles[2]
     start = time.perf_counter()
-    kernel = tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
+    function = cpu.prim_func(problem, target)
+    kernel = tvm.compile(function, target=target)["main"]
     compiled = time.perf_counter() - start
     operands = tvm.runtime.tensor(a), tvm.runtime.tensor(b)
     out = tvm.runtime.tensor(poisoned(problem))
@@ -79,6 +81,7 @@ def measure(layer: Layer, problem: ConvProblem, rounds: int, target: tvm.target.
         "ok": error <= _SLACK * tolerance(problem) + _WINOGRAD,
         "error": error,
         "compile_s": compiled,
+        "extra_bytes": extra_bytes(function),
         "ms": ours * 1e3,
         "torch_ms": min(others) * 1e3,
         "ratio": ours / min(others),
@@ -86,6 +89,20 @@ def measure(layer: Layer, problem: ConvProblem, rounds: int, target: tvm.target.
         "torch_gflops": problem.flop / min(others) / 1e9,
         "gbytes": problem.bytes / ours / 1e9,
     }
+
+
+def extra_bytes(function: tvm.tirx.PrimFunc) -> int:
+    """Bytes of memory that a kernel takes beyond operands and result, for one thread."""
+    total = 0
+
+    def visit(node: tvm.tirx.AllocBuffer) -> None:
+        nonlocal total
+        if node.buffer.scope() == "global":
+            bytes_ = np.dtype(str(node.buffer.dtype)).itemsize
+            total += math.prod(int(x) for x in node.buffer.shape) * bytes_
+
+    tvm_ffi.structural_walk(function.body, [(tvm.tirx.AllocBuffer, visit)], order="post")
+    return total
 
 
 def _canonical(problem: ConvProblem, role: str, array: np.ndarray[Any, Any]) -> Any:
@@ -106,7 +123,7 @@ def chosen(args: argparse.Namespace) -> list[tuple[str, Layer, ConvProblem]]:
             layers = suite(name, args.batch, "f32", layout, LAYOUTS)
             if args.quick:
                 work = [x.count * x.problem.flop for x in layers]
-                layers = [x for x, w in zip(layers, work, strict=True) if w >= sum(work) / 10]
+                layers = [x for x, w in zip(layers, work, strict=True) if w >= sum(work) / 20]
             found += [(name, x, p) for x in layers for p in x.problems(args.kinds.split(","))]
     return found
 
@@ -139,6 +156,11 @@ def print_tables(rows: Sequence[Row], machine: Row, console: Console) -> None:
                 f"{row['gbytes'] / machine['copy_gbytes']:.2f}", "yes" if row["ok"] else "NO",
             )  # fmt: skip
         console.print(table)
+        most = max(mine, key=lambda row: row["extra_bytes"])
+        console.print(
+            f"{name}: at most {most['extra_bytes'] / 2**20:.1f} MiB beyond operands and result, by"
+            f" {most['kind']} of {most['layer']}"
+        )
         for kind in dict.fromkeys(row["kind"] for row in mine):
             ours, theirs = (
                 sum(row[x] * row["count"] for row in mine if row["kind"] == kind)

@@ -17,6 +17,7 @@ from .frontend import TrainingGraph
 from .frontend.optim import make_optimizer
 from .lowering import Lowered, lowered_convolutions
 from .training_step import ADJOINT, PlannedMemory, changes, converted, step_module
+from .transform.cpu_pipeline import cpu_pipeline
 
 Progress = Callable[[str], None]
 
@@ -58,7 +59,9 @@ def compile_module(
     with tvm.transform.PassContext(
         opt_level=now.opt_level, config=dict(now.config), instruments=[*now.instruments, plan]
     ):
-        executable = tvm.compile(mod, target=target)
+        # Upstream's pipeline leaves on one core what is no convolution.
+        pipeline = cpu_pipeline() if target.kind.name == "llvm" else "default"
+        executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
     vm = relax.VirtualMachine(executable, tvm.cpu())
     seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
     return Compiled(vm, executable, convolutions, seconds, plan.bytes.get(function, 0))
@@ -137,8 +140,10 @@ class Trainer:
         self.dtype = graph.dtype if dtype is None else dtype
         self._dynamic = loss_scale == "dynamic"
         self.loss_scale = _scale(loss_scale, self.dtype)
+        self.steps = 0
         self.skipped = 0  # steps left out because of a gradient that was not finite
-        self._good_steps = 0
+        self.good_steps = 0  # since the loss scale changed
+        self.optimizer = optimizer
         self._optimizer = make_optimizer(**OPTIMIZERS[optimizer], lr=self.lr)
         self._optimizer.init(graph.variables(graph.trainable))
         progress("differentiating")
@@ -158,7 +163,7 @@ class Trainer:
         self.module = mod
         self.compiled = compile_module(mod, target, progress=progress)
         self.params = {name: _tensor(value) for name, value in graph.params.items()}
-        self._state = self._optimizer.state
+        self.state = self._optimizer.state  # tensors, of the optimizer
 
     def arguments(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
         """The adjoint's arguments for a batch, in order."""
@@ -176,24 +181,45 @@ class Trainer:
         names = self.graph.trainable
         outputs, gradients = self.gradients(batch)
         if not self._dynamic or self._finite(gradients):
-            trained, self._state = self.compiled.vm["optimizer"](
-                [self.params[name] for name in names], gradients, self._state
+            trained, self.state = self.compiled.vm["optimizer"](
+                [self.params[name] for name in names], gradients, self.state
             )
             self.params.update(zip(names, trained, strict=True))
         for output, name in self.graph.updates.items():
             self.params[name] = outputs[self.graph.outputs.index(output)]
+        self.steps += 1
         return float(outputs[0].numpy())
+
+    def set_state(
+        self,
+        params: Mapping[str, np.ndarray[Any, Any]],
+        state: Sequence[np.ndarray[Any, Any]],
+        *,
+        steps: int,
+        skipped: int,
+        good_steps: int,
+        loss_scale: float | None,
+    ) -> None:
+        """Goes back to an earlier moment of the same training; see `relay_wgrad.state`.
+
+        The loss scale is taken where it is dynamic, and is else the trainer's own.
+        """
+        self.params = {name: _tensor(params[name]) for name in self.params}
+        self.state = [_tensor(value) for value in state]
+        self.steps, self.skipped = steps, skipped
+        if self._dynamic and loss_scale is not None:
+            self.loss_scale, self.good_steps = loss_scale, good_steps
 
     def _finite(self, gradients: Any) -> bool:
         """Whether all gradients are finite; the loss scale follows."""
         assert self.loss_scale is not None
         if not all(np.isfinite(g.numpy()).all() for g in gradients):
-            self.loss_scale, self._good_steps = max(self.loss_scale / 2, 1.0), 0
+            self.loss_scale, self.good_steps = max(self.loss_scale / 2, 1.0), 0
             self.skipped += 1
             return False
-        self._good_steps += 1
-        if self._good_steps == _DYNAMIC_GROWTH:
-            self.loss_scale, self._good_steps = self.loss_scale * 2, 0
+        self.good_steps += 1
+        if self.good_steps == _DYNAMIC_GROWTH:
+            self.loss_scale, self.good_steps = self.loss_scale * 2, 0
         return True
 
     def loss(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> float:

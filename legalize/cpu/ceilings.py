@@ -23,7 +23,9 @@ from relay_wgrad.problem import ConvProblem
 from .emit import local, parallel, serial, splat, vector
 from .machine import machine
 
-_ROUNDS = 20
+_ROUNDS = 30
+# Waking threads may share a core for a moment: a pause lets the scheduler part them.
+_PAUSE = 0.004
 _COPY_BYTES = 1 << 28  # beyond all caches
 
 
@@ -46,10 +48,11 @@ def ceilings(target: Target, threads: int) -> Ceilings:
 
 
 def shortest(call: Callable[[], Any], rounds: int = _ROUNDS) -> float:
-    """The shortest time in seconds of some calls after one that does not count."""
-    call()
+    """The shortest time in seconds of some calls, each after one that does not count."""
     times = []
     for _ in range(rounds):
+        time.sleep(_PAUSE)
+        call()
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)

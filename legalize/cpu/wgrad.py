@@ -5,8 +5,9 @@ walks over blocks of pixels; for each tap and each few input channels the accumu
 (input channels) x (block of k), are loaded, run over the block of pixels in registers, and are
 stored.  Padding costs nothing: each tap has its own range of rows and columns.
 
-A line of data is read for a few of its channels, and with one tap only it is gone before the next
-few: for 1x1 kernels some tiles' channels of a block of pixels are first copied together.
+A line of data is read for a few of its channels, and where no other tap reads it, it is gone before
+the next few: without overlap of taps some tiles' channels of a block of pixels are first copied
+together, tap by tap.
 
 Where there are fewer input channels than a tile has rows, the tile's rows are pairs of a column
 tap and a channel.  Where tasks are too few for the cores, the sum over pixels is split, and the
@@ -132,8 +133,12 @@ class _Core:
         self.tiles = ceildiv(self.rows, self.height)
         # Tiles whose data are copied together, and blocks of k that use the copy.
         self.together, self.inner = 0, 1
-        if problem.r == problem.s == 1 and problem.padding == (0, 0, 0, 0) and not fold:
-            bytes_ = 8 if accum == "float64" else 4
+        bytes_ = 8 if accum == "float64" else 4
+        apart = problem.r <= problem.strides[0] and problem.s <= problem.strides[1]
+        apart = apart and problem.dilation == (1, 1) and problem.padding == (0, 0, 0, 0)
+        # Measured: below that the first pass leaves enough of a block in the caches for the next.
+        far = problem.c * problem.strides[1] * bytes_ >= m.l1_way_bytes // 4
+        if apart and far and not fold:
             self.together = max(1, m.line_bytes // (bytes_ * self.height))
             self.inner = max(
                 x
@@ -227,7 +232,8 @@ class _Core:
         step = pixels.images * pixels.rows * pixels.q * height
         panel = local("panel", together * step, self.accum)
         copied = Image(panel, 0, pixels.rows * pixels.q * height, pixels.q * height, height, 0)
-        with serial(ceildiv(tiles, together)) as number:
+        taps = serial(self.problem.r), serial(self.problem.s)
+        with serial(ceildiv(tiles, together)) as number, taps[0] as r, taps[1] as s:
             start = bind(first + number * together)
             for j in range(together):
                 for rows, fits in self._heights(bind(start + j)):
@@ -235,7 +241,7 @@ class _Core:
                     with when(both(fits, exists)):
                         images, lines, columns = self._unit(n, p, 0, 0)
                         with serial(*images) as image, serial(*lines) as row, serial(*columns) as q:
-                            at = x.at(image, row * strides[0], q * strides[1], g)
+                            at = x.at(image, row * strides[0] + r, q * strides[1] + s, g)
                             source = bind(at + (start + j) * height)
                             target = bind(copied.at(image - n, row - p, q, 0) + j * step)
                             for i in range(0, rows, lanes):
@@ -246,7 +252,8 @@ class _Core:
                 exists = number * together + t < tiles if tiles % together else True
                 with when(exists):
                     place = replace(copied, base=t * step)
-                    at = bind(slab + k * self.panels.block_step)
+                    tap = r * self.panels.r_step + s * self.panels.s_step
+                    at = bind(slab + k * self.panels.block_step + tap)
                     self._tiles(place, y, parts, at, bind(start + t), (n, p, g, bind(b + k)))
 
     def _heights(self, tile: Expr) -> list[tuple[int, Expr]]:
@@ -269,7 +276,8 @@ class _Core:
         first = bind(tile * self.height)
         for rows, fits in self._heights(tile):
             tile_rows = [Row(i, i * self.panels.block) for i in range(rows)]
-            with when(fits), serial(self.problem.r) as r, serial(self.problem.s) as s:
+            taps = (1, 1) if self.together else (self.problem.r, self.problem.s)
+            with when(fits), serial(taps[0]) as r, serial(taps[1]) as s:
                 at = slab + r * self.panels.r_step + s * self.panels.s_step
                 self._tile(
                     x, y, parts, bind(at + first * self.panels.block), tile_rows, (r, s, first),

@@ -35,8 +35,9 @@ from .machine import Machine
 from .memory import Image, Memory
 from .winograd import POINTS, SIZE, TAPS, TILE, A, B, G, Tiles, gather, load, spread, store, twice
 
-# Bytes of transformed tiles in a chunk, and of transformed weights: shares of a level-3 cache.
-_CHUNK, _MOST_CHUNK, _WEIGHTS = 8 << 20, 24 << 20, 32 << 20
+# Bytes of transformed tiles in a chunk, shares of a level-3 cache; and of all memory that fprop and
+# dgrad take for tiles and weights, unless a single block of channels needs more.
+_CHUNK, _MOST_CHUNK, _TOTAL = 8 << 20, 24 << 20, 63 << 20
 # Rows of memory at steps of a power of two would compete for the same lines of a cache.
 _APART = 16
 
@@ -104,7 +105,8 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     moved = memory.scratch.new("tiles", plan.chunk * group_step, "float32")
     slab = panels.reduced * block + _APART  # of one point's weights, for one block of channels
     block_step = POINTS * slab
-    at_a_time = max(1, min(panels.blocks, _WEIGHTS // (4 * block_step)))
+    room = _TOTAL // 4 - plan.chunk * group_step - panels.blocks * panels.block_step
+    at_a_time = max(1, min(panels.blocks, room // block_step))
     at_a_time = ceildiv(panels.blocks, ceildiv(panels.blocks, at_a_time))
     turned = memory.scratch.new("points", at_a_time * block_step, "float32")
 

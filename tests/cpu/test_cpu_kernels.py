@@ -38,6 +38,10 @@ n=2 c=32 h=8 w=8 k=32 r=1 s=1
 n=1 c=32 h=4 w=2 k=32 r=3 s=3 dil=1,1 pad=1,1,1,1
 n=2 c=48 h=7 w=7 k=80 r=1 s=1 stride=2,2
 n=2 c=12 h=6 w=6 k=8 r=1 s=1 pad=1,0,2,1
+n=3 c=261 h=7 w=5 k=40 r=1 s=1 layout=NHWC/HWIO/NHWC
+n=2 c=256 h=9 w=9 k=72 r=1 s=1 stride=2,1 layout=NHWC/OHWI/NHWC
+n=2 c=270 h=9 w=11 k=24 r=2 s=3 stride=2,3 layout=NHWC/HWIO/NHWC
+n=2 c=512 h=8 w=8 k=64 r=2 s=2 stride=2,2 groups=2
 n=2 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3 layout=NHWC/HWIO/NHWC
 n=2 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3
 n=2 c=2 h=9 w=40 k=20 r=1 s=31 pad=0,15,0,15
@@ -50,6 +54,9 @@ n=1 c=16 h=8 w=8 k=16 r=3 s=3 pad=0,2,1,0 groups=2
 n=2 c=32 h=8 w=6 k=64 r=3 s=3 pad=1,1,1,1 groups=4 layout=NHWC/HWIO/NHWC
 n=2 c=12 h=8 w=6 k=20 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=4
 n=2 c=33 h=9 w=10 k=33 r=3 s=3 pad=1,1,1,1 groups=33
+n=2 c=16 h=9 w=41 k=16 r=3 s=3 pad=4,3,2,5 groups=16 layout=NHWC/HWIO/NHWC
+n=2 c=16 h=11 w=10 k=16 r=3 s=5 stride=2,3 pad=3,4,2,1 groups=16 layout=NHWC/HWIO/NHWC
+n=1 c=7 h=1 w=1 k=7 r=3 s=3 pad=1,1,1,1 groups=7
 n=2 c=32 h=9 w=10 k=32 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=32 layout=NHWC/HWOI/NHWC
 n=2 c=10 h=9 w=30 k=20 r=5 s=7 pad=2,3,2,3 groups=10
 n=2 c=10 h=9 w=9 k=20 r=3 s=3 stride=2,2 dil=2,2 groups=10 layout=NHWC/HWIO/NHWC

@@ -1,0 +1,95 @@
+"""The CPU pipeline's schedules: same results as upstream's pipeline, and parallel loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.script import relax as R
+from tvm.target import Target
+
+from relay_wgrad.transform.cpu_pipeline import cpu_pipeline, parallel_kernels
+
+TARGET = Target({"kind": "llvm", "num-cores": 4})
+Program = Callable[[relax.Expr], relax.Expr]
+
+# name -> (shape of the operand, program, parallel kernels)
+PROGRAMS: dict[str, tuple[tuple[int, ...], Program, int]] = {
+    "channels last": ((4, 28, 28, 48), lambda x: R.sum(x, [0, 1, 2]), 1),
+    "channels last, odd": ((2, 31, 29, 37), lambda x: R.mean(x, [0, 1, 2]), 1),
+    "channels first": ((4, 48, 28, 28), lambda x: R.sum(x, [0, 2, 3]), 1),
+    "channels first, odd": ((5, 37, 31, 29), lambda x: R.sum(x, [0, 2, 3]), 1),
+    "channels first, tiny": ((9, 300, 7, 7), lambda x: R.sum(x, [0, 2, 3]), 1),
+    "rows": ((300, 1000), lambda x: R.sum(x, [1]), 1),
+    "maximum": ((4, 48, 28, 28), lambda x: R.max(x, [0, 2, 3]), 1),
+    "everything": ((40, 41, 42), lambda x: R.sum(x), 0),
+    "elements": ((4, 28, 28, 48), lambda x: R.nn.relu(R.add(x, R.exp(x))), 1),
+    "elements of one axis": ((50001,), lambda x: R.sqrt(R.abs(x)), 1),
+    "small": ((8, 8), lambda x: R.exp(x), 0),
+    "pooling": ((2, 32, 28, 28), lambda x: R.nn.avg_pool2d(x, [3, 3], [2, 2]), 1),
+    "softmax": ((400, 100), lambda x: R.nn.softmax(x), 1),
+    "transposed": ((40, 50, 60), lambda x: R.permute_dims(x, [2, 0, 1]), 1),
+    "batch statistics": (
+        (4, 28, 28, 48),
+        lambda x: R.divide(R.subtract(x, R.mean(x, [0, 1, 2])), R.variance(x, [0, 1, 2])),
+        2,
+    ),
+}
+
+
+def module(shape: tuple[Any, ...], program: Program) -> tvm.IRModule:
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(program(x))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+def results(mod: tvm.IRModule, x: np.ndarray[Any, Any], pipeline: Any) -> np.ndarray[Any, Any]:
+    executable = tvm.compile(mod, target=TARGET, relax_pipeline=pipeline)
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    return vm["main"](tvm.runtime.tensor(x)).numpy()
+
+
+def parallel_functions(mod: tvm.IRModule) -> int:
+    """How many kernels have a parallel loop after the schedule."""
+    passes = [
+        relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FuseOps(), relax.transform.FuseTIR(), parallel_kernels(),
+    ]  # fmt: skip
+    with TARGET:
+        mod = tvm.transform.Sequential(passes)(mod)
+    kernels = [f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)]
+    return sum("T.parallel(" in f.script() for f in kernels)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_against_upstream(name: str) -> None:
+    shape, program, parallel = PROGRAMS[name]
+    mod = module(shape, program)
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    got, want = results(mod, x, cpu_pipeline()), results(mod, x, "default")
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-3)
+    assert parallel_functions(mod) >= parallel
+
+
+def test_symbolic_sizes() -> None:
+    n = tirx.Var("n", "int64")
+    mod = module((n, 28, 28, 16), lambda x: R.add(R.sum(x, [0, 1, 2]), R.max(x, [0, 1, 2])))
+    for size in (1, 5):
+        x = np.random.default_rng(0).standard_normal((size, 28, 28, 16)).astype("float32")
+        got, want = results(mod, x, cpu_pipeline()), results(mod, x, "default")
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+def test_one_core_is_left_alone() -> None:
+    mod = module((64, 64, 64), R.exp)
+    with Target({"kind": "llvm", "num-cores": 1}):
+        legal = relax.transform.LegalizeOps()(mod)
+        tvm.ir.assert_structural_equal(parallel_kernels()(legal), legal)
