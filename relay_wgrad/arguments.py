@@ -143,8 +143,9 @@ def graph_of(args: argparse.Namespace) -> TrainingGraph:
     from .frontend import from_onnx
 
     master = "float64" if args.dtype == "float64" else "float32"
+    batch = args.batch or args.default_batch
     return from_onnx(
-        args.model, batch=args.batch or args.default_batch, image_size=args.image_size, dtype=master,
+        args.model, batch=batch, image_size=args.image_size, dtype=master,
         bn=args.bn, seed=args.seed, dropout=args.dropout, checkpoint=args.checkpoint,
     )  # fmt: skip
 

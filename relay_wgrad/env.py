@@ -17,8 +17,10 @@ from rich.table import Table
 if TYPE_CHECKING:
     from byoc_cudnn.toolchain import Toolchain
 
-PACKAGES = ("relay-wgrad", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "rich", "torch")
-OPTIONAL = {"torch"}
+PACKAGES = ("relay-wgrad", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "rich")
+EXTRAS = {"torch": "torch", "safetensors": "safetensors", "matplotlib": "notebooks",
+          "grandalf": "notebooks"}  # fmt: skip
+"""Packages that are optional -> the extra that installs them."""
 
 
 def facts() -> list[tuple[str, str]]:
@@ -31,7 +33,7 @@ def facts() -> list[tuple[str, str]]:
     from . import registry
 
     rows = [("Python", platform.python_version()), ("platform", platform.platform())]
-    rows += [(name, _version(name)) for name in PACKAGES]
+    rows += [(name, _version(name)) for name in (*PACKAGES, *EXTRAS)]
     try:
         registry.check_tvm()
         rows.append(("hooks of TVM", "all found"))
@@ -110,7 +112,8 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "not installed" + (" (optional)" if package in OPTIONAL else "")
+        extra = EXTRAS.get(package)
+        return "not installed" + (f" (optional: pip install relay-wgrad[{extra}])" if extra else "")
 
 
 def print_env(as_json: bool = False) -> int:

@@ -1,22 +1,22 @@
-"""`python -m relay_wgrad train`: from an ONNX file to a training step and its report."""
+"""`python -m relay_wgrad train`: from a model to a training step and its report."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
+import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import tvm
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from . import registry
-from .frontend import TrainingGraph, from_onnx
+from . import arguments, registry, state
+from .display import Display, columns, print_whole, short
+from .frontend import TrainingGraph
 from .problem import ConvProblem
 from .training import Trainer
 
@@ -28,37 +28,67 @@ from .training import Trainer
 AGREES = {"float32": 1e-4, "float64": 1e-12, "float16": 4e-3, "bfloat16": 3e-2}
 
 
-class _Report:
-    """Progress on standard error where that is a terminal, results on standard output."""
+EPILOG = """\
+Exit codes: 0 the loss came down and every kernel agrees; 1 it did not, or the network cannot be
+trained; 2 wrong arguments; 130 interrupted.
 
-    def __init__(self, quiet: bool) -> None:
-        self.out = Console()
-        err = Console(stderr=True)
-        self.progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=err,
-            disable=quiet or not err.is_terminal,
-        )
+examples:
+  python -m relay_wgrad train resnet50
+  python -m relay_wgrad train squeezenet --dtype bf16 --layout NHWC --checkpoint auto
+  python -m relay_wgrad train mine.onnx --batch 8 --optimizer adam --json out.json
+  python -m relay_wgrad train mine.onnx --steps 100 --no-check --save state.safetensors
+  python -m relay_wgrad train mine.onnx --steps 100 --no-check --resume state.safetensors
+"""
 
-    @contextlib.contextmanager
-    def part(self, what: str, total: int | None = None) -> Iterator[Any]:
-        task = self.progress.add_task(what, total=total)
-        yield lambda: self.progress.advance(task)
-        self.progress.update(task, total=total or 1, completed=total or 1)
 
-    @contextlib.contextmanager
-    def parts(self) -> Iterator[Callable[[str], None]]:
-        """Gives a function that ends one part and begins the next, named by its argument."""
-        with contextlib.ExitStack() as now:
+def add_parser(commands: Any) -> None:
+    """Adds `train` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "train",
+        help="train a network on the CPU and show what became of its convolutions",
+        description=(
+            "Imports a network, with seeded random weights where it is an ONNX file, appends a\n"
+            "loss, differentiates, compiles for this CPU and trains some steps on one fixed\n"
+            "batch.  Then shows what became of each convolution, and checks every kernel against\n"
+            "the historical composite compiled by TVM's own rules."
+        ),
+        epilog=EPILOG,
+        formatter_class=arguments.Help,
+    )
+    arguments.add_graph(parser, model="resnet50")
+    parser.add_argument("--steps", type=arguments.positive, default=5, help="training steps")
+    parser.add_argument("--lr", type=arguments.rate, default=None,
+                        help="learning rate; by default 0.001, for adam 0.0001, and a tenth of"
+                             " that for networks without batch normalization")  # fmt: skip
+    parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default="sgd",
+                        help="momentum is sgd with a momentum of 0.9")  # fmt: skip
+    parser.add_argument("--loss-scale", type=arguments.loss_scale, default=None,
+                        help="a number or 'dynamic'; 1024 with f16, else none")  # fmt: skip
+    parser.add_argument("--save", metavar="FILE",
+                        help="write parameters and optimizer state to a .safetensors file after"
+                             " the last step")  # fmt: skip
+    parser.add_argument("--resume", metavar="FILE",
+                        help="start from what --save wrote: the losses go on as if there had been"
+                             " no interruption")  # fmt: skip
+    parser.add_argument("--no-check", action="store_true",
+                        help="leave out the comparison with the stock composite")  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to FILE")
+    parser.add_argument("--quiet", action="store_true", help="no progress display")
 
-            def begin(what: str) -> None:
-                now.close()
-                now.enter_context(self.part(what))
 
-            yield begin
+def run(args: argparse.Namespace) -> int:
+    """Trains; 1 where the loss did not come down or a kernel is wrong."""
+    if args.json:
+        open(args.json, "a", encoding="utf-8").close()  # better to know before than after
+    if args.save and not os.access(Path(args.save).parent, os.W_OK):
+        raise FileNotFoundError(f"--save {args.save}: no such folder, or not to be written")
+    if args.resume and args.lr is None:
+        args.lr = float(state.read(args.resume)[0]["lr"])
+    figures, ok = train(args)
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(figures, file, indent=1)
+    return 0 if ok else 1
 
 
 def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
@@ -66,30 +96,28 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     registry.register()
     from legalize.cpu import configure_threads, host_target
 
-    report = _Report(args.quiet)
+    report = Display(args.quiet)
     threads, target = configure_threads(), host_target()
-    figures: dict[str, Any] = {"arguments": vars(args), "tvm": tvm.__version__,
+    figures: dict[str, Any] = {"arguments": arguments.vars_of(args), "tvm": tvm.__version__,
                                "threads": threads, "target": str(target)}  # fmt: skip
     with report.progress:
         with report.part("importing"):
-            master = "float64" if args.dtype == "float64" else "float32"
-            graph = from_onnx(
-                args.model, batch=args.batch, image_size=args.image_size, dtype=master,
-                bn=args.bn, seed=args.seed, dropout=args.dropout, checkpoint=args.checkpoint,
-            )  # fmt: skip
+            graph = arguments.graph_of(args)
         start = time.perf_counter()
         with report.parts() as begin:
             trainer = Trainer(
                 graph, target, optimizer=args.optimizer, lr=args.lr, dtype=args.dtype,
                 loss_scale=args.loss_scale, layout=args.layout, progress=begin,
             )  # fmt: skip
-        figures["compile_seconds"] = time.perf_counter() - start
+        figures.update(batch=graph.batch, compile_seconds=time.perf_counter() - start)
+        if args.resume:
+            state.restore(trainer, args.resume)
         ok = _steps(args, report, graph, trainer, figures)
         with report.part("timing every kernel"):
             kernels = trainer.profile(graph.random_batch(args.seed))
         figures["kernel_seconds"] = kernels
         opinions = {} if args.no_check else _check(args, report, trainer, target)
-    _print(report.out, graph, trainer, figures, opinions)
+    _print(report, graph, trainer, figures, opinions)
     figures["convolutions"] = [_row(conv, opinions) for conv in trainer.compiled.convolutions]
     wrong = [o for o in opinions.values() if not o.error <= AGREES[args.dtype]]
     if wrong:
@@ -100,7 +128,7 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 
 def _steps(
     args: argparse.Namespace,
-    report: _Report,
+    report: Display,
     graph: TrainingGraph,
     trainer: Trainer,
     figures: dict[str, Any],
@@ -116,6 +144,8 @@ def _steps(
             times.append(time.perf_counter() - start)
             advance()
         losses.append(trainer.loss(batch))
+    if args.save:
+        state.save(trainer, args.save)
     figures.update(
         losses=losses, step_seconds=times, peak_bytes=_peak_bytes(), skipped=trainer.skipped,
         planned_bytes=trainer.compiled.planned_bytes, learning_rate=trainer.lr,
@@ -129,7 +159,7 @@ def _steps(
     return True
 
 
-def _check(args: Any, report: _Report, trainer: Trainer, target: Any) -> dict[str, Any]:
+def _check(args: Any, report: Display, trainer: Trainer, target: Any) -> dict[str, Any]:
     """Every distinct kernel against the stock composite on random operands."""
     from legalize import compare
 
@@ -160,20 +190,18 @@ def _row(conv: Any, opinions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(
-    out: Console,
+    display: Display,
     graph: TrainingGraph,
     trainer: Trainer,
     figures: dict[str, Any],
     opinions: dict[str, Any],
 ) -> None:
     """The table of convolutions, then the totals."""
+    out = display.out
     convolutions = trainer.compiled.convolutions
-    table = Table(title=f"{graph.name}: what became of each convolution", title_justify="left")
-    for name, justify in (("op", "left"), ("×", "right"), ("problem", "left"), ("layout", "left"),
-                          ("lowering", "left"), ("ms", "right"), ("GFLOP/s", "right"),
-                          ("stock ms", "right"), ("speed-up", "right"),
-                          ("rel. error", "right")):  # fmt: skip
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table = columns(f"{graph.name}: what became of each convolution", "op", "problem", "layout",
+                    "lowering", "×", "ms", "GFLOP/s", "stock ms", "speed-up", "rel. error",
+                    left=4)  # fmt: skip
     counts: dict[tuple[str, str], int] = {}
     for conv in convolutions:
         counts[conv.op, conv.problem] = counts.get((conv.op, conv.problem), 0) + 1
@@ -186,9 +214,9 @@ def _print(
         seen.add(key)
         problem, opinion = ConvProblem.parse(conv.problem), opinions.get(conv.problem)
         seconds = conv.seconds or math.nan
-        cells = [conv.op, str(counts[key]), _short(problem),
-                 f"{problem.data_layout}/{problem.kernel_layout}", conv.source,
-                 f"{seconds * 1e3:.2f}", f"{problem.flop / seconds / 1e9:.0f}"]  # fmt: skip
+        cells = [conv.op, short(problem), f"{problem.data_layout}/{problem.kernel_layout}",
+                 conv.source, str(counts[key]), f"{seconds * 1e3:.2f}",
+                 f"{problem.flop / seconds / 1e9:.0f}"]  # fmt: skip
         if opinion is not None:
             fast_total += seconds * counts[key]
             stock_total += opinion.stock_seconds * counts[key]
@@ -196,8 +224,7 @@ def _print(
                       f"{opinion.stock_seconds / seconds:.3g}×",
                       f"{opinion.error:.1e}"]  # fmt: skip
         table.add_row(*cells)
-    # A table wider than the terminal would be cut: then it gets the width it needs.
-    Console(width=max(out.width, 150)).print(table)
+    print_whole(table, out)
     steps = figures["step_seconds"]
     out.print(
         f"{len(convolutions)} convolutions ({len(seen)} distinct); a training step takes"
@@ -207,7 +234,7 @@ def _print(
     )
     before, after = figures["layout_changes_before"], figures["layout_changes"]
     out.print(
-        f"{args_text(figures['arguments'])}: {after} layout changes in the step"
+        f"{_asked(figures['arguments'])}: {after} layout changes in the step"
         + (f", {before} before conversion" if before != after else "")
     )
     share = sum(c.seconds or 0.0 for c in convolutions) / sum(figures["kernel_seconds"].values())
@@ -222,24 +249,12 @@ def _print(
         )
 
 
-def args_text(arguments: dict[str, Any]) -> str:
+def _asked(arguments: dict[str, Any]) -> str:
     """What was asked for, in the command line's own words."""
     words = [arguments["dtype"], arguments["layout"], f"{arguments['optimizer']}"]
     if arguments["checkpoint"] is not None:
         words.append("checkpointed")
     return ", ".join(words)
-
-
-def _short(p: ConvProblem) -> str:
-    """`8×64×56×56 → 64 3×3`, with what is not the default."""
-    text = f"{p.n}×{p.c}×{p.h}×{p.w} → {p.k} {p.r}×{p.s}"
-    if p.strides != (1, 1):
-        text += f" s{p.strides[0]}" if len(set(p.strides)) == 1 else f" s{p.strides}"
-    if any(p.padding):
-        text += f" p{p.padding[0]}" if len(set(p.padding)) == 1 else f" p{p.padding}"
-    if p.dilation != (1, 1):
-        text += f" d{p.dilation[0]}" if len(set(p.dilation)) == 1 else f" d{p.dilation}"
-    return text + (f" g{p.groups}" if p.groups > 1 else "")
 
 
 def _reset_peak() -> None:

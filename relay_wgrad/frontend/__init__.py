@@ -1,10 +1,11 @@
-"""Models to training graphs: `from_onnx` and what it returns.
+"""Models to training graphs: `from_onnx`, `from_torch`, and what they return.
 
-Importing this changes nothing in TVM and needs no PyTorch.
+Importing this changes nothing in TVM and needs no PyTorch; `from_torch` needs it when called.
 """
 
 from .bundled import BUNDLED
 from .graph import InputSpec, TrainingGraph
 from .onnx_import import from_onnx
+from .torch_import import from_torch
 
-__all__ = ["BUNDLED", "InputSpec", "TrainingGraph", "from_onnx"]
+__all__ = ["BUNDLED", "InputSpec", "TrainingGraph", "from_onnx", "from_torch"]

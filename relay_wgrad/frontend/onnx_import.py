@@ -16,6 +16,7 @@ from tvm import relax
 from .bundled import load, near
 from .context import FLOATS, Context, Node, Options, Value, shape_of
 from .graph import InputSpec, TrainingGraph
+from .loss import LOSSES, add_loss
 from .onnx_ops import OPS, RESHAPING
 from .weights import STATES, Array, default_role, seeded
 
@@ -24,7 +25,7 @@ MOST_ELEMENTS = 2**31 - 1  # of an input: 8 GiB in float32, and what follows is 
 _CHOICES = {
     "dtype": ("float32", "float64"),
     "bn": ("train", "eval"),
-    "loss": ("cross_entropy", "mse"),
+    "loss": LOSSES,
     "weights": ("seeded", "initial"),
     "dropout": ("off", "mask"),
 }
@@ -106,7 +107,7 @@ def from_onnx(
                 if wanted not in values:
                     raise ValueError(f"{name}: no node makes the output {wanted!r}")
                 result = ctx.tensor(values[wanted])
-                target, logits, scalar = _loss(ctx, loss, wanted, result)
+                target, logits, scalar = add_loss(ctx, loss, wanted, result)
                 outputs = [scalar, logits, *(new for _, new in ctx.states)]
                 returned = relax.Tuple([builder.emit_output(e) for e in outputs])
         except Exception:
@@ -362,30 +363,3 @@ def _known(
 
 def _typed(name: str, elem_type: int) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, elem_type, None)
-
-
-# ---- the loss --------------------------------------------------------------------------------
-
-
-def _loss(
-    ctx: Context, loss: str, wanted: str, result: Any
-) -> tuple[tuple[InputSpec, relax.Var], Any, Any]:
-    """(the labels or target, the logits, the scalar loss)."""
-    shape = shape_of(result)
-    dtype = ctx.options.dtype
-    if loss == "mse":
-        spec = InputSpec(ctx.unique("target"), "target", shape, dtype)
-        var = relax.Var(spec.name, relax.TensorType(shape, dtype))
-        error = ctx.emit(relax.op.subtract(result, var))
-        return (spec, var), result, ctx.emit(relax.op.mean(relax.op.multiply(error, error)))
-    if len(shape) < 2 or math.prod(shape[2:]) != 1:
-        raise ValueError(
-            f"cross_entropy wants logits (N, classes), but {wanted!r} is {list(shape)}; "
-            "loss='mse' takes any shape"
-        )
-    if len(shape) > 2:
-        result = ctx.emit(relax.op.reshape(result, shape[:2]))
-    spec = InputSpec(ctx.unique("labels"), "labels", shape[:1], "int64")
-    var = relax.Var(spec.name, relax.TensorType(shape[:1], "int64"))
-    log_probability = ctx.emit(relax.op.nn.log_softmax(result, 1))
-    return (spec, var), result, ctx.emit(relax.op.nn.nll_loss(log_probability, var))

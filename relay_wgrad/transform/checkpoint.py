@@ -39,9 +39,10 @@ class Cut:
     bytes: int
 
 
-def _bytes(ty: Any) -> int:
+def bytes_of(ty: Any) -> int:
+    """The bytes of a tensor or a tuple of tensors; 0 where a size is symbolic."""
     if isinstance(ty, relax.TupleType):
-        return sum(_bytes(field) for field in ty.fields)
+        return sum(bytes_of(field) for field in ty.fields)
     shape = ty.shape
     if not isinstance(shape, relax.ShapeExpr):
         return 0
@@ -94,7 +95,7 @@ def cut_vertices(func: relax.Function, inputs: Sequence[str]) -> list[Cut]:
     live = set(data)
     if len(data) == 1:
         (x,) = data
-        cuts.append(Cut(x, -1, _bytes(x.ty)))
+        cuts.append(Cut(x, -1, bytes_of(x.ty)))
     for index, binding in enumerate(block.bindings):
         var = binding.var
         if var not in made:
@@ -103,7 +104,7 @@ def cut_vertices(func: relax.Function, inputs: Sequence[str]) -> list[Cut]:
         if last.get(var, -1) > index:
             live.add(var)
         if live == {var} and isinstance(var.ty, relax.TensorType):
-            cuts.append(Cut(var, index, _bytes(var.ty)))
+            cuts.append(Cut(var, index, bytes_of(var.ty)))
     return cuts
 
 
@@ -125,7 +126,7 @@ def choose(func: relax.Function, cuts: Sequence[Cut], inputs: Sequence[str]) -> 
     _, made, _ = _dependent(func, inputs)
     sums = [0]
     for binding in bindings:
-        sums.append(sums[-1] + (_bytes(binding.var.ty) if binding.var in made else 0))
+        sums.append(sums[-1] + (bytes_of(binding.var.ty) if binding.var in made else 0))
     total = sums[-1]
 
     def between(first: Cut, after: int) -> int:

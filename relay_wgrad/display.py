@@ -1,0 +1,73 @@
+"""What commands show: progress on standard error where that is a terminal, tables, problems."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .problem import ConvProblem
+
+
+class Display:
+    """Progress on standard error where that is a terminal, results on standard output."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.out = Console()
+        err = Console(stderr=True)
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=err,
+            disable=quiet or not err.is_terminal,
+        )
+
+    @contextlib.contextmanager
+    def part(self, what: str, total: int | None = None) -> Iterator[Any]:
+        """A bar while the part runs; gives a function that moves it by one of `total`."""
+        task = self.progress.add_task(what, total=total)
+        yield lambda: self.progress.advance(task)
+        self.progress.update(task, total=total or 1, completed=total or 1)
+
+    @contextlib.contextmanager
+    def parts(self) -> Iterator[Callable[[str], None]]:
+        """Gives a function that ends one part and begins the next, named by its argument."""
+        with contextlib.ExitStack() as now:
+
+            def begin(what: str) -> None:
+                now.close()
+                now.enter_context(self.part(what))
+
+            yield begin
+
+
+def print_whole(table: Table, out: Console) -> None:
+    """Prints a table; one wider than the terminal would be cut, so it gets the width it needs."""
+    needed = Console(width=10_000).measure(table).maximum
+    Console(file=out.file, width=max(out.width, needed)).print(table)
+
+
+def columns(title: str, *names: str, left: int) -> Table:
+    """An empty table; its first `left` columns are text, the others numbers."""
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(names):
+        table.add_column(name, justify="left" if index < left else "right", no_wrap=True)
+    return table
+
+
+def short(p: ConvProblem) -> str:
+    """`8×64×56×56 → 64 3×3`, with what is not the default."""
+    text = f"{p.n}×{p.c}×{p.h}×{p.w} → {p.k} {p.r}×{p.s}"
+    if p.strides != (1, 1):
+        text += f" s{p.strides[0]}" if len(set(p.strides)) == 1 else f" s{p.strides}"
+    if any(p.padding):
+        text += f" p{p.padding[0]}" if len(set(p.padding)) == 1 else f" p{p.padding}"
+    if p.dilation != (1, 1):
+        text += f" d{p.dilation[0]}" if len(set(p.dilation)) == 1 else f" d{p.dilation}"
+    return text + (f" g{p.groups}" if p.groups > 1 else "")

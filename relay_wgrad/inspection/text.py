@@ -1,0 +1,78 @@
+"""An inspection as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+MIB = 2**20
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """Facts, totals, and tables of convolutions and layout changes."""
+    facts, totals = data["facts"], data["totals"]
+    lines = [f"# {_safe(facts.get('model', 'model'))}: a training step", ""]
+    lines += [f"- {key.replace('_', ' ')}: {_safe(value)}" for key, value in facts.items()]
+    kinds = ", ".join(f"{n} {kind}" for kind, n in totals["kinds"].items())
+    lines += [
+        f"- convolutions: {totals['convolutions']} ({kinds}), {totals['flop'] / 1e9:.1f} GFLOP",
+        f"- layout changes: {totals['layout_changes']}",
+        f"- layout changes that move memory: {totals['layout_changes_that_move']}",
+        f"- results alive at once, at most: {totals['peak_bytes'] / MIB:.1f} MiB",
+    ]
+    if "backends" in totals:
+        where = ", ".join(f"{name} {n}" for name, n in totals["backends"].items())
+        lines.append(f"- backends: {where}")
+    if "seconds" in totals:
+        lines.append(
+            f"- time in convolutions: {totals['seconds'] * 1e3:.2f} ms,"
+            f" floor {totals['floor_seconds'] * 1e3:.2f} ms"
+        )
+    blocks = [layer["block"] for layer in data["layers"]]
+    rows = []
+    for number, conv in enumerate(data["convolutions"], 1):
+        block = blocks[data["nodes"][conv["node"]]["layer"]] if blocks else 0
+        rows.append(
+            [
+                number, data["blocks"][block] or f"block {block}", conv["kind"], conv["short"],
+                conv["layout"], conv["dtype"], _where(conv), conv.get("reason", ""),
+                _number(conv.get("seconds"), 1e3), _number(conv.get("floor_seconds"), 1e3),
+                _number(conv.get("share_of_floor"), 100, 0),
+            ]
+        )  # fmt: skip
+    lines += ["", "## Convolutions", ""]
+    lines += _table(
+        ("#", "block", "kind", "problem", "layout", "dtype", "backend", "reason", "ms", "floor ms",
+         "% of floor"), rows)  # fmt: skip
+    lines += ["", "## Layout changes", ""]
+    lines += _table(
+        ("tensor", "shape", "reason", "moves memory"),
+        [
+            [c["name"], "×".join(c["shape"]), c["reason"], "yes" if c["moves"] else "no"]
+            for c in data["changes"]
+        ],
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _where(conv: dict[str, Any]) -> str:
+    if "backend" not in conv:
+        return ""
+    return f"{conv['backend']}.{conv['row']}" if conv["backend"] else "stays"
+
+
+def _number(value: float | None, scale: float, digits: int = 3) -> str:
+    return "" if value is None else f"{value * scale:.{digits}f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The columns in which some row has something."""
+    kept = [i for i in range(len(head)) if any(str(row[i]) for row in rows)]
+    if not kept:
+        return ["none"]
+    every = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(_safe(row[i]) for i in kept) + " |" for row in every]
+
+
+def _safe(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,0 +1,117 @@
+"""A trainer's state as a safetensors file: parameters, running statistics, optimizer.
+
+    state.save(trainer, "state.safetensors")
+    state.restore(trainer, "state.safetensors")  # training goes on as if never interrupted
+
+Tensors are `param.<name>` and `optimizer.<index>`; the metadata has the rest as text.  Needs the
+extra `safetensors`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .training import Trainer
+
+FORMAT = "relay-wgrad 1"
+_PARAM, _OPTIMIZER = "param.", "optimizer."
+_KEYS = ("format", "model", "optimizer", "lr", "steps", "loss_scale", "good_steps", "skipped")
+
+
+def _need(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "safetensors":
+            raise
+        raise ModuleNotFoundError(
+            "saving and resuming need safetensors: pip install relay-wgrad[safetensors]",
+            name=error.name,
+        ) from error
+
+
+def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
+    """Writes the state; an old file stays whole until the new one is complete.
+
+    Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra.
+    """
+    write = _need("safetensors.numpy").save_file
+    tensors = {_PARAM + name: value.numpy() for name, value in trainer.params.items()}
+    tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
+    values = (FORMAT, trainer.graph.name, trainer.optimizer, repr(trainer.lr), str(trainer.steps),
+              repr(trainer.loss_scale), str(trainer.good_steps), str(trainer.skipped))  # fmt: skip
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        # A tensor without axes is not contiguous to safetensors unless it is copied.
+        whole = {name: np.ascontiguousarray(v).reshape(v.shape) for name, v in tensors.items()}
+        write(whole, temporary, metadata=dict(zip(_KEYS, values, strict=True)))
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """(metadata, tensors) of a file that `save` wrote.
+
+    Raises FileNotFoundError; ValueError for another kind of file.
+    """
+    safetensors = _need("safetensors")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no state file {os.fspath(path)!r}")
+    try:
+        with safetensors.safe_open(os.fspath(path), "np") as file:
+            found = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{os.fspath(path)!r} is not a safetensors file: {error}") from error
+    missing = [key for key in _KEYS if key not in found]
+    if missing:
+        raise ValueError(f"{os.fspath(path)!r} is no state of a training: it lacks {missing}")
+    if found["format"] != FORMAT:
+        raise ValueError(f"{os.fspath(path)!r} is a {found['format']!r}, not a {FORMAT!r}")
+    return found, tensors
+
+
+def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
+    """Puts a saved state in place of the trainer's; its learning rate stays as it is.
+
+    Raises FileNotFoundError; ValueError for a file of another kind, optimizer or network: naming
+    what differs, with both values.  Then the trainer is unchanged.
+    """
+    found, tensors = read(path)
+    if found["optimizer"] != trainer.optimizer:
+        raise ValueError(
+            f"{os.fspath(path)!r} was saved with optimizer={found['optimizer']!r},"
+            f" not {trainer.optimizer!r}"
+        )
+    wanted = {_PARAM + name: value for name, value in trainer.params.items()}
+    wanted |= {f"{_OPTIMIZER}{i}": value for i, value in enumerate(trainer.state)}
+    for name in sorted({*wanted, *tensors}):
+        here, there = _described(wanted.get(name)), _described(tensors.get(name))
+        if here != there:
+            raise ValueError(
+                f"{os.fspath(path)!r} is of {found['model']!r}: its {name} is {there}, but"
+                f" {trainer.graph.name!r} has {here}"
+            )
+    trainer.set_state(
+        {name: tensors[_PARAM + name] for name in trainer.params},
+        [tensors[f"{_OPTIMIZER}{i}"] for i in range(len(trainer.state))],
+        steps=int(found["steps"]),
+        skipped=int(found["skipped"]),
+        good_steps=int(found["good_steps"]),
+        loss_scale=None if found["loss_scale"] == "None" else float(found["loss_scale"]),
+    )
+
+
+def _described(value: Any) -> str:
+    return "missing" if value is None else f"{value.dtype}{list(value.shape)}"

@@ -1,0 +1,53 @@
+"""A PyTorch module trained here, beside PyTorch's own training, and its parameters given back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as fn
+
+from legalize.cpu import configure_threads, host_target
+from relay_wgrad.frontend import from_torch
+from relay_wgrad.training import Trainer
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+
+def test_training_is_pytorchs() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(8 * 9, 4),
+    )  # fmt: skip
+    configure_threads()
+    graph = from_torch(module, (torch.rand(4, 3, 8, 8),))
+    batch = graph.random_batch(0)
+    trainer = Trainer(graph, host_target(), optimizer="momentum", lr=0.05)
+    losses = [trainer.step(batch) for _ in range(5)]
+
+    twin = copy.deepcopy(module)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
+    x, labels = (torch.tensor(v) for v in batch.values())
+    want = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = fn.cross_entropy(twin(x), labels)
+        loss.backward()
+        optimizer.step()
+        want.append(loss.item())
+    assert losses == pytest.approx(want, rel=1e-4)
+    assert losses[-1] < 0.5 * losses[0]
+
+    trained = {
+        graph.onnx_names[name]: torch.tensor(value.numpy())
+        for name, value in trainer.params.items()
+    }
+    missing = module.load_state_dict(trained, strict=False)
+    assert missing.missing_keys == ["1.num_batches_tracked"]
+    assert not missing.unexpected_keys
+    for name, value in twin.state_dict().items():
+        if name not in missing.missing_keys:
+            torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-3, atol=1e-4)
