@@ -11,8 +11,68 @@ from ..problem import out_size, transposed_size
 from .kernels import DTYPES
 
 Ints = int | Sequence[int]
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # subclasses have dispatch rules of their own
 # (strides, padding (top, left, bottom, right), dilation, groups)
 Geometry = tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int], int]
+
+# Signature -> (the operator's size, geometry) of calls that were found right.
+_checked: dict[Any, tuple[tuple[int, ...], Geometry]] = {}
+CHECKED = 10_000
+"""Where there are more of them they are dropped."""
+
+
+def signature(op: str, first: Any, second: Any, bias: Any, *given: Any) -> tuple[Any, ...] | None:
+    """What the checks of a call read, so that they run once; None where they have to run.
+
+    That is where the call is traced, where autocast may change its tensors, and where an argument
+    is not of the usual types: True and 1.0 are equal to 1 and yet refused.
+    """
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return None
+    if type(first) not in PLAIN or type(second) not in PLAIN:
+        return None
+    dtype, device = first.dtype, first.device
+    if second.dtype != dtype or second.device != device or second.layout != torch.strided:
+        return None
+    if first.layout != torch.strided or torch.is_autocast_enabled(_autocast(first)):
+        return None
+    count = None
+    if bias is not None:
+        if type(bias) not in PLAIN or bias.dtype != dtype or bias.device != device:
+            return None
+        if bias.layout != torch.strided:
+            return None
+        count = bias.shape
+    numbers = []
+    for value in given:
+        if type(value) is not int:
+            if type(value) not in _SEQUENCES or {*map(type, value)} != _INT:
+                return None
+            value = tuple(value)
+        numbers.append(value)
+    return op, first.shape, second.shape, count, dtype, device, *numbers
+
+
+_SEQUENCES = (tuple, list, torch.Size)
+_INT = {int}
+
+
+def _autocast(tensor: torch.Tensor) -> str:
+    return "cuda" if tensor.is_cuda else "cpu"
+
+
+known = _checked.get
+
+
+def keep(
+    key: tuple[Any, ...] | None, size: tuple[int, ...], g: Geometry
+) -> tuple[tuple[int, ...], Geometry]:
+    """Size and geometry, remembered for calls of this signature."""
+    if key is not None:
+        if len(_checked) >= CHECKED:
+            _checked.clear()
+        _checked[key] = (size, g)
+    return size, g
 
 
 def ints(op: str, name: str, value: Any, counts: tuple[int, ...], low: int) -> tuple[int, ...]:

@@ -73,18 +73,22 @@ def convolution(
     (N, K, P, Q), with P = (H + top + bottom - dilation*(R-1) - 1) // stride + 1.
     """
     op = "convolution"
-    input, weight, bias = _cast(input, weight, bias)  # noqa: A001
-    if isinstance(input, torch.Tensor) and input.dim() == 3:
-        return convolution(
-            input.unsqueeze(0), weight, bias, stride, padding, dilation, groups, benchmark,
-            deterministic, allow_tf32,
-        ).squeeze(0)  # fmt: skip
-    check.tensors(op, input=input, weight=weight)
-    g = check.geometry(op, stride, padding, dilation, groups)
-    check.convolution(op, _FORWARD, input.shape, weight.shape, None, g)
-    if bias is not None:
-        check.tensors(op, input=input, **_check_bias(op, bias, weight.shape[0]))
-    return fprop(input, weight, bias, *g, benchmark, deterministic, allow_tf32)
+    key = check.signature(op, input, weight, bias, stride, padding, dilation, groups)
+    if key is None or (found := check.known(key)) is None:
+        input, weight, bias = _cast(input, weight, bias)  # noqa: A001
+        if isinstance(input, torch.Tensor) and input.dim() == 3:
+            return convolution(
+                input.unsqueeze(0), weight, bias, stride, padding, dilation, groups, benchmark,
+                deterministic, allow_tf32,
+            ).squeeze(0)  # fmt: skip
+        check.tensors(op, input=input, weight=weight)
+        g = check.geometry(op, stride, padding, dilation, groups)
+        check.convolution(op, _FORWARD, input.shape, weight.shape, None, g)
+        if bias is not None:
+            check.tensors(op, input=input, **_check_bias(op, bias, weight.shape[0]))
+        found = check.keep(key, (), g)
+    options = (benchmark, deterministic, allow_tf32)
+    return fprop(input, weight, bias, *found, options)
 
 
 _FORWARD = ("input", "weight", "output")
@@ -108,15 +112,20 @@ def convolution_backward_input(
     `weight` and `grad_output` have the shapes that `convolution` gives them.
     """
     op = "convolution_backward_input"
-    weight, grad_output = _cast(weight, grad_output)
-    check.tensors(op, weight=weight, grad_output=grad_output)
-    g = check.geometry(op, stride, padding, dilation, groups)
-    size = check.shape(op, "input_size", input_size)
-    check.convolution(
-        op, ("input_size", "weight", "grad_output"), size, weight.shape, grad_output.shape, g
+    key = check.signature(
+        op, grad_output, weight, None, input_size, stride, padding, dilation, groups
     )
+    if key is None or (found := check.known(key)) is None:
+        weight, grad_output = _cast(weight, grad_output)
+        check.tensors(op, weight=weight, grad_output=grad_output)
+        g = check.geometry(op, stride, padding, dilation, groups)
+        size = check.shape(op, "input_size", input_size)
+        check.convolution(
+            op, ("input_size", "weight", "grad_output"), size, weight.shape, grad_output.shape, g
+        )
+        found = check.keep(key, size[2:], g)
     options = (benchmark, deterministic, allow_tf32)
-    return dgrad(grad_output, weight, None, list(size[2:]), *g, *options)
+    return dgrad(grad_output, weight, None, *found, options)
 
 
 def convolution_backward_weight(
@@ -136,15 +145,20 @@ def convolution_backward_weight(
     `input` and `grad_output` have the shapes that `convolution` gives them.
     """
     op = "convolution_backward_weight"
-    input, grad_output = _cast(input, grad_output)  # noqa: A001
-    check.tensors(op, input=input, grad_output=grad_output)
-    g = check.geometry(op, stride, padding, dilation, groups)
-    size = check.shape(op, "weight_size", weight_size)
-    check.convolution(
-        op, ("input", "weight_size", "grad_output"), input.shape, size, grad_output.shape, g
+    key = check.signature(
+        op, grad_output, input, None, weight_size, stride, padding, dilation, groups
     )
+    if key is None or (found := check.known(key)) is None:
+        input, grad_output = _cast(input, grad_output)  # noqa: A001
+        check.tensors(op, input=input, grad_output=grad_output)
+        g = check.geometry(op, stride, padding, dilation, groups)
+        size = check.shape(op, "weight_size", weight_size)
+        check.convolution(
+            op, ("input", "weight_size", "grad_output"), input.shape, size, grad_output.shape, g
+        )
+        found = check.keep(key, size[2:], g)
     options = (benchmark, deterministic, allow_tf32)
-    return wgrad(grad_output, input, list(size[2:]), *g, *options)
+    return wgrad(grad_output, input, None, *found, options)
 
 
 def convolution_backward_bias(grad_output: torch.Tensor) -> torch.Tensor:
@@ -173,28 +187,33 @@ def convolution_transpose(
     `torch.nn.functional.conv_transpose2d` has groups before dilation.
     """
     op = "convolution_transpose"
-    input, weight, bias = _cast(input, weight, bias)  # noqa: A001
-    if isinstance(input, torch.Tensor) and input.dim() == 3:
-        return convolution_transpose(
-            input.unsqueeze(0), weight, bias, stride, padding, output_padding, dilation, groups,
-            benchmark, deterministic, allow_tf32,
-        ).squeeze(0)  # fmt: skip
-    check.tensors(op, input=input, weight=weight)
-    g = check.geometry(op, stride, padding, dilation, groups)
-    extra = check.output_padding(op, output_padding, g)
-    outer = _transposed(op, input.shape, weight.shape, extra, g)
-    if bias is not None:
-        check.tensors(op, input=input, **_check_bias(op, bias, outer[1]))
     options = (benchmark, deterministic, allow_tf32)
-    if max(extra) == 0:
-        return dgrad(input, weight, bias, outer[2:], *g, *options)
-    g, kept = check.fitted(outer[2:], input.shape[2:], weight.shape, g)
-    if kept == outer[2:]:
-        return dgrad(input, weight, bias, kept, *g, *options)
-    out = dgrad(input, weight, None, kept, *g, *options)
-    below, right = outer[2] - kept[0], outer[3] - kept[1]
-    out = torch.nn.functional.pad(out, (0, right, 0, below))
-    return out if bias is None else out + bias.view(1, -1, 1, 1)
+    key = check.signature(
+        op, input, weight, bias, stride, padding, output_padding, dilation, groups
+    )
+    if key is None or (found := check.known(key)) is None:
+        input, weight, bias = _cast(input, weight, bias)  # noqa: A001
+        if isinstance(input, torch.Tensor) and input.dim() == 3:
+            return convolution_transpose(
+                input.unsqueeze(0), weight, bias, stride, padding, output_padding, dilation,
+                groups, benchmark, deterministic, allow_tf32,
+            ).squeeze(0)  # fmt: skip
+        check.tensors(op, input=input, weight=weight)
+        g = check.geometry(op, stride, padding, dilation, groups)
+        extra = check.output_padding(op, output_padding, g)
+        outer = _transposed(op, input.shape, weight.shape, extra, g)
+        if bias is not None:
+            check.tensors(op, input=input, **_check_bias(op, bias, outer[1]))
+        kept = outer[2:]
+        if max(extra) > 0:
+            g, kept = check.fitted(kept, input.shape[2:], weight.shape, g)
+        if kept != outer[2:]:
+            out = dgrad(input, weight, None, tuple(kept), g, options)
+            below, right = outer[2] - kept[0], outer[3] - kept[1]
+            out = torch.nn.functional.pad(out, (0, right, 0, below))
+            return out if bias is None else out + bias.view(1, -1, 1, 1)
+        found = check.keep(key, tuple(kept), g)
+    return dgrad(input, weight, bias, *found, options)
 
 
 def _transposed(op: str, shape: Size, weight: Size, extra: Sequence[int], g: Geometry) -> list[int]:
@@ -232,20 +251,25 @@ def convolution_transpose_backward_input(
     size follows from them, unless `output_padding` was a stride or more: then say it.
     """
     op = "convolution_transpose_backward_input"
-    grad_output, weight = _cast(grad_output, weight)
-    check.tensors(op, grad_output=grad_output, weight=weight)
-    g = check.geometry(op, stride, padding, dilation, groups)
-    names = ("grad_output", "weight", "input")
-    options = (benchmark, deterministic, allow_tf32)
-    check.channels(op, names, grad_output.shape, weight.shape, g[3])
-    pixels = check.output_pixels(op, names, grad_output.shape, weight.shape, g)
-    extra = check.output_padding(op, output_padding, g)
-    if any(e >= s for e, s in zip(extra, g[0], strict=True)):
-        pixels = [p - e // s for p, e, s in zip(pixels, extra, g[0], strict=True)]
-        if min(pixels) < 1:
-            raise ValueError(f"{op}: no input gives {tuple(grad_output.shape)} with {extra=}")
-        grad_output, g = _cropped(grad_output, pixels, weight.shape, g)
-    return fprop(grad_output, weight, None, *g, *options)
+    key = check.signature(
+        op, grad_output, weight, None, stride, padding, dilation, groups, output_padding
+    )
+    if key is None or (found := check.known(key)) is None:
+        grad_output, weight = _cast(grad_output, weight)
+        check.tensors(op, grad_output=grad_output, weight=weight)
+        g = check.geometry(op, stride, padding, dilation, groups)
+        names = ("grad_output", "weight", "input")
+        check.channels(op, names, grad_output.shape, weight.shape, g[3])
+        pixels = check.output_pixels(op, names, grad_output.shape, weight.shape, g)
+        extra = check.output_padding(op, output_padding, g)
+        if any(e >= s for e, s in zip(extra, g[0], strict=True)):
+            key = None
+            pixels = [p - e // s for p, e, s in zip(pixels, extra, g[0], strict=True)]
+            if min(pixels) < 1:
+                raise ValueError(f"{op}: no input gives {tuple(grad_output.shape)} with {extra=}")
+            grad_output, g = _cropped(grad_output, pixels, weight.shape, g)
+        found = check.keep(key, (), g)
+    return fprop(grad_output, weight, None, *found, (benchmark, deterministic, allow_tf32))
 
 
 def _cropped(grad: torch.Tensor, pixels: Size, weight: Size, g: Geometry) -> Any:
@@ -271,25 +295,31 @@ def convolution_transpose_backward_weight(
     `input` and `grad_output` have the shapes that `convolution_transpose` gives them.
     """
     op = "convolution_transpose_backward_weight"
-    input, grad_output = _cast(input, grad_output)  # noqa: A001
-    check.tensors(op, input=input, grad_output=grad_output)
-    g = check.geometry(op, stride, padding, dilation, groups)
-    size = check.shape(op, "weight_size", weight_size)
-    outer = _transposed(op, input.shape, size, (0, 0), g)
-    got = grad_output.shape
-    most = [o + max(s, d) - 1 for o, s, d in zip(outer[2:], g[0], g[2], strict=True)]
-    fits = all(low <= n <= high for low, n, high in zip(outer[2:], got[2:], most, strict=True))
-    if tuple(got[:2]) != tuple(outer[:2]) or not fits:
-        raise ValueError(
-            f"{op}: grad_output must have shape {tuple(outer)}, or up to {tuple(most)} pixels with"
-            f" output_padding, for input {tuple(input.shape)} and weight_size {size}, got"
-            f" {tuple(got)}"
-        )
-    if tuple(got[2:]) != tuple(outer[2:]):
-        grad_output, g = _cropped(grad_output, input.shape[2:], size, g)
+    key = check.signature(
+        op, input, grad_output, None, weight_size, stride, padding, dilation, groups
+    )
+    if key is None or (found := check.known(key)) is None:
+        input, grad_output = _cast(input, grad_output)  # noqa: A001
+        check.tensors(op, input=input, grad_output=grad_output)
+        g = check.geometry(op, stride, padding, dilation, groups)
+        size = check.shape(op, "weight_size", weight_size)
+        outer = _transposed(op, input.shape, size, (0, 0), g)
+        got = grad_output.shape
+        most = [o + max(s, d) - 1 for o, s, d in zip(outer[2:], g[0], g[2], strict=True)]
+        fits = all(low <= n <= high for low, n, high in zip(outer[2:], got[2:], most, strict=True))
+        if tuple(got[:2]) != tuple(outer[:2]) or not fits:
+            raise ValueError(
+                f"{op}: grad_output must have shape {tuple(outer)}, or up to {tuple(most)} pixels"
+                f" with output_padding, for input {tuple(input.shape)} and weight_size {size}, got"
+                f" {tuple(got)}"
+            )
+        if tuple(got[2:]) != tuple(outer[2:]):
+            key = None
+            grad_output, g = _cropped(grad_output, input.shape[2:], size, g)
+        found = check.keep(key, size[2:], g)
     # A wgrad with data and gradient swapped.
     options = (benchmark, deterministic, allow_tf32)
-    return wgrad(input, grad_output, list(size[2:]), *g, *options)
+    return wgrad(input, grad_output, None, *found, options)
 
 
 def convolution_transpose_backward_bias(grad_output: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Kernels for PyTorch's tensors: built once for each problem of a process, called by DLPack.
 
-On the CPU they are those of `legalize.cpu`.  On CUDA cuDNN's, built by the host's compiler, where
-it takes the problem and is found, else those of `legalize.cuda`.
+On the CPU they are those of `legalize.cpu`.  On CUDA cuDNN's, of a library that the host's compiler
+builds once, where it takes the problem and is found, else those of `legalize.cuda`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..layouts import ACTIVATION, KERNEL
-from ..problem import ConvKind, ConvProblem
+from ..problem import ConvKind, ConvProblem, out_size
 
 # Operands, then the result; whichever is channels last has its axes permuted.
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
+# (strides, padding (top, left, bottom, right), dilation, groups)
+Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+Options = tuple[bool | None, bool | None, bool | None]  # benchmark, deterministic, allow_tf32
 
 DTYPES = {
     torch.float16: "float16",
@@ -37,8 +38,23 @@ SERIAL_FLOP = 4_000_000
 """Smaller problems run in one thread: waking others takes some 20 us, more where they are busy."""
 
 _kernels: dict[Any, Kernel] = {}
+_plans: dict[Any, Plan] = {}  # of calls that differ in nothing but numbers and addresses
+PLANS = 10_000
+"""Where there are more of them they are dropped: a plan takes microseconds to make anew."""
+
 _lock = threading.RLock()
 _thread = threading.local()  # `.call`: how this thread calls CPU kernels
+
+
+class Plan(NamedTuple):
+    """What a call does, except for what depends on its operands' addresses."""
+
+    kernel: Kernel | None  # None: an empty sum
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dense: tuple[bool, bool]  # the operands that kernels can take without a copy
+    last: tuple[bool, bool, bool]  # operands and result that go to kernels as NHWC
+    alignment: int
 
 
 def channels_last(tensor: torch.Tensor) -> bool:
@@ -57,54 +73,95 @@ def memory_format(is_last: bool) -> torch.memory_format:
     return torch.channels_last if is_last else torch.contiguous_format
 
 
+def result_shape(
+    kind: ConvKind, first: Sequence[int], second: Sequence[int], size: Sequence[int], g: Geometry
+) -> tuple[int, ...]:
+    """The result's shape.  `size`: of dgrad and wgrad, what does not follow from the operands."""
+    strides, padding, dilation, groups = g
+    if kind is ConvKind.DGRAD:
+        return (first[0], second[1] * groups, *size)
+    if kind is ConvKind.WGRAD:
+        return (first[1], second[1] // groups, *size)
+    pixels = [
+        out_size(first[2 + i], padding[i] + padding[2 + i], second[2 + i], strides[i], dilation[i])
+        for i in (0, 1)
+    ]
+    return (first[0], second[0], *pixels)
+
+
 def run(
     kind: ConvKind,
     first: torch.Tensor,
     second: torch.Tensor,
-    shape: Sequence[int],
     bias: torch.Tensor | None,
-    geometry: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int],
-    options: tuple[bool | None, bool | None, bool | None],
+    size: tuple[int, ...],
+    geometry: Geometry,
+    options: Options,
 ) -> torch.Tensor:
-    """One fprop, dgrad or wgrad; operands and `shape`, the result's, fit each other.
+    """One fprop, dgrad or wgrad; operands and `size`, as `result_shape` has it, fit each other.
 
-    `geometry`: (strides, padding (top, left, bottom, right), dilation, groups).
-    `options`: (benchmark, deterministic, allow_tf32), None for what `torch.backends` says.
+    `options`: None for what `torch.backends` says.
     """
-    last = (channels_last(first), channels_last(second))
-    out_last = last[0] or last[1]
-    device, dtype = first.device, first.dtype
-    if device.type == "cuda":
-        options = _resolved(options)
-        last = (out_last, out_last)  # cuDNN has no others
+    dtype, device = first.dtype, first.device
+    options = _resolved(options) if first.is_cuda else _NO_OPTIONS
+    key = (
+        kind, first.shape, first.stride(), second.shape, second.stride(), dtype, device, size,
+        geometry, options,
+    )  # fmt: skip
+    kernel, shape, strides, dense, last, alignment = _plans.get(key) or _plan(key, first, second)
+    out = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    if kernel is None:
+        out.zero_()
     else:
-        options = (None, None, None)
-    out = torch.empty(shape, dtype=dtype, device=device, memory_format=memory_format(out_last))
-    if first.numel() and second.numel() and out.numel():
-        key = (kind, first.shape, second.shape, out.shape, geometry, last, dtype, device, options)
-        kernel = _kernels.get(key)
-        if kernel is None:
-            kernel = _make(key)
-        operands = (_view(first, last[0]), _view(second, last[1]))
-        kernel(*operands, out.permute(0, 2, 3, 1) if out_last else out)
-    else:
-        out.zero_()  # an empty sum
+        # Kernels load whole vectors; and DLPack does not know of a lazy minus.
+        if not dense[0] or first.data_ptr() % alignment or first.is_neg():
+            first = _dense(first, last[0], alignment)
+        if not dense[1] or second.data_ptr() % alignment or second.is_neg():
+            second = _dense(second, last[1], alignment)
+        kernel(
+            first.permute(0, 2, 3, 1) if last[0] else first,
+            second.permute(0, 2, 3, 1) if last[1] else second,
+            out.permute(0, 2, 3, 1) if last[2] else out,
+        )
     if bias is not None:
         out += bias.view(1, -1, 1, 1)
     return out
 
 
-def _view(tensor: torch.Tensor, is_last: bool) -> torch.Tensor:
-    """The tensor, dense and aligned, its axes in memory's order; a copy only where need be."""
-    if tensor.is_neg():  # a lazy minus, as of an imaginary part: DLPack does not know of it
-        tensor = tensor.resolve_neg()
-    tensor = tensor.contiguous(memory_format=memory_format(is_last))
-    if tensor.data_ptr() % ALIGNMENT[tensor.device.type]:  # kernels load whole vectors
-        tensor = tensor.clone()
-    return tensor.permute(0, 2, 3, 1) if is_last else tensor
+def _plan(key: Any, first: torch.Tensor, second: torch.Tensor) -> Plan:
+    kind, _, _, _, _, dtype, device, size, geometry, options = key
+    last = (channels_last(first), channels_last(second))
+    out_last = last[0] or last[1]
+    if device.type == "cuda":
+        last = (out_last, out_last)  # cuDNN has no others
+    shape = result_shape(kind, first.shape, second.shape, size, geometry)
+    out = torch.empty(shape, device="meta", memory_format=memory_format(out_last))
+    kernel = None
+    if first.numel() and second.numel() and out.numel():
+        kernel = _kernel(
+            (kind, first.shape, second.shape, shape, geometry, last, dtype, device, options)
+        )
+    dense = (
+        first.is_contiguous(memory_format=memory_format(last[0])),
+        second.is_contiguous(memory_format=memory_format(last[1])),
+    )
+    plan = Plan(kernel, shape, out.stride(), dense, (*last, out_last), ALIGNMENT[device.type])
+    if len(_plans) >= PLANS:
+        _plans.clear()
+    _plans[key] = plan
+    return plan
 
 
-def _resolved(options: tuple[bool | None, bool | None, bool | None]) -> Any:
+def _dense(tensor: torch.Tensor, is_last: bool, alignment: int) -> torch.Tensor:
+    """The tensor in one of the two memory orders, aligned; a copy only where need be."""
+    tensor = tensor.resolve_neg().contiguous(memory_format=memory_format(is_last))
+    return tensor.clone() if tensor.data_ptr() % alignment else tensor
+
+
+_NO_OPTIONS: Options = (None, None, None)
+
+
+def _resolved(options: Options) -> Options:
     benchmark, deterministic, allow_tf32 = options
     flags = torch.backends.cudnn
     if deterministic is None:
@@ -116,7 +173,7 @@ def _resolved(options: tuple[bool | None, bool | None, bool | None]) -> Any:
     )
 
 
-def _make(key: Any) -> Kernel:
+def _kernel(key: Any) -> Kernel:
     with _lock:
         if key not in _kernels:
             device, options = key[-2:]
@@ -245,39 +302,13 @@ def _padded(problem: ConvProblem, kernel: Kernel) -> Kernel:
     return padded
 
 
-_libraries: dict[Any, Any] = {}  # attributes -> library
-
-
 def _cudnn(problem: ConvProblem, options: tuple[bool, bool, bool]) -> Kernel:
-    """Its functions take any sizes: one library for each set of attributes, for all three kinds."""
-    p = problem
-    attributes = (p.strides, p.padding, p.dilation, p.groups, p.data_layout, p.data_dtype, options)
-    if attributes not in _libraries:
-        _libraries[attributes] = _build(problem, options)
-    kernel: Kernel = getattr(_libraries[attributes], problem.kind.value)
+    from byoc_cudnn.backends.cudnn import Options
+    from byoc_cudnn.cudnn_library import convolution
+
+    benchmark, deterministic, allow_tf32 = options
+    kernel: Kernel = convolution(
+        problem,
+        Options(benchmark=benchmark, deterministic=deterministic, allow_tf32=allow_tf32),
+    )
     return kernel
-
-
-def _build(problem: ConvProblem, options: tuple[bool, bool, bool]) -> Any:
-    import subprocess
-
-    import tvm_ffi
-
-    from byoc_cudnn import toolchain
-    from byoc_cudnn.codegen import generate
-    from byoc_cudnn.codegen.regions import Region
-    from byoc_cudnn.compiled import library_command
-
-    toolchain.preload()
-    chosen = dict(zip(("benchmark", "deterministic", "allow_tf32"), options, strict=True))
-    problems = [problem.with_kind(kind) for kind in ConvKind]
-    regions = [Region(p.kind.value, p, (), p.roles[:2], chosen) for p in problems]
-    with TemporaryDirectory(prefix="relay-wgrad-") as folder:
-        source, library = Path(folder, "torch.cc"), Path(folder, "torch.so")
-        source.write_text(generate(regions), encoding="utf-8")
-        done = subprocess.run(  # noqa: S603
-            library_command(source, library), capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"the compiler failed for {problem}:\n{done.stderr[:4000]}")
-        return tvm_ffi.load_module(str(library))

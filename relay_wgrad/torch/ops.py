@@ -1,10 +1,13 @@
 """The three partial derivatives of the trilinear form as PyTorch operators.
 
 Each is differentiated into the other two (`relay_wgrad.ops.algebra` has the derivation), so there
-are gradients of any order.  Each is a custom operator, of which `torch.compile` and other tracers
-see shape and gradient and never the kernel; and, for calls that nobody traces, an
-`autograd.Function` with the same rules: it spares a call most of PyTorch's dispatcher, and
-`torch.func` can transform it.
+are gradients of any order.  Each exists four times, for what PyTorch's dispatcher costs a call:
+
+- a custom operator, of which `torch.compile` and other tracers see shape and gradient and never the
+  kernel, and which subclasses of tensors can intercept;
+- an `autograd.Function` that `torch.func` can transform;
+- a leaner one with the same rules, for plain tensors of which one requires a gradient;
+- the kernel alone, where nobody records the call.
 """
 
 from __future__ import annotations
@@ -16,11 +19,16 @@ from typing import Any
 
 import torch
 from torch import library as torch_library
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
-from ..problem import ConvKind, out_size
+from ..problem import ConvKind
 from . import kernels
+from .arguments import PLAIN
+from .kernels import Geometry, Options
 
-Gradient = torch.Tensor | None
+Size = tuple[int, ...]
+
 
 _frozen = 0
 _frozen_lock = threading.Lock()
@@ -44,8 +52,7 @@ def no_weight_gradients(disable: bool = True) -> Iterator[None]:
             _frozen -= disable
 
 
-# What follows the tensors in all three: the result's two sizes that do not follow from the
-# operands (fprop has none), geometry, options.
+# What all three end with: geometry, options.
 _TAIL = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups,"
     " bool? benchmark, bool? deterministic, bool? allow_tf32) -> Tensor"
@@ -60,106 +67,137 @@ _OPERATORS: dict[ConvKind, tuple[str, str]] = {
 }
 
 
-def _shape(kind: ConvKind, first: Any, second: Any, size: Any, rest: Any) -> tuple[Any, ...]:
-    """The result's shape."""
-    stride, padding, dilation, groups = rest[:4]
-    if kind is ConvKind.DGRAD:
-        return (first.shape[0], second.shape[1] * groups, *size)
+def _split(kind: ConvKind, args: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """(first operand, second operand, bias, size, geometry, options) of an operator's arguments."""
+    bias, size = None, ()
+    first, second, *rest = args
+    if kind is not ConvKind.WGRAD:
+        bias, *rest = rest
+    if kind is not ConvKind.FPROP:
+        size, *rest = rest
+    strides, padding, dilation, groups, *options = rest
+    geometry = (tuple(strides), tuple(padding), tuple(dilation), groups)
+    return first, second, bias, tuple(size), geometry, tuple(options)
+
+
+def _joined(kind: ConvKind, bias: Any, size: Any) -> tuple[Any, ...]:
+    """Which of a bias and a size an operator takes between its operands and its geometry."""
     if kind is ConvKind.WGRAD:
-        return (first.shape[1], second.shape[1] // groups, *size)
-    pixels = [
-        out_size(first.shape[2 + i], padding[i] + padding[2 + i], second.shape[2 + i],
-                 stride[i], dilation[i])
-        for i in (0, 1)
-    ]  # fmt: skip
-    return (first.shape[0], second.shape[0], *pixels)
-
-
-def _split(kind: ConvKind, args: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """(first operand, second operand, bias, size, the rest) of an operator's arguments."""
-    if kind is ConvKind.FPROP:
-        return args[0], args[1], args[2], (), args[3:]
-    if kind is ConvKind.DGRAD:
-        return args[0], args[1], args[2], args[3], args[4:]
-    return args[0], args[1], None, args[2], args[3:]
+        return (size,)
+    return (bias,) if kind is ConvKind.FPROP else (bias, size)
 
 
 def _define(kind: ConvKind) -> Any:
     name, head = _OPERATORS[kind]
 
     def implementation(*args: Any) -> torch.Tensor:
-        first, second, bias, size, rest = _split(kind, args)
-        stride, padding, dilation, groups, *options = rest
-        geometry = (tuple(stride), tuple(padding), tuple(dilation), groups)
-        shape = _shape(kind, first, second, size, rest)
-        return kernels.run(kind, first, second, shape, bias, geometry, tuple(options))
+        return kernels.run(kind, *_split(kind, args))
 
     def fake(*args: Any) -> torch.Tensor:
-        first, second, _, size, rest = _split(kind, args)
+        first, second, _, size, geometry, _ = _split(kind, args)
         is_last = kernels.channels_last(first) or kernels.channels_last(second)
-        shape = _shape(kind, first, second, size, rest)
+        shape = kernels.result_shape(kind, first.shape, second.shape, size, geometry)
         return first.new_empty(shape).contiguous(memory_format=kernels.memory_format(is_last))
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        first, second, _, _, ctx.rest = _split(kind, inputs)
-        # An operand is needed for the other's gradient only.
-        a, b = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(first if b else None, second if a else None)
-        ctx.sizes = (first.shape[2:], second.shape[2:])
-        ctx.channels_last = kernels.channels_last(first) or kernels.channels_last(second)
+        _remember(ctx, *_split(kind, inputs))
+
+    def backward(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
+        by_first, by_second, by_bias = _BACKWARD[kind](ctx, v)
+        return (by_first, by_second, *_joined(kind, by_bias, None), *[None] * 7)
+
+    def batched(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _batched(kind, info, in_dims, *_split(kind, args))
 
     operator = torch_library.custom_op(
         f"relay_wgrad::{name}", implementation, mutates_args=(), schema=head + _TAIL
     )
     operator.register_fake(fake)
-    operator.register_autograd(_BACKWARD[kind], setup_context=setup_context)
-    operator.register_vmap(_batched(kind))
-    return _chooser(operator, *_functions(kind, implementation, setup_context))
+    operator.register_autograd(backward, setup_context=setup_context)
+    operator.register_vmap(batched)
+    return _chooser(kind, operator, *_functions(kind))
 
 
-def _functions(kind: ConvKind, implementation: Any, setup: Any) -> tuple[Any, Any]:
+def _remember(
+    ctx: Any, first: Any, second: Any, bias: Any, size: Any, geometry: Any, options: Any
+) -> None:
+    """What the gradients need.  An operand is needed for the other's gradient only."""
+    a, b = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(first if b else None, second if a else None)
+    is_last = kernels.channels_last(first) or kernels.channels_last(second)
+    ctx.facts = (first.shape[2:], second.shape[2:], is_last, geometry, options)
+
+
+def _functions(kind: ConvKind) -> tuple[Any, Any]:
     """The operator as a Function for plain calls, and as one for `torch.func`'s transforms."""
 
-    class Plain(torch.autograd.Function):
+    def differentiate(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
+        return (*_BACKWARD[kind](ctx, v), None, None, None)
+
+    # What `torch.autograd.Function` is without its support of `torch.func`.
+    class Plain(_SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> torch.Tensor:
-            setup(ctx, args, None)
-            return implementation(*args)
+            _remember(ctx, *args)
+            return kernels.run(kind, *args)
 
-        backward = staticmethod(_BACKWARD[kind])
+        backward = staticmethod(differentiate)
 
-    # With a `setup_context` PyTorch inspects the signature at each call: not for all calls.
     class Transformed(torch.autograd.Function):
         @staticmethod
         def forward(*args: Any) -> torch.Tensor:
-            return implementation(*args)
+            return kernels.run(kind, *args)
 
-        setup_context = staticmethod(setup)
-        backward = staticmethod(_BACKWARD[kind])
-        vmap = staticmethod(_batched(kind))
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            _remember(ctx, *inputs)
+
+        backward = staticmethod(differentiate)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+            return _batched(kind, info, in_dims, *args)
 
     return Plain, Transformed
 
 
-def _chooser(operator: Any, plain: Any, transformed: Any) -> Callable[..., torch.Tensor]:
-    def call(first: torch.Tensor, second: torch.Tensor, *rest: Any) -> torch.Tensor:
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def _chooser(
+    kind: ConvKind, operator: Any, plain: Any, transformed: Any
+) -> Callable[..., torch.Tensor]:
+    def call(
+        first: torch.Tensor,
+        second: torch.Tensor,
+        bias: torch.Tensor | None,
+        size: Size,
+        geometry: Geometry,
+        options: Options,
+    ) -> torch.Tensor:
         traced = (
             torch.compiler.is_compiling()
-            or type(first) not in _OWN
-            or type(second) not in _OWN
+            or type(first) not in PLAIN
+            or type(second) not in PLAIN
+            or (bias is not None and type(bias) not in PLAIN)
             or first.is_meta
             or torch._C._len_torch_dispatch_stack() > 0
+            or torch._C._is_tracing()
         )
         if traced:
-            return operator(first, second, *rest)
-        if torch._C._are_functorch_transforms_active():
-            return transformed.apply(first, second, *rest)
-        return plain.apply(first, second, *rest)
+            return operator(first, second, *_joined(kind, bias, size), *geometry, *options)
+        transforms = torch._C._are_functorch_transforms_active()
+        if transforms or _is_wrapped(first) or _is_wrapped(second):  # perhaps of one that is over
+            return transformed.apply(first, second, bias, size, geometry, options)
+        recorded = torch.is_grad_enabled() and (
+            first.requires_grad or second.requires_grad or (bias is not None and bias.requires_grad)
+        )
+        # A dual number, of forward-mode differentiation, requires no gradient: PyTorch refuses it.
+        if recorded or forward_ad._current_level >= 0:
+            return plain.apply(first, second, bias, size, geometry, options)
+        return kernels.run(kind, first, second, bias, size, geometry, options)
 
     return call
-
-
-_OWN = (torch.Tensor, torch.nn.Parameter)  # subclasses have dispatch rules of their own
 
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -180,43 +218,41 @@ def _needed(ctx: Any, i: int) -> bool:
         return True
 
 
-def _like_result(ctx: Any, v: torch.Tensor) -> torch.Tensor:
+def _like_result(v: torch.Tensor, is_last: bool) -> torch.Tensor:
     """The cotangent in the result's memory order, which the gradients then have too."""
-    return v.contiguous(memory_format=torch.channels_last) if ctx.channels_last else v
+    return v.contiguous(memory_format=torch.channels_last) if is_last else v
 
 
-def _backward_fprop(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
-    v = _like_result(ctx, v)
+def _backward_fprop(ctx: Any, v: torch.Tensor) -> tuple[Any, Any, Any]:
     data, weight = ctx.saved_tensors
-    (pixels, taps), rest = ctx.sizes, ctx.rest
+    pixels, taps, is_last, *rest = ctx.facts
+    v = _like_result(v, is_last)
     return (
-        dgrad(v, weight, None, list(pixels), *rest) if _needed(ctx, 0) else None,
-        wgrad(v, data, list(taps), *rest) if _needed(ctx, 1) and not _frozen else None,
+        dgrad(v, weight, None, pixels, *rest) if _needed(ctx, 0) else None,
+        wgrad(v, data, None, taps, *rest) if _needed(ctx, 1) and not _frozen else None,
         v.sum((0, 2, 3)) if _needed(ctx, 2) else None,
-        *[None] * 7,
     )
 
 
-def _backward_dgrad(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
-    v = _like_result(ctx, v)
+def _backward_dgrad(ctx: Any, v: torch.Tensor) -> tuple[Any, Any, Any]:
     grad, weight = ctx.saved_tensors
-    (_, taps), rest = ctx.sizes, ctx.rest
+    _, taps, is_last, *rest = ctx.facts
+    v = _like_result(v, is_last)
     return (
-        fprop(v, weight, None, *rest) if _needed(ctx, 0) else None,
-        wgrad(grad, v, list(taps), *rest) if _needed(ctx, 1) and not _frozen else None,
+        fprop(v, weight, None, (), *rest) if _needed(ctx, 0) else None,
+        wgrad(grad, v, None, taps, *rest) if _needed(ctx, 1) and not _frozen else None,
         v.sum((0, 2, 3)) if _needed(ctx, 2) else None,
-        *[None] * 8,
     )
 
 
-def _backward_wgrad(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
-    v = _like_result(ctx, v)
+def _backward_wgrad(ctx: Any, v: torch.Tensor) -> tuple[Any, Any, Any]:
     grad, data = ctx.saved_tensors
-    (_, pixels), rest = ctx.sizes, ctx.rest
+    _, pixels, is_last, *rest = ctx.facts
+    v = _like_result(v, is_last)
     return (
-        fprop(data, v, None, *rest) if _needed(ctx, 0) else None,
-        dgrad(grad, v, None, list(pixels), *rest) if _needed(ctx, 1) else None,
-        *[None] * 8,
+        fprop(data, v, None, (), *rest) if _needed(ctx, 0) else None,
+        dgrad(grad, v, None, pixels, *rest) if _needed(ctx, 1) else None,
+        None,
     )
 
 
@@ -233,35 +269,30 @@ _BACKWARD: dict[ConvKind, Callable[..., Any]] = {
 # data and gradient and of the weight's filters.  The operand that is not batched is repeated.
 
 
-def _batched(kind: ConvKind) -> Callable[..., Any]:
-    # The axis that takes b: channels of data and gradient, filters of the weight.
-    axes = {
-        ConvKind.FPROP: (1, 0, 1), ConvKind.DGRAD: (1, 0, 1), ConvKind.WGRAD: (1, 1, 0),
-    }[kind]  # fmt: skip
+# The axis that takes b: channels of data and gradient, filters of the weight.
+_BATCHED_AXES = {
+    ConvKind.FPROP: (1, 0, 1), ConvKind.DGRAD: (1, 0, 1), ConvKind.WGRAD: (1, 1, 0),
+}  # fmt: skip
+_CALLS: dict[ConvKind, Callable[..., torch.Tensor]] = {}
 
-    def rule(info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
-        first, second, bias, size, rest = _split(kind, args)
-        count, dims = info.batch_size, _split(kind, in_dims)
-        operands = [
-            _folded(t, dim, count, axis)
-            for t, dim, axis in zip((first, second), dims, axes, strict=False)
-        ]
-        stride, padding, dilation, groups, *options = rest
-        rest = (stride, padding, dilation, groups * count, *options)
-        if kind is ConvKind.FPROP:
-            out = fprop(*operands, None, *rest)
-        elif kind is ConvKind.DGRAD:
-            out = dgrad(*operands, None, size, *rest)
-        else:
-            out = wgrad(*operands, size, *rest)
-        axis = axes[2]
-        out = out.unflatten(axis, (count, out.shape[axis] // count))
-        if bias is not None:
-            bias = bias.expand(count, -1) if dims[2] is None else bias.movedim(dims[2], 0)
-            out = out + bias.view(1, count, -1, 1, 1)
-        return out, axis
 
-    return rule
+def _batched(
+    kind: ConvKind, info: Any, dims: Any, first: Any, second: Any, bias: Any, size: Any,
+    geometry: Any, options: Any,
+) -> tuple[torch.Tensor, int]:  # fmt: skip
+    count, axes = info.batch_size, _BATCHED_AXES[kind]
+    operands = [
+        _folded(t, dim, count, axis)
+        for t, dim, axis in zip((first, second), dims, axes, strict=False)
+    ]
+    geometry = (*geometry[:3], geometry[3] * count)
+    out = _CALLS[kind](*operands, None, size, geometry, options)
+    axis = axes[2]
+    out = out.unflatten(axis, (count, out.shape[axis] // count))
+    if bias is not None:
+        bias = bias.expand(count, -1) if dims[2] is None else bias.movedim(dims[2], 0)
+        out = out + bias.view(1, count, -1, 1, 1)
+    return out, axis
 
 
 def _folded(tensor: torch.Tensor, dim: int | None, count: int, axis: int) -> torch.Tensor:
@@ -270,6 +301,6 @@ def _folded(tensor: torch.Tensor, dim: int | None, count: int, axis: int) -> tor
     return tensor.movedim(dim, axis).flatten(axis, axis + 1)
 
 
-fprop = _define(ConvKind.FPROP)
-dgrad = _define(ConvKind.DGRAD)
-wgrad = _define(ConvKind.WGRAD)
+fprop = _CALLS[ConvKind.FPROP] = _define(ConvKind.FPROP)
+dgrad = _CALLS[ConvKind.DGRAD] = _define(ConvKind.DGRAD)
+wgrad = _CALLS[ConvKind.WGRAD] = _define(ConvKind.WGRAD)

@@ -33,6 +33,7 @@ def quick_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(legalize.cpu, "host_target", quick)
         monkeypatch.setattr(kernels, "_kernels", {})
+        monkeypatch.setattr(kernels, "_plans", {})
         yield
 
 
@@ -263,6 +264,7 @@ def test_output_padding_beyond_the_stride() -> None:
 
 def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_kernels", {})
+    monkeypatch.setattr(kernels, "_plans", {})
     built = []
     cpu = kernels._cpu
     monkeypatch.setattr(kernels, "_cpu", lambda p: built.append(p.repro()) or cpu(p))

@@ -204,6 +204,7 @@ def test_inference_mode() -> None:
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many threads, the same new problems at once: built once each, every result right."""
     monkeypatch.setattr(kernels, "_kernels", {})
+    monkeypatch.setattr(kernels, "_plans", {})
     x = torch.randn(2, 8, 24, 24)
     w = torch.randn(32, 8, 5, 5)  # large enough for the pool of threads
     want = F.conv2d(x.double(), w.double())

@@ -181,6 +181,7 @@ def test_options_reach_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(1, 8, 8, 19, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
     for _ in range(2):
         monkeypatch.setattr(kernels, "_kernels", {})
+        monkeypatch.setattr(kernels, "_plans", {})
         rt.convolution(x, w)
         rt.convolution(x, w, None, 1, 0, 1, 1, False, True, True)
         monkeypatch.setattr(cudnn_library, "_run", None)  # nothing is compiled from here on
