@@ -58,7 +58,10 @@ def main() -> int:
             nhwc = [replace(p, **NHWC, groups=1) for p in problems]
             some = [cutlass_runner.region_of(f"f{i}", p) for i, p in enumerate(nhwc)]
             some = [region for region in some if cutlass.check(region.problem, "")]
-            wrong += run(some, cutlass_runner.load(some, Path(folder)))
+            # A folder of its own: a library of the same path would not be loaded anew.
+            own = Path(folder, "cutlass")
+            own.mkdir()
+            wrong += run(some, cutlass_runner.load(some, own))
     return wrong
 
 
