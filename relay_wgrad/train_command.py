@@ -199,9 +199,9 @@ def _print(
     """The table of convolutions, then the totals."""
     out = display.out
     convolutions = trainer.compiled.convolutions
-    table = columns(f"{graph.name}: what became of each convolution", "op", "problem", "layout",
-                    "lowering", "×", "ms", "GFLOP/s", "stock ms", "speed-up", "rel. error",
-                    left=4)  # fmt: skip
+    table = columns(f"{graph.name}: what became of each convolution", "op", "×", "problem",
+                    "layout", "lowering", "ms", "GFLOP/s", "stock ms", "speed-up", "rel. error",
+                    left=5)  # fmt: skip
     counts: dict[tuple[str, str], int] = {}
     for conv in convolutions:
         counts[conv.op, conv.problem] = counts.get((conv.op, conv.problem), 0) + 1
@@ -214,9 +214,9 @@ def _print(
         seen.add(key)
         problem, opinion = ConvProblem.parse(conv.problem), opinions.get(conv.problem)
         seconds = conv.seconds or math.nan
-        cells = [conv.op, short(problem), f"{problem.data_layout}/{problem.kernel_layout}",
-                 conv.source, str(counts[key]), f"{seconds * 1e3:.2f}",
-                 f"{problem.flop / seconds / 1e9:.0f}"]  # fmt: skip
+        cells = [conv.op, str(counts[key]), short(problem),
+                 f"{problem.data_layout}/{problem.kernel_layout}", conv.source,
+                 f"{seconds * 1e3:.2f}", f"{problem.flop / seconds / 1e9:.0f}"]  # fmt: skip
         if opinion is not None:
             fast_total += seconds * counts[key]
             stock_total += opinion.stock_seconds * counts[key]

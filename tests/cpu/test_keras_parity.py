@@ -6,6 +6,7 @@ it, in some two minutes.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import Any
 
@@ -81,8 +82,12 @@ def test_operator_and_its_gradient(case: Case, registered: None) -> None:
 
 
 def main() -> int:
-    failures = [(name(case), found) for case in CASES if (found := differences(case))]
-    print(f"{len(CASES)} configurations, 3 results each: {len(failures)} differ")
+    parser = argparse.ArgumentParser(description="Keras' transposed convolutions on our kernels.")
+    parser.add_argument("--cases", default=":", metavar="A:B", help="a range of them; else all")
+    first, _, last = parser.parse_args().cases.partition(":")
+    cases = CASES[int(first or 0) : int(last) if last else None]
+    failures = [(name(case), found) for case in cases if (found := differences(case))]
+    print(f"{len(cases)} configurations, 3 results each: {len(failures)} differ")
     for failure in failures:
         print(*failure)
     return 1 if failures else 0

@@ -45,9 +45,7 @@ def test_training_is_pytorchs() -> None:
         graph.onnx_names[name]: torch.tensor(value.numpy())
         for name, value in trainer.params.items()
     }
-    missing = module.load_state_dict(trained, strict=False)
-    assert missing.missing_keys == ["1.num_batches_tracked"]
-    assert not missing.unexpected_keys
+    assert not module.load_state_dict(trained, strict=False).unexpected_keys
     for name, value in twin.state_dict().items():
-        if name not in missing.missing_keys:
+        if not name.endswith("num_batches_tracked"):  # nothing that is trained or used
             torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-3, atol=1e-4)

@@ -66,6 +66,17 @@ def test_gradients_are_with_their_layers(options: dict[str, Any]) -> None:
         assert kinds.count("wgrad") == 1
         assert kinds.count("dgrad") == (layer > 0)
         assert "checkpoint" in options or "fprop" not in kinds
+    # What depends on the loss's gradient goes through the layers backwards, each once.
+    sources: dict[int, list[int]] = {}
+    for a, b in boxes.edges:
+        sources.setdefault(b, []).append(a)
+    seed = next(i for i, n in enumerate(boxes.nodes) if n.name.endswith("_adjoint"))
+    gradient = {seed}
+    for i in range(seed, anchors[-1] + 1):
+        if gradient.intersection(sources.get(i, ())):
+            gradient.add(i)
+    order = [found.layer[i] for i in sorted(gradient)]
+    assert order == sorted(order, reverse=True)
     # A stem, three residual blocks of two convolutions, a classifier.
     assert found.block == [0, 1, 1, 2, 2, 3, 3, 4]
     layers, blocks = names(boxes, found)
