@@ -37,10 +37,11 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.cpu_stock import composite
-from benchmarks.cpu_timing import bandwidth, best, cpu_model, fma_peak
+from benchmarks.cpu_timing import best, cpu_model
 from benchmarks.gpu_timing import by_torch
 from benchmarks.layers import LAYOUTS, SUITES, Layer, suite
 from legalize import cpu
+from legalize.cpu.ceilings import ceilings
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import poisoned, random_operands, relative_error, tolerance
@@ -205,9 +206,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(threads)
     target = cpu.host_target(threads, allow_winograd=not args.no_winograd)
     console = Console(width=110)
+    most = ceilings(target, threads)
     machine = {
         "cpu": cpu_model(), "date": datetime.date.today().isoformat(), "threads": threads,
-        "fma_gflops": fma_peak(target, threads) / 1e9, "copy_gbytes": bandwidth() / 1e9,
+        "fma_gflops": most.flops / 1e9, "copy_gbytes": most.bytes / 1e9,
         "torch": torch.__version__, "tvm": tvm.__version__, "target": str(target),
     }  # fmt: skip
     console.print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ class Machine:
     vector_bytes: int  # of one register
     registers: int  # vector registers
     cores: int  # that share the work, as far as the target says
+    # Of caches, unless the target is this host: what most have.
     l2_bytes: int = 1 << 20  # per core; only a scale: half as much costs little
     l1_way_bytes: int = 4096  # addresses so far apart share a set; a page, on nearly all CPUs
     l1_ways: int = 8
@@ -46,10 +48,31 @@ def machine(target: Target) -> Machine:
     """The table's row for a target of kind llvm."""
     cores = int(target.attrs.get("num-cores", 0)) or _CORES
     features = codegen.llvm_get_cpu_features(target)
+    known = _caches() if target.attrs.get("mcpu") == codegen.llvm_get_system_cpu() else {}
     for feature, width, registers in _ISA:
         if feature in features:
-            return Machine(width, registers, cores)
-    return Machine(16, 16, cores)
+            return Machine(width, registers, cores, **known)
+    return Machine(16, 16, cores, **known)
+
+
+@lru_cache(maxsize=1)
+def _caches() -> dict[str, int]:
+    """What this host says of its caches, by the names of `Machine`'s fields."""
+    found: dict[str, int] = {}
+    for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        words = [_read(folder / name) or "" for name in ("level", "type", "size")]
+        ways = _read(folder / "ways_of_associativity") or ""
+        line = _read(folder / "coherency_line_size") or ""
+        if words[1] == "Instruction" or not words[2].endswith("K") or not words[2][:-1].isdigit():
+            continue
+        size = int(words[2][:-1]) << 10
+        if words[0] == "1" and ways.isdigit() and int(ways) and line.isdigit() and int(line):
+            found |= {
+                "l1_way_bytes": size // int(ways), "l1_ways": int(ways), "line_bytes": int(line),
+            }  # fmt: skip
+        elif words[0] == "2":
+            found["l2_bytes"] = size
+    return found
 
 
 def host_target(cores: int | None = None, *, allow_winograd: bool = True) -> Target:

@@ -43,6 +43,7 @@ from .memory import Image, Memory, Panels
 
 # Bytes of gradient in a block of pixels: about a level-1 cache.
 _BLOCK_BYTES = 48 << 10
+_INNER = 4  # blocks of k that share a copy of the data: more make long code, and gain little
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class _Core:
             self.together = max(1, m.line_bytes // (bytes_ * self.height))
             self.inner = max(
                 x
-                for x in range(1, panels.blocks + 1)
+                for x in range(1, _INNER + 1)
                 if panels.blocks % x == 0
                 and (x == 1 or x * panels.block_step * bytes_ <= m.l2_bytes // 2)
             )

@@ -11,7 +11,7 @@ reversed.  In two dimensions each matrix works on rows and columns: 36 products 
 and over channels and tiles these are 36 matrix products, one for each pair of points.
 
 The points 0, ±2/3, ±3/2 were chosen for accuracy: relative to the result's norm the rounding error
-is about 5 times the direct sum's (with the usual 0, ±1, ±2 about 10 times).
+is about twice a direct sum's; with the usual 0, ±1, ±2 it would be twice that.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ SIZE = TILE + TAPS - 1  # inputs, and points of evaluation
 POINTS = SIZE * SIZE  # in two dimensions
 _AT = tuple(Fraction(*x) for x in ((0, 1), (2, 3), (-2, 3), (3, 2), (-3, 2)))
 
-# Cycles per vector of channels, measured roughly: of a tile's transforms, and of a weight's.
-_TILE_CYCLES, _WEIGHT_CYCLES = 250, 150
+# Cycles per vector of channels, measured roughly: of a tile's transforms, and of a weight's, which
+# in fprop and dgrad goes through memory.
+_TILE_CYCLES, _WEIGHT_CYCLES = 250, {ConvKind.FPROP: 800, ConvKind.DGRAD: 800, ConvKind.WGRAD: 150}
 # Winograd is taken where it should need less than this share of the direct algorithm's time.
 _SHARE = 0.8
 
@@ -95,7 +96,8 @@ def worth(problem: ConvProblem, m: Machine) -> bool:
         return False  # the direct kernel splits the sum over pixels, for more cores
     out = (problem.h, problem.w) if problem.kind is ConvKind.DGRAD else (problem.p, problem.q)
     tiles = problem.n * -(-out[0] // TILE) * -(-out[1] // TILE)
-    cycles = tiles * (POINTS * product + _TILE_CYCLES * total) + _WEIGHT_CYCLES * product
+    cycles = tiles * (POINTS * product + _TILE_CYCLES * total)
+    cycles += _WEIGHT_CYCLES[problem.kind] * product
     return bool(cycles < _SHARE * TAPS * TAPS * problem.n * out[0] * out[1] * product)
 
 

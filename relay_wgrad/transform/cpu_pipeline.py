@@ -3,8 +3,8 @@
 Upstream's schedules nothing on a CPU: whatever is no convolution of ours runs in one thread, and a
 sum over pixels walks through channel-last memory from line to line.  Here each block of loops that
 nobody has scheduled becomes parallel over its results, and a sum over the outer axes of a tensor
-keeps its innermost axis inside.  The order in which a result's terms are added is upstream's, so
-results do not depend on the number of threads.
+keeps its innermost axis inside; a sum along that axis is a vector of partial sums, added up at the
+end.  No order of terms depends on the number of threads, so results do not either.
 """
 
 from __future__ import annotations
@@ -174,11 +174,9 @@ def _sums_of_rows(
         last.insert(0, reduced.pop())
     length = math.prod(lengths[x] or 1 for x in last)
     width = next(x for x in range(_CHANNELS, 0, -1) if length % x == 0)
-    rows, columns = sch.split(_fused(sch, last), [None, width])
+    _, columns = sch.split(_fused(sch, last), [None, width])
     parts = sch.rfactor(columns, len(spatial))
     loops = sch.get_loops(parts)
-    outer, inside, column = loops[: len(spatial)], loops[len(spatial) : -1], loops[-1]
-    sch.parallel(_fused(sch, outer))
-    sch.decompose_reduction(parts, inside[0])
+    sch.parallel(_fused(sch, loops[: len(spatial)]))
+    sch.decompose_reduction(parts, loops[len(spatial)])
     sch.parallel(_fused(sch, sch.get_loops(block)[: len(spatial)]))
-    del rows, column

@@ -190,6 +190,14 @@ def test_refuses_symbolic_channels_and_negative_padding() -> None:
         cpu.prim_func(replace(problem, padding=(-1, 0, 0, 0)), TARGET)
 
 
+def test_caches_of_this_host() -> None:
+    m, other = machine(TARGET), machine(Target({"kind": "llvm", "mcpu": "x86-64"}))
+    assert 8 << 10 <= m.l1_ways * m.l1_way_bytes <= 1 << 20
+    assert m.l1_ways * m.l1_way_bytes <= m.l2_bytes
+    assert m.l1_way_bytes % m.line_bytes == 0
+    assert (other.l1_ways, other.l1_way_bytes, other.l2_bytes) == (8, 4096, 1 << 20)
+
+
 def test_threads() -> None:
     assert cpu.configure_threads() >= 1
     assert usable_cores()
