@@ -46,4 +46,3 @@ def cpu_model() -> str:
     words = [f"{x} {facts[key]}" for x, key in (("family", "cpu family"), ("model", "model"))
              if key in facts]  # fmt: skip
     return ", ".join([name, *words])
-
