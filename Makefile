@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## train ResNet-50 on the CPU, show and check every convolution
-	$(BIN)/python -m relay_wgrad train resnet50
+	$(BIN)/python -m relay_wgrad train resnet50 --layout NHWC
 
 test: lint types unit  ## everything that needs no GPU
 
