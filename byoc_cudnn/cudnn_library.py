@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import tempfile
 import threading
 import warnings
@@ -28,7 +27,7 @@ from .codegen.cudnn import PLANS
 from .codegen.cudnn_any import CONVOLUTION, arguments, source
 from .compiled import library_command
 from .private_folder import private_folder
-from .toolchain import Toolchain, ToolchainError, find, preload
+from .toolchain import Toolchain, ToolchainError, find, preload, run_tool
 
 _SECONDS = 600  # for the compiler, which takes ten
 _DIGEST = hashlib.sha256
@@ -138,14 +137,4 @@ def _whole(path: Path) -> bool:
 
 
 def _run(command: Sequence[str]) -> str:
-    """What a command prints.  Raises ToolchainError with its words if it fails."""
-    try:
-        done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, check=False, timeout=_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainError(f"{' '.join(command)}: {error}") from error
-    if done.returncode:
-        words = (done.stderr or done.stdout)[:4000]
-        raise ToolchainError(f"the compiler failed:\n{' '.join(command)}\n{words}")
-    return done.stdout
+    return run_tool(command, "the compiler", _SECONDS)

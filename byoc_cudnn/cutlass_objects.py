@@ -24,7 +24,7 @@ from .codegen.cutlass import kernels_of
 from .codegen.cutlass_kernel import SLICES, kernel_source
 from .cutlass_kernels import WGMMA, Kernel
 from .private_folder import private_folder
-from .toolchain import Toolchain, ToolchainError, find
+from .toolchain import Toolchain, ToolchainError, find, run_tool
 
 INSTALL = "pip install 'relay-wgrad[cutlass]'"
 OLDEST = (3, 5)  # of CUTLASS's versions
@@ -213,12 +213,4 @@ class _Builder:
 
 
 def _run(command: Sequence[str], name: str) -> None:
-    try:
-        done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, check=False, timeout=_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainError(f"{name}: {' '.join(command)}: {error}") from error
-    if done.returncode:
-        words = (done.stderr or done.stdout)[:4000]
-        raise ToolchainError(f"{name}: nvcc failed:\n{' '.join(command)}\n{words}")
+    run_tool(command, f"{name}: nvcc", _SECONDS)

@@ -77,6 +77,11 @@ class Measurement:
         return self
 
 
+def without_pins(backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a backend that are part of a measurement's key."""
+    return {name: value for name, value in options.items() if name not in PINS[backend]}
+
+
 class Record:
     """Measurements by key; of two with one key the later counts.
 
@@ -110,7 +115,7 @@ class Record:
         machine = self.machine or self._only_machine()
         if machine is None:
             return None
-        kept = {name: v for name, v in options.items() if name not in PINS[backend]}
+        kept = without_pins(backend, options)
         probe = Measurement(machine, backend, version or "", problem, epilogue, 1.0, kept)
         if version is not None:
             return self._known.get(probe.key)

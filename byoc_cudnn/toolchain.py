@@ -19,6 +19,7 @@ import ctypes
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -226,3 +227,17 @@ def _ffi_includes() -> tuple[Path, ...]:
     except (ImportError, RuntimeError):
         return ()
     return tuple(dict.fromkeys(Path(path) for path in found))
+
+
+def run_tool(command: Sequence[str], who: str, seconds: float) -> str:
+    """What a command prints; `who` is its name.  Raises ToolchainError with its words."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, check=False, timeout=seconds
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"{who}: {' '.join(command)}: {error}") from error
+    if done.returncode:
+        words = (done.stderr or done.stdout)[:4000]
+        raise ToolchainError(f"{who} failed:\n{' '.join(command)}\n{words}")
+    return done.stdout

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import statistics
-import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ from .compiled import library_command
 from .cutlass_model import Choice, ranked
 from .cutlass_objects import find_cutlass, nvcc_version, objects, release
 from .partition import partition
-from .record import PINS, STOCK, Measurement, Record
+from .record import STOCK, Measurement, Record, without_pins
 from .table import backend_of
-from .toolchain import Toolchain, find, preload
+from .toolchain import Toolchain, find, preload, run_tool
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 Stock = Callable[[ConvProblem], Callable[..., Any]]
@@ -45,6 +45,7 @@ CANDIDATES = 8  # of CUTLASS's for a problem
 _NEAR = 2.5  # times the best expectation: what the model takes to be slower is not tried
 _SLICES = 2  # counts of slices to try for a kernel
 _ROUNDS, _MOST_CALLS, _ENOUGH_MS = 5, 40, 4.0
+_SECONDS = 1800  # for the host's compiler
 _CACHES = 3  # sets of operands together are that many times the L2 cache
 _CLOSE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-2}  # tf32 beside float32
 _GENERATORS: dict[str, Callable[[Sequence[Region], int], str]] = {
@@ -112,13 +113,17 @@ def tune(
     say = progress or (lambda *_: None)
     record = Record() if record is None else record
     record.machine = machine = machine_name(target)
-    tasks = _tasks(what, backends, options, _arch(target), candidates)
+    known = versions(found)
+    tasks = _tasks(what, backends, options, known, _arch(target), candidates)
     if stock is not None:
         for task in (t for t in tasks if not t.region.epilogue):
-            task.candidates.append(_Candidate(STOCK, tvm.__version__, {}, {}, ""))
+            task.candidates.append(_Candidate(STOCK, known[STOCK] or "", {}, {}, ""))
     for task in tasks:
         task.candidates = [c for c in task.candidates if not _is_known(record, task, c)]
     tasks = [task for task in tasks if task.candidates]
+    if not tasks:
+        say("timed", 0, 0)
+        return record
     with tempfile.TemporaryDirectory(prefix="relay-wgrad-") as folder:
         timer = _build_all(tasks, Path(folder), found, _arch(target), say)
         for number, task in enumerate(tasks):
@@ -162,10 +167,15 @@ def versions(toolchain: Toolchain | None = None) -> dict[str, str | None]:
 
 
 def _tasks(
-    what: Any, backends: Sequence[str], options: Mapping[str, Any], arch: int, most: int
+    what: Any,
+    backends: Sequence[str],
+    options: Mapping[str, Any],
+    known: Mapping[str, str | None],
+    arch: int,
+    most: int,
 ) -> list[_Task]:
     tasks: dict[tuple[str, tuple[str, ...]], _Task] = {}
-    known = versions()
+    numbers = count()
     for name in backends:
         made = backend_of(name).make_options(options.get(name))
         for region in _regions(what, name, made):
@@ -173,12 +183,10 @@ def _tasks(
             if key in tasks and any(c.backend == name for c in tasks[key].candidates):
                 continue  # the same problem again
             task = tasks.setdefault(key, _Task(region))
-            number = list(tasks).index(key)
-            for pins in _pins(name, region, arch, most):
-                symbol = f"t{number}_{len(task.candidates)}_{name}"
-                task.candidates.append(
-                    _Candidate(name, known[name] or "", asdict(made), pins, symbol)
-                )
+            task.candidates += [
+                _Candidate(name, known[name] or "", asdict(made), pins, f"t{next(numbers)}")
+                for pins in _pins(name, region, arch, most)
+            ]
     return list(tasks.values())
 
 
@@ -195,11 +203,8 @@ def _regions(what: Any, name: str, options: Any) -> list[Region]:
     else:
         backend = backend_of(name).under(options)
         found = [Region("f", p, (), p.roles[:2], asdict(options)) for p in what if backend.takes(p)]
-    return [r for r in found if all(isinstance(v, int) for v in (r.problem.n, *_sides(r.problem)))]
-
-
-def _sides(problem: ConvProblem) -> tuple[Any, ...]:
-    return problem.h, problem.w
+    sizes = ((r, (r.problem.n, r.problem.h, r.problem.w)) for r in found)
+    return [r for r, values in sizes if all(isinstance(v, int) for v in values)]
 
 
 def _pins(name: str, region: Region, arch: int, most: int) -> list[dict[str, Any]]:
@@ -250,10 +255,7 @@ def _build_all(
 def _library(text: str, folder: Path, name: str, found: Toolchain) -> Any:
     source, library = folder / f"{name}.cc", folder / f"{name}.so"
     source.write_text(text, encoding="utf-8")
-    command = library_command(source, library, found)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        raise RuntimeError(f"tune: the compiler failed:\n{done.stderr[:4000]}")
+    run_tool(library_command(source, library, found), "tune: the compiler", _SECONDS)
     return tvm_ffi.load_module(str(library))
 
 
@@ -264,12 +266,12 @@ def _time(task: _Task, timer: Any, device: tvm.runtime.Device) -> None:
     """Fills in the candidates' times; those that fail or disagree keep an infinite one."""
     problem = task.region.problem
     cache = int(device.l2_cache_size_bytes or (64 << 20))
-    count = max(1, min(16, math.ceil(_CACHES * cache / problem.bytes)))
-    sets = [_operands(task.region, device, seed) for seed in range(count)]
+    wanted = max(1, min(16, math.ceil(_CACHES * cache / problem.bytes)))
+    sets = [_operands(task.region, device, seed) for seed in range(wanted)]
+    out, poison = sets[0][-1], _poison(problem)
     first: np.ndarray | None = None
     for c in task.candidates:
-        out = sets[0][-1]
-        out.copyfrom(_poison(problem))
+        out.copyfrom(poison)
         try:
             assert c.call is not None
             c.call(*sets[0])
@@ -283,10 +285,10 @@ def _time(task: _Task, timer: Any, device: tvm.runtime.Device) -> None:
             warnings.warn(f"tune: {c.backend} {dict(c.pins)}: {error}", UserWarning, stacklevel=3)
     best = min((c.ms for c in task.candidates), default=math.inf)
     alive = [c for c in task.candidates if c.ms <= 2 * best]
+    calls = max(3, min(_MOST_CALLS, math.ceil(_ENOUGH_MS / max(best, 1e-3))))
     times: dict[str, list[float]] = {c.symbol: [] for c in alive}
     for turn in range(_ROUNDS):
         for c in alive if turn % 2 == 0 else alive[::-1]:
-            calls = max(3, min(_MOST_CALLS, math.ceil(_ENOUGH_MS / max(best, 1e-3))))
             times[c.symbol].append(float(timer(c.call, sets, calls, device.index)))
     for c in alive:
         c.ms = statistics.median(times[c.symbol])
@@ -345,7 +347,7 @@ def _fastest(task: _Task, machine: str) -> Iterable[Measurement]:
         if c.ms < math.inf and (c.backend not in best or c.ms < best[c.backend].ms):
             best[c.backend] = c
     for c in best.values():
-        kept = {name: v for name, v in c.options.items() if name not in PINS[c.backend]}
+        kept = without_pins(c.backend, c.options)
         yield Measurement(
             machine, c.backend, c.version, task.region.problem.repro(),
             "_".join(task.region.epilogue), c.ms, kept, c.pins,

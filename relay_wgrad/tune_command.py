@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from . import registry
 from .arguments import choices, dtype, positive
+from .display import Display
 from .emit_command import problem_argument
 from .problem import ConvProblem
 
@@ -72,17 +71,6 @@ def run(args: argparse.Namespace) -> int:
     if (args.model is None) == (args.problem is None):
         print("tune: give a model, or problems with --problem", file=sys.stderr)
         return 2
-    try:
-        return _tune(args)
-    except (ValueError, TypeError, OSError, RuntimeError, MemoryError) as error:
-        print(f"tune: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; what was timed before is lost", file=sys.stderr)
-        return 130
-
-
-def _tune(args: argparse.Namespace) -> int:
     from byoc_cudnn.record import Record
     from byoc_cudnn.tune import tune
 
@@ -94,11 +82,8 @@ def _tune(args: argparse.Namespace) -> int:
     if not libraries:
         raise ValueError("--backends needs cutlass or cudnn beside tvm")
     options: dict[str, Any] = {name: {"allow_tf32": not args.no_tf32} for name in libraries}
-    err = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=err, disable=args.quiet or not err.is_terminal) as bar:
+    display = Display(args.quiet)
+    with display.progress as bar:
         task = bar.add_task("importing", total=None)
 
         def show(what: str, done: int, of: int) -> None:
@@ -111,7 +96,7 @@ def _tune(args: argparse.Namespace) -> int:
             **options,
         )  # fmt: skip
     record.save(path)
-    Console().print(_table(record))
+    display.out.print(_table(record))
     print(f"{len(record) - known} new measurements in {path}", file=sys.stderr)
     return 0
 

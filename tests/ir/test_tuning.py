@@ -222,7 +222,7 @@ def test_each_problem_once_with_the_best_of_the_model() -> None:
     mod = merged({
         "a": problem_module(WGRAD), "b": problem_module(WGRAD), "c": problem_module(fprop),
     })  # fmt: skip
-    tasks = _tasks(mod, ("cutlass", "cudnn"), {}, 90, 5)
+    tasks = _tasks(mod, ("cutlass", "cudnn"), {}, VERSIONS, 90, 5)
     assert sorted(t.region.problem.repro() for t in tasks) == [fprop.repro(), WGRAD.repro()]
     for task in tasks:
         names = [c.backend for c in task.candidates]
@@ -232,7 +232,7 @@ def test_each_problem_once_with_the_best_of_the_model() -> None:
         first = choose(task.region.problem, (), Options(), 90)
         assert task.candidates[0].pins == {"kernel": first.kernel.name, "split_k": first.slices}
     grouped = replace(WGRAD, groups=4)
-    (task,) = _tasks([grouped], ("cutlass", "cudnn"), {}, 90, 5)
+    (task,) = _tasks([grouped], ("cutlass", "cudnn"), {}, VERSIONS, 90, 5)
     assert [c.backend for c in task.candidates] == ["cudnn"]
 
 
