@@ -19,6 +19,8 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.dlight.base import try_inline
 from tvm.target import Target
 
+from .fused_kernels import fused_kernels
+
 _SCHEDULED = "tirx.is_scheduled"
 # Scalar operations that are worth waking other threads for; elements of an inner loop, at least.
 _WORTH, _INNER = 1 << 14, 32
@@ -29,13 +31,12 @@ _CHANNELS = 64
 def cpu_pipeline() -> Callable[..., tvm.IRModule]:
     """The pipeline, for `tvm.compile(mod, target, relax_pipeline=cpu_pipeline())`.
 
-    It is upstream's with a schedule for what fusion leaves.  A kernel that the schedule does not
-    fit stays as upstream makes it.
+    It is upstream's with a fusion of our own (`fused_kernels`) and a schedule for what that leaves.
+    A kernel that the schedule does not fit stays as upstream makes it.
     """
     from tvm.relax.backend.cpu_generic.pipeline import (
         dataflow_lower_passes,
         finalize_passes,
-        legalize_passes,
         library_dispatch_passes,
     )
 
@@ -44,7 +45,7 @@ def cpu_pipeline() -> Callable[..., tvm.IRModule]:
         target = Target.current(allow_none=False)
         passes = [
             *library_dispatch_passes(target),
-            *legalize_passes(target),
+            *fused_kernels(),
             parallel_kernels(),
             *dataflow_lower_passes(target),
             *finalize_passes(target),

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
-from tvm import relax
 from tvm.s_tir import dlight
 from tvm.target import Target
 
 from .cuda_reduction import ChannelSum
+from .fused_kernels import fused_kernels
 
 
 class _Careful(dlight.base.ScheduleRule):
@@ -37,7 +37,7 @@ class _Careful(dlight.base.ScheduleRule):
 def cuda_pipeline() -> Callable[..., tvm.IRModule]:
     """The pipeline, for `tvm.compile(mod, target, relax_pipeline=cuda_pipeline())`.
 
-    It is upstream's but for its care: legalization, fusion, schedules, memory plan.
+    It is upstream's but for its care and for legalization and fusion (`fused_kernels`).
     """
     from tvm.relax.backend.cuda.pipeline import (
         dataflow_lower_passes,
@@ -56,11 +56,7 @@ def cuda_pipeline() -> Callable[..., tvm.IRModule]:
         target = Target.current(allow_none=False)
         passes = [
             *library_dispatch_passes(target),
-            relax.transform.LegalizeOps(),
-            relax.transform.AnnotateTIROpPattern(),
-            relax.transform.FoldConstant(),
-            relax.transform.FuseOps(),
-            relax.transform.FuseTIR(),
+            *fused_kernels(),
             dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
             *dataflow_lower_passes(target),
             *finalize_passes(target),

@@ -1,0 +1,73 @@
+"""Legalization and fusion of what is no convolution: the part that our pipelines share.
+
+Three operators are legalized otherwise than by upstream.  A mean is a sum and a division, so that
+what is summed is fused with it.  ReLU and clipping keep NaN, as PyTorch's do: upstream's turn it
+into a bound, so a network whose parameters have become NaN would go on to report a loss.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+from tvm import relax, te, tirx, topi
+
+from .recompute import Recompute
+
+
+def fused_kernels() -> list[tvm.transform.Pass]:
+    """What takes the place of upstream's `legalize_passes`, with recomputing (`recompute`)."""
+    return [
+        relax.transform.LegalizeOps(
+            {"relax.mean": mean, "relax.nn.relu": relu, "relax.clip": clip}
+        ),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        Recompute(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+    ]
+
+
+def mean(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.mean` in two kernels, where upstream's has one: the same values."""
+    x, axes = call.args[0], call.attrs.axis
+    lengths: list[Any] = list(x.ty.shape.values) if isinstance(x.ty.shape, relax.ShapeExpr) else []
+    summed = [lengths[int(a)] for a in axes] if axes is not None and lengths else lengths
+    if not summed or not all(isinstance(length, tirx.IntImm) for length in summed):
+        upstream: relax.Expr = tvm.ir.Op.get("relax.mean").get_attr("FLegalize")(bb, call)
+        return upstream
+    total = bb.emit_te(topi.sum, x, axes, call.attrs.keepdims, primfunc_name_hint="sum")
+    count = tirx.const(math.prod(map(int, summed)), "int64")
+    return bb.call_te(topi.divide, total, count, primfunc_name_hint="divide")
+
+
+def relu(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.nn.relu`: 0 for what is less than 0, all else as it is."""
+
+    def kept(x: Any) -> Any:
+        zero = tirx.const(0, x.dtype)
+        return te.compute(x.shape, lambda *i: tirx.Select(x(*i) < zero, zero, x(*i)), name="relu")
+
+    return bb.call_te(kept, call.args[0], primfunc_name_hint="relu")
+
+
+def clip(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.clip` with constant bounds: upstream's values, and NaN stays NaN."""
+    x, low, high = call.args
+    if not all(isinstance(bound, (tirx.IntImm, tirx.FloatImm)) for bound in (low, high)):
+        upstream: relax.Expr = tvm.ir.Op.get("relax.clip").get_attr("FLegalize")(bb, call)
+        return upstream
+
+    def kept(x: Any) -> Any:
+        least, most = (tirx.const(bound.value, x.dtype) for bound in (low, high))
+
+        def element(*i: Any) -> Any:
+            value = x(*i)
+            below = tirx.Select(value > most, most, value)
+            return tirx.Select(below < least, least, below)
+
+        return te.compute(x.shape, element, name="clip")
+
+    return bb.call_te(kept, x, primfunc_name_hint="clip")

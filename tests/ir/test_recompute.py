@@ -1,0 +1,204 @@
+"""Recomputing of cheap results: which are stored, and that values stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.script import relax as R
+
+from relay_wgrad.transform import grad
+from relay_wgrad.transform.fused_kernels import fused_kernels
+from relay_wgrad.transform.recompute import Recompute
+
+SHAPE = (4, 8, 8, 16)
+ROW = (1, 1, 1, 16)
+Program = Callable[..., list[relax.Expr]]
+
+
+def module(program: Program, count: int = 1, dtype: str = "float32") -> tvm.IRModule:
+    """`program` of tensors x0… of SHAPE and a row r; what it returns are the results."""
+    bb = relax.BlockBuilder()
+    large = [relax.Var(f"x{i}", relax.TensorType(SHAPE, dtype)) for i in range(count)]
+    row = relax.Var("r", relax.TensorType(ROW, dtype))
+    with bb.function("main", [*large, row]):
+        with bb.dataflow():
+            out = bb.emit_output(relax.Tuple([bb.emit(e) for e in program(bb, *large, row)]))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+def fused(mod: tvm.IRModule, recomputed: bool = True) -> tvm.IRModule:
+    passes = [p for p in fused_kernels() if recomputed or p.info.name != "relay_wgrad.recompute"]
+    with tvm.target.Target("llvm"):
+        return tvm.transform.Sequential(passes)(mod)
+
+
+def stored(mod: tvm.IRModule) -> int:
+    """How many kernels write numbers of SHAPE."""
+    return sum(
+        isinstance(b.value.ty, relax.TensorType)
+        and str(b.value.ty.dtype) != "bool"
+        and [int(x) for x in b.value.ty.shape.values] == list(SHAPE)
+        for block in mod["main"].body.blocks
+        for b in block.bindings
+        if isinstance(b.value, relax.Call)
+    )
+
+
+def outputs(mod: tvm.IRModule, values: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    return [t.numpy() for t in vm["main"](*[tvm.runtime.tensor(v) for v in values])]
+
+
+def sums(*values: relax.Expr) -> list[relax.Expr]:
+    return [R.sum(v, [0, 1, 2]) for v in values]
+
+
+def centred(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
+    c = bb.emit(R.subtract(x, r))
+    return [*sums(R.multiply(c, c)), *sums(R.exp(c)), *sums(c)]
+
+
+def chain(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
+    a = bb.emit(R.subtract(x, r))
+    b = bb.emit(R.multiply(a, r))
+    return [*sums(R.tanh(b)), *sums(R.multiply(a, b)), *sums(R.sqrt(R.abs(b)))]
+
+
+def diamond(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
+    a = bb.emit(R.subtract(x, r))
+    return sums(R.multiply(R.tanh(a), R.exp(a)))
+
+
+def a_result(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
+    a = bb.emit(R.subtract(x, r))
+    return [a, *sums(R.exp(a)), *sums(R.tanh(a))]
+
+
+def not_fused(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
+    a = bb.emit(R.subtract(x, r))
+    return [*sums(R.nn.softmax(a)), *sums(R.exp(a)), *sums(R.tanh(a))]
+
+
+def two_near(bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var) -> list[relax.Expr]:
+    a = bb.emit(R.add(x, y))
+    return [*sums(R.exp(a)), *sums(R.multiply(a, r))]
+
+
+def two_far(bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var) -> list[relax.Expr]:
+    a = bb.emit(R.add(x, y))
+    first = [bb.emit(v) for v in sums(R.exp(a))]
+    for _ in range(80):
+        r = bb.emit(R.tanh(r))
+    return [*first, *sums(R.multiply(a, r))]
+
+
+def many(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
+    a = bb.emit(R.subtract(x, r))
+    return [v for i in range(9) for v in sums(R.multiply(a, R.const(float(i), "float32")))]
+
+
+def mask(bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var) -> list[relax.Expr]:
+    """What reads y's sign comes late in the program."""
+    a = bb.emit(R.add(x, y))
+    kept = bb.emit(R.nn.relu(a))
+    first = bb.emit(R.sum(kept, [0, 1, 2]))
+    for _ in range(80):
+        r = bb.emit(R.tanh(r))
+    return [kept, first, *sums(R.where(R.less(a, R.const(0.0, "float32")), r, kept))]
+
+
+# name -> (program, large operands, large tensors that kernels write without and with the pass)
+PROGRAMS: dict[str, tuple[Program, int, int, int]] = {
+    "three sums": (centred, 1, 1, 0),
+    "a chain": (chain, 1, 2, 0),
+    "a diamond": (diamond, 1, 0, 0),
+    "a result": (a_result, 1, 1, 1),
+    "a kernel that is not fused": (not_fused, 1, 2, 2),
+    "two operands, near": (two_near, 2, 1, 0),
+    "two operands, far": (two_far, 2, 1, 1),
+    "nine kernels": (many, 1, 1, 1),
+    "a mask": (mask, 2, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_stored(name: str) -> None:
+    program, count, without, within = PROGRAMS[name]
+    mod = module(program, count)
+    plain, new = fused(mod, recomputed=False), fused(mod)
+    assert (stored(plain), stored(new)) == (without, within)
+    relax.analysis.well_formed(new)
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(SHAPE).astype("float32") for _ in range(count)]
+    values.append(rng.standard_normal(ROW).astype("float32"))
+    for got, want in zip(outputs(new, values), outputs(plain, values), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_a_row_is_not_computed_for_each_element() -> None:
+    def rows(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
+        s = bb.emit(R.sqrt(R.add(r, R.const(1.0, "float32"))))
+        return [*sums(R.divide(x, s)), *sums(R.multiply(x, s))]
+
+    script = fused(module(rows)).script()
+    assert script.count("T.sqrt") == 1
+
+
+def test_batch_normalization_and_its_gradient(registered: None) -> None:
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
+    scale = relax.Var("scale", relax.TensorType(ROW, "float32"))
+    with bb.function("main", [x, scale]):
+        with bb.dataflow():
+            c = bb.emit(R.subtract(x, bb.emit(R.mean(x, [0, 1, 2], keepdims=True))))
+            variance = bb.emit(R.mean(bb.emit(R.multiply(c, c)), [0, 1, 2], keepdims=True))
+            root = bb.emit(R.sqrt(R.add(variance, R.const(1e-5, "float32"))))
+            y = bb.emit(R.nn.relu(R.multiply(R.divide(c, root), scale)))
+            out = bb.emit_output(R.sum(R.multiply(y, y)))
+        bb.emit_func_output(out)
+    mod = grad(bb.get(), "main", wrt=["x", "scale"])
+    mod["main"] = mod["main_adjoint"].with_attr("global_symbol", "main")
+    del mod["main_adjoint"]
+    plain, new = fused(mod, recomputed=False), fused(mod)
+    assert stored(new) <= 3 < 6 <= stored(plain)
+
+
+def test_symbolic_sizes_are_stored() -> None:
+    n = tirx.Var("n", "int64")
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((n, 16), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            a = bb.emit(R.exp(x))
+            out = bb.emit_output(relax.Tuple([bb.emit(R.sum(R.tanh(a))), bb.emit(R.max(a))]))
+        bb.emit_func_output(out)
+    plain = fused(bb.get(), recomputed=False)
+    tvm.ir.assert_structural_equal(Recompute()(plain), plain)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("name", ["relu", "clip"])
+def test_nan_is_kept(name: str, dtype: str) -> None:
+    operator = {"relu": R.nn.relu, "clip": lambda v: R.clip(v, 0, 6)}[name]
+    mod = module(lambda bb, x, r: [operator(x)], dtype=dtype)
+    x = np.random.default_rng(0).standard_normal(SHAPE) * 8
+    x = x.astype(dtype)
+    want = np.clip(x, 0, 6) if name == "clip" else np.maximum(x, 0)
+    if dtype != "int32":
+        x[0, 1, 2, 3] = want[0, 1, 2, 3] = np.nan
+    (got,) = outputs(fused(mod), [x, np.zeros(ROW, dtype)])
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_mean_of_integers_and_of_nothing_known() -> None:
+    mod = module(lambda bb, x, r: [R.mean(x, [1, 2]), R.mean(x), R.mean(x, keepdims=True)])
+    x = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")
+    got = outputs(fused(mod), [x, np.zeros(ROW, "float32")])
+    for value, want in zip(got, (x.mean((1, 2)), x.mean(), x.mean(keepdims=True)), strict=True):
+        np.testing.assert_allclose(value, want, rtol=1e-4, atol=1e-6)
