@@ -6,6 +6,7 @@ namespace {
 struct Choice {
   int64_t engine = -1;
   std::vector<std::pair<int64_t, int64_t>> knobs;
+  bool last_resort = false;  // suggested for what no other engine takes; part of no key
   bool operator==(const Choice& o) const { return engine == o.engine && knobs == o.knobs; }
 
   std::string text() const {
@@ -197,6 +198,7 @@ inline std::vector<Choice> suggestions(const Graph& graph, bool many) {
             "reading suggestions");
       for (int64_t i = 0; i < count; ++i) {
         Choice choice = read_choice(handles[i]);
+        choice.last_resort = mode == CUDNN_HEUR_MODE_FALLBACK;
         if (std::find(out.begin(), out.end(), choice) == out.end()) out.push_back(choice);
       }
     } catch (const Failure&) {

@@ -208,7 +208,8 @@ class Entry {
     }
   }
 
-  // The fastest by the device's clock.  Every candidate has run once before it is timed.
+  // The fastest by the device's clock.  Every candidate has run once before it is timed.  Engines
+  // of last resort can take thousands of times as long, so they are asked only if no other works.
   template <typename Attempt>
   std::unique_ptr<Plan> fastest(Worker& worker, const Pointers& p, cudaStream_t stream,
                                 const std::vector<Choice>& all, Attempt attempt, Choice* best) {
@@ -217,6 +218,7 @@ class Entry {
     check(cudaEventCreate(&start), "cudaEventCreate");
     check(cudaEventCreate(&stop), "cudaEventCreate");
     for (const Choice& choice : all) {
+      if (choice.last_resort && winner != nullptr) break;
       std::unique_ptr<Plan> plan = attempt(choice);
       if (plan == nullptr) continue;
       std::vector<float> times;
@@ -241,6 +243,9 @@ class Entry {
       if (!good) continue;
       std::sort(times.begin(), times.end());
       const double middle = times[times.size() / 2];
+      if (debug_level() >= 5) {
+        std::fprintf(stderr, "relay-wgrad: engine %s: %.4f ms\n", choice.text().c_str(), middle);
+      }
       if (winner == nullptr || middle < milliseconds_) {
         winner = std::move(plan);
         *best = choice;
