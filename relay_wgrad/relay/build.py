@@ -14,12 +14,14 @@ from tvm import relax
 from tvm.target import Target
 
 from .. import registry
+from ..transform.cpu_pipeline import cpu_pipeline
 from ..transform.cuda_pipeline import cuda_pipeline
 from .ast import IRModule
 from .external import Library, claimed
 from .lower import lower
 
 MAIN = "main"
+_PIPELINES: dict[str, Callable[[], Any]] = {"cuda": cuda_pipeline, "llvm": cpu_pipeline}
 _DESCRIPTION = "relay_wgrad_inputs"  # the key in the file beside an exported library
 
 
@@ -132,8 +134,7 @@ def build(
         mod = relax.transform.BindParams(MAIN, given)(mod)
     if external is not None:
         return ExecutorFactory(external(mod, taken, chosen), inputs)
-    cuda = str(chosen.kind.name) == "cuda"
-    pipeline = cuda_pipeline() if cuda else "default"
+    pipeline = _PIPELINES.get(str(chosen.kind.name), lambda: "default")()
     executable = tvm.compile(mod, target=chosen, relax_pipeline=pipeline)
     return ExecutorFactory(_Compiled(executable), inputs)
 
