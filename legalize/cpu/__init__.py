@@ -46,7 +46,7 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
             role: T.arg(role, T.buffer(problem.shape(role), problem.dtype(role)))
             for role in problem.roles
         }
-        memory = Memory(problem, buffers, problem.accum_dtype, m.lanes(problem.accum_dtype))
+        memory = Memory(problem, buffers, problem.accum_dtype, m)
         if problem.is_depthwise:
             depthwise.emit(problem, m, memory)
         elif NO_WINOGRAD not in target.keys and winograd.worth(problem, m):

@@ -34,7 +34,7 @@ from .emit import (
     int64,
     local,
     parallel,
-    prefetch_to_write,
+    prefetch,
     serial,
     splat,
     vector,
@@ -43,6 +43,12 @@ from .emit import (
 )
 from .machine import Machine
 from .memory import NO_BORDER, Image, Memory, Panels
+
+# Bytes of a pixel that a cache's own prefetching finds in time, without being asked; and how much
+# more than the level-2 caches tensors are that do not stay in a cache.  Both measured.
+_LONG_PIXEL, _BEYOND = 1 << 10, 4
+# Input channels of a 1 x 1 kernel from which on fewer loads matter more than fewer tiles.
+_DEEP = 64
 
 
 @dataclass(frozen=True)
@@ -207,50 +213,63 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     vectors, lanes = channel_block(m, memory.accum, channels)
     # Few pixels and many channels in a register tile need fewer loads, and cope with pixels that
     # compete for cache lines; many pixels suit short rows, which they divide better.
-    step = groups * reduced * axes[1].scale * (8 if memory.accum == "float64" else 4)
+    bytes_ = 8 if memory.accum == "float64" else 4
+    step = groups * reduced * axes[1].scale * bytes_
     pointwise = problem.r == problem.s == 1
-    if pointwise or compete(m, pixel_tile(m, vectors, 1, axes[1].count)[1], step):
+    if (pointwise and reduced >= _DEEP) or compete(
+        m, pixel_tile(m, vectors, 1, axes[1].count)[1], step
+    ):
         vectors, lanes = channel_block(m, memory.accum, channels, wide=True)
     block = vectors * lanes
     (top, bottom), (left, right) = (axis.border() for axis in axes)
     weight, panels = memory.panels("I" if dgrad else "O", groups, channels, reduced, block)
     memory.move_weight(weight, panels, True, reverse=dgrad)
-    x = memory.operand(operand, groups, reduced, border=(top, left, bottom, right))
-    y = memory.result(groups, channels)
-    images, (height, width) = problem.n, out[2:]
+    batch = memory.batch(
+        memory.operand(operand, groups, reduced, border=(top, left, bottom, right)),
+        memory.result(groups, channels),
+    )
+    height, width = out[2:]
     plain = problem.strides == (1, 1) and problem.padding == NO_BORDER
+    merged = streams = False
     if pointwise and plain:
         # 1 x 1 convolutions are matrix products: the pixels of an image are one row, and if the
         # batch is known and images follow each other, so are those of all images.
-        if x.is_dense(images, height, width) and y.is_dense(images, height, width):
-            images, height, width = 1, 1, images * height * width
-        elif x.has_dense_rows(width) and y.has_dense_rows(width):
-            height, width = 1, height * width
+        images = batch.images if problem.is_static else problem.n
+        merged = all(tensor.is_dense(images, height, width) for tensor in batch.tensors)
+        if all(tensor.has_dense_rows(width) for tensor in batch.tensors):
+            height, width = 1, height * width * (images if merged else 1)
+            streams = reduced * bytes_ <= _LONG_PIXEL and _beyond_caches(problem, m)
         axes = [Axis(False, length, length, 1, 1, 1, 0) for length in (height, width)]
     rows, columns = pixel_tile(m, vectors, axes[0].count, axes[1].count)
-    _Core(problem, m, memory, axes, Tile(rows, columns, vectors, lanes), images).emit(
-        x, y, weight, panels
-    )
-    memory.finish(y, groups, channels)
+    tile = Tile(rows, columns, vectors, lanes)
+    core = _Core(problem, m, memory.accum, axes, tile, streams)
+    with batch.each() as (_, count, (x, y)):
+        core.emit(x, y, weight, panels, 1 if merged else count)
+
+
+def _beyond_caches(problem: ConvProblem, m: Machine) -> bool:
+    """Whether operand and result come from memory and go there, as far as is known."""
+    return bool(problem.is_static and problem.bytes > _BEYOND * m.l2_bytes * m.cores)
 
 
 class _Core:
     def __init__(
-        self, problem: ConvProblem, m: Machine, memory: Memory, axes: list[Axis], tile: Tile,
-        images: Expr,
+        self, problem: ConvProblem, m: Machine, accum: str, axes: list[Axis], tile: Tile,
+        streams: bool,
     ) -> None:  # fmt: skip
         self.problem = problem
         self.machine = m
-        self.accum = memory.accum
+        self.accum = accum
         self.axes = axes
         self.tile = tile
-        self.images = images
+        self.line = m.line_bytes // (8 if accum == "float64" else 4)  # elements of a cache line
+        self.streams = streams  # a row of pixels that are read and written in order
 
-    def emit(self, x: Image, y: Image, weight: Expr, panels: Panels) -> None:
+    def emit(self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr) -> None:
         rows, columns = self.axes
         tile = self.tile
         high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
-        sizes = (self.images, high, wide)
+        sizes = (images, high, wide)
         bytes_ = 8 if self.accum == "float64" else 4
         weights = panels.groups * panels.blocks * panels.block_step * bytes_
         # All weights stay in the cache if they fit; else one block of them does, for all pixels.
@@ -286,15 +305,16 @@ class _Core:
             for v in range(vectors):
                 T.buffer_store(acc, zero(accum, lanes), at(i, v))
         results = []
+        line = self.line
+        parts = panels.reduced // line if self.streams else 0
         for p, q in pixels:
             row, exists_row = rows.place(a + p, phase[0])
             column, exists_column = columns.place(b + q, phase[1])
             place = bind(y.at(n, row, column, g) + block * panels.block)
             results.append((place, both(exists_row, exists_column)))
-            for v in range(
-                0, vectors, max(1, self.machine.line_bytes // self.machine.vector_bytes)
-            ):
-                prefetch_to_write(y.buffer, place + v * lanes)
+            for start in range(0, 0 if parts else self.tile.block, max(line, lanes)):
+                prefetch(y.buffer, place + start, write=True)
+        steps = [p * rows.scale * x.h_step + q * columns.scale * x.w_step for p, q in pixels]
         h, w = rows.taps(phase[0]), columns.taps(phase[1])
         origin = bind(x.at(n, a * rows.scale + h.offset, b * columns.scale + w.offset, g))
         panel = bind(panels.at(g, block, h.first, w.first))
@@ -306,16 +326,25 @@ class _Core:
         with serial(h.count) as r, serial(w_count) as s:
             image = bind(origin + r * (h.reach * x.h_step) + s * (w.reach * x.w_step))
             taps = bind(panel + r * (h.step * panels.r_step) + s * (w.step * panels.s_step))
-            with serial(reduced) as c:
+
+            def products(c: Expr) -> None:
                 weights = [
                     weight[vector(taps + c * panels.block + v * lanes, lanes)]
                     for v in range(vectors)
                 ]
-                for i, (p, q) in enumerate(pixels):
-                    step = p * rows.scale * x.h_step + q * columns.scale * x.w_step
+                for i, step in enumerate(steps):
                     value = splat(x.buffer[int64(image + step + c)], lanes)
                     for v in range(vectors):
                         T.buffer_store(acc, acc[at(i, v)[0]] + value * weights[v], at(i, v))
+
+            if parts:
+                with serial(parts) as part:
+                    self._ask(x, y, image + part * line, results[0][0], len(pixels), part, parts)
+                    with serial(line) as c:
+                        products(part * line + c)
+            if reduced > parts * line:
+                with serial(reduced, parts * line) as c:
+                    products(c)
         last = panels.lanes - (panels.blocks - 1) * panels.block
         ends = [(panels.block, block < panels.blocks - 1), (last, block == panels.blocks - 1)]
         if last == panels.block or panels.blocks == 1:
@@ -328,3 +357,22 @@ class _Core:
                             count = min(lanes, channels - start)
                             value = head(acc[at(i, start // lanes)[0]], lanes, count)
                             T.buffer_store(y.buffer, value, [vector(place + start, count)])
+
+    def _ask(
+        self, x: Image, y: Image, source: Expr, target: Expr, pixels: int, part: Expr, parts: int
+    ) -> None:
+        """Asks for a line of each of the next pixels, and for a share of the lines to be written.
+
+        A short pixel is over before a cache sees that it is read in order.
+        """
+        for i in range(pixels):
+            prefetch(x.buffer, source + (pixels + i) * x.w_step)
+        step = max(
+            self.tile.lanes, self.machine.line_bytes // (8 if self.accum == "float64" else 4)
+        )
+        of_pixel = ceildiv(self.tile.block, step)
+        some = ceildiv(pixels * of_pixel, parts)
+        for i in range(some):
+            number = part * some + i
+            at = target + number // of_pixel * y.w_step + number % of_pixel * step
+            prefetch(y.buffer, at, write=True)

@@ -21,7 +21,7 @@ from .emit import (
     int64,
     local,
     parallel,
-    prefetch_to_write,
+    prefetch,
     serial,
     vector,
     when,
@@ -60,14 +60,17 @@ def _affine(
     rows, columns = axes
     ins, outs = (multiplier, 1) if dgrad else (1, multiplier)
     memory.move_weight(weight, panels, True, interleaved=multiplier > 1, reverse=dgrad)
-    x = memory.operand(operand, ins, problem.c, block=lanes, interleaved=ins > 1)
-    y = memory.result(outs, problem.c, block=lanes, interleaved=outs > 1)
+    batch = memory.batch(
+        memory.operand(operand, ins, problem.c, block=lanes, interleaved=ins > 1),
+        memory.result(outs, problem.c, block=lanes, interleaved=outs > 1),
+    )
     most = min(columns.count, m.registers - 4, 14)
     tile = Tile(1, ceildiv(columns.count, ceildiv(columns.count, most)), 1, lanes)
     # A task is a row of results: finding its place takes as long as some multiplications.
     wide_tiles, chunks = ceildiv(columns.count, tile.columns), panels.block // lanes
     with (
-        parallel(problem.n, rows.count, outs) as (n, a, filter_),
+        batch.each() as (_, images, (x, y)),
+        parallel(images, rows.count, outs) as (n, a, filter_),
         serial(wide_tiles) as b,
         serial(chunks) as chunk,
     ):
@@ -85,7 +88,7 @@ def _affine(
                     column, exists_column = columns.place(b + i, phases[1])
                     place = bind(y.at(n, row, column, filter_) + chunk * lanes)
                     results.append((place, both(exists_row, exists_column)))
-                    prefetch_to_write(y.buffer, place)
+                    prefetch(y.buffer, place, write=True)
                 position = bind(a * rows.scale + h.offset)
                 first, last = _reached(rows, h, position)
                 # A few taps of a row together share what they load.
@@ -111,7 +114,6 @@ def _affine(
                 for register, (place, exists) in zip(at, results, strict=True):
                     with when(exists):
                         T.buffer_store(y.buffer, acc[register], [vector(place, lanes)])
-    memory.finish(y, outs, problem.c, interleaved=outs > 1)
 
 
 def _reached(axis: Axis, taps: Taps, position: Expr) -> tuple[Expr, Expr]:
@@ -139,15 +141,17 @@ def _wgrad(
     problem: ConvProblem, m: Machine, memory: Memory, weight: Expr, panels: Panels, lanes: int
 ) -> None:
     accum, multiplier = memory.accum, panels.groups
-    y = memory.operand("grad", multiplier, problem.c, block=lanes, interleaved=multiplier > 1)
-    x = memory.operand("data", 1, problem.c, block=lanes)
+    batch = memory.batch(
+        memory.operand("grad", multiplier, problem.c, block=lanes, interleaved=multiplier > 1),
+        memory.operand("data", 1, problem.c, block=lanes),
+    )
     # Taps in registers: all of them, or a row of them, or one.
     most = m.registers - 4
     tall = problem.r if problem.r * problem.s <= most else 1
     wide = problem.s if problem.s <= most else 1
     grid = (multiplier, panels.block // lanes, problem.r // tall, problem.s // wide)
     tasks = grid[0] * grid[1] * grid[2] * grid[3]
-    lines = problem.n * problem.p
+    lines = batch.images * problem.p
     splits = 1
     while (tasks * splits) % m.cores and tasks * splits < 4 * m.cores:
         splits += 1
@@ -156,7 +160,11 @@ def _wgrad(
     size = multiplier * panels.block_step
     parts = memory.scratch.new("parts", splits * size, accum) if splits > 1 else weight
     taps = [(i, j) for i in range(tall) for j in range(wide)]
-    with parallel(splits, *grid) as (part, filter_, chunk, r, s):
+    with (
+        batch.each() as (number, images, (y, x)),
+        parallel(splits, *grid) as (part, filter_, chunk, r, s),
+    ):
+        lines = images * problem.p
         r, s = r * tall, s * wide
         acc = local("acc", len(taps) * lanes, accum)
         at = [vector(i * lanes, lanes) for i in range(len(taps))]
@@ -208,7 +216,12 @@ def _wgrad(
                         pixels(0, problem.q, True, not whole)
         for (i, j), register in zip(taps, at, strict=True):
             place = part * size + panels.at(filter_, 0, r + i, s + j) + chunk * lanes
-            T.buffer_store(parts, acc[register], [vector(place, lanes)])
+            place = vector(place, lanes)
+            total = acc[register]
+            if not batch.is_whole:
+                before = T.if_then_else(number == 0, zero(accum, lanes), parts[place])
+                total = before + total
+            T.buffer_store(parts, total, [place])
     if splits > 1:
         sum_parts(parts, weight, size, splits, lanes, accum)
     memory.move_weight(weight, panels, False, interleaved=multiplier > 1)

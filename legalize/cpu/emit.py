@@ -116,12 +116,12 @@ def cast(value: Expr, dtype: str, lanes: int) -> Expr:
     return value.astype(f"{dtype}{many}")
 
 
-def prefetch_to_write(buffer: Expr, at: Expr) -> None:
-    """Asks for a cache line that is to be written some hundred cycles later: stores that miss
-    would commit one by one."""
-    to_write, keep, data = 1, 3, 1
+def prefetch(buffer: Expr, at: Expr, *, write: bool = False) -> None:
+    """Asks for a cache line that is to be read, or written, some hundred cycles later: stores that
+    miss would commit one by one."""
+    keep, data = 3, 1
     address = tirx.address_of(buffer[int64(at)])
-    T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, to_write, keep, data))
+    T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, int(write), keep, data))
 
 
 def head(value: Expr, lanes: int, count: int) -> Expr:

@@ -1,21 +1,29 @@
 """Operands and results as the cores see them: channels innermost, in the accumulator's dtype.
 
-An operand that already is so is used in place; any other is copied once, at its own size plus a
-border of zeros.  A result likewise is written in place or copied out.
+An operand that already is so is used in place; any other is copied, at its own size plus a border
+of zeros.  A result likewise is written in place or copied out.  Copies are of some images at a
+time, so that they stay in the caches and take little memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvProblem
 
-from .emit import Expr, Scratch, flat
+from .emit import Expr, Scratch, bind, ceildiv, flat, int64, serial
+from .machine import Machine
 from .move import Copy, Dim, clear, clear_border, move
 
 Border = tuple[int, int, int, int]  # top, left, bottom, right
 NO_BORDER: Border = (0, 0, 0, 0)
+# Bytes of copied activations at a time, at most, unless a single image needs more.
+_MOST_COPIED = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -44,19 +52,35 @@ class Image:
         return known and self.has_dense_rows(w) and self.n_step == h * self.h_step
 
 
-class Memory:
-    """Makes the copies of one kernel.
+@dataclass(frozen=True)
+class Activation:
+    """How a core wants an activation, and whether it must be copied for that.
 
-    `channels` of an activation come as (groups, per group); with `multiplier` (depthwise) the
-    groups are the copies that a channel has, and user channel c * groups + g is (g, c).
+    Channels come as (groups, per group), the latter filled up to `padded` if it is copied.
+    `interleaved` (depthwise): the groups are the copies that a channel has, and channel
+    c * groups + g of the caller is (g, c).
     """
 
+    role: str
+    groups: int
+    per_group: int
+    padded: int
+    border: Border
+    interleaved: bool
+    is_copied: bool
+
+
+class Memory:
+    """Makes the copies of one kernel."""
+
     def __init__(
-        self, problem: ConvProblem, buffers: dict[str, Expr], accum: str, lanes: int
+        self, problem: ConvProblem, buffers: dict[str, Expr], accum: str, m: Machine
     ) -> None:
         self.problem = problem
         self.accum = accum
-        self.lanes = lanes
+        self.lanes = m.lanes(accum)
+        # What the level-2 caches of all cores hold together is read faster than it was written.
+        self.copied_bytes = min(m.l2_bytes * m.cores, _MOST_COPIED)
         self.scratch = Scratch()
         self._flat = {
             role: flat(buffers[role], problem.dtype(role), problem.shape(role))
@@ -70,60 +94,6 @@ class Memory:
 
     # ---- activations -------------------------------------------------------------------------
 
-    def _direct(self, role: str, block: int, per_group: int, interleaved: bool) -> bool:
-        return (
-            self.problem.layout(role)[-1] == "C"
-            and self.problem.dtype(role) == self.accum
-            and per_group % block == 0
-            and not interleaved
-        )
-
-    def _in_place(self, role: str, per_group: int) -> Image:
-        step = self.strides(role)
-        return Image(self._flat[role], 0, step["N"], step["H"], step["W"], per_group)
-
-    def _staged(
-        self, role: str, border: Border, groups: int, per_group: int, block: int
-    ) -> tuple[Image, Expr, tuple[Expr, int, int, int], int]:
-        n, _, h, w = self.problem.canonical_shape(role)
-        padded = -(-per_group // block) * block
-        rows, columns = h + border[0] + border[2], w + border[1] + border[3]
-        channels = groups * padded
-        buffer = self.scratch.new(f"{role}_core", n * rows * columns * channels, self.accum)
-        image = Image(
-            buffer,
-            (border[0] * columns + border[1]) * channels,
-            rows * columns * channels,
-            columns * channels,
-            channels,
-            padded,
-        )
-        return image, buffer, (n, rows, columns, channels), padded
-
-    def _copy(
-        self, role: str, image: Image, groups: int, per_group: int, interleaved: bool, to_core: bool
-    ) -> None:
-        problem, step = self.problem, self.strides(role)
-        n, _, h, w = problem.canonical_shape(role)
-        c_step = step["C"]
-        lane = Dim(per_group, c_step * groups if interleaved else c_step, 1)
-        group = Dim(groups, c_step if interleaved else c_step * per_group, image.g_step)
-        letters = {
-            "N": Dim(n, step["N"], image.n_step),
-            "H": Dim(h, step["H"], image.h_step),
-            "W": Dim(w, step["W"], image.w_step),
-            "C": group,
-        }
-        dims = [letters[x] for x in problem.layout(role) if x != "C" or groups > 1]
-        block = 1 << 30  # one block: channels of a group are contiguous
-        move(
-            Copy(
-                self._flat[role], problem.dtype(role), image.buffer, self.accum, image.base,
-                dims, lane, block, block, to_core,
-            ),
-            self.lanes,
-        )  # fmt: skip
-
     def operand(
         self,
         role: str,
@@ -133,34 +103,84 @@ class Memory:
         border: Border = NO_BORDER,
         block: int = 1,
         interleaved: bool = False,
-    ) -> Image:
+    ) -> Activation:
         """An activation to read, with zeros in the border and channels a multiple of `block`."""
-        if border == NO_BORDER and self._direct(role, block, per_group, interleaved):
-            return self._in_place(role, per_group)
-        image, buffer, size, padded = self._staged(role, border, groups, per_group, block)
-        if padded != per_group:
-            clear(buffer, self.accum, math.prod(size), self.lanes)
-        elif border != NO_BORDER:
-            clear_border(buffer, self.accum, size, border, self.lanes)
-        self._copy(role, image, groups, per_group, interleaved, True)
-        return image
+        direct = (
+            self.problem.layout(role)[-1] == "C"
+            and self.problem.dtype(role) == self.accum
+            and per_group % block == 0
+            and not interleaved
+            and border == NO_BORDER
+        )
+        padded = ceildiv(per_group, block) * block
+        return Activation(role, groups, per_group, padded, border, interleaved, not direct)
 
     def result(
         self, groups: int, per_group: int, *, block: int = 1, interleaved: bool = False
-    ) -> Image:
-        """Where to write the result, an activation with channels a multiple of `block`."""
+    ) -> Activation:
+        """The result, an activation to write, with channels a multiple of `block`."""
         role = self.problem.roles[2]
-        if self._direct(role, block, per_group, interleaved):
-            return self._in_place(role, per_group)
-        return self._staged(role, NO_BORDER, groups, per_group, block)[0]
+        return self.operand(role, groups, per_group, block=block, interleaved=interleaved)
 
-    def finish(
-        self, image: Image, groups: int, per_group: int, *, interleaved: bool = False
-    ) -> None:
-        """Copies the result out, unless it was written in place."""
-        role = self.problem.roles[2]
-        if image.buffer is not self._flat[role]:
-            self._copy(role, image, groups, per_group, interleaved, False)
+    def batch(self, *activations: Activation) -> Batch:
+        """All images, as many at a time as copies of these activations have room for."""
+        return Batch(self, activations)
+
+    def in_place(self, wanted: Activation) -> Image:
+        """The caller's own memory."""
+        step = self.strides(wanted.role)
+        return Image(self._flat[wanted.role], 0, step["N"], step["H"], step["W"], wanted.per_group)
+
+    def size(self, wanted: Activation) -> tuple[int, int, int]:
+        """(rows, columns, channels) of an image's copy."""
+        _, _, h, w = self.problem.canonical_shape(wanted.role)
+        top, left, bottom, right = wanted.border
+        return h + top + bottom, w + left + right, wanted.groups * wanted.padded
+
+    def room(self, wanted: Activation, images: int) -> Image:
+        """Memory for copies of so many images; the border and channels too many are zeros."""
+        top, left, *_ = wanted.border
+        rows, columns, channels = self.size(wanted)
+        count = images * rows * columns * channels
+        buffer = self.scratch.new(f"{wanted.role}_core", count, self.accum)
+        if wanted.role != self.problem.roles[2]:
+            if wanted.padded != wanted.per_group:
+                clear(buffer, self.accum, count, self.lanes)
+            elif wanted.border != NO_BORDER:
+                size = (images, rows, columns, channels)
+                clear_border(buffer, self.accum, size, wanted.border, self.lanes)
+        return Image(
+            buffer,
+            (top * columns + left) * channels,
+            rows * columns * channels,
+            columns * channels,
+            channels,
+            wanted.padded,
+        )
+
+    def move_images(self, wanted: Activation, image: Image, first: Expr, count: Expr) -> None:
+        """Copies `count` images from `first` on in, or those of the result out."""
+        problem, step, groups = self.problem, self.strides(wanted.role), wanted.groups
+        _, _, h, w = problem.canonical_shape(wanted.role)
+        lane_step, group_step = step["C"], step["C"] * wanted.per_group
+        if wanted.interleaved:
+            lane_step, group_step = lane_step * groups, lane_step
+        letters = {
+            "N": Dim(count, step["N"], image.n_step),
+            "H": Dim(h, step["H"], image.h_step),
+            "W": Dim(w, step["W"], image.w_step),
+            "C": Dim(groups, group_step, image.g_step),
+        }
+        dims = [letters[x] for x in problem.layout(wanted.role) if x != "C" or groups > 1]
+        block = 1 << 30  # one block: channels of a group are contiguous
+        move(
+            Copy(
+                self._flat[wanted.role], problem.dtype(wanted.role), image.buffer, self.accum,
+                image.base, dims, Dim(wanted.per_group, lane_step, 1), block, block,
+                wanted.role != problem.roles[2], first * step["N"],
+            ),
+            self.lanes,
+        )  # fmt: skip
 
     # ---- weights -----------------------------------------------------------------------------
 
@@ -237,3 +257,58 @@ class Panels:
 
     def at(self, g: Expr, b: Expr, r: Expr, s: Expr) -> Expr:
         return (g * self.blocks + b) * self.block_step + r * self.r_step + s * self.s_step
+
+
+class Batch:
+    """The images of a problem, some at a time; see `Memory.batch`."""
+
+    def __init__(self, memory: Memory, activations: tuple[Activation, ...]) -> None:
+        self._memory = memory
+        self._activations = activations
+        self._n = n = memory.problem.n
+        bytes_ = 8 if memory.accum == "float64" else 4
+        each = sum(math.prod(memory.size(x)) * bytes_ for x in activations if x.is_copied)
+        self.images: Expr = n  # at a time
+        if each:
+            self.images = most = max(1, memory.copied_bytes // each)
+            if isinstance(n, int):
+                self.images = max(x for x in range(1, min(most, n) + 1) if n % x == 0)
+        self.bytes = each * self.images if each else 0  # of all copies
+        self.tensors = [
+            memory.room(x, self.images) if x.is_copied else memory.in_place(x) for x in activations
+        ]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all images are taken at once."""
+        return not self.bytes or (isinstance(self._n, int) and self.images == self._n)
+
+    @contextlib.contextmanager
+    def each(self) -> Iterator[tuple[Expr, Expr, list[Image]]]:
+        """A loop over parts of the batch: (number of the part, its images, where they are).
+
+        Operands are copied in before what is written inside, the result is copied out after it.
+        """
+        loop = contextlib.nullcontext(0) if self.is_whole else serial(ceildiv(self._n, self.images))
+        with loop as number:
+            first, count = bind(number * self.images), self.images
+            if self.is_whole:
+                first, count = 0, self._n
+            elif not isinstance(self._n, int):
+                count = bind(T.min(int64(self.images), self._n - first))
+            staged = list(zip(self._activations, self.tensors, strict=True))
+            result = self._memory.problem.roles[2]
+            for wanted, image in staged:
+                if wanted.is_copied and wanted.role != result:
+                    self._memory.move_images(wanted, image, first, count)
+            yield (
+                number,
+                count,
+                [
+                    image if wanted.is_copied else replace(image, base=first * image.n_step)
+                    for wanted, image in staged
+                ],
+            )
+            for wanted, image in staged:
+                if wanted.is_copied and wanted.role == result:
+                    self._memory.move_images(wanted, image, first, count)

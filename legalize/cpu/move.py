@@ -45,6 +45,7 @@ class Copy:
     block: int
     block_step: int
     to_core: bool
+    user_base: Expr = 0
 
     @property
     def is_blocked(self) -> bool:
@@ -98,7 +99,7 @@ def _along_lanes(copy: Copy, lanes: int) -> None:
     # Short lanes come several to a task, as finding a task's place takes some divisions.
     several = [] if lane.extent >= _LONG else [outer.pop()]
     with parallel(*(d.extent for d in outer)) as index:
-        user = bind(_offset(index, outer, "user"))
+        user = bind(_offset(index, outer, "user") + copy.user_base)
         core = bind(_offset(index, outer, "core") + copy.core_base)
         with serial(several[0].extent if several else 1) as i:
             here = user + i * several[0].user if several else user
@@ -168,7 +169,7 @@ class _Columns:
 
     def start(self, index: Sequence[Expr]) -> None:
         """Fixes the indices of all dims outside the run."""
-        self.user = bind(_offset(index, self.outer, "user"))
+        self.user = bind(_offset(index, self.outer, "user") + self.copy.user_base)
         self.core = bind(_offset(index, self.outer, "core") + self.copy.core_base)
 
     def places(self, first: Expr, count: int) -> list[Expr]:

@@ -39,27 +39,12 @@ from .emit import (
     zero,
 )  # fmt: skip
 from .machine import Machine
-from .memory import Image, Memory, Panels
+from .memory import Batch, Image, Memory, Panels
+from .pixels import Pixels, cut
 
 # Bytes of gradient in a block of pixels: about a level-1 cache.
 _BLOCK_BYTES = 48 << 10
 _INNER = 4  # blocks of k that share a copy of the data: more make long code, and gain little
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """The gradient's pixels, cut into units of `images` x `rows` x all columns."""
-
-    n: Expr
-    p: Expr
-    q: int
-    images: int
-    rows: int
-    total: Expr = None  # of pixels, where rows are cut from one long row whose end is not full
-
-    @property
-    def units(self) -> tuple[Expr, Expr]:
-        return ceildiv(self.n, self.images), ceildiv(self.p, self.rows)
 
 
 @dataclass(frozen=True)
@@ -88,32 +73,15 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         left = problem.padding[1]
         last = (problem.q - 1) * problem.strides[1] + (problem.s - 1) * problem.dilation[1]
         border = (0, left, 0, max(0, last - left - problem.w + 1))
-    y = memory.operand("grad", groups, filters, block=block)
-    x = memory.operand("data", groups, channels, border=border)
+    batch = memory.batch(
+        memory.operand("grad", groups, filters, block=block),
+        memory.operand("data", groups, channels, border=border),
+    )
     weight, panels = memory.panels("O", groups, filters, channels, block)
-    pixels = _pixels(problem, x, y, _BLOCK_BYTES // (block * (8 if "64" in memory.accum else 4)))
-    if pixels.total is not None:
-        x = replace(x, h_step=pixels.q * x.w_step)
-        y = replace(y, h_step=pixels.q * y.w_step)
+    target = _BLOCK_BYTES // (block * (8 if "64" in memory.accum else 4))
+    pixels = cut(problem, batch, target)
     core = _Core(problem, m, memory.accum, pixels, panels, vectors, lanes, height, fold)
-    core.emit(x, y, weight, memory)
-
-
-def _pixels(problem: ConvProblem, x: Image, y: Image, target: int) -> Pixels:
-    n, p, q = problem.n, problem.p, problem.q
-    pointwise = problem.r == problem.s == 1 and problem.strides == (1, 1)
-    dense = x.is_dense(n, p, q) and y.is_dense(n, p, q)
-    if pointwise and problem.padding == (0, 0, 0, 0) and dense:
-        total = n * p * q
-        blocks = ceildiv(total, target)
-        long = ceildiv(total, blocks)
-        return Pixels(1, blocks, long, 1, 1, total)
-    rows = max(1, min(p, target // q))
-    rows = ceildiv(p, ceildiv(p, rows))
-    images = max(1, target // (p * q))
-    if isinstance(n, int):
-        images = ceildiv(n, ceildiv(n, min(images, n)))
-    return Pixels(n, p, q, images, rows)
+    core.emit(batch, weight, memory)
 
 
 class _Core:
@@ -178,11 +146,25 @@ class _Core:
                 return chunks, splits
         return fitting[-1], most
 
-    def emit(self, x: Image, y: Image, weight: Expr, memory: Memory) -> None:
+    def emit(self, batch: Batch, weight: Expr, memory: Memory) -> None:
         panels, splits = self.panels, self.splits
         parts = weight
         if splits > 1:
             parts = memory.scratch.new("parts", splits * self.size, self.accum)
+        with batch.each() as (number, images, (y, x)):
+            if self.pixels.total is None:
+                self.pixels = replace(self.pixels, n=images)
+            else:
+                x = replace(x, h_step=self.pixels.q * x.w_step)
+                y = replace(y, h_step=self.pixels.q * y.w_step)
+            self._tasks(x, y, parts, number == 0)
+        if splits > 1:
+            sum_parts(parts, weight, self.size, splits, self.lanes, self.accum)
+        memory.move_weight(weight, panels, False)
+
+    def _tasks(self, x: Image, y: Image, parts: Expr, is_first: Expr) -> None:
+        """Adds the sums over some images, the first of which find no sums yet."""
+        panels, splits = self.panels, self.splits
         units_n, units_p = self.pixels.units
         units = units_n * units_p
         outer = panels.blocks // self.inner
@@ -191,7 +173,7 @@ class _Core:
             b = bind(b * self.inner)
             slab = bind(i * self.size + panels.at(g, b, 0, 0))
             first = bind(chunk * tiles)
-            with serial(self.inner) as j:
+            with when(is_first), serial(self.inner) as j:
                 self._clear(parts, bind(slab + j * panels.block_step), first)
             begin, end = i * units // splits, (i + 1) * units // splits
             with serial(end, begin) as unit:
@@ -202,9 +184,6 @@ class _Core:
                 else:
                     with serial(tiles) as t:
                         self._tiles(x, y, parts, slab, bind(first + t), (n, p, g, b))
-        if splits > 1:
-            sum_parts(parts, weight, self.size, splits, self.lanes, self.accum)
-        memory.move_weight(weight, panels, False)
 
     def _clear(self, parts: Expr, slab: Expr, first: Expr) -> None:
         """Zeros in the task's weights: its chunk of each tap."""

@@ -92,11 +92,12 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     block = vectors * lanes
     weight, panels = memory.panels("I" if dgrad else "O", 1, out[1], size[1], block)
     memory.move_weight(weight, panels, True, reverse=dgrad)
-    x = memory.operand(operand, 1, size[1], block=lanes)
-    y = memory.result(1, out[1], block=block)
+    batch = memory.batch(
+        memory.operand(operand, 1, size[1], block=lanes), memory.result(1, out[1], block=block)
+    )
     reduced = ceildiv(size[1], lanes) * lanes
     before = [TAPS - 1 - b if dgrad else b for b in problem.padding[:2]]
-    tiles = Tiles(problem.n, *out[2:])
+    tiles = Tiles(batch.images, *out[2:])
     most = (m.registers - vectors - 1) // vectors
     step = reduced + _APART
     plan = _Plan.make(tiles.count, min(most, 14), 4 * step)
@@ -105,7 +106,7 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     moved = memory.scratch.new("tiles", plan.chunk * group_step, "float32")
     slab = panels.reduced * block + _APART  # of one point's weights, for one block of channels
     block_step = POINTS * slab
-    room = _TOTAL // 4 - plan.chunk * group_step - panels.blocks * panels.block_step
+    room = (_TOTAL - batch.bytes) // 4 - plan.chunk * group_step - panels.blocks * panels.block_step
     at_a_time = max(1, min(panels.blocks, room // block_step))
     at_a_time = ceildiv(panels.blocks, ceildiv(panels.blocks, at_a_time))
     turned = memory.scratch.new("points", at_a_time * block_step, "float32")
@@ -137,7 +138,7 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                             place = target + (i * SIZE + j) * slab + v * lanes
                             T.buffer_store(turned, value, [vector(place, lanes)])
 
-    def inputs(first: Expr) -> None:
+    def inputs(x: Image, first: Expr) -> None:
         """Transforms the tiles of the groups from `first` on."""
         with parallel(plan.chunk, plan.rows) as (g, row):
             tile = bind((first + g) * plan.rows + row)
@@ -154,7 +155,7 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                             place = target + (i * SIZE + j) * point_step + v * lanes
                             T.buffer_store(moved, value, [vector(place, lanes)])
 
-    def products(first: Expr, first_block: Expr) -> None:
+    def products(y: Image, first: Expr, first_block: Expr) -> None:
         with parallel(at_a_time, plan.chunk) as (b, g):
             inside = first_block + b < panels.blocks if panels.blocks % at_a_time else True
             group = first + g
@@ -192,10 +193,12 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     with when(tile < plan.tiles):
                         n, p, q = tiles.place(tile)
                         with serial(vectors) as v:
-                            outputs(sums, row, v, (n, p, q), first_block + b)
+                            outputs(y, sums, row, v, (n, p, q), first_block + b)
                 scratch.keep()
 
-    def outputs(sums: Expr, row: Expr, v: Expr, place: tuple[Expr, Expr, Expr], b: Expr) -> None:
+    def outputs(
+        y: Image, sums: Expr, row: Expr, v: Expr, place: tuple[Expr, Expr, Expr], b: Expr
+    ) -> None:
         at = bind(row * block + v * lanes)
         values = [
             [
@@ -215,15 +218,14 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     once = at_a_time == panels.blocks
     if once:
         weights(0)
-    with serial(ceildiv(plan.groups, plan.chunk)) as number:
+    with batch.each() as (_, _, (x, y)), serial(ceildiv(plan.groups, plan.chunk)) as number:
         first = bind(number * plan.chunk)
-        inputs(first)
+        inputs(x, first)
         with serial(ceildiv(panels.blocks, at_a_time)) as part:
             first_block = bind(part * at_a_time)
             if not once:
                 weights(first_block)
-            products(first, first_block)
-    memory.finish(y, 1, out[1])
+            products(y, first, first_block)
 
 
 # ---- wgrad -------------------------------------------------------------------------------------
@@ -233,10 +235,12 @@ def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     lanes = m.lanes("float32")
     vectors, _ = channel_block(m, "float32", problem.k)
     block = vectors * lanes
-    y = memory.operand("grad", 1, problem.k, block=block)
-    x = memory.operand("data", 1, problem.c, block=lanes)
+    batch = memory.batch(
+        memory.operand("grad", 1, problem.k, block=block),
+        memory.operand("data", 1, problem.c, block=lanes),
+    )
     weight, panels = memory.panels("O", 1, problem.k, problem.c, block)
-    tiles = Tiles(problem.n, problem.p, problem.q)
+    tiles = Tiles(batch.images, problem.p, problem.q)
     slices, blocks = ceildiv(problem.c, lanes), panels.blocks
     tile_bytes = 4 * POINTS * (slices * lanes + blocks * block)
     chunk = max(1, _CHUNK // tile_bytes)
@@ -249,7 +253,7 @@ def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     height = min((m.registers - vectors - 1) // vectors, lanes // 2)
     height = next(h for h in range(height, 0, -1) if lanes % h == 0)
 
-    def inputs(first: Expr, count: Expr) -> None:
+    def inputs(x: Image, y: Image, first: Expr, count: Expr) -> None:
         with parallel(chunk) as (row,), when(row < count):
             n, p, q = tiles.place(bind(first + row))
             h, w = bind(p - problem.padding[0]), bind(q - problem.padding[1])
@@ -271,7 +275,7 @@ def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                         place = (b * POINTS + i * SIZE + j) * y_step + row * block + v * lanes
                         T.buffer_store(grad, value, [vector(place, lanes)])
 
-    def products(number: Expr, count: Expr) -> None:
+    def products(is_first: Expr, count: Expr) -> None:
         with parallel(blocks, slices) as (b, c):
             scratch = Scratch()
             sums = scratch.new("sums", POINTS * lanes * block, "float32")
@@ -304,11 +308,11 @@ def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                 exist = bind(T.min(int64(lanes), problem.c - c * lanes))
             with serial(exist) as row, serial(vectors) as v:
                 outputs(
-                    sums, number, bind(b * panels.block_step + (c * lanes + row) * block), row, v
+                    sums, is_first, bind(b * panels.block_step + (c * lanes + row) * block), row, v
                 )
             scratch.keep()
 
-    def outputs(sums: Expr, number: Expr, target: Expr, row: Expr, v: Expr) -> None:
+    def outputs(sums: Expr, is_first: Expr, target: Expr, row: Expr, v: Expr) -> None:
         at = bind(row * block + v * lanes)
         values = [
             [bind(sums[vector(at + (i * SIZE + j) * lanes * block, lanes)]) for j in range(SIZE)]
@@ -317,14 +321,17 @@ def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         for r, line in enumerate(twice(gather, G, values, lanes)):
             for s, value in enumerate(line):
                 place = vector(target + r * panels.r_step + s * panels.s_step + v * lanes, lanes)
-                before = T.if_then_else(number == 0, zero("float32", lanes), weight[place])
-                T.buffer_store(weight, before + value if chunk < tiles.count else value, [place])
+                if is_first is not True:
+                    before = T.if_then_else(is_first, zero("float32", lanes), weight[place])
+                    value = before + value
+                T.buffer_store(weight, value, [place])
 
-    with serial(ceildiv(tiles.count, chunk)) as number:
+    chunks = ceildiv(tiles.count, chunk)
+    with batch.each() as (part, _, (y, x)), serial(chunks) as number:
         first = bind(number * chunk)
         count = chunk
         if tiles.count % chunk:
             count = bind(T.min(int64(chunk), tiles.count - first))
-        inputs(first, count)
-        products(number, count)
+        inputs(x, y, first, count)
+        products(both(part == 0, chunks == 1 or number == 0), count)
     memory.move_weight(weight, panels, False)

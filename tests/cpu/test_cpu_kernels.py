@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,9 @@ from tvm import relax
 from tvm.script import relax as R
 from tvm.target import Target
 
+from benchmarks.cpu import extra_bytes
 from legalize import cpu
+from legalize.cpu import affine, memory
 from legalize.cpu.machine import machine, usable_cores
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import (
@@ -79,7 +83,11 @@ CASES = [
 
 def run(problem: ConvProblem, target: Target = TARGET) -> float:
     """Relative error of the kernel."""
-    kernel = tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
+    return error_of(problem, tvm.compile(cpu.prim_func(problem, target), target=target)["main"])
+
+
+def error_of(problem: ConvProblem, kernel: Callable[..., Any]) -> float:
+    """Relative error of a compiled kernel."""
     a, b = random_operands(problem, np.random.default_rng(0))
     out = tvm.runtime.tensor(poisoned(problem))
     kernel(tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
@@ -96,6 +104,61 @@ def test_edges(problem: ConvProblem) -> None:
 def test_random(kind: ConvKind, seed: int) -> None:
     problem = random_problem(np.random.default_rng(seed), kind, max_flop=2e6)
     assert run(problem) <= tolerance(problem), problem.repro()
+
+
+# Lines of which copies of some activation are made.
+PARTS = """
+n=6 c=17 h=7 w=11 k=13 r=3 s=5 pad=1,2,1,2
+n=5 c=32 h=8 w=8 k=32 r=1 s=1
+n=6 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3 layout=NHWC/HWIO/NHWC
+n=4 c=24 h=9 w=9 k=72 r=1 s=1 stride=2,1
+n=6 c=40 h=9 w=10 k=40 r=3 s=3 pad=1,1,1,1 groups=40
+n=6 c=10 h=9 w=30 k=20 r=5 s=7 pad=2,3,2,3 groups=10
+n=6 c=24 h=5 w=6 k=40 r=3 s=3 pad=1,1,1,1 layout=CHWN/OHWI/NCHW
+n=6 c=64 h=9 w=9 k=64 r=3 s=3 pad=1,1,1,1
+"""
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("line", PARTS.strip().splitlines())
+def test_images_are_copied_in_parts(
+    line: str, kind: ConvKind, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = ConvProblem.parse(f"{kind.value} {line}")
+    whole = extra_bytes(cpu.prim_func(problem, TARGET))
+    roles = (role for role in problem.roles if role != "weight")
+    copies = sum(4 * math.prod(problem.shape(role)) for role in roles)
+    monkeypatch.setattr(memory, "_MOST_COPIED", copies * images // problem.n)
+    if images == 1:
+        assert extra_bytes(cpu.prim_func(problem, TARGET)) < whole
+    assert run(problem) <= tolerance(problem)
+
+
+@pytest.mark.parametrize("kind", [ConvKind.FPROP, ConvKind.DGRAD], ids=lambda kind: kind.value)
+def test_pixels_that_come_from_memory(kind: ConvKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for ahead of time is never more than asked for."""
+    monkeypatch.setattr(affine, "_BEYOND", 0)
+    for line in (
+        "n=2 c=40 h=5 w=6 k=104 r=1 s=1 layout=NHWC/HWIO/NHWC",
+        "n=2 c=17 h=5 w=6 k=72 r=1 s=1 layout=NCHW/HWIO/NHWC dtype=f64/f64/f64",
+    ):
+        problem = ConvProblem.parse(f"{kind.value} {line}")
+        assert "prefetch" in cpu.prim_func(problem, TARGET).script()
+        assert run(problem) <= tolerance(problem)
+
+
+@pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
+def test_copies_of_a_symbolic_batch_are_of_some_images(
+    kind: ConvKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_MOST_COPIED", 40_000)
+    n = tvm.tirx.Var("n", "int64")
+    for line in ("c=24 h=8 w=9 k=32 r=3 s=3 pad=1,1,1,1", "c=64 h=5 w=6 k=32 r=1 s=1"):
+        problem = ConvProblem.parse(f"{kind.value} n=1 {line}")
+        kernel = tvm.compile(cpu.prim_func(replace(problem, n=n), TARGET), target=TARGET)["main"]
+        for size in (1, 5, 8):
+            assert error_of(replace(problem, n=size), kernel) <= tolerance(problem)
 
 
 # Other instruction sets than the host's own; their code runs here if the host has them all.
@@ -145,10 +208,7 @@ def test_symbolic_batch(kind: ConvKind, line: str) -> None:
     kernel = tvm.compile(cpu.prim_func(replace(problem, n=n), TARGET), target=TARGET)["main"]
     for size in (1, 5):
         sized = replace(problem, n=size)
-        a, b = random_operands(sized, np.random.default_rng(0))
-        out = tvm.runtime.tensor(poisoned(sized))
-        kernel(tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
-        assert relative_error(out.numpy(), torch_reference(sized, a, b)) <= tolerance(sized)
+        assert error_of(sized, kernel) <= tolerance(sized)
 
 
 def test_call_tir_through_the_default_pipeline() -> None:

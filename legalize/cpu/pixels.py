@@ -1,0 +1,45 @@
+"""How wgrad cuts the gradient's pixels into units that a level-1 cache holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relay_wgrad.problem import ConvProblem
+
+from .emit import Expr, ceildiv
+from .memory import Batch
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The gradient's pixels, cut into units of `images` x `rows` x all columns."""
+
+    n: Expr
+    p: Expr
+    q: int
+    images: int
+    rows: int
+    total: Expr = None  # of pixels, where rows are cut from one long row whose end is not full
+
+    @property
+    def units(self) -> tuple[Expr, Expr]:
+        return ceildiv(self.n, self.images), ceildiv(self.p, self.rows)
+
+
+def cut(problem: ConvProblem, batch: Batch, target: int) -> Pixels:
+    """Units of about `target` pixels of the images that are taken at a time."""
+    n, p, q = batch.images, problem.p, problem.q
+    pointwise = problem.r == problem.s == 1 and problem.strides == (1, 1)
+    images = n if problem.is_static else problem.n
+    dense = all(tensor.is_dense(images, p, q) for tensor in batch.tensors)
+    if pointwise and problem.padding == (0, 0, 0, 0) and dense:
+        total = n * p * q
+        blocks = ceildiv(total, target)
+        long = ceildiv(total, blocks)
+        return Pixels(1, blocks, long, 1, 1, total)
+    rows = max(1, min(p, target // q))
+    rows = ceildiv(p, ceildiv(p, rows))
+    images = max(1, target // (p * q))
+    if isinstance(n, int):
+        images = ceildiv(n, ceildiv(n, min(images, n)))
+    return Pixels(n, p, q, images, rows)
