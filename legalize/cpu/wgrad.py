@@ -287,11 +287,13 @@ class _Core:
         stride, dilation = problem.strides[axis], problem.dilation[axis]
         before, kernel = problem.padding[axis], (problem.r, problem.s)[axis]
 
+        # The tap has a positive sign in both: TVM 0.27 simplifies (c - v) // s of a loop's variable
+        # v wrongly (`iter_map_simplify`).
         def low(t: Expr) -> Expr:
-            return ceildiv(before - t * dilation, stride)
+            return -((t * dilation - before) // stride)
 
         def high(t: Expr) -> Expr:
-            return (size - 1 + before - t * dilation) // stride + 1
+            return 1 - ceildiv(t * dilation - before - size + 1, stride)
 
         if low(0) <= 0 and high(kernel - 1) >= limit:
             return 0, limit
