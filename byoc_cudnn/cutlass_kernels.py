@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
-from .backends.cutlass import HALVES, Options
+from .backends.cutlass import HALVES, Options, has_hopper, of_group, too_large
+from .cutlass_hopper import hopper_algorithm
 
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 VECTOR = 16  # bytes of a memory access at most
@@ -25,7 +26,12 @@ MATH_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4}
 
 @dataclass(frozen=True)
 class Tile:
-    """Sizes of a block's tile of the GEMM, of a warp's, and the pipeline's depth."""
+    """Sizes of a block's tile of the GEMM, of a warp's, and the pipeline's depth.
+
+    In Hopper's kernels, of two groups of warps, `warp_m` and `warp_n` are a group's part: half of a
+    tile, or the whole of one where the groups take tiles in turn.  `cluster` are the blocks along M
+    and N that share what they load, `taps` those of the filter that a wgrad's columns are of.
+    """
 
     m: int
     n: int
@@ -33,6 +39,8 @@ class Tile:
     warp_m: int
     warp_n: int
     stages: int
+    cluster: tuple[int, int] = (1, 1)
+    taps: int = 1
 
     @property
     def threads(self) -> int:
@@ -54,14 +62,22 @@ _SIMT = (
     Tile(64, 64, 8, 32, 64, 4),
 )  # fmt: skip
 TILES = {"f16": _HALF, "bf16": _HALF, "tf32": _TF32, "f32": _SIMT}
-# Of Hopper's own instructions, in half precision; but for one, two blocks fit an SM.  A warp's part
-# of it is nominal, since a group of four multiplies together.
-WGMMA_TILES = (
-    Tile(128, 128, 64, 64, 64, 3), Tile(128, 64, 64, 64, 32, 4), Tile(64, 256, 64, 64, 64, 4),
-    Tile(64, 128, 64, 32, 64, 4),
+# Of Hopper's own instructions, in half precision: one block on an SM, 227 KiB.  First those whose
+# groups of warps share a tile, then those that take tiles in turn.
+HOPPER_TILES = (
+    Tile(128, 256, 64, 64, 256, 4, (2, 1)), Tile(256, 128, 64, 128, 128, 4, (2, 1)),
+    Tile(128, 256, 64, 64, 256, 4), Tile(256, 128, 64, 128, 128, 4), Tile(256, 64, 64, 128, 64, 5),
+    Tile(128, 128, 64, 128, 128, 6, (2, 1)), Tile(128, 128, 64, 128, 128, 6),
+    Tile(128, 64, 64, 128, 64, 8), Tile(64, 256, 64, 64, 256, 5), Tile(64, 128, 64, 64, 128, 8),
+    Tile(64, 64, 64, 64, 64, 8),
+)  # fmt: skip
+# Of a wgrad with few channels and several taps: what is loaded of the gradient serves more of them.
+TAP_TILES = (
+    Tile(128, 256, 64, 64, 256, 4, taps=2), Tile(128, 192, 64, 64, 192, 5, taps=3),
+    Tile(64, 256, 64, 64, 256, 5, taps=2), Tile(64, 192, 64, 64, 192, 6, taps=3),
 )  # fmt: skip
 
-OPTIMIZED, ANALYTIC, FEW_CHANNELS, WGMMA = "optimized", "analytic", "few_channels", "wgmma"
+OPTIMIZED, ANALYTIC, FEW_CHANNELS = "optimized", "analytic", "few_channels"
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,7 @@ class Kernel:
     """One specialization.
 
     `sm` is the generation whose instructions it uses: 75 or 80, which newer GPUs run too, or with
-    the algorithm `WGMMA` 90, which no other runs.
+    an algorithm of `HOPPER` 90, which no other runs.
     `accesses` are the elements of a memory access to the first operand, the second and the result.
     `strided` tells dgrad's two kernels apart.  A wgrad's result is float32: its sums' slices, which
     a second kernel adds and rounds.
@@ -89,10 +105,12 @@ class Kernel:
     def name(self) -> str:
         """An identifier of C, unlike any other kernel's."""
         t = self.tile
+        extent = "" if t.cluster == (1, 1) else "c{}x{}".format(*t.cluster)
+        extent += "" if t.taps == 1 else f"t{t.taps}"
         parts = [
             self.kind.value, self.math, self.result,
             self.algorithm.replace("_", ""), "strided" if self.strided else "unit",
-            f"{t.m}x{t.n}x{t.k}", f"{t.warp_m}x{t.warp_n}", f"s{t.stages}",
+            f"{t.m}x{t.n}x{t.k}{extent}", f"{t.warp_m}x{t.warp_n}", f"s{t.stages}",
             "a" + "x".join(map(str, self.accesses)), "".join(self.epilogue) or "plain",
             f"sm{self.sm}",
         ]  # fmt: skip
@@ -105,7 +123,11 @@ class Kernel:
         if match is None:
             raise ValueError(f"not the name of a CUTLASS kernel: {name!r}")
         g = match.groupdict()
-        tile = Tile(*(int(g[x]) for x in ("m", "n", "k", "warp_m", "warp_n", "stages")))
+        m, n, k, warp_m, warp_n, stages = (
+            int(g[x]) for x in ("m", "n", "k", "warp_m", "warp_n", "stages")
+        )
+        cluster = (int(g["cluster_m"]), int(g["cluster_n"])) if g["cluster_m"] else (1, 1)
+        tile = Tile(m, n, k, warp_m, warp_n, stages, cluster, int(g["taps"] or 1))
         a, b, c = (int(x) for x in g["accesses"].split("x"))
         few = g["algorithm"].replace("fewchannels", FEW_CHANNELS)
         epilogue = tuple(
@@ -126,8 +148,10 @@ class Kernel:
 PREFIX = "relay_wgrad_cutlass_"
 _NAME = re.compile(
     PREFIX + r"(?P<kind>fprop|dgrad|wgrad)_(?P<math>f16|bf16|tf32|f32)_(?P<result>f16|bf16|f32)"
-    r"_(?P<algorithm>optimized|analytic|fewchannels|wgmma)_(?P<strided>strided|unit)"
-    r"_(?P<m>\d{1,3})x(?P<n>\d{1,3})x(?P<k>\d{1,3})_(?P<warp_m>\d{1,3})x(?P<warp_n>\d{1,3})"
+    r"_(?P<algorithm>optimized|analytic|fewchannels|wgmma|gemm)_(?P<strided>strided|unit)"
+    r"_(?P<m>\d{1,3})x(?P<n>\d{1,3})x(?P<k>\d{1,3})(c(?P<cluster_m>[12])x(?P<cluster_n>[12]))?"
+    r"(t(?P<taps>[2-9]))?"
+    r"_(?P<warp_m>\d{1,3})x(?P<warp_n>\d{1,3})"
     r"_s(?P<stages>\d)_a(?P<accesses>\dx\dx\d)_"
     r"(?P<epilogue>plain|bias|relu|biasrelu|residual|residualrelu|mask)"
     r"_sm(?P<sm>75|80|90)"
@@ -147,24 +171,30 @@ def math_of(problem: ConvProblem, options: Options) -> str:
     dtype = problem.dtype(problem.roles[0])
     if dtype in HALVES:
         return _SHORT[dtype]
-    return "tf32" if options.allow_tf32 and options.arch >= 80 else "f32"
+    return "tf32" if options.allow_tf32 and options.archs[0] >= 80 else "f32"
 
 
 def candidates(
     problem: ConvProblem, epilogue: tuple[str, ...], options: Options
 ) -> tuple[Kernel, ...]:
-    """The kernels for a problem that `backends.cutlass.check` accepts: one for each tile."""
+    """The kernels for a problem that `backends.cutlass.check` accepts: one for each tile.
+
+    Of several GPUs in the options, the oldest counts.
+    """
+    hopper = hopper_algorithm(problem) if has_hopper(options) else None
+    large = too_large(problem)
+    problem = of_group(problem)
     kind, math = problem.kind, math_of(problem, options)
     wgrad = kind is ConvKind.WGRAD
     result = "f32" if wgrad else _SHORT[problem.dtype(problem.roles[2])]
     accesses = _accesses(
         problem, math, 4 if wgrad else DTYPE_BYTES[problem.dtype(problem.roles[2])]
     )
-    sm = 75 if options.arch < 80 else 80
+    sm = 75 if options.archs[0] < 80 else 80
     shallow = sm == 75 or min(accesses[:2]) * MATH_BYTES[math] < SMALLEST_ASYNC
     strided = kind is ConvKind.DGRAD and max(problem.strides) > 1
     algorithm = _algorithm(problem, math)
-    found = [
+    found = [] if large else [
         Kernel(
             kind, math, result,
             Tile(t.m, t.n, t.k, t.warp_m, t.warp_n, 2 if shallow else t.stages),
@@ -172,9 +202,11 @@ def candidates(
         )
         for t in TILES[math]
     ]  # fmt: skip
-    if options.wgmma and not epilogue and _has_wgmma(problem, math, accesses):
+    if hopper is not None:
+        several = kind is ConvKind.WGRAD and problem.r * problem.s > 1
         found += [
-            Kernel(kind, math, result, tile, WGMMA, False, accesses, (), 90) for tile in WGMMA_TILES
+            Kernel(kind, math, result, tile, hopper, strided, accesses, epilogue, 90)
+            for tile in HOPPER_TILES + (TAP_TILES if several else ())
         ]
     return tuple(found)
 
@@ -203,24 +235,3 @@ def _algorithm(problem: ConvProblem, math: str) -> str:
     if problem.kind is ConvKind.FPROP and few and math != "f32":
         return FEW_CHANNELS
     return ANALYTIC if max(problem.r, problem.s) > MOST_TAPS else OPTIMIZED
-
-
-def _has_wgmma(problem: ConvProblem, math: str, accesses: tuple[int, int, int]) -> bool:
-    """Whether CUTLASS's 3.x convolutions with wgmma and TMA can do a problem.
-
-    Their wgrad has no slices, so it would leave most of a GPU idle, and is not taken.  TMA reads
-    aligned rows; its im2col mode has 8 bits for each corner of a filter's window and for each tap's
-    offset, and strides up to 8.
-    """
-    if problem.kind is ConvKind.WGRAD or math not in ("f16", "bf16"):
-        return False
-    if problem.kind is ConvKind.DGRAD and max(problem.strides) > 1:
-        return False
-    wide = all(a * size == VECTOR for a, size in zip(accesses[:2], (2, 2), strict=True))
-    reach = [(d * (n - 1)) for d, n in zip(problem.dilation, (problem.r, problem.s), strict=True)]
-    return (
-        wide
-        and accesses[2] * DTYPE_BYTES[problem.dtype(problem.roles[2])] == VECTOR
-        and max(problem.strides) <= 8
-        and max(*reach, *problem.padding) < 128
-    )

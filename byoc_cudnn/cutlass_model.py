@@ -22,8 +22,9 @@ from typing import Any
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
-from .backends.cutlass import MAX_SLICES, Options, check
-from .cutlass_kernels import FEW_CHANNELS, MATH_BYTES, VECTOR, WGMMA, Kernel, candidates, math_of
+from .backends.cutlass import MAX_SLICES, Options, check, of_group
+from .cutlass_hopper import HOPPER, WGMMA
+from .cutlass_kernels import FEW_CHANNELS, MATH_BYTES, VECTOR, Kernel, candidates, math_of
 
 ASSUMED = {"n": 32, "h": 56, "w": 56}  # for sizes that are known at run time only
 MOST_WORKSPACE = 64 << 20  # bytes of a weight gradient's slices
@@ -37,6 +38,9 @@ _NARROW = 2.5  # times as much for an access of less than a vector
 _LAUNCH = 5000  # cycles of one more kernel
 _L2 = 64  # bytes per cycle and SM
 _MEMORY = 16  # the same, of the device's memory
+_L2_TMA = 36  # bytes per cycle and SM that blocks of Hopper's kernels get
+_NARROW_WGMMA = 1.3
+_STORE_WGMMA = 0.12  # cycles to write an element of a tile, of one block
 _REGISTERS = 65536  # of an SM
 _ADDRESSING = 110  # registers of a thread besides its sums, as ptxas reported for some kernels
 
@@ -79,9 +83,10 @@ def machine_of(arch: int) -> Machine:
 def choose(
     problem: ConvProblem, epilogue: tuple[str, ...], options: Options, arch: int | None = None
 ) -> Choice:
-    """The kernel that the model expects to be fastest, for the GPU `arch` (`options.arch`).
+    """The kernel that the model expects to be fastest, for the GPU `arch` (the oldest in
+    the options).
 
-    Symbolic sizes count as `ASSUMED`.  Equal expectations go to the larger tile.
+    Symbolic sizes count as `ASSUMED`.
 
     Raises ValueError if there is none, or if `options.kernel` names none of the problem's.
     """
@@ -95,8 +100,11 @@ def choose(
 def ranked(
     problem: ConvProblem, epilogue: tuple[str, ...], options: Options, arch: int | None = None
 ) -> list[Choice]:
-    """All kernels with all counts of slices, the one that the model expects to be fastest first."""
-    machine = machine_of(options.arch if arch is None else arch)
+    """All kernels with all counts of slices, the one that the model expects to be fastest first.
+
+    Of several that wait for memory, the one with the least to do comes first.
+    """
+    machine = machine_of(options.archs[0] if arch is None else arch)
     sized = _sized(problem)
     found = [
         Choice(kernel, slices, predict(sized, kernel, slices, machine))
@@ -104,7 +112,7 @@ def ranked(
         if kernel.shared_bytes <= machine.shared_bytes and options.kernel in (None, kernel.name)
         for slices in slice_counts(sized, kernel, options)
     ]
-    return sorted(found, key=lambda choice: choice.cycles)
+    return sorted(found, key=lambda c: (c.cycles, _busy(sized, c.kernel, c.slices, machine)))
 
 
 def wider_channels(problem: ConvProblem, options: Options) -> ConvProblem | None:
@@ -117,7 +125,7 @@ def wider_channels(problem: ConvProblem, options: Options) -> ConvProblem | None
     wide = {name: -(-getattr(problem, name) // width) * width for name in ("c", "k")}
     if problem.groups != 1 or all(getattr(problem, name) == n for name, n in wide.items()):
         return None
-    machine = machine_of(options.arch)
+    machine = machine_of(options.archs[0])
 
     def cost(new: ConvProblem) -> float:
         sized, old = _sized(new), _sized(problem)
@@ -150,24 +158,72 @@ def slice_counts(problem: ConvProblem, kernel: Kernel, options: Options) -> list
     """Into how many slices the sum may be cut: 1, or what the workspace holds."""
     if problem.kind is not ConvKind.WGRAD:
         return [1]
-    sums = 4 * problem.k * problem.c * problem.r * problem.s
+    sums = 4 * problem.k * problem.c * problem.r * problem.s // problem.groups
+    problem = of_group(problem)
     most = max(1, min(MAX_SLICES, MOST_WORKSPACE // sums))
     if options.split_k is not None:
         return [min(options.split_k, most)]
     # A slice should have a few steps, or it does nothing but begin and end.
     steps = -(-problem.gemm[2] // kernel.tile.k)
     most = min(most, max(1, steps // 4))
-    counts = [1]
-    while counts[-1] * 2 <= most:
-        counts.append(counts[-1] * 2)
-    return counts
+    counts = {1}
+    while max(counts) * 2 <= most:
+        counts.add(max(counts) * 2)
+    if kernel.algorithm in HOPPER:  # whole waves of blocks that stay
+        blocks = _tiles(problem, kernel) * math.prod(kernel.tile.cluster)
+        waves = (wave * MACHINES[90].sms // blocks for wave in range(1, 5))
+        counts |= {count for count in waves if 1 <= count <= most}
+    return sorted(counts)
+
+
+def _tiles(problem: ConvProblem, kernel: Kernel) -> int:
+    """Tiles of the result; of clusters of blocks, in Hopper's kernels."""
+    m, n, _ = problem.gemm
+    tile, taps = kernel.tile, 1
+    if problem.kind is ConvKind.WGRAD and kernel.algorithm in HOPPER:
+        taps = problem.r * problem.s  # a tile's columns are channels of some taps
+        n //= taps
+    parts = -(-n // (tile.n // tile.taps)) * taps
+    rows, columns = -(-m // tile.m), -(-parts // tile.taps)
+    return -(-rows // tile.cluster[0]) * -(-columns // tile.cluster[1])
 
 
 def predict(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:
-    """Cycles that the model expects."""
+    """Cycles that the model expects; the groups' kernels run one after another."""
+    floor = problem.bytes / (_MEMORY * machine.sms)
+    return max(_busy(problem, kernel, slices, machine), floor)
+
+
+def _busy(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:
+    """The same, if memory were as fast as it need be."""
+    groups, problem = problem.groups, of_group(problem)
+    cycles = (_stays if kernel.algorithm in HOPPER else _waves)(problem, kernel, slices, machine)
+    if problem.kind is ConvKind.WGRAD and (slices > 1 or problem.weight_dtype != "float32"):
+        moved = 4 * (2 * slices + 1) * problem.k * problem.c * problem.r * problem.s
+        cycles += _LAUNCH + moved / (_MEMORY * machine.sms)
+    return groups * cycles + (groups - 1) * _LAUNCH
+
+
+def _stays(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:
+    """Cycles of blocks that stay, one on an SM, and take one tile after another."""
+    tile, size = kernel.tile, MATH_BYTES[kernel.math]
+    steps = -(-_steps(problem, kernel) // slices)
+    arithmetic = 2 * tile.m * tile.n * tile.k / machine.flop[WGMMA]
+    if tile.n < 128:  # operands come from shared memory, and a narrow one is read more often
+        arithmetic *= _NARROW_WGMMA
+    loads = (tile.m / tile.cluster[1] + tile.n / tile.cluster[0]) * tile.k * size / _L2_TMA
+    store = _STORE_WGMMA * tile.m * tile.n
+    whole = steps * max(arithmetic, loads)
+    # Groups that take tiles in turn write while the other multiplies.
+    tile_cycles = max(whole, store / 2) if tile.warp_m == tile.m else whole + store
+    waves = -(-_tiles(problem, kernel) * slices // (machine.sms // math.prod(tile.cluster)))
+    return waves * tile_cycles + _FIXED
+
+
+def _waves(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:
+    """Cycles of blocks that come in waves, each with one tile."""
     tile = kernel.tile
-    m, n, _ = problem.gemm
-    blocks = -(-m // tile.m) * -(-n // tile.n) * slices
+    blocks = _tiles(problem, kernel) * slices
     steps = -(-_steps(problem, kernel) // slices)
     fit = max(1, min(
         machine.shared_bytes // (kernel.shared_bytes + 1024),
@@ -181,21 +237,14 @@ def predict(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine)
     if rest:
         together = -(-rest // machine.sms)
         cycles += steps * _step(kernel, together, machine) + together * fixed
-    if problem.kind is ConvKind.WGRAD and (slices > 1 or problem.weight_dtype != "float32"):
-        moved = 4 * (2 * slices + 1) * problem.k * problem.c * problem.r * problem.s
-        cycles += _LAUNCH + moved / (_MEMORY * machine.sms)
-    floor = problem.bytes / (_MEMORY * machine.sms)
-    return max(cycles, floor)
+    return cycles
 
 
 def _step(kernel: Kernel, together: int, machine: Machine) -> float:
     """Cycles in which each of `together` blocks on an SM takes one step of its sum."""
     tile, size = kernel.tile, MATH_BYTES[kernel.math]
-    units = WGMMA if kernel.algorithm == WGMMA else kernel.math
-    arithmetic = 2 * tile.m * tile.n * tile.k / machine.flop[units]
+    arithmetic = 2 * tile.m * tile.n * tile.k / machine.flop[kernel.math]
     loads = (tile.m + tile.n) * tile.k * size / _L2
-    if kernel.algorithm == WGMMA:  # TMA computes the addresses
-        return together * max(arithmetic, loads)
     accesses = 0.0
     for rows, width in zip((tile.m, tile.n), kernel.accesses[:2], strict=True):
         narrow = kernel.math != "f32" and width * size < VECTOR

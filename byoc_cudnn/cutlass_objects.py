@@ -22,7 +22,8 @@ from pathlib import Path
 
 from .codegen.cutlass import kernels_of
 from .codegen.cutlass_kernel import SLICES, kernel_source
-from .cutlass_kernels import WGMMA, Kernel
+from .cutlass_hopper import HOPPER
+from .cutlass_kernels import Kernel
 from .private_folder import private_folder
 from .toolchain import Toolchain, ToolchainError, find, run_tool
 
@@ -56,7 +57,7 @@ class Cutlass:
 
 def needs_builders(name: str) -> bool:
     """Whether a kernel is one of the 3.x API."""
-    return name != SLICES and Kernel.parse(name).algorithm == WGMMA
+    return name != SLICES and Kernel.parse(name).algorithm in HOPPER
 
 
 def find_cutlass(environ: Mapping[str, str] | None = None) -> Cutlass | None:
@@ -179,26 +180,29 @@ class _Builder:
     cutlass: Cutlass
     folder: Path
 
-    def command(self, arch: int, name: str) -> list[str]:
+    def command(self, archs: Sequence[int], name: str) -> list[str]:
         """nvcc's, without source and output.
 
-        Machine code for the GPU, and PTX for newer ones, which Hopper's own instructions have not.
+        Machine code for each GPU, and PTX for GPUs newer than the last, which Hopper's own
+        instructions have not.
         """
-        code = f"arch=compute_{arch},code=[sm_{arch},compute_{arch}]"
+        *older, last = archs
+        codes = [f"arch=compute_{arch},code=sm_{arch}" for arch in older]
+        codes.append(f"arch=compute_{last},code=[sm_{last},compute_{last}]")
         headers = ["-isystem", str(self.cutlass.include)]
         if needs_builders(name):
-            code = "arch=compute_90a,code=sm_90a"
+            codes = ["arch=compute_90a,code=sm_90a"]
             headers += ["-isystem", str(self.cutlass.tools)]
         return [
             str(self.nvcc), "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr",
-            "-gencode", code,
+            *(word for code in codes for word in ("-gencode", code)),
             # Nothing of an object is for others, and headers' warnings are not ours.
             "-Xcompiler", "-fPIC,-fvisibility=hidden,-w", "-w", *headers,
         ]  # fmt: skip
 
-    def build(self, wanted: tuple[int, str]) -> Path:
-        arch, name = wanted
-        source, command = kernel_source(name), self.command(arch, name)
+    def build(self, wanted: tuple[tuple[int, ...], str]) -> Path:
+        archs, name = wanted
+        source, command = kernel_source(name), self.command(archs, name)
         facts = [source, *command, nvcc_version(self.nvcc) or "", self.cutlass.text]
         digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
         path = self.folder / f"{name}-{digest}.o"

@@ -12,14 +12,13 @@ import tvm
 from rich.markup import escape
 from rich.table import Table
 
-from . import registry
-from .arguments import choices, dtype, positive
+from . import arguments, registry
 from .display import Display
 from .emit_command import problem_argument
 from .problem import ConvProblem
 
 _BACKENDS = ("cutlass", "cudnn", "tvm")
-_HALF = {"float16": "float16", "bfloat16": "bfloat16"}
+BATCH = 32  # a GPU is to have something to do
 EPILOG = """\
 The record is a JSON file: of this user, or the one that --record names, which may be shared.
 Measurements that it has for this GPU and these versions are not made again.  It is used by
@@ -47,28 +46,28 @@ def add_parser(commands: Any) -> None:
             "keeps what was fastest."
         ),
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=arguments.Help,
     )
-    parser.add_argument("model", nargs="?", help="an .onnx file, or a network that onnx ships")
+    arguments.add_graph(parser, model="", batch=BATCH)
+    parser.set_defaults(layout="NHWC")
     parser.add_argument("--problem", type=problem_argument, action="append", metavar="LINE",
                         help="a problem instead, as reports print it; may be repeated")  # fmt: skip
-    parser.add_argument("--batch", type=positive, default=32, help="of a model (32)")
-    parser.add_argument("--image-size", type=positive, help="of a model, where it takes another")
-    parser.add_argument("--dtype", type=dtype, default="float32", metavar="{f32,f16,bf16}",
-                        help="of a model: f16 and bf16 are mixed precision (f32)")  # fmt: skip
-    parser.add_argument("--layout", choices=("NHWC", "NCHW"), default="NHWC", help="(NHWC)")
-    parser.add_argument("--backends", type=choices(*_BACKENDS), default=_BACKENDS, metavar="A,B,…",
-                        help=f"some of {','.join(_BACKENDS)}; default: all")  # fmt: skip
+    parser.add_argument("--backends", type=arguments.choices(*_BACKENDS),
+                        default=",".join(_BACKENDS), metavar="A,B,…",
+                        help="some of them, joined by commas")  # fmt: skip
     parser.add_argument("--no-tf32", action="store_true", help="float32 is not rounded to tf32")
-    parser.add_argument("--candidates", type=positive, default=8,
-                        help="CUTLASS kernels to try for a problem, at most (8)")  # fmt: skip
+    parser.add_argument("--wgmma", action="store_true",
+                        help="Hopper's own CUTLASS kernels too: a partition needs"
+                        " cutlass={'arch': 90, 'wgmma': True} then")  # fmt: skip
+    parser.add_argument("--candidates", type=arguments.positive, default=8,
+                        help="CUTLASS kernels to try for a problem, at most")  # fmt: skip
     parser.add_argument("--record", type=Path, metavar="FILE", help="instead of the user's own")
     parser.add_argument("--quiet", action="store_true", help="no progress display")
 
 
 def run(args: argparse.Namespace) -> int:
     """Does it; returns the exit code."""
-    if (args.model is None) == (args.problem is None):
+    if bool(args.model) == bool(args.problem):
         print("tune: give a model, or problems with --problem", file=sys.stderr)
         return 2
     from byoc_cudnn.record import Record
@@ -82,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     if not libraries:
         raise ValueError("--backends needs cutlass or cudnn beside tvm")
     options: dict[str, Any] = {name: {"allow_tf32": not args.no_tf32} for name in libraries}
+    if args.wgmma and "cutlass" in options:
+        options["cutlass"] |= {"arch": 90, "wgmma": True}
     display = Display(args.quiet)
     with display.progress as bar:
         task = bar.add_task("importing", total=None)
@@ -102,12 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _module(args: argparse.Namespace) -> tvm.IRModule:
-    from .frontend import from_onnx
-    from .training_step import converted, step_module
-
-    graph = from_onnx(args.model, batch=args.batch, image_size=args.image_size)
-    half = _HALF.get(args.dtype)
-    return converted(step_module(graph, dtype=half, scaled=half is not None), args.layout)
+    return arguments.step_of(args, arguments.graph_of(args))
 
 
 def _stock(problem: ConvProblem) -> Callable[..., Any]:

@@ -18,11 +18,12 @@ import tvm_ffi
 from tvm import get_global_func, relax
 from tvm.target import Target
 
-from relay_wgrad.problem import DTYPE_BYTES
+from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
 from ..backends.cutlass import CODEGEN, Options, check
-from ..cutlass_kernels import MATH_BYTES, Kernel
-from ..cutlass_model import choose
+from ..cutlass_hopper import HOPPER
+from ..cutlass_kernels import MATH_BYTES, Kernel, candidates
+from ..cutlass_model import Choice, choose
 from .cutlass_kernel import SLICES
 from .entry import KINDS, exported
 from .regions import Region, read_region
@@ -55,7 +56,7 @@ _HEAD = """\
 # What is in the objects is hidden in the library, so that another library's is not taken for it.
 _DECLARED = 'extern "C" __attribute__((visibility("hidden")))'
 _SLICES = f"{_DECLARED} int {SLICES}(const float*, void*, int, int64_t, int, cudaStream_t);\n"
-_KERNEL_LINE = re.compile(r"^// kernel for sm_(\d{2,3}): (\w+)$", re.MULTILINE)
+_KERNEL_LINE = re.compile(r"^// kernel for ((?:sm_\d{2,3} ?)+): (\w+)$", re.MULTILINE)
 
 
 @lru_cache(maxsize=1)
@@ -69,21 +70,27 @@ def head_and_runtime() -> str:
 def generate(regions: Sequence[Region], arch: int | None = None) -> str:
     """The C++ source of regions: a row for each distinct convolution, a function for each.
 
-    `arch` is the GPU to build for, as nvcc numbers it, if that is newer than each region's option.
+    `arch` is the GPU to build for, as nvcc numbers it, if that is newer than each region's option;
+    it says nothing where an option names several.
 
     Raises ValueError for a problem that `backends.cutlass.check` refuses, with its reason.
     """
     given = [Options(**region.options) for region in regions]
-    target = max([arch or 0, *(options.arch for options in given)])
+    target = max([arch or 0, *(options.archs[-1] for options in given)])
     rows: dict[str, int] = {}
-    functions, built = [], set()
+    functions = []
+    built: dict[str, set[int]] = {}  # by kernel, the GPUs that have its machine code
     for region, options in zip(regions, given, strict=True):
-        text, kernel = _row(region, options, target)
-        built.add(kernel.name)
+        archs = options.archs if len(options.archs) > 1 else (target,)
+        text, kernels = _row(region, options, archs)
+        for kernel, gpu in zip(kernels, archs, strict=True):
+            built.setdefault(kernel.name, set()).add(gpu)
+            built.setdefault(SLICES, set()).add(gpu)
         index = rows.setdefault(text, len(rows))
         functions.append(exported(region, index))
-    names = sorted(built)
-    declared = [f"{_DECLARED} RelayWgradKernel {name};" for name in names]
+    built.setdefault(SLICES, {target})
+    names = [SLICES, *sorted(built.keys() - {SLICES})]
+    declared = [f"{_DECLARED} RelayWgradKernel {name};" for name in names[1:]]
     table = "\n".join(rows)
     return "\n".join([
         head_and_runtime(),
@@ -97,42 +104,71 @@ def generate(regions: Sequence[Region], arch: int | None = None) -> str:
         *functions,
         '\n}  // extern "C"\n',
         f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({PLANS}, plans);\n",
-        *(f"// kernel for sm_{target}: {name}" for name in [SLICES, *names]),
+        *(f"// kernel for {' '.join(f'sm_{a}' for a in sorted(built[n]))}: {n}" for n in names),
         "",
     ])  # fmt: skip
 
 
-def kernels_of(source: str) -> list[tuple[int, str]]:
-    """(GPU, kernel) of all objects that a generated source needs; none for other sources."""
-    return [(int(arch), name) for arch, name in _KERNEL_LINE.findall(source)]
+def kernels_of(source: str) -> list[tuple[tuple[int, ...], str]]:
+    """(GPUs, kernel) of all objects that a generated source needs; none for other sources."""
+    return [
+        (tuple(int(arch[3:]) for arch in archs.split()), name)
+        for archs, name in _KERNEL_LINE.findall(source)
+    ]
 
 
-def _row(region: Region, options: Options, arch: int) -> tuple[str, Kernel]:
+def _row(region: Region, options: Options, archs: Sequence[int]) -> tuple[str, list[Kernel]]:
+    """A row of constants, and the kernel for each GPU."""
     p = region.problem
     decision = check(p, "_".join(region.epilogue), options)
     if not decision:
         raise ValueError(f"{region.symbol}: {decision.reason}")
-    if arch != 90:  # code for sm_90a runs on no other GPU
-        options = replace(options, wgmma=False)
-    choice = choose(p, region.epilogue, options, arch)
-    kernel = choice.kernel
-    operand = MATH_BYTES[kernel.math]
-    sizes = (operand, operand, DTYPE_BYTES[p.dtype(p.roles[2])])
-    alignment = [a * size for a, size in zip(kernel.accesses, sizes, strict=True)]
+    choices = [_choose(region, options, archs, arch) for arch in archs]
     values = [
         f'"{p.repro()}{"".join(" +" + e for e in region.epilogue)}"',
-        f'"{kernel.name}"',
-        kernel.name,
         f"Kind::{KINDS[p.kind]}",
+        str(p.groups),
         *("{" + ", ".join(map(str, v)) + "}" for v in (p.strides, p.padding, p.dilation)),
         *(f"Element::{_DTYPES[d]}" for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
         str("bias" in region.epilogue).lower(),
-        "{" + ", ".join(map(str, alignment)) + "}",
-        str(choice.slices),
-        str(arch),
     ]
-    text = "    {" + ",\n     ".join([*values[:3], ", ".join(values[3:])]) + "},"
-    return text, kernel
+    # The newest first: the first that a GPU can run is the one for it.
+    variants = [
+        _variant(p, choice, arch) for choice, arch in zip(choices[::-1], archs[::-1], strict=True)
+    ]
+    text = "    {" + ",\n     ".join([values[0], ", ".join(values[1:]), *_braced(variants)]) + "},"
+    return text, [choice.kernel for choice in choices]
+
+
+def _choose(region: Region, options: Options, archs: Sequence[int], arch: int) -> Choice:
+    several = len(archs) > 1
+    # Code for sm_90a runs on no other GPU.
+    wanted = replace(
+        options, arch=arch if several else options.arch, wgmma=options.wgmma and arch == 90
+    )
+    if several:
+        known = {kernel.name for kernel in candidates(region.problem, region.epilogue, wanted)}
+        if options.kernel not in known:  # what was measured on one GPU is no kernel of another
+            wanted = replace(wanted, kernel=None)
+    return choose(region.problem, region.epilogue, wanted, arch)
+
+
+def _variant(problem: ConvProblem, choice: Choice, arch: int) -> str:
+    kernel = choice.kernel
+    operand = MATH_BYTES[kernel.math]
+    sizes = (operand, operand, DTYPE_BYTES[problem.dtype(problem.roles[2])])
+    alignment = ", ".join(str(a * n) for a, n in zip(kernel.accesses, sizes, strict=True))
+    alone = str(kernel.algorithm in HOPPER).lower()
+    return (
+        f'{{"{kernel.name}",\n       {kernel.name},'
+        f" {{{alignment}}}, {choice.slices}, {arch}, {alone}}}"
+    )
+
+
+def _braced(texts: Sequence[str]) -> list[str]:
+    """Lines of an initializer's list."""
+    lines = [f" {text}" for text in texts]
+    return ["{" + ",\n     ".join(lines)[1:] + "}"]
 
 
 def arch_of(target: Any) -> int | None:

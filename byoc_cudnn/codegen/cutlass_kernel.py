@@ -7,7 +7,8 @@ from importlib.resources import files
 
 from relay_wgrad.problem import ConvKind
 
-from ..cutlass_kernels import ANALYTIC, FEW_CHANNELS, OPTIMIZED, WGMMA, Kernel
+from ..cutlass_hopper import GEMM, HOPPER
+from ..cutlass_kernels import ANALYTIC, FEW_CHANNELS, OPTIMIZED, Kernel
 
 SLICES = "relay_wgrad_cutlass_slices"  # the function that adds a weight gradient's slices
 
@@ -17,6 +18,11 @@ _ELEMENTS = {
 }  # fmt: skip
 _ALGORITHMS = {
     OPTIMIZED: "kOptimized", ANALYTIC: "kAnalytic", FEW_CHANNELS: "kFewChannels",
+}  # fmt: skip
+# epilogue -> an Effect of `templates/cutlass_hopper.h`
+_EFFECTS = {
+    (): "kNone", ("bias",): "kAdd", ("residual",): "kAdd", ("relu",): "kRelu",
+    ("bias", "relu"): "kAddRelu", ("residual", "relu"): "kAddRelu", ("mask",): "kMask",
 }  # fmt: skip
 # (generation, math) -> class of operator, architecture, shape of the instruction
 _INSTRUCTIONS = {
@@ -29,26 +35,31 @@ _INSTRUCTIONS = {
 }
 
 
-@lru_cache(maxsize=2)
-def _shared(device: str) -> str:
+@lru_cache(maxsize=4)
+def _shared(*names: str) -> str:
     folder = files("byoc_cudnn") / "templates"
-    names = ("cutlass_problem.h", device)
     return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 
 
 def specialization(kernel: Kernel) -> str:
     """The part of a kernel's source that is its own."""
-    return _wgmma(kernel) if kernel.algorithm == WGMMA else _implicit_gemm(kernel)
+    return _hopper(kernel) if kernel.algorithm in HOPPER else _implicit_gemm(kernel)
 
 
-def _wgmma(kernel: Kernel) -> str:
+def _hopper(kernel: Kernel) -> str:
     t, element, result = kernel.tile, _ELEMENTS[kernel.math], _ELEMENTS[kernel.result]
+    form = "plain" if kernel.algorithm == GEMM else "strided" if kernel.strided else "implicit"
+    together, bias, strided = (
+        str(x).lower() for x in (t.warp_m < t.m, "bias" in kernel.epilogue, kernel.strided)
+    )
     return f"""\
 // ---- {kernel.name[len("relay_wgrad_cutlass_") :]}
 
 extern "C" int {kernel.name}(const RelayWgradCall& call, cudaStream_t stream) {{
-  return launch<cutlass::conv::Operator::k{_KINDS[kernel.kind]}, {element}, {result},
-                {t.m}, {t.n}, {t.k}, {t.stages}>(call, stream);
+  return launch_{form}<Choice<
+      Operator::k{_KINDS[kernel.kind]}, {element}, {result},
+      {t.m}, {t.n}, {t.k}, {t.stages}, {t.cluster[0]}, {t.cluster[1]}, {t.taps},
+      {together}, Effect::{_EFFECTS[kernel.epilogue]}, {bias}, {strided}>>(call, stream);
 }}
 """
 
@@ -105,5 +116,8 @@ def kernel_source(name: str) -> str:
         folder = files("byoc_cudnn") / "templates"
         return head + (folder / "cutlass_slices.cu").read_text(encoding="utf-8")
     kernel = Kernel.parse(name)
-    device = "cutlass_wgmma.h" if kernel.algorithm == WGMMA else "cutlass_device.h"
-    return "\n".join([head + _shared(device), specialization(kernel)])
+    headers = ["cutlass_device.h"]
+    if kernel.algorithm in HOPPER:
+        form = "plain" if kernel.algorithm == GEMM else "implicit"
+        headers = [f"cutlass_hopper{part}.h" for part in ("_write", "", f"_{form}")]
+    return "\n".join([head + _shared("cutlass_problem.h", *headers), specialization(kernel)])

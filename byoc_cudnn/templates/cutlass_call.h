@@ -10,18 +10,25 @@ using tvm::ffi::TensorView;
 enum class Kind { kFprop, kDgrad, kWgrad };
 enum class Element { kHalf, kBfloat16, kFloat };  // in the order of relay_wgrad_cutlass_slices
 
-// What is known of a convolution when its code is generated; sizes come with the tensors.
-struct Conv {
-  const char* problem;  // as the report prints it
-  const char* name;     // of its kernel
+// A kernel for a convolution.
+struct Variant {
+  const char* name;
   RelayWgradKernel* kernel;
-  Kind kind;
-  int64_t stride[2], padding[4], dilation[2];  // padding: top, left, bottom, right
-  Element data, weight, grad;
-  bool bias;
   int64_t alignment[3];  // bytes at which first operand, second one and result must lie
   int slices;            // of a wgrad's sum
   int arch;              // the oldest GPU that the object runs on
+  bool alone;            // and the only one
+};
+
+// What is known of a convolution when its code is generated; sizes come with the tensors.
+struct Conv {
+  const char* problem;  // as the report prints it
+  Kind kind;
+  int groups;
+  int64_t stride[2], padding[4], dilation[2];  // padding: top, left, bottom, right
+  Element data, weight, grad;
+  bool bias;
+  Variant variants[5];  // as many GPUs as there are options of; the newest first, then empty ones
 };
 
 struct Operands {
@@ -33,7 +40,8 @@ struct State {
   std::mutex mutex;
   std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Workspace>> workspaces;
   std::map<int, int> archs;                                // by device
-  std::map<const Conv*, std::pair<int64_t, bool>> called;  // bytes of workspace
+  // Bytes of workspace of what was called.
+  std::map<std::pair<const Conv*, const Variant*>, std::pair<int64_t, bool>> called;
 
   static State& get() {
     static State* state = new State();
@@ -61,12 +69,12 @@ struct State {
     return found;
   }
 
-  void note(const Conv& conv, int64_t bytes) {
+  void note(const Conv& conv, const Variant& variant, int64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex);
-    std::pair<int64_t, bool>& known = called[&conv];
+    std::pair<int64_t, bool>& known = called[{&conv, &variant}];
     if (!known.second && debug_level() >= 4) {
       std::fprintf(stderr, "relay-wgrad: %s -> %s, slices %d, workspace %lld\n", conv.problem,
-                   conv.name, conv.slices, static_cast<long long>(bytes));
+                   variant.name, variant.slices, static_cast<long long>(bytes));
     }
     known = {bytes, true};
   }
@@ -95,27 +103,39 @@ inline void expect(const Conv& conv, const char* name, const TensorView& t, Elem
   if (!t.IsContiguous()) {
     TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not contiguous";
   }
-  if (t.numel() * bytes_of(element) >= int64_t{1} << 31) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " has "
-                              << t.numel() * bytes_of(element)
-                              << " bytes; CUTLASS takes fewer than 2**31";
-  }
   if (reinterpret_cast<uintptr_t>(pointer_of(&t)) % static_cast<uintptr_t>(alignment) != 0) {
     TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " must lie at a multiple of "
                               << alignment << " bytes";
   }
 }
 
+// Kernels count bytes in 32 bits, or, where they run on one GPU alone, pixels.
+inline void expect_small(const Conv& conv, const Variant& variant, const char* name,
+                         const TensorView& t, Element element) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const int64_t bytes = t.numel() * bytes_of(element);
+  const int64_t pixels = t.size(0) * t.size(1) * t.size(2);
+  if (variant.alone ? pixels >= kMost : bytes >= kMost) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " has "
+                              << (variant.alone ? pixels : bytes)
+                              << (variant.alone ? " pixels" : " bytes")
+                              << "; CUTLASS takes fewer than 2**31";
+  }
+}
+
 // The call of a kernel, once the shapes fit each other; pointers are not in it yet.
-inline RelayWgradCall sizes_of(const Conv& conv, const Operands& t) {
+inline RelayWgradCall sizes_of(const Conv& conv, const Variant& variant, const Operands& t) {
   const bool fprop = conv.kind == Kind::kFprop, wgrad = conv.kind == Kind::kWgrad;
-  const int64_t* at = conv.alignment;
+  const int64_t* at = variant.alignment;
   expect(conv, "data", *t.data, conv.data, at[fprop ? 0 : wgrad ? 1 : 2], *t.data);
   expect(conv, "weight", *t.weight, conv.weight, at[wgrad ? 2 : 1], *t.data);
   expect(conv, "gradient", *t.grad, conv.grad, at[fprop ? 2 : 0], *t.data);
   if (t.data->ndim() != 4 || t.weight->ndim() != 4 || t.grad->ndim() != 4) {
     TVM_FFI_THROW(ValueError) << conv.problem << ": a tensor does not have 4 dimensions";
   }
+  expect_small(conv, variant, "data", *t.data, conv.data);
+  expect_small(conv, variant, "weight", *t.weight, wgrad ? Element::kFloat : conv.weight);
+  expect_small(conv, variant, "gradient", *t.grad, conv.grad);
   const int64_t n = t.data->size(0), h = t.data->size(1), w = t.data->size(2), c = t.data->size(3);
   const int64_t k = t.weight->size(0), r = t.weight->size(1), s = t.weight->size(2);
   const int64_t p = (h + conv.padding[0] + conv.padding[2] - conv.dilation[0] * (r - 1) - 1) /
@@ -123,13 +143,13 @@ inline RelayWgradCall sizes_of(const Conv& conv, const Operands& t) {
   const int64_t q = (w + conv.padding[1] + conv.padding[3] - conv.dilation[1] * (s - 1) - 1) /
                         conv.stride[1] + 1;
   if (t.grad->size(0) != n || t.grad->size(3) != k || t.grad->size(1) != p ||
-      t.grad->size(2) != q || t.weight->size(3) != c) {
+      t.grad->size(2) != q || t.weight->size(3) * conv.groups != c || k % conv.groups != 0) {
     TVM_FFI_THROW(ValueError) << conv.problem << ": shapes that do not fit each other: data N=" << n
                               << " H=" << h << " W=" << w << " C=" << c << ", weight K=" << k
                               << " R=" << r << " S=" << s << " C=" << t.weight->size(3)
                               << ", gradient N=" << t.grad->size(0) << " P=" << t.grad->size(1)
                               << " Q=" << t.grad->size(2) << " K=" << t.grad->size(3)
-                              << ", expected P=" << p << " Q=" << q;
+                              << ", expected P=" << p << " Q=" << q << ", groups=" << conv.groups;
   }
   const TensorView* result = fprop ? t.grad : wgrad ? t.weight : t.data;
   const Element element = fprop ? conv.grad : conv.data;
@@ -148,45 +168,88 @@ inline RelayWgradCall sizes_of(const Conv& conv, const Operands& t) {
       }
     }
   }
-  // No size is larger than its tensor's bytes, which fit, and padding is less than the kernel's reach.
+  // No size is larger than its tensor's pixels or channels, which fit, and padding is less than the kernel's reach.
   auto small = [](int64_t value) { return static_cast<int>(value); };
-  return {small(n), small(h), small(w), small(c), small(k), small(r), small(s), small(p), small(q),
+  return {small(n), small(h), small(w), small(c / conv.groups), small(k / conv.groups), small(r),
+          small(s), small(p), small(q), small(c), small(k),
           {small(conv.padding[0]), small(conv.padding[1])},
           {small(conv.stride[0]), small(conv.stride[1])},
           {small(conv.dilation[0]), small(conv.dilation[1])},
-          conv.slices, nullptr, nullptr, nullptr, nullptr};
+          variant.slices, nullptr, nullptr, nullptr, nullptr};
 }
 
 // What a kernel's object returns, in words.
-inline void finish(const Conv& conv, int status) {
+inline void finish(const Variant& variant, int status) {
   if (status == 0) return;
-  if (status < 0) check(static_cast<cudaError_t>(-status), std::string("launching ") + conv.name);
+  if (status < 0) check(static_cast<cudaError_t>(-status), std::string("launching ") + variant.name);
   static const char* const kWords[] = {  // of cutlass::Status, in its order
       "", "misaligned operand", "invalid dtype", "invalid layout", "invalid problem",
       "not supported", "no workspace", "internal error", "another architecture",
       "insufficient driver", "no memory", "invalid"};
   const int known = static_cast<int>(sizeof(kWords) / sizeof(kWords[0]));
-  throw Failure{std::string(conv.name) + ": CUTLASS refuses the problem: " +
+  throw Failure{std::string(variant.name) + ": CUTLASS refuses the problem: " +
                 (status < known ? kWords[status] : "unknown status")};
 }
 
-inline void enqueue(const Conv& conv, RelayWgradCall call, const TensorView& result, void* parts,
-                    cudaStream_t stream) {
-  if (parts == nullptr) {
-    call.result = pointer_of(&result);
-    finish(conv, conv.kernel(call, stream));
-    return;
+inline const void* further(const void* from, int64_t bytes) {
+  return from == nullptr ? nullptr : static_cast<const char*>(from) + bytes;
+}
+
+// A kernel for each group: to CUTLASS a group is a convolution of some channels of a pixel.  `parts`
+// are the slices of the sums, for one group after another.
+inline void enqueue(const Conv& conv, const Variant& variant, const RelayWgradCall& whole,
+                    const TensorView& result, void* parts, cudaStream_t stream) {
+  const bool fprop = conv.kind == Kind::kFprop, wgrad = conv.kind == Kind::kWgrad;
+  const int64_t weights = int64_t{whole.k} * whole.r * whole.s * whole.c;  // of a group
+  for (int group = 0; group < conv.groups; ++group) {
+    const int64_t data = int64_t{group} * whole.c * bytes_of(conv.data);
+    const int64_t weight = group * weights * bytes_of(conv.weight);
+    const int64_t grad = int64_t{group} * whole.k * bytes_of(conv.grad);
+    const int64_t written = fprop ? grad : wgrad ? weight : data;
+    RelayWgradCall call = whole;
+    call.first = further(whole.first, fprop ? data : grad);
+    call.second = further(whole.second, wgrad ? data : weight);
+    call.source = further(whole.source, written);
+    char* const out = pointer_of(&result) + written;
+    call.result = out;
+    if (parts == nullptr) {
+      finish(variant, variant.kernel(call, stream));
+      continue;
+    }
+    float* const sums = static_cast<float*>(parts) + group * weights * call.slices;
+    call.result = sums;
+    finish(variant, variant.kernel(call, stream));
+    finish(variant, relay_wgrad_cutlass_slices(sums, out, static_cast<int>(conv.weight), weights,
+                                               call.slices, stream));
   }
-  call.result = parts;
-  finish(conv, conv.kernel(call, stream));
-  finish(conv, relay_wgrad_cutlass_slices(static_cast<const float*>(parts), pointer_of(&result),
-                                          static_cast<int>(conv.weight), result.numel(),
-                                          call.slices, stream));
+}
+
+// The newest that the device can run.
+inline const Variant& variant_for(const Conv& conv, int device) {
+  int arch = 0;
+  try {
+    arch = State::get().arch(device);
+  } catch (const Failure& failure) {
+    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << conv.problem;
+  }
+  std::string built;
+  for (const Variant& one : conv.variants) {
+    if (one.kernel == nullptr) break;
+    if (one.alone ? arch == one.arch : arch >= one.arch) return one;
+    built += std::string(built.empty() ? "" : ", ") + one.name + " for sm_" + std::to_string(one.arch) +
+             (one.alone ? " alone" : "");
+  }
+  TVM_FFI_THROW(RuntimeError) << built << ", and this GPU is sm_" << arch << "; partition with arch="
+                              << arch << "\nproblem: " << conv.problem;
+  TVM_FFI_UNREACHABLE();
 }
 
 inline void run(const Conv& conv, const Operands& t) {
-  RelayWgradCall call = sizes_of(conv, t);
+  // Before a device is asked for: what is no tensor of one is refused with its name.
+  expect(conv, "data", *t.data, conv.data, 1, *t.data);
   const int device = t.data->device().device_id;
+  const Variant& variant = variant_for(conv, device);
+  RelayWgradCall call = sizes_of(conv, variant, t);
   const bool dgrad = conv.kind == Kind::kDgrad, wgrad = conv.kind == Kind::kWgrad;
   const TensorView& result = wgrad ? *t.weight : dgrad ? *t.data : *t.grad;
   try {
@@ -198,20 +261,14 @@ inline void run(const Conv& conv, const Operands& t) {
       if (bytes > 0) check(cudaMemsetAsync(pointer_of(&result), 0, bytes, stream), "cudaMemsetAsync");
       return;
     }
-    const int arch = State::get().arch(device);
-    if (arch < conv.arch) {
-      throw Failure{std::string(conv.name) + " was built for sm_" + std::to_string(conv.arch) +
-                    ", and this GPU is sm_" + std::to_string(arch) +
-                    "; partition with arch=" + std::to_string(arch)};
-    }
     call.first = pointer_of(dgrad || wgrad ? t.grad : t.data);
     call.second = pointer_of(wgrad ? t.data : t.weight);
     call.source = pointer_of(t.bias != nullptr ? t.bias : t.mask);
     const bool direct = !wgrad || (call.slices == 1 && conv.weight == Element::kFloat);
     const int64_t bytes = direct ? 0 : 4 * result.numel() * call.slices;
-    State::get().note(conv, bytes);
+    State::get().note(conv, variant, bytes);
     if (direct) {
-      enqueue(conv, call, result, nullptr, stream);
+      enqueue(conv, variant, call, result, nullptr, stream);
       return;
     }
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -221,7 +278,7 @@ inline void run(const Conv& conv, const Operands& t) {
       void* parts = nullptr;
       check(cudaMallocAsync(&parts, static_cast<size_t>(bytes), stream),
             "allocating a workspace in a captured graph");
-      enqueue(conv, call, result, parts, stream);
+      enqueue(conv, variant, call, result, parts, stream);
       check(cudaFreeAsync(parts, stream), "freeing a workspace in a captured graph");
       return;
     }
@@ -232,7 +289,7 @@ inline void run(const Conv& conv, const Operands& t) {
       check(cudaMemsetAsync(parts, 0xff, static_cast<size_t>(bytes), stream),
             "poisoning the workspace");
     }
-    enqueue(conv, call, result, parts, stream);
+    enqueue(conv, variant, call, result, parts, stream);
   } catch (const Failure& failure) {
     TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << conv.problem;
   }
@@ -243,8 +300,9 @@ inline tvm::ffi::String plans() {
   std::lock_guard<std::mutex> lock(State::get().mutex);
   std::string out;
   for (const auto& one : State::get().called) {
-    out += std::string(one.first->problem) + "\t" + one.first->name +
-           " slices=" + std::to_string(one.first->slices) + "\t" +
+    const auto& [conv, variant] = one.first;
+    out += std::string(conv->problem) + "\t" + variant->name +
+           " slices=" + std::to_string(variant->slices) + "\t" +
            std::to_string(one.second.first) + "\t0\n";
   }
   return tvm::ffi::String(out);

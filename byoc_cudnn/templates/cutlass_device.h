@@ -138,9 +138,9 @@ int launch(const RelayWgradCall& z, cudaStream_t stream) {
                                         z.pad[1], z.stride[0], z.stride[1], z.dilation[0],
                                         z.dilation[1], cutlass::conv::Mode::kCrossCorrelation,
                                         z.slices);
-  const TensorNHWC data = TensorNHWC::packed({z.n, z.h, z.w, z.c});
+  const TensorNHWC data = TensorNHWC::packed({z.n, z.h, z.w, z.all_c});
   const TensorNHWC weight = TensorNHWC::packed({z.k, z.r, z.s, z.c});
-  const TensorNHWC grad = TensorNHWC::packed({z.n, z.p, z.q, z.k});
+  const TensorNHWC grad = TensorNHWC::packed({z.n, z.p, z.q, z.all_k});
   const TensorNHWC first = kKind == Operator::kFprop ? data : grad;
   const TensorNHWC second = kKind == Operator::kWgrad ? data : weight;
   const TensorNHWC result = kKind == Operator::kFprop   ? grad

@@ -6,9 +6,9 @@ namespace {
 
 const Conv kConvs[] = {
     {"dgrad n=2 c=60 h=14 w=14 k=64 r=3 s=3 stride=1,1 pad=0,0,0,0 dil=2,1 groups=1 layout=NHWC/OHWI/NHWC dtype=f32/f32/f32 +bias",
-     "relay_wgrad_cutlass_dgrad_f32_f32_optimized_unit_64x64x8_32x64_s4_a1x1x1_bias_sm80",
-     relay_wgrad_cutlass_dgrad_f32_f32_optimized_unit_64x64x8_32x64_s4_a1x1x1_bias_sm80,
-     Kind::kDgrad, {1, 1}, {0, 0, 0, 0}, {2, 1}, Element::kFloat, Element::kFloat, Element::kFloat, true, {4, 4, 4}, 1, 80},
+     Kind::kDgrad, 1, {1, 1}, {0, 0, 0, 0}, {2, 1}, Element::kFloat, Element::kFloat, Element::kFloat, true,
+     {{"relay_wgrad_cutlass_dgrad_f32_f32_optimized_unit_64x64x8_32x64_s4_a1x1x1_bias_sm80",
+       relay_wgrad_cutlass_dgrad_f32_f32_optimized_unit_64x64x8_32x64_s4_a1x1x1_bias_sm80, {4, 4, 4}, 1, 80, false}}},
 };
 
 }  // namespace

@@ -6,9 +6,9 @@ namespace {
 
 const Conv kConvs[] = {
     {"dgrad n=2 c=64 h=14 w=14 k=64 r=3 s=3 stride=1,1 pad=1,1,1,1 dil=1,1 groups=1 layout=NHWC/OHWI/NHWC dtype=bf16/bf16/bf16 +mask",
-     "relay_wgrad_cutlass_dgrad_bf16_bf16_optimized_unit_64x64x32_32x32_s5_a8x8x8_mask_sm80",
-     relay_wgrad_cutlass_dgrad_bf16_bf16_optimized_unit_64x64x32_32x32_s5_a8x8x8_mask_sm80,
-     Kind::kDgrad, {1, 1}, {1, 1, 1, 1}, {1, 1}, Element::kBfloat16, Element::kBfloat16, Element::kBfloat16, false, {16, 16, 16}, 1, 80},
+     Kind::kDgrad, 1, {1, 1}, {1, 1, 1, 1}, {1, 1}, Element::kBfloat16, Element::kBfloat16, Element::kBfloat16, false,
+     {{"relay_wgrad_cutlass_dgrad_bf16_bf16_optimized_unit_64x64x32_32x32_s5_a8x8x8_mask_sm80",
+       relay_wgrad_cutlass_dgrad_bf16_bf16_optimized_unit_64x64x32_32x32_s5_a8x8x8_mask_sm80, {16, 16, 16}, 1, 80, false}}},
 };
 
 }  // namespace

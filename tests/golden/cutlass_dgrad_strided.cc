@@ -6,9 +6,9 @@ namespace {
 
 const Conv kConvs[] = {
     {"dgrad n=2 c=64 h=14 w=14 k=64 r=3 s=3 stride=2,1 pad=1,0,1,2 dil=1,1 groups=1 layout=NHWC/OHWI/NHWC dtype=f32/f32/f32",
-     "relay_wgrad_cutlass_dgrad_tf32_f32_optimized_strided_64x64x16_32x32_s5_a4x4x4_plain_sm80",
-     relay_wgrad_cutlass_dgrad_tf32_f32_optimized_strided_64x64x16_32x32_s5_a4x4x4_plain_sm80,
-     Kind::kDgrad, {2, 1}, {1, 0, 1, 2}, {1, 1}, Element::kFloat, Element::kFloat, Element::kFloat, false, {16, 16, 16}, 1, 80},
+     Kind::kDgrad, 1, {2, 1}, {1, 0, 1, 2}, {1, 1}, Element::kFloat, Element::kFloat, Element::kFloat, false,
+     {{"relay_wgrad_cutlass_dgrad_tf32_f32_optimized_strided_64x64x16_32x32_s5_a4x4x4_plain_sm80",
+       relay_wgrad_cutlass_dgrad_tf32_f32_optimized_strided_64x64x16_32x32_s5_a4x4x4_plain_sm80, {16, 16, 16}, 1, 80, false}}},
 };
 
 }  // namespace

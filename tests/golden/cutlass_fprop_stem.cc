@@ -6,9 +6,9 @@ namespace {
 
 const Conv kConvs[] = {
     {"fprop n=2 c=3 h=32 w=32 k=64 r=7 s=7 stride=2,2 pad=3,3,3,3 dil=1,1 groups=1 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16 +bias +relu",
-     "relay_wgrad_cutlass_fprop_f16_f16_fewchannels_unit_64x64x32_32x32_s2_a1x1x8_biasrelu_sm80",
-     relay_wgrad_cutlass_fprop_f16_f16_fewchannels_unit_64x64x32_32x32_s2_a1x1x8_biasrelu_sm80,
-     Kind::kFprop, {2, 2}, {3, 3, 3, 3}, {1, 1}, Element::kHalf, Element::kHalf, Element::kHalf, true, {2, 2, 16}, 1, 80},
+     Kind::kFprop, 1, {2, 2}, {3, 3, 3, 3}, {1, 1}, Element::kHalf, Element::kHalf, Element::kHalf, true,
+     {{"relay_wgrad_cutlass_fprop_f16_f16_fewchannels_unit_64x64x32_32x32_s2_a1x1x8_biasrelu_sm80",
+       relay_wgrad_cutlass_fprop_f16_f16_fewchannels_unit_64x64x32_32x32_s2_a1x1x8_biasrelu_sm80, {2, 2, 16}, 1, 80, false}}},
 };
 
 }  // namespace

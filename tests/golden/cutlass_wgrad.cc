@@ -6,9 +6,9 @@ namespace {
 
 const Conv kConvs[] = {
     {"wgrad n=2 c=64 h=14 w=14 k=64 r=3 s=3 stride=1,1 pad=1,1,1,1 dil=1,1 groups=1 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16",
-     "relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s5_a8x8x4_plain_sm80",
-     relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s5_a8x8x4_plain_sm80,
-     Kind::kWgrad, {1, 1}, {1, 1, 1, 1}, {1, 1}, Element::kHalf, Element::kHalf, Element::kHalf, false, {16, 16, 8}, 4, 80},
+     Kind::kWgrad, 1, {1, 1}, {1, 1, 1, 1}, {1, 1}, Element::kHalf, Element::kHalf, Element::kHalf, false,
+     {{"relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s5_a8x8x4_plain_sm80",
+       relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s5_a8x8x4_plain_sm80, {16, 16, 8}, 4, 80, false}}},
 };
 
 }  // namespace

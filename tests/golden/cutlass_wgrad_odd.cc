@@ -6,9 +6,9 @@ namespace {
 
 const Conv kConvs[] = {
     {"wgrad n=2 c=31 h=14 w=13 k=33 r=3 s=2 stride=2,3 pad=0,0,0,0 dil=1,1 groups=1 layout=NHWC/OHWI/NHWC dtype=f16/f32/f16",
-     "relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s2_a1x1x1_plain_sm80",
-     relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s2_a1x1x1_plain_sm80,
-     Kind::kWgrad, {2, 3}, {0, 0, 0, 0}, {1, 1}, Element::kHalf, Element::kFloat, Element::kHalf, false, {2, 2, 4}, 1, 80},
+     Kind::kWgrad, 1, {2, 3}, {0, 0, 0, 0}, {1, 1}, Element::kHalf, Element::kFloat, Element::kHalf, false,
+     {{"relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s2_a1x1x1_plain_sm80",
+       relay_wgrad_cutlass_wgrad_f16_f32_optimized_unit_64x64x32_32x32_s2_a1x1x1_plain_sm80, {2, 2, 4}, 1, 80, false}}},
 };
 
 }  // namespace

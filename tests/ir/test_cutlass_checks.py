@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 import byoc_cudnn
 from byoc_cudnn.backends.cutlass import ARCHS, EPILOGUES, Options, check
+from byoc_cudnn.cutlass_hopper import GEMM, HOPPER, WGMMA
 from byoc_cudnn.cutlass_kernels import (
     ANALYTIC,
     FEW_CHANNELS,
+    HOPPER_TILES,
     OPTIMIZED,
     SMALLEST_ASYNC,
-    WGMMA,
+    TAP_TILES,
     Kernel,
     access,
     candidates,
@@ -47,9 +49,13 @@ REFUSED = {
     ),
     "other half": (f"fprop {SMALL} {NHWC} dtype=f16/f16/bf16", "to bfloat16: both operands"),
     "groups": (
-        f"wgrad {SMALL} groups=4 {F16}", "groups=4: CUTLASS's dgrad and wgrad have no groups",
+        f"wgrad {SMALL} groups=16 {F16}",
+        "groups=16 of 4 channels: a kernel for each group pays for up to 32 groups of 8 channels",
     ),
-    "depthwise": (f"fprop {SMALL} groups=64 {F16}", "groups=64: CUTLASS's dgrad"),
+    "many groups": (
+        f"wgrad n=2 c=1024 h=14 w=14 k=1024 r=3 s=3 groups=64 {F16}", "groups=64 of 16 channels:",
+    ),
+    "depthwise": (f"fprop {SMALL} groups=64 {F16}", "groups=64 of 1 channels:"),
     "dilation": (
         f"dgrad {SMALL} stride=2,1 dil=1,2 {F16}",
         "dgrad with strides=(2, 1), dilation=(1, 2): CUTLASS's strided dgrad has no dilation",
@@ -81,6 +87,7 @@ TAKEN = {
     "strided": f"dgrad {SMALL} stride=3,2 {F16}",
     "wide result": f"wgrad {SMALL} {NHWC} dtype=f16/f32/f16",
     "a large kernel": f"fprop n=1 c=8 h=64 w=64 k=8 r=40 s=33 {F16}",
+    "groups": f"dgrad {SMALL} groups=8 {F16}",
     "fewer bytes": f"fprop n=255 c=64 h=256 w=256 k=64 r=3 s=3 {F16}",
 }
 
@@ -119,7 +126,7 @@ def test_the_partition_knows_the_options() -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_what_one_backend_refuses_the_other_takes() -> None:
-    mod = problem_module(problem(f"wgrad {SMALL} groups=4 {F16}"))
+    mod = problem_module(problem(f"wgrad {SMALL} groups=16 {F16}"))
     _, report = partitioned(mod, backends=("cutlass", "cudnn"))
     assert report.rows() == {"cudnn.wgrad": 1}
 
@@ -150,13 +157,34 @@ def test_what_is_put_around(line: str, adapted: str) -> None:
         ({"split_k": True}, TypeError, "cutlass: split_k must be int, got True"),
         ({"split_k": 0}, ValueError, "cutlass: split_k must be from 1 to 256, got 0"),
         ({"arch": 70}, ValueError, "cutlass: arch must be one of 75, 80, 86, 89, 90, got 70"),
-        ({"arch": "sm_80"}, TypeError, "cutlass: arch must be int, got 'sm_80'"),
+        (
+            {"arch": "sm_80"},
+            TypeError,
+            "cutlass: arch must be int, or a tuple of them, got 'sm_80'",
+        ),
+        (
+            {"arch": (80, True)},
+            TypeError,
+            r"arch must be int, or a tuple of them, got \(80, True\)",
+        ),
+        ({"arch": (80, 91)}, ValueError, r"arch must be one of 75, 80, 86, 89, 90, got \(80, 91\)"),
+        ({"arch": ()}, ValueError, r"arch must be one of 75, 80, 86, 89, 90, got \(\)"),
+        ({"arch": (80, 86), "wgmma": True}, ValueError, r"needs arch=90, got arch=\(80, 86\)"),
         ({"wgmma": True}, ValueError, "cutlass: wgmma needs arch=90, got arch=80"),
     ],
 )
 def test_options(given: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         Options(**given)
+
+
+def test_several_gpus() -> None:
+    assert Options(arch=[90, 80, 80]).arch == (80, 90)  # type: ignore[arg-type]
+    assert Options(arch=(86,)) == Options(arch=86)
+    assert Options(arch=(75, 90), wgmma=True).archs == (75, 90)
+    line = f"fprop {SMALL} {NHWC} dtype=bf16/bf16/bf16"
+    refused = check(problem(line), "", Options(arch=(75, 90)))
+    assert refused.reason == "bfloat16 for arch=75: tensor cores have it from 80 on"
 
 
 # ---- kernels -------------------------------------------------------------------------------------
@@ -182,6 +210,16 @@ def test_accesses_of_each_tensor() -> None:
     assert kernel(f"wgrad {sizes}").accesses == (2, 4, 4)
     wide = f"n=2 c=32 h=8 w=8 k=32 r=1 s=1 {NHWC} dtype=f16/f16/f32"
     assert kernel(f"fprop {wide}").accesses == (8, 8, 4)
+
+
+def test_a_group_is_a_convolution() -> None:
+    """Its kernels are those of its channels; none is Hopper's own, which reads whole pixels."""
+    whole = problem(f"wgrad n=2 c=96 h=14 w=14 k=56 r=3 s=3 groups=4 {F16}")
+    one = problem(f"wgrad n=2 c=24 h=14 w=14 k=14 r=3 s=3 {F16}")
+    options = Options(arch=90, wgmma=True)
+    assert candidates(whole, (), options) == candidates(one, (), options)
+    even = problem(f"wgrad n=2 c=96 h=14 w=14 k=64 r=3 s=3 groups=4 {F16}")
+    assert all(k.algorithm not in HOPPER for k in candidates(even, (), options))
 
 
 def test_three_channels_take_single_elements_and_a_short_pipeline() -> None:
@@ -213,31 +251,84 @@ def test_what_multiplies() -> None:
     assert kernel(f"fprop {SMALL} {NHWC} dtype=bf16/bf16/bf16").math == "bf16"
 
 
+POINT = "n=2 c=64 h=14 w=14 k=64 r=1 s=1"
+
+
 @pytest.mark.parametrize(
-    ("line", "epilogue", "taken"),
+    ("line", "epilogue", "algorithm"),
     [
-        (f"fprop {SMALL} stride=2,8 dil=2,1 pad=1,0,2,3 {F16}", (), True),
-        (f"dgrad {SMALL} dil=3,3 {F16}", (), True),
-        (f"fprop {SMALL} {NHWC} dtype=bf16/bf16/f32", (), True),
-        (f"fprop {SMALL} {F16}", ("bias",), False),
-        (f"dgrad {SMALL} stride=1,2 {F16}", (), False),
-        (f"wgrad {SMALL} {F16}", (), False),
-        (f"fprop {SMALL} {NHWC}", (), False),
-        (f"fprop n=2 c=60 h=14 w=14 k=64 r=3 s=3 {F16}", (), False),
-        (f"fprop n=2 c=64 h=14 w=14 k=60 r=3 s=3 {F16}", (), False),
-        (f"fprop n=2 c=64 h=29 w=14 k=64 r=3 s=3 stride=9,1 {F16}", (), False),
-        (f"fprop n=2 c=64 h=300 w=14 k=64 r=3 s=3 dil=64,1 {F16}", (), False),
+        (f"fprop {SMALL} stride=2,8 dil=2,1 pad=1,0,2,3 {F16}", (), WGMMA),
+        (f"dgrad {SMALL} dil=3,3 {F16}", ("mask",), WGMMA),
+        (f"wgrad {SMALL} stride=2,1 {F16}", (), WGMMA),
+        (f"fprop {SMALL} {NHWC} dtype=bf16/bf16/f32", (), WGMMA),
+        (f"fprop {SMALL} {F16}", ("bias", "relu"), WGMMA),
+        # A product of matrices; with strides or padding it is none.
+        (f"fprop {POINT} {F16}", ("residual",), GEMM),
+        (f"dgrad {POINT} {F16}", (), GEMM),
+        (f"wgrad {POINT} {NHWC} dtype=bf16/f32/bf16", (), GEMM),
+        (f"fprop {POINT} stride=2,2 {F16}", (), WGMMA),
+        (f"wgrad {POINT} pad=0,0,0,1 {F16}", (), WGMMA),
+        # Every phase of a strided dgrad has taps, or only the first.
+        (f"dgrad {SMALL} stride=1,2 {F16}", (), WGMMA),
+        (f"dgrad {SMALL} stride=3,3 {F16}", (), WGMMA),
+        (f"dgrad {SMALL} stride=4,1 {F16}", (), None),
+        (f"dgrad {POINT} stride=2,2 {F16}", (), WGMMA),
+        (f"dgrad {POINT} stride=2,2 pad=2,2,2,2 {F16}", (), WGMMA),
+        (f"dgrad {POINT} stride=2,2 pad=1,1,1,1 {F16}", (), None),
+        (f"fprop {SMALL} {NHWC}", (), None),
+        (f"fprop n=2 c=60 h=14 w=14 k=64 r=3 s=3 {F16}", (), None),
+        (f"fprop n=2 c=64 h=14 w=14 k=60 r=1 s=1 {F16}", (), None),
+        (f"fprop n=2 c=64 h=29 w=14 k=64 r=3 s=3 stride=9,1 {F16}", (), None),
+        (f"fprop n=2 c=64 h=300 w=14 k=64 r=3 s=3 dil=64,1 {F16}", (), None),
     ],
 )
-def test_hopper(line: str, epilogue: tuple[str, ...], taken: bool) -> None:
+def test_hopper(line: str, epilogue: tuple[str, ...], algorithm: str | None) -> None:
     """Hopper's own kernels are offered where asked for and possible, beside the others."""
     found = candidates(problem(line), epilogue, Options(arch=90, wgmma=True))
-    assert any(k.algorithm == WGMMA for k in found) == taken
-    assert any(k.algorithm == OPTIMIZED for k in found)
+    own = [k for k in found if k.algorithm in HOPPER]
+    assert {k.algorithm for k in own} == ({algorithm} if algorithm else set())
+    several = line.startswith("wgrad") and "r=1 s=1" not in line
+    tiles = HOPPER_TILES + (TAP_TILES if several else ())
+    assert [k.tile for k in own] == (list(tiles) if algorithm else [])
+    assert len(own) < len(found)
     for k in found:
         assert Kernel.parse(k.name) == k
+        assert k.epilogue == epilogue
     for options in (Options(), Options(arch=90)):
-        assert all(k.algorithm != WGMMA for k in candidates(problem(line), epilogue, options))
+        assert not any(k.algorithm in HOPPER for k in candidates(problem(line), epilogue, options))
+
+
+def test_hopper_takes_larger_tensors() -> None:
+    """Of more than 2**31 bytes, but fewer pixels."""
+    options = Options(arch=90, wgmma=True)
+    large = f"{{}} n=256 c={{}} h=256 w=256 k={{}} r=3 s=3 pad=1,1,1,1 {F16}"
+    for kind in ConvKind:
+        p = problem(large.format(kind.value, 64, 64))
+        assert "CUTLASS takes fewer than 2**31" in check(p, "").reason
+        assert check(p, "", options)
+        assert all(k.algorithm == WGMMA for k in candidates(p, (), options))
+        for other in (Options(arch=(80, 90), wgmma=True), Options(arch=90)):
+            assert not check(p, "", other)
+        assert not check(problem(large.format(kind.value, 60, 64)), "", options)
+    many = f"fprop n=32768 c=8 h=256 w=256 k=8 r=1 s=1 {F16}"  # 2**31 pixels
+    assert not check(problem(many), "", options)
+    assert check(problem(many.replace("32768", "32767")), "", options)
+
+
+def test_hopper_tiles_keep_the_rules_of_their_template() -> None:
+    tiles = HOPPER_TILES + TAP_TILES
+    for t in tiles:
+        # Two groups share a tile's rows, or each has a whole tile: its sums in registers.
+        assert (t.warp_m, t.warp_n) in ((t.m, t.n), (t.m // 2, t.n))
+        assert t.warp_m % 64 == 0
+        assert t.warp_m * t.warp_n <= 128 * 128
+        assert t.n <= 256
+        # With barriers, in 227 KiB.
+        assert t.stages * (t.m + t.n) * t.k * 2 + 1024 <= 227 << 10
+        # A tap's columns are whole atoms of shared memory.
+        assert t.n % (64 * t.taps) == 0
+        assert t.cluster[1] == 1 or t.taps == 1
+    assert len({(t.m, t.n, t.cluster, t.taps) for t in tiles}) == len(tiles)
 
 
 LINES = st.builds(

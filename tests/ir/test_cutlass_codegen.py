@@ -97,10 +97,10 @@ def test_equal_problems_share_one_row_and_like_ones_one_kernel() -> None:
 
 def test_the_gpu_is_the_newest_that_is_named() -> None:
     one, other = region("wgrad"), region("dgrad_mask")
-    assert {arch for arch, _ in kernels_of(generate([one]))} == {80}
-    assert {arch for arch, _ in kernels_of(generate([one], 90))} == {90}
+    assert {arch for arch, _ in kernels_of(generate([one]))} == {(80,)}
+    assert {arch for arch, _ in kernels_of(generate([one], 90))} == {(90,)}
     newer = replace(other, options={"arch": 89})
-    assert {arch for arch, _ in kernels_of(generate([one, newer], 75))} == {89}
+    assert {arch for arch, _ in kernels_of(generate([one, newer], 75))} == {(89,)}
 
 
 @pytest.mark.parametrize(("name", "arch"), [("sm_90a", 90), ("sm_75", 75), ("sm_120", 120)])
@@ -115,12 +115,12 @@ def test_build_compiles_for_its_target(target: str, arch: int) -> None:
     problem = ConvProblem.parse(f"wgrad n=2 c=8 h=9 w=8 k=16 r=3 s=3 {NHWC}")
     out, _ = byoc_cudnn.partition_for_cutlass(problem_module(problem), strict=True)
     (source,) = build(out, {"kind": "cuda", "arch": target}).sources
-    assert {found for found, _ in kernels_of(source)} == {arch}
+    assert {found for found, _ in kernels_of(source)} == {(arch,)}
 
 
 def test_what_the_check_refuses_is_not_generated() -> None:
     problem = ConvProblem.parse(f"wgrad n=1 c=8 h=8 w=8 k=8 r=3 s=3 groups=2 {NHWC}")
-    with pytest.raises(ValueError, match="f: groups=2: CUTLASS's dgrad and wgrad have no groups"):
+    with pytest.raises(ValueError, match="f: groups=2 of 4 channels: a kernel for each group pays"):
         generate([Region("f", problem, (), ("grad", "data"), {})])
     unknown = Region("f", region("wgrad").problem, (), ("grad", "data"), {"benchmark": True})
     with pytest.raises(TypeError, match="benchmark"):
@@ -167,28 +167,43 @@ def test_sizes_that_come_with_the_tensors_need_a_kernel_all_the_same() -> None:
 
 # ---- Hopper --------------------------------------------------------------------------------------
 
-HOPPER = Region(
-    "hopper",
-    ConvProblem.parse(
-        f"fprop n=64 c=256 h=28 w=28 k=256 r=3 s=3 pad=1,1,1,1 {NHWC} dtype=f16/f16/f16"
+# name -> problem, epilogue: each goes to another of the three forms
+HOPPER: dict[str, tuple[str, tuple[str, ...]]] = {
+    "implicit": (
+        f"fprop n=64 c=256 h=28 w=28 k=256 r=3 s=3 pad=1,1,1,1 {NHWC} dtype=f16/f16/f16",
+        ("bias", "relu"),
     ),
-    (), ("data", "weight"), {"arch": 90, "wgmma": True},
-)  # fmt: skip
+    "plain": (f"wgrad n=64 c=256 h=28 w=28 k=512 r=1 s=1 {NHWC} dtype=bf16/bf16/bf16", ()),
+    "strided": (
+        f"dgrad n=64 c=256 h=28 w=28 k=512 r=1 s=1 stride=2,2 {NHWC} dtype=f16/f16/f16",
+        ("mask",),
+    ),
+}
 
 
-def test_hopper_golden(golden: Callable[[str, str], None]) -> None:
-    source = generate([HOPPER])
-    (_, (arch, name)) = kernels_of(source)
-    assert arch == 90
-    assert "wgmma" in name
+def hopper(name: str) -> Region:
+    line, epilogue = HOPPER[name]
+    problem = ConvProblem.parse(line)
+    extra = tuple(e for e in epilogue if e != "relu")
+    return Region(
+        name, problem, epilogue, (*problem.roles[:2], *extra), {"arch": 90, "wgmma": True}
+    )
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_hopper_golden(name: str, golden: Callable[[str, str], None]) -> None:
+    source = generate([hopper(name)])
+    (_, (archs, kernel)) = kernels_of(source)
+    assert archs == (90,)
+    assert Kernel.parse(kernel).sm == 90
     own = source[len(head_and_runtime()) :].lstrip("\n")
-    golden("cutlass_hopper.cc", own + "\n" + specialization(Kernel.parse(name)))
+    golden(f"cutlass_hopper_{name}.cc", own + "\n" + specialization(Kernel.parse(kernel)))
 
 
 def test_code_for_a_newer_gpu_has_none_of_hopper() -> None:
-    (_, (arch, name)) = kernels_of(generate([HOPPER], 100))
-    assert arch == 100
-    assert "wgmma" not in name
+    (_, (archs, name)) = kernels_of(generate([hopper("implicit")], 100))
+    assert archs == (100,)
+    assert Kernel.parse(name).sm == 80
 
 
 def test_headers_without_the_builders_are_named(
@@ -200,17 +215,56 @@ def test_headers_without_the_builders_are_named(
     bare = replace(found, include=tmp_path)
     monkeypatch.setattr(cutlass_objects, "find_cutlass", lambda environ: bare)
     with pytest.raises(ToolchainError, match="convolutions, which wgmma needs"):
-        cutlass_objects.objects(generate([HOPPER]))
+        cutlass_objects.objects(generate([hopper("plain")]))
 
 
 @pytest.mark.slow
-def test_a_hopper_kernel_compiles(needs_nvcc: None) -> None:
+@pytest.mark.parametrize("name", HOPPER)
+def test_hopper_kernels_compile(name: str, needs_nvcc: None) -> None:
     found = cutlass_objects.find_cutlass()
     if found is None or not found.has_builders:
         pytest.skip("needs the headers of nvidia-cutlass, or CUTLASS_HOME")
-    (_, (_, name)) = kernels_of(generate([HOPPER]))
-    (path,) = cutlass_objects.objects(f"// kernel for sm_90: {name}\n")
-    assert name in _symbols(path)
+    (_, (_, kernel)) = kernels_of(generate([hopper(name)]))
+    (path,) = cutlass_objects.objects(f"// kernel for sm_90: {kernel}\n")
+    assert kernel in _symbols(path)
+
+
+# ---- several GPUs --------------------------------------------------------------------------------
+
+
+def test_each_gpu_has_its_own_kernel(golden: Callable[[str, str], None]) -> None:
+    """Of one library: Hopper's own on sm_90, and what the model chooses for sm_80 there."""
+    one = replace(hopper("implicit"), options={"arch": [90, 80], "wgmma": True})
+    source = generate([one], 75)  # the target says nothing then
+    found = {name: archs for archs, name in kernels_of(source)}
+    assert found.pop(SLICES) == (80, 90)
+    assert sorted((Kernel.parse(n).sm, archs) for n, archs in found.items()) == [
+        (80, (80,)), (90, (90,)),
+    ]  # fmt: skip
+    golden("cutlass_two_gpus.cc", source[len(head_and_runtime()) :].lstrip("\n"))
+
+
+def test_gpus_that_share_a_kernel_share_its_object(tmp_path: Path) -> None:
+    """And what was measured on one of them leaves the other to the model."""
+    small = replace(region("wgrad"), options={"arch": (80, 90)})
+    assert {archs for archs, _ in kernels_of(generate([small]))} == {(80, 90)}
+    (_, (_, kernel)) = kernels_of(generate([hopper("plain")]))
+    pinned = replace(hopper("plain"), options={"arch": (80, 90), "wgmma": True, "kernel": kernel})
+    assert {(90,), (80,)} < {archs for archs, _ in kernels_of(generate([pinned]))}
+    unknown = {"arch": (80, 90), "kernel": "relay_wgrad_cutlass_x"}
+    assert len(kernels_of(generate([replace(small, options=unknown)]))) == 2
+
+
+@pytest.mark.slow
+def test_a_library_for_two_gpus(needs_nvcc: None, tmp_path: Path) -> None:
+    source, library = tmp_path / "two.cc", tmp_path / "two.so"
+    several = replace(region("wgrad"), options={"arch": (80, 89), "split_k": 4})
+    source.write_text(generate([several]), encoding="utf-8")
+    subprocess.run(library_command(source, library), check=True)
+    for path in cutlass_objects.objects(source.read_text(encoding="utf-8")):
+        text = path.read_bytes()
+        assert b"sm_80" in text, path.name
+        assert b"sm_89" in text, path.name
 
 
 # ---- without nvcc --------------------------------------------------------------------------------
@@ -303,7 +357,7 @@ def test_a_library_through_tvm(six: tuple[Path, str], tmp_path: Path) -> None:
 def test_both_libraries_in_one(six: tuple[Path, str], tmp_path: Path) -> None:
     """What CUTLASS refuses goes to cuDNN; one library has both, and links what each needs."""
     plain = ConvProblem.parse(CASES["wgrad"][0])
-    grouped = replace(plain, groups=4)
+    grouped = replace(plain, groups=16)
     parts = {"plain": problem_module(plain), "grouped": problem_module(grouped)}
     out, report = byoc_cudnn.partition(
         merged(parts), ("cutlass", "cudnn"), strict=True, cutlass={"split_k": 4}

@@ -16,6 +16,7 @@ from byoc_cudnn.cutlass_model import (
     choose,
     machine_of,
     predict,
+    ranked,
     slice_counts,
 )
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -99,6 +100,69 @@ def test_every_gpu_has_a_kernel_that_fits_it(arch: int) -> None:
             choice = choose(p, (), Options(arch=arch))
             assert choice.kernel.shared_bytes <= MACHINES[arch].shared_bytes
             assert choice.kernel.sm <= arch
+
+
+HOPPER_OPTIONS = Options(arch=90, wgmma=True)
+LAYERS = [
+    f"n=256 c=64 h=56 w=56 k=64 r=3 s=3 pad=1,1,1,1 {F16}",
+    f"n=256 c=512 h=14 w=14 k=512 r=3 s=3 stride=2,2 pad=1,1,1,1 {F16}",
+    f"n=256 c=256 h=14 w=14 k=1024 r=1 s=1 {F16}",
+    f"n=256 c=512 h=28 w=28 k=1024 r=1 s=1 stride=2,2 {F16}",
+]
+
+
+@pytest.mark.parametrize("kind", [kind.value for kind in ConvKind])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_hopper_does_large_layers_itself(kind: str, layer: str) -> None:
+    """Its own instructions are twice as fast; what waits for memory is as fast with either."""
+    best, *_ = ranked(problem(f"{kind} {layer}"), (), HOPPER_OPTIONS)
+    assert best.kernel.sm == 90
+    assert best.cycles <= choose(problem(f"{kind} {layer}"), (), Options(), 90).cycles
+
+
+def test_blocks_that_share_what_they_load_do_large_layers() -> None:
+    best = choose(problem(f"fprop {LAYER}"), (), HOPPER_OPTIONS)
+    assert best.kernel.tile.cluster != (1, 1)
+    assert best.kernel.tile.m * best.kernel.tile.n >= 128 * 128
+
+
+def test_slices_fill_whole_waves_of_blocks_that_stay() -> None:
+    p = problem(f"wgrad {LAYERS[0]}")
+    (kernel,) = (
+        k for k in candidates(p, (), HOPPER_OPTIONS)
+        if k.sm == 90 and (k.tile.m, k.tile.n) == (64, 64)
+    )  # fmt: skip
+    counts = slice_counts(p, kernel, HOPPER_OPTIONS)
+    assert 132 // 9 in counts  # a tile for each tap
+    assert 2 * 132 // 9 in counts
+    assert {1, 2, 4, 8, 16} <= set(counts)
+    assert counts == sorted(set(counts))
+    assert slice_counts(p, kernel, replace(HOPPER_OPTIONS, split_k=5)) == [5]
+
+
+def test_few_channels_take_tiles_of_several_taps() -> None:
+    few = choose(problem(f"wgrad {LAYERS[0]}"), (), HOPPER_OPTIONS)
+    many = choose(problem(f"wgrad {LAYERS[1]}"), (), HOPPER_OPTIONS)
+    assert few.kernel.tile.taps > 1
+    assert many.kernel.tile.taps == 1
+
+
+def test_hopper_kernels_get_slower_with_the_batch() -> None:
+    for kind in ConvKind:
+        p = problem(f"{kind.value} {LAYER}")
+        for kernel in candidates(p, (), HOPPER_OPTIONS):
+            times = [predict(replace(p, n=n), kernel, 1, MACHINES[90]) for n in (8, 64, 512)]
+            assert times == sorted(times)
+            assert times[2] > 4 * times[1]
+
+
+def test_groups_run_one_after_another() -> None:
+    line = f"wgrad n=8 c=64 h=28 w=28 k=128 r=3 s=3 pad=1,1,1,1 {{}} {F16}"
+    one, four = problem(line.format("")), problem(line.format("").replace("c=64", "c=256"))
+    four = replace(four, k=512, groups=4)
+    single, whole = choose(one, (), Options()), choose(four, (), Options())
+    assert (whole.kernel, whole.slices) == (single.kernel, single.slices)
+    assert whole.cycles > 4 * single.cycles
 
 
 def test_a_newer_gpu_counts_as_the_newest_known() -> None:

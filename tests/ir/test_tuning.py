@@ -231,7 +231,7 @@ def test_each_problem_once_with_the_best_of_the_model() -> None:
         assert len({c.symbol for c in task.candidates}) == len(names)
         first = choose(task.region.problem, (), Options(), 90)
         assert task.candidates[0].pins == {"kernel": first.kernel.name, "split_k": first.slices}
-    grouped = replace(WGRAD, groups=4)
+    grouped = replace(WGRAD, groups=32)
     (task,) = _tasks([grouped], ("cutlass", "cudnn"), {}, VERSIONS, 90, 5)
     assert [c.backend for c in task.candidates] == ["cudnn"]
 
