@@ -11,11 +11,12 @@ In a `ConvProblem` that is padding before of t, H = T rows, and any padding afte
 pixels: P = (H + t + after - e)//s + 1, for which there are s values of H + after.  Of these one is
 taken, so that one function has one problem: t again if it is among them, for libraries that pad
 both ends alike, and otherwise the least.  What no problem has, rows of zeros before row 0 or more
-than s-1 of them after row F, is kept beside it as `Conversion.pad`.
+than s-1 of them after row F, is kept beside it as `Conversion.around`.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,13 +40,18 @@ class Conversion:
 
     problem : kind FPROP for a convolution, DGRAD for a transposed one; its layouts are the
         framework's memory.
-    pad : (top, left, bottom, right), zeros around the result of a transposed convolution.
+    around : (top, left, bottom, right), zeros around the result of a transposed convolution.
     turned : whether the weight's taps are in the reverse order along both axes.
     """
 
     problem: ConvProblem
-    pad: Quad = NO_PAD
+    around: Quad = NO_PAD
     turned: bool = False
+
+    @property
+    def pad(self) -> Quad:
+        """Deprecated: the former name of `around`."""
+        return _formerly_pad("Conversion", self.around)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -62,7 +68,7 @@ class Conversion:
         """Of the call's result, zeros included."""
         p = self.problem
         n, c, h, w = p.canonical_shape(p.roles[2])
-        top, left, bottom, right = self.pad
+        top, left, bottom, right = self.around
         padded = (n, c, h + top + bottom, w + left + right)
         return to_layout(padded, ACTIVATION, p.layout(p.roles[2]))
 
@@ -89,16 +95,41 @@ class Conversion:
 class Written:
     """A framework's arguments for a problem, and what has to be put around the call.
 
-    pad : (top, left, bottom, right) as in `torch.nn.functional.pad`: zeros, or where negative rows
-        and columns to cut.  Of a convolution's input before the call, of a transposed one's result
-        after it.
+    arguments : what the reader of this framework takes, shapes and dtype included.
+    around : (top, left, bottom, right): zeros, or where negative rows and columns to cut.  Of a
+        convolution's input before the call, of a transposed one's result after it.
 
     Weights go from one framework to another by the forward convolution's order:
     `target.from_oihw(source.to_oihw(weight))` with the conversions of both.
     """
 
     arguments: dict[str, Any]
-    pad: Quad = NO_PAD
+    around: Quad = NO_PAD
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The arguments without those that tensors tell: what the framework itself is called with.
+
+        `torch.nn.functional.conv_transpose2d(x, weight, **written.call)`; of Keras the layer's
+        arguments, of ONNX the node's attributes.
+        """
+        return {name: value for name, value in self.arguments.items() if name not in _OF_TENSORS}
+
+    @property
+    def pad(self) -> Quad:
+        """Deprecated: the former name of `around`."""
+        return _formerly_pad("Written", self.around)
+
+
+_OF_TENSORS = frozenset(
+    ("input_shape", "weight_shape", "x_shape", "w_shape", "lhs_shape", "rhs_shape", "dtype")
+)
+
+
+def _formerly_pad(of: str, around: Quad) -> Quad:
+    message = f"{of}.pad is now {of}.around, as in cudnn.Descriptors"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    return around
 
 
 def _fits(what: str, array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> None:
@@ -205,6 +236,8 @@ def sizes(op: str, name: str, shape: Any, count: int = 4) -> tuple[int, ...]:
         raise TypeError(f"{op}: {name} must be a sequence of {count} sizes, got {shape!r}")
     if len(shape) != count:
         raise ValueError(f"{op}: {name} must have {count} sizes, got {len(shape)}: {list(shape)}")
+    if None in shape:
+        raise TypeError(f"{op}: {name}'s sizes must be known, got {tuple(shape)}")
     return tuple(least(op, name, [as_int(op, name, v) for v in shape], 1))
 
 
@@ -325,8 +358,8 @@ def axes_of(found: Conversion) -> tuple[Axis, Axis]:
             (p.p, p.q)[i],
             extent((p.r, p.s)[i], p.dilation[i]),
             p.strides[i],
-            p.padding[i] - found.pad[i],
-            (p.h, p.w)[i] + found.pad[i] + found.pad[2 + i],
+            p.padding[i] - found.around[i],
+            (p.h, p.w)[i] + found.around[i] + found.around[2 + i],
         )
         for i in (0, 1)
     ]
@@ -349,7 +382,7 @@ def normal(found: Conversion) -> Conversion:
         (top, bottom), (left, right) = (axis.padding for axis in axes)
         (above, below), (before, after) = (axis.zeros for axis in axes)
         problem = replace(p, h=axes[0].size, w=axes[1].size, padding=(top, left, bottom, right))
-        return replace(found, problem=problem, pad=(above, before, below, after))
+        return replace(found, problem=problem, around=(above, before, below, after))
     ends = [
         trailing(
             (p.h, p.w)[i], (p.p, p.q)[i], extent((p.r, p.s)[i], p.dilation[i]), p.strides[i],

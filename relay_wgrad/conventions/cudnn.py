@@ -44,8 +44,9 @@ class Descriptors:
     w : dimensions of the filter descriptor, (K, C/groups, R, S) in this order.
     format : "NCHW" or "NHWC", of the tensors and of the filter.
     pad, stride, dilation : of the convolution descriptor, (height, width).
-    around : (top, left, bottom, right) as in `torch.nn.functional.pad`: what x is padded with
-        before the call, and dx after it, where negative numbers cut.
+    around : (top, left, bottom, right): what x is padded with before the call, and dx after it,
+        where negative numbers cut.  Of 'same' with an odd kernel and stride 2 it is (0, 0, -1, -1):
+        dx has a row and a column that are to be cut.
     """
 
     function: str
@@ -86,7 +87,7 @@ def to_descriptors(found: Any, format: str | None = None) -> Descriptors:  # noq
     even = symmetric(p)
     before = [a - b for a, b in zip(p.padding, even.padding, strict=True)]
     if p.kind is ConvKind.DGRAD:
-        before = [zeros - cut for zeros, cut in zip(found.pad, before, strict=True)]
+        before = [zeros - cut for zeros, cut in zip(found.around, before, strict=True)]
     return Descriptors(
         FUNCTIONS[p.kind], even.canonical_shape("data"), p.canonical_shape("weight"),
         p.canonical_shape("grad"), format, even.padding[:2], p.strides, p.dilation, p.groups,

@@ -127,7 +127,7 @@ def to_conv_transpose(found: Any) -> Written:
     sides = ((p.h, p.padding[0] + p.padding[2]), (p.w, p.padding[1] + p.padding[3]))
     extra = [size + pad - axis.full for (size, pad), axis in zip(sides, axes, strict=True)]
     arguments = _arguments(found) | {"pads": p.padding, "output_padding": (extra[0], extra[1])}
-    return Written(arguments, found.pad)
+    return Written(arguments, found.around)
 
 
 def same(auto_pad: str, size: int, extent: int, stride: int) -> Pair:

@@ -67,7 +67,7 @@ def conv_transpose(ctx: Context, node: Node) -> Any:
             dilation, groups,
         )
     )  # fmt: skip
-    return _as_given(ctx, node, _bias(ctx, node, 2, _with_zeros(ctx, out, written.pad)))
+    return _as_given(ctx, node, _bias(ctx, node, 2, _with_zeros(ctx, out, written.around)))
 
 
 def _with_zeros(ctx: Context, out: Any, around: Quad) -> Any:

@@ -40,7 +40,7 @@ def differences(case: Case) -> list[str]:
     found = keras.conv2d_transpose(**case["arguments"], dtype="float64")
     x, w, v = operands(case, tuple(case["output_shape"]))
     p = found.problem
-    assert found.pad == (0, 0, 0, 0)
+    assert found.around == (0, 0, 0, 0)
     made = {
         "y": kernel(p, x, w),
         "dx": kernel(p.with_kind(ConvKind.FPROP), v, w),

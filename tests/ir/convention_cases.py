@@ -166,17 +166,17 @@ def canonical(found: Conversion) -> Conversion:
     return common.normal(replace(common.in_layouts(found, cudnn.FORMATS["NCHW"]), turned=False))
 
 
-def with_pad(found: Conversion, pad: Quad) -> Conversion:
-    """A call together with what `Written.pad` says, as one call again."""
+def with_around(found: Conversion, around: Quad) -> Conversion:
+    """A call together with what `Written.around` says, as one call again."""
     p = found.problem
-    top, left, bottom, right = pad
+    top, left, bottom, right = around
     if p.kind is ConvKind.FPROP:
-        padding = tuple(a + b for a, b in zip(p.padding, pad, strict=True))
+        padding = tuple(a + b for a, b in zip(p.padding, around, strict=True))
         return replace(
             found, problem=replace(p, h=p.h - top - bottom, w=p.w - left - right, padding=padding)
         )
-    around = tuple(a + b for a, b in zip(found.pad, pad, strict=True))
-    return replace(found, pad=around)
+    total = tuple(a + b for a, b in zip(found.around, around, strict=True))
+    return replace(found, around=total)
 
 
 def compute(found: Conversion, x: Array, weight: Array) -> Array:
@@ -184,7 +184,7 @@ def compute(found: Conversion, x: Array, weight: Array) -> Array:
     p = replace(found.problem, kernel_layout="OIHW")
     made = torch_reference(p, x, found.to_oihw(weight).copy())
     letters = p.layout(p.roles[2])
-    top, left, bottom, right = found.pad
+    top, left, bottom, right = found.around
     width = to_layout(((0, 0), (0, 0), (top, bottom), (left, right)), ACTIVATION, letters)
     return np.pad(made, width)
 

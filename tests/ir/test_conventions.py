@@ -26,7 +26,7 @@ from .convention_cases import (
     compute,
     normals,
     valid,
-    with_pad,
+    with_around,
 )
 
 # Calls without a result are drawn again, and there may be many.
@@ -59,7 +59,7 @@ def test_there_and_back(name: str, found: Conversion) -> None:
         return
     written = writer(found)
     again = reader(**written.arguments)
-    assert canonical(with_pad(again, written.pad)) == canonical(found)
+    assert canonical(with_around(again, written.around)) == canonical(found)
 
 
 @pytest.mark.parametrize("name", TRANSPOSED)
@@ -75,11 +75,11 @@ def test_a_frameworks_own_calls_need_nothing_around(name: str) -> None:
             )
         written = writer(found, **extra)
         # ONNX may ask for zeros, by an output_shape, that no pads can say.
-        if name != "onnx" or not any(found.pad):
-            assert written.pad == (0, 0, 0, 0)
+        if name != "onnx" or not any(found.around):
+            assert written.around == (0, 0, 0, 0)
         again = reader(**written.arguments)
-        assert with_pad(again, written.pad).output_shape == found.output_shape
-        assert replace(again, pad=found.pad) == found
+        assert with_around(again, written.around).output_shape == found.output_shape
+        assert replace(again, around=found.around) == found
 
     check()
 
@@ -90,7 +90,7 @@ def test_cudnn_there_and_back(found: Conversion, format: str) -> None:  # noqa: 
     for kind in (found.problem.kind, ConvKind.WGRAD):
         # A weight gradient has nothing around its result.
         one = replace(found, problem=found.problem.with_kind(kind))
-        one = one if kind is ConvKind.DGRAD else replace(one, pad=(0, 0, 0, 0))
+        one = one if kind is ConvKind.DGRAD else replace(one, around=(0, 0, 0, 0))
         written = cudnn.to_descriptors(one, format)
         assert canonical(cudnn.from_descriptors(written)) == canonical(one)
         if kind is not ConvKind.DGRAD:
@@ -131,16 +131,13 @@ def test_cudnn_computes_it(found: Conversion) -> None:
 def test_against_pytorch(found: Conversion) -> None:
     transposed = found.problem.kind is ConvKind.DGRAD
     written = WRITERS[found.problem.kind]["pytorch"][0](found)
-    arguments = dict(written.arguments)
-    for name in ("input_shape", "weight_shape", "dtype"):
-        arguments.pop(name)
     x, weight = normals(found.input_shape, found.weight_shape)
     function = functional.conv_transpose2d if transposed else functional.conv2d
     if transposed:
-        assert not any(written.pad)
-    top, left, bottom, right = written.pad
+        assert not any(written.around)
+    top, left, bottom, right = written.around
     padded = functional.pad(torch.from_numpy(x), (left, right, top, bottom))
-    got = function(padded, torch.from_numpy(weight), **arguments).numpy()
+    got = function(padded, torch.from_numpy(weight), **written.call).numpy()
     assert got.shape == found.output_shape
     np.testing.assert_allclose(got, compute(found, x, weight), atol=1e-12)
 
@@ -190,6 +187,25 @@ def test_pytorch_readers(seed: int) -> None:
         )  # fmt: skip
     assert found.output_shape == tuple(want.shape)
     np.testing.assert_allclose(compute(found, x, weight), want.detach().numpy(), atol=1e-12)
+
+
+def test_a_call_has_no_tensors_arguments() -> None:
+    """What is left for the framework itself, of each writer."""
+    for kind, writers in WRITERS.items():
+        p = DGRAD.with_kind(kind)
+        for writer, _ in writers.values():
+            written = writer(p)
+            dropped = [name for name in written.arguments if name not in written.call]
+            assert all(name.endswith("_shape") or name == "dtype" for name in dropped)
+            assert not any(name.endswith("_shape") for name in written.call)
+            assert len(dropped) == 2 + ("filters" not in written.arguments)
+
+
+def test_the_former_name_of_around() -> None:
+    found = keras.conv2d_transpose((1, 5, 5, 1), 1, 3, 2, "same")
+    for one in (found, pytorch.to_conv_transpose2d(found)):
+        with pytest.warns(DeprecationWarning, match=r"\.pad is now .*\.around"):
+            assert one.pad == one.around
 
 
 # ---- ONNX ------------------------------------------------------------------------------------
@@ -246,7 +262,7 @@ def test_onnx_zeros_where_more_is_asked_for() -> None:
     found = onnx.conv_transpose(
         (1, 1, 2, 2), (1, 1, 1, 1), strides=[1, 1], output_shape=[2, 4], dtype="float64"
     )
-    assert found.pad == (0, 0, 0, 2)
+    assert found.around == (0, 0, 0, 2)
     x, w = normals((1, 1, 2, 2), (1, 1, 1, 1))
     np.testing.assert_array_equal(compute(found, x, w), np.pad(x * w, ((0, 0),) * 3 + ((0, 2),)))
 
@@ -295,7 +311,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "keras shape": (lambda: keras.conv2d((1, 5, 5), 3, 3), ValueError,
         "input_shape must have 4 sizes, got 3: [1, 5, 5]"),
     "keras batch": (lambda: keras.conv2d((None, 5, 5, 2), 3, 3), TypeError,
-        "input_shape must be an integer, got None"),
+        "Keras Conv2D: input_shape's sizes must be known, got (None, 5, 5, 2)"),
     "keras shape type": (lambda: keras.conv2d(5, 3, 3), TypeError,
         "input_shape must be a sequence of 4 sizes, got 5"),
     "keras output padding": (lambda: keras.conv2d_transpose((1, 5, 5, 2), 3, 3, 2,

@@ -33,7 +33,7 @@ def computed(found: Conversion, x: Array, w: Array, v: Array) -> dict[str, Array
     p = replace(found.problem, kernel_layout=KERNEL)
     weight = found.to_oihw(w).copy()
     layout = p.layout(p.roles[2])
-    sides = zip(found.pad[:2], found.pad[2:], strict=True)
+    sides = zip(found.around[:2], found.around[2:], strict=True)
     around = to_layout(((0, 0), (0, 0), *sides), ACTIVATION, layout)
     inside = tuple(slice(a, n - b) for (a, b), n in zip(around, v.shape, strict=True))
     plain = p.kind is ConvKind.FPROP
