@@ -111,8 +111,9 @@ def bind_params_by_name(func: Function, params: Mapping[str, Any]) -> Function:
     for name, value in params.items():
         found = [param for param in func.params if param.name == name]
         if len(found) != 1:
-            names = ", ".join(param.name for param in func.params)
-            raise ValueError(f"{len(found)} parameters are named {name!r}, of {names}")
+            names = ", ".join(param.name for param in func.params) or "none"
+            count = f"no parameter {name!r}" if not found else f"{len(found)} parameters {name!r}"
+            raise ValueError(f"{count}; there are {names}")
         binds[found[0]] = const(value, str(value.dtype) if hasattr(value, "dtype") else None)
     out = bind(func, binds)
     assert isinstance(out, Function)

@@ -95,6 +95,9 @@ def ints(op: str, name: str, value: Any, counts: tuple[int, ...], low: int) -> t
 
 def geometry(op: str, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Geometry:
     """Raises TypeError or ValueError naming the argument that is wrong."""
+    if isinstance(padding, str):
+        layer = "; relay_wgrad.torch.Conv2d takes words" if op == "convolution" else ""
+        raise TypeError(f"{op}: padding must be integers, got {padding!r}{layer}")
     pads = ints(op, "padding", padding, (2, 4), 0)
     if len(pads) == 2:
         pads = (*pads, *pads)

@@ -324,6 +324,11 @@ BAD: dict[str, tuple[type[Exception], str, Any]] = {
                lambda x, w: rt.convolution(x, w, None, (0, 1))),
     "padding": (ValueError, "padding must be at least 0, got \\(-1, -1\\)",
                 lambda x, w: rt.convolution(x, w, None, 1, -1)),
+    "padding's name": (TypeError, "^convolution: padding must be integers, got 'same';"
+                       " relay_wgrad.torch.Conv2d takes words$",
+                       lambda x, w: rt.convolution(x, w, padding="same")),
+    "transposed padding's name": (TypeError, "padding must be integers, got 'same'$",
+                                  lambda x, w: rt.convolution_transpose(x, w, padding="same")),
     "paddings": (ValueError, "padding must have 2 or 4 values, got \\(1, 1, 1\\)",
                  lambda x, w: rt.convolution(x, w, None, 1, (1, 1, 1))),
     "dilation": (TypeError, "dilation must be integers, got 1.5",

@@ -224,6 +224,8 @@ int main() {
   std::vector<Result> results(size_t(result.size()));
   const size_t result_bytes = results.size() * sizeof(Result);
 
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver); driver == 0) fail("find a GPU", "no NVIDIA driver is here");
   cudaDeviceProp device;
   check(cudaGetDeviceProperties(&device, 0), "find a GPU");
   cudnnHandle_t handle;
