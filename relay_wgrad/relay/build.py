@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,49 @@ from ..transform.cuda_pipeline import cuda_pipeline
 from .ast import IRModule
 from .external import Library, claimed
 from .lower import lower
+from .surface import check_relay_module
 
 MAIN = "main"
 _PIPELINES: dict[str, Callable[[], Any]] = {"cuda": cuda_pipeline, "llvm": cpu_pipeline}
 _DESCRIPTION = "relay_wgrad_inputs"  # the key in the file beside an exported library
 
 
+@dataclass(frozen=True)
+class Input:
+    """A parameter of @main: its name and the type that it states, None for a size that is `?`."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    def check(self, where: str, value: Any) -> None:
+        """Raises ValueError where an array is not of the type."""
+        got = [int(size) for size in value.shape]
+        same = len(got) == len(self.shape) and all(
+            want in (None, size) for want, size in zip(self.shape, got, strict=True)
+        )
+        if not same or str(value.dtype) != self.dtype:
+            want = ", ".join("?" if size is None else str(size) for size in self.shape)
+            raise ValueError(
+                f"{where}: %{self.name} is [{want}] of {self.dtype}, got {got} of {value.dtype}"
+            )
+
+
+def _input(param: relax.Var) -> Input:
+    sizes = param.ty.shape.values
+    shape = tuple(int(n) if isinstance(n, tvm.tirx.IntImm) else None for n in sizes)
+    return Input(str(param.name), shape, str(param.ty.dtype))
+
+
 class Executor:
-    """What `lib["default"](device)` gives: a compiled function, its inputs' names, its device.
+    """What `lib["default"](device)` gives: a compiled function, its inputs, its device.
 
     `graph_executor.GraphModule` wraps it.
     """
 
-    def __init__(self, machine: relax.VirtualMachine, inputs: list[str], device: Any) -> None:
+    def __init__(self, machine: relax.VirtualMachine, inputs: Sequence[Input], device: Any) -> None:
         self.machine = machine
-        self.inputs = inputs
+        self.inputs = {given.name: given for given in inputs}
         self.device = device
 
 
@@ -53,7 +82,7 @@ class _Compiled:
 class ExecutorFactory:
     """A compiled Relay module: `lib["default"](device)` makes an executor."""
 
-    def __init__(self, library: Library, inputs: list[str]) -> None:
+    def __init__(self, library: Library, inputs: Sequence[Input]) -> None:
         self._library = library
         self._inputs = inputs
 
@@ -79,7 +108,8 @@ class ExecutorFactory:
         """
         self._library.export_library(str(path), **options)
         # TVM's library knows no names of inputs: they go into a file beside it.
-        _beside(path).write_text(json.dumps({_DESCRIPTION: self._inputs}), encoding="utf-8")
+        inputs = [asdict(given) for given in self._inputs]
+        _beside(path).write_text(json.dumps({_DESCRIPTION: inputs}), encoding="utf-8")
 
 
 def build(
@@ -107,8 +137,7 @@ def build(
     TypeError, ValueError : for a module without @main, a violated type relation, an unknown or
         misshapen parameter, and what has no lowering.
     """
-    if not isinstance(ir_mod, IRModule):
-        raise TypeError(f"build: expected a Relay IRModule, got {type(ir_mod).__name__}")
+    check_relay_module("build", ir_mod)
     if MAIN not in ir_mod.functions:
         raise ValueError(f"build: the module has no @main, but {', '.join(ir_mod.functions)}")
     if params is not None and not isinstance(params, Mapping):
@@ -128,8 +157,12 @@ def build(
             del mod[var]  # inlined where @main calls it
     given = {name: _array(name, value) for name, value in (params or {}).items()}
     func = mod[MAIN]
-    _check_params(func, given)
-    inputs = [str(p.name) for p in func.params if str(p.name) not in given]
+    params_of = {str(p.name): _input(p) for p in func.params}
+    for name, value in given.items():
+        if name not in params_of:
+            raise ValueError(f"build: no parameter {name!r}; there are {', '.join(params_of)}")
+        params_of[name].check("build", value)
+    inputs = [p for name, p in params_of.items() if name not in given]
     if given:
         mod = relax.transform.BindParams(MAIN, given)(mod)
     if external is not None:
@@ -146,7 +179,10 @@ def load_module(path: str | Path) -> ExecutorFactory:
     """
     try:
         found = json.loads(_beside(path).read_text(encoding="utf-8"))
-        inputs = [str(name) for name in found[_DESCRIPTION]]
+        inputs = [
+            Input(str(given["name"]), tuple(given["shape"]), str(given["dtype"]))
+            for given in found[_DESCRIPTION]
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{_beside(path)}, which names the inputs: {error}") from error
     return ExecutorFactory(_Compiled(tvm.runtime.load_module(str(path))), inputs)
@@ -161,29 +197,3 @@ def _array(name: str, value: Any) -> Any:
     if array.dtype == object:
         raise TypeError(f"build: parameter {name!r} must be an array, got {type(value).__name__}")
     return tvm.runtime.tensor(np.ascontiguousarray(array))
-
-
-def _check_params(func: relax.Function, given: Mapping[str, Any]) -> None:
-    types = {str(p.name): p.ty for p in func.params}
-    for name, value in given.items():
-        if name not in types:
-            raise ValueError(f"build: no parameter {name!r}; there are {', '.join(types)}")
-        check_value("build", name, types[name], value)
-
-
-def check_value(where: str, name: str, ty: Any, value: Any) -> None:
-    """Raises ValueError where an array is not what a parameter's type says."""
-    want = list(ty.shape.values)
-    got = list(value.shape)
-    same = len(want) == len(got) and all(
-        int(g) == int(w) for g, w in zip(got, want, strict=True) if isinstance(w, tvm.tirx.IntImm)
-    )
-    if not same or str(value.dtype) != str(ty.dtype):
-        raise ValueError(
-            f"{where}: %{name} is [{', '.join(map(_size, want))}] of {ty.dtype},"
-            f" got {[int(g) for g in got]} of {value.dtype}"
-        )
-
-
-def _size(dim: Any) -> str:
-    return str(int(dim)) if isinstance(dim, tvm.tirx.IntImm) else "?"

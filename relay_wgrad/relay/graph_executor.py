@@ -70,7 +70,11 @@ class GraphModule:
     def set_input(self, key: str | int | None = None, value: Any = None, **params: Any) -> None:
         """Sets one input by its name or index, and others by name; arrays are copied.
 
-        Raises ValueError for a name or an index that is none.
+        As in Relay, numbers of another width become the input's, but no fractions are dropped; a
+        TVM tensor must have its dtype.
+
+        Raises ValueError for a name or an index that is none, and for another shape or dtype than
+        the input's.
         """
         if key is not None:
             self._set(self._name(key), value)
@@ -108,7 +112,7 @@ class GraphModule:
 
     def get_input_index(self, name: str) -> int:
         """The place of an input, −1 if there is none of that name."""
-        inputs = self._executor.inputs
+        inputs = list(self._executor.inputs)
         return inputs.index(name) if name in inputs else -1
 
     def get_output(self, index: int, out: Any = None) -> Any:
@@ -154,7 +158,7 @@ class GraphModule:
         return BenchmarkResult(tuple(times))
 
     def _name(self, key: str | int) -> str:
-        inputs = self._executor.inputs
+        inputs = list(self._executor.inputs)
         if isinstance(key, str) and key in inputs:
             return key
         if isinstance(key, int) and not isinstance(key, bool) and 0 <= key < len(inputs):
@@ -162,9 +166,16 @@ class GraphModule:
         raise ValueError(f"no input {key!r}; there are {', '.join(inputs) or 'none'}")
 
     def _set(self, name: str, value: Any) -> None:
-        array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
-        if array.dtype == object:
-            raise TypeError(f"set_input: {name!r} must be an array, got {value!r}")
+        wanted = self._executor.inputs[name]
+        if hasattr(value, "numpy"):
+            array = value.numpy()
+        else:
+            array = np.asarray(value)
+            if array.dtype == object:
+                raise TypeError(f"set_input: {name!r} must be an array, got {value!r}")
+            if np.can_cast(array.dtype, wanted.dtype, "same_kind"):
+                array = array.astype(wanted.dtype)
+        wanted.check("set_input", array)
         # A copy on the executor's device: what the caller does to its own changes nothing here.
         self._inputs[name] = tvm.runtime.tensor(np.array(array), self._executor.device)
 

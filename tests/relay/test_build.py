@@ -85,9 +85,46 @@ def test_export_and_load(library: Any, tmp_path: Path) -> None:
     loaded = GraphModule(load_module(path)["default"](tvm.cpu()))
     loaded.run(data=ARRAYS["data"])
     check(loaded)
-    (tmp_path / "lib.so.json").write_text("[]")
-    with pytest.raises(ValueError, match="which names the inputs"):
-        load_module(path)
+    with pytest.raises(ValueError, match=r"%data is \[2, 3\] of float32, got \[3, 3\] of float32"):
+        loaded.set_input("data", np.zeros((3, 3), "float32"))
+    for text in ("[]", '{"relay_wgrad_inputs": ["data"]}'):
+        (tmp_path / "lib.so.json").write_text(text)
+        with pytest.raises(ValueError, match="which names the inputs"):
+            load_module(path)
+
+
+def test_inputs_of_another_type_are_refused_at_once(module: GraphModule) -> None:
+    """As in Relay, NumPy's numbers become the input's dtype, shapes and tensors stay."""
+    for value, got in (
+        (np.zeros((3, 2), "float32"), "[3, 2] of float32"),
+        (np.zeros(3, "float32"), "[3] of float32"),
+        (1.0, "[] of float32"),
+        (tvm.runtime.tensor(ARRAYS["data"].astype("float64")), "[2, 3] of float64"),
+        (np.zeros((2, 3), "complex64"), "[2, 3] of complex64"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            module.set_input("data", value)
+        assert str(caught.value) == f"set_input: %data is [2, 3] of float32, got {got}"
+    for value in (ARRAYS["data"].astype("float64"), ARRAYS["data"].tolist()):
+        module.set_input("data", value)
+        module.run()
+        check(module)
+    with pytest.raises(TypeError, match="'data' must be an array"):
+        module.set_input("data", None)
+
+
+def test_inputs_of_unknown_size_and_integers() -> None:
+    text = """#[version = "0.0.5"]
+def @main(%x: Tensor[(?, 3), int32], %y: Tensor[(3), bfloat16]) { (%x, %y) }"""
+    module = GraphModule(build(fromtext(text), target="llvm")["default"](tvm.cpu()))
+    module.set_input("y", [1.0, 2.0, 3.0])
+    for rows in (1, 4):
+        module.run(x=np.ones((rows, 3), "int64"))
+        assert module.get_output(0).numpy().shape == (rows, 3)
+    with pytest.raises(ValueError, match=r"%x is \[\?, 3\] of int32, got \[2, 4\] of int32"):
+        module.set_input("x", np.ones((2, 4), "int32"))
+    with pytest.raises(ValueError, match=r"%x is .* of int32, got \[2, 3\] of float64"):
+        module.set_input("x", np.full((2, 3), 0.5))  # Relay drops the fractions
 
 
 def test_misuse_of_the_executor(module: GraphModule, library: Any) -> None:
