@@ -12,6 +12,7 @@ from .build import MAIN, build
 from .expr import bind, bind_params_by_name, const
 from .graph_executor import GraphModule
 from .infer import infer_module
+from .surface import check_relay_module
 from .types import TupleType, Type
 
 _KINDS = ("debug", "graph", "vm", "aot")
@@ -110,7 +111,7 @@ def create_executor(
     """
     if kind not in _KINDS:
         raise ValueError(f"create_executor: kind must be one of {', '.join(_KINDS)}, got {kind!r}")
-    if mod is not None and not isinstance(mod, IRModule):
-        raise TypeError(f"create_executor: expected a Relay IRModule, got {type(mod).__name__}")
+    if mod is not None:
+        check_relay_module("create_executor", mod)
     device = tvm.cpu() if device is None else device
     return ExpressionExecutor(mod or IRModule({}), device, target, params or {})

@@ -238,11 +238,19 @@ class _Lowering:
 
 def _expr(value: Value) -> Any:
     """A value as one Relax expression."""
+    return run(_exprs(value))
+
+
+def _exprs(value: Value) -> Generator[Any, Any, Any]:
     if value.function is not None:
         raise ValueError("a function is a result: only calls of functions have a lowering")
     if value.fields is None:
         return value.expr
-    return relax.Tuple([_expr(part) for part in value.fields])
+    parts = []
+    for part in value.fields:
+        expr = yield _exprs(part)
+        parts.append(expr)
+    return relax.Tuple(parts)
 
 
 def _function_type(function: Function) -> FuncType:

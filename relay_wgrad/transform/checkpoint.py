@@ -26,6 +26,7 @@ import tvm
 from tvm import relax
 
 from .substitute import substitute
+from .surface import check_relax_module
 
 _BITS = re.compile(r"\d+")
 
@@ -188,6 +189,7 @@ def checkpoint(
     ValueError : for a name that is no variable of `fn`, or one that does not bound a region because
         other values that depend on the data are used after it.
     """
+    check_relax_module("checkpoint", mod)
     func = mod[fn]
     known = cut_vertices(func, inputs)
     if isinstance(cuts, str):

@@ -18,6 +18,7 @@ from ..layout_rules.perms import Perm, compose, is_identity, reorder
 from ..layouts import ACTIVATION, KERNEL, is_permutation, permutation
 from .layout_analysis import Analysis
 from .layout_rewrite import Rewriter
+from .surface import ModulePass, kind_of
 
 PARAMS_ATTR = "relay_wgrad.converted_params"
 RESULTS_ATTR = "relay_wgrad.converted_results"
@@ -57,7 +58,6 @@ def ConvertLayout(  # noqa: N802 - a pass, named as the stock one
         raise TypeError(f"ConvertLayout: functions must be a list of names, got {functions!r}")
     wanted = None if functions is None else tuple(functions)
 
-    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.ConvertLayout")
     def run(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         found = {
             gv.name_hint: func
@@ -81,7 +81,7 @@ def ConvertLayout(  # noqa: N802 - a pass, named as the stock one
             out[name] = converted
         return out
 
-    return run
+    return ModulePass("ConvertLayout", run, counterpart="ConvertLayout")
 
 
 def _checked(layout: Any, kernel_layout: Any, params: Any) -> str:
@@ -219,7 +219,7 @@ def converted_results(func: relax.Function) -> dict[tuple[int, ...], Perm]:
 
 def _stored(func: relax.Function, name: str) -> dict[str, Perm]:
     if not isinstance(func, relax.Function):
-        raise TypeError(f"expected a Relax function, got {type(func).__name__}")
+        raise TypeError(f"expected a Relax function, got {kind_of(func)}")
     if func.attrs is None or name not in func.attrs:
         return {}
     return {str(k): tuple(int(a) for a in v) for k, v in func.attrs[name].items()}

@@ -18,6 +18,7 @@ from tvm.ir import Op
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from .. import registry
+from .surface import ModulePass, check_relax_module
 
 
 def grad(
@@ -56,12 +57,11 @@ def grad(
     TypeError : for an argument of another type.
     RuntimeError : before `relay_wgrad.register()`.
     """
+    check_relax_module("grad", mod, counterpart="FirstOrderGradient")
     if not registry.is_registered():
         raise RuntimeError("grad: call relay_wgrad.register() first")
     if isinstance(order, bool) or not isinstance(order, int) or order < 1:
         raise ValueError(f"grad: order must be an integer of at least 1, got {order!r}")
-    if not isinstance(mod, tvm.IRModule):
-        raise TypeError(f"grad: mod must be an IRModule, got {type(mod).__name__}")
     if isinstance(target_index, bool) or not isinstance(target_index, int):
         raise TypeError(f"grad: target_index must be an integer, got {target_index!r}")
     func = _lookup(mod, fn)
@@ -95,11 +95,10 @@ def Gradient(  # noqa: N802 - a pass, named as the stock one
 ) -> tvm.transform.Pass:
     """The stock pass of that name with `grad`'s checks, for use in a `Sequential`."""
 
-    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.Gradient")
     def run(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         return grad(mod, func_name, wrt=require_grads, target_index=target_index)
 
-    return run
+    return ModulePass("Gradient", run, counterpart="FirstOrderGradient")
 
 
 def _lookup(mod: tvm.IRModule, fn: str) -> relax.Function:

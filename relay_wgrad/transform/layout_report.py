@@ -19,6 +19,7 @@ from ..layout_rules import table
 from ..layout_rules.convs import CONVS
 from ..layout_rules.perms import is_one, keeps_memory
 from ..layout_rules.plan import sizes_of
+from .surface import kind_of
 
 REASONS: dict[str, str] = {
     "input": "an activation among the function's parameters, converted on its way in",
@@ -67,7 +68,7 @@ def layout_changes(
     """
     for given in (func, *([original] if original is not None else [])):
         if not isinstance(given, relax.Function):
-            raise TypeError(f"layout_changes: needs a Relax function, got {type(given).__name__}")
+            raise TypeError(f"layout_changes: needs a Relax function, got {kind_of(given)}")
     own = {b.var.name for b in _bindings(original) if _op_name(b.value) in _CHANGES}
     program = _Program(func)
     return [

@@ -27,6 +27,7 @@ from tvm.ir import Op
 from ..ops.algebra import WGRAD_KEYS, make_call
 from ..ops.conv2d_backward_weight import DEF as WGRAD
 from .substitute import substitute
+from .surface import check_relax_module
 
 HALVES = ("float16", "bfloat16")
 
@@ -61,6 +62,7 @@ def mixed_precision(mod: tvm.IRModule, fn: str = "main", *, dtype: str) -> tvm.I
     """
     if dtype not in HALVES:
         raise ValueError(f"mixed_precision: dtype must be {' or '.join(HALVES)}, got {dtype!r}")
+    check_relax_module("mixed_precision", mod)
     func = mod[fn]
     blocks = func.body.blocks if isinstance(func, relax.Function) else []
     if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):

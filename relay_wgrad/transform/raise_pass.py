@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +40,7 @@ from .raise_ops import VIEWS, viewed
 from .raise_product import Product, describe, followed, is_forward, product
 from .raise_report import RaiseEntry, RaiseReport
 from .raise_walk import bodies_of, branches_of, variables_of, with_type
+from .surface import ModulePass, check_relax_module
 
 CONV2D = "relax.nn.conv2d"
 _TAKEN = ("Composite", "Codegen")  # attributes of functions that a backend took
@@ -86,24 +87,31 @@ def raise_conv_backward(mod: tvm.IRModule) -> tuple[tvm.IRModule, RaiseReport]:
     TypeError : for what is no module.
     RuntimeError : before `relay_wgrad.register()`.
     """
-    if not isinstance(mod, tvm.IRModule):
-        raise TypeError(f"raise_conv_backward: mod must be an IRModule, got {type(mod).__name__}")
+    check_relax_module("raise_conv_backward", mod, counterpart="RaiseConvBackward")
     for name in (WGRAD_NAME, DGRAD_NAME):
         get_op(name)
     entries: list[RaiseEntry] = []
     out = mod.clone()
-    for gv, func in mod.functions_items():
-        if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
-            continue
-        if func.attrs is not None and any(key in func.attrs for key in _TAKEN):
-            continue
-        plan = plan_function(str(gv.name_hint), func)
+    for gv, func, plan in _plans(mod):
         entries += plan.entries
         if plan.new:
             out.update_func(gv, _Writer(plan).function(func))
     warn_of_groups(entries, stacklevel=3)
     changed = any(entry.raised for entry in entries)
     return (out if changed else mod), RaiseReport(entries)
+
+
+def find_conv_backward(mod: tvm.IRModule) -> RaiseReport:
+    """What `raise_conv_backward` would find in a module, which stays as it is."""
+    return RaiseReport([entry for _, _, plan in _plans(mod) for entry in plan.entries])
+
+
+def _plans(mod: tvm.IRModule) -> Iterator[tuple[tvm.ir.GlobalVar, relax.Function, Plan]]:
+    for gv, func in mod.functions_items():
+        if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
+            continue
+        if func.attrs is None or not any(key in func.attrs for key in _TAKEN):
+            yield gv, func, plan_function(str(gv.name_hint), func)
 
 
 def warn_of_groups(entries: Iterable[RaiseEntry], stacklevel: int) -> None:
@@ -119,14 +127,13 @@ def RaiseConvBackward(  # noqa: N802 - a pass
 ) -> tvm.ir.transform.Pass:
     """`raise_conv_backward` as a module pass; `on_report` is called with each module's report."""
 
-    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.RaiseConvBackward")
     def run(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         mod, report = raise_conv_backward(mod)
         if on_report is not None:
             on_report(report)
         return mod
 
-    return run
+    return ModulePass("RaiseConvBackward", run, counterpart="RaiseConvBackward")
 
 
 # ---- one function --------------------------------------------------------------------------------

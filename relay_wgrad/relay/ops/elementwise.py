@@ -28,6 +28,18 @@ def _rsqrt(s: Site) -> Any:
     return R.divide(s.const(1.0), s.emit(R.sqrt(s.args[0])))
 
 
+def _round(s: Site) -> Any:
+    """Halves away from zero, as Relay does; Relax's own goes to even."""
+    x = s.args[0]
+    if not s.tensor().dtype.startswith(("float", "bfloat")):
+        return x
+    # What trunc leaves is exact, and NaN for an infinity, which stays; x + 0.5 would be rounded.
+    whole = s.emit(R.trunc(x))
+    left = s.emit(R.abs(s.emit(R.subtract(x, whole))))
+    away = s.emit(R.add(whole, s.emit(R.sign(x))))
+    return R.where(s.emit(R.greater_equal(left, s.const(0.5))), away, whole)
+
+
 def _trunc_divide(s: Site) -> Any:
     """Towards zero, as integer division in C is."""
     if s.tensor(0).dtype.startswith(("float", "bfloat")):
@@ -124,7 +136,7 @@ _UNARY: tuple[tuple[str, Builder, str, bool], ...] = (
     ("floor", _apply(R.floor), "numpy", False),
     ("ceil", _apply(R.ceil), "numpy", False),
     ("trunc", _apply(R.trunc), "numpy", False),
-    ("round", _apply(R.round), "numpy", False),
+    ("round", _round, "numpy", False),
     ("bitwise_not", _apply(R.bitwise_not), "numpy", False),
 )
 for _name, _builder, _checked, _grad in _UNARY:

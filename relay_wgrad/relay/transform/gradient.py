@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tvm import relax
+
 from .. import gradients as _rules  # noqa: F401  (fills the table of rules)
 from ..ast import (
     Call,
@@ -34,6 +36,7 @@ from ..make import call
 from ..ops import show
 from ..ops.hooks import GRADIENTS
 from ..rewrite import rewrite
+from ..surface import check_relay_module
 from ..types import ANY, FuncType, TensorType, TupleType, Type
 from .normal_forms import inlined
 from .simplify_inference import NAMES, expanded
@@ -68,6 +71,9 @@ def gradient(expr: Expr, mod: IRModule | None = None, mode: str = "higher_order"
     if mode not in ("first_order", "higher_order"):
         raise ValueError(f"gradient: mode must be first_order or higher_order, got {mode!r}")
     mod = mod if mod is not None else IRModule({})
+    check_relay_module("gradient", mod)
+    if isinstance(expr, relax.Function):
+        raise TypeError("gradient: this is a Relax function: use relay_wgrad.transform.grad")
     if not isinstance(expr, Expr):
         raise TypeError(f"gradient: expected a function, got {expr!r}")
     if isinstance(expr, GlobalVar):

@@ -19,6 +19,7 @@ from tvm.ir.transform import PassContext as PassContext
 
 from ..ast import Function, IRModule
 from ..infer import infer_module
+from ..surface import check_relay_module
 
 ModuleChange = Callable[[IRModule, PassContext], IRModule]
 FunctionChange = Callable[[Function, IRModule, PassContext], Function]
@@ -42,10 +43,7 @@ class Pass:
         self.info = info
 
     def __call__(self, mod: IRModule) -> IRModule:
-        if not isinstance(mod, IRModule):
-            raise TypeError(
-                f"{self.info.name}: expected a Relay IRModule, got {type(mod).__name__}"
-            )
+        check_relay_module(self.info.name, mod)
         if INFER_TYPE in self.info.required:
             mod = infer_module(mod)
         out = self._change(mod, PassContext.current())

@@ -53,13 +53,22 @@ def raise_conv_backward(mod: IRModule) -> tuple[IRModule, RaiseReport]:
     entries: list[RaiseEntry] = []
     functions = {}
     for name, function in mod.functions.items():
-        functions[name], found = _raised(name, function)
+        made, found = _planned(name, function)
+        functions[name] = _written(function, made) if made else function
         entries += found
     warn_of_groups(entries, stacklevel=5)
     return replace(mod, functions=functions), RaiseReport(entries)
 
 
-def _raised(name: str, function: Function) -> tuple[Function, list[RaiseEntry]]:
+def find_conv_backward(mod: IRModule) -> RaiseReport:
+    """What `raise_conv_backward` would find in a module, which stays as it is.  Needs types."""
+    registry.register()
+    found = [_planned(name, function)[1] for name, function in mod.functions.items()]
+    return RaiseReport([entry for entries in found for entry in entries])
+
+
+def _planned(name: str, function: Function) -> tuple[dict[Expr, Call], list[RaiseEntry]]:
+    """The calls that nodes of a function become, and what was found."""
     entries: list[RaiseEntry] = []
     made: dict[Expr, Call] = {}
     if not _is_taken(function):
@@ -68,7 +77,7 @@ def _raised(name: str, function: Function) -> tuple[Function, list[RaiseEntry]]:
             plan = plan_function(name, block.func, translation.accept, block.hidden)
             entries += plan.entries
             made |= translation.made
-    return (_written(function, made) if made else function), entries
+    return made, entries
 
 
 def _is_conv2d(node: Expr) -> bool:
