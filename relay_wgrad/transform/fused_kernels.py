@@ -1,8 +1,10 @@
 """Legalization and fusion of what is no convolution: the part that our pipelines share.
 
-Three operators are legalized otherwise than by upstream.  A mean is a sum and a division, so that
-what is summed is fused with it.  ReLU and clipping keep NaN, as PyTorch's do: upstream's turn it
-into a bound, so a network whose parameters have become NaN would go on to report a loss.
+Some operators are legalized otherwise than by upstream.  A mean is a sum and a division, so that
+what is summed is fused with it.  A choice by a mask reads the mask as it is: upstream's compares it
+as int64, which on a CPU takes ten times as long.  ReLU and clipping keep NaN, as PyTorch's do:
+upstream's turn it into a bound, so a network whose parameters have become NaN would go on to report
+a loss.
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ from .recompute import Recompute
 def fused_kernels() -> list[tvm.transform.Pass]:
     """What takes the place of upstream's `legalize_passes`, with recomputing (`recompute`)."""
     return [
-        relax.transform.LegalizeOps(
-            {"relax.mean": mean, "relax.nn.relu": relu, "relax.clip": clip}
-        ),
+        legalize_ops(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
         Recompute(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
     ]
+
+
+def legalize_ops() -> tvm.transform.Pass:
+    """Upstream's `LegalizeOps` but for the operators above."""
+    return relax.transform.LegalizeOps(_LEGAL)
 
 
 def mean(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -71,3 +76,38 @@ def clip(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return te.compute(x.shape, element, name="clip")
 
     return bb.call_te(kept, x, primfunc_name_hint="clip")
+
+
+def where(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.where` for known shapes; numbers become part of the kernel."""
+    if not all(isinstance(arg.ty.shape, relax.ShapeExpr) for arg in (call, *call.args)):
+        upstream: relax.Expr = tvm.ir.Op.get("relax.where").get_attr("FLegalize")(bb, call)
+        return upstream
+    numbers = [_number(arg) for arg in call.args]
+
+    def chosen(*tensors: Any) -> Any:
+        def element(*i: Any) -> Any:
+            rest = iter(tensors)
+            return tirx.Select(*(_read(next(rest), i) if n is None else n for n in numbers))
+
+        return te.compute(list(call.ty.shape.values), element, name="where")
+
+    tensors = [arg for arg, number in zip(call.args, numbers, strict=True) if number is None]
+    return bb.call_te(chosen, *tensors, primfunc_name_hint="where")
+
+
+def _number(arg: relax.Expr) -> Any:
+    """A constant without axes, as it is written in a kernel."""
+    if not isinstance(arg, tvm.ir.Constant) or len(arg.ty.shape.values):
+        return None
+    return tirx.const(arg.value.numpy().item(), str(arg.ty.dtype))
+
+
+def _read(tensor: Any, index: tuple[Any, ...]) -> Any:
+    """What an element of the result takes from an operand that is broadcast to its shape."""
+    last = index[len(index) - len(tensor.shape) :]
+    ones = [isinstance(n, tirx.IntImm) and int(n) == 1 for n in tensor.shape]
+    return tensor(*(0 if one else i for one, i in zip(ones, last, strict=True)))
+
+
+_LEGAL = {"relax.mean": mean, "relax.clip": clip, "relax.nn.relu": relu, "relax.where": where}

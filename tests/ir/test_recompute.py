@@ -202,3 +202,23 @@ def test_a_mean_of_integers_and_of_nothing_known() -> None:
     got = outputs(fused(mod), [x, np.zeros(ROW, "float32")])
     for value, want in zip(got, (x.mean((1, 2)), x.mean(), x.mean(keepdims=True)), strict=True):
         np.testing.assert_allclose(value, want, rtol=1e-4, atol=1e-6)
+
+
+def test_a_choice_reads_its_mask_as_it_is() -> None:
+    """Numbers become part of the kernel, and operands are broadcast."""
+
+    def program(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
+        positive = R.greater(x, R.const(0.0, "float32"))
+        return [
+            R.where(positive, x, R.const(2.0, "float32")),
+            R.where(R.greater(r, R.const(0.0, "float32")), x, R.const([3.0] * 16, "float32")),
+            R.where(R.const(True, "bool"), r, x),
+        ]
+
+    mod = fused(module(program))
+    assert "Cast" not in mod.script()
+    rng = np.random.default_rng(0)
+    x, r = (rng.standard_normal(shape).astype("float32") for shape in (SHAPE, ROW))
+    want = [np.where(x > 0, x, 2), np.where(r > 0, x, 3), np.broadcast_to(r, SHAPE)]
+    for got, value in zip(outputs(mod, [x, r]), want, strict=True):
+        np.testing.assert_array_equal(got, value)
