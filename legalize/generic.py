@@ -134,20 +134,23 @@ def _dgrad(
     _, cg, r, s = _sizes(problem, "weight", weight)
     h, w = (problem.h, problem.w) if data_size is None else (_static(x) for x in data_size)
     kg = k // problem.groups
-    k0, r0, s0 = (te.reduce_axis((0, x), name) for x, name in ((kg, "k"), (r, "r"), (s, "s")))
+    k0, *back = (te.reduce_axis((0, x), name) for x, name in ((kg, "k"), (r, "r"), (s, "s")))
+    # Taps in reverse, so that a pixel's quotient by the stride has no variable of negative sign:
+    # TVM 0.27 simplifies (c - v) // s of a loop's variable v wrongly (`iter_map_simplify`).
+    r0, s0 = r - 1 - back[0], s - 1 - back[1]
 
     def term(n0: Expr, c0: Expr, h0: Expr, w0: Expr) -> tuple[list[Expr], Expr, Expr]:
         filter_, tap = k0, c0
         if problem.groups > 1:
             filter_, tap = c0 // cg * kg + k0, c0 % cg
-        y, x, guard = _scatter(problem, (p, q), (h0, w0), (r0, s0))
+        y, x, guard = _scatter(problem, (p, q), (h0, w0), (r, s), (back[0], back[1]))
         return (
             guard,
             _read(problem, "grad", grad, n0, filter_, y, x),
             _read(problem, "weight", weight, filter_, tap, r0, s0),
         )
 
-    return (n, cg * problem.groups, h, w), [k0, r0, s0], term
+    return (n, cg * problem.groups, h, w), [k0, *back], term
 
 
 def _gather(
@@ -169,13 +172,16 @@ def _gather(
 
 
 def _scatter(
-    problem: ConvProblem, out: tuple[Expr, Expr], pixel: tuple[Expr, Expr], tap: tuple[Expr, Expr]
-) -> tuple[Expr, Expr, list[Expr]]:
-    """The output pixel that reads a data pixel through a tap, and when there is one."""
+    problem: ConvProblem, out: tuple[Expr, Expr], pixel: tuple[Expr, Expr],
+    taps: tuple[Expr, Expr], back: tuple[Expr, Expr],
+) -> tuple[Expr, Expr, list[Expr]]:  # fmt: skip
+    """The output pixel that reads a data pixel through a tap, `back` from the last one, and when
+    there is one."""
     where, guard = [], []
     for axis in (0, 1):
-        stride = problem.strides[axis]
-        x = pixel[axis] + problem.padding[axis] - tap[axis] * problem.dilation[axis]
+        stride, dilation = problem.strides[axis], problem.dilation[axis]
+        x = pixel[axis] + back[axis] * dilation
+        x = x + (problem.padding[axis] - (taps[axis] - 1) * dilation)
         guard.append(x >= 0)
         if stride > 1:
             guard.append(x % stride == 0)

@@ -61,18 +61,19 @@ def te_max_pool2d_backward(
         return reducer(((i * kernel[1] + j).astype("int32"), value), axis=[i, j])
 
     chosen = te.compute(grad.shape, window, name="first_maximum")[0]
+    # Taps in reverse: see `generic._dgrad`.
     r, s = te.reduce_axis((0, kernel[0]), "r"), te.reduce_axis((0, kernel[1]), "s")
 
     def scatter(*index: Expr) -> Expr:
-        row = index[axes[0]] + before[0] - r * dilation[0]
-        column = index[axes[1]] + before[1] - s * dilation[1]
+        row = index[axes[0]] + r * dilation[0] + (before[0] - (kernel[0] - 1) * dilation[0])
+        column = index[axes[1]] + s * dilation[1] + (before[1] - (kernel[1] - 1) * dilation[1])
         p, q = tirx.floordiv(row, strides[0]), tirx.floordiv(column, strides[1])
         exists = tirx.all(
             tirx.floormod(row, strides[0]) == 0, tirx.floormod(column, strides[1]) == 0,
             row >= 0, column >= 0, p < grad.shape[axes[0]], q < grad.shape[axes[1]],
         )  # fmt: skip
         source = at(list(index), p, q)
-        here = (r * kernel[1] + s).astype("int32")
+        here = ((kernel[0] - 1 - r) * kernel[1] + kernel[1] - 1 - s).astype("int32")
         taken = tirx.if_then_else(
             exists,
             tirx.if_then_else(chosen(*source) == here, grad(*source), tirx.const(0, grad.dtype)),
