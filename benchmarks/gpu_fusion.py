@@ -1,6 +1,6 @@
 """What fusing saves: a CUTLASS dgrad with ReLU's mask or a residual, against the two kernels apart.
 
-    python -m benchmarks.gpu_fusion [--json FILE]
+    python -m benchmarks.gpu_fusion [--wgmma] [--json FILE]
 
 Apart, the element-wise kernel is PyTorch's fastest for it (one pass, one kernel).  Device events,
 alternating rounds, medians; inputs take turns where they would stay in the cache.  Bytes saved are
@@ -91,13 +91,15 @@ def main() -> int:
         prog="python -m benchmarks.gpu_fusion", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    parser.add_argument("--wgmma", action="store_true", help="with Hopper's own instructions")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     problems = [ConvProblem.parse(LINE.format(*layer)) for layer in LAYERS]
+    options = {"arch": 90, "wgmma": True} if args.wgmma else {}
     regions = []
     for i, p in enumerate(problems):
-        regions.append(Region(f"plain{i}", p, (), p.roles[:2], {}))
-        regions += [Region(f"{e}{i}", p, (e,), (*p.roles[:2], e), {}) for e in SECOND]
+        regions.append(Region(f"plain{i}", p, (), p.roles[:2], options))
+        regions += [Region(f"{e}{i}", p, (e,), (*p.roles[:2], e), options) for e in SECOND]
     with tempfile.TemporaryDirectory() as folder:
         module = build(regions, Path(folder))
         rows = [

@@ -38,9 +38,11 @@ _NARROW = 2.5  # times as much for an access of less than a vector
 _LAUNCH = 5000  # cycles of one more kernel
 _L2 = 64  # bytes per cycle and SM
 _MEMORY = 16  # the same, of the device's memory
-_L2_TMA = 36  # bytes per cycle and SM that blocks of Hopper's kernels get
-_NARROW_WGMMA = 1.3
-_STORE_WGMMA = 0.12  # cycles to write an element of a tile, of one block
+_L2_TMA = 42  # bytes per cycle and SM that blocks of Hopper's kernels get
+_SHARED = 0.82  # of what it takes to load rows that another block of the cluster gets too
+_CLUSTER = 1.07  # blocks of a cluster wait for each other
+_FIXED_TILE = 270  # cycles between two tiles
+_STORE_HALF, _STORE_F32 = 0.064, 0.21  # to write an element of a tile, of one block
 _REGISTERS = 65536  # of an SM
 _ADDRESSING = 110  # registers of a thread besides its sums, as ptxas reported for some kernels
 
@@ -63,7 +65,7 @@ MACHINES = {
     89: Machine(128, 100 << 10, 1536, {"f16": 1024, "bf16": 1024, "tf32": 512, "f32": 256}),
     90: Machine(
         132, 228 << 10, 2048,
-        {"f16": 2560, "bf16": 2560, "tf32": 1280, "f32": 256, WGMMA: 4096},
+        {"f16": 2560, "bf16": 2560, "tf32": 1280, "f32": 256, WGMMA: 3400},
     ),
 }  # fmt: skip
 
@@ -169,11 +171,20 @@ def slice_counts(problem: ConvProblem, kernel: Kernel, options: Options) -> list
     counts = {1}
     while max(counts) * 2 <= most:
         counts.add(max(counts) * 2)
-    if kernel.algorithm in HOPPER:  # whole waves of blocks that stay
-        blocks = _tiles(problem, kernel) * math.prod(kernel.tile.cluster)
-        waves = (wave * MACHINES[90].sms // blocks for wave in range(1, 5))
+    if kernel.algorithm in HOPPER:
+        tiles = _tiles(problem, kernel)
+        resident = MACHINES[90].sms // math.prod(kernel.tile.cluster)
+        # Whole waves of blocks that stay, or equal shares of all steps.
+        waves = {wave * resident // tiles for wave in range(1, 5)} | {-(-resident // tiles) + 1}
         counts |= {count for count in waves if 1 <= count <= most}
     return sorted(counts)
+
+
+def shares(tiles: int, steps: int, slices: int, resident: int) -> bool:
+    """Whether blocks get equal shares of all steps, instead of slices (`cutlass_hopper.h`)."""
+    if slices == 1 or tiles * slices <= resident:
+        return False
+    return -(-steps * resident // (tiles * steps)) + 1 <= slices
 
 
 def _tiles(problem: ConvProblem, kernel: Kernel) -> int:
@@ -190,8 +201,18 @@ def _tiles(problem: ConvProblem, kernel: Kernel) -> int:
 
 def predict(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:
     """Cycles that the model expects; the groups' kernels run one after another."""
-    floor = problem.bytes / (_MEMORY * machine.sms)
+    floor = _moved(problem) / (_MEMORY * machine.sms)
     return max(_busy(problem, kernel, slices, machine), floor)
+
+
+def _moved(problem: ConvProblem) -> float:
+    """Bytes of the tensors, but for pixels that no tap meets: those are not read."""
+    met = 1.0
+    if problem.kind is not ConvKind.DGRAD:
+        for taps, stride in zip((problem.r, problem.s), problem.strides, strict=True):
+            met *= min(1.0, taps / stride)
+    data = math.prod(problem.canonical_shape("data")) * DTYPE_BYTES[problem.data_dtype]
+    return float(problem.bytes - (1.0 - met) * data)
 
 
 def _busy(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:
@@ -209,15 +230,19 @@ def _stays(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) 
     tile, size = kernel.tile, MATH_BYTES[kernel.math]
     steps = -(-_steps(problem, kernel) // slices)
     arithmetic = 2 * tile.m * tile.n * tile.k / machine.flop[WGMMA]
-    if tile.n < 128:  # operands come from shared memory, and a narrow one is read more often
-        arithmetic *= _NARROW_WGMMA
-    loads = (tile.m / tile.cluster[1] + tile.n / tile.cluster[0]) * tile.k * size / _L2_TMA
-    store = _STORE_WGMMA * tile.m * tile.n
-    whole = steps * max(arithmetic, loads)
+    along_m, along_n = tile.cluster
+    rows = tile.m * (_SHARED if along_n > 1 else 1.0) + tile.n * (_SHARED if along_m > 1 else 1.0)
+    whole = _FIXED_TILE + steps * max(arithmetic, rows * tile.k * size / _L2_TMA)
+    store = tile.m * tile.n * (_STORE_F32 if kernel.result == "f32" else _STORE_HALF)
     # Groups that take tiles in turn write while the other multiplies.
     tile_cycles = max(whole, store / 2) if tile.warp_m == tile.m else whole + store
-    waves = -(-_tiles(problem, kernel) * slices // (machine.sms // math.prod(tile.cluster)))
-    return waves * tile_cycles + _FIXED
+    tiles, resident = _tiles(problem, kernel), machine.sms // (along_m * along_n)
+    waves: float = -(-tiles * slices // resident)
+    if shares(tiles, int(_steps(problem, kernel)), slices, resident):
+        # As many steps as in so many waves, in one part more than tiles.
+        waves = tiles * slices / resident
+        tile_cycles += (_FIXED_TILE + store) / waves
+    return waves * tile_cycles * (_CLUSTER if along_m * along_n > 1 else 1.0)
 
 
 def _waves(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:

@@ -50,6 +50,9 @@ struct Work {
   Phase<Config> phases[Config::kPhases];
   int count, clusters;  // phases, and clusters of tiles in all of them
   int n_clusters, n_parts, slices;
+  // More than one wave of slices: each cluster of blocks gets an equal share of all steps instead, and a
+  // tile's slices are the shares that it is in.
+  bool shared;
 };
 
 template <class Mainloop>
@@ -121,7 +124,6 @@ __global__ void __launch_bounds__(kThreads, 1) hopper(const __grid_constant__ Wo
   };
   // Tiles that share rows of the first operand follow each other, and slices are apart.
   auto tile_of = [&](const Phase<Config>& in, int index) {
-    index -= in.first;
     const int row = index / work.n_clusters;
     Tile tile;
     tile.n = (index - row * work.n_clusters) * size<1>(Cluster{}) + blockIdx.y;
@@ -131,27 +133,54 @@ __global__ void __launch_bounds__(kThreads, 1) hopper(const __grid_constant__ Wo
     tile.steps = static_cast<int>(int64_t{in.steps} * (tile.slice + 1) / work.slices) - tile.begin;
     return tile;
   };
-  const int stride = gridDim.z;
+  // All tiles of this block, in order.
+  auto for_tiles = [&](auto&& visit) {
+    if constexpr (Config::kKind == Operator::kWgrad) {
+      if (work.shared) {
+        const int steps = work.phases[0].steps;
+        const int64_t all = int64_t{work.clusters} / work.slices * steps;
+        auto begin_of = [&](int64_t share) { return share * all / gridDim.z; };
+        int64_t at = begin_of(blockIdx.z);
+        const int64_t end = begin_of(blockIdx.z + 1);
+        while (at < end) {
+          const int index = static_cast<int>(at / steps);
+          Tile tile = tile_of(work.phases[0], index);  // of the first slice
+          tile.begin = static_cast<int>(at - int64_t{index} * steps);
+          tile.steps = static_cast<int>(min(int64_t{steps} - tile.begin, end - at));
+          // The share that the tile begins in is the last one to begin no later.
+          const int64_t whole = int64_t{index} * steps;
+          tile.slice = blockIdx.z - static_cast<int>(((whole + 1) * gridDim.z - 1) / all);
+          visit(work.phases[0], tile);
+          at += tile.steps;
+        }
+        return;
+      }
+    }
+    for (int index = blockIdx.z; index < work.clusters; index += gridDim.z) {
+      const Phase<Config>& in = phase_of(index);
+      visit(in, tile_of(in, index - in.first));
+    }
+  };
 
   if (group == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (!loads) return;
+    // What adds a wgrad's slices may be launched, and waits until all of them are there.
+    if constexpr (Config::kKind == Operator::kWgrad) asm volatile("griddepcontrol.launch_dependents;");
     auto state = cutlass::make_producer_start_state<Pipeline>();
-    auto load = [&](const Phase<Config>& in, auto& inputs, int index) {
-      const Tile tile = tile_of(in, index);
+    typename Config::Loader loader;
+    auto load = [&](const Phase<Config>& in, auto& inputs, const Tile& tile) {
       Config::load(in.operands, pipeline, state, inputs, tile, shared.tensors);
       state.advance(tile.steps);
     };
-    typename Config::Loader loader;
     if constexpr (Config::kPhases == 1) {
       auto inputs = loader.load_init(work.phases[0].problem, work.phases[0].operands);
-      for (int i = blockIdx.z; i < work.clusters; i += stride) load(work.phases[0], inputs, i);
+      for_tiles([&](const Phase<Config>& in, const Tile& tile) { load(in, inputs, tile); });
     } else {
-      for (int i = blockIdx.z; i < work.clusters; i += stride) {
-        const Phase<Config>& in = phase_of(i);
+      for_tiles([&](const Phase<Config>& in, const Tile& tile) {
         auto inputs = loader.load_init(in.problem, in.operands);
-        load(in, inputs, i);
-      }
+        load(in, inputs, tile);
+      });
     }
     Mainloop().load_tail(pipeline, state);
     return;
@@ -166,14 +195,12 @@ __global__ void __launch_bounds__(kThreads, 1) hopper(const __grid_constant__ Wo
   const typename Mainloop::Params unused{};  // by what multiplies
   typename Mainloop::PipelineState state;
   bool mine = group == 2;
-  for (int index = blockIdx.z; index < work.clusters; index += stride) {
-    const Phase<Config>& in = phase_of(index);
-    const Tile tile = tile_of(in, index);
+  for_tiles([&](const Phase<Config>& in, const Tile& tile) {
     if constexpr (!Config::kTogether) {
       mine = !mine;
       if (!mine) {
         state.advance(tile.steps);
-        continue;
+        return;
       }
       turns.wait();
     }
@@ -183,14 +210,24 @@ __global__ void __launch_bounds__(kThreads, 1) hopper(const __grid_constant__ Wo
     if constexpr (!Config::kTogether) turns.arrive();
     mainloop.mma_tail(pipeline, state, tile.steps);
     state.advance(tile.steps);
-    constexpr int kPart = Config::kN / Config::kTaps / 8;
-    for_each(make_seq<Config::kTaps>{}, [&](auto tap) {
-      const int part = tile.n * Config::kTaps + tap;
-      if (part >= work.n_parts) return;
-      write<typename Config::Result, Config::kEffect, Config::kBias, Config::kStrided, tap * kPart,
-            (tap + 1) * kPart>(in.target, tile.m * Config::kM, part, tile.slice, sums, coordinates);
-    });
-  }
+    auto write_slice = [&](int slice) {
+      constexpr int kPart = Config::kN / Config::kTaps / 8;
+      for_each(make_seq<Config::kTaps>{}, [&](auto tap) {
+        const int part = tile.n * Config::kTaps + tap;
+        if (part >= work.n_parts) return;
+        write<typename Config::Result, Config::kEffect, Config::kBias, Config::kStrided, tap * kPart,
+              (tap + 1) * kPart>(in.target, tile.m * Config::kM, part, slice, sums, coordinates);
+      });
+    };
+    write_slice(tile.slice);
+    if constexpr (Config::kKind == Operator::kWgrad) {
+      // Who ends a tile writes zeros where it has fewer slices than others.
+      if (work.shared && tile.begin + tile.steps == in.steps && tile.slice + 1 < work.slices) {
+        clear(sums);
+        for (int slice = tile.slice + 1; slice < work.slices; ++slice) write_slice(slice);
+      }
+    }
+  });
 }
 
 // ---- launching
@@ -246,7 +283,7 @@ int enlist(Work<Config>& work, const typename Config::Sizes& sizes,
 }
 
 template <class Config>
-int start(const Work<Config>& work, cudaStream_t stream) {
+int start(Work<Config> work, cudaStream_t stream) {
   constexpr int kClusterM = cute::size<0>(typename Config::Cluster{});
   constexpr int kClusterN = cute::size<1>(typename Config::Cluster{});
   constexpr int kShared = static_cast<int>(sizeof(Shared<typename Config::Mainloop>));
@@ -259,8 +296,14 @@ int start(const Work<Config>& work, cudaStream_t stream) {
   if (error == cudaSuccess) error = allow_shared<Config>(kShared, device);
   if (error != cudaSuccess) return failed(error);
   const int resident = std::max(1, units / (kClusterM * kClusterN));
+  const int blocks = std::min(work.clusters, resident);
+  if (work.clusters > resident && work.slices > 1) {
+    // A tile is in as many shares as begin in it, and in the one before.
+    const int64_t steps = work.phases[0].steps, all = work.clusters / work.slices * steps;
+    work.shared = (steps * blocks + all - 1) / all + 1 <= work.slices;
+  }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kClusterM, kClusterN, std::min(work.clusters, resident));
+  config.gridDim = dim3(kClusterM, kClusterN, blocks);
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = kShared;
   config.stream = stream;

@@ -154,13 +154,17 @@ def hopper_lines(form: str, kind: ConvKind) -> list[str]:
 
 
 def hopper_regions(
-    lines: list[str], which: int, monkeypatch: pytest.MonkeyPatch, epilogue: tuple[str, ...] = ()
+    lines: list[str],
+    which: int,
+    monkeypatch: pytest.MonkeyPatch,
+    epilogue: tuple[str, ...] = (),
+    slices: int = 3,
 ) -> list[Region]:
-    """The model is not asked: all are done in one tile; a wgrad's sum in 3 slices."""
+    """The model is not asked: all are done in one tile; a wgrad's sum in some slices."""
 
     def choose(p: ConvProblem, epilogue: tuple[str, ...], options: Any, arch: Any) -> Choice:
         found = [k for k in candidates(p, epilogue, options) if k.algorithm in HOPPER]
-        return Choice(found[which], 3 if p.kind is ConvKind.WGRAD else 1, 0)
+        return Choice(found[which], slices if p.kind is ConvKind.WGRAD else 1, 0)
 
     monkeypatch.setattr(code, "choose", choose)
     return [
@@ -232,6 +236,19 @@ def test_more_slices_than_steps(tmp_path: Path) -> None:
     assert wrong_ones(regions, tmp_path, SEED) == []
 
 
+@pytest.mark.parametrize("split", [2, 3, 7])
+@pytest.mark.parametrize("which", [0, 6])
+def test_equal_shares_of_all_steps(
+    which: int, split: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More slices than fit the GPU at once: a tile is in two or three blocks' shares, or in one."""
+    needs_hopper()
+    lines = [f"wgrad n=3 c=520 h={h} w=11 k=512 r=3 s=3 pad=1,1,1,1 {F16}" for h in (5, 11)]
+    lines.append(f"wgrad n=5 c=1152 h=12 w=11 k=1024 r=1 s=1 {F16}")
+    regions = hopper_regions(lines, which, monkeypatch, slices=split)
+    assert wrong_ones(regions, tmp_path, SEED) == []
+
+
 @pytest.mark.parametrize("r", [1, 3])
 def test_more_than_two_gigabytes(r: int, tmp_path: Path) -> None:
     """The last image tells: of the data's or the gradient's, and for wgrad the whole."""
@@ -279,16 +296,14 @@ def test_groups(dtype: str, tmp_path: Path) -> None:
         "c=30 h=15 w=14 k=45 r=3 s=2 stride=2,1 pad=1,0,2,1 groups=3",
         "c=256 h=9 w=9 k=512 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=32",
     )
-    regions = []
+    regions: list[Region] = []
     for kind, names in cutlass.EPILOGUES.items():
         for shape in shapes:
             line = f"{kind.value} n=3 {shape} layout=NHWC/OHWI/NHWC dtype={'/'.join([short] * 3)}"
             p = ConvProblem.parse(line)
-            regions += [
-                region_of(f"f{len(regions) + i}", p, tuple(x for x in name.split("_") if x))
-                for i, name in enumerate(names)
-                if cutlass.check(p, name) and (name == "" or shape == shapes[0])
-            ]
+            for name in names if shape == shapes[0] else ("",):
+                epilogue = tuple(x for x in name.split("_") if x)
+                regions.append(region_of(f"f{len(regions)}", p, epilogue))
     assert len(regions) == 6 + 7 + 1 + 3 * 3
     assert wrong_ones(regions, tmp_path, SEED) == []
 

@@ -17,6 +17,7 @@ from byoc_cudnn.cutlass_model import (
     machine_of,
     predict,
     ranked,
+    shares,
     slice_counts,
 )
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -120,10 +121,19 @@ def test_hopper_does_large_layers_itself(kind: str, layer: str) -> None:
     assert best.cycles <= choose(problem(f"{kind} {layer}"), (), Options(), 90).cycles
 
 
-def test_blocks_that_share_what_they_load_do_large_layers() -> None:
-    best = choose(problem(f"fprop {LAYER}"), (), HOPPER_OPTIONS)
-    assert best.kernel.tile.cluster != (1, 1)
-    assert best.kernel.tile.m * best.kernel.tile.n >= 128 * 128
+def test_hopper_takes_large_tiles_for_much_work() -> None:
+    for kind in ConvKind:
+        tile = choose(problem(f"{kind.value} {LAYER}"), (), HOPPER_OPTIONS).kernel.tile
+        assert tile.m * tile.n >= 128 * 128
+
+
+def test_pixels_that_no_tap_meets_are_not_read() -> None:
+    """A quarter of the data, then; a data gradient writes zeros there."""
+    line = f"n=256 c=256 h=56 w=56 k=512 r=1 s=1 stride=2,2 {F16}"
+    for kind, whole in (("fprop", False), ("wgrad", False), ("dgrad", True)):
+        p = problem(f"{kind} {line}")
+        floor = p.bytes / (16 * MACHINES[90].sms)
+        assert (choose(p, (), HOPPER_OPTIONS).cycles >= floor) is whole
 
 
 def test_slices_fill_whole_waves_of_blocks_that_stay() -> None:
@@ -140,11 +150,24 @@ def test_slices_fill_whole_waves_of_blocks_that_stay() -> None:
     assert slice_counts(p, kernel, replace(HOPPER_OPTIONS, split_k=5)) == [5]
 
 
+@pytest.mark.parametrize(
+    ("tiles", "slices", "expected"),
+    [
+        (144, 1, False),  # no slices at all
+        (44, 3, False),  # one wave of them
+        (144, 2, True),  # a tile meets two shares at most
+        (67, 2, False),  # or three,
+        (67, 3, True),
+        (45, 3, False),  # or four
+        (45, 4, True),
+    ],
+)
+def test_when_blocks_get_equal_shares(tiles: int, slices: int, expected: bool) -> None:
+    assert shares(tiles, 196, slices, 132) is expected
+
+
 def test_few_channels_take_tiles_of_several_taps() -> None:
-    few = choose(problem(f"wgrad {LAYERS[0]}"), (), HOPPER_OPTIONS)
-    many = choose(problem(f"wgrad {LAYERS[1]}"), (), HOPPER_OPTIONS)
-    assert few.kernel.tile.taps > 1
-    assert many.kernel.tile.taps == 1
+    assert choose(problem(f"wgrad {LAYERS[0]}"), (), HOPPER_OPTIONS).kernel.tile.taps > 1
 
 
 def test_hopper_kernels_get_slower_with_the_batch() -> None:
