@@ -1,14 +1,4 @@
-"""fprop and dgrad: one core, since both sum weights over pixels at affine positions.
-
-Along one axis, with stride t, dilation d, padding b before:
-
-    fprop:  y[a] += x[a*t + r*d - b] * w[r]
-    dgrad:  x[h] += y[p] * w[r]          where p*t + r*d - b = h
-
-For dgrad write h = a*t + f with the phase f in [0, t).  With g = gcd(t, d) a tap r meets this
-phase if (f + b - r*d) % t == 0, so r = r0 + j*(t/g) for one r0, provided that g divides f + b;
-and then p = a + (f + b - r0*d)/t - j*(d/g): again a convolution, of stride 1, over a few taps.
-Taps are taken, and weights stored, from the last to the first: then p ascends as in fprop.
+"""fprop and dgrad: one core, since both sum weights over pixels at affine positions (`axes`).
 
 The core keeps a tile of pixels times a block of output channels in registers and runs over taps
 and input channels; positions off the image are zeros of the operand's border.
@@ -24,6 +14,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+from .axes import Axis
 from .emit import (
     Expr,
     bind,
@@ -49,86 +40,8 @@ from .memory import NO_BORDER, Image, Memory, Panels
 _LONG_PIXEL, _BEYOND = 1 << 10, 4
 # Input channels of a 1 x 1 kernel from which on fewer loads matter more than fewer tiles.
 _DEEP = 64
-
-
-@dataclass(frozen=True)
-class Taps:
-    """The taps of one phase: `count` of them, the j-th being tap `first` + j * `step`, at
-    position a * Axis.scale + `offset` + j * `reach` for output a.  In dgrad taps count from the
-    last one back: `first` 0 is tap R - 1."""
-
-    count: Expr
-    first: Expr
-    step: int
-    offset: Expr
-    reach: int
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One spatial axis of fprop or dgrad."""
-
-    dgrad: bool
-    size: int  # of the operand
-    out: int  # of the result
-    kernel: int
-    stride: int
-    dilation: int
-    before: int
-
-    @property
-    def phases(self) -> int:
-        return self.stride if self.dgrad else 1
-
-    @property
-    def scale(self) -> int:
-        return 1 if self.dgrad else self.stride
-
-    @property
-    def count(self) -> int:
-        """Outputs per phase; some phases may have one less."""
-        return -(-self.out // self.phases)
-
-    def taps(self, phase: Expr) -> Taps:
-        if not self.dgrad:
-            return Taps(self.kernel, 0, 1, -self.before, self.dilation)
-        g = math.gcd(self.stride, self.dilation)
-        step, reach = self.stride // g, self.dilation // g
-        shifted = phase + self.before
-        first = shifted // g * pow(reach, -1, step) % step if step > 1 else 0
-        count = (self.kernel - first + step - 1) // step
-        if step > 1:
-            count = count if isinstance(count, int) else T.max(count, 0)
-        count = max(count, 0) if isinstance(count, int) else count
-        if g > 1:
-            hit = shifted % g == 0
-            if isinstance(hit, bool):
-                count = count if hit else 0
-            else:
-                count = T.if_then_else(hit, int64(count), int64(0))
-        offset = (shifted - first * self.dilation) // self.stride
-        # In reverse, so that positions ascend; the weights are stored in reverse as well.
-        past = count - 1
-        return Taps(
-            count, self.kernel - 1 - first - past * step, step, offset - past * reach, reach
-        )
-
-    def place(self, a: Expr, phase: Expr) -> tuple[Expr, Expr]:
-        """Where output a of a phase is, and whether it exists: not every phase has as many."""
-        at = a * self.phases + phase
-        return at, (at < self.out if self.out % self.phases else True)
-
-    def border(self) -> tuple[int, int]:
-        """Zeros needed before and after the operand."""
-        low, high = 0, self.size - 1
-        for phase in range(self.phases):
-            taps = self.taps(phase)
-            for j in (0, taps.count - 1):
-                if taps.count > 0:
-                    start = taps.offset + j * taps.reach
-                    low = min(low, start)
-                    high = max(high, start + (self.count - 1) * self.scale)
-        return -low, high - self.size + 1
+# Tiles of one row must save so much of the work: they load more.
+_FEWER = 0.75
 
 
 @dataclass(frozen=True)
@@ -241,6 +154,8 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             streams = reduced * bytes_ <= _LONG_PIXEL and _beyond_caches(problem, m)
         axes = [Axis(False, length, length, 1, 1, 1, 0) for length in (height, width)]
     rows, columns = pixel_tile(m, vectors, axes[0].count, axes[1].count)
+    if axes[0].phases == 1 and axes[0].rows_of_taps(1) < _FEWER * axes[0].rows_of_taps(rows):
+        rows = 1  # taps off the image are left out where they miss all rows of a tile
     tile = Tile(rows, columns, vectors, lanes)
     core = _Core(problem, m, memory.accum, axes, tile, streams)
     with batch.each() as (_, count, (x, y)):
@@ -323,7 +238,8 @@ class _Core:
         if dense and isinstance(w_count, int):
             # Taps of a row follow each other in both operands, as if they were channels.
             reduced, w_count = reduced * w_count, 1
-        with serial(h.count) as r, serial(w_count) as s:
+        begin, end = rows.reached(h, a, shape[0])
+        with serial(end, begin) as r, serial(w_count) as s:
             image = bind(origin + r * (h.reach * x.h_step) + s * (w.reach * x.w_step))
             taps = bind(panel + r * (h.step * panels.r_step) + s * (w.step * panels.s_step))
 

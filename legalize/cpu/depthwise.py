@@ -11,14 +11,14 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from .affine import Axis, Taps, Tile, shapes
+from .affine import Tile, shapes
+from .axes import Axis
 from .emit import (
     Expr,
     bind,
     both,
     ceildiv,
     digits,
-    int64,
     local,
     parallel,
     prefetch,
@@ -90,7 +90,7 @@ def _affine(
                     results.append((place, both(exists_row, exists_column)))
                     prefetch(y.buffer, place, write=True)
                 position = bind(a * rows.scale + h.offset)
-                first, last = _reached(rows, h, position)
+                first, last = rows.reached(h, a)
                 # A few taps of a row together share what they load.
                 unrolled = w.count if isinstance(w.count, int) and w.count <= 3 else 1
                 loops = serial(ins), serial(last, first), serial(w.count // unrolled)
@@ -114,17 +114,6 @@ def _affine(
                 for register, (place, exists) in zip(at, results, strict=True):
                     with when(exists):
                         T.buffer_store(y.buffer, acc[register], [vector(place, lanes)])
-
-
-def _reached(axis: Axis, taps: Taps, position: Expr) -> tuple[Expr, Expr]:
-    """The first tap that is on the operand, and the last but one, from the first one's position."""
-    before, after = axis.border()
-    if not before and not after:
-        return 0, taps.count
-    first = T.max(ceildiv(-position, taps.reach), 0)
-    last = T.min((axis.size - 1 - position) // taps.reach + 1, int64(taps.count))
-    first = bind(first)
-    return first, bind(T.max(last, first))
 
 
 def _may_miss(axis: Axis, i: int, wide: int, column: Expr) -> Expr:

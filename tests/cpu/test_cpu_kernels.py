@@ -16,7 +16,7 @@ from tvm.target import Target
 
 from benchmarks.cpu import extra_bytes
 from legalize import cpu
-from legalize.cpu import affine, memory
+from legalize.cpu import affine, axes, memory
 from legalize.cpu.machine import machine, usable_cores
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import (
@@ -54,6 +54,8 @@ n=2 c=8 h=14 w=13 k=16 r=3 s=3 stride=2,3 pad=1,1,1,1
 n=2 c=8 h=17 w=13 k=16 r=3 s=3 stride=2,2 pad=2,2,2,2 dil=2,2
 n=2 c=8 h=15 w=13 k=16 r=3 s=2 stride=3,2 pad=1,0,2,3 dil=2,3
 n=2 c=5 h=4 w=4 k=6 r=3 s=3 pad=5,4,6,3
+n=3 c=48 h=4 w=4 k=20 r=4 s=4 layout=NHWC/HWIO/NHWC
+n=2 c=32 h=14 w=14 k=40 r=5 s=3 pad=4,1,4,1 dil=2,1 layout=NHWC/HWIO/NHWC
 n=1 c=16 h=8 w=8 k=16 r=3 s=3 pad=0,2,1,0 groups=2
 n=2 c=32 h=8 w=6 k=64 r=3 s=3 pad=1,1,1,1 groups=4 layout=NHWC/HWIO/NHWC
 n=2 c=12 h=8 w=6 k=20 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=4
@@ -146,6 +148,15 @@ def test_pixels_that_come_from_memory(kind: ConvKind, monkeypatch: pytest.Monkey
         problem = ConvProblem.parse(f"{kind.value} {line}")
         assert "prefetch" in cpu.prim_func(problem, TARGET).script()
         assert run(problem) <= tolerance(problem)
+
+
+def test_rows_of_taps_off_the_image_are_left_out() -> None:
+    """One pixel spread over 4 x 4: each row of the result meets one row of taps, not four."""
+    spread = axes.Axis(True, size=1, out=4, kernel=4, stride=1, dilation=1, before=0)
+    assert spread.rows_of_taps(1) == 4
+    assert spread.rows_of_taps(4) == 16
+    padded = axes.Axis(False, size=7, out=7, kernel=3, stride=1, dilation=1, before=1)
+    assert padded.rows_of_taps(1) == 2 + 5 * 3 + 2
 
 
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
