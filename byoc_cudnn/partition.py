@@ -7,21 +7,26 @@ is linear in the program's length: patterns are matched only where a convolution
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import tvm
 from tvm import relax
 
 from relay_wgrad import registry, relay
+from relay_wgrad.transform.raise_pass import find_conv_backward
 
 from .composite import Composites, composite_in, is_taken, op_name
 from .offload import FunctionPartition, family_calls, repro_of
 from .record import Record
 from .report import Entry, Report
-from .table import backend_of, options_json
+from .table import Backend, backend_of, options_json
+
+if TYPE_CHECKING:
+    from .selection import Selection
 
 TAKEN = "in a function that another pass has taken"
 
@@ -64,6 +69,9 @@ def partition(
 ) -> tuple[Any, Report]:
     """Sends the convolutions of all Relax functions of a module to libraries.
 
+    Gradients in composite form are sent as the convolutions that they are written with, and a
+    warning says how many there are: `RaiseConvBackward` before makes operators of them.
+
     A Relay module becomes a Relay module whose functions carry `Compiler=<backend>`; it needs no
     `relay_wgrad.register()`, and `relay.build` for CUDA takes it.
 
@@ -94,26 +102,33 @@ def partition(
         `select="measured"` of a Relay module.
     RuntimeError : before `relay_wgrad.register()`.
     """
+    out, report = _partition(mod, backends, strict, fuse, select, record, options)
+    _warn(report, stacklevel=3)
+    return out, report
+
+
+def _warn(report: Report, stacklevel: int) -> None:
+    if report.hint:
+        warnings.warn(
+            f"partition: {report.total} convolutions; {report.hint}", UserWarning, stacklevel
+        )
+
+
+def _partition(
+    mod: Any,
+    backends: Sequence[str],
+    strict: bool,
+    fuse: bool,
+    select: str,
+    record: Record | str | Path | None,
+    options: Mapping[str, Any],
+) -> tuple[Any, Report]:
     is_relay = isinstance(mod, relay.IRModule)
     if not is_relay and not registry.is_registered():
         raise RuntimeError("partition: call relay_wgrad.register() first")
     if not is_relay and not isinstance(mod, tvm.IRModule):
         raise TypeError(f"partition: mod must be an IRModule, got {type(mod).__name__}")
-    if isinstance(backends, str) or not isinstance(backends, Sequence) or not backends:
-        raise TypeError(f"partition: backends must be a list of names, got {backends!r}")
-    chosen = [backend_of(name) for name in backends]
-    if not fuse:
-        chosen = [replace(b, rows=tuple(r for r in b.rows if not r.epilogue)) for b in chosen]
-    for name in options:
-        backend_of(name)
-        if name not in backends:
-            raise ValueError(
-                f"partition: options for {name}, which is not among {', '.join(backends)}"
-            )
-    made_options = {b.name: b.make_options(options.get(b.name)) for b in chosen}
-    texts = {name: options_json(value) for name, value in made_options.items()}
-    chosen = [b.under(made_options[b.name]) for b in chosen]
-
+    chosen, made_options = _read(backends, options, fuse)
     if select not in ("first", "measured"):
         raise ValueError(f"partition: select must be 'first' or 'measured', got {select!r}")
     if record is not None and select != "measured":
@@ -129,8 +144,52 @@ def partition(
     if is_relay:
         from .relay_partition import partition_relay  # it partitions Relax modules
 
-        return partition_relay(mod, backends, strict, fuse, made_options)
+        out, report = partition_relay(mod, backends, fuse, made_options)
+    else:
+        out, entries = _partition_relax(mod, chosen, made_options, measured)
+        report = Report(entries, find_conv_backward(mod).raised)
+    if strict and report.refused:
+        lines = [f"{e.function}: {e.node} = {e.op}: {e.reason}" for e in report.refused]
+        raise ValueError(
+            f"partition: {len(lines)} of {report.total} convolutions stay: " + "; ".join(lines)
+        )
+    return out, report
 
+
+def partition_part(
+    mod: tvm.IRModule, backends: Sequence[str], options: Mapping[str, Any], fuse: bool = True
+) -> tuple[tvm.IRModule, list[Entry]]:
+    """`partition` of a Relax module that is a part of a program, and is not judged as a whole."""
+    chosen, made_options = _read(backends, options, fuse)
+    return _partition_relax(mod, chosen, made_options, None)
+
+
+def _read(
+    backends: Sequence[str], options: Mapping[str, Any], fuse: bool
+) -> tuple[list[Backend], dict[str, Any]]:
+    """The backends, bound to their options, and the options by name."""
+    if isinstance(backends, str) or not isinstance(backends, Sequence) or not backends:
+        raise TypeError(f"partition: backends must be a list of names, got {backends!r}")
+    chosen = [backend_of(name) for name in backends]
+    if not fuse:
+        chosen = [replace(b, rows=tuple(r for r in b.rows if not r.epilogue)) for b in chosen]
+    for name in options:
+        backend_of(name)
+        if name not in backends:
+            raise ValueError(
+                f"partition: options for {name}, which is not among {', '.join(backends)}"
+            )
+    made_options = {b.name: b.make_options(options.get(b.name)) for b in chosen}
+    return [b.under(made_options[b.name]) for b in chosen], made_options
+
+
+def _partition_relax(
+    mod: tvm.IRModule,
+    chosen: Sequence[Backend],
+    options: Mapping[str, Any],
+    measured: Selection | None,
+) -> tuple[tvm.IRModule, list[Entry]]:
+    texts = {name: options_json(value) for name, value in options.items()}
     out = mod.clone()
     composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
     made = {gv: composite_in(func) for gv, func in mod.functions_items()}
@@ -151,13 +210,7 @@ def partition(
             out.update_func(gv, result)
     for var, func in composites.functions.items():
         out.update_func(var, func)
-    report = Report(entries)
-    if strict and report.refused:
-        lines = [f"{e.function}: {e.node} = {e.op}: {e.reason}" for e in report.refused]
-        raise ValueError(
-            f"partition: {len(lines)} of {report.total} convolutions stay: " + "; ".join(lines)
-        )
-    return out, report
+    return out, entries
 
 
 def _partition_for(
@@ -168,18 +221,19 @@ def _partition_for(
     strict: bool,
     fuse: bool,
 ) -> Any:
-    given: dict[str, Any] = {backend: options}
+    given = {backend: options}
     if isinstance(mod, relay.IRModule):
         from .relay_partition import with_params  # it partitions Relax modules
 
         mod = mod if params is None else with_params(mod, params)
-        return partition(mod, (backend,), strict, fuse=fuse, **given)[0]
-    if params is not None:
+    elif params is not None:
         raise TypeError(
             f"partition_for_{backend}: params are for Relay modules;"
             " relax.transform.BindParams binds those of a Relax one"
         )
-    return partition(mod, (backend,), strict, fuse=fuse, **given)
+    out, report = _partition(mod, (backend,), strict, fuse, "first", None, given)
+    _warn(report, stacklevel=4)
+    return out if isinstance(mod, relay.IRModule) else (out, report)
 
 
 def partition_for_cudnn(

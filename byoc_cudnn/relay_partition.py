@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import tvm
@@ -22,15 +22,16 @@ from tvm.target import Target
 from relay_wgrad import registry
 from relay_wgrad.problem import ConvKind
 from relay_wgrad.relay import transform as T
-from relay_wgrad.relay.ast import Call, Function, IRModule, Op, post_order
+from relay_wgrad.relay.ast import Call, Expr, Function, GlobalVar, IRModule, Op, post_order
 from relay_wgrad.relay.dataflow_pattern import is_op, wildcard
 from relay_wgrad.relay.dataflow_pattern.partition import extract
 from relay_wgrad.relay.expr import bind_params_by_name
 from relay_wgrad.relay.external import COMPILER, register_external
+from relay_wgrad.relay.transform.raise_conv_backward import find_conv_backward
 from relay_wgrad.relay.types import TensorType
 
 from .compiled import Library, build
-from .partition import TAKEN, partition
+from .partition import TAKEN, partition_part
 from .relay_table import convolutions, entries_of, pattern_table, register_tables
 from .report import Entry, Report
 from .table import BACKENDS
@@ -63,14 +64,12 @@ def with_params(mod: IRModule, params: Mapping[str, Any]) -> IRModule:
 
 
 def partition_relay(
-    mod: IRModule,
-    backends: Sequence[str],
-    strict: bool,
-    fuse: bool,
-    options: Mapping[str, Any],
+    mod: IRModule, backends: Sequence[str], fuse: bool, options: Mapping[str, Any]
 ) -> tuple[IRModule, Report]:
     """`partition` of a Relay module: a Relay module, and what became of each convolution."""
     register_relay()
+    mod = T.InferType()(mod)
+    composites = find_conv_backward(mod).raised
     table = [row for name in backends for row in pattern_table(name, options.get(name), fuse)]
     before = set(mod.functions)
     for pass_ in (
@@ -85,19 +84,7 @@ def partition_relay(
         if given:
             functions[name] = functions[name].with_attr(OPTIONS, json.dumps(given))
     out = replace(mod, functions=functions)
-    report = Report(
-        [
-            entry
-            for name, function in out.functions.items()
-            for entry in _entries(name, function, backends, options, fuse)
-        ]
-    )
-    if strict and report.left:
-        lines = [f"@{e.function}: {e.node}: {e.reason}" for e in report.left]
-        raise ValueError(
-            f"partition: {len(lines)} of {report.total} convolutions stay: " + "; ".join(lines)
-        )
-    return out, report
+    return out, Report(_Entries(backends, options, fuse).of(out), composites)
 
 
 def _changed(options: Any) -> dict[str, Any]:
@@ -116,43 +103,75 @@ def _options(function: Function) -> dict[str, Any]:
     return {_compiler(function): found}
 
 
-def _entries(
-    name: str,
-    function: Function,
-    backends: Sequence[str],
-    options: Mapping[str, Any],
-    fuse: bool,
-) -> list[Entry]:
-    """What became of each convolution of a function: `node` is the operator and a number."""
-    plain = {
-        op: is_op(op)(wildcard(), wildcard()) for kind in ConvKind for op in convolutions(kind)
-    }
-    compiler = _compiler(function)
-    calls = [
-        node
-        for node in post_order(function)
-        if isinstance(node, Call) and isinstance(node.op, Op) and node.op.name in plain
-    ]
-    tensors = all(isinstance(p.type_annotation, TensorType) for p in function.params)
-    found: list[Entry] = []
-    if calls and compiler in BACKENDS and tensors:
-        found += entries_of(function, (compiler,), _options(function))
-    else:
-        for call in calls:
-            assert isinstance(call.op, Op)
-            alone = extract(plain[call.op.name], call)
-            assert alone is not None
-            for entry in entries_of(alone, backends, options, fuse):
-                reason = entry.reason or TAKEN
-                found.append(replace(entry, backend="", row="", adapted="", reason=reason))
+@dataclass(frozen=True)
+class _Entries:
+    """What became of each convolution of a module.
+
+    Those in a compiler's function are entered where the program calls it: `function` is the user's
+    own, and `node` the operator with a number that counts the function's convolutions.
+    """
+
+    backends: Sequence[str]
+    options: Mapping[str, Any]
+    fuse: bool
+
+    def of(self, mod: IRModule) -> list[Entry]:
+        regions = {name: f for name, f in mod.functions.items() if _compiler(f)}
+        entries: list[Entry] = []
+        for name, function in mod.functions.items():
+            if not _compiler(function):
+                entries += self._of_function(name, function, regions)
+        for name, function in regions.items():  # that nothing calls
+            entries += _numbered(name, self._of_region(function))
+        return entries
+
+    def _of_function(
+        self, name: str, function: Function, regions: dict[str, Function]
+    ) -> list[Entry]:
+        """Takes the regions that it calls out of `regions`."""
+        found: list[Entry] = []
+        for node in post_order(function):
+            callee = node.op if isinstance(node, Call) else None
+            if isinstance(callee, GlobalVar) and callee.name in regions:
+                found += self._of_region(regions.pop(callee.name))
+            elif _is_convolution(node):
+                found.append(self._alone(node))
+        return _numbered(name, found)
+
+    def _of_region(self, function: Function) -> list[Entry]:
+        calls = [node for node in post_order(function) if _is_convolution(node)]
+        tensors = all(isinstance(p.type_annotation, TensorType) for p in function.params)
+        if not (calls and _compiler(function) in BACKENDS and tensors):
+            return [self._alone(call) for call in calls]
+        found = entries_of(function, (_compiler(function),), _options(function))
+        return [_placed(entry, call) for entry, call in zip(found, calls, strict=True)]
+
+    def _alone(self, call: Expr) -> Entry:
+        """Of a call that no backend took."""
+        assert isinstance(call, Call)
+        assert isinstance(call.op, Op)
+        function = extract(_PLAIN[call.op.name], call)
+        assert function is not None
+        (entry,) = entries_of(function, self.backends, self.options, self.fuse)
+        reason = entry.reason or TAKEN
+        return _placed(replace(entry, backend="", row="", adapted="", reason=reason), call)
+
+
+_PLAIN = {op: is_op(op)(wildcard(), wildcard()) for kind in ConvKind for op in convolutions(kind)}
+
+
+def _is_convolution(node: Expr) -> bool:
+    return isinstance(node, Call) and isinstance(node.op, Op) and node.op.name in _PLAIN
+
+
+def _placed(entry: Entry, call: Expr) -> Entry:
+    return replace(entry, source=str(call.span) if call.span is not None else "")
+
+
+def _numbered(function: str, entries: Sequence[Entry]) -> list[Entry]:
     return [
-        replace(
-            entry,
-            function=name,
-            node=f"{entry.op}_{number}",
-            source=str(call.span) if call.span is not None else "",
-        )
-        for number, (entry, call) in enumerate(zip(found, calls, strict=True))
+        replace(entry, function=function, node=f"{entry.op}_{number}")
+        for number, entry in enumerate(entries)
     ]
 
 
@@ -177,8 +196,8 @@ def offload_functions(mod: tvm.IRModule, functions: Mapping[str, Function]) -> t
         for name in names:
             apart[mod.get_global_var(name)] = mod[name]
         given = json.loads(options)
-        apart, report = partition(apart, list(given), **given)
-        for entry in report.left:
+        apart, entries = partition_part(apart, list(given), given)
+        for entry in (entry for entry in entries if not entry.backend):
             warnings.warn(
                 f"build: TVM's own kernels compute {entry.op} of @{entry.function}: {entry.reason}",
                 UserWarning,

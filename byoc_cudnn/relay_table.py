@@ -20,7 +20,7 @@ from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.op.contrib import register_pattern_table
 from relay_wgrad.relay.ops import REGISTRY
 
-from .partition import partition
+from .partition import partition_part
 from .patterns import ADD, CALLS, EPILOGUES, RELU, WHERE
 from .report import Entry
 from .table import BACKENDS, Row, backend_of
@@ -57,7 +57,7 @@ def entries_of(
     """What becomes of the convolutions in a Relay function of tensors, and why."""
     registry.register()
     mod = lower(IRModule({_MAIN: function.without_attr("Inline")}))
-    return partition(mod, backends, fuse=fuse, **options)[1].entries
+    return tuple(partition_part(mod, backends, options, fuse)[1])
 
 
 def pattern_table(backend: str, options: Any = None, fuse: bool = True) -> list[tuple[Any, ...]]:

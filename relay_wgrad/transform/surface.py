@@ -37,7 +37,7 @@ def kind_of(value: Any) -> str:
     return f"Relay {cls.__name__}" if of_relay else str(cls.__name__)
 
 
-class ModulePass(tvm.ir.transform.ModulePass):  # type: ignore[misc]
+class ModulePass(tvm.ir.transform.ModulePass):
     """A module pass of TVM's, which refuses a Relay module in words.
 
     `change(module, context)` gives the new module; `name` is the pass's, and `counterpart` the

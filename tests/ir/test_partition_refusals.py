@@ -16,6 +16,7 @@ import relay_wgrad
 from byoc_cudnn import Decision, Entry, Report
 from byoc_cudnn.backends.cudnn import Options, check
 from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.transform import RaiseConvBackward, RaiseEntry
 
 from .partition_cases import module, names, nn, only, op, partitioned, problem_module, regions
 
@@ -278,6 +279,7 @@ def test_report_in_all_forms() -> None:
     data = json.loads(report.to_json())
     assert (data["total"], data["offloaded"], len(data["entries"])) == (3, 1, 3)
     assert data["entries"][1]["node"] == "a|b"
+    assert data["composites"] == []
     markdown = report.to_markdown().splitlines()
     assert len(markdown) == 2 + 2 + 3
     assert "| a\\|b |" in markdown[5]
@@ -317,3 +319,64 @@ def test_source_has_the_line_where_it_is_known() -> None:
             out = bb.emit_output(relax.Call(plain.op, [x, w], plain.attrs, [], span))
         bb.emit_func_output(out)
     assert only(partitioned(bb.get())[1]).source == "w model.py:7"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "hint"),
+    [
+        (["wgrad"], "1 of these is a weight gradient in composite form"),
+        (["dgrad"] * 2, "2 of these are data gradients in composite form"),
+        (["dgrad", "wgrad"], "2 of these are gradients in composite form"),
+    ],
+)
+def test_hint(kinds: list[str], hint: str) -> None:
+    hint += ": run RaiseConvBackward first"
+    composites = [RaiseEntry("main", "dw", kind) for kind in kinds]
+    report = Report([Entry("main", "c", "conv2d", "", "cudnn", "fprop")], composites)
+    assert report.hint == hint
+    assert str(report).splitlines()[-1] == hint
+    assert hint in report.to_markdown()
+    assert [entry["kind"] for entry in json.loads(report.to_json())["composites"]] == kinds
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(report.table())
+    assert hint in " ".join(console.export_text().split())
+
+
+def test_stock_gradients_are_in_composite_form() -> None:
+    """As Relax's own rule writes them; ours are operators, and nothing is said of them."""
+    relay_wgrad.unregister()
+    stock = relax.transform.Gradient("main")(_loss())
+    relay_wgrad.register()
+    with pytest.warns(UserWarning, match="4 convolutions; 1 of these is a weight gradient") as seen:
+        _, report = byoc_cudnn.partition(stock)
+    assert [warning.filename for warning in seen] == [__file__]
+    assert [(e.function, e.kind) for e in report.composites] == [("main_adjoint", "wgrad")]
+    _, report = byoc_cudnn.partition(RaiseConvBackward()(stock))
+    assert (report.composites, report.rows()["cudnn.wgrad"]) == ((), 1)
+
+
+def _loss() -> tvm.IRModule:
+    shapes = {"x": (2, 3, 8, 8), "w": (4, 3, 3, 3)}
+    return module(shapes, lambda e, x, w: e(op.sum(e(nn.conv2d(x, w)))))
+
+
+def test_table_joins_equal_calls_and_says_what_they_share() -> None:
+    line = "fprop n=1 c=3 h=6 w=6 k=4 r=3 s=3"
+    half = line + " dtype=f16/f16/f32"
+    entries = [
+        Entry("main", "a", "conv2d", line, "cudnn", "fprop"),
+        Entry("main", "b", "conv2d", line, "cudnn", "fprop"),
+        Entry("f", "c", "conv2d", half, reason="dtype", source="w model.py:7"),
+        Entry("f", "d", "conv2d", line.replace("n=1", "n=N"), "cudnn", "fprop", adapted="pad"),
+    ]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(Report(entries).table("mine"))
+    title, _, head, _, *rows = (line.rstrip() for line in console.export_text().splitlines())
+    assert title == "mine, cudnn"
+    assert head.split() == [
+        "function", "kind", "problem", "layout", "row", "adapted", "reason", "first", "at", "×",
+    ]  # fmt: skip
+    assert [row.split()[-1] for row in rows if row] == ["2", "1", "1"]
+    for text in ("NCHW/OIHW f16/f32", "stays", "w model.py:7"):
+        assert text in rows[1]
+    assert "n=N c=3" in rows[2]

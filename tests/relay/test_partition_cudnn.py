@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from rich.console import Console
 from tvm import relax
 
 import byoc_cudnn
@@ -166,7 +169,7 @@ def test_params_become_constants() -> None:
     out = byoc_cudnn.partition_for_cudnn(mod, weights)
     assert [p.name for p in out["main"].params] == ["x"]
     assert len(functions_of(out)) == 1
-    with pytest.raises(ValueError, match="0 parameters are named 'v'"):
+    with pytest.raises(ValueError, match="no parameter 'v'; there are "):
         byoc_cudnn.partition_for_cudnn(mod, {"v": weights["w"]})
     with pytest.raises(TypeError, match="params are for Relay modules"):
         byoc_cudnn.partition_for_cudnn(tvm.IRModule(), weights)
@@ -180,7 +183,9 @@ def test_what_stays_has_a_reason() -> None:
     (entry,) = report.left
     assert entry.function == "main"
     assert "float64" in entry.reason
-    with pytest.raises(ValueError, match=r"1 of 1 convolutions stay: @main: conv2d_0: .*float64"):
+    with pytest.raises(
+        ValueError, match=r"1 of 1 convolutions stay: main: conv2d_0 = conv2d: .*float64"
+    ):
         byoc_cudnn.partition(mod, strict=True)
 
 
@@ -221,3 +226,59 @@ def test_two_compilers_for_one_library() -> None:
             relay.build(both, tvm.target.Target({"kind": "cuda", "arch": "sm_80"}))
     finally:
         external.unregister_external("other")
+
+
+# ---- gradients in composite form -----------------------------------------------------------------
+
+LEGALIZED = load("smallnet_grad_legalized")[2]
+
+
+@pytest.mark.parametrize("cudnn_alone", [False, True])
+def test_composite_gradients_are_pointed_out(cudnn_alone: bool) -> None:
+    mod = relay.fromtext(LEGALIZED)
+    words = "6 convolutions; 2 of these are weight gradients in composite form: run Raise"
+    if cudnn_alone:
+        with pytest.warns(UserWarning, match=words) as caught:
+            out = byoc_cudnn.partition_for_cudnn(mod)
+    else:
+        with pytest.warns(UserWarning, match=words) as caught:
+            out, report = byoc_cudnn.partition(mod)
+        assert [(e.function, e.kind) for e in report.composites] == [("main", "wgrad")] * 2
+        assert report.rows() == {"cudnn.fprop": 3, "cudnn.fprop_bias": 1, "cudnn.dgrad": 2}
+    assert [warning.filename for warning in caught] == [__file__]
+    assert len(functions_of(out)) == 6
+    # What the hint asks for: the same convolutions, two of them as what they are.
+    raised = relay.transform.RaiseConvBackward()(mod)
+    _, report = byoc_cudnn.partition(raised)  # warnings are errors
+    assert report.rows() == {"cudnn.fprop": 1, "cudnn.fprop_bias": 1, "cudnn.dgrad": 2,
+                             "cudnn.wgrad": 2}  # fmt: skip
+    assert (report.composites, report.hint) == ((), "")
+
+
+def test_the_table_is_of_the_users_program() -> None:
+    """At 80 columns; the functions and lines of the text, in its order, however often."""
+    mod = relay.fromtext(load("smallnet_grad")[2])
+    out, report = byoc_cudnn.partition(mod)
+    lines = [int(entry.source.split(":")[1]) for entry in report.entries]
+    assert lines == sorted(lines)
+    assert {entry.function for entry in report.entries} == {"main"}
+    assert [e.node.rpartition("_")[2] for e in report.entries] == list("012345")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(report.table())
+    text = console.export_text()
+    assert "6 of 6 convolutions offloaded, @main, NCHW/OIHW f32, cudnn" in text
+    assert "wgrad   2×8×16×16 → 16 3×3 s2 p1   wgrad" in text
+    assert f"from_string:{lines[0]}:" in text
+    assert len(text.splitlines()) == 5 + 6, "nothing is folded"
+    again = byoc_cudnn.partition(out)[1]
+    assert [replace(e, node="", source="") for e in again.entries] == [
+        replace(e, node="", source="") for e in report.entries
+    ]
+
+
+def test_functions_that_nothing_calls_are_reported() -> None:
+    out = byoc_cudnn.partition_for_cudnn(module(CONV, PARAMS))
+    (name,) = functions_of(out)
+    alone = relay.IRModule({name: out.functions[name]})
+    (entry,) = byoc_cudnn.partition(alone)[1].entries
+    assert (entry.function, entry.row) == (name, "fprop")
