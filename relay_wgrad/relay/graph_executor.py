@@ -186,9 +186,14 @@ class GraphModule:
 
 
 def _flat(value: Any) -> list[Any]:
-    if hasattr(value, "numpy"):
-        return [value]
-    return [tensor for part in value for tensor in _flat(part)]
+    tensors, left = [], [value]
+    while left:
+        part = left.pop()
+        if hasattr(part, "numpy"):
+            tensors.append(part)
+        else:
+            left += reversed(list(part))
+    return tensors
 
 
 def _copied(tensor: Any, out: Any) -> Any:

@@ -28,6 +28,7 @@ from .ast import (
     Tuple,
     TupleGetItem,
     Var,
+    post_order,
 )
 from .infer import agree, fail, infer_module, place
 from .ops import lookup, show
@@ -35,6 +36,9 @@ from .steps import run
 from .types import ANY, FuncType, TensorType, TupleType, Type
 
 _DEPTH = 200  # of calls of functions within functions
+_NESTED = 500  # tuples within a tuple that is a result: TVM's own stack is full before 1,500
+# Operators that inlining may write: so many, and so many times the calls that a module has.
+_WRITTEN, _GROWTH = 100_000, 10
 
 
 @dataclass(frozen=True)
@@ -81,24 +85,33 @@ def lower(mod: IRModule, calls: Collection[str] = ()) -> tvm.IRModule:
     if any(p.type_annotation is None for f in mod.functions.values() for p in f.params):
         mod = infer_module(mod)  # weights whose types their operators tell
     bb = relax.BlockBuilder()
+    limit = _WRITTEN + _GROWTH * _calls(mod)
     called: dict[str, Any] = {}
     for name in calls:
-        _Lowering(mod, bb, {}).function(name, mod[name])
+        _Lowering(mod, bb, {}, limit).function(name, mod[name])
         called[name] = bb.get().get_global_var(name)
     for name, function in mod.functions.items():
         if name not in called and not function.attrs.get("Inline"):
-            _Lowering(mod, bb, called).function(name, function)
+            _Lowering(mod, bb, called, limit).function(name, function)
     return bb.get()
+
+
+def _calls(mod: IRModule) -> int:
+    every = {node for f in mod.functions.values() for node in post_order(f)}
+    return sum(isinstance(node, Call) for node in every)
 
 
 class _Lowering:
     """The lowering of one global function."""
 
-    def __init__(self, mod: IRModule, bb: relax.BlockBuilder, called: Mapping[str, Any]) -> None:
+    def __init__(
+        self, mod: IRModule, bb: relax.BlockBuilder, called: Mapping[str, Any], limit: int
+    ) -> None:
         self.mod = mod
         self.bb = bb
         self.called = called
-        self.hint = ""
+        self.written = 0  # operators
+        self.limit = limit
 
     def function(self, name: str, function: Function) -> None:
         """Writes the function into the block builder."""
@@ -202,6 +215,13 @@ class _Lowering:
 
     def _operator(self, node: Call, name: str, args: list[Value], hint: str) -> Value:
         types = [arg.type for arg in args]
+        self.written += 1
+        if self.written > self.limit:
+            fail(
+                node,
+                f"inlining writes more than {self.limit} operators: functions that call others"
+                " several times, level upon level, have no lowering",
+            )
         try:
             op = lookup(name)
             out = op.infer(types, node.attrs)
@@ -238,17 +258,19 @@ class _Lowering:
 
 def _expr(value: Value) -> Any:
     """A value as one Relax expression."""
-    return run(_exprs(value))
+    return run(_exprs(value, 0))
 
 
-def _exprs(value: Value) -> Generator[Any, Any, Any]:
+def _exprs(value: Value, depth: int) -> Generator[Any, Any, Any]:
+    if depth > _NESTED:
+        raise ValueError(f"tuples nest deeper than {_NESTED} in a result, which TVM cannot compile")
     if value.function is not None:
         raise ValueError("a function is a result: only calls of functions have a lowering")
     if value.fields is None:
         return value.expr
     parts = []
     for part in value.fields:
-        expr = yield _exprs(part)
+        expr = yield _exprs(part, depth + 1)
         parts.append(expr)
     return relax.Tuple(parts)
 

@@ -21,6 +21,12 @@ class AnyDim:
 ANY = AnyDim()
 Dim: TypeAlias = "int | AnyDim"
 _SIZES = 2**63
+NUMBERS = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "bfloat16",
+)  # fmt: skip
+DTYPES = {*NUMBERS, "int4", "uint1", "uint4", "e4m3_float8", "e5m2_float8", "handle"}
+"""Relay's names of dtypes; those of `NUMBERS` are ones that an array can hold."""
 # Of dtypes, in programs written by hand.
 OTHER_NAMES = {"int": "int32", "uint": "uint32", "float": "float32", "uint1": "bool"}
 
@@ -62,6 +68,8 @@ class TensorType(_Printed):
             object.__setattr__(self, "shape", tuple(map(_dim, shape)))
         if not isinstance(self.dtype, str):
             raise TypeError(f"a dtype must be its name, got {self.dtype!r}")
+        if self.dtype not in DTYPES and self.dtype not in OTHER_NAMES:
+            raise ValueError(f"unknown dtype {self.dtype!r}")
         object.__setattr__(self, "dtype", OTHER_NAMES.get(self.dtype, str(self.dtype)))
 
     @property

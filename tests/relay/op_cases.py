@@ -63,7 +63,7 @@ def _elementwise() -> Iterator[Case]:
     for name in ("asin", "acos", "atan", "asinh", "atanh"):
         yield Case(name, (unit(2, 3),), getattr(np, f"arc{name[1:]}"))
     yield Case("acosh", (positive(2, 3) + 1,), np.arccosh)
-    yield Case("round", (x * 3,), np.round)
+    yield Case("round", (x * 3,), np.round)  # halves: test_lower.py
     yield Case("copy", (x,), lambda x: x)
     for name in ("annotation.compiler_begin", "annotation.compiler_end"):
         yield Case(name, (x,), lambda x: x, {"compiler": "mine"})

@@ -12,6 +12,7 @@ from relay_wgrad.relay.build import build
 from relay_wgrad.relay.graph_executor import GraphModule
 from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.text import fromtext
+from relay_wgrad.relay.types import TensorType
 from tests.problems import numpy_dtype
 from tests.relay_fixtures import fixture_names, load
 from tests.timing import seconds
@@ -119,6 +120,70 @@ def test_constants_keep_their_dtype(dtype: str) -> None:
     assert [str(f.dtype) for f in func.ret_ty.fields] == [dtype] * 2
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_round_takes_halves_away_from_zero(dtype: str) -> None:
+    """As Relay does; Relax's own goes to even.  Exactly, up to where numbers have no fractions."""
+    step = 1 / np.finfo(dtype).eps  # beyond it only whole numbers
+    less = np.nextafter(np.array(0.5, dtype), np.array(0, dtype))
+    wanted = np.array(
+        [(0.5, 1), (1.5, 2), (2.5, 3), (less, 0), (0.2, 0), (0, 0), (step / 2 + 0.5, step / 2 + 1),
+         (step - 0.5, step), (step + 1, step + 1), (4 * step, 4 * step), (np.inf, np.inf)],
+        dtype,
+    )  # fmt: skip
+    x, want = np.concatenate([wanted, -wanted]).T
+    got = run(f"def @main(%x: Tensor[({len(x)}), {dtype}]) {{ round(%x) }}", x=x)[0]
+    assert np.array_equal(got, want)
+    assert np.array_equal(np.signbit(got), np.signbit(want))
+    nan = run(f"def @main(%x: Tensor[(1), {dtype}]) {{ round(%x) }}", x=np.array([np.nan], dtype))
+    assert np.isnan(nan[0]).all()
+
+
+def test_round_of_integers_is_themselves() -> None:
+    text = "def @main(%x: Tensor[(3), int32]) { round(%x) }"
+    assert np.array_equal(run(text, x=np.array([1, -2, 2**31 - 1], "int32"))[0], [1, -2, 2**31 - 1])
+
+
+def nested(depth: int, items: int = 0) -> ast.IRModule:
+    """@main(%x): tuples around %x, of which some are taken off."""
+    x = ast.Var("x", TensorType((3,), "float32"))
+    body: ast.Expr = x
+    for _ in range(depth):
+        body = ast.Tuple((body,))
+    for _ in range(items):
+        body = ast.TupleGetItem(body, 0)
+    return ast.IRModule({"main": ast.Function((x,), body)})
+
+
+@pytest.mark.parametrize("module", [nested(490), nested(20_000, 20_000), nested(20_000, 19_600)])
+def test_tuples_within_tuples(module: ast.IRModule) -> None:
+    found = GraphModule(build(module, "llvm")["default"](tvm.cpu()))
+    found.run(x=X)
+    assert found.get_num_outputs() == 1
+    assert np.array_equal(found.get_output(0).numpy(), X)
+
+
+@pytest.mark.parametrize("depth", [900, 100_000])
+def test_results_that_nest_too_deep_for_tvm_are_refused(depth: int) -> None:
+    with pytest.raises(ValueError, match="tuples nest deeper than 500 in a result"):
+        build(nested(depth), "llvm")
+
+
+def test_inlining_that_doubles_with_each_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(lower.__globals__, "_WRITTEN", 1000)
+
+    def text(levels: int) -> str:
+        lines = [f"def @f0(%x: {VECTOR}) -> {VECTOR} {{ add(%x, %x) }}"]
+        lines += [
+            f"def @f{i + 1}(%x: {VECTOR}) -> {VECTOR} {{ @f{i}(@f{i}(%x)) }}" for i in range(levels)
+        ]
+        return "\n".join([HEAD, *lines, f"def @main(%x: {VECTOR}) {{ @f{levels}(%x) }}"])
+
+    well_formed = lower(fromtext(text(5)))["main"]
+    assert len(well_formed.body.blocks[0].bindings) == 2**5 + 1
+    with pytest.raises(ValueError, match=r"writes more than \d+ operators.*level upon level"):
+        lower(fromtext(text(30)))
+
+
 REFUSED = {
     "def @main(%x: Tensor[(3), float32]) { add(%x, %y) }": "%y",
     "def @main(%x: Tensor[(3), float32]) -> Tensor[(4), float32] { add(%x, %x) }":
@@ -132,6 +197,8 @@ REFUSED = {
     "def @main(%x: Tensor[(3), float32]) { nn.convolve(%x) }": "operator 'nn.convolve'",
     "def @main(%x: Tensor[(3), float32]) { add(%x) }": "takes 2 arguments",
     "def @main(%x: Tensor[(3), float32]) { sum(%x, axes=[0]) }": "unknown attributes axes",
+    'def @main() { full(1f, shape=[2], dtype="float99") }':
+        "full: dtype must be the name of a dtype, got 'float99'",
     "def @main(%x) { add(%x, %x) }": "the type of lhs is not stated",
     "def @main(%x: Tensor[(3), float32]) { fn (%y: Tensor[(3), float32]) { %y } }":
         "a function is a result",
@@ -148,3 +215,8 @@ def test_a_violated_relation_points_at_the_call() -> None:
     text = f"{HEAD}def @main(%x: {VECTOR}, %y: Tensor[(2), float32]) {{\n  add(%x, %y)\n}}"
     with pytest.raises(ValueError, match=r"add: .*:3:3"):
         lower(fromtext(text))
+
+
+def test_a_dtype_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="unknown dtype 'float99'"):
+        TensorType((2,), "float99")

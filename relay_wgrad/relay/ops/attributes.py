@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import DataType
 
-from ..types import OTHER_NAMES
+from ..types import DTYPES, OTHER_NAMES
 
 
 class Required:
@@ -55,6 +55,8 @@ def _dtype(value: Any) -> str | None:
         found = str(DataType(value))
     except (TypeError, ValueError):
         raise TypeError("the name of a dtype") from None
+    if found not in DTYPES and found not in OTHER_NAMES:  # TVM reads `float99`
+        raise TypeError("the name of a dtype")
     return OTHER_NAMES.get(found, found)
 
 

@@ -9,17 +9,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..types import ANY, OTHER_NAMES, AnyDim, Dim, FuncType, TensorType, TupleType, Type
+from ..types import (
+    ANY,
+    DTYPES,
+    NUMBERS,
+    OTHER_NAMES,
+    AnyDim,
+    Dim,
+    FuncType,
+    TensorType,
+    TupleType,
+    Type,
+)
 
-_BITS = (8, 16, 32, 64)
 # Relay's names; numpy's type where an array can hold it.
-_ARRAYS = {
-    "bool": np.dtype(np.bool_),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    **{f"{kind}{bits}": np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in _BITS},
-    **{f"float{bits}": np.dtype(f"float{bits}") for bits in _BITS[1:]},
-}
-DTYPES = {*_ARRAYS, "int4", "uint1", "uint4", "e4m3_float8", "e5m2_float8", "handle"}
+_ARRAYS = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in NUMBERS}
 ARRAY_DTYPES = _ARRAYS
 _NAMES = {dtype: name for name, dtype in _ARRAYS.items()}
 

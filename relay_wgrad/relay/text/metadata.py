@@ -16,8 +16,8 @@ import numpy as np
 from ..ast import Constant, MetaAttrs
 from ..errors import Complaint
 from ..spans import Span
-from ..types import ANY, TensorType
-from .literals import DTYPES, integer
+from ..types import ANY, DTYPES, TensorType
+from .literals import integer
 from .ndarray import from_base64
 
 _OBJECT, _BOOL, _TEXT = "object", "bool", "text"
