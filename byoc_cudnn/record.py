@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,10 @@ from relay_wgrad.problem import ConvProblem
 from .cutlass_kernels import Kernel
 from .patterns import EPILOGUES
 from .private_folder import private_folder
+from .table import BACKENDS
 
 FORMAT, VERSION = "relay-wgrad tuning", 1
+LONGEST = 1e9  # milliseconds: twelve days
 STOCK = "tvm"  # "backend" of the kernel that a convolution gets where it stays
 PINS = {"cutlass": ("kernel", "split_k"), "cudnn": ("benchmark",), STOCK: ()}
 """Backend -> the options that a measurement chooses; the others are part of its key."""
@@ -59,22 +60,38 @@ class Measurement:
         return self.machine, self.backend, self.problem, self.epilogue, options
 
     def check(self) -> Measurement:
-        """Itself.  Raises TypeError or ValueError for what no measurement can be."""
+        """Itself, its problem as `repro` has it.
+
+        Raises TypeError or ValueError for what no measurement can be.
+        """
         for name in ("machine", "backend", "version", "problem", "epilogue"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a string, got {getattr(self, name)!r}")
-        if type(self.ms) not in (int, float) or not 0 < self.ms < math.inf:
-            raise ValueError(f"ms must be a positive number, got {self.ms!r}")
+        if type(self.ms) not in (int, float) or not 0 < self.ms < LONGEST:
+            raise ValueError(f"ms must be positive and less than {LONGEST:g}, got {self.ms!r:.40}")
         if self.backend not in PINS:
             raise ValueError(f"backend must be one of {', '.join(PINS)}, got {self.backend!r}")
         if self.epilogue not in EPILOGUES:
             raise ValueError(f"unknown epilogue {self.epilogue!r}")
+        for name in ("options", "pins"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise TypeError(f"{name} must be by name, got {getattr(self, name)!r}")
         if set(self.pins) - set(PINS[self.backend]):
             raise ValueError(f"{self.backend} has no pins {sorted(self.pins)}")
-        ConvProblem.parse(self.problem)
+        if self.backend != STOCK:
+            # What is pinned becomes source text: the backend says what it may be.
+            BACKENDS[self.backend].options(**self.pins)
         if self.pins.get("kernel") is not None:
             Kernel.parse(self.pins["kernel"])
-        return self
+        return replace(self, problem=ConvProblem.parse(self.problem).repro())
+
+
+def _spelled(problem: str) -> str:
+    """A problem as `repro` has it; one that is none, or has symbolic sizes, as it is."""
+    try:
+        return ConvProblem.parse(problem).repro()
+    except ValueError:
+        return problem
 
 
 def without_pins(backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,8 +108,10 @@ class Record:
     def __init__(
         self, measurements: Iterable[Measurement] = (), machine: str | None = None
     ) -> None:
-        self._known = {m.key: m for m in measurements}
         self.machine = machine
+        self._known: dict[tuple[str, ...], Measurement] = {}
+        for measurement in measurements:
+            self.add(measurement)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -101,7 +120,8 @@ class Record:
         return iter(self._known.values())
 
     def add(self, measurement: Measurement) -> None:
-        self._known[measurement.check().key] = measurement
+        checked = measurement.check()
+        self._known[checked.key] = checked
 
     def find(
         self,
@@ -116,7 +136,8 @@ class Record:
         if machine is None:
             return None
         kept = without_pins(backend, options)
-        probe = Measurement(machine, backend, version or "", problem, epilogue, 1.0, kept)
+        line = _spelled(problem)
+        probe = Measurement(machine, backend, version or "", line, epilogue, 1.0, kept)
         if version is not None:
             return self._known.get(probe.key)
         found = [m for m in self._known.values() if m.place == probe.place]
@@ -145,7 +166,7 @@ class Record:
             found = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return Record(machine=machine)
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # of encoding, JSON, too many digits
             raise ValueError(f"tuning record {path}: no JSON: {error}") from error
         head = (found.get("format"), found.get("version")) if isinstance(found, dict) else None
         if head != (FORMAT, VERSION) or not isinstance(found.get("measurements"), list):

@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .layouts import ACTIVATION, KERNEL, to_layout
+from .layouts import ACTIVATION, KERNEL, is_permutation, to_layout
 
 Size = Any  # an int, or a symbolic integer expression with + - * //
 
@@ -41,6 +41,7 @@ ROLES: dict[ConvKind, tuple[str, str, str]] = {
     ConvKind.WGRAD: ("grad", "data", "weight"),
 }
 
+LIMIT = 2**31  # of a size or an attribute: kernels and libraries hold them in 32 bits
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _LONG = {short: long for long, short in _SHORT.items()}
@@ -119,9 +120,13 @@ class ConvProblem:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {name}={value}")
+            if isinstance(value, int) and value >= LIMIT:
+                raise ValueError(f"{name} must be less than 2**31, got {name}={value}")
         for name, low in (("strides", 1), ("dilation", 1), ("padding", 0)):
             if any(v < low for v in getattr(self, name)):
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+            if any(isinstance(v, int) and v >= LIMIT for v in getattr(self, name)):
+                raise ValueError(f"{name} must be less than 2**31, got {getattr(self, name)}")
         for name in ("c", "k"):
             value = getattr(self, name)
             if isinstance(value, int) and value % self.groups:
@@ -260,6 +265,12 @@ class ConvProblem:
                     raise ValueError(f"{key}={fields[key]!r}: expected data/weight/grad")
                 names = ("data", "kernel" if suffix == "layout" else "weight", "grad")
                 for name, part in zip(names, parts, strict=True):
+                    canonical = KERNEL if name == "kernel" else ACTIVATION
+                    if table is None and not is_permutation(part, canonical):
+                        raise ValueError(
+                            f"{key}={fields[key]!r}: the {name}'s must have the letters"
+                            f" {canonical}, got {part!r}"
+                        )
                     args[f"{name}_{suffix}"] = table[part] if table else part
         return ConvProblem(kinds[words[0]], **args).check()
 

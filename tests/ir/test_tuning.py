@@ -184,6 +184,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
         '{"format": "x"}',
         '{"format": "relay-wgrad tuning", "version": 2}',
         "[" * 9999,
+        "9" * 5000,
     ],
 )
 def test_what_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
@@ -201,7 +202,9 @@ def test_what_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
     [
         {"ms": 0}, {"ms": "fast"}, {"ms": float("nan")}, {"backend": "mkl"}, {"machine": 3},
         {"problem": "wgrad"}, {"epilogue": "gelu"}, {"pins": {"kernel": 'evil"; system("")'}},
-        {"pins": {"arch": 90}}, {"more": 1},
+        {"pins": {"arch": 90}}, {"more": 1}, {"ms": 10**400}, {"ms": 1e9}, {"pins": "kernel"},
+        {"pins": {"split_k": '1); system("x");//'}}, {"pins": {"split_k": 0}}, {"options": None},
+        {"backend": "cudnn", "pins": {"benchmark": "yes"}},
     ],
 )  # fmt: skip
 def test_single_measurements_that_are_none(change: dict[str, Any], tmp_path: Path) -> None:
@@ -211,6 +214,18 @@ def test_single_measurements_that_are_none(change: dict[str, Any], tmp_path: Pat
     path.write_text(json.dumps(text))
     with pytest.warns(UserWarning, match="1 measurements left aside"):
         record = Record.load(path)
+    assert len(record) == 1
+
+
+def test_another_spelling_of_a_problem_is_the_same() -> None:
+    words = WGRAD.repro().split()
+    other = " ".join([words[0], *reversed(words[1:])])
+    record = Record([replace(measured("cudnn", 0.2), problem=other)])
+    (kept,) = record
+    assert kept.problem == WGRAD.repro()
+    for line in (other, WGRAD.repro()):
+        assert record.find("cudnn", line, "", kept.options) is kept
+    record.add(measured("cudnn", 0.1))
     assert len(record) == 1
 
 
