@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import tvm
 
+import legalize.cpu
 import relay_wgrad.torch as rt
+from relay_wgrad.torch import kernels
 
 F = torch.nn.functional
 OTHERS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@contextmanager
+def quick_kernels() -> Iterator[None]:
+    """While inside, CPU kernels are not optimised by LLVM: built in a third of the time."""
+    full = legalize.cpu.host_target
+
+    def quick(cores: int | None = None, *, allow_winograd: bool) -> tvm.target.Target:
+        target = full(cores, allow_winograd=allow_winograd)
+        cpu, count = str(target.attrs["mcpu"]), int(target.attrs["num-cores"])
+        return tvm.target.Target(
+            {"kind": "llvm", "keys": list(target.keys), "mcpu": cpu, "num-cores": count,
+             "opt-level": 0}
+        )  # fmt: skip
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(legalize.cpu, "host_target", quick)
+        monkeypatch.setattr(kernels, "_kernels", {})
+        monkeypatch.setattr(kernels, "_plans", {})
+        yield
 
 
 @dataclass(frozen=True)

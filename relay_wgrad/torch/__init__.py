@@ -19,12 +19,14 @@ from .functions import (
     convolution_transpose_backward_input,
     convolution_transpose_backward_weight,
 )
+from .kernels import allow_winograd
 from .modules import Conv2d, ConvTranspose2d
 from .ops import no_weight_gradients
 
 __all__ = [
     "Conv2d",
     "ConvTranspose2d",
+    "allow_winograd",
     "convolution",
     "convolution_backward_bias",
     "convolution_backward_input",

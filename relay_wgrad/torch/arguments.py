@@ -11,7 +11,6 @@ from ..problem import out_size, transposed_size
 from .kernels import DTYPES
 
 Ints = int | Sequence[int]
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # subclasses have dispatch rules of their own
 # (strides, padding (top, left, bottom, right), dilation, groups)
 Geometry = tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int], int]
 
@@ -20,6 +19,9 @@ _checked: dict[Any, tuple[tuple[int, ...], Geometry]] = {}
 CHECKED = 10_000
 """Where there are more of them they are dropped."""
 
+BOUND = 2**30
+"""Of strides, paddings, dilations and sizes: kernels count rows and columns, padded, in 32 bits."""
+
 
 def signature(op: str, first: Any, second: Any, bias: Any, *given: Any) -> tuple[Any, ...] | None:
     """What the checks of a call read, so that they run once; None where they have to run.
@@ -27,9 +29,7 @@ def signature(op: str, first: Any, second: Any, bias: Any, *given: Any) -> tuple
     That is where the call is traced, where autocast may change its tensors, and where an argument
     is not of the usual types: True and 1.0 are equal to 1 and yet refused.
     """
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
-        return None
-    if type(first) not in PLAIN or type(second) not in PLAIN:
+    if not is_plain(first, second, bias):
         return None
     dtype, device = first.dtype, first.device
     if second.dtype != dtype or second.device != device or second.layout != torch.strided:
@@ -38,7 +38,7 @@ def signature(op: str, first: Any, second: Any, bias: Any, *given: Any) -> tuple
         return None
     count = None
     if bias is not None:
-        if type(bias) not in PLAIN or bias.dtype != dtype or bias.device != device:
+        if bias.dtype != dtype or bias.device != device:
             return None
         if bias.layout != torch.strided:
             return None
@@ -53,6 +53,28 @@ def signature(op: str, first: Any, second: Any, bias: Any, *given: Any) -> tuple
     return op, first.shape, second.shape, count, dtype, device, *numbers
 
 
+def is_plain(first: Any, second: Any, bias: Any) -> bool:
+    """Whether a call is eager and its operands are tensors of memory that nothing intercepts."""
+    return not (
+        type(first) not in _PLAIN
+        or type(second) not in _PLAIN
+        or (bias is not None and type(bias) not in _PLAIN)
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or _is_included(_LEGACY_VMAP)
+        or first.is_meta
+        or _is_wrapped(first)  # perhaps of a transform that is over
+        or _is_wrapped(second)
+    )
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # subclasses have dispatch rules of their own
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+# What `torch.autograd` uses for vectorize=True and is_grads_batched=True.
+_LEGACY_VMAP = torch._C._dispatch_key_parse("VmapMode")
 _SEQUENCES = (tuple, list, torch.Size)
 _INT = {int}
 
@@ -76,7 +98,8 @@ def keep(
 
 
 def ints(op: str, name: str, value: Any, counts: tuple[int, ...], low: int) -> tuple[int, ...]:
-    """A tuple of as many ints as `counts` allows, none below `low`; one int stands for a pair."""
+    """A tuple of as many ints as `counts` allows, none below `low`, nor `BOUND` or more; one int
+    stands for a pair."""
     if not isinstance(value, (tuple, list)):
         value = (value, value)
     for v in value:
@@ -90,10 +113,12 @@ def ints(op: str, name: str, value: Any, counts: tuple[int, ...], low: int) -> t
     for v in value:
         if v < low:
             raise ValueError(f"{op}: {name} must be at least {low}, got {tuple(value)}")
+        if v >= BOUND:
+            raise ValueError(f"{op}: {name} must be less than {BOUND}, got {tuple(value)}")
     return tuple(value)
 
 
-def geometry(op: str, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Geometry:
+def geometry(op: str, stride: Ints, padding: Any, dilation: Ints, groups: int) -> Geometry:
     """Raises TypeError or ValueError naming the argument that is wrong."""
     if isinstance(padding, str):
         layer = "; relay_wgrad.torch.Conv2d takes words" if op == "convolution" else ""
@@ -192,9 +217,15 @@ def output_pixels(
                 f"{op}: {names[0]}'s padded {axis} must be at least the dilated kernel's, got"
                 f" {size} and {taps}"
             )
+        _bounded(op, f"{names[0]}'s padded {axis}", size)
         pixels.append(out_size(data[2 + i], pads[i] + pads[2 + i], weight[2 + i],
                                strides[i], dilation[i]))  # fmt: skip
     return pixels
+
+
+def _bounded(op: str, name: str, size: int) -> None:
+    if size >= 2 * BOUND:
+        raise ValueError(f"{op}: {name} must be less than {2 * BOUND}, got {size}")
 
 
 def output_padding(op: str, value: Ints, g: Geometry) -> tuple[int, ...]:
@@ -221,6 +252,7 @@ def transposed_pixels(
         )
         if size < 1:
             raise ValueError(f"{op}: the output would be empty, its {axis} {size}")
+        _bounded(op, f"the output's padded {axis}", size + pads[i] + pads[2 + i])
         sizes.append(size)
     return sizes
 

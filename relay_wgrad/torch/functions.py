@@ -88,7 +88,7 @@ def convolution(
             check.tensors(op, input=input, **_check_bias(op, bias, weight.shape[0]))
         found = check.keep(key, (), g)
     options = (benchmark, deterministic, allow_tf32)
-    return fprop(input, weight, bias, *found, options)
+    return fprop(input, weight, bias, *found, options, key is not None)
 
 
 _FORWARD = ("input", "weight", "output")
@@ -125,7 +125,7 @@ def convolution_backward_input(
         )
         found = check.keep(key, size[2:], g)
     options = (benchmark, deterministic, allow_tf32)
-    return dgrad(grad_output, weight, None, *found, options)
+    return dgrad(grad_output, weight, None, *found, options, key is not None)
 
 
 def convolution_backward_weight(
@@ -158,7 +158,7 @@ def convolution_backward_weight(
         )
         found = check.keep(key, size[2:], g)
     options = (benchmark, deterministic, allow_tf32)
-    return wgrad(grad_output, input, None, *found, options)
+    return wgrad(grad_output, input, None, *found, options, key is not None)
 
 
 def convolution_backward_bias(grad_output: torch.Tensor) -> torch.Tensor:
@@ -213,7 +213,7 @@ def convolution_transpose(
             out = torch.nn.functional.pad(out, (0, right, 0, below))
             return out if bias is None else out + bias.view(1, -1, 1, 1)
         found = check.keep(key, tuple(kept), g)
-    return dgrad(input, weight, bias, *found, options)
+    return dgrad(input, weight, bias, *found, options, key is not None)
 
 
 def _transposed(op: str, shape: Size, weight: Size, extra: Sequence[int], g: Geometry) -> list[int]:
@@ -269,7 +269,8 @@ def convolution_transpose_backward_input(
                 raise ValueError(f"{op}: no input gives {tuple(grad_output.shape)} with {extra=}")
             grad_output, g = _cropped(grad_output, pixels, weight.shape, g)
         found = check.keep(key, (), g)
-    return fprop(grad_output, weight, None, *found, (benchmark, deterministic, allow_tf32))
+    options = (benchmark, deterministic, allow_tf32)
+    return fprop(grad_output, weight, None, *found, options, key is not None)
 
 
 def _cropped(grad: torch.Tensor, pixels: Size, weight: Size, g: Geometry) -> Any:
@@ -319,7 +320,7 @@ def convolution_transpose_backward_weight(
         found = check.keep(key, size[2:], g)
     # A wgrad with data and gradient swapped.
     options = (benchmark, deterministic, allow_tf32)
-    return wgrad(input, grad_output, None, *found, options)
+    return wgrad(input, grad_output, None, *found, options, key is not None)
 
 
 def convolution_transpose_backward_bias(grad_output: torch.Tensor) -> torch.Tensor:

@@ -18,12 +18,15 @@ import torch
 
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind, ConvProblem, out_size
+from . import narrow
 
 # Operands, then the result; whichever is channels last has its axes permuted.
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
 # (strides, padding (top, left, bottom, right), dilation, groups)
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 Options = tuple[bool | None, bool | None, bool | None]  # benchmark, deterministic, allow_tf32
+# Of CUDA: those, resolved.  Of the CPU: whether Winograd's algorithm is allowed.
+Resolved = tuple[bool, bool, bool] | bool
 
 DTYPES = {
     torch.float16: "float16",
@@ -41,6 +44,32 @@ _kernels: dict[Any, Kernel] = {}
 _plans: dict[Any, Plan] = {}  # of calls that differ in nothing but numbers and addresses
 PLANS = 10_000
 """Where there are more of them they are dropped: a plan takes microseconds to make anew."""
+
+_winograd = False  # whether CPU kernels may use it; see `allow_winograd`
+
+
+class allow_winograd:  # noqa: N801 - called as a function, as `torch.set_grad_enabled` is
+    """Whether float32 3x3 CPU kernels may use Winograd's algorithm where it is faster.
+
+    From the call on, or, as a context manager, until its end.  False at first: sums of transformed
+    values round otherwise than PyTorch's direct sums, and an infinity or a large number of one
+    pixel reaches its neighbours (docs/torch.md).  What counts is when a kernel runs, so that of a
+    backward pass too; it holds for the whole process.  The bits are the same every time.
+    """
+
+    def __init__(self, allow: bool = True) -> None:
+        global _winograd
+        if not isinstance(allow, bool):
+            raise TypeError(f"allow_winograd: allow must be a bool, got {allow!r}")
+        self._before, _winograd = _winograd, allow
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        global _winograd
+        _winograd = self._before
+
 
 _lock = threading.RLock()
 _thread = threading.local()  # `.call`: how this thread calls CPU kernels
@@ -103,10 +132,10 @@ def run(
     `options`: None for what `torch.backends` says.
     """
     dtype, device = first.dtype, first.device
-    options = _resolved(options) if first.is_cuda else _NO_OPTIONS
+    resolved = _resolved(options) if first.is_cuda else _winograd
     key = (
         kind, first.shape, first.stride(), second.shape, second.stride(), dtype, device, size,
-        geometry, options,
+        geometry, resolved,
     )  # fmt: skip
     kernel, shape, strides, dense, last, alignment = _plans.get(key) or _plan(key, first, second)
     out = torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -158,10 +187,7 @@ def _dense(tensor: torch.Tensor, is_last: bool, alignment: int) -> torch.Tensor:
     return tensor.clone() if tensor.data_ptr() % alignment else tensor
 
 
-_NO_OPTIONS: Options = (None, None, None)
-
-
-def _resolved(options: Options) -> Options:
+def _resolved(options: Options) -> Resolved:
     benchmark, deterministic, allow_tf32 = options
     flags = torch.backends.cudnn
     if deterministic is None:
@@ -179,7 +205,9 @@ def _kernel(key: Any) -> Kernel:
             device, options = key[-2:]
             problem = _problem(key)
             cpu = device.type == "cpu"
-            _kernels[key] = _cpu(problem) if cpu else _cuda(problem, device, options)
+            _kernels[key] = narrow.kernel(
+                problem, lambda p: _cpu(p, options) if cpu else _cuda(p, device, options)
+            )
         return _kernels[key]
 
 
@@ -192,20 +220,29 @@ def _problem(key: Any) -> ConvProblem:
     n, c, h, w = shapes["data"]
     k, _, r, s = shapes["weight"]
     name = DTYPES[dtype]
-    return ConvProblem(
+    problem = ConvProblem(
         kind, n, c, h, w, k, r, s, strides, padding, dilation, groups,
         LAYOUTS[is_last["data"]][0], LAYOUTS[is_last["weight"]][1], LAYOUTS[is_last["grad"]][0],
         name, name, name,
     ).check()  # fmt: skip
+    for role, shape in shapes.items():
+        want = problem.canonical_shape(role)
+        if tuple(shape) != want:  # of a direct call of an operator, or of a trace with other sizes
+            raise ValueError(
+                f"{kind.value}: {role} must have shape {want} in {problem.repro()}, got"
+                f" {tuple(shape)}"
+            )
+    return problem
 
 
 # ---- CPU -----------------------------------------------------------------------------------------
 
 
-def _cpu(problem: ConvProblem) -> Kernel:
+def _cpu(problem: ConvProblem, winograd: bool) -> Kernel:
     from legalize import cpu
 
-    target = cpu.host_target(1 if problem.flop < SERIAL_FLOP else None)
+    cores = 1 if problem.flop < SERIAL_FLOP else None
+    target = cpu.host_target(cores, allow_winograd=winograd)
     kernel = _compiled(cpu.prim_func(problem, target), target)
     return lambda first, second, out: _caller()(kernel, first, second, out)
 

@@ -10,6 +10,10 @@ import torch
 
 from .functions import convolution, convolution_transpose
 
+# `torch.fx.symbolic_trace` sees the calls below and not what is inside.
+torch.fx.wrap("convolution")
+torch.fx.wrap("convolution_transpose")
+
 
 class Conv2d(torch.nn.Conv2d):
     """`torch.nn.Conv2d` on `relay_wgrad.torch.convolution`; all its options."""

@@ -1,12 +1,11 @@
 """The three partial derivatives of the trilinear form as PyTorch operators.
 
 Each is differentiated into the other two (`relay_wgrad.ops.algebra` has the derivation), so there
-are gradients of any order.  Each exists four times, for what PyTorch's dispatcher costs a call:
+are gradients of any order.  Each exists three times, for what PyTorch's dispatcher costs a call:
 
-- a custom operator, of which `torch.compile` and other tracers see shape and gradient and never the
-  kernel, and which subclasses of tensors can intercept;
-- an `autograd.Function` that `torch.func` can transform;
-- a leaner one with the same rules, for plain tensors of which one requires a gradient;
+- an operator, of which tracers see shape and gradient and never the kernel, and which modes,
+  subclasses of tensors and the transforms of `torch.func` intercept;
+- an autograd node around the kernel, for plain tensors of which one requires a gradient;
 - the kernel alone, where nobody records the call.
 """
 
@@ -15,16 +14,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
 from torch import library as torch_library
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
+from torch.utils.flop_counter import register_flop_formula
 
 from ..problem import ConvKind
 from . import kernels
-from .arguments import PLAIN
+from .arguments import is_plain
 from .kernels import Geometry, Options
 
 Size = tuple[int, ...]
@@ -87,9 +89,14 @@ def _joined(kind: ConvKind, bias: Any, size: Any) -> tuple[Any, ...]:
     return (bias,) if kind is ConvKind.FPROP else (bias, size)
 
 
-def _define(kind: ConvKind) -> Any:
-    name, head = _OPERATORS[kind]
+_library = torch_library.Library("relay_wgrad", "DEF")
 
+
+def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
+    name, head = _OPERATORS[kind]
+    recorded, traced = _nodes(kind)
+
+    @torch._disable_dynamo
     def implementation(*args: Any) -> torch.Tensor:
         return kernels.run(kind, *_split(kind, args))
 
@@ -99,23 +106,65 @@ def _define(kind: ConvKind) -> Any:
         shape = kernels.result_shape(kind, first.shape, second.shape, size, geometry)
         return first.new_empty(shape).contiguous(memory_format=kernels.memory_format(is_last))
 
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _remember(ctx, *_split(kind, inputs))
-
-    def backward(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
-        by_first, by_second, by_bias = _BACKWARD[kind](ctx, v)
-        return (by_first, by_second, *_joined(kind, by_bias, None), *[None] * 7)
+    # `torch.library.register_autograd` makes nodes that `torch.func`'s transforms refuse.
+    def autograd(keys: Any, *args: Any) -> torch.Tensor:
+        split = _split(kind, args)
+        if _is_recorded(*split[:3]):
+            with enable_single_level_autograd_function():  # the dispatcher sees to each level
+                return traced.apply(*split, keys)
+        return _below_autograd(kind, keys, args)
 
     def batched(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _batched(kind, info, in_dims, *_split(kind, args))
+        return _batched(kind, info.batch_size, in_dims, *_split(kind, args))
 
-    operator = torch_library.custom_op(
-        f"relay_wgrad::{name}", implementation, mutates_args=(), schema=head + _TAIL
+    def flop(first: Any, second: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+        grad = out_shape if kind is ConvKind.FPROP else first
+        weight = out_shape if kind is ConvKind.WGRAD else second
+        return 2 * prod((grad[0], *grad[2:], *weight))
+
+    _library.define(f"{name}{head}{_TAIL}", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    _library.impl(name, autograd, "Autograd", with_keyset=True)
+    qualified = f"relay_wgrad::{name}"
+    torch_library.register_fake(qualified, fake, lib=_library)
+    torch_library.register_vmap(qualified, batched, lib=_library)
+    packet = getattr(torch.ops.relay_wgrad, name)
+    register_flop_formula(packet)(flop)
+    operator = _OVERLOADS[kind] = packet.default
+
+    def call(
+        first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None, size: Size,
+        geometry: Geometry, options: Options, plain: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """`plain`: what `is_plain` says of the tensors, where the caller knows it to be true."""
+        if not (plain or is_plain(first, second, bias)):
+            if not torch.compiler.is_compiling() and torch._C._is_tracing():
+                size = tuple(map(int, size))  # to `torch.jit.trace` they are tensors
+            return operator(first, second, *_joined(kind, bias, size), *geometry, *options)
+        if _is_recorded(first, second, bias):
+            return recorded.apply(first, second, bias, size, geometry, options)
+        return kernels.run(kind, first, second, bias, size, geometry, options)
+
+    return call
+
+
+_OVERLOADS: dict[ConvKind, Any] = {}
+
+
+def _below_autograd(kind: ConvKind, keys: Any, args: Any) -> torch.Tensor:
+    """The operator's dispatch after autograd."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return _OVERLOADS[kind].redispatch(keys & torch._C._after_autograd_keyset, *args)
+
+
+def _is_recorded(first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    # A dual number, of forward-mode differentiation, requires no gradient: PyTorch refuses it.
+    return forward_ad._current_level >= 0 or (
+        torch.is_grad_enabled()
+        and (
+            first.requires_grad or second.requires_grad or (bias is not None and bias.requires_grad)
+        )
     )
-    operator.register_fake(fake)
-    operator.register_autograd(backward, setup_context=setup_context)
-    operator.register_vmap(batched)
-    return _chooser(kind, operator, *_functions(kind))
 
 
 def _remember(
@@ -128,76 +177,40 @@ def _remember(
     ctx.facts = (first.shape[2:], second.shape[2:], is_last, geometry, options)
 
 
-def _functions(kind: ConvKind) -> tuple[Any, Any]:
-    """The operator as a Function for plain calls, and as one for `torch.func`'s transforms."""
+class _Node(_SingleLevelFunction):
+    """What `torch.autograd.Function` is without its support of `torch.func`."""
 
-    def differentiate(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
-        return (*_BACKWARD[kind](ctx, v), None, None, None)
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
-    # What `torch.autograd.Function` is without its support of `torch.func`.
-    class Plain(_SingleLevelFunction):
+
+def _nodes(kind: ConvKind) -> tuple[Any, Any]:
+    """The autograd nodes of a plain call, and of the operator."""
+
+    class Recorded(_Node):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> torch.Tensor:
             _remember(ctx, *args)
             return kernels.run(kind, *args)
 
-        backward = staticmethod(differentiate)
-
-    class Transformed(torch.autograd.Function):
         @staticmethod
-        def forward(*args: Any) -> torch.Tensor:
-            return kernels.run(kind, *args)
+        def backward(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
+            return (*_BACKWARD[kind](ctx, v), None, None, None)
+
+    class Traced(_Node):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> torch.Tensor:
+            *split, keys = args
+            _remember(ctx, *split)
+            first, second, bias, size, geometry, options = split
+            joined = _joined(kind, bias, size)
+            with torch.enable_grad():  # below may be another level, of a transform, that records
+                return _below_autograd(kind, keys, (first, second, *joined, *geometry, *options))
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            _remember(ctx, *inputs)
+        def backward(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
+            return (*_BACKWARD[kind](ctx, v), None, None, None, None)
 
-        backward = staticmethod(differentiate)
-
-        @staticmethod
-        def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-            return _batched(kind, info, in_dims, *args)
-
-    return Plain, Transformed
-
-
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-
-
-def _chooser(
-    kind: ConvKind, operator: Any, plain: Any, transformed: Any
-) -> Callable[..., torch.Tensor]:
-    def call(
-        first: torch.Tensor,
-        second: torch.Tensor,
-        bias: torch.Tensor | None,
-        size: Size,
-        geometry: Geometry,
-        options: Options,
-    ) -> torch.Tensor:
-        traced = (
-            torch.compiler.is_compiling()
-            or type(first) not in PLAIN
-            or type(second) not in PLAIN
-            or (bias is not None and type(bias) not in PLAIN)
-            or first.is_meta
-            or torch._C._len_torch_dispatch_stack() > 0
-            or torch._C._is_tracing()
-        )
-        if traced:
-            return operator(first, second, *_joined(kind, bias, size), *geometry, *options)
-        transforms = torch._C._are_functorch_transforms_active()
-        if transforms or _is_wrapped(first) or _is_wrapped(second):  # perhaps of one that is over
-            return transformed.apply(first, second, bias, size, geometry, options)
-        recorded = torch.is_grad_enabled() and (
-            first.requires_grad or second.requires_grad or (bias is not None and bias.requires_grad)
-        )
-        # A dual number, of forward-mode differentiation, requires no gradient: PyTorch refuses it.
-        if recorded or forward_ad._current_level >= 0:
-            return plain.apply(first, second, bias, size, geometry, options)
-        return kernels.run(kind, first, second, bias, size, geometry, options)
-
-    return call
+    return Recorded, Traced
 
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -219,7 +232,11 @@ def _needed(ctx: Any, i: int) -> bool:
 
 
 def _like_result(v: torch.Tensor, is_last: bool) -> torch.Tensor:
-    """The cotangent in the result's memory order, which the gradients then have too."""
+    """The cotangent in the result's memory order, which the gradients then have too.
+
+    One that `torch.autograd` batches has an order in each of its parts only.
+    """
+    is_last = is_last and not torch._C._functorch.is_legacy_batchedtensor(v)
     return v.contiguous(memory_format=torch.channels_last) if is_last else v
 
 
@@ -277,10 +294,17 @@ _CALLS: dict[ConvKind, Callable[..., torch.Tensor]] = {}
 
 
 def _batched(
-    kind: ConvKind, info: Any, dims: Any, first: Any, second: Any, bias: Any, size: Any,
+    kind: ConvKind, count: int, dims: Any, first: Any, second: Any, bias: Any, size: Any,
     geometry: Any, options: Any,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
-    count, axes = info.batch_size, _BATCHED_AXES[kind]
+    if count == 0:  # one of zeros, of which nothing is taken
+        first, second, bias = (
+            t if dim is None else _grown(t, dim)
+            for t, dim in zip((first, second, bias), dims, strict=False)
+        )
+        out, axis = _batched(kind, 1, dims, first, second, bias, size, geometry, options)
+        return out.narrow(axis, 0, 0), axis
+    axes = _BATCHED_AXES[kind]
     operands = [
         _folded(t, dim, count, axis)
         for t, dim, axis in zip((first, second), dims, axes, strict=False)
@@ -293,6 +317,11 @@ def _batched(
         bias = bias.expand(count, -1) if dims[2] is None else bias.movedim(dims[2], 0)
         out = out + bias.view(1, count, -1, 1, 1)
     return out, axis
+
+
+def _grown(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """With one more entry of zeros along an axis."""
+    return torch.nn.functional.pad(tensor, (*[0, 0] * (tensor.dim() - 1 - dim), 0, 1))
 
 
 def _folded(tensor: torch.Tensor, dim: int | None, count: int, axis: int) -> torch.Tensor:
