@@ -19,6 +19,7 @@ help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): TVM, PyTorch, what the tests need; once, about 3 GB on disk and two minutes or more."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install $(TORCH_ARGS) --constraint constraints.txt --editable '.[dev,torch,notebooks]'
 	@rm -f $(VENV)/.installed-*

@@ -6,7 +6,9 @@
 Float32, 224x224 (or the model's size), batch statistics in batch normalization.  Both sides compute
 the loss and the gradients of all parameters; both update the running statistics.  They take turns
 in one process, and the shortest time of some rounds counts; PyTorch's is the better of contiguous
-and channels_last tensors.  The loss and the gradients are compared in the same run: with batch
+and channels_last tensors.  Memory is what a first step adds at most to the process, which holds
+parameters and data already: PyTorch's in a process of its own, in the format that needs less.  The
+loss and the gradients are compared in the same run: with batch
 statistics rounding grows from layer to layer, so PyTorch's own distance between its two memory
 formats is printed beside ours.  The breakdown sums the times of our kernels by kind.
 """
@@ -14,11 +16,13 @@ formats is printed beside ours.  The breakdown sums the times of our kernels by 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import multiprocessing
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +58,34 @@ def distance(got: Sequence[np.ndarray[Any, Any]], want: Sequence[np.ndarray[Any,
     return float(np.sqrt(sum(s for s, _ in squares) / sum(s for _, s in squares)))
 
 
+def added_bytes(call: Callable[[], Any]) -> int:
+    """How much a call adds to this process's memory at most; Linux only."""
+    ctypes.CDLL(None).malloc_trim(0)  # what compilers have freed would be used again
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    call()
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    """A size in bytes that the system tells of this process."""
+    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if found is None:
+        raise RuntimeError(f"/proc/self/status has no {key}")
+    return int(found[1]) << 10
+
+
+def torch_bytes(model: str, batch: int, threads: int, channels_last: bool) -> int:
+    """The memory of PyTorch's step, to be called in a fresh process."""
+    torch.set_num_threads(threads)
+    graph = from_onnx(model, batch=batch)
+    step = prepared(
+        model, graph, graph.random_batch(0), "train", channels_last=channels_last,
+        follow_statistics=False,
+    )  # fmt: skip
+    return added_bytes(step)
+
+
 def measure(args: argparse.Namespace, layout: str) -> dict[str, Any]:
     """One row: our step in a layout, and PyTorch's."""
     graph = from_onnx(args.model, batch=args.batch)
@@ -62,6 +94,14 @@ def measure(args: argparse.Namespace, layout: str) -> dict[str, Any]:
     trainer = Trainer(graph, target, layout=layout)
     compiled = time.perf_counter() - start
     batch = graph.random_batch(0)
+    arguments = trainer.arguments(batch)
+    run = trainer.compiled.vm["main_adjoint"]
+    added = added_bytes(lambda: run(*arguments))
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
+        theirs_added = [
+            fresh.apply(torch_bytes, (args.model, args.batch, args.threads, x))
+            for x in (False, True)
+        ]
     steps = [
         prepared(args.model, graph, batch, "train", channels_last=x, follow_statistics=False)
         for x in (False, True)
@@ -71,8 +111,6 @@ def measure(args: argparse.Namespace, layout: str) -> dict[str, Any]:
         loss, _, found, _ = step()
         losses.append(float(loss))
         gradients.append([g.contiguous().numpy() for g in found])
-    arguments = trainer.arguments(batch)
-    run = trainer.compiled.vm["main_adjoint"]
     outputs, ours = run(*arguments)
     mine = [g.numpy() for g in ours]
     seconds, *theirs = best([lambda: run(*arguments), *steps], args.rounds)
@@ -88,6 +126,7 @@ def measure(args: argparse.Namespace, layout: str) -> dict[str, Any]:
         "distance": distance(mine, gradients[0]),
         "torch_distance": distance(gradients[1], gradients[0]),
         "planned_bytes": trainer.compiled.planned_bytes,
+        "added_bytes": added, "torch_added_bytes": min(theirs_added),
         "kinds_ms": dict(sorted(((k, 1e3 * t) for k, t in kinds.items()), key=lambda x: -x[1])),
     }  # fmt: skip
 
@@ -120,7 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{row['cpu']}, {row['threads']} threads: step {row['ms']:.0f} ms, PyTorch"
             f" {row['torch_ms']:.0f} ms, ratio {row['ratio']:.2f}; loss {row['loss']:.4f} and"
             f" {row['torch_loss']:.4f}; gradients {row['distance']:.1e} away from PyTorch's, its"
-            f" two memory formats {row['torch_distance']:.1e} from each other"
+            f" two memory formats {row['torch_distance']:.1e} from each other; memory"
+            f" {row['added_bytes'] / 2**20:.0f} MiB, PyTorch's"
+            f" {row['torch_added_bytes'] / 2**20:.0f} MiB"
         )
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -20,10 +20,12 @@ from tvm.target import Target
 from relay_wgrad.attrs import ConvAttrs
 from relay_wgrad.ops.algebra import emit_dgrad, emit_fprop, emit_wgrad
 from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.timing import shortest
 
 from .composite import Composite, StockLegalize
 
 LONG = 0.25  # seconds
+_WHILE = 0.05  # seconds: several slices of the scheduler's time
 TINY = float(np.finfo("float64").tiny)
 
 
@@ -116,11 +118,5 @@ def second_opinion(
 
 
 def timed(run: Callable[[], Any], repeat: int) -> float:
-    """The shortest time of `repeat` runs after one that does not count, in seconds."""
-    run()
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    """The shortest time of `repeat` runs or more, in seconds: small ones are run for a while."""
+    return shortest(run, repeat, _WHILE).seconds

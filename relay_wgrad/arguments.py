@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import tvm
@@ -13,8 +14,15 @@ if TYPE_CHECKING:
     from .frontend import TrainingGraph
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
-BATCH = 4  # of the commands that run the model
+BATCH = 4  # where none is given: a file may leave it open
 PT2 = ".pt2"  # how the file of an exported PyTorch program ends
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one line that comes last, after where to read more: the usage is long."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"see `{self.prog} --help`\n{self.prog}: error: {message}\n")
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -24,7 +32,8 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
     """
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        nothing = action.default is None or action.default is False or action.default == ""
+        return action.help if nothing else super()._get_help_string(action)
 
 
 def integer(least: int) -> Callable[[str], int]:
@@ -104,19 +113,40 @@ def bundled() -> str:
     return f"one of {', '.join(BUNDLED)}"
 
 
-def add_graph(parser: argparse.ArgumentParser, model: str | None = None) -> None:
-    """The model, and how its training graph is made; `model` is the default where it has one."""
+def ending(*known: str) -> Callable[[str], str]:
+    """A type of arguments: a file's name with one of these endings, in any case."""
+
+    def parse(text: str) -> str:
+        if Path(text).suffix.lower() not in known:
+            raise argparse.ArgumentTypeError(f"must end in {' or '.join(known)}, got {text!r}")
+        return text
+
+    return parse
+
+
+def add_graph(
+    parser: argparse.ArgumentParser, model: str | None = None, *, batch: int = BATCH
+) -> None:
+    """The model, and how its training graph is made; `model` and `batch` are the defaults."""
     one = {"nargs": "?", "default": model} if model is not None else {}
     parser.add_argument("model", metavar="MODEL", **one,  # type: ignore[arg-type]
                         help="an .onnx file, a .pt2 file of torch.export.save, or"
                              f" {bundled()}")  # fmt: skip
-    most = "the model's own" if model is None else f"{BATCH}; of a .pt2 file its own"
     parser.add_argument("--batch", type=positive, default=None,
-                        help=f"images in the batch (default: {most})")  # fmt: skip
-    parser.set_defaults(default_batch=None if model is None else BATCH)
+                        help=f"images in the batch (default: {batch}; of a .pt2 file its"
+                             " own)")  # fmt: skip
+    parser.set_defaults(default_batch=batch, weights="seeded")
     parser.add_argument("--image-size", type=positive, default=None,
                         help="height and width; the model's own if not given; the fully connected"
                              " layers of alexnet, vgg19 and zfnet512 take no other")  # fmt: skip
+    parser.add_argument("--loss", choices=("cross_entropy", "mse", "own"),
+                        default="cross_entropy",
+                        help="cross_entropy: logits (N, classes) against labels; mse: the mean"
+                             " squared distance from a target of the output's shape; own: a .pt2"
+                             " file's scalar output")  # fmt: skip
+    parser.add_argument("--output-name", metavar="NAME",
+                        help="the result that the loss is of, where the model has several; of a"
+                             " .pt2 file its number")  # fmt: skip
     parser.add_argument("--bn", choices=("train", "eval"), default="train",
                         help="batch normalization: batch or running statistics")  # fmt: skip
     parser.add_argument("--dtype", type=dtype, default="float32", metavar="{f32,f16,bf16,f64}",
@@ -129,24 +159,39 @@ def add_graph(parser: argparse.ArgumentParser, model: str | None = None) -> None
                              " automatically chosen tensors, or the named ones")  # fmt: skip
     parser.add_argument("--dropout", choices=("off", "mask"), default="off",
                         help="off: the identity; mask: seeded random masks")  # fmt: skip
-    parser.add_argument("--seed", type=seed, default=0, help="of weights and batch")
+    parser.add_argument("--seed", type=seed, default=0,
+                        help="of random weights, batch and masks")  # fmt: skip
 
 
 def graph_of(args: argparse.Namespace) -> TrainingGraph:
     """The training graph that the options of `add_graph` describe.
 
-    Raises what `from_onnx` and `from_torch` raise; ValueError for sizes that a .pt2 file does not
-    take.
+    Raises what `from_onnx` and `from_torch` raise, in the command line's spelling; ValueError for
+    sizes that a .pt2 file does not take.
     """
-    if Path(args.model).suffix == PT2:
-        return _exported(args)
+    try:
+        return _exported(args) if Path(args.model).suffix == PT2 else _onnx(args)
+    except ValueError as error:
+        raise ValueError(re.sub(_OPTION, _spelled, str(error))) from error
+
+
+_OPTION = r"\b(batch|image_size|loss|output|bn|dropout)=('?)(\w*)\2"
+
+
+def _spelled(found: re.Match[str]) -> str:
+    name = {"output": "output-name"}.get(found[1], found[1].replace("_", "-"))
+    return f"--{name} {found[3]}".rstrip()
+
+
+def _onnx(args: argparse.Namespace) -> TrainingGraph:
     from .frontend import from_onnx
 
     master = "float64" if args.dtype == "float64" else "float32"
-    batch = args.batch or args.default_batch
     return from_onnx(
-        args.model, batch=batch, image_size=args.image_size, dtype=master,
-        bn=args.bn, seed=args.seed, dropout=args.dropout, checkpoint=args.checkpoint,
+        args.model, batch=args.batch or args.default_batch, image_size=args.image_size,
+        dtype=master, output=args.output_name, bn=args.bn, loss=args.loss,
+        weights=args.weights, seed=args.seed,
+        dropout=args.dropout, checkpoint=args.checkpoint,
     )  # fmt: skip
 
 
@@ -162,7 +207,13 @@ def _exported(args: argparse.Namespace) -> TrainingGraph:
     """Of a file of `torch.export.save`: it has its sizes and its parameters' dtype."""
     from .frontend import from_torch
 
-    graph = from_torch(args.model, bn=args.bn, dropout=args.dropout, checkpoint=args.checkpoint)
+    number = args.output_name or "0"
+    if not number.isdecimal():
+        raise ValueError(f"--output-name of {args.model} is a number from 0 on, got {number!r}")
+    graph = from_torch(
+        args.model, bn=args.bn, loss=args.loss, output=int(number), dropout=args.dropout,
+        checkpoint=args.checkpoint,
+    )  # fmt: skip
     if args.batch not in (None, graph.batch):
         raise ValueError(
             f"{args.model} was exported with a batch of {graph.batch}, not {args.batch}"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import tvm
 
-from . import arguments, registry
-from .display import Display, columns, print_whole, short
+from . import arguments, output, registry
+from .display import Display, columns, duration, milliseconds, print_whole, short, warn
 from .emit_command import problem_argument
 from .ops.view import family_def, problem_of
 from .problem import ConvKind, ConvProblem
+from .timing import shortest
 from .training_step import ADJOINT
 
+MODEL = "resnet50"
 EPILOG = """\
 GFLOP/s count a multiply and an add for each tap.  The floor is the time at which this machine's own
 multiply-adds in registers, or its copy through memory, would be the limit; both are measured first.
@@ -37,13 +40,14 @@ def add_parser(commands: Any) -> None:
         "bench",
         help="time the CPU kernels of a model's convolutions against this machine's limits",
         description=(
-            "Compiles a kernel for each distinct convolution of a model's training graph, or for\n"
-            "given problems, and times each alone on random operands."
+            "Compiles a kernel for each distinct convolution of a model's training graph, by\n"
+            f"default of {MODEL}'s, or for given problems, and times each alone on random operands."
         ),
         epilog=EPILOG,
         formatter_class=arguments.Help,
     )
-    arguments.add_graph(parser, model="resnet50")
+    arguments.add_graph(parser, model=MODEL)
+    parser.set_defaults(model=None)  # to tell it from one that is given beside --problem
     parser.add_argument("--problem", type=problem_argument, action="append", metavar="LINE",
                         help="time this problem, in quotes, instead of a model's; may be repeated;"
                              " `emit --help` says how it is written")  # fmt: skip
@@ -51,19 +55,23 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--kinds", type=arguments.choices(*kinds), default=",".join(kinds),
                         help="which of them, joined by commas")  # fmt: skip
     parser.add_argument("--rounds", type=arguments.positive, default=5,
-                        help="runs of each kernel, of which the shortest counts")  # fmt: skip
+                        help="runs of each kernel, at least, of which the shortest counts;"
+                             " small kernels run for a tenth of a second")  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write all figures to FILE")
     parser.add_argument("--quiet", action="store_true", help="no progress display")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table."""
+    if args.model is not None and args.problem:
+        print("bench: give a model, or problems with --problem", file=sys.stderr)
+        return 2
     registry.register()
     from legalize.cpu import configure_threads, host_target
     from legalize.cpu.ceilings import ceilings
 
     if args.json:
-        open(args.json, "a", encoding="utf-8").close()  # better to know before than after
+        output.check(args.json)
     display = Display(args.quiet)
     threads, target = configure_threads(), host_target()
     with display.progress:
@@ -79,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
                "gflops": limits.flops / 1e9, "copy_gbytes": limits.bytes / 1e9,
                "rows": rows}  # fmt: skip
     _print(display, name, figures)
+    warn(max((row["scatter"] for row in rows), default=1.0))
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(figures, file, indent=1, default=str)
+        output.write(args.json, json.dumps(figures, indent=1, default=str))
     return 0
 
 
@@ -89,6 +97,7 @@ def _problems(args: argparse.Namespace, display: Display) -> tuple[str, Counter[
     """What to time, and how often a step has it."""
     if args.problem:
         return "given problems", Counter(args.problem)
+    args.model = args.model or MODEL
     with display.part("importing"):
         graph = arguments.graph_of(args)
     with display.part("differentiating"):
@@ -101,17 +110,17 @@ def _problems(args: argparse.Namespace, display: Display) -> tuple[str, Counter[
 def _row(problem: ConvProblem, count: int, rounds: int, target: Any, limits: Any) -> dict[str, Any]:
     from legalize.compare import random_operands
     from legalize.cpu import prim_func
-    from legalize.cpu.ceilings import shortest
 
     kernel = tvm.compile(prim_func(problem, target), target=target)["main"]
     operands = [tvm.runtime.tensor(x) for x in random_operands(problem)]
     result = problem.roles[2]
     out = tvm.runtime.empty(problem.shape(result), problem.dtype(result))
-    seconds = shortest(lambda: kernel(*operands, out), rounds)
+    timing = shortest(lambda: kernel(*operands, out), rounds)
     if not np.isfinite(out.numpy().astype("float32")).all():
         raise RuntimeError(f"the kernel of {problem} gave values that are not finite")
-    return {"problem": problem.repro(), "count": count, "seconds": seconds,
-            "flop": problem.flop, "floor_seconds": limits.floor(problem)}  # fmt: skip
+    return {"problem": problem.repro(), "count": count, "seconds": timing.seconds,
+            "scatter": timing.scatter, "flop": problem.flop,
+            "floor_seconds": limits.floor(problem)}  # fmt: skip
 
 
 def _print(display: Display, name: str, figures: dict[str, Any]) -> None:
@@ -124,8 +133,8 @@ def _print(display: Display, name: str, figures: dict[str, Any]) -> None:
         flop += count * row["flop"]
         table.add_row(
             problem.kind.value, short(problem), f"{problem.data_layout}/{problem.kernel_layout}",
-            problem.data_dtype, str(count), f"{seconds * 1e3:.3f}",
-            f"{row['flop'] / seconds / 1e9:.0f}", f"{row['floor_seconds'] * 1e3:.3f}",
+            problem.data_dtype, str(count), milliseconds(seconds),
+            f"{row['flop'] / seconds / 1e9:.0f}", milliseconds(row["floor_seconds"]),
             f"{row['floor_seconds'] / seconds:.0%}",
         )  # fmt: skip
     print_whole(table, display.out)
@@ -135,6 +144,6 @@ def _print(display: Display, name: str, figures: dict[str, Any]) -> None:
     )
     if total:
         display.out.print(
-            f"all convolutions: {total * 1e3:.1f} ms, {flop / total / 1e9:.0f} GFLOP/s,"
+            f"all convolutions: {duration(total)}, {flop / total / 1e9:.0f} GFLOP/s,"
             f" {floor / total:.0%} of the floor"
         )

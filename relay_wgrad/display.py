@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from . import timing
 from .problem import ConvProblem
 
 
@@ -71,3 +73,30 @@ def short(p: ConvProblem) -> str:
     if p.dilation != (1, 1):
         text += f" d{p.dilation[0]}" if len(set(p.dilation)) == 1 else f" d{p.dilation}"
     return text + (f" g{p.groups}" if p.groups > 1 else "")
+
+
+def duration(seconds: float) -> str:
+    """`0.60 s`, `12.3 ms`, `45 µs`: three digits or so, whatever the size."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 0.1:
+            return f"{seconds * scale:.2f} {unit}"
+    return f"{seconds * 1e6:.0f} µs"
+
+
+def milliseconds(seconds: float) -> str:
+    """For a column whose head is "ms": `0.0123`, `5.86`."""
+    return f"{seconds * 1e3:.{2 if seconds >= 1e-4 else 4}f}"
+
+
+def work(flop: float) -> str:
+    """`3.2 GFLOP`, `12.5 MFLOP`, `4.0 kFLOP`."""
+    for unit, scale in (("GFLOP", 1e9), ("MFLOP", 1e6)):
+        if flop >= 0.1 * scale:
+            return f"{flop / scale:.1f} {unit}"
+    return f"{flop / 1e3:.1f} kFLOP"
+
+
+def warn(scatter: float) -> None:
+    """Says on standard error if times scatter so much that the machine must have been busy."""
+    if text := timing.warning(scatter):
+        print(f"warning: {text}", file=sys.stderr)

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from . import output
 from .problem import ConvProblem
 
 EXAMPLE = (
@@ -71,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
             args.problem, allow_tf32=not args.no_tf32, workspace_limit=args.workspace_limit
         )
         if args.output is not None:
-            args.output.write_text(source, encoding="utf-8")
-            if not args.quiet:
-                print(f"wrote {args.output}", file=sys.stderr)
-        elif not args.run:
-            sys.stdout.write(source)
+            output.write(args.output, source)
     except (ValueError, OSError) as error:
         print(f"emit: {error}", file=sys.stderr)
         return 2
+    if args.output is None and not args.run:
+        sys.stdout.write(source)
+    if args.output is not None and not args.quiet:
+        print(f"wrote {args.output}", file=sys.stderr)
     if args.run:
         return _build_and_run(source)
     if args.output is not None and not args.quiet:

@@ -10,8 +10,8 @@ from typing import Any
 
 import tvm
 
-from . import arguments, registry
-from .display import Display
+from . import arguments, output, registry
+from .display import Display, warn
 from .inspection import Inspection, inspect_step
 from .lowering import Lowered
 from .problem import ConvProblem
@@ -49,8 +49,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--report", metavar="FILE",
                         help="write to FILE; standard output if not given")  # fmt: skip
     parser.add_argument("--format", choices=("html", "json", "markdown"), default=None,
-                        help="by default what FILE ends in, .html, .json or .md; else"
-                             " markdown")  # fmt: skip
+                        help="by default what FILE ends in, .html, .json or .md; markdown"
+                             " on standard output")  # fmt: skip
     parser.add_argument("--backends", type=arguments.backends, default="cudnn",
                         help="libraries, joined by commas, the preferred first")  # fmt: skip
     parser.add_argument("--measure", action="store_true",
@@ -60,13 +60,20 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the report."""
-    form = args.format or FORMATS.get(Path(args.report or "").suffix.lower(), "markdown")
+    form = args.format or "markdown"
+    if args.report and args.format is None:
+        ending = Path(args.report).suffix.lower()
+        if ending not in FORMATS:
+            print(f"inspect: --report must end in {' or '.join(FORMATS)}, or --format say what it"
+                  f" is, got {args.report!r}", file=sys.stderr)  # fmt: skip
+            return 2
+        form = FORMATS[ending]
     if args.report:
-        open(args.report, "a", encoding="utf-8").close()  # better to know before than after
+        output.check(args.report)
     found = _inspected(args)
     text = {"html": found.to_html, "json": found.to_json, "markdown": found.to_markdown}[form]()
     if args.report:
-        Path(args.report).write_text(text, encoding="utf-8")
+        output.write(args.report, text)
         if not args.quiet:
             print(f"wrote {args.report}", file=sys.stderr)
     else:
@@ -117,17 +124,12 @@ def _measured(
         limits = ceilings(target, threads)
     with display.parts() as begin:
         trainer = Trainer(graph, target, dtype=args.dtype, layout=args.layout, progress=begin)
-    with display.part("timing every kernel", ROUNDS) as advance:
-        batch, times = graph.random_batch(args.seed), []
-        for _ in range(ROUNDS):
-            trainer.profile(batch)
-            times.append([conv.seconds or float("inf") for conv in trainer.compiled.convolutions])
-            advance()
-    for conv, *found in zip(trainer.compiled.convolutions, *times, strict=True):
-        conv.seconds = min(found)
+    with display.part("timing every kernel"):
+        trainer.profile(graph.random_batch(args.seed), ROUNDS)
     facts.update(
         cpu=str(target.attrs["mcpu"]), threads=threads,
         multiply_adds=f"{limits.flops / 1e9:.0f} GFLOP/s", copy=f"{limits.bytes / 1e9:.1f} GB/s",
     )  # fmt: skip
     compiled = trainer.compiled
+    warn(compiled.scatter)
     return trainer.module, compiled.convolutions, limits.floor, compiled.planned_bytes

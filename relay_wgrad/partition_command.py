@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from . import arguments, registry
-from .display import Display, columns, print_whole, short
-from .problem import ConvProblem
+from . import arguments, output, registry
+from .display import Display, print_whole
 
 if TYPE_CHECKING:
     from byoc_cudnn.report import Report
@@ -56,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report; 1 where a convolution stays with `--strict`."""
     from byoc_cudnn import partition
 
+    if args.output is not None:
+        output.check(args.output)
     registry.register()
     display = Display(args.quiet)
     with display.progress:
@@ -68,8 +69,9 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         _write(args.format, graph.name, report, Console(width=display.out.width))
     else:
-        with open(args.output, "w", encoding="utf-8") as file:
-            _write(args.format, graph.name, report, Console(file=file, width=10_000))
+        text = io.StringIO()
+        _write(args.format, graph.name, report, Console(file=text, width=10_000))
+        output.write(args.output, text.getvalue())
     if args.strict and report.left:
         print(f"{len(report.left)} of {report.total} convolutions stay", file=sys.stderr)
         return 1
@@ -86,17 +88,5 @@ def _write(form: str, name: str, report: Report, out: Console) -> None:
 
 
 def _text(name: str, report: Report, out: Console) -> None:
-    table = columns(f"{name}: where each convolution goes", "op", "problem", "layout", "row",
-                    "adapted", "reason", "×", left=6)  # fmt: skip
-    rows = Counter(
-        (e.op, e.problem, f"{e.backend}.{e.row}" if e.backend else "stays", e.adapted, e.reason)
-        for e in report.entries
-    )
-    for (op, line, row, adapted, reason), count in rows.items():
-        problem, layout = line, ""
-        if line:
-            parsed = ConvProblem.parse(line)
-            problem, layout = short(parsed), f"{parsed.data_layout}/{parsed.kernel_layout}"
-        table.add_row(op, problem, layout, row, adapted, escape(reason), str(count))
-    print_whole(table, out)
+    print_whole(report.table(f"{name}: where each convolution goes"), out)
     out.print(escape(str(report)), highlight=False)

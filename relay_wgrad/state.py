@@ -9,8 +9,10 @@ extra `safetensors`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from .frontend import TrainingGraph
     from .training import Trainer
 
 FORMAT = "relay-wgrad 1"
@@ -37,13 +40,18 @@ def _need(module: str) -> Any:
         ) from error
 
 
+def need() -> None:
+    """Raises ModuleNotFoundError where the extra is missing."""
+    _need("safetensors")
+
+
 def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     """Writes the state; an old file stays whole until the new one is complete.
 
     Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra.
     """
     write = _need("safetensors.numpy").save_file
-    tensors = {_PARAM + name: value.numpy() for name, value in trainer.params.items()}
+    tensors = {name: value.numpy() for name, value in _named(trainer.params).items()}
     tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
     values = (FORMAT, trainer.graph.name, trainer.optimizer, repr(trainer.lr), str(trainer.steps),
               repr(trainer.loss_scale), str(trainer.good_steps), str(trainer.skipped))  # fmt: skip
@@ -60,26 +68,56 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
         raise
 
 
+def header(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata of a file that `save` wrote: its optimizer, lr, model, steps.
+
+    Reads the head of the file only.  Raises FileNotFoundError; ValueError for another kind of file.
+    """
+    with _opened(path) as file:
+        return _metadata(path, file)
+
+
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """(metadata, tensors) of a file that `save` wrote.
 
     Raises FileNotFoundError; ValueError for another kind of file.
     """
+    with _opened(path) as file:
+        found = _metadata(path, file)
+        return found, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     safetensors = _need("safetensors")
     if not Path(path).is_file():
         raise FileNotFoundError(f"no state file {os.fspath(path)!r}")
     try:
         with safetensors.safe_open(os.fspath(path), "np") as file:
-            found = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except safetensors.SafetensorError as error:
         raise ValueError(f"{os.fspath(path)!r} is not a safetensors file: {error}") from error
+
+
+def _metadata(path: str | os.PathLike[str], file: Any) -> dict[str, str]:
+    found: dict[str, str] = file.metadata() or {}
     missing = [key for key in _KEYS if key not in found]
     if missing:
         raise ValueError(f"{os.fspath(path)!r} is no state of a training: it lacks {missing}")
     if found["format"] != FORMAT:
         raise ValueError(f"{os.fspath(path)!r} is a {found['format']!r}, not a {FORMAT!r}")
-    return found, tensors
+    return found
+
+
+def check(path: str | os.PathLike[str], graph: TrainingGraph, optimizer: str) -> None:
+    """Raises ValueError where a state is of another optimizer or network, before compilation.
+
+    It names what differs, with both values; FileNotFoundError and ValueError as `header` does.
+    """
+    found, tensors = read(path)
+    _same_optimizer(path, found, optimizer)
+    saved = {n: v for n, v in tensors.items() if not n.startswith(_OPTIMIZER)}
+    _same_tensors(path, found, saved, _named(graph.params), graph.name)
 
 
 def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
@@ -89,20 +127,9 @@ def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     what differs, with both values.  Then the trainer is unchanged.
     """
     found, tensors = read(path)
-    if found["optimizer"] != trainer.optimizer:
-        raise ValueError(
-            f"{os.fspath(path)!r} was saved with optimizer={found['optimizer']!r},"
-            f" not {trainer.optimizer!r}"
-        )
-    wanted = {_PARAM + name: value for name, value in trainer.params.items()}
-    wanted |= {f"{_OPTIMIZER}{i}": value for i, value in enumerate(trainer.state)}
-    for name in sorted({*wanted, *tensors}):
-        here, there = _described(wanted.get(name)), _described(tensors.get(name))
-        if here != there:
-            raise ValueError(
-                f"{os.fspath(path)!r} is of {found['model']!r}: its {name} is {there}, but"
-                f" {trainer.graph.name!r} has {here}"
-            )
+    _same_optimizer(path, found, trainer.optimizer)
+    wanted = _named(trainer.params) | {f"{_OPTIMIZER}{i}": v for i, v in enumerate(trainer.state)}
+    _same_tensors(path, found, tensors, wanted, trainer.graph.name)
     trainer.set_state(
         {name: tensors[_PARAM + name] for name in trainer.params},
         [tensors[f"{_OPTIMIZER}{i}"] for i in range(len(trainer.state))],
@@ -111,6 +138,30 @@ def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
         good_steps=int(found["good_steps"]),
         loss_scale=None if found["loss_scale"] == "None" else float(found["loss_scale"]),
     )
+
+
+def _named(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {_PARAM + name: value for name, value in params.items()}
+
+
+def _same_optimizer(path: Any, found: dict[str, str], optimizer: str) -> None:
+    if found["optimizer"] != optimizer:
+        raise ValueError(
+            f"{os.fspath(path)!r} was saved with optimizer={found['optimizer']!r},"
+            f" not {optimizer!r}"
+        )
+
+
+def _same_tensors(
+    path: Any, found: dict[str, str], tensors: dict[str, Any], wanted: dict[str, Any], name: str
+) -> None:
+    for tensor in sorted({*wanted, *tensors}):
+        here, there = _described(wanted.get(tensor)), _described(tensors.get(tensor))
+        if here != there:
+            raise ValueError(
+                f"{os.fspath(path)!r} is of {found['model']!r}: its {tensor} is {there}, but"
+                f" {name!r} has {here}"
+            )
 
 
 def _described(value: Any) -> str:

@@ -8,17 +8,22 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import onnx
 import tvm
 
-from . import arguments, registry, state
-from .display import Display, columns, print_whole, short
-from .frontend import TrainingGraph
+from . import arguments, output, registry, state
+from .data import Data
+from .display import Display, columns, duration, milliseconds, print_whole, short, warn
+from .frontend import TrainingGraph, to_onnx
 from .problem import ConvProblem
 from .training import Trainer
+from .training_step import ADJOINT
+from .transform import count_reasons, layout_changes
 
 # A kernel agrees with its second opinion when the relative error is below this.  Both sum N·P·Q or
 # C·R·S products in the result's own precision, in different orders: the error grows like the root
@@ -26,16 +31,20 @@ from .training import Trainer
 # Half-precision operands are the same for both; a half-precision result is rounded once, by half a
 # unit in the last place, and the stock composite may round in between.
 AGREES = {"float32": 1e-4, "float64": 1e-12, "float16": 4e-3, "bfloat16": 3e-2}
-
+_PARTS = 10  # of the course of the loss, where each step has another batch
 
 EPILOG = """\
-Exit codes: 0 the loss came down and every kernel agrees; 1 it did not, or the network cannot be
-trained; 2 wrong arguments; 130 interrupted.
+Exit codes: 0 the loss came down (with --data: stayed finite) and every kernel agrees; 1 it did not,
+or the network cannot be trained; 2 wrong arguments; 130 interrupted.
+
+--data takes a file of numpy.savez with the samples along the first axis of each array: the model's
+inputs by their names, and `labels` (integers, one for each sample) or, with --loss mse, `target`.
 
 examples:
   python -m relay_wgrad train resnet50
-  python -m relay_wgrad train squeezenet --dtype bf16 --layout NHWC --checkpoint auto
+  python -m relay_wgrad train squeezenet --dtype bf16 --checkpoint auto
   python -m relay_wgrad train mine.onnx --batch 8 --optimizer adam --json out.json
+  python -m relay_wgrad train mine.onnx --data mine.npz --steps 500 --export trained.onnx
   python -m relay_wgrad train mine.onnx --steps 100 --no-check --save state.safetensors
   python -m relay_wgrad train mine.onnx --steps 100 --no-check --resume state.safetensors
 """
@@ -47,24 +56,33 @@ def add_parser(commands: Any) -> None:
         "train",
         help="train a network on the CPU and show what became of its convolutions",
         description=(
-            "Imports a network, with seeded random weights where it is an ONNX file, appends a\n"
-            "loss, differentiates, compiles for this CPU and trains some steps on one fixed\n"
-            "batch.  Then shows what became of each convolution, and checks every kernel against\n"
-            "the historical composite compiled by TVM's own rules."
+            "Imports a network, appends a loss, differentiates, compiles for this CPU and trains\n"
+            "some steps: on one fixed random batch, or with --data on shuffled minibatches.  Then\n"
+            "shows what became of each convolution, and checks every kernel against the\n"
+            "historical composite compiled by TVM's own rules."
         ),
         epilog=EPILOG,
         formatter_class=arguments.Help,
     )
     arguments.add_graph(parser, model="resnet50")
+    parser.set_defaults(layout="NHWC")  # for kernels that work on channels that are last
+    parser.add_argument("--weights", choices=("seeded", "initial"), default=None,
+                        help="to start from: seeded random ones, or the file's; by default the"
+                             " file's if it has any")  # fmt: skip
+    parser.add_argument("--data", type=arguments.ending(".npz"), metavar="FILE",
+                        help="train on these samples, shuffled by --seed; see below")  # fmt: skip
     parser.add_argument("--steps", type=arguments.positive, default=5, help="training steps")
     parser.add_argument("--lr", type=arguments.rate, default=None,
                         help="learning rate; by default 0.001, for adam 0.0001, and a tenth of"
                              " that for networks without batch normalization")  # fmt: skip
-    parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default="sgd",
-                        help="momentum is sgd with a momentum of 0.9")  # fmt: skip
+    parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default=None,
+                        help="momentum is sgd with a momentum of 0.9; by default sgd, or with"
+                             " --resume the saved one")  # fmt: skip
     parser.add_argument("--loss-scale", type=arguments.loss_scale, default=None,
                         help="a number or 'dynamic'; 1024 with f16, else none")  # fmt: skip
-    parser.add_argument("--save", metavar="FILE",
+    parser.add_argument("--export", type=arguments.ending(".onnx"), metavar="FILE",
+                        help="write the model with its trained weights to FILE.onnx")  # fmt: skip
+    parser.add_argument("--save", type=arguments.ending(".safetensors"), metavar="FILE",
                         help="write parameters and optimizer state to a .safetensors file after"
                              " the last step")  # fmt: skip
     parser.add_argument("--resume", metavar="FILE",
@@ -79,15 +97,28 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains; 1 where the loss did not come down or a kernel is wrong."""
     if args.json:
-        open(args.json, "a", encoding="utf-8").close()  # better to know before than after
-    if args.save and not os.access(Path(args.save).parent, os.W_OK):
-        raise FileNotFoundError(f"--save {args.save}: no such folder, or not to be written")
-    if args.resume and args.lr is None:
-        args.lr = float(state.read(args.resume)[0]["lr"])
+        output.check(args.json)
+    for option, path in (("--save", args.save), ("--export", args.export)):
+        if path and not os.access(Path(path).parent, os.W_OK):
+            raise FileNotFoundError(f"{option} {path}: no such folder, or not to be written")
+    if Path(args.model).suffix == arguments.PT2:
+        if args.export:
+            raise ValueError(
+                f"--export writes ONNX files; the parameters of {args.model} go to --save"
+            )
+        if args.weights == "seeded":
+            raise ValueError(f"--weights seeded is for ONNX files; {args.model} has its own")
+    if args.save:
+        state.need()
+    if args.resume:
+        saved = state.header(args.resume)
+        args.optimizer = args.optimizer or saved["optimizer"]
+        args.lr = args.lr or float(saved["lr"])
+    args.optimizer = args.optimizer or "sgd"
+    args.weights = args.weights or "auto"
     figures, ok = train(args)
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(figures, file, indent=1)
+        output.write(args.json, json.dumps(figures, indent=1))
     return 0 if ok else 1
 
 
@@ -103,21 +134,28 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     with report.progress:
         with report.part("importing"):
             graph = arguments.graph_of(args)
+            if args.resume:
+                state.check(args.resume, graph, args.optimizer)
+            data = Data.load(args.data, graph, args.seed) if args.data else None
+        report.out.print(_start(args, graph, data), markup=False, soft_wrap=True)
         start = time.perf_counter()
         with report.parts() as begin:
             trainer = Trainer(
                 graph, target, optimizer=args.optimizer, lr=args.lr, dtype=args.dtype,
                 loss_scale=args.loss_scale, layout=args.layout, progress=begin,
             )  # fmt: skip
-        figures.update(batch=graph.batch, compile_seconds=time.perf_counter() - start)
+        figures.update(
+            batch=graph.batch, weights=graph.weights, compile_seconds=time.perf_counter() - start
+        )
         if args.resume:
             state.restore(trainer, args.resume)
-        ok = _steps(args, report, graph, trainer, figures)
+        ok = _steps(args, report, trainer, data, figures)
         with report.part("timing every kernel"):
             kernels = trainer.profile(graph.random_batch(args.seed))
         figures["kernel_seconds"] = kernels
         opinions = {} if args.no_check else _check(args, report, trainer, target)
     _print(report, graph, trainer, figures, opinions)
+    warn(trainer.compiled.scatter)
     figures["convolutions"] = [_row(conv, opinions) for conv in trainer.compiled.convolutions]
     wrong = [o for o in opinions.values() if not o.error <= AGREES[args.dtype]]
     if wrong:
@@ -126,37 +164,70 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     return figures, ok and not wrong
 
 
+def _start(args: argparse.Namespace, graph: TrainingGraph, data: Data | None) -> str:
+    """Where weights and samples are from."""
+    weights = f"of {args.resume}" if args.resume else "the file's own"
+    if not args.resume and graph.weights == "seeded":
+        weights = f"random, by seed {args.seed}"
+    samples = f"one random batch of {graph.batch}, by seed {args.seed}"
+    if data is not None:
+        samples = f"{data.samples} of {args.data}, {data.batches} batches of {graph.batch} an epoch"
+    return f"weights: {weights}; samples: {samples}"
+
+
 def _steps(
     args: argparse.Namespace,
     report: Display,
-    graph: TrainingGraph,
     trainer: Trainer,
+    data: Data | None,
     figures: dict[str, Any],
 ) -> bool:
-    """Trains on one fixed batch; whether the loss came down."""
-    batch = graph.random_batch(args.seed)
-    losses, times = [], []
+    """Trains; whether the loss came down, or with data of the user's own stayed finite."""
+    fixed = trainer.graph.random_batch(args.seed)
+    losses: list[float] = []
+    times = []
     _reset_peak()
-    with report.part("training", args.steps) as advance:
-        for _ in range(args.steps):
-            start = time.perf_counter()
-            losses.append(trainer.step(batch))
-            times.append(time.perf_counter() - start)
-            advance()
-        losses.append(trainer.loss(batch))
+    try:
+        with report.part("training", args.steps) as advance:
+            for _ in range(args.steps):
+                batch = fixed if data is None else data.batch(trainer.steps)
+                start = time.perf_counter()
+                losses.append(trainer.step(batch))
+                times.append(time.perf_counter() - start)
+                advance()
+            trainer.check_finite()
+            if data is None:
+                losses.append(trainer.loss(batch))
+    finally:
+        if losses:
+            report.out.print(_course(losses, data))
     if args.save:
         state.save(trainer, args.save)
+    if args.export:
+        onnx.save(to_onnx(trainer.graph, trainer.params, args.model), args.export)
+    for path in (args.save, args.export):
+        if path and not args.quiet:
+            print(f"saved to {path}", file=sys.stderr)
     figures.update(
         losses=losses, step_seconds=times, peak_bytes=_peak_bytes(), skipped=trainer.skipped,
         planned_bytes=trainer.compiled.planned_bytes, learning_rate=trainer.lr,
         layout_changes=trainer.layout_changes[1], layout_changes_before=trainer.layout_changes[0],
     )  # fmt: skip
-    report.out.print("loss: " + " → ".join(f"{x:.4f}" for x in losses))
     finite = all(math.isfinite(x) for x in losses)
-    if not finite or losses[-1] >= losses[0]:
+    if not finite or (data is None and losses[-1] >= losses[0]):
         report.out.print("[red]the loss did not come down[/]: try a smaller --lr or more --steps")
         return False
     return True
+
+
+def _course(losses: list[float], data: Data | None) -> str:
+    """The losses; of many different batches the means of up to ten parts."""
+    if data is None or len(losses) <= _PARTS:
+        return "loss: " + " → ".join(f"{x:.4f}" for x in losses)
+    size = math.ceil(len(losses) / _PARTS)
+    parts = [losses[i : i + size] for i in range(0, len(losses), size)]
+    means = " → ".join(f"{math.fsum(part) / len(part):.4f}" for part in parts)
+    return f"loss, mean of every {size} steps: {means}"
 
 
 def _check(args: Any, report: Display, trainer: Trainer, target: Any) -> dict[str, Any]:
@@ -200,7 +271,8 @@ def _print(
     out = display.out
     convolutions = trainer.compiled.convolutions
     table = columns(f"{graph.name}: what became of each convolution", "op", "×", "problem",
-                    "layout", "lowering", "ms", "GFLOP/s", "stock ms", "speed-up", "rel. error",
+                    "layout", "lowering", "ms", "GFLOP/s",
+                    *(("stock ms", "speed-up", "rel. error") if opinions else ()),
                     left=5)  # fmt: skip
     counts: dict[tuple[str, str], int] = {}
     for conv in convolutions:
@@ -216,7 +288,7 @@ def _print(
         seconds = conv.seconds or math.nan
         cells = [conv.op, str(counts[key]), short(problem),
                  f"{problem.data_layout}/{problem.kernel_layout}", conv.source,
-                 f"{seconds * 1e3:.2f}", f"{problem.flop / seconds / 1e9:.0f}"]  # fmt: skip
+                 milliseconds(seconds), f"{problem.flop / seconds / 1e9:.0f}"]  # fmt: skip
         if opinion is not None:
             fast_total += seconds * counts[key]
             stock_total += opinion.stock_seconds * counts[key]
@@ -228,15 +300,11 @@ def _print(
     steps = figures["step_seconds"]
     out.print(
         f"{len(convolutions)} convolutions ({len(seen)} distinct); a training step takes"
-        f" {min(steps):.2f} s (batch {graph.batch}, {figures['threads']} threads),"
+        f" {duration(min(steps))} (batch {graph.batch}, {figures['threads']} threads),"
         f" peak memory of the process while training {figures['peak_bytes'] / 2**20:.0f} MiB,"
         f" intermediate results by plan {figures['planned_bytes'] / 2**20:.1f} MiB"
     )
-    before, after = figures["layout_changes_before"], figures["layout_changes"]
-    out.print(
-        f"{_asked(figures['arguments'])}: {after} layout changes in the step"
-        + (f", {before} before conversion" if before != after else "")
-    )
+    out.print(f"{_asked(figures['arguments'])}: {_layouts(trainer)}")
     share = sum(c.seconds or 0.0 for c in convolutions) / sum(figures["kernel_seconds"].values())
     out.print(f"compiled in {figures['compile_seconds']:.0f} s; convolutions take {share:.0%}")
     if opinions:
@@ -247,6 +315,29 @@ def _print(
             f" {worst:.1e}; all convolutions of a step {fast_total:.3g} s against"
             f" {stock_total:.3g} s, {stock_total / fast_total:.3g} times faster"
         )
+
+
+# Where a change of layout is -> how it is said; `relay_wgrad.transform.REASONS` says more.
+_PLACES = {
+    "input": "of inputs on their way in",
+    "parameter": "of weights on their way in",
+    "result": "of gradients and other results on their way out",
+    "vector": "that move nothing in memory",
+    "reshape": "at the model's own reshapes",
+    "transpose": "the model's own transposes",
+    "fixed": "at operators that know one layout",
+    "between": "between operators",
+}
+
+
+def _layouts(trainer: Trainer) -> str:
+    """How many changes of layout a step has, and where: the model's own layout is kept outside."""
+    counts = count_reasons(layout_changes(trainer.module[ADJOINT]))
+    if not counts:
+        return "no layout changes in the step"
+    parts = [f"{counts[reason]} {text}" for reason, text in _PLACES.items() if counts[reason]]
+    none = "" if counts["between"] else "; none between operators"
+    return f"{sum(counts.values())} layout changes in the step: {', '.join(parts)}{none}"
 
 
 def _asked(arguments: dict[str, Any]) -> str:

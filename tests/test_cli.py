@@ -64,6 +64,15 @@ def test_every_command_explains_itself(command: str, call: Any) -> None:
     assert "default: False" not in text
 
 
+@pytest.mark.parametrize("command", ["train", "inspect", "partition", "tune", "bench"])
+def test_models_are_described_alike(command: str, call: Any) -> None:
+    text = " ".join(call(command, "--help")[1].split())
+    for option in ("--batch", "--image-size", "--loss", "--bn", "--dtype", "--layout",
+                   "--checkpoint", "--dropout", "--seed"):  # fmt: skip
+        assert f" {option} " in text
+    assert f"(default: {32 if command == 'tune' else 4}; of a .pt2 file its own)" in text
+
+
 def test_env() -> None:
     done = run("env")
     assert done.returncode == 0, done.stderr
@@ -98,7 +107,18 @@ def test_env() -> None:
         (("train", "squeezenet", "--batch", "1" + "0" * 20), 1, "the largest batch is 14266"),
         (("train", "--seed", "-1"), 2, "must be an integer of at least 0, got '-1'"),
         (("train", "--resume", "nowhere"), 1, "no state file 'nowhere'"),
-        (("train", "--save", "no/such/folder/x"), 1, "no such folder"),
+        (("train", "--save", "no/such/folder/x.safetensors"), 1, "no such folder"),
+        (("train", "--export", "no/such/folder/x.onnx"), 1, "no such folder"),
+        (("train", "--save", "x.txt"), 2, "must end in .safetensors, got 'x.txt'"),
+        (("train", "--export", "x.pt"), 2, "must end in .onnx, got 'x.pt'"),
+        (("train", "net.pt2", "--export", "x.onnx"), 1, "--export writes ONNX files"),
+        (("train", "net.pt2", "--weights", "seeded"), 1, "--weights seeded is for ONNX files"),
+        (("train", "--data", "x.csv"), 2, "must end in .npz, got 'x.csv'"),
+        (("train", "squeezenet", "--data", "nowhere.npz"), 1, "nowhere.npz"),
+        (("train", "squeezenet", "--loss", "own"), 1, "--loss own: expected cross_entropy or mse"),
+        (("inspect", "squeezenet", "--report", "x.pdf"), 2, ".html or .htm or .json or .md"),
+        (("tune",), 2, "give a model, or problems with --problem"),
+        (("tune", "resnet51"), 1, "resnet50"),
         (("partition",), 2, "required: MODEL"),
         (("partition", "resnet50", "--backends", "cudn"), 2, "some of cudnn, cutlass, got 'cudn'"),
         (("partition", "resnet50", "--format", "html"), 2, "invalid choice: 'html'"),
@@ -110,22 +130,26 @@ def test_env() -> None:
 def test_errors(args: tuple[str, ...], code: int, message: str, call: Any) -> None:
     got, text, error = call(*args)
     assert got == code
-    assert message in error
+    assert message in error.splitlines()[-1]
+    assert len(error.splitlines()) <= 2
     assert text == ""
 
 
 def test_users_own_model(tmp_path: Path) -> None:
-    """A file of the user's: mixed precision, NHWC, checkpoints, masks; then one that is refused."""
+    """A file of the user's: mixed precision, checkpoints, masks; then one that is refused.
+
+    Channels are last unless the user says otherwise.
+    """
     path = tmp_path / "mine.onnx"
     model = residual_net(blocks=1, dropout=0.25)
     onnx.save(model, path)
     figures = tmp_path / "figures.json"
     done = run("train", str(path), "--batch", "2", "--steps", "8", "--dtype", "bf16",
-               "--layout", "NHWC", "--checkpoint", "pool", "--dropout", "mask", "--no-check",
+               "--checkpoint", "pool", "--dropout", "mask", "--no-check",
                "--optimizer", "adam", "--lr", "0.003",
                "--json", str(figures))  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""  # no progress where nobody watches
+    assert "\x1b" not in done.stderr  # no progress where nobody watches
     assert "layout changes in the step" in done.stdout
     data = json.loads(figures.read_text())
     assert data["losses"][-1] < data["losses"][0]
@@ -206,7 +230,8 @@ def test_bench(tmp_path: Path, call: Any) -> None:
     figures = tmp_path / "figures.json"
     line = "wgrad n=1 c=8 h=8 w=8 k=8 r=3 s=3 pad=1,1,1,1"
     code, text, error = call("bench", "--problem", line, "--rounds", "2", "--json", str(figures))
-    assert (code, error) == (0, "")
+    assert code == 0
+    assert error == "" or error.startswith("warning: times scatter")  # on a busy machine
     assert "1×8×8×8 → 8 3×3 p1" in text
     data = json.loads(figures.read_text())
     (row,) = data["rows"]

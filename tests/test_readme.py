@@ -64,6 +64,24 @@ def test_commands_exist(command: str) -> None:
         assert option in done.stdout
 
 
+def test_install_names_every_extra() -> None:
+    """Those that users want; the package is not on an index, so they install from a checkout."""
+    project = (ROOT / "pyproject.toml").read_text()
+    section = project.partition("[project.optional-dependencies]")[2].partition("\n[tool")[0]
+    extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+    assert "safetensors" in extras
+    install = README.partition("## Install")[2].partition("\n## ")[0]
+    lines = re.findall(r"^pip install (.*?) +#", install, re.MULTILINE)
+    named = {extra for line in lines for extra in re.findall(r"'\.\[(\w+)\]'", line)}
+    assert named == extras - {"dev"}
+    assert all(line.endswith("-c constraints.txt") for line in lines)
+
+
+def test_notebooks_are_all_listed() -> None:
+    found = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert set(re.findall(r"\(notebooks/([^)]+\.ipynb)\)", README)) == found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)

@@ -109,6 +109,9 @@ def usable_cores() -> list[int]:
     return cores if quota is None else cores[: max(1, int(quota + 0.5))]
 
 
+_MOST = 4096  # threads of TVM's pool
+
+
 def configure_threads(most: int | None = None) -> int:
     """Lets TVM's thread pool use every core that this process may; returns their number.
 
@@ -117,7 +120,12 @@ def configure_threads(most: int | None = None) -> int:
     TVM takes half of the logical processors on x86, whether or not they are siblings.  A set
     TVM_NUM_THREADS is respected: then nothing is changed.  A pool belongs to the thread that runs
     the model and cannot grow, so call this in that thread before its first kernel.
+
+    Raises ValueError for a TVM_NUM_THREADS that is no number of threads: TVM would start them all.
     """
+    given = os.environ.get("TVM_NUM_THREADS", "1")
+    if not (given.isascii() and given.isdecimal() and len(given) < 6 and 0 < int(given) <= _MOST):
+        raise ValueError(f"TVM_NUM_THREADS must be from 1 to {_MOST}, got {given!r}")
     if "TVM_NUM_THREADS" not in os.environ:
         cores = usable_cores()[: most if most is None else max(1, most)]
         share_all_cores = -3  # threads may move among `cores`, so other processes disturb less

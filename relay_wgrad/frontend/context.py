@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 from tvm import relax
 
 from .graph import InputSpec
@@ -155,3 +156,21 @@ class Context:
         if kind and value.param is not None:
             self.roles.setdefault(value.param, Role(kind, fan_in))
         return self.tensor(value)
+
+
+def array_of(label: str, what: str, tensor: onnx.TensorProto) -> Array:
+    """A tensor that the file holds.  Raises ValueError naming it where its data are missing."""
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError) as error:
+        shape = list(tensor.dims)
+        raise ValueError(f"{label}: {what} of shape {shape} lacks data: {error}") from error
+
+
+def initializer(proto: onnx.ModelProto, tensor: onnx.TensorProto) -> Array:
+    """As `array_of`, naming the first node that takes it."""
+    try:
+        return array_of("", "", tensor)
+    except ValueError:
+        users = (Node(n, [], {}).label for n in proto.graph.node if tensor.name in n.input)
+        return array_of(next(users, "no node"), f"initializer {tensor.name!r}", tensor)

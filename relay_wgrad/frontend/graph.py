@@ -23,6 +23,20 @@ class InputSpec:
     dtype: str
     keep: float = 1.0  # masks: the probability that an element is kept
 
+    def random(self, rng: np.random.Generator, classes: int | None = None) -> Array:
+        """A value: normal data, uniform labels, a mask that is scaled by 1/keep.
+
+        Drawn in float32 and cast, so that float64 and float32 graphs get the same.
+        """
+        value: Array
+        if self.kind == "labels":
+            value = rng.integers(0, classes or 2, self.shape)
+        elif self.kind == "mask":
+            value = (rng.random(self.shape) < self.keep) / self.keep
+        else:
+            value = rng.standard_normal(self.shape, dtype=np.float32)
+        return np.asarray(value, dtype=self.dtype)
+
 
 @dataclass
 class TrainingGraph:
@@ -45,6 +59,7 @@ class TrainingGraph:
     dtype: str = "float32"
     checkpoint: str | tuple[str, ...] | None = None  # "auto", or names of tensors in the file
     tensors: dict[str, str] = field(default_factory=dict)  # tensor in the file -> variable of main
+    weights: str = "initial"  # where `params` are from: the model ("initial"), or "seeded"
 
     @property
     def batch(self) -> int:
@@ -57,45 +72,62 @@ class TrainingGraph:
         return self.module["main"]
 
     def random_batch(self, seed: int = 0) -> dict[str, Array]:
-        """Seeded values for every input: normal images, uniform labels, scaled dropout masks.
+        """Seeded values for every input: normal images, uniform labels, scaled dropout masks."""
+        return {
+            spec.name: spec.random(np.random.default_rng([seed, index]), self.classes)
+            for index, spec in enumerate(self.inputs)
+        }
 
-        Drawn in float32 and cast, so that float64 and float32 graphs get the same batch.
+    def batch_values(self, batch: Mapping[str, Any]) -> list[Array]:
+        """The batch's values in the order of `inputs`; what else is in it is not looked at.
+
+        A value is a NumPy array, or a PyTorch or TVM tensor on the CPU.  Raises ValueError for a
+        missing name, another shape or dtype, and for a label that is no class: compiled code looks
+        labels up without asking, so a wrong one would read foreign memory.  No label means
+        "ignore".
         """
-        batch: dict[str, Array] = {}
-        for index, spec in enumerate(self.inputs):
-            rng = np.random.default_rng([seed, index])
-            value: Array
-            if spec.kind == "labels":
-                value = rng.integers(0, self.classes or 2, spec.shape)
-            elif spec.kind == "mask":
-                value = (rng.random(spec.shape) < spec.keep) / spec.keep
-            else:
-                value = rng.standard_normal(spec.shape, dtype=np.float32)
-            batch[spec.name] = np.asarray(value, dtype=spec.dtype)
-        return batch
+        values: list[Array] = []
+        for spec in self.inputs:
+            if spec.name not in batch:
+                given = ", ".join(map(str, batch)) or "nothing"
+                raise ValueError(
+                    f"{self.name}: no value for argument {spec.name!r}; a batch is"
+                    f" {self.batch_text()}, got {given}"
+                )
+            value = self._checked(spec.name, spec.shape, spec.dtype, batch[spec.name])
+            if spec.kind == "labels" and self.classes is not None:
+                check_labels(spec.name, value, self.classes)
+            values.append(value)
+        return values
+
+    def batch_text(self) -> str:
+        """What a batch is made of, as `x float32[4, 3, 12, 12], labels int64[4]`."""
+        return ", ".join(f"{s.name} {s.dtype}{list(s.shape)}" for s in self.inputs)
 
     def arguments(
-        self, batch: Mapping[str, Array], params: Mapping[str, Array] | None = None
+        self, batch: Mapping[str, Any], params: Mapping[str, Array] | None = None
     ) -> list[Array]:
         """The arguments of `main` in order: the batch's values, then the parameters'.
 
-        Raises ValueError for a missing name or a value of another shape or dtype.
+        Raises ValueError for a missing name or a value of another shape or dtype, and as
+        `batch_values` does.
         """
-        values: list[Array] = []
-        sources = [(s.name, s.shape, s.dtype, batch) for s in self.inputs]
+        values = self.batch_values(batch)
         given = self.params if params is None else params
-        sources += [(n, v.shape, self.dtype, given) for n, v in self.params.items()]
-        for name, shape, dtype, source in sources:
-            if name not in source:
+        for name, initial in self.params.items():
+            if name not in given:
                 raise ValueError(f"{self.name}: no value for argument {name!r}")
-            value = source[name]
-            if tuple(value.shape) != tuple(shape) or str(value.dtype) != dtype:
-                raise ValueError(
-                    f"{self.name}: argument {name!r} is {dtype}{list(shape)}, "
-                    f"got {value.dtype}{list(value.shape)}"
-                )
-            values.append(value)
+            values.append(self._checked(name, initial.shape, self.dtype, given[name]))
         return values
+
+    def _checked(self, name: str, shape: tuple[int, ...], dtype: str, value: Any) -> Array:
+        array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        if tuple(array.shape) != tuple(shape) or str(array.dtype) != dtype:
+            raise ValueError(
+                f"{self.name}: argument {name!r} is {dtype}{list(shape)}, "
+                f"got {array.dtype}{list(array.shape)}"
+            )
+        return array
 
     def variables(self, names: Sequence[str]) -> list[relax.Var]:
         """The parameters of `main` with these names.  Raises ValueError for an unknown one."""
@@ -136,4 +168,13 @@ class TrainingGraph:
         wanted = self.variables(self.trainable if wrt is None else wrt)
         return relax.transform.Gradient("main", require_grads=wanted, target_index=0)(
             self.checkpointed()
+        )
+
+
+def check_labels(name: str, labels: Array, classes: int) -> None:
+    """Raises ValueError for a label that is not 0 … classes - 1, naming the first."""
+    if labels.size and not (labels.min() >= 0 and labels.max() < classes):
+        index = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
+        raise ValueError(
+            f"{name} must be 0 … {classes - 1}, got {labels.flat[index]} at index {index}"
         )

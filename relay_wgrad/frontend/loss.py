@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from .context import Context, shape_of
@@ -37,4 +38,24 @@ def add_loss(
     spec = InputSpec(ctx.unique("labels"), "labels", shape[:1], "int64")
     var = relax.Var(spec.name, relax.TensorType(shape[:1], "int64"))
     log_probability = ctx.emit(relax.op.nn.log_softmax(result, 1))
-    return (spec, var), result, ctx.emit(relax.op.nn.nll_loss(log_probability, var))
+    safe, wrong = _guarded(ctx, var, shape[1], dtype)
+    picked = ctx.emit(relax.op.nn.nll_loss(log_probability, safe))
+    return (spec, var), result, ctx.emit(relax.op.add(picked, wrong))
+
+
+def _guarded(ctx: Context, labels: Any, classes: int, dtype: str) -> tuple[Any, Any]:
+    """(labels that are all classes, what to add to the loss: 0, or NaN for a wrong label).
+
+    `nll_loss` reads where a label points, and skips -100; so a wrong label must not reach it, in a
+    program that somebody compiles without `Trainer` either.
+    """
+
+    def const(value: float, kind: str) -> Any:
+        return relax.const(np.asarray(value, kind), kind)
+
+    low = ctx.emit(relax.op.less(labels, const(0, "int64")))
+    high = ctx.emit(relax.op.greater_equal(labels, const(classes, "int64")))
+    outside = ctx.emit(relax.op.logical_or(low, high))
+    safe = ctx.emit(relax.op.where(outside, const(0, "int64"), labels))
+    marks = ctx.emit(relax.op.where(outside, const(math.nan, dtype), const(0, dtype)))
+    return safe, ctx.emit(relax.op.sum(marks))

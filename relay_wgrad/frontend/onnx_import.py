@@ -14,11 +14,20 @@ from onnx import helper, numpy_helper
 from tvm import relax
 
 from .bundled import load, near
-from .context import FLOATS, Context, Node, Options, Value, shape_of
+from .context import (
+    FLOATS,
+    Context,
+    Node,
+    Options,
+    Value,
+    array_of,
+    initializer,
+    shape_of,
+)
 from .graph import InputSpec, TrainingGraph
 from .loss import LOSSES, add_loss
 from .onnx_ops import OPS, RESHAPING
-from .weights import STATES, Array, default_role, seeded
+from .weights import STATES, Array, Role, default_role, seeded
 
 OLDEST_OPSET = 9
 MOST_ELEMENTS = 2**31 - 1  # of an input: 8 GiB in float32, and what follows is larger
@@ -26,7 +35,7 @@ _CHOICES = {
     "dtype": ("float32", "float64"),
     "bn": ("train", "eval"),
     "loss": LOSSES,
-    "weights": ("seeded", "initial"),
+    "weights": ("seeded", "initial", "auto"),
     "dropout": ("off", "mask"),
 }
 
@@ -53,7 +62,9 @@ def from_onnx(
     `bn`: "train" normalizes by batch statistics and returns the updated running ones, "eval" uses
     the running ones.  `loss`: "cross_entropy" (int64 labels (N,); a final Softmax is removed and
     the mean over the batch taken) or "mse" (against a target of the output's shape).  `weights`:
-    "seeded" (He's normal weights, zero biases, unit scales; by `seed`) or "initial" (the file's).
+    "seeded" (He's normal weights, zero biases, unit scales; by `seed`), "initial" (the file's) or
+    "auto": the file's if it has any (a weight that is not one constant), else seeded; the graph's
+    `weights` says which.
     `dropout`: "off" makes it the identity, "mask" multiplies by masks that are inputs of `main`
     (`TrainingGraph.random_batch` draws them).  `output` picks one of several outputs.
     `checkpoint`: None keeps every intermediate result for the backward part; "auto", or names of
@@ -77,7 +88,7 @@ def from_onnx(
     name, proto = load(model)
     opset = _opset(name, proto)
     original = _original_shapes(proto)
-    initial = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+    initial = {t.name: initializer(proto, t) for t in proto.graph.initializer}
     wanted = _output_name(name, proto, output)
     if loss == "cross_entropy":
         wanted = _before_softmax(proto, wanted)
@@ -118,6 +129,8 @@ def from_onnx(
         builder.emit_func_output(returned, params)
 
     roles = {n: ctx.roles.get(n, default_role(tuple(a.shape))) for n, a in ctx.initial.items()}
+    if weights == "auto":
+        weights = "initial" if _trained(ctx.initial, roles) else "seeded"
     graph = TrainingGraph(
         name=name,
         module=builder.get(),
@@ -140,6 +153,7 @@ def from_onnx(
             for n, v in values.items()
             if isinstance(v.expr, relax.DataflowVar) and v.batched
         },
+        weights=weights,
     )
     graph.checkpointed()  # raises for a name that cannot be one
     return graph
@@ -242,10 +256,9 @@ def _inputs(
             if len(pair) != 2 or min(pair) < 1:
                 raise ValueError(f"image_size={image_size!r}: expected a side or (height, width)")
             sizes[2:] = pair
-        if not sizes or any(isinstance(size, str) for size in sizes):
-            raise ValueError(
-                f"input {info.name!r} has symbolic sizes {sizes}: give batch= and image_size="
-            )
+        if not sizes:
+            raise ValueError(f"input {info.name!r} has no shape in the file")
+        _refuse_symbolic(info.name, sizes)
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
         floating = str(kind) in FLOATS
         shape = tuple(int(size) for size in sizes)
@@ -262,7 +275,26 @@ def _inputs(
     return specs
 
 
+def _refuse_symbolic(name: str, sizes: list[Any]) -> None:
+    """Raises ValueError for sizes that the file leaves open, saying how to give them."""
+    image = (2, 3) if len(sizes) == 4 else ()
+    unknown = {axis for axis, size in enumerate(sizes) if isinstance(size, str)}
+    needed = ["batch="] if 0 in unknown else []
+    needed += ["image_size="] if unknown.intersection(image) else []
+    fixed = [sizes[axis] for axis in sorted(unknown.difference((0, *image)))]
+    ways = [f"give {' and '.join(needed)}"] if needed else []
+    ways += [f"fix {', '.join(fixed)} in the file"] if fixed else []
+    if ways:
+        raise ValueError(f"input {name!r} has symbolic sizes {sizes}: {'; '.join(ways)}")
+
+
 # ---- nodes -----------------------------------------------------------------------------------
+
+
+def _trained(initial: dict[str, Array], roles: dict[str, Role]) -> bool:
+    """Whether a file has weights; those of an architecture alone are filled with one constant."""
+    weights = (a for name, a in initial.items() if roles[name].kind == "weight" and a.size > 1)
+    return any(a.min() != a.max() for a in weights)
 
 
 def _is_weight(array: Array) -> bool:
@@ -322,7 +354,7 @@ def _known(
     """The node's results where they are known on import; None where the function computes them."""
     op, out = node.proto.op_type, node.proto.output[0]
     if op == "Constant" and "value" in node.attributes:
-        return {out: Value(out, array=numpy_helper.to_array(node.attributes["value"]))}
+        return {out: Value(out, array=array_of(node.label, "value", node.attributes["value"]))}
     if op == "ConstantOfShape":
         shape = node.static(0, "the shape").ravel()
         fill = node.attr("value")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Sequence
@@ -96,10 +97,15 @@ def _exported(torch: Any, module: Any, inputs: Sequence[Any] | None) -> tuple[An
         if not os.path.isfile(path):
             raise FileNotFoundError(f"no file {path!r}")
         title = os.path.splitext(os.path.basename(path))[0]
+        log = logging.getLogger("torch.export")
+        was = log.disabled
+        log.disabled = True  # it prints a traceback of what is raised here
         try:
             module = torch.export.load(path)
         except Exception as error:  # many kinds, of zip files, pickles and versions
             raise ValueError(f"{path!r} is not an exported program: {error}") from error
+        finally:
+            log.disabled = was
     program = isinstance(module, torch.export.ExportedProgram)
     if not program and not isinstance(module, torch.nn.Module):
         raise TypeError(f"from_torch: expected a torch.nn.Module, got {type(module).__name__}")

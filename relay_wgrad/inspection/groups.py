@@ -207,16 +207,26 @@ def _blocks(g: _Graph, forward: list[int], depends: list[bool], out: Groups) -> 
 
 
 def names(dataflow: Dataflow, found: Groups) -> tuple[list[str], list[str]]:
-    """(a name for each layer, for each block), from the names of their weights; some are ""."""
+    """(a name for each layer, for each block), from the names of their weights.
+
+    A name without letters gets the op before it; a block's is what its layers' have in common, or
+    the first and the last of them.
+    """
     layers = [dataflow.nodes[i].name if i >= 0 else "" for i in found.weight]
     everywhere = _prefix([name for name in layers if name])
     layers = [n.removeprefix(everywhere).removeprefix("_") for n in layers]
     layers = [re.sub(r"_(w|weight|W)(_0)?$", "", n) for n in layers]
+    ops = [dataflow.nodes[i].label[0] for i in found.anchor]
+    layers = [
+        n if re.search("[A-Za-z]", n) else f"{op} {n}".strip()
+        for n, op in zip(layers, ops, strict=True)
+    ]
     blocks: list[str] = []
     for number in range(max(found.block, default=-1) + 1):
         inside = [layers[n] for n, b in enumerate(found.block) if b == number]
-        name = inside[0] if len(inside) == 1 else _prefix(inside)
-        blocks.append(name if re.search(r"[A-Za-z]{2}", name) else "")
+        shared = inside[0] if len(inside) == 1 else _prefix(inside)
+        several = f"{inside[0]} … {inside[-1]}"
+        blocks.append(shared if len(inside) == 1 or re.search("[A-Za-z]{2}", shared) else several)
     return layers, blocks
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..display import work
+
 MIB = 2**20
 
 
@@ -15,7 +17,7 @@ def markdown(data: dict[str, Any]) -> str:
     lines += [f"- {key.replace('_', ' ')}: {_safe(value)}" for key, value in facts.items()]
     kinds = ", ".join(f"{n} {kind}" for kind, n in totals["kinds"].items())
     lines += [
-        f"- convolutions: {totals['convolutions']} ({kinds}), {totals['flop'] / 1e9:.1f} GFLOP",
+        f"- convolutions: {totals['convolutions']} ({kinds}), {work(totals['flop'])}",
         f"- layout changes: {totals['layout_changes']}",
         f"- layout changes that move memory: {totals['layout_changes_that_move']}",
         f"- results alive at once, at most: {totals['peak_bytes'] / MIB:.1f} MiB",
@@ -34,7 +36,7 @@ def markdown(data: dict[str, Any]) -> str:
         block = blocks[data["nodes"][conv["node"]]["layer"]] if blocks else 0
         rows.append(
             [
-                number, data["blocks"][block] or f"block {block}", conv["kind"], conv["short"],
+                number, data["blocks"][block] if blocks else "", conv["kind"], conv["short"],
                 conv["layout"], conv["dtype"], _where(conv), conv.get("reason", ""),
                 _number(conv.get("seconds"), 1e3), _number(conv.get("floor_seconds"), 1e3),
                 _number(conv.get("share_of_floor"), 100, 0),

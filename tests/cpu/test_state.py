@@ -83,5 +83,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
         state.restore(small, path)
     for name, value in small.params.items():
         assert np.array_equal(value.numpy(), before[name])
+    graph = small.graph
+    with pytest.raises(ValueError, match="optimizer='adam', not 'sgd'"):
+        state.check(path, graph, "sgd")
+    with pytest.raises(ValueError, match=r"its param.stem_w is float32\[3, 4\], but .* has"):
+        state.check(tmp_path / "shape", graph, "adam")
+    state.check(path, graph, "adam")
+    assert state.header(path)["optimizer"] == "adam"
     with pytest.raises(OSError, match="nowhere"):
         state.save(small, tmp_path / "nowhere" / "state")

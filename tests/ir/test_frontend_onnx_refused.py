@@ -30,6 +30,13 @@ def test_refused_files(tmp_path: Any) -> None:
     refused("expected a path, a name or a ModelProto", 7, TypeError)
 
 
+def test_refused_initializers_without_data() -> None:
+    model = tiny([node("Conv", "w")], (1, 2, 5, 5), {"w": W})
+    model.graph.initializer[0].ClearField("raw_data")
+    refused("Conv node", model)
+    refused("initializer 'w' of shape [6, 2, 3, 3] lacks data", model)
+
+
 def test_refused_options() -> None:
     refused("bn='test': expected train or eval", "resnet50", bn="test")
     refused("dtype='float16': expected float32 or float64", "resnet50", dtype="float16")

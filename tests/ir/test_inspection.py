@@ -82,6 +82,8 @@ def test_gradients_are_with_their_layers(options: dict[str, Any]) -> None:
     layers, blocks = names(boxes, found)
     assert layers == ["stem", "b01", "b02", "b11", "b12", "b21", "b22", "fc"]
     assert blocks[0] == "stem"
+    if "checkpoint" not in options:
+        assert blocks == ["stem", "b01 … b02", "b11 … b12", "b21 … b22", "fc"]
 
 
 def test_results_are_with_their_layers() -> None:

@@ -22,6 +22,8 @@ function width(text, bold) {
 }
 const bytesText = (n) => n === 0 ? "0" : n >= 2 ** 30 ? (n / 2 ** 30).toFixed(2) + " GiB"
   : n >= 2 ** 20 ? (n / 2 ** 20).toFixed(1) + " MiB" : (n / 1024).toFixed(1) + " KiB";
+const flopText = (n) => n >= 1e8 ? [(n / 1e9).toFixed(1), "GFLOP"]
+  : n >= 1e5 ? [(n / 1e6).toFixed(1), "MFLOP"] : [(n / 1e3).toFixed(1), "kFLOP"];
 const msText = (s) => (s * 1e3 >= 100 ? (s * 1e3).toFixed(0) : (s * 1e3).toPrecision(3)) + " ms";
 
 // ---- what there is: blocks in two columns, layers in them, ops in those ------------------------
@@ -40,8 +42,8 @@ function build() {
   const layers = [[], []];
   const layerOf = (i) => D.layers[D.nodes[i][LAYER]] || { block: 0, name: "" };
   for (let part = 0; part < 2; part++) {
-    (D.blocks.length ? D.blocks : [""]).forEach((name, b) => {
-      roots[part].push(group(`${part}.${b}`, name || `block ${b}`, part, 0));
+    (D.blocks.length ? D.blocks : ["all ops"]).forEach((name, b) => {
+      roots[part].push(group(`${part}.${b}`, name, part, 0));
     });
   }
   D.nodes.forEach((n, i) => {
@@ -49,7 +51,7 @@ function build() {
     const root = roots[part][block], path = [root];
     if (sizes[block] > 1) {
       if (!layers[part][at]) {
-        layers[part][at] = group(`${part}.${block}.${at}`, name || `layer ${at}`, part, 1);
+        layers[part][at] = group(`${part}.${block}.${at}`, name, part, 1);
         root.kids.push(layers[part][at]);
       }
       path.push(layers[part][at]);
@@ -283,6 +285,8 @@ const shown = (i) => paths[i].find((item) => !item.open || !item.kids.length);
 
 function render() {
   whole = arrange();
+  const scale = Math.min(1, svg.clientWidth / whole.w);  // no higher than the picture is
+  svg.parentElement.style.setProperty("--high", `${Math.max(240, whole.h * scale + 12)}px`);
   view.replaceChildren();
   const under = make("g", {}, view), over = make("g", {}, view), top = make("g", {}, view);
   roots.flat().forEach((item) => draw(item, 0, 0, over));

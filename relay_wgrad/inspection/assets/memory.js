@@ -70,7 +70,7 @@ function start() {
   el("facts").textContent = Object.entries(f).filter(([k]) => k !== "model")
     .map(([k, v]) => `${k.replaceAll("_", " ")} ${v}`).join(" · ");
   const tiles = [[t.convolutions, `convolutions: ${sums(t.kinds)}`],
-    [(t.flop / 1e9).toFixed(1), "GFLOP in convolutions"],
+    [flopText(t.flop)[0], `${flopText(t.flop)[1]} in convolutions`],
     [bytesText(t.peak_bytes), "of results alive at once, at most"],
     [t.layout_changes, `layout changes; ${t.layout_changes_that_move} move memory`]];
   if (t.backends) {

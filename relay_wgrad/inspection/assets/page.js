@@ -137,7 +137,7 @@ function convPairs(c) {
   return [["problem", c.problem], ["kind", c.kind], ["layout", c.layout], ["dtype", c.dtype],
     ["backend", c.backend === undefined ? "" : c.backend ? `${c.backend}.${c.row}` : "stays"],
     ["adapted", c.adapted], ["reason", c.reason], ["weight", c.source],
-    ["GFLOP", (c.flop / 1e9).toFixed(3)], ["least traffic", bytesText(c.bytes)],
+    ["work", flopText(c.flop).join(" ")], ["least traffic", bytesText(c.bytes)],
     ["time", c.seconds ? msText(c.seconds) : ""],
     ["GFLOP/s", c.seconds ? (c.flop / c.seconds / 1e9).toFixed(0) : ""],
     ["floor", c.floor_seconds ? msText(c.floor_seconds) : ""],
@@ -153,7 +153,7 @@ function detail() {
     const inside = new Set(chosen.nodes);
     const convs = D.convolutions.filter((c) => inside.has(c.node));
     pairs([["ops", chosen.nodes.length], ["convolutions", convs.length],
-      ["GFLOP", (convs.reduce((s, c) => s + c.flop, 0) / 1e9).toFixed(2)],
+      ["work", flopText(convs.reduce((s, c) => s + c.flop, 0)).join(" ")],
       ["results", bytesText(chosen.nodes.reduce((s, i) => s + D.nodes[i][BYTES], 0))],
       ["layout changes", D.changes.filter((c) => inside.has(c.node)).length || ""]], panel);
     return;
@@ -219,7 +219,7 @@ const columns = [
     ? { title: "backend", value: (c) => c.backend ? `${c.backend}.${c.row}` : "stays" } : null,
   some("adapted") ? { title: "adapted", value: (c) => c.adapted } : null,
   some("reason") ? { title: "reason", value: (c) => c.reason, wide: true } : null,
-  { title: "GFLOP", value: (c) => c.flop / 1e9, text: (c) => (c.flop / 1e9).toFixed(3), number: true },
+  { title: "GFLOP", value: (c) => c.flop / 1e9, text: (c) => (c.flop / 1e9).toPrecision(3), number: true },
   some("seconds") ? { title: "ms", value: (c) => c.seconds, number: true,
     text: (c) => c.seconds ? (c.seconds * 1e3).toFixed(3) : "" } : null,
   some("seconds") ? { title: "GFLOP/s", value: (c) => c.flop / c.seconds / 1e9, number: true,
