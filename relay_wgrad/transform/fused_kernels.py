@@ -24,6 +24,9 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         legalize_ops(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
+        # Else fusion moves a result of the function, such as a weight gradient, to the end, and
+        # all that it reads lives till then.
+        relax.transform.CanonicalizeBindings(),
         Recompute(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
