@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
-from .weights import Array
+from .weights import Array, as_array
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class TrainingGraph:
         return values
 
     def _checked(self, name: str, shape: tuple[int, ...], dtype: str, value: Any) -> Array:
-        array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        array = as_array(value)
         if tuple(array.shape) != tuple(shape) or str(array.dtype) != dtype:
             raise ValueError(
                 f"{self.name}: argument {name!r} is {dtype}{list(shape)}, "

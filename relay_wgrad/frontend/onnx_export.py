@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from .bundled import load
 from .graph import TrainingGraph
+from .weights import as_array
 
 INPUT_TOO = 4  # before this IR version an initializer had to be an input of the graph as well
 
@@ -37,7 +38,7 @@ def to_onnx(
         if name not in params:
             raise ValueError(f"{graph.name}: no value for parameter {name!r}")
         value = params[name]
-        array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        array = as_array(value)
         if array.shape != graph.params[name].shape:
             raise ValueError(
                 f"{graph.name}: parameter {name!r} is {list(graph.params[name].shape)},"

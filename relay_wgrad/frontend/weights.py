@@ -11,6 +11,13 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+
+def as_array(value: Any) -> Array:
+    """Of a NumPy array, a PyTorch or TVM tensor on the CPU, or numbers."""
+    array: Array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+    return array
+
+
 FILLS = {"bias": 0.0, "shift": 0.0, "scale": 1.0, "running_mean": 0.0, "running_var": 1.0}
 """Roles with a constant initial value; the one other role is `weight`."""
 

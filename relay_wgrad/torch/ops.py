@@ -106,7 +106,7 @@ def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
         shape = kernels.result_shape(kind, first.shape, second.shape, size, geometry)
         return first.new_empty(shape).contiguous(memory_format=kernels.memory_format(is_last))
 
-    # `torch.library.register_autograd` makes nodes that `torch.func`'s transforms refuse.
+    # `register_autograd` of PyTorch makes nodes that `torch.func`'s transforms refuse.
     def autograd(keys: Any, *args: Any) -> torch.Tensor:
         split = _split(kind, args)
         if _is_recorded(*split[:3]):

@@ -38,14 +38,18 @@ def legalize_ops() -> tvm.transform.Pass:
     return relax.transform.LegalizeOps(_LEGAL)
 
 
+def _upstream(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    legalized: relax.Expr = call.op.get_attr("FLegalize")(bb, call)
+    return legalized
+
+
 def mean(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """A legalization of `relax.mean` in two kernels, where upstream's has one: the same values."""
     x, axes = call.args[0], call.attrs.axis
     lengths: list[Any] = list(x.ty.shape.values) if isinstance(x.ty.shape, relax.ShapeExpr) else []
     summed = [lengths[int(a)] for a in axes] if axes is not None and lengths else lengths
     if not summed or not all(isinstance(length, tirx.IntImm) for length in summed):
-        upstream: relax.Expr = tvm.ir.Op.get("relax.mean").get_attr("FLegalize")(bb, call)
-        return upstream
+        return _upstream(bb, call)
     total = bb.emit_te(topi.sum, x, axes, call.attrs.keepdims, primfunc_name_hint="sum")
     count = tirx.const(math.prod(map(int, summed)), "int64")
     return bb.call_te(topi.divide, total, count, primfunc_name_hint="divide")
@@ -65,8 +69,7 @@ def clip(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """A legalization of `relax.clip` with constant bounds: upstream's values, and NaN stays NaN."""
     x, low, high = call.args
     if not all(isinstance(bound, (tirx.IntImm, tirx.FloatImm)) for bound in (low, high)):
-        upstream: relax.Expr = tvm.ir.Op.get("relax.clip").get_attr("FLegalize")(bb, call)
-        return upstream
+        return _upstream(bb, call)
 
     def kept(x: Any) -> Any:
         least, most = (tirx.const(bound.value, x.dtype) for bound in (low, high))
@@ -84,8 +87,7 @@ def clip(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def where(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """A legalization of `relax.where` for known shapes; numbers become part of the kernel."""
     if not all(isinstance(arg.ty.shape, relax.ShapeExpr) for arg in (call, *call.args)):
-        upstream: relax.Expr = tvm.ir.Op.get("relax.where").get_attr("FLegalize")(bb, call)
-        return upstream
+        return _upstream(bb, call)
     numbers = [_number(arg) for arg in call.args]
 
     def chosen(*tensors: Any) -> Any:
