@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from tvm import tirx
+from tvm.ir import PointerType, PrimType
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
@@ -164,7 +165,21 @@ class Scratch:
             T.buffer_store(memory, tirx.const(0, str(memory.dtype)), [int64(0)])
 
 
+# Larger arrays come from TVM's workspace: threads may have small stacks.
+_STACK_BYTES = 16 << 10
+
+
 def local(name: str, count: int, dtype: str) -> Expr:
-    """An array on the stack; one that is only indexed by constants becomes registers."""
-    memory = T.alloc_buffer((count,), dtype, scope="local")
-    return IRBuilder.name(name, T.decl_buffer((count,), dtype, data=memory.data, scope="local"))
+    """An array of a task; one that is only indexed by constants becomes registers.
+
+    TVM 0.27 takes an allocation of scope "local" from its workspace on a CPU: two calls through a
+    pointer for each tile, and registers are stored there.  So a small one is not an allocation.
+    """
+    bytes_ = count * (8 if dtype == "float64" else 4)
+    if bytes_ > _STACK_BYTES:
+        data = T.alloc_buffer((count,), dtype, scope="local").data
+    else:
+        pointer = PointerType(PrimType(dtype), "local")
+        words = ceildiv(bytes_, 8)
+        data = T.Bind(tirx.call_intrin(pointer, "tirx.tvm_stack_alloca", "shape", words))
+    return IRBuilder.name(name, T.decl_buffer((count,), dtype, data=data, scope="local"))
