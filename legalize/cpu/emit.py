@@ -175,7 +175,7 @@ def local(name: str, count: int, dtype: str) -> Expr:
     TVM 0.27 takes an allocation of scope "local" from its workspace on a CPU: two calls through a
     pointer for each tile, and registers are stored there.  So a small one is not an allocation.
     """
-    bytes_ = count * (8 if dtype == "float64" else 4)
+    bytes_ = count * (8 if "64" in dtype else 4)
     if bytes_ > _STACK_BYTES:
         data = T.alloc_buffer((count,), dtype, scope="local").data
     else:

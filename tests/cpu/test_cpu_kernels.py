@@ -278,14 +278,17 @@ def test_threads() -> None:
 
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("groups", [1, 32], ids=["dense", "depthwise"])
-def test_tiles_are_in_registers(kind: ConvKind, groups: int) -> None:
+@pytest.mark.parametrize("mcpu", ["znver3", "znver4"])
+def test_tiles_are_in_registers(mcpu: str, kind: ConvKind, groups: int) -> None:
     """A tile of accumulators that comes from TVM's workspace takes longer to get than to fill."""
     layouts = ("NHWC", "HWIO", "NHWC")
     problem = ConvProblem(
         kind, 2, 32, 16, 16, 32, 3, 3, (2, 2), (1, 1, 1, 1), (1, 1), groups, *layouts
     )
-    target = Target({"kind": "llvm", "mcpu": "znver3", "num-cores": 4})
+    target = Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 4})
     text = tvm.compile(cpu.prim_func(problem, target), target=target).mod.inspect_source("ll")
     tasks = re.findall(r"^define [^\n]*_parallel_lambda.*?^\}", text, re.M | re.S)
     assert tasks
-    assert not any("alloca " in task or "AllocWorkspace" in task for task in tasks)
+    assert not any("AllocWorkspace" in task for task in tasks)
+    if mcpu == "znver4":  # with fewer registers, sums and places of a group are on the stack
+        assert not any("alloca " in task for task in tasks)
