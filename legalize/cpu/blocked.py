@@ -169,19 +169,21 @@ class Blocked:
         shift = bind(g * x.g_step)
         target = bind(g * y.g_step + block * panels.block)
         writer = _Writer(self, y, panels, places, target, block)
-        if (
-            isinstance(columns, int)
-            and isinstance(h.count, int)
-            and (h.count * columns == 1 and chunk == length)
-        ):
-            ahead = min(many, ceildiv(_AHEAD * 2, length * self.tile.vectors * self.pixels))
+        terms = self.problem.r * self.problem.s * panels.reduced
+        if terms <= self._most_terms():
+            ahead = min(many, ceildiv(_AHEAD * 2, terms * self.tile.vectors * self.pixels))
             with serial(T.min(int64(count), int64(ahead))) as t:
                 writer.ask(t)
             with serial(count) as t:
                 writer.ask(bind(T.min(int64(t + ahead), int64(count - 1))))
                 acc = self._registers()
                 self._clear(acc)
-                self._products(acc, x, weight, places, t, (shift, panel), (0, length))
+                last, first = h.count, 0
+                if self.skips:
+                    first, last = places.begin[int64(t)], places.end[int64(t)]
+                with serial(last, first) as r, serial(columns) as s:
+                    at = self._step(x, panels, taps, (shift, panel), (r, s))
+                    self._products(acc, x, weight, places, t, at, (0, length))
                 writer.write(t, acc, 0)
             return
         sums = local("sums", many * self.tile.size, self.accum)
@@ -194,8 +196,7 @@ class Blocked:
             end: Expr = chunk if chunks == 1 else bind(begin + chunk)
             if length % chunk:
                 end = bind(T.min(int64(begin + chunk), int64(length)))
-            source = bind(shift + r * (h.reach * x.h_step) + s * (w.reach * x.w_step))
-            from_ = bind(panel + r * (h.step * panels.r_step) + s * (w.step * panels.s_step))
+            at = self._step(x, panels, taps, (shift, panel), (r, s))
             with serial(count) as t:
                 reached: Expr = True
                 if self.skips:
@@ -203,24 +204,38 @@ class Blocked:
                 with when(reached):
                     acc = self._registers()
                     start = bind(t * self.tile.size)
-                    for i in range(self.tile.size // lanes):
-                        at = vector(i * lanes, lanes)
-                        T.buffer_store(acc, sums[vector(start + i * lanes, lanes)], [at])
-                    self._products(acc, x, weight, places, t, (source, from_), (begin, end))
-                    for i in range(self.tile.size // lanes):
-                        at = vector(start + i * lanes, lanes)
-                        T.buffer_store(sums, acc[vector(i * lanes, lanes)], [at])
+                    for i in range(0, self.tile.size, lanes):
+                        there = vector(start + i, lanes)
+                        T.buffer_store(acc, sums[there], [vector(i, lanes)])
+                    self._products(acc, x, weight, places, t, at, (begin, end))
+                    for i in range(0, self.tile.size, lanes):
+                        there = vector(start + i, lanes)
+                        T.buffer_store(sums, acc[vector(i, lanes)], [there])
                     with when(both(both(r == 0, s == 0), k == 0)):
                         writer.ask(t)
         with serial(count) as t:
             writer.write(t, sums, bind(t * self.tile.size))
 
-    def _chunk(self, length: int) -> int:
-        """Terms of the sum whose weights take half of the level-1 cache."""
+    @staticmethod
+    def _step(
+        x: Image, panels: Panels, taps: tuple[Taps, Taps], start: tuple[Expr, Expr],
+        tap: tuple[Expr, Expr],
+    ) -> tuple[Expr, Expr]:  # fmt: skip
+        """(step from a pixel's place, place in the weights) of a tap."""
+        (h, w), (r, s) = taps, tap
+        return (
+            bind(start[0] + r * (h.reach * x.h_step) + s * (w.reach * x.w_step)),
+            bind(start[1] + r * (h.step * panels.r_step) + s * (w.step * panels.s_step)),
+        )
+
+    def _most_terms(self) -> int:
+        """Terms of a sum whose weights take half of the level-1 cache."""
         m = self.machine
-        most = max(16, m.l1_way_bytes * m.l1_ways // 2 // (self.tile.block * self.bytes))
-        chunks = ceildiv(length, most)
-        return ceildiv(length, chunks)
+        return max(16, m.l1_way_bytes * m.l1_ways // 2 // (self.tile.block * self.bytes))
+
+    def _chunk(self, length: int) -> int:
+        """Terms that are added at a time."""
+        return ceildiv(length, ceildiv(length, self._most_terms()))
 
     def _registers(self) -> Expr:
         return local("acc", self.tile.size, self.accum)
