@@ -6,11 +6,15 @@ c, so c fills the vectors, and what has filters is stored as [m][c].
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
+from . import depthwise_lines
 from .affine import Tile, shapes
 from .axes import Axis
 from .emit import (
@@ -28,7 +32,13 @@ from .emit import (
     zero,
 )
 from .machine import Machine
-from .memory import Memory, Panels
+from .memory import Image, Memory, Panels
+
+# How much more than the level-2 caches is what comes from memory: only that is worth asking for
+# where vectors share cache lines.  Measured.
+_FAR = 20
+# Phases of dgrad that are written out one by one, with all that is known of their taps.
+_UNROLLED = 4
 
 
 def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
@@ -36,10 +46,17 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     lanes = min(m.lanes(memory.accum), 1 << (problem.c - 1).bit_length())
     padded = -(-problem.c // lanes) * lanes
     weight, panels = memory.panels("O", problem.k // problem.c, problem.c, 1, padded)
-    if problem.kind is ConvKind.WGRAD:
-        _wgrad(problem, m, memory, weight, panels, lanes)
-    else:
+    if problem.kind is not ConvKind.WGRAD:
         _affine(problem, m, memory, weight, panels, lanes)
+    elif depthwise_lines.worth(problem, m):
+        _wgrad_lines(problem, m, memory, weight, panels, lanes)
+    else:
+        _wgrad(problem, m, memory, weight, panels, lanes)
+
+
+def _from_memory(problem: ConvProblem, m: Machine, moved: Expr) -> bool:
+    """Whether so many bytes are too many for the caches, as far as is known."""
+    return bool(problem.is_static and moved > _FAR * m.l2_bytes * m.cores)
 
 
 def _affine(
@@ -65,6 +82,11 @@ def _affine(
         memory.result(outs, problem.c, block=lanes, interleaved=outs > 1),
     )
     most = min(columns.count, m.registers - 4, 14)
+    # Vectors that share a line find it in a level-1 cache, unless it comes from memory.
+    shared = m.vector_bytes < m.line_bytes
+    ask_read = shared and _from_memory(problem, m, problem.bytes)
+    written = math.prod(problem.shape(result)) * DTYPE_BYTES[problem.dtype(result)]
+    ask_written = shared and _from_memory(problem, m, 2 * written)  # what is stored is read first
     tile = Tile(1, ceildiv(columns.count, ceildiv(columns.count, most)), 1, lanes)
     # A task is a row of results: finding its place takes as long as some multiplications.
     wide_tiles, chunks = ceildiv(columns.count, tile.columns), panels.block // lanes
@@ -75,8 +97,9 @@ def _affine(
         serial(chunks) as chunk,
     ):
         b = bind(b * tile.columns)
-        with serial(rows.phases * columns.phases) as phase:
-            phases = digits(phase, (rows.phases, columns.phases))
+
+        def tiles(phases: Sequence[Expr]) -> None:
+            """One phase of rows and of columns."""
             h, w = rows.taps(phases[0]), columns.taps(phases[1])
             for _, wide in shapes(axes, tile, a, b):
                 acc = local("acc", wide * lanes, memory.accum)
@@ -88,11 +111,20 @@ def _affine(
                     column, exists_column = columns.place(b + i, phases[1])
                     place = bind(y.at(n, row, column, filter_) + chunk * lanes)
                     results.append((place, both(exists_row, exists_column)))
-                    prefetch(y.buffer, place, write=True)
+                    if not shared:
+                        prefetch(y.buffer, place, write=True)
                 position = bind(a * rows.scale + h.offset)
                 first, last = rows.reached(h, a)
+                if ask_read or ask_written:
+                    # Lines of the same pixels, a row further.
+                    with when(chunk % (m.line_bytes // m.vector_bytes) == 0):
+                        for place, _ in results if ask_written else ():
+                            prefetch(y.buffer, place + rows.phases * y.h_step, write=True)
+                        if ask_read and phases == (0, 0):
+                            new = position + h.count * h.reach, b * columns.scale
+                            _ask(x, n, new, chunk * lanes, (rows.scale, wide * columns.scale))
                 # A few taps of a row together share what they load.
-                unrolled = w.count if isinstance(w.count, int) and w.count <= 3 else 1
+                unrolled = w.count if isinstance(w.count, int) and 0 < w.count <= 3 else 1
                 loops = serial(ins), serial(last, first), serial(w.count // unrolled)
                 with loops[0] as term, loops[1] as r, loops[2] as part:
                     line = bind(x.at(n, position + r * h.reach, 0, term) + chunk * lanes)
@@ -114,6 +146,22 @@ def _affine(
                 for register, (place, exists) in zip(at, results, strict=True):
                     with when(exists):
                         T.buffer_store(y.buffer, acc[register], [vector(place, lanes)])
+
+        count = rows.phases * columns.phases
+        if shared and count <= _UNROLLED:
+            for phase in range(count):
+                tiles(divmod(phase, columns.phases))
+        else:
+            with serial(count) as phase:
+                tiles(digits(phase, (rows.phases, columns.phases)))
+
+
+def _ask(x: Image, n: Expr, place: tuple[Expr, Expr], channel: Expr, size: tuple[int, int]) -> None:
+    """Asks for the lines of some pixels, which the next row of results needs."""
+    for i in range(size[0]):
+        start = bind(x.at(n, place[0] + i, place[1], 0) + channel)
+        for j in range(size[1]):
+            prefetch(x.buffer, start + j * x.w_step)
 
 
 def _may_miss(axis: Axis, i: int, wide: int, column: Expr) -> Expr:
@@ -211,6 +259,28 @@ def _wgrad(
                 before = T.if_then_else(number == 0, zero(accum, lanes), parts[place])
                 total = before + total
             T.buffer_store(parts, total, [place])
+    if splits > 1:
+        sum_parts(parts, weight, size, splits, lanes, accum)
+    memory.move_weight(weight, panels, False, interleaved=multiplier > 1)
+
+
+def _wgrad_lines(
+    problem: ConvProblem, m: Machine, memory: Memory, weight: Expr, panels: Panels, lanes: int
+) -> None:
+    accum, multiplier = memory.accum, panels.groups
+    batch = memory.batch(
+        memory.operand("grad", multiplier, problem.c, block=lanes, interleaved=multiplier > 1),
+        memory.operand("data", 1, problem.c, block=lanes),
+    )
+    far = _from_memory(problem, m, problem.bytes)
+    core = depthwise_lines.Lines(problem, m, accum, panels, lanes, far)
+    splits = core.splits(batch.images, m.cores)
+    size = multiplier * panels.block_step
+    parts = memory.scratch.new("parts", splits * size, accum) if splits > 1 else weight
+    with parallel(splits * size // lanes) as (i,):
+        T.buffer_store(parts, zero(accum, lanes), [vector(i * lanes, lanes)])
+    with batch.each() as (_, images, (y, x)):
+        core.emit(y, x, images, parts, splits)
     if splits > 1:
         sum_parts(parts, weight, size, splits, lanes, accum)
     memory.move_weight(weight, panels, False, interleaved=multiplier > 1)
