@@ -202,12 +202,13 @@ def cpu_schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
     name = sch.mod.get_global_vars()[0].name_hint
     blocks = sch.get_child_blocks(sch.get_sblock("root", func_name=name))
     conv = blocks[0]
+    # A small array of scope "global" is on the stack, where one of scope "local" would come from
+    # TVM's workspace for each vector.
     if len(blocks) == 1:
-        sch.cache_write(conv, 0, "local")
+        sch.cache_write(conv, 0, "global")
         writer = sch.get_consumers(conv)[0]
     else:
         writer = blocks[1]
-        sch.set_scope(conv, 0, "local")
     loops = sch.get_loops(writer)
     lane_axis, lanes = _lanes(sch, conv, loops)
     outer, lane = loops, None

@@ -13,9 +13,7 @@ from .blocked import Blocked
 from .core import Core
 from .machine import Machine
 from .memory import NO_BORDER, Memory
-from .tiles import Tile, channel_block, compete, pixel_tile, row_tile, shapes
-
-__all__ = ["Tile", "channel_block", "emit", "shapes"]
+from .tiles import Tile, channel_block, compete, pixel_tile, row_tile
 
 # Bytes of a pixel that a cache's own prefetching finds in time, without being asked; and how much
 # more than the level-2 caches tensors are that do not stay in a cache.  Both measured.

@@ -15,7 +15,6 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from . import depthwise_lines
-from .affine import Tile, shapes
 from .axes import Axis
 from .emit import (
     Expr,
@@ -33,6 +32,7 @@ from .emit import (
 )
 from .machine import Machine
 from .memory import Image, Memory, Panels
+from .tiles import Tile, shapes
 
 # How much more than the level-2 caches is what comes from memory: only that is worth asking for
 # where vectors share cache lines.  Measured.

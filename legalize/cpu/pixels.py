@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm.tirx.script import builder as T
+
 from relay_wgrad.problem import ConvProblem
 
-from .emit import Expr, ceildiv
+from .emit import Expr, bind, ceildiv
 from .memory import Batch
 
 
@@ -43,3 +45,29 @@ def cut(problem: ConvProblem, batch: Batch, target: int) -> Pixels:
     if isinstance(n, int):
         images = ceildiv(n, ceildiv(n, min(images, n)))
     return Pixels(n, p, q, images, rows)
+
+
+def reach(problem: ConvProblem, axis: int, tap: Expr, limit: int) -> tuple[Expr, Expr]:
+    """The pixels along an axis, of `limit`, whose position under a tap is on the data."""
+    size = (problem.h, problem.w)[axis]
+    stride, dilation = problem.strides[axis], problem.dilation[axis]
+    before, kernel = problem.padding[axis], (problem.r, problem.s)[axis]
+
+    # The tap has a positive sign in both: TVM 0.27 simplifies (c - v) // s of a loop's variable
+    # v wrongly (`iter_map_simplify`).
+    def low(t: Expr) -> Expr:
+        return -((t * dilation - before) // stride)
+
+    def high(t: Expr) -> Expr:
+        return 1 - ceildiv(t * dilation - before - size + 1, stride)
+
+    if low(0) <= 0 and high(kernel - 1) >= limit:
+        return 0, limit
+    return T.max(low(tap), 0), T.min(high(tap), limit)
+
+
+def at_least(high: Expr, low: Expr) -> Expr:
+    """The end of a range, moved to its start if it is before it."""
+    if isinstance(high, int) and isinstance(low, int):
+        return max(high, low)
+    return bind(T.max(high, low))

@@ -22,7 +22,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvProblem
 
-from .affine import channel_block
+from . import wgrad_packed
 from .depthwise import sum_parts
 from .emit import (
     Expr,
@@ -40,7 +40,8 @@ from .emit import (
 )  # fmt: skip
 from .machine import Machine
 from .memory import Batch, Image, Memory, Panels
-from .pixels import Pixels, cut
+from .pixels import Pixels, at_least, cut, reach
+from .tiles import channel_block
 
 # Bytes of gradient in a block of pixels: about a level-1 cache.
 _BLOCK_BYTES = 48 << 10
@@ -57,6 +58,9 @@ class Row:
 
 def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel: operands in, core, sum of the parts, result out."""
+    if wgrad_packed.worth(problem, m):
+        wgrad_packed.emit(problem, m, memory)
+        return
     groups = problem.groups
     filters, channels = problem.k // groups, problem.c // groups
     vectors, lanes = channel_block(m, memory.accum, filters)
@@ -280,25 +284,6 @@ class _Core:
                 at = bind(slab + r * self.panels.r_step)
                 self._tile(x, y, parts, at, some, (r, None, 0), where)
 
-    def _range(self, axis: int, tap: Expr, limit: int) -> tuple[Expr, Expr]:
-        """The pixels along an axis whose position under a tap is on the data."""
-        problem = self.problem
-        size = (problem.h, problem.w)[axis]
-        stride, dilation = problem.strides[axis], problem.dilation[axis]
-        before, kernel = problem.padding[axis], (problem.r, problem.s)[axis]
-
-        # The tap has a positive sign in both: TVM 0.27 simplifies (c - v) // s of a loop's variable
-        # v wrongly (`iter_map_simplify`).
-        def low(t: Expr) -> Expr:
-            return -((t * dilation - before) // stride)
-
-        def high(t: Expr) -> Expr:
-            return 1 - ceildiv(t * dilation - before - size + 1, stride)
-
-        if low(0) <= 0 and high(kernel - 1) >= limit:
-            return 0, limit
-        return T.max(low(tap), 0), T.min(high(tap), limit)
-
     def _unit(
         self, n: Expr, p: Expr, r: Expr, s: Expr
     ) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr], tuple[Expr, Expr]]:
@@ -308,11 +293,11 @@ class _Core:
             low_p, high_p, low_q = p, p + 1, 0
             high_q = T.min(int64(pixels.q), pixels.total - p * pixels.q)
         else:
-            low_p, high_p = self._range(0, r, self.problem.p)
+            low_p, high_p = reach(self.problem, 0, r, self.problem.p)
             low_p, high_p = T.max(low_p, p), T.min(high_p, p + pixels.rows)
-            low_q, high_q = (0, pixels.q) if s is None else self._range(1, s, pixels.q)
+            low_q, high_q = (0, pixels.q) if s is None else reach(self.problem, 1, s, pixels.q)
         low_p, low_q = bind(low_p), bind(low_q)
-        high_p, high_q = _at_least(high_p, low_p), _at_least(high_q, low_q)
+        high_p, high_q = at_least(high_p, low_p), at_least(high_q, low_q)
         last = n + pixels.images
         if not isinstance(pixels.n, int) or pixels.n % pixels.images:
             last = T.min(last, int64(pixels.n))
@@ -367,9 +352,3 @@ class _Core:
     @property
     def block(self) -> int:
         return self.vectors * self.lanes
-
-
-def _at_least(high: Expr, low: Expr) -> Expr:
-    if isinstance(high, int) and isinstance(low, int):
-        return max(high, low)
-    return bind(T.max(high, low))

@@ -25,7 +25,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from .emit import Expr, bind, both, splat, when, zero
+from .emit import Expr, bind, both, int64, splat, when, zero
 from .machine import Machine
 
 Matrix = tuple[tuple[Fraction, ...], ...]
@@ -99,6 +99,13 @@ def worth(problem: ConvProblem, m: Machine) -> bool:
     cycles = tiles * (POINTS * product + _TILE_CYCLES * total)
     cycles += _WEIGHT_CYCLES[problem.kind] * product
     return bool(cycles < _SHARE * TAPS * TAPS * problem.n * out[0] * out[1] * product)
+
+
+def ask(buffer: Expr, at: Expr) -> None:
+    """Asks for a cache line that is to be read soon, into a level-2 cache."""
+    keep, data = 2, 1
+    address = tirx.address_of(buffer[int64(at)])
+    T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, keep, data))
 
 
 # ---- transforms --------------------------------------------------------------------------------

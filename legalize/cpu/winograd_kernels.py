@@ -15,7 +15,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from .affine import channel_block
+from . import winograd_weights
 from .emit import (
     Expr,
     Scratch,
@@ -33,7 +33,23 @@ from .emit import (
 )
 from .machine import Machine
 from .memory import Image, Memory
-from .winograd import POINTS, SIZE, TAPS, TILE, A, B, G, Tiles, gather, load, spread, store, twice
+from .tiles import channel_block
+from .winograd import (
+    POINTS,
+    SIZE,
+    TAPS,
+    TILE,
+    A,
+    B,
+    G,
+    Tiles,
+    ask,
+    gather,
+    load,
+    spread,
+    store,
+    twice,
+)
 
 # Bytes of transformed tiles in a chunk, shares of a level-3 cache; and of all memory that fprop and
 # dgrad take for tiles and weights, unless a single block of channels needs more.
@@ -46,6 +62,8 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel: operands in, transforms and products, result out."""
     if problem.kind is ConvKind.WGRAD:
         _wgrad(problem, m, memory)
+    elif winograd_weights.worth(problem, m):
+        winograd_weights.Kernel(problem, m, memory).emit()
     else:
         _affine(problem, m, memory)
 
@@ -101,6 +119,7 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     most = (m.registers - vectors - 1) // vectors
     step = reduced + _APART
     plan = _Plan.make(tiles.count, min(most, 14), 4 * step)
+    asks = m.registers < 32  # small register tiles read more for their products
     point_step = plan.rows * step
     group_step = POINTS * point_step
     moved = memory.scratch.new("tiles", plan.chunk * group_step, "float32")
@@ -176,6 +195,10 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     left = bind(g * group_step + e * point_step + rows * step)
                     right = bind(b * block_step + e * slab)
                     with serial(panels.reduced) as c:
+                        if asks:  # for the next point's weights and tiles
+                            ask(turned, right + slab + c * block)
+                            ahead = c * ceildiv(plan.height * step, panels.reduced)
+                            ask(moved, left + point_step + ahead)
                         terms = [
                             turned[vector(right + c * block + v * lanes, lanes)]
                             for v in range(vectors)

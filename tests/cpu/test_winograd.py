@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +12,7 @@ import tvm
 from tvm.target import Target
 
 from legalize import cpu
-from legalize.cpu import winograd, winograd_kernels
+from legalize.cpu import winograd, winograd_kernels, winograd_weights
 from legalize.cpu.machine import machine
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import (
@@ -79,6 +80,37 @@ def test_many_chunks(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("_CHUNK", "_MOST_CHUNK", "_TOTAL"):
         monkeypatch.setattr(winograd_kernels, name, 1 << 19)
     assert run(problem) <= tolerance(problem) + ERROR
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("kind", [ConvKind.FPROP, ConvKind.DGRAD], ids=lambda kind: kind.value)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n=1 c=64 h=1 w=1 k=64 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",
+        "n=3 c=128 h=9 w=11 k=192 pad=1,1,1,1 layout=NHWC/OHWI/NHWC",
+        "n=2 c=192 h=8 w=5 k=64 pad=0,2,1,0 layout=NHWC/OIHW/NHWC",
+    ],
+)
+def test_weights_transformed_in_tasks(
+    line: str, kind: ConvKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(winograd_weights, "worth", lambda problem, m: True)
+    problem = ConvProblem.parse(f"{kind.value} r=3 s=3 {line}")
+    assert run(problem) <= tolerance(problem) + ERROR
+
+
+def test_weights_are_transformed_in_tasks_where_there_are_many() -> None:
+    target = Target({"kind": "llvm", "mattr": ["+avx2", "+fma"], "num-cores": 2})
+    line = "n=8 c=512 h=7 w=7 k=512 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC"
+    for kind in (ConvKind.FPROP, ConvKind.DGRAD):
+        problem = ConvProblem.parse(f"{kind.value} {line}")
+        assert winograd_weights.worth(problem, machine(target))
+        assert not winograd_weights.worth(replace(problem, n=128), machine(target))
+        assert not winograd_weights.worth(replace(problem, c=96), machine(target))
+        assert not winograd_weights.worth(
+            replace(problem, data_layout="NCHW", grad_layout="NCHW"), machine(target)
+        )
 
 
 @pytest.mark.usefixtures("always")
