@@ -28,10 +28,10 @@ from .emit import (
     head,
     int64,
     local,
+    outer,
     parallel,
     prefetch,
     serial,
-    splat,
     vector,
     when,
     zero,
@@ -260,11 +260,7 @@ class Blocked:
                 weight[vector(panel + c * self.tile.block + v * lanes, lanes)]
                 for v in range(vectors)
             ]
-            for i, pixel in enumerate(pixels):
-                value = splat(x.buffer[int64(pixel + c)], lanes)
-                for v, term in enumerate(weights):
-                    at = vector((i * vectors + v) * lanes, lanes)
-                    T.buffer_store(acc, acc[at] + value * term, [at])
+            outer(acc, lanes, [x.buffer[int64(pixel + c)] for pixel in pixels], weights)
 
 
 class _Writer:

@@ -16,10 +16,10 @@ from .emit import (
     head,
     int64,
     local,
+    outer,
     parallel,
     prefetch,
     serial,
-    splat,
     vector,
     when,
     zero,
@@ -112,10 +112,8 @@ class Core:
                     weight[vector(taps + c * panels.block + v * lanes, lanes)]
                     for v in range(vectors)
                 ]
-                for i, step in enumerate(steps):
-                    value = splat(x.buffer[int64(image + step + c)], lanes)
-                    for v in range(vectors):
-                        T.buffer_store(acc, acc[at(i, v)[0]] + value * weights[v], at(i, v))
+                values = [x.buffer[int64(image + step + c)] for step in steps]
+                outer(acc, lanes, values, weights)
 
             if parts:
                 with serial(parts) as part:

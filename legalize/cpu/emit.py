@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -130,6 +130,14 @@ def head(value: Expr, lanes: int, count: int) -> Expr:
     if count == lanes:
         return value
     return tirx.Shuffle([value], list(range(count)))
+
+
+def outer(acc: Expr, lanes: int, values: Iterable[Expr], terms: Sequence[Expr]) -> None:
+    """Adds the outer product of scalars and vectors to a register tile: a row for each scalar."""
+    for i, value in enumerate(values):
+        for v, term in enumerate(terms):
+            at = vector((i * len(terms) + v) * lanes, lanes)
+            T.buffer_store(acc, acc[at] + splat(value, lanes) * term, [at])
 
 
 def zero(dtype: str, lanes: int = 1) -> Expr:

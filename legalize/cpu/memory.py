@@ -87,6 +87,10 @@ class Memory:
             for role in problem.roles
         }
 
+    def flat(self, role: str) -> Expr:
+        """The caller's memory of a tensor."""
+        return self._flat[role]
+
     def strides(self, role: str) -> dict[str, Expr]:
         """Step of each letter of a tensor's layout."""
         shape, layout = self.problem.shape(role), self.problem.layout(role)

@@ -31,9 +31,9 @@ from .emit import (
     ceildiv,
     int64,
     local,
+    outer,
     parallel,
     serial,
-    splat,
     vector,
     when,
     zero,
@@ -341,11 +341,8 @@ class _Core:
                     y.buffer[vector(grad + q * y.w_step + v * lanes, lanes)]
                     for v in range(self.vectors)
                 ]
-                for i, line in enumerate(rows):
-                    value = x.buffer[int64(data + q * step + line.data)]
-                    for v, term in enumerate(vectors):
-                        register = vector(i * self.block + v * lanes, lanes)
-                        T.buffer_store(acc, acc[register] + splat(value, lanes) * term, [register])
+                values = [x.buffer[int64(data + q * step + line.data)] for line in rows]
+                outer(acc, lanes, values, vectors)
         for register, memory in each():
             T.buffer_store(parts, acc[register], [memory])
 

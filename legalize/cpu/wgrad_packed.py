@@ -33,9 +33,9 @@ from .emit import (
     ceildiv,
     int64,
     local,
+    outer,
     parallel,
     serial,
-    splat,
     vector,
     when,
     zero,
@@ -105,7 +105,7 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     ):
         step = memory.strides("weight")
         size = problem.r * problem.s * channels * problem.k
-        result = memory._flat["weight"]
+        result = memory.flat("weight")
         sums = Sums(result, size, filters, block, step["H"], step["W"], step["I"])
         _Core(problem, m, accum, batch, sums, vectors, lanes).emit(batch, memory)
         return
@@ -378,11 +378,8 @@ class _Core:
                 grad[0][vector(right + pixel * self.block + v * lanes, lanes)]
                 for v in range(self.vectors)
             ]
-            for i in range(rows):
-                value = splat(data[0][int64(left + pixel * self.height + i)], lanes)
-                for v, term in enumerate(terms):
-                    register = registers[i * self.vectors + v]
-                    T.buffer_store(acc, acc[register] + value * term, [register])
+            first = left + pixel * self.height
+            outer(acc, lanes, [data[0][int64(first + i)] for i in range(rows)], terms)
         for register, place in zip(registers, places, strict=True):
             T.buffer_store(sums.buffer, acc[register], [place])
 

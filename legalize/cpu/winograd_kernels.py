@@ -24,9 +24,9 @@ from .emit import (
     ceildiv,
     int64,
     local,
+    outer,
     parallel,
     serial,
-    splat,
     vector,
     when,
     zero,
@@ -203,11 +203,8 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                             turned[vector(right + c * block + v * lanes, lanes)]
                             for v in range(vectors)
                         ]
-                        for i in range(plan.height):
-                            value = splat(moved[int64(left + i * step + c)], lanes)
-                            for v, term in enumerate(terms):
-                                register = at[i * vectors + v]
-                                T.buffer_store(acc, acc[register] + value * term, [register])
+                        values = [moved[int64(left + i * step + c)] for i in range(plan.height)]
+                        outer(acc, lanes, values, terms)
                     place = bind((e * plan.rows + rows) * block)
                     for i, register in enumerate(at):
                         T.buffer_store(sums, acc[register], [vector(place + i * lanes, lanes)])
@@ -318,11 +315,8 @@ def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     terms = [
                         grad[vector(right + t * block + v * lanes, lanes)] for v in range(vectors)
                     ]
-                    for i in range(height):
-                        value = splat(data[int64(left + t * lanes + i)], lanes)
-                        for v, term in enumerate(terms):
-                            register = at[i * vectors + v]
-                            T.buffer_store(acc, acc[register] + value * term, [register])
+                    values = [data[int64(left + t * lanes + i)] for i in range(height)]
+                    outer(acc, lanes, values, terms)
                 place = bind((e * lanes + rows) * block)
                 for i, register in enumerate(at):
                     T.buffer_store(sums, acc[register], [vector(place + i * lanes, lanes)])

@@ -19,9 +19,9 @@ from .emit import (
     ceildiv,
     int64,
     local,
+    outer,
     parallel,
     serial,
-    splat,
     vector,
     zero,
 )
@@ -174,10 +174,9 @@ class Kernel:
             terms = [
                 points[vector(right + c * self.block + v * lanes, lanes)] for v in range(vectors)
             ]
-            for i in range(height):
-                value = splat(self.moved[int64(left + i * self.step + c)], lanes)
-                for register, term in zip(at[i * vectors :], terms, strict=False):
-                    T.buffer_store(acc, acc[register] + value * term, [register])
+            first = left + c
+            values = [self.moved[int64(first + i * self.step)] for i in range(height)]
+            outer(acc, lanes, values, terms)
         for register, there in zip(at, places, strict=True):
             T.buffer_store(sums, acc[register], [there])
 
