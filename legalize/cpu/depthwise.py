@@ -144,6 +144,8 @@ def _affine(
                                 data = T.if_then_else(condition, data, zero(memory.accum, lanes))
                             T.buffer_store(acc, acc[register] + data * value, [register])
                 for register, (place, exists) in zip(at, results, strict=True):
+                    if exists is False:  # a phase that has no such row or column
+                        continue
                     with when(exists):
                         T.buffer_store(y.buffer, acc[register], [vector(place, lanes)])
 

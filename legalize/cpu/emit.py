@@ -89,7 +89,9 @@ def when(condition: Expr) -> Iterator[None]:
 
 
 def both(a: Expr, b: Expr) -> Expr:
-    """Conjunction of two conditions, either of which may be a plain True."""
+    """Conjunction of two conditions, either of which may be a plain bool."""
+    if a is False or b is False:
+        return False
     if a is True or b is True:
         return b if a is True else a
     return tirx.all(a, b)

@@ -9,7 +9,8 @@ per tile and unit:
     dw[tap, tile, block] += sum over pixels of data[tile][pixel] (x) gradient[block][pixel]
 
 In a panel the pixels are ordered (row, image, column).  So the rows that a tap reaches are one run,
-whatever the number of images; columns off the image are zeros.
+whatever the number of images.  A tap that does not reach all columns takes its part of each line:
+what is off the image must not be multiplied, since zero times infinity is not zero.
 
 A task is a part of the pixels, a group, a chunk of k and a chunk of c (`wgrad_plan`).  The parts'
 sums are added in a fixed order.
@@ -87,6 +88,16 @@ class Unit:
     def pixel(self, row: Expr, image: Expr) -> Expr:
         """The place of a row's first pixel in a panel."""
         return (row * self.images + image) * self.columns
+
+
+@dataclass(frozen=True)
+class Run:
+    """Pixels of a panel that a tap reaches: `lines` of `count`, the first at `first`."""
+
+    lines: Expr
+    first: Expr
+    count: Expr
+    step: Expr  # from line to line
 
 
 def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
@@ -262,8 +273,8 @@ class _Core:
     def _pack_data(
         self, x: Image, panels: Expr, unit: Unit, tap: tuple[Expr, Expr],
         tiles: tuple[Expr, Expr],
-    ) -> tuple[Expr, Expr]:  # fmt: skip
-        """A tap's data of a chunk of c; returns (pixels that it reaches, the first of them)."""
+    ) -> Run:  # fmt: skip
+        """A tap's data of a chunk of c; returns the pixels that it reaches."""
         problem, height = self.problem, self.height
         (low, high), (left, right) = self._reached(unit, tap)
         strides, dilation = problem.strides, problem.dilation
@@ -273,25 +284,20 @@ class _Core:
             source = bind(x.at(unit.n + image, line, shift[1], unit.g) + tiles[0] * height)
             target = bind(unit.pixel(row, image) * height)
 
-            def columns(begin: Expr, end: Expr, is_on: bool) -> None:
-                with serial(end, begin) as q:
-                    here = bind(source + q * (strides[1] * x.w_step))
-                    there = bind(target + q * height)
+            with serial(right, left) as q:
+                here = bind(source + q * (strides[1] * x.w_step))
+                there = bind(target + q * height)
 
-                    def copy(t: Expr, count: int) -> None:
-                        places = here + t * height, there + t * self.x_step
-                        if is_on:
-                            self._copy(x.buffer, panels, *places, count)
-                        else:
-                            self._zeros(panels, places[1], 0, count)
+                def copy(t: Expr, count: int) -> None:
+                    self._copy(x.buffer, panels, here + t * height, there + t * self.x_step, count)
 
-                    self._each(tiles, self.work.tiles, height, self.channels, copy)
+                self._each(tiles, self.work.tiles, height, self.channels, copy)
 
-            columns(left, right, True)
-            if not isinstance(left, int):
-                columns(0, left, False)
-                columns(right, unit.columns, False)
-        return bind(unit.pixel(high - low, 0)), bind(unit.pixel(low, 0))
+        first, last = unit.pixel(low, 0), unit.pixel(high, 0)
+        if isinstance(left, int):  # all columns: one line
+            return Run(1, bind(first), bind(last - first), 0)
+        lines = bind((high - low) * unit.images)
+        return Run(lines, bind(first + left), bind(right - left), unit.columns)
 
     def _reached(
         self, unit: Unit, tap: tuple[Expr, Expr]
@@ -346,9 +352,9 @@ class _Core:
 
     def _tile(
         self, rows: int, data: tuple[Expr, Expr], grad: tuple[Expr, Expr], at: Expr,
-        run: tuple[Expr, Expr], is_new: Expr,
+        run: Run, is_new: Expr,
     ) -> None:  # fmt: skip
-        """One tile of accumulators over a run of pixels: (how many, the first)."""
+        """One tile of accumulators over a tap's pixels."""
         lanes, accum, sums = self.lanes, self.accum, self.sums
         acc = local("acc", rows * self.block, accum)
         at = bind(at)
@@ -372,14 +378,11 @@ class _Core:
                         T.buffer_store(acc, zero(accum, lanes), [register])
                 with T.Else():
                     load()
-        left, right = bind(data[1] + run[1] * self.height), bind(grad[1] + run[1] * self.block)
-        with serial(run[0]) as pixel:
-            terms = [
-                grad[0][vector(right + pixel * self.block + v * lanes, lanes)]
-                for v in range(self.vectors)
-            ]
-            first = left + pixel * self.height
-            outer(acc, lanes, [data[0][int64(first + i)] for i in range(rows)], terms)
+        with serial(run.lines) as line, serial(run.count) as q:
+            pixel = run.first + line * run.step + q
+            right, left = grad[1] + pixel * self.block, data[1] + pixel * self.height
+            terms = [grad[0][vector(right + v * lanes, lanes)] for v in range(self.vectors)]
+            outer(acc, lanes, [data[0][int64(left + i)] for i in range(rows)], terms)
         for register, place in zip(registers, places, strict=True):
             T.buffer_store(sums.buffer, acc[register], [place])
 

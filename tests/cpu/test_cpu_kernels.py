@@ -51,6 +51,8 @@ n=2 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3 layout=NHWC/HWIO/NHWC
 n=2 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3
 n=2 c=2 h=9 w=40 k=20 r=1 s=31 pad=0,15,0,15
 n=2 c=8 h=13 w=14 k=16 r=2 s=2 stride=3,3
+n=2 c=32 h=1 w=9 k=32 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=32 layout=NHWC/HWIO/NHWC
+n=2 c=48 h=2 w=3 k=96 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=48
 n=2 c=8 h=14 w=13 k=16 r=3 s=3 stride=2,3 pad=1,1,1,1
 n=2 c=8 h=17 w=13 k=16 r=3 s=3 stride=2,2 pad=2,2,2,2 dil=2,2
 n=2 c=8 h=15 w=13 k=16 r=3 s=2 stride=3,2 pad=1,0,2,3 dil=2,3
