@@ -378,11 +378,13 @@ class _Core:
                         T.buffer_store(acc, zero(accum, lanes), [register])
                 with T.Else():
                     load()
-        with serial(run.lines) as line, serial(run.count) as q:
-            pixel = run.first + line * run.step + q
-            right, left = grad[1] + pixel * self.block, data[1] + pixel * self.height
-            terms = [grad[0][vector(right + v * lanes, lanes)] for v in range(self.vectors)]
-            outer(acc, lanes, [data[0][int64(left + i)] for i in range(rows)], terms)
+        with serial(run.lines) as line:
+            pixel = bind(run.first + line * run.step)
+            right, left = bind(grad[1] + pixel * self.block), bind(data[1] + pixel * self.height)
+            with serial(run.count) as q:
+                y_at, x_at = right + q * self.block, left + q * self.height
+                terms = [grad[0][vector(y_at + v * lanes, lanes)] for v in range(self.vectors)]
+                outer(acc, lanes, [data[0][int64(x_at + i)] for i in range(rows)], terms)
         for register, place in zip(registers, places, strict=True):
             T.buffer_store(sums.buffer, acc[register], [place])
 
