@@ -296,8 +296,11 @@ class _Core:
         first, last = unit.pixel(low, 0), unit.pixel(high, 0)
         if isinstance(left, int):  # all columns: one line
             return Run(1, bind(first), bind(last - first), 0)
-        lines = bind((high - low) * unit.images)
-        return Run(lines, bind(first + left), bind(right - left), unit.columns)
+        # One long line if this tap reaches all columns, which is faster.
+        lines, whole = bind((high - low) * unit.images), right - left == unit.columns
+        count = T.if_then_else(whole, int64(lines * unit.columns), int64(right - left))
+        lines = bind(T.if_then_else(whole, int64(1), int64(lines)))
+        return Run(lines, bind(first + left), bind(count), unit.columns)
 
     def _reached(
         self, unit: Unit, tap: tuple[Expr, Expr]
