@@ -6,7 +6,7 @@ and input channels; positions off the image are zeros of the operand's border.
 
 from __future__ import annotations
 
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from .axes import Axis
 from .blocked import Blocked
@@ -22,8 +22,6 @@ _LONG_PIXEL, _BEYOND = 1 << 10, 4
 _DEEP = 64
 # Tiles of one row must save so much of the work: they load more.
 _FEWER = 0.75
-# From so many on a tile is large enough to stream its weights from the level-2 cache.
-_MANY_REGISTERS = 32
 
 
 def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
@@ -43,7 +41,7 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     vectors, lanes = channel_block(m, memory.accum, channels)
     # Few pixels and many channels in a register tile need fewer loads, and cope with pixels that
     # compete for cache lines; many pixels suit short rows, which they divide better.
-    bytes_ = 8 if memory.accum == "float64" else 4
+    bytes_ = DTYPE_BYTES[memory.accum]
     step = groups * reduced * axes[1].scale * bytes_
     pointwise = problem.r == problem.s == 1
     if (pointwise and reduced >= _DEEP) or compete(
@@ -75,7 +73,7 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         rows = 1  # taps off the image are left out where they miss all rows of a tile
     tile = Tile(rows, columns, vectors, lanes)
     core: Core | Blocked = Core(problem, m, memory.accum, axes, tile, streams)
-    if m.registers < _MANY_REGISTERS and lanes == m.lanes(memory.accum):
+    if m.has_few_registers and lanes == m.lanes(memory.accum):
         core = Blocked(problem, m, memory.accum, axes, row_tile(m, vectors, lanes))
     with batch.each() as (_, count, (x, y)):
         core.emit(x, y, weight, panels, 1 if merged else count)

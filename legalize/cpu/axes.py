@@ -33,6 +33,16 @@ class Taps:
     offset: Expr
     reach: int
 
+    def as_terms(self, reduced: int, pixel_step: Expr) -> tuple[int, Expr]:
+        """(terms that follow each other, steps over taps) of a sum over a row of taps.
+
+        Where taps of a row follow each other in both operands they are as if they were channels.
+        """
+        follow = self.reach == self.step == 1 and isinstance(self.count, int)
+        if follow and isinstance(pixel_step, int) and pixel_step == reduced:
+            return reduced * self.count, 1
+        return reduced, self.count
+
 
 @dataclass(frozen=True)
 class Axis:

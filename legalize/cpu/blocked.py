@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
 from .axes import Axis, Taps
 from .emit import (
@@ -25,13 +25,13 @@ from .emit import (
     both,
     ceildiv,
     digits,
-    head,
     int64,
     local,
     outer,
     parallel,
     prefetch,
     serial,
+    store_head,
     vector,
     when,
     zero,
@@ -67,8 +67,8 @@ class Blocked:
         self.axes = axes
         self.pixels = tile.rows * tile.columns
         self.tile = tile
-        self.bytes = 8 if accum == "float64" else 4
-        self.line = max(tile.lanes, m.line_bytes // self.bytes)
+        self.bytes = DTYPE_BYTES[accum]
+        self.line = max(tile.lanes, m.line(accum))
         self.skips = axes[0].border() != (0, 0)  # some tap rows are off the operand
 
     def emit(self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr) -> None:
@@ -158,11 +158,7 @@ class Blocked:
         """The sums of one block of channels over a group's pixels."""
         h, w = taps
         count, many = tiles
-        length, columns = panels.reduced, w.count
-        dense = isinstance(x.w_step, int) and x.w_step == length and w.reach == w.step == 1
-        if dense and isinstance(columns, int):
-            # Taps of a row follow each other in both operands, as if they were channels.
-            length, columns = length * columns, 1
+        length, columns = w.as_terms(panels.reduced, x.w_step)
         chunk = self._chunk(length)
         g, block = where
         panel = bind(panels.at(g, block, h.first, w.first))
@@ -182,7 +178,7 @@ class Blocked:
                 if self.skips:
                     first, last = places.begin[int64(t)], places.end[int64(t)]
                 with serial(last, first) as r, serial(columns) as s:
-                    at = self._step(x, panels, taps, (shift, panel), (r, s))
+                    at = bind(shift + x.step(taps, r, s)), bind(panel + panels.step(taps, r, s))
                     self._products(acc, x, weight, places, t, at, (0, length))
                 writer.write(t, acc, 0)
             return
@@ -196,7 +192,7 @@ class Blocked:
             end: Expr = chunk if chunks == 1 else bind(begin + chunk)
             if length % chunk:
                 end = bind(T.min(int64(begin + chunk), int64(length)))
-            at = self._step(x, panels, taps, (shift, panel), (r, s))
+            at = bind(shift + x.step(taps, r, s)), bind(panel + panels.step(taps, r, s))
             with serial(count) as t:
                 reached: Expr = True
                 if self.skips:
@@ -216,22 +212,9 @@ class Blocked:
         with serial(count) as t:
             writer.write(t, sums, bind(t * self.tile.size))
 
-    @staticmethod
-    def _step(
-        x: Image, panels: Panels, taps: tuple[Taps, Taps], start: tuple[Expr, Expr],
-        tap: tuple[Expr, Expr],
-    ) -> tuple[Expr, Expr]:  # fmt: skip
-        """(step from a pixel's place, place in the weights) of a tap."""
-        (h, w), (r, s) = taps, tap
-        return (
-            bind(start[0] + r * (h.reach * x.h_step) + s * (w.reach * x.w_step)),
-            bind(start[1] + r * (h.step * panels.r_step) + s * (w.step * panels.s_step)),
-        )
-
     def _most_terms(self) -> int:
         """Terms of a sum whose weights take half of the level-1 cache."""
-        m = self.machine
-        return max(16, m.l1_way_bytes * m.l1_ways // 2 // (self.tile.block * self.bytes))
+        return max(16, self.machine.l1_bytes // 2 // (self.tile.block * self.bytes))
 
     def _chunk(self, length: int) -> int:
         """Terms that are added at a time."""
@@ -273,10 +256,7 @@ class _Writer:
         self.y = y
         self.places = places
         self.target = target
-        last = panels.lanes - (panels.blocks - 1) * panels.block
-        self.ends = [(panels.block, block < panels.blocks - 1), (last, block == panels.blocks - 1)]
-        if last == panels.block or panels.blocks == 1:
-            self.ends = [(last, True)]
+        self.widths = panels.widths(block)
 
     def ask(self, t: Expr) -> None:
         """Asks for the lines that tile `t` is to be written to."""
@@ -288,14 +268,10 @@ class _Writer:
     def write(self, t: Expr, sums: Expr, start: Expr) -> None:
         """Writes tile `t`, whose sums are in an array from `start` on."""
         tile = self.core.tile
-        for channels, condition in self.ends:
+        for channels, condition in self.widths:
             with when(condition):
                 for i in range(self.core.pixels):
                     place = bind(self.places.y[int64(t * self.core.pixels + i)])
                     with when(place >= 0):
-                        for v, first in enumerate(range(0, channels, tile.lanes)):
-                            count = min(tile.lanes, channels - first)
-                            at = start + (i * tile.vectors + v) * tile.lanes
-                            value = head(sums[vector(at, tile.lanes)], tile.lanes, count)
-                            there = vector(place + self.target + first, count)
-                            T.buffer_store(self.y.buffer, value, [there])
+                        there, at = place + self.target, start + i * tile.block
+                        store_head(self.y.buffer, there, sums, at, tile.lanes, channels)

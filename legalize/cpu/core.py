@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
 from .axes import Axis
 from .emit import (
@@ -13,13 +13,13 @@ from .emit import (
     both,
     ceildiv,
     digits,
-    head,
     int64,
     local,
     outer,
     parallel,
     prefetch,
     serial,
+    store_head,
     vector,
     when,
     zero,
@@ -41,7 +41,7 @@ class Core:
         self.accum = accum
         self.axes = axes
         self.tile = tile
-        self.line = m.line_bytes // (8 if accum == "float64" else 4)  # elements of a cache line
+        self.line = m.line(accum)
         self.streams = streams  # a row of pixels that are read and written in order
 
     def emit(self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr) -> None:
@@ -49,8 +49,7 @@ class Core:
         tile = self.tile
         high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
         sizes = (images, high, wide)
-        bytes_ = 8 if self.accum == "float64" else 4
-        weights = panels.groups * panels.blocks * panels.block_step * bytes_
+        weights = panels.groups * panels.blocks * panels.block_step * DTYPE_BYTES[self.accum]
         # All weights stay in the cache if they fit; else one block of them does, for all pixels.
         small = weights <= self.machine.l2_bytes // 2
         order = (*sizes, panels.groups, panels.blocks) if small else (
@@ -76,13 +75,8 @@ class Core:
         lanes, vectors, accum = self.tile.lanes, self.tile.vectors, self.accum
         pixels = [(i, j) for i in range(shape[0]) for j in range(shape[1])]
         acc = local("acc", len(pixels) * vectors * lanes, accum)
-
-        def at(pixel: int, v: int) -> list[Expr]:
-            return [vector((pixel * vectors + v) * lanes, lanes)]
-
-        for i in range(len(pixels)):
-            for v in range(vectors):
-                T.buffer_store(acc, zero(accum, lanes), at(i, v))
+        for i in range(len(pixels) * vectors):
+            T.buffer_store(acc, zero(accum, lanes), [vector(i * lanes, lanes)])
         results = []
         line = self.line
         parts = panels.reduced // line if self.streams else 0
@@ -97,15 +91,11 @@ class Core:
         h, w = rows.taps(phase[0]), columns.taps(phase[1])
         origin = bind(x.at(n, a * rows.scale + h.offset, b * columns.scale + w.offset, g))
         panel = bind(panels.at(g, block, h.first, w.first))
-        reduced, w_count = panels.reduced, w.count
-        dense = isinstance(x.w_step, int) and x.w_step == reduced and w.reach == w.step == 1
-        if dense and isinstance(w_count, int):
-            # Taps of a row follow each other in both operands, as if they were channels.
-            reduced, w_count = reduced * w_count, 1
+        reduced, w_count = w.as_terms(panels.reduced, x.w_step)
         begin, end = rows.reached(h, a, shape[0])
         with serial(end, begin) as r, serial(w_count) as s:
-            image = bind(origin + r * (h.reach * x.h_step) + s * (w.reach * x.w_step))
-            taps = bind(panel + r * (h.step * panels.r_step) + s * (w.step * panels.s_step))
+            image = bind(origin + x.step((h, w), r, s))
+            taps = bind(panel + panels.step((h, w), r, s))
 
             def products(c: Expr) -> None:
                 weights = [
@@ -123,18 +113,11 @@ class Core:
             if reduced > parts * line:
                 with serial(reduced, parts * line) as c:
                     products(c)
-        last = panels.lanes - (panels.blocks - 1) * panels.block
-        ends = [(panels.block, block < panels.blocks - 1), (last, block == panels.blocks - 1)]
-        if last == panels.block or panels.blocks == 1:
-            ends = [(last, True)]
-        for channels, condition in ends:
+        for channels, condition in panels.widths(block):
             with when(condition):
                 for i, (place, exists) in enumerate(results):
                     with when(exists):
-                        for start in range(0, channels, lanes):
-                            count = min(lanes, channels - start)
-                            value = head(acc[at(i, start // lanes)[0]], lanes, count)
-                            T.buffer_store(y.buffer, value, [vector(place + start, count)])
+                        store_head(y.buffer, place, acc, i * self.tile.block, lanes, channels)
 
     def _ask(
         self, x: Image, y: Image, source: Expr, target: Expr, pixels: int, part: Expr, parts: int
@@ -145,9 +128,7 @@ class Core:
         """
         for i in range(pixels):
             prefetch(x.buffer, source + (pixels + i) * x.w_step)
-        step = max(
-            self.tile.lanes, self.machine.line_bytes // (8 if self.accum == "float64" else 4)
-        )
+        step = max(self.tile.lanes, self.line)
         of_pixel = ceildiv(self.tile.block, step)
         some = ceildiv(pixels * of_pixel, parts)
         for i in range(some):

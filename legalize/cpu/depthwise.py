@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from . import depthwise_lines
 from .axes import Axis
+from .depthwise_sums import Sums
 from .emit import (
     Expr,
     bind,
@@ -32,6 +32,7 @@ from .emit import (
 )
 from .machine import Machine
 from .memory import Image, Memory, Panels
+from .parts import parts_of
 from .tiles import Tile, shapes
 
 # How much more than the level-2 caches is what comes from memory: only that is worth asking for
@@ -46,12 +47,8 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     lanes = min(m.lanes(memory.accum), 1 << (problem.c - 1).bit_length())
     padded = -(-problem.c // lanes) * lanes
     weight, panels = memory.panels("O", problem.k // problem.c, problem.c, 1, padded)
-    if problem.kind is not ConvKind.WGRAD:
-        _affine(problem, m, memory, weight, panels, lanes)
-    elif depthwise_lines.worth(problem, m):
-        _wgrad_lines(problem, m, memory, weight, panels, lanes)
-    else:
-        _wgrad(problem, m, memory, weight, panels, lanes)
+    emit_kind = _wgrad if problem.kind is ConvKind.WGRAD else _affine
+    emit_kind(problem, m, memory, weight, panels, lanes)
 
 
 def _from_memory(problem: ConvProblem, m: Machine, moved: Expr) -> bool:
@@ -179,131 +176,18 @@ def _may_miss(axis: Axis, i: int, wide: int, column: Expr) -> Expr:
 def _wgrad(
     problem: ConvProblem, m: Machine, memory: Memory, weight: Expr, panels: Panels, lanes: int
 ) -> None:
-    accum, multiplier = memory.accum, panels.groups
+    multiplier = panels.groups
     batch = memory.batch(
         memory.operand("grad", multiplier, problem.c, block=lanes, interleaved=multiplier > 1),
         memory.operand("data", 1, problem.c, block=lanes),
     )
-    # Taps in registers: all of them, or a row of them, or one.
-    most = m.registers - 4
-    tall = problem.r if problem.r * problem.s <= most else 1
-    wide = problem.s if problem.s <= most else 1
-    grid = (multiplier, panels.block // lanes, problem.r // tall, problem.s // wide)
-    tasks = grid[0] * grid[1] * grid[2] * grid[3]
-    lines = batch.images * problem.p
-    splits = 1
-    while (tasks * splits) % m.cores and tasks * splits < 4 * m.cores:
-        splits += 1
-    if isinstance(lines, int):
-        splits = min(splits, lines)
-    size = multiplier * panels.block_step
-    parts = memory.scratch.new("parts", splits * size, accum) if splits > 1 else weight
-    taps = [(i, j) for i in range(tall) for j in range(wide)]
-    with (
-        batch.each() as (number, images, (y, x)),
-        parallel(splits, *grid) as (part, filter_, chunk, r, s),
-    ):
-        lines = images * problem.p
-        r, s = r * tall, s * wide
-        acc = local("acc", len(taps) * lanes, accum)
-        at = [vector(i * lanes, lanes) for i in range(len(taps))]
-        for register in at:
-            T.buffer_store(acc, zero(accum, lanes), [register])
-        with serial((part + 1) * lines // splits, part * lines // splits) as line:
-            n, p = bind(line // problem.p), bind(line % problem.p)
-            grad = bind(y.at(n, p, 0, filter_) + chunk * lanes)
-            top = bind(p * problem.strides[0] + r * problem.dilation[0] - problem.padding[0])
-            left = bind(s * problem.dilation[1] - problem.padding[1])
-            data = bind(x.at(n, top, left, 0) + chunk * lanes)
-
-            def pixels(first: Expr, last: Expr, rows: bool, columns: bool) -> None:
-                """The sums over some columns, asking for taps off the data if so said."""
-                if isinstance(first, int) and isinstance(last, int) and first >= last:
-                    return
-                with serial(last, first) as q:
-                    value = y.buffer[vector(grad + q * y.w_step, lanes)]
-                    for (i, j), register in zip(taps, at, strict=True):
-                        step_h, step_w = i * problem.dilation[0], j * problem.dilation[1]
-                        step = step_h * x.h_step + (step_w + q * problem.strides[1]) * x.w_step
-                        term = x.buffer[vector(data + step, lanes)]
-                        inside: Expr = True
-                        if rows:
-                            inside = both(top + step_h >= 0, top + step_h < problem.h)
-                        if columns:
-                            w = left + step_w + q * problem.strides[1]
-                            inside = both(inside, both(w >= 0, w < problem.w))
-                        if inside is not True:
-                            term = T.if_then_else(inside, term, zero(accum, lanes))
-                        T.buffer_store(acc, acc[register] + term * value, [register])
-
-            low, high = _always_inside(problem, 1)
-            whole = low == 0 and high == problem.q
-
-            def interior() -> None:
-                pixels(0, low, False, True)
-                pixels(low, high, False, False)
-                pixels(high, problem.q, False, True)
-
-            low_p, high_p = _always_inside(problem, 0)
-            if low_p == 0 and high_p == problem.p:
-                interior()
-            else:
-                with T.If(tirx.all(p >= low_p, p < high_p)):
-                    with T.Then():
-                        interior()
-                    with T.Else():
-                        pixels(0, problem.q, True, not whole)
-        for (i, j), register in zip(taps, at, strict=True):
-            place = part * size + panels.at(filter_, 0, r + i, s + j) + chunk * lanes
-            place = vector(place, lanes)
-            total = acc[register]
-            if not batch.is_whole:
-                before = T.if_then_else(number == 0, zero(accum, lanes), parts[place])
-                total = before + total
-            T.buffer_store(parts, total, [place])
-    if splits > 1:
-        sum_parts(parts, weight, size, splits, lanes, accum)
-    memory.move_weight(weight, panels, False, interleaved=multiplier > 1)
-
-
-def _wgrad_lines(
-    problem: ConvProblem, m: Machine, memory: Memory, weight: Expr, panels: Panels, lanes: int
-) -> None:
-    accum, multiplier = memory.accum, panels.groups
-    batch = memory.batch(
-        memory.operand("grad", multiplier, problem.c, block=lanes, interleaved=multiplier > 1),
-        memory.operand("data", 1, problem.c, block=lanes),
-    )
-    far = _from_memory(problem, m, problem.bytes)
-    core = depthwise_lines.Lines(problem, m, accum, panels, lanes, far)
+    core: Sums | depthwise_lines.Lines
+    if depthwise_lines.worth(problem, m):
+        far = _from_memory(problem, m, problem.bytes)
+        core = depthwise_lines.Lines(problem, m, memory.accum, panels, lanes, far)
+    else:
+        core = Sums(problem, m, memory.accum, panels, lanes)
     splits = core.splits(batch.images, m.cores)
-    size = multiplier * panels.block_step
-    parts = memory.scratch.new("parts", splits * size, accum) if splits > 1 else weight
-    with parallel(splits * size // lanes) as (i,):
-        T.buffer_store(parts, zero(accum, lanes), [vector(i * lanes, lanes)])
-    with batch.each() as (_, images, (y, x)):
-        core.emit(y, x, images, parts, splits)
-    if splits > 1:
-        sum_parts(parts, weight, size, splits, lanes, accum)
+    with parts_of(weight, memory, multiplier * panels.block_step, splits, lanes) as parts:
+        core.emit(batch, parts, splits)
     memory.move_weight(weight, panels, False, interleaved=multiplier > 1)
-
-
-def _always_inside(problem: ConvProblem, axis: int) -> tuple[int, int]:
-    """The range of the gradient's rows or columns whose taps are all on the data."""
-    size, out = ((problem.h, problem.p), (problem.w, problem.q))[axis]
-    kernel, stride = (problem.r, problem.s)[axis], problem.strides[axis]
-    before, reach = problem.padding[axis], (kernel - 1) * problem.dilation[axis]
-    low = min(-(-before // stride), out)
-    return low, max(low, min(out, (size - 1 + before - reach) // stride + 1))
-
-
-def sum_parts(parts: Expr, total: Expr, size: int, splits: int, lanes: int, accum: str) -> None:
-    """Adds `splits` arrays of `size` elements, always in the same order."""
-    with parallel(size // lanes) as (i,):
-        acc = local("acc", lanes, accum)
-        at = vector(0, lanes)
-        T.buffer_store(acc, zero(accum, lanes), [at])
-        with serial(splits) as part:
-            term = parts[vector(part * size + i * lanes, lanes)]
-            T.buffer_store(acc, acc[at] + term, [at])
-        T.buffer_store(total, acc[at], [vector(i * lanes, lanes)])

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
-from .emit import Expr, bind, ceildiv, int64, local, parallel, prefetch, serial, vector, when
+from .emit import Expr, bind, ceildiv, int64, local, parallel, prefetch, serial, vector, when, zero
 from .machine import Machine
-from .memory import Image, Panels
+from .memory import Batch, Image, Panels
+from .parts import splits_for
 
 # Pixels of the gradient in a block, more or less, and columns at least: then the loads and stores
 # of the sums matter little.
@@ -98,7 +99,7 @@ def _blocks(problem: ConvProblem, m: Machine, bytes_: int) -> list[_Block]:
 
 
 class Lines:
-    """The core: adds what a part of the images contributes to `parts`."""
+    """The core: the sums are in `parts`."""
 
     def __init__(
         self, problem: ConvProblem, m: Machine, accum: str, panels: Panels, lanes: int,
@@ -106,27 +107,30 @@ class Lines:
     ) -> None:  # fmt: skip
         self.problem, self.accum, self.panels, self.lanes = problem, accum, panels, lanes
         self.from_memory = from_memory  # lines are asked for in time
-        bytes_ = 8 if accum == "float64" else 4
+        bytes_ = DTYPE_BYTES[accum]
         self.tall = problem.r if problem.r * problem.s <= m.registers - 4 else 1
         self.chunks = panels.block // lanes
-        self.sharing = min(max(1, m.line_bytes // (bytes_ * lanes)), self.chunks)
+        self.sharing = min(max(1, m.line(accum) // lanes), self.chunks)
         self.blocks = _blocks(problem, m, bytes_)
         self.rows = self.blocks[0].rows if self.blocks else problem.p
         self.units_per_image = ceildiv(problem.p, self.rows)
         # Channels of a task: a quarter of a level-1 cache is for their sums.
         self.lines = ceildiv(self.chunks, self.sharing)
         sums = panels.groups * panels.block_step * bytes_
-        self.groups = min(ceildiv(4 * sums, m.l1_ways * m.l1_way_bytes), self.lines)
+        self.groups = min(ceildiv(4 * sums, m.l1_bytes), self.lines)
 
     def splits(self, images: Expr, cores: int) -> int:
         """Parts of the sum, for even work on all cores."""
-        splits = 1
-        while (self.groups * splits) % cores and self.groups * splits < 4 * cores:
-            splits += 1
-        units = images * self.units_per_image
-        return min(splits, units) if isinstance(units, int) else splits
+        return splits_for(self.groups, cores, images * self.units_per_image)
 
-    def emit(self, y: Image, x: Image, images: Expr, parts: Expr, splits: int) -> None:
+    def emit(self, batch: Batch, parts: Expr, splits: int) -> None:
+        lanes = self.lanes
+        with parallel(splits * self.panels.groups * self.panels.block_step // lanes) as (i,):
+            T.buffer_store(parts, zero(self.accum, lanes), [vector(i * lanes, lanes)])
+        with batch.each() as (_, images, (y, x)):
+            self._images(y, x, images, parts, splits)
+
+    def _images(self, y: Image, x: Image, images: Expr, parts: Expr, splits: int) -> None:
         multiplier, tall = self.panels.groups, self.tall
         size = multiplier * self.panels.block_step
         units = images * self.units_per_image

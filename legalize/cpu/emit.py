@@ -119,10 +119,10 @@ def cast(value: Expr, dtype: str, lanes: int) -> Expr:
     return value.astype(f"{dtype}{many}")
 
 
-def prefetch(buffer: Expr, at: Expr, *, write: bool = False) -> None:
+def prefetch(buffer: Expr, at: Expr, *, write: bool = False, level: int = 1) -> None:
     """Asks for a cache line that is to be read, or written, some hundred cycles later: stores that
-    miss would commit one by one."""
-    keep, data = 3, 1
+    miss would commit one by one.  `level`: the cache that it should come into."""
+    keep, data = 4 - level, 1
     address = tirx.address_of(buffer[int64(at)])
     T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, int(write), keep, data))
 
@@ -132,6 +132,14 @@ def head(value: Expr, lanes: int, count: int) -> Expr:
     if count == lanes:
         return value
     return tirx.Shuffle([value], list(range(count)))
+
+
+def store_head(target: Expr, place: Expr, sums: Expr, start: Expr, lanes: int, count: int) -> None:
+    """Stores the first `count` elements of the vectors that are in `sums` from `start` on."""
+    for first in range(0, count, lanes):
+        some = min(lanes, count - first)
+        value = head(sums[vector(start + first, lanes)], lanes, some)
+        T.buffer_store(target, value, [vector(place + first, some)])
 
 
 def outer(acc: Expr, lanes: int, values: Iterable[Expr], terms: Sequence[Expr]) -> None:

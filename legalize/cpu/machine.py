@@ -11,6 +11,8 @@ from typing import Any
 import tvm
 from tvm.target import Target, codegen
 
+from relay_wgrad.problem import DTYPE_BYTES
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -27,7 +29,20 @@ class Machine:
 
     def lanes(self, dtype: str) -> int:
         """Elements of an accumulator's dtype in one register."""
-        return self.vector_bytes // (8 if dtype == "float64" else 4)
+        return self.vector_bytes // DTYPE_BYTES[dtype]
+
+    def line(self, dtype: str) -> int:
+        """Elements of a cache line."""
+        return self.line_bytes // DTYPE_BYTES[dtype]
+
+    @property
+    def l1_bytes(self) -> int:
+        return self.l1_way_bytes * self.l1_ways
+
+    @property
+    def has_few_registers(self) -> bool:
+        """Whether a register tile is so small that its operands must wait in a level-1 cache."""
+        return self.registers < 32
 
 
 # (feature of the target, vector bytes, vector registers), best first.  Without a feature that is

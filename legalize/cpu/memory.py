@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
+from .axes import Taps
 from .emit import Expr, Scratch, bind, ceildiv, flat, int64, serial
 from .machine import Machine
 from .move import Copy, Dim, clear, clear_border, move
@@ -40,6 +41,10 @@ class Image:
 
     def at(self, n: Expr, h: Expr, w: Expr, g: Expr) -> Expr:
         return self.base + n * self.n_step + h * self.h_step + w * self.w_step + g * self.g_step
+
+    def step(self, taps: tuple[Taps, Taps], r: Expr, s: Expr) -> Expr:
+        """From what a phase's first tap meets to what its tap (r, s) meets."""
+        return r * (taps[0].reach * self.h_step) + s * (taps[1].reach * self.w_step)
 
     def has_dense_rows(self, w: int) -> bool:
         """Whether an image's pixels follow each other at one step."""
@@ -262,6 +267,17 @@ class Panels:
     def at(self, g: Expr, b: Expr, r: Expr, s: Expr) -> Expr:
         return (g * self.blocks + b) * self.block_step + r * self.r_step + s * self.s_step
 
+    def step(self, taps: tuple[Taps, Taps], r: Expr, s: Expr) -> Expr:
+        """From the place of a phase's first tap to that of its tap (r, s)."""
+        return r * (taps[0].step * self.r_step) + s * (taps[1].step * self.s_step)
+
+    def widths(self, block: Expr) -> list[tuple[int, Expr]]:
+        """(lanes that exist of a block, the condition that it is one with so many)"""
+        last = self.lanes - (self.blocks - 1) * self.block
+        if last == self.block or self.blocks == 1:
+            return [(last, True)]
+        return [(self.block, block < self.blocks - 1), (last, block == self.blocks - 1)]
+
 
 class Batch:
     """The images of a problem, some at a time; see `Memory.batch`."""
@@ -270,8 +286,8 @@ class Batch:
         self._memory = memory
         self._activations = activations
         self._n = n = memory.problem.n
-        bytes_ = 8 if memory.accum == "float64" else 4
-        each = sum(math.prod(memory.size(x)) * bytes_ for x in activations if x.is_copied)
+        each = sum(math.prod(memory.size(x)) for x in activations if x.is_copied)
+        each *= DTYPE_BYTES[memory.accum]
         self.images: Expr = n  # at a time
         if each:
             self.images = most = max(1, memory.copied_bytes // each)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvProblem
 
 from .emit import Expr, bind, ceildiv
-from .memory import Batch
+from .memory import Batch, Image
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,12 @@ class Pixels:
     @property
     def units(self) -> tuple[Expr, Expr]:
         return ceildiv(self.n, self.images), ceildiv(self.p, self.rows)
+
+    def of(self, images: Expr, *tensors: Image) -> tuple[Pixels, list[Image]]:
+        """The pixels of so many images, and the tensors as they index them."""
+        if self.total is None:
+            return replace(self, n=images), list(tensors)
+        return self, [replace(tensor, h_step=self.q * tensor.w_step) for tensor in tensors]
 
 
 def cut(problem: ConvProblem, batch: Batch, target: int) -> Pixels:

@@ -35,7 +35,7 @@ def channel_block(m: Machine, dtype: str, channels: int, wide: bool = False) -> 
     lanes = m.lanes(dtype)
     if channels < lanes:
         return 1, 1 << (channels - 1).bit_length()
-    preferred = (2, 4, 3, 1) if m.registers >= 32 else (2, 3, 1)
+    preferred = (2, 3, 1) if m.has_few_registers else (2, 4, 3, 1)
     return min(
         sorted(preferred, reverse=True) if wide else preferred,
         key=lambda v: -(-channels // (v * lanes)) * v * lanes,
@@ -50,9 +50,14 @@ def compete(m: Machine, pixels: int, step_bytes: Expr) -> bool:
     return -(-pixels // places) > m.l1_ways - 2
 
 
+def tile_rows(m: Machine, vectors: int) -> int:
+    """Rows of so many vectors whose accumulators fit beside one row of operands and a splat."""
+    return (m.registers - vectors - 1) // vectors
+
+
 def pixel_tile(m: Machine, vectors: int, rows: int, columns: int) -> tuple[int, int]:
-    """(rows, columns) of pixels whose accumulators fit beside the weights and one splat."""
-    most = min((m.registers - vectors - 1) // vectors, 16)
+    """(rows, columns) of pixels whose accumulators fit in registers."""
+    most = min(tile_rows(m, vectors), 16)
     tiles = -(-columns // most)
     wide = -(-columns // tiles)
     high = min(most // wide, rows)
@@ -61,7 +66,7 @@ def pixel_tile(m: Machine, vectors: int, rows: int, columns: int) -> tuple[int, 
 
 def row_tile(m: Machine, vectors: int, lanes: int) -> Tile:
     """The largest tile, of pixels that need not be at one step."""
-    return Tile(1, min((m.registers - vectors - 1) // vectors, 16), vectors, lanes)
+    return Tile(1, min(tile_rows(m, vectors), 16), vectors, lanes)
 
 
 def shapes(axes: Sequence[Axis], tile: Tile, a: Expr, b: Expr) -> Iterator[tuple[int, int]]:
@@ -73,6 +78,14 @@ def shapes(axes: Sequence[Axis], tile: Tile, a: Expr, b: Expr) -> Iterator[tuple
         for wide, at_column in _ends(axes[1].count, tile.columns, b):
             with when(both(at_row, at_column)):
                 yield high, wide
+
+
+def heights(count: int, height: int, number: Expr) -> list[tuple[int, Expr]]:
+    """(rows, condition that tile `number` has so many) where tiles cut `count` rows."""
+    rest, last = count % height, -(-count // height) - 1
+    if not rest:
+        return [(height, True)]
+    return [(height, number < last), (rest, number == last)]
 
 
 def _ends(count: int, step: int, start: Expr) -> list[tuple[int, Expr]]:

@@ -20,10 +20,9 @@ from dataclasses import dataclass, replace
 
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
 from . import wgrad_packed
-from .depthwise import sum_parts
 from .emit import (
     Expr,
     bind,
@@ -40,8 +39,9 @@ from .emit import (
 )  # fmt: skip
 from .machine import Machine
 from .memory import Batch, Image, Memory, Panels
+from .parts import is_even, parts_of
 from .pixels import Pixels, at_least, cut, reach
-from .tiles import channel_block
+from .tiles import channel_block, heights, tile_rows
 
 # Bytes of gradient in a block of pixels: about a level-1 cache.
 _BLOCK_BYTES = 48 << 10
@@ -69,8 +69,8 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         vectors, lanes = filters // half, half  # so that the gradient need not be copied
     block = vectors * lanes
     height = 8 if vectors > 1 else 16
-    if m.registers < 32:
-        height = (m.registers - vectors - 1) // vectors
+    if m.has_few_registers:
+        height = tile_rows(m, vectors)
     fold = channels * 2 <= height and -(-channels * problem.s // height) <= 8
     border = (0, 0, 0, 0)
     if fold:
@@ -82,7 +82,7 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         memory.operand("data", groups, channels, border=border),
     )
     weight, panels = memory.panels("O", groups, filters, channels, block)
-    target = _BLOCK_BYTES // (block * (8 if "64" in memory.accum else 4))
+    target = _BLOCK_BYTES // (block * DTYPE_BYTES[memory.accum])
     pixels = cut(problem, batch, target)
     core = _Core(problem, m, memory.accum, pixels, panels, vectors, lanes, height, fold)
     core.emit(batch, weight, memory)
@@ -106,7 +106,7 @@ class _Core:
         self.tiles = ceildiv(self.rows, self.height)
         # Tiles whose data are copied together, and blocks of k that use the copy.
         self.together, self.inner = 0, 1
-        bytes_ = 8 if accum == "float64" else 4
+        bytes_ = DTYPE_BYTES[accum]
         apart = problem.r <= problem.strides[0] and problem.s <= problem.strides[1]
         apart = apart and problem.dilation == (1, 1) and problem.padding == (0, 0, 0, 0)
         # Measured: below that the first pass leaves enough of a block in the caches for the next.
@@ -123,12 +123,8 @@ class _Core:
 
     def _cut(self, m: Machine) -> tuple[int, int]:
         """(chunks of input channels, parts of the sum over pixels)"""
-        bytes_ = 8 if self.accum == "float64" else 4
+        bytes_ = DTYPE_BYTES[self.accum]
         blocks = self.panels.groups * (self.panels.blocks // self.inner)
-
-        def even(tasks: int) -> bool:
-            return tasks % m.cores == 0 or tasks >= 4 * m.cores
-
         options = [x for x in range(1, self.tiles + 1) if self.tiles % x == 0]
         if self.fold:
             options = [1]
@@ -138,7 +134,7 @@ class _Core:
             if self.inner * self.panels.block_step * bytes_ // x <= m.l2_bytes // 2
         ] or options[-1:]  # fmt: skip
         for chunks in fitting:
-            if even(blocks * chunks):
+            if is_even(blocks * chunks, m.cores):
                 return chunks, 1
         chunks = fitting[0]
         units_n, units_p = self.pixels.units
@@ -146,25 +142,18 @@ class _Core:
         # Parts cost memory and a pass over it: no more of them than of pixels to sum.
         most = max(1, min(units, (16 << 20) // (self.size * bytes_)))
         for splits in range(1, most + 1):
-            if even(blocks * chunks * splits):
+            if is_even(blocks * chunks * splits, m.cores):
                 return chunks, splits
         return fitting[-1], most
 
     def emit(self, batch: Batch, weight: Expr, memory: Memory) -> None:
-        panels, splits = self.panels, self.splits
-        parts = weight
-        if splits > 1:
-            parts = memory.scratch.new("parts", splits * self.size, self.accum)
-        with batch.each() as (number, images, (y, x)):
-            if self.pixels.total is None:
-                self.pixels = replace(self.pixels, n=images)
-            else:
-                x = replace(x, h_step=self.pixels.q * x.w_step)
-                y = replace(y, h_step=self.pixels.q * y.w_step)
+        with (
+            parts_of(weight, memory, self.size, self.splits, self.lanes) as parts,
+            batch.each() as (number, images, tensors),
+        ):
+            self.pixels, (y, x) = self.pixels.of(images, *tensors)
             self._tasks(x, y, parts, number == 0)
-        if splits > 1:
-            sum_parts(parts, weight, self.size, splits, self.lanes, self.accum)
-        memory.move_weight(weight, panels, False)
+        memory.move_weight(weight, self.panels, False)
 
     def _tasks(self, x: Image, y: Image, parts: Expr, is_first: Expr) -> None:
         """Adds the sums over some images, the first of which find no sums yet."""
@@ -220,7 +209,7 @@ class _Core:
         with serial(ceildiv(tiles, together)) as number, taps[0] as r, taps[1] as s:
             start = bind(first + number * together)
             for j in range(together):
-                for rows, fits in self._heights(bind(start + j)):
+                for rows, fits in heights(self.rows, self.height, bind(start + j)):
                     exists = number * together + j < tiles if tiles % together else True
                     with when(both(fits, exists)):
                         images, lines, columns = self._unit(n, p, 0, 0)
@@ -240,15 +229,6 @@ class _Core:
                     at = bind(slab + k * self.panels.block_step + tap)
                     self._tiles(place, y, parts, at, bind(start + t), (n, p, g, bind(b + k)))
 
-    def _heights(self, tile: Expr) -> list[tuple[int, Expr]]:
-        """(rows of a tile, the condition that it has so many)"""
-        rest = self.rows % self.height
-        if not rest:
-            return [(self.height, True)]
-        if self.tiles == 1:
-            return [(self.rows, True)]
-        return [(self.height, tile < self.tiles - 1), (rest, tile == self.tiles - 1)]
-
     def _tiles(
         self, x: Image, y: Image, parts: Expr, slab: Expr, tile: Expr,
         where: tuple[Expr, Expr, Expr, Expr],
@@ -258,7 +238,7 @@ class _Core:
             self._folded(x, y, parts, slab, tile, where)
             return
         first = bind(tile * self.height)
-        for rows, fits in self._heights(tile):
+        for rows, fits in heights(self.rows, self.height, tile):
             tile_rows = [Row(i, i * self.panels.block) for i in range(rows)]
             taps = (1, 1) if self.together else (self.problem.r, self.problem.s)
             with when(fits), serial(taps[0]) as r, serial(taps[1]) as s:

@@ -23,9 +23,8 @@ from dataclasses import dataclass, replace
 
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
-from .depthwise import sum_parts
 from .emit import (
     Expr,
     Scratch,
@@ -43,18 +42,18 @@ from .emit import (
 )  # fmt: skip
 from .machine import Machine
 from .memory import Batch, Image, Memory
+from .parts import parts_of
 from .pixels import at_least, cut, reach
-from .tiles import channel_block
+from .tiles import channel_block, heights, tile_rows
 from .wgrad_plan import Work, best_plan
 
-_MOST_REGISTERS = 16
 _LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it gains
 
 
 def worth(problem: ConvProblem, m: Machine) -> bool:
     """Whether packing pays."""
     few = min(problem.c, problem.k) // problem.groups
-    return m.registers <= _MOST_REGISTERS and few >= _LEAST_CHANNELS
+    return m.has_few_registers and few >= _LEAST_CHANNELS
 
 
 @dataclass(frozen=True)
@@ -142,14 +141,14 @@ class _Core:
         self.block = vectors * lanes
         self.filters = problem.k // problem.groups
         self.channels = problem.c // problem.groups
-        self.height = min((m.registers - vectors - 1) // vectors, self.channels)
-        bytes_ = 8 if accum == "float64" else 4
+        self.height = min(tile_rows(m, vectors), self.channels)
+        bytes_ = DTYPE_BYTES[accum]
         # A block's panel of the gradient takes half of a level-1 cache.
-        target = m.l1_way_bytes * m.l1_ways // 2 // (self.block * bytes_)
+        target = m.l1_bytes // 2 // (self.block * bytes_)
         self.pixels = cut(problem, batch, target)
         most = self.pixels.images * self.pixels.rows * self.pixels.q
         # An odd number of lines, so that panels do not compete for a few sets of a cache.
-        line = m.line_bytes // bytes_
+        line = m.line(accum)
         self.y_step = (ceildiv(most * self.block, line) | 1) * line
         self.x_step = (ceildiv(most * self.height, line) | 1) * line
         units_n, units_p = self.pixels.units
@@ -169,18 +168,13 @@ class _Core:
 
     def emit(self, batch: Batch, memory: Memory) -> None:
         result, splits = self.sums, self.plan.splits
-        if splits > 1:
-            parts = memory.scratch.new("parts", splits * result.size, self.accum)
+        with (
+            parts_of(result.buffer, memory, result.size, splits, self.lanes) as parts,
+            batch.each() as (number, images, tensors),
+        ):
             self.sums = replace(result, buffer=parts)
-        with batch.each() as (number, images, (y, x)):
-            if self.pixels.total is None:
-                self.pixels = replace(self.pixels, n=images)
-            else:
-                x = replace(x, h_step=self.pixels.q * x.w_step)
-                y = replace(y, h_step=self.pixels.q * y.w_step)
+            self.pixels, (y, x) = self.pixels.of(images, *tensors)
             self._tasks(x, y, number == 0)
-        if splits > 1:
-            sum_parts(self.sums.buffer, result.buffer, result.size, splits, self.lanes, self.accum)
 
     def _tasks(self, x: Image, y: Image, is_first: Expr) -> None:
         """Adds the sums over some images, the first of which find no sums yet."""
@@ -209,17 +203,10 @@ class _Core:
                         tile = bind(tiles[0] + t)
                         at = self.sums.at(g, blocks[0] + b, r, s, tile * self.height)
                         at, x_at, y_at = part + at, t * self.x_step, b * self.y_step
-                        for rows, fits in self._heights(tile):
+                        for rows, fits in heights(self.channels, self.height, tile):
                             with when(fits):
                                 self._tile(rows, (data, x_at), (grad, y_at), at, run, is_new)
             scratch.keep()
-
-    def _heights(self, tile: Expr) -> list[tuple[int, Expr]]:
-        """(rows of a tile, the condition that it has so many)"""
-        rest, last = self.channels % self.height, self.work.tiles - 1
-        if not rest:
-            return [(self.height, True)]
-        return [(self.height, tile < last), (rest, tile == last)]
 
     def _clear(
         self, part: Expr, g: Expr, blocks: tuple[Expr, Expr], tiles: tuple[Expr, Expr]

@@ -25,14 +25,17 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from .emit import Expr, bind, both, int64, splat, when, zero
+from .emit import Expr, bind, both, splat, vector, when, zero
 from .machine import Machine
+from .memory import Image, Panels
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 TILE, TAPS = 4, 3  # outputs and taps of a tile along one axis
 SIZE = TILE + TAPS - 1  # inputs, and points of evaluation
 POINTS = SIZE * SIZE  # in two dimensions
+# Rows of memory at steps of a power of two would compete for the same lines of a cache.
+APART = 16
 _AT = tuple(Fraction(*x) for x in ((0, 1), (2, 3), (-2, 3), (3, 2), (-3, 2)))
 
 # Cycles per vector of channels, measured roughly: of a tile's transforms, and of a weight's, which
@@ -99,13 +102,6 @@ def worth(problem: ConvProblem, m: Machine) -> bool:
     cycles = tiles * (POINTS * product + _TILE_CYCLES * total)
     cycles += _WEIGHT_CYCLES[problem.kind] * product
     return bool(cycles < _SHARE * TAPS * TAPS * problem.n * out[0] * out[1] * product)
-
-
-def ask(buffer: Expr, at: Expr) -> None:
-    """Asks for a cache line that is to be read soon, into a level-2 cache."""
-    keep, data = 2, 1
-    address = tirx.address_of(buffer[int64(at)])
-    T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, keep, data))
 
 
 # ---- transforms --------------------------------------------------------------------------------
@@ -192,6 +188,38 @@ def twice(
     return [list(row) for row in zip(*columns, strict=True)]
 
 
+def store_points(
+    matrix: Matrix, values: Sequence[Sequence[Expr]], target: Expr, place: Expr, step: int,
+    lanes: int,
+) -> None:  # fmt: skip
+    """Evaluates vectors at all points, each of which has its place, `step` after the last one's."""
+    for i, line in enumerate(twice(spread, matrix, values, lanes)):
+        for j, value in enumerate(line):
+            T.buffer_store(target, value, [vector(place + (i * SIZE + j) * step, lanes)])
+
+
+def load_points(
+    matrix: Matrix, source: Expr, place: Expr, step: int, lanes: int
+) -> list[list[Expr]]:
+    """What the products at all points, stored as by `store_points`, add up to."""
+    values = [
+        [bind(source[vector(place + (i * SIZE + j) * step, lanes)]) for j in range(SIZE)]
+        for i in range(SIZE)
+    ]
+    return twice(gather, matrix, values, lanes)
+
+
+def load_taps(weight: Expr, panels: Panels, place: Expr, lanes: int) -> list[list[Expr]]:
+    """Vectors of all taps."""
+    return [
+        [
+            bind(weight[vector(place + r * panels.r_step + s * panels.s_step, lanes)])
+            for s in range(TAPS)
+        ]
+        for r in range(TAPS)
+    ]
+
+
 # ---- tiles -------------------------------------------------------------------------------------
 
 
@@ -223,10 +251,14 @@ class Tiles:
 
 
 def load(
-    read: Callable[[Expr, Expr], Expr], first: tuple[Expr, Expr], size: tuple[int, int],
+    image: Image, n: Expr, channel: Expr, first: tuple[Expr, Expr], size: tuple[int, int],
     count: int, lanes: int,
 ) -> list[list[Expr]]:  # fmt: skip
-    """`count` x `count` vectors `read(row, column)` from `first` on, zeros outside of `size`."""
+    """`count` x `count` pixels' vectors of channels from `first` on, zeros outside of `size`."""
+
+    def read(row: Expr, column: Expr) -> Expr:
+        return image.buffer[vector(image.at(n, row, column, 0) + channel, lanes)]
+
     rows = [_inside(first[0], i, size[0]) for i in range(count)]
     columns = [_inside(first[1], j, size[1]) for j in range(count)]
     return [
@@ -248,14 +280,16 @@ def _inside(first: Expr, step: int, size: int) -> Expr:
 
 
 def store(
-    write: Callable[[Expr, Expr, Expr], None], tiles: Tiles, first: tuple[Expr, Expr],
-    values: list[list[Expr]],
+    image: Image, place: tuple[Expr, Expr, Expr], channel: Expr, tiles: Tiles,
+    values: list[list[Expr]], lanes: int,
 ) -> None:  # fmt: skip
-    """Calls `write(row, column, value)` for the outputs of a tile that exist."""
+    """Writes the outputs of a tile at `place` that exist."""
+    n, *first = place
     for i, row in enumerate(values):
         exists_row = first[0] + i < tiles.height if tiles.height % TILE else True
         with when(exists_row):
             for j, value in enumerate(row):
                 exists = first[1] + j < tiles.width if tiles.width % TILE else True
                 with when(exists):
-                    write(first[0] + i, first[1] + j, value)
+                    there = image.at(n, first[0] + i, first[1] + j, 0) + channel
+                    T.buffer_store(image.buffer, value, [vector(there, lanes)])

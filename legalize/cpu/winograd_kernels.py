@@ -8,7 +8,6 @@ make each result, whatever the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm.tirx.script import builder as T
@@ -26,6 +25,7 @@ from .emit import (
     local,
     outer,
     parallel,
+    prefetch,
     serial,
     vector,
     when,
@@ -33,8 +33,9 @@ from .emit import (
 )
 from .machine import Machine
 from .memory import Image, Memory
-from .tiles import channel_block
+from .tiles import channel_block, tile_rows
 from .winograd import (
+    APART,
     POINTS,
     SIZE,
     TAPS,
@@ -43,19 +44,16 @@ from .winograd import (
     B,
     G,
     Tiles,
-    ask,
-    gather,
     load,
-    spread,
+    load_points,
+    load_taps,
     store,
-    twice,
+    store_points,
 )
 
 # Bytes of transformed tiles in a chunk, shares of a level-3 cache; and of all memory that fprop and
 # dgrad take for tiles and weights, unless a single block of channels needs more.
 _CHUNK, _MOST_CHUNK, _TOTAL = 8 << 20, 24 << 20, 63 << 20
-# Rows of memory at steps of a power of two would compete for the same lines of a cache.
-_APART = 16
 
 
 def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
@@ -66,13 +64,6 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         winograd_weights.Kernel(problem, m, memory).emit()
     else:
         _affine(problem, m, memory)
-
-
-def _reader(image: Image, n: Expr, c: Expr, lanes: int) -> Callable[[Expr, Expr], Expr]:
-    def read(row: Expr, column: Expr) -> Expr:
-        return image.buffer[vector(image.at(n, row, column, 0) + c, lanes)]
-
-    return read
 
 
 # ---- fprop and dgrad ---------------------------------------------------------------------------
@@ -116,14 +107,14 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     reduced = ceildiv(size[1], lanes) * lanes
     before = [TAPS - 1 - b if dgrad else b for b in problem.padding[:2]]
     tiles = Tiles(batch.images, *out[2:])
-    most = (m.registers - vectors - 1) // vectors
-    step = reduced + _APART
+    most = tile_rows(m, vectors)
+    step = reduced + APART
     plan = _Plan.make(tiles.count, min(most, 14), 4 * step)
-    asks = m.registers < 32  # small register tiles read more for their products
+    asks = m.has_few_registers  # small register tiles read more for their products
     point_step = plan.rows * step
     group_step = POINTS * point_step
     moved = memory.scratch.new("tiles", plan.chunk * group_step, "float32")
-    slab = panels.reduced * block + _APART  # of one point's weights, for one block of channels
+    slab = panels.reduced * block + APART  # of one point's weights, for one block of channels
     block_step = POINTS * slab
     room = (_TOTAL - batch.bytes) // 4 - plan.chunk * group_step - panels.blocks * panels.block_step
     at_a_time = max(1, min(panels.blocks, room // block_step))
@@ -138,24 +129,8 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                 source = bind((first + b) * panels.block_step + c * block)
                 target = bind(b * block_step + c * block)
                 with serial(vectors) as v:
-                    taps = [
-                        [
-                            bind(
-                                weight[
-                                    vector(
-                                        source + r * panels.r_step + s * panels.s_step + v * lanes,
-                                        lanes,
-                                    )
-                                ]
-                            )
-                            for s in range(TAPS)
-                        ]
-                        for r in range(TAPS)
-                    ]
-                    for i, row in enumerate(twice(spread, G, taps, lanes)):
-                        for j, value in enumerate(row):
-                            place = target + (i * SIZE + j) * slab + v * lanes
-                            T.buffer_store(turned, value, [vector(place, lanes)])
+                    taps = load_taps(weight, panels, source + v * lanes, lanes)
+                    store_points(G, taps, turned, target + v * lanes, slab, lanes)
 
     def inputs(x: Image, first: Expr) -> None:
         """Transforms the tiles of the groups from `first` on."""
@@ -166,13 +141,8 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                 p, q = bind(p - before[0]), bind(q - before[1])
                 target = bind(g * group_step + row * step)
                 with serial(reduced // lanes) as v:
-                    values = load(
-                        _reader(x, n, v * lanes, lanes), (p, q), (size[2], size[3]), SIZE, lanes
-                    )
-                    for i, line in enumerate(twice(spread, B, values, lanes)):
-                        for j, value in enumerate(line):
-                            place = target + (i * SIZE + j) * point_step + v * lanes
-                            T.buffer_store(moved, value, [vector(place, lanes)])
+                    values = load(x, n, v * lanes, (p, q), (size[2], size[3]), SIZE, lanes)
+                    store_points(B, values, moved, target + v * lanes, point_step, lanes)
 
     def products(y: Image, first: Expr, first_block: Expr) -> None:
         with parallel(at_a_time, plan.chunk) as (b, g):
@@ -196,9 +166,9 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     right = bind(b * block_step + e * slab)
                     with serial(panels.reduced) as c:
                         if asks:  # for the next point's weights and tiles
-                            ask(turned, right + slab + c * block)
+                            prefetch(turned, right + slab + c * block, level=2)
                             ahead = c * ceildiv(plan.height * step, panels.reduced)
-                            ask(moved, left + point_step + ahead)
+                            prefetch(moved, left + point_step + ahead, level=2)
                         terms = [
                             turned[vector(right + c * block + v * lanes, lanes)]
                             for v in range(vectors)
@@ -220,20 +190,8 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         y: Image, sums: Expr, row: Expr, v: Expr, place: tuple[Expr, Expr, Expr], b: Expr
     ) -> None:
         at = bind(row * block + v * lanes)
-        values = [
-            [
-                bind(sums[vector(at + (i * SIZE + j) * plan.rows * block, lanes)])
-                for j in range(SIZE)
-            ]
-            for i in range(SIZE)
-        ]
-        n, p, q = place
-
-        def write(h: Expr, w: Expr, value: Expr) -> None:
-            there = y.at(n, h, w, 0) + b * block + v * lanes
-            T.buffer_store(y.buffer, value, [vector(there, lanes)])
-
-        store(write, tiles, (p, q), twice(gather, A, values, lanes))
+        values = load_points(A, sums, at, plan.rows * block, lanes)
+        store(y, place, b * block + v * lanes, tiles, values, lanes)
 
     once = at_a_time == panels.blocks
     if once:
@@ -266,11 +224,11 @@ def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     chunk = max(1, _CHUNK // tile_bytes)
     chunk = min(tiles.count, max(chunk, min(128, _MOST_CHUNK // tile_bytes)))
     chunk = ceildiv(tiles.count, ceildiv(tiles.count, chunk))
-    x_step = chunk * lanes + _APART
-    y_step = chunk * block + _APART
+    x_step = chunk * lanes + APART
+    y_step = chunk * block + APART
     data = memory.scratch.new("data_points", slices * POINTS * x_step, "float32")
     grad = memory.scratch.new("grad_points", blocks * POINTS * y_step, "float32")
-    height = min((m.registers - vectors - 1) // vectors, lanes // 2)
+    height = min(tile_rows(m, vectors), lanes // 2)
     height = next(h for h in range(height, 0, -1) if lanes % h == 0)
 
     def inputs(x: Image, y: Image, first: Expr, count: Expr) -> None:
@@ -278,22 +236,13 @@ def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             n, p, q = tiles.place(bind(first + row))
             h, w = bind(p - problem.padding[0]), bind(q - problem.padding[1])
             with serial(slices) as v:
-                values = load(
-                    _reader(x, n, v * lanes, lanes), (h, w), (problem.h, problem.w), SIZE, lanes
-                )
-                for i, line in enumerate(twice(spread, B, values, lanes)):
-                    for j, value in enumerate(line):
-                        place = (v * POINTS + i * SIZE + j) * x_step + row * lanes
-                        T.buffer_store(data, value, [vector(place, lanes)])
+                values = load(x, n, v * lanes, (h, w), (problem.h, problem.w), SIZE, lanes)
+                store_points(B, values, data, v * POINTS * x_step + row * lanes, x_step, lanes)
             with serial(blocks) as b, serial(vectors) as v:
-                values = load(
-                    _reader(y, n, b * block + v * lanes, lanes), (p, q),
-                    (problem.p, problem.q), TILE, lanes,
-                )  # fmt: skip
-                for i, line in enumerate(twice(spread, A, values, lanes)):
-                    for j, value in enumerate(line):
-                        place = (b * POINTS + i * SIZE + j) * y_step + row * block + v * lanes
-                        T.buffer_store(grad, value, [vector(place, lanes)])
+                channel = b * block + v * lanes
+                values = load(y, n, channel, (p, q), (problem.p, problem.q), TILE, lanes)
+                place = b * POINTS * y_step + row * block + v * lanes
+                store_points(A, values, grad, place, y_step, lanes)
 
     def products(is_first: Expr, count: Expr) -> None:
         with parallel(blocks, slices) as (b, c):
@@ -331,11 +280,8 @@ def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
 
     def outputs(sums: Expr, is_first: Expr, target: Expr, row: Expr, v: Expr) -> None:
         at = bind(row * block + v * lanes)
-        values = [
-            [bind(sums[vector(at + (i * SIZE + j) * lanes * block, lanes)]) for j in range(SIZE)]
-            for i in range(SIZE)
-        ]
-        for r, line in enumerate(twice(gather, G, values, lanes)):
+        values = load_points(G, sums, at, lanes * block, lanes)
+        for r, line in enumerate(values):
             for s, value in enumerate(line):
                 place = vector(target + r * panels.r_step + s * panels.s_step + v * lanes, lanes)
                 if is_first is not True:

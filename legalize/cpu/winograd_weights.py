@@ -21,32 +21,30 @@ from .emit import (
     local,
     outer,
     parallel,
+    prefetch,
     serial,
     vector,
     zero,
 )
 from .machine import Machine
 from .memory import Image, Memory
-from .tiles import channel_block
+from .tiles import channel_block, tile_rows
 from .winograd import (
+    APART,
     POINTS,
     SIZE,
     TAPS,
     A,
     B,
     G,
-    Matrix,
     Tiles,
-    ask,
-    gather,
     load,
-    spread,
+    load_points,
+    load_taps,
     store,
-    twice,
+    store_points,
 )
 
-# Rows of memory at steps of a power of two would compete for the same lines of a cache.
-_APART = 16
 # Channels whose weights are transformed at a time.
 _PART = 64
 # Tasks per core, so that all have the same work, more or less.
@@ -64,7 +62,7 @@ def worth(problem: ConvProblem, m: Machine) -> bool:
     )
     tiles = Tiles(problem.n, *problem.canonical_shape(result)[2:]).count
     return bool(
-        m.registers < 32  # with more, the other form has more tiles in a task: not measured there
+        m.has_few_registers  # with more, the other form has more tiles in a task
         and in_place
         and 4 * POINTS * tiles * vectors * lanes <= m.l2_bytes * 5 // 8
         and 4 * POINTS * channels * reduced > m.l2_bytes * m.cores
@@ -82,7 +80,7 @@ class Kernel:
         self.size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
         self.before = [TAPS - 1 - b if dgrad else b for b in problem.padding[:2]]
         self.lanes = m.lanes("float32")
-        self.line = m.line_bytes // 4  # floats of a cache line
+        self.line = m.line("float32")
         self.vectors, _ = channel_block(m, "float32", out[1])
         self.block = self.vectors * self.lanes
         reduced = self.size[1]
@@ -95,11 +93,11 @@ class Kernel:
             memory.result(1, out[1], block=self.block),
         )
         self.tiles = Tiles(self.batch.images, *out[2:])
-        most = (m.registers - self.vectors - 1) // self.vectors
+        most = tile_rows(m, self.vectors)
         self.height = ceildiv(self.tiles.count, ceildiv(self.tiles.count, most))
         self.rows = ceildiv(self.tiles.count, self.height) * self.height
-        self.step = reduced + _APART
-        self.slab = _PART * self.block + _APART  # of one point's weights
+        self.step = reduced + APART
+        self.slab = _PART * self.block + APART  # of one point's weights
         self.moved = memory.scratch.new("tiles", POINTS * self.rows * self.step, "float32")
 
     def emit(self) -> None:
@@ -124,35 +122,17 @@ class Kernel:
         n, p, q = self.tiles.place(tile)
         p, q = bind(p - self.before[0]), bind(q - self.before[1])
 
-        def read(row: Expr, column: Expr) -> Expr:
-            there = x.at(n, row, column, 0) + v * self.lanes
-            return x.buffer[vector(there, self.lanes)]
-
-        values = load(read, (p, q), (self.size[2], self.size[3]), SIZE, self.lanes)
-        place = bind(tile * self.step + v * self.lanes)
-        self._spread(B, values, self.moved, place, self.rows * self.step)
+        channel = v * self.lanes
+        values = load(x, n, channel, (p, q), (self.size[2], self.size[3]), SIZE, self.lanes)
+        place = bind(tile * self.step + channel)
+        store_points(B, values, self.moved, place, self.rows * self.step, self.lanes)
 
     def _weight(self, points: Expr, b: Expr, part: Expr, c: Expr, v: Expr) -> None:
         """Transforms one vector of weights."""
         first = v * self.lanes
         source = bind(b * self.panels.block_step + (part * _PART + c) * self.block + first)
-        taps = [
-            [
-                bind(self.weight[vector(source + r * self.panels.r_step + s * self.panels.s_step,
-                                        self.lanes)])
-                for s in range(TAPS)
-            ]
-            for r in range(TAPS)
-        ]  # fmt: skip
-        self._spread(G, taps, points, bind(c * self.block + first), self.slab)
-
-    def _spread(
-        self, matrix: Matrix, values: list[list[Expr]], target: Expr, place: Expr, step: int
-    ) -> None:
-        for i, line in enumerate(twice(spread, matrix, values, self.lanes)):
-            for j, value in enumerate(line):
-                there = vector(place + (i * SIZE + j) * step, self.lanes)
-                T.buffer_store(target, value, [there])
+        taps = load_taps(self.weight, self.panels, source, self.lanes)
+        store_points(G, taps, points, bind(c * self.block + first), self.slab, self.lanes)
 
     def _products(self, sums: Expr, points: Expr, part: Expr, e: Expr, row: Expr) -> None:
         """Adds the products of one point's tiles from `row` on with a part of the weights."""
@@ -169,7 +149,7 @@ class Kernel:
         ahead = left + self.rows * self.step  # what the next point's tiles need
         for i in range(height):
             for c in range(0, _PART, self.line):
-                ask(self.moved, ahead + i * self.step + c)
+                prefetch(self.moved, ahead + i * self.step + c, level=2)
         with serial(_PART) as c:
             terms = [
                 points[vector(right + c * self.block + v * lanes, lanes)] for v in range(vectors)
@@ -182,16 +162,8 @@ class Kernel:
 
     def _output(self, y: Image, sums: Expr, b: Expr, tile: Expr, v: Expr) -> None:
         """Transforms the sums of one tile and one vector of channels."""
-        n, p, q = self.tiles.place(tile)
+        place = self.tiles.place(tile)
         first = bind(tile * self.block + v * self.lanes)
         step = self.rows * self.block
-        values = [
-            [bind(sums[vector(first + (i * SIZE + j) * step, self.lanes)]) for j in range(SIZE)]
-            for i in range(SIZE)
-        ]
-
-        def write(h: Expr, w: Expr, value: Expr) -> None:
-            there = y.at(n, h, w, 0) + b * self.block + v * self.lanes
-            T.buffer_store(y.buffer, value, [vector(there, self.lanes)])
-
-        store(write, self.tiles, (p, q), twice(gather, A, values, self.lanes))
+        values = load_points(A, sums, first, step, self.lanes)
+        store(y, place, b * self.block + v * self.lanes, self.tiles, values, self.lanes)

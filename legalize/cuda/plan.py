@@ -11,6 +11,8 @@ from typing import Any
 
 from tvm.target import Target
 
+from relay_wgrad.problem import DTYPE_BYTES
+
 from . import gemm, reduce
 from .emit import ceildiv
 from .view import View
@@ -43,7 +45,7 @@ def plan_of(view: View, target: Target | None) -> Plan:
     """The cheapest by the model."""
     processors = _processors(target)
     batches, M, N, K = (_number(view.size(axes)) for axes in (view.batch, view.m, view.n, view.k))
-    bytes_each = 8 if view.problem.accum_dtype == "float64" else 4
+    bytes_each = DTYPE_BYTES[view.problem.accum_dtype]
     scratch = max(1, MAX_SCRATCH // (batches * M * N * bytes_each))
     if min(M, N) <= THIN:
         return _direct(view, batches * M * N, K, processors, scratch)
