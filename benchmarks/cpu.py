@@ -42,6 +42,7 @@ from benchmarks.gpu_timing import by_torch
 from benchmarks.layers import LAYOUTS, SUITES, Layer, suite
 from legalize import cpu
 from legalize.cpu.ceilings import ceilings
+from relay_wgrad import output
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import poisoned, random_operands, relative_error, tolerance
@@ -236,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             row = {**facts, **measure(layer, problem, rounds, target)}
             rows.append(row)
             if args.json:
-                args.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+                output.write(args.json, json.dumps({"machine": machine, "rows": rows}, indent=1))
         wanted.append(row)
     print_tables(wanted, machine, console)
     stock = [composite(x, target) for x in wanted if args.stock and x["kind"] == "wgrad"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from relay_wgrad import output
 
 Row = dict[str, Any]
 KINDS = ("wgrad", "dgrad", "fprop")
@@ -182,7 +183,5 @@ def about_lines(result: dict[str, Any]) -> list[str]:
 
 
 def save(path: Path, result: dict[str, Any]) -> None:
-    """Writes beside the file and renames: a run that is cut short leaves a whole file."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    """A run that is cut short leaves a whole file."""
+    output.write(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")

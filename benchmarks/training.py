@@ -31,6 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED
 
 # What a row was asked for: two rows with the same are measurements of one thing.
@@ -102,9 +103,7 @@ def save(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes the rows to a file, with those of other measurements that are there already."""
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     merged = {tuple(r[name] for name in ASKED): r for r in [*old, *rows]}
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(list(merged.values()), indent=1) + "\n", encoding="utf-8")
-    new.replace(path)  # never half a file
+    output.write(path, json.dumps(list(merged.values()), indent=1) + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> Table:

@@ -20,6 +20,7 @@ from typing import Any
 import tvm_ffi
 from tvm_ffi import libinfo
 
+from relay_wgrad.output import replacing
 from relay_wgrad.problem import ConvProblem
 
 from .backends.cudnn import Options
@@ -116,14 +117,8 @@ def _load_new(text: str, found: Toolchain, path: Path | None, reason: str = "") 
 
 
 def _keep(content: bytes, path: Path) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content + _DIGEST(content).digest())
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replacing(path, 0o600) as made:
+        made.write_bytes(content + _DIGEST(content).digest())
 
 
 def _whole(path: Path) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from relay_wgrad import output
 from relay_wgrad.problem import ConvProblem
 
 from .cutlass_kernels import Kernel
@@ -202,7 +202,4 @@ class Record:
                 },
                 indent=1,
             )
-            handle, made = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.replace(made, path)
+            output.write(path, text + "\n")

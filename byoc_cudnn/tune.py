@@ -19,11 +19,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import tvm
 import tvm_ffi
 
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from .backends.cutlass import Options as CutlassOptions
@@ -317,17 +317,13 @@ def _sample(values: np.ndarray) -> np.ndarray:
 
 def _random(shape: Sequence[int], dtype: str, rng: np.random.Generator) -> np.ndarray:
     """Normal numbers; a million of them over and over, which no kernel can tell."""
-    some = rng.standard_normal(1 << 20).astype("float32").astype(_numpy(dtype))
+    some = rng.standard_normal(1 << 20).astype("float32").astype(numpy_dtype(dtype))
     return np.resize(some, tuple(shape))
 
 
 def _poison(problem: ConvProblem) -> np.ndarray:
     result = problem.roles[2]
-    return np.full(problem.shape(result), np.nan, _numpy(problem.dtype(result)))
-
-
-def _numpy(dtype: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    return np.full(problem.shape(result), np.nan, numpy_dtype(problem.dtype(result)))
 
 
 def _expect_close(result: np.ndarray, first: np.ndarray | None, problem: ConvProblem) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.target import Target
 
 from relay_wgrad.attrs import ConvAttrs
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.ops.algebra import emit_dgrad, emit_fprop, emit_wgrad
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.timing import shortest
@@ -72,13 +72,9 @@ def random_operands(problem: ConvProblem, seed: int = 0) -> list[np.ndarray[Any,
     """Seeded normal values for the two operands, in the problem's layouts and dtypes."""
     rng = np.random.default_rng(seed)
     return [
-        rng.standard_normal(problem.shape(role)).astype(_numpy_dtype(problem.dtype(role)))
+        rng.standard_normal(problem.shape(role)).astype(numpy_dtype(problem.dtype(role)))
         for role in problem.roles[:2]
     ]
-
-
-def _numpy_dtype(name: str) -> Any:
-    return ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name)
 
 
 def build_stock(problems: Sequence[ConvProblem], target: Target) -> Any:
@@ -109,7 +105,7 @@ def second_opinion(
     # One long run is a measurement; a short one may be a cold start.
     stock_seconds = first if first > LONG else min(first, timed(lambda: run_stock(*operands), 2))
     result = problem.roles[2]
-    nothing = np.full(problem.shape(result), np.nan).astype(_numpy_dtype(problem.dtype(result)))
+    nothing = np.full(problem.shape(result), np.nan).astype(numpy_dtype(problem.dtype(result)))
     out = tvm.runtime.tensor(nothing)
     seconds = timed(lambda: kernel(*operands, out), repeat)
     got = out.numpy().astype("float64")

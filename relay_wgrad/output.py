@@ -1,9 +1,12 @@
-"""Files that commands write: whole, or as they were before."""
+"""Files that are written whole, or stay as they were before."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -29,10 +32,24 @@ def write(path: str | os.PathLike[str], text: str) -> None:
     if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
         target.write_text(text, encoding="utf-8")  # a pipe, or a file in another's folder
         return
-    made = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with replacing(target) as made:
         made.write_text(text, encoding="utf-8")
-        if target.exists():
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[Path]:
+    """A new file beside `path`, with its ending, to be written; it takes the place of `path`,
+    also where that is a link.
+
+    `mode`: of a file that was not there, less the process's mask.  After an error or an
+    interruption what was there stays.  Raises OSError where it cannot write.
+    """
+    target = Path(path)
+    made = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
+    os.close(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+    try:
+        yield made
+        if target.is_file() and not target.is_symlink():
             made.chmod(target.stat().st_mode & 0o7777)
         os.replace(made, target)
     except BaseException:

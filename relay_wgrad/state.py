@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from . import output
 
 if TYPE_CHECKING:
     from .frontend import TrainingGraph
@@ -55,17 +56,10 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
     values = (FORMAT, trainer.graph.name, trainer.optimizer, repr(trainer.lr), str(trainer.steps),
               repr(trainer.loss_scale), str(trainer.good_steps), str(trainer.skipped))  # fmt: skip
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    try:
-        # A tensor without axes is not contiguous to safetensors unless it is copied.
-        whole = {name: np.ascontiguousarray(v).reshape(v.shape) for name, v in tensors.items()}
-        write(whole, temporary, metadata=dict(zip(_KEYS, values, strict=True)))
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    # A tensor without axes is not contiguous to safetensors unless it is copied.
+    whole = {name: np.ascontiguousarray(v).reshape(v.shape) for name, v in tensors.items()}
+    with output.replacing(path) as made:
+        write(whole, made, metadata=dict(zip(_KEYS, values, strict=True)))
 
 
 def header(path: str | os.PathLike[str]) -> dict[str, str]:

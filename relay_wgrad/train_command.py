@@ -204,7 +204,8 @@ def _steps(
     if args.save:
         state.save(trainer, args.save)
     if args.export:
-        onnx.save(to_onnx(trainer.graph, trainer.params, args.model), args.export)
+        with output.replacing(args.export) as made:
+            onnx.save(to_onnx(trainer.graph, trainer.params, args.model), made)
     for path in (args.save, args.export):
         if path and not args.quiet:
             print(f"saved to {path}", file=sys.stderr)

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -53,11 +53,6 @@ CORNERS = (
     "{} n=4 c=17 h=12 w=12 k=19 r=5 s=5 pad=2,2,2,2 layout=CHWN/IHWO/CHWN",
     "{} n=4 c=260 h=6 w=6 k=9 r=1 s=1 layout=HWNC/IOHW/HWCN",
 )
-
-
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """numpy has no bfloat16 of its own; ml_dtypes has."""
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 def _pick(rng: np.random.Generator, values: Sequence[Any]) -> Any:

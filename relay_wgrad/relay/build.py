@@ -155,7 +155,7 @@ def build(
         name = str(var.name_hint)
         if name in ir_mod.functions and name not in (MAIN, *taken):
             del mod[var]  # inlined where @main calls it
-    given = {name: _array(name, value) for name, value in (params or {}).items()}
+    given = {name: _tensor(name, value) for name, value in (params or {}).items()}
     func = mod[MAIN]
     params_of = {str(p.name): _input(p) for p in func.params}
     for name, value in given.items():
@@ -192,8 +192,13 @@ def _beside(path: str | Path) -> Path:
     return Path(str(path) + ".json")
 
 
-def _array(name: str, value: Any) -> Any:
+def host_array(where: str, name: str, value: Any) -> Any:
+    """An argument in numpy; TypeError for what is no array of numbers."""
     array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
     if array.dtype == object:
-        raise TypeError(f"build: parameter {name!r} must be an array, got {type(value).__name__}")
-    return tvm.runtime.tensor(np.ascontiguousarray(array))
+        raise TypeError(f"{where}: {name!r} must be an array, got {type(value).__name__}")
+    return array
+
+
+def _tensor(name: str, value: Any) -> Any:
+    return tvm.runtime.tensor(np.ascontiguousarray(host_array("build", name, value)))

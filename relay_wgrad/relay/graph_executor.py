@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from .build import MAIN, Executor
+from .build import MAIN, Executor, host_array
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,9 @@ class GraphModule:
 
     def _set(self, name: str, value: Any) -> None:
         wanted = self._executor.inputs[name]
-        if hasattr(value, "numpy"):
-            array = value.numpy()
-        else:
-            array = np.asarray(value)
-            if array.dtype == object:
-                raise TypeError(f"set_input: {name!r} must be an array, got {value!r}")
-            if np.can_cast(array.dtype, wanted.dtype, "same_kind"):
-                array = array.astype(wanted.dtype)
+        array = host_array("set_input", name, value)
+        if not hasattr(value, "numpy") and np.can_cast(array.dtype, wanted.dtype, "same_kind"):
+            array = array.astype(wanted.dtype)
         wanted.check("set_input", array)
         # A copy on the executor's device: what the caller does to its own changes nothing here.
         self._inputs[name] = tvm.runtime.tensor(np.array(array), self._executor.device)

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ROLES, ConvKind, ConvProblem
-from tests.problems import UNIT, numpy_dtype, tolerance
+from tests.problems import UNIT, tolerance
 
 from .case import Case
 from .program import DIRECTIONS, PARAMS, library_contracts, param_dtype

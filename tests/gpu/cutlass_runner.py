@@ -14,6 +14,7 @@ import tvm_ffi
 from byoc_cudnn.codegen.cutlass import generate
 from byoc_cudnn.codegen.regions import Region
 from byoc_cudnn.compiled import library_command
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.gpu.cudnn_runner import (
     destination,
@@ -22,7 +23,7 @@ from tests.gpu.cudnn_runner import (
     operands_on_device,
     to_numpy,
 )
-from tests.problems import numpy_dtype, random_operands, relative_error, torch_reference
+from tests.problems import random_operands, relative_error, torch_reference
 
 
 def region_of(

@@ -7,13 +7,13 @@ import pytest
 import tvm
 from tvm import relax
 
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.relay import ast
 from relay_wgrad.relay.build import build
 from relay_wgrad.relay.graph_executor import GraphModule
 from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.text import fromtext
 from relay_wgrad.relay.types import TensorType
-from tests.problems import numpy_dtype
 from tests.relay_fixtures import fixture_names, load
 from tests.timing import seconds
 

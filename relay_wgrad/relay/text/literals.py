@@ -6,9 +6,9 @@ import math
 import re
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from ...dtypes import numpy_dtype
 from ..types import (
     ANY,
     DTYPES,
@@ -23,7 +23,7 @@ from ..types import (
 )
 
 # Relay's names; numpy's type where an array can hold it.
-_ARRAYS = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in NUMBERS}
+_ARRAYS = {name: numpy_dtype(name) for name in NUMBERS}
 ARRAY_DTYPES = _ARRAYS
 _NAMES = {dtype: name for name, dtype in _ARRAYS.items()}
 
