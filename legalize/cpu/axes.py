@@ -100,15 +100,12 @@ class Axis:
 
     def border(self) -> tuple[int, int]:
         """Zeros needed before and after the operand."""
-        low, high = 0, self.size - 1
-        for phase in range(self.phases):
-            taps = self.taps(phase)
-            for j in (0, taps.count - 1):
-                if taps.count > 0:
-                    start = taps.offset + j * taps.reach
-                    low = min(low, start)
-                    high = max(high, start + (self.count - 1) * self.scale)
-        return -low, high - self.size + 1
+        ends = (-self.before, (self.kernel - 1) * self.dilation - self.before)
+        if self.dgrad:
+            # The phase that tap r meets is (r*d - b) % t, so the offset there is -((r*d - b) // t).
+            ends = (-(ends[1] // self.stride), -(ends[0] // self.stride))
+        last = ends[1] + (self.count - 1) * self.scale
+        return max(0, -ends[0]), max(0, last - self.size + 1)
 
     def reached(self, taps: Taps, start: Expr, outputs: int = 1) -> tuple[Expr, Expr]:
         """The first tap that is on the operand, and the last but one, for one of the outputs of a
