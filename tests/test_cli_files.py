@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,15 @@ def started(*args: str, **options: Any) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as in a terminal: a shell's background jobs, and what they start, ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_training(tmp_path: Path) -> None:
     """In whatever TVM does then: the exit code is 130, and a file that was there stays."""
     figures = tmp_path / "a.json"
@@ -51,10 +62,13 @@ def test_an_interrupt_while_training(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *args], text=True, stderr=subprocess.PIPE,
         stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    while not saved.exists() and process.poll() is None:
-        pass
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    try:
+        while not saved.exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert error.splitlines()[-1] == "interrupted"
     assert "Traceback" not in error
@@ -62,6 +76,7 @@ def test_an_interrupt_while_training(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "made", "net.onnx"]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_that_comes_back_as_another_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
