@@ -37,7 +37,7 @@ from .tiles import Tile, shapes
 
 # How much more than the level-2 caches is what comes from memory: only that is worth asking for
 # where vectors share cache lines.  Measured.
-_FAR = 20
+_FAR = 18
 # Phases of dgrad that are written out one by one, with all that is known of their taps.
 _UNROLLED = 4
 
@@ -87,13 +87,24 @@ def _affine(
     tile = Tile(1, ceildiv(columns.count, ceildiv(columns.count, most)), 1, lanes)
     # A task is a row of results: finding its place takes as long as some multiplications.
     wide_tiles, chunks = ceildiv(columns.count, tile.columns), panels.block // lanes
+    sharing = max(1, m.line_bytes // m.vector_bytes)  # vectors of a line
     with (
         batch.each() as (_, images, (x, y)),
         parallel(images, rows.count, outs) as (n, a, filter_),
         serial(wide_tiles) as b,
         serial(chunks) as chunk,
     ):
-        b = bind(b * tile.columns)
+        tile_number, b = b, bind(b * tile.columns)
+
+        def ask(
+            image: Image, start: Expr, pixels: int, share: Expr, *, write: bool = False
+        ) -> None:
+            """Asks for a share of the lines of a row of pixels."""
+            line, shares = m.line(memory.accum), wide_tiles * ceildiv(chunks, sharing)
+            some = ceildiv(pixels * image.w_step, line * shares)
+            first = bind(start + share * (some * line))
+            for i in range(some):
+                prefetch(image.buffer, first + i * line, write=write)
 
         def tiles(phases: Sequence[Expr]) -> None:
             """One phase of rows and of columns."""
@@ -112,14 +123,16 @@ def _affine(
                         prefetch(y.buffer, place, write=True)
                 position = bind(a * rows.scale + h.offset)
                 first, last = rows.reached(h, a)
-                if ask_read or ask_written:
-                    # Lines of the same pixels, a row further.
-                    with when(chunk % (m.line_bytes // m.vector_bytes) == 0):
-                        for place, _ in results if ask_written else ():
-                            prefetch(y.buffer, place + rows.phases * y.h_step, write=True)
-                        if ask_read and phases == (0, 0):
-                            new = position + h.count * h.reach, b * columns.scale
-                            _ask(x, n, new, chunk * lanes, (rows.scale, wide * columns.scale))
+                if (ask_read or ask_written) and all(isinstance(x, int) and not x for x in phases):
+                    # The next rows' lines in the order of memory: each vector asks for a share.
+                    with when(chunk % sharing == 0):
+                        share = bind(tile_number * ceildiv(chunks, sharing) + chunk // sharing)
+                        for i in range(rows.phases if ask_written else 0):
+                            start = y.at(n, (a + 1) * rows.phases + i, 0, filter_)
+                            ask(y, start, out[3], share, write=True)
+                        for i in range(rows.scale if ask_read else 0):
+                            start = x.at(n, position + h.count * h.reach + i, 0, 0)
+                            ask(x, start, size[3], share)
                 # A few taps of a row together share what they load.
                 unrolled = w.count if isinstance(w.count, int) and 0 < w.count <= 3 else 1
                 loops = serial(ins), serial(last, first), serial(w.count // unrolled)
@@ -153,14 +166,6 @@ def _affine(
         else:
             with serial(count) as phase:
                 tiles(digits(phase, (rows.phases, columns.phases)))
-
-
-def _ask(x: Image, n: Expr, place: tuple[Expr, Expr], channel: Expr, size: tuple[int, int]) -> None:
-    """Asks for the lines of some pixels, which the next row of results needs."""
-    for i in range(size[0]):
-        start = bind(x.at(n, place[0] + i, place[1], 0) + channel)
-        for j in range(size[1]):
-            prefetch(x.buffer, start + j * x.w_step)
 
 
 def _may_miss(axis: Axis, i: int, wide: int, column: Expr) -> Expr:
