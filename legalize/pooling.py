@@ -109,19 +109,24 @@ def max_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., 
     return rule
 
 
-def _parallel(sch: s_tir.Schedule, loops: list[Any]) -> None:
+def _parallel(sch: s_tir.Schedule, stage: Any) -> None:
+    """Rows in parallel; the innermost axis inside the window's, where it becomes vectors."""
+    loops = list(sch.get_loops(stage))
     sch.parallel(sch.fuse(*loops[:2]))
+    sch.reorder(*loops[4:], loops[3])
+    sch.decompose_reduction(stage, loops[4])
 
 
-def _threads(sch: s_tir.Schedule, loops: list[Any]) -> None:
+def _threads(sch: s_tir.Schedule, stage: Any) -> None:
+    loops = list(sch.get_loops(stage))
     block, thread = sch.split(sch.fuse(*loops[:4]), [None, 256])
     sch.bind(block, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
 
 
-# Target kind -> what it does with a stage's loops, the four of the result first.  The stock CUDA
+# Target kind -> what it does with a stage, whose first four loops are the result's.  The stock CUDA
 # pipeline would fuse the two stages into one that it then cannot schedule.
-_SCHEDULES: dict[str, Callable[[s_tir.Schedule, list[Any]], None]] = {
+_SCHEDULES: dict[str, Callable[[s_tir.Schedule, Any], None]] = {
     "llvm": _parallel,
     "cuda": _threads,
 }
@@ -130,7 +135,7 @@ _SCHEDULES: dict[str, Callable[[s_tir.Schedule, list[Any]], None]] = {
 def _scheduled(func: tirx.PrimFunc, schedule: Callable[..., None]) -> tirx.PrimFunc:
     sch = s_tir.Schedule(func)
     for block in ("first_maximum", "max_pool2d_backward"):
-        schedule(sch, list(sch.get_loops(sch.get_sblock(block, func_name="main"))))
+        schedule(sch, sch.get_sblock(block, func_name="main"))
     # A global symbol would make the kernel public, and clash with a function of that name.
     done = sch.mod["main"].without_attr("global_symbol")
     return done.with_attr({"tirx.is_scheduled": True, "op_pattern": OPAQUE})
