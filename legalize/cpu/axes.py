@@ -113,7 +113,7 @@ class Axis:
         if self.border() == (0, 0):
             return 0, taps.count
         position = bind(start * self.scale + taps.offset)
-        # The position has a positive sign in both quotients: see `wgrad._Core._range`.
+        # The position has a positive sign in both quotients: see `pixels.reach`.
         low = -((position + (outputs - 1) * self.scale) // taps.reach)
         high = 1 - ceildiv(position - self.size + 1, taps.reach)
         if isinstance(position, int) and isinstance(taps.count, int):
