@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             row = {**facts, **measure(layer, problem, rounds, target)}
             rows.append(row)
             if args.json:
-                output.write(args.json, json.dumps({"machine": machine, "rows": rows}, indent=1))
+                output.write_json(args.json, {"machine": machine, "rows": rows})
         wanted.append(row)
     print_tables(wanted, machine, console)
     stock = [composite(x, target) for x in wanted if args.stock and x["kind"] == "wgrad"]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import multiprocessing
 import os
 import re
@@ -34,6 +33,7 @@ from rich.table import Table
 import relay_wgrad
 from benchmarks.cpu_timing import best, cpu_model
 from legalize.cpu import configure_threads, host_target
+from relay_wgrad import output
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training import Trainer
 from tests.torch_model import prepared
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f" {row['torch_added_bytes'] / 2**20:.0f} MiB"
         )
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        output.write_json(args.json, rows)
     return 0
 
 

@@ -10,7 +10,6 @@ contiguous and channels_last; TF32 is off, since our float32 sums are float32.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from rich.table import Table
 
 from benchmarks.layers import problems
 from legalize.cuda import prim_func
+from relay_wgrad import output
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.gpu.runner import choose_compiler
 
@@ -145,8 +145,7 @@ def main() -> None:
         about = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__,
                  "cudnn": torch.backends.cudnn.version(), "tvm": tvm.__version__,
                  "cuda": torch.version.cuda, "batch": args.batch}  # fmt: skip
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"about": about, "rows": rows}, file, indent=1)
+        output.write_json(args.json, {"about": about, "rows": rows})
 
 
 if __name__ == "__main__":

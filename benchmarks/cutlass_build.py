@@ -20,6 +20,7 @@ from typing import Any
 import byoc_cudnn
 import relay_wgrad
 from byoc_cudnn.codegen.cutlass import kernels_of
+from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.training_step import converted, step_module
 
@@ -60,7 +61,7 @@ def main() -> int:
     rows["cores"] = {"count": len(os.sched_getaffinity(0))}
     print(json.dumps(rows, indent=1))
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        output.write_json(args.json, rows)
     return 0
 
 

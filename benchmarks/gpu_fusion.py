@@ -10,7 +10,6 @@ one write and one read of the result.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import tempfile
@@ -26,6 +25,7 @@ from benchmarks.gpu_timing import L2_BYTES, ROUNDS, canonical, timed
 from byoc_cudnn.codegen.cutlass import generate
 from byoc_cudnn.codegen.regions import Region
 from byoc_cudnn.compiled import library_command
+from relay_wgrad import output
 from relay_wgrad.problem import ConvProblem
 
 LINE = "dgrad n={} c={} h={} w={} k={} r={} s={} pad={} layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
@@ -118,7 +118,7 @@ def main() -> int:
         )  # fmt: skip
     Console(width=130, highlight=False).print(table)
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        output.write_json(args.json, rows)
     return 0
 
 

@@ -5,7 +5,6 @@ A row is a dictionary: what was measured, or `reason` where that failed.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -184,4 +183,4 @@ def about_lines(result: dict[str, Any]) -> list[str]:
 
 def save(path: Path, result: dict[str, Any]) -> None:
     """A run that is cut short leaves a whole file."""
-    output.write(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    output.write_json(path, result)

@@ -15,12 +15,10 @@ and backward by device events, in alternating rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +29,7 @@ from rich.table import Table
 
 import byoc_cudnn
 import relay_wgrad
+from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.training_step import ADJOINT, converted, step_module
 from tests.gpu.runner import choose_compiler
@@ -169,7 +168,7 @@ def main() -> int:
                 "date": date.today().isoformat(), "gpu": torch.cuda.get_device_name(),
                 "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "rows": rows,
             }  # fmt: skip
-            Path(args.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            output.write_json(args.json, facts)
     Console(width=140).print(table)
     return 0
 

@@ -14,7 +14,6 @@ compiled.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from tvm.ir import Op
 
 import relay_wgrad
 from benchmarks.layout_equality import machine
-from relay_wgrad import opdef
+from relay_wgrad import opdef, output
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.frontend.bundled import BUNDLED
 from relay_wgrad.layout_rules.stock import ADDED
@@ -225,9 +224,8 @@ def main() -> None:
                 fits[key] = exponent(*zip(*known, strict=True))
                 console.print(f"{key} ~ depth ** {fits[key]:.2f}")
     if args.json:
-        with open(args.json, "w") as file:
-            result = {"models": models, "chains": chains, "exponents": fits}
-            json.dump({**machine(), **result}, file, indent=1)
+        result = {"models": models, "chains": chains, "exponents": fits}
+        output.write_json(args.json, {**machine(), **result})
     if args.plot:
         plot(chains, args.plot)
 

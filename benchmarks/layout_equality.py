@@ -38,6 +38,7 @@ from onnx import helper, numpy_helper
 from rich.console import Console
 from rich.table import Table
 
+from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, TrainingGraph
 from relay_wgrad.frontend.bundled import load
 
@@ -297,7 +298,7 @@ def main() -> int:
         print(f"{name}: {rows[-1].get('error', 'done')}", file=sys.stderr)
         if args.json:
             result = {**machine(), "limit": args.limit, "rows": rows}
-            Path(args.json).write_text(json.dumps(result, indent=1), encoding="utf-8")
+            output.write_json(args.json, result)
     Console(width=170).print(table(rows, args.limit))
     return 0 if all(good(r, args.limit) for r in rows) else 1
 

@@ -11,7 +11,6 @@ parameter's gradient is shown.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ import relay_wgrad
 from benchmarks.layout_changes import CHANNELS_LAST, best
 from benchmarks.layout_equality import machine
 from legalize.cpu import host_target
+from relay_wgrad import output
 from relay_wgrad.frontend import TrainingGraph, from_onnx
 from relay_wgrad.frontend.bundled import BUNDLED
 from relay_wgrad.transform import ConvertLayout, raise_conv_backward
@@ -123,8 +123,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name, found in result["distances"].items():
             print(name, *(f"{layout}: {far:.1e}" for layout, far in found.items()))
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=1)
+        output.write_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ anything differs.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import relay_wgrad
-from relay_wgrad import relay
+from relay_wgrad import output, relay
 from relay_wgrad.relay import transform
 from tests.fixtures.relay.inputs import HERE, load
 from tests.relay.test_infer import stripped
@@ -111,7 +110,7 @@ def main() -> int:
     ]  # fmt: skip
     print(f"{len(rows)} programs, {len(bad)} that differ{': ' if bad else ''}{', '.join(bad)}")
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        output.write_json(args.json, rows)
     return 1 if bad else 0
 
 

@@ -13,7 +13,6 @@ Gradients are compared in the same run.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from rich.table import Table
 
 import relay_wgrad.torch as rt
 from examples.autoencoder_torch import PADDING, STRIDE, Autoencoder
+from relay_wgrad import output
 
 F = torch.nn.functional
 ROUNDS, CALLS = 7, 200
@@ -168,7 +168,7 @@ def main() -> int:
         )  # fmt: skip
     console.print(table)
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        output.write_json(args.json, result)
     return 0 if all(row["right"] for row in result["steps"]) else 1
 
 

@@ -103,7 +103,7 @@ def save(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes the rows to a file, with those of other measurements that are there already."""
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     merged = {tuple(r[name] for name in ASKED): r for r in [*old, *rows]}
-    output.write(path, json.dumps(list(merged.values()), indent=1) + "\n")
+    output.write_json(path, list(merged.values()))
 
 
 def table(rows: list[dict[str, Any]]) -> Table:

@@ -194,12 +194,6 @@ class Record:
         with open(path.with_name(path.name + ".lock"), "a", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             merged = {m.key: m for m in Record.load(path)} | self._known
-            text = json.dumps(
-                {
-                    "format": FORMAT,
-                    "version": VERSION,
-                    "measurements": [asdict(m) for m in merged.values()],
-                },
-                indent=1,
-            )
-            output.write(path, text + "\n")
+            measurements = [asdict(m) for m in merged.values()]
+            known = {"format": FORMAT, "version": VERSION, "measurements": measurements}
+            output.write_json(path, known)

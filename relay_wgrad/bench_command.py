@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from typing import Any
@@ -89,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     _print(display, name, figures)
     warn(max((row["scatter"] for row in rows), default=1.0))
     if args.json:
-        output.write(args.json, json.dumps(figures, indent=1, default=str))
+        output.write_json(args.json, figures)
     return 0
 
 

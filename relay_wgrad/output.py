@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def check(path: str | os.PathLike[str]) -> None:
@@ -34,6 +36,11 @@ def write(path: str | os.PathLike[str], text: str) -> None:
         return
     with replacing(target) as made:
         made.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """`write` of JSON, a line for each leaf; what JSON does not know, as `str` shows it."""
+    write(path, json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import re
@@ -118,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     args.weights = args.weights or "auto"
     figures, ok = train(args)
     if args.json:
-        output.write(args.json, json.dumps(figures, indent=1))
+        output.write_json(args.json, figures)
     return 0 if ok else 1
 
 
