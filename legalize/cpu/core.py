@@ -49,7 +49,7 @@ class Core:
         tile = self.tile
         high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
         sizes = (images, high, wide)
-        weights = panels.groups * panels.blocks * panels.block_step * DTYPE_BYTES[self.accum]
+        weights = panels.size * DTYPE_BYTES[self.accum]
         # All weights stay in the cache if they fit; else one block of them does, for all pixels.
         small = weights <= self.machine.l2_bytes // 2
         order = (*sizes, panels.groups, panels.blocks) if small else (

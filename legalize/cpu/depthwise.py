@@ -193,6 +193,6 @@ def _wgrad(
     else:
         core = Sums(problem, m, memory.accum, panels, lanes)
     splits = core.splits(batch.images, m.cores)
-    with parts_of(weight, memory, multiplier * panels.block_step, splits, lanes) as parts:
+    with parts_of(weight, memory, panels.size, splits, lanes) as parts:
         core.emit(batch, parts, splits)
     memory.move_weight(weight, panels, False, interleaved=multiplier > 1)

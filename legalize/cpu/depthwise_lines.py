@@ -99,7 +99,7 @@ def _blocks(problem: ConvProblem, m: Machine, bytes_: int) -> list[_Block]:
 
 
 class Lines:
-    """The core: the sums are in `parts`."""
+    """The core: a task adds up some lines of channels, over some rows of the gradient."""
 
     def __init__(
         self, problem: ConvProblem, m: Machine, accum: str, panels: Panels, lanes: int,
@@ -116,7 +116,7 @@ class Lines:
         self.units_per_image = ceildiv(problem.p, self.rows)
         # Channels of a task: a quarter of a level-1 cache is for their sums.
         self.lines = ceildiv(self.chunks, self.sharing)
-        sums = panels.groups * panels.block_step * bytes_
+        sums = panels.size * bytes_
         self.groups = min(ceildiv(4 * sums, m.l1_bytes), self.lines)
 
     def splits(self, images: Expr, cores: int) -> int:
@@ -125,14 +125,13 @@ class Lines:
 
     def emit(self, batch: Batch, parts: Expr, splits: int) -> None:
         lanes = self.lanes
-        with parallel(splits * self.panels.groups * self.panels.block_step // lanes) as (i,):
+        with parallel(splits * self.panels.size // lanes) as (i,):
             T.buffer_store(parts, zero(self.accum, lanes), [vector(i * lanes, lanes)])
         with batch.each() as (_, images, (y, x)):
             self._images(y, x, images, parts, splits)
 
     def _images(self, y: Image, x: Image, images: Expr, parts: Expr, splits: int) -> None:
-        multiplier, tall = self.panels.groups, self.tall
-        size = multiplier * self.panels.block_step
+        panels, tall = self.panels, self.tall
         units = images * self.units_per_image
         with (
             parallel(self.groups, splits) as (group, part),
@@ -145,7 +144,7 @@ class Lines:
             for block in self.blocks:
                 with (
                     serial(block.parts) as cut,
-                    serial(multiplier) as filter_,
+                    serial(panels.groups) as filter_,
                     serial(last_line, first_line) as line,
                     serial(self.problem.r // tall) as r,
                 ):
@@ -154,7 +153,7 @@ class Lines:
                         exists = chunk < self.chunks if i and self.chunks % self.sharing else True
                         with when(exists):
                             first = bind(chunk * self.lanes)
-                            sums = part * size + self.panels.at(filter_, 0, r * tall, 0) + first
+                            sums = part * panels.size + panels.at(filter_, 0, r * tall, 0) + first
                             grad = bind(y.at(n, p, 0, filter_) + first)
                             data = bind(x.at(n, 0, 0, 0) + first)
                             _Sums(self, block, (y, x), (grad, data), (p, r * tall)).emit(

@@ -27,7 +27,6 @@ class Sums:
         self.taps = [(i, j) for i in range(self.tall) for j in range(self.wide)]
         rows, columns = problem.r // self.tall, problem.s // self.wide
         self.grid = (panels.groups, panels.block // lanes, rows, columns)
-        self.size = panels.groups * panels.block_step
 
     def splits(self, images: Expr, cores: int) -> int:
         """Parts of the sum, for even work on all cores."""
@@ -35,7 +34,7 @@ class Sums:
         return splits_for(groups * chunks * rows * columns, cores, images * self.problem.p)
 
     def emit(self, batch: Batch, parts: Expr, splits: int) -> None:
-        problem, lanes = self.problem, self.lanes
+        problem, panels, lanes = self.problem, self.panels, self.lanes
         with (
             batch.each() as (number, images, (y, x)),
             parallel(splits, *self.grid) as (part, filter_, chunk, r, s),
@@ -54,8 +53,8 @@ class Sums:
                 data = bind(x.at(n, top, left, 0) + chunk * lanes)
                 _Line(self, acc, registers, (y, x), (grad, data), (top, left)).emit(p)
             for (i, j), register in zip(self.taps, registers, strict=True):
-                at = part * self.size + self.panels.at(filter_, 0, r + i, s + j) + chunk * lanes
-                place = vector(at, lanes)
+                at = part * panels.size + panels.at(filter_, 0, r + i, s + j)
+                place = vector(at + chunk * lanes, lanes)
                 total = acc[register]
                 if not batch.is_whole:
                     before = T.if_then_else(number == 0, zero(self.accum, lanes), parts[place])

@@ -206,9 +206,7 @@ class Memory:
             lane, groups, lanes, reduced, block, blocks,
             tap, tap * self.problem.s, tap * self.problem.s * self.problem.r,
         )  # fmt: skip
-        return self.scratch.new(
-            "weight_core", groups * blocks * panels.block_step, self.accum
-        ), panels
+        return self.scratch.new("weight_core", panels.size, self.accum), panels
 
     def move_weight(
         self,
@@ -235,8 +233,7 @@ class Memory:
             group_step, lane_step = lane_step, lane_step * panels.groups
         group = Dim(panels.groups, group_step, panels.blocks * panels.block_step)
         if to_core and panels.lanes % panels.block:
-            count = panels.groups * panels.blocks * panels.block_step
-            clear(buffer, self.accum, count, self.lanes)
+            clear(buffer, self.accum, panels.size, self.lanes)
         dims = [letters[x] for x in problem.layout("weight") if x != panels.lane]
         if panels.groups > 1:
             dims = [group, *dims]
@@ -263,6 +260,10 @@ class Panels:
     s_step: int
     r_step: int
     block_step: int
+
+    @property
+    def size(self) -> int:
+        return self.groups * self.blocks * self.block_step
 
     def at(self, g: Expr, b: Expr, r: Expr, s: Expr) -> Expr:
         return (g * self.blocks + b) * self.block_step + r * self.r_step + s * self.s_step

@@ -100,7 +100,6 @@ class _Core:
         self.vectors = vectors
         self.lanes = lanes
         self.fold = fold
-        self.size = panels.groups * panels.blocks * panels.block_step
         self.rows = panels.reduced * problem.s if fold else panels.reduced
         self.height = min(height, self.rows)
         self.tiles = ceildiv(self.rows, self.height)
@@ -140,7 +139,7 @@ class _Core:
         units_n, units_p = self.pixels.units
         units = units_n * units_p if isinstance(units_n, int) else m.cores
         # Parts cost memory and a pass over it: no more of them than of pixels to sum.
-        most = max(1, min(units, (16 << 20) // (self.size * bytes_)))
+        most = max(1, min(units, (16 << 20) // (self.panels.size * bytes_)))
         for splits in range(1, most + 1):
             if is_even(blocks * chunks * splits, m.cores):
                 return chunks, splits
@@ -148,7 +147,7 @@ class _Core:
 
     def emit(self, batch: Batch, weight: Expr, memory: Memory) -> None:
         with (
-            parts_of(weight, memory, self.size, self.splits, self.lanes) as parts,
+            parts_of(weight, memory, self.panels.size, self.splits, self.lanes) as parts,
             batch.each() as (number, images, tensors),
         ):
             self.pixels, (y, x) = self.pixels.of(images, *tensors)
@@ -164,7 +163,7 @@ class _Core:
         tiles = self.tiles // self.chunks
         with parallel(splits, panels.groups, outer, self.chunks) as (i, g, b, chunk):
             b = bind(b * self.inner)
-            slab = bind(i * self.size + panels.at(g, b, 0, 0))
+            slab = bind(i * self.panels.size + panels.at(g, b, 0, 0))
             first = bind(chunk * tiles)
             with when(is_first), serial(self.inner) as j:
                 self._clear(parts, bind(slab + j * panels.block_step), first)

@@ -62,7 +62,7 @@ def worth(problem: ConvProblem, m: Machine) -> bool:
     )
     tiles = Tiles(problem.n, *problem.canonical_shape(result)[2:]).count
     return bool(
-        m.has_few_registers  # with more, the other form has more tiles in a task
+        m.has_few_registers  # with more, the other form has larger tasks; not measured there
         and in_place
         and 4 * POINTS * tiles * vectors * lanes <= m.l2_bytes * 5 // 8
         and 4 * POINTS * channels * reduced > m.l2_bytes * m.cores
