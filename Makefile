@@ -37,6 +37,9 @@ lint: $(STAMP)  ## ruff
 types: $(STAMP)  ## mypy --strict
 	$(BIN)/mypy
 
+# Two tests at a time share the cores: threads that wait for work must not spin.
+unit: export OMP_WAIT_POLICY := passive
+unit: export TVM_THREAD_POOL_SPIN_COUNT := 0
 unit: $(STAMP)  ## pytest
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 

@@ -5,6 +5,10 @@ sum over pixels walks through channel-last memory from line to line.  Here each 
 nobody has scheduled becomes parallel over its results, and a sum over the outer axes of a tensor
 keeps its innermost axis inside; a sum along that axis is a vector of partial sums, added up at the
 end.  No order of terms depends on the number of threads, so results do not either.
+
+Vectors are written as such, and sums are in registers.  LLVM left alone would have to find that no
+two of a kernel's dozen tensors overlap, and gives up; what it then makes of a choice by a mask are
+branches, which no processor predicts.
 """
 
 from __future__ import annotations
@@ -24,8 +28,12 @@ from .fused_kernels import fused_kernels
 _SCHEDULED = "tirx.is_scheduled"
 # Scalar operations that are worth waking other threads for; elements of an inner loop, at least.
 _WORTH, _INNER = 1 << 14, 32
-# Channels that a task sums at a time: some cache lines of each pixel.
-_CHANNELS = 64
+# Sums that a task has at a time, at most, and their bytes: some cache lines of each pixel, and half
+# of the registers.
+_SUMS, _SUM_BYTES = 64, 256
+# Elements of a vector as written, which LLVM cuts as the target wants; fewer are not worth it.
+_LANES, _SHORT = 16, 4
+_TILE = 32  # rows and columns that are transposed at a time, at most
 
 
 def cpu_pipeline() -> Callable[..., tvm.IRModule]:
@@ -61,8 +69,6 @@ def parallel_kernels() -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.parallel_kernels")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         cores = int(Target.current(allow_none=False).attrs.get("num-cores", 0)) or 8
-        if cores == 1:
-            return mod
         new = {
             var: scheduled(func, cores)
             for var, func in mod.functions_items()
@@ -77,107 +83,214 @@ def parallel_kernels() -> tvm.transform.Pass:
 
 
 def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
-    """The kernel with parallel loops, or as it was if its form is unknown."""
+    """The kernel with loops for so many cores, or as it was if its form is unknown."""
     try:
         sch = s_tir.Schedule(func)
         infos = normalize_prim_func(sch)
         if not infos:
             return func
         for info in try_inline(sch, infos):
-            _block(sch, info, cores)
+            kinds = info.dom_kind()
+            if len(sch.get_loops(info.block_rv)) == len(kinds) and set(kinds) <= {"S", "R"}:
+                _Block(sch, info.block_rv, kinds, cores).schedule()
     except (s_tir.ScheduleError, tvm.error.InternalError, AssertionError, ValueError):
         return func
     return sch.mod["main"].with_attr(_SCHEDULED, True)
 
 
-def _extent(sch: s_tir.Schedule, loop: Any) -> int | None:
-    """A loop's length, if it is known."""
-    extent = sch.get(loop).extent
-    return int(extent) if isinstance(extent, (int, tirx.IntImm)) else None
+class _Block:
+    """One block of a kernel, and its loops: over the result's elements, and over terms of sums."""
 
+    def __init__(self, sch: s_tir.Schedule, block: Any, kinds: str, cores: int) -> None:
+        self.sch, self.block, self.cores = sch, block, cores
+        loops = sch.get_loops(block)
+        self.lengths = {loop: self._length(loop) for loop in loops}
+        self.spatial = [x for x, kind in zip(loops, kinds, strict=True) if kind == "S"]
+        self.reduced = [x for x, kind in zip(loops, kinds, strict=True) if kind == "R"]
+        held = sch.get(block)
+        self.accesses = [*held.reads, *held.writes]
+        self.axes, self.terms = (
+            [v.var for v in held.iter_vars if v.iter_type == kind]
+            for kind in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+        )
 
-def _block(sch: s_tir.Schedule, info: Any, cores: int) -> None:
-    block, loops, kinds = info.block_rv, sch.get_loops(info.block_rv), info.dom_kind()
-    if len(loops) != len(kinds) or set(kinds) - {"S", "R"}:
-        return
-    lengths = {loop: _extent(sch, loop) for loop in loops}
-    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "S"]
-    reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "R"]
-    known = [x for x in lengths.values() if x is not None]
-    if not spatial or (len(known) == len(loops) and math.prod(known) < _WORTH):
-        return
-    if reduced:
-        sch.reorder(*spatial, *reduced)
-        last, length = _innermost(sch, info), lengths[spatial[-1]]
-        if last == "S" and length is not None:
-            _sum_of_rows(sch, block, spatial, reduced, length, cores)
-        elif last == "R" and all(lengths[loop] is not None for loop in reduced):
-            _sums_of_rows(sch, block, spatial, reduced, lengths)
+    def _length(self, loop: Any) -> int | None:
+        """A loop's length, if it is known."""
+        extent = self.sch.get(loop).extent
+        return int(extent) if isinstance(extent, (int, tirx.IntImm)) else None
+
+    def schedule(self) -> None:
+        """Leaves the loops as they are where other threads are not worth waking."""
+        known = [x for x in self.lengths.values() if x is not None]
+        is_small = len(known) == len(self.lengths) and math.prod(known) < _WORTH
+        if not self.spatial or is_small:
+            return
+        if not self.reduced:
+            self._elements()
+            return
+        self.sch.reorder(*self.spatial, *self.reduced)
+        inner, length = self._innermost(), self.lengths[self.spatial[-1]]
+        if inner is not None and inner.same_as(self.axes[-1]) and length is not None:
+            self._sum_of_rows(length)
+        elif inner is not None and inner.same_as(self.terms[-1]) and all(
+            self.lengths[x] is not None for x in self.reduced
+        ):  # fmt: skip
+            self._sums_of_rows()
         else:
-            sch.parallel(_fused(sch, spatial))
-        return
-    # Some inner loops stay, long enough for vectors.
-    inner, length = len(spatial) - 1, lengths[spatial[-1]]
-    while inner > 1 and length is not None and length < _INNER:
-        inner -= 1
-        shorter = lengths[spatial[inner]]
-        length = None if shorter is None else length * shorter
-    if inner == 0:  # one axis
-        outer, _ = sch.split(spatial[0], [None, _WORTH // 4])
-        sch.parallel(outer)
-        return
-    if length is not None and len(spatial) - inner > 1:
-        sch.fuse(*spatial[inner:])
-    sch.parallel(_fused(sch, spatial[:inner]))
+            self._spread(self.spatial)
+
+    def _spread(self, loops: list[Any]) -> Any:
+        """The tasks: one loop in place of these, on all cores."""
+        task = self._fused(loops)
+        if self.cores > 1:
+            self.sch.parallel(task)
+        return task
+
+    def _fused(self, loops: list[Any]) -> Any:
+        return self.sch.fuse(*loops) if len(loops) > 1 else loops[0]
+
+    def _innermost(self) -> Any:
+        """What walks along the last axis of the largest tensor that is read, if it is one index."""
+
+        def size(access: Any) -> int:
+            return math.prod(int(x) for x in access.source.shape if isinstance(x, tirx.IntImm))
+
+        largest = max(self.sch.get(self.block).reads, key=size, default=None)
+        return largest.region[-1].min if largest is not None and largest.region else None
+
+    def _is_in_order(self, first: int) -> bool:
+        """Whether neighbours along the result's axes from `first` on, taken as one, are neighbours
+        wherever they are read, or one element."""
+        axes = self.axes[first:]
+        lengths = [self.lengths[loop] for loop in self.spatial[first:]]
+
+        def depends(index: Any) -> bool:
+            return any(
+                x.same_as(axis) for x in tirx.analysis.undefined_vars(index) for axis in axes
+            )
+
+        for access in self.accesses:
+            indices = [piece.min for piece in access.region]
+            outer, inner = indices[: -len(axes)], indices[-len(axes) :]
+            shape = [int(x) for x in access.source.shape[1 - len(axes) :] if len(axes) > 1]
+            if any(map(depends, outer)):
+                return False
+            if any(map(depends, inner)) and not (
+                len(inner) == len(axes)
+                and all(x.same_as(axis) for x, axis in zip(inner, axes, strict=True))
+                and shape == lengths[1:]
+            ):
+                return False
+        return True
+
+    # ---- elements ----------------------------------------------------------------------------
+
+    def _elements(self) -> None:
+        spatial, length = self.spatial, self.lengths[self.spatial[-1]]
+        if self._transposed():
+            return
+        # Some inner loops stay, long enough for vectors.
+        inner = len(spatial) - 1
+        while inner > 1 and length is not None and length < _INNER:
+            inner -= 1
+            shorter = self.lengths[spatial[inner]]
+            length = None if shorter is None else length * shorter
+        if inner == 0:  # one axis
+            self._spread([self.sch.split(spatial[0], [None, _WORTH // 4])[0]])
+            return
+        if length is not None:
+            is_in_order, width = self._is_in_order(inner), _vector(length, 2 * _LANES)
+            row = self._fused(spatial[inner:])
+            if is_in_order and width >= _SHORT:
+                self.sch.vectorize(self.sch.split(row, [None, width])[1])
+        self._spread(spatial[:inner])
+
+    def _transposed(self) -> bool:
+        """Whether it is a transposition of two long axes; then it goes tile by tile, so that both
+        sides use whole cache lines."""
+        inner = self._innermost()
+        place = next((i for i, x in enumerate(self.axes) if x.same_as(inner)), None)
+        if place in (None, len(self.axes) - 1) or len(self.accesses) != 2:
+            return False
+        pair = [self.spatial[place], self.spatial[-1]]
+        sizes = [self.lengths[loop] or 0 for loop in pair]
+        if min(sizes) < _INNER:
+            return False
+        pieces = (self._cut(loop, n, _TILE) for loop, n in zip(pair, sizes, strict=True))
+        outer, tile, _ = zip(*pieces, strict=True)
+        rest = [x for i, x in enumerate(self.spatial[:-1]) if i != place]
+        self.sch.reorder(outer[0], *rest, outer[1], *tile)
+        self._spread([outer[0], *rest])
+        return True
+
+    def _cut(self, loop: Any, length: int, most: int) -> tuple[Any, Any, int]:
+        """(a loop over pieces, one inside of it, the latter's length: at most so much)"""
+        width = next(x for x in range(max(1, most), 0, -1) if length % x == 0)
+        outer, inner = self.sch.split(loop, [None, width])
+        return outer, inner, width
+
+    # ---- sums --------------------------------------------------------------------------------
+
+    @property
+    def _widest(self) -> int:
+        """Sums that a task has room for."""
+        dtype = tvm.DataType(str(self.sch.get(self.block).writes[0].source.dtype))
+        return min(_SUMS, _SUM_BYTES * 8 // dtype.bits)
+
+    def _sum_of_rows(self, length: int) -> None:
+        """Tasks own some neighbours along the innermost axis and walk over all rows."""
+        most = min(self._widest, length // self.cores)
+        outer, inner, width = self._cut(self.spatial[-1], length, most)
+        before = [*self.spatial[:-1], outer]
+        self.sch.reorder(*before, *self.reduced, inner)
+        task = self._spread(before)
+        if width % _LANES == 0 and self._is_in_order(len(self.axes) - 1):
+            self._in_registers(self.block, task, self.reduced[0], inner)
+        else:
+            self.sch.decompose_reduction(self.block, self.reduced[0])
+
+    def _sums_of_rows(self) -> None:
+        """A vector of partial sums for each result, added up at the end."""
+        sch, reduced, count = self.sch, list(self.reduced), len(self.spatial)
+        last = [reduced.pop()]
+        length = self.lengths[last[0]] or 1
+        while reduced and length < self._widest:
+            last.insert(0, reduced.pop())
+            length *= self.lengths[last[0]] or 1
+        width = _vector(length, self._widest)
+        if width < _SHORT:
+            self._spread(self.spatial)
+            return
+        _, columns = sch.split(self._fused(last), [None, width])
+        parts = sch.rfactor(columns, count)
+        loops = sch.get_loops(parts)
+        task = self._spread(loops[:count])
+        sch.reverse_compute_at(self.block, task)
+        sch.set_scope(parts, 0, "local")
+        sch.vectorize(loops[-1])
+        sch.vectorize(sch.get_loops(sch.decompose_reduction(parts, loops[count]))[-1])
+        sch.unroll(sch.get_loops(self.block)[-1])
+
+    def _in_registers(self, block: Any, task: Any, first: Any, columns: Any) -> None:
+        """Vectors of sums, which a task has along `columns`, are in registers while it walks over
+        the loops from `first` on."""
+        sch = self.sch
+        copy = sch.cache_write(block, 0, "local")
+        sch.reverse_compute_at(copy, task)
+
+        def vectors(loop: Any) -> None:
+            pieces, lanes = sch.split(loop, [None, _LANES])
+            sch.unroll(pieces)
+            sch.vectorize(lanes)
+
+        vectors(columns)
+        vectors(sch.get_loops(copy)[-1])
+        *_, pieces, lanes = sch.get_loops(sch.decompose_reduction(block, first))
+        sch.unroll(pieces)
+        sch.vectorize(lanes)
 
 
-def _fused(sch: s_tir.Schedule, loops: list[Any]) -> Any:
-    return sch.fuse(*loops) if len(loops) > 1 else loops[0]
-
-
-def _innermost(sch: s_tir.Schedule, info: Any) -> str:
-    """What walks along the last axis of the largest tensor that is read: "S" for the last axis of
-    the result, "R" for the last that is summed over, else nothing."""
-    block = sch.get(info.block_rv)
-
-    def size(region: Any) -> int:
-        return math.prod(int(x) for x in region.source.shape if isinstance(x, tirx.IntImm))
-
-    largest = max(block.reads, key=size, default=None)
-    if largest is None or not largest.region:
-        return ""
-    for kind, name in ((tirx.IterVar.DataPar, "S"), (tirx.IterVar.CommReduce, "R")):
-        of_kind = [v.var for v in block.iter_vars if v.iter_type == kind]
-        if of_kind and largest.region[-1].min.same_as(of_kind[-1]):
-            return name
-    return ""
-
-
-def _sum_of_rows(
-    sch: s_tir.Schedule, block: Any, spatial: list[Any], reduced: list[Any], last: int, cores: int
-) -> None:
-    """Tasks own some neighbours along the innermost axis and walk over all rows."""
-    wanted = max(1, min(_CHANNELS, last // cores))
-    width = next(x for x in range(wanted, 0, -1) if last % x == 0)
-    outer, inner = sch.split(spatial[-1], [None, width])
-    sch.reorder(*spatial[:-1], outer, *reduced, inner)
-    sch.parallel(_fused(sch, [*spatial[:-1], outer]))
-    sch.decompose_reduction(block, reduced[0])
-
-
-def _sums_of_rows(
-    sch: s_tir.Schedule, block: Any, spatial: list[Any], reduced: list[Any],
-    lengths: dict[Any, int | None],
-) -> None:  # fmt: skip
-    """A vector of partial sums for each result, added up at the end."""
-    last = [reduced.pop()]
-    while reduced and math.prod(lengths[x] or 1 for x in last) < _CHANNELS:
-        last.insert(0, reduced.pop())
-    length = math.prod(lengths[x] or 1 for x in last)
-    width = next(x for x in range(_CHANNELS, 0, -1) if length % x == 0)
-    _, columns = sch.split(_fused(sch, last), [None, width])
-    parts = sch.rfactor(columns, len(spatial))
-    loops = sch.get_loops(parts)
-    sch.parallel(_fused(sch, loops[: len(spatial)]))
-    sch.decompose_reduction(parts, loops[len(spatial)])
-    sch.parallel(_fused(sch, sch.get_loops(block)[: len(spatial)]))
+def _vector(length: int, most: int) -> int:
+    """Elements of a vector, of which a row of so many has a whole number."""
+    fitting = [x for x in range(1, most + 1) if length % x == 0]
+    return max(fitting, key=lambda x: (math.gcd(x, _LANES), x))

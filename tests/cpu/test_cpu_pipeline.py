@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -12,10 +13,20 @@ from tvm import relax, tirx
 from tvm.script import relax as R
 from tvm.target import Target
 
+from relay_wgrad.frontend import from_onnx
+from relay_wgrad.training_step import converted, step_module
 from relay_wgrad.transform.cpu_pipeline import cpu_pipeline, parallel_kernels
+from relay_wgrad.transform.fused_kernels import fused_kernels
 
 TARGET = Target({"kind": "llvm", "num-cores": 4})
 Program = Callable[[relax.Expr], relax.Expr]
+
+
+def chosen(x: relax.Expr) -> relax.Expr:
+    """Some elements doubled, the others nothing: as a ReLU's gradient."""
+    quarter, nothing = (R.const(value, "float32") for value in (0.25, 0.0))
+    return R.where(R.greater(x, quarter), R.add(x, x), nothing)
+
 
 # name -> (shape of the operand, program, parallel kernels)
 PROGRAMS: dict[str, tuple[tuple[int, ...], Program, int]] = {
@@ -24,14 +35,21 @@ PROGRAMS: dict[str, tuple[tuple[int, ...], Program, int]] = {
     "channels first": ((4, 48, 28, 28), lambda x: R.sum(x, [0, 2, 3]), 1),
     "channels first, odd": ((5, 37, 31, 29), lambda x: R.sum(x, [0, 2, 3]), 1),
     "channels first, tiny": ((9, 300, 7, 7), lambda x: R.sum(x, [0, 2, 3]), 1),
+    "channels last, chosen": ((4, 28, 28, 64), lambda x: R.sum(chosen(x), [0, 1, 2]), 1),
+    "channels first, chosen": ((4, 48, 14, 14), lambda x: R.sum(chosen(x), [0, 2, 3]), 1),
+    "channels first, prime": ((9, 48, 1, 67), lambda x: R.sum(x, [0, 2, 3]), 1),
+    "groups": ((6, 5, 40, 48), lambda x: R.sum(x, [1, 2]), 1),
     "rows": ((300, 1000), lambda x: R.sum(x, [1]), 1),
     "maximum": ((4, 48, 28, 28), lambda x: R.max(x, [0, 2, 3]), 1),
     "everything": ((40, 41, 42), lambda x: R.sum(x), 0),
     "elements": ((4, 28, 28, 48), lambda x: R.nn.relu(R.add(x, R.exp(x))), 1),
+    "elements, chosen": ((4, 30, 30, 48), lambda x: R.add(chosen(x), R.exp(x)), 1),
+    "elements, chosen, 7x7": ((4, 96, 7, 7), lambda x: R.add(chosen(x), R.exp(x)), 1),
     "elements of one axis": ((50001,), lambda x: R.sqrt(R.abs(x)), 1),
     "small": ((8, 8), lambda x: R.exp(x), 0),
     "pooling": ((2, 32, 28, 28), lambda x: R.nn.avg_pool2d(x, [3, 3], [2, 2]), 1),
     "softmax": ((400, 100), lambda x: R.nn.softmax(x), 1),
+    "transposed, long": ((96, 3, 250), lambda x: R.permute_dims(R.exp(x), [2, 1, 0]), 1),
     "transposed": ((40, 50, 60), lambda x: R.permute_dims(x, [2, 0, 1]), 1),
     "batch statistics": (
         (4, 28, 28, 48),
@@ -41,9 +59,9 @@ PROGRAMS: dict[str, tuple[tuple[int, ...], Program, int]] = {
 }
 
 
-def module(shape: tuple[Any, ...], program: Program) -> tvm.IRModule:
+def module(shape: tuple[Any, ...], program: Program, dtype: str = "float32") -> tvm.IRModule:
     bb = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    x = relax.Var("x", relax.TensorType(shape, dtype))
     with bb.function("main", [x]):
         with bb.dataflow():
             out = bb.emit_output(program(x))
@@ -88,8 +106,44 @@ def test_symbolic_sizes() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
 
 
-def test_one_core_is_left_alone() -> None:
+def test_one_core_wakes_no_others() -> None:
     mod = module((64, 64, 64), R.exp)
     with Target({"kind": "llvm", "num-cores": 1}):
-        legal = relax.transform.LegalizeOps()(mod)
-        tvm.ir.assert_structural_equal(parallel_kernels()(legal), legal)
+        kernels = parallel_kernels()(relax.transform.LegalizeOps()(mod))
+    assert "T.vectorized(" in kernels.script()
+    assert "T.parallel(" not in kernels.script()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 3)], ids=["last", "first"])
+def test_dtypes(dtype: str, axes: tuple[int, ...]) -> None:
+    shape = (2, 48, 14, 64)
+    x = np.random.default_rng(0).standard_normal(shape)
+    x = x.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    mod = module(shape, lambda v: R.add(R.exp(R.negative(v)), R.sum(v, axes, keepdims=True)), dtype)
+    got = results(mod, x, cpu_pipeline()).astype("float64")
+    want = np.exp(-x.astype("float64")) + x.astype("float64").sum(axes, keepdims=True)
+    # The sums are in the operand's dtype, some hundred terms one after the other.
+    limit = {"float16": 1e-2, "bfloat16": 1e-1, "float64": 1e-13}[dtype]
+    assert np.linalg.norm(got - want) <= limit * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 3)], ids=["last", "first"])
+def test_sums_are_vectors_in_registers(axes: tuple[int, ...]) -> None:
+    mod = module((4, 64, 28, 64), lambda x: R.sum(chosen(x), list(axes)))
+    with TARGET:
+        kernels = tvm.transform.Sequential([*fused_kernels(), parallel_kernels()])(mod).script()
+    assert kernels.count('scope="local"') == 1
+    assert "T.vectorized(" in kernels
+    assert "T.parallel(" in kernels
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_a_training_step_has_no_kernel_without_schedule(layout: str, registered: None) -> None:
+    step = converted(step_module(from_onnx("resnet50", batch=2)), layout)
+    with TARGET:
+        step = tvm.transform.Sequential([*fused_kernels(), parallel_kernels()])(step)
+    kernels = {v.name_hint: f for v, f in step.functions_items() if isinstance(f, tirx.PrimFunc)}
+    assert len(kernels) > 250
+    left = [name for name, f in kernels.items() if not f.attrs.get("tirx.is_scheduled")]
+    assert not left
