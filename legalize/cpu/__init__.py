@@ -19,6 +19,7 @@ from . import affine, depthwise, wgrad, winograd, winograd_kernels
 from .emit import one_core
 from .machine import NO_WINOGRAD, configure_threads, host_target, machine
 from .memory import Memory
+from .product import as_product
 
 __all__ = ["configure_threads", "host_target", "prim_func"]
 
@@ -46,6 +47,7 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
             role: T.arg(role, T.buffer(problem.shape(role), problem.dtype(role)))
             for role in problem.roles
         }
+        problem = as_product(problem)
         memory = Memory(problem, buffers, problem.accum_dtype, m)
         if problem.is_depthwise:
             depthwise.emit(problem, m, memory)

@@ -19,6 +19,7 @@ from benchmarks.cpu import extra_bytes
 from legalize import cpu
 from legalize.cpu import affine, axes, memory
 from legalize.cpu.machine import machine, usable_cores
+from legalize.cpu.product import as_product
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import (
     poisoned,
@@ -58,6 +59,10 @@ n=2 c=8 h=17 w=13 k=16 r=3 s=3 stride=2,2 pad=2,2,2,2 dil=2,2
 n=2 c=8 h=15 w=13 k=16 r=3 s=2 stride=3,2 pad=1,0,2,3 dil=2,3
 n=2 c=5 h=4 w=4 k=6 r=3 s=3 pad=5,4,6,3
 n=3 c=48 h=4 w=4 k=20 r=4 s=4 layout=NHWC/HWIO/NHWC
+n=3 c=12 h=3 w=5 k=40 r=3 s=5 stride=2,3
+n=3 c=24 h=3 w=3 k=17 r=3 s=3 layout=NHWC/OHWI/NCHW dtype=f16/f32/bf16
+n=16 c=8 h=2 w=3 k=24 r=2 s=3 layout=CHWN/IHWO/CHWN
+n=3 c=8 h=2 w=3 k=24 r=2 s=3 layout=NCHW/HWIO/NHWC
 n=2 c=32 h=14 w=14 k=40 r=5 s=3 pad=4,1,4,1 dil=2,1 layout=NHWC/HWIO/NHWC
 n=1 c=16 h=8 w=8 k=16 r=3 s=3 pad=0,2,1,0 groups=2
 n=2 c=32 h=8 w=6 k=64 r=3 s=3 pad=1,1,1,1 groups=4 layout=NHWC/HWIO/NHWC
@@ -212,6 +217,7 @@ def test_aarch64_is_generated() -> None:
         "c=24 h=8 w=9 k=32 r=3 s=3 stride=2,1 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",
         "c=24 h=8 w=9 k=32 r=3 s=3 pad=1,1,1,1",
         "c=24 h=4 w=4 k=32 r=1 s=1",
+        "c=6 h=2 w=3 k=20 r=2 s=3",
         "c=24 h=4 w=4 k=24 r=3 s=3 pad=1,1,1,1 groups=24",
         "c=6 h=4 w=4 k=8 r=3 s=3 pad=1,1,1,1 layout=CHWN/OIHW/CHWN",
     ],
@@ -223,6 +229,24 @@ def test_symbolic_batch(kind: ConvKind, line: str) -> None:
     for size in (1, 5):
         sized = replace(problem, n=size)
         assert error_of(sized, kernel) <= tolerance(sized)
+
+
+@pytest.mark.parametrize(
+    ("line", "elements"),
+    [
+        ("n=3 c=5 h=2 w=3 k=4 r=2 s=3", 30),
+        ("n=3 c=5 h=2 w=3 k=4 r=2 s=3 stride=2,2 layout=NHWC/HWIO/CHWN", 30),
+        ("n=3 c=5 h=2 w=3 k=4 r=2 s=3 layout=NHWC/OIHW/NHWC", 5),  # in another order
+        ("n=3 c=5 h=2 w=3 k=4 r=2 s=3 layout=HNWC/HWIO/NHWC", 5),  # no run of memory
+        ("n=3 c=5 h=2 w=3 k=4 r=2 s=2", 5),
+        ("n=3 c=5 h=2 w=3 k=4 r=2 s=3 pad=1,1,1,1", 5),
+        ("n=3 c=6 h=2 w=3 k=4 r=2 s=3 groups=2", 6),
+    ],
+)
+def test_kernels_of_whole_images_are_products(line: str, elements: int) -> None:
+    problem = as_product(ConvProblem.parse(f"fprop {line}"))
+    assert problem.c == elements
+    assert (problem.r == 1) == (elements == 30)
 
 
 def test_call_tir_through_the_default_pipeline() -> None:
