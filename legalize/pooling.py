@@ -17,6 +17,9 @@ from tvm.target import Target
 from relay_wgrad.attrs import padding4, pair
 from relay_wgrad.opdef import OpDef
 
+from .cpu import max_pool
+from .cpu.emit import cast
+
 Expr = Any
 OPAQUE = 8  # tvm::relax::OpPatternKind::kOpaque
 
@@ -45,8 +48,11 @@ def te_max_pool2d_backward(
         return tirx.Select(keep, a[0], b[0]), tirx.Select(keep, a[1], b[1])
 
     def nothing(index_type: Expr, value_type: Expr) -> tuple[Expr, Expr]:
-        return tirx.const(2**31 - 1, "int32"), tirx.min_value(data.dtype)
+        return tirx.const(2**31 - 1, "int32"), least
 
+    # TVM does not legalize a pair with a bfloat16 in it.
+    wide = "float32" if data.dtype in ("float16", "bfloat16") else data.dtype
+    least = tirx.min_value(wide)
     reducer = te.comm_reducer(first_maximum, nothing, name="first_maximum")
     i, j = te.reduce_axis((0, kernel[0]), "i"), te.reduce_axis((0, kernel[1]), "j")
 
@@ -55,9 +61,7 @@ def te_max_pool2d_backward(
         column = index[axes[1]] * strides[1] + j * dilation[1] - before[1]
         inside = tirx.all(row >= 0, row < data.shape[axes[0]], column >= 0,
                           column < data.shape[axes[1]])  # fmt: skip
-        value = tirx.if_then_else(
-            inside, data(*at(list(index), row, column)), tirx.min_value(data.dtype)
-        )
+        value = tirx.if_then_else(inside, cast(data(*at(list(index), row, column)), wide, 1), least)
         return reducer(((i * kernel[1] + j).astype("int32"), value), axis=[i, j])
 
     chosen = te.compute(grad.shape, window, name="first_maximum")[0]
@@ -93,20 +97,27 @@ def max_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., 
             return upstream(bb, call)
         axes = (str(a.layout).index("H"), str(a.layout).index("W"))
         top, left, _, _ = padding4(name, a.padding)
-        func, args, out_ty = gen_call_tir_inputs(
-            lambda grad, data: te_max_pool2d_backward(
-                grad, data, axes, pair(name, "pool_size", a.pool_size),
-                pair(name, "strides", a.strides), pair(name, "dilation", a.dilation), (top, left),
-            ),
-            *call.args[:2],
+        window = (
+            pair(name, "pool_size", a.pool_size), pair(name, "strides", a.strides),
+            pair(name, "dilation", a.dilation), (top, left),
         )  # fmt: skip
+        func, args, out_ty = gen_call_tir_inputs(
+            lambda grad, data: te_max_pool2d_backward(grad, data, axes, *window), *call.args[:2]
+        )
         target = Target.current(allow_none=True)
-        schedule = _SCHEDULES.get(str(target.kind.name)) if target is not None else None
-        if schedule is not None:
-            func = _scheduled(func, schedule)
+        kind = str(target.kind.name) if target is not None else ""
+        if kind == "llvm" and str(a.layout) == "NCHW" and _is_static(*call.args[:2]):
+            grad, data = (tuple(map(int, arg.ty.shape.values)) for arg in call.args[:2])
+            func = _finished(max_pool.planes(data, grad, str(call.ty.dtype), *window))
+        elif kind in _SCHEDULES:
+            func = _scheduled(func, _SCHEDULES[kind])
         return relax.call_tir(bb.add_func(func, name), args, out_ty)
 
     return rule
+
+
+def _is_static(*tensors: relax.Expr) -> bool:
+    return all(isinstance(n, tirx.IntImm) for x in tensors for n in x.ty.shape.values)
 
 
 def _parallel(sch: s_tir.Schedule, stage: Any) -> None:
@@ -136,6 +147,11 @@ def _scheduled(func: tirx.PrimFunc, schedule: Callable[..., None]) -> tirx.PrimF
     sch = s_tir.Schedule(func)
     for block in ("first_maximum", "max_pool2d_backward"):
         schedule(sch, sch.get_sblock(block, func_name="main"))
+    return _finished(sch.mod["main"])
+
+
+def _finished(func: tirx.PrimFunc) -> tirx.PrimFunc:
     # A global symbol would make the kernel public, and clash with a function of that name.
-    done = sch.mod["main"].without_attr("global_symbol")
-    return done.with_attr({"tirx.is_scheduled": True, "op_pattern": OPAQUE})
+    return func.without_attr("global_symbol").with_attr(
+        {"tirx.is_scheduled": True, "op_pattern": OPAQUE}
+    )

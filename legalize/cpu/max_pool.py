@@ -1,0 +1,74 @@
+"""Backward of max pooling where a channel's pixels follow each other in memory: plane by plane.
+
+A task has one channel of one image.  It looks for the first maximum of each window, and adds the
+window's gradient there, in the order of the windows.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from .emit import Expr, bind, cast, ceildiv, flat, int64, local, parallel, serial, when, zero
+
+
+def planes(
+    shape: tuple[int, ...],
+    out: tuple[int, ...],
+    dtype: str,
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    dilation: tuple[int, int],
+    before: tuple[int, int],
+) -> tirx.PrimFunc:
+    """The kernel (gradient of the result, data, gradient of the data), destination-passing.
+
+    `shape` is the data's (N, C, H, W), `out` the result's; `before` the padding above and left.
+    """
+    n, c, h, w = shape
+    p, q = out[2:]
+    # What is compared: TVM's half-precision types are converted for each comparison.
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        T.func_attr({"tirx.noalias": True})
+        sizes = {"grad": out, "data": shape, "result": shape}
+        buffers = {name: T.arg(name, T.buffer(size, dtype)) for name, size in sizes.items()}
+        grad, data, result = (flat(buffers[name], dtype, size) for name, size in sizes.items())
+        with parallel(n * c) as (plane,):
+            source, gradient = bind(plane * (h * w)), bind(plane * (p * q))
+            with serial(h * w) as i:
+                T.buffer_store(result, zero(dtype), [int64(source + i)])
+            with serial(p) as row, serial(q) as column:
+                top, left = (
+                    bind(row * strides[0] - before[0]),
+                    bind(column * strides[1] - before[1]),
+                )
+                most, place = local("most", 1, wide), local("place", 1, "int64")
+                T.buffer_store(place, int64(-1), [int64(0)])
+                T.buffer_store(most, zero(wide), [int64(0)])
+                rows = _inside(top, h, kernel[0], dilation[0])
+                columns = _inside(left, w, kernel[1], dilation[1])
+                with serial(*rows) as r, serial(*columns) as s:
+                    at = bind(source + (top + r * dilation[0]) * w + left + s * dilation[1])
+                    value = bind(cast(data[int64(at)], wide, 1))
+                    # The first pixel, a larger one, or NaN, as in PyTorch.
+                    is_more = tirx.any(value > most[int64(0)], tirx.isnan(value))
+                    taken = bind(tirx.any(place[int64(0)] < 0, is_more))
+                    T.buffer_store(most, tirx.Select(taken, value, most[int64(0)]), [int64(0)])
+                    T.buffer_store(
+                        place, tirx.Select(taken, int64(at), place[int64(0)]), [int64(0)]
+                    )
+                at = bind(place[int64(0)])
+                with when(at >= 0):
+                    total = result[int64(at)] + grad[int64(gradient + row * q + column)]
+                    T.buffer_store(result, total, [int64(at)])
+    return builder.get()
+
+
+def _inside(start: Expr, size: int, taps: int, dilation: int) -> tuple[Expr, Expr]:
+    """(end, begin) of the taps that are on an axis."""
+    first = bind(T.max(int64(ceildiv(T.max(int64(-start), int64(0)), dilation)), int64(0)))
+    last = T.min(int64(ceildiv(T.max(int64(size - start), int64(0)), dilation)), int64(taps))
+    return bind(T.max(last, first)), first
