@@ -262,7 +262,9 @@ class _Block:
             self._spread(self.spatial)
             return
         _, columns = sch.split(self._fused(last), [None, width])
-        parts = sch.rfactor(columns, count)
+        # A sum of everything has a loop for its one result, but no axis.
+        axes = len(sch.get(self.block).writes[0].source.shape)
+        parts = sch.rfactor(columns, min(count, axes))
         loops = sch.get_loops(parts)
         task = self._spread(loops[:count])
         sch.reverse_compute_at(self.block, task)
