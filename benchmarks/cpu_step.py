@@ -22,6 +22,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,10 @@ def torch_bytes(model: str, batch: int, threads: int, channels_last: bool) -> in
 
 
 def measure(args: argparse.Namespace, layout: str) -> dict[str, Any]:
-    """One row: our step in a layout, and PyTorch's."""
+    """One row: our step in a layout, and PyTorch's; to be called in a fresh process."""
+    configure_threads()
+    torch.set_num_threads(args.threads)
+    relay_wgrad.register()
     graph = from_onnx(args.model, batch=args.batch)
     start = time.perf_counter()
     target = host_target(args.threads, allow_winograd=not args.no_winograd)
@@ -109,7 +113,7 @@ def measure(args: argparse.Namespace, layout: str) -> dict[str, Any]:
     losses, gradients = [], []
     for step in steps:
         loss, _, found, _ = step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         gradients.append([g.contiguous().numpy() for g in found])
     outputs, ours = run(*arguments)
     mine = [g.numpy() for g in ours]
@@ -144,9 +148,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.threads:
         os.environ["TVM_NUM_THREADS"] = str(args.threads)
     args.threads = configure_threads()
-    torch.set_num_threads(args.threads)
-    relay_wgrad.register()
-    rows = [measure(args, layout) for layout in args.layouts.split(",")]
+    rows = []
+    for layout in args.layouts.split(","):
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn) as fresh:  # unlike a pool's, it may have more
+            rows.append(fresh.submit(measure, args, layout).result())
     console = Console()
     for row in rows:
         table = Table(title=f"{row['model']}, batch {row['batch']}, {row['layout']}")

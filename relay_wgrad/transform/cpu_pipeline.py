@@ -104,7 +104,7 @@ class _Block:
     def __init__(self, sch: s_tir.Schedule, block: Any, kinds: str, cores: int) -> None:
         self.sch, self.block, self.cores = sch, block, cores
         loops = sch.get_loops(block)
-        self.lengths = {loop: self._length(loop) for loop in loops}
+        self.lengths = {loop: _number(sch.get(loop).extent) for loop in loops}
         self.spatial = [x for x, kind in zip(loops, kinds, strict=True) if kind == "S"]
         self.reduced = [x for x, kind in zip(loops, kinds, strict=True) if kind == "R"]
         held = sch.get(block)
@@ -113,11 +113,6 @@ class _Block:
             [v.var for v in held.iter_vars if v.iter_type == kind]
             for kind in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
         )
-
-    def _length(self, loop: Any) -> int | None:
-        """A loop's length, if it is known."""
-        extent = self.sch.get(loop).extent
-        return int(extent) if isinstance(extent, (int, tirx.IntImm)) else None
 
     def schedule(self) -> None:
         """Leaves the loops as they are where other threads are not worth waking."""
@@ -172,14 +167,12 @@ class _Block:
         for access in self.accesses:
             indices = [piece.min for piece in access.region]
             outer, inner = indices[: -len(axes)], indices[-len(axes) :]
-            shape = [int(x) for x in access.source.shape[1 - len(axes) :] if len(axes) > 1]
-            if any(map(depends, outer)):
-                return False
-            if any(map(depends, inner)) and not (
-                len(inner) == len(axes)
-                and all(x.same_as(axis) for x, axis in zip(inner, axes, strict=True))
-                and shape == lengths[1:]
-            ):
+            shape = access.source.shape[-len(axes) :] if inner else []
+            is_row = len(inner) == len(axes) and all(
+                index.same_as(axis) and (i == 0 or _number(size) == lengths[i])
+                for i, (index, axis, size) in enumerate(zip(inner, axes, shape, strict=True))
+            )
+            if any(map(depends, outer)) or (any(map(depends, inner)) and not is_row):
                 return False
         return True
 
@@ -290,6 +283,11 @@ class _Block:
         *_, pieces, lanes = sch.get_loops(sch.decompose_reduction(block, first))
         sch.unroll(pieces)
         sch.vectorize(lanes)
+
+
+def _number(size: Any) -> int | None:
+    """A size that is known."""
+    return int(size) if isinstance(size, (int, tirx.IntImm)) else None
 
 
 def _vector(length: int, most: int) -> int:
