@@ -101,15 +101,16 @@ def max_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., 
             pair(name, "pool_size", a.pool_size), pair(name, "strides", a.strides),
             pair(name, "dilation", a.dilation), (top, left),
         )  # fmt: skip
-        func, args, out_ty = gen_call_tir_inputs(
-            lambda grad, data: te_max_pool2d_backward(grad, data, axes, *window), *call.args[:2]
-        )
         target = Target.current(allow_none=True)
         kind = str(target.kind.name) if target is not None else ""
         if kind == "llvm" and str(a.layout) == "NCHW" and _is_static(*call.args[:2]):
             grad, data = (tuple(map(int, arg.ty.shape.values)) for arg in call.args[:2])
             func = _finished(max_pool.planes(data, grad, str(call.ty.dtype), *window))
-        elif kind in _SCHEDULES:
+            return relax.call_tir(bb.add_func(func, name), call.args[:2], call.ty)
+        func, args, out_ty = gen_call_tir_inputs(
+            lambda grad, data: te_max_pool2d_backward(grad, data, axes, *window), *call.args[:2]
+        )
+        if kind in _SCHEDULES:
             func = _scheduled(func, _SCHEDULES[kind])
         return relax.call_tir(bb.add_func(func, name), args, out_ty)
 

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     _print(display, name, figures)
     warn(max((row["scatter"] for row in rows), default=1.0))
     if args.json:
-        output.write_json(args.json, figures)
+        output.write_json(args.json, figures, default=str)
     return 0
 
 

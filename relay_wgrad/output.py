@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,12 @@ def write(path: str | os.PathLike[str], text: str) -> None:
         made.write_text(text, encoding="utf-8")
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """`write` of JSON, a line for each leaf; what JSON does not know, as `str` shows it."""
-    write(path, json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+def write_json(
+    path: str | os.PathLike[str], value: Any, *, default: Callable[[Any], Any] | None = None
+) -> None:
+    """`write` of JSON, a line for each leaf.  TypeError for what JSON does not know, unless
+    `default` turns it into something else."""
+    write(path, json.dumps(value, indent=1, ensure_ascii=False, default=default) + "\n")
 
 
 @contextlib.contextmanager

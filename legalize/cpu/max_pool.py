@@ -10,7 +10,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from .emit import Expr, bind, cast, ceildiv, flat, int64, local, parallel, serial, when, zero
+from .axes import Axis
+from .emit import bind, cast, flat, int64, local, parallel, serial, when, zero
 
 
 def planes(
@@ -30,6 +31,11 @@ def planes(
     p, q = out[2:]
     # What is compared: TVM's half-precision types are converted for each comparison.
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    axes = [
+        Axis(False, shape[2 + i], out[2 + i], kernel[i], strides[i], dilation[i], before[i])
+        for i in (0, 1)
+    ]
+    taps = [axis.taps(0) for axis in axes]
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
         T.func_attr({"tirx.noalias": True})
@@ -41,17 +47,16 @@ def planes(
             with serial(h * w) as i:
                 T.buffer_store(result, zero(dtype), [int64(source + i)])
             with serial(p) as row, serial(q) as column:
-                top, left = (
-                    bind(row * strides[0] - before[0]),
-                    bind(column * strides[1] - before[1]),
-                )
                 most, place = local("most", 1, wide), local("place", 1, "int64")
                 T.buffer_store(place, int64(-1), [int64(0)])
                 T.buffer_store(most, zero(wide), [int64(0)])
-                rows = _inside(top, h, kernel[0], dilation[0])
-                columns = _inside(left, w, kernel[1], dilation[1])
-                with serial(*rows) as r, serial(*columns) as s:
-                    at = bind(source + (top + r * dilation[0]) * w + left + s * dilation[1])
+                low_r, high_r = axes[0].reached(taps[0], row)
+                low_s, high_s = axes[1].reached(taps[1], column)
+                corner = bind(
+                    source + (row * strides[0] - before[0]) * w + column * strides[1] - before[1]
+                )
+                with serial(high_r, low_r) as r, serial(high_s, low_s) as s:
+                    at = bind(corner + r * (dilation[0] * w) + s * dilation[1])
                     value = bind(cast(data[int64(at)], wide, 1))
                     # The first pixel, a larger one, or NaN, as in PyTorch.
                     is_more = tirx.any(value > most[int64(0)], tirx.isnan(value))
@@ -65,10 +70,3 @@ def planes(
                     total = result[int64(at)] + grad[int64(gradient + row * q + column)]
                     T.buffer_store(result, total, [int64(at)])
     return builder.get()
-
-
-def _inside(start: Expr, size: int, taps: int, dilation: int) -> tuple[Expr, Expr]:
-    """(end, begin) of the taps that are on an axis."""
-    first = bind(T.max(int64(ceildiv(T.max(int64(-start), int64(0)), dilation)), int64(0)))
-    last = T.min(int64(ceildiv(T.max(int64(size - start), int64(0)), dilation)), int64(taps))
-    return bind(T.max(last, first)), first

@@ -238,7 +238,7 @@ class _Block:
         self.sch.reorder(*before, *self.reduced, inner)
         task = self._spread(before)
         if width % _LANES == 0 and self._is_in_order(len(self.axes) - 1):
-            self._in_registers(self.block, task, self.reduced[0], inner)
+            self._in_registers(task, inner)
         else:
             self.sch.decompose_reduction(self.block, self.reduced[0])
 
@@ -266,11 +266,11 @@ class _Block:
         sch.vectorize(sch.get_loops(sch.decompose_reduction(parts, loops[count]))[-1])
         sch.unroll(sch.get_loops(self.block)[-1])
 
-    def _in_registers(self, block: Any, task: Any, first: Any, columns: Any) -> None:
+    def _in_registers(self, task: Any, columns: Any) -> None:
         """Vectors of sums, which a task has along `columns`, are in registers while it walks over
-        the loops from `first` on."""
+        the rows."""
         sch = self.sch
-        copy = sch.cache_write(block, 0, "local")
+        copy = sch.cache_write(self.block, 0, "local")
         sch.reverse_compute_at(copy, task)
 
         def vectors(loop: Any) -> None:
@@ -280,7 +280,7 @@ class _Block:
 
         vectors(columns)
         vectors(sch.get_loops(copy)[-1])
-        *_, pieces, lanes = sch.get_loops(sch.decompose_reduction(block, first))
+        *_, pieces, lanes = sch.get_loops(sch.decompose_reduction(self.block, self.reduced[0]))
         sch.unroll(pieces)
         sch.vectorize(lanes)
 

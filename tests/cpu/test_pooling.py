@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import tvm
 from tvm import relax
+
+from tests.pooling_cases import AXES, Array, backward, halves
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -28,22 +29,10 @@ CASES = [
 ]
 
 
-def backward(
-    arrays: Sequence[np.ndarray[Any, Any]], dtype: str, *attributes: Any, size: Any = None
-) -> np.ndarray[Any, Any]:
-    """The gradient of (gradient, data), with `size` in place of the number of images if given."""
-    variables = [
-        relax.Var(
-            name, relax.TensorType((a.shape[0] if size is None else size, *a.shape[1:]), dtype)
-        )
-        for name, a in zip("gx", arrays, strict=True)
-    ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", variables):
-        with bb.dataflow():
-            out = bb.emit_output(relax.op.grad.max_pool2d_backward(*variables, *attributes))
-        bb.emit_func_output(out)
-    vm = relax.VirtualMachine(tvm.compile(bb.get(), target="llvm"), tvm.cpu())
+def run(arrays: Sequence[Array], dtype: str, *attributes: Any, size: Any = None) -> Array:
+    """The result of the kernel for this CPU."""
+    mod = backward(arrays, dtype, *attributes, size=size)
+    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
     return vm["main"](*[tvm.runtime.tensor(a) for a in arrays]).numpy()
 
 
@@ -61,35 +50,25 @@ def test_max_pool2d_backward(
     y = F.max_pool2d(padded, kernel, strides, dilation=dilation)
     g = torch.tensor(rng.standard_normal(y.shape))
     want = torch.autograd.grad(y, x, g)[0].numpy()
-    axes = [0, 1, 2, 3] if layout == "NCHW" else [0, 2, 3, 1]
+    axes = AXES[layout]
     arrays = [a.transpose(axes).copy() for a in (g.numpy(), x.detach().numpy())]
     n = tvm.tirx.Var("n", "int64") if symbolic else None
     attributes = (kernel, strides, padding, dilation, False, False, layout)
-    got = backward(arrays, "float64", *attributes, size=n)
+    got = run(arrays, "float64", *attributes, size=n)
     np.testing.assert_allclose(got, want.transpose(axes), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_dtypes(dtype: str, layout: str) -> None:
-    """Windows that do not overlap: no sums, so nothing is rounded."""
-    rng = np.random.default_rng(2)
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    x, g = (rng.standard_normal((2, 5, size, size)).astype(kind) for size in (8, 4))
-    data = torch.tensor(x.astype("float64"), requires_grad=True)
-    y = F.max_pool2d(data, 2)
-    want = torch.autograd.grad(y, data, torch.tensor(g.astype("float64")))[0].numpy()
-    axes = [0, 1, 2, 3] if layout == "NCHW" else [0, 2, 3, 1]
-    arrays = [a.transpose(axes).copy() for a in (g, x)]
-    attributes = ((2, 2), (2, 2), (0, 0, 0, 0), (1, 1), False, False, layout)
-    got = backward(arrays, dtype, *attributes).astype("float64")
-    np.testing.assert_array_equal(got, want.transpose(axes))
+    arrays, want, attributes = halves(dtype, layout, 5, 4)
+    np.testing.assert_array_equal(run(arrays, dtype, *attributes).astype("float64"), want)
 
 
 def test_equal_maxima_go_to_the_first() -> None:
     x = np.ones((1, 1, 4, 4))
     g = np.arange(1.0, 5.0).reshape(1, 1, 2, 2)
-    got = backward((g, x), "float64", (2, 2), (2, 2))
+    got = run((g, x), "float64", (2, 2), (2, 2))
     want = np.zeros((1, 1, 4, 4))
     want[0, 0, ::2, ::2] = g[0, 0]
     np.testing.assert_array_equal(got, want)
@@ -102,4 +81,4 @@ def test_nan_and_infinity_are_pixels_as_others() -> None:
     g = np.array([[[[5.0, 7.0]], [[2.0, 3.0]]]])
     data = torch.tensor(x, requires_grad=True)
     want = torch.autograd.grad(F.max_pool2d(data, 2), data, torch.tensor(g))[0].numpy()
-    np.testing.assert_array_equal(backward((g, x), "float64", (2, 2), (2, 2)), want)
+    np.testing.assert_array_equal(run((g, x), "float64", (2, 2), (2, 2)), want)
