@@ -25,6 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[2]
 PACKAGES = ("relay_wgrad", "legalize", "byoc_cudnn")
 TAIL = 1500  # characters of a dead child's standard error
+START = 300.0  # seconds for a child's imports, on a busy machine
 
 
 class Child:
@@ -65,11 +66,13 @@ class Child:
     def _ask(self, line: str) -> dict[str, Any]:
         if self.process is None:
             self._start()
+            if not self._answer(START):  # it says that it is ready
+                return {"status": "died", "message": self._obituary()}
         assert self.process is not None
         try:
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
-            found = self._answer()
+            found = self._answer(self.timeout)
         except BrokenPipeError:
             found = b""
         if found is None:
@@ -82,12 +85,12 @@ class Child:
             self.stop()
         return dict(json.loads(found))
 
-    def _answer(self) -> bytes | None:
+    def _answer(self, seconds: float) -> bytes | None:
         """A line; None where none came in time, what there was where the process is gone."""
         assert self.process is not None
         with selectors.DefaultSelector() as waiting:
             waiting.register(self.process.stdout, selectors.EVENT_READ)
-            return self.process.stdout.readline() if waiting.select(self.timeout) else None
+            return self.process.stdout.readline() if waiting.select(seconds) else None
 
     def _start(self) -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
@@ -105,6 +108,9 @@ class Child:
 
     def _obituary(self) -> str:
         assert self.process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs before it is ready
+            self.process.wait(10)
+        self.process.kill()  # nothing where it is dead
         code = self.process.wait()
         self.errors.seek(0)
         said = self.errors.read().decode(errors="replace")[-TAIL:].strip()
@@ -135,6 +141,7 @@ def main(module: str, tree: str | None = None) -> None:
     from tests.fuzz.harness import load
 
     generator = load(module)
+    print("ready", file=answers, flush=True)
     for line in sys.stdin:
         answers.write(json.dumps(generator.answer(line.rstrip("\n"))) + "\n")
         answers.flush()
