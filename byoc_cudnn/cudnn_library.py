@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 import tvm_ffi
 from tvm_ffi import libinfo
 
-from relay_wgrad.output import replacing
+from relay_wgrad.output import replacing, working_folder
 from relay_wgrad.problem import ConvProblem
 
 from .backends.cudnn import Options
@@ -98,8 +97,8 @@ def _digest(text: str, found: Toolchain) -> str:
 
 
 def _load_new(text: str, found: Toolchain, path: Path | None, reason: str = "") -> Any:
-    with tempfile.TemporaryDirectory(prefix="relay-wgrad-") as folder:
-        unit, made = Path(folder, "library.cc"), Path(folder, "library.so")
+    with working_folder() as folder:
+        unit, made = folder / "library.cc", folder / "library.so"
         unit.write_text(text, encoding="utf-8")
         _run(library_command(unit, made, found))
         if path is not None:

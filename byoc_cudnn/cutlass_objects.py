@@ -13,12 +13,13 @@ import importlib.util
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from relay_wgrad.output import working_folder
 
 from .codegen.cutlass import kernels_of
 from .codegen.cutlass_kernel import SLICES, kernel_source
@@ -208,8 +209,8 @@ class _Builder:
         path = self.folder / f"{name}-{digest}.o"
         if path.is_file() and not path.is_symlink():
             return path
-        with tempfile.TemporaryDirectory(dir=self.folder) as work:
-            unit, made = Path(work) / "kernel.cu", Path(work) / "kernel.o"
+        with working_folder(self.folder) as work:
+            unit, made = work / "kernel.cu", work / "kernel.o"
             unit.write_text(source, encoding="utf-8")
             _run([*command, "-c", str(unit), "-o", str(made)], name)
             made.replace(path)

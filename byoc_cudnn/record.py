@@ -187,9 +187,15 @@ class Record:
             )
         return record
 
+    @staticmethod
+    def check(path: str | Path) -> None:
+        """Raises OSError where `save` would; makes the folder.  Before measuring, not after."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        output.check(path)
+
     def save(self, path: str | Path) -> None:
         """Adds the measurements to a file's, whole or not at all, also beside other processes."""
-        path = Path(path)
+        path = Path(os.path.realpath(path))  # whoever comes by a link takes the same lock
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name(path.name + ".lock"), "a", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +23,7 @@ import tvm
 import tvm_ffi
 
 from relay_wgrad.dtypes import numpy_dtype
+from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from .backends.cutlass import Options as CutlassOptions
@@ -124,8 +124,8 @@ def tune(
     if not tasks:
         say("timed", 0, 0)
         return record
-    with tempfile.TemporaryDirectory(prefix="relay-wgrad-") as folder:
-        timer = _build_all(tasks, Path(folder), found, _arch(target), say)
+    with working_folder() as folder:
+        timer = _build_all(tasks, folder, found, _arch(target), say)
         for number, task in enumerate(tasks):
             say(f"timing {task.region.problem}", number, len(tasks))
             if stock is not None and (last := task.candidates[-1]).backend == STOCK:

@@ -65,12 +65,11 @@ def run(args: argparse.Namespace) -> int:
     if args.model is not None and args.problem:
         print("bench: give a model, or problems with --problem", file=sys.stderr)
         return 2
+    output.check_all({"--json": args.json}, {"MODEL": args.model})
     registry.register()
     from legalize.cpu import configure_threads, host_target
     from legalize.cpu.ceilings import ceilings
 
-    if args.json:
-        output.check(args.json)
     display = Display(args.quiet)
     threads, target = configure_threads(), host_target()
     with display.progress:

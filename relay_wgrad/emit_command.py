@@ -6,7 +6,6 @@ import argparse
 import shlex
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +102,8 @@ def _say_how_to_build(source: Path) -> None:
 def _build_and_run(source: str) -> int:
     from byoc_cudnn import toolchain
 
-    with tempfile.TemporaryDirectory(prefix="relay-wgrad-") as folder:
-        file, program = Path(folder, "program.cc"), Path(folder, "program")
+    with output.working_folder() as folder:
+        file, program = folder / "program.cc", folder / "program"
         file.write_text(source, encoding="utf-8")
         try:
             command = toolchain.find().command(file, program)

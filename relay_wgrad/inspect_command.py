@@ -68,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
                   f" is, got {args.report!r}", file=sys.stderr)  # fmt: skip
             return 2
         form = FORMATS[ending]
-    if args.report:
-        output.check(args.report)
+    output.check_all({"--report": args.report}, {"MODEL": args.model})
     found = _inspected(args)
     text = {"html": found.to_html, "json": found.to_json, "markdown": found.to_markdown}[form]()
     if args.report:

@@ -1,67 +1,216 @@
-"""Files that are written whole, or stay as they were before."""
+"""Files that are written whole, or stay as they were before.
+
+A file is made beside its place under a name of ours and then takes that place.  Links stay links,
+modes are the old file's, or the process's mask's for a new one.  What a killed run left behind is
+removed by the next one that writes into the same folder: each temporary is locked by who writes it,
+so one that can be locked is nobody's.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
+import re
 import secrets
-from collections.abc import Callable, Iterator
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+Name = str | os.PathLike[str]
 
-def check(path: str | os.PathLike[str]) -> None:
-    """Raises OSError where `write` would; makes no file.  Better to know before than after."""
-    target = Path(os.path.realpath(path))
-    for wrong, code in (
-        (target.is_dir(), errno.EISDIR),
-        (not target.parent.is_dir(), errno.ENOENT),
-        (not os.access(target if target.exists() else target.parent, os.W_OK), errno.EACCES),
-    ):
-        if wrong:
-            raise OSError(code, os.strerror(code), os.fspath(path))
+_FILE, _FOLDER = ".relay-wgrad-made-", "relay-wgrad-work-"
+_OURS = re.compile(rf"(?:{re.escape(_FILE)}|{_FOLDER})[0-9a-f]{{16}}(?:\.[^.]*)?")
+_BLOCK = b"\0" * 4096  # what a check writes: a full disk still makes files
 
 
-def write(path: str | os.PathLike[str], text: str) -> None:
+def check(path: Name) -> None:
+    """Raises OSError where `replacing` would.  Better to know before long work than after it.
+
+    A file is made beside `path` and removed; what is at `path` is not touched.
+    """
+    target, direct = _place(path)
+    if not direct:
+        with _named(path):
+            made, lock = _new(target)
+            try:
+                os.write(lock, _BLOCK)
+            finally:
+                made.unlink(missing_ok=True)
+                os.close(lock)
+
+
+def check_all(
+    outputs: Mapping[str, Name | None],
+    inputs: Mapping[str, Name | None] | None = None,
+    same: Collection[tuple[str, str]] = (),
+) -> None:
+    """`check` of every output of a command, before its first step of long work.
+
+    `outputs`, `inputs`: option -> path, None where it was not given.  `same`: pairs (output, input)
+    that may be one file.  Raises OSError as `check` does; ValueError for two outputs, or an output
+    and an input, that are one file.
+    """
+    files: dict[str, tuple[str, Name]] = {}
+    for option, path in (inputs or {}).items():
+        if path is not None:
+            files[os.path.realpath(path)] = (option, path)
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        target, direct = _place(path)
+        if direct and not target.is_file():
+            continue  # a pipe or a terminal takes what it gets
+        real = os.path.realpath(path)
+        other, there = files.get(real, (option, path))
+        if other != option and (option, other) not in same:
+            raise ValueError(f"{option} {os.fspath(path)} would overwrite {other} {there}")
+        files[real] = (option, path)
+        check(path)
+
+
+def write(path: Name, text: str) -> None:
     """Writes beside the file, then puts the new one in its place.
 
     Raises OSError where it cannot; then, and when interrupted, what was there stays.
     """
-    check(path)
-    target = Path(os.path.realpath(path))  # a link stays one
-    if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
-        target.write_text(text, encoding="utf-8")  # a pipe, or a file in another's folder
-        return
-    with replacing(target) as made:
+    with replacing(path) as made:
         made.write_text(text, encoding="utf-8")
 
 
-def write_json(
-    path: str | os.PathLike[str], value: Any, *, default: Callable[[Any], Any] | None = None
-) -> None:
+def write_json(path: Name, value: Any, *, default: Callable[[Any], Any] | None = None) -> None:
     """`write` of JSON, a line for each leaf.  TypeError for what JSON does not know, unless
     `default` turns it into something else."""
     write(path, json.dumps(value, indent=1, ensure_ascii=False, default=default) + "\n")
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str], mode: int = 0o666) -> Iterator[Path]:
-    """A new file beside `path`, with its ending, to be written; it takes the place of `path`,
-    also where that is a link.
+def replacing(path: Name, mode: int = 0o666) -> Iterator[Path]:
+    """A new file, with the ending of `path`, to be written; it takes the place of `path`.
 
-    `mode`: of a file that was not there, less the process's mask.  After an error or an
-    interruption what was there stays.  Raises OSError where it cannot write.
+    A link stays one, and its target is replaced.  `mode`: of a file that was not there, less the
+    process's mask; an old file's mode stays.  After an error or an interruption what was there
+    stays; but a pipe, a device, and a file in a folder that is not ours to write are written to as
+    they are, after the new file is complete.  Raises OSError naming `path` where it cannot write.
     """
-    target = Path(path)
-    made = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
-    os.close(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+    target, direct = _place(path)
+    with _named(path):
+        beside = Path(tempfile.gettempdir(), target.name) if direct else target
+        made, lock = _new(beside, 0o600 if direct else mode)
     try:
-        yield made
-        if target.is_file() and not target.is_symlink():
-            made.chmod(target.stat().st_mode & 0o7777)
-        os.replace(made, target)
-    except BaseException:
+        with _named(path, made):
+            yield made
+            if direct:
+                with made.open("rb") as source, target.open("wb") as sink:
+                    shutil.copyfileobj(source, sink)
+                return
+            if target.exists():
+                made.chmod(stat.S_IMODE(target.stat().st_mode))
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(made, target)
+    finally:
         made.unlink(missing_ok=True)
-        raise
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def working_folder(within: Name | None = None) -> Iterator[Path]:
+    """A new folder, this user's alone, for as long as it is needed; those of killed runs go.
+
+    `within`: the folder that it is made in, by default the system's for temporary files.
+    """
+    place = Path(tempfile.gettempdir() if within is None else within)
+    _remove_leftovers(place)
+    folder = place / f"{_FOLDER}{secrets.token_hex(8)}"
+    folder.mkdir(mode=0o700)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(lock)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _place(path: Name) -> tuple[Path, bool]:
+    """(the file to write, whether it is written to as it is).  Raises OSError where none can be."""
+    target = Path(os.path.realpath(path))
+    try:
+        kind = os.stat(path).st_mode
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise  # a loop of links, a name too long
+        kind = 0
+    if not stat.S_ISREG(kind) and kind:
+        target = Path(path)  # what /dev/stdout points to may have no name
+    if stat.S_ISDIR(kind):
+        code = errno.EISDIR
+    elif not target.parent.is_dir():
+        code = errno.ENOENT
+    elif not os.access(target if kind else target.parent, os.W_OK):
+        code = errno.EACCES
+    else:
+        odd = bool(kind) and not (stat.S_ISREG(kind) and os.access(target.parent, os.W_OK))
+        return target, odd
+    raise OSError(code, os.strerror(code), os.fspath(path))
+
+
+@contextlib.contextmanager
+def _named(path: Name, made: Path | None = None) -> Iterator[None]:
+    """Errors of the system name the user's own path, not the file beside it."""
+    try:
+        yield
+    except OSError as error:
+        odd = made is None or error.filename in (None, str(made))
+        if error.errno is None or not odd:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error
+
+
+def _new(target: Path, mode: int = 0o600) -> tuple[Path, int]:
+    """An empty file beside `target` and the descriptor that holds its lock."""
+    _remove_leftovers(target.parent)
+    while True:
+        made = target.with_name(f"{_FILE}{secrets.token_hex(8)}{target.suffix}")
+        lock = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        _lock(lock)
+        if os.fstat(lock).st_nlink:  # else another run took it for a leftover before it was locked
+            return made, lock
+        os.close(lock)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody has it, or the file system knows no locks
+        return False
+    return True
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Removes what killed runs of this user left in a folder."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _OURS.fullmatch(entry.name) and not entry.is_symlink():
+                _remove_unlocked(Path(entry.path))
+
+
+def _remove_unlocked(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            info = os.fstat(descriptor)
+            if info.st_uid != os.geteuid() or not _lock(descriptor):
+                return
+            if stat.S_ISDIR(info.st_mode):
+                shutil.rmtree(path, ignore_errors=True)
+            elif stat.S_ISREG(info.st_mode):
+                path.unlink()
+        finally:
+            os.close(descriptor)

@@ -55,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report; 1 where a convolution stays with `--strict`."""
     from byoc_cudnn import partition
 
-    if args.output is not None:
-        output.check(args.output)
+    output.check_all({"--output": args.output}, {"MODEL": args.model})
     registry.register()
     display = Display(args.quiet)
     with display.progress:

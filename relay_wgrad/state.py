@@ -51,15 +51,29 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
 
     Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra.
     """
-    write = _need("safetensors.numpy").save_file
     tensors = {name: value.numpy() for name, value in _named(trainer.params).items()}
     tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
-    values = (FORMAT, trainer.graph.name, trainer.optimizer, repr(trainer.lr), str(trainer.steps),
-              repr(trainer.loss_scale), str(trainer.good_steps), str(trainer.skipped))  # fmt: skip
+    numbers = (str(trainer.steps), repr(trainer.loss_scale), str(trainer.good_steps))
+    values = (FORMAT, trainer.graph.name, trainer.optimizer, repr(float(trainer.lr)), *numbers,
+              str(trainer.skipped))  # fmt: skip
+    write(path, tensors, dict(zip(_KEYS, values, strict=True)))
+
+
+def write(
+    path: str | os.PathLike[str], tensors: Mapping[str, Any], metadata: dict[str, str]
+) -> None:
+    """Writes a safetensors file as `save` does, with any content.
+
+    Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra.
+    """
+    save_file = _need("safetensors.numpy").save_file
     # A tensor without axes is not contiguous to safetensors unless it is copied.
     whole = {name: np.ascontiguousarray(v).reshape(v.shape) for name, v in tensors.items()}
     with output.replacing(path) as made:
-        write(whole, made, metadata=dict(zip(_KEYS, values, strict=True)))
+        try:
+            save_file(whole, made, metadata=metadata)
+        except _need("safetensors").SafetensorError as error:  # as when the disk is full
+            raise OSError(f"{os.fspath(path)!r} cannot be written: {error}") from error
 
 
 def header(path: str | os.PathLike[str]) -> dict[str, str]:

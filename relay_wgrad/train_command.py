@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
 import re
 import sys
 import time
@@ -95,11 +94,11 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains; 1 where the loss did not come down or a kernel is wrong."""
-    if args.json:
-        output.check(args.json)
-    for option, path in (("--save", args.save), ("--export", args.export)):
-        if path and not os.access(Path(path).parent, os.W_OK):
-            raise FileNotFoundError(f"{option} {path}: no such folder, or not to be written")
+    output.check_all(
+        {"--save": args.save, "--export": args.export, "--json": args.json},
+        {"MODEL": args.model, "--data": args.data, "--resume": args.resume},
+        same={("--save", "--resume")},
+    )
     if Path(args.model).suffix == arguments.PT2:
         if args.export:
             raise ValueError(
@@ -136,6 +135,8 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             if args.resume:
                 state.check(args.resume, graph, args.optimizer)
             data = Data.load(args.data, graph, args.seed) if args.data else None
+            if args.export:
+                to_onnx(graph, graph.params, args.model)  # what it refuses, now and not at the end
         report.out.print(_start(args, graph, data), markup=False, soft_wrap=True)
         start = time.perf_counter()
         with report.parts() as begin:

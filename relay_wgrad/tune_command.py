@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     registry.register()
     path = Record.default_path() if args.record is None else args.record
     record = Record.load(path)
+    Record.check(path)
     known = len(record)
     libraries = [name for name in args.backends if name != "tvm"]
     if not libraries:
