@@ -67,6 +67,9 @@ def is_plain(first: Any, second: Any, bias: Any) -> bool:
         or first.is_meta
         or _is_wrapped(first)  # perhaps of a transform that is over
         or _is_wrapped(second)
+        or first._is_zerotensor()  # no memory: what a derivative that is zero may be
+        or second._is_zerotensor()
+        or (bias is not None and bias._is_zerotensor())
     )
 
 

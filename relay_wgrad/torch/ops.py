@@ -109,9 +109,11 @@ def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
     # `register_autograd` of PyTorch makes nodes that `torch.func`'s transforms refuse.
     def autograd(keys: Any, *args: Any) -> torch.Tensor:
         split = _split(kind, args)
-        if _is_recorded(*split[:3]):
+        # What `forward_ad` calls its level is not known to a graph that PyTorch compiles.
+        if torch._C._is_fwd_grad_enabled() or _is_recorded(*split[:3]):
             with enable_single_level_autograd_function():  # the dispatcher sees to each level
-                return traced.apply(*split, keys)
+                modes = (torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled())
+                return traced.apply(*split, keys, modes)
         return _below_autograd(kind, keys, args)
 
     def batched(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -158,7 +160,7 @@ def _below_autograd(kind: ConvKind, keys: Any, args: Any) -> torch.Tensor:
 
 
 def _is_recorded(first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    # A dual number, of forward-mode differentiation, requires no gradient: PyTorch refuses it.
+    # A dual number, of forward-mode differentiation, requires no gradient.
     return forward_ad._current_level >= 0 or (
         torch.is_grad_enabled()
         and (
@@ -173,6 +175,7 @@ def _remember(
     """What the gradients need.  An operand is needed for the other's gradient only."""
     a, b = ctx.needs_input_grad[:2]
     ctx.save_for_backward(first if b else None, second if a else None)
+    ctx.set_materialize_grads(False)  # tangents that are not there cost no call
     is_last = kernels.channels_last(first) or kernels.channels_last(second)
     ctx.facts = (first.shape[2:], second.shape[2:], is_last, geometry, options)
 
@@ -190,25 +193,43 @@ def _nodes(kind: ConvKind) -> tuple[Any, Any]:
         @staticmethod
         def forward(ctx: Any, *args: Any) -> torch.Tensor:
             _remember(ctx, *args)
+            if forward_ad._current_level >= 0:
+                ctx.save_for_forward(*args[:2])
+                ctx.size = args[3]
             return kernels.run(kind, *args)
 
         @staticmethod
-        def backward(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
+        def backward(ctx: Any, v: torch.Tensor | None) -> tuple[Any, ...]:
             return (*_BACKWARD[kind](ctx, v), None, None, None)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            # PyTorch switches forward mode off for all levels, not for this alone.
+            with forward_ad._set_fwd_grad_enabled(True):
+                return _forward_mode(kind, ctx, *tangents[:3])
 
     class Traced(_Node):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> torch.Tensor:
-            *split, keys = args
+            *split, keys, modes = args
             _remember(ctx, *split)
             first, second, bias, size, geometry, options = split
+            ctx.save_for_forward(first, second)  # until `apply` ends
+            ctx.size = size
             joined = _joined(kind, bias, size)
-            with torch.enable_grad():  # below may be another level, of a transform, that records
+            # Below may be another level, of a transform, that records; `apply` switched off both.
+            with torch.set_grad_enabled(modes[0]), forward_ad._set_fwd_grad_enabled(modes[1]):
                 return _below_autograd(kind, keys, (first, second, *joined, *geometry, *options))
 
         @staticmethod
-        def backward(ctx: Any, v: torch.Tensor) -> tuple[Any, ...]:
-            return (*_BACKWARD[kind](ctx, v), None, None, None, None)
+        def backward(ctx: Any, v: torch.Tensor | None) -> tuple[Any, ...]:
+            return (*_BACKWARD[kind](ctx, v), *[None] * 5)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            # PyTorch switches forward mode off for all levels, not for this alone.
+            with forward_ad._set_fwd_grad_enabled(True):
+                return _forward_mode(kind, ctx, *tangents[:3])
 
     return Recorded, Traced
 
@@ -240,7 +261,9 @@ def _like_result(v: torch.Tensor, is_last: bool) -> torch.Tensor:
     return v.contiguous(memory_format=torch.channels_last) if is_last else v
 
 
-def _backward_fprop(ctx: Any, v: torch.Tensor) -> tuple[Any, Any, Any]:
+def _backward_fprop(ctx: Any, v: torch.Tensor | None) -> tuple[Any, Any, Any]:
+    if v is None:
+        return None, None, None
     data, weight = ctx.saved_tensors
     pixels, taps, is_last, *rest = ctx.facts
     v = _like_result(v, is_last)
@@ -251,7 +274,9 @@ def _backward_fprop(ctx: Any, v: torch.Tensor) -> tuple[Any, Any, Any]:
     )
 
 
-def _backward_dgrad(ctx: Any, v: torch.Tensor) -> tuple[Any, Any, Any]:
+def _backward_dgrad(ctx: Any, v: torch.Tensor | None) -> tuple[Any, Any, Any]:
+    if v is None:
+        return None, None, None
     grad, weight = ctx.saved_tensors
     _, taps, is_last, *rest = ctx.facts
     v = _like_result(v, is_last)
@@ -262,7 +287,9 @@ def _backward_dgrad(ctx: Any, v: torch.Tensor) -> tuple[Any, Any, Any]:
     )
 
 
-def _backward_wgrad(ctx: Any, v: torch.Tensor) -> tuple[Any, Any, Any]:
+def _backward_wgrad(ctx: Any, v: torch.Tensor | None) -> tuple[Any, Any, Any]:
+    if v is None:
+        return None, None, None
     grad, data = ctx.saved_tensors
     _, pixels, is_last, *rest = ctx.facts
     v = _like_result(v, is_last)
@@ -278,6 +305,43 @@ _BACKWARD: dict[ConvKind, Callable[..., Any]] = {
     ConvKind.DGRAD: _backward_dgrad,
     ConvKind.WGRAD: _backward_wgrad,
 }
+
+
+# ---- forward mode --------------------------------------------------------------------------------
+
+
+def _forward_mode(
+    kind: ConvKind, ctx: Any, first_t: Any, second_t: Any, bias_t: Any
+) -> torch.Tensor | None:
+    """The tangent: f(first', second) + f(first, second') + bias', f being bilinear."""
+    (first, second), size = ctx.saved_for_forward, ctx.size
+    *_, geometry, options = ctx.facts
+    tangent = None
+
+    def call(first: torch.Tensor, second: torch.Tensor, bias: Any) -> torch.Tensor:
+        return _CALLS[kind](first, second, bias, size, geometry, options)
+
+    # A bias goes through a call where there is one: its tangent is in the result's memory order.
+    bias_t = None if _is_zero(bias_t) else bias_t
+    if not _is_zero(first_t):
+        tangent = call(first_t, _primal(second), bias_t)
+    if not _is_zero(second_t):
+        bias_t = bias_t if tangent is None else None
+        other = call(_primal(first), second_t, bias_t)
+        tangent = other if tangent is None else tangent + other
+    if tangent is None and bias_t is not None:
+        shape = kernels.result_shape(kind, first.shape, second.shape, size, geometry)
+        tangent = bias_t.view(1, -1, 1, 1).expand(shape).clone()
+    return tangent
+
+
+def _is_zero(tangent: torch.Tensor | None) -> bool:
+    return tangent is None or tangent._is_zerotensor()
+
+
+def _primal(tensor: torch.Tensor) -> torch.Tensor:
+    """A dual number without its tangent, so that this level's derivative is no dual number."""
+    return torch._VF._unpack_dual(tensor, level=0)[0]
 
 
 # ---- batching ------------------------------------------------------------------------------------

@@ -92,12 +92,6 @@ def test_hessian_by_two_jacobians() -> None:
     assert error(twice(rt.convolution)(X, W, B), twice(F.conv2d)(X, W, B)) < 1e-12
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, on first use
-def test_forward_mode_of_a_transform_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="jvp"):
-        torch.func.jvp(lambda x: rt.convolution(x, W), (X,), (X,))
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # PyTorch's own
 def test_compiled_autograd() -> None:
     torch._dynamo.reset()

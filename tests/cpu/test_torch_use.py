@@ -186,13 +186,6 @@ def test_per_sample_gradients() -> None:
         assert max(map(error, got, want)) < 1e-12
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, on first use
-def test_forward_mode_is_refused() -> None:
-    x, w = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 3, 3)
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
-        rt.convolution(torch.autograd.forward_ad.make_dual(x, x), w)
-
-
 def test_inference_mode() -> None:
     x, w = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 3, 3, requires_grad=True)
     with torch.inference_mode():
