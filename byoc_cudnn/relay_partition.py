@@ -56,7 +56,7 @@ def register_relay() -> None:
 def with_params(mod: IRModule, params: Mapping[str, Any]) -> IRModule:
     """The module with arrays for parameters of @main, simplified for inference and folded.
 
-    Raises ValueError for a name that no parameter has.
+    A name that no parameter has is ignored, as in Relay.
     """
     bound = bind_params_by_name(mod[_MAIN], params)
     mod = replace(mod, functions={**mod.functions, _MAIN: bound})

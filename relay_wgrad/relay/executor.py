@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tvm
 
-from .ast import Expr, Function, GlobalVar, IRModule, Var
-from .build import MAIN, build
-from .expr import bind, bind_params_by_name, const
+from .ast import Constant, Expr, Function, GlobalVar, IRModule, Tuple, Var
+from .build import build
+from .expr import as_constant, bind, bind_params_by_name
+from .expr_methods import ExprMethods
 from .graph_executor import GraphModule
 from .infer import infer_module
+from .library import MAIN
 from .surface import check_relay_module
 from .types import TupleType, Type
 
@@ -33,8 +36,8 @@ class ExpressionExecutor:
         """A function compiled, as a Python function; the value of an expression that is none.
 
         `expr` is by default the module's @main; a GlobalVar is another function of it.  The Python
-        function takes arrays by place or by name, and gives a tensor, or a list for a tuple.
-        `binds` has values for variables.
+        function takes arrays or constants by place or by name, and gives a tensor, or a list for a
+        tuple.  `binds` has arrays, numbers or expressions for variables.
 
         Raises
         ------
@@ -52,7 +55,9 @@ class ExpressionExecutor:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             for i, value in enumerate(_placed(names, args, kwargs)):
-                module.set_input(i, value)
+                module.set_input(
+                    i, np.asarray(value.data) if isinstance(value, Constant) else value
+                )
             module.run()
             return _nested(module, result, iter(range(module.get_num_outputs())))
 
@@ -66,16 +71,16 @@ class ExpressionExecutor:
             if name not in self.mod:
                 raise ValueError(f"evaluate: the module has no @{name}")
             expr = self.mod[name]
-        constants = {var: const(value, _dtype(value)) for var, value in binds.items()}
-        out = bind(expr, constants)
+        out = bind(expr, {var: _argument(value) for var, value in binds.items()})
         main = out if isinstance(out, Function) else Function((), out)
-        named = {p.name for p in main.params}
-        given = {name: value for name, value in self.params.items() if name in named}
-        return bind_params_by_name(main, given)
+        return bind_params_by_name(main, self.params)
 
 
-def _dtype(value: Any) -> str | None:
-    return str(value.dtype) if hasattr(value, "dtype") else None
+def _argument(value: Any) -> Expr:
+    """A value for a variable: an expression as it is, arrays and numbers as constants."""
+    if isinstance(value, (tuple, list)) and any(hasattr(part, "shape") for part in value):
+        return Tuple(tuple(_argument(part) for part in value))
+    return value if isinstance(value, ExprMethods) else as_constant(value)  # type: ignore[return-value]
 
 
 def _placed(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -82,6 +82,16 @@ def const(value: Any, dtype: str | None = None, span: Span | None = None) -> Con
         raise TypeError(f"const: dtype must be the name of a dtype, got {dtype!r}") from None
 
 
+def as_constant(value: Any) -> Constant:
+    """A constant of what a script gives for one: a constant itself, an array, a number.
+
+    An array keeps its dtype.  Raises TypeError as `const`.
+    """
+    if isinstance(value, Constant):
+        return value
+    return const(value, str(value.dtype) if hasattr(value, "dtype") else None)
+
+
 def bind(expr: Expr, binds: Mapping[Any, Expr]) -> Expr:
     """The expression with variables replaced by expressions; a function loses these parameters.
 
@@ -105,16 +115,19 @@ def bind(expr: Expr, binds: Mapping[Any, Expr]) -> Expr:
 def bind_params_by_name(func: Function, params: Mapping[str, Any]) -> Function:
     """The function with constants for the parameters of these names.
 
-    Raises ValueError for a name that no parameter has, or more than one.
+    A name that no parameter has is ignored, as in Relay: the parameters of a whole network are
+    often bound to a part of it, or twice.
+
+    Raises ValueError for a name that more than one parameter has.
     """
     binds: dict[Var, Expr] = {}
     for name, value in params.items():
         found = [param for param in func.params if param.name == name]
-        if len(found) != 1:
-            names = ", ".join(param.name for param in func.params) or "none"
-            count = f"no parameter {name!r}" if not found else f"{len(found)} parameters {name!r}"
-            raise ValueError(f"{count}; there are {names}")
-        binds[found[0]] = const(value, str(value.dtype) if hasattr(value, "dtype") else None)
+        if len(found) > 1:
+            names = ", ".join(param.name for param in func.params)
+            raise ValueError(f"{len(found)} parameters {name!r}; there are {names}")
+        if found:
+            binds[found[0]] = as_constant(value)
     out = bind(func, binds)
     assert isinstance(out, Function)
     return out

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tvm
 
-from .build import MAIN, Executor, host_array
+from .build import host_array
+from .library import MAIN, Executor, ExecutorFactory
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,22 @@ class BenchmarkResult:
         return ", ".join(f"{name} {getattr(self, name) * 1e3:.4f} ms" for name in names)
 
 
+def create(graph_json_str: str, libmod: ExecutorFactory, device: Any) -> GraphModule:
+    """The executor of a library, from what `graph, lib, params = relay.build(…)` gives.
+
+    Raises
+    ------
+    TypeError : for what is no library of `relay.build` or `relay.load_module`.
+    ValueError : for another library's graph, and for more than one device.
+    """
+    if not isinstance(libmod, ExecutorFactory):
+        raise TypeError(f"create: expected a library, got {type(libmod).__name__}")
+    if graph_json_str != libmod.get_graph_json():
+        raise ValueError("create: the graph is not the library's own")
+    devices = list(device) if isinstance(device, (list, tuple)) else [device]
+    return GraphModule(libmod["default"](*devices))
+
+
 class GraphModule:
     """A library on a device, with its inputs and outputs.
 
@@ -81,6 +98,13 @@ class GraphModule:
         for name, array in params.items():
             self._set(self._name(name), array)
 
+    def load_params(self, params_bytes: bytes) -> None:
+        """Sets inputs from what `relay.save_param_dict` wrote; names of no input are ignored."""
+        params = tvm.runtime.load_param_dict(params_bytes)
+        self.set_input(
+            None, None, **{n: v for n, v in params.items() if n in self._executor.inputs}
+        )
+
     def run(self, **input_dict: Any) -> None:
         """Runs, after setting the inputs given.
 
@@ -109,6 +133,11 @@ class GraphModule:
         if name not in self._inputs:
             raise ValueError(f"get_input: {name!r} is not set")
         return _copied(self._inputs[name], out)
+
+    def get_input_info(self) -> tuple[dict[str, tuple[int | None, ...]], dict[str, str]]:
+        """The inputs' shapes by name, with None for a size that is `?`, and their dtypes."""
+        inputs = self._executor.inputs.values()
+        return {i.name: i.shape for i in inputs}, {i.name: i.dtype for i in inputs}
 
     def get_input_index(self, name: str) -> int:
         """The place of an input, −1 if there is none of that name."""
@@ -195,4 +224,4 @@ def _copied(tensor: Any, out: Any) -> Any:
     return tensor if out is None else tensor.copyto(out)
 
 
-__all__ = ["BenchmarkResult", "GraphModule"]
+__all__ = ["BenchmarkResult", "GraphModule", "create"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 import tvm
 
+from relay_wgrad import relay
 from relay_wgrad.relay.build import build, load_module
-from relay_wgrad.relay.graph_executor import GraphModule
+from relay_wgrad.relay.elf import check_elf
+from relay_wgrad.relay.graph_executor import GraphModule, create
 from relay_wgrad.relay.text import fromtext
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -87,10 +90,82 @@ def test_export_and_load(library: Any, tmp_path: Path) -> None:
     check(loaded)
     with pytest.raises(ValueError, match=r"%data is \[2, 3\] of float32, got \[3, 3\] of float32"):
         loaded.set_input("data", np.zeros((3, 3), "float32"))
-    for text in ("[]", '{"relay_wgrad_inputs": ["data"]}'):
+    shape = '{"relay_wgrad_inputs": [{"name": "x", "shape": %s, "dtype": "%s"}]}'
+    for text in (
+        "[]",
+        '{"relay_wgrad_inputs": ["data"]}',
+        "[" * 100_000,
+        '{"relay_wgrad_inputs": ' + "[" * 100_000,
+        shape % ('"ab"', "float32"),
+        shape % ("[-1]", "float32"),
+        shape % ("[2]", "float31"),
+    ):
         (tmp_path / "lib.so.json").write_text(text)
         with pytest.raises(ValueError, match="which names the inputs"):
             load_module(path)
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_a_damaged_library_is_refused_before_it_is_loaded(
+    library: Any, tmp_path: Path, described: bool
+) -> None:
+    """The loader maps what headers say: a page that the file lacks would end the process."""
+    path = tmp_path / "lib.so"
+    library.export_library(path)
+    whole, beside = path.read_bytes(), tmp_path / "lib.so.json"
+    if not described:  # as a library of a release before there was a digest
+        text = json.loads(beside.read_text())
+        beside.write_text(json.dumps({"relay_wgrad_inputs": text["relay_wgrad_inputs"]}))
+        load_module(path)
+        check_elf(path)
+    for cut in (0, 10, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=r"lib\.so: "):
+            load_module(path)
+    path.write_bytes(b"#!/bin/sh" + whole[9:])
+    with pytest.raises(ValueError, match=r"lib\.so: "):
+        load_module(path)
+    if described:
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(ValueError, match="not the library that was exported"):
+            load_module(path)
+    path.unlink()
+    with pytest.raises(ValueError, match="No such file"):
+        load_module(path)
+
+
+def test_build_as_scripts_for_graph_json_and_params_unpack_it(tmp_path: Path) -> None:
+    weights = {name: ARRAYS[name] for name in ("w", "b")}
+    graph, lib, params = build(fromtext(TEXT), {1: "llvm"}, "llvm", params=weights)
+    assert [node["name"] for node in json.loads(graph)["nodes"]] == ["data", "main"]
+    module = create(graph, lib, tvm.cpu())
+    module.set_input(**params)
+    module.load_params(relay.save_param_dict(params))
+    module.run(data=ARRAYS["data"])
+    check(module)
+    assert module.get_input_info() == ({"data": (2, 3)}, {"data": "float32"})
+    lib.lib.export_library(tmp_path / "lib.so")
+    check_again = create(graph, load_module(tmp_path / "lib.so"), [tvm.cpu()])
+    check_again.run(data=ARRAYS["data"])
+    check(check_again)
+    with pytest.raises(ValueError, match="not the library's own"):
+        create("{}", lib, tvm.cpu())
+    with pytest.raises(TypeError, match="expected a library, got str"):
+        create(graph, "lib.so", tvm.cpu())  # type: ignore[arg-type]
+
+
+def test_a_parameter_that_is_bound_already_is_ignored() -> None:
+    """The usual sequence with other compilers; a mistyped name shows at the run."""
+    weights = {name: ARRAYS[name] for name in ("w", "b")}
+    mod = fromtext(TEXT)
+    mod["main"] = relay.build_module.bind_params_by_name(mod["main"], weights)
+    module = GraphModule(build(mod, "llvm", params=weights)["default"](tvm.cpu()))
+    module.run(data=ARRAYS["data"])
+    check(module)
+    main = fromtext(TEXT)["main"]
+    module = GraphModule(build(main, "llvm", params={"W": ARRAYS["w"]})["default"](tvm.cpu()))
+    with pytest.raises(ValueError, match="inputs that are not set: data, w, b"):
+        module.run()
 
 
 def test_inputs_of_another_type_are_refused_at_once(module: GraphModule) -> None:
@@ -153,8 +228,8 @@ def test_misuse_of_build() -> None:
     module = fromtext(TEXT)
     with pytest.raises(TypeError, match="expected a Relay IRModule, got str"):
         build("def @main", "llvm")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no parameter 'v'; there are data, w, b"):
-        build(module, "llvm", params={"v": ARRAYS["w"]})
+    with pytest.raises(ValueError, match="expected one target, got 2"):
+        build(module, {1: "llvm", 2: "cuda"})
     with pytest.raises(ValueError, match=r"%w is \[4, 3\] of float32, got \[4\] of float32"):
         build(module, "llvm", params={"w": ARRAYS["b"]})
     with pytest.raises(ValueError, match="of float64"):

@@ -233,8 +233,11 @@ def test_bind_replaces_variables_and_drops_parameters():
     by_name = relay.build_module.bind_params_by_name(function, {"w": np.float32([1, 2])})
     assert relay.structural_equal(bound, by_name)
     assert relay.analysis.free_vars(relay.bind(x * w, {x: w})) == [w]
-    with pytest.raises(ValueError, match="no parameter 'v'; there are x, w"):
-        relay.build_module.bind_params_by_name(function, {"v": 1})
+    again = relay.build_module.bind_params_by_name(by_name, {"v": 1, "w": np.float32([3, 4])})
+    assert again is by_name or relay.structural_equal(again, by_name)  # as in Relay
+    twice = relay.Function([x, relay.var("x", shape=(2,))], x)
+    with pytest.raises(ValueError, match="2 parameters 'x'; there are x, x"):
+        relay.build_module.bind_params_by_name(twice, {"x": 1})
 
 
 # ---- modules

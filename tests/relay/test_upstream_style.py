@@ -104,6 +104,10 @@ def test_a_functor_names_the_method_that_is_missing() -> None:
         relay.ExprVisitor().visit(3)
 
 
+def _one() -> relay.Constant:
+    return relay.const(1.0)
+
+
 def test_expressions_are_evaluated() -> None:
     x, y = _x(2), _x(2)  # of one name
     executor = relay.create_executor("graph")
@@ -112,7 +116,14 @@ def test_expressions_are_evaluated() -> None:
     assert first.numpy().tolist() == [2, 3]
     assert second.numpy().tolist() == [3, 4]
     assert executor.evaluate(relay.const(2) + relay.const(3)).numpy() == 5
-    assert executor.evaluate(x + x, {x: np.ones(2, "float32")}).numpy().tolist() == [2, 2]
+    ones = np.ones(2, "float32")
+    for value in (ones, tvm.runtime.tensor(ones), relay.const(ones), relay.const(ones) * _one()):
+        assert executor.evaluate(x + x, {x: value}).numpy().tolist() == [2, 2]
+    two = relay.var("two", relay.TupleType([x.type_annotation] * 2))
+    total = relay.TupleGetItem(two, 0) + relay.TupleGetItem(two, 1)
+    assert executor.evaluate(total, {two: (ones, ones)}).numpy().tolist() == [2, 2]
+    add = executor.evaluate(relay.Function([x, y], x + y))
+    assert add(relay.const(ones), relay.const(ones)).numpy().tolist() == [2, 2]
     with pytest.raises(TypeError, match="expected arguments for x, x, got 1 by place"):
         pair(np.ones(2, "float32"))
     with pytest.raises(ValueError, match="kind must be one of"):
@@ -234,3 +245,26 @@ def _build(mod: Any, **options: Any) -> Any:
 def test_refused_with_a_reason(error: Any, problem: str, wrong: Any) -> None:
     with pytest.raises(error, match=problem):
         wrong()
+
+
+@pytest.mark.parametrize("bind", [False, True])
+def test_stateful_operators_are_not_computed_shared_or_dropped(bind: bool) -> None:
+    """Dropout of a constant is a mask of the run's, and two dropouts are two."""
+    T = relay.transform
+    data = relay.const(np.arange(10, dtype="float32"))
+    x = relay.var("x", shape=(10,))
+    drops = [relay.nn.dropout(data) + x, relay.nn.dropout(data) + x]
+    body: Any = relay.Tuple(drops)
+    if bind:
+        body = relay.Let(relay.var("unused"), relay.nn.dropout(x), body)
+    mod = T.InferType()(IRModule.from_expr(body))
+    for pass_ in (T.FoldConstant(), T.EliminateCommonSubexpr(), T.DeadCodeElimination()):
+        assert relay.structural_equal(pass_(mod), mod), pass_
+    # Not so an operator that has been said to be pure.
+    relay.op.op.register_stateful("nn.dropout", False)
+    try:
+        assert not relay.structural_equal(T.FoldConstant()(mod), mod)
+    finally:
+        relay.op.get("nn.dropout").reset_attr("TOpIsStateful")
+    lean = T.DeadCodeElimination(ignore_impurity=True)(mod)
+    assert relay.structural_equal(lean, mod) is not bind

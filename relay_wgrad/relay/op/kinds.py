@@ -41,3 +41,5 @@ _NAMES = {
         nn.cross_entropy_with_logits nn.dropout nn.lrn""",
 }
 KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+# Relay's TOpIsStateful.
+STATEFUL = {"nn.dropout"}

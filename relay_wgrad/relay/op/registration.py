@@ -23,7 +23,7 @@ from ..ast import Attrs, Op
 from ..ops import REGISTRY, RelayOp, hooks, lookup, relations, show
 from ..ops.table import Call, Site
 from ..types import FuncType, TensorType, TupleType, Type
-from .kinds import KINDS
+from .kinds import KINDS, STATEFUL
 
 F = TypeVar("F", bound=Callable[..., Any])
 TypeRel = Callable[[list[Any], Any], Any]
@@ -199,6 +199,15 @@ def get_attr(op_name: str, key: str) -> Any:
     return levels[max(levels)]
 
 
+def is_stateful(op_name: str) -> bool:
+    """Whether two calls of an operator with the same arguments are two things.
+
+    Then neither is computed ahead of the run, nor are they made one, nor dropped.
+    """
+    found = get_attr(op_name, "TOpIsStateful")
+    return op_name in STATEFUL if found is None else bool(found)
+
+
 def reset_attr(op_name: str, key: str) -> None:
     """See `Op.reset_attr`."""
     lookup(op_name)
@@ -279,5 +288,5 @@ def register_pattern(op_name: str, pattern: int, level: int = hooks.DEFAULT_LEVE
 
 
 def register_stateful(op_name: str, stateful: bool, level: int = hooks.DEFAULT_LEVEL) -> None:
-    """Keeps a flag as attribute TOpIsStateful."""
+    """Says whether passes may compute, share and drop calls (`is_stateful`)."""
     set_attr(op_name, "TOpIsStateful", stateful, level)

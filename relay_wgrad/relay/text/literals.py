@@ -73,7 +73,8 @@ def number(text: str) -> np.generic:
     real = float(sign + digits)
     with np.errstate(over="ignore"):
         result = dtype.type(real)
-    if np.isinf(result) and digits != "inf":
+    # Also what would be rounded to the largest number: Relay's literals are within the range.
+    if digits != "inf" and abs(real) > float(np.finfo(dtype).max):
         raise ValueError(f"{text} is out of {dtype}'s range")
     return result
 
@@ -109,7 +110,9 @@ def _shortest(value: float, kind: Any) -> str:
     # Six digits, as Relay prints; more where six read back as another number.
     for digits in (6, 9, 17):
         text = f"{value:.{digits}g}"
-        if kind(float(text)) == value or math.isnan(value):
+        if math.isnan(value) or math.isinf(value):
+            break
+        if kind(float(text)) == value and abs(float(text)) <= float(np.finfo(kind).max):
             break
     return text
 

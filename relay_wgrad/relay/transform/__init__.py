@@ -101,7 +101,10 @@ def CanonicalizeOps() -> Pass:  # noqa: N802
 
 
 def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
-    """Calls of constants alone as what they give.  `fold_qnn` has no meaning here."""
+    """Calls of constants alone as what they give, but for stateful operators (dropout).
+
+    What has no value (an integer divided by zero) stays; `fold_qnn` has no meaning here.
+    """
     return _on_functions("FoldConstant", 2, lambda f, mod, _: fold_constant(f))
 
 
@@ -117,10 +120,12 @@ def DeadCodeElimination(  # noqa: N802
 ) -> Pass:
     """No `let` of what nothing needs; with `inline_once`, nor of what is used once.
 
-    All operators here are pure, so `ignore_impurity` changes nothing.
+    What calls a stateful operator stays bound, unless `ignore_impurity`.
     """
     return _on_functions(
-        "DeadCodeElimination", 1, lambda f, mod, _: dead_code_elimination(f, inline_once)
+        "DeadCodeElimination",
+        1,
+        lambda f, mod, _: dead_code_elimination(f, inline_once, ignore_impurity),
     )
 
 

@@ -22,6 +22,7 @@ from ..ast import (
     children,
     post_order,
 )
+from ..op.registration import is_stateful
 from ..rewrite import order, rewrite
 from .normal_forms import without_lets
 
@@ -31,13 +32,16 @@ def eliminate_common_subexpr(function: Function, fskip: Callable[[Expr], bool] |
 
     Operands are the same if they are one node, scalars of one value, or tuples of such; likewise
     the fields of a tuple.  As in Relay a call without operands (`zeros`) stays as it is.  A
-    function that is a value shares no node with what is around it.
+    function that is a value shares no node with what is around it.  Two calls of a stateful
+    operator (dropout) are two.
     """
     owners = _owners(function)
     first: dict[Any, Expr] = {}
 
     def change(old: Expr, node: Expr) -> Expr:
         if isinstance(node, Call) and isinstance(node.op, Op) and node.args:
+            if is_stateful(node.op.name):
+                return node
             key: Any = (node.op.name, _frozen(node.attrs), tuple(map(_operand, node.args)))
         elif isinstance(node, TupleGetItem):
             key = (node.tuple_value, node.index)
@@ -85,22 +89,28 @@ def _frozen(value: Any) -> Any:
     return (type(value).__name__, repr(value))
 
 
-def dead_code_elimination(function: Function, inline_once: bool) -> Function:
+def dead_code_elimination(
+    function: Function, inline_once: bool, ignore_impurity: bool = False
+) -> Function:
     """The function without bindings that its result does not need.
 
+    A value that calls a stateful operator stays bound where it is, but with `ignore_impurity`.
+
     With `inline_once`, a value that is used once takes its variable's place, but not within another
-    function than the `let`.  All operators here are pure.
+    function than the `let`.
     """
     uses: dict[Expr, int] = {}
     users: dict[Expr, Expr] = {}
     bound: dict[Expr, Let] = {}
+    impure = set() if ignore_impurity else _impure(function)
 
     def below(node: Expr) -> tuple[Expr, ...]:
         # A variable leads to its value: what is reached so is what the result needs.
         user = node
         if isinstance(node, Let):
             bound[node.var] = node
-            down: tuple[Expr, ...] = (node.body,)
+            kept = node.value in impure
+            down: tuple[Expr, ...] = (node.var, node.body) if kept else (node.body,)
         elif node in bound:
             user = bound[node]
             down = (bound[node].value,)
@@ -116,6 +126,8 @@ def dead_code_elimination(function: Function, inline_once: bool) -> Function:
     owners = _owners(function) if inline_once else {}
 
     def chosen(var: Var) -> bool:
+        if bound[var].value in impure:
+            return False
         if var not in uses:
             return True
         if not inline_once or uses[var] > 1:
@@ -125,6 +137,16 @@ def dead_code_elimination(function: Function, inline_once: bool) -> Function:
         return here is owners[bound[var]]
 
     return without_lets(function, chosen)
+
+
+def _impure(function: Function) -> set[Expr]:
+    """The nodes that call a stateful operator, or are computed from one that does."""
+    out: set[Expr] = set()
+    for node in post_order(function):
+        own = isinstance(node, Call) and isinstance(node.op, Op) and is_stateful(node.op.name)
+        if own or any(child in out for child in children(node)):
+            out.add(node)
+    return out
 
 
 def remove_unused_functions(mod: IRModule, entries: Sequence[str]) -> IRModule:

@@ -23,6 +23,7 @@ from ..ast import (
 )
 from ..build import build
 from ..graph_executor import GraphModule
+from ..op.registration import is_stateful
 from ..rewrite import rewrite
 from ..types import TensorType, TupleType, Type
 from .normal_forms import without_lets
@@ -101,7 +102,7 @@ def _operands(node: Expr) -> tuple[Expr, ...]:
 def _may_fold(node: Expr) -> bool:
     """Whether a node is known once its operands are."""
     if isinstance(node, Call):
-        return isinstance(node.op, Op) and bool(node.args)
+        return isinstance(node.op, Op) and bool(node.args) and not is_stateful(node.op.name)
     return isinstance(node, (Constant, Tuple, TupleGetItem))
 
 
