@@ -162,13 +162,15 @@ class TrainingGraph:
         """The module with `main_adjoint` added: it returns (main's outputs, gradients).
 
         `wrt` names parameters (and data inputs, where wanted); by default `trainable`.  The
-        gradients come in that order.  Ops without a gradient make TVM raise; see
-        `relay_wgrad.register`.
+        gradients come in that order.  This is `relay_wgrad.transform.grad`, and before
+        `relay_wgrad.register()` the same by upstream's rules.  Raises ValueError for an op without
+        a gradient.
         """
-        wanted = self.variables(self.trainable if wrt is None else wrt)
-        return relax.transform.Gradient("main", require_grads=wanted, target_index=0)(
-            self.checkpointed()
-        )
+        from ..transform.grad import gradient
+
+        names = self.trainable if wrt is None else wrt
+        self.variables(names)  # raises for an unknown one
+        return gradient(self.checkpointed(), "main", wrt=list(names))
 
 
 def check_labels(name: str, labels: Array, classes: int) -> None:

@@ -39,6 +39,11 @@ def _static_shape(op: str, x: relax.Expr) -> list[int]:
     return sizes
 
 
+def stop(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """y = no_grad(x): x gets nothing."""
+    return [no_grad(call.args[0])]
+
+
 def collapse_sum_to(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """y = collapse_sum_to(x, shape) sums broadcast axes; the transpose broadcasts back."""
     x, shape = call.args
@@ -184,6 +189,7 @@ def max_pool2d_backward(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> 
 
 
 _GRADIENTS: dict[str, Callable[..., Partials]] = {
+    "relax.grad.no_grad": stop,
     "relax.collapse_sum_to": collapse_sum_to,
     "relax.collapse_sum_like": collapse_sum_like,
     "relax.squeeze": squeeze,

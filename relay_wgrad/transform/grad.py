@@ -18,6 +18,7 @@ from tvm.ir import Op
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from .. import registry
+from .grad_paths import prepared, stops_known, unable, without_stops
 from .surface import ModulePass, check_relax_module
 
 
@@ -60,6 +61,18 @@ def grad(
     check_relax_module("grad", mod, counterpart="FirstOrderGradient")
     if not registry.is_registered():
         raise RuntimeError("grad: call relay_wgrad.register() first")
+    return gradient(mod, fn, order, wrt, target_index, inline)
+
+
+def gradient(
+    mod: tvm.IRModule,
+    fn: str = "main",
+    order: int = 1,
+    wrt: Sequence[relax.Var | str] | None = None,
+    target_index: int = 0,
+    inline: bool = False,
+) -> tvm.IRModule:
+    """`grad` by the rules that TVM has at the moment, whether ours are registered or not."""
     if isinstance(order, bool) or not isinstance(order, int) or order < 1:
         raise ValueError(f"grad: order must be an integer of at least 1, got {order!r}")
     if isinstance(target_index, bool) or not isinstance(target_index, int):
@@ -77,15 +90,15 @@ def grad(
     # The adjoint's parameters are new variables in the same places; names may repeat.
     places = {param: i for i, param in enumerate(func.params)}
     wanted = [places[param] for param in params]
-    if order == 1:
-        return _first(mod, fn, func, params, target_index, f"{fn}_adjoint")
+    out = mod.clone()
     for k in range(1, order + 1):
-        name = f"{fn}_adjoint{k}"
-        mod = _first(mod, fn, func, params, target_index, name)
-        if k < order:
-            func, params = _contract(mod[name], wanted, k)
+        name = f"{fn}_adjoint" if order == 1 else f"{fn}_adjoint{k}"
+        adjoint = _first(mod, fn, func, params, target_index, name)
+        out[name] = without_stops(adjoint)
+        if k < order:  # a further order has to see where gradients stop
+            func, params = _contract(adjoint, wanted, k)
             target_index = 0
-    return mod
+    return out
 
 
 def Gradient(  # noqa: N802 - a pass, named as the stock one
@@ -281,8 +294,8 @@ def _first(
     params: list[relax.Var],
     target_index: int,
     name: str,
-) -> tvm.IRModule:
-    """The stock pass on `func`; its adjoint goes into `mod` under `name`."""
+) -> relax.Function:
+    """The stock pass on `func`, of the module's function `fn`: its adjoint, named `name`."""
     # The stock pass checkpoints what depends on parameters alone, and does not count the variables
     # of symbolic sizes among them: the whole forward part would be emitted twice, and a size within
     # an argument (a ShapeExpr) not be found.  For its time they are parameters.
@@ -290,25 +303,28 @@ def _first(
     work = mod.clone()
     if f"{fn}_adjoint" in work:
         del work[f"{fn}_adjoint"]
+    result = func.body.body
+    target = result.fields[target_index] if isinstance(result, relax.Tuple) else result
+    func = prepared(func, params, target)
     work[fn] = _with_params(func, [*func.params, *sizes])
     try:
-        adjoint = relax.transform.Gradient(fn, params, target_index)(work)[f"{fn}_adjoint"]
+        with stops_known():
+            adjoint = relax.transform.Gradient(fn, params, target_index)(work)[f"{fn}_adjoint"]
     except tvm.error.InternalError as error:
-        raise ValueError(
-            f"grad: {fn!r} cannot be differentiated: {_reason(func, error)}"
-        ) from error
+        reason = _reason(func, params, error)
+        raise ValueError(f"grad: {fn!r} cannot be differentiated: {reason}") from error
     adjoint = _with_params(adjoint, adjoint.params[: len(func.params)])
-    out = mod.clone()
-    out[name] = adjoint.with_attr("global_symbol", name)
-    return out
+    return adjoint.with_attr("global_symbol", name)
 
 
-def _reason(func: relax.Function, error: Exception) -> str:
-    """What the stock pass's failed check means."""
+def _reason(func: relax.Function, params: list[relax.Var], error: Exception) -> str:
+    """What the stock pass's failed check means, and where."""
     text = str(error).strip()
     missing = re.search(r"FPrimalGradient has not been registered for (\S+)", text)
     if missing is None:
-        return text.splitlines()[0]
+        found = unable(func, params)
+        where = f"at {found[0]}: {found[1]}" if found else text.partition("\n")[0]
+        return f"TVM's gradient fails {where}" if found else f"TVM's gradient fails: {where}"
     for binding in func.body.blocks[0].bindings:
         value = binding.value
         if isinstance(value, relax.Call) and str(getattr(value.op, "name", "")) == missing[1]:

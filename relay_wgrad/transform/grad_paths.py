@@ -1,0 +1,189 @@
+"""Which bindings a gradient flows through; a function in the form that the stock pass can take.
+
+The stock pass asks every op for a gradient that its result has an adjoint of, whether or not it
+depends on what is differentiated by: `arange(3) * w` stops at `arange`.  And the gradient of a
+concatenation splits, but one part is no tuple.  Here edges on which no gradient flows are cut by
+`relax.grad.no_grad`, and a concatenation of one tensor becomes that tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+from ..ops import auxiliary
+from .substitute import substitute
+
+NO_GRAD = "relax.grad.no_grad"
+_CONCAT = "relax.concat"
+_CHECKPOINTS = ("relax.grad.start_checkpoint", "relax.grad.end_checkpoint")
+
+
+def op_name(value: Any) -> str:
+    """The name of a called op, "" for anything else."""
+    op = getattr(value, "op", None)
+    return str(op.name) if isinstance(op, Op) else ""
+
+
+def flowing(bindings: Iterable[Any], wanted: Iterable[relax.Var]) -> set[relax.Var]:
+    """The variables through which a gradient by `wanted` flows, these among them.
+
+    It ends at `no_grad` and at what has no float value.
+    """
+    found = set(wanted)
+    for binding in bindings:
+        ends = op_name(binding.value) == NO_GRAD or not _has_float(binding.var.ty)
+        if not ends and any(v in found for v in relax.analysis.free_vars(binding.value)):
+            found.add(binding.var)
+    return found
+
+
+def without_gradient(func: relax.Function, wanted: Iterable[relax.Var], target: Any) -> Any:
+    """The last binding between `wanted` and `target` whose op has no gradient, or None."""
+    bindings = list(func.body.blocks[0].bindings)
+    through = flowing(bindings, wanted)
+    needed = {target}
+    for binding in reversed(bindings):
+        if binding.var not in needed or binding.var not in through:
+            continue
+        needed.update(relax.analysis.free_vars(binding.value))
+        name = op_name(binding.value)
+        known = not name or name in _CHECKPOINTS
+        if not known and binding.value.op.get_attr("FPrimalGradient") is None:
+            return binding
+    return None
+
+
+def prepared(func: relax.Function, wanted: Iterable[relax.Var], target: Any) -> relax.Function:
+    """`func`, of one dataflow block, as the stock gradient of `target` by `wanted` takes it.
+
+    The values are the same; the one given is not changed.
+    """
+    block = func.body.blocks[0]
+    through = {*flowing(block.bindings, wanted), target}
+    builder = relax.BlockBuilder()
+    made: set[relax.Var] = set()
+    cut: dict[relax.Var, relax.Var] = {}
+    bindings: list[Any] = []
+
+    def bind(var: relax.Var, value: Any) -> None:
+        bindings.append(relax.VarBinding(var, builder.normalize(value)))
+
+    for binding in block.bindings:
+        value = _joined(binding.value) if isinstance(binding, relax.VarBinding) else binding.value
+        changed = value is not binding.value
+        if binding.var in through:
+            for var in relax.analysis.free_vars(value):
+                stops = var in made and var not in through and isinstance(var.ty, relax.TensorType)
+                if stops and _has_float(var.ty) and var not in cut:
+                    cut[var] = relax.DataflowVar(f"{var.name}_fixed", var.ty)
+                    bind(cut[var], relax.op.grad.no_grad(var))
+            here = {v: cut[v] for v in relax.analysis.free_vars(value) if v in cut}
+            if here:
+                value, changed = substitute(value, here), True
+        made.add(binding.var)
+        if changed:
+            bind(binding.var, value)
+        else:
+            bindings.append(binding)
+    if not cut and len(bindings) == len(block.bindings) and all(
+        a is b for a, b in zip(bindings, block.bindings, strict=True)
+    ):  # fmt: skip
+        return func
+    return _with_bindings(func, bindings)
+
+
+def without_stops(func: relax.Function) -> relax.Function:
+    """`func` without its `no_grad`s: identities, once nothing is to be differentiated."""
+    block = func.body.blocks[0]
+    if not any(op_name(b.value) == NO_GRAD for b in block.bindings):
+        return func
+    builder = relax.BlockBuilder()
+    same: dict[relax.Var, Any] = {}
+    bindings: list[Any] = []
+    for binding in block.bindings:
+        value = binding.value
+        if any(v in same for v in relax.analysis.free_vars(value)):
+            value = substitute(value, same)
+        if op_name(value) == NO_GRAD:
+            value = value.args[0]
+            if isinstance(binding.var, relax.DataflowVar):
+                same[binding.var] = value
+                continue
+        if value is not binding.value:
+            bindings.append(relax.VarBinding(binding.var, builder.normalize(value)))
+        else:
+            bindings.append(binding)
+    return _with_bindings(func, bindings)
+
+
+@contextlib.contextmanager
+def stops_known() -> Iterator[None]:
+    """Within: `no_grad` has a gradient, as after `register()`; upstream gives it none."""
+    op = Op.get(NO_GRAD)
+    missing = op.get_attr("FPrimalGradient") is None
+    if missing:
+        tvm.ir.register_op_attr(NO_GRAD, "FPrimalGradient", auxiliary.stop, 10)
+    try:
+        yield
+    finally:
+        if missing:
+            op.reset_attr("FPrimalGradient")
+
+
+def unable(func: relax.Function, wanted: Iterable[relax.Var]) -> tuple[str, str] | None:
+    """(variable and op, the reason) of the first binding whose own gradient fails, or None."""
+    bindings = list(func.body.blocks[0].bindings)
+    through = flowing(bindings, wanted)
+    for binding in bindings:
+        name = op_name(binding.value)
+        if not name or name in (NO_GRAD, *_CHECKPOINTS) or binding.var not in through:
+            continue
+        error = _alone(binding.value, through)
+        if error:
+            return f"{binding.var.name!r} ({name})", error
+    return None
+
+
+def _alone(value: relax.Call, through: set[relax.Var]) -> str:
+    """Why one call cannot be differentiated, "" where it can."""
+    builder = relax.BlockBuilder()
+    params = list(relax.analysis.free_vars(value))
+    with builder.function("f", params):
+        with builder.dataflow():
+            out: Any = builder.emit(value)
+            while isinstance(out.ty, relax.TupleType):
+                out = builder.emit(relax.TupleGetItem(out, 0))
+            result = builder.emit_output(relax.op.sum(out))
+        builder.emit_func_output(result)
+    by = [p for p in params if p in through and isinstance(p.ty, relax.TensorType)]
+    try:
+        with stops_known():
+            relax.transform.Gradient("f", by)(builder.get())
+    except (tvm.error.InternalError, ValueError, TypeError, AssertionError, RuntimeError) as error:
+        return str(error).strip().partition("\n")[0]
+    return ""
+
+
+def _with_bindings(func: relax.Function, bindings: list[Any]) -> relax.Function:
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
+    return relax.Function(list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+
+def _joined(value: Any) -> Any:
+    """A concatenation of one tensor is the tensor."""
+    if op_name(value) != _CONCAT or len(value.args[0].ty.fields) != 1:
+        return value
+    parts = value.args[0]
+    return parts.fields[0] if isinstance(parts, relax.Tuple) else relax.TupleGetItem(parts, 0)
+
+
+def _has_float(ty: Any) -> bool:
+    if isinstance(ty, relax.TupleType):
+        return any(_has_float(field) for field in ty.fields)
+    return isinstance(ty, relax.TensorType) and str(ty.dtype).startswith(("float", "bfloat"))
