@@ -10,8 +10,11 @@ extra `safetensors`.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import output
+from .training import initial_state, usable_scale
 
 if TYPE_CHECKING:
     from .frontend import TrainingGraph
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 FORMAT = "relay-wgrad 1"
 _PARAM, _OPTIMIZER = "param.", "optimizer."
+_COUNT = re.compile(r"[0-9]{1,18}")
 _KEYS = ("format", "model", "optimizer", "lr", "steps", "loss_scale", "good_steps", "skipped")
 
 
@@ -79,10 +84,13 @@ def write(
 def header(path: str | os.PathLike[str]) -> dict[str, str]:
     """The metadata of a file that `save` wrote: its optimizer, lr, model, steps.
 
-    Reads the head of the file only.  Raises FileNotFoundError; ValueError for another kind of file.
+    Reads the head of the file only.  Raises FileNotFoundError; ValueError for another kind of file,
+    and for numbers that no training has.
     """
     with _opened(path) as file:
-        return _metadata(path, file)
+        found = _metadata(path, file)
+    _Progress.parse(path, found)
+    return found
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Any]]:
@@ -117,35 +125,96 @@ def _metadata(path: str | os.PathLike[str], file: Any) -> dict[str, str]:
     return found
 
 
-def check(path: str | os.PathLike[str], graph: TrainingGraph, optimizer: str) -> None:
-    """Raises ValueError where a state is of another optimizer or network, before compilation.
+@dataclass(frozen=True)
+class _Progress:
+    """Where a training stood: what the metadata says, as numbers."""
 
-    It names what differs, with both values; FileNotFoundError and ValueError as `header` does.
+    steps: int
+    good_steps: int
+    skipped: int
+    loss_scale: float | None
+    lr: float
+
+    @staticmethod
+    def parse(path: str | os.PathLike[str], found: Mapping[str, str]) -> _Progress:
+        """Raises ValueError with file, key and value for what no training can have."""
+
+        def wrong(key: str, expected: str) -> ValueError:
+            return ValueError(f"{os.fspath(path)!r}: {key} is {found[key]!r:.60}, not {expected}")
+
+        counts = {}
+        for key in ("steps", "good_steps", "skipped"):
+            if not _COUNT.fullmatch(found[key]):
+                raise wrong(key, "a number of steps")
+            counts[key] = int(found[key])
+            if counts[key] > counts["steps"]:
+                raise wrong(key, f"at most its steps, {found['steps']!r}")
+        numbers: dict[str, float] = {}
+        for key in ("lr", "loss_scale"):
+            if key == "loss_scale" and found[key] == "None":
+                continue
+            with contextlib.suppress(ValueError):
+                numbers[key] = float(found[key])
+            if not 0 < numbers.get(key, math.nan) < math.inf:
+                raise wrong(key, "a positive number")
+        scale = numbers.get("loss_scale")
+        if scale is not None and not usable_scale(scale):
+            raise wrong("loss_scale", "one that float32 holds")
+        return _Progress(**counts, loss_scale=scale, lr=numbers["lr"])
+
+
+def check(path: str | os.PathLike[str], graph: TrainingGraph, optimizer: str) -> None:
+    """Raises ValueError where `restore` would, before compilation.
+
+    For a state of another optimizer or network it names what differs, with both values;
+    FileNotFoundError and ValueError as `header` does.
     """
-    found, tensors = read(path)
-    _same_optimizer(path, found, optimizer)
-    saved = {n: v for n, v in tensors.items() if not n.startswith(_OPTIMIZER)}
-    _same_tensors(path, found, saved, _named(graph.params), graph.name)
+    start = initial_state(graph, optimizer)
+    _checked(path, graph.name, optimizer, graph.params, start)
 
 
 def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     """Puts a saved state in place of the trainer's; its learning rate stays as it is.
 
-    Raises FileNotFoundError; ValueError for a file of another kind, optimizer or network: naming
-    what differs, with both values.  Then the trainer is unchanged.
+    Raises FileNotFoundError; ValueError for a file of another kind, optimizer or network, and for
+    values that no training has (negative steps, a loss scale or a tensor that is not finite):
+    naming file, key and values.  Then the trainer is unchanged.
     """
-    found, tensors = read(path)
-    _same_optimizer(path, found, trainer.optimizer)
-    wanted = _named(trainer.params) | {f"{_OPTIMIZER}{i}": v for i, v in enumerate(trainer.state)}
-    _same_tensors(path, found, tensors, wanted, trainer.graph.name)
+    progress, tensors = _checked(
+        path, trainer.graph.name, trainer.optimizer, trainer.params, trainer.state
+    )
     trainer.set_state(
         {name: tensors[_PARAM + name] for name in trainer.params},
         [tensors[f"{_OPTIMIZER}{i}"] for i in range(len(trainer.state))],
-        steps=int(found["steps"]),
-        skipped=int(found["skipped"]),
-        good_steps=int(found["good_steps"]),
-        loss_scale=None if found["loss_scale"] == "None" else float(found["loss_scale"]),
+        steps=progress.steps,
+        skipped=progress.skipped,
+        good_steps=progress.good_steps,
+        loss_scale=progress.loss_scale,
     )
+
+
+def _checked(
+    path: str | os.PathLike[str],
+    name: str,
+    optimizer: str,
+    params: Mapping[str, Any],
+    state: Sequence[Any],
+) -> tuple[_Progress, dict[str, Any]]:
+    """What a file has for a network's parameters and its optimizer's state."""
+    found, tensors = read(path)
+    _same_optimizer(path, found, optimizer)
+    progress = _Progress.parse(path, found)
+    wanted = _named(params) | {f"{_OPTIMIZER}{i}": v for i, v in enumerate(state)}
+    _same_tensors(path, found, tensors, wanted, name)
+    _finite(path, tensors)
+    updates = progress.steps - progress.skipped
+    counted = int(tensors[f"{_OPTIMIZER}0"])  # by each of TVM's optimizers, first in its state
+    if counted != updates:
+        raise ValueError(
+            f"{os.fspath(path)!r}: its {_OPTIMIZER}0 counts {counted} updates, but"
+            f" {progress.steps} steps less {progress.skipped} skipped are {updates}"
+        )
+    return progress, tensors
 
 
 def _named(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +224,7 @@ def _named(params: Mapping[str, Any]) -> dict[str, Any]:
 def _same_optimizer(path: Any, found: dict[str, str], optimizer: str) -> None:
     if found["optimizer"] != optimizer:
         raise ValueError(
-            f"{os.fspath(path)!r} was saved with optimizer={found['optimizer']!r},"
+            f"{os.fspath(path)!r} was saved with optimizer={found['optimizer']!r:.60},"
             f" not {optimizer!r}"
         )
 
@@ -167,8 +236,18 @@ def _same_tensors(
         here, there = _described(wanted.get(tensor)), _described(tensors.get(tensor))
         if here != there:
             raise ValueError(
-                f"{os.fspath(path)!r} is of {found['model']!r}: its {tensor} is {there}, but"
+                f"{os.fspath(path)!r} is of {found['model']!r:.60}: its {tensor} is {there}, but"
                 f" {name!r} has {here}"
+            )
+
+
+def _finite(path: Any, tensors: dict[str, Any]) -> None:
+    for name, value in tensors.items():
+        if value.dtype.kind == "f" and not (good := np.isfinite(value)).all():
+            index = tuple(np.argwhere(~good)[0].tolist())
+            raise ValueError(
+                f"{os.fspath(path)!r}: {int((~good).sum())} of {value.size} values of its {name}"
+                f" are not finite: {value[index]} at index {list(index)}"
             )
 
 

@@ -156,8 +156,7 @@ class Trainer:
         self.skipped = 0  # steps left out because of a gradient that was not finite
         self.good_steps = 0  # since the loss scale changed
         self.optimizer = optimizer
-        self._optimizer = make_optimizer(**OPTIMIZERS[optimizer], lr=self.lr)
-        self._optimizer.init(graph.variables(graph.trainable))
+        self._optimizer = _optimizer(graph, optimizer, self.lr)
         progress("differentiating")
         mod = step_module(
             graph,
@@ -268,7 +267,7 @@ class Trainer:
             self.skipped += 1
             return False
         self.good_steps += 1
-        if self.good_steps == _DYNAMIC_GROWTH:
+        if self.good_steps >= _DYNAMIC_GROWTH:
             self.loss_scale, self.good_steps = self.loss_scale * 2, 0
         return True
 
@@ -322,14 +321,36 @@ class Trainer:
         return total
 
 
+def _optimizer(graph: TrainingGraph, name: str, lr: float) -> Any:
+    made = make_optimizer(**OPTIMIZERS[name], lr=lr)
+    made.init(graph.variables(graph.trainable))
+    return made
+
+
+def initial_state(graph: TrainingGraph, optimizer: str) -> list[Any]:
+    """The tensors that an optimizer starts from: as many, and of such shapes, it always has."""
+    return list(_optimizer(graph, optimizer, 1.0).state)
+
+
+def usable_scale(scale: float) -> bool:
+    """Whether a loss scale is a positive number of float32, as compiled code takes it."""
+    if not 0 < scale < float(np.finfo("float32").max):
+        return False
+    with np.errstate(under="ignore"):
+        return bool(np.float32(scale) > 0)
+
+
 def _scale(given: float | str | None, dtype: str) -> float | None:
     """The loss scale to start with, None for none."""
     if given is None:
         return STATIC_SCALE if dtype == "float16" else None
     if given == "dynamic":
         return _DYNAMIC_START
-    if isinstance(given, (str, bool)) or not 0 < given < float("inf"):
-        raise ValueError(f"loss_scale must be a positive number or 'dynamic', got {given!r}")
+    if isinstance(given, (str, bool)) or not usable_scale(given):
+        raise ValueError(
+            f"loss_scale must be a positive number or 'dynamic', got {given!r}: compiled code takes"
+            " it as float32"
+        )
     return float(given)
 
 
