@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ..problem import out_size, transposed_size
+from ..problem import ConvKind, out_size, transposed_size
 from .kernels import DTYPES
 
 Ints = int | Sequence[int]
@@ -137,11 +137,31 @@ def geometry(op: str, stride: Ints, padding: Any, dilation: Ints, groups: int) -
     return strides, pads, ints(op, "dilation", dilation, (2,), 1), groups  # type: ignore[return-value]
 
 
-def tensors(op: str, **given: torch.Tensor) -> None:
+class Facts(NamedTuple):
+    """What checks read of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+
+def facts(tensor: torch.Tensor | None, batched: int | None = None) -> Facts | None:
+    """Of a tensor without the axis that is batched."""
+    if tensor is None:
+        return None
+    shape = tuple(n for i, n in enumerate(tensor.shape) if i != batched)
+    return Facts(shape, tensor.dtype, tensor.device, tensor.layout)
+
+
+def tensors(op: str, **given: torch.Tensor | Facts) -> None:
     """Four axes each (a bias has one), one device, one dtype that there are kernels for."""
     first_name, first = next(iter(given.items()))
     for name, tensor in given.items():
-        if not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, (torch.Tensor, Facts)):
             raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
         axes = 1 if name == "bias" else 4
         if tensor.dim() != axes:
@@ -277,3 +297,54 @@ def fitted(size: Sequence[int], pixels: Sequence[int], weight: Any, g: Geometry)
         after.append(pads[2 + i] - from_pad)
         kept.append(size[i] - (over - from_pad))
     return (strides, (pads[0], pads[1], after[0], after[1]), dilation, groups), kept
+
+
+# What the operators call their operands, and themselves.
+OPERATORS = {
+    ConvKind.FPROP: ("conv2d", "data", "weight"),
+    ConvKind.DGRAD: ("conv2d_backward_data", "grad", "weight"),
+    ConvKind.WGRAD: ("conv2d_backward_weight", "grad", "data"),
+}
+_right: dict[Any, bool] = {}  # operators' calls, as `_checked`
+
+
+def operator(kind: ConvKind, operands: Sequence[Facts | None], size: Any, g: Geometry) -> None:
+    """An operator's arguments, which code may call by itself.  Symbolic sizes are trusted."""
+    first, second, bias = operands
+    assert first is not None
+    assert second is not None
+    numbers = [*first.shape, *second.shape, *size, *g[0], *g[1], *g[2], g[3]]
+    symbolic = any(type(n) is not int for n in numbers)
+    key = (kind, first, second, bias, size, g)
+    if not symbolic and key in _right:
+        return
+    op, *names = OPERATORS[kind]
+    tensors(op, **{names[0]: first, names[1]: second})
+    for name, values, count, low in (
+        ("stride", g[0], 2, 1), ("padding", g[1], 4, 0), ("dilation", g[2], 2, 1),
+        ("size", size, 0 if kind is ConvKind.FPROP else 2, 1),
+    ):  # fmt: skip
+        if len(values) != count:
+            raise ValueError(f"{op}: {name} must have {count} values, got {values}")
+        ints(op, name, values, (count,), low)
+    if g[3] < 1:
+        raise ValueError(f"{op}: groups must be at least 1, got {g[3]}")
+    if symbolic:
+        return
+    data, weight, grad = first.shape, second.shape, None
+    if kind is ConvKind.DGRAD:
+        data, grad = (first.shape[0], weight[1] * g[3], *size), first.shape
+    elif kind is ConvKind.WGRAD:
+        data, grad = second.shape, first.shape
+        if data[1] % g[3]:
+            raise ValueError(f"{op}: groups must divide C, got C={data[1]}, groups={g[3]}")
+        weight = (grad[1], data[1] // g[3], *size)
+    convolution(op, ("data", "weight", "grad"), data, weight, grad, g)
+    if bias is not None:
+        count = data[1] if kind is ConvKind.DGRAD else weight[0]
+        tensors(op, **{names[0]: first, "bias": bias})
+        if bias.shape[0] != count:
+            raise ValueError(f"{op}: bias must have {count} elements, got {bias.shape[0]}")
+    if len(_right) >= CHECKED:
+        _right.clear()
+    _right[key] = True

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..problem import ConvKind
 from . import kernels
-from .arguments import is_plain
+from .arguments import OPERATORS, facts, is_plain, operator
 from .kernels import Geometry, Options
 
 Size = tuple[int, ...]
@@ -59,13 +59,10 @@ _TAIL = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups,"
     " bool? benchmark, bool? deterministic, bool? allow_tf32) -> Tensor"
 )
-_OPERATORS: dict[ConvKind, tuple[str, str]] = {
-    ConvKind.FPROP: ("conv2d", "(Tensor data, Tensor weight, Tensor? bias, "),
-    ConvKind.DGRAD: (
-        "conv2d_backward_data",
-        "(Tensor grad, Tensor weight, Tensor? bias, SymInt[] size, ",
-    ),
-    ConvKind.WGRAD: ("conv2d_backward_weight", "(Tensor grad, Tensor data, SymInt[] size, "),
+_HEADS: dict[ConvKind, str] = {
+    ConvKind.FPROP: "(Tensor data, Tensor weight, Tensor? bias, ",
+    ConvKind.DGRAD: "(Tensor grad, Tensor weight, Tensor? bias, SymInt[] size, ",
+    ConvKind.WGRAD: "(Tensor grad, Tensor data, SymInt[] size, ",
 }
 
 
@@ -82,6 +79,13 @@ def _split(kind: ConvKind, args: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
     return first, second, bias, tuple(size), geometry, tuple(options)
 
 
+def _checked(kind: ConvKind, args: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """`_split`; ValueError or TypeError for arguments that do not fit."""
+    split = _split(kind, args)
+    operator(kind, [*map(facts, split[:3])], *split[3:5])
+    return split
+
+
 def _joined(kind: ConvKind, bias: Any, size: Any) -> tuple[Any, ...]:
     """Which of a bias and a size an operator takes between its operands and its geometry."""
     if kind is ConvKind.WGRAD:
@@ -93,22 +97,22 @@ _library = torch_library.Library("relay_wgrad", "DEF")
 
 
 def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
-    name, head = _OPERATORS[kind]
+    name, head = OPERATORS[kind][0], _HEADS[kind]
     recorded, traced = _nodes(kind)
 
     @torch._disable_dynamo
     def implementation(*args: Any) -> torch.Tensor:
-        return kernels.run(kind, *_split(kind, args))
+        return kernels.run(kind, *_checked(kind, args))
 
     def fake(*args: Any) -> torch.Tensor:
-        first, second, _, size, geometry, _ = _split(kind, args)
+        first, second, _, size, geometry, _ = _checked(kind, args)
         is_last = kernels.channels_last(first) or kernels.channels_last(second)
         shape = kernels.result_shape(kind, first.shape, second.shape, size, geometry)
         return first.new_empty(shape).contiguous(memory_format=kernels.memory_format(is_last))
 
     # `register_autograd` of PyTorch makes nodes that `torch.func`'s transforms refuse.
     def autograd(keys: Any, *args: Any) -> torch.Tensor:
-        split = _split(kind, args)
+        split = _checked(kind, args)
         # What `forward_ad` calls its level is not known to a graph that PyTorch compiles.
         if torch._C._is_fwd_grad_enabled() or _is_recorded(*split[:3]):
             with enable_single_level_autograd_function():  # the dispatcher sees to each level
@@ -117,7 +121,10 @@ def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
         return _below_autograd(kind, keys, args)
 
     def batched(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _batched(kind, info.batch_size, in_dims, *_split(kind, args))
+        split = _split(kind, args)
+        dims = (*in_dims[:2], None if split[2] is None else in_dims[2])
+        operator(kind, [*map(facts, split[:3], dims)], *split[3:5])
+        return _batched(kind, info.batch_size, in_dims, *split)
 
     def flop(first: Any, second: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         grad = out_shape if kind is ConvKind.FPROP else first
@@ -132,7 +139,7 @@ def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
     torch_library.register_vmap(qualified, batched, lib=_library)
     packet = getattr(torch.ops.relay_wgrad, name)
     register_flop_formula(packet)(flop)
-    operator = _OVERLOADS[kind] = packet.default
+    overload = _OVERLOADS[kind] = packet.default
 
     def call(
         first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None, size: Size,
@@ -141,8 +148,11 @@ def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
         """`plain`: what `is_plain` says of the tensors, where the caller knows it to be true."""
         if not (plain or is_plain(first, second, bias)):
             if not torch.compiler.is_compiling() and torch._C._is_tracing():
-                size = tuple(map(int, size))  # to `torch.jit.trace` they are tensors
-            return operator(first, second, *_joined(kind, bias, size), *geometry, *options)
+                # To `torch.jit.trace` what follows from sizes is tensors.
+                size = tuple(map(int, size))
+                strides, padding, dilation = (tuple(map(int, part)) for part in geometry[:3])
+                geometry = (strides, padding, dilation, int(geometry[3]))
+            return overload(first, second, *_joined(kind, bias, size), *geometry, *options)
         if _is_recorded(first, second, bias):
             return recorded.apply(first, second, bias, size, geometry, options)
         return kernels.run(kind, first, second, bias, size, geometry, options)

@@ -18,7 +18,8 @@ from torch import library as torch_library
 import relay_wgrad.torch as rt
 from byoc_cudnn import cudnn_library
 from relay_wgrad.problem import ConvKind
-from relay_wgrad.torch import kernels, ops
+from relay_wgrad.torch import kernels
+from relay_wgrad.torch.arguments import OPERATORS
 from tests.torch_cases import error
 
 F = torch.nn.functional
@@ -146,7 +147,7 @@ def test_operators_keep_pytorchs_rules(kind: ConvKind, last: bool) -> None:
     tensors = [torch.randn(s, requires_grad=True) for s in shapes]
     if last:
         tensors[0] = tensors[0].detach().contiguous(memory_format=torch.channels_last)
-    operator = getattr(torch.ops.relay_wgrad, ops._OPERATORS[kind][0]).default
+    operator = getattr(torch.ops.relay_wgrad, OPERATORS[kind][0]).default
     torch_library.opcheck(operator, (*tensors, *sizes, *TAIL))
 
 
