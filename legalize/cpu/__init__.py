@@ -16,7 +16,7 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from . import affine, depthwise, wgrad, winograd, winograd_kernels
-from .emit import one_core
+from .emit import argument, one_core
 from .machine import NO_WINOGRAD, configure_threads, host_target, machine
 from .memory import Memory
 from .product import as_product
@@ -27,9 +27,10 @@ __all__ = ["configure_threads", "host_target", "prim_func"]
 def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
     """The kernel of `problem`: (first operand, second operand, result), destination-passing.
 
-    Shapes and dtypes are `problem.shape(role)` and `problem.dtype(role)`.  All sizes are ints, but
-    the number of images may be symbolic.  The function is marked as scheduled and opaque, so that
-    TVM neither reschedules nor fuses it.  For a target with `num-cores` 1 its loops are serial.
+    Shapes and dtypes are `problem.shape(role)` and `problem.dtype(role)`; memory may begin at any
+    multiple of an element's size.  All sizes are ints, but the number of images may be symbolic.
+    The function is marked as scheduled and opaque, so that TVM neither reschedules nor fuses it.
+    For a target with `num-cores` 1 its loops are serial.
 
     `target`: of kind llvm, or its text, such as "llvm".  Raises TypeError for anything else,
     ValueError for another kind, for text that is no target and for a problem that is not valid.
@@ -44,8 +45,7 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
         T.func_name("main")
         T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8})
         buffers = {
-            role: T.arg(role, T.buffer(problem.shape(role), problem.dtype(role)))
-            for role in problem.roles
+            role: argument(role, problem.dtype(role), problem.shape(role)) for role in problem.roles
         }
         problem = as_product(problem)
         memory = Memory(problem, buffers, problem.accum_dtype, m)

@@ -21,7 +21,7 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.timing import shortest
 
-from .emit import local, parallel, serial, splat, vector
+from .emit import argument, local, parallel, serial, splat, vector
 from .machine import machine
 
 _ROUNDS, _SECONDS = 20, 0.3  # of each try, at least: the best of them all is the ceiling
@@ -69,8 +69,8 @@ def _tasks(target: Target, tasks: int) -> Callable[[], float]:
     lanes, count, steps = m.lanes("float32"), m.registers - 6, _STEPS
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         _head()
-        x = T.arg("x", T.buffer((2,), "float32"))
-        y = T.arg("y", T.buffer((tasks * lanes,), "float32"))
+        x = argument("x", "float32", (2,))
+        y = argument("y", "float32", (tasks * lanes,))
         with parallel(tasks) as (task,):
             acc = local("acc", count * lanes, "float32")
             for i in range(count):
@@ -99,8 +99,8 @@ def _copy(target: Target, threads: int) -> float:
     each = _COPY_BYTES // 4 // lanes // tasks
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         _head()
-        x = T.arg("x", T.buffer((tasks * each * lanes,), "float32"))
-        y = T.arg("y", T.buffer((tasks * each * lanes,), "float32"))
+        x = argument("x", "float32", (tasks * each * lanes,))
+        y = argument("y", "float32", (tasks * each * lanes,))
         with parallel(tasks) as (task,), serial(each) as i:
             at = vector((task * each + i) * lanes, lanes)
             T.buffer_store(y, x[at], [at])

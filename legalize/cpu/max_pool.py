@@ -11,7 +11,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from .axes import Axis
-from .emit import bind, cast, flat, int64, local, parallel, serial, when, zero
+from .emit import argument, bind, cast, flat, int64, local, parallel, serial, when, zero
 
 
 def planes(
@@ -40,7 +40,7 @@ def planes(
         T.func_name("main")
         T.func_attr({"tirx.noalias": True})
         sizes = {"grad": out, "data": shape, "result": shape}
-        buffers = {name: T.arg(name, T.buffer(size, dtype)) for name, size in sizes.items()}
+        buffers = {name: argument(name, dtype, size) for name, size in sizes.items()}
         grad, data, result = (flat(buffers[name], dtype, size) for name, size in sizes.items())
         with parallel(n * c) as (plane,):
             source, gradient = bind(plane * (h * w)), bind(plane * (p * q))
