@@ -12,7 +12,8 @@ import os
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from . import onnx_file
 
 BUNDLED: dict[str, str] = {
     "resnet50": "light_resnet50.onnx",
@@ -44,10 +45,13 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[str, onnx.Mod
     """(name, model).
 
     Raises FileNotFoundError for a missing file, ValueError for a name that is not in `BUNDLED`
-    (with near alternatives) and for a file that is not an ONNX model, TypeError for anything else.
+    (with near alternatives) and for what is not an ONNX model (`onnx_file`), TypeError for
+    anything else.
     """
     if isinstance(model, onnx.ModelProto):
-        return model.graph.name or "model", model
+        name = model.graph.name or "model"
+        onnx_file.check(name, model)
+        return name, model
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"model: expected a path, a name or a ModelProto, got {type(model)}")
     text = os.fspath(model)
@@ -64,11 +68,6 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[str, onnx.Mod
         )
     if not path.exists():
         raise FileNotFoundError(f"no ONNX file {text!r}")
-    try:
-        proto = onnx.load(os.fspath(path))
-    except (DecodeError, IsADirectoryError) as error:
-        raise ValueError(f"{text!r} is not an ONNX model: {error}") from error
-    if not proto.graph.node or not proto.opset_import:
-        # Some byte strings decode to an empty message.
-        raise ValueError(f"{text!r} is not an ONNX model: it has no graph")
+    proto = onnx_file.read(path)
+    onnx_file.check(repr(text), proto)
     return name, proto

@@ -15,6 +15,7 @@ from .graph import TrainingGraph
 from .weights import as_array
 
 INPUT_TOO = 4  # before this IR version an initializer had to be an input of the graph as well
+LARGEST = 2**31 - 2**20  # bytes of weights: a protobuf message has less than 2 GiB
 
 
 def to_onnx(
@@ -64,6 +65,9 @@ def to_onnx(
             _add_initializer(out, file, array)
         else:
             raise ValueError(f"{graph.name}: the model has no initializer {file!r}")
+    size = sum(len(tensor.raw_data) for tensor in out.graph.initializer)
+    if size > LARGEST:
+        raise ValueError(f"{graph.name}: weights of {size} bytes are more than one ONNX file holds")
     return out
 
 

@@ -186,7 +186,7 @@ def _original_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     """Shapes at the sizes the file was made for, as far as ONNX can infer them."""
     try:
         graph = onnx.shape_inference.infer_shapes(proto).graph
-    except (onnx.shape_inference.InferenceError, ValueError):  # too large, or inconsistent
+    except Exception:  # of any kind: too large, or inconsistent, which building it will name
         graph = proto.graph
     shapes = {}
     for info in (*graph.input, *graph.value_info, *graph.output):
@@ -271,7 +271,7 @@ def _inputs(
             )
         specs[info.name] = InputSpec(info.name, "data", shape, dtype if floating else str(kind))
     if not specs:
-        raise ValueError("the model has no data input")
+        raise ValueError("the model has no data input: its output depends on constants alone")
     return specs
 
 
@@ -356,10 +356,12 @@ def _known(
     if op == "Constant" and "value" in node.attributes:
         return {out: Value(out, array=array_of(node.label, "value", node.attributes["value"]))}
     if op == "ConstantOfShape":
-        shape = node.static(0, "the shape").ravel()
+        shape = [int(size) for size in node.static(0, "the shape").ravel()]
+        if min(shape, default=0) < 0 or math.prod(shape) > MOST_ELEMENTS:
+            raise ValueError(f"{node.label}: no tensor has the shape {shape!s:.80}")
         fill = node.attr("value")
         scalar = np.float32(0) if fill is None else numpy_helper.to_array(fill).reshape(())
-        array = np.broadcast_to(scalar, tuple(int(s) for s in shape))  # takes no memory
+        array = np.broadcast_to(scalar, tuple(shape))  # takes no memory
         measured = present[0].measured
         weight = _is_weight(array) and not measured
         return {out: Value(out, array=array, weight=weight, measured=measured)}
@@ -384,7 +386,13 @@ def _known(
         [_typed(n, onnx.TensorProto.UNDEFINED) for n in node.proto.output if n],
     )
     model = helper.make_model(graph, opset_imports=list(proto.opset_import))
-    results = ReferenceEvaluator(model).run(None, arrays)
+    try:
+        results = ReferenceEvaluator(model).run(None, arrays)
+    except Exception as error:  # of any kind, for what a node cannot be applied to
+        what = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{node.label}: cannot be computed: {type(error).__name__}: {what:.200}"
+        ) from error
     measured = any(o.measured for o in present)
     made = [n for n in node.proto.output if n]
     return {
