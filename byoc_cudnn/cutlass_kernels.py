@@ -130,9 +130,7 @@ class Kernel:
         tile = Tile(m, n, k, warp_m, warp_n, stages, cluster, int(g["taps"] or 1))
         a, b, c = (int(x) for x in g["accesses"].split("x"))
         few = g["algorithm"].replace("fewchannels", FEW_CHANNELS)
-        epilogue = tuple(
-            part for part in ("bias", "residual", "relu", "mask") if part in g["epilogue"]
-        )
+        epilogue = tuple(() if g["epilogue"] == "plain" else _PART.findall(g["epilogue"]))
         return Kernel(
             ConvKind(g["kind"]), g["math"], g["result"], tile, few, g["strided"] == "strided",
             (a, b, c), epilogue, int(g["sm"]),
@@ -153,9 +151,10 @@ _NAME = re.compile(
     r"(t(?P<taps>[2-9]))?"
     r"_(?P<warp_m>\d{1,3})x(?P<warp_n>\d{1,3})"
     r"_s(?P<stages>\d)_a(?P<accesses>\dx\dx\d)_"
-    r"(?P<epilogue>plain|bias|relu|biasrelu|residual|residualrelu|mask)"
+    r"(?P<epilogue>plain|bias|relu|biasrelu|residual|residualrelu|mask|strictmask)"
     r"_sm(?P<sm>75|80|90)"
 )
+_PART = re.compile("bias|residual|relu|strictmask|mask")
 
 
 def access(channels: int, element_bytes: int) -> int:

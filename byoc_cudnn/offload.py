@@ -24,7 +24,7 @@ from .composite import (
     unbound_sizes,
 )
 from .decision import Decision, no
-from .patterns import EPILOGUES, LESS, WHERE, Chain
+from .patterns import EPILOGUES, MASKS, WHERE, Chain
 from .report import FASTER_HERE, Entry
 from .source import Sources
 from .table import CODEGENS, Backend, Row
@@ -186,7 +186,7 @@ class FunctionPartition:
             mask = None
             if name == WHERE:
                 mask = self.uses.makers.get(user.value.args[0])
-                if mask is None or _op(mask) != LESS:
+                if mask is None or _op(mask) not in MASKS.values():
                     break
                 if self.uses.sole_user(mask.var) is not user:
                     tried.append((f"where after {var.name}", self._why(mask.var)))

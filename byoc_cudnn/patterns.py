@@ -21,7 +21,15 @@ from relay_wgrad.relation import as_size
 
 from .decision import YES, Decision, no
 
-ADD, RELU, WHERE, LESS = "relax.add", "relax.nn.relu", "relax.where", "relax.less"
+ADD, RELU, WHERE = "relax.add", "relax.nn.relu", "relax.where"
+
+MASKS = {"mask": "relax.less", "strictmask": "relax.less_equal"}
+"""Epilogue -> how it compares x with 0 in where(compared, 0, result): ReLU's gradient.
+
+Upstream's rule and Relay let the result pass where x is 0; PyTorch, and so our rule, do not; both
+let it pass where x is NaN.  Neither is a library's "ReLU backward" that multiplies by x > 0: it has
+to be asked for as a comparison and a selection.  One is never taken for the other.
+"""
 
 EPILOGUES: dict[str, tuple[str, ...]] = {
     "": (),
@@ -30,10 +38,7 @@ EPILOGUES: dict[str, tuple[str, ...]] = {
     "bias_relu": (ADD, RELU),
     "residual": (ADD,),
     "residual_relu": (ADD, RELU),
-    # where(less(x, 0), 0, result): ReLU's gradient as stock Gradient writes it.  Where x is 0, and
-    # where it is NaN, the result passes: a library's "ReLU backward" that multiplies by x > 0 is
-    # another function, and has to be asked for as a comparison and a selection.
-    "mask": (WHERE,),
+    **dict.fromkeys(MASKS, (WHERE,)),
 }
 """Name -> the ops on the way from the convolution to the result, in order.
 
@@ -65,7 +70,7 @@ def pattern(kind: ConvKind, epilogue: str) -> DFPattern:
         elif op == RELU:
             out = is_op(RELU)(out)
         else:
-            out = is_op(WHERE)(is_op(LESS)(wildcard(), is_const()), is_const(), out)
+            out = is_op(WHERE)(is_op(MASKS[epilogue])(wildcard(), is_const()), is_const(), out)
     return out
 
 
@@ -74,7 +79,7 @@ class Chain:
     """A convolution and the ops after it, as they stand in a block.
 
     `bindings` holds the convolution's binding, then one for each op of the epilogue.  `mask` is the
-    binding of the comparison of the epilogue `mask`.
+    binding of the comparison of an epilogue of `MASKS`.
     """
 
     bindings: tuple[relax.VarBinding, ...]
@@ -178,7 +183,7 @@ def _check_bias(bias: relax.Expr, problem: ConvProblem, epilogue: str) -> Decisi
 
 
 def _check_mask(chain: Chain, x: relax.Expr) -> Decision:
-    """where(less(x, 0), 0, result) with x of the result's shape."""
+    """where(compared(x, 0), 0, result) with x of the result's shape."""
     assert chain.mask is not None
     for constant in (chain.mask.value.args[1], chain.root.value.args[1]):
         if not _is_zero(constant):

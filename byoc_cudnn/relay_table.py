@@ -21,7 +21,7 @@ from relay_wgrad.relay.op.contrib import register_pattern_table
 from relay_wgrad.relay.ops import REGISTRY
 
 from .partition import partition_part
-from .patterns import ADD, CALLS, EPILOGUES, RELU, WHERE
+from .patterns import ADD, CALLS, EPILOGUES, MASKS, RELU, WHERE
 from .report import Entry
 from .table import BACKENDS, Row, backend_of
 
@@ -32,8 +32,12 @@ _PREFIX = "relax."
 _AFTER: dict[str, Callable[[DFPattern], DFPattern]] = {
     ADD: lambda x: is_op("nn.bias_add")(x, wildcard()) | is_op("add")(x, wildcard()),
     RELU: lambda x: is_op("nn.relu")(x),
-    WHERE: lambda x: is_op("where")(is_op("less")(wildcard(), is_constant()), is_constant(), x),
 }
+
+
+def _masked(epilogue: str, x: DFPattern) -> DFPattern:
+    compared = is_op(MASKS[epilogue].removeprefix(_PREFIX))(wildcard(), is_constant())
+    return is_op("where")(compared, is_constant(), x)
 
 
 def convolutions(kind: ConvKind) -> tuple[str, ...]:
@@ -47,7 +51,7 @@ def relay_pattern(row: Row) -> DFPattern:
     calls = [is_op(name)(wildcard(), wildcard()) for name in convolutions(row.kind)]
     out: DFPattern = reduce(or_, calls)
     for op in EPILOGUES[row.epilogue]:
-        out = _AFTER[op](out)
+        out = _masked(row.epilogue, out) if op == WHERE else _AFTER[op](out)
     return out
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ..decision import YES, Decision, no
+from ..patterns import MASKS
 
 NAME = "cudnn"
 CODEGEN = "relay_wgrad_cudnn"
@@ -24,7 +25,7 @@ MAX_ELEMENTS = 2**31
 
 EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
     ConvKind.FPROP: ("bias_relu", "bias", "relu", ""),
-    ConvKind.DGRAD: ("bias_relu", "bias", "relu", "mask", ""),
+    ConvKind.DGRAD: ("bias_relu", "bias", "relu", *MASKS, ""),
     ConvKind.WGRAD: ("",),
 }
 """Kind -> its epilogues, big to small."""
@@ -108,12 +109,12 @@ def _epilogue(problem: ConvProblem, epilogue: str) -> Decision:
                 f"{epilogue} with sides {sides}, strides={strides}: fused for sides that are"
                 " known and no shorter than the stride"
             )
-    if epilogue == "mask" and max(strides) > 1:
+    if epilogue in MASKS and max(strides) > 1:
         # Slower than the two of them apart: 198 us for 128 channels at 56x56, batch 128, where 84
         # and some 70 were enough.
-        return no(f"mask with strides={strides}: faster apart")
-    if epilogue == "mask" and problem.data_dtype not in HALVES:
-        return no(f"mask with {problem.data_dtype}: cuDNN fuses it for half precision")
+        return no(f"{epilogue} with strides={strides}: faster apart")
+    if epilogue in MASKS and problem.data_dtype not in HALVES:
+        return no(f"{epilogue} with {problem.data_dtype}: cuDNN fuses it for half precision")
     return YES
 
 

@@ -13,6 +13,7 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ..cutlass_hopper import hopper_algorithm
 from ..decision import YES, Decision, no
+from ..patterns import MASKS
 
 NAME = "cutlass"
 CODEGEN = "relay_wgrad_cutlass"
@@ -32,7 +33,7 @@ _TYPES = {"split_k": int, "kernel": str}  # of options; the others but `arch` ar
 
 EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
     ConvKind.FPROP: ("bias_relu", "residual_relu", "bias", "residual", "relu", ""),
-    ConvKind.DGRAD: ("bias_relu", "residual_relu", "bias", "residual", "relu", "mask", ""),
+    ConvKind.DGRAD: ("bias_relu", "residual_relu", "bias", "residual", "relu", *MASKS, ""),
     ConvKind.WGRAD: ("",),
 }
 """Kind -> its epilogues, big to small: an output functor of our own computes them in float32."""

@@ -29,7 +29,7 @@ DTYPES = {
     "bfloat16": "CUDNN_DATA_BFLOAT16",
     "float32": "CUDNN_DATA_FLOAT",
 }
-_FLAGS = {"bias": "kBias", "relu": "kRelu", "mask": "kMask"}
+_FLAGS = {"bias": "kBias", "relu": "kRelu", "mask": "kMask", "strictmask": "kStrictMask"}
 OPTIONS = {
     "allow_tf32": "kAllowTf32", "deterministic": "kDeterministic", "benchmark": "kBenchmark",
 }  # fmt: skip

@@ -23,6 +23,7 @@ _ALGORITHMS = {
 _EFFECTS = {
     (): "kNone", ("bias",): "kAdd", ("residual",): "kAdd", ("relu",): "kRelu",
     ("bias", "relu"): "kAddRelu", ("residual", "relu"): "kAddRelu", ("mask",): "kMask",
+    ("strictmask",): "kStrictMask",
 }  # fmt: skip
 # (generation, math) -> class of operator, architecture, shape of the instruction
 _INSTRUCTIONS = {
@@ -68,7 +69,7 @@ def _implicit_gemm(kernel: Kernel) -> str:
     kind = _KINDS[kernel.kind]
     operators, arch, instruction = _INSTRUCTIONS[kernel.sm, kernel.math]
     t, element, result = kernel.tile, _ELEMENTS[kernel.math], _ELEMENTS[kernel.result]
-    effects = (("bias", "residual"), ("relu",), ("mask",))
+    effects = (("bias", "residual"), ("relu",), ("mask",), ("strictmask",))
     flags = ", ".join(str(any(e in kernel.epilogue for e in some)).lower() for some in effects)
     strided = kernel.kind is not ConvKind.DGRAD or kernel.strided
     swizzle = (

@@ -19,7 +19,7 @@ from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvProblem
 
 from ..composite import OPTIONS
-from ..patterns import addend_name
+from ..patterns import MASKS, addend_name
 
 # Epilogue ops that only rearrange what they are given: a bias arrives through them.
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims"})
@@ -31,14 +31,15 @@ class Region:
     """One offloaded convolution.
 
     `operands` names the region's parameters by what they are: the problem's roles (data, weight,
-    grad: the two that are operands), `bias`, `residual` and `mask`; the result comes after them.
+    grad: the two that are operands), `bias`, `residual` and `mask` (the operand of either mask);
+    the result comes after them.
     """
 
     symbol: str
     problem: ConvProblem
     epilogue: tuple[
         str, ...
-    ]  # of bias, residual, relu, mask, in the order in which they are applied
+    ]  # of bias, residual, relu, mask, strictmask, in the order in which they are applied
     operands: tuple[str, ...]
     options: Mapping[str, Any]
 
@@ -125,7 +126,8 @@ def _reaches_family(expr: Any, values: Mapping[Any, Any]) -> bool:
     return any(_reaches_family(_resolve(arg, values), values) for arg in args)
 
 
-_EPILOGUE = {"relax.nn.relu": "relu", "relax.where": "mask"}
+_EPILOGUE = {"relax.nn.relu": "relu"}
+_MASKS = {op: epilogue for epilogue, op in MASKS.items()}  # comparison -> epilogue
 
 
 def _contents(symbol: str, func: relax.Function) -> tuple[ConvProblem, tuple[str, ...]]:
@@ -134,6 +136,8 @@ def _contents(symbol: str, func: relax.Function) -> tuple[ConvProblem, tuple[str
     epilogue = tuple(
         _addend(call, values)[0]
         if _op_name(call) == "relax.add"
+        else _mask(call, values)
+        if _op_name(call) == "relax.where"
         else _EPILOGUE.get(_op_name(call), "")
         for call in rest
         if not _reshape(call)
@@ -141,6 +145,11 @@ def _contents(symbol: str, func: relax.Function) -> tuple[ConvProblem, tuple[str
     if "" in epilogue or len(set(epilogue)) != len(epilogue):
         raise ValueError(f"{symbol}: an epilogue that no backend has: {[str(c) for c in rest]}")
     return problem_of(conv), epilogue
+
+
+def _mask(call: Any, values: Mapping[Any, Any]) -> str:
+    """Which of `MASKS` a selection is, by its comparison; "" for none."""
+    return _MASKS.get(_op_name(_resolve(call.args[0], values)), "")
 
 
 def _addend(call: Any, values: Mapping[Any, Any]) -> tuple[str, Any]:

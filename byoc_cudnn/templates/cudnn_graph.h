@@ -5,7 +5,7 @@ namespace {
 using tvm::ffi::TensorView;
 
 enum class Kind { kFprop, kDgrad, kWgrad };
-enum Epilogue : unsigned { kBias = 1, kRelu = 2, kMask = 4 };
+enum Epilogue : unsigned { kBias = 1, kRelu = 2, kMask = 4, kStrictMask = 8 };
 enum Option : unsigned { kAllowTf32 = 1, kDeterministic = 2, kBenchmark = 4 };
 
 // What is known of a convolution when its code is generated; sizes come with the tensors.
@@ -147,14 +147,16 @@ class Graph {
       left &= ~kRelu;
       from = pointwise(CUDNN_POINTWISE_RELU_FWD, from, kAbsent, result, left == 0);
     }
-    if (left & kMask) {
-      // where(x < 0, 0, dx): what the gradient of Relay's and Relax's relu is, at x = 0 too.
+    if (left & (kMask | kStrictMask)) {
+      // where(x < 0, 0, dx): what the gradient of Relay's and upstream's relu is, at x = 0 too; or
+      // where(x <= 0, 0, dx), PyTorch's.  Both pass dx where x is NaN.
       const size_t x = add(
           describe(result, kMaskIn, conv.channels_last, z.alignment, false, "the mask's operand"));
       const size_t zero = add(scalar_zero());
       const Tensor truth = {
           {result.dims[0], result.dims[1], result.dims[2], result.dims[3]}, CUDNN_DATA_BOOLEAN};
-      const size_t less = pointwise(CUDNN_POINTWISE_CMP_LT, x, zero, truth, false);
+      const auto compare = left & kMask ? CUDNN_POINTWISE_CMP_LT : CUDNN_POINTWISE_CMP_LE;
+      const size_t less = pointwise(compare, x, zero, truth, false);
       pointwise(CUDNN_POINTWISE_BINARY_SELECT, zero, from, result, true, less);
     }
     std::vector<cudnnBackendDescriptor_t> ops;

@@ -145,7 +145,7 @@ class Entry {
       pointers[count++] = pointer;
     };
     if (conv_.epilogue & kBias) also(kBiasIn, p.bias);
-    if (conv_.epilogue & kMask) {
+    if (conv_.epilogue & (kMask | kStrictMask)) {
       also(kMaskIn, p.mask);
       also(kZero, &zero);
     }

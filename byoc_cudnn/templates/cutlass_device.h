@@ -23,8 +23,9 @@ using cutlass::gemm::GemmShape;
 using cutlass::layout::TensorNHWC;
 
 // What becomes of a sum on its way to the result, in float32.  The mask passes the sum where its
-// operand is 0 or NaN, as where(less(x, 0), 0, sum) does.
-template <typename Element, int kCount_, bool kAdd, bool kRelu, bool kMask>
+// operand is 0 or NaN, as where(less(x, 0), 0, sum) does; the strict one, where(less_equal(x, 0), 0, sum),
+// not where it is 0.
+template <typename Element, int kCount_, bool kAdd, bool kRelu, bool kMask, bool kStrictMask>
 struct OutputOp {
   using ElementOutput = Element;
   using ElementSource = Element;
@@ -42,7 +43,7 @@ struct OutputOp {
   struct Params {};
 
   CUTLASS_HOST_DEVICE explicit OutputOp(Params const&) {}
-  CUTLASS_HOST_DEVICE bool is_source_needed() const { return kAdd || kMask; }
+  CUTLASS_HOST_DEVICE bool is_source_needed() const { return kAdd || kMask || kStrictMask; }
   CUTLASS_HOST_DEVICE void set_k_partition(int, int) {}
 
   CUTLASS_HOST_DEVICE FragmentOutput operator()(FragmentAccumulator const& sums,
@@ -54,6 +55,7 @@ struct OutputOp {
       if (kAdd) value += float(source[i]);
       if (kRelu) value = value < 0.0f ? 0.0f : value;
       if (kMask) value = float(source[i]) < 0.0f ? 0.0f : value;
+      if (kStrictMask) value = float(source[i]) <= 0.0f ? 0.0f : value;
       out[i] = Element(value);
     }
     return out;

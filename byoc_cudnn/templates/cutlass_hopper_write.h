@@ -49,14 +49,16 @@ __device__ inline float unpacked(uint32_t both, int which) {
   return float(reinterpret_cast<const cutlass::Array<Element, 2>&>(both)[which]);
 }
 
-// In float32.  The mask passes the sum where its operand is 0 or NaN, as where(less(x, 0), 0, sum) does.
-enum class Effect { kNone, kAdd, kAddRelu, kRelu, kMask };
+// In float32.  The mask passes the sum where its operand is 0 or NaN, as where(less(x, 0), 0, sum) does;
+// the strict one, where(less_equal(x, 0), 0, sum), not where it is 0.
+enum class Effect { kNone, kAdd, kAddRelu, kRelu, kMask, kStrictMask };
 
 template <Effect kEffect>
 __device__ inline float after(float sum, float source) {
   if (kEffect == Effect::kAdd || kEffect == Effect::kAddRelu) sum += source;
   if (kEffect == Effect::kRelu || kEffect == Effect::kAddRelu) sum = sum < 0.0f ? 0.0f : sum;
   if (kEffect == Effect::kMask) sum = source < 0.0f ? 0.0f : sum;
+  if (kEffect == Effect::kStrictMask) sum = source <= 0.0f ? 0.0f : sum;
   return sum;
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from . import activations
 from .context import FLOATS, Context, Node, shape_of
 from .onnx_nn import LAYERS
 
@@ -49,38 +50,37 @@ def sum_(ctx: Context, node: Node) -> Any:
 
 
 def clip(ctx: Context, node: Node) -> Any:
-    """Clip between two constants, either of which may be missing."""
+    """Clip between two constants, either of which may be missing.
+
+    As `torch.clamp`, whose gradient passes at the bounds; but from 0 to 6 it is how ReLU6 is
+    exported, whose gradient is 0 there.
+    """
     x = ctx.tensor(node.operand(0))
-    low, high = node.setting("min", 1), node.setting("max", 2)
-    if low is not None:
-        x = ctx.emit(relax.op.maximum(x, ctx.const(low)))
-    if high is not None:
-        x = ctx.emit(relax.op.minimum(x, ctx.const(high)))
-    return x
+    low, high = (
+        None if bound is None else float(np.asarray(bound).item())
+        for bound in (node.setting("min", 1), node.setting("max", 2))
+    )
+    if low == 0.0 and high == 6.0:
+        return activations.hardtanh(ctx, x, low, high)
+    return activations.clamp(ctx, x, low, high)
 
 
 def leaky_relu(ctx: Context, node: Node) -> Any:
-    """LeakyRelu: x, or alpha·x where x is negative."""
+    """LeakyRelu: x, or alpha·x where x is not positive."""
     x = ctx.tensor(node.operand(0))
-    slope = relax.op.multiply(x, ctx.const(node.attr("alpha", 0.01)))
-    return ctx.emit(relax.op.where(relax.op.greater(x, ctx.const(0.0)), x, slope))
+    return activations.leaky_relu(ctx, x, float(node.attr("alpha", 0.01)))
 
 
 def hard_sigmoid(ctx: Context, node: Node) -> Any:
     """HardSigmoid: alpha·x + beta, clipped to 0…1."""
     x = ctx.tensor(node.operand(0))
-    return _hard(ctx, x, float(node.attr("alpha", 0.2)), float(node.attr("beta", 0.5)))
+    alpha, beta = float(node.attr("alpha", 0.2)), float(node.attr("beta", 0.5))
+    return activations.hard_sigmoid(ctx, x, alpha, beta)
 
 
 def hard_swish(ctx: Context, node: Node) -> Any:
     """HardSwish: x times HardSigmoid with alpha 1/6, beta 1/2."""
-    x = ctx.tensor(node.operand(0))
-    return ctx.emit(relax.op.multiply(x, _hard(ctx, x, 1 / 6, 0.5)))
-
-
-def _hard(ctx: Context, x: Any, alpha: float, beta: float) -> Any:
-    line = relax.op.add(relax.op.multiply(x, ctx.const(alpha)), ctx.const(beta))
-    return ctx.emit(relax.op.minimum(relax.op.maximum(line, ctx.const(0.0)), ctx.const(1.0)))
+    return activations.hard_swish(ctx, ctx.tensor(node.operand(0)))
 
 
 def softmax(ctx: Context, node: Node) -> Any:

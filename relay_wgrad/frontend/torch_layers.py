@@ -17,6 +17,7 @@ from tvm import relax
 from . import onnx_nn, onnx_ops
 from .context import Context, Node, Value, shape_of
 from .graph import InputSpec
+from .torch_activations import ACTIVATIONS
 
 Args = list[Any]
 Builder = Callable[[Context, "Call"], Any]
@@ -209,30 +210,6 @@ def _dropout(ctx: Context, call: Call) -> Any:
 # ---- elementwise and shapes ---------------------------------------------------------------------
 
 
-def _clip(low: float | None, high: float | None) -> Builder:
-    """Between two constants; arguments, where there are any, replace them."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        bounds = {"min": call.arg(1, low), "max": call.arg(2, high)}
-        return onnx_ops.clip(ctx, call.onnx("Clip", [call.args[0]], **bounds))
-
-    return build
-
-
-def _leaky_relu(ctx: Context, call: Call) -> Any:
-    node = call.onnx("LeakyRelu", [call.args[0]], alpha=float(call.arg(1, 0.01)))
-    return onnx_ops.leaky_relu(ctx, node)
-
-
-def _hard_sigmoid(ctx: Context, call: Call) -> Any:
-    node = call.onnx("HardSigmoid", [call.args[0]], alpha=1 / 6, beta=0.5)
-    return onnx_ops.hard_sigmoid(ctx, node)
-
-
-def _hard_swish(ctx: Context, call: Call) -> Any:
-    return onnx_ops.hard_swish(ctx, call.onnx("HardSwish", [call.args[0]]))
-
-
 def _square(ctx: Context, call: Call) -> Any:
     return ctx.emit(relax.op.multiply(call.args[0], call.args[0]))
 
@@ -258,6 +235,7 @@ def _pad(ctx: Context, call: Call) -> Any:
 
 
 LAYERS: dict[str, Builder] = {
+    **ACTIVATIONS,
     "_adaptive_avg_pool2d.default": _adaptive_average_pool,
     "_native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
     "_native_batch_norm_legit_functional.default": _batch_norm,
@@ -267,7 +245,6 @@ LAYERS: dict[str, Builder] = {
     "avg_pool2d.default": _average_pool,
     "batch_norm.default": lambda ctx, call: _batch_norm(ctx, call)[0],
     "bmm.default": _matmul,
-    "clamp.default": _clip(None, None),
     "constant_pad_nd.default": _pad,
     "conv1d.default": _convolution(1),
     "conv1d.padding": _convolution(1),
@@ -276,16 +253,11 @@ LAYERS: dict[str, Builder] = {
     "conv_transpose1d.default": _transposed(1),
     "conv_transpose2d.input": _transposed(2),
     "dropout.default": _dropout,
-    "hardsigmoid.default": _hard_sigmoid,
-    "hardswish.default": _hard_swish,
-    "hardtanh.default": _clip(-1.0, 1.0),
-    "leaky_relu.default": _leaky_relu,
     "linear.default": _linear,
     "matmul.default": _matmul,
     "max_pool2d.default": _max_pool,
     "mm.default": _matmul,
     "native_dropout.default": lambda ctx, call: (_dropout(ctx, call), None),
-    "relu6.default": _clip(0.0, 6.0),
     "square.default": _square,
     "squeeze.default": _squeeze,
     "squeeze.dim": _squeeze,

@@ -17,6 +17,7 @@ from .. import opdef
 from ..attrs import as_ints
 from ..layout_rules import stock, table
 from ..relation import as_size
+from . import ties
 
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
@@ -198,6 +199,7 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     "relax.strided_slice": strided_slice,
     "relax.grad.avg_pool2d_backward": avg_pool2d_backward,
     "relax.grad.max_pool2d_backward": max_pool2d_backward,
+    **ties.GRADIENTS,
 }
 
 _LEGALIZERS = {"relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_backward_rule"}
@@ -206,7 +208,7 @@ _LEGALIZERS = {"relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_ba
 def _define(name: str) -> opdef.OpDef:
     gradient = _GRADIENTS.get(name)
     rules: dict[str, Any] = {}
-    # Upstream has nothing here: there is nothing for ours to wrap.
+    # Upstream has nothing here, or another convention: there is nothing for ours to wrap.
     if gradient is not None:
         rules[opdef.GRADIENT] = lambda upstream: gradient
     if name in stock.ADDED:

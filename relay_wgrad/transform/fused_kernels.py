@@ -2,20 +2,24 @@
 
 Some operators are legalized otherwise than by upstream.  A mean is a sum and a division, so that
 what is summed is fused with it.  A choice by a mask reads the mask as it is: upstream's compares it
-as int64, which on a CPU takes ten times as long.  ReLU and clipping keep NaN, as PyTorch's do:
-upstream's turn it into a bound, so a network whose parameters have become NaN would go on to report
-a loss.
+as int64, which on a CPU takes ten times as long.  ReLU, clipping, `maximum` and `minimum` keep
+NaN, as PyTorch's do: upstream's turn it into a bound or drop it, so a network whose parameters have
+become NaN would go on to report a loss.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import tvm
 from tvm import relax, te, tirx, topi
 
 from .recompute import Recompute
+
+Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 
 def fused_kernels() -> list[tvm.transform.Pass]:
@@ -101,6 +105,40 @@ def where(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(chosen, *tensors, primfunc_name_hint="where")
 
 
+def _extremum(larger: Callable[[Any, Any], Any], hint: str) -> Legalizer:
+    """`relax.maximum` and `minimum` for known shapes: `larger` tells which operand wins."""
+
+    def rule(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        if not all(isinstance(arg.ty.shape, relax.ShapeExpr) for arg in (call, *call.args)):
+            return _upstream(bb, call)
+        numbers = [_number(arg) for arg in call.args]
+
+        known = [n.value for n in numbers if n is not None]
+        plain = bool(known) and not any(math.isnan(value) for value in known)
+
+        def chosen(*tensors: Any) -> Any:
+            def element(*i: Any) -> Any:
+                rest = iter(tensors)
+                a, b = (_read(next(rest), i) if n is None else n for n in numbers)
+                if numbers[0] is not None:  # then b is no number, and may be NaN
+                    a, b = b, a
+                if plain:  # of an operand and a number that is no NaN: one comparison is enough
+                    return tirx.Select(larger(b, a), b, a)
+                return tirx.Select(tirx.any(larger(a, b), _is_nan(a, str(call.ty.dtype))), a, b)
+
+            return te.compute(list(call.ty.shape.values), element, name=hint)
+
+        tensors = [arg for arg, number in zip(call.args, numbers, strict=True) if number is None]
+        return bb.call_te(chosen, *tensors, primfunc_name_hint=hint)
+
+    return rule
+
+
+def _is_nan(value: Any, dtype: str) -> Any:
+    # TVM has no test for bfloat16.
+    return tirx.isnan(value.astype("float32") if dtype == "bfloat16" else value)
+
+
 def _number(arg: relax.Expr) -> Any:
     """A constant without axes, as it is written in a kernel."""
     if not isinstance(arg, tvm.ir.Constant) or len(arg.ty.shape.values):
@@ -115,4 +153,11 @@ def _read(tensor: Any, index: tuple[Any, ...]) -> Any:
     return tensor(*(0 if one else i for one, i in zip(ones, last, strict=True)))
 
 
-_LEGAL = {"relax.mean": mean, "relax.clip": clip, "relax.nn.relu": relu, "relax.where": where}
+_LEGAL: dict[str, Legalizer] = {
+    "relax.mean": mean,
+    "relax.clip": clip,
+    "relax.nn.relu": relu,
+    "relax.where": where,
+    "relax.maximum": _extremum(operator.gt, "maximum"),
+    "relax.minimum": _extremum(operator.lt, "minimum"),
+}

@@ -71,3 +71,16 @@ def kind_problems(
         problem = draw(rng, kind, **limits)
         found.setdefault(problem.repro(), problem)
     return list(found.values())
+
+
+def masked(
+    epilogue: Sequence[str], values: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """(a mask's operand, the values through the mask): integers with many zeros, and NaN.
+
+    Both masks let NaN pass; the strict one stops what is 0, the other lets it pass.
+    """
+    x = rng.integers(-2, 3, values.shape).astype(np.float64)
+    x.reshape(-1)[::7] = np.nan
+    stopped = x <= 0 if "strictmask" in epilogue else x < 0
+    return x, np.where(stopped, 0, values)

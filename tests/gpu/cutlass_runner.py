@@ -19,6 +19,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.gpu.cudnn_runner import (
     destination,
     library_tolerance,
+    masked,
     on_device,
     operands_on_device,
     to_numpy,
@@ -30,7 +31,7 @@ def region_of(
     symbol: str, problem: ConvProblem, epilogue: tuple[str, ...] = (), **options: Any
 ) -> Region:
     """A problem with an epilogue as `partition` would make it."""
-    extra = tuple(part for part in epilogue if part != "relu")
+    extra = tuple(part.removeprefix("strict") for part in epilogue if part != "relu")
     return Region(symbol, problem, epilogue, (*problem.roles[:2], *extra), options)
 
 
@@ -61,11 +62,9 @@ def shares(region: Region, function: Any, rng: np.random.Generator) -> tuple[flo
         want = want + other.astype(np.float64)
     if "relu" in region.epilogue:
         want = np.maximum(want, 0)
-    if "mask" in region.epilogue:
-        # With exact zeros: there the gradient passes.
-        x = rng.integers(-2, 3, want.shape).astype(numpy_dtype(p.dtype(result)))
-        args.append(on_device(x, p.dtype(result)))
-        want = np.where(x.astype(np.float64) < 0, 0, want)
+    if "mask" in region.operands:
+        x, want = masked(region.epilogue, want, rng)
+        args.append(on_device(x.astype(numpy_dtype(p.dtype(result))), p.dtype(result)))
     outs = [destination(p) for _ in range(2)]
     for out in outs:
         function(*args, out)

@@ -21,6 +21,7 @@ from tests.gpu.cudnn_runner import (
     kind_problems,
     library_tolerance,
     load,
+    masked,
     on_device,
     operands_on_device,
     regions_of,
@@ -219,10 +220,10 @@ EPILOGUES = [
 
 @pytest.mark.parametrize(("kind", "epilogue"), EPILOGUES)
 def test_epilogues(kind: ConvKind, epilogue: str, tmp_path: Path) -> None:
-    """Masks and sums of random data with exact zeros: at x = 0 the mask keeps the gradient."""
+    """Masks and sums of random data with exact zeros, and NaN in masks."""
     rng = np.random.default_rng((SEED, len(epilogue)))
     parts = tuple(epilogue.split("_"))
-    extra = tuple(part for part in parts if part != "relu")
+    extra = tuple(part.removeprefix("strict") for part in parts if part != "relu")
     regions = []
     # cuDNN compiles engines for dgrad's epilogues when a plan is made: seconds each.
     while len(regions) < (60 if kind is ConvKind.FPROP else 12):
@@ -250,10 +251,9 @@ def test_epilogues(kind: ConvKind, epilogue: str, tmp_path: Path) -> None:
             want = want + bias.astype(np.float64).reshape(shape)
         if "relu" in parts:
             want = np.maximum(want, 0)
-        if "mask" in parts:
-            x = rng.integers(-2, 3, want.shape).astype(numpy_dtype(p.dtype(result)))
-            args.append(on_device(x, p.dtype(result)))
-            want = np.where(x.astype(np.float64) < 0, 0, want)
+        if "mask" in extra:
+            x, want = masked(parts, want, rng)
+            args.append(on_device(x.astype(numpy_dtype(p.dtype(result))), p.dtype(result)))
         out = destination(p)
         try:
             functions[region.symbol](*args, out)

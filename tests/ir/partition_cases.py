@@ -175,6 +175,6 @@ def bias(emit: Any, y: Any, b: Any, *, left: bool = False) -> Any:
     return emit(op.add(b, y) if left else op.add(y, b))
 
 
-def masked(emit: Any, y: Any, x: Any) -> Any:
-    """ReLU's gradient at x, as stock Gradient writes it."""
-    return emit(op.where(emit(op.less(x, ZERO)), ZERO, y))
+def masked(emit: Any, y: Any, x: Any, compare: Any = op.less) -> Any:
+    """ReLU's gradient at x, as upstream's rule and Relay write it; with `less_equal`, as ours."""
+    return emit(op.where(emit(compare(x, ZERO)), ZERO, y))

@@ -43,6 +43,10 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         f"dgrad n=8 c=64 h=56 w=56 k=64 r=3 s=3 pad=1,1,1,1 {NHWC} dtype=f16/f16/f16",
         ("mask",), {},
     ),
+    "dgrad_strictmask": (
+        f"dgrad n=8 c=64 h=56 w=56 k=64 r=3 s=3 pad=1,1,1,1 {NHWC} dtype=f16/f16/f16",
+        ("strictmask",), {},
+    ),
     "wgrad": ("wgrad n=8 c=64 h=56 w=56 k=64 r=3 s=3 pad=1,1,1,1", (), {"deterministic": True}),
     "wgrad_depthwise": (
         f"wgrad n=8 c=96 h=56 w=55 k=96 r=3 s=3 stride=2,2 pad=1,1,1,1 dil=2,1 groups=96 {NHWC}",
@@ -54,7 +58,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 def region(name: str) -> Region:
     line, epilogue, options = CASES[name]
     problem = ConvProblem.parse(line)
-    extra = tuple(e for e in epilogue if e != "relu")
+    extra = tuple(e.removeprefix("strict") for e in epilogue if e != "relu")
     return Region(name, problem, epilogue, (*problem.roles[:2], *extra), options)
 
 

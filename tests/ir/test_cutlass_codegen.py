@@ -39,6 +39,10 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         f"dgrad n=2 c=64 h=14 w=14 k=64 r=3 s=3 pad=1,1,1,1 {NHWC} dtype=bf16/bf16/bf16",
         ("mask",), {},
     ),
+    "dgrad_strictmask": (
+        f"dgrad n=2 c=64 h=14 w=14 k=64 r=3 s=3 pad=1,1,1,1 {NHWC} dtype=bf16/bf16/bf16",
+        ("strictmask",), {},
+    ),
     "dgrad_strided": (
         f"dgrad n=2 c=64 h=14 w=14 k=64 r=3 s=3 stride=2,1 pad=1,0,1,2 {NHWC}", (), {},
     ),
@@ -59,7 +63,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 def region(name: str) -> Region:
     line, epilogue, options = CASES[name]
     problem = ConvProblem.parse(line)
-    extra = tuple(e for e in epilogue if e != "relu")
+    extra = tuple(e.removeprefix("strict") for e in epilogue if e != "relu")
     return Region(name, problem, epilogue, (*problem.roles[:2], *extra), options)
 
 
@@ -184,7 +188,7 @@ HOPPER: dict[str, tuple[str, tuple[str, ...]]] = {
 def hopper(name: str) -> Region:
     line, epilogue = HOPPER[name]
     problem = ConvProblem.parse(line)
-    extra = tuple(e for e in epilogue if e != "relu")
+    extra = tuple(e.removeprefix("strict") for e in epilogue if e != "relu")
     return Region(
         name, problem, epilogue, (*problem.roles[:2], *extra), {"arch": 90, "wgmma": True}
     )

@@ -71,6 +71,10 @@ ROWS: dict[str, tuple[Body, dict[str, Any], list[str]]] = {
         lambda e, g, w, x: masked(e, dgrad(e, g, w), x), {**D, "x": X},
         ["conv2d_backward_data", "less", "where"],
     ),
+    "dgrad_strictmask": (
+        lambda e, g, w, x: masked(e, dgrad(e, g, w), x, op.less_equal), {**D, "x": X},
+        ["conv2d_backward_data", "less_equal", "where"],
+    ),
     "wgrad": (
         lambda e, g, x: e(relay_wgrad.conv2d_backward_weight(g, x, (3, 3))), {"g": DX, "x": X},
         ["conv2d_backward_weight"],
@@ -200,7 +204,7 @@ def test_the_way_back_is_exact() -> None:
     for body, shapes, _ in ROWS.values():
         mod = module(shapes, body)
         back = byoc_cudnn.unpartition(byoc_cudnn.partition(mod)[0])
-        if "less" in ops(mod["main"]):
+        if {"less", "less_equal"} & {*ops(mod["main"])}:
             assert sorted(ops(back["main"])) == sorted(ops(mod["main"]))
         else:
             tvm.ir.assert_structural_equal(back, mod)
@@ -231,7 +235,7 @@ def test_preactivation_of_the_backward_part_stays() -> None:
 
 
 def test_gradient_of_relu_between_convolutions() -> None:
-    """Stock Gradient's own ReLU gradient is what the row `dgrad_mask` matches."""
+    """Our rule's ReLU gradient is what the row `dgrad_strictmask` matches."""
 
     def loss(emit: Any, x: Any, w: Any, v: Any) -> Any:
         y = emit(nn.conv2d(emit(nn.relu(fprop(emit, x, w))), v))
@@ -240,7 +244,7 @@ def test_gradient_of_relu_between_convolutions() -> None:
     forward = module({**F, "v": (5, 4, 3, 3)}, loss)
     mod = tvm.IRModule({"main": grad(forward)["main_adjoint"].with_attr("global_symbol", "main")})
     out, report = partitioned(mod)
-    assert report.rows()["cudnn.dgrad_mask"] == 1
+    assert report.rows()["cudnn.dgrad_strictmask"] == 1
     assert report.share == 1
     same_numbers(mod, out)
 
@@ -311,6 +315,8 @@ def test_sum_of_two_convolutions_goes_to_one() -> None:
         (lambda e, y, x: e(op.where(e(op.less(x, ZERO)), relax.const(2.0), y)), "another value"),
         (lambda e, y, x: masked(e, y, e(op.sum(x))), "not of the result's shape"),
         (lambda e, y, x: e(op.where(e(op.less(x, ZERO)), y, ZERO)), ""),
+        (lambda e, y, x: e(op.where(e(op.greater(x, ZERO)), ZERO, y)), ""),
+        (lambda e, y, x: e(op.where(e(op.less_equal(x, ZERO)), y, ZERO)), ""),
         (lambda e, y, x: e(op.where(e(op.less(y, ZERO)), ZERO, x)), ""),
         (lambda e, y, x: [masked(e, y, x), y], "is needed elsewhere"),
     ],

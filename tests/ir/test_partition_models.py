@@ -65,7 +65,7 @@ def test_every_convolution_goes(name: str, dtype: str | None) -> None:
     if dtype is None:
         assert report.rows() == {f"cudnn.{row}": count for row, count in ROWS[name].items()}
     else:
-        assert report.rows().get("cudnn.dgrad_mask", 0) == MASKED.get(name, 0)
+        assert report.rows().get("cudnn.dgrad_strictmask", 0) == MASKED.get(name, 0)
     relax.analysis.well_formed(out)
     assert family_calls(out) == len(regions(out)) <= report.total
     # Half operands of a float32 weight gradient are cast; nothing else is put around any of them.

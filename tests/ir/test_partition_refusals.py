@@ -77,6 +77,9 @@ EPILOGUES = {
     (f"dgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 {HALF}", "mask"): None,
     (f"dgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 stride=1,2 {HALF}", "mask"): "strides=(1, 2)",
     (f"dgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 {NHWC}", "mask"): "mask with float32",
+    (f"dgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 {HALF}", "strictmask"): None,
+    (f"dgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 stride=1,2 {HALF}", "strictmask"): "strides=(1, 2)",
+    (f"dgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 {NHWC}", "strictmask"): "mask with float32",
     (f"wgrad n=1 c=16 h=9 w=9 k=16 r=3 s=3 {NHWC}", "relu"): "no epilogue 'relu' for wgrad",
 }
 

@@ -1,0 +1,163 @@
+"""Activations and selections in ops that have gradients, their ties and kinks as in PyTorch.
+
+A selection is written so that its gradient at a corner, and for NaN, follows from its comparisons:
+`relax.where` passes it to what was chosen.  What is not chosen must be finite where it can be: its
+gradient is 0 times that of a function, which is NaN where the function's is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ..ops.ties import SELU_ALPHA, SELU_SCALE
+from .context import Context, shape_of
+
+op = relax.op
+
+
+def where(ctx: Context, condition: Any, yes: Any, no: Any) -> Any:
+    """A choice; numbers become constants."""
+    yes, no = (ctx.const(v) if isinstance(v, (int, float)) else v for v in (yes, no))
+    return ctx.emit(op.where(condition, yes, no))
+
+
+def clamp(ctx: Context, x: Any, low: float | None, high: float | None) -> Any:
+    """x between bounds: its gradient passes at them, as `torch.clamp`'s; None: no bound."""
+    bound: Any = ctx.const(math.nan)
+    inside = None
+    if high is not None:
+        top = ctx.const(high)
+        bound = where(ctx, op.greater(x, top), high, bound)
+        inside = op.less_equal(x, top)
+    if low is not None:
+        bottom = ctx.const(low)
+        bound = where(ctx, op.less(x, bottom), low, bound)
+        above = op.greater_equal(x, bottom)
+        inside = above if inside is None else op.logical_and(above, inside)
+    if low is not None and high is not None and low > high:  # PyTorch: then all are `high`
+        return ctx.emit(op.multiply(op.zeros_like(x), ctx.const(high)))
+    return x if inside is None else where(ctx, ctx.emit(inside), x, bound)
+
+
+def hardtanh(ctx: Context, x: Any, low: float, high: float) -> Any:
+    """x between bounds: its gradient does not pass at them, as ReLU6's and hardtanh's."""
+    below = where(ctx, op.greater_equal(x, ctx.const(high)), high, x)
+    return where(ctx, op.less_equal(x, ctx.const(low)), low, below)
+
+
+def hard_sigmoid(ctx: Context, x: Any, alpha: float, beta: float) -> Any:
+    """alpha x + beta between 0 and 1: the gradient is 0 at both, and for NaN."""
+    line = ctx.emit(op.add(op.multiply(x, ctx.const(alpha)), ctx.const(beta)))
+    zero, one = ctx.const(0.0), ctx.const(1.0)
+    bound = where(ctx, op.greater_equal(line, one), 1.0, math.nan)
+    bound = where(ctx, op.less_equal(line, zero), 0.0, bound)
+    inside = op.logical_and(op.greater(line, zero), op.less(line, one))
+    return where(ctx, inside, line, bound)
+
+
+def hard_swish(ctx: Context, x: Any) -> Any:
+    """x times (x + 3) / 6 between -3 and 3: the gradient is 0 at -3, and 1 at 3."""
+    below = ctx.emit(op.less_equal(x, ctx.const(-3.0)))
+    above = ctx.emit(op.greater_equal(x, ctx.const(3.0)))
+    z = where(ctx, above, 0.0, where(ctx, below, 0.0, x))
+    curve = op.multiply(op.multiply(z, op.add(z, ctx.const(3.0))), ctx.const(1 / 6))
+    return where(ctx, below, 0.0, where(ctx, above, x, curve))
+
+
+def leaky_relu(ctx: Context, x: Any, slope: float) -> Any:
+    """x, or slope x where x is not above 0."""
+    positive = op.greater(x, ctx.const(0.0))
+    return where(ctx, positive, x, op.multiply(x, ctx.const(slope)))
+
+
+def prelu(ctx: Context, x: Any, slope: Any) -> Any:
+    """As `leaky_relu`, with a slope for each channel (axis 1), or one for all."""
+    column = [1] * len(shape_of(x))
+    if len(column) > 1:
+        column[1] = shape_of(slope)[0]
+    slope = ctx.emit(op.reshape(slope, column))
+    positive = ctx.emit(op.greater(x, ctx.const(0.0)))
+    return where(ctx, positive, x, op.multiply(slope, where(ctx, positive, 0.0, x)))
+
+
+def elu(ctx: Context, x: Any, alpha: float = 1.0, scale: float = 1.0, steep: float = 1.0) -> Any:
+    """scale x, or scale alpha (exp(steep x) - 1) where x <= 0: that side's slope at 0."""
+    negative = ctx.emit(op.less_equal(x, ctx.const(0.0)))
+    z = where(ctx, negative, x, 0.0)
+    z = z if steep == 1.0 else op.multiply(z, ctx.const(steep))
+    curve = op.multiply(op.subtract(op.exp(z), ctx.const(1.0)), ctx.const(scale * alpha))
+    return where(ctx, negative, curve, x if scale == 1.0 else op.multiply(x, ctx.const(scale)))
+
+
+def selu(ctx: Context, x: Any) -> Any:
+    """ELU with the two constants of SELU."""
+    return elu(ctx, x, SELU_ALPHA, SELU_SCALE)
+
+
+def celu(ctx: Context, x: Any, alpha: float) -> Any:
+    """x, or alpha (exp(x / alpha) - 1) where x <= 0."""
+    return elu(ctx, x, alpha, 1.0, 1.0 / alpha)
+
+
+def softplus(ctx: Context, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    """log(1 + exp(beta x)) / beta, and x where beta x is above the threshold."""
+    scaled = x if beta == 1.0 else ctx.emit(op.multiply(x, ctx.const(beta)))
+    linear = ctx.emit(op.greater(scaled, ctx.const(threshold)))
+    z = where(ctx, linear, 0.0, scaled)
+    curve = op.log(op.add(op.exp(z), ctx.const(1.0)))
+    return where(ctx, linear, x, curve if beta == 1.0 else op.divide(curve, ctx.const(beta)))
+
+
+def log_sigmoid(ctx: Context, x: Any) -> Any:
+    """log(sigmoid(x)), of exponentials of what is not positive."""
+    negative = ctx.emit(op.less(x, ctx.const(0.0)))
+    small = where(ctx, negative, x, 0.0)
+    large = where(ctx, negative, 0.0, op.negative(x))
+    left = op.subtract(small, op.log(op.add(op.exp(small), ctx.const(1.0))))
+    right = op.negative(op.log(op.add(op.exp(large), ctx.const(1.0))))
+    return where(ctx, negative, left, right)
+
+
+def threshold(ctx: Context, x: Any, limit: float, value: float) -> Any:
+    """`value` where x <= limit."""
+    return where(ctx, op.less_equal(x, ctx.const(limit)), value, x)
+
+
+def hard_shrink(ctx: Context, x: Any, limit: float) -> Any:
+    """0 where |x| <= limit."""
+    inside = op.logical_and(
+        op.greater_equal(x, ctx.const(-limit)), op.less_equal(x, ctx.const(limit))
+    )
+    return where(ctx, inside, 0.0, x)
+
+
+def soft_shrink(ctx: Context, x: Any, limit: float) -> Any:
+    """x nearer to 0 by `limit`, and 0 where |x| <= limit."""
+    bound = ctx.const(limit)
+    left = where(ctx, op.less(x, ctx.const(-limit)), op.add(x, bound), 0.0)
+    right = where(ctx, op.greater(x, bound), op.subtract(x, bound), left)
+    return where(ctx, op.equal(x, x), right, x)  # NaN stays
+
+
+def extremum(ctx: Context, x: Any, axes: list[int] | None, keep: bool, largest: bool) -> Any:
+    """amax and amin: equal elements share the gradient."""
+    return ctx.emit((op.max if largest else op.min)(x, axes, keepdims=keep))
+
+
+def selected(ctx: Context, x: Any, axis: int, keep: bool, largest: bool) -> tuple[Any, Any]:
+    """max and min along an axis with the index, the first of equal ones: it gets the gradient."""
+    shape = shape_of(x)
+    if not shape:
+        return x, ctx.emit(op.zeros((), "int64"))
+    axis %= len(shape)
+    index = ctx.emit((op.argmax if largest else op.argmin)(x, axis, keepdims=True))
+    places = np.arange(shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    chosen = op.equal(index, relax.const(places.astype("int64"), "int64"))
+    value = ctx.emit(op.sum(where(ctx, chosen, x, 0.0), [axis], keepdims=keep))
+    if not keep:
+        index = ctx.emit(op.reshape(index, [s for a, s in enumerate(shape) if a != axis]))
+    return value, index

@@ -1,0 +1,20 @@
+// ---- the convolutions of this module -------------------------------------------------------------
+
+namespace {
+
+const Conv kConvs[] = {
+    {"dgrad n=8 c=64 h=56 w=56 k=64 r=3 s=3 stride=1,1 pad=1,1,1,1 dil=1,1 groups=1 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16 +strictmask",
+     Kind::kDgrad, true, {1, 1}, {1, 1, 1, 1}, {1, 1}, 1, CUDNN_DATA_HALF, CUDNN_DATA_HALF, CUDNN_DATA_HALF, kStrictMask, kAllowTf32, -1},
+};
+
+}  // namespace
+
+extern "C" {
+
+TVM_FFI_DLL_EXPORT int __tvm_ffi_dgrad_strictmask(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny*) {
+  return call(kConvs[0], {kGradArg, kWeightArg, kMaskArg, kDataArg}, args, count);
+}
+
+}  // extern "C"
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cudnn_plans, plans);
