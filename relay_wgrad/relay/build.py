@@ -14,13 +14,14 @@ from tvm.target import Target
 from .. import registry
 from ..transform.cpu_pipeline import cpu_pipeline
 from ..transform.cuda_pipeline import cuda_pipeline
+from .alone import blamed
 from .ast import Function, IRModule
 from .external import claimed
 from .library import MAIN, Compiled, ExecutorFactory, Input
 from .library import Executor as Executor
 from .library import load_module as load_module
 from .lower import lower
-from .surface import check_relay_module
+from .surface import check_relay_module, reason
 
 _PIPELINES: dict[str, Callable[[], Any]] = {"cuda": cuda_pipeline, "llvm": cpu_pipeline}
 
@@ -104,7 +105,11 @@ def build(
     if external is not None:
         return ExecutorFactory(external(mod, taken, chosen), inputs)
     pipeline = _PIPELINES.get(str(chosen.kind.name), lambda: "default")()
-    executable = tvm.compile(mod, target=chosen, relax_pipeline=pipeline)
+    try:
+        executable = tvm.compile(mod, target=chosen, relax_pipeline=pipeline)
+    except (tvm.error.InternalError, RuntimeError) as error:
+        kind = MemoryError if "bad_alloc" in str(error) else ValueError
+        raise kind(f"build: TVM cannot compile {blamed(ir_mod, chosen)}{reason(error)}") from error
     return ExecutorFactory(Compiled(executable), inputs)
 
 

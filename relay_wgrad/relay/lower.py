@@ -32,10 +32,15 @@ from .ast import (
 )
 from .infer import agree, fail, infer_module, place
 from .ops import lookup, show
+from .ops.empty import check_size, of_nothing
+from .ops.table import constant_value
+from .ops.values import check_values
 from .steps import run
+from .surface import reason
 from .types import ANY, FuncType, TensorType, TupleType, Type
 
 _DEPTH = 200  # of calls of functions within functions
+LARGEST = 2**40  # bytes of a tensor: beyond what a machine has, and what TVM's sizes can count
 _NESTED = 500  # tuples within a tuple that is a result: TVM's own stack is full before 1,500
 # Operators that inlining may write: so many, and so many times the calls that a module has.
 _WRITTEN, _GROWTH = 100_000, 10
@@ -225,11 +230,25 @@ class _Lowering:
         try:
             op = lookup(name)
             out = op.infer(types, node.attrs)
+            check_size(name, out, LARGEST)
             exprs = [_expr(arg) for arg in args]
-            made = op.build(self.bb, exprs, node.attrs, types, out)
+            check_values(name, types, node.attrs, list(map(constant_value, exprs)))
+            made = of_nothing(name, types, out)
+            if made is None:
+                made = op.build(self.bb, exprs, node.attrs, types, out)
+            bound = self.bb.emit(made, name_hint=identifier(hint))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{error}{place(node)}") from error
-        return Value(out, self.bb.emit(made, name_hint=identifier(hint)))
+        except (tvm.error.InternalError, OverflowError, RuntimeError) as error:
+            raise ValueError(f"{name}: TVM refuses it: {reason(error)}{place(node)}") from error
+        return Value(out, self._of_type(bound, out))
+
+    def _of_type(self, bound: Any, out: Type) -> Any:
+        """The result in the dtype that Relay gives it; Relax' mean of integers has another."""
+        if not isinstance(out, TensorType) or not isinstance(bound.ty, relax.TensorType):
+            return bound
+        same = str(bound.ty.dtype) in ("", out.dtype)
+        return bound if same else self.bb.emit(relax.op.astype(bound, out.dtype))
 
     def _item(self, node: TupleGetItem, value: Value) -> Value:
         if not isinstance(value.type, TupleType):

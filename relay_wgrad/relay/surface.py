@@ -30,3 +30,9 @@ def check_relay_module(op: str, mod: Any) -> None:
     if isinstance(mod, tvm.IRModule):
         raise TypeError(f"{op}: this is a Relax module: use {_COUNTERPARTS.get(op, _ANY)}")
     raise TypeError(f"{op}: expected a Relay IRModule, got {type(mod).__name__}")
+
+
+def reason(error: BaseException) -> str:
+    """What an error of TVM's says, without its trace: the first line that has words."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if line), type(error).__name__)[:300]

@@ -6,11 +6,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import tvm
 from tvm import relax
 
+from ...dtypes import numpy_dtype
 from ..types import TensorType, Type
 from . import relations
-from .table import REQUIRED, Attr, Builder, Call, Site, define, show
+from .relations import bounds
+from .table import REQUIRED, Attr, Builder, Call, Site, constant_value, define, show
 
 R = relax.op
 
@@ -40,11 +44,54 @@ def _round(s: Site) -> Any:
     return R.where(s.emit(R.greater_equal(left, s.const(0.5))), away, whole)
 
 
+def _divided(function: Callable[..., Any], rest: bool = False) -> Builder:
+    """Division, or what it leaves (`rest`), defined for every divisor.
+
+    A processor stops the process where an integer is divided by zero, or the least one by -1: the
+    first is 0 here, as in NumPy, the second wraps around.
+    """
+
+    def build(s: Site) -> Any:
+        lhs, rhs = s.args
+        value = constant_value(rhs)
+        if s.tensor(0).dtype.startswith(("float", "bfloat")):
+            # TVM takes a scalar constant into the expression, and refuses to write x / 0 there.
+            if value is None or value.ndim or value.item() != 0:
+                return function(lhs, rhs)
+            assert isinstance(s.out, TensorType)
+            zero = relax.const(tvm.runtime.tensor(value.reshape((1,))))
+            wide = s.emit(function(lhs, zero))
+            return wide if s.tensor(0).shape else s.reshape(wide, ())
+        signed = s.tensor(0).dtype.startswith("int")
+        if value is not None and value.all() and not (signed and (value == -1).any()):
+            return function(lhs, rhs)
+        zero, one = s.const(0, 1), s.const(1, 1)
+        bad = by_zero = s.emit(R.equal(rhs, zero))
+        if signed:
+            minus = s.emit(R.equal(rhs, s.const(-1, 1)))
+            bad = s.emit(R.logical_or(by_zero, minus))
+        out = s.emit(function(lhs, s.emit(R.where(bad, one, rhs))))
+        if signed and not rest:
+            out = s.emit(R.where(minus, s.emit(R.subtract(zero, lhs)), out))
+        return R.where(by_zero, zero, out)
+
+    return build
+
+
+def _truncated(lhs: Any, rhs: Any) -> Any:
+    return R.trunc(R.divide(lhs, rhs))
+
+
 def _trunc_divide(s: Site) -> Any:
     """Towards zero, as integer division in C is."""
-    if s.tensor(0).dtype.startswith(("float", "bfloat")):
-        return R.trunc(s.emit(R.divide(*s.args)))
-    return R.divide(*s.args)
+    real = s.tensor(0).dtype.startswith(("float", "bfloat"))
+    return _divided(_truncated if real else R.divide)(s)
+
+
+def _power(s: Site) -> Any:
+    if not s.tensor(0).dtype.startswith(("float", "bfloat")):
+        s.fail(f"only of floating types has it a form, got {show(s.tensor(0))}")
+    return R.power(*s.args)
 
 
 def _as_bool(s: Site, index: int) -> Any:
@@ -58,9 +105,17 @@ def _clip(s: Site) -> Any:
     dtype = s.tensor().dtype
     low, high = s.attrs["a_min"], s.attrs["a_max"]
     if not dtype.startswith(("float", "bfloat")):
-        low, high = int(low), int(high)
+        least, most = bounds(dtype)
+        low, high = (int(min(max(end, least), most)) for end in (low, high))
     # Two steps with a gradient each, which clip has not.
     return R.minimum(s.emit(R.maximum(s.args[0], s.const(low))), s.const(high))
+
+
+def _clip_type(call: Call) -> Type:
+    for name in ("a_min", "a_max"):
+        if math.isnan(call.attrs[name]):
+            call.fail(f"{name} must be a number, got {call.attrs[name]}")
+    return call.tensor()
 
 
 def _where_type(call: Call) -> Type:
@@ -100,8 +155,14 @@ def _cast_like_type(call: Call) -> Type:
 
 def _cast(s: Site) -> Any:
     assert isinstance(s.out, TensorType)
-    same = s.out.dtype == s.tensor().dtype
-    return s.args[0] if same else R.astype(s.args[0], s.out.dtype)
+    if s.out.dtype == s.tensor().dtype:
+        return s.args[0]
+    value = constant_value(s.args[0])
+    if value is not None and not value.ndim:
+        # TVM's way with scalars refuses 200 as an int8; C, and Relay's kernels, wrap around.
+        with np.errstate(all="ignore"):
+            return relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.out.dtype))))
+    return R.astype(s.args[0], s.out.dtype)
 
 
 # name, Relax, checked, differentiable
@@ -151,15 +212,15 @@ _BINARY: tuple[tuple[str, Builder, str, bool], ...] = (
     ("add", _apply(R.add), "relay", True),
     ("subtract", _apply(R.subtract), "numpy", True),
     ("multiply", _apply(R.multiply), "relay", True),
-    ("divide", _apply(R.divide), "relay", True),
-    ("power", _apply(R.power), "numpy", True),
+    ("divide", _divided(R.divide), "relay", True),
+    ("power", _power, "numpy", True),
     ("maximum", _apply(R.maximum), "numpy", True),
     ("minimum", _apply(R.minimum), "numpy", True),
-    ("floor_divide", _apply(R.floor_divide), "numpy", False),
-    ("floor_mod", _apply(R.floor_mod), "numpy", False),
+    ("floor_divide", _divided(R.floor_divide), "numpy", False),
+    ("floor_mod", _divided(R.floor_mod, rest=True), "numpy", False),
     ("trunc_divide", _trunc_divide, "numpy", False),
-    ("trunc_mod", _apply(R.mod), "numpy", False),
-    ("mod", _apply(R.mod), "numpy", False),
+    ("trunc_mod", _divided(R.mod, rest=True), "numpy", False),
+    ("mod", _divided(R.mod, rest=True), "numpy", False),
     ("left_shift", _apply(R.left_shift), "numpy", False),
     ("right_shift", _apply(R.right_shift), "numpy", False),
     ("bitwise_and", _apply(R.bitwise_and), "numpy", False),
@@ -176,7 +237,7 @@ for _name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_eq
     define(_name, "lhs rhs", relations.comparison, _apply(getattr(R, _name)),
            "relay" if _name == "less" else "numpy", grad=False)  # fmt: skip
 
-define("clip", "data", relations.identity, _clip, "numpy",
+define("clip", "data", _clip_type, _clip, "numpy",
        Attr("a_min", REQUIRED, "float"), Attr("a_max", REQUIRED, "float"))  # fmt: skip
 define("where", "condition x y", _where_type, _where, "relay")
 define("cast", "data", _cast_type, _cast, "numpy", Attr("dtype", REQUIRED, "dtype"))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import tvm
 from tvm import relax
 
+from ...dtypes import numpy_dtype
 from ..types import TensorType, Type
-from .relations import agree
+from .relations import agree, bounds
 from .table import Attr, Call, Site, define, show
 
 R = relax.op
@@ -63,7 +66,35 @@ def _nll_loss_type(call: Call) -> Type:
 
 
 def _nll_loss(s: Site) -> Any:
-    return R.nn.nll_loss(*s.args, s.attrs["reduction"], s.attrs["ignore_index"])
+    """Two classes more: that of ignored targets weighs nothing, that of wrong ones NaN.
+
+    Relax's kernel reads the prediction of every target, also of one that is no class: that would be
+    memory that is not the tensor's.
+    """
+    predictions, targets, weights = s.args
+    shape, count = s.tensor().shape, s.tensor().shape[1]
+    if not isinstance(count, int):
+        s.fail(f"cannot be built with an unknown number of classes, got {show(s.tensor())}")
+    least, most = bounds(s.tensor(1).dtype)
+    if count + 1 > most:
+        s.fail(f"{count} classes are too many for targets of {s.tensor(1).dtype}")
+    wrong = s.emit(
+        R.logical_or(
+            s.emit(R.less(targets, s.const(0, 1))),
+            s.emit(R.greater_equal(targets, s.const(count, 1))),
+        )
+    )
+    safe = s.emit(R.where(wrong, s.const(count + 1, 1), targets))
+    ignored = s.attrs["ignore_index"]
+    if least <= ignored <= most:
+        here = s.emit(R.equal(targets, s.const(ignored, 1)))
+        safe = s.emit(R.where(here, s.const(count, 1), safe))
+    widths = [0] * (2 * len(shape))
+    widths[3] = 2
+    more = s.emit(R.nn.pad(predictions, widths))
+    extra = np.array([0, np.nan]).astype(numpy_dtype(s.tensor(2).dtype))
+    scale = s.emit(R.concat([weights, relax.const(tvm.runtime.tensor(extra))], 0))
+    return R.nn.nll_loss(more, safe, scale, s.attrs["reduction"], count)
 
 
 define("nn.cross_entropy", "predictions targets", _cross_entropy_type,

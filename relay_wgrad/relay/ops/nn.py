@@ -156,8 +156,8 @@ def _upsampling_type(call: Call) -> Type:
     if a["method"] not in _METHODS:
         call.fail(f"method must be one of {', '.join(_METHODS)}, got {a['method']!r}")
     for axis, name in zip(spatial_axes(call, a["layout"]), ("scale_h", "scale_w"), strict=True):
-        if a[name] <= 0:
-            call.fail(f"{name} must be positive, got {a[name]}")
+        if not 0 < a[name] < float("inf"):
+            call.fail(f"{name} must be positive and finite, got {a[name]}")
         # Halves go away from zero.
         shape[axis] = mapped(shape[axis], lambda n, f=a[name]: math.floor(n * f + 0.5))  # type: ignore[misc]
     return TensorType(tuple(shape), data.dtype)

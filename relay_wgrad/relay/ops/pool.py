@@ -118,6 +118,8 @@ def _adaptive(s: Site, size: tuple[Any, Any], maximum: bool) -> Any:
     pool = R.nn.max_pool2d if maximum else R.nn.avg_pool2d
     if all(steps) and len(layout) == 4:
         return pool(x, pool_size=tuple(steps), strides=tuple(steps), layout=layout)
+    if max(m + (n if maximum else 0) for n, m in zip(whole, out, strict=True)) > _WINDOWS:
+        s.fail(f"at most {_WINDOWS} windows are written out, got {out} of {show(s.tensor())}")
     for axis, n, m in zip(axes, whole, out, strict=True):
         if n == m:
             continue
@@ -141,6 +143,7 @@ def _folded(s: Site, part: Any, axis: int, count: int, maximum: bool) -> Any:
     return best
 
 
+_WINDOWS = 2000  # of unequal size along an axis, each an operator or more
 LAYOUT = (Attr("layout", "NCHW", "str"), Attr("out_layout", "", "str"))
 MAX_POOL = (
     Attr("pool_size", REQUIRED, "sizes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, prod
 from typing import Any
 
 from tvm import relax
@@ -124,11 +125,22 @@ def _variance(s: Site) -> Any:
         assert isinstance(size, int)
         count *= size
     total = s.emit(R.sum(square, axes, s.attrs["keepdims"]))
+    if count == 1:
+        return R.multiply(total, s.const(inf))  # over zero, which TVM refuses to write
     return R.divide(total, s.const(float(count - 1)))
 
 
+def _mean(s: Site) -> Any:
+    """Of integers the sum divided as C does; Relax' own is of int64 where it says int32."""
+    if s.tensor().dtype.startswith(("float", "bfloat")) or ANY in s.tensor().shape:
+        return _reduce(R.mean)(s)
+    sizes = [d for i, d in enumerate(s.sizes(s.tensor())) if i in reduced_axes(s)]
+    total = _reduce(R.sum)(s)
+    return R.divide(s.emit(total), s.const(prod(sizes))) if sizes else total
+
+
 define("sum", "data", _type, _reduce(R.sum), "relay", *AXES)
-define("mean", "data", _type, _reduce(R.mean), "numpy", *AXES)
+define("mean", "data", _type, _mean, "numpy", *AXES)
 for _name in ("max", "min", "prod"):
     define(_name, "data", _type, _reduce(getattr(R, _name)), "numpy", *AXES, grad=False)
 define("all", "data", _bool_type, _truth(R.min), "numpy", *AXES, grad=False)

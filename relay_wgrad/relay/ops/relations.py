@@ -9,6 +9,14 @@ from ..types import ANY, AnyDim, Dim, TensorType, Type
 from .table import Call, show
 
 
+def bounds(dtype: str) -> tuple[int, int]:
+    """The least and the largest number of an integer type, or bool."""
+    if dtype == "bool":
+        return 0, 1
+    bits = int(dtype.lstrip("uint"))
+    return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
 def product(dims: Iterable[Dim]) -> Dim:
     """`?` if any factor is."""
     known = []

@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from ..types import ANY, Dim, TensorType, TupleType, Type
-from .relations import agree, mapped, product
+from .relations import agree, bounds, mapped, product
 from .table import REQUIRED, Attr, Call, Site, define, show, show_shape
 
 R = relax.op
@@ -82,12 +82,17 @@ def _stack(s: Site) -> Any:
     return R.stack(fields, axis) if len(fields) > 1 else R.expand_dims(fields[0], axis)
 
 
+_PARTS = 10_000
+
+
 def _split_type(call: Call) -> Type:
     data, parts = call.tensor(), call.attrs["indices_or_sections"]
     axis = call.axis(call.attrs["axis"], len(data.shape))
     size = data.shape[axis]
     sizes: list[Dim]
     if isinstance(parts, int):
+        if parts > _PARTS:
+            call.fail(f"at most {_PARTS} sections are supported, got {parts}")
         if parts < 1 or (isinstance(size, int) and size % parts):
             call.fail(
                 "indices_or_sections need to be able to divide input.shape[axis],"
@@ -249,7 +254,11 @@ def _take_type(call: Call) -> Type:
 
 
 def _take(s: Site) -> Any:
-    """The gradient wants a vector of indices within bounds, so both are made first."""
+    """The gradient wants a vector of indices within bounds, so both are made first.
+
+    "fast" asks the program for indices within bounds.  A wrong one may not reach memory that is not
+    the tensor's, so they are clipped all the same, where the size is known.
+    """
     data, indices = s.args
     shape, index_shape, axis = s.tensor().shape, s.tensor(1).shape, s.attrs["axis"]
     if axis is None:
@@ -257,14 +266,21 @@ def _take(s: Site) -> Any:
         shape, axis = (product(shape),), 0
     axis = s.axis(axis, len(shape))
     mode, size = s.attrs["mode"], shape[axis]
-    if mode != "fast":
+    if size == 0 and ANY not in index_shape and product(index_shape):
+        s.fail(f"an axis of size 0 has no elements to take, got {show(s.tensor())}")
+    if mode != "fast" or isinstance(size, int):
         if not isinstance(size, int):
             s.fail(f"mode={mode!r} cannot be built with an unknown size, got {show(s.tensor())}")
-        if mode == "wrap":
+        if mode == "wrap" and size <= bounds(s.tensor(1).dtype)[1]:
             indices = s.emit(R.floor_mod(indices, s.const(size, 1)))
+        elif mode == "wrap" and not s.tensor(1).dtype.startswith("u"):
+            # Of more elements than indices have numbers: they wrap around once, below 0.
+            wide = s.emit(R.astype(indices, "int64"))
+            indices = s.emit(R.floor_mod(wide, relax.const(size, "int64")))
         else:
-            indices = s.emit(R.maximum(indices, s.const(0, 1)))
-            indices = s.emit(R.minimum(indices, s.const(size - 1, 1)))
+            low, high = bounds(s.tensor(1).dtype)
+            indices = s.emit(R.maximum(indices, s.const(max(low, 0), 1)))
+            indices = s.emit(R.minimum(indices, s.const(min(high, size - 1), 1)))
     mode = "fast" if mode == "fast" else "clip"
     if len(index_shape) == 1:
         return R.take(data, indices, axis, mode)
@@ -295,6 +311,16 @@ def _pad_type(call: Call) -> Type:
         sum(pair, size) if isinstance(size, int) else size
         for size, pair in zip(data.shape, widths, strict=True)
     )
+    for size, pair in zip(data.shape, widths, strict=True):
+        # "edge" repeats the outermost element; "reflect" mirrors what is beside it.
+        room = {"edge": size, "reflect": size}.get(call.attrs["pad_mode"])
+        if not isinstance(room, int) or max(pair) <= 0:
+            continue
+        if room == 0 or (call.attrs["pad_mode"] == "reflect" and max(pair) >= room):
+            call.fail(
+                f"pad_mode={call.attrs['pad_mode']!r} cannot pad an axis of size {size} by"
+                f" {list(pair)}"
+            )
     if any(isinstance(d, int) and d < 0 for d in shape):
         call.fail(f"Output shape post padding should be positive but got {show_shape(shape)}")
     return TensorType(shape, data.dtype)

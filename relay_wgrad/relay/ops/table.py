@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 from tvm import relax
+from tvm.ir.expr import GenericConst
 
 from ..ast import Attrs
 from ..types import ANY, Dim, FuncType, TensorType, TupleType, Type
@@ -138,6 +140,11 @@ class Site(Call):
         if not isinstance(ty.shape, relax.ShapeExpr):
             self.fail(f"cannot be built with an unknown shape, got {ty} for {self.inputs[index]}")
         return ty.shape
+
+
+def constant_value(expr: Any) -> np.ndarray[Any, Any] | None:
+    """A Relax expression's array where it is a constant."""
+    return np.asarray(expr.value.numpy()) if isinstance(expr, GenericConst) else None
 
 
 Relation = Callable[[Call], Type]

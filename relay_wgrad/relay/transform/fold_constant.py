@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import tvm
+from tvm.target import Target
 
+from ..alone import compiles
 from ..ast import (
     Call,
     Constant,
@@ -24,28 +26,57 @@ from ..ast import (
 from ..build import build
 from ..graph_executor import GraphModule
 from ..op.registration import is_stateful
+from ..ops.empty import bytes_of
+from ..ops.values import check_values, checked_argument
 from ..rewrite import rewrite
 from ..types import TensorType, TupleType, Type
 from .normal_forms import without_lets
+
+_LARGEST = 2**28  # bytes of a result that is larger than what it is computed from
+_FAILED = (TypeError, ValueError, MemoryError, tvm.error.InternalError, RuntimeError)
 
 
 def fold_constant(function: Function) -> Function:
     """The function with constants for what can be computed now.  Needs types.
 
     Calls without arguments (`zeros`) stay, and so do functions that are one operator's kernel.
-    All that is computed is one program, compiled once for the CPU.
+    All that is computed is one program, compiled once for the CPU; but what an operator asks of
+    values (`ops.values`) is known before it is computed.  A call that has no value (an integer
+    divided by zero), that TVM cannot compile, or whose result would fill the memory, stays as it
+    is: `build` says what is wrong with it, and where, if the program needs it.
     """
+    refused: set[Expr] = set()
+    while True:
+        out, waiting = _folded(function, refused)
+        if not waiting:
+            return out
+        function = out
+
+
+def _folded(function: Function, refused: set[Expr]) -> tuple[Function, bool]:
+    """One round, and whether another is to follow: values that are to be asked are known then."""
     function = _known_lets(function)
-    foldable = _foldable(function)
+    foldable, waiting = _foldable(function, refused)
     wanted: list[Expr] = []
     for node in post_order(function, _outside_kernels):
         if node not in foldable:
             wanted += [child for child in children(node) if child in foldable]
-    results = _computed(list(dict.fromkeys(_computations(wanted))))
+    nodes = list(dict.fromkeys(_computations(wanted)))
+    try:
+        results = _computed(nodes)
+    except _FAILED:
+        target = Target("llvm")
+        calls = [node for node in post_order(function) if node in foldable]
+        bad = {n for n in calls if isinstance(n, Call) and not compiles(n, target)}
+        # If none fails alone, all stay: `build` has the reason.
+        refused |= bad or set(calls)
+        return function, True
 
     def change(old: Expr, node: Expr) -> Expr:
         if old in results:
             return results[old]
+        if old in refused:
+            refused.add(node)
         if isinstance(node, TupleGetItem) and isinstance(node.tuple_value, Tuple):
             return node.tuple_value.fields[node.index]
         if isinstance(node, If) and isinstance(node.cond, Constant):
@@ -54,7 +85,7 @@ def fold_constant(function: Function) -> Function:
 
     out = rewrite(function, change)
     assert isinstance(out, Function)
-    return out
+    return out, waiting
 
 
 def _outside_kernels(node: Expr) -> bool:
@@ -106,12 +137,49 @@ def _may_fold(node: Expr) -> bool:
     return isinstance(node, (Constant, Tuple, TupleGetItem))
 
 
-def _foldable(function: Function) -> set[Expr]:
+def _foldable(function: Function, refused: set[Expr]) -> tuple[set[Expr], bool]:
+    """What can be computed now, and whether something waits for the values of its arguments."""
     out: set[Expr] = set()
+    waiting = False
     for node in post_order(function, _outside_kernels):
-        if _may_fold(node) and all(child in out for child in _operands(node)):
-            out.add(node)
-    return out
+        if node in refused or not _may_fold(node):
+            continue
+        if not all(child in out for child in _operands(node)):
+            continue
+        if isinstance(node, Call):
+            asked = _asked(node)
+            if asked is not None and not isinstance(asked, Constant):
+                waiting = True
+                continue
+            if not _has_value(node):
+                refused.add(node)
+                continue
+        out.add(node)
+    return out, waiting
+
+
+def _asked(call: Call) -> Expr | None:
+    """The argument whose values decide whether a call has one."""
+    assert isinstance(call.op, Op)
+    index = checked_argument(call.op.name)
+    return call.args[index] if index is not None and index < len(call.args) else None
+
+
+def _has_value(call: Call) -> bool:
+    assert isinstance(call.op, Op)
+    types = [arg.checked_type for arg in call.args]
+    values = [arg.data if isinstance(arg, Constant) else None for arg in call.args]
+    try:
+        check_values(call.op.name, types, call.attrs, values)
+    except (TypeError, ValueError):
+        return False
+    given = max(map(_bytes, types), default=0)
+    return _bytes(call.checked_type) <= max(_LARGEST, given)
+
+
+def _bytes(ty: Type | None) -> int:
+    fields = ty.fields if isinstance(ty, TupleType) else (ty,)
+    return sum(bytes_of(field) for field in fields if isinstance(field, TensorType))
 
 
 def _computations(wanted: Iterable[Expr]) -> list[Expr]:
