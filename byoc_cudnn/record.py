@@ -171,7 +171,8 @@ class Record:
         head = (found.get("format"), found.get("version")) if isinstance(found, dict) else None
         if head != (FORMAT, VERSION) or not isinstance(found.get("measurements"), list):
             raise ValueError(
-                f"tuning record {path}: expected format {FORMAT!r}, version {VERSION}, got {head}"
+                f"tuning record {path}: expected format {FORMAT!r}, version {VERSION},"
+                f" got {head!s:.80}"
             )
         record, odd = Record(machine=machine), []
         for one in found["measurements"]:

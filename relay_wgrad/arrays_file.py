@@ -26,7 +26,8 @@ _LENGTHS = {1: "<H", 2: "<I", 3: "<I"}  # of a header, by the format's version
 _LONGEST = 64 << 10  # of a header, bytes: NumPy writes some hundred
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _CHUNK = 1 << 24
-_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
+# OSError: zipfile seeks to where the archive says.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, OSError)
 
 
 class ArraysFile(Mapping[str, Array]):
@@ -44,7 +45,7 @@ class ArraysFile(Mapping[str, Array]):
             self._zip = zipfile.ZipFile(self._raw)
         except (*_DAMAGED, struct.error) as error:
             self._raw.close()
-            raise ValueError(f"{self.path!r} is no file of numpy.savez: {error}") from error
+            raise ValueError(f"{self.path!r} is no file of numpy.savez: {_line(error)}") from error
         except BaseException:
             self._raw.close()
             raise
@@ -90,6 +91,12 @@ class ArraysFile(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name not in self._members:
             raise KeyError(name)
+        try:
+            return self._read(name)
+        except _ArrayError as error:
+            raise ValueError(str(error)) from error.__cause__
+
+    def _read(self, name: str) -> Array:
         info = self._one(name)
         try:
             with self._zip.open(info) as file:
@@ -104,7 +111,7 @@ class ArraysFile(Mapping[str, Array]):
         except _DAMAGED as error:
             if isinstance(error, _ArrayError):
                 raise
-            raise self._wrong(name, str(error) or type(error).__name__) from error
+            raise self._wrong(name, _line(error)) from error
         return array.reshape(shape, order="F" if fortran else "C")
 
     def _one(self, name: str) -> zipfile.ZipInfo:
@@ -162,6 +169,11 @@ class ArraysFile(Mapping[str, Array]):
 
     def _wrong(self, name: str, reason: str) -> ValueError:
         return _ArrayError(f"{self.path!r}: array {name!r:.80}: {reason}")
+
+
+def _line(error: Exception) -> str:
+    """The error's text in one line that is not long: it may quote the file."""
+    return f"{' '.join(str(error).split()) or type(error).__name__:.200}"
 
 
 class _ArrayError(ValueError):

@@ -112,7 +112,8 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
         with safetensors.safe_open(os.fspath(path), "np") as file:
             yield file
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{os.fspath(path)!r} is not a safetensors file: {error}") from error
+        reason = " ".join(str(error).split())  # it may quote the file
+        raise ValueError(f"{os.fspath(path)!r} is not a safetensors file: {reason:.200}") from error
 
 
 def _metadata(path: str | os.PathLike[str], file: Any) -> dict[str, str]:

@@ -146,13 +146,15 @@ class View:
                 guards += [h >= 0] if pad % stride else []
                 guards += [h < size] if stride > 1 else []
                 pixel.append(h)
-            elif role == "weight":
-                r = index[tap] * period + start
-                guards += [r < taps] if period > 1 else []
+                continue
+            # Where a phase has no such tap neither factor is read: zero times an infinity is NaN.
+            r = index[tap] * period + start
+            guards += [index[phase] % common == 0] if common > 1 else []
+            guards += [r < taps] if period > 1 else []
+            if role == "weight":
                 pixel.append(r)
             else:
                 y = index[row] + pad // stride + base - index[tap] * (dilation // common)
-                guards += [index[phase] % common == 0] if common > 1 else []
                 guards += [y >= 0, y < out]
                 pixel.append(y)
         if role == "weight":

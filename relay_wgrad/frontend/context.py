@@ -52,7 +52,8 @@ class Node:
     @property
     def label(self) -> str:
         """`op node 'name'`; a node without a name goes by its first output's."""
-        return f"{self.proto.op_type} node {self.proto.name or self.proto.output[0]!r}"
+        name = self.proto.name or next(iter(self.proto.output), "")
+        return f"{self.proto.op_type:.40} node {name!r:.80}"
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute, with bytes decoded and repeated values as a list."""

@@ -18,6 +18,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 
 _KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+NUMBERS = _KNOWN - {TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128}
+"""Types of elements that an input may have."""
+
+_LONGEST_NAME = 500
 _MOST_NAMES = 8  # of a cycle, in an error
 
 
@@ -57,6 +61,12 @@ def check(origin: str, proto: onnx.ModelProto) -> None:
                 " with onnx.load"
             )
     graph = proto.graph
+    for name in _names(graph):  # bytes where it is no UTF-8
+        if isinstance(name, bytes) or len(name) > _LONGEST_NAME or not name.isprintable():
+            raise ValueError(
+                f"{origin}: names must be printable, of at most {_LONGEST_NAME} characters; got"
+                f" {name!r:.80} of {len(name)}"
+            )
     if graph.sparse_initializer:
         raise ValueError(f"{origin}: sparse initializers are not supported")
     if not graph.output:
@@ -67,6 +77,15 @@ def check(origin: str, proto: onnx.ModelProto) -> None:
     given = {t.name for t in graph.initializer} | {i.name for i in graph.input}
     _once(origin, "values", [*given, *(n for node in graph.node for n in node.output if n)])
     _sorted(origin, graph, given)
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    """Of nodes and values: they become part of errors, of one line each."""
+    for info in (*graph.initializer, *graph.input, *graph.output):
+        yield info.name
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
 
 
 def _once(origin: str, kind: str, names: Iterable[str]) -> None:

@@ -26,6 +26,7 @@ from .context import (
 )
 from .graph import InputSpec, TrainingGraph
 from .loss import LOSSES, add_loss
+from .onnx_file import NUMBERS
 from .onnx_ops import OPS, RESHAPING
 from .weights import STATES, Array, Role, default_role, seeded
 
@@ -259,6 +260,8 @@ def _inputs(
         if not sizes:
             raise ValueError(f"input {info.name!r} has no shape in the file")
         _refuse_symbolic(info.name, sizes)
+        if tensor.elem_type not in NUMBERS:
+            raise ValueError(f"input {info.name!r} is no tensor of numbers")
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
         floating = str(kind) in FLOATS
         shape = tuple(int(size) for size in sizes)
@@ -323,7 +326,7 @@ def _build(
         close = near(node.op_type, list(OPS))
         hint = f"near it: {', '.join(close)}; " if close else ""
         raise ValueError(
-            f"ONNX op {full} ({view.label}) is not supported; {hint}supported: {', '.join(OPS)}"
+            f"ONNX op {full:.80} ({view.label}) is not supported; {hint}supported: {', '.join(OPS)}"
         )
     try:
         built = OPS[node.op_type](ctx, view)
