@@ -14,7 +14,7 @@ import tvm
 
 import legalize.cpu
 import relay_wgrad.torch as rt
-from relay_wgrad.torch import kernels
+from relay_wgrad.torch import cache
 
 F = torch.nn.functional
 OTHERS = (torch.float16, torch.bfloat16, torch.float32)
@@ -35,8 +35,7 @@ def quick_kernels() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(legalize.cpu, "host_target", quick)
-        monkeypatch.setattr(kernels, "_kernels", {})
-        monkeypatch.setattr(kernels, "_plans", {})
+        monkeypatch.setattr(cache, "kept", cache.Cache())
         yield
 
 

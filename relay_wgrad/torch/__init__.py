@@ -9,6 +9,7 @@ try:
 except ImportError as error:
     raise ImportError("relay_wgrad.torch needs PyTorch: pip install relay-wgrad[torch]") from error
 
+from .cache import cache_info, clear_cache, set_cache_size
 from .functions import (
     convolution,
     convolution_backward_bias,
@@ -27,6 +28,8 @@ __all__ = [
     "Conv2d",
     "ConvTranspose2d",
     "allow_winograd",
+    "cache_info",
+    "clear_cache",
     "convolution",
     "convolution_backward_bias",
     "convolution_backward_input",
@@ -36,4 +39,5 @@ __all__ = [
     "convolution_transpose_backward_input",
     "convolution_transpose_backward_weight",
     "no_weight_gradients",
+    "set_cache_size",
 ]

@@ -18,10 +18,9 @@ import torch
 
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind, ConvProblem, out_size
-from . import narrow
+from . import cache, narrow
+from .cache import Kernel, Slot, clock
 
-# Operands, then the result; whichever is channels last has its axes permuted.
-Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
 # (strides, padding (top, left, bottom, right), dilation, groups)
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 Options = tuple[bool | None, bool | None, bool | None]  # benchmark, deterministic, allow_tf32
@@ -39,11 +38,6 @@ ALIGNMENT = {"cpu": 64, "cuda": 16}  # bytes; where PyTorch allocates tensors is
 
 SERIAL_FLOP = 4_000_000
 """Smaller problems run in one thread: waking others takes some 20 us, more where they are busy."""
-
-_kernels: dict[Any, Kernel] = {}
-_plans: dict[Any, Plan] = {}  # of calls that differ in nothing but numbers and addresses
-PLANS = 10_000
-"""Where there are more of them they are dropped: a plan takes microseconds to make anew."""
 
 _winograd = False  # whether CPU kernels may use it; see `allow_winograd`
 
@@ -78,7 +72,7 @@ _thread = threading.local()  # `.call`: how this thread calls CPU kernels
 class Plan(NamedTuple):
     """What a call does, except for what depends on its operands' addresses."""
 
-    kernel: Kernel | None  # None: an empty sum
+    slot: Slot | None  # the kernel's; None: an empty sum
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dense: tuple[bool, bool]  # the operands that kernels can take without a copy
@@ -137,17 +131,21 @@ def run(
         kind, first.shape, first.stride(), second.shape, second.stride(), dtype, device, size,
         geometry, resolved,
     )  # fmt: skip
-    kernel, shape, strides, dense, last, alignment = _plans.get(key) or _plan(key, first, second)
+    plans = cache.kept.plans  # of calls that differ in nothing but numbers and addresses
+    slot, shape, strides, dense, last, alignment = plans.get(key) or _plan(key, first, second)
     out = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    if kernel is None:
+    if slot is None:
         out.zero_()
     else:
+        slot.used = clock()
+        if first.is_cuda and torch.cuda.is_current_stream_capturing():
+            slot.is_pinned = True  # replays of the graph call it, whoever else does not
         # Kernels load whole vectors; and DLPack does not know of a lazy minus.
         if not dense[0] or first.data_ptr() % alignment or first.is_neg():
             first = _dense(first, last[0], alignment)
         if not dense[1] or second.data_ptr() % alignment or second.is_neg():
             second = _dense(second, last[1], alignment)
-        kernel(
+        slot.kernel(
             first.permute(0, 2, 3, 1) if last[0] else first,
             second.permute(0, 2, 3, 1) if last[1] else second,
             out.permute(0, 2, 3, 1) if last[2] else out,
@@ -165,19 +163,17 @@ def _plan(key: Any, first: torch.Tensor, second: torch.Tensor) -> Plan:
         last = (out_last, out_last)  # cuDNN has no others
     shape = result_shape(kind, first.shape, second.shape, size, geometry)
     out = torch.empty(shape, device="meta", memory_format=memory_format(out_last))
-    kernel = None
+    kernel_key, slot = None, None
     if first.numel() and second.numel() and out.numel():
-        kernel = _kernel(
+        kernel_key, slot = _kernel(
             (kind, first.shape, second.shape, shape, geometry, last, dtype, device, options)
         )
     dense = (
         first.is_contiguous(memory_format=memory_format(last[0])),
         second.is_contiguous(memory_format=memory_format(last[1])),
     )
-    plan = Plan(kernel, shape, out.stride(), dense, (*last, out_last), ALIGNMENT[device.type])
-    if len(_plans) >= PLANS:
-        _plans.clear()
-    _plans[key] = plan
+    plan = Plan(slot, shape, out.stride(), dense, (*last, out_last), ALIGNMENT[device.type])
+    cache.kept.add_plan(key, kernel_key, plan)
     return plan
 
 
@@ -199,16 +195,29 @@ def _resolved(options: Options) -> Resolved:
     )
 
 
-def _kernel(key: Any) -> Kernel:
+def _kernel(key: Any) -> tuple[Any, Slot]:
+    """A problem's kernel, and the key that it is kept under."""
+    device, options = key[-2:]
+    problem, kept, shared = _problem(key), cache.kept, False
     with _lock:
-        if key not in _kernels:
-            device, options = key[-2:]
-            problem = _problem(key)
-            cpu = device.type == "cpu"
-            _kernels[key] = narrow.kernel(
-                problem, lambda p: _cpu(p, options) if cpu else _cuda(p, device, options)
-            )
-        return _kernels[key]
+        if device.type == "cpu" and not options:
+            # Of a layer whose batches differ, the second and all further ones share a kernel of
+            # any number of images: as fast (docs/torch.md), while one takes half a second to build.
+            # One that may be Winograd's needs the number.
+            family = (replace(problem, n=0), problem.flop < SERIAL_FLOP)
+            if shared := not kept.is_first(family, problem.n):
+                key = family
+        slot = kept.find(key)
+        if slot is None:
+            slot = kept.add(key, narrow.kernel(problem, _builder(device, options, shared)))
+        return key, slot
+
+
+def _builder(device: torch.device, options: Any, shared: bool) -> Callable[[ConvProblem], Kernel]:
+    """`shared`: of CPU kernels, whether for any number of images."""
+    if device.type == "cpu":
+        return lambda problem: _cpu(problem, options, shared)
+    return lambda problem: _cuda(problem, device, options)
 
 
 def _problem(key: Any) -> ConvProblem:
@@ -238,11 +247,15 @@ def _problem(key: Any) -> ConvProblem:
 # ---- CPU -----------------------------------------------------------------------------------------
 
 
-def _cpu(problem: ConvProblem, winograd: bool) -> Kernel:
+def _cpu(problem: ConvProblem, winograd: bool, shared: bool = False) -> Kernel:
     from legalize import cpu
 
     cores = 1 if problem.flop < SERIAL_FLOP else None
     target = cpu.host_target(cores, allow_winograd=winograd)
+    if shared:
+        from tvm import tirx
+
+        problem = replace(problem, n=tirx.Var("n", "int64"))
     kernel = _compiled(cpu.prim_func(problem, target), target)
     return lambda first, second, out: _caller()(kernel, first, second, out)
 
@@ -278,6 +291,7 @@ def _after_fork() -> None:
     """
     global _lock
     _lock = threading.RLock()
+    cache.kept.reset_lock()
     if getattr(_thread, "call", None) is not None:
         pool = ThreadPoolExecutor(1, "relay_wgrad")
         _thread.call = lambda *args: pool.submit(lambda: _caller()(*args)).result()

@@ -11,7 +11,7 @@ import torch
 
 import relay_wgrad.torch as rt
 from relay_wgrad.problem import ConvKind, ConvProblem
-from relay_wgrad.torch import kernels, ops
+from relay_wgrad.torch import cache, kernels, ops
 from tests.torch_cases import Config, error, gradients, quick_kernels, random_config
 
 F = torch.nn.functional
@@ -250,11 +250,10 @@ def test_output_padding_beyond_the_stride() -> None:
 
 
 def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_kernels", {})
-    monkeypatch.setattr(kernels, "_plans", {})
+    monkeypatch.setattr(cache, "kept", cache.Cache())
     built = []
     cpu = kernels._cpu
-    monkeypatch.setattr(kernels, "_cpu", lambda p, w: built.append(p.repro()) or cpu(p, w))
+    monkeypatch.setattr(kernels, "_cpu", lambda p, *a: built.append(p.repro()) or cpu(p, *a))
     x, w, _ = TYPICAL.operands(0, torch.float32)
     for benchmark in (False, True, None):  # of no meaning on a CPU
         rt.convolution(x, w, None, 2, 1, 1, 2, benchmark).sum().backward()

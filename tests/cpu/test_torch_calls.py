@@ -15,7 +15,7 @@ import torch
 from torch.utils import _python_dispatch
 
 import relay_wgrad.torch as rt
-from relay_wgrad.torch import arguments, kernels, ops
+from relay_wgrad.torch import arguments, cache, ops
 from tests.torch_cases import Config, error, gradients, random_config
 
 F = torch.nn.functional
@@ -26,7 +26,7 @@ LAST = torch.channels_last
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """No signature and no plan is known, kernels are."""
     arguments._checked.clear()
-    monkeypatch.setattr(kernels, "_plans", {})
+    monkeypatch.setattr(cache.kept, "plans", {})
 
 
 class Wrapped(torch.Tensor):
@@ -174,18 +174,18 @@ def test_addresses_and_lazy_signs_are_no_part_of_a_plan() -> None:
         assert error(rt.convolution(case, w), F.conv2d(case, w)) < 1e-5
         got, want = rt.convolution(case, case), F.conv2d(case, case)
         assert error(got, want) < 1e-5
-    assert len(kernels._plans) == 2
+    assert len(cache.kept.plans) == 2
 
 
 def test_the_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "PLANS", 3)
+    monkeypatch.setattr(cache, "PLANS", 3)
     monkeypatch.setattr(arguments, "CHECKED", 3)
     _, w, _ = tensors()
     for extra in range(5):
         wide = torch.randn(2, 4, 7, 7 + extra)[..., :7]
         rt.convolution(wide, w, padding=[0, 0, extra, 0])
         assert error(rt.convolution(wide, w), F.conv2d(wide, w)) < 1e-5
-    assert 0 < len(kernels._plans) <= 3
+    assert 0 < len(cache.kept.plans) <= 3
     assert 0 < len(arguments._checked) <= 3
 
 

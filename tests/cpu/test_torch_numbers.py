@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import relay_wgrad.torch as rt
-from relay_wgrad.torch import kernels, narrow
+from relay_wgrad.torch import cache, kernels, narrow
 from tests.torch_cases import Config, error, gradients, quick_kernels
 
 F = torch.nn.functional
@@ -59,9 +59,8 @@ def test_winograd_is_a_choice(wide: list[torch.Tensor], monkeypatch: pytest.Monk
     """Other sums, so other bits; kernels of both kinds side by side; what counts is the run."""
     asked = []
     cpu = kernels._cpu
-    monkeypatch.setattr(kernels, "_kernels", {})
-    monkeypatch.setattr(kernels, "_plans", {})
-    monkeypatch.setattr(kernels, "_cpu", lambda p, allow: asked.append(allow) or cpu(p, allow))
+    monkeypatch.setattr(cache, "kept", cache.Cache())
+    monkeypatch.setattr(kernels, "_cpu", lambda p, *a: asked.append(a[0]) or cpu(p, *a))
     direct = derivatives(rt.convolution, *wide)
     assert asked == [False] * 3
     with rt.allow_winograd():

@@ -18,7 +18,7 @@ from torch import library as torch_library
 import relay_wgrad.torch as rt
 from byoc_cudnn import cudnn_library
 from relay_wgrad.problem import ConvKind
-from relay_wgrad.torch import kernels
+from relay_wgrad.torch import cache, kernels
 from relay_wgrad.torch.arguments import OPERATORS
 from tests.torch_cases import error
 
@@ -197,8 +197,7 @@ def test_inference_mode() -> None:
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many threads, the same new problems at once: built once each, every result right."""
-    monkeypatch.setattr(kernels, "_kernels", {})
-    monkeypatch.setattr(kernels, "_plans", {})
+    monkeypatch.setattr(cache, "kept", cache.Cache())
     x = torch.randn(2, 8, 24, 24)
     w = torch.randn(32, 8, 5, 5)  # large enough for the pool of threads
     want = F.conv2d(x.double(), w.double())
@@ -215,7 +214,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.join(60)
     assert len(errors) == 12
     assert max(errors) < 1e-6
-    assert len(kernels._kernels) == 1
+    assert len(cache.kept.slots) == 1
 
 
 def in_child(work: Any) -> int:

@@ -16,7 +16,7 @@ import torch
 
 import relay_wgrad.torch as rt
 from byoc_cudnn import cudnn_library, toolchain
-from relay_wgrad.torch import kernels
+from relay_wgrad.torch import cache
 from tests.torch_cases import Config, error, gradients, random_config
 
 pytestmark = pytest.mark.gpu
@@ -180,8 +180,7 @@ def test_options_reach_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(text)
     x, w = torch.randn(1, 8, 8, 19, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
     for _ in range(2):
-        monkeypatch.setattr(kernels, "_kernels", {})
-        monkeypatch.setattr(kernels, "_plans", {})
+        monkeypatch.setattr(cache, "kept", cache.Cache())
         rt.convolution(x, w)
         rt.convolution(x, w, None, 1, 0, 1, 1, False, True, True)
         monkeypatch.setattr(cudnn_library, "_run", None)  # nothing is compiled from here on
@@ -249,3 +248,37 @@ def test_time_of_a_call(capsys: pytest.CaptureFixture[str]) -> None:
         for name, (forward, both) in rows.items():
             print(f"\n{name}: {forward:.1f} us forward, {both:.1f} us with backward", end="")
     assert rows["ours"][0] < 300
+
+
+def test_bounded_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of this package's goes and is built again; one of a captured graph stays."""
+    monkeypatch.setattr(cache, "kept", cache.Cache(1))
+    x = torch.randn(1, 2, 5, 5, device="cuda", dtype=torch.float64)
+    w = torch.randn(2, 2, 3, 3, device="cuda", dtype=torch.float64)
+    out = torch.empty(1, 2, 3, 3, device="cuda", dtype=torch.float64)
+    out.copy_(rt.convolution(x, w))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out.copy_(rt.convolution(x, w))
+    for width in (6, 5, 6):
+        y = torch.randn(1, 2, 5, width, device="cuda", dtype=torch.float64)
+        assert error(rt.convolution(y, w), F.conv2d(y, w)) < TOLERANCE[torch.float64]
+    rt.clear_cache()
+    assert rt.cache_info().kernels == 1
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert error(out, F.conv2d(x, w)) < TOLERANCE[torch.float64]
+    # cuDNN's library outlives its kernels.
+    compare(TYPICAL, TYPICAL.operands(6, torch.float32, "cuda"), 6)
+    rt.clear_cache()
+    compare(TYPICAL, TYPICAL.operands(7, torch.float32, "cuda"), 7)
+
+
+def test_forward_mode() -> None:
+    x, w, b = (t.detach() for t in TYPICAL.operands(0, torch.float32, "cuda"))
+    tangents = (x.cos(), w.cos(), b.cos())
+    got = torch.func.jvp(TYPICAL.ours, (x, w, b), tangents)[1].cpu()
+    wide = [t.cpu().double() for t in (x, w, b, *tangents)]
+    want = torch.func.jvp(TYPICAL.theirs, tuple(wide[:3]), tuple(wide[3:]))[1]
+    assert error(got, want) < 1e-5
