@@ -263,20 +263,28 @@ def output_padding(op: str, value: Ints, g: Geometry) -> tuple[int, ...]:
     return extra
 
 
+def transposed_sizes(
+    pixels: Sequence[int], weight: Any, extra: Sequence[int], g: Geometry
+) -> list[int]:
+    """(H, W) that a transposed convolution makes of (P, Q); below 1 for none."""
+    strides, pads, dilation, _ = g
+    return [
+        transposed_size(
+            pixels[i], pads[i] + pads[2 + i], weight[2 + i], strides[i], dilation[i], extra[i]
+        )
+        for i in (0, 1)
+    ]
+
+
 def transposed_pixels(
     op: str, pixels: Sequence[int], weight: Any, extra: Sequence[int], g: Geometry
 ) -> list[int]:
-    """(H, W) that a transposed convolution makes of (P, Q).  Raises ValueError for none."""
-    strides, pads, dilation, _ = g
-    sizes = []
+    """`transposed_sizes`.  Raises ValueError for none."""
+    sizes = transposed_sizes(pixels, weight, extra, g)
     for i, axis in ((0, "height"), (1, "width")):
-        size = transposed_size(
-            pixels[i], pads[i] + pads[2 + i], weight[2 + i], strides[i], dilation[i], extra[i]
-        )
-        if size < 1:
-            raise ValueError(f"{op}: the output would be empty, its {axis} {size}")
-        _bounded(op, f"the output's padded {axis}", size + pads[i] + pads[2 + i])
-        sizes.append(size)
+        if sizes[i] < 1:
+            raise ValueError(f"{op}: the output would be empty, its {axis} {sizes[i]}")
+        _bounded(op, f"the output's padded {axis}", sizes[i] + g[1][i] + g[1][2 + i])
     return sizes
 
 

@@ -304,17 +304,20 @@ def convolution_transpose_backward_weight(
         check.tensors(op, input=input, grad_output=grad_output)
         g = check.geometry(op, stride, padding, dilation, groups)
         size = check.shape(op, "weight_size", weight_size)
-        outer = _transposed(op, input.shape, size, (0, 0), g)
         got = grad_output.shape
-        most = [o + max(s, d) - 1 for o, s, d in zip(outer[2:], g[0], g[2], strict=True)]
-        fits = all(low <= n <= high for low, n, high in zip(outer[2:], got[2:], most, strict=True))
-        if tuple(got[:2]) != tuple(outer[:2]) or not fits:
+        least = check.transposed_sizes(input.shape[2:], size, (0, 0), g)
+        extra = [n - low for n, low in zip(got[2:], least, strict=True)]
+        if not all(0 <= e < max(s, d) for e, s, d in zip(extra, g[0], g[2], strict=True)):
+            extra = [0, 0]
+        outer = _transposed(op, input.shape, size, extra, g)
+        if tuple(got) != tuple(outer):
+            most = [o + max(s, d) - 1 for o, s, d in zip(least, g[0], g[2], strict=True)]
             raise ValueError(
                 f"{op}: grad_output must have shape {tuple(outer)}, or up to {tuple(most)} pixels"
                 f" with output_padding, for input {tuple(input.shape)} and weight_size {size}, got"
                 f" {tuple(got)}"
             )
-        if tuple(got[2:]) != tuple(outer[2:]):
+        if any(extra):
             key = None
             grad_output, g = _cropped(grad_output, input.shape[2:], size, g)
         found = check.keep(key, size[2:], g)

@@ -81,8 +81,11 @@ class Plan(NamedTuple):
 
 
 def channels_last(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory order is NHWC; where it is both, it counts as NCHW."""
-    if tensor.is_contiguous():
+    """Whether a tensor's memory order is NHWC; where it is both, it counts as NCHW.
+
+    So does one that is a batch: its order is that of all its parts together.
+    """
+    if is_batched(tensor) or tensor.is_contiguous():
         return False
     if tensor.is_contiguous(memory_format=torch.channels_last):
         return True
@@ -90,6 +93,16 @@ def channels_last(tensor: torch.Tensor) -> bool:
     _, c, h, w = tensor.shape
     _, sc, sh, sw = tensor.stride()
     return bool(sc == 1 and c > 1 and sw >= c and sh >= sw * w and h > 0)
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a transform at any level has batched a tensor: PyTorch knows no order of it."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return functorch.is_legacy_batchedtensor(tensor)
 
 
 def memory_format(is_last: bool) -> torch.memory_format:

@@ -263,11 +263,8 @@ def _needed(ctx: Any, i: int) -> bool:
 
 
 def _like_result(v: torch.Tensor, is_last: bool) -> torch.Tensor:
-    """The cotangent in the result's memory order, which the gradients then have too.
-
-    One that `torch.autograd` batches has an order in each of its parts only.
-    """
-    is_last = is_last and not torch._C._functorch.is_legacy_batchedtensor(v)
+    """The cotangent in the result's memory order, which the gradients then have too."""
+    is_last = is_last and not kernels.is_batched(v)
     return v.contiguous(memory_format=torch.channels_last) if is_last else v
 
 

@@ -249,6 +249,15 @@ def test_output_padding_beyond_the_stride() -> None:
         assert error(rt.convolution_transpose_backward_weight(x, w.shape, v, *args), dw) < 1e-12
 
 
+def test_all_of_the_output_is_output_padding() -> None:
+    """The result's one column is that of the output padding."""
+    x, w = torch.randn(1, 2, 2, 1).double(), torch.randn(2, 1, 2, 2).double().requires_grad_()
+    out = F.conv_transpose2d(x, w, None, (1, 2), 1, (0, 1), 1, (2, 1))
+    v = torch.randn_like(out)
+    got = rt.convolution_transpose_backward_weight(x, w.shape, v, (1, 2), 1, (2, 1))
+    assert error(got, torch.autograd.grad(out, w, v)[0]) < 1e-12
+
+
 def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "kept", cache.Cache())
     built = []

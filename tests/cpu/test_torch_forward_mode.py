@@ -219,6 +219,15 @@ def test_layouts_and_modes() -> None:
     assert tangent.stride() == out.stride()
 
 
+def test_batches_of_channels_last() -> None:
+    """PyTorch knows no memory order of a batch."""
+    ours, theirs, operands = FUNCTIONS["convolution"]
+    last = [t.contiguous(memory_format=torch.channels_last) for t in operands[:2]]
+    for transform in (TRANSFORMS["hessian"], TRANSFORMS["jacrev of jacfwd"]):
+        got, want = (transform(f)(*last, operands[2]) for f in (ours, theirs))
+        assert error(got, want) < 1e-12
+
+
 def test_a_zero_without_memory() -> None:
     """What PyTorch takes for a derivative that is zero."""
     none = torch._efficientzerotensor(W.shape, dtype=torch.float64)
