@@ -23,6 +23,7 @@ from .ast import (
     Var,
     children,
 )
+from .boxes import plain
 
 
 def structural_equal(a: IRModule | Expr, b: IRModule | Expr, map_free_vars: bool = False) -> bool:
@@ -120,7 +121,8 @@ def _same_node(x: Expr, y: Any) -> bool:
 def _same_attrs(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     stack: list[tuple[Any, Any]] = [(a, b)]
     while stack:
-        x, y = stack.pop()
+        # A number means the same in a box and without one.
+        x, y = map(plain, stack.pop())
         if isinstance(x, Mapping):
             if not isinstance(y, Mapping) or x.keys() != y.keys():
                 return False

@@ -233,6 +233,9 @@ class Builder(Values):
         value = self.meta_object(token)
         if isinstance(value, MetaAttrs):
             return _MetaUse(token, value)
+        if not isinstance(value, Constant):
+            problem = f"{token} is an attribute's value, and no expression"
+            raise Complaint(token.start_pos or 0, problem)
         checked, _ = self.note(note)
         self._same_type(note, checked, value)
         return value

@@ -7,13 +7,28 @@ attribute types that can be read, with their fields in TVM's order.  Node 0 is n
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+import struct
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..ast import Constant, MetaAttrs
+from ..boxes import (
+    BoxBool,
+    BoxFloat,
+    BoxInt,
+    MetaArray,
+    MetaString,
+    SharedArray,
+    SharedInt,
+    SharedString,
+    plain,
+)
 from ..errors import Complaint
 from ..spans import Span
 from ..types import ANY, DTYPES, TensorType
@@ -35,6 +50,10 @@ FIELDS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 CONSTANT = "relay.Constant"
+MAP = "Map"
+_LENGTH = struct.Struct("<Q")  # of a string, before it
+_INDEX = re.compile(r"\d{1,9}")
+_FLOAT = re.compile(r"-?(?:\d{1,20}(?:\.\d{1,20})?(?:e[+-]\d{1,3})?|inf|nan)")
 _DEEPEST = 50  # arrays within arrays
 _LARGEST = 1_000_000  # values of one object, counted as often as they are shared
 
@@ -66,6 +85,7 @@ class _Reader:
         self._root = _typed(graph, "root", int)
         self._place = place
         self._done: dict[int, tuple[Any, int]] = {}  # index -> (value, its size)
+        self._users = _users(self._nodes)
 
     def table(self) -> Table:
         root = self._node(self._root)
@@ -88,7 +108,13 @@ class _Reader:
         node = self._node(index)
         if node.get("type_key") != key:
             raise _BadError(f"meta[{key}] holds a {_short(node.get('type_key'))}")
-        return self._value(index, 0)[0]
+        value = self._value(index, 0)[0]
+        if key not in _TOP:
+            return value
+        # What the text refers to is one object, whatever else refers to it.
+        value = _TOP[key](plain(value))
+        self._done[int(index)] = value, self._done[int(index)][1]
+        return value
 
     def _node(self, index: Any) -> dict[str, Any]:
         if isinstance(index, str):
@@ -111,7 +137,10 @@ class _Reader:
             if key in FIELDS:
                 self._done[index] = self._attrs(key, node, depth), 1
             elif key in _READERS:
-                self._done[index] = _READERS[key](self, node, depth)
+                value, size = _READERS[key](self, node, depth)
+                if self._users.get(index, 0) > 1:
+                    value = _shared(value)
+                self._done[index] = value, size
             else:
                 raise _BadError(f"objects of type {_short(key)} can't be read")
         return self._done[index]
@@ -135,7 +164,46 @@ class _Reader:
         return None, 1
 
     def _string(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
-        return (_typed(node, "repr_str", str) if "repr_str" in node else ""), 1
+        return _repr(node), 1
+
+    def _box_int(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        value = _int(_repr(node))
+        if not -(2**63) <= value < 2**63:
+            raise _BadError(f"{value} is out of int64's range")
+        return BoxInt(value), 1
+
+    def _box_bool(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        text = _repr(node)
+        if text not in ("true", "false"):
+            raise _BadError(f"{_short(text)} is neither true nor false")
+        return BoxBool(text == "true"), 1
+
+    def _box_float(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        text = _repr(node)
+        if not _FLOAT.fullmatch(text):
+            raise _BadError(f"{_short(text)} is no number")
+        return BoxFloat(text), 1
+
+    def _map(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        """Of strings by "keys", of other keys in pairs with their values."""
+        data = _list(node)
+        if "keys" in node:
+            keys = _typed(node, "keys", list)
+            if not all(isinstance(key, str) for key in keys):
+                raise _BadError("a Map's keys are strings")
+        else:
+            keys = [self._value(index, depth + 1)[0] for index in data[::2]]
+            data = data[1::2]
+            if not all(isinstance(key, (str, int, float)) for key in keys):
+                raise _BadError("a Map's keys are strings or numbers")
+        if len(keys) != len(data) or len(set(keys)) != len(keys):
+            raise _BadError("a Map's keys and data don't pair")
+        values = [self._value(index, depth + 1) for index in data]
+        size = 1 + sum(size for _, size in values)
+        if size > _LARGEST:
+            raise _BadError(f"a Map of more than {_LARGEST} values")
+        fields = {key: _plain(value) for key, (value, _) in zip(keys, values, strict=True)}
+        return MetaAttrs(MAP, fields), size
 
     def _any(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
         return ANY, 1
@@ -208,6 +276,10 @@ class _Reader:
 _READERS: dict[str, Callable[[_Reader, dict[str, Any], int], tuple[Any, int]]] = {
     "": _Reader._null,
     "runtime.String": _Reader._string,
+    "runtime.BoxInt": _Reader._box_int,
+    "runtime.BoxBool": _Reader._box_bool,
+    "runtime.BoxFloat": _Reader._box_float,
+    "Map": _Reader._map,
     "SourceName": _Reader._string,
     "Array": _Reader._array,
     "IntImm": _Reader._int_imm,
@@ -218,11 +290,55 @@ _READERS: dict[str, Callable[[_Reader, dict[str, Any], int], tuple[Any, int]]] =
 }
 
 
+_TOP: dict[str, Callable[[Any], Any]] = {"runtime.String": MetaString, "Array": MetaArray}
+_SHARED: dict[type[Any], Callable[[Any], Any]] = {
+    int: SharedInt,
+    str: SharedString,
+    tuple: SharedArray,
+}
+
+
+def _shared(value: Any) -> Any:
+    """A value that several refer to; numpy's numbers and objects are told apart as they are."""
+    make = _SHARED.get(type(value))
+    return make(value) if make is not None else value
+
+
+def _users(nodes: list[Any]) -> Counter[int]:
+    """How often each node is referred to, as far as the types tell."""
+    found: Counter[int] = Counter()
+    for node in nodes:
+        if not isinstance(node, dict):
+            continue
+        data, attrs = node.get("data"), node.get("attrs")
+        found.update(i for i in data if type(i) is int) if isinstance(data, list) else None
+        fields = FIELDS.get(str(node.get("type_key")), {})
+        if isinstance(attrs, dict):
+            texts = [attrs.get(name) for name, kind in fields.items() if kind == _OBJECT]
+            found.update(int(t) for t in texts if isinstance(t, str) and _INDEX.fullmatch(t))
+    return found
+
+
+def _repr(node: dict[str, Any]) -> str:
+    """A node's own text; in base64, with its length before it, where it can't be printed."""
+    if "repr_b64" not in node:
+        return _typed(node, "repr_str", str) if "repr_str" in node else ""
+    try:
+        raw = base64.b64decode(_typed(node, "repr_b64", str), validate=True)
+        (size,) = _LENGTH.unpack_from(raw)
+        text = raw[_LENGTH.size :].decode("utf-8")
+    except (ValueError, struct.error) as error:
+        raise _BadError(f"a string that is not base64 of UTF-8: {error}") from None
+    if size != len(raw) - _LENGTH.size:
+        raise _BadError(f"a string of {size} bytes, with {len(raw) - _LENGTH.size} there")
+    return text
+
+
 def _plain(value: Any) -> Any:
-    """An attribute's value: a number, a string, nothing, or tuples of these."""
+    """An attribute's value: a number, a string, nothing, a Map, or tuples of these."""
     for item in value if isinstance(value, tuple) else ():
         _plain(item)
-    if isinstance(value, (Constant, MetaAttrs, TensorType, Span)):
+    if isinstance(value, (Constant, TensorType, Span)):
         raise _BadError(f"a {type(value).__name__} can't be an attribute's value")
     return value
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from typing import Any
 
 import numpy as np
 
 from ..ast import Constant, MetaAttrs
+from ..boxes import BoxBool, Boxed, BoxFloat, BoxInt, plain
 from ..errors import RelayTextError
 from ..spans import Span
 from ..types import AnyDim, TensorType
-from .metadata import CONSTANT, FIELDS, Table
+from .metadata import CONSTANT, FIELDS, MAP, Table
 from .ndarray import to_base64
 
 _VERSION = "0.19.0"
@@ -36,7 +39,7 @@ class MetaTable:
         """`meta[key][index]`."""
         found = self._places.get(id(item))
         if found is None:
-            key = item.type_key if isinstance(item, MetaAttrs) else CONSTANT
+            key = item.type_key if isinstance(item, (MetaAttrs, Boxed)) else CONSTANT
             found = self._add(key, item)
         return found
 
@@ -60,23 +63,25 @@ class _Writer:
         self._arrays: list[str] = []
         self._sources: dict[str, int] = {}
         self._device = _NULL
+        self._known: dict[int, int] = {}  # objects that are written, by id: they stay alive
 
     def text(self, table: dict[str, list[Any]]) -> str:
         data: list[int] = []
         root = self._node("Map", keys=list(table), data=data)
-        for key, objects in table.items():
+        for objects in table.values():
             array: list[int] = []
             data.append(self._node("Array", data=array))
-            array += [self._object(key, item) for item in objects]
+            array += [self._value(item) for item in objects]
         return "\n#[metadata]\n" + _json(root, self._nodes, self._arrays)
 
     def _node(self, key: str, **fields: Any) -> int:
         self._nodes.append({"type_key": key, **fields})
         return len(self._nodes) - 1
 
-    def _object(self, key: str, item: Any) -> int:
-        if isinstance(item, Constant):
-            return self._constant(item)
+    def _object(self, item: MetaAttrs) -> int:
+        key = item.type_key
+        if key == MAP:
+            return self._map(item)
         attrs: dict[str, str] = {}
         index = self._node(key, attrs=attrs)
         if key not in FIELDS or set(item) != set(FIELDS[key]):
@@ -91,9 +96,43 @@ class _Writer:
                 attrs[name] = str(value)
         return index
 
+    def _map(self, item: MetaAttrs) -> int:
+        if not item:
+            return self._node(MAP)
+        data: list[int] = []
+        # A list of keys only where all are strings, which Boxed ones in pairs are not.
+        if all(type(key) is str for key in item):
+            index = self._node(MAP, keys=list(item), data=data)
+            data += [self._value(value) for value in item.values()]
+            return index
+        index = self._node(MAP, data=data)
+        for key, value in item.items():
+            data += [self._value(key), self._value(value)]
+        return index
+
     def _value(self, value: Any) -> int:
+        """A value's node; an object that has one keeps it."""
+        if not isinstance(value, (Boxed, MetaAttrs, np.integer)):
+            return self._new(value)
+        index = self._known.get(id(value))
+        if index is None:
+            index = self._new(value)
+            self._known[id(value)] = index
+        return index
+
+    def _new(self, value: Any) -> int:
         if value is None:
             return _NULL
+        if isinstance(value, Constant):
+            return self._constant(value)
+        if isinstance(value, MetaAttrs):
+            return self._object(value)
+        if isinstance(value, BoxBool):
+            return self._node(value.type_key, repr_str="true" if value else "false")
+        if isinstance(value, BoxInt):
+            return self._node(value.type_key, repr_str=str(int(value)))
+        if isinstance(value, BoxFloat):
+            return self._node(value.type_key, repr_str=_float_text(float(value)))
         if isinstance(value, str):
             return self._string(value)
         if isinstance(value, AnyDim):
@@ -105,16 +144,21 @@ class _Writer:
             data += [self._value(item) for item in value]
             return index
         if isinstance(value, (int, np.int16, np.int64)):
-            dtype = {bool: "bool", int: "int32"}.get(type(value)) or str(np.asarray(value).dtype)
+            kind = type(plain(value))
+            dtype = {bool: "bool", int: "int32"}.get(kind) or str(np.asarray(value).dtype)
             return self._node(
                 "IntImm", attrs={"dtype": dtype, "span": "0", "value": str(int(value))}
             )
         raise RelayTextError(f"{type(value).__name__} can't be written to metadata")
 
     def _string(self, value: str) -> int:
-        if value:
-            return self._node("runtime.String", repr_str=value)
-        return self._node("runtime.String")
+        if not value:
+            return self._node("runtime.String")
+        if all(" " <= char <= "~" for char in value):
+            return self._node("runtime.String", repr_str=str(value))
+        raw = value.encode("utf-8")
+        text = base64.b64encode(struct.pack("<Q", len(raw)) + raw).decode("ascii")
+        return self._node("runtime.String", repr_b64=text)
 
     def _constant(self, item: Constant) -> int:
         attrs: dict[str, str] = {}
@@ -156,6 +200,15 @@ class _Writer:
         index = self._node("relay.TensorType", attrs=attrs)
         attrs["shape"] = str(self._value(type_.shape))
         return index
+
+
+def _float_text(value: float) -> str:
+    """Six digits, as C++'s streams print; more where six read back as another number."""
+    for digits in (6, 17):
+        text = f"{value:.{digits}g}"
+        if value != value or float(text) == value:
+            break
+    return text
 
 
 def _json(root: int, nodes: list[dict[str, Any]], arrays: list[str]) -> str:

@@ -33,6 +33,7 @@ from ..ast import (
     children,
     post_order,
 )
+from ..boxes import by_reference, plain
 from ..errors import RelayTextError
 from ..steps import run
 from ..types import AnyDim, Type
@@ -98,10 +99,10 @@ def _meta_objects(node: Expr) -> list[Any]:
         stack = list(node.attrs.values())
         while stack:
             value = stack.pop()
-            if isinstance(value, tuple):
-                stack += value
-            elif isinstance(value, MetaAttrs):
+            if isinstance(value, MetaAttrs) or by_reference(value):
                 found.append(value)
+            elif isinstance(value, tuple):
+                stack += value
         return found
     return []
 
@@ -310,14 +311,15 @@ class _Printer:
         return [f"{name}={self._value(value, name)}" for name, value in attrs.items()]
 
     def _value(self, value: Any, name: str) -> str:
+        if isinstance(value, MetaAttrs) or by_reference(value):
+            return self._table.reference(value)
+        value = plain(value)
         if value is None:
             return "None"
         if isinstance(value, str):
             return string_text(value)
         if isinstance(value, AnyDim):
             return "?"
-        if isinstance(value, MetaAttrs):
-            return self._table.reference(value)
         if isinstance(value, (tuple, list)):
             return f"[{', '.join([self._value(item, name) for item in value])}]"
         text = number_text(value)

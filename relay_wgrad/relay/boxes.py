@@ -1,0 +1,102 @@
+"""Values of attributes that are objects in Relay's metadata: numbers, strings and lists in boxes.
+
+Each is a number, a string or a tuple, and also one object: a place in the metadata belongs to it,
+and what refers to it twice is printed so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Boxed:
+    """What the metadata holds as an object of its own; Relay's name of its type is `type_key`."""
+
+    type_key = ""
+
+    @property
+    def plain(self) -> Any:
+        """The value without its box."""
+        raise NotImplementedError
+
+
+class BoxInt(int, Boxed):
+    """An integer; `meta[runtime.BoxInt][0]` in the text."""
+
+    type_key = "runtime.BoxInt"
+
+    @property
+    def plain(self) -> int:
+        return int(self)
+
+
+class BoxBool(int, Boxed):
+    """A bool, 0 or 1."""
+
+    type_key = "runtime.BoxBool"
+
+    @property
+    def plain(self) -> bool:
+        return bool(self)
+
+
+class BoxFloat(float, Boxed):
+    """A float."""
+
+    type_key = "runtime.BoxFloat"
+
+    @property
+    def plain(self) -> float:
+        return float(self)
+
+
+class MetaString(str, Boxed):
+    """A string that the metadata holds."""
+
+    type_key = "runtime.String"
+
+    @property
+    def plain(self) -> str:
+        return str(self)
+
+
+class MetaArray(tuple[Any, ...], Boxed):
+    """A list that the metadata holds."""
+
+    type_key = "Array"
+
+    @property
+    def plain(self) -> tuple[Any, ...]:
+        return tuple(self)
+
+
+class SharedInt(int, Boxed):
+    """An IntImm to which the metadata refers more than once."""
+
+    type_key = "IntImm"
+
+    @property
+    def plain(self) -> int:
+        return int(self)
+
+
+class SharedString(MetaString):
+    """A string within another object, to which the metadata refers more than once."""
+
+
+class SharedArray(MetaArray):
+    """A list within another object, to which the metadata refers more than once."""
+
+
+# Printed where they stand, as what they are.
+SHARED = (SharedInt, SharedString, SharedArray)
+
+
+def plain(value: Any) -> Any:
+    """A value without a box around it."""
+    return value.plain if isinstance(value, Boxed) else value
+
+
+def by_reference(value: Any) -> bool:
+    """Whether the text has `meta[…][…]` for an attribute's value, not the value itself."""
+    return isinstance(value, Boxed) and not isinstance(value, SHARED)
