@@ -202,7 +202,7 @@ class _Reader:
         size = 1 + sum(size for _, size in values)
         if size > _LARGEST:
             raise _BadError(f"a Map of more than {_LARGEST} values")
-        fields = {key: _plain(value) for key, (value, _) in zip(keys, values, strict=True)}
+        fields = {key: _plain(value, True) for key, (value, _) in zip(keys, values, strict=True)}
         return MetaAttrs(MAP, fields), size
 
     def _any(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
@@ -334,11 +334,12 @@ def _repr(node: dict[str, Any]) -> str:
     return text
 
 
-def _plain(value: Any) -> Any:
-    """An attribute's value: a number, a string, nothing, a Map, or tuples of these."""
+def _plain(value: Any, objects: bool = False) -> Any:
+    """An attribute's value: a number, a string, nothing, or tuples of these; maps if `objects`."""
     for item in value if isinstance(value, tuple) else ():
-        _plain(item)
-    if isinstance(value, (Constant, TensorType, Span)):
+        _plain(item, objects)
+    refused = (Constant, TensorType, Span) if objects else (Constant, TensorType, Span, MetaAttrs)
+    if isinstance(value, refused):
         raise _BadError(f"a {type(value).__name__} can't be an attribute's value")
     return value
 
