@@ -9,7 +9,20 @@ import numpy as np
 Rng = np.random.Generator
 INTEGERS = (0, 1, -1, 2, -2, 3, 7, 255, 65536, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, 2**63 - 1,
             -(2**63))  # fmt: skip
-TEXTS = ("", "x", "y", "w", "nan", "-5", "../w.bin", "/etc/passwd", "é\n\u2028", "a" * 3000, "None")
+TEXTS = (
+    "",
+    "x",
+    "y",
+    "w",
+    "nan",
+    "-5",
+    "../w.bin",
+    "link.bin",
+    "/etc/passwd",
+    "é\n\u2028",
+    "a" * 3000,
+    "None",
+)
 FLOATS = (0.0, -1.0, float("nan"), float("inf"), 1e300, 1e-300)
 
 
