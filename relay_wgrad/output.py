@@ -58,7 +58,7 @@ def check_all(
     """
     files: dict[str, tuple[str, Name]] = {}
     for option, path in (inputs or {}).items():
-        if path is not None:
+        if path is not None and os.path.exists(path):  # else it is a name, as of a bundled model
             files[os.path.realpath(path)] = (option, path)
     for option, path in outputs.items():
         if path is None:

@@ -186,6 +186,7 @@ def test_checks_of_all_outputs(tmp_path: Path) -> None:
     b.symlink_to("a")
     output.check_all({"--save": a, "--json": tmp_path / "c", "--export": None}, {"MODEL": "x"})
     output.check_all({"--save": a}, {"--resume": b}, same={("--save", "--resume")})
+    output.check_all({"--json": tmp_path / "c"}, {"MODEL": tmp_path / "c"})  # a name, no file
     output.check_all({"--save": "/dev/null", "--json": "/dev/null"})
     for outputs, inputs in (({"--save": a, "--json": b}, {}), ({"--json": b}, {"--save": a})):
         with pytest.raises(ValueError, match=rf"^--json {b} would overwrite --save {a}$"):
