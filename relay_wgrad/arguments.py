@@ -159,6 +159,9 @@ def add_graph(
                              " automatically chosen tensors, or the named ones")  # fmt: skip
     parser.add_argument("--dropout", choices=("off", "mask"), default="off",
                         help="off: the identity; mask: seeded random masks")  # fmt: skip
+    parser.add_argument("--random", choices=("input", "off"), default="input",
+                        help="other random ops (stochastic depth, noise) are drawn for each step,"
+                             " or off: their mean")  # fmt: skip
     parser.add_argument("--seed", type=seed, default=0,
                         help="of random weights, batch and masks")  # fmt: skip
 
@@ -175,7 +178,7 @@ def graph_of(args: argparse.Namespace) -> TrainingGraph:
         raise ValueError(re.sub(_OPTION, _spelled, str(error))) from error
 
 
-_OPTION = r"\b(batch|image_size|loss|output|bn|dropout)=('?)(\w*)\2"
+_OPTION = r"\b(batch|image_size|loss|output|bn|dropout|random)=('?)(\w*)\2"
 
 
 def _spelled(found: re.Match[str]) -> str:
@@ -191,7 +194,7 @@ def _onnx(args: argparse.Namespace) -> TrainingGraph:
         args.model, batch=args.batch or args.default_batch, image_size=args.image_size,
         dtype=master, output=args.output_name, bn=args.bn, loss=args.loss,
         weights=args.weights, seed=args.seed,
-        dropout=args.dropout, checkpoint=args.checkpoint,
+        dropout=args.dropout, random=args.random, checkpoint=args.checkpoint,
     )  # fmt: skip
 
 
@@ -212,7 +215,7 @@ def _exported(args: argparse.Namespace) -> TrainingGraph:
         raise ValueError(f"--output-name of {args.model} is a number from 0 on, got {number!r}")
     graph = from_torch(
         args.model, bn=args.bn, loss=args.loss, output=int(number), dropout=args.dropout,
-        checkpoint=args.checkpoint,
+        random=args.random, checkpoint=args.checkpoint,
     )  # fmt: skip
     if args.batch not in (None, graph.batch):
         raise ValueError(

@@ -18,6 +18,7 @@ from . import arguments, output, registry, state
 from .data import Data
 from .display import Display, columns, duration, milliseconds, print_whole, short, warn
 from .frontend import TrainingGraph, to_onnx
+from .frontend.graph import DRAWN
 from .problem import ConvProblem
 from .training import Trainer
 from .training_step import ADJOINT
@@ -142,7 +143,7 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         with report.parts() as begin:
             trainer = Trainer(
                 graph, target, optimizer=args.optimizer, lr=args.lr, dtype=args.dtype,
-                loss_scale=args.loss_scale, layout=args.layout, progress=begin,
+                loss_scale=args.loss_scale, layout=args.layout, seed=args.seed, progress=begin,
             )  # fmt: skip
         figures.update(
             batch=graph.batch, weights=graph.weights, compile_seconds=time.perf_counter() - start
@@ -172,7 +173,7 @@ def _start(args: argparse.Namespace, graph: TrainingGraph, data: Data | None) ->
     samples = f"one random batch of {graph.batch}, by seed {args.seed}"
     if data is not None:
         samples = f"{data.samples} of {args.data}, {data.batches} batches of {graph.batch} an epoch"
-    return f"weights: {weights}; samples: {samples}"
+    return "\n".join([f"weights: {weights}; samples: {samples}", *graph.notes])
 
 
 def _steps(
@@ -183,21 +184,26 @@ def _steps(
     figures: dict[str, Any],
 ) -> bool:
     """Trains; whether the loss came down, or with data of the user's own stayed finite."""
+    # The first and the last loss have the same masks; each step between draws its own.
     fixed = trainer.graph.random_batch(args.seed)
+    drawn = {spec.name for spec in trainer.graph.inputs if spec.kind in DRAWN}
+    samples = {name: value for name, value in fixed.items() if name not in drawn}
     losses: list[float] = []
     times = []
     _reset_peak()
     try:
         with report.part("training", args.steps) as advance:
             for _ in range(args.steps):
-                batch = fixed if data is None else data.batch(trainer.steps)
+                batch = samples if losses else fixed
+                if data is not None:
+                    batch = data.batch(trainer.steps)
                 start = time.perf_counter()
                 losses.append(trainer.step(batch))
                 times.append(time.perf_counter() - start)
                 advance()
             trainer.check_finite()
             if data is None:
-                losses.append(trainer.loss(batch))
+                losses.append(trainer.loss(fixed))
     finally:
         if losses:
             report.out.print(_course(losses, data))

@@ -124,6 +124,8 @@ class Trainer:
     checkpoint : None, "auto" or a list of the file's tensors; "graph" is the graph's own option.
     layout : of activations: "NCHW", the model's own, or another that
         `relay_wgrad.transform.ConvertLayout` takes.
+    seed : of dropout's masks and other random inputs, which each step draws anew where its batch
+        has none.
     progress : called with a few words before each part that may take long: "differentiating",
         "generating kernels", "compiling", and the conversion of the layout where there is one.
 
@@ -143,12 +145,14 @@ class Trainer:
         loss_scale: float | str | None = None,
         checkpoint: str | Sequence[str] | None = "graph",
         layout: str | None = None,
+        seed: int = 0,
         progress: Progress = lambda what: None,
     ) -> None:
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
         self.lr = default_lr(optimizer, graph) if lr is None else lr
         self.graph = graph
+        self.seed = seed
         self.dtype = graph.dtype if dtype is None else dtype
         self._dynamic = loss_scale == "dynamic"
         self.loss_scale = _scale(loss_scale, self.dtype)
@@ -177,11 +181,12 @@ class Trainer:
         self.state = self._optimizer.state  # tensors, of the optimizer
 
     def arguments(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
-        """The adjoint's arguments for a batch, in order.
+        """The adjoint's arguments for a batch, in order; random inputs that it lacks are drawn.
 
         Raises ValueError for a batch that is not the graph's: `TrainingGraph.batch_values`.
         """
-        given = [_tensor(value) for value in self.graph.batch_values(batch)]
+        whole = {**self.graph.draws(self.seed, self.steps), **batch}
+        given = [_tensor(value) for value in self.graph.batch_values(whole)]
         given += self.params.values()
         scale = [] if self.loss_scale is None else [_tensor(np.float32(self.loss_scale))]
         return given + scale

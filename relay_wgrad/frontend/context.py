@@ -11,7 +11,7 @@ import onnx
 from onnx import numpy_helper
 from tvm import relax
 
-from .graph import InputSpec
+from .graph import Distribution, InputSpec, mean_of
 from .weights import Array, Role
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -94,6 +94,7 @@ class Options:
     opset: int
     resized: bool = False  # a size other than the file's was asked for
     size: str = ""  # " at HxW", the image size for which the file was made
+    random: str = "input"  # what random ops become: inputs of `main`, or with "off" their means
 
 
 @dataclass
@@ -110,6 +111,7 @@ class Context:
     masks: list[tuple[InputSpec, relax.Var]] = field(default_factory=list)
     states: list[tuple[str, Any]] = field(default_factory=list)  # (parameter, its new value)
     names: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)  # what the graph leaves out
 
     def unique(self, name: str) -> str:
         """`name` as an identifier that no argument of the function has yet."""
@@ -120,6 +122,27 @@ class Context:
             result, count = f"{base}_{count}", count + 1
         self.names.add(result)
         return result
+
+    def draw(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        distribution: Distribution,
+        option: str = "random",
+    ) -> Any:
+        """Random numbers: an input of `main`, or their mean where the option is "off"."""
+        if getattr(self.options, option) == "off":
+            self.note(f"{name} ({distribution[0]}) is its mean, {mean_of(distribution):g}")
+            return relax.const(np.full(shape, mean_of(distribution), dtype), dtype)
+        spec = InputSpec(self.unique(name), "random", shape, dtype, distribution=distribution)
+        var = relax.Var(spec.name, relax.TensorType(shape, dtype))
+        self.masks.append((spec, var))
+        return var
+
+    def note(self, what: str) -> None:
+        """Keeps a line of what was switched off."""
+        self.notes.append(f"switched off: {what}")
 
     def emit(self, expr: Any) -> Any:
         """Binds an expression to a new variable of the dataflow block."""

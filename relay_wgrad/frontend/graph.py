@@ -12,16 +12,31 @@ from tvm.ir import IRModule
 
 from .weights import Array, as_array
 
+Distribution = tuple[str, float] | tuple[str, float, float]
+"""("bernoulli", p), ("uniform", low, high), ("normal", mean, deviation), ("integers", low, high);
+`high` is left out."""
+
+
+def mean_of(distribution: Distribution) -> float:
+    """Of one number."""
+    kind, *numbers = distribution
+    return sum(numbers) / 2 if kind == "uniform" else numbers[0]
+
+
+DRAWN = ("mask", "random")
+"""Kinds of inputs that are drawn anew for each batch."""
+
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One non-parameter argument of `main`; `kind` is data, labels, target or mask."""
+    """One non-parameter argument of `main`; `kind` is data, labels, target, mask or random."""
 
     name: str
     kind: str
     shape: tuple[int, ...]
     dtype: str
     keep: float = 1.0  # masks: the probability that an element is kept
+    distribution: Distribution = ("normal", 0.0, 1.0)  # of `random`
 
     def random(self, rng: np.random.Generator, classes: int | None = None) -> Array:
         """A value: normal data, uniform labels, a mask that is scaled by 1/keep.
@@ -33,9 +48,23 @@ class InputSpec:
             value = rng.integers(0, classes or 2, self.shape)
         elif self.kind == "mask":
             value = (rng.random(self.shape) < self.keep) / self.keep
+        elif self.kind == "random":
+            value = _drawn(rng, self.distribution, self.shape)
         else:
             value = rng.standard_normal(self.shape, dtype=np.float32)
         return np.asarray(value, dtype=self.dtype)
+
+
+def _drawn(rng: np.random.Generator, distribution: Distribution, shape: tuple[int, ...]) -> Array:
+    kind, *numbers = distribution
+    if kind == "integers":
+        return rng.integers(int(numbers[0]), int(numbers[1]), shape)
+    if kind == "normal":
+        return rng.standard_normal(shape, np.float32) * numbers[1] + numbers[0]
+    even = rng.random(shape, np.float32)  # below 1, in float32 too
+    if kind == "bernoulli":
+        return even < numbers[0]
+    return even * (numbers[1] - numbers[0]) + numbers[0]
 
 
 @dataclass
@@ -60,6 +89,7 @@ class TrainingGraph:
     checkpoint: str | tuple[str, ...] | None = None  # "auto", or names of tensors in the file
     tensors: dict[str, str] = field(default_factory=dict)  # tensor in the file -> variable of main
     weights: str = "initial"  # where `params` are from: the model ("initial"), or "seeded"
+    notes: tuple[str, ...] = ()  # a line for each random op that was switched off
 
     @property
     def batch(self) -> int:
@@ -72,10 +102,18 @@ class TrainingGraph:
         return self.module["main"]
 
     def random_batch(self, seed: int = 0) -> dict[str, Array]:
-        """Seeded values for every input: normal images, uniform labels, scaled dropout masks."""
+        """Seeded values for every input: normal images, uniform labels, what is random drawn."""
         return {
             spec.name: spec.random(np.random.default_rng([seed, index]), self.classes)
             for index, spec in enumerate(self.inputs)
+        }
+
+    def draws(self, seed: int, step: int) -> dict[str, Array]:
+        """Dropout's masks and other random inputs of one step; no others."""
+        return {
+            spec.name: spec.random(np.random.default_rng([seed, step, index]))
+            for index, spec in enumerate(self.inputs)
+            if spec.kind in DRAWN
         }
 
     def batch_values(self, batch: Mapping[str, Any]) -> list[Array]:

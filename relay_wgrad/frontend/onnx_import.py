@@ -28,6 +28,8 @@ from .graph import InputSpec, TrainingGraph
 from .loss import LOSSES, add_loss
 from .onnx_file import NUMBERS
 from .onnx_ops import OPS, RESHAPING
+from .onnx_random import NEVER_FOLDED
+from .onnx_walk import before_softmax, needed, output_name
 from .weights import STATES, Array, Role, default_role, seeded
 
 OLDEST_OPSET = 9
@@ -38,6 +40,7 @@ _CHOICES = {
     "loss": LOSSES,
     "weights": ("seeded", "initial", "auto"),
     "dropout": ("off", "mask"),
+    "random": ("input", "off"),
 }
 
 
@@ -52,6 +55,7 @@ def from_onnx(
     weights: str = "seeded",
     seed: int = 0,
     dropout: str = "off",
+    random: str = "input",
     output: str | None = None,
     checkpoint: str | Sequence[str] | None = None,
 ) -> TrainingGraph:
@@ -67,7 +71,9 @@ def from_onnx(
     "auto": the file's if it has any (a weight that is not one constant), else seeded; the graph's
     `weights` says which.
     `dropout`: "off" makes it the identity, "mask" multiplies by masks that are inputs of `main`
-    (`TrainingGraph.random_batch` draws them).  `output` picks one of several outputs.
+    (`TrainingGraph.random_batch` draws them).  `random`: Random* and Bernoulli are
+    "input"s of `main` too, or "off", their means, which the graph's `notes` say.  `output` picks
+    one of several outputs.
     `checkpoint`: None keeps every intermediate result for the backward part; "auto", or names of
     node outputs, keeps those only and computes the others again (`TrainingGraph.checkpointed`).
 
@@ -76,7 +82,8 @@ def from_onnx(
     option's unknown value, for an input too large to address; TypeError for a `model` or `batch` of
     another type.
     """
-    given = {"dtype": dtype, "bn": bn, "loss": loss, "weights": weights, "dropout": dropout}
+    given = {"dtype": dtype, "bn": bn, "loss": loss, "weights": weights, "dropout": dropout,
+             "random": random}  # fmt: skip
     for key, value in given.items():
         if value not in _CHOICES[key]:
             raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
@@ -90,10 +97,10 @@ def from_onnx(
     opset = _opset(name, proto)
     original = _original_shapes(proto)
     initial = {t.name: initializer(proto, t) for t in proto.graph.initializer}
-    wanted = _output_name(name, proto, output)
+    wanted = output_name(name, proto, output)
     if loss == "cross_entropy":
-        wanted = _before_softmax(proto, wanted)
-    nodes = _needed(proto, wanted)
+        wanted = before_softmax(proto, wanted)
+    nodes = needed(proto, wanted)
     specs = _inputs(proto, set(initial), nodes, batch, image_size, dtype)
     made_for = [original.get(old, ())[2:] for old in specs]
     resized = any(
@@ -102,7 +109,7 @@ def from_onnx(
     size = " at " + "x".join(map(str, made_for[0])) if made_for[0] else ""
 
     builder = relax.BlockBuilder()
-    ctx = Context(Options(dtype, bn, dropout, opset, resized, size), builder, original)
+    ctx = Context(Options(dtype, bn, dropout, opset, resized, size, random), builder, original)
     values = {n: Value(n, array=a, weight=_is_weight(a)) for n, a in initial.items()}
     arguments: list[tuple[InputSpec, relax.Var]] = []
     for old, spec in specs.items():
@@ -155,6 +162,7 @@ def from_onnx(
             if isinstance(v.expr, relax.DataflowVar) and v.batched
         },
         weights=weights,
+        notes=tuple(ctx.notes),
     )
     graph.checkpointed()  # raises for a name that cannot be one
     return graph
@@ -194,40 +202,6 @@ def _original_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
         if (shape := _static_shape(info)) is not None:
             shapes[info.name] = shape
     return shapes
-
-
-def _output_name(name: str, proto: onnx.ModelProto, output: str | None) -> str:
-    names = [o.name for o in proto.graph.output]
-    if output is None and len(names) == 1:
-        return names[0]
-    if output not in names:
-        problem = f"no output {output!r}" if output is not None else "several outputs"
-        raise ValueError(f"{name} has {problem}: choose output= one of {', '.join(names)}")
-    return cast(str, output)
-
-
-def _before_softmax(proto: onnx.ModelProto, wanted: str) -> str:
-    """The logits: the operand of a final (Log)Softmax, through Log and Identity."""
-    makers = {out: node for node in proto.graph.node for out in node.output}
-    while (node := makers.get(wanted)) is not None:
-        if node.op_type not in ("Softmax", "LogSoftmax", "Identity") and not (
-            node.op_type == "Log"
-            and (maker := makers.get(node.input[0])) is not None
-            and maker.op_type == "Softmax"
-        ):
-            break
-        wanted = node.input[0]
-    return wanted
-
-
-def _needed(proto: onnx.ModelProto, wanted: str) -> list[onnx.NodeProto]:
-    """The nodes on which a tensor depends, in the file's (topological) order."""
-    needed, kept = {wanted}, []
-    for node in reversed(proto.graph.node):
-        if needed.intersection(node.output):
-            needed.update(node.input)
-            kept.append(node)
-    return kept[::-1]
 
 
 def _inputs(
@@ -374,6 +348,8 @@ def _known(
         part = size[node.attr("start", 0) : node.attr("end")]
         return {out: Value(out, array=np.asarray(part, np.int64), measured=True)}
     if any(o.array is None or o.weight for o in present) or (not present and op != "Constant"):
+        return None
+    if op in NEVER_FOLDED:
         return None
     if any(o.expr is not None for o in present):
         return None  # it is in the function already: stay there

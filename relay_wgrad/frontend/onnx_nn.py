@@ -245,16 +245,19 @@ def lrn(ctx: Context, node: Node) -> Any:
 
 def dropout(ctx: Context, node: Node) -> Any:
     """Dropout: the identity, or with dropout="mask" a product with a mask that is an input."""
-    x = ctx.tensor(node.operand(0))
-    ratio = float(node.setting("ratio", 1, 0.5))
-    if ctx.options.dropout == "off" or ratio == 0.0:
+    return masked(ctx, ctx.tensor(node.operand(0)), float(node.setting("ratio", 1, 0.5)))
+
+
+def masked(ctx: Context, x: Any, rate: float) -> Any:
+    """x with elements left out at this rate, or as it is with dropout="off"."""
+    if ctx.options.dropout == "off" or rate == 0.0:
         return x
-    if not 0.0 < ratio < 1.0:
-        raise ValueError(f"ratio={ratio} is not between 0 and 1")
+    if not 0.0 < rate < 1.0:
+        raise ValueError(f"a dropout rate of {rate} is not between 0 and 1")
     dtype = ctx.options.dtype
     name = ctx.unique(f"dropout_mask_{len(ctx.masks)}")
     mask = relax.Var(name, relax.TensorType(shape_of(x), dtype))
-    ctx.masks.append((InputSpec(name, "mask", shape_of(x), dtype, 1.0 - ratio), mask))
+    ctx.masks.append((InputSpec(name, "mask", shape_of(x), dtype, 1.0 - rate), mask))
     return ctx.emit(relax.op.multiply(x, mask))
 
 

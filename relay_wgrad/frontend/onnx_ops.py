@@ -16,6 +16,7 @@ from tvm import relax
 from . import activations
 from .context import FLOATS, Context, Node, shape_of
 from .onnx_nn import LAYERS
+from .onnx_random import RANDOM
 
 Builder = Callable[[Context, Node], Any]
 
@@ -249,6 +250,7 @@ def reduce_mean(ctx: Context, node: Node) -> Any:
 
 OPS: dict[str, Builder] = {
     **LAYERS,
+    **RANDOM,
     "Abs": _unary(relax.op.abs),
     "Add": _binary(relax.op.add, "shift"),
     "Cast": cast,

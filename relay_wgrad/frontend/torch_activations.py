@@ -113,12 +113,6 @@ def _along(largest: bool) -> Builder:
     return row
 
 
-def _where(ctx: Context, call: Any) -> Any:
-    """where with numbers among its choices."""
-    choices = [float(v) if isinstance(v, (int, float)) else v for v in call.args[1:3]]
-    return act.where(ctx, call.args[0], *choices)
-
-
 def _glu(ctx: Context, call: Any) -> Any:
     x, axis = call.args[0], int(call.arg(1, -1)) % len(shape_of(call.args[0]))
     parts = ctx.emit(op.split(x, 2, axis))
@@ -139,7 +133,6 @@ ACTIVATIONS: dict[str, Builder] = {
     "fmin.default": _first_where(op.less_equal),
     "gelu.default": _gelu,
     "glu.default": _glu,
-    "hardshrink.default": _plain(act.hard_shrink, 0.5),
     "hardsigmoid.default": lambda ctx, call: act.hard_sigmoid(ctx, call.args[0], 1 / 6, 0.5),
     "hardswish.default": _plain(act.hard_swish),
     "hardtanh.default": _plain(act.hardtanh, -1.0, 1.0),
@@ -148,21 +141,15 @@ ACTIVATIONS: dict[str, Builder] = {
     "max.default": _whole(True),
     "max.dim": _along(True),
     "max.other": _binary(op.maximum),
-    "maximum.default": _binary(op.maximum),
     "min.default": _whole(False),
     "min.dim": _along(False),
     "min.other": _binary(op.minimum),
-    "minimum.default": _binary(op.minimum),
     "mish.default": _mish,
     "prelu.default": _prelu,
     "relu6.default": _plain(lambda ctx, x: act.hardtanh(ctx, x, 0.0, 6.0)),
     "rrelu.default": _rrelu,
     "selu.default": _plain(act.selu),
     "softplus.default": _plain(act.softplus, 1.0, 20.0),
-    "softshrink.default": _plain(act.soft_shrink, 0.5),
     "threshold.default": _plain(act.threshold, 0.0, 0.0),
-    "where.Scalar": _where,
-    "where.ScalarOther": _where,
-    "where.ScalarSelf": _where,
 }
 """ATen overload -> builder."""

@@ -1,31 +1,35 @@
-"""The driver: a PyTorch module to a `TrainingGraph`, by `torch.export` and TVM's own importer."""
+"""The driver: a PyTorch module to a `TrainingGraph`, by `torch.export` and a table of ATen ops."""
 
 from __future__ import annotations
 
-import logging
-import os
-import warnings
+import operator
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir import Op
 
+from .bundled import near
 from .context import Context, Options, shape_of
 from .graph import InputSpec, TrainingGraph
 from .loss import LOSSES, add_loss
-from .torch_layers import LAYERS, Call
+from .torch_call import Call, Noted, NotedNames, Unset, check_result
+from .torch_ops import HINTS, OPS
+from .torch_program import exported, pytorch
 from .weights import Array
 
 _CHOICES = {
     "bn": ("module", "train", "eval"),
     "loss": (*LOSSES, "own"),
     "dropout": ("off", "mask"),
+    "random": ("input", "off"),
 }
 _IGNORED = ("_assert_tensor_metadata.default",)  # they check what has been checked on export
+_FILLING = ("bernoulli", "uniform", "normal", "fill", "full_like", "zeros_like", "ones_like",
+            "rand", "empty_like", "new_")  # fmt: skip
+_DTYPES = ("float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+_MIXED = "import in float32 or float64; half precision is an option of Trainer and step_module"
 _NO_BATCH = "its first input has no axis for the batch"
 
 
@@ -36,6 +40,7 @@ def from_torch(
     bn: str = "module",
     loss: str = "cross_entropy",
     dropout: str = "off",
+    random: str = "input",
     output: int = 0,
     checkpoint: str | Sequence[str] | None = None,
     name: str | None = None,
@@ -54,75 +59,31 @@ def from_torch(
     loss : "cross_entropy" (int64 labels (N,); the module gives logits), "mse" (against a target
         of the output's shape) or "own": the output is the scalar loss.
     dropout : "off" makes it the identity; "mask" multiplies by masks that are inputs of `main`.
+    random : every other random op (`torch.rand`, `bernoulli_` as of stochastic depth, …) is
+        "input", an input of `main` that is drawn for each batch (`TrainingGraph.draws`), or "off",
+        its mean, which the graph's `notes` say.
     output : which of several outputs.
     checkpoint : as for `from_onnx`; tensors go by their names in the exported graph.
     name : the graph's; by default the module's class.
 
     Raises
     ------
-    ValueError : for a module that `torch.export` refuses, an op that is not supported or has no
-        gradient (named), a size that is symbolic, an option's unknown value, parameters of
-        another or of several dtypes.
+    ValueError : for a module that `torch.export` refuses or would change (a backward of its own,
+        hooks on gradients), an op that is not supported or has no gradient (named), a size that is
+        symbolic, an option's unknown value, parameters of another or of several dtypes.
     TypeError : for a `module` or `example_inputs` of another type.
     FileNotFoundError : for a path where there is no file.
     ModuleNotFoundError : without PyTorch.
     """
-    given = {"bn": bn, "loss": loss, "dropout": dropout}
+    given = {"bn": bn, "loss": loss, "dropout": dropout, "random": random}
     for key, value in given.items():
         if value not in _CHOICES[key]:
             raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
     if isinstance(checkpoint, str) and checkpoint != "auto":
         raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of names")
-    program, title = _exported(_torch(), module, example_inputs)
-    return _Import(program, name or title, Options(_dtype(program), bn, dropout, 0)).graph(
-        loss, output, checkpoint
-    )
-
-
-def _torch() -> Any:
-    try:
-        import_module("torch.export")
-        return import_module("torch")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "from_torch needs PyTorch: pip install relay-wgrad[torch]", name=error.name
-        ) from error
-
-
-def _exported(torch: Any, module: Any, inputs: Sequence[Any] | None) -> tuple[Any, str]:
-    """(the exported program without in-place ops, its name)."""
-    title = type(module).__name__
-    if isinstance(module, (str, os.PathLike)):
-        path = os.fspath(module)
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"no file {path!r}")
-        title = os.path.splitext(os.path.basename(path))[0]
-        log = logging.getLogger("torch.export")
-        was = log.disabled
-        log.disabled = True  # it prints a traceback of what is raised here
-        try:
-            module = torch.export.load(path)
-        except Exception as error:  # many kinds, of zip files, pickles and versions
-            raise ValueError(f"{path!r} is not an exported program: {error}") from error
-        finally:
-            log.disabled = was
-    program = isinstance(module, torch.export.ExportedProgram)
-    if not program and not isinstance(module, torch.nn.Module):
-        raise TypeError(f"from_torch: expected a torch.nn.Module, got {type(module).__name__}")
-    if program != (inputs is None):
-        rule = "has them already" if program else "must be a tuple of tensors"
-        raise TypeError(f"from_torch: example_inputs of a {title} {rule}")
-    if inputs is not None and not isinstance(inputs, (tuple, list)):
-        raise TypeError(f"from_torch: example_inputs must be a tuple, got {type(inputs).__name__}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about PyTorch
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            found = module if program else torch.export.export(module, tuple(inputs or ()))
-            return found.run_decompositions({}), title
-        except Exception as error:  # any kind: it runs the module's own code
-            first = str(error).strip().partition("\n")[0]
-            raise ValueError(f"torch.export refuses {title}: {first}") from error
+    program, title = exported(pytorch(), module, example_inputs)
+    options = Options(_dtype(program), bn, dropout, 0, random=random)
+    return _Import(program, name or title, options).graph(loss, output, checkpoint)
 
 
 def _dtype(program: Any) -> str:
@@ -139,20 +100,16 @@ class _Import:
     """One exported program on its way."""
 
     def __init__(self, program: Any, name: str, options: Options) -> None:
-        from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
-
         self.program, self.name = program, name
-        self.importer = ExportedProgramImporter()
-        self.importer.block_builder = relax.BlockBuilder()
-        self.env: dict[Any, Any] = self.importer.env
-        self.ctx = Context(options, self.importer.block_builder, {})
+        self.env: dict[Any, Any] = {}
+        self.ctx = Context(options, relax.BlockBuilder(), {})
         self.arguments: list[tuple[InputSpec, relax.Var]] = []
         self.trainable: list[str] = []
 
     def graph(
         self, loss: str, output: int, checkpoint: str | Sequence[str] | None
     ) -> TrainingGraph:
-        ctx, builder = self.ctx, self.importer.block_builder
+        ctx, builder = self.ctx, self.ctx.builder
         self._inputs()
         with builder.function("main"):
             try:
@@ -194,6 +151,7 @@ class _Import:
                 for node, e in self.env.items()
                 if isinstance(e, relax.DataflowVar) and e.name in alive
             },
+            notes=tuple(ctx.notes),
         )
         _check_gradients(graph)
         graph.checkpointed()  # raises for a name that cannot be one
@@ -266,24 +224,49 @@ class _Import:
     # ---- ops -----------------------------------------------------------------------------------
 
     def _call(self, node: Any) -> Any:
-        op = node.target.__name__
+        op = str(getattr(node.target, "__name__", node.target))
         if op in _IGNORED or not node.users:
             return None
         label = f"PyTorch op {op} ({node.name})"
+        if node.target is operator.getitem:
+            source, index = node.args
+            found = self.env[source][index]
+            if found is None:
+                raise ValueError(
+                    f"{self.name}: {label}: result {index} of {source.target} is not supported"
+                )
+            return found
+        if op not in OPS:
+            close = near(op, list(OPS))
+            known = f"; near it: {', '.join(close)}" if close else ""
+            hint = HINTS.get(op.partition(".")[0], f"write it by those that are{known}")
+            raise ValueError(f"{self.name}: {label} is not supported: {hint}")
+        args = self._operands(list(node.args))
+        values = tuple(a.meta.get("val") if hasattr(a, "meta") else a for a in node.args)
+        kwargs = NotedNames({key: self._operands(value) for key, value in node.kwargs.items()})
+        call = Call(node.name, Noted(args), kwargs, node, values, node.meta.get("val"))
         try:
-            if op in LAYERS:
-                args = self.importer.retrieve_args(node)
-                return LAYERS[op](self.ctx, Call(node.name, list(args), dict(node.kwargs)))
-            if op not in self.importer.convert_map:
-                raise ValueError(f"{self.name}: {label} is not supported")
-            return self.importer.convert_map[op](node)
+            if call.dtype not in _DTYPES:
+                raise ValueError(f"computes in {call.dtype}: {_MIXED}")
+            unset = [a for a in (*args, *kwargs.values()) if isinstance(a, Unset)]
+            if unset and not op.startswith(_FILLING):
+                raise ValueError("it takes values that were never set (torch.empty)")
+            built = OPS[op](self.ctx, call)
+            if unread := call.unread():
+                raise ValueError(f"{', '.join(unread)} is not supported")
+            check_result(call, built)
+            return built
         except (ArithmeticError, LookupError, AttributeError, AssertionError) as error:
             what = f"{type(error).__name__}: {error}"
             raise ValueError(f"{self.name}: {label} cannot be built ({what})") from error
         except (ValueError, TypeError, NotImplementedError, tvm.error.InternalError) as error:
-            if str(error).startswith(f"{self.name}: "):
-                raise
             raise ValueError(f"{self.name}: {label}: {error}") from error
+
+    def _operands(self, value: Any) -> Any:
+        """What the graph's nodes have become, within lists too."""
+        if isinstance(value, (list, tuple)):
+            return [self._operands(v) for v in value]
+        return self.env[value] if hasattr(value, "op") and hasattr(value, "users") else value
 
     def _output(self, index: int) -> Any:
         (node,) = (n for n in self.program.graph.nodes if n.op == "output")
@@ -291,6 +274,13 @@ class _Import:
         given = [n for n, kind in zip(node.args[0], kinds, strict=True) if kind == "USER_OUTPUT"]
         if not 0 <= index < len(given):
             raise ValueError(f"{self.name}: there are {len(given)} outputs, got output={index}")
+        changed = [
+            spec.target
+            for spec in self.program.graph_signature.output_specs
+            if spec.kind.name == "PARAMETER_MUTATION"
+        ]
+        if changed:
+            raise ValueError(f"{self.name}: it changes the parameter {changed[0]!r} in its forward")
         changed = [
             spec.target for spec in self.program.graph_signature.output_specs
             if spec.kind.name == "BUFFER_MUTATION"
@@ -310,21 +300,11 @@ def _scalar(result: Any) -> Any:
 
 def _check_gradients(graph: TrainingGraph) -> None:
     """Raises ValueError for an op between a trained parameter and the loss without a gradient."""
-    func = graph.main
-    bindings = [b for block in func.body.blocks for b in block.bindings]
-    trained = set(graph.variables(graph.trainable))
-    for binding in bindings:
-        if any(v in trained for v in relax.analysis.free_vars(binding.value)):
-            trained.add(binding.var)
-    needed = {func.body.body.fields[0]}
-    for binding in reversed(bindings):
-        if binding.var not in needed:
-            continue
-        needed.update(relax.analysis.free_vars(binding.value))
-        op = getattr(binding.value, "op", None)
-        if not isinstance(op, Op) or op.get_attr("FPrimalGradient") is not None:
-            continue
-        if binding.var in trained:
-            nodes = [node for node, var in graph.tensors.items() if var == str(binding.var.name)]
-            at = f" ({nodes[0]})" if nodes else ""
-            raise ValueError(f"{graph.name}: {op.name}{at} has no gradient")
+    from ..transform.grad_paths import op_name, without_gradient
+
+    loss = graph.main.body.body.fields[0]
+    found = without_gradient(graph.main, graph.variables(graph.trainable), loss)
+    if found is not None:
+        nodes = [node for node, var in graph.tensors.items() if var == str(found.var.name)]
+        at = f" ({nodes[0]})" if nodes else ""
+        raise ValueError(f"{graph.name}: {op_name(found.value)}{at} has no gradient")

@@ -1,48 +1,20 @@
-"""PyTorch's layers as ops that have a gradient: what TVM's own importer writes otherwise.
+"""PyTorch's layers as ops that have a gradient.
 
 `LAYERS` maps an ATen overload to a builder of (function under construction, what it reads).  Where
-ONNX has the layer too, its builder does the work.  All else goes through TVM's importer.
+ONNX has the layer too, its builder does the work.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from onnx import helper
 from tvm import relax
 
 from . import onnx_nn, onnx_ops
-from .context import Context, Node, Value, shape_of
-from .graph import InputSpec
+from .context import Context, shape_of
 from .torch_activations import ACTIVATIONS
-
-Args = list[Any]
-Builder = Callable[[Context, "Call"], Any]
-
-
-@dataclass
-class Call:
-    """One node of the exported graph: its operands as expressions, by ATen's own order."""
-
-    name: str
-    args: Args
-    kwargs: dict[str, Any]
-
-    def arg(self, index: int, default: Any = None) -> Any:
-        """An argument, or the default where it was left out."""
-        return self.args[index] if index < len(self.args) else default
-
-    def onnx(self, op: str, operands: Args, **attributes: Any) -> Node:
-        """The node as ONNX would have it."""
-        values = [None if x is None else Value(f"{self.name}.{i}", expr=x)
-                  for i, x in enumerate(operands)]  # fmt: skip
-        inputs = ["" if v is None else v.name for v in values]
-        proto = helper.make_node(op, inputs, [self.name], name=self.name)
-        kept = {key: value for key, value in attributes.items() if value is not None}
-        return Node(proto, values, kept)
+from .torch_call import Args, Builder, Call, constant
 
 
 def _list(value: Any, count: int) -> list[int]:
@@ -123,14 +95,8 @@ def _linear(ctx: Context, call: Call) -> Any:
 
 
 def _addmm(ctx: Context, call: Call) -> Any:
-    if call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("beta", 1) != 1:
-        raise ValueError("alpha and beta other than 1 are not supported")
     product = ctx.emit(relax.op.matmul(call.args[1], call.args[2]))
     return ctx.emit(relax.op.add(product, call.args[0]))
-
-
-def _matmul(ctx: Context, call: Call) -> Any:
-    return ctx.emit(relax.op.matmul(call.args[0], call.args[1]))
 
 
 # ---- normalization and dropout ------------------------------------------------------------------
@@ -195,56 +161,92 @@ def _normalized(
     return out, None, None, mean, var
 
 
+def _standardized(ctx: Context, x: Any, axes: list[int], epsilon: float) -> Any:
+    """x less its mean over its deviation, both over these axes."""
+    centred = ctx.emit(relax.op.subtract(x, ctx.emit(relax.op.mean(x, axes, keepdims=True))))
+    spread = ctx.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
+    shifted = relax.op.add(spread, constant(epsilon, str(x.ty.dtype)))
+    return ctx.emit(relax.op.divide(centred, ctx.emit(relax.op.sqrt(shifted))))
+
+
+def _affine(ctx: Context, x: Any, weight: Any, bias: Any) -> Any:
+    if weight is not None:
+        x = ctx.emit(relax.op.multiply(x, weight))
+    return x if bias is None else ctx.emit(relax.op.add(x, bias))
+
+
+def _layer_norm(ctx: Context, call: Call) -> Any:
+    """(x, the shape of the last axes, weight, bias, epsilon)."""
+    x, last = call.args[0], len(call.args[1])
+    rank = len(shape_of(x))
+    out = _standardized(ctx, x, list(range(rank - last, rank)), float(call.arg(4, 1e-5)))
+    return _affine(ctx, out, call.arg(2), call.arg(3))
+
+
+def _grouped(ctx: Context, x: Any, groups: int, operands: Args, epsilon: float) -> Any:
+    shape = shape_of(x)
+    if shape[1] % groups:
+        raise ValueError(f"{groups} groups do not divide {shape[1]} channels")
+    rows = ctx.emit(relax.op.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups)))
+    out = ctx.emit(relax.op.reshape(_standardized(ctx, rows, [2], epsilon), shape))
+    column = (1, shape[1]) + (1,) * (len(shape) - 2)
+    weight, bias = (
+        None if v is None else ctx.emit(relax.op.reshape(v, column)) for v in operands
+    )  # fmt: skip
+    return _affine(ctx, out, weight, bias)
+
+
+def _group_norm(ctx: Context, call: Call) -> Any:
+    """(x, groups, weight, bias, epsilon)."""
+    operands = [call.arg(2), call.arg(3)]
+    return _grouped(ctx, call.args[0], int(call.args[1]), operands, float(call.arg(4, 1e-5)))
+
+
+def _native_layer_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
+    return _layer_norm(ctx, call), None, None
+
+
+def _native_group_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
+    """(x, weight, bias, N, C, pixels, groups, epsilon)."""
+    call.args[3:6]
+    operands = [call.args[1], call.args[2]]
+    groups, epsilon = int(call.args[6]), float(call.args[7])
+    return _grouped(ctx, call.args[0], groups, operands, epsilon), None, None
+
+
 def _dropout(ctx: Context, call: Call) -> Any:
     x, rate, training = call.args[0], float(call.args[1]), call.arg(2, True)
-    if ctx.options.dropout == "off" or not training or rate == 0.0:
+    if not training or rate == 0.0:
         return x
-    if not 0.0 < rate < 1.0:
-        raise ValueError(f"p={rate} is not between 0 and 1")
-    name, dtype = ctx.unique(f"dropout_mask_{len(ctx.masks)}"), ctx.options.dtype
-    mask = relax.Var(name, relax.TensorType(shape_of(x), dtype))
-    ctx.masks.append((InputSpec(name, "mask", shape_of(x), dtype, 1.0 - rate), mask))
-    return ctx.emit(relax.op.multiply(x, mask))
+    return onnx_nn.masked(ctx, x, rate)
 
 
 # ---- elementwise and shapes ---------------------------------------------------------------------
 
 
-def _square(ctx: Context, call: Call) -> Any:
-    return ctx.emit(relax.op.multiply(call.args[0], call.args[0]))
-
-
-def _squeeze(ctx: Context, call: Call) -> Any:
-    """As a reshape: relax.squeeze has no gradient.  Axes that are longer than 1 stay."""
-    shape = shape_of(call.args[0])
-    axes = call.arg(1, list(range(len(shape))))
-    chosen = {a % len(shape) for a in ([axes] if isinstance(axes, int) else axes)}
-    kept = [s for i, s in enumerate(shape) if s != 1 or i not in chosen]
-    return ctx.emit(relax.op.reshape(call.args[0], kept))
-
-
 def _pad(ctx: Context, call: Call) -> Any:
     """Constant padding, given from the last axis on."""
+    mode, value = "constant", call.arg(2, 0.0)
+    if isinstance(value, str):
+        mode, value = value, call.arg(3, 0.0)
+    if mode != "constant":
+        raise ValueError(f"mode {mode!r} is not supported, only 'constant'")
     rank, given = len(shape_of(call.args[0])), _list(call.args[1], 1)
     before, after = [0] * rank, [0] * rank
     for i in range(len(given) // 2):
         before[rank - 1 - i], after[rank - 1 - i] = given[2 * i], given[2 * i + 1]
-    value = float(call.arg(2, 0.0) or 0.0)
-    node = call.onnx("Pad", [call.args[0]], pads=[*before, *after], value=value)
+    node = call.onnx("Pad", [call.args[0]], pads=[*before, *after], value=float(value or 0.0))
     return onnx_ops.pad(ctx, node)
 
 
 LAYERS: dict[str, Builder] = {
     **ACTIVATIONS,
-    "_adaptive_avg_pool2d.default": _adaptive_average_pool,
     "_native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
     "_native_batch_norm_legit_functional.default": _batch_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
     "adaptive_avg_pool2d.default": _adaptive_average_pool,
     "addmm.default": _addmm,
     "avg_pool2d.default": _average_pool,
-    "batch_norm.default": lambda ctx, call: _batch_norm(ctx, call)[0],
-    "bmm.default": _matmul,
     "constant_pad_nd.default": _pad,
     "conv1d.default": _convolution(1),
     "conv1d.padding": _convolution(1),
@@ -252,14 +254,12 @@ LAYERS: dict[str, Builder] = {
     "conv2d.padding": _convolution(2),
     "conv_transpose1d.default": _transposed(1),
     "conv_transpose2d.input": _transposed(2),
-    "dropout.default": _dropout,
+    "group_norm.default": _group_norm,
+    "layer_norm.default": _layer_norm,
     "linear.default": _linear,
-    "matmul.default": _matmul,
     "max_pool2d.default": _max_pool,
-    "mm.default": _matmul,
     "native_dropout.default": lambda ctx, call: (_dropout(ctx, call), None),
-    "square.default": _square,
-    "squeeze.default": _squeeze,
-    "squeeze.dim": _squeeze,
-    "squeeze.dims": _squeeze,
+    "native_group_norm.default": _native_group_norm,
+    "native_layer_norm.default": _native_layer_norm,
+    "pad.default": _pad,
 }

@@ -40,7 +40,7 @@ _ALWAYS = frozenset({
 _FOLLOW = frozenset({
     "relax.reshape", "relax.permute_dims", "relax.concat", "relax.split", "relax.squeeze",
     "relax.expand_dims", "relax.strided_slice", "relax.flatten",
-    "relax.grad.start_checkpoint", "relax.grad.end_checkpoint",
+    "relax.grad.start_checkpoint", "relax.grad.end_checkpoint", "relax.grad.no_grad",
 })  # fmt: skip
 
 

@@ -1,0 +1,54 @@
+"""Which nodes of an ONNX graph the loss is of: from the output that is wanted back."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import onnx
+
+
+def output_name(name: str, proto: onnx.ModelProto, output: str | None) -> str:
+    """The output that is asked for, or the only one.  Raises ValueError where that is none."""
+    names = [o.name for o in proto.graph.output]
+    if output is None and len(names) == 1:
+        return names[0]
+    if output not in names:
+        problem = f"no output {output!r}" if output is not None else "several outputs"
+        raise ValueError(f"{name} has {problem}: choose output= one of {', '.join(names)}")
+    return cast(str, output)
+
+
+def before_softmax(proto: onnx.ModelProto, wanted: str) -> str:
+    """The logits: the operand of a final (Log)Softmax of the classes, through Log and Identity.
+
+    One is taken away, and LogSoftmax before it, which changes nothing; two Softmax are no one.
+    """
+    makers = {out: node for node in proto.graph.node for out in node.output}
+    axes = (1, -1)
+    taken = False
+    while (node := makers.get(wanted)) is not None:
+        before = makers.get(node.input[0]) if node.input else None
+        if node.op_type == "Log" and before is not None and before.op_type == "Softmax":
+            if taken:
+                break
+            wanted = node.input[0]
+            continue
+        if node.op_type in ("Softmax", "LogSoftmax"):
+            axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+            if axis not in axes or (taken and node.op_type == "Softmax"):
+                break
+            taken = True
+        elif node.op_type != "Identity":
+            break
+        wanted = node.input[0]
+    return wanted
+
+
+def needed(proto: onnx.ModelProto, wanted: str) -> list[onnx.NodeProto]:
+    """The nodes on which a tensor depends, in the file's (topological) order."""
+    found, kept = {wanted}, []
+    for node in reversed(proto.graph.node):
+        if found.intersection(node.output):
+            found.update(node.input)
+            kept.append(node)
+    return kept[::-1]

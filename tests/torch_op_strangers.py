@@ -1,0 +1,133 @@
+"""PyTorch that `from_torch`'s list does not have, or that torch.export loses: right, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as fn
+
+Tensor = torch.Tensor
+
+
+class Straight(torch.autograd.Function):
+    """Rounds, and passes the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """The rounded tensor."""
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """The gradient as it is."""
+        return grads[0]
+
+
+def _hooked(y: Tensor) -> Tensor:
+    z = y * 2
+    if z.requires_grad:
+        z.register_hook(lambda g: g * 0.5)
+    return z
+
+
+def _behind(y: Tensor) -> Tensor:
+    z = y * 1
+    with torch.no_grad():
+        z.mul_(2)
+    return z
+
+
+def _by_detach(y: Tensor) -> Tensor:
+    z = y * 1
+    z.detach().mul_(2)
+    return z
+
+
+def _autocast(y: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return y @ y
+
+
+def _assigned(y: Tensor) -> Tensor:
+    z = y.clone()
+    z[:, 0] = 1.0
+    return z
+
+
+STRANGERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "adaptive max pool": lambda y: fn.adaptive_max_pool2d(y, 1),
+    "argmax": lambda y: y * y.argmax(1, keepdim=True),
+    "assigned": _assigned,
+    "autocast": _autocast,
+    "average pool 1d": lambda y: fn.avg_pool1d(y.flatten(2), 2),
+    "backward of one's own": Straight.apply,
+    "baddbmm": lambda y: torch.baddbmm(y[0], y[0], y[1], alpha=2),
+    "bce": lambda y: fn.binary_cross_entropy_with_logits(y, torch.sigmoid(y).detach()),
+    "behind autograd's back": _behind,
+    "bicubic": lambda y: fn.interpolate(y, size=(9, 9), mode="bicubic"),
+    "bilinear": lambda y: fn.interpolate(y, scale_factor=2, mode="bilinear"),
+    "by detach": _by_detach,
+    "causal attention": lambda y: fn.scaled_dot_product_attention(y, y, y, is_causal=True),
+    "clamp half": lambda y: torch.clip(y, max=0.2),
+    "conv3d": lambda y: fn.conv3d(y[:, None], torch.ones(1, 1, 2, 2, 2, dtype=y.dtype)),
+    "copysign": lambda y: torch.copysign(y, y.roll(1)),
+    "cosine similarity": lambda y: fn.cosine_similarity(y, 2 * y + 1),
+    "cumsum": lambda y: y.cumsum(1),
+    "dilated pool": lambda y: fn.max_pool2d(y, 2, 1, dilation=2),
+    "dropout of attention": lambda y: fn.scaled_dot_product_attention(y, y, y, dropout_p=0.3),
+    "einsum": lambda y: torch.einsum("nchw,ndhw->ncd", y, y),
+    "erf": torch.erf,
+    "expm1": torch.expm1,
+    "exponential": lambda y: y * torch.empty_like(y).exponential_(),
+    "flip": lambda y: y.flip(3),
+    "floor divide": lambda y: y + y // 0.3,
+    "fold": lambda y: fn.fold(fn.unfold(y, 2), (6, 6), 2),
+    "gather": lambda y: y.gather(1, y.argsort(1)),
+    "gumbel": lambda y: fn.gumbel_softmax(y, dim=1),
+    "half": lambda y: y.half().to(y.dtype),
+    "hook": _hooked,
+    "huber": lambda y: fn.huber_loss(y, 2 * y),
+    "index": lambda y: y[:, torch.tensor([0, 2, 1])],
+    "instance norm": fn.instance_norm,
+    "label smoothing": lambda y: fn.cross_entropy(
+        y.mean((2, 3)), torch.arange(2), label_smoothing=0.1
+    ),
+    "linalg": lambda y: torch.linalg.inv(y @ y.transpose(2, 3) + 9 * torch.eye(6, dtype=y.dtype)),
+    "log1p": lambda y: torch.log1p(y * y),
+    "logsumexp": lambda y: y.logsumexp(1),
+    "lp pool": lambda y: fn.lp_pool2d(y, 2.0, 2),
+    "masked by index": lambda y: y * torch.tril(torch.ones(6, 6, dtype=y.dtype)),
+    "max pool 1d": lambda y: fn.max_pool1d(y.flatten(2), 2),
+    "max pool indices": lambda y: fn.max_pool2d(y, 2, return_indices=True)[0],
+    "median": lambda y: y.median(1)[0],
+    "multinomial": lambda y: y * torch.multinomial(torch.ones(6, dtype=y.dtype), 6),
+    "nan to num": torch.nan_to_num,
+    "norm of order 1": lambda y: y.norm(p=1),
+    "one hot": lambda y: y * fn.one_hot(torch.arange(6), 6),
+    "padded by reflection": lambda y: fn.pad(y, (1, 1, 1, 1), mode="reflect"),
+    "pixel unshuffle": lambda y: fn.pixel_unshuffle(y, 2),
+    "power of a number": lambda y: 2.0**y,
+    "prod": lambda y: y.prod(1),
+    "randperm": lambda y: y[:, torch.randperm(4)],
+    "read": lambda y: y * y.mean().item(),
+    "remainder": lambda y: y % 0.7,
+    "repeat interleave": lambda y: y.repeat_interleave(2, 1),
+    "round to decimals": lambda y: y + torch.round(y, decimals=1),
+    "rounded quotient": lambda y: y + torch.div(y, 0.3, rounding_mode="floor"),
+    "rrelu": lambda y: fn.rrelu(y, training=True),
+    "sampled size": lambda y: y.unfold(3, 2, 2).mean(-1),
+    "scatter": lambda y: torch.zeros_like(y).scatter(1, y.argsort(1), y),
+    "smooth l1": lambda y: fn.smooth_l1_loss(y, 2 * y),
+    "sort": lambda y: y.sort(1)[0],
+    "tan": lambda y: torch.tan(y / 4),
+    "top k": lambda y: y.topk(2, 1)[0],
+    "triangle": torch.tril,
+    "view as complex": lambda y: torch.view_as_complex(y.reshape(2, 4, 18, 2)).abs(),
+    "weighted": lambda y: fn.cross_entropy(
+        y.mean((2, 3)), torch.arange(2), weight=torch.arange(4, dtype=y.dtype) + 1
+    ),
+    "xor": lambda y: y * ((y > 0) ^ (y > 1)),
+}
+"""Name -> a function of images (2, 4, 6, 6)."""
