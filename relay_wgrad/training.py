@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 from tvm.target import Target
 
+from . import threads
 from .frontend import TrainingGraph
 from .frontend.optim import make_optimizer
 from .lowering import Lowered, lowered_convolutions
@@ -193,7 +194,7 @@ class Trainer:
 
     def gradients(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Any, Any]:
         """(the outputs of `main`, the gradients by `graph.trainable`) at the present parameters."""
-        outputs, gradients = self.compiled.vm[ADJOINT](*self.arguments(batch))
+        outputs, gradients = threads.run(self.compiled.vm[ADJOINT], *self.arguments(batch))
         return outputs, gradients
 
     def step(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> float:
@@ -212,9 +213,10 @@ class Trainer:
                 f" step.  {_ADVICE}"
             )
         if not self._dynamic or self._finite(gradients):
-            trained, self.state = self.compiled.vm["optimizer"](
-                [self.params[name] for name in names], gradients, self.state
-            )
+            trained, self.state = threads.run(
+                self.compiled.vm["optimizer"],
+                [self.params[name] for name in names], gradients, self.state,
+            )  # fmt: skip
             self.params.update(zip(names, trained, strict=True))
         for output, name in self.graph.updates.items():
             self.params[name] = outputs[self.graph.outputs.index(output)]

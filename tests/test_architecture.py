@@ -26,7 +26,7 @@ UPWARD = {
     "relay_wgrad/train_command.py", "relay_wgrad/emit_command.py", "relay_wgrad/env.py",
     "relay_wgrad/arguments.py", "relay_wgrad/partition_command.py", "relay_wgrad/bench_command.py",
     "relay_wgrad/inspect_command.py",
-    "relay_wgrad/torch/kernels.py", "relay_wgrad/tune_command.py",
+    "relay_wgrad/torch/kernels.py", "relay_wgrad/tune_command.py", "relay_wgrad/threads.py",
 }  # fmt: skip
 STDLIB = __import__("sys").stdlib_module_names
 

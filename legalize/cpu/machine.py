@@ -140,7 +140,8 @@ def configure_threads(most: int | None = None) -> int:
 
     TVM takes half of the logical processors on x86, whether or not they are siblings.  A set
     TVM_NUM_THREADS is respected: then nothing is changed.  A pool belongs to the thread that runs
-    the model and cannot grow, so call this in that thread before its first kernel.
+    the model and cannot grow beyond what its first kernel made it, so call this in that thread
+    before.  Workers of a thread that is gone stay; `relay_wgrad.threads` runs kernels for others.
 
     Raises ValueError for a TVM_NUM_THREADS that is no number of threads: TVM would start them all.
     """
@@ -148,10 +149,12 @@ def configure_threads(most: int | None = None) -> int:
     if not (given.isascii() and given.isdecimal() and len(given) < 6 and 0 < int(given) <= _MOST):
         raise ValueError(f"TVM_NUM_THREADS must be from 1 to {_MOST}, got {given!r}")
     if "TVM_NUM_THREADS" not in os.environ:
-        cores = usable_cores()[: most if most is None else max(1, most)]
-        share_all_cores = -3  # threads may move among `cores`, so other processes disturb less
+        cores = usable_cores()
+        # Threads may move among all cores, fewer too: other processes, which have the same list,
+        # disturb less.
+        share_all_cores, threads = -3, len(cores) if most is None else max(1, most)
         configure = tvm.get_global_func("runtime.config_threadpool")
-        configure(share_all_cores, len(cores), [str(core) for core in cores])
+        configure(share_all_cores, min(threads, len(cores)), [str(core) for core in cores])
     return int(tvm.get_global_func("runtime.NumThreads")())
 
 

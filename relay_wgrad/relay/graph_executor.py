@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from .. import threads
 from .build import host_array
 from .library import MAIN, Executor, ExecutorFactory
 
@@ -114,10 +115,10 @@ class GraphModule:
         missing = [name for name in self._executor.inputs if name not in self._inputs]
         if missing:
             raise ValueError(f"run: inputs that are not set: {', '.join(missing)}")
-        result = self._executor.machine[MAIN](
-            *(self._inputs[name] for name in self._executor.inputs)
-        )
-        self._outputs = _flat(result)
+        main = self._executor.machine[MAIN]
+        inputs = (self._inputs[name] for name in self._executor.inputs)
+        on_cpu = str(self._executor.device.type) == "cpu"
+        self._outputs = _flat(threads.run(main, *inputs) if on_cpu else main(*inputs))
 
     def get_num_inputs(self) -> int:
         """Inputs that are not parameters of the library."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 
+from .. import threads
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind, ConvProblem, out_size
 from . import cache, narrow
@@ -66,7 +66,6 @@ class allow_winograd:  # noqa: N801 - called as a function, as `torch.set_grad_e
 
 
 _lock = threading.RLock()
-_thread = threading.local()  # `.call`: how this thread calls CPU kernels
 
 
 class Plan(NamedTuple):
@@ -263,14 +262,18 @@ def _problem(key: Any) -> ConvProblem:
 def _cpu(problem: ConvProblem, winograd: bool, shared: bool = False) -> Kernel:
     from legalize import cpu
 
-    cores = 1 if problem.flop < SERIAL_FLOP else None
-    target = cpu.host_target(cores, allow_winograd=winograd)
+    serial = problem.flop < SERIAL_FLOP
+    target = cpu.host_target(1 if serial else None, allow_winograd=winograd)
     if shared:
         from tvm import tirx
 
         problem = replace(problem, n=tirx.Var("n", "int64"))
-    kernel = _compiled(cpu.prim_func(problem, target), target)
-    return lambda first, second, out: _caller()(kernel, first, second, out)
+    kernel: Kernel = _compiled(cpu.prim_func(problem, target), target)
+    if serial:
+        return kernel
+    return lambda first, second, out: threads.run(
+        kernel, first, second, out, threads=torch.get_num_threads()
+    )
 
 
 def _compiled(func: Any, target: Any) -> Any:
@@ -282,32 +285,11 @@ def _compiled(func: Any, target: Any) -> Any:
     return module["main"]
 
 
-def _caller() -> Any:
-    """How this thread calls kernels.  TVM's pool of threads is one for each calling thread."""
-    call = getattr(_thread, "call", None)
-    if call is None:
-        from legalize import cpu
-
-        cpu.configure_threads(torch.get_num_threads())
-        call = _thread.call = _direct
-    return call
-
-
-def _direct(kernel: Any, *tensors: torch.Tensor) -> None:
-    kernel(*tensors)
-
-
 def _after_fork() -> None:
-    """A child has one thread and not its pool, for which it would wait forever.
-
-    A fresh thread gets a fresh pool; so kernels of the thread that forked run in one.
-    """
+    """The thread that held the lock may be one that the child has not."""
     global _lock
     _lock = threading.RLock()
     cache.kept.reset_lock()
-    if getattr(_thread, "call", None) is not None:
-        pool = ThreadPoolExecutor(1, "relay_wgrad")
-        _thread.call = lambda *args: pool.submit(lambda: _caller()(*args)).result()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,163 @@
+"""Threads that run parallel CPU kernels for all others.
+
+TVM has a pool of workers for each thread that ever ran a parallel kernel, and keeps it when that
+thread is gone: a server with a thread for each request would grow until it dies.  So the main
+thread runs kernels itself, and any other one hands them to one of a few that stay.  A child of
+`fork` has none of its parent's workers, and would wait for them: there its calls are handed to new
+threads.
+
+No workers are needed, wherever a kernel runs, if it is serial or is to have one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import get_ident
+from typing import Any
+
+RUNNERS = 2
+"""Threads besides the main one, at most, that run kernels: one call each at a time."""
+
+
+class _Mine(threading.local):
+    """What a thread knows of itself."""
+
+    set: int | None = 0  # threads that its kernels are set to; None: every core; 0: nothing
+    is_runner = False
+    has_lost_workers = False  # it forked
+
+
+_mine = _Mine()
+_main: int | None = threading.main_thread().ident  # runs its kernels itself; None in a fork
+
+
+def run(function: Callable[..., Any], *args: Any, threads: int | None = None) -> Any:
+    """`function(*args)`, of a function that may run parallel CPU kernels, from any thread.
+
+    `threads`: that share the work of a kernel, at most; None: every core that the process may use,
+    or in the main thread what it is set to.  A set TVM_NUM_THREADS comes before either.  Raises
+    what the function raises, and ValueError for a TVM_NUM_THREADS that is no number of threads.
+    """
+    if threads is not None and _mine.set == threads:
+        return function(*args)
+    if _mine.is_runner:  # a function that calls back
+        return function(*args)
+    if get_ident() == _main:
+        if threads is not None:
+            _share(threads)
+        return function(*args)
+    given = os.environ.get("TVM_NUM_THREADS")
+    if given == "1":  # for TVM in every thread
+        return function(*args)
+    if threads == 1 and given is None and not _mine.has_lost_workers:
+        _alone()
+        return function(*args)
+    return _runners.run(function, args, threads)
+
+
+def _share(threads: int | None) -> None:
+    """Kernels of this thread run in so many from now on."""
+    from legalize.cpu import configure_threads
+
+    configure_threads(threads)
+    _mine.set = threads
+
+
+def _alone() -> None:
+    """Kernels of this thread run in it, which has no workers."""
+    import tvm
+
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    share_all_cores = -3
+    tvm.get_global_func("runtime.config_threadpool")(share_all_cores, 1, [str(min(cores))])
+    if hasattr(os, "sched_setaffinity"):  # TVM has bound the thread to that core
+        os.sched_setaffinity(0, cores)
+    _mine.set = 1
+
+
+class _Job:
+    __slots__ = ("args", "done", "error", "function", "is_over", "result", "threads")
+
+    def __init__(self, function: Callable[..., Any], args: Any, threads: int | None) -> None:
+        self.function, self.args, self.threads = function, args, threads
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.is_over = False
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def run(self) -> None:
+        try:
+            if self.threads != _mine.set:
+                _share(self.threads)
+            self.result = self.function(*self.args)
+        except BaseException as error:
+            self.error = error
+
+
+class _Runners:
+    """The threads that calls are handed to.  They end with the process."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._count = 0
+        self._free = 0  # runners that wait, less jobs that do
+
+    def run(self, function: Callable[..., Any], args: Any, threads: int | None) -> Any:
+        job = _Job(function, args, threads)
+        with self._lock:
+            if self._free <= 0 and self._count < RUNNERS:
+                self._start()
+            self._free -= 1
+        if not self._count:  # the system, or a process that ends, allows no more threads
+            return function(*args)
+        self._jobs.put(job)
+        try:
+            job.done.acquire()
+        except BaseException:  # an interrupt; the kernel writes until it is done
+            while not job.is_over:
+                job.done.acquire(timeout=1)
+            raise
+        if job.error is not None:
+            try:
+                raise job.error
+            finally:
+                del job  # has the error, whose traceback has this frame
+        return job.result
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name="relay_wgrad.threads", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return
+        self._count += 1
+        self._free += 1
+
+    def _work(self) -> None:
+        _mine.is_runner = True
+        while True:
+            job = self._jobs.get()
+            job.run()
+            with self._lock:
+                self._free += 1
+            job.is_over = True
+            job.done.release()
+            del job  # its tensors are the caller's alone
+
+
+_runners = _Runners()
+
+
+def _after_fork() -> None:
+    global _main, _runners
+    _main, _runners = None, _Runners()
+    _mine.set, _mine.is_runner, _mine.has_lost_workers = 0, False, True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
