@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm import relax, s_tir, te, tirx
+from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.utils import gen_call_tir_inputs
 from tvm.target import Target
 
 from relay_wgrad.attrs import padding4, pair
+from relay_wgrad.dtypes import HALVES
 from relay_wgrad.opdef import OpDef
 
 from .cpu import max_pool
@@ -51,7 +52,7 @@ def te_max_pool2d_backward(
         return tirx.const(2**31 - 1, "int32"), least
 
     # TVM does not legalize a pair with a bfloat16 in it.
-    wide = "float32" if data.dtype in ("float16", "bfloat16") else data.dtype
+    wide = "float32" if data.dtype in HALVES else data.dtype
     least = tirx.min_value(wide)
     reducer = te.comm_reducer(first_maximum, nothing, name="first_maximum")
     i, j = te.reduce_axis((0, kernel[0]), "i"), te.reduce_axis((0, kernel[1]), "j")
@@ -78,14 +79,16 @@ def te_max_pool2d_backward(
         )  # fmt: skip
         source = at(list(index), p, q)
         here = ((kernel[0] - 1 - r) * kernel[1] + kernel[1] - 1 - s).astype("int32")
+        value = cast(grad(*source), wide, 1)
         taken = tirx.if_then_else(
             exists,
-            tirx.if_then_else(chosen(*source) == here, grad(*source), tirx.const(0, grad.dtype)),
-            tirx.const(0, grad.dtype),
+            tirx.if_then_else(chosen(*source) == here, value, tirx.const(0, wide)),
+            tirx.const(0, wide),
         )
         return te.sum(taken, axis=[r, s])
 
-    return te.compute(data.shape, scatter, name="max_pool2d_backward")
+    total = te.compute(data.shape, scatter, name="max_pool2d_backward")
+    return total if wide == grad.dtype else topi.cast(total, grad.dtype)
 
 
 def max_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
@@ -146,8 +149,14 @@ _SCHEDULES: dict[str, Callable[[s_tir.Schedule, Any], None]] = {
 
 def _scheduled(func: tirx.PrimFunc, schedule: Callable[..., None]) -> tirx.PrimFunc:
     sch = s_tir.Schedule(func)
-    for block in ("first_maximum", "max_pool2d_backward"):
-        schedule(sch, sch.get_sblock(block, func_name="main"))
+    blocks = [
+        sch.get_sblock(name, func_name="main") for name in ("first_maximum", "max_pool2d_backward")
+    ]
+    later = sch.get_consumers(blocks[-1])
+    for block in blocks:
+        schedule(sch, block)
+    for block in later:  # which rounds a sum
+        sch.reverse_compute_at(block, sch.get_loops(blocks[-1])[schedule is _threads])
     return _finished(sch.mod["main"])
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+HALVES = ("float16", "bfloat16")
+
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """numpy has no bfloat16 of its own; ml_dtypes has."""

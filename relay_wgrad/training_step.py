@@ -13,9 +13,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from .dtypes import HALVES
 from .frontend import TrainingGraph
 from .transform import grad
-from .transform.mixed_precision import HALVES, accumulate_wide, mixed_precision
+from .transform.mixed_precision import accumulate_wide, mixed_precision
 
 ADJOINT = "main_adjoint"
 SCALE = "loss_scale"

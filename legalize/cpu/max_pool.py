@@ -10,6 +10,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from relay_wgrad.dtypes import HALVES
+
 from .axes import Axis
 from .emit import argument, bind, cast, flat, int64, local, parallel, serial, when, zero
 
@@ -29,8 +31,9 @@ def planes(
     """
     n, c, h, w = shape
     p, q = out[2:]
-    # What is compared: TVM's half-precision types are converted for each comparison.
-    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    # What is compared and added: TVM's half-precision types are converted for each operation, and
+    # sums of them are float32's.
+    wide = "float32" if dtype in HALVES else dtype
     axes = [
         Axis(False, shape[2 + i], out[2 + i], kernel[i], strides[i], dilation[i], before[i])
         for i in (0, 1)
@@ -44,8 +47,10 @@ def planes(
         grad, data, result = (flat(buffers[name], dtype, size) for name, size in sizes.items())
         with parallel(n * c) as (plane,):
             source, gradient = bind(plane * (h * w)), bind(plane * (p * q))
+            # Sums: in the result, or for half precision beside it.
+            sums, start = (result, source) if wide == dtype else (local("sums", h * w, wide), 0)
             with serial(h * w) as i:
-                T.buffer_store(result, zero(dtype), [int64(source + i)])
+                T.buffer_store(sums, zero(wide), [int64(start + i)])
             with serial(p) as row, serial(q) as column:
                 most, place = local("most", 1, wide), local("place", 1, "int64")
                 T.buffer_store(place, int64(-1), [int64(0)])
@@ -67,6 +72,11 @@ def planes(
                     )
                 at = bind(place[int64(0)])
                 with when(at >= 0):
-                    total = result[int64(at)] + grad[int64(gradient + row * q + column)]
-                    T.buffer_store(result, total, [int64(at)])
+                    more = bind(cast(grad[int64(gradient + row * q + column)], wide, 1))
+                    place_in = int64(at - source + start)
+                    T.buffer_store(sums, sums[place_in] + more, [place_in])
+            if wide != dtype:
+                with serial(h * w) as i:
+                    value = sums[int64(i)].astype(dtype)
+                    T.buffer_store(result, value, [int64(source + i)])
     return builder.get()

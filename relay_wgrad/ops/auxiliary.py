@@ -17,7 +17,7 @@ from .. import opdef
 from ..attrs import as_ints
 from ..layout_rules import stock, table
 from ..relation import as_size
-from . import ties
+from . import half, ties
 
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
@@ -202,7 +202,10 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     **ties.GRADIENTS,
 }
 
-_LEGALIZERS = {"relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_backward_rule"}
+_LEGALIZERS = {
+    **dict.fromkeys(half.REDUCTIONS, half.LEGALIZER),
+    "relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_backward_rule",
+}
 
 
 def _define(name: str) -> opdef.OpDef:
@@ -213,7 +216,9 @@ def _define(name: str) -> opdef.OpDef:
         rules[opdef.GRADIENT] = lambda upstream: gradient
     if name in stock.ADDED:
         rules[opdef.INFER_LAYOUT] = lambda upstream: stock.follow_rule(name)
-    documented = gradient if gradient is not None else table.FOLLOW[name]
+    if name in half.GRADIENTS:
+        rules[opdef.GRADIENT] = lambda upstream: half.gradient_rule(name, upstream)
+    documented: Any = gradient or table.FOLLOW.get(name) or half
     return opdef.OpDef(
         name=name,
         summary=(documented.__doc__ or "").strip().partition("\n")[0],
@@ -222,4 +227,4 @@ def _define(name: str) -> opdef.OpDef:
     )
 
 
-DEFS = tuple(_define(name) for name in dict.fromkeys((*_GRADIENTS, *stock.ADDED)))
+DEFS = tuple(_define(name) for name in dict.fromkeys((*_GRADIENTS, *stock.ADDED, *_LEGALIZERS)))

@@ -24,6 +24,7 @@ from tvm.s_tir.dlight.base import try_inline
 from tvm.target import Target
 
 from .fused_kernels import fused_kernels
+from .half_scans import HalfScans
 
 _SCHEDULED = "tirx.is_scheduled"
 # Scalar operations that are worth waking other threads for; elements of an inner loop, at least.
@@ -52,6 +53,7 @@ def cpu_pipeline() -> Callable[..., tvm.IRModule]:
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = Target.current(allow_none=False)
         passes = [
+            HalfScans(),
             *library_dispatch_passes(target),
             *fused_kernels(),
             parallel_kernels(),

@@ -12,11 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
+from tvm import s_tir, tirx
 from tvm.s_tir import dlight
+from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 
+from ..dtypes import HALVES
 from .cuda_reduction import ChannelSum
 from .fused_kernels import fused_kernels
+from .half_scans import HalfScans
 
 
 class _Careful(dlight.base.ScheduleRule):
@@ -34,6 +38,34 @@ class _Careful(dlight.base.ScheduleRule):
             return None
 
 
+class _NotHalf(dlight.base.ScheduleRule):
+    """A schedule rule that never sees a sum over half-precision tensors.
+
+    For those upstream's rule for matrix products looks for tensor-core instructions, and from some
+    sizes on TVM's `Tensorize` then crashes the process, which nothing here could catch.  Products
+    that are legalized by `legalize.half` read a widened copy, so the rule takes them.
+    """
+
+    def __init__(self, rule: Any) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def apply(self, func: Any, target: Any, tunable: bool) -> Any:
+        """The rule's schedule, or None."""
+        return None if _sums_halves(func) else self.rule.apply(func, target, tunable)
+
+
+def _sums_halves(func: Any) -> bool:
+    if not isinstance(func, tirx.PrimFunc):
+        return False
+    sch = s_tir.Schedule(func)
+    infos = normalize_prim_func(sch)
+    if infos is None:  # another form: what it is handed has to do
+        return any(str(buffer.dtype) in HALVES for buffer in func.buffer_map.values())
+    sums = [sch.get(info.block_rv) for info in infos if "R" in info.dom_kind()]
+    return any(str(read.source.dtype) in HALVES for block in sums for read in block.reads)
+
+
 def cuda_pipeline() -> Callable[..., tvm.IRModule]:
     """The pipeline, for `tvm.compile(mod, target, relax_pipeline=cuda_pipeline())`.
 
@@ -47,7 +79,7 @@ def cuda_pipeline() -> Callable[..., tvm.IRModule]:
 
     gpu = dlight.gpu
     rules = [
-        ChannelSum(), gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(),
+        ChannelSum(), _NotHalf(gpu.Matmul()), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(),
         gpu.Fallback(),
     ]  # fmt: skip
 
@@ -55,6 +87,7 @@ def cuda_pipeline() -> Callable[..., tvm.IRModule]:
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = Target.current(allow_none=False)
         passes = [
+            HalfScans(),
             *library_dispatch_passes(target),
             *fused_kernels(),
             dlight.ApplyDefaultSchedule(*map(_Careful, rules)),

@@ -17,6 +17,7 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx, topi
 
+from ..dtypes import HALVES
 from .recompute import Recompute
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -54,9 +55,16 @@ def mean(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     summed = [lengths[int(a)] for a in axes] if axes is not None and lengths else lengths
     if not summed or not all(isinstance(length, tirx.IntImm) for length in summed):
         return _upstream(bb, call)
-    total = bb.emit_te(topi.sum, x, axes, call.attrs.keepdims, primfunc_name_hint="sum")
     count = tirx.const(math.prod(map(int, summed)), "int64")
-    return bb.call_te(topi.divide, total, count, primfunc_name_hint="divide")
+    dtype = str(x.ty.dtype)
+    if dtype in HALVES:
+        x = bb.emit_te(topi.cast, x, "float32", primfunc_name_hint="widened")
+    total = bb.emit_te(topi.sum, x, axes, call.attrs.keepdims, primfunc_name_hint="sum")
+
+    def divide(total: Any) -> Any:
+        return topi.cast(topi.divide(total, count), dtype)
+
+    return bb.call_te(divide, total)
 
 
 def relu(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -24,12 +24,11 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
+from ..dtypes import HALVES
 from ..ops.algebra import WGRAD_KEYS, make_call
 from ..ops.conv2d_backward_weight import DEF as WGRAD
 from .substitute import substitute
 from .surface import check_relax_module
-
-HALVES = ("float16", "bfloat16")
 
 # Always in half precision.
 _ALWAYS = frozenset({

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ...dtypes import HALVES
 from ..ast import Call, Constant, Expr, Op
 from ..make import call as call
 from ..ops import lookup, show
@@ -74,6 +75,16 @@ def constant(value: Any, dtype: str) -> Constant:
 def scalar(value: float, like: Expr) -> Constant:
     """A constant without axes, of a tensor's dtype."""
     return constant(value, type_of(like).dtype)
+
+
+def share(x: Expr, count: int, like: Expr) -> Expr:
+    """x / count as a multiplication; half precision in float32, for a count need not be a float16
+    nor its inverse a normal one."""
+    dtype = type_of(like).dtype
+    if dtype not in HALVES:
+        return x * scalar(1 / count, like)
+    return call("cast", call("cast", x, dtype="float32") * constant(1 / count, "float32"),
+                dtype=dtype)  # fmt: skip
 
 
 def refuse(orig: Call, why: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...dtypes import HALVES
 from ..ast import Call, Expr
 from ..ops.nn import resize_matrix
 from ..ops.table import Call as Site
@@ -17,6 +18,7 @@ from .common import (
     reshape,
     reshape_like,
     scalar,
+    share,
     sizes,
     total,
     transpose,
@@ -171,15 +173,19 @@ def _upsampling(orig: Call, grad: Expr) -> list[Expr]:
     return [grad]
 
 
+def _over_batch(grad: Expr, batch: int, x: Expr) -> Expr:
+    return share(grad, batch, x) if type_of(x).dtype in HALVES else grad / scalar(batch, x)
+
+
 def _cross_entropy(orig: Call, grad: Expr) -> list[Expr]:
     x, y = orig.args
-    grad = grad / scalar(sizes(orig, x)[0], x)
+    grad = _over_batch(grad, sizes(orig, x)[0], x)
     return [-grad * y / x, -grad * log(x)]
 
 
 def _cross_entropy_with_logits(orig: Call, grad: Expr) -> list[Expr]:
     x, y = orig.args
-    grad = grad / scalar(sizes(orig, x)[0], x)
+    grad = _over_batch(grad, sizes(orig, x)[0], x)
     return [-grad * y, -grad * x]
 
 

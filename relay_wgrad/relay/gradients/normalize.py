@@ -5,17 +5,18 @@ The other normalizations are differentiated in simple operators: see `transform.
 
 from __future__ import annotations
 
+from ...dtypes import HALVES
 from ..ast import Call, Expr
-from .common import Rule, attributes, call, power, scalar, sizes
+from .common import Rule, attributes, call, constant, power, sizes, type_of
 
 
-def _window_sum(x: Expr, axis: int, count: int, size: int, like: Expr) -> Expr:
+def _window_sum(x: Expr, axis: int, count: int, size: int, dtype: str) -> Expr:
     """The sum of the `count` neighbours of each element along an axis."""
     half = count // 2
     if not half:
         return x
     widths = [[half, half] if i == axis else [0, 0] for i in range(4)]
-    padded = call("nn.pad", x, scalar(0, like), pad_width=widths)
+    padded = call("nn.pad", x, constant(0, dtype), pad_width=widths)
     out: Expr | None = None
     for i in range(count):
         part = call("strided_slice", padded, begin=[i], end=[i + size], strides=[1], axes=[axis])
@@ -28,14 +29,23 @@ def _lrn(orig: Call, grad: Expr) -> list[Expr]:
     """y = x / n**b with n = bias + a/s S(x x), S a sum of s neighbours, its own transpose:
 
     dx = g / n**b - 2 a b / s x S(g x / n**(b + 1))
+
+    Half precision is widened before and rounded after.
     """
     x, a = orig.args[0], attributes(orig)
+    own = type_of(x).dtype
+    dtype = "float32" if own in HALVES else own
     axis, count = a["axis"], a["size"]
     size, share = sizes(orig, x)[axis], a["alpha"] / a["size"]
-    norm = _window_sum(x * x, axis, count, size, x) * scalar(share, x) + scalar(a["bias"], x)
-    through = grad * x / power(norm, scalar(a["beta"] + 1, x))
-    back = x * _window_sum(through, axis, count, size, x)
-    return [grad / power(norm, scalar(a["beta"], x)) - back * scalar(2 * share * a["beta"], x)]
+    if dtype != own:
+        x, grad = call("cast", x, dtype=dtype), call("cast", grad, dtype=dtype)
+    squares = _window_sum(x * x, axis, count, size, dtype)
+    norm = squares * constant(share, dtype) + constant(a["bias"], dtype)
+    through = grad * x / power(norm, constant(a["beta"] + 1, dtype))
+    back = x * _window_sum(through, axis, count, size, dtype)
+    slope = grad / power(norm, constant(a["beta"], dtype))
+    slope = slope - back * constant(2 * share * a["beta"], dtype)
+    return [slope if dtype == own else call("cast", slope, dtype=own)]
 
 
 RULES: dict[str, Rule] = {"nn.lrn": _lrn}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...dtypes import HALVES
 from ..ast import Call, Expr
 from ..ops.reduce import reduced_axes
 from ..ops.table import Call as Site
@@ -14,6 +15,7 @@ from .common import (
     collapse_sum_like,
     exp,
     scalar,
+    share,
     sizes,
     total,
     type_of,
@@ -47,8 +49,7 @@ def _sum(orig: Call, grad: Expr) -> list[Expr]:
 
 def _mean(orig: Call, grad: Expr) -> list[Expr]:
     data = orig.args[0]
-    share = _expanded(grad, orig) * scalar(1 / _count(orig), data)
-    return [broadcast_to_like(share, data)]
+    return [broadcast_to_like(share(_expanded(grad, orig), _count(orig), data), data)]
 
 
 def _extreme(orig: Call, grad: Expr) -> list[Expr]:
@@ -64,7 +65,11 @@ def _variance(orig: Call, grad: Expr) -> list[Expr]:
     """Of sum((x - m)**2) / n: 2 (x - m) / n by x, minus that by m."""
     data, mean = orig.args
     count = _count(orig) - int(attributes(orig)["unbiased"])
-    slope = (data - mean) * (_expanded(grad, orig) * scalar(2 / count, data))
+    grad = _expanded(grad, orig)
+    if type_of(data).dtype in HALVES:
+        slope = (data - mean) * share(grad + grad, count, data)
+    else:
+        slope = (data - mean) * (grad * scalar(2 / count, data))
     return [slope, collapse_sum_like(-slope, mean)]
 
 

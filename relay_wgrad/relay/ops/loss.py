@@ -11,7 +11,7 @@ from tvm import relax
 from ...dtypes import numpy_dtype
 from ..types import TensorType, Type
 from .relations import agree, bounds
-from .table import Attr, Call, Site, define, show
+from .table import Attr, Call, Site, define, in_float32, show
 
 R = relax.op
 
@@ -98,9 +98,9 @@ def _nll_loss(s: Site) -> Any:
 
 
 define("nn.cross_entropy", "predictions targets", _cross_entropy_type,
-       lambda s: _cross_entropy(s, log=True), "numpy")  # fmt: skip
+       in_float32(lambda s: _cross_entropy(s, log=True)), "numpy")  # fmt: skip
 define("nn.cross_entropy_with_logits", "predictions targets", _cross_entropy_type,
-       lambda s: _cross_entropy(s, log=False), "numpy")  # fmt: skip
+       in_float32(lambda s: _cross_entropy(s, log=False)), "numpy")  # fmt: skip
 define("nn.nll_loss", "predictions targets weights", _nll_loss_type, _nll_loss, "torch",
        Attr("reduction", "mean", "str"),
        Attr("ignore_index", -100, "int", always=True))  # fmt: skip

@@ -9,7 +9,7 @@ from tvm import relax
 
 from ..types import TensorType, TupleType, Type
 from .nn import along
-from .table import REQUIRED, Attr, Call, Site, define, show
+from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 
 R = relax.op
 
@@ -30,6 +30,7 @@ def _batch_norm_type(call: Call) -> Type:
     return TupleType((data, vector, vector))
 
 
+@in_float32
 def _batch_norm(s: Site) -> Any:
     """x * scale + shift with the moving statistics, which come back unchanged."""
     x, gamma, beta, mean, variance = s.args
@@ -64,6 +65,7 @@ def _affine(s: Site, x: Any) -> Any:
     return x
 
 
+@in_float32
 def _layer_norm(s: Site) -> Any:
     axis = s.axis(s.attrs["axis"], len(s.tensor().shape))
     return _affine(s, _standardized(s, s.args[0], [axis]))
@@ -76,6 +78,7 @@ def _instance_norm_type(call: Call) -> Type:
     return data
 
 
+@in_float32
 def _instance_norm(s: Site) -> Any:
     ndim = len(s.tensor().shape)
     axis = s.axis(s.attrs["axis"], ndim)
@@ -90,6 +93,7 @@ def _group_norm_type(call: Call) -> Type:
     return data
 
 
+@in_float32
 def _group_norm(s: Site) -> Any:
     """Channels as (groups, channels of a group); over the latter and all axes behind."""
     shape, groups = s.sizes(s.tensor()), s.attrs["num_groups"]
@@ -111,6 +115,7 @@ def _lrn_type(call: Call) -> Type:
     return data
 
 
+@in_float32
 def _lrn(s: Site) -> Any:
     """x / (bias + alpha / size * (sum of squares of `size` neighbours along an axis)) ** beta."""
     x, a = s.args[0], s.attrs
@@ -137,6 +142,7 @@ def _l2_normalize_type(call: Call) -> Type:
     return data
 
 
+@in_float32
 def _l2_normalize(s: Site) -> Any:
     """x / sqrt(max(sum of squares, eps))."""
     x = s.args[0]

@@ -8,7 +8,7 @@ from tvm import relax
 
 from ..types import ANY, TensorType, Type
 from .relations import agree
-from .table import REQUIRED, Attr, Call, Site, define, show
+from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 from .windows import padding, pair, pooled, spatial_axes
 
 R = relax.op
@@ -170,6 +170,7 @@ define("nn.avg_pool2d_grad", "out_grad data", _grad_type,
 define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *LAYOUT)
 define("nn.global_max_pool2d", "data", _global_type, _global_max, "torch", *LAYOUT)
 define("nn.adaptive_avg_pool2d", "data", _adaptive_type,
-       lambda s: _adaptive(s, _targets(s), maximum=False), "torch", *ADAPTIVE)  # fmt: skip
+       in_float32(lambda s: _adaptive(s, _targets(s), maximum=False)), "torch",
+       *ADAPTIVE)  # fmt: skip
 define("nn.adaptive_max_pool2d", "data", _adaptive_type,
        lambda s: _adaptive(s, _targets(s), maximum=True), "torch", *ADAPTIVE)  # fmt: skip

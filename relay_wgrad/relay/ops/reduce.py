@@ -10,7 +10,7 @@ from tvm import relax
 
 from ..types import ANY, TensorType, Type
 from .relations import agree, broadcast
-from .table import Attr, Builder, Call, Site, define, show, show_shape
+from .table import Attr, Builder, Call, Site, define, in_float32, show, show_shape
 
 R = relax.op
 
@@ -108,6 +108,7 @@ def _arg(function: Callable[..., Any]) -> Builder:
     return build
 
 
+@in_float32
 def _variance(s: Site) -> Any:
     """The mean of squared differences, over n - 1 where unbiased."""
     axes, shape = reduced_axes(s), s.tensor().shape

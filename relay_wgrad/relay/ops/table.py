@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from ...dtypes import HALVES
 from ..ast import Attrs
 from ..types import ANY, Dim, FuncType, TensorType, TupleType, Type
 from .attributes import REQUIRED as REQUIRED
@@ -235,6 +236,37 @@ class RelayOp:
     def _arity(self, types: Sequence[Type]) -> tuple[Type, ...]:
         self.check_count(len(types))
         return tuple(types)
+
+
+def in_float32(builder: Builder) -> Builder:
+    """Of several operations: half-precision tensors are widened before the first and rounded after
+    the last, not in between."""
+
+    def wide(ty: Type) -> Type:
+        if isinstance(ty, TensorType) and ty.dtype in HALVES:
+            return replace(ty, dtype="float32")
+        return ty
+
+    def rounded(made: Any, ty: Type) -> Any:
+        if isinstance(ty, TensorType) and ty.dtype in HALVES:
+            return relax.op.astype(made, ty.dtype)
+        return made
+
+    def build(s: Site) -> Any:
+        types = tuple(map(wide, s.types))
+        if types == s.types:
+            return builder(s)
+        args = tuple(
+            x if a == b else s.emit(relax.op.astype(x, "float32"))
+            for x, a, b in zip(s.args, s.types, types, strict=True)
+        )
+        made = builder(replace(s, types=types, args=args))
+        if not isinstance(s.out, TupleType):
+            return rounded(s.emit(made), s.out)
+        parts = zip(made.fields, s.out.fields, strict=True)
+        return relax.Tuple([s.emit(rounded(part, ty)) for part, ty in parts])
+
+    return build
 
 
 def _computed(site: Site, compute: Callable[..., Any]) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tvm import relax
 
+from ...dtypes import HALVES
 from .. import gradients as _rules  # noqa: F401  (fills the table of rules)
 from ..ast import (
     Call,
@@ -111,12 +112,25 @@ def _simple(function: Function) -> Function:
             assert isinstance(node, Call)
             ty = old.args[0].checked_type
             assert ty is not None
-            return expanded(node, ty)
+            return _expanded(node, ty)
         return node
 
     out = rewrite(function, change)
     assert isinstance(out, Function)
     return out
+
+
+def _expanded(node: Call, ty: Type) -> Expr:
+    """`expanded`; of half-precision tensors in float32, rounded where the operator's results are,
+    so that its own steps are not, nor their gradients."""
+    assert isinstance(node.op, Op)
+    if not isinstance(ty, TensorType) or ty.dtype not in HALVES or node.op.name == "nn.dropout":
+        return expanded(node, ty)
+    wide = replace(node, args=tuple(call("cast", x, dtype="float32") for x in node.args))
+    out = expanded(wide, replace(ty, dtype="float32"))
+    if isinstance(out, Tuple):
+        return Tuple(tuple(call("cast", field, dtype=ty.dtype) for field in out.fields))
+    return call("cast", out, dtype=ty.dtype)
 
 
 class _Lets:

@@ -1,0 +1,100 @@
+"""Reductions, of which those of half precision are computed in float32.
+
+Upstream's legalizations and some of its gradients use the operand's type throughout: sums stagnate,
+and a count of 70,000 elements is no float16.  The legalizations are in `legalize.half`; here is
+which operators they are for, and the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+
+from ..dtypes import HALVES
+from ..relation import as_size
+
+Partials = list[Any]
+R = relax.op
+
+# Also `power`, of which upstream makes nothing in bfloat16.  Not here: maxima, which round nothing;
+# convolutions in two dimensions, whose kernels are ours; `cumsum` and `cumprod`, which TVM compiles
+# before it legalizes (`transform.half_scans`).
+_SUMS = """
+    sum mean variance std prod collapse_sum_to collapse_sum_like
+    nn.softmax nn.log_softmax nn.cross_entropy_with_logits nn.nll_loss grad.nll_loss_backward
+    nn.batch_norm nn.layer_norm nn.group_norm nn.instance_norm nn.rms_norm
+    nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d grad.avg_pool2d_backward
+    nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d
+    scatter_elements scatter_nd grad.take_backward
+    power"""
+_PRODUCTS = """
+    matmul einsum nn.attention nn.attention_bias nn.conv1d nn.conv3d nn.conv1d_transpose
+    nn.conv3d_transpose"""
+PRODUCTS = frozenset(f"relax.{name}" for name in _PRODUCTS.split())
+REDUCTIONS = tuple(f"relax.{name}" for name in f"{_SUMS}{_PRODUCTS}".split())
+
+LEGALIZER = "legalize.half:wide_rule"
+
+
+def _wide(x: Any) -> Any:
+    return R.astype(x, "float32")
+
+
+def mean(call: relax.Call, ct: relax.Var, axes: list[int], count: int) -> Partials:
+    """The cotangent's share for each element, whose count need not be a float16."""
+    share = R.divide(_wide(ct), relax.const(float(count), "float32"))
+    return [
+        R.broadcast_to(_expanded(call, R.astype(share, _dtype(ct)), axes), call.args[0].ty.shape)
+    ]
+
+
+def variance(call: relax.Call, ct: relax.Var, axes: list[int], count: int) -> Partials:
+    """2 (x - mean) / count times the cotangent."""
+    x = _wide(call.args[0])
+    share = R.multiply(_wide(ct), relax.const(2.0 / count, "float32"))
+    slope = R.subtract(x, R.mean(x, axes, True))
+    return [R.astype(R.multiply(slope, _expanded(call, share, axes)), _dtype(ct))]
+
+
+def cross_entropy_with_logits(
+    call: relax.Call, ct: relax.Var, axes: list[int], count: int
+) -> Partials:
+    """Of -sum(x y) / batch: minus the other operand over the batch, times the cotangent."""
+    x, y = call.args
+    batch = as_size(x.ty.shape.values[0]) if x.ty.ndim > 1 else 1
+    share = R.multiply(_wide(ct), relax.const(-1.0 / batch, "float32"))
+    return [R.astype(R.multiply(share, _wide(other)), _dtype(ct)) for other in (y, x)]
+
+
+def _expanded(call: relax.Call, x: Any, axes: list[int]) -> Any:
+    """With the axes that a reduction took away."""
+    return x if call.attrs.keepdims else R.expand_dims(x, axes)
+
+
+def _dtype(x: Any) -> str:
+    return str(x.ty.dtype)
+
+
+GRADIENTS: dict[str, Callable[..., Partials]] = {
+    "relax.mean": mean,
+    "relax.variance": variance,
+    "relax.nn.cross_entropy_with_logits": cross_entropy_with_logits,
+}
+
+
+def gradient_rule(name: str, upstream: Any) -> Callable[..., Partials]:
+    """The gradient for half precision of known sizes; upstream's for all else."""
+
+    def rule(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Any:
+        x = call.args[0]
+        sizes = [as_size(n) for n in x.ty.shape.values] if x.ty.shape is not None else [None]
+        if _dtype(x) not in HALVES or not all(isinstance(n, int) for n in sizes):
+            return upstream(var, call, ct, ctx)
+        given = getattr(call.attrs, "axis", None)
+        axes = sorted(int(a) % len(sizes) for a in (range(len(sizes)) if given is None else given))
+        return GRADIENTS[name](call, ct, axes, math.prod(sizes[a] for a in axes))
+
+    return rule
