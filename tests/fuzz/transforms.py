@@ -361,6 +361,7 @@ def check(line: str) -> str | None:
     ours, theirs, operands = _functions(facts)
     chain = facts["transforms"]
     torch._dynamo.reset()
+    _leave_levels()
     real = kernels._cpu
     if facts["kernels"] == "numpy":
         kernels._cpu = numpy_kernel
@@ -372,6 +373,8 @@ def check(line: str) -> str | None:
                 want = _composed(theirs, chain, operands)(*operands)
             except Exception as error:
                 return f"{REFUSED}PyTorch's own: {type(error).__name__} in {_kinds(chain)}"
+            if type(want) is not torch.Tensor:
+                return f"{REFUSED}PyTorch's own: a {type(want).__name__} from {_kinds(chain)}"
             try:
                 got = _composed(ours, chain, operands)(*operands)
             except NotImplementedError as error:
@@ -381,6 +384,21 @@ def check(line: str) -> str | None:
         if facts["kernels"] == "numpy":
             _forget()
     return _difference(got.detach(), want.detach())
+
+
+def _leave_levels() -> None:
+    """Those that an error in PyTorch's own functions left open: all later cases would fail too."""
+    import torch
+    from torch._functorch import eager_transforms, pyfunctorch
+    from torch.autograd import forward_ad
+
+    while torch._C._functorch.peek_interpreter_stack() is not None:
+        pyfunctorch.pop_dynamic_layer_stack()
+    while forward_ad._current_level >= 0:
+        forward_ad.exit_dual_level()
+    eager_transforms.JVP_NESTING = 0
+    torch._C._set_fwd_grad_enabled(True)
+    torch.set_grad_enabled(True)
 
 
 def _forget() -> None:
