@@ -52,11 +52,15 @@ def hardtanh(ctx: Context, x: Any, low: float, high: float) -> Any:
 def hard_sigmoid(ctx: Context, x: Any, alpha: float, beta: float) -> Any:
     """alpha x + beta between 0 and 1: the gradient is 0 at both, and for NaN."""
     line = ctx.emit(op.add(op.multiply(x, ctx.const(alpha)), ctx.const(beta)))
-    zero, one = ctx.const(0.0), ctx.const(1.0)
-    bound = where(ctx, op.greater_equal(line, one), 1.0, math.nan)
-    bound = where(ctx, op.less_equal(line, zero), 0.0, bound)
-    inside = op.logical_and(op.greater(line, zero), op.less(line, one))
-    return where(ctx, inside, line, bound)
+    # A compiler may round the line once or twice, so its corners are told by x, as PyTorch does;
+    # files have alpha and beta in float32, of which corners at -3 and 3 come back exactly.
+    of, low, high = line, 0.0, 1.0
+    if alpha > 0:
+        of, low, high = x, float(np.float32(-beta / alpha)), float(np.float32((1 - beta) / alpha))
+    bottom, top = ctx.const(low), ctx.const(high)
+    bound = where(ctx, op.greater_equal(of, top), 1.0, math.nan)
+    bound = where(ctx, op.less_equal(of, bottom), 0.0, bound)
+    return where(ctx, op.logical_and(op.greater(of, bottom), op.less(of, top)), line, bound)
 
 
 def hard_swish(ctx: Context, x: Any) -> Any:

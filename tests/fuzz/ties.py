@@ -8,6 +8,8 @@ for single ops infinities and NaN too.  It becomes a training graph by `from_tor
 function by `transform.grad` or stock `Gradient` under `register()`, compiled by our CPU pipeline or
 by the stock one.  Selections come first, since they are exact in every dtype; what rounds is the
 last op only, so that both sides choose the same branches.
+
+`--tree DIR` with an old checkout finds what was wrong there: `--only op=relu,special=0`.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fuzz.harness import Generator, main
+from tests.fuzz.harness import REFUSED, Generator, main
 
 SHAPE = (3, 17)  # a row is longer than a vector, and has a rest
 VALUES = (-6.0, -3.0, -2.0, -1.0, -0.5, -0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 2.0, 3.0, 6.0)
 SPECIAL = (float("inf"), float("-inf"), float("nan"))
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3}
+LOOSE = {"hardsigmoid": 1e-7}  # PyTorch's float64 kernel has a float32 sixth as its slope
 
 
 @dataclass(frozen=True)
@@ -337,7 +340,13 @@ def check(line: str) -> str | None:
     found, ops = fields(line), operations()
     special = found["special"] == "1"
     with registered(), np.errstate(all="ignore"):
-        module, wrt, inputs = (by_torch if found["front"] == "torch" else by_relax)(line)
+        try:
+            module, wrt, inputs = (by_torch if found["front"] == "torch" else by_relax)(line)
+        except (ValueError, tvm.error.InternalError) as error:
+            # What has no rule is refused in our words, or by the stock pass in its own.
+            reason = str(error).strip().splitlines()[-1]
+            known = re.search("not supported|no gradient|has not been registered for", reason)
+            return f"{REFUSED}{reason}" if known else reason
         target = legalize.cpu.host_target()
         pipeline = cpu_pipeline() if found["pipeline"] == "cpu" else "default"
         executable = tvm.compile(module, target=target, relax_pipeline=pipeline)
@@ -366,11 +375,12 @@ def check(line: str) -> str | None:
                     continue
             one, other = mine[keep].astype("float64"), right[keep].astype("float64")
             finite = np.isfinite(other)
-            same = np.array_equal(one[~finite], other[~finite])
+            same = np.array_equal(one[~finite], other[~finite], equal_nan=True)
             distance = float(np.linalg.norm(one[finite] - other[finite]))
             size = max(1.0, float(np.linalg.norm(other[finite])))
-            if not (same and distance <= TOLERANCE[found["dtype"]] * size):
-                bad = ~(np.abs(one - other) <= TOLERANCE[found["dtype"]] * size) & (one != other)
+            limit = max(TOLERANCE[found["dtype"]], LOOSE.get(name, 0.0)) * size
+            if not (same and distance <= limit):
+                bad = ~(np.abs(one - other) <= limit) & ~((one == other) | np.isnan(one + other))
                 at = np.argwhere(keep)[bad]
                 where = tuple(int(i) for i in at[0]) if len(at) else ()
                 operands = [float(v[where]) for v in values(line)] if where else []
