@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import tvm
-from onnx import helper, numpy_helper
+from onnx import helper
 from tvm import relax
 
 from .bundled import load, near
@@ -337,7 +337,10 @@ def _known(
         if min(shape, default=0) < 0 or math.prod(shape) > MOST_ELEMENTS:
             raise ValueError(f"{node.label}: no tensor has the shape {shape!s:.80}")
         fill = node.attr("value")
-        scalar = np.float32(0) if fill is None else numpy_helper.to_array(fill).reshape(())
+        scalar = np.zeros(1, "float32") if fill is None else array_of(node.label, "value", fill)
+        if scalar.size != 1:
+            raise ValueError(f"{node.label}: value has {scalar.size} elements, not one")
+        scalar = scalar.reshape(())
         array = np.broadcast_to(scalar, tuple(shape))  # takes no memory
         measured = present[0].measured
         weight = _is_weight(array) and not measured

@@ -133,6 +133,13 @@ def _sizes(*sizes: int) -> Any:
     return change
 
 
+def _fill_without_data(g: onnx.GraphProto) -> None:
+    _shape_of_ones(6, 2, 3, 3)(g)
+    fill = numpy_helper.from_array(np.ones(1, "float32"))
+    fill.ClearField("raw_data")
+    g.node[0].attribute.append(helper.make_attribute("value", fill))
+
+
 def _shape_of_ones(*sizes: int) -> Any:
     def change(g: onnx.GraphProto) -> None:
         shape = helper.make_node("ConstantOfShape", ["s"], ["w"], name="ones")
@@ -159,6 +166,7 @@ GRAPHS = {
     "type": (lambda g: setattr(g.initializer[0], "data_type", 99), "is of no known type (99)"),
     "constant": (_shape_of_ones(6, -2, 3, 3), "no tensor has the shape [6, -2, 3, 3]"),
     "large constant": (_shape_of_ones(2**40, 2, 3, 3), "no tensor has the shape [1099511627776"),
+    "fill": (_fill_without_data, "ConstantOfShape node 'ones': value of shape [1] lacks data"),
     "no input": (lambda g: g.node[0].input.__setitem__(0, "w"), "the model has no data input"),
 }  # fmt: skip
 
