@@ -109,7 +109,9 @@ def _same_node(x: Expr, y: Any) -> bool:
     if isinstance(x, (GlobalVar, Op)):
         return bool(x.name == y.name)
     if isinstance(x, Call):
-        return x.type_args == y.type_args and _same_attrs(x.attrs, y.attrs)
+        # An operator's are its arguments' types, which inference fills in.
+        same = isinstance(x.op, Op) or x.type_args == y.type_args
+        return same and _same_attrs(x.attrs, y.attrs)
     if isinstance(x, Function):
         return x.ret_type == y.ret_type and _same_attrs(x.attrs, y.attrs)
     if isinstance(x, TupleGetItem):

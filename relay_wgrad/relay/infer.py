@@ -139,6 +139,10 @@ class _Types:
         changes: dict[str, Any] = {}
         if rebuilt.checked_type != ty:
             changes["checked_type"] = ty
+        if isinstance(old, Call) and isinstance(old.op, Op):
+            given = tuple(self.types[arg] for arg in old.args)
+            if old.type_args != given:
+                changes["type_args"] = given
         if isinstance(old, Var) and old.type_annotation is None:
             changes["type_annotation"] = ty
         if isinstance(old, Function):
@@ -237,9 +241,9 @@ class _Types:
     def _call(self, node: Call) -> Steps:
         args: list[Any] = []
         for arg in node.args:
-            # A variable without a type gets what the operator says of it.
+            # A variable without a type gets what the operator or the function says of it.
             open_ = isinstance(arg, Var) and arg not in self.types and _stated(arg) is None
-            got = None if open_ and isinstance(node.op, Op) else (yield self.of(arg))
+            got = None if open_ else (yield self.of(arg))
             args.append(got)
         if isinstance(node.op, Op):
             try:
@@ -253,7 +257,7 @@ class _Types:
         function = bound if bound is not None else node.op
         if isinstance(function, Function) and len(function.params) == len(args):
             for param, ty in zip(function.params, args, strict=True):
-                if _stated(param) is None:
+                if _stated(param) is None and ty is not None:
                     self.types.setdefault(param, ty)
         callee = yield self.of(function)
         if bound is not None:
@@ -263,6 +267,9 @@ class _Types:
         if len(callee.arg_types) != len(args):
             fail(node, f"a function of {len(callee.arg_types)} takes {len(args)} arguments")
         for i, (ty, wanted) in enumerate(zip(args, callee.arg_types, strict=True)):
+            if ty is None:
+                # One variable may be two arguments.
+                ty = self.types.setdefault(node.args[i], wanted)
             _fits(node, ty, wanted, f"argument {i}")
         return callee.ret_type
 

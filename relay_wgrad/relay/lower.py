@@ -238,7 +238,9 @@ class _Lowering:
                 made = op.build(self.bb, exprs, node.attrs, types, out)
             bound = self.bb.emit(made, name_hint=identifier(hint))
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{error}{place(node)}") from error
+            # What TVM's own constructors say names no operator.
+            said = error if name.rpartition(".")[2] in str(error) else f"{name}: {error}"
+            raise type(error)(f"{said}{place(node)}") from error
         except (tvm.error.InternalError, OverflowError, RuntimeError) as error:
             raise ValueError(f"{name}: TVM refuses it: {reason(error)}{place(node)}") from error
         return Value(out, self._of_type(bound, out))

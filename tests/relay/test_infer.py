@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from relay_wgrad import relay
 from relay_wgrad.relay import ast
 from relay_wgrad.relay.equal import structural_equal
 from relay_wgrad.relay.infer import infer_expr, infer_module
@@ -166,3 +167,34 @@ def test_depth_costs_no_stack_and_linear_time(chain: object) -> None:
 
     short, long = cost(1000), cost(8000)
     assert long < 8 * short * 3  # quadratic would be 64 times
+
+
+def test_a_parameter_without_a_type_gets_it_from_the_function_that_takes_it() -> None:
+    ty = relay.TensorType((2, 3), "float32")
+    f = relay.var("f", relay.FuncType([ty], ty))
+    x = relay.var("x")
+    made = relay.transform.InferType()(relay.IRModule.from_expr(relay.Function([f, x], f(x))))
+    assert made["main"].checked_type.arg_types[1] == ty
+    mod = relay.IRModule()
+    w, y, v = relay.var("w", ty), relay.var("y"), relay.var("v")
+    mod["g"] = relay.Function([w, y], relay.nn.dense(w, y, units=4))
+    mod["main"] = relay.Function([x, v], relay.GlobalVar("g")(x, v))
+    mod = relay.transform.InferType()(mod)
+    want = (ty, relay.TensorType((4, 3), "float32"))
+    assert tuple(p.checked_type for p in mod["main"].params) == want
+    inner = relay.Function([w], w + w)
+    twice = relay.transform.InferType()(relay.IRModule.from_expr(relay.Function([x], inner(x))))
+    assert twice["main"].params[0].type_annotation == ty
+
+
+def test_an_operators_call_has_its_arguments_types() -> None:
+    x, y = relay.var("x", shape=(10, 10)), relay.var("y", shape=(1, 10))
+    plain = relay.IRModule.from_expr(x + y)
+    mod = relay.transform.InferType()(plain)
+    assert mod["main"].body.type_args == (x.type_annotation, y.type_annotation)
+    again = relay.transform.InferType()(mod)
+    assert again["main"] is mod["main"]
+    bare = relay.transform.InferType()(relay.fromtext(relay.astext(plain)))
+    assert relay.structural_equal(bare, mod)
+    body = mod["main"].body
+    assert relay.structural_equal(body, relay.Call(body.op, body.args), map_free_vars=True)
