@@ -8,8 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 CODE = """
 import sys
 import tvm
@@ -23,9 +21,6 @@ target = tvm.target.Target({
     "kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
     "max_shared_memory_per_block": 49152, "thread_warp_size": 32,
 })
-pipeline, registered = sys.argv[1], sys.argv[2] == "registered"
-if registered:
-    relay_wgrad.register()
 
 def module(dtype, rows, einsum, gradient):
     bb = relax.BlockBuilder()
@@ -44,32 +39,32 @@ def module(dtype, rows, einsum, gradient):
     mod = bb.get()
     return relax.transform.Gradient("main")(mod) if gradient else mod
 
-cases = [(d, n, False, False) for d in ("float16", "bfloat16") for n in (1, 3, 32, 256, 1000)]
-cases += [("float16", 256, False, True), ("float32", 256, False, True)]
-cases += [("float16", 256, True, False)]
-if not registered:
-    cases = [("float16", 256, False, False)]
-for case in cases:
+def run(pipeline, *case):
     with target:
-        run = cuda_pipeline() if pipeline == "ours" else get_default_pipeline(target)
-        made = run(module(*case))
+        made = pipeline(module(*case))
     kernels = [f for f in made.functions.values() if isinstance(f, tirx.PrimFunc)]
     texts = [f.script() for f in kernels]
     assert all("threadIdx.x" in text and "blockIdx.x" in text for text in texts), case
-    if registered and case[1] >= 32:  # tiles of a product are in shared memory
-        products = [t for f, t in zip(kernels, texts) if "Cast" in t or case[0] == "float32"]
-        assert any('scope="shared"' in text for text in products), case
-print(len(cases), "compiled")
+    return texts
+
+# What nobody has legalized: the rule is kept away.
+run(cuda_pipeline(), "float16", 256, False, False)
+relay_wgrad.register()
+cases = [("float16", n, False, False) for n in (1, 3, 32, 256, 1000)]
+cases += [("bfloat16", 256, False, False), ("float16", 256, True, False)]
+cases += [("float16", 256, False, True), ("float32", 256, False, True)]
+for pipeline in (cuda_pipeline(), get_default_pipeline(target)):
+    for case in cases:
+        texts = run(pipeline, *case)
+        if case[1] >= 32:  # tiles of a product are in shared memory
+            assert any('scope="shared"' in text for text in texts), case
+print("compiled")
 """
 
 
-@pytest.mark.parametrize(
-    "options", [("ours", "registered"), ("stock", "registered"), ("ours", "unregistered")]
-)
-def test_products(options: tuple[str, str]) -> None:
+def test_products() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CODE, *options], capture_output=True, text=True, timeout=240,
-        check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "compiled" in done.stdout
