@@ -128,8 +128,6 @@ def _reference(op: str, arrays: list[Any], attrs: dict[str, Any]) -> Any:
     if op == "take" and a.size and a.ndim:
         mode = "clip" if attrs["mode"] == "fast" else attrs["mode"]
         return np.take(a, arrays[1].astype("int64"), attrs["axis"], mode=mode)
-    if op in ("repeat", "tile", "full"):
-        return None if not a.size else a.reshape(-1)[0] if op == "full" else None
     return None
 
 
