@@ -43,8 +43,11 @@ unit: export TVM_THREAD_POOL_SPIN_COUNT := 0
 unit: $(STAMP)  ## pytest
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-fuzz: $(STAMP)  ## 500 random problems per op and order against float64 PyTorch
+FUZZ_MINUTES ?= 10
+
+fuzz: $(STAMP)  ## 500 random problems per op and order, then each generator for FUZZ_MINUTES
 	$(BIN)/python -m tests.fuzz --count 500 --orders 1,2
+	$(BIN)/python -m tests.fuzz.every --minutes $(FUZZ_MINUTES)
 
 test-gpu:  ## where a GPU is: kernels on the device (python3 with TVM, PyTorch and pytest)
 	$(PYTHON) -m pytest -m gpu tests/gpu

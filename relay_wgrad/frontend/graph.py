@@ -200,15 +200,15 @@ class TrainingGraph:
         """The module with `main_adjoint` added: it returns (main's outputs, gradients).
 
         `wrt` names parameters (and data inputs, where wanted); by default `trainable`.  The
-        gradients come in that order.  This is `relay_wgrad.transform.grad`, and before
-        `relay_wgrad.register()` the same by upstream's rules.  Raises ValueError for an op without
-        a gradient.
+        gradients come in that order.  This is `relay_wgrad.transform.grad`.  Raises ValueError for
+        an op without a gradient, RuntimeError before `relay_wgrad.register()`: upstream's rules
+        give other gradients at ties.
         """
-        from ..transform.grad import gradient
+        from ..transform.grad import grad
 
         names = self.trainable if wrt is None else wrt
         self.variables(names)  # raises for an unknown one
-        return gradient(self.checkpointed(), "main", wrt=list(names))
+        return grad(self.checkpointed(), "main", wrt=list(names))
 
 
 def check_labels(name: str, labels: Array, classes: int) -> None:

@@ -38,6 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -205,6 +206,8 @@ def _arguments(generator: Generator, argv: Sequence[str] | None) -> argparse.Nam
     if any(not mark for _, mark, _ in pairs):
         parser.error(f"--only: expected LABEL=VALUE, got {args.only!r}")
     args.only = [(key, value) for key, _, value in pairs]
+    if args.tree is not None and not (Path(args.tree) / "relay_wgrad").is_dir():
+        parser.error(f"--tree: no package relay_wgrad in {args.tree!r}")
     if args.json:
         output.check(args.json)
     return args

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from . import every
 from .harness import failures, main
 from .planted import GENERATOR, KINDS
 
@@ -42,8 +43,18 @@ def test_share_in_this_process() -> None:
     assert [x.partition("\n")[0] for x in failures(GENERATOR, range(3))] == ["3 is not 4"]
 
 
-@pytest.mark.parametrize("argv", [["--only", "kind"], ["--jobs", "0"], ["--count", "-1"]])
+@pytest.mark.parametrize(
+    "argv", [["--only", "kind"], ["--jobs", "0"], ["--count", "-1"], ["--tree", "/nowhere"]]
+)
 def test_wrong_command_lines(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(GENERATOR, argv)
     assert raised.value.code == 2
+
+
+def test_every_generator_has_a_row_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
+    assert len(every.names()) >= 8
+    assert [name for name in every.names() if f"`{name}`" not in page] == []
+    with pytest.raises(SystemExit):
+        every.main(["nothing"])

@@ -14,12 +14,15 @@ import tvm
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
+import relay_wgrad
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.frontend.bundled import load
 from relay_wgrad.frontend.optim import make_optimizer
 from tests.torch_model import torch_step
 
 from .onnx_models import F64, call, draw, node, relative, tiny, with_weights
+
+pytestmark = pytest.mark.usefixtures("registered")
 
 # ---- whole networks --------------------------------------------------------------------------
 
@@ -152,3 +155,10 @@ def test_refused_optimizers() -> None:
 def test_import_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import relay_wgrad.frontend"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_gradients_need_registered_rules() -> None:
+    graph = from_onnx(tiny([node("Gemm", "w")], (4, 3), {"w": draw(3, 5)}), loss="mse", dtype=F64)
+    relay_wgrad.unregister()  # the fixture puts the state back
+    with pytest.raises(RuntimeError, match=r"call relay_wgrad\.register\(\) first"):
+        graph.gradient()

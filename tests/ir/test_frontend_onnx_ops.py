@@ -13,6 +13,8 @@ from relay_wgrad.frontend import from_onnx
 
 from .onnx_models import F64, call, check, draw, node, relative, tiny
 
+pytestmark = pytest.mark.usefixtures("registered")
+
 W = draw(6, 2, 3, 3)
 OPS: dict[str, tuple[onnx.NodeProto, dict[str, np.ndarray]]] = {
     "conv": (node("Conv", "w", "b", strides=[2, 1], pads=[1, 0, 2, 1]), {"w": W, "b": draw(6)}),
