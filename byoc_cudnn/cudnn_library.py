@@ -116,6 +116,8 @@ def _load_new(text: str, found: Toolchain, path: Path | None, reason: str = "") 
 
 
 def _keep(content: bytes, path: Path) -> None:
+    if path.is_symlink():  # nothing of ours, and what it points to is not this cache's
+        path.unlink()
     with replacing(path, 0o600) as made:
         made.write_bytes(content + _DIGEST(content).digest())
 

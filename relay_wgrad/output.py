@@ -127,11 +127,8 @@ def working_folder(within: Name | None = None) -> Iterator[Path]:
     """
     place = Path(tempfile.gettempdir() if within is None else within)
     _remove_leftovers(place)
-    folder = place / f"{_FOLDER}{secrets.token_hex(8)}"
-    folder.mkdir(mode=0o700)
-    lock = os.open(folder, os.O_RDONLY)
+    folder, lock = _new_folder(place)
     try:
-        _lock(lock)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -158,7 +155,8 @@ def _place(path: Name) -> tuple[Path, bool]:
     else:
         odd = bool(kind) and not (stat.S_ISREG(kind) and os.access(target.parent, os.W_OK))
         return target, odd
-    raise OSError(code, os.strerror(code), os.fspath(path))
+    what = "no such folder" if code == errno.ENOENT else os.strerror(code)
+    raise OSError(code, what, os.fspath(path))
 
 
 @contextlib.contextmanager
@@ -179,15 +177,38 @@ def _new(target: Path, mode: int = 0o600) -> tuple[Path, int]:
     while True:
         made = target.with_name(f"{_FILE}{secrets.token_hex(8)}{target.suffix}")
         lock = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
-        _lock(lock)
-        if os.fstat(lock).st_nlink:  # else another run took it for a leftover before it was locked
+        if _taken(made, lock):
             return made, lock
-        os.close(lock)
 
 
-def _lock(descriptor: int) -> bool:
+def _new_folder(place: Path) -> tuple[Path, int]:
+    """An empty folder and the descriptor that holds its lock."""
+    while True:
+        folder = place / f"{_FOLDER}{secrets.token_hex(8)}"
+        folder.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            if _taken(folder, lock):
+                return folder, lock
+
+
+def _taken(path: Path, descriptor: int) -> bool:
+    """Locks what was just made.
+
+    False, and closed, where another run or thread took it for a leftover before it was locked: that
+    one has the lock until it has removed it, so this waits.
+    """
+    _lock(descriptor, wait=True)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            return True
+    os.close(descriptor)
+    return False
+
+
+def _lock(descriptor: int, wait: bool = False) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:  # somebody has it, or the file system knows no locks
         return False
     return True

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ TRAIN = ("train", "{net}", "--no-check", "--quiet")
     ((*TRAIN, "--save", "{folder}/x.safetensors"), "IsADirectoryError: [Errno 21] Is a directory:"),
     ((*TRAIN, "--save", "/proc/x.safetensors"), "[Errno 2] No such file or directory: '/proc/x."),
     ((*TRAIN, "--export", "/proc/x.onnx"), "[Errno 2] No such file or directory: '/proc/x.onnx'"),
-    ((*TRAIN, "--export", "{folder}/no/x.onnx"), "FileNotFoundError: [Errno 2] No such file or"),
+    ((*TRAIN, "--export", "{folder}/no/x.onnx"), "FileNotFoundError: [Errno 2] no such folder"),
     ((*TRAIN, "--export", "{net}"), "ValueError: --export {net} would overwrite MODEL {net}"),
     ((*TRAIN, "--export", "{folder}/b.onnx", "--json", "{folder}/b.onnx"),
      "ValueError: --json {folder}/b.onnx would overwrite --export {folder}/b.onnx"),
@@ -237,3 +238,16 @@ def test_outputs_are_checked_before_the_work(
     assert len(last) == 1
     assert message.format(**given) in last[0]
     assert names(folder) == ["x.onnx", "x.safetensors"]
+
+
+def test_working_folders_of_many_threads(tmp_path: Path) -> None:
+    """None takes another's for a leftover: it looks for those before it makes its own."""
+
+    def work(_: int) -> bool:
+        with output.working_folder(tmp_path) as folder:
+            (folder / "file").write_text("kept")
+            return (folder / "file").read_text() == "kept"
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(work, range(2000)))
+    assert list(tmp_path.iterdir()) == []

@@ -155,7 +155,7 @@ def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
                     values[inner] = graph.node_copy(inner, values.__getitem__)
                     continue
                 results = []
-                for result in inner.args[0]:
+                for result in (_itself(torch, x) for x in inner.args[0]):
                     new = values[result]
                     if result.op != "placeholder" and _floats(result):
                         new = graph.call_function(detach, (new,))
@@ -172,6 +172,29 @@ def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
     graph.eliminate_dead_code()
     program.graph_module.recompile()
     return program
+
+
+def _itself(torch: Any, node: Any) -> Any:
+    """The operand that the node's op gives back as it is, else the node.
+
+    `y.float()` of a float32 y is y, also under `no_grad`, and y keeps its gradient; but from there
+    on the exported program calls y by that op's name.  `contiguous`, `broadcast_tensors`, dropout
+    in evaluation do so too: which ones is asked of PyTorch, on tensors without memory.
+    """
+    while node.op == "call_function":
+        made, index = node, None
+        if node.target is operator.getitem:
+            made, index = node.args
+        if not hasattr(made.target, "_schema"):
+            return node
+        args, kwargs = torch.fx.node.map_arg((made.args, made.kwargs), lambda n: n.meta["val"])
+        found = made.target(*args, **kwargs)
+        found = found if index is None else found[index]
+        same = [x for x in made.all_input_nodes if x.meta["val"] is found]
+        if not same:
+            return node
+        node = same[0]
+    return node
 
 
 def _name(node: Any) -> str:
