@@ -12,7 +12,6 @@ A refusal is a ValueError that names an op, or what stops it; anything else is a
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 from collections.abc import Callable
@@ -166,7 +165,6 @@ def check(line: str) -> str | None:
         module(x.clone())
     except Exception as error:  # PyTorch refuses it: nothing to compare
         return f"{REFUSED}PyTorch: {type(error).__name__}"
-    before = copy.deepcopy(module.state_dict())
     module = module_of(line)
     try:
         graph = from_torch(module, (x,), loss="own", dropout="mask")
@@ -175,10 +173,10 @@ def check(line: str) -> str | None:
         said = str(error)
         named = "PyTorch op" in said or "torch.export refuses" in said or "Chain: " in said
         return f"{REFUSED if named else 'a refusal that names nothing: '}{said[:160]}"
-    del before
     batch = graph.random_batch(int(line.split(":")[0].split()[2]))
     try:
-        loss, expected = autograd(copy.deepcopy(module), graph, batch)
+        # Made anew: a copy's functions would still have the layers of the first.
+        loss, expected = autograd(module_of(line), graph, batch)
     except LookupError as error:
         return str(error)
     outputs, gradients = call(adjoint, "main_adjoint", graph.arguments(batch))
