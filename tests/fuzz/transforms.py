@@ -36,6 +36,7 @@ TRANSFORMS = {
 }  # fmt: skip
 DENSE = ("jacrev", "jacfwd", "hessian")  # results, and batches below them, that multiply
 MOST_DENSE = 2
+SHAKE = 1e-15  # of operands: a result that this changes is known no better
 TOLERANCE = 1e-9
 
 
@@ -379,11 +380,18 @@ def check(line: str) -> str | None:
                 got = _composed(ours, chain, operands)(*operands)
             except NotImplementedError as error:
                 return f"{REFUSED}{_first_line(error)}"
+            wrong = _difference(got.detach(), want.detach())
+            if wrong and got.shape == want.shape:  # is the sum of many powers known any better?
+                _leave_levels()
+                shaken = [x * (1 + SHAKE) if type(x) is torch.Tensor else x for x in operands]
+                other = _composed(theirs, chain, shaken)(*shaken)
+                if (got - want).norm() <= 10 * (other - want).norm():
+                    wrong = None
     finally:
         kernels._cpu = real
         if facts["kernels"] == "numpy":
             _forget()
-    return _difference(got.detach(), want.detach())
+    return wrong
 
 
 def _leave_levels() -> None:
