@@ -25,22 +25,25 @@ def _sizes(ctx: Context, node: Node, like: bool) -> tuple[int, ...]:
     return tuple(int(s) for s in node.attr("shape"))
 
 
-def _normal(like: bool) -> Callable[[Context, Node], Any]:
+def _drawn(
+    kind: str, first: tuple[str, float], second: tuple[str, float], like: bool
+) -> Callable[[Context, Node], Any]:
+    """A distribution with two numbers: (their attributes, what they are by default)."""
+
     def build(ctx: Context, node: Node) -> Any:
-        moments = float(node.attr("mean", 0.0)), float(node.attr("scale", 1.0))
+        numbers = float(node.attr(*first)), float(node.attr(*second))
         shape, dtype = _sizes(ctx, node, like), _float(ctx, node)
-        return ctx.draw(node.proto.output[0], shape, dtype, ("normal", *moments))
+        return ctx.draw(node.proto.output[0], shape, dtype, (kind, *numbers))
 
     return build
+
+
+def _normal(like: bool) -> Callable[[Context, Node], Any]:
+    return _drawn("normal", ("mean", 0.0), ("scale", 1.0), like)
 
 
 def _uniform(like: bool) -> Callable[[Context, Node], Any]:
-    def build(ctx: Context, node: Node) -> Any:
-        bounds = float(node.attr("low", 0.0)), float(node.attr("high", 1.0))
-        shape, dtype = _sizes(ctx, node, like), _float(ctx, node)
-        return ctx.draw(node.proto.output[0], shape, dtype, ("uniform", *bounds))
-
-    return build
+    return _drawn("uniform", ("low", 0.0), ("high", 1.0), like)
 
 
 def _bernoulli(ctx: Context, node: Node) -> Any:

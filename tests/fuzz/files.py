@@ -193,7 +193,7 @@ def _state(rng: mutate.Rng, folder: Path) -> Callable[[], None]:
         found = state.header(path)
         state.check(path, graph, "momentum")
         assert 0 <= int(found["skipped"]) <= int(found["steps"])
-        assert 0 < np.float32(found["loss_scale"]) < np.inf or found["loss_scale"] == "None"
+        assert found["loss_scale"] == "None" or 0 < np.float32(found["loss_scale"]) < np.inf
         assert 0 < float(found["lr"]) < np.inf
 
     return read
