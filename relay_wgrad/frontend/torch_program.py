@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
+from .torch_file import check_file, first_line
+
 _REGION = "wrap_with_set_grad_enabled"
 _EXPORT_AGAIN = "pass the module, or the program as torch.export.export returns it"
 
@@ -83,9 +85,13 @@ def _loaded(torch: Any, path: str) -> tuple[str, Any]:
     was = log.disabled
     log.disabled = True  # it prints a traceback of what is raised here
     try:
-        return os.path.splitext(os.path.basename(path))[0], torch.export.load(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of members that an older PyTorch wrote
+            check_file(torch, path)
+            return os.path.splitext(os.path.basename(path))[0], torch.export.load(path)
     except Exception as error:  # many kinds, of zip files, pickles and versions
-        raise ValueError(f"{path!r} is not an exported program: {error}") from error
+        said = first_line(error)
+        raise ValueError(f"{path!r} is not an exported program: {said}") from error
     finally:
         log.disabled = was
 
