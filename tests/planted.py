@@ -7,6 +7,7 @@ it, which `make test` shows).  Exit code 1 if a fault goes unnoticed.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -64,25 +65,43 @@ FAULTS = (
           "tests/ir/test_registry.py"),
     Fault("composite: groups tiled whole, as Relay did", "legalize/composite.py",
           "between = g > 1 and cg > 1", "between = False", "tests/ir/test_composite_numbers.py"),
-    Fault("max pooling: the last of equal maxima wins", "legalize/pooling.py",
+    Fault("max pooling: the last of equal maxima wins elsewhere", "legalize/pooling.py",
           "a[0] < b[0]", "a[0] > b[0]", "tests/cpu/test_pooling.py"),
+    Fault("max pooling: the last of equal maxima wins in NCHW on CPUs", "legalize/cpu/max_pool.py",
+          "value > most[int64(0)]", "value >= most[int64(0)]", "tests/cpu/test_pooling.py"),
     Fault("a window outside the image counts", "legalize/pooling.py",
           "row >= 0, column >= 0, p < grad.shape[axes[0]], q < grad.shape[axes[1]],",
           "row >= 0, column >= 0, p < grad.shape[axes[0]],", "tests/cpu/test_pooling.py"),
     Fault("offloading: a crop that starts at zero", "byoc_cudnn/adapt.py",
-          "begin.append(start)", "begin.append(0)", "tests/ir/test_partition_adapt.py"),
+          "begin = [before for before, _ in around.values()]", "begin = [0 for _ in around]",
+          "tests/ir/test_partition_adapt.py"),
     Fault("offloading: asymmetric padding goes to cuDNN", "byoc_cudnn/backends/cudnn.py",
           "(_layouts, _dtypes, _channels, _padding, _elements)",
           "(_layouts, _dtypes, _channels, _elements)", "tests/ir/test_partition_refusals.py"),
-    Fault("generated code: operands in their roles' order", "byoc_cudnn/codegen/cudnn.py",
+    Fault("generated code: operands in their roles' order", "byoc_cudnn/codegen/entry.py",
           "for name in [*region.operands, region.problem.roles[2]]",
           "for name in sorted([*region.operands, region.problem.roles[2]])",
           "tests/ir/test_cudnn_codegen.py"),
     Fault("generated code: options forgotten", "byoc_cudnn/codegen/cudnn.py",
-          "options = [flag for name, flag in _OPTIONS.items() if getattr(o, name)]",
+          "options = [flag for name, flag in OPTIONS.items() if getattr(o, name)]",
           "options = []", "tests/ir/test_cudnn_codegen.py"),
     Fault("a tuning record that others may write is used", "byoc_cudnn/templates/cudnn_record.h",
           "(info.st_mode & (S_IWGRP | S_IWOTH)) != 0 ||", "", "tests/ir/test_cudnn_codegen.py"),
+    Fault("ties: ReLU's gradient passes at zero in training graphs", "relay_wgrad/ops/ties.py",
+          "op.where(op.less_equal(call.args[0], zero), zero, ct)",
+          "op.where(op.less(call.args[0], zero), zero, ct)", "tests/cpu/test_ties.py"),
+    Fault("gradient stops: from_torch ignores detach", "relay_wgrad/frontend/torch_math.py",
+          '"detach.default": _stopped', '"detach.default": _identity',
+          "tests/ir/test_torch_ops.py"),
+    Fault("half sums are accumulated in half", "legalize/half.py",
+          "isinstance(given, te.Tensor) and given.dtype in HALVES",
+          "isinstance(given, te.Tensor) and given.dtype in ()", "tests/cpu/test_half.py"),
+    Fault("forward mode: the second operand's tangent is dropped", "relay_wgrad/torch/ops.py",
+          "tangent = other if tangent is None else tangent + other",
+          "tangent = other if tangent is None else tangent",
+          "tests/cpu/test_torch_forward_mode.py"),
+    Fault("the cache of kernels drops none", "relay_wgrad/torch/cache.py",
+          "over = len(self.slots) - size", "over = 0", "tests/cpu/test_torch_cache.py"),
 )  # fmt: skip
 
 
@@ -109,6 +128,7 @@ def caught_by(fault: Fault, tree: Path) -> str | None:
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
              *fault.tests.split()],
             cwd=tree, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(tree)},  # of processes that tests start, too
         )  # fmt: skip
     finally:
         path.write_text(original)

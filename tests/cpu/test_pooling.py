@@ -65,13 +65,16 @@ def test_dtypes(dtype: str, layout: str) -> None:
     np.testing.assert_array_equal(run(arrays, dtype, *attributes).astype("float64"), want)
 
 
-def test_equal_maxima_go_to_the_first() -> None:
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])  # each has a kernel of its own
+def test_equal_maxima_go_to_the_first(layout: str) -> None:
     x = np.ones((1, 1, 4, 4))
     g = np.arange(1.0, 5.0).reshape(1, 1, 2, 2)
-    got = run((g, x), "float64", (2, 2), (2, 2))
+    arrays = [a.transpose(AXES[layout]) for a in (g, x)]
+    attributes = ((2, 2), (2, 2), (0, 0, 0, 0), (1, 1), False, False, layout)
+    got = run(arrays, "float64", *attributes)
     want = np.zeros((1, 1, 4, 4))
     want[0, 0, ::2, ::2] = g[0, 0]
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(got, want.transpose(AXES[layout]))
 
 
 def test_nan_and_infinity_are_pixels_as_others() -> None:
