@@ -16,6 +16,7 @@ from tvm.runtime import load_param_dict, save_param_dict
 
 from . import (
     analysis,
+    backend,
     build_module,
     dataflow_pattern,
     expr,
@@ -90,6 +91,7 @@ __all__ = [
     "analysis",
     "annotation",
     "astext",
+    "backend",
     "bind",
     "build",
     "build_module",

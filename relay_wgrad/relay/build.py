@@ -16,11 +16,12 @@ from ..transform.cpu_pipeline import cpu_pipeline
 from ..transform.cuda_pipeline import cuda_pipeline
 from .alone import blamed
 from .ast import Function, IRModule
-from .external import claimed
-from .library import MAIN, Compiled, ExecutorFactory, Input
-from .library import Executor as Executor
+from .backend import Executor, Runtime, check_backend
+from .external import Library, claimed
+from .library import MAIN, MAIN_LIBRARY, Compiled, ExecutorFactory, Input
 from .library import load_module as load_module
-from .lower import lower
+from .lower import lowered
+from .memory import Widest, is_out_of_memory
 from .surface import check_relay_module, reason
 
 _PIPELINES: dict[str, Callable[[], Any]] = {"cuda": cuda_pipeline, "llvm": cpu_pipeline}
@@ -48,8 +49,12 @@ def build(
     ir_mod: IRModule | Function,
     target: Any = None,
     target_host: Any = None,
-    *,
+    executor: Executor | None = None,
+    runtime: Runtime | None = None,
+    workspace_memory_pools: None = None,
+    constant_memory_pools: None = None,
     params: Mapping[str, Any] | None = None,
+    mod_name: str = MAIN_LIBRARY,
 ) -> ExecutorFactory:
     """Compiles a Relay module's @main for a target.
 
@@ -63,18 +68,27 @@ def build(
     target : a TVM target, or a mapping with one, {device type: target}; by default the one that is
         current (`with Target(…):`), or "llvm".
     target_host : the host's target for a device's; by default TVM's choice.
+    executor : `relay.backend.Executor("graph")`, the default.
+    runtime : `relay.backend.Runtime("cpp")`, the default.
+    workspace_memory_pools, constant_memory_pools : None; they are for microcontrollers.
     params : arrays by parameters' names; they become constants of the library, and the other
         parameters its inputs.  A name that no parameter has is ignored, as in Relay: often
         `bind_params_by_name` has bound it already.  (A mistyped one shows at the run, which names
         the inputs that are not set.)
+
+    mod_name : the library's name: `lib[mod_name](device)`.
 
     Registers the package's operators with TVM if they are not.
 
     Raises
     ------
     TypeError, ValueError : for a module without @main, a violated type relation, a misshapen
-        parameter, several targets, and what has no lowering.
+        parameter, several targets, what has no lowering, and another executor or runtime.
+    MemoryError : names the largest tensor.
     """
+    check_backend(executor, runtime, workspace_memory_pools or constant_memory_pools)
+    if not isinstance(mod_name, str):
+        raise TypeError(f"build: mod_name must be a string, got {type(mod_name).__name__}")
     if isinstance(ir_mod, Function):
         ir_mod = IRModule.from_expr(ir_mod.without_attr("global_symbol"))
     check_relay_module("build", ir_mod)
@@ -90,7 +104,7 @@ def build(
     registry.register()
     chosen = _target(target, target_host)
     external, taken = claimed(ir_mod, chosen)
-    mod = lower(ir_mod, taken)
+    mod, widest = lowered(ir_mod, taken)
     for var in mod.get_global_vars():
         name = str(var.name_hint)
         if name in ir_mod.functions and name not in (MAIN, *taken):
@@ -103,14 +117,24 @@ def build(
     if given:
         mod = relax.transform.BindParams(MAIN, given)(mod)
     if external is not None:
-        return ExecutorFactory(external(mod, taken, chosen), inputs)
-    pipeline = _PIPELINES.get(str(chosen.kind.name), lambda: "default")()
+        made = external(mod, taken, chosen)
+    else:
+        made = _compiled(mod, ir_mod, chosen, widest)
+    return ExecutorFactory(made, inputs, mod_name, widest.words)
+
+
+def _compiled(mod: tvm.IRModule, ir_mod: IRModule, target: Target, widest: Widest) -> Library:
+    """TVM's library; what it cannot compile is told with operator and place."""
+    pipeline = _PIPELINES.get(str(target.kind.name), lambda: "default")()
     try:
-        executable = tvm.compile(mod, target=chosen, relax_pipeline=pipeline)
-    except (tvm.error.InternalError, RuntimeError) as error:
-        kind = MemoryError if "bad_alloc" in str(error) else ValueError
-        raise kind(f"build: TVM cannot compile {blamed(ir_mod, chosen)}{reason(error)}") from error
-    return ExecutorFactory(Compiled(executable), inputs)
+        return Compiled(tvm.compile(mod, target=target, relax_pipeline=pipeline))
+    except (RuntimeError, MemoryError, ValueError, OverflowError) as error:
+        if is_out_of_memory(error):
+            raise MemoryError(f"build: not enough memory: {widest.words}") from error
+        blame = blamed(ir_mod, target)
+        if not blame and isinstance(error, ValueError):
+            raise  # it has words of its own
+        raise ValueError(f"build: TVM cannot compile {blame}{reason(error)}") from error
 
 
 def host_array(where: str, name: str, value: Any) -> Any:

@@ -13,6 +13,7 @@ import tvm
 from .. import threads
 from .build import host_array
 from .library import MAIN, Executor, ExecutorFactory
+from .memory import allocating
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def create(graph_json_str: str, libmod: ExecutorFactory, device: Any) -> GraphMo
     if graph_json_str != libmod.get_graph_json():
         raise ValueError("create: the graph is not the library's own")
     devices = list(device) if isinstance(device, (list, tuple)) else [device]
-    return GraphModule(libmod["default"](*devices))
+    return GraphModule(libmod[libmod.libmod_name](*devices))
 
 
 class GraphModule:
@@ -109,7 +110,8 @@ class GraphModule:
     def run(self, **input_dict: Any) -> None:
         """Runs, after setting the inputs given.
 
-        Raises ValueError naming inputs that have not been set.
+        Raises ValueError naming inputs that have not been set, and MemoryError naming the
+        program's largest tensor where there is no room.
         """
         self.set_input(None, None, **input_dict)
         missing = [name for name in self._executor.inputs if name not in self._inputs]
@@ -118,7 +120,8 @@ class GraphModule:
         main = self._executor.machine[MAIN]
         inputs = (self._inputs[name] for name in self._executor.inputs)
         on_cpu = str(self._executor.device.type) == "cpu"
-        self._outputs = _flat(threads.run(main, *inputs) if on_cpu else main(*inputs))
+        with allocating("run", self._executor.widest):
+            self._outputs = _flat(threads.run(main, *inputs) if on_cpu else main(*inputs))
 
     def get_num_inputs(self) -> int:
         """Inputs that are not parameters of the library."""
@@ -198,11 +201,12 @@ class GraphModule:
     def _set(self, name: str, value: Any) -> None:
         wanted = self._executor.inputs[name]
         array = host_array("set_input", name, value)
-        if not hasattr(value, "numpy") and np.can_cast(array.dtype, wanted.dtype, "same_kind"):
-            array = array.astype(wanted.dtype)
-        wanted.check("set_input", array)
-        # A copy on the executor's device: what the caller does to its own changes nothing here.
-        self._inputs[name] = tvm.runtime.tensor(np.array(array), self._executor.device)
+        with allocating("set_input", f"%{name} has {array.nbytes:,} bytes"):
+            if not hasattr(value, "numpy") and np.can_cast(array.dtype, wanted.dtype, "same_kind"):
+                array = array.astype(wanted.dtype, copy=False)
+            wanted.check("set_input", array)
+            # A copy on the executor's device: what the caller does to its own changes nothing here.
+            self._inputs[name] = tvm.runtime.tensor(np.array(array), self._executor.device)
 
     def _results(self) -> list[Any]:
         if self._outputs is None:

@@ -14,11 +14,15 @@ from tvm import relax
 
 from .elf import check_elf
 from .external import Library
+from .memory import allocating
 from .types import NUMBERS
 
 MAIN = "main"
+MAIN_LIBRARY = "default"  # a library's name where none is given
 # Keys of the file beside an exported library.
-_INPUTS, _FILE = "relay_wgrad_inputs", "relay_wgrad_library"
+_INPUTS, _FILE, _NAME, _WIDEST = (
+    f"relay_wgrad_{what}" for what in ("inputs", "library", "name", "memory")
+)
 _CHUNK = 1 << 20
 
 
@@ -46,13 +50,20 @@ class Input:
 class Executor:
     """What `lib["default"](device)` gives: a compiled function, its inputs, its device.
 
-    `graph_executor.GraphModule` wraps it.
+    `graph_executor.GraphModule` wraps it.  `widest` says which tensor of it is the largest.
     """
 
-    def __init__(self, machine: relax.VirtualMachine, inputs: Sequence[Input], device: Any) -> None:
+    def __init__(
+        self,
+        machine: relax.VirtualMachine,
+        inputs: Sequence[Input],
+        device: Any,
+        widest: str = "",
+    ) -> None:
         self.machine = machine
         self.inputs = {given.name: given for given in inputs}
         self.device = device
+        self.widest = widest
 
 
 class Compiled:
@@ -69,23 +80,31 @@ class Compiled:
 
 
 class ExecutorFactory:
-    """A compiled Relay module: `lib["default"](device)` makes an executor.
+    """A compiled Relay module: `lib["default"](device)` makes an executor, by the library's name.
 
     As Relay's older scripts do, it can be unpacked: `graph, lib, params = relay.build(…)`, for
     `graph_executor.create(graph, lib, device)`.
     """
 
-    def __init__(self, library: Library, inputs: Sequence[Input]) -> None:
+    def __init__(
+        self,
+        library: Library,
+        inputs: Sequence[Input],
+        libmod_name: str = MAIN_LIBRARY,
+        widest: str = "",
+    ) -> None:
         self._library = library
         self._inputs = inputs
+        self.libmod_name = libmod_name
+        self._widest = widest
 
     def __getitem__(self, name: str) -> Callable[..., Executor]:
         """The constructor of executors.
 
-        Raises KeyError for another name than "default".
+        Raises KeyError for another name than the library's (`mod_name` of `relay.build`).
         """
-        if name != "default":
-            raise KeyError(f"a library has one executor, 'default', got {name!r}")
+        if name != self.libmod_name:
+            raise KeyError(f"a library has one executor, {self.libmod_name!r}, got {name!r}")
         return self._executor
 
     def __iter__(self) -> Iterator[Any]:
@@ -94,9 +113,10 @@ class ExecutorFactory:
 
     def _executor(self, *devices: Any) -> Executor:
         if len(devices) != 1:
-            raise ValueError(f"lib['default'] takes one device, got {len(devices)}")
-        machine = self._library.virtual_machine(devices[0])
-        return Executor(machine, self._inputs, devices[0])
+            raise ValueError(f"lib[{self.libmod_name!r}] takes one device, got {len(devices)}")
+        with allocating(f"lib[{self.libmod_name!r}]", self._widest):
+            machine = self._library.virtual_machine(devices[0])
+        return Executor(machine, self._inputs, devices[0], self._widest)
 
     @property
     def lib(self) -> ExecutorFactory:
@@ -147,10 +167,16 @@ class ExecutorFactory:
 
         `options` are those of TVM's `export_library`.
         """
-        self._library.export_library(str(path), **options)
+        with allocating("export_library", self._widest):
+            self._library.export_library(str(path), **options)
         # TVM's library knows no names of inputs, and nothing tells whether it is whole: both go
         # into a file beside it.
-        found = {_INPUTS: [asdict(given) for given in self._inputs], _FILE: _fingerprint(path)}
+        found = {
+            _INPUTS: [asdict(given) for given in self._inputs],
+            _FILE: _fingerprint(path),
+            _NAME: self.libmod_name,
+            _WIDEST: self._widest,
+        }
         _beside(path).write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -169,13 +195,18 @@ def load_module(path: str | Path) -> ExecutorFactory:
     try:
         found = json.loads(beside.read_text(encoding="utf-8"))
         inputs = [_input(given) for given in found[_INPUTS]]
-        wanted = found.get(_FILE)
+        wanted, name = found.get(_FILE), found.get(_NAME, MAIN_LIBRARY)
+        widest = found.get(_WIDEST, "")
+        if not isinstance(name, str) or not isinstance(widest, str):
+            raise ValueError(f"{str(name)[:100]} is no library's name")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         # A RecursionError's own words are of Python's stack.
         said = "too deeply nested" if isinstance(error, RecursionError) else error
         raise ValueError(f"{beside}, which names the inputs: {said}") from error
     _check_file(path, wanted)
-    return ExecutorFactory(Compiled(tvm.runtime.load_module(str(path))), inputs)
+    with allocating(f"load_module: {path}", widest):
+        loaded = tvm.runtime.load_module(str(path))
+    return ExecutorFactory(Compiled(loaded), inputs, name, widest)
 
 
 def _input(given: Any) -> Input:

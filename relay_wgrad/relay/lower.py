@@ -31,16 +31,16 @@ from .ast import (
     post_order,
 )
 from .infer import agree, fail, infer_module, place
+from .memory import LARGEST, Widest
 from .ops import lookup, show
 from .ops.empty import check_size, of_nothing
-from .ops.table import constant_value
+from .ops.table import constant_value, named
 from .ops.values import check_values
 from .steps import run
 from .surface import reason
 from .types import ANY, FuncType, TensorType, TupleType, Type
 
 _DEPTH = 200  # of calls of functions within functions
-LARGEST = 2**40  # bytes of a tensor: beyond what a machine has, and what TVM's sizes can count
 _NESTED = 500  # tuples within a tuple that is a result: TVM's own stack is full before 1,500
 # Operators that inlining may write: so many, and so many times the calls that a module has.
 _WRITTEN, _GROWTH = 100_000, 10
@@ -87,18 +87,24 @@ def lower(mod: IRModule, calls: Collection[str] = ()) -> tvm.IRModule:
     TypeError, ValueError : for a violated type relation, a type that is not the stated one, an
         unknown operator, and what has no lowering; with line and column where they are known.
     """
+    return lowered(mod, calls)[0]
+
+
+def lowered(mod: IRModule, calls: Collection[str] = ()) -> tuple[tvm.IRModule, Widest]:
+    """As `lower`, with the module's largest tensor."""
     if any(p.type_annotation is None for f in mod.functions.values() for p in f.params):
         mod = infer_module(mod)  # weights whose types their operators tell
     bb = relax.BlockBuilder()
+    widest = Widest()
     limit = _WRITTEN + _GROWTH * _calls(mod)
     called: dict[str, Any] = {}
     for name in calls:
-        _Lowering(mod, bb, {}, limit).function(name, mod[name])
+        _Lowering(mod, bb, {}, limit, widest).function(name, mod[name])
         called[name] = bb.get().get_global_var(name)
     for name, function in mod.functions.items():
         if name not in called and not function.attrs.get("Inline"):
-            _Lowering(mod, bb, called, limit).function(name, function)
-    return bb.get()
+            _Lowering(mod, bb, called, limit, widest).function(name, function)
+    return bb.get(), widest
 
 
 def _calls(mod: IRModule) -> int:
@@ -110,13 +116,19 @@ class _Lowering:
     """The lowering of one global function."""
 
     def __init__(
-        self, mod: IRModule, bb: relax.BlockBuilder, called: Mapping[str, Any], limit: int
+        self,
+        mod: IRModule,
+        bb: relax.BlockBuilder,
+        called: Mapping[str, Any],
+        limit: int,
+        widest: Widest,
     ) -> None:
         self.mod = mod
         self.bb = bb
         self.called = called
         self.written = 0  # operators
         self.limit = limit
+        self.widest = widest
 
     def function(self, name: str, function: Function) -> None:
         """Writes the function into the block builder."""
@@ -128,6 +140,7 @@ class _Lowering:
                 fail(param, f"parameter %{param.name} of @{name} must be a tensor with a type")
             var = relax.Var(param.name, relax_type(param.name, ty))
             params.append(var)
+            self.widest.see(f"parameter %{param.name}", ty)
             frame.values[param] = Value(ty, var)
         with self.bb.function(name, params):
             with self.bb.dataflow():
@@ -159,6 +172,7 @@ class _Lowering:
             # As a tensor: relax.const makes float32 of a float64 array.
             data = relax.const(tvm.runtime.tensor(node.data))
             value = Value(TensorType(node.data.shape, str(node.data.dtype)), data)
+            self.widest.see("a constant", value.type, lambda: place(node))
         elif isinstance(node, Function):
             value = Value(_function_type(node), function=(node, frame))
         elif isinstance(node, GlobalVar):
@@ -231,6 +245,7 @@ class _Lowering:
             op = lookup(name)
             out = op.infer(types, node.attrs)
             check_size(name, out, LARGEST)
+            self.widest.see(f"{name}'s", out, lambda: place(node))
             exprs = [_expr(arg) for arg in args]
             check_values(name, types, node.attrs, list(map(constant_value, exprs)))
             made = of_nothing(name, types, out)
@@ -239,8 +254,7 @@ class _Lowering:
             bound = self.bb.emit(made, name_hint=identifier(hint))
         except (TypeError, ValueError) as error:
             # What TVM's own constructors say names no operator.
-            said = error if name.rpartition(".")[2] in str(error) else f"{name}: {error}"
-            raise type(error)(f"{said}{place(node)}") from error
+            raise type(error)(f"{named(name, error)}{place(node)}") from error
         except (tvm.error.InternalError, OverflowError, RuntimeError) as error:
             raise ValueError(f"{name}: TVM refuses it: {reason(error)}{place(node)}") from error
         return Value(out, self._of_type(bound, out))

@@ -18,6 +18,7 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from ..dtypes import HALVES
+from .fold_constant import fold_constants
 from .recompute import Recompute
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -28,7 +29,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
     return [
         legalize_ops(),
         relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FoldConstant(),
+        fold_constants(),
         # Else fusion moves a result of the function, such as a weight gradient, to the end, and
         # all that it reads lives till then.
         relax.transform.CanonicalizeBindings(),

@@ -236,3 +236,65 @@ def test_misuse_of_build() -> None:
         build(module, "llvm", params={"b": ARRAYS["b"].astype("float64")})
     with pytest.raises(ValueError, match="no @main, but f"):
         build(fromtext('#[version = "0.0.5"]\ndef @f(%x: float32) { %x }'), "llvm")
+
+
+def test_executor_runtime_and_name_as_scripts_of_relay_give_them(tmp_path: Path) -> None:
+    graph, cpp = (
+        relay.backend.Executor("graph", {"link-params": True}),
+        relay.backend.Runtime("cpp"),
+    )
+    assert (str(graph), graph["link-params"], "link-params" in cpp) == ("graph", True, False)
+    assert graph != relay.backend.Executor("graph")
+    assert cpp == relay.backend.Runtime("cpp")
+    mod = relay.IRModule.from_expr(relay.nn.relu(relay.var("x", shape=(2,))))
+    lib = build(mod, "llvm", executor=graph, runtime=cpp, params={}, mod_name="net")
+    assert lib.libmod_name == "net"
+    lib.export_library(tmp_path / "lib.so")
+    for given in (lib, load_module(tmp_path / "lib.so")):
+        module = GraphModule(given["net"](tvm.cpu()))
+        module.run(x=np.array([-1, 2], "float32"))
+        np.testing.assert_array_equal(module.get_output(0).numpy(), [0, 2])
+        with pytest.raises(KeyError, match="one executor, 'net', got 'default'"):
+            given["default"]
+    create(lib.get_graph_json(), lib, tvm.cpu()).run(x=np.zeros(2, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ({"executor": relay.backend.Executor("aot")}, ValueError, 'not there.*Executor."graph"'),
+        ({"runtime": relay.backend.Runtime("crt")}, ValueError, 'not there.*Runtime."cpp"'),
+        (
+            {"runtime": relay.backend.Runtime("cpp", {"system-lib": True})},
+            ValueError,
+            "system-lib is not there",
+        ),
+        ({"executor": "graph"}, TypeError, "executor must be relay.backend.Executor"),
+        ({"mod_name": 1}, TypeError, "mod_name must be a string, got int"),
+        ({"workspace_memory_pools": object()}, ValueError, "memory pools are not there"),
+    ],
+)
+def test_what_build_does_not_have_is_refused_by_name(given: Any, kind: Any, said: str) -> None:
+    with pytest.raises(kind, match=said):
+        build(fromtext(TEXT), "llvm", **given)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "said"),
+    [
+        (lambda: relay.backend.Executor("vm"), ValueError, "'vm' is none of graph, aot"),
+        (
+            lambda: relay.backend.Executor("graph", {"x": 1}),
+            ValueError,
+            "has no option 'x'",
+        ),
+        (
+            lambda: relay.backend.Runtime("cpp", {"system-lib": "y"}),
+            TypeError,
+            "system-lib must be bool, got 'y'",
+        ),
+    ],
+)
+def test_misuse_of_executors(make: Any, kind: Any, said: str) -> None:
+    with pytest.raises(kind, match=said):
+        make()

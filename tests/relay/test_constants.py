@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
 
 from relay_wgrad import relay
 from relay_wgrad.relay import IRModule
+from relay_wgrad.transform.fold_constant import LARGEST, fold_constants
 
 T = relay.transform
 
@@ -36,6 +39,7 @@ INT = ([7, -7, -(2**31), 5], [2, 2, 1, -1])
 ZERO = const([0, 1], "int32")
 ONE = const([1, 2], "int32")
 X = const([1.0, 2.0, 3.0], "float32")
+IMAGE = const(np.ones((1, 1, 2, 2)), "float32")
 NONE = const(np.zeros((0, 2)), "float32")
 
 
@@ -62,6 +66,8 @@ NONE = const(np.zeros((0, 2)), "float32")
         (relay.repeat(X, 10**12, axis=0), "repeat: a result of 12,000,000,000,000 bytes"),
         (relay.broadcast_to(X, [2**31, 2**31, 3]), "broadcast_to: a result of"),
         (relay.nn.pad(X, [[0, 2**62]]), "nn.pad: a result of"),
+        (relay.nn.upsampling(IMAGE, 2.0**31, 2), "TVM cannot compile nn.upsampling"),
+        (relay.nn.upsampling(IMAGE, 1e8, 1, method="bilinear"), "nn.upsampling: .* takes a matrix"),
         (relay.add(const(True, "bool"), const(True, "bool")), "add: "),
     ],
 )
@@ -107,6 +113,10 @@ def test_values() -> None:
         (relay.clip(const([1, 100], "int32"), float("-inf"), float("inf")), [1, 100]),
         (relay.take(X, const([200, 1], "uint8")), [3, 2]),
         (relay.take(X, const([-5, 7], "int64"), mode="wrap"), [2, 2]),
+        (relay.take(X, const([2**62, -(2**62)], "int64"), mode="wrap"), [2, 3]),
+        (relay.full(const(np.inf, "float16"), [2, 1]), [np.inf, np.inf]),
+        (relay.full(const(np.nan, "float32"), []), np.nan),
+        (relay.full_like(X, const(-np.inf, "float32")), [-np.inf] * 3),
         (relay.mean(const([1, 4], "int32")), 2),
         (relay.sum(NONE, axis=0), [0, 0]),
         (relay.prod(NONE, axis=0), [1, 1]),
@@ -170,8 +180,9 @@ assert run(loss, p, np.array([%d, 1], "int32"), w).tolist() == [0, -4]
         (lambda: relay.nn.pad(X, [[3, 0]], pad_mode="reflect"), "'reflect' cannot pad an axis"),
         (lambda: relay.nn.pad(NONE, [[1, 0], [0, 0]], pad_mode="edge"), "'edge' cannot pad"),
         (lambda: relay.clip(X, float("nan"), 1.0), "a_min must be a number, got nan"),
-        (lambda: relay.nn.upsampling(_image(), float("inf"), 2), "positive and finite, got inf"),
-        (lambda: relay.nn.upsampling(_image(), float("nan"), 2), "positive and finite, got nan"),
+        (lambda: relay.nn.upsampling(IMAGE, float("inf"), 2), "positive and finite, got inf"),
+        (lambda: relay.nn.upsampling(IMAGE, float("nan"), 2), "positive and finite, got nan"),
+        (lambda: relay.nn.upsampling(IMAGE, 2.0**62, 2), "nn.upsampling: a size must be"),
         (lambda: relay.split(NONE, 10**9).astuple(), "at most 10000 sections"),
     ],
 )
@@ -180,12 +191,67 @@ def test_arguments_that_no_type_has(expr: Any, said: str) -> None:
         T.InferTypeLocal(expr())
 
 
-def _image() -> relay.Constant:
-    return const(np.ones((1, 1, 2, 2)), "float32")
-
-
 def test_a_pass_needs_no_memory_that_a_run_would_not() -> None:
     big = relay.repeat(X, 10**9, axis=0)
     assert isinstance(folded(big), relay.Call)
     with pytest.raises(ValueError, match="at most 2000 windows are written out"):
-        ran(relay.nn.adaptive_avg_pool2d(_image(), (10**6, 3)))
+        ran(relay.nn.adaptive_avg_pool2d(IMAGE, (10**6, 3)))
+
+
+def test_a_kernel_of_constants_with_a_huge_result_stays_a_call() -> None:
+    """Else the compiler would compute it, and write it into the library."""
+    row = relax.const(np.ones((1, 1024), "float32"))
+
+    def calls(rows: int) -> int:
+        bb = relax.BlockBuilder()
+        with bb.function("main", []):
+            with bb.dataflow():
+                wide = bb.emit(relax.op.broadcast_to(row, (rows, 1024)))
+                out = bb.emit_output(relax.op.add(wide, row))
+            bb.emit_func_output(out)
+        mod = relax.transform.LegalizeOps()(bb.get())
+        mod = fold_constants()(mod)
+        relax.analysis.well_formed(mod)
+        return mod["main"].script().count("call_tir")
+
+    assert calls(4) == 0
+    assert calls(LARGEST // 4096 + 1) == 2
+
+
+def test_memory_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
+    """In a process of its own, with little address space left."""
+    script = """
+import resource, sys
+import numpy as np, tvm
+from relay_wgrad import relay
+one = relay.Constant(np.array([7], "int8"))
+scalar = relay.Constant(np.array(7, "int32"))
+n = 10**9
+y = relay.var("y", shape=(n, 3), dtype="int8")
+def library(expr, params=()):
+    return relay.build(relay.IRModule.from_expr(relay.Function(list(params), expr)), "llvm")
+made = [
+    (library(relay.broadcast_to(one, [n, 3])), {}, "run.*broadcast_to's: 3,000,000,000 bytes"),
+    (library(relay.full(scalar, [n, 1], "int32")), {}, "run.*full's: 4,000,000,000 bytes"),
+    (library(relay.negative(y), [y]), {"y": np.broadcast_to(np.int8(1), (n, 3))}, "input: .*%y"),
+]
+made[0][0].export_library(sys.argv[1])
+made.append((relay.load_module(sys.argv[1]), {}, "run.*broadcast_to's: 3,000,000,000 bytes"))
+import re
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**31,) * 2)
+for lib, given, said in made:
+    module = relay.graph_executor.GraphModule(lib["default"](tvm.cpu()))
+    try:
+        module.run(**given)
+    except MemoryError as error:
+        assert re.search(said, str(error)), (said, str(error))
+    else:
+        raise AssertionError(said)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "lib.so")],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])

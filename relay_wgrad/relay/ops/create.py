@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import tvm
 from tvm import relax
 
+from ...dtypes import numpy_dtype
 from ..types import TensorType, Type
 from .relations import target
 from .shape import SHAPE
-from .table import Attr, Call, Site, define
+from .table import Attr, Call, Site, constant_value, define
 
 R = relax.op
 
@@ -21,9 +24,17 @@ def _full_type(call: Call) -> Type:
     return target(call)
 
 
-def _full(s: Site) -> Any:
+def _of_value(s: Site, fill: Any) -> Any:
+    """The result, of one value.  TVM's `full` does not compile with infinities and NaN."""
     assert isinstance(s.out, TensorType)
-    return R.full(s.sizes(s.out), s.args[0], s.out.dtype)
+    value = constant_value(fill)
+    if value is None or np.isfinite(value.astype("float64")):
+        if s.op == "full_like":
+            return R.full_like(s.args[0], fill, s.out.dtype)
+        return R.full(s.sizes(s.out), fill, s.out.dtype)
+    with np.errstate(all="ignore"):  # as `cast`
+        one = relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.out.dtype))))
+    return R.broadcast_to(one, s.sizes(s.out)) if s.out.shape else one
 
 
 def _full_like_type(call: Call) -> Type:
@@ -64,10 +75,11 @@ def _one_hot(s: Site) -> Any:
 
 define("zeros", "", target, _filled(0), "relay", *SHAPE)
 define("ones", "", target, _filled(1), "relay", *SHAPE)
-define("full", "fill_value", _full_type, _full, "numpy", *SHAPE, grad=False)
+define(
+    "full", "fill_value", _full_type, lambda s: _of_value(s, s.args[0]), "numpy", *SHAPE, grad=False
+)
 define("full_like", "data fill_value", _full_like_type,
-       lambda s: R.full_like(s.args[0], s.args[1], s.tensor().dtype), "numpy",
-       grad=False)  # fmt: skip
+       lambda s: _of_value(s, s.args[1]), "numpy", grad=False)  # fmt: skip
 define("one_hot", "indices on_value off_value", _one_hot_type, _one_hot, "numpy",
        Attr("depth", 1, "int"), Attr("axis", -1, "int"), Attr("dtype", None, "dtype"),
        grad=False)  # fmt: skip

@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 
 from ...dtypes import numpy_dtype
+from ...transform.fold_constant import is_worth
 from ..types import TensorType, TupleType, Type
 
 # What an operator gives where a tensor that it reduces has no elements.
@@ -68,8 +69,10 @@ def _full(ty: TensorType, value: float) -> Any:
     if 0 in shape:
         # No constant: TVM writes one without elements into a library, and can't read it back.
         return relax.op.zeros(shape, ty.dtype)
-    array = np.full(shape, value, numpy_dtype(ty.dtype))
-    return relax.const(tvm.runtime.tensor(array))
+    is_small = is_worth(bytes_of(ty), 0)
+    array = np.full(shape if is_small else (), value, numpy_dtype(ty.dtype))
+    constant = relax.const(tvm.runtime.tensor(array))
+    return constant if is_small else relax.op.broadcast_to(constant, shape)
 
 
 def check_size(name: str, out: Type, largest: int) -> None:

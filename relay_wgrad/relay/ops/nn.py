@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...transform.fold_constant import LARGEST, is_worth
 from ..types import ANY, Dim, TensorType, TupleType, Type
 from . import relations
 from .relations import agree, mapped
@@ -164,15 +165,23 @@ def _upsampling_type(call: Call) -> Type:
 
 
 def resize_matrix(size: int, out: int, linear: bool, align: bool) -> Any:
-    """(out, size): each row has the weights of the pixels that a new one is made of."""
+    """(out, size): each row has the weights of the pixels that a new one is made of.
+
+    Raises ValueError for a matrix that is too large for a constant.
+    """
+    count = 8 * size * out
+    if not is_worth(count, 0):
+        raise ValueError(
+            f"nn.upsampling: from {size} to {out} pixels takes a matrix of {count:,} bytes, more"
+            f" than {LARGEST:,}"
+        )
     step = (size - 1) / (out - 1 if out > 1 else 1) if align else size / out
     at = np.arange(out) * step
     low = np.floor(at + (0 if linear else 1e-5)).astype(int)
     part = at - low if linear else np.zeros(out)
-    matrix = np.zeros((out, size))
-    for row, (i, f) in enumerate(zip(low, part, strict=True)):
-        matrix[row, min(max(i, 0), size - 1)] += 1 - f
-        matrix[row, min(max(i + 1, 0), size - 1)] += f
+    matrix, rows = np.zeros((out, size)), np.arange(out)
+    matrix[rows, np.clip(low, 0, size - 1)] += 1 - part
+    matrix[rows, np.clip(low + 1, 0, size - 1)] += part
     return matrix
 
 

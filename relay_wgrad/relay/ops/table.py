@@ -148,6 +148,14 @@ def constant_value(expr: Any) -> np.ndarray[Any, Any] | None:
     return np.asarray(expr.value.numpy()) if isinstance(expr, GenericConst) else None
 
 
+def named(name: str, error: TypeError | ValueError) -> TypeError | ValueError:
+    """The error, with the operator's name if its words lack it: a type's are of a size alone."""
+    if name.rpartition(".")[2] in str(error):
+        return error
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{name}: {error}")
+
+
 Relation = Callable[[Call], Type]
 Builder = Callable[[Site], Any]
 
@@ -204,7 +212,13 @@ class RelayOp:
         ------
         TypeError, ValueError : when the type relation is violated; they name the operator.
         """
-        return self.relation(Call(self.name, self.inputs, self._arity(arg_types), self.read(attrs)))
+        call = Call(self.name, self.inputs, self._arity(arg_types), self.read(attrs))
+        try:
+            return self.relation(call)
+        except (TypeError, ValueError) as error:
+            if (made := named(self.name, error)) is error:
+                raise
+            raise made from error
 
     def build(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import tvm
 from tvm.target import Target
 
+from ...transform.fold_constant import is_worth
 from ..alone import compiles
 from ..ast import (
     Call,
@@ -32,7 +33,6 @@ from ..rewrite import rewrite
 from ..types import TensorType, TupleType, Type
 from .normal_forms import without_lets
 
-_LARGEST = 2**28  # bytes of a result that is larger than what it is computed from
 _FAILED = (TypeError, ValueError, MemoryError, tvm.error.InternalError, RuntimeError)
 
 
@@ -174,7 +174,7 @@ def _has_value(call: Call) -> bool:
     except (TypeError, ValueError):
         return False
     given = max(map(_bytes, types), default=0)
-    return _bytes(call.checked_type) <= max(_LARGEST, given)
+    return is_worth(_bytes(call.checked_type), given)
 
 
 def _bytes(ty: Type | None) -> int:

@@ -1,0 +1,91 @@
+"""How large a constant may be that a compiler computes ahead of the run.
+
+Upstream's `FoldConstant` computes whatever has constants for arguments: a broadcast to gigabytes
+fills the memory of the compiler, and is then written into the library.  Here such a call stays one,
+and its memory is the run's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Op
+
+LARGEST = 2**28  # bytes of a result that is larger than what it is computed from
+_CALL, _LEFT = "relax.call_tir", "relax.call_dps_packed"
+
+
+def is_worth(result: int, given: int) -> bool:
+    """Whether a result of so many bytes may be a constant; `given`: its largest argument's."""
+    return result <= max(LARGEST, given)
+
+
+def fold_constants() -> tvm.transform.Pass:
+    """Upstream's pass but for calls whose results are too large (`is_worth`), and what needs them.
+
+    For modules that are legalized: operators that are no kernels yet are folded at any size.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.fold_constants")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        fold = relax.transform.FoldConstant()
+        if not any(map(_is_large, _values(mod))):
+            return fold(mod)
+        # What is no `call_tir` is left alone.
+        return _renamed(fold(_renamed(mod, _CALL, _LEFT)), _LEFT, _CALL)
+
+    return run
+
+
+def _values(mod: tvm.IRModule) -> Iterator[Any]:
+    """What variables of the functions are bound to."""
+    for _, func in mod.functions_items():
+        for block in func.body.blocks if isinstance(func, relax.Function) else ():
+            for binding in block.bindings:
+                yield getattr(binding, "value", None)
+
+
+def _is_large(call: Any, name: str = _CALL) -> bool:
+    """Whether it is the call of a kernel whose result may not be a constant."""
+    if not isinstance(call, relax.Call) or getattr(call.op, "name", "") != name:
+        return False
+    if not isinstance(call.args[0], relax.GlobalVar):
+        return False
+    given = max((_bytes(arg.ty) for arg in call.args[1].fields), default=0)
+    return not is_worth(_bytes(call.ty), given)
+
+
+def _renamed(mod: tvm.IRModule, old: str, new: str) -> tvm.IRModule:
+    """The module with such calls by another operator."""
+    rewriter = _Rewriter(mod, old, new)
+    for var, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            rewriter.builder_.update_func(var, rewriter.visit_expr(func))
+    return rewriter.builder_.get()
+
+
+@relax.expr_functor.mutator
+class _Rewriter(relax.PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, old: str, new: str) -> None:
+        super().__init__(mod)
+        self.old, self.new = old, new
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """Every such call."""
+        if not _is_large(call, self.old):
+            return super().visit_call_(call)
+        return relax.Call(Op.get(self.new), call.args, call.attrs, call.ty_args)
+
+
+def _bytes(ty: Any) -> int:
+    """What a tensor of known shape takes; 0 for all else."""
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return 0
+    sizes = ty.shape.values
+    if not all(isinstance(size, tirx.IntImm) for size in sizes):
+        return 0
+    return math.prod(map(int, sizes)) * tvm.DataType(str(ty.dtype)).itemsize
