@@ -101,6 +101,10 @@ SUMS: dict[str, Function] = {
     "matrices": lambda y: torch.mm(y[0, 0], y[1, 1].t()) + torch.bmm(y[0], y[1])[0],
     "addmm": lambda y: torch.addmm(y[0, 0, 0], y[0, 1], y[1, 0]),
     "mean": lambda y: y.mean((2, 3)) + y.mean(2, keepdim=True).sum((1, 3))[:, :1],
+    "losses with rounded corners": lambda y: (
+        fn.smooth_l1_loss(y, 2 * y, beta=0.5) + fn.huber_loss(y, 2 * y, "sum", 0.7)
+        + fn.smooth_l1_loss(y, _like(y), reduction="none").mean()
+    ),
     "norms": lambda y: y.norm() + fn.normalize(y, dim=1),
     "sum": lambda y: y.sum(1) * y.sum((0, 1), keepdim=True)[0],
     "variance": lambda y: (

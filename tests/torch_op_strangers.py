@@ -119,7 +119,7 @@ STRANGERS: dict[str, Callable[[Tensor], Tensor]] = {
     "rrelu": lambda y: fn.rrelu(y, training=True),
     "sampled size": lambda y: y.unfold(3, 2, 2).mean(-1),
     "scatter": lambda y: torch.zeros_like(y).scatter(1, y.argsort(1), y),
-    "smooth l1": lambda y: fn.smooth_l1_loss(y, 2 * y),
+    "soft margin": lambda y: fn.soft_margin_loss(y, torch.sign(y.detach())),
     "sort": lambda y: y.sort(1)[0],
     "tan": lambda y: torch.tan(y / 4),
     "top k": lambda y: y.topk(2, 1)[0],

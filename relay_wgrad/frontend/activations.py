@@ -2,7 +2,8 @@
 
 A selection is written so that its gradient at a corner, and for NaN, follows from its comparisons:
 `relax.where` passes it to what was chosen.  What is not chosen must be finite where it can be: its
-gradient is 0 times that of a function, which is NaN where the function's is infinite.
+gradient is 0 times that of a function, which is NaN where the function's is infinite.  NaN is told
+by `isnan`: where kernels are fused TVM takes x == x for true.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from tvm import relax
 
 from ..ops.ties import SELU_ALPHA, SELU_SCALE
-from .context import Context, shape_of
+from .context import FLOATS, Context, shape_of
 
 op = relax.op
 
@@ -83,7 +84,11 @@ def prelu(ctx: Context, x: Any, slope: Any) -> Any:
     column = [1] * len(shape_of(x))
     if len(column) > 1:
         column[1] = shape_of(slope)[0]
-    slope = ctx.emit(op.reshape(slope, column))
+    return sloped(ctx, x, ctx.emit(op.reshape(slope, column)))
+
+
+def sloped(ctx: Context, x: Any, slope: Any) -> Any:
+    """x, or slope x where x is not above 0; the slope is broadcast to x."""
     positive = ctx.emit(op.greater(x, ctx.const(0.0)))
     return where(ctx, positive, x, op.multiply(slope, where(ctx, positive, 0.0, x)))
 
@@ -116,6 +121,16 @@ def softplus(ctx: Context, x: Any, beta: float = 1.0, threshold: float = 20.0) -
     return where(ctx, linear, x, curve if beta == 1.0 else op.divide(curve, ctx.const(beta)))
 
 
+def mish(ctx: Context, x: Any) -> Any:
+    """x tanh(softplus(x))."""
+    return ctx.emit(op.multiply(x, op.tanh(softplus(ctx, x))))
+
+
+def softsign(ctx: Context, x: Any) -> Any:
+    """x / (1 + |x|)."""
+    return ctx.emit(op.divide(x, op.add(op.abs(x), ctx.const(1.0))))
+
+
 def log_sigmoid(ctx: Context, x: Any) -> Any:
     """log(sigmoid(x)), of exponentials of what is not positive."""
     negative = ctx.emit(op.less(x, ctx.const(0.0)))
@@ -144,21 +159,69 @@ def soft_shrink(ctx: Context, x: Any, limit: float) -> Any:
     bound = ctx.const(limit)
     left = where(ctx, op.less(x, ctx.const(-limit)), op.add(x, bound), 0.0)
     right = where(ctx, op.greater(x, bound), op.subtract(x, bound), left)
-    return where(ctx, op.equal(x, x), right, x)  # NaN stays
+    return where(ctx, op.isnan(x), x, right)  # NaN stays
 
 
 def extremum(ctx: Context, x: Any, axes: list[int] | None, keep: bool, largest: bool) -> Any:
-    """amax and amin: equal elements share the gradient."""
-    return ctx.emit((op.max if largest else op.min)(x, axes, keepdims=keep))
+    """amax and amin: equal elements share the gradient; NaN passes, and is its row's gradient.
+
+    TVM's reductions drop NaN, so one more tells where there is one.
+    """
+    out = ctx.emit((op.max if largest else op.min)(x, axes, keepdims=keep))
+    if str(x.ty.dtype) not in FLOATS:
+        return out
+    lost = op.sum(where(ctx, op.isnan(x), math.nan, 0.0), axes, keepdims=keep)
+    return ctx.emit(op.multiply(out, op.add(lost, ctx.const(1.0))))
+
+
+def whole(ctx: Context, x: Any, largest: bool) -> Any:
+    """max() and min() of all elements: equal ones share the gradient, NaN where there is one."""
+    reduction = op.max if largest else op.min
+    if str(x.ty.dtype) not in FLOATS:
+        return ctx.emit(reduction(x))
+    stray = ctx.emit(op.isnan(x))
+    best = ctx.emit(reduction(where(ctx, stray, -math.inf if largest else math.inf, x)))
+    count = ctx.emit(op.sum(where(ctx, stray, 1.0, 0.0)))
+    lost = ctx.emit(op.greater(count, ctx.const(0.0)))
+    strays = op.divide(op.sum(where(ctx, stray, x, 0.0)), where(ctx, lost, count, 1.0))
+    return where(ctx, lost, strays, best)
+
+
+def norm(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
+    """The root of the sum of squares; its gradient at 0 is 0."""
+    squares = ctx.emit(op.sum(op.multiply(x, x), axes, keepdims=keep))
+    zero = ctx.emit(op.equal(squares, ctx.const(0.0)))
+    return where(ctx, zero, 0.0, op.sqrt(where(ctx, zero, 1.0, squares)))
+
+
+def rounded_corner(ctx: Context, x: Any, limit: float, huber: bool) -> Any:
+    """x^2 / 2 below the limit and limit (|x| - limit / 2) from it on; over the limit if not huber.
+
+    Slopes agree at the limit; the second derivative there is the linear part's, 0.
+    """
+    size = ctx.emit(op.abs(x))
+    if limit == 0.0 and not huber:
+        return size
+    inside = ctx.emit(op.logical_not(op.greater_equal(size, ctx.const(limit))))  # NaN: the square
+    curve = op.multiply(op.multiply(x, x), ctx.const(0.5 if huber else 0.5 / limit))
+    line = op.subtract(size, ctx.const(limit / 2))
+    if huber:
+        line = op.multiply(line, ctx.const(limit))
+    return where(ctx, inside, curve, line)
 
 
 def selected(ctx: Context, x: Any, axis: int, keep: bool, largest: bool) -> tuple[Any, Any]:
-    """max and min along an axis with the index, the first of equal ones: it gets the gradient."""
+    """max and min along an axis with the index of the first of equal ones, or of the first NaN: it
+    gets the gradient."""
     shape = shape_of(x)
     if not shape:
         return x, ctx.emit(op.zeros((), "int64"))
     axis %= len(shape)
     index = ctx.emit((op.argmax if largest else op.argmin)(x, axis, keepdims=True))
+    if str(x.ty.dtype) in FLOATS:
+        lost = where(ctx, op.isnan(x), 1.0, 0.0)
+        some = op.greater(op.max(lost, axis, keepdims=True), ctx.const(0.0))
+        index = ctx.emit(op.where(some, op.argmax(lost, axis, keepdims=True), index))
     places = np.arange(shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(shape))])
     chosen = op.equal(index, relax.const(places.astype("int64"), "int64"))
     value = ctx.emit(op.sum(where(ctx, chosen, x, 0.0), [axis], keepdims=keep))

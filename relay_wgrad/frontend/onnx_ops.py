@@ -1,23 +1,31 @@
-"""Builders of what is not a layer: elementwise ops, and ops that move or reshape; and the table.
+"""Builders of elementwise ops, and the table of all builders.
 
 `OPS` maps an ONNX op to its builder.  To add an op, write one function and one row, with ops that
-have a gradient (`tvm.relax.op._op_gradient`), and a test.
+have a gradient (`tvm.relax.op._op_gradient`), and a case in `tests/onnx_op_cases.py`, which
+compares value and gradients with PyTorch's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from . import activations
+from ..ops.ties import SELU_ALPHA, SELU_SCALE
+from . import activations as act
 from .context import FLOATS, Context, Node, shape_of
 from .onnx_nn import LAYERS
 from .onnx_random import RANDOM
+from .onnx_reduce import REDUCTIONS
+from .onnx_shapes import RESHAPING, SHAPES
 
+__all__ = ["OPS", "RESHAPING"]
+
+op = relax.op
 Builder = Callable[[Context, Node], Any]
 
 
@@ -46,7 +54,7 @@ def sum_(ctx: Context, node: Node) -> Any:
     """Sum of any number of tensors, as adds."""
     total = ctx.tensor(node.operand(0))
     for index in range(1, len(node.operands)):
-        total = ctx.emit(relax.op.add(total, ctx.tensor(node.operand(index))))
+        total = ctx.emit(op.add(total, ctx.tensor(node.operand(index))))
     return total
 
 
@@ -62,227 +70,193 @@ def clip(ctx: Context, node: Node) -> Any:
         for bound in (node.setting("min", 1), node.setting("max", 2))
     )
     if low == 0.0 and high == 6.0:
-        return activations.hardtanh(ctx, x, low, high)
-    return activations.clamp(ctx, x, low, high)
+        return act.hardtanh(ctx, x, low, high)
+    return act.clamp(ctx, x, low, high)
 
 
-def leaky_relu(ctx: Context, node: Node) -> Any:
-    """LeakyRelu: x, or alpha·x where x is not positive."""
-    x = ctx.tensor(node.operand(0))
-    return activations.leaky_relu(ctx, x, float(node.attr("alpha", 0.01)))
+def _numbered(build: Callable[..., Any], **defaults: float) -> Builder:
+    """An activation of attributes that have defaults, in their order."""
+
+    def row(ctx: Context, node: Node) -> Any:
+        numbers = [float(node.attr(name, default)) for name, default in defaults.items()]
+        return build(ctx, ctx.tensor(node.operand(0)), *numbers)
+
+    return row
 
 
-def hard_sigmoid(ctx: Context, node: Node) -> Any:
-    """HardSigmoid: alpha·x + beta, clipped to 0…1."""
-    x = ctx.tensor(node.operand(0))
-    alpha, beta = float(node.attr("alpha", 0.2)), float(node.attr("beta", 0.5))
-    return activations.hard_sigmoid(ctx, x, alpha, beta)
+def selu(ctx: Context, node: Node) -> Any:
+    """Selu: gamma alpha (exp(x) - 1) where x is not positive; PyTorch's numbers by default."""
+    given = [node.attr(name) for name in ("alpha", "gamma")]
+    rounded = [float(np.float32(v)) for v in (SELU_ALPHA, SELU_SCALE)]
+    numbers = [
+        exact if value is None or float(value) == near else float(value)
+        for value, near, exact in zip(given, rounded, (SELU_ALPHA, SELU_SCALE), strict=True)
+    ]
+    return act.elu(ctx, ctx.tensor(node.operand(0)), *numbers)
 
 
-def hard_swish(ctx: Context, node: Node) -> Any:
-    """HardSwish: x times HardSigmoid with alpha 1/6, beta 1/2."""
-    return activations.hard_swish(ctx, ctx.tensor(node.operand(0)))
+def prelu(ctx: Context, node: Node) -> Any:
+    """PRelu: a slope that is broadcast to x."""
+    x, slope = ctx.tensor(node.operand(0)), ctx.parameter(node.operand(1), "slope")
+    shape = shape_of(x)
+    if np.broadcast_shapes(shape, shape_of(slope)) != shape:
+        raise ValueError(f"a slope of {list(shape_of(slope))} is not broadcast to {list(shape)}")
+    return act.sloped(ctx, x, slope)
+
+
+def gelu(ctx: Context, node: Node) -> Any:
+    """Gelu, of the error function or by tanh."""
+    kind = node.attr("approximate", "none")
+    if kind not in ("none", "tanh"):
+        raise ValueError(f"approximate={kind!r}: expected 'none' or 'tanh'")
+    return ctx.emit(
+        (op.nn.gelu if kind == "none" else op.nn.gelu_tanh)(ctx.tensor(node.operand(0)))
+    )
+
+
+def power(ctx: Context, node: Node) -> Any:
+    """Pow; the exponent may be an integer."""
+    x, exponent = ctx.tensor(node.operand(0)), node.operand(1)
+    if exponent.array is not None and not exponent.weight and exponent.array.size == 1:
+        value = float(exponent.array.item())
+        if value == 2.0 and len(exponent.array.shape) <= len(shape_of(x)):
+            return ctx.emit(op.multiply(x, x))
+        return ctx.emit(op.power(x, ctx.const(exponent.array)))
+    return ctx.emit(op.power(x, _float(ctx, ctx.tensor(exponent))))
+
+
+def extremum(function: Callable[[Any, Any], Any]) -> Builder:
+    """Max and Min of any number of tensors; two that are equal share the gradient."""
+
+    def build(ctx: Context, node: Node) -> Any:
+        tensors = [ctx.tensor(node.operand(i)) for i in range(len(node.operands))]
+        return reduce(lambda a, b: ctx.emit(function(a, b)), tensors)
+
+    return build
+
+
+# ---- choices ---------------------------------------------------------------------------------
+
+
+def where(ctx: Context, node: Node) -> Any:
+    """Where a condition holds the second operand, else the third."""
+    condition, yes, no = (ctx.tensor(node.operand(i)) for i in range(3))
+    return ctx.emit(op.where(condition, yes, no))
+
+
+def _compared(function: Callable[[Any, Any], Any]) -> Builder:
+    """A truth value of two tensors; there is no gradient by them."""
+
+    def build(ctx: Context, node: Node) -> Any:
+        return ctx.emit(function(ctx.tensor(node.operand(0)), ctx.tensor(node.operand(1))))
+
+    return build
+
+
+def _fixed(function: Callable[[Any], Any]) -> Builder:
+    """A step function: its gradient is zero."""
+
+    def build(ctx: Context, node: Node) -> Any:
+        return ctx.emit(op.grad.no_grad(ctx.emit(function(ctx.tensor(node.operand(0))))))
+
+    return build
 
 
 def softmax(ctx: Context, node: Node) -> Any:
     """Softmax and LogSoftmax; before opset 13 all axes from `axis` on are one."""
     x = ctx.tensor(node.operand(0))
     shape = shape_of(x)
-    op = relax.op.nn.softmax if node.proto.op_type == "Softmax" else relax.op.nn.log_softmax
+    plain = node.proto.op_type == "Softmax"
+    function = op.nn.softmax if plain else op.nn.log_softmax
     axis = int(node.attr("axis", -1 if ctx.options.opset >= 13 else 1))
     if ctx.options.opset >= 13:
-        return ctx.emit(op(x, axis))
+        return ctx.emit(function(x, axis))
     axis %= len(shape)
-    flat = ctx.emit(relax.op.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:]))))
-    return ctx.emit(relax.op.reshape(op(flat, 1), shape))
+    flat = ctx.emit(op.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:]))))
+    return ctx.emit(op.reshape(function(flat, 1), shape))
+
+
+def _float(ctx: Context, x: Any) -> Any:
+    """In the graph's dtype: the whole graph has one."""
+    dtype = str(x.ty.dtype)
+    return x if dtype in FLOATS else ctx.emit(op.astype(x, ctx.options.dtype))
+
+
+_INTEGERS = {6: "int32", 7: "int64"}
 
 
 def cast(ctx: Context, node: Node) -> Any:
-    """Cast between float dtypes: the identity, for the whole graph has one dtype."""
-    x = ctx.tensor(node.operand(0))
+    """Cast: to a float the graph's dtype, between floats the identity; to others no gradient."""
+    x, to = ctx.tensor(node.operand(0)), int(node.attr("to"))
     dtype = str(x.ty.dtype)
-    if dtype not in FLOATS or int(node.attr("to")) not in (1, 10, 11, 16):
-        raise ValueError(f"only casts between float dtypes are supported, not from {dtype}")
-    return x
-
-
-# ---- shapes ----------------------------------------------------------------------------------
-
-
-def _reshape(ctx: Context, node: Node, target: Sequence[int]) -> Any:
-    x = ctx.tensor(node.operand(0))
-    return ctx.emit(relax.op.reshape(x, tuple(target)))
-
-
-def identity(ctx: Context, node: Node) -> Any:
-    """Identity."""
-    return ctx.tensor(node.operand(0))
-
-
-def reshape(ctx: Context, node: Node) -> Any:
-    """Reshape, with the file's baked sizes rewritten to the new batch and image size.
-
-    Of a target that is a constant, the first size is the batch if it was the operand's, and sizes
-    that equal the operand's, counted from the right, follow the operand.
-    """
-    x = node.operand(0)
-    expr = ctx.tensor(x)
-    shape = shape_of(expr)
-    value = node.operand(1)
-    target = [int(t) for t in node.static(1, "the target shape").ravel()]
-    before = ctx.original.get(x.name)
-    if not node.attr("allowzero", 0):
-        if 0 in target[len(shape) :]:
-            raise ValueError(f"target {target} copies an axis that {list(shape)} lacks")
-        target = [shape[i] if t == 0 else t for i, t in enumerate(target)]
-    baked = list(target)
-    if x.batched and not value.measured and before is not None:
-        if target[0] == before[0]:
-            target[0] = shape[0]
-        for back in range(1, min(len(target), len(before))):
-            if target[-back] != before[-back]:
-                break
-            target[-back] = shape[-back]
-    if target.count(-1) == 1:
-        known = -math.prod(target)
-        if known and math.prod(shape) % known == 0:
-            target[target.index(-1)] = math.prod(shape) // known
-    if math.prod(target) != math.prod(shape) or min(target, default=1) < 0:
-        made = f", made for {list(before)}," if before is not None else ""
-        reason = f": it fixes the image size{ctx.options.size}" if ctx.options.resized else ""
-        raise ValueError(f"its target {baked}{made} does not take {list(shape)}{reason}")
-    return _reshape(ctx, node, target)
-
-
-def flatten(ctx: Context, node: Node) -> Any:
-    """Flatten to a matrix at `axis`."""
-    shape = shape_of(ctx.tensor(node.operand(0)))
-    axis = int(node.attr("axis", 1))
-    axis = axis + len(shape) if axis < 0 else axis
-    return _reshape(ctx, node, (math.prod(shape[:axis]), math.prod(shape[axis:])))
-
-
-def squeeze(ctx: Context, node: Node) -> Any:
-    """Squeeze, as a reshape: relax.squeeze has no gradient."""
-    shape = shape_of(ctx.tensor(node.operand(0)))
-    axes = node.setting("axes", 1)
-    if axes is None:
-        axes = [i for i, d in enumerate(shape) if d == 1]
-    drop = {int(a) % len(shape) for a in axes}
-    if any(shape[a] != 1 for a in drop):
-        raise ValueError(f"axes {sorted(drop)} of {list(shape)} are not all of size 1")
-    return _reshape(ctx, node, [d for i, d in enumerate(shape) if i not in drop])
-
-
-def unsqueeze(ctx: Context, node: Node) -> Any:
-    """Unsqueeze, as a reshape."""
-    shape = list(shape_of(ctx.tensor(node.operand(0))))
-    axes = [int(a) for a in node.setting("axes", 1, [])]
-    rank = len(shape) + len(axes)
-    for axis in sorted(a % rank for a in axes):
-        shape.insert(axis, 1)
-    return _reshape(ctx, node, shape)
-
-
-def transpose(ctx: Context, node: Node) -> Any:
-    """Transpose; without `perm` the axes are reversed."""
-    perm = node.attr("perm")
-    axes = None if perm is None else [int(p) for p in perm]
-    return ctx.emit(relax.op.permute_dims(ctx.tensor(node.operand(0)), axes))
-
-
-def concat(ctx: Context, node: Node) -> Any:
-    """Concat along `axis`."""
-    parts = [ctx.tensor(node.operand(i)) for i in range(len(node.operands))]
-    return ctx.emit(relax.op.concat(parts, int(node.attr("axis")))) if len(parts) > 1 else parts[0]
-
-
-def split(ctx: Context, node: Node) -> list[Any]:
-    """Split along `axis` into the given sizes, or into equal parts."""
-    x = ctx.tensor(node.operand(0))
-    axis = int(node.attr("axis", 0)) % len(shape_of(x))
-    total, count = shape_of(x)[axis], len(node.proto.output)
-    sizes = node.setting("split", 1)
-    if sizes is None:
-        chunk = math.ceil(total / count)
-        sizes = [min(chunk, total - i * chunk) for i in range(count)]
-    if sum(sizes) != total or min(sizes) < 1:
-        raise ValueError(f"sizes {sizes} do not split an axis of {total}")
-    cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
-    parts = ctx.emit(relax.op.split(x, cuts, axis))
-    return [ctx.emit(relax.TupleGetItem(parts, i)) for i in range(count)]
-
-
-def pad(ctx: Context, node: Node) -> Any:
-    """Pad with a constant, as concatenations: relax.nn.pad has no gradient."""
-    x = ctx.tensor(node.operand(0))
-    rank = len(shape_of(x))
-    if node.attr("mode", "constant") != "constant":
-        raise ValueError(f"mode {node.attr('mode')!r}: only 'constant' is supported")
-    pads = [int(p) for p in node.setting("pads", 1)]
-    fill = node.setting("value", 2, 0.0)
-    fill = fill[0] if isinstance(fill, list) else fill
-    axes = node.setting("axes", 3, list(range(rank)))
-    if min(pads, default=0) < 0:
-        raise ValueError(f"pads {pads}: cropping is not supported")
-    for i, axis in enumerate(int(a) % rank for a in axes):
-        parts = []
-        for side in (0, 1):
-            if size := pads[i + side * len(axes)]:
-                shape = [*shape_of(x)]
-                shape[axis] = size
-                parts.append((side, ctx.const(np.full(shape, fill))))
-        if parts:
-            before = [e for side, e in parts if side == 0]
-            after = [e for side, e in parts if side == 1]
-            x = ctx.emit(relax.op.concat([*before, x, *after], axis))
-    return x
-
-
-def reduce_mean(ctx: Context, node: Node) -> Any:
-    """ReduceMean over constant axes (all of them by default)."""
-    axes = node.setting("axes", 1)
-    if axes is None and node.attr("noop_with_empty_axes", 0):
-        return ctx.tensor(node.operand(0))
-    x = ctx.tensor(node.operand(0))
-    return ctx.emit(relax.op.mean(x, axes, keepdims=bool(node.attr("keepdims", 1))))
+    if to in (1, 10, 11, 16):
+        return _float(ctx, x)
+    if dtype in FLOATS:
+        x = ctx.emit(op.grad.no_grad(x))
+    if to == 9:
+        return x if dtype == "bool" else ctx.emit(op.not_equal(x, relax.const(0, dtype)))
+    if to not in _INTEGERS:
+        raise ValueError(f"to={to}: only floats, int32, int64 and bool are supported")
+    return ctx.emit(op.astype(x, _INTEGERS[to]))
 
 
 OPS: dict[str, Builder] = {
     **LAYERS,
     **RANDOM,
-    "Abs": _unary(relax.op.abs),
-    "Add": _binary(relax.op.add, "shift"),
+    **REDUCTIONS,
+    **SHAPES,
+    "Abs": _unary(op.abs),
+    "Add": _binary(op.add, "shift"),
+    "And": _compared(op.logical_and),
     "Cast": cast,
+    "Ceil": _fixed(op.ceil),
+    "Celu": _numbered(act.celu, alpha=1.0),
     "Clip": clip,
-    "Concat": concat,
-    "Div": _binary(relax.op.divide, "scale"),
-    "Exp": _unary(relax.op.exp),
-    "Flatten": flatten,
-    "HardSigmoid": hard_sigmoid,
-    "HardSwish": hard_swish,
-    "Identity": identity,
-    "LeakyRelu": leaky_relu,
-    "Log": _unary(relax.op.log),
+    "Cos": _unary(op.cos),
+    "Div": _binary(op.divide, "scale"),
+    "Elu": _numbered(act.elu, alpha=1.0),
+    "Equal": _compared(op.equal),
+    "Erf": _unary(op.erf),
+    "Exp": _unary(op.exp),
+    "Floor": _fixed(op.floor),
+    "Gelu": gelu,
+    "Greater": _compared(op.greater),
+    "GreaterOrEqual": _compared(op.greater_equal),
+    "HardSigmoid": _numbered(act.hard_sigmoid, alpha=0.2, beta=0.5),
+    "HardSwish": _numbered(act.hard_swish),
+    "LeakyRelu": _numbered(act.leaky_relu, alpha=0.01),
+    "Less": _compared(op.less),
+    "LessOrEqual": _compared(op.less_equal),
+    "Log": _unary(op.log),
     "LogSoftmax": softmax,
-    "Mul": _binary(relax.op.multiply, "scale"),
-    "Neg": _unary(relax.op.negative),
-    "Pad": pad,
-    "ReduceMean": reduce_mean,
-    "Relu": _unary(relax.op.nn.relu),
-    "Reshape": reshape,
-    "Sigmoid": _unary(relax.op.sigmoid),
+    "Max": extremum(op.maximum),
+    "Min": extremum(op.minimum),
+    "Mish": _numbered(act.mish),
+    "Mul": _binary(op.multiply, "scale"),
+    "Neg": _unary(op.negative),
+    "Not": _unary(op.logical_not),
+    "Or": _compared(op.logical_or),
+    "PRelu": prelu,
+    "Pow": power,
+    "Reciprocal": lambda ctx, node: ctx.emit(
+        op.divide(ctx.const(1.0), ctx.tensor(node.operand(0)))
+    ),
+    "Relu": _unary(op.nn.relu),
+    "Round": _fixed(op.round),
+    "Selu": selu,
+    "Sigmoid": _unary(op.sigmoid),
+    "Sign": _fixed(op.sign),
+    "Sin": _unary(op.sin),
     "Softmax": softmax,
-    "Split": split,
-    "Sqrt": _unary(relax.op.sqrt),
-    "Squeeze": squeeze,
-    "Sub": _binary(relax.op.subtract, "shift"),
+    "Softplus": _numbered(act.softplus),
+    "Softsign": _numbered(act.softsign),
+    "Sqrt": _unary(op.sqrt),
+    "Sub": _binary(op.subtract, "shift"),
     "Sum": sum_,
-    "Tanh": _unary(relax.op.tanh),
-    "Transpose": transpose,
-    "Unsqueeze": unsqueeze,
+    "Tanh": _unary(op.tanh),
+    "ThresholdedRelu": _numbered(
+        lambda ctx, x, limit: act.threshold(ctx, x, limit, 0.0), alpha=1.0
+    ),
+    "Where": where,
 }
 """ONNX op -> builder.  A split returns a list of results, every other builder one."""
-
-# Their result is a plain reshaping of their first operand: a weight stays a weight.
-RESHAPING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

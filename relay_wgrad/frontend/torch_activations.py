@@ -67,11 +67,6 @@ def _gelu(ctx: Context, call: Any) -> Any:
     return ctx.emit((op.nn.gelu if kind == "none" else op.nn.gelu_tanh)(call.args[0]))
 
 
-def _mish(ctx: Context, call: Any) -> Any:
-    x = call.args[0]
-    return ctx.emit(op.multiply(x, op.tanh(act.softplus(ctx, x))))
-
-
 def _prelu(ctx: Context, call: Any) -> Any:
     return act.prelu(ctx, call.args[0], call.args[1])
 
@@ -102,7 +97,7 @@ def _reduced(largest: bool) -> Builder:
 
 
 def _whole(largest: bool) -> Builder:
-    return lambda ctx, call: act.extremum(ctx, call.args[0], None, False, largest)
+    return lambda ctx, call: act.whole(ctx, call.args[0], largest)
 
 
 def _along(largest: bool) -> Builder:
@@ -144,7 +139,7 @@ ACTIVATIONS: dict[str, Builder] = {
     "min.default": _whole(False),
     "min.dim": _along(False),
     "min.other": _binary(op.minimum),
-    "mish.default": _mish,
+    "mish.default": _plain(act.mish),
     "prelu.default": _prelu,
     "relu6.default": _plain(lambda ctx, x: act.hardtanh(ctx, x, 0.0, 6.0)),
     "rrelu.default": _rrelu,

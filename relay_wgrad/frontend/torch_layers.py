@@ -11,10 +11,11 @@ from typing import Any
 
 from tvm import relax
 
-from . import onnx_nn, onnx_ops
+from . import onnx_nn, onnx_shapes
 from .context import Context, shape_of
+from .onnx_reduce import standardized
 from .torch_activations import ACTIVATIONS
-from .torch_call import Args, Builder, Call, constant
+from .torch_call import Args, Builder, Call
 
 
 def _list(value: Any, count: int) -> list[int]:
@@ -161,14 +162,6 @@ def _normalized(
     return out, None, None, mean, var
 
 
-def _standardized(ctx: Context, x: Any, axes: list[int], epsilon: float) -> Any:
-    """x less its mean over its deviation, both over these axes."""
-    centred = ctx.emit(relax.op.subtract(x, ctx.emit(relax.op.mean(x, axes, keepdims=True))))
-    spread = ctx.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
-    shifted = relax.op.add(spread, constant(epsilon, str(x.ty.dtype)))
-    return ctx.emit(relax.op.divide(centred, ctx.emit(relax.op.sqrt(shifted))))
-
-
 def _affine(ctx: Context, x: Any, weight: Any, bias: Any) -> Any:
     if weight is not None:
         x = ctx.emit(relax.op.multiply(x, weight))
@@ -179,7 +172,7 @@ def _layer_norm(ctx: Context, call: Call) -> Any:
     """(x, the shape of the last axes, weight, bias, epsilon)."""
     x, last = call.args[0], len(call.args[1])
     rank = len(shape_of(x))
-    out = _standardized(ctx, x, list(range(rank - last, rank)), float(call.arg(4, 1e-5)))
+    out = standardized(ctx, x, list(range(rank - last, rank)), float(call.arg(4, 1e-5)))
     return _affine(ctx, out, call.arg(2), call.arg(3))
 
 
@@ -188,7 +181,7 @@ def _grouped(ctx: Context, x: Any, groups: int, operands: Args, epsilon: float) 
     if shape[1] % groups:
         raise ValueError(f"{groups} groups do not divide {shape[1]} channels")
     rows = ctx.emit(relax.op.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups)))
-    out = ctx.emit(relax.op.reshape(_standardized(ctx, rows, [2], epsilon), shape))
+    out = ctx.emit(relax.op.reshape(standardized(ctx, rows, [2], epsilon), shape))
     column = (1, shape[1]) + (1,) * (len(shape) - 2)
     weight, bias = (
         None if v is None else ctx.emit(relax.op.reshape(v, column)) for v in operands
@@ -236,7 +229,7 @@ def _pad(ctx: Context, call: Call) -> Any:
     for i in range(len(given) // 2):
         before[rank - 1 - i], after[rank - 1 - i] = given[2 * i], given[2 * i + 1]
     node = call.onnx("Pad", [call.args[0]], pads=[*before, *after], value=float(value or 0.0))
-    return onnx_ops.pad(ctx, node)
+    return onnx_shapes.pad(ctx, node)
 
 
 LAYERS: dict[str, Builder] = {

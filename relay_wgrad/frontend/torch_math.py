@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import relax
 
+from . import activations as act
 from .context import FLOATS, Context, shape_of
 from .torch_call import Builder, Call, as_dtype, constant, promoted
 
@@ -173,7 +174,7 @@ def _norm(ctx: Context, call: Call) -> Any:
         raise ValueError(f"the norm of order {call.arg(1)} is not supported, only 2")
     x = call.args[0]
     axes, keep = _axes(call.arg(2), len(shape_of(x))), bool(call.arg(3, False))
-    return ctx.emit(op.sqrt(ctx.emit(op.sum(op.multiply(x, x), axes, keepdims=keep))))
+    return act.norm(ctx, x, axes, keep)
 
 
 # ---- products ------------------------------------------------------------------------------------
@@ -203,6 +204,18 @@ def _distance(absolute: bool) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
         error = ctx.emit(op.subtract(call.args[0], call.args[1]))
         each = ctx.emit(op.abs(error) if absolute else op.multiply(error, error))
+        reduce = _REDUCTIONS[call.arg(2, 1)]
+        return each if reduce is None else ctx.emit(reduce(each))
+
+    return build
+
+
+def _rounded(huber: bool) -> Builder:
+    """Half the square of errors below a limit, beyond it linear: SmoothL1 over its limit, Huber."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        error = ctx.emit(op.subtract(call.args[0], call.args[1]))
+        each = act.rounded_corner(ctx, error, float(call.arg(3, 1.0)), huber)
         reduce = _REDUCTIONS[call.arg(2, 1)]
         return each if reduce is None else ctx.emit(reduce(each))
 
@@ -268,6 +281,7 @@ MATH: dict[str, Builder] = {
     "ge.Tensor": _compared(op.greater_equal),
     "gt.Scalar": _compared(op.greater),
     "gt.Tensor": _compared(op.greater),
+    "huber_loss.default": _rounded(huber=True),
     "l1_loss.default": _distance(absolute=True),
     "le.Scalar": _compared(op.less_equal),
     "le.Tensor": _compared(op.less_equal),
@@ -307,6 +321,7 @@ MATH: dict[str, Builder] = {
     "sign.default": _fixed(op.sign),
     "silu.default": _unary(op.nn.silu),
     "sin.default": _unary(op.sin),
+    "smooth_l1_loss.default": _rounded(huber=False),
     "softmax.int": _softmax(op.nn.softmax),
     "sqrt.default": _unary(op.sqrt),
     "square.default": _unary(lambda x: op.multiply(x, x)),

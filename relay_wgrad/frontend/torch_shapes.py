@@ -8,6 +8,7 @@ import numpy as np
 from tvm import relax
 
 from .context import Context, shape_of
+from .moving import broadcast, cut, repeated
 from .torch_call import Builder, Call, Unset, as_dtype, constant
 
 op = relax.op
@@ -44,25 +45,15 @@ def _matrix_transpose(ctx: Context, call: Call) -> Any:
 
 def _expand(ctx: Context, call: Call) -> Any:
     call.args[1]
-    x = call.args[0]
-    return x if shape_of(x) == call.shape else ctx.emit(op.broadcast_to(x, call.shape))
+    return broadcast(ctx, call.args[0], call.shape)
 
 
 def _broadcast(ctx: Context, call: Call) -> list[Any]:
-    return [
-        x if shape_of(x) == tuple(v.shape) else ctx.emit(op.broadcast_to(x, tuple(v.shape)))
-        for x, v in zip(call.args[0], call.result, strict=True)
-    ]
+    return [broadcast(ctx, x, v.shape) for x, v in zip(call.args[0], call.result, strict=True)]
 
 
 def _repeat(ctx: Context, call: Call) -> Any:
-    """Whole copies along each axis: a new axis before each, broadcast, then merged."""
-    x, times = call.args[0], [int(t) for t in call.args[1]]
-    shape = [1] * (len(times) - len(shape_of(x))) + list(shape_of(x))
-    apart = [size for s in shape for size in (1, s)]
-    wide = [size for t, s in zip(times, shape, strict=True) for size in (t, s)]
-    x = ctx.emit(op.reshape(x, apart))
-    return ctx.emit(op.reshape(ctx.emit(op.broadcast_to(x, wide)), call.shape))
+    return repeated(ctx, call.args[0], [int(t) for t in call.args[1]])
 
 
 def _cat(ctx: Context, call: Call) -> Any:
@@ -94,20 +85,8 @@ def _split(ctx: Context, call: Call) -> list[Any]:
 def _unbind(ctx: Context, call: Call) -> list[Any]:
     x = call.args[0]
     axis = int(call.arg(1, 0)) % len(shape_of(x))
-    parts = [_cut(ctx, x, axis, i, i + 1) for i in range(shape_of(x)[axis])]
+    parts = [cut(ctx, x, axis, i, i + 1) for i in range(shape_of(x)[axis])]
     return [ctx.emit(op.reshape(part, call.shape)) for part in parts]
-
-
-def _cut(ctx: Context, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
-    """x[start:stop:step] along an axis."""
-    size = shape_of(x)[axis]
-    if (start, stop, step) == (0, size, 1):
-        return x
-    if step == 1:  # a part of a split: its gradient is a concatenation
-        cuts = [c for c in (start, stop) if 0 < c < size]
-        parts = ctx.emit(op.split(x, cuts, axis))
-        return ctx.emit(relax.TupleGetItem(parts, 1 if start > 0 else 0))
-    return ctx.emit(op.strided_slice(x, [axis], [start], [stop], [step]))
 
 
 def _slice(ctx: Context, call: Call) -> Any:
@@ -116,14 +95,14 @@ def _slice(ctx: Context, call: Call) -> Any:
     start, stop, _ = slice(call.arg(2), call.arg(3), step).indices(size)
     if stop <= start:
         raise ValueError(f"an empty slice, {start}:{stop} of {size}, is not supported")
-    return _cut(ctx, x, axis, start, stop, step)
+    return cut(ctx, x, axis, start, stop, step)
 
 
 def _select(ctx: Context, call: Call) -> Any:
     x = call.args[0]
     axis = int(call.args[1]) % len(shape_of(x))
     index = int(call.args[2]) % shape_of(x)[axis]
-    return ctx.emit(op.reshape(_cut(ctx, x, axis, index, index + 1), call.shape))
+    return ctx.emit(op.reshape(cut(ctx, x, axis, index, index + 1), call.shape))
 
 
 def _roll(ctx: Context, call: Call) -> Any:

@@ -18,7 +18,9 @@ def as_array(value: Any) -> Array:
     return array
 
 
-FILLS = {"bias": 0.0, "shift": 0.0, "scale": 1.0, "running_mean": 0.0, "running_var": 1.0}
+FILLS = {
+    "bias": 0.0, "shift": 0.0, "scale": 1.0, "slope": 0.25, "running_mean": 0.0, "running_var": 1.0,
+}  # fmt: skip
 """Roles with a constant initial value; the one other role is `weight`."""
 
 STATES = ("running_mean", "running_var")

@@ -77,6 +77,14 @@ def _extremum(loses: Callable[[Any, Any], Any]) -> Rule:
     return rule
 
 
+def where(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """To what was chosen, summed where that was broadcast: upstream's rule forgets the sum."""
+    condition, yes, no = call.args
+    zero = _const(0, var)
+    by_yes, by_no = op.where(condition, ct, zero), op.where(condition, zero, ct)
+    return [no_grad(condition), _fit(by_yes, yes, var), _fit(by_no, no, var)]
+
+
 def clip(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """Passes between the bounds, and at them; NaN does not."""
     x, low, high = call.args
@@ -208,6 +216,7 @@ GRADIENTS: dict[str, Rule] = {
     "relax.abs": abs_,
     "relax.maximum": _extremum(op.less),
     "relax.minimum": _extremum(op.greater),
+    "relax.where": where,
     "relax.clip": clip,
     "relax.max": reduced,
     "relax.min": reduced,
@@ -226,6 +235,6 @@ GRADIENTS: dict[str, Rule] = {
 """Op -> its gradient, in place of upstream's where there is one."""
 
 OVERRIDDEN = frozenset(
-    f"relax.{name}" for name in ("nn.relu", "abs", "maximum", "minimum", "power")
+    f"relax.{name}" for name in ("nn.relu", "abs", "maximum", "minimum", "power", "where")
 )
 """Ops of `GRADIENTS` that have another gradient upstream."""

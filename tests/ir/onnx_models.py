@@ -19,7 +19,7 @@ F64 = "float64"
 
 def call(module: Any, function: str, arguments: list[np.ndarray]) -> Any:
     vm = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
-    return vm[function](*[tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arguments])
+    return vm[function](*[tvm.runtime.tensor(np.asarray(a, order="C")) for a in arguments])
 
 
 def relative(got: Any, expected: np.ndarray) -> float:
