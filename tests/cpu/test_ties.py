@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ import relay_wgrad
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.transform import grad
 from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
-from tests.fuzz.ties import GENERATOR, LINEAR, ROUNDING, VALUES, operations
+from tests.fuzz.ties import GENERATOR
+from tests.fuzz.ties_ops import LINEAR, ROUNDING, VALUES, operations
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -90,6 +92,48 @@ def test_a_share_of_the_generator() -> None:
         line = GENERATOR.case(0, index)
         answer = GENERATOR.answer(line)
         assert answer["status"] == "passed", f"{answer['message']}\n{GENERATOR.command(line)}"
+
+
+# Of order 2, at 0 or with NaN; each was wrong or refused.
+LINES = {
+    "norm at 0": "pipeline=cpu special=0 order=1 seed=3 expr=norm(sub(x,x))",
+    "smooth, twice": "pipeline=cpu special=0 order=2 seed=1 expr=smooth(x,y)",
+    "huber, twice": "pipeline=cpu special=0 order=2 seed=1 expr=huber(x,y)",
+    "amax of NaN": "pipeline=upstream special=1 order=1 seed=5 expr=amax(x)",
+    "max of NaN": "pipeline=cpu special=1 order=1 seed=5 expr=maxall(x)",
+    "max along an axis with NaN": "pipeline=cpu special=1 order=1 seed=5 expr=maxdim(x)",
+}
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_norms_losses_and_reductions(line: str) -> None:
+    answer = GENERATOR.answer(f"front=torch dtype=float64 {line}")
+    assert answer == {"status": "passed", "message": ""}
+
+
+class Largest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.one
+        found = torch.cat([x.amax(1), x.amin(1), x.max(1).values, x.min(1).values, x.max()[None]])
+        return torch.cat([found, x[:1].min()[None]])
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_reductions_pass_nan(stock: bool) -> None:
+    """Upstream's kernels drop it, whatever the pipeline."""
+    x = torch.tensor([[1.0, math.nan, 3.0], [2.0, -1.0, 0.5], [math.nan, -math.inf, math.inf]])
+    graph = from_torch(Largest(), (x,), loss="mse")
+    pipeline = "default" if stock else cpu_pipeline()
+    executable = tvm.compile(graph.module, legalize.cpu.host_target(), relax_pipeline=pipeline)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    target = np.zeros(14, "float32")
+    given = [tvm.runtime.tensor(v) for v in (x.numpy(), target, np.ones((), "float32"))]
+    outputs = machine["main"](*given)
+    np.testing.assert_array_equal(outputs[1].numpy(), Largest()(x).detach().numpy())
 
 
 def test_a_corner_is_told_before_rounding() -> None:
