@@ -8,7 +8,9 @@ A case is a surface, a target, and what is run:
   with symbolic sizes, through `register()` and `tvm.compile`'s own pipeline (`tests.fuzz.check`);
 - relay: `nn.conv2d` through `relay.build` and the graph executor;
 - network: convolution, scale, shift, ReLU, pooling, and all gradients, through TVM's pipeline or
-  `cpu_pipeline`.
+  `cpu_pipeline`;
+- batchnorm, maxpool: batch normalization in training mode, and max pooling, with their gradients
+  (`tests.fuzz.target_layers`).
 
 All is compared with PyTorch in float64.  A target whose instructions this CPU lacks is compiled
 only.
@@ -36,6 +38,7 @@ from tests.problems import (
 
 from . import case as cases
 from .harness import REFUSED, Generator, main
+from .target_layers import LAYERS, facts_of
 
 TARGETS: dict[str, Any] = {
     "llvm": "llvm",
@@ -55,7 +58,7 @@ TARGETS: dict[str, Any] = {
     "host-one-core": None,
     "hosted": "llvm",
 }
-SURFACES = ("kernel", "kernel", "kernel", "gradient", "relay", "network")
+SURFACES = ("kernel", "kernel", "kernel", "gradient", "relay", "network", *LAYERS)
 DTYPES = ("float64", "float32", "float64", "float32", "float16", "bfloat16")
 # Asymmetric padding of few channels: kernels that copy rows of odd lengths to the stack.
 FEW = 0.4
@@ -65,6 +68,8 @@ def case(seed: int, index: int) -> str:
     rng = np.random.default_rng([seed, index])
     surface = SURFACES[int(rng.integers(len(SURFACES)))]
     target = list(TARGETS)[int(rng.integers(len(TARGETS)))]
+    if surface in LAYERS:
+        return f"{surface} {target} {LAYERS[surface][0](rng)}"
     if surface == "gradient":
         op = list(cases.OPS)[int(rng.integers(4))]
         found = cases.random_case(op, seed, index, dtypes=DTYPES[:4])
@@ -102,6 +107,9 @@ def labels(line: str) -> dict[str, str]:
     surface, target, *rest = line.split(" ")
     if surface == "gradient":
         return {"surface": surface, "target": target, "op": rest[0], "order": rest[1]}
+    if surface in LAYERS:
+        dtype = str(facts_of(" ".join(rest))["dtype"])
+        return {"surface": surface, "target": target, "op": surface, "dtype": dtype}
     words = rest[2:]
     dtype = next((x.split("/")[-1] for x in words if x.startswith("dtype=")), "f32")
     found = {"surface": surface, "target": target, "op": words[0]}
@@ -121,6 +129,8 @@ def check(line: str) -> str | None:
     lacks = _instructions(target) - _instructions(_target("host"))
     if lacks and surface != "kernel":
         return f"{REFUSED}this CPU lacks {', '.join(sorted(lacks))}"
+    if surface in LAYERS:
+        return LAYERS[surface][1](rest, target)
     if surface == "gradient":
         return _gradient(rest, target)
     offset, seed, repro = rest.split(" ", 2)
