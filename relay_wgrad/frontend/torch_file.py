@@ -49,10 +49,13 @@ def check_file(torch: Any, path: str) -> None:
     try:
         archive, members = _archive(torch.PyTorchFileReader(path)), _MEMBERS
     except (RuntimeError, ValueError) as error:  # none of PyTorch's archives: it tries a plain zip
+        said = f"it is no archive of PyTorch's: {first_line(error)}"
         try:
             archive, members = _plain(path), _OLD
         except (zipfile.BadZipFile, ValueError, NotImplementedError):
-            raise ValueError(f"it is no archive of PyTorch's: {first_line(error)}") from error
+            raise ValueError(said) from error
+        if "version" not in archive.sizes:
+            raise ValueError(said) from error
     _check_sizes(archive, size)
     for name in archive.sizes:
         if not members.fullmatch(name):
@@ -96,7 +99,8 @@ def _check_tensors(torch: Any, name: str, content: bytes) -> None:
     try:
         torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:  # many kinds, of zip files and pickles
-        raise ValueError(f"{name} holds no tensors alone: {first_line(error)}") from error
+        # Its own words are how to do without this check.
+        raise ValueError(f"{name} holds no tensors alone, or is damaged") from error
 
 
 def _json(name: str, content: bytes) -> Any:

@@ -28,6 +28,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.fuzz import mutate
 from tests.fuzz.harness import REFUSED, Generator, main
+from tests.fuzz.program_files import program
 
 OURS = ("relay_wgrad", "byoc_cudnn", "legalize")
 NUMBERS = ("-5", "0", "-0.5", "nan", "inf", "1e300", "1e-300", "1_0", "7" * 30, "x", "", "None")
@@ -128,7 +129,7 @@ def _npz(rng: mutate.Rng, folder: Path) -> Callable[[], None]:
                 member = old.read(name)
                 if rng.random() < 0.5:
                     member = _header_changed(rng, member)
-                new.writestr(name, member)
+                new.writestr(zipfile.ZipInfo(name), member)  # without the time
         content = out.getvalue()
     if rng.random() < 0.5:
         content = mutate.damaged(rng, content)
@@ -175,16 +176,18 @@ def _state(rng: mutate.Rng, folder: Path) -> Callable[[], None]:
     path = folder / "state.safetensors"
     save_file(tensors, path, dict(zip(state._KEYS, values, strict=True)))
     content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    head = json.loads(content[8 : 8 + length])
+    # The library writes them in another order every time.
+    head["__metadata__"] = {key: head["__metadata__"][key] for key in state._KEYS}
     if rng.random() < 0.6:
-        (length,) = struct.unpack("<Q", content[:8])
-        head = json.loads(content[8 : 8 + length])
         if rng.random() < 0.5:
             said = head["__metadata__"]
             said[mutate.choice(rng, list(said))] = mutate.choice(rng, NUMBERS)
         else:
             head = mutate.json_value(rng, head)
-        text = json.dumps(head).encode()
-        content = struct.pack("<Q", len(text)) + text + content[8 + length :]
+    text = json.dumps(head).encode()
+    content = struct.pack("<Q", len(text)) + text + content[8 + length :]
     if rng.random() < 0.3:
         content = mutate.damaged(rng, content)
     path.write_bytes(content)
@@ -224,12 +227,14 @@ def _record(rng: mutate.Rng, folder: Path) -> Callable[[], None]:
     return read
 
 
-KINDS = {"onnx": _model, "npz": _npz, "safetensors": _state, "record": _record}
+KINDS = {"onnx": _model, "npz": _npz, "safetensors": _state, "record": _record,
+         "pt2": program}  # fmt: skip
 
 
 def case(seed: int, index: int) -> str:
     # Models have the most ways to be wrong.
-    return f"{('onnx', 'npz', 'onnx', 'safetensors', 'onnx', 'record')[index % 6]} {seed} {index}"
+    kinds = ("onnx", "npz", "onnx", "safetensors", "onnx", "record", "pt2", "pt2")
+    return f"{kinds[index % len(kinds)]} {seed} {index}"
 
 
 def labels(line: str) -> dict[str, str]:
