@@ -36,7 +36,6 @@ def _window(
         w.rng.choice((1, 1, 2)) if dilate and 2 * (k - 1) < s else 1
         for k, s in zip(kernel, sizes, strict=True)
     ]
-    extents = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
     pads = [w.rng.randrange(k) for k in kernel * 2]
     given: dict[str, Any] = {}
     auto = w.rng.choice((None, None, None, "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"))
@@ -52,7 +51,6 @@ def _window(
         given["strides"] = strides
     if any(d != 1 for d in dilations) or (dilate and w.rng.random() < 0.5):
         given["dilations"] = dilations
-    del extents
     return given, strides, dilations, pads
 
 

@@ -49,9 +49,9 @@ class Writer:
     def name(self, stem: str = "t") -> str:
         """A name; where they collide, all are one identifier."""
         self.count += 1
-        return "t" + "./:"[self.count % 3] * self.count + "t" if self.collide else (
-            f"{stem}{self.count}"
-        )  # fmt: skip
+        if self.collide:
+            return "t" + "./:"[self.count % 3] * self.count + "t"
+        return f"{stem}{self.count}"
 
     def draw(self, *shape: int, positive: bool = False) -> np.ndarray:
         """Numbers; halves with many that are equal where ties are wanted."""

@@ -28,9 +28,10 @@ _KNOWN = ("batch statistics of",)
 
 def rows() -> dict[str, Any]:
     from tests.onnx_layer_cases import LAYERS
-    from tests.onnx_op_cases import ELEMENTWISE, MOVING
+    from tests.onnx_op_cases import ELEMENTWISE
+    from tests.onnx_shape_cases import MOVING, REDUCTIONS
 
-    return {**ELEMENTWISE, **MOVING, **LAYERS}
+    return {**ELEMENTWISE, **REDUCTIONS, **MOVING, **LAYERS}
 
 
 def case(seed: int, index: int) -> str:
@@ -125,7 +126,6 @@ def check(line: str) -> str | None:
         return f"{REFUSED if named else 'refused, but it is on the list: '}{said[:300]}"
     if strangers:
         return f"{strangers[0]} was taken without a word"
-    names = {file: name for name, file in graph.onnx_names.items()}
     if missing := w.trained - {graph.onnx_names[n] for n in graph.trainable}:
         return f"{sorted(missing)} are no parameters"
     if wrong := w.states & {graph.onnx_names[n] for n in graph.trainable}:
@@ -173,7 +173,6 @@ def check(line: str) -> str | None:
                     f"gradient of {name} off by {error:.2g}: {_shown(got.numpy())} for"
                     f" {_shown(want)}"
                 )
-    del names
     return None
 
 
