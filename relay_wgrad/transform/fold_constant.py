@@ -25,7 +25,8 @@ def is_worth(result: int, given: int) -> bool:
 
 
 def fold_constants() -> tvm.transform.Pass:
-    """Upstream's pass but for calls whose results are too large (`is_worth`), and what needs them.
+    """Upstream's pass but for calls whose results are too large (`is_worth`) or have no elements,
+    and what needs them.
 
     For modules that are legalized: operators that are no kernels yet are folded at any size.
     """
@@ -33,7 +34,7 @@ def fold_constants() -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.fold_constants")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         fold = relax.transform.FoldConstant()
-        if not any(map(_is_large, _values(mod))):
+        if not any(map(_stays, _values(mod))):
             return fold(mod)
         # What is no `call_tir` is left alone.
         return _renamed(fold(_renamed(mod, _CALL, _LEFT)), _LEFT, _CALL)
@@ -49,14 +50,18 @@ def _values(mod: tvm.IRModule) -> Iterator[Any]:
                 yield getattr(binding, "value", None)
 
 
-def _is_large(call: Any, name: str = _CALL) -> bool:
+def _stays(call: Any, name: str = _CALL) -> bool:
     """Whether it is the call of a kernel whose result may not be a constant."""
     if not isinstance(call, relax.Call) or getattr(call.op, "name", "") != name:
         return False
     if not isinstance(call.args[0], relax.GlobalVar):
         return False
-    given = max((_bytes(arg.ty) for arg in call.args[1].fields), default=0)
-    return not is_worth(_bytes(call.ty), given)
+    size = _bytes(call.ty)
+    if size is None:
+        return False  # upstream's pass computes none of those
+    given = max((_bytes(arg.ty) or 0 for arg in call.args[1].fields), default=0)
+    # A library can't be read back with a constant that has no elements.
+    return size == 0 or not is_worth(size, given)
 
 
 def _renamed(mod: tvm.IRModule, old: str, new: str) -> tvm.IRModule:
@@ -76,16 +81,16 @@ class _Rewriter(relax.PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Every such call."""
-        if not _is_large(call, self.old):
+        if not _stays(call, self.old):
             return super().visit_call_(call)
         return relax.Call(Op.get(self.new), call.args, call.attrs, call.ty_args)
 
 
-def _bytes(ty: Any) -> int:
-    """What a tensor of known shape takes; 0 for all else."""
+def _bytes(ty: Any) -> int | None:
+    """What a tensor of known shape takes; None for all else."""
     if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
-        return 0
+        return None
     sizes = ty.shape.values
     if not all(isinstance(size, tirx.IntImm) for size in sizes):
-        return 0
+        return None
     return math.prod(map(int, sizes)) * tvm.DataType(str(ty.dtype)).itemsize

@@ -218,6 +218,16 @@ def test_a_kernel_of_constants_with_a_huge_result_stays_a_call() -> None:
     assert calls(LARGEST // 4096 + 1) == 2
 
 
+def test_a_result_of_nothing_is_read_back(tmp_path: Path) -> None:
+    """As the program's only constant, which TVM would write and not read."""
+    path = tmp_path / "lib.so"
+    expr = relay.tile(const(np.zeros(0), "int8"), [255, 3])
+    relay.build(IRModule.from_expr(expr), "llvm").export_library(path)
+    module = relay.graph_executor.GraphModule(relay.load_module(path)["default"](tvm.cpu()))
+    module.run()
+    assert module.get_output(0).numpy().shape == (255, 0)
+
+
 def test_memory_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
     """In a process of its own, with little address space left."""
     script = """
