@@ -6,6 +6,9 @@
 puts the operators and their rules into TVM; importing alone changes nothing.
 """
 
+from importlib import import_module as _import_module
+from typing import Any
+
 from .ops.conv2d import conv2d
 from .ops.conv2d_backward_data import conv2d_backward_data
 from .ops.conv2d_backward_weight import conv2d_backward_weight
@@ -35,3 +38,20 @@ __all__ = [
     "register",
     "unregister",
 ]
+
+_PARTS = (
+    "conventions", "data", "draw", "frontend", "inspection", "layouts", "problem", "relay",
+    "state", "threads", "torch", "training", "transform",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """`relay_wgrad.transform` and its like are imported when they are first asked for: some need
+    optional packages, and importing this one stays fast."""
+    if name in _PARTS:
+        return _import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PARTS})

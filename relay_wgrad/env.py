@@ -8,6 +8,8 @@ import platform
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -39,6 +41,7 @@ def facts() -> list[tuple[str, str]]:
         rows.append(("hooks of TVM", "all found"))
     except RuntimeError as error:
         rows.append(("hooks of TVM", str(error)))
+    rows += shadowed()
     rows.append(("CPU", str(llvm_get_system_cpu())))
     rows.append(("logical processors usable", str(len(os.sched_getaffinity(0)))))
     threads = int(tvm.get_global_func("runtime.NumThreads")())
@@ -75,6 +78,23 @@ def build_facts(found: Toolchain) -> list[tuple[str, str]]:
     rows.append(("C++ compiler", _compiler(found)))
     rows.append(("nvcc (for CUTLASS)", str(found.nvcc or "not found")))
     rows.append(("missing", found.missing() or "nothing"))
+    return rows
+
+
+def shadowed() -> list[tuple[str, str]]:
+    """A row for each package of ours whose name another distribution's package took.
+
+    `legalize` is the name of another one on the package index: whichever is installed last, or
+    comes first on the path, is imported.
+    """
+    rows = []
+    for name, own in (("legalize", "rules.py"), ("byoc_cudnn", "partition.py")):
+        spec = find_spec(name)
+        where = Path(spec.origin).parent if spec and spec.origin else None
+        if where is None or not (where / own).exists():
+            rows.append(
+                (name, f"not this package's: {where or 'not found'} (reinstall relay-wgrad)")
+            )
     return rows
 
 
