@@ -322,6 +322,8 @@ def operator(kind: ConvKind, operands: Sequence[Facts | None], size: Any, g: Geo
     assert first is not None
     assert second is not None
     numbers = [*first.shape, *second.shape, *size, *g[0], *g[1], *g[2], g[3]]
+    if bias is not None:
+        numbers += bias.shape
     symbolic = any(type(n) is not int for n in numbers)
     key = (kind, first, second, bias, size, g)
     if not symbolic and key in _right:

@@ -264,8 +264,10 @@ def _needed(ctx: Any, i: int) -> bool:
 
 def _like_result(v: torch.Tensor, is_last: bool) -> torch.Tensor:
     """The cotangent in the result's memory order, which the gradients then have too."""
-    is_last = is_last and not kernels.is_batched(v)
-    return v.contiguous(memory_format=torch.channels_last) if is_last else v
+    if not is_last or kernels.is_batched(v) or v.is_contiguous(memory_format=torch.channels_last):
+        return v
+    # Not by `memory_format`: v may have a tangent that is batched, which takes none.
+    return v.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 def _backward_fprop(ctx: Any, v: torch.Tensor | None) -> tuple[Any, Any, Any]:
@@ -322,7 +324,7 @@ def _forward_mode(
 ) -> torch.Tensor | None:
     """The tangent: f(first', second) + f(first, second') + bias', f being bilinear."""
     (first, second), size = ctx.saved_for_forward, ctx.size
-    *_, geometry, options = ctx.facts
+    *_, is_last, geometry, options = ctx.facts
     tangent = None
 
     def call(first: torch.Tensor, second: torch.Tensor, bias: Any) -> torch.Tensor:
@@ -337,8 +339,11 @@ def _forward_mode(
         other = call(_primal(first), second_t, bias_t)
         tangent = other if tangent is None else tangent + other
     if tangent is None and bias_t is not None:
-        shape = kernels.result_shape(kind, first.shape, second.shape, size, geometry)
-        tangent = bias_t.view(1, -1, 1, 1).expand(shape).clone()
+        n, k, p, q = kernels.result_shape(kind, first.shape, second.shape, size, geometry)
+        tangent = bias_t.expand(n, p, q, k).clone(memory_format=torch.contiguous_format)
+        # In the result's memory order, or PyTorch copies it, which it can't with symbolic sizes.
+        tangent = tangent.permute(0, 3, 1, 2)
+        return tangent if is_last else tangent.contiguous()
     return tangent
 
 
@@ -353,11 +358,12 @@ def _primal(tensor: torch.Tensor) -> torch.Tensor:
 
 # ---- batching ------------------------------------------------------------------------------------
 #
-# B convolutions at once are one with B times as many groups: b goes in front of the channels of
-# data and gradient and of the weight's filters.  The operand that is not batched is repeated.
+# B convolutions with one weight are one with B times as many images.  Others, and all those whose
+# result is a weight, are one with B times as many groups: b goes in front of the channels of data
+# and gradient and of the weight's filters.  The operand that is not batched is repeated.
 
 
-# The axis that takes b: channels of data and gradient, filters of the weight.
+# Of many groups, the axis that takes b: channels of data and gradient, filters of the weight.
 _BATCHED_AXES = {
     ConvKind.FPROP: (1, 0, 1), ConvKind.DGRAD: (1, 0, 1), ConvKind.WGRAD: (1, 1, 0),
 }  # fmt: skip
@@ -375,6 +381,10 @@ def _batched(
         )
         out, axis = _batched(kind, 1, dims, first, second, bias, size, geometry, options)
         return out.narrow(axis, 0, 0), axis
+    if kind is not ConvKind.WGRAD and dims[1] is None and dims[2] is None and dims[0] is not None:
+        images = _folded(first, dims[0], count, 0)
+        out = _CALLS[kind](images, second, bias, size, geometry, options)
+        return out.unflatten(0, (count, images.shape[0] // count)), 0
     axes = _BATCHED_AXES[kind]
     operands = [
         _folded(t, dim, count, axis)

@@ -145,6 +145,20 @@ def test_vmap_over_nothing(dims: tuple[int | None, ...]) -> None:
         assert not g.any()
 
 
+@pytest.mark.parametrize("function", [rt.convolution, rt.convolution_transpose])
+def test_vmap_of_one_weight_repeats_it_not(function: Any) -> None:
+    """A batch of data is more images, not more groups."""
+    x, w = torch.randn(3, *X.shape), torch.randn(3, 4, 3, 2)
+    if function is rt.convolution:
+        w = w.transpose(0, 1)
+    batched = torch.func.vmap(lambda *a: function(*a), (0, None, None))
+    graph = make_fx(batched)(x, w, torch.randn(4)).graph
+    (call,) = (node for node in graph.nodes if "relay_wgrad" in str(node.target))
+    data, weight, *_ = call.args
+    assert data.meta["val"].shape == (6, 3, 5, 4)
+    assert weight.op == "placeholder"
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_flop_counter(transposed: bool) -> None:
     counts = []
