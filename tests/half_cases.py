@@ -192,6 +192,8 @@ RELAX = (
         grad=False),
     Row("prod", lambda n: [((3, n), "near 1")], lambda R, a, n: R.prod(a[0], [1]),
         lambda a, n: a[0].prod(1), grad=False),
+    # Its gradient is in equal parts, as many as there are maxima.
+    Row("max", rows, lambda R, a, n: R.max(a[0], [1]), lambda a, n: a[0].amax(1)),
     Row("nn.softmax", rows, lambda R, a, n: R.nn.softmax(a[0], 1), lambda a, n: a[0].softmax(1)),
     Row("nn.log_softmax", rows, lambda R, a, n: R.nn.log_softmax(a[0], 1),
         lambda a, n: a[0].log_softmax(1)),

@@ -46,6 +46,8 @@ RELAY = (
     Row("prod", lambda n: [((3, n), "near 1")], lambda R, a, n: R.prod(a[0], 1),
         lambda a, n: a[0].prod(1), grad=False),
     # Relay's program has the sum, up to n, as a number of the operands' type.
+    # Its gradient is in equal parts, as many as there are maxima.
+    Row("max", rows, lambda R, a, n: R.max(a[0], 1), lambda a, n: a[0].amax(1)),
     Row("logsumexp", lambda n: rows(min(n, 65_000)), lambda R, a, n: R.logsumexp(a[0], 1),
         lambda a, n: a[0].logsumexp(1), grad=False, roundings=6),
     Row("nn.softmax", rows, lambda R, a, n: R.nn.softmax(a[0], 1), lambda a, n: a[0].softmax(1)),

@@ -69,6 +69,14 @@ def cross_entropy_with_logits(
     return [R.astype(R.multiply(share, _wide(other)), _dtype(ct)) for other in (y, x)]
 
 
+def log_softmax(call: relax.Call, ct: relax.Var) -> Partials:
+    """The cotangent less its sum, which need not be a float16, times softmax."""
+    axis, g = call.attrs.axis, _wide(ct)
+    sums = R.sum(g, axis, keepdims=True)
+    slope = R.subtract(g, R.multiply(sums, R.nn.softmax(_wide(call.args[0]), axis)))
+    return [R.astype(slope, _dtype(ct))]
+
+
 def _expanded(call: relax.Call, x: Any, axes: list[int]) -> Any:
     """With the axes that a reduction took away."""
     return x if call.attrs.keepdims else R.expand_dims(x, axes)
@@ -78,23 +86,28 @@ def _dtype(x: Any) -> str:
     return str(x.ty.dtype)
 
 
-GRADIENTS: dict[str, Callable[..., Partials]] = {
+_COUNTED: dict[str, Callable[..., Partials]] = {
     "relax.mean": mean,
     "relax.variance": variance,
     "relax.nn.cross_entropy_with_logits": cross_entropy_with_logits,
 }
+_OF_ANY_SIZE: dict[str, Callable[..., Partials]] = {"relax.nn.log_softmax": log_softmax}
+GRADIENTS = frozenset((*_COUNTED, *_OF_ANY_SIZE))
 
 
 def gradient_rule(name: str, upstream: Any) -> Callable[..., Partials]:
-    """The gradient for half precision of known sizes; upstream's for all else."""
+    """The gradient for half precision, of known sizes where it needs them; upstream's for all
+    else."""
 
     def rule(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Any:
         x = call.args[0]
+        if _dtype(x) in HALVES and name in _OF_ANY_SIZE:
+            return _OF_ANY_SIZE[name](call, ct)
         sizes = [as_size(n) for n in x.ty.shape.values] if x.ty.shape is not None else [None]
         if _dtype(x) not in HALVES or not all(isinstance(n, int) for n in sizes):
             return upstream(var, call, ct, ctx)
         given = getattr(call.attrs, "axis", None)
         axes = sorted(int(a) % len(sizes) for a in (range(len(sizes)) if given is None else given))
-        return GRADIENTS[name](call, ct, axes, math.prod(sizes[a] for a in axes))
+        return _COUNTED[name](call, ct, axes, math.prod(sizes[a] for a in axes))
 
     return rule

@@ -26,6 +26,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ..dtypes import HALVES
+
 op = relax.op
 Partials = list[Any]
 Rule = Callable[[Any, relax.Call, relax.Var, Any], Partials]
@@ -100,9 +102,13 @@ def reduced(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     axes = list(range(x.ty.ndim)) if axis is None else [int(a) % x.ty.ndim for a in axis]
     if not call.attrs.keepdims and axes:
         var, ct = (ctx.emit(op.expand_dims(v, sorted(axes))) for v in (var, ct))
-    chosen = ctx.emit(op.astype(op.equal(x, var), str(x.ty.dtype)))
-    share = op.divide(ct, op.sum(chosen, axes, keepdims=True))
-    return [op.multiply(share, chosen)]
+    own = str(x.ty.dtype)
+    dtype = "float32" if own in HALVES else own  # of a count, which need not be a float16
+    chosen = ctx.emit(op.astype(op.equal(x, var), dtype))
+    if dtype != own:
+        ct = op.astype(ct, dtype)
+    made = op.multiply(op.divide(ct, op.sum(chosen, axes, keepdims=True)), chosen)
+    return [made if dtype == own else op.astype(made, own)]
 
 
 def leakyrelu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:

@@ -22,6 +22,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.dlight.base import try_inline
 from tvm.target import Target
+from tvm_ffi.structural import structural_walk
 
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
@@ -35,6 +36,10 @@ _SUMS, _SUM_BYTES = 64, 256
 # Elements of a vector as written, which LLVM cuts as the target wants; fewer are not worth it.
 _LANES, _SHORT = 16, 4
 _TILE = 32  # rows and columns that are transposed at a time, at most
+# Types that TVM makes of others once it has written vectors.  Copies of one bfloat16 then keep
+# their type where their tensor's has become uint16; rounding to fewer bits chooses by a condition,
+# which must be a scalar; and a sum of bools is one of int8.
+_NO_COPIES, _NO_VECTORS, _NO_SUMS = ("bfloat16",), ("float8", "float6", "float4"), ("bool",)
 
 
 def cpu_pipeline() -> Callable[..., tvm.IRModule]:
@@ -111,6 +116,7 @@ class _Block:
         self.reduced = [x for x, kind in zip(loops, kinds, strict=True) if kind == "R"]
         held = sch.get(block)
         self.accesses = [*held.reads, *held.writes]
+        self.dtypes, self.stores = _contents(held)
         self.axes, self.terms = (
             [v.var for v in held.iter_vars if v.iter_type == kind]
             for kind in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
@@ -178,6 +184,21 @@ class _Block:
                 return False
         return True
 
+    def _has_vectors(self) -> bool:
+        """Whether TVM can compile vectors along the result's innermost axis."""
+        if any(dtype.startswith(_NO_VECTORS) for dtype in self.dtypes):
+            return False
+        for store in self.stores:
+            dtype = str(store.buffer.dtype)
+            if self.reduced:
+                if dtype in _NO_SUMS:
+                    return False
+            elif dtype in _NO_COPIES and not any(
+                x.same_as(self.axes[-1]) for x in tirx.analysis.undefined_vars(store.value)
+            ):
+                return False
+        return True
+
     # ---- elements ----------------------------------------------------------------------------
 
     def _elements(self) -> None:
@@ -196,7 +217,7 @@ class _Block:
         if length is not None:
             is_in_order, width = self._is_in_order(inner), _vector(length, 2 * _LANES)
             row = self._fused(spatial[inner:])
-            if is_in_order and width >= _SHORT:
+            if is_in_order and width >= _SHORT and self._has_vectors():
                 self.sch.vectorize(self.sch.split(row, [None, width])[1])
         self._spread(spatial[:inner])
 
@@ -239,7 +260,7 @@ class _Block:
         before = [*self.spatial[:-1], outer]
         self.sch.reorder(*before, *self.reduced, inner)
         task = self._spread(before)
-        if width % _LANES == 0 and self._is_in_order(len(self.axes) - 1):
+        if width % _LANES == 0 and self._is_in_order(len(self.axes) - 1) and self._has_vectors():
             self._in_registers(task, inner)
         else:
             self.sch.decompose_reduction(self.block, self.reduced[0])
@@ -253,7 +274,7 @@ class _Block:
             last.insert(0, reduced.pop())
             length *= self.lengths[last[0]] or 1
         width = _vector(length, self._widest)
-        if width < _SHORT:
+        if width < _SHORT or not self._has_vectors():
             self._spread(self.spatial)
             return
         _, columns = sch.split(self._fused(last), [None, width])
@@ -285,6 +306,21 @@ class _Block:
         *_, pieces, lanes = sch.get_loops(sch.decompose_reduction(self.block, self.reduced[0]))
         sch.unroll(pieces)
         sch.vectorize(lanes)
+
+
+def _contents(block: Any) -> tuple[set[str], list[Any]]:
+    """The dtypes of a block's expressions, and its stores."""
+    dtypes: set[str] = set()
+    stores: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.BufferStore):
+            stores.append(node)
+        elif (dtype := getattr(getattr(node, "ty", None), "dtype", None)) is not None:
+            dtypes.add(str(dtype))
+
+    structural_walk(block.body, visit)
+    return dtypes, stores
 
 
 def _number(size: Any) -> int | None:

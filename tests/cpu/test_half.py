@@ -15,6 +15,7 @@ import relay_wgrad
 from relay_wgrad import relay
 from relay_wgrad.ops.half import REDUCTIONS
 from relay_wgrad.relay.graph_executor import GraphModule
+from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
 from tests.fuzz import half
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -43,6 +44,12 @@ CASES = """
 surface=relay op=nn.layer_norm mode=value dtype=float16 n=4096 fill=offset
 surface=relay op=variance mode=value dtype=bfloat16 n=70000 fill=offset
 surface=relay op=mean mode=gradient dtype=float16 n=100352 fill=ones
+surface=relay op=mean mode=gradient dtype=bfloat16 n=70000 fill=offset
+surface=relay op=nn.nll_loss mode=gradient dtype=float16 n=262144 fill=offset seed=7350
+surface=relay op=max mode=gradient dtype=float16 n=70000 fill=ones
+surface=relay op=nn.log_softmax mode=gradient dtype=float16 n=70000 fill=ones
+surface=relax op=max mode=gradient dtype=float16 n=70000 fill=ones
+surface=relax op=nn.log_softmax mode=gradient dtype=float16 n=262144 fill=ones
 surface=relay op=nn.bias_add mode=gradient dtype=float16 n=70000 fill=uniform
 surface=relax op=sum mode=value dtype=float16 n=100352 fill=uniform
 surface=relax op=nn.softmax mode=value dtype=float16 n=70000 fill=ones
@@ -60,7 +67,7 @@ surface=relax op=bias mode=gradient dtype=float16 n=70000 fill=ones"""
 
 @pytest.mark.parametrize("line", CASES.strip().splitlines())
 def test_generated(line: str) -> None:
-    assert half.check(f"{line} pipeline=ours seed=0") is None
+    assert half.check(f"pipeline=ours seed=0 {line}") is None
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -83,6 +90,37 @@ def test_maxima_that_many_windows_share(layout: str) -> None:
     vm = relax.VirtualMachine(tvm.compile(bb.get(), legalize.cpu.host_target()), tvm.cpu())
     got = vm["main"](*map(tvm.runtime.tensor, arrays)).numpy()
     assert (got == data * 4096).all()
+
+
+def _rounded(x: Any, dtype: str) -> Any:
+    return relax.op.astype(relax.op.broadcast_to(x, (1024, 32)), dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "make"),
+    [
+        ("bfloat16", (1024, 1), lambda x: _rounded(x, "bfloat16")),
+        ("bfloat16", (1, 32), lambda _: relax.op.zeros((1024, 32), "bfloat16")),
+        ("float8_e4m3fn", (1, 32), lambda x: _rounded(x, "float8_e4m3fn")),
+        ("float32", (1, 32), lambda x: relax.op.astype(_rounded(x, "float8_e5m2"), "float32")),
+        ("bool", (1, 32), lambda x: relax.op.sum(_rounded(x, "bool"), [0])),
+    ],
+)
+def test_types_without_vectors(dtype: str, shape: tuple[int, int], make: Any) -> None:
+    """A large tensor of one number, or of a type that LLVM has not, did not compile."""
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(make(x))
+        bb.emit_func_output(out)
+    exe = tvm.compile(bb.get(), legalize.cpu.host_target(), relax_pipeline=cpu_pipeline())
+    given = tvm.runtime.tensor(np.ones(shape, "float32"))
+    got = relax.VirtualMachine(exe, tvm.cpu())["main"](given).numpy()
+    assert got.dtype == dtype
+    got = got.astype("float32")
+    assert len(np.unique(got)) == 1
+    assert got.flat[0] in (0, 1)
 
 
 def test_stock_pipeline() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,7 +14,7 @@ from ..ast import Call, Constant, Expr, Op
 from ..make import call as call
 from ..ops import lookup, show
 from ..text.literals import ARRAY_DTYPES
-from ..types import TensorType, TupleType
+from ..types import TensorType, TupleType, Type
 
 # (original call, gradient of its result) -> the gradient of each argument
 Rule = Callable[[Call, Expr], Sequence[Expr]]
@@ -77,14 +78,38 @@ def scalar(value: float, like: Expr) -> Constant:
     return constant(value, type_of(like).dtype)
 
 
-def share(x: Expr, count: int, like: Expr) -> Expr:
-    """x / count as a multiplication; half precision in float32, for a count need not be a float16
-    nor its inverse a normal one."""
-    dtype = type_of(like).dtype
-    if dtype not in HALVES:
-        return x * scalar(1 / count, like)
-    return call("cast", call("cast", x, dtype="float32") * constant(1 / count, "float32"),
-                dtype=dtype)  # fmt: skip
+def in_float32(rule: Rule) -> Rule:
+    """Of several operations: half precision is widened before the first and rounded after the last.
+
+    In between there are counts and sums of weights, which need not be float16 numbers, and their
+    inverses, which need not be normal ones.  The call that the rule gets is float32's too: where
+    the rule reads its result, that is computed anew and not rounded.
+    """
+
+    def widened(orig: Call, grad: Expr) -> list[Expr]:
+        halves = [is_half(x.checked_type) for x in orig.args]
+        if not any(halves):
+            return list(rule(orig, grad))
+        args = tuple(wide(x) if half else x for x, half in zip(orig.args, halves, strict=True))
+        ty = replace(type_of(orig), dtype="float32")
+        made = rule(replace(orig, args=args, checked_type=ty), call("cast", grad, dtype="float32"))
+        return [
+            call("cast", part, dtype=type_of(x).dtype) if half else part
+            for part, x, half in zip(made, orig.args, halves, strict=True)
+        ]
+
+    return widened
+
+
+def is_half(ty: Type | None) -> bool:
+    """Whether it is a half-precision tensor's."""
+    return isinstance(ty, TensorType) and ty.dtype in HALVES
+
+
+def wide(x: Expr) -> Call:
+    """A tensor in float32, with its type."""
+    ty = replace(type_of(x), dtype="float32")
+    return replace(call("cast", x, dtype="float32"), checked_type=ty)
 
 
 def refuse(orig: Call, why: str) -> NoReturn:

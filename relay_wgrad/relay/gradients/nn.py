@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...dtypes import HALVES
 from ..ast import Call, Expr
 from ..ops.nn import resize_matrix
 from ..ops.table import Call as Site
@@ -14,11 +13,11 @@ from .common import (
     cast_like,
     collapse_sum_like,
     constant,
+    in_float32,
     log,
     reshape,
     reshape_like,
     scalar,
-    share,
     sizes,
     total,
     transpose,
@@ -173,19 +172,15 @@ def _upsampling(orig: Call, grad: Expr) -> list[Expr]:
     return [grad]
 
 
-def _over_batch(grad: Expr, batch: int, x: Expr) -> Expr:
-    return share(grad, batch, x) if type_of(x).dtype in HALVES else grad / scalar(batch, x)
-
-
 def _cross_entropy(orig: Call, grad: Expr) -> list[Expr]:
     x, y = orig.args
-    grad = _over_batch(grad, sizes(orig, x)[0], x)
+    grad = grad / scalar(sizes(orig, x)[0], x)
     return [-grad * y / x, -grad * log(x)]
 
 
 def _cross_entropy_with_logits(orig: Call, grad: Expr) -> list[Expr]:
     x, y = orig.args
-    grad = _over_batch(grad, sizes(orig, x)[0], x)
+    grad = grad / scalar(sizes(orig, x)[0], x)
     return [-grad * y, -grad * x]
 
 
@@ -220,9 +215,9 @@ RULES: dict[str, Rule] = {
     "nn.dense": _dense,
     "nn.matmul": _matmul,
     "nn.batch_matmul": _batch_matmul,
-    "nn.prelu": _prelu,
-    "nn.upsampling": _upsampling,
-    "nn.cross_entropy": _cross_entropy,
-    "nn.cross_entropy_with_logits": _cross_entropy_with_logits,
-    "nn.nll_loss": _nll_loss,
+    "nn.prelu": in_float32(_prelu),
+    "nn.upsampling": in_float32(_upsampling),
+    "nn.cross_entropy": in_float32(_cross_entropy),
+    "nn.cross_entropy_with_logits": in_float32(_cross_entropy_with_logits),
+    "nn.nll_loss": in_float32(_nll_loss),
 }

@@ -5,9 +5,8 @@ The other normalizations are differentiated in simple operators: see `transform.
 
 from __future__ import annotations
 
-from ...dtypes import HALVES
 from ..ast import Call, Expr
-from .common import Rule, attributes, call, constant, power, sizes, type_of
+from .common import Rule, attributes, call, constant, in_float32, power, sizes, type_of
 
 
 def _window_sum(x: Expr, axis: int, count: int, size: int, dtype: str) -> Expr:
@@ -29,23 +28,17 @@ def _lrn(orig: Call, grad: Expr) -> list[Expr]:
     """y = x / n**b with n = bias + a/s S(x x), S a sum of s neighbours, its own transpose:
 
     dx = g / n**b - 2 a b / s x S(g x / n**(b + 1))
-
-    Half precision is widened before and rounded after.
     """
     x, a = orig.args[0], attributes(orig)
-    own = type_of(x).dtype
-    dtype = "float32" if own in HALVES else own
+    dtype = type_of(x).dtype
     axis, count = a["axis"], a["size"]
     size, share = sizes(orig, x)[axis], a["alpha"] / a["size"]
-    if dtype != own:
-        x, grad = call("cast", x, dtype=dtype), call("cast", grad, dtype=dtype)
     squares = _window_sum(x * x, axis, count, size, dtype)
     norm = squares * constant(share, dtype) + constant(a["bias"], dtype)
     through = grad * x / power(norm, constant(a["beta"] + 1, dtype))
     back = x * _window_sum(through, axis, count, size, dtype)
     slope = grad / power(norm, constant(a["beta"], dtype))
-    slope = slope - back * constant(2 * share * a["beta"], dtype)
-    return [slope if dtype == own else call("cast", slope, dtype=own)]
+    return [slope - back * constant(2 * share * a["beta"], dtype)]
 
 
-RULES: dict[str, Rule] = {"nn.lrn": _lrn}
+RULES: dict[str, Rule] = {"nn.lrn": in_float32(_lrn)}

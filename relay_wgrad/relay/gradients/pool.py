@@ -15,6 +15,7 @@ from .common import (
     attributes,
     call,
     constant,
+    in_float32,
     refuse,
     sizes,
     type_of,
@@ -103,6 +104,6 @@ RULES: dict[str, Rule] = {
     "nn.global_max_pool2d": _whole(_MAX_GRAD),
     "nn.global_avg_pool2d": _whole(_AVG_GRAD),
     "nn.adaptive_max_pool2d": _adaptive(_MAX_GRAD),
-    "nn.adaptive_avg_pool2d": _adaptive(_AVG_GRAD),
+    "nn.adaptive_avg_pool2d": in_float32(_adaptive(_AVG_GRAD)),
     "nn.avg_pool2d_grad": _avg_pool2d_grad,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...dtypes import HALVES
 from ..ast import Call, Expr
 from ..ops.reduce import reduced_axes
 from ..ops.table import Call as Site
@@ -14,8 +13,8 @@ from .common import (
     cast_like,
     collapse_sum_like,
     exp,
+    in_float32,
     scalar,
-    share,
     sizes,
     total,
     type_of,
@@ -49,7 +48,7 @@ def _sum(orig: Call, grad: Expr) -> list[Expr]:
 
 def _mean(orig: Call, grad: Expr) -> list[Expr]:
     data = orig.args[0]
-    return [broadcast_to_like(share(_expanded(grad, orig), _count(orig), data), data)]
+    return [broadcast_to_like(_expanded(grad, orig) * scalar(1 / _count(orig), data), data)]
 
 
 def _extreme(orig: Call, grad: Expr) -> list[Expr]:
@@ -65,11 +64,7 @@ def _variance(orig: Call, grad: Expr) -> list[Expr]:
     """Of sum((x - m)**2) / n: 2 (x - m) / n by x, minus that by m."""
     data, mean = orig.args
     count = _count(orig) - int(attributes(orig)["unbiased"])
-    grad = _expanded(grad, orig)
-    if type_of(data).dtype in HALVES:
-        slope = (data - mean) * share(grad + grad, count, data)
-    else:
-        slope = (data - mean) * (grad * scalar(2 / count, data))
+    slope = (data - mean) * (_expanded(grad, orig) * scalar(2 / count, data))
     return [slope, collapse_sum_like(-slope, mean)]
 
 
@@ -85,10 +80,10 @@ def _log_softmax(orig: Call, grad: Expr) -> list[Expr]:
 
 RULES: dict[str, Rule] = {
     "sum": _sum,
-    "mean": _mean,
-    "max": _extreme,
-    "min": _extreme,
-    "variance": _variance,
-    "nn.softmax": _softmax,
-    "nn.log_softmax": _log_softmax,
+    "mean": in_float32(_mean),
+    "max": in_float32(_extreme),
+    "min": in_float32(_extreme),
+    "variance": in_float32(_variance),
+    "nn.softmax": in_float32(_softmax),
+    "nn.log_softmax": in_float32(_log_softmax),
 }

@@ -19,6 +19,7 @@ from .common import (
     collapse_sum_like,
     constant,
     fields_of,
+    is_half,
     refuse,
     reshape,
     reshape_like,
@@ -159,7 +160,11 @@ def _pad(orig: Call, grad: Expr) -> list[Expr]:
     end = [b + n for b, n in zip(begin, sizes(orig, data), strict=True)]
     inner = call("strided_slice", grad, begin=begin, end=end, strides=[1] * len(begin))
     every = range(len(begin))
-    rest = total(grad, every) - total(inner, every)
+    # The difference of two sums, neither of which need be a float16.
+    outside, inside = (
+        call("cast", x, dtype="float32") if is_half(type_of(data)) else x for x in (grad, inner)
+    )
+    rest = total(outside, every) - total(inside, every)
     return [inner, reshape_like(cast_like(rest, value), value)]
 
 
