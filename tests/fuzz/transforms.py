@@ -39,7 +39,10 @@ MOST_DENSE = 2
 SHAKE = 1e-15  # of operands: a result that this changes is known no better
 TOLERANCE = 1e-9
 # What PyTorch's tracers say of symbolic sizes that they cannot follow.
-UNTRACED = ("is not tracked with proxy", "on tensor with symbolic sizes/strides")
+UNTRACED = (
+    "is not tracked with proxy", "on tensor with symbolic sizes/strides",
+    "found at least two devices, meta and cpu",
+)  # fmt: skip
 
 
 # ---- cases ---------------------------------------------------------------------------------------
@@ -125,6 +128,8 @@ def check(line: str) -> str | None:
                 return f"{REFUSED}PyTorch's own: {type(error).__name__} in {_kinds(chain)}"
             if type(want) is not torch.Tensor:
                 return f"{REFUSED}PyTorch's own: a {type(want).__name__} from {_kinds(chain)}"
+            if want.device.type != "cpu":  # a trace that kept a tensor without numbers
+                return f"{REFUSED}PyTorch's own: on {want.device.type} from {_kinds(chain)}"
             try:
                 got = composed(ours, chain, operands)(*operands)
             except NotImplementedError as error:
@@ -156,10 +161,9 @@ def _is_untraced(facts: dict[str, Any], operands: list[Any]) -> bool:
     more = {"n": 2, "c": facts["c"], "k": 2 * facts["k"], "h": 4, "w": 5, "r": 1, "s": 2}
     _, theirs, others = functions({**facts, **{key: facts[key] + n for key, n in more.items()}})
     try:
-        composed(theirs, facts["transforms"], operands)(*others)
-    except RuntimeError as error:
-        return any(said in str(error) for said in UNTRACED)
-    return False
+        return bool(composed(theirs, facts["transforms"], operands)(*others).device.type != "cpu")
+    except Exception:
+        return True
 
 
 def _leave_levels() -> None:
