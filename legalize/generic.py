@@ -18,6 +18,8 @@ from tvm import s_tir, te, tirx
 from relay_wgrad.layouts import ACTIVATION, KERNEL, to_layout
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+from .quotient import quotient
+
 Expr = Any  # TVM's expressions carry no types that a checker can follow
 
 # Accumulators that one CPU thread keeps side by side where the channels' number allows it: two
@@ -136,7 +138,7 @@ def _dgrad(
     kg = k // problem.groups
     k0, *back = (te.reduce_axis((0, x), name) for x, name in ((kg, "k"), (r, "r"), (s, "s")))
     # Taps in reverse, so that a pixel's quotient by the stride has no variable of negative sign:
-    # TVM 0.27 simplifies (c - v) // s of a loop's variable v wrongly (`iter_map_simplify`).
+    # TVM simplifies remainders of those wrongly (`quotient`).
     r0, s0 = r - 1 - back[0], s - 1 - back[1]
 
     def term(n0: Expr, c0: Expr, h0: Expr, w0: Expr) -> tuple[list[Expr], Expr, Expr]:
@@ -185,7 +187,7 @@ def _scatter(
         guard.append(x >= 0)
         if stride > 1:
             guard.append(x % stride == 0)
-            x = x // stride
+            x = quotient(x, stride)  # where x < 0 it is not read
         guard.append(x < out[axis])
         where.append(x)
     return where[0], where[1], guard

@@ -20,6 +20,7 @@ from relay_wgrad.opdef import OpDef
 
 from .cpu import max_pool
 from .cpu.emit import cast
+from .quotient import quotient
 
 Expr = Any
 OPAQUE = 8  # tvm::relax::OpPatternKind::kOpaque
@@ -72,7 +73,7 @@ def te_max_pool2d_backward(
     def scatter(*index: Expr) -> Expr:
         row = index[axes[0]] + r * dilation[0] + (before[0] - (kernel[0] - 1) * dilation[0])
         column = index[axes[1]] + s * dilation[1] + (before[1] - (kernel[1] - 1) * dilation[1])
-        p, q = tirx.floordiv(row, strides[0]), tirx.floordiv(column, strides[1])
+        p, q = quotient(row, strides[0]), quotient(column, strides[1])  # not read below 0
         exists = tirx.all(
             tirx.floormod(row, strides[0]) == 0, tirx.floormod(column, strides[1]) == 0,
             row >= 0, column >= 0, p < grad.shape[axes[0]], q < grad.shape[axes[1]],

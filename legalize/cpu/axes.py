@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from tvm.tirx.script import builder as T
 
-from .emit import Expr, bind, ceildiv, int64
+from ..quotient import quotient
+from .emit import Expr, bind, int64
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Axis:
         g = math.gcd(self.stride, self.dilation)
         step, reach = self.stride // g, self.dilation // g
         shifted = phase + self.before
-        first = shifted // g * pow(reach, -1, step) % step if step > 1 else 0
-        count = (self.kernel - first + step - 1) // step
+        first = quotient(shifted, g) * pow(reach, -1, step) % step if step > 1 else 0
+        count = quotient(self.kernel - first + step - 1, step)  # first < step
         if step > 1:
             count = count if isinstance(count, int) else T.max(count, 0)
         count = max(count, 0) if isinstance(count, int) else count
@@ -86,7 +87,8 @@ class Axis:
                 count = count if hit else 0
             else:
                 count = T.if_then_else(hit, int64(count), int64(0))
-        offset = (shifted - first * self.dilation) // self.stride
+        least = -(step - 1) * self.dilation
+        offset = quotient(shifted - first * self.dilation, self.stride, least)
         # In reverse, so that positions ascend; the weights are stored in reverse as well.
         past = count - 1
         return Taps(
@@ -113,9 +115,10 @@ class Axis:
         if self.border() == (0, 0):
             return 0, taps.count
         position = bind(start * self.scale + taps.offset)
-        # The position has a positive sign in both quotients: see `pixels.reach`.
-        low = -((position + (outputs - 1) * self.scale) // taps.reach)
-        high = 1 - ceildiv(position - self.size + 1, taps.reach)
+        # No less, in any phase: as far back as all taps reach, and a tap's rest.
+        least = -(self.before + (self.kernel + 1) * self.dilation + 1)
+        low = -quotient(position + (outputs - 1) * self.scale, taps.reach, least)
+        high = 1 - quotient(position - self.size + taps.reach, taps.reach, least - self.size)
         if isinstance(position, int) and isinstance(taps.count, int):
             first = max(low, 0)
             return first, max(min(high, taps.count), first)

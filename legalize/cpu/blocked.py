@@ -18,6 +18,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
+from ..quotient import quotient
 from .axes import Axis, Taps
 from .emit import (
     Expr,
@@ -80,8 +81,8 @@ class Blocked:
         if not isinstance(many, int):
             many = self._most_tiles(panels)
         with parallel(groups, panels.groups, parts) as (group, g, part):
-            first = bind(group * tiles // groups)
-            count = bind((group + 1) * tiles // groups - first)
+            first = bind(quotient(group * tiles, groups))
+            count = bind(quotient((group + 1) * tiles, groups) - first)
             with serial(rows.phases * columns.phases) as phase:
                 phases = digits(phase, (rows.phases, columns.phases))
                 h, w = rows.taps(phases[0]), columns.taps(phases[1])

@@ -8,6 +8,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvProblem
 
+from ..quotient import quotient
 from .emit import Expr, bind, ceildiv
 from .memory import Batch, Image
 
@@ -59,13 +60,12 @@ def reach(problem: ConvProblem, axis: int, tap: Expr, limit: int) -> tuple[Expr,
     stride, dilation = problem.strides[axis], problem.dilation[axis]
     before, kernel = problem.padding[axis], (problem.r, problem.s)[axis]
 
-    # The tap has a positive sign in both: TVM 0.27 simplifies (c - v) // s of a loop's variable
-    # v wrongly (`iter_map_simplify`).
     def low(t: Expr) -> Expr:
-        return -((t * dilation - before) // stride)
+        return -quotient(t * dilation - before, stride, -before)
 
     def high(t: Expr) -> Expr:
-        return 1 - ceildiv(t * dilation - before - size + 1, stride)
+        rest = t * dilation - before - size + stride
+        return 1 - quotient(rest, stride, -before - size)
 
     if low(0) <= 0 and high(kernel - 1) >= limit:
         return 0, limit

@@ -25,6 +25,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
+from ..quotient import quotient
 from .emit import (
     Expr,
     Scratch,
@@ -192,7 +193,8 @@ class _Core:
             if not problem.is_static:  # there may be no unit to begin with
                 with when(is_first):
                     self._clear(part, g, blocks, tiles)
-            begin, end = bind(i * units // plan.splits), bind((i + 1) * units // plan.splits)
+            begin = bind(quotient(i * units, plan.splits))
+            end = bind(quotient((i + 1) * units, plan.splits))
             with serial(end - begin) as number:
                 unit = self._unit(bind(begin + number), g)
                 self._pack_grad(y, grad, unit, blocks)
