@@ -20,12 +20,12 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
-from tvm.s_tir.dlight.base import try_inline
 from tvm.target import Target
 from tvm_ffi.structural import structural_walk
 
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
+from .inlining import inlined
 
 _SCHEDULED = "tirx.is_scheduled"
 # Scalar operations that are worth waking other threads for; elements of an inner loop, at least.
@@ -96,7 +96,7 @@ def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
         infos = normalize_prim_func(sch)
         if not infos:
             return func
-        for info in try_inline(sch, infos):
+        for info in inlined(sch, infos):
             kinds = info.dom_kind()
             if len(sch.get_loops(info.block_rv)) == len(kinds) and set(kinds) <= {"S", "R"}:
                 _Block(sch, info.block_rv, kinds, cores).schedule()

@@ -146,3 +146,22 @@ def test_a_training_step_has_no_kernel_without_schedule(layout: str, registered:
     assert len(kernels) > 250
     left = [name for name, f in kernels.items() if not f.attrs.get("tirx.is_scheduled")]
     assert not left
+
+
+def running_maximum(x: relax.Expr) -> relax.Expr:
+    """The largest of a row's first elements, each compared and then chosen."""
+    held = R.strided_slice(x, [1], [0], [1])
+    for i in range(1, 11):
+        following = R.strided_slice(x, [1], [i], [i + 1])
+        held = R.where(R.greater(following, held), following, held)
+    return held
+
+
+def test_what_reads_twice_is_not_inlined_without_end() -> None:
+    mod = module((300, 16), running_maximum)
+    with TARGET:
+        kernels = tvm.transform.Sequential([*fused_kernels(), parallel_kernels()])(mod)
+    # Inlined throughout, its last block would choose a thousand times.
+    assert kernels.script().count("T.Select(") < 100
+    x = np.random.default_rng(0).standard_normal((300, 16)).astype("float32")
+    assert np.array_equal(results(mod, x, cpu_pipeline()), x[:, :11].max(1, keepdims=True))
