@@ -182,19 +182,19 @@ class Context:
         return self.tensor(value)
 
 
-def array_of(label: str, what: str, tensor: onnx.TensorProto) -> Array:
+def array_of(what: str, tensor: onnx.TensorProto) -> Array:
     """A tensor that the file holds.  Raises ValueError naming it where its data are missing."""
     try:
         return numpy_helper.to_array(tensor)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # of any kind: the reader believes the file
         shape = list(tensor.dims)
-        raise ValueError(f"{label}: {what} of shape {shape} lacks data: {error}") from error
+        raise ValueError(f"{what} of shape {shape!s:.80} lacks data: {error}") from error
 
 
 def initializer(proto: onnx.ModelProto, tensor: onnx.TensorProto) -> Array:
-    """As `array_of`, naming the first node that takes it."""
+    """As `array_of`, naming the first node that takes it too."""
     try:
-        return array_of("", "", tensor)
-    except ValueError:
+        return array_of(f"initializer {tensor.name!r}", tensor)
+    except ValueError as error:
         users = (Node(n, [], {}).label for n in proto.graph.node if tensor.name in n.input)
-        return array_of(next(users, "no node"), f"initializer {tensor.name!r}", tensor)
+        raise ValueError(f"{next(users, 'no node')}: {error}") from error.__cause__

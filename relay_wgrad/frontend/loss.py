@@ -23,6 +23,8 @@ def add_loss(
     """
     shape = shape_of(result)
     dtype = ctx.options.dtype
+    if str(result.ty.dtype) != dtype:
+        raise ValueError(f"{loss} wants {dtype}, but {wanted!r} is {result.ty.dtype}")
     if loss == "mse":
         spec = InputSpec(ctx.unique("target"), "target", shape, dtype)
         var = relax.Var(spec.name, relax.TensorType(shape, dtype))

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from .bundled import load
 from .graph import TrainingGraph
+from .onnx_file import size_of
 from .weights import as_array
 
 INPUT_TOO = 4  # before this IR version an initializer had to be an input of the graph as well
@@ -46,8 +47,16 @@ def to_onnx(
                 f" got {list(array.shape)}"
             )
         trained[file] = array
+    source = load(model)[1]
+    types = {tensor.name: tensor.data_type for tensor in source.graph.initializer}
+    size = sum(size_of(t) or 0 for t in source.graph.initializer if t.name not in trained)
+    for file, array in trained.items():  # before any copy: it would be as large
+        dtype = helper.tensor_dtype_to_np_dtype(types[file]) if file in types else array.dtype
+        size += array.size * dtype.itemsize
+    if size > LARGEST:
+        raise ValueError(f"{graph.name}: weights of {size} bytes are more than one ONNX file holds")
     out = onnx.ModelProto()
-    out.CopyFrom(load(model)[1])
+    out.CopyFrom(source)
     held = {tensor.name: tensor for tensor in out.graph.initializer}
     makers = {name: node for node in out.graph.node for name in node.output}
     for file, array in trained.items():
@@ -65,9 +74,6 @@ def to_onnx(
             _add_initializer(out, file, array)
         else:
             raise ValueError(f"{graph.name}: the model has no initializer {file!r}")
-    size = sum(len(tensor.raw_data) for tensor in out.graph.initializer)
-    if size > LARGEST:
-        raise ValueError(f"{graph.name}: weights of {size} bytes are more than one ONNX file holds")
     return out
 
 

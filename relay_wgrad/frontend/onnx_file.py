@@ -213,7 +213,7 @@ def _fill(model: Path, what: str, tensor: TensorProto) -> None:
                 f"{begin}: {max(length, 0)} bytes from byte {offset} on, but the file has"
                 f" {info.st_size}"
             )
-        if (size := _bytes(tensor)) is None or size != length:
+        if (size := size_of(tensor)) is None or size != length:
             shape = list(tensor.dims)
             wanted = "no fixed size" if size is None else f"{size} bytes"
             raise ValueError(f"{begin}: {length} bytes, but its shape {shape!s:.80} has {wanted}")
@@ -247,7 +247,7 @@ def _data_file(begin: str, folder: Path, location: str) -> Path:
     return path
 
 
-def _bytes(tensor: TensorProto) -> int | None:
+def size_of(tensor: TensorProto) -> int | None:
     """The bytes of a tensor's data; None for strings, which have no fixed size."""
     if tensor.data_type == TensorProto.STRING:
         return None

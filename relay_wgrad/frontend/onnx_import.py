@@ -5,35 +5,23 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx
-import tvm
 from onnx import helper
 from tvm import relax
 
-from .bundled import load, near
-from .context import (
-    FLOATS,
-    Context,
-    Node,
-    Options,
-    Value,
-    array_of,
-    initializer,
-    shape_of,
-)
+from .bundled import load
+from .context import FLOATS, Context, Options, Value, initializer, shape_of
 from .graph import InputSpec, TrainingGraph
 from .loss import LOSSES, add_loss
 from .onnx_file import NUMBERS
-from .onnx_ops import OPS, RESHAPING
-from .onnx_random import NEVER_FOLDED
+from .onnx_nodes import MOST_ELEMENTS, build, is_weight
 from .onnx_walk import before_softmax, needed, output_name
 from .weights import STATES, Array, Role, default_role, seeded
 
 OLDEST_OPSET = 9
-MOST_ELEMENTS = 2**31 - 1  # of an input: 8 GiB in float32, and what follows is larger
 _CHOICES = {
     "dtype": ("float32", "float64"),
     "bn": ("train", "eval"),
@@ -110,7 +98,7 @@ def from_onnx(
 
     builder = relax.BlockBuilder()
     ctx = Context(Options(dtype, bn, dropout, opset, resized, size, random), builder, original)
-    values = {n: Value(n, array=a, weight=_is_weight(a)) for n, a in initial.items()}
+    values = {n: Value(n, array=a, weight=is_weight(a)) for n, a in initial.items()}
     arguments: list[tuple[InputSpec, relax.Var]] = []
     for old, spec in specs.items():
         spec = InputSpec(ctx.unique(spec.name), spec.kind, spec.shape, spec.dtype)
@@ -122,7 +110,7 @@ def from_onnx(
         try:
             with builder.dataflow():
                 for node in nodes:
-                    _build(ctx, proto, node, values)
+                    build(ctx, proto, node, values)
                 if wanted not in values:
                     raise ValueError(f"{name}: no node makes the output {wanted!r}")
                 result = ctx.tensor(values[wanted])
@@ -143,12 +131,7 @@ def from_onnx(
         name=name,
         module=builder.get(),
         inputs=tuple(spec for spec, _ in arguments),
-        params={
-            n: seeded(ctx.onnx_names[n], tuple(a.shape), roles[n], seed, dtype)
-            if weights == "seeded"
-            else np.array(a, dtype=dtype)
-            for n, a in ctx.initial.items()
-        },
+        params=_params(ctx, roles, weights, seed),
         trainable=tuple(n for n, role in roles.items() if role.kind not in STATES),
         outputs=("loss", "logits", *(f"{n}_new" for n, _ in ctx.states)),
         updates={f"{n}_new": n for n, _ in ctx.states},
@@ -265,123 +248,26 @@ def _refuse_symbolic(name: str, sizes: list[Any]) -> None:
         raise ValueError(f"input {name!r} has symbolic sizes {sizes}: {'; '.join(ways)}")
 
 
-# ---- nodes -----------------------------------------------------------------------------------
+# ---- weights ---------------------------------------------------------------------------------
+
+
+def _params(ctx: Context, roles: dict[str, Role], weights: str, seed: int) -> dict[str, Array]:
+    dtype = ctx.options.dtype
+    try:
+        return {
+            n: seeded(ctx.onnx_names[n], tuple(a.shape), roles[n], seed, dtype)
+            if weights == "seeded"
+            else np.array(a, dtype=dtype)
+            for n, a in ctx.initial.items()
+        }
+    except MemoryError as error:  # a constant's shape is one line of a file
+        size = sum(a.size for a in ctx.initial.values()) * np.dtype(dtype).itemsize
+        raise ValueError(
+            f"parameters of {size / 2**30:.1f} GiB are more than memory has"
+        ) from error
 
 
 def _trained(initial: dict[str, Array], roles: dict[str, Role]) -> bool:
     """Whether a file has weights; those of an architecture alone are filled with one constant."""
     weights = (a for name, a in initial.items() if roles[name].kind == "weight" and a.size > 1)
     return any(a.min() != a.max() for a in weights)
-
-
-def _is_weight(array: Array) -> bool:
-    return str(array.dtype) in FLOATS and array.ndim > 0
-
-
-def _build(
-    ctx: Context, proto: onnx.ModelProto, node: onnx.NodeProto, values: dict[str, Value]
-) -> None:
-    """Adds the results of one node to `values`."""
-    attributes: dict[str, Any] = {}
-    for attribute in node.attribute:
-        value = helper.get_attribute_value(attribute)
-        attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
-    missing = [o for o in node.input if o and o not in values]
-    operands = [values.get(o) if o else None for o in node.input]
-    view = Node(node, operands, attributes)
-    if missing:
-        raise ValueError(f"{view.label}: nothing makes its operand {missing[0]!r}")
-    present = [o for o in operands if o is not None]
-    if (known := _known(ctx, proto, view, present)) is not None:
-        values.update(known)
-        return
-    if node.op_type not in OPS or node.domain not in ("", "ai.onnx"):
-        full = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        close = near(node.op_type, list(OPS))
-        hint = f"near it: {', '.join(close)}; " if close else ""
-        raise ValueError(
-            f"ONNX op {full:.80} ({view.label}) is not supported; {hint}supported: {', '.join(OPS)}"
-        )
-    try:
-        built = OPS[node.op_type](ctx, view)
-    except (ArithmeticError, LookupError) as error:  # a file's attribute that no check expects
-        what = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{view.label}: its attributes cannot be used ({what})") from error
-    except (ValueError, TypeError, tvm.error.InternalError) as error:
-        follower = _dense_after(proto, node) if node.op_type == "Reshape" else ""
-        raise ValueError(f"{view.label}: {error}{follower}") from error
-    results = built if isinstance(built, list) else [built]
-    param = present[0].param if node.op_type in RESHAPING and present else None
-    for out, expr in zip(node.output, results, strict=False):
-        batched = any(o.batched for o in present)
-        values[out] = Value(out, expr=expr, param=param, batched=batched)
-
-
-def _dense_after(proto: onnx.ModelProto, node: onnx.NodeProto) -> str:
-    """Names the fully connected layer that takes a Reshape's result, for the error."""
-    for other in proto.graph.node:
-        if other.op_type in ("Gemm", "MatMul") and node.output[0] in other.input:
-            return f" (for the fully connected {Node(other, [], {}).label})"
-    return ""
-
-
-def _known(
-    ctx: Context, proto: onnx.ModelProto, node: Node, present: list[Value]
-) -> dict[str, Value] | None:
-    """The node's results where they are known on import; None where the function computes them."""
-    op, out = node.proto.op_type, node.proto.output[0]
-    if op == "Constant" and "value" in node.attributes:
-        return {out: Value(out, array=array_of(node.label, "value", node.attributes["value"]))}
-    if op == "ConstantOfShape":
-        shape = [int(size) for size in node.static(0, "the shape").ravel()]
-        if min(shape, default=0) < 0 or math.prod(shape) > MOST_ELEMENTS:
-            raise ValueError(f"{node.label}: no tensor has the shape {shape!s:.80}")
-        fill = node.attr("value")
-        scalar = np.zeros(1, "float32") if fill is None else array_of(node.label, "value", fill)
-        if scalar.size != 1:
-            raise ValueError(f"{node.label}: value has {scalar.size} elements, not one")
-        scalar = scalar.reshape(())
-        array = np.broadcast_to(scalar, tuple(shape))  # takes no memory
-        measured = present[0].measured
-        weight = _is_weight(array) and not measured
-        return {out: Value(out, array=array, weight=weight, measured=measured)}
-    if op == "Shape":
-        whole = present[0]
-        size = whole.array.shape if whole.array is not None else shape_of(ctx.tensor(whole))
-        part = size[node.attr("start", 0) : node.attr("end")]
-        return {out: Value(out, array=np.asarray(part, np.int64), measured=True)}
-    if any(o.array is None or o.weight for o in present) or (not present and op != "Constant"):
-        return None
-    if op in NEVER_FOLDED:
-        return None
-    if any(o.expr is not None for o in present):
-        return None  # it is in the function already: stay there
-    # Arithmetic on shapes and other constants: ONNX's own definition of the op, run now.
-    from onnx.reference import ReferenceEvaluator
-
-    names = dict.fromkeys(o.name for o in present)
-    arrays = {o.name: cast(Array, o.array) for o in present}
-    graph = helper.make_graph(
-        [node.proto],
-        "constant",
-        [_typed(n, helper.np_dtype_to_tensor_dtype(arrays[n].dtype)) for n in names],
-        [_typed(n, onnx.TensorProto.UNDEFINED) for n in node.proto.output if n],
-    )
-    model = helper.make_model(graph, opset_imports=list(proto.opset_import))
-    try:
-        results = ReferenceEvaluator(model).run(None, arrays)
-    except Exception as error:  # of any kind, for what a node cannot be applied to
-        what = str(error).partition("\n")[0]
-        raise ValueError(
-            f"{node.label}: cannot be computed: {type(error).__name__}: {what:.200}"
-        ) from error
-    measured = any(o.measured for o in present)
-    made = [n for n in node.proto.output if n]
-    return {
-        n: Value(n, array=np.asarray(r), measured=measured)
-        for n, r in zip(made, results, strict=True)
-    }
-
-
-def _typed(name: str, elem_type: int) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, elem_type, None)
