@@ -306,7 +306,8 @@ def instance_norm(w: Writer) -> Step:
     scale, bias = w.weight(w.shape[1]), w.weight(w.shape[1])
     epsilon = w.rng.choice((None, 0.1))
     w.emit("InstanceNormalization", w.value, scale, bias, epsilon=epsilon)
-    return lambda x, p: fn.group_norm(
+    # torch's, as torch.nn.functional's refuses a single value a channel.
+    return lambda x, p: torch.group_norm(
         x, x.shape[1], p[scale], p[bias], f32(epsilon) if epsilon else 1e-5
     )
 
@@ -317,7 +318,7 @@ def group_norm(w: Writer) -> Step:
     groups = w.rng.choice([g for g in (1, 2, c) if c % g == 0])
     scale, bias = w.weight(c), w.weight(c)
     w.emit("GroupNormalization", w.value, scale, bias, num_groups=groups)
-    return lambda x, p: fn.group_norm(x, groups, p[scale], p[bias], 1e-5)
+    return lambda x, p: torch.group_norm(x, groups, p[scale], p[bias], 1e-5)
 
 
 def depth_to_space(w: Writer) -> Step:

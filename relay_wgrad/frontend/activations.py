@@ -218,6 +218,8 @@ def selected(ctx: Context, x: Any, axis: int, keep: bool, largest: bool) -> tupl
         return x, ctx.emit(op.zeros((), "int64"))
     axis %= len(shape)
     index = ctx.emit((op.argmax if largest else op.argmin)(x, axis, keepdims=True))
+    # Where all are infinities, TVM's search finds -1.
+    index = ctx.emit(op.maximum(index, relax.const(0, "int64")))
     if str(x.ty.dtype) in FLOATS:
         lost = where(ctx, op.isnan(x), 1.0, 0.0)
         some = op.greater(op.max(lost, axis, keepdims=True), ctx.const(0.0))

@@ -136,6 +136,29 @@ def test_reductions_pass_nan(stock: bool) -> None:
     np.testing.assert_array_equal(outputs[1].numpy(), Largest()(x).detach().numpy())
 
 
+class AlongAnAxis(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.one
+        return torch.cat([x.max(1).values, x.min(1).values])
+
+
+def test_extrema_that_are_infinities() -> None:
+    """TVM's searches begin with the largest finite numbers, so that no index was found."""
+    x = torch.tensor([[-math.inf, -math.inf], [math.inf, math.inf], [1.0, -math.inf]])
+    graph = from_torch(AlongAnAxis(), (x,), loss="mse")
+    executable = tvm.compile(
+        graph.module, legalize.cpu.host_target(), relax_pipeline=cpu_pipeline()
+    )
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    given = (x.numpy(), np.zeros(6, "float32"), np.ones((), "float32"))
+    outputs = machine["main"](*[tvm.runtime.tensor(v) for v in given])
+    np.testing.assert_array_equal(outputs[1].numpy(), AlongAnAxis()(x).detach().numpy())
+
+
 def test_a_corner_is_told_before_rounding() -> None:
     """x / 6 + 0.5 at -3 is not 0 where it is rounded once: hardsigmoid's gradient passed."""
     line = "front=torch dtype=float64 pipeline=cpu special=0 seed=1 expr=hardsigmoid(x)"

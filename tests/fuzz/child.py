@@ -97,7 +97,8 @@ class Child:
         limit = self.memory
 
         def bounded() -> None:
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            # What is written, not what is mapped: PyTorch's CUDA libraries map more than 16 GiB.
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
         self.process = subprocess.Popen(

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Generator:
     recycle: int = 40
     """Cases of one process."""
     memory: int = 16 * GIB
-    """Address space of one process, bytes."""
+    """Of one process, bytes of private writable memory."""
 
     def answer(self, line: str) -> dict[str, str]:
         """A case's outcome: a status (passed, refused, failed) and its message."""
@@ -239,7 +239,7 @@ def _record(
         "about": generator.about,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "machine": platform.processor() or platform.machine(),
-        "versions": {name: version(name) for name in ("apache-tvm", "numpy", "torch")},
+        "versions": {name: _version(name) for name in ("apache-tvm", "numpy", "torch")},
         "seed": args.seed,
         "start": args.start,
         "only": dict(args.only),
@@ -249,3 +249,10 @@ def _record(
         "refused": dict(tally.refusals.most_common()),
         "failed": tally.failed,
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # unpacked, not installed
+        return "unknown"

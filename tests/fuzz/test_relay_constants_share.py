@@ -44,3 +44,14 @@ def test_values_of_numpy() -> None:
     ):  # fmt: skip
         assert value(op, [a, b], {})[0].tolist() == want
     assert value("left_shift", [a, b], {}) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "values"),
+    [("argmax", "uint8", "0, 0"), ("argmax", "float32", "-Infinity"), ("argmin", "int8", "127")],
+)
+def test_extrema_that_a_search_begins_with(op: str, dtype: str, values: str) -> None:
+    shape = [values.count(",") + 1]
+    attrs = '{"axis": [0], "keepdims": false}'
+    line = f'{{"op": "{op}", "args": [["{dtype}", {shape}, [{values}]]], "attrs": {attrs}}}'
+    assert not relay_constants.check(line)

@@ -103,7 +103,8 @@ def _arg(function: Callable[..., Any]) -> Builder:
             s.fail(f"has a Relax form over one axis or all, got axes {axes} of {show_shape(shape)}")
         one = axes[0] if len(axes) == 1 else None
         found = s.emit(function(x, one, s.attrs["keepdims"]))
-        return R.astype(found, "int32")
+        # Where all are what TVM's search begins with, zeros of uint8 or infinities, it finds -1.
+        return R.astype(R.maximum(found, relax.const(0, "int64")), "int32")
 
     return build
 
