@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import output
+from .arrays_file import shown
 from .training import initial_state, usable_scale
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _metadata(path: str | os.PathLike[str], file: Any) -> dict[str, str]:
     if missing:
         raise ValueError(f"{os.fspath(path)!r} is no state of a training: it lacks {missing}")
     if found["format"] != FORMAT:
-        raise ValueError(f"{os.fspath(path)!r} is a {found['format']!r}, not a {FORMAT!r}")
+        raise ValueError(f"{os.fspath(path)!r} is a {found['format']!r:.60}, not a {FORMAT!r}")
     return found
 
 
@@ -237,8 +238,8 @@ def _same_tensors(
         here, there = _described(wanted.get(tensor)), _described(tensors.get(tensor))
         if here != there:
             raise ValueError(
-                f"{os.fspath(path)!r} is of {found['model']!r:.60}: its {tensor} is {there}, but"
-                f" {name!r} has {here}"
+                f"{os.fspath(path)!r} is of {found['model']!r:.60}: its {shown(tensor)} is"
+                f" {there}, but {name!r} has {here}"
             )
 
 
@@ -247,8 +248,8 @@ def _finite(path: Any, tensors: dict[str, Any]) -> None:
         if value.dtype.kind == "f" and not (good := np.isfinite(value)).all():
             index = tuple(np.argwhere(~good)[0].tolist())
             raise ValueError(
-                f"{os.fspath(path)!r}: {int((~good).sum())} of {value.size} values of its {name}"
-                f" are not finite: {value[index]} at index {list(index)}"
+                f"{os.fspath(path)!r}: {int((~good).sum())} of {value.size} values of its"
+                f" {shown(name)} are not finite: {value[index]} at index {list(index)}"
             )
 
 

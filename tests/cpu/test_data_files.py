@@ -78,6 +78,14 @@ def test_arrays_on_disk(graph: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.batch(1)["x"], Data(graph, samples()).batch(1)["x"])
 
 
+def test_names_in_a_file_stay_in_one_line(graph: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **{"a\nb": np.zeros(2), "c" * 5000: np.zeros(2)})
+    with pytest.raises(ValueError, match=r"no samples for x, .*got 'a\\nb' float64\[2\]") as caught:
+        Data.load(tmp_path / "a.npz", graph)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
 AT = "at index [4, 2, 1, 3]"
 REFUSED = {
     "overflow": (with_value(1e300, "float64"), f"x is 1e+300 {AT}, which float32 does not hold"),

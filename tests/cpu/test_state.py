@@ -75,6 +75,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     safetensors_numpy.save_file(tensors, tmp_path / "old", {**found, "format": "relay-wgrad 0"})
     with pytest.raises(ValueError, match="'relay-wgrad 0', not a 'relay-wgrad 1'"):
         state.restore(small, tmp_path / "old")
+    for key, name in (({"format": "9" * 5000}, "x"), ({}, "a\nb"), ({}, "b" * 5000)):
+        named = {**tensors, name: np.zeros(2, "float32")}
+        safetensors_numpy.save_file(named, tmp_path / "long", {**found, **key})
+        with pytest.raises(ValueError, match=r"is a '999|has missing") as caught:
+            state.restore(small, tmp_path / "long")
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 1000
     changed = {**tensors, "param.stem_w": np.zeros((3, 4), "float32")}
     safetensors_numpy.save_file(changed, tmp_path / "shape", found)
     with pytest.raises(ValueError, match=r"its param.stem_w is float32\[3, 4\], but .* has"):
