@@ -18,6 +18,7 @@ from .onnx_random import NEVER_FOLDED
 from .weights import Array
 
 MOST_ELEMENTS = 2**31 - 1  # of a tensor: 8 GiB in float32, and what follows is larger
+_MEASURED = ("Shape", "ConstantOfShape")  # known on import, whatever their operands
 _MOST_AXES = 64  # of an array of NumPy's
 _SHORT = 64  # elements of an operand that may say a result's size
 _LONGEST = 1500  # characters of a reason
@@ -41,6 +42,8 @@ def build(
         missing = [o for o in node.input if o and o not in values]
         if missing:
             raise ValueError(f"nothing makes its operand {missing[0]!r}")
+        if any(o is not None and not _constant(o) for o in operands):
+            _check_supported(view)  # what is wrong with it otherwise is of no use
         onnx_schema.check(view, ctx.options.opset)
         for attribute in node.attribute:
             value = helper.get_attribute_value(attribute)
@@ -69,16 +72,26 @@ def _reason(error: Exception) -> str:
     return f"its operands or attributes cannot be used ({what})"
 
 
-def _computed(ctx: Context, view: Node) -> dict[str, Value]:
-    """The node's results as expressions of the function."""
+def _constant(value: Value) -> bool:
+    return value.array is not None and not value.weight
+
+
+def _check_supported(view: Node) -> None:
     node = view.proto
-    if node.op_type not in OPS or node.domain not in ("", "ai.onnx"):
+    known = node.op_type in OPS or node.op_type in _MEASURED
+    if not known or node.domain not in ("", "ai.onnx"):
         full = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         close = near(node.op_type, list(OPS))
         hint = f"near it: {', '.join(close)}; " if close else ""
         raise _UnsupportedError(
             f"ONNX op {full:.80} ({view.label}) is not supported; {hint}supported: {', '.join(OPS)}"
         )
+
+
+def _computed(ctx: Context, view: Node) -> dict[str, Value]:
+    """The node's results as expressions of the function."""
+    node = view.proto
+    _check_supported(view)
     built = OPS[node.op_type](ctx, view)
     results = built if isinstance(built, list) else [built]
     present = [o for o in view.operands if o is not None]
@@ -114,7 +127,7 @@ def _known(ctx: Context, proto: onnx.ModelProto, node: Node) -> dict[str, Value]
         size = whole.array.shape if whole.array is not None else shape_of(ctx.tensor(whole))
         part = size[node.attr("start", 0) : node.attr("end")]
         return {out: Value(out, array=np.asarray(part, np.int64), measured=True)}
-    if any(o.array is None or o.weight for o in present) or (not present and op != "Constant"):
+    if not all(map(_constant, present)) or (not present and op != "Constant"):
         return None
     if op in NEVER_FOLDED:
         return None
