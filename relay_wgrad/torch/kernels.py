@@ -137,6 +137,10 @@ def run(
 
     `options`: None for what `torch.backends` says.
     """
+    if first.is_cuda and first.get_device() != torch.cuda.current_device():
+        # TVM and cuDNN's libraries make a tensor's device the current one, and leave it so.
+        with torch.cuda.device(first.device):
+            return run(kind, first, second, bias, size, geometry, options)
     dtype, device = first.dtype, first.device
     resolved = _resolved(options) if first.is_cuda else _winograd
     key = (

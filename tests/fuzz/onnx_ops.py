@@ -188,7 +188,7 @@ def near(got: Any, want: Any, bound: float, floor: float = 0.0) -> bool:
     if not np.array_equal(got[~finite], want[~finite], equal_nan=True):
         return False
     far = np.linalg.norm(np.where(finite, got - want, 0))
-    return bool(far <= bound * max(np.linalg.norm(np.where(finite, want, 0)), floor, 1e-9))
+    return bool(far <= bound * max(np.linalg.norm(np.where(finite, want, 0)), floor, 1e-6))
 
 
 GENERATOR = Generator(

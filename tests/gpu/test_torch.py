@@ -204,6 +204,7 @@ def test_second_device() -> None:
     compare(TYPICAL, TYPICAL.operands(4, torch.float32, "cuda:1"), 4)
     operands = DOUBLE.operands(4, torch.float64, "cuda:1")
     assert error(DOUBLE.ours(*operands), DOUBLE.theirs(*operands)) < TOLERANCE[torch.float64]
+    assert torch.cuda.current_device() == 0
 
 
 def test_compile() -> None:
