@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import tvm
-from tvm import relax
 
-from relay_wgrad import registry, relay
+from relay_wgrad import relay
 from relay_wgrad.transform.raise_pass import find_conv_backward
 
-from .composite import Composites, composite_in, is_taken, op_name
-from .offload import FunctionPartition, family_calls, repro_of
 from .record import Record
-from .report import Entry, Report
-from .table import Backend, backend_of, options_json
-
-if TYPE_CHECKING:
-    from .selection import Selection
-
-TAKEN = "in a function that another pass has taken"
+from .relax_partition import bound_backends, check_registered, partition_relax
+from .relay_partition import partition_relay, with_params
+from .report import Report
+from .selection import Selection
 
 
 @overload
@@ -124,11 +117,11 @@ def _partition(
     options: Mapping[str, Any],
 ) -> tuple[Any, Report]:
     is_relay = isinstance(mod, relay.IRModule)
-    if not is_relay and not registry.is_registered():
-        raise RuntimeError("partition: call relay_wgrad.register() first")
+    if not is_relay:
+        check_registered()
     if not is_relay and not isinstance(mod, tvm.IRModule):
         raise TypeError(f"partition: mod must be an IRModule, got {type(mod).__name__}")
-    chosen, made_options = _read(backends, options, fuse)
+    chosen, made_options = bound_backends(backends, options, fuse)
     if select not in ("first", "measured"):
         raise ValueError(f"partition: select must be 'first' or 'measured', got {select!r}")
     if record is not None and select != "measured":
@@ -137,16 +130,12 @@ def _partition(
         raise ValueError("partition: select='measured' is for Relax modules; lower the Relay one")
     measured = None
     if select == "measured":
-        from .selection import Selection  # it asks libraries for their versions
-
         measured = Selection(record)
 
     if is_relay:
-        from .relay_partition import partition_relay  # it partitions Relax modules
-
         out, report = partition_relay(mod, backends, fuse, made_options)
     else:
-        out, entries = _partition_relax(mod, chosen, made_options, measured)
+        out, entries = partition_relax(mod, chosen, made_options, measured)
         report = Report(entries, find_conv_backward(mod).raised)
     if strict and report.refused:
         lines = [f"{e.function}: {e.node} = {e.op}: {e.reason}" for e in report.refused]
@@ -154,63 +143,6 @@ def _partition(
             f"partition: {len(lines)} of {report.total} convolutions stay: " + "; ".join(lines)
         )
     return out, report
-
-
-def partition_part(
-    mod: tvm.IRModule, backends: Sequence[str], options: Mapping[str, Any], fuse: bool = True
-) -> tuple[tvm.IRModule, list[Entry]]:
-    """`partition` of a Relax module that is a part of a program, and is not judged as a whole."""
-    chosen, made_options = _read(backends, options, fuse)
-    return _partition_relax(mod, chosen, made_options, None)
-
-
-def _read(
-    backends: Sequence[str], options: Mapping[str, Any], fuse: bool
-) -> tuple[list[Backend], dict[str, Any]]:
-    """The backends, bound to their options, and the options by name."""
-    if isinstance(backends, str) or not isinstance(backends, Sequence) or not backends:
-        raise TypeError(f"partition: backends must be a list of names, got {backends!r}")
-    chosen = [backend_of(name) for name in backends]
-    if not fuse:
-        chosen = [replace(b, rows=tuple(r for r in b.rows if not r.epilogue)) for b in chosen]
-    for name in options:
-        backend_of(name)
-        if name not in backends:
-            raise ValueError(
-                f"partition: options for {name}, which is not among {', '.join(backends)}"
-            )
-    made_options = {b.name: b.make_options(options.get(b.name)) for b in chosen}
-    return [b.under(made_options[b.name]) for b in chosen], made_options
-
-
-def _partition_relax(
-    mod: tvm.IRModule,
-    chosen: Sequence[Backend],
-    options: Mapping[str, Any],
-    measured: Selection | None,
-) -> tuple[tvm.IRModule, list[Entry]]:
-    texts = {name: options_json(value) for name, value in options.items()}
-    out = mod.clone()
-    composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
-    made = {gv: composite_in(func) for gv, func in mod.functions_items()}
-    entries: list[Entry] = []
-    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or made[gv] is not None:
-            continue
-        if is_taken(func):
-            entries += [
-                Entry(str(gv.name_hint), "", op_name(call), repro_of(call), reason=TAKEN)
-                for call in family_calls(func)
-            ]
-            continue
-        work = FunctionPartition(str(gv.name_hint), func, chosen, texts, composites, made, measured)
-        result = work.run()
-        entries += work.entries
-        if result is not func:
-            out.update_func(gv, result)
-    for var, func in composites.functions.items():
-        out.update_func(var, func)
-    return out, entries
 
 
 def _partition_for(
@@ -223,8 +155,6 @@ def _partition_for(
 ) -> Any:
     given = {backend: options}
     if isinstance(mod, relay.IRModule):
-        from .relay_partition import with_params  # it partitions Relax modules
-
         mod = mod if params is None else with_params(mod, params)
     elif params is not None:
         raise TypeError(

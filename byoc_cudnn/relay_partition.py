@@ -31,7 +31,7 @@ from relay_wgrad.relay.transform.raise_conv_backward import find_conv_backward
 from relay_wgrad.relay.types import TensorType
 
 from .compiled import Library, build
-from .partition import TAKEN, partition_part
+from .relax_partition import TAKEN, partition_part
 from .relay_table import convolutions, entries_of, pattern_table, register_tables
 from .report import Entry, Report
 from .table import BACKENDS

@@ -20,8 +20,8 @@ from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.op.contrib import register_pattern_table
 from relay_wgrad.relay.ops import REGISTRY
 
-from .partition import partition_part
 from .patterns import ADD, CALLS, EPILOGUES, MASKS, RELU, WHERE
+from .relax_partition import partition_part
 from .report import Entry
 from .table import BACKENDS, Row, backend_of
 

@@ -13,7 +13,7 @@ from relay_wgrad.problem import ConvProblem
 
 from .patterns import EPILOGUES
 from .record import STOCK, Measurement, Record
-from .tune import machine_name, versions
+from .versions import machine_name, versions
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,12 @@ from .codegen import cutlass as cutlass_code
 from .codegen.regions import Region, read_region
 from .compiled import library_command
 from .cutlass_model import Choice, ranked
-from .cutlass_objects import find_cutlass, nvcc_version, objects, release
-from .partition import partition
+from .cutlass_objects import objects
 from .record import STOCK, Measurement, Record, without_pins
+from .relax_partition import partition_part
 from .table import backend_of
 from .toolchain import Toolchain, find, preload, run_tool
+from .versions import arch_of, machine_name, versions
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 Stock = Callable[[ConvProblem], Callable[..., Any]]
@@ -114,7 +115,7 @@ def tune(
     record = Record() if record is None else record
     record.machine = machine = machine_name(target)
     known = versions(found)
-    tasks = _tasks(what, backends, options, known, _arch(target), candidates)
+    tasks = _tasks(what, backends, options, known, arch_of(target), candidates)
     if stock is not None:
         for task in (t for t in tasks if not t.region.epilogue):
             task.candidates.append(_Candidate(STOCK, known[STOCK] or "", {}, {}, ""))
@@ -125,7 +126,7 @@ def tune(
         say("timed", 0, 0)
         return record
     with working_folder() as folder:
-        timer = _build_all(tasks, folder, found, _arch(target), say)
+        timer = _build_all(tasks, folder, found, arch_of(target), say)
         for number, task in enumerate(tasks):
             say(f"timing {task.region.problem}", number, len(tasks))
             if stock is not None and (last := task.candidates[-1]).backend == STOCK:
@@ -135,32 +136,6 @@ def tune(
                 record.add(measured)
         say("timed", len(tasks), len(tasks))
     return record
-
-
-def machine_name(device: tvm.runtime.Device) -> str:
-    """What a record calls a GPU."""
-    return f"{device.device_name} sm_{_arch(device)}"
-
-
-def _arch(device: tvm.runtime.Device) -> int:
-    return int(str(device.compute_version).replace(".", ""))
-
-
-def versions(toolchain: Toolchain | None = None) -> dict[str, str | None]:
-    """Backend -> its version here, as records have it; None where it is not installed."""
-    found = find() if toolchain is None else toolchain
-    cutlass = find_cutlass()
-    nvcc = nvcc_version(found.nvcc) if found.nvcc is not None else None
-    built = release(nvcc) if nvcc is not None else None
-    return {
-        "cudnn": found.cudnn.version_text if found.cudnn is not None else None,
-        "cutlass": (
-            f"{cutlass.text} nvcc {built[0]}.{built[1]}"
-            if cutlass is not None and built is not None
-            else None
-        ),
-        STOCK: tvm.__version__,
-    }
 
 
 # ---- what is tried -------------------------------------------------------------------------------
@@ -193,8 +168,7 @@ def _tasks(
 def _regions(what: Any, name: str, options: Any) -> list[Region]:
     """What a backend takes, of known sizes."""
     if isinstance(what, tvm.IRModule):
-        given: dict[str, Any] = {name: options}
-        out, _ = partition(what, (name,), **given)
+        out, _ = partition_part(what, (name,), {name: options})
         found = [
             read_region(func)
             for _, func in out.functions_items()
