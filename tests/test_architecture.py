@@ -78,25 +78,56 @@ def test_problem_imports_no_tvm() -> None:
         assert "tvm" not in roots
 
 
-def test_no_cycles() -> None:
-    graph = {
-        module_name(path): {name for name, top in imports(path) if top}
-        for path in FILES
-        if path.name != "__init__.py"
+# (importing module, imported): what Relay's API demands of tree nodes and patterns, methods that
+# call what is built on them.  The list may only shrink.
+CIRCLES = {
+    ("relay_wgrad.relay.attributes", "relay_wgrad.relay.ops"),  # call.attrs.strides: a default
+    *(
+        ("relay_wgrad.relay.expr_methods", f"relay_wgrad.relay.{name}")
+        for name in ("analysis", "ast", "make", "op", "op.registration", "text.printer")
+    ),  # x + y, str(x), x.astype(...)
+    *(
+        ("relay_wgrad.relay.dataflow_pattern.pattern", f"relay_wgrad.relay.dataflow_pattern.{name}")
+        for name in ("matcher", "partition")
+    ),  # pattern.match(x), pattern.partition(x)
+}
+
+
+def _graph() -> dict[str, set[str]]:
+    """Module -> what it imports anywhere, of these packages; a package is not its own part's."""
+    names = {module_name(path) for path in FILES}
+    return {
+        name: {
+            other
+            for other, _ in imports(path)
+            if other in names and other != name and not name.startswith(f"{other}.")
+        }
+        for path, name in ((path, module_name(path)) for path in FILES)
     }
+
+
+def test_no_cycles() -> None:
+    """Imports within functions count: they are what hides a circle."""
+    graph = _graph()
     state: dict[str, int] = {}
 
     def visit(name: str, trail: list[str]) -> None:
-        if state.get(name) == 2 or name not in graph:
+        if state.get(name) == 2:
             return
-        assert state.get(name) != 1, " -> ".join([*trail, name])
+        assert state.get(name) != 1, " -> ".join([*trail[trail.index(name) :], name])
         state[name] = 1
         for target in sorted(graph[name]):
-            visit(target, [*trail, name])
+            if (name, target) not in CIRCLES:
+                visit(target, [*trail, name])
         state[name] = 2
 
     for name in graph:
         visit(name, [])
+
+
+def test_allowed_circles_are_there() -> None:
+    graph = _graph()
+    assert not [pair for pair in sorted(CIRCLES) if pair[1] not in graph[pair[0]]]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -47,8 +47,6 @@ class _Printed:
     """A type whose text is Relay's."""
 
     def __str__(self) -> str:
-        from .text.literals import type_text  # the text is above the types
-
         return type_text(self)  # type: ignore[arg-type]
 
 
@@ -113,3 +111,18 @@ def Any() -> AnyDim:  # noqa: N802  Relay's name
 
 
 Type: TypeAlias = "TensorType | TupleType | FuncType"
+
+
+def type_text(type_: Type) -> str:
+    """The type as Relay prints it."""
+    if isinstance(type_, TensorType):
+        if not type_.shape:
+            return type_.dtype
+        dims = ", ".join("?" if isinstance(dim, AnyDim) else str(dim) for dim in type_.shape)
+        return f"Tensor[({dims}), {type_.dtype}]"
+    if isinstance(type_, TupleType):
+        fields = ", ".join(type_text(field) for field in type_.fields)
+        return f"({fields},)" if len(type_.fields) == 1 else f"({fields})"
+    assert isinstance(type_, FuncType)
+    args = ", ".join(type_text(arg) for arg in type_.arg_types)
+    return f"fn ({args}) -> {type_text(type_.ret_type)}"

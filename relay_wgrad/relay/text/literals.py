@@ -14,12 +14,8 @@ from ..types import (
     DTYPES,
     NUMBERS,
     OTHER_NAMES,
-    AnyDim,
     Dim,
-    FuncType,
     TensorType,
-    TupleType,
-    Type,
 )
 
 # Relay's names; numpy's type where an array can hold it.
@@ -175,18 +171,3 @@ def _dim(text: str) -> Dim:
     if value >= 2**63:
         raise ValueError(f"the dimension {value} is out of range")
     return value
-
-
-def type_text(type_: Type) -> str:
-    """The type as Relay prints it."""
-    if isinstance(type_, TensorType):
-        if not type_.shape:
-            return type_.dtype
-        dims = ", ".join("?" if isinstance(dim, AnyDim) else str(dim) for dim in type_.shape)
-        return f"Tensor[({dims}), {type_.dtype}]"
-    if isinstance(type_, TupleType):
-        fields = ", ".join(type_text(field) for field in type_.fields)
-        return f"({fields},)" if len(type_.fields) == 1 else f"({fields})"
-    assert isinstance(type_, FuncType)
-    args = ", ".join(type_text(arg) for arg in type_.arg_types)
-    return f"fn ({args}) -> {type_text(type_.ret_type)}"

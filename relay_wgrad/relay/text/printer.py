@@ -36,8 +36,8 @@ from ..ast import (
 from ..boxes import by_reference, plain
 from ..errors import RelayTextError
 from ..steps import run
-from ..types import AnyDim, Type
-from .literals import dtype_name, number_text, string_text, type_text
+from ..types import AnyDim, Type, type_text
+from .literals import dtype_name, number_text, string_text
 from .metadata_writer import MetaTable
 
 _SCALARS = ("bool", "int16", "int32", "int64", "float16", "float32", "float64")
