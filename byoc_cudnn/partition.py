@@ -119,8 +119,8 @@ def _partition(
     is_relay = isinstance(mod, relay.IRModule)
     if not is_relay:
         check_registered()
-    if not is_relay and not isinstance(mod, tvm.IRModule):
-        raise TypeError(f"partition: mod must be an IRModule, got {type(mod).__name__}")
+        if not isinstance(mod, tvm.IRModule):
+            raise TypeError(f"partition: mod must be an IRModule, got {type(mod).__name__}")
     chosen, made_options = bound_backends(backends, options, fuse)
     if select not in ("first", "measured"):
         raise ValueError(f"partition: select must be 'first' or 'measured', got {select!r}")
@@ -128,10 +128,7 @@ def _partition(
         raise ValueError("partition: a record is for select='measured'")
     if is_relay and select == "measured":
         raise ValueError("partition: select='measured' is for Relax modules; lower the Relay one")
-    measured = None
-    if select == "measured":
-        measured = Selection(record)
-
+    measured = Selection(record) if select == "measured" else None
     if is_relay:
         out, report = partition_relay(mod, backends, fuse, made_options)
     else:

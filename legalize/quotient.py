@@ -27,3 +27,8 @@ def quotient(a: Expr, b: Expr, least: int = 0) -> Expr:
     # A shift by whole divisors makes the dividend positive.
     shift = -(least // b)
     return tirx.truncdiv(a + shift * b, b) - shift
+
+
+def share(part: Expr, units: Expr, parts: Expr) -> tuple[Expr, Expr]:
+    """(first, last but one) of the units that fall to one of so many parts, as even as can be."""
+    return quotient(part * units, parts), quotient((part + 1) * units, parts)

@@ -18,7 +18,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
-from ..quotient import quotient
+from ..quotient import share
 from .axes import Axis, Taps
 from .emit import (
     Expr,
@@ -81,8 +81,9 @@ class Blocked:
         if not isinstance(many, int):
             many = self._most_tiles(panels)
         with parallel(groups, panels.groups, parts) as (group, g, part):
-            first = bind(quotient(group * tiles, groups))
-            count = bind(quotient((group + 1) * tiles, groups) - first)
+            begin, end = share(group, tiles, groups)
+            first = bind(begin)
+            count = bind(end - first)
             with serial(rows.phases * columns.phases) as phase:
                 phases = digits(phase, (rows.phases, columns.phases))
                 h, w = rows.taps(phases[0]), columns.taps(phases[1])

@@ -16,7 +16,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
-from ..quotient import quotient
+from ..quotient import share
 from .emit import Expr, bind, ceildiv, int64, local, parallel, prefetch, serial, vector, when, zero
 from .machine import Machine
 from .memory import Batch, Image, Panels
@@ -136,12 +136,11 @@ class Lines:
         units = images * self.units_per_image
         with (
             parallel(self.groups, splits) as (group, part),
-            serial(quotient((part + 1) * units, splits), quotient(part * units, splits)) as unit,
+            serial(*share(part, units, splits)[::-1]) as unit,
         ):
             n = bind(unit // self.units_per_image)
             p = bind(unit % self.units_per_image * self.rows)
-            first_line = bind(quotient(group * self.lines, self.groups))
-            last_line = bind(quotient((group + 1) * self.lines, self.groups))
+            first_line, last_line = map(bind, share(group, self.lines, self.groups))
             for block in self.blocks:
                 with (
                     serial(block.parts) as cut,

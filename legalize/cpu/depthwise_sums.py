@@ -7,7 +7,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvProblem
 
-from ..quotient import quotient
+from ..quotient import share
 from .emit import Expr, bind, both, local, parallel, serial, vector, zero
 from .machine import Machine
 from .memory import Batch, Image, Panels
@@ -46,9 +46,8 @@ class Sums:
             registers = [vector(i * lanes, lanes) for i in range(len(self.taps))]
             for register in registers:
                 T.buffer_store(acc, zero(self.accum, lanes), [register])
-            with serial(
-                quotient((part + 1) * lines, splits), quotient(part * lines, splits)
-            ) as line:
+            begin, end = share(part, lines, splits)
+            with serial(end, begin) as line:
                 n, p = bind(line // problem.p), bind(line % problem.p)
                 grad = bind(y.at(n, p, 0, filter_) + chunk * lanes)
                 top = bind(p * problem.strides[0] + r * problem.dilation[0] - problem.padding[0])

@@ -22,7 +22,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
-from ..quotient import quotient
+from ..quotient import share
 from . import wgrad_packed
 from .emit import (
     Expr,
@@ -168,7 +168,7 @@ class _Core:
             first = bind(chunk * tiles)
             with when(is_first), serial(self.inner) as j:
                 self._clear(parts, bind(slab + j * panels.block_step), first)
-            begin, end = quotient(i * units, splits), quotient((i + 1) * units, splits)
+            begin, end = share(i, units, splits)
             with serial(end, begin) as unit:
                 n, p = bind(unit // units_p), bind(unit % units_p)
                 n, p = bind(n * self.pixels.images), bind(p * self.pixels.rows)

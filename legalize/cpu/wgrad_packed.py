@@ -25,7 +25,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
-from ..quotient import quotient
+from ..quotient import share
 from .emit import (
     Expr,
     Scratch,
@@ -193,8 +193,7 @@ class _Core:
             if not problem.is_static:  # there may be no unit to begin with
                 with when(is_first):
                     self._clear(part, g, blocks, tiles)
-            begin = bind(quotient(i * units, plan.splits))
-            end = bind(quotient((i + 1) * units, plan.splits))
+            begin, end = map(bind, share(i, units, plan.splits))
             with serial(end - begin) as number:
                 unit = self._unit(bind(begin + number), g)
                 self._pack_grad(y, grad, unit, blocks)

@@ -239,8 +239,3 @@ GRADIENTS: dict[str, Rule] = {
     **{f"relax.{name}": constant for name in _CONSTANT.split()},
 }
 """Op -> its gradient, in place of upstream's where there is one."""
-
-OVERRIDDEN = frozenset(
-    f"relax.{name}" for name in ("nn.relu", "abs", "maximum", "minimum", "power", "where")
-)
-"""Ops of `GRADIENTS` that have another gradient upstream."""

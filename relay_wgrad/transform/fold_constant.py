@@ -15,6 +15,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
+from .substitute import rewritten
+
 LARGEST = 2**28  # bytes of a result that is larger than what it is computed from
 _CALL, _LEFT = "relax.call_tir", "relax.call_dps_packed"
 
@@ -66,11 +68,7 @@ def _stays(call: Any, name: str = _CALL) -> bool:
 
 def _renamed(mod: tvm.IRModule, old: str, new: str) -> tvm.IRModule:
     """The module with such calls by another operator."""
-    rewriter = _Rewriter(mod, old, new)
-    for var, func in mod.functions_items():
-        if isinstance(func, relax.Function):
-            rewriter.builder_.update_func(var, rewriter.visit_expr(func))
-    return rewriter.builder_.get()
+    return rewritten(mod, _Rewriter(mod, old, new))
 
 
 @relax.expr_functor.mutator

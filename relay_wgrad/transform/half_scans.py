@@ -13,6 +13,7 @@ from tvm.ir import Op
 
 from ..dtypes import HALVES
 from ..layout_rules.plan import attrs_with
+from .substitute import rewritten
 
 _SCANS = ("relax.cumsum", "relax.cumprod")
 
@@ -23,11 +24,7 @@ class HalfScans:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module, where each such call has a float32 result, which is then rounded."""
-        rewriter = _Rewriter(mod)
-        for var, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                rewriter.builder_.update_func(var, rewriter.visit_expr(func))
-        return rewriter.builder_.get()
+        return rewritten(mod, _Rewriter(mod))
 
 
 @relax.expr_functor.mutator

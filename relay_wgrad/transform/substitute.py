@@ -1,10 +1,11 @@
-"""An expression with other variables: what passes that write a block anew share."""
+"""What passes share that write expressions anew."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import tvm
 from tvm import relax
 
 
@@ -20,3 +21,11 @@ def substitute(expr: Any, value: Mapping[relax.Var, Any]) -> Any:
         args = [substitute(arg, value) for arg in expr.args]
         return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
     return expr
+
+
+def rewritten(mod: tvm.IRModule, rewriter: relax.PyExprMutator) -> tvm.IRModule:
+    """The module of a mutator with each of its Relax functions visited."""
+    for var, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            rewriter.builder_.update_func(var, rewriter.visit_expr(func))
+    return rewriter.builder_.get()
