@@ -25,6 +25,7 @@ from tvm_ffi.structural import structural_walk
 
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
+from .ieee import exact_floats
 from .inlining import inlined
 
 _SCHEDULED = "tirx.is_scheduled"
@@ -62,6 +63,7 @@ def cpu_pipeline() -> Callable[..., tvm.IRModule]:
             *library_dispatch_passes(target),
             *fused_kernels(),
             parallel_kernels(),
+            exact_floats(),
             *dataflow_lower_passes(target),
             *finalize_passes(target),
         ]

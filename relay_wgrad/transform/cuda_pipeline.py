@@ -21,6 +21,7 @@ from ..dtypes import HALVES
 from .cuda_reduction import ChannelSum
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
+from .ieee import exact_floats
 
 
 class _Careful(dlight.base.ScheduleRule):
@@ -91,6 +92,7 @@ def cuda_pipeline() -> Callable[..., tvm.IRModule]:
             *library_dispatch_passes(target),
             *fused_kernels(),
             dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
+            exact_floats(),
             *dataflow_lower_passes(target),
             *finalize_passes(target),
         ]

@@ -4,7 +4,7 @@ Some operators are legalized otherwise than by upstream.  A mean is a sum and a 
 what is summed is fused with it.  A choice by a mask reads the mask as it is: upstream's compares it
 as int64, which on a CPU takes ten times as long.  ReLU, clipping, `maximum` and `minimum` keep
 NaN, as PyTorch's do: upstream's turn it into a bound or drop it, so a network whose parameters have
-become NaN would go on to report a loss.
+become NaN would go on to report a loss.  A product or quotient with the number 0 is computed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tvm import relax, te, tirx, topi
 
 from ..dtypes import HALVES
 from .fold_constant import fold_constants
+from .ieee import hidden
 from .recompute import Recompute
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -162,7 +163,49 @@ def _read(tensor: Any, index: tuple[Any, ...]) -> Any:
     return tensor(*(0 if one else i for one, i in zip(ones, last, strict=True)))
 
 
+def _of_zero(combine: Callable[[Any, Any], Any], hint: str) -> Legalizer:
+    """Of a product or quotient with the number 0, which TVM would take for 0: NaN stays NaN."""
+
+    def rule(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        numbers = [_number(arg) for arg in call.args]
+        zeros = [isinstance(n, tirx.FloatImm) and n.value == 0 for n in numbers]
+        if not any(zeros) or not isinstance(call.ty.shape, relax.ShapeExpr):
+            return _upstream(bb, call)
+        dtype = str(call.ty.dtype)
+
+        def combined(*tensors: Any) -> Any:
+            def element(*i: Any) -> Any:
+                rest = iter(tensors)
+                pairs = zip(numbers, zeros, strict=True)
+                return combine(
+                    *(hidden(n.value, dtype) if zero else _read(next(rest), i) for n, zero in pairs)
+                )
+
+            return te.compute(list(call.ty.shape.values), element, name=hint)
+
+        tensors = [arg for arg, zero in zip(call.args, zeros, strict=True) if not zero]
+        return bb.call_te(combined, *tensors, primfunc_name_hint=hint)
+
+    return rule
+
+
+def _floor_quotient(a: Any, b: Any) -> Any:
+    return tirx.floor(tirx.Div(a, b))
+
+
+def _rest(a: Any, b: Any) -> Any:
+    """Of 0 by a number, or of a number by 0, wherever it rounds to."""
+    dtype = str(a.ty.dtype)
+    if dtype != "bfloat16":  # of which TVM has no remainder
+        return tirx.Mod(a, b)
+    return tirx.Mod(a.astype("float32"), b.astype("float32")).astype(dtype)
+
+
 _LEGAL: dict[str, Legalizer] = {
+    "relax.multiply": _of_zero(tirx.Mul, "multiply"),
+    "relax.divide": _of_zero(tirx.Div, "divide"),
+    "relax.floor_divide": _of_zero(_floor_quotient, "floor_divide"),
+    "relax.floor_mod": _of_zero(_rest, "floor_mod"),
     "relax.mean": mean,
     "relax.clip": clip,
     "relax.nn.relu": relu,

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from relay_wgrad.transform import grad
 from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
+from tests.cpu import test_ieee as ieee
 from tests.gpu.runner import choose_compiler
 from tests.ir.partition_cases import module
 
@@ -99,3 +100,11 @@ def test_sums_over_pixels(shape: tuple[int, ...]) -> None:
             want
         )
     assert all(np.array_equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_fused_kernels_are_no_real_arithmetic(dtype: str) -> None:
+    choose_compiler()
+    device = tvm.cuda(0)
+    target = tvm.target.Target.from_device(device)
+    assert not ieee.wrong(dtype, target, cuda_pipeline(), device)
