@@ -94,12 +94,15 @@ def sloped(ctx: Context, x: Any, slope: Any) -> Any:
 
 
 def elu(ctx: Context, x: Any, alpha: float = 1.0, scale: float = 1.0, steep: float = 1.0) -> Any:
-    """scale x, or scale alpha (exp(steep x) - 1) where x <= 0: that side's slope at 0."""
-    negative = ctx.emit(op.less_equal(x, ctx.const(0.0)))
+    """scale x, or scale alpha (exp(steep x) - 1) where x <= 0: that side's slope at 0, no bend."""
+    negative = ctx.emit(op.less(x, ctx.const(0.0)))
     z = where(ctx, negative, x, 0.0)
     z = z if steep == 1.0 else op.multiply(z, ctx.const(steep))
     curve = op.multiply(op.subtract(op.exp(z), ctx.const(1.0)), ctx.const(scale * alpha))
-    return where(ctx, negative, curve, x if scale == 1.0 else op.multiply(x, ctx.const(scale)))
+    slope: Any = ctx.const(scale)
+    if alpha * steep != 1.0:
+        slope = where(ctx, op.less_equal(x, ctx.const(0.0)), scale * alpha * steep, scale)
+    return where(ctx, negative, curve, op.multiply(x, slope))
 
 
 def selu(ctx: Context, x: Any) -> Any:
@@ -113,11 +116,16 @@ def celu(ctx: Context, x: Any, alpha: float) -> Any:
 
 
 def softplus(ctx: Context, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    """log(1 + exp(beta x)) / beta, and x where beta x is above the threshold."""
+    """log(1 + exp(beta x)) / beta, and x where beta x is above the threshold; at it, no bend."""
     scaled = x if beta == 1.0 else ctx.emit(op.multiply(x, ctx.const(beta)))
     linear = ctx.emit(op.greater(scaled, ctx.const(threshold)))
-    z = where(ctx, linear, 0.0, scaled)
-    curve = op.log(op.add(op.exp(z), ctx.const(1.0)))
+    straight = ctx.emit(op.greater_equal(scaled, ctx.const(threshold)))
+    z = where(ctx, straight, 0.0, scaled)
+    curve: Any = op.log(op.add(op.exp(z), ctx.const(1.0)))
+    rest = math.exp(-threshold)  # the tangent at the threshold: only its slope is used
+    step = op.multiply(op.subtract(scaled, ctx.const(threshold)), ctx.const(1 / (1 + rest)))
+    tangent = op.add(step, ctx.const(threshold + math.log1p(rest)))
+    curve = where(ctx, straight, tangent, curve)
     return where(ctx, linear, x, curve if beta == 1.0 else op.divide(curve, ctx.const(beta)))
 
 
@@ -203,7 +211,8 @@ def rounded_corner(ctx: Context, x: Any, limit: float, huber: bool) -> Any:
     if limit == 0.0 and not huber:
         return size
     inside = ctx.emit(op.logical_not(op.greater_equal(size, ctx.const(limit))))  # NaN: the square
-    curve = op.multiply(op.multiply(x, x), ctx.const(0.5 if huber else 0.5 / limit))
+    z = where(ctx, inside, x, 0.0)
+    curve = op.multiply(op.multiply(z, z), ctx.const(0.5 if huber else 0.5 / limit))
     line = op.subtract(size, ctx.const(limit / 2))
     if huber:
         line = op.multiply(line, ctx.const(limit))

@@ -112,27 +112,35 @@ def _check_hooks(title: str, module: Any) -> None:
 @contextlib.contextmanager
 def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
     """Within: a backward of one's own, or a hook, raises RefusedError; `seen` keeps the message."""
-    function, tensor = torch.autograd.Function, torch.Tensor
-    apply, hook = vars(function)["apply"], tensor.register_hook
+    tensor, meta = torch.Tensor, type(torch.autograd.Function)
+    look: Any = meta.__getattribute__
+    hook = tensor.register_hook
 
     def refuse(what: str, remedy: str) -> None:
         seen.append(f"{what}, which would be lost: {remedy}")
         raise RefusedError(seen[-1])
 
-    def no_apply(cls: Any, *args: Any, **kwargs: Any) -> None:
-        refuse(
-            f"the autograd.Function {cls.__name__} has a backward of its own",
-            "write it by ops, a gradient that passes straight through as x + (f(x) - x).detach()",
-        )
+    # Not `apply`: programs keep `f = Function.apply`, which then is not looked up again.
+    def looked_up(cls: Any, name: str) -> Any:
+        def no_forward(*args: Any, **kwargs: Any) -> None:
+            refuse(
+                f"the autograd.Function {cls.__name__} has a backward of its own",
+                "write it by ops, a gradient that passes straight through as"
+                " x + (f(x) - x).detach()",
+            )
+
+        return no_forward if name == "forward" else look(cls, name)
 
     def no_hook(self: Any, *args: Any, **kwargs: Any) -> None:
         refuse("register_hook on a tensor changes its gradient", "write the change by ops")
 
-    function.apply, tensor.register_hook = classmethod(no_apply), no_hook
+    tensor.register_hook = no_hook
+    type.__setattr__(meta, "__getattribute__", looked_up)
     try:
         yield
     finally:
-        function.apply, tensor.register_hook = apply, hook
+        type.__delattr__(meta, "__getattribute__")
+        tensor.register_hook = hook
 
 
 # ---- regions -------------------------------------------------------------------------------------

@@ -135,20 +135,21 @@ def prelu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
 
 
 def selu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
-    """scale alpha exp(x) where x <= 0."""
+    """scale alpha exp(x) where x <= 0; of that, at 0 nothing."""
     x = call.args[0]
     zero = _const(0, x)
-    negative = ctx.emit(op.less_equal(x, zero))
-    rise = op.multiply(op.exp(op.where(negative, x, zero)), _const(SELU_SCALE * SELU_ALPHA, x))
-    return [op.multiply(ct, op.where(negative, rise, _const(SELU_SCALE, x)))]
+    bent = op.exp(op.where(op.less(x, zero), x, zero))
+    rise = op.multiply(bent, _const(SELU_SCALE * SELU_ALPHA, x))
+    return [op.multiply(ct, op.where(op.less_equal(x, zero), rise, _const(SELU_SCALE, x)))]
 
 
 def softplus(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
-    """sigmoid(beta x), and 1 where beta x is above the threshold."""
+    """sigmoid(beta x), and 1 where beta x is above the threshold; of that, at it nothing."""
     x = call.args[0]
+    threshold = _const(float(call.attrs.threshold), x)
     scaled = ctx.emit(op.multiply(x, _const(float(call.attrs.beta), x)))
-    linear = op.greater(scaled, _const(float(call.attrs.threshold), x))
-    return [op.where(linear, ct, op.multiply(ct, op.sigmoid(scaled)))]
+    bent = op.where(op.greater_equal(scaled, threshold), threshold, scaled)
+    return [op.where(op.greater(scaled, threshold), ct, op.multiply(ct, op.sigmoid(bent)))]
 
 
 def gelu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:

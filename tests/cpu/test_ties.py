@@ -94,11 +94,17 @@ def test_a_share_of_the_generator() -> None:
         assert answer["status"] == "passed", f"{answer['message']}\n{GENERATOR.command(line)}"
 
 
-# Of order 2, at 0 or with NaN; each was wrong or refused.
+# Of order 2, at 0, with NaN or infinities; each was wrong or refused.
 LINES = {
     "norm at 0": "pipeline=cpu special=0 order=1 seed=3 expr=norm(sub(x,x))",
     "smooth, twice": "pipeline=cpu special=0 order=2 seed=1 expr=smooth(x,y)",
     "huber, twice": "pipeline=cpu special=0 order=2 seed=1 expr=huber(x,y)",
+    "smooth of infinities": "pipeline=cpu special=1 order=1 seed=600355 expr=smooth(x,y)",
+    "huber of infinities": "pipeline=upstream special=1 order=1 seed=658080 expr=huber(x,y)",
+    "elu, twice": "pipeline=cpu special=0 order=2 seed=974378 expr=elu(y)",
+    "celu, twice": "pipeline=cpu special=0 order=2 seed=72727 expr=celu(x)",
+    "selu, twice": "pipeline=cpu special=0 order=2 seed=497949 expr=selu(pool(mindim(x)))",
+    "softplus, twice": "pipeline=cpu special=0 order=2 seed=468597 expr=softplus(y)",
     "amax of NaN": "pipeline=upstream special=1 order=1 seed=5 expr=amax(x)",
     "max of NaN": "pipeline=cpu special=1 order=1 seed=5 expr=maxall(x)",
     "max along an axis with NaN": "pipeline=cpu special=1 order=1 seed=5 expr=maxdim(x)",
@@ -109,6 +115,13 @@ LINES = {
 def test_norms_losses_and_reductions(line: str) -> None:
     answer = GENERATOR.answer(f"front=torch dtype=float64 {line}")
     assert answer == {"status": "passed", "message": ""}
+
+
+@pytest.mark.parametrize("op", ["selu", "softplus"])
+def test_relax_activations_of_order_2(op: str) -> None:
+    """At 0, and where softplus turns into a line, they do not bend."""
+    line = f"front=grad dtype=float64 pipeline=cpu special=0 order=2 seed=663029 expr={op}(y)"
+    assert GENERATOR.answer(line) == {"status": "passed", "message": ""}
 
 
 class Extrema(nn.Module):

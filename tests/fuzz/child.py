@@ -1,9 +1,10 @@
 """A generator's cases run in child processes: a case may crash, hang or eat all memory.
 
-    python child.py MODULE [TREE]
+    python child.py MODULE MEMORY [TREE]
 
-reads one case a line from standard input, and answers each with one line of JSON.  With TREE, the
-packages under test are those of another checkout, so that a generator can be pointed at old code.
+reads one case a line from standard input, and answers each with one line of JSON.  It may write
+MEMORY bytes.  With TREE, the packages under test are those of another checkout, so that a generator
+can be pointed at old code.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Child:
     def __init__(
         self, module: str, *, tree: str | None, timeout: float, recycle: int, memory: int
     ) -> None:
-        self.command = [sys.executable, __file__, module, *([tree] if tree else [])]
-        self.timeout, self.recycle, self.memory = timeout, recycle, memory
+        self.command = [sys.executable, __file__, module, str(memory), *([tree] if tree else [])]
+        self.timeout, self.recycle = timeout, recycle
         self.process: Any = None  # subprocess.Popen
         self.errors: Any = None
         self.done = 0  # cases of this process
@@ -94,16 +95,9 @@ class Child:
 
     def _start(self) -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
-        limit = self.memory
-
-        def bounded() -> None:
-            # What is written, not what is mapped: PyTorch's CUDA libraries map more than 16 GiB.
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
         self.process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
-            cwd=HERE, preexec_fn=bounded,
+            cwd=HERE,
         )  # fmt: skip
         self.done = 0
 
@@ -129,7 +123,11 @@ class Child:
         self.process, self.done = None, 0
 
 
-def main(module: str, tree: str | None = None) -> None:
+def main(module: str, memory: str, tree: str | None = None) -> None:
+    # Here and not between fork and exec, where a parent with threads may stand still for ever.
+    # What is written, not what is mapped: PyTorch's CUDA libraries map more than 16 GiB.
+    resource.setrlimit(resource.RLIMIT_DATA, (int(memory), int(memory)))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a case prints is no answer
     faulthandler.enable()

@@ -173,7 +173,7 @@ def reference(line: str) -> tuple[Any, list[Any]]:
             (g * torch.tensor(d)).sum() for g, d in zip(found_, directions(line), strict=True)
         )
         found_ = gradients(loss, None)
-    return loss.detach().numpy(), [g.detach().numpy() for g in found_]
+    return loss.detach().numpy(), [g.detach().numpy(force=True) for g in found_]
 
 
 def by_torch(line: str) -> tuple[Any, list[str], list[Any]]:

@@ -126,6 +126,9 @@ def assigned(y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 REFUSED = {
     "a backward of one's own": (lambda y, w: Straight.apply(y), "the autograd.Function Straight"),
+    "a backward of one's own, kept": (
+        lambda y, w, kept=Straight.apply: kept(y), "the autograd.Function Straight"
+    ),
     "a hook": (hooked, "register_hook on a tensor changes its gradient"),
     "in place under no_grad": (doubled_unseen, r"aten.mul_.Tensor \(mul_.*autograd does not see"),
     "in place by detach": (doubled_by_detach, r"aten.mul_.Tensor \(mul_\) changes in place"),
