@@ -30,7 +30,8 @@ def _is_float(a: Any) -> bool:
 def _arithmetic(op: str, arrays: Arrays, attrs: Attrs) -> Any:
     a, b = arrays
     if op in ("add", "multiply"):
-        return np.add(a, b) if op == "add" else np.multiply(a, b)
+        function = np.add if op == "add" else np.multiply
+        return None if _overflows(function, a, b) else function(a, b)
     if _is_float(a):
         whole: dict[str, Callable[..., Any]] = {
             "divide": np.divide, "power": np.power,
@@ -46,6 +47,14 @@ def _arithmetic(op: str, arrays: Arrays, attrs: Attrs) -> Any:
     each = _quotient if op in ("divide", "trunc_divide") else _remainder
     exact = [each(int(x), int(y)) % 2**64 for x, y in pairs]
     return np.array(exact, "uint64").reshape(pairs.shape).astype(a.dtype)
+
+
+def _overflows(function: Any, a: Any, b: Any) -> bool:
+    """Of 32 and 64 bits, of which TVM tells LLVM that they don't: -2^31 + -2^31 is -2^31."""
+    if _is_float(a) or a.dtype.itemsize < 4:
+        return False
+    exact = function(a.astype(object), b.astype(object))
+    return bool((exact != function(a, b).astype(object)).any())
 
 
 def _quotient(x: int, y: int) -> int:
