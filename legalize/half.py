@@ -94,7 +94,7 @@ class _Wide:
             return rounded if several else rounded[0]
 
         func, inputs, out_ty = gen_call_tir_inputs(widened, *args, **named)
-        func = _inlined(func) if self._inline else func
+        func = inlined(func) if self._inline else func
         name = primfunc_name_hint or function.__name__
         made = relax.call_tir(self._bb.add_func(func, name), inputs, out_ty)
         if later:
@@ -132,7 +132,7 @@ def _rounded(tensor: Any, dtype: str) -> Any:
     ).output(0)
 
 
-def _inlined(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def inlined(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The kernel without blocks that only widen."""
     sch = s_tir.Schedule(func)
     name = sch.mod.get_global_vars()[0].name_hint

@@ -73,8 +73,6 @@ def _reduction(op: str, arrays: Arrays, attrs: Attrs) -> Any:
         if op == "mean" and not _is_float(a):
             return None
         return getattr(np, op)(_wide(a), axis, dtype=_wide(a).dtype, keepdims=keep).astype(a.dtype)
-    if _is_float(a) and not np.isfinite(a).all():
-        return None  # TVM's extrema begin with the largest finite number, and may drop NaN
     found = getattr(np, op)(a, axis, keepdims=keep)
     return found.astype("int32") if op.startswith("arg") else found
 

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from relay_wgrad.transform import grad
 from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
+from tests.cpu import test_extrema as extrema
 from tests.cpu import test_ieee as ieee
 from tests.gpu.runner import choose_compiler
 from tests.ir.partition_cases import module
@@ -108,3 +109,12 @@ def test_fused_kernels_are_no_real_arithmetic(dtype: str) -> None:
     device = tvm.cuda(0)
     target = tvm.target.Target.from_device(device)
     assert not ieee.wrong(dtype, target, cuda_pipeline(), device)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8"])
+def test_extrema_of_special_values(dtype: str) -> None:
+    choose_compiler()
+    device = tvm.cuda(0)
+    target = tvm.target.Target.from_device(device)
+    rows = np.array(extrema.WHOLE.get(dtype, extrema.ROWS)).astype(dtype)
+    assert not extrema.wrong(rows, dtype, target, cuda_pipeline(), device)

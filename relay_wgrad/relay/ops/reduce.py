@@ -102,9 +102,7 @@ def _arg(function: Callable[..., Any]) -> Builder:
         if axes != list(range(len(shape))) and len(axes) != 1:
             s.fail(f"has a Relax form over one axis or all, got axes {axes} of {show_shape(shape)}")
         one = axes[0] if len(axes) == 1 else None
-        found = s.emit(function(x, one, s.attrs["keepdims"]))
-        # Where all are what TVM's search begins with, zeros of uint8 or infinities, it finds -1.
-        return R.astype(R.maximum(found, relax.const(0, "int64")), "int32")
+        return R.astype(s.emit(function(x, one, s.attrs["keepdims"])), "int32")
 
     return build
 
