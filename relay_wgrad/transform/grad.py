@@ -19,6 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visito
 
 from .. import registry
 from .grad_paths import prepared, stops_known, unable, without_stops
+from .grad_types import check_partials
 from .surface import ModulePass, check_relax_module
 
 
@@ -54,7 +55,8 @@ def grad(
     ValueError : naming what cannot be differentiated: an unknown function or parameter, an
         `_adjoint` function, a call of another Relax function (of which the stock pass takes the
         gradient to be zero) without `inline=True`, a body that is not one dataflow block, a result
-        that is no float scalar, an op without a gradient, an order below 1.
+        that is no float scalar, an op without a gradient, or with a rule whose partial is not of
+        its operand's type, an order below 1.
     TypeError : for an argument of another type.
     RuntimeError : before `relay_wgrad.register()`.
     """
@@ -306,6 +308,7 @@ def _first(
     result = func.body.body
     target = result.fields[target_index] if isinstance(result, relax.Tuple) else result
     func = prepared(func, params, target)
+    check_partials(fn, func, params)
     work[fn] = _with_params(func, [*func.params, *sizes])
     try:
         with stops_known():
