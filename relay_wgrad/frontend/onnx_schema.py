@@ -40,7 +40,7 @@ def check(node: Node, opset: int) -> None:
                 f"operand {index} ({formal.name}) is {dtype}, but must be one of"
                 f" {', '.join(sorted(allowed))}"
             )
-    _check_attributes(proto, schema)
+    _check_attributes(proto, schema, opset)
 
 
 def of_op(name: str, opset: int) -> Any:
@@ -49,9 +49,21 @@ def of_op(name: str, opset: int) -> Any:
     return defs.get_schema(name, opset) if defs.has(name, opset) else defs.get_schema(name)
 
 
-def _check_attributes(proto: onnx.NodeProto, schema: Any) -> None:
+def _check_attributes(proto: onnx.NodeProto, schema: Any, opset: int) -> None:
     types = onnx.AttributeProto.AttributeType
-    given = {attribute.name: attribute for attribute in proto.attribute}
+    given: dict[str, onnx.AttributeProto] = {}
+    for attribute in proto.attribute:
+        name = attribute.name
+        if name in given:
+            raise ValueError(f"attribute {name!r:.80} is given twice")
+        if name not in schema.attributes:
+            # It may be another opset's, and mean something: Squeeze's axes are an operand since 13.
+            known = ", ".join(sorted(schema.attributes)) or "none"
+            raise ValueError(
+                f"attribute {name!r:.80} is none of {proto.op_type}'s in opset {opset}, which"
+                f" are: {known}"
+            )
+        given[name] = attribute
     for name, declared in schema.attributes.items():
         if name not in given:
             if declared.required:

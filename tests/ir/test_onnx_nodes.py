@@ -39,6 +39,12 @@ def with_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
     return model
 
 
+def twice(model: onnx.ModelProto) -> onnx.ModelProto:
+    given = model.graph.node[0].attribute
+    given.append(given[0])
+    return model
+
+
 REFUSED = {
     "no operand": (of_constants(made("Shape", [])), "Shape node 'n': expected 1 operand, got 0"),
     "empty operand": (
@@ -72,6 +78,18 @@ REFUSED = {
     "a required attribute": (
         of_constants(made("Concat", ["s"]), s=[1.0]),
         "Concat node 'n': axis is missing",
+    ),
+    "an attribute of another opset": (
+        with_opset(tiny([node("ReduceSum", name="n", axes=[1])], (1, 2)), 13),
+        "ReduceSum node 'n': attribute 'axes' is none of ReduceSum's in opset 13, which are: ",
+    ),
+    "an attribute that is none": (
+        tiny([node("Relu", name="n", slope=0.1)], (1, 2)),
+        "Relu node 'n': attribute 'slope' is none of Relu's in opset 21, which are: none",
+    ),
+    "an attribute given twice": (
+        twice(tiny([node("Softmax", name="n", axis=1)], (1, 2))),
+        "Softmax node 'n': attribute 'axis' is given twice",
     ),
     "convolved truth values": (
         of_bool(tiny([node("Conv", "w", name="n")], (1, 2, 5, 5), {"w": W})),
