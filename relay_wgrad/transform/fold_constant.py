@@ -44,6 +44,37 @@ def fold_constants() -> tvm.transform.Pass:
     return run
 
 
+def made_at_the_run() -> tvm.transform.Pass:
+    """A pass: constants without elements become calls of `zeros`, which `fold_constants` leaves.
+
+    TVM's reader of libraries takes a constant of no bytes for a damaged file, if what it has just
+    allocated for it is no null pointer.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.made_at_the_run")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        found: list[Any] = []
+        for _, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                relax.analysis.post_order_visit(func, lambda e: found.append(e) if _empty(e) else 0)
+        return rewritten(mod, _Zeros(mod)) if found else mod
+
+    return run
+
+
+def _empty(expr: Any) -> bool:
+    return isinstance(expr, tvm.ir.Constant) and _bytes(expr.ty) == 0
+
+
+@relax.expr_functor.mutator
+class _Zeros(relax.PyExprMutator):
+    def visit_generic_const_(self, constant: Any) -> relax.Expr:
+        """Every one without elements."""
+        if not _empty(constant):
+            return constant
+        return self.builder_.emit(relax.op.zeros(constant.ty.shape, str(constant.ty.dtype)))
+
+
 def _values(mod: tvm.IRModule) -> Iterator[Any]:
     """What variables of the functions are bound to."""
     for _, func in mod.functions_items():

@@ -18,7 +18,7 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from ..dtypes import HALVES
-from .fold_constant import fold_constants
+from .fold_constant import fold_constants, made_at_the_run
 from .ieee import hidden
 from .recompute import Recompute
 
@@ -28,6 +28,7 @@ Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 def fused_kernels() -> list[tvm.transform.Pass]:
     """What takes the place of upstream's `legalize_passes`, with recomputing (`recompute`)."""
     return [
+        made_at_the_run(),
         legalize_ops(),
         relax.transform.AnnotateTIROpPattern(),
         fold_constants(),

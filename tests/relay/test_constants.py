@@ -228,6 +228,22 @@ def test_a_result_of_nothing_is_read_back(tmp_path: Path) -> None:
     assert module.get_output(0).numpy().shape == (255, 0)
 
 
+@pytest.mark.parametrize("as_parameter", [False, True])
+def test_an_empty_constant_as_a_result_is_read_back(tmp_path: Path, as_parameter: bool) -> None:
+    """Whether TVM reads one depends on what its memory is: these it did not."""
+    path, empty = tmp_path / "lib.so", np.zeros((2, 0, 5), "uint8")
+    name = relay.var("w", shape=empty.shape, dtype="uint8")
+    first = name if as_parameter else const(empty, "uint8")
+    result = relay.Tuple([first, relay.nn.relu(const(np.ones(5), "float32"))])
+    mod = IRModule.from_expr(relay.Function([name] if as_parameter else [], result))
+    params = {"w": empty} if as_parameter else {}
+    relay.build(mod, "llvm", params=params).export_library(path)
+    module = relay.graph_executor.GraphModule(relay.load_module(path)["default"](tvm.cpu()))
+    module.run()
+    assert module.get_output(0).numpy().shape == (2, 0, 5)
+    assert module.get_output(1).numpy().tolist() == [1] * 5
+
+
 def test_memory_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
     """In a process of its own, with little address space left."""
     script = """
