@@ -25,7 +25,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
 from ..problem import ConvKind
-from . import kernels
+from . import batching, kernels
 from .arguments import OPERATORS, facts, is_plain, operator
 from .kernels import Geometry, Options
 
@@ -124,7 +124,7 @@ def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
         split = _split(kind, args)
         dims = (*in_dims[:2], None if split[2] is None else in_dims[2])
         operator(kind, [*map(facts, split[:3], dims)], *split[3:5])
-        return _batched(kind, info.batch_size, in_dims, *split)
+        return batching.batched(kind, _CALLS[kind], info.batch_size, in_dims, *split)
 
     def flop(first: Any, second: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         grad = out_shape if kind is ConvKind.FPROP else first
@@ -356,61 +356,7 @@ def _primal(tensor: torch.Tensor) -> torch.Tensor:
     return torch._VF._unpack_dual(tensor, level=0)[0]
 
 
-# ---- batching ------------------------------------------------------------------------------------
-#
-# B convolutions with one weight are one with B times as many images.  Others, and all those whose
-# result is a weight, are one with B times as many groups: b goes in front of the channels of data
-# and gradient and of the weight's filters.  The operand that is not batched is repeated.
-
-
-# Of many groups, the axis that takes b: channels of data and gradient, filters of the weight.
-_BATCHED_AXES = {
-    ConvKind.FPROP: (1, 0, 1), ConvKind.DGRAD: (1, 0, 1), ConvKind.WGRAD: (1, 1, 0),
-}  # fmt: skip
 _CALLS: dict[ConvKind, Callable[..., torch.Tensor]] = {}
-
-
-def _batched(
-    kind: ConvKind, count: int, dims: Any, first: Any, second: Any, bias: Any, size: Any,
-    geometry: Any, options: Any,
-) -> tuple[torch.Tensor, int]:  # fmt: skip
-    if count == 0:  # one of zeros, of which nothing is taken
-        first, second, bias = (
-            t if dim is None else _grown(t, dim)
-            for t, dim in zip((first, second, bias), dims, strict=False)
-        )
-        out, axis = _batched(kind, 1, dims, first, second, bias, size, geometry, options)
-        return out.narrow(axis, 0, 0), axis
-    if kind is not ConvKind.WGRAD and dims[1] is None and dims[2] is None and dims[0] is not None:
-        images = _folded(first, dims[0], count, 0)
-        out = _CALLS[kind](images, second, bias, size, geometry, options)
-        return out.unflatten(0, (count, images.shape[0] // count)), 0
-    axes = _BATCHED_AXES[kind]
-    operands = [
-        _folded(t, dim, count, axis)
-        for t, dim, axis in zip((first, second), dims, axes, strict=False)
-    ]
-    geometry = (*geometry[:3], geometry[3] * count)
-    out = _CALLS[kind](*operands, None, size, geometry, options)
-    axis = axes[2]
-    out = out.unflatten(axis, (count, out.shape[axis] // count))
-    if bias is not None:
-        bias = bias.expand(count, -1) if dims[2] is None else bias.movedim(dims[2], 0)
-        out = out + bias.view(1, count, -1, 1, 1)
-    return out, axis
-
-
-def _grown(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """With one more entry of zeros along an axis."""
-    return torch.nn.functional.pad(tensor, (*[0, 0] * (tensor.dim() - 1 - dim), 0, 1))
-
-
-def _folded(tensor: torch.Tensor, dim: int | None, count: int, axis: int) -> torch.Tensor:
-    if dim is None:
-        tensor, dim = tensor.expand(count, *tensor.shape), 0
-    return tensor.movedim(dim, axis).flatten(axis, axis + 1)
-
-
 fprop = _CALLS[ConvKind.FPROP] = _define(ConvKind.FPROP)
 dgrad = _CALLS[ConvKind.DGRAD] = _define(ConvKind.DGRAD)
 wgrad = _CALLS[ConvKind.WGRAD] = _define(ConvKind.WGRAD)
