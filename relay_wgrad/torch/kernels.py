@@ -84,6 +84,20 @@ def channels_last(tensor: torch.Tensor) -> bool:
 
     So does one that is a batch: its order is that of all its parts together.
     """
+    try:
+        return _is_last(tensor)
+    except RuntimeError as error:
+        if "not tracked with proxy" not in str(error):
+            raise
+        from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+        # Its sizes are symbols of a trace around the one that runs, in which comparing them would
+        # be a step.
+        with disable_proxy_modes_tracing():
+            return _is_last(tensor)
+
+
+def _is_last(tensor: torch.Tensor) -> bool:
     if is_batched(tensor) or tensor.is_contiguous():
         return False
     if tensor.is_contiguous(memory_format=torch.channels_last):

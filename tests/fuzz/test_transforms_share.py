@@ -27,3 +27,13 @@ def test_original_fault_is_a_case() -> None:
     )
     for function in transforms.FUNCTIONS:
         assert transforms.check(line.format(function)) is None
+
+
+def test_a_trace_within_a_trace_of_other_symbols() -> None:
+    """Asking for a memory order was a step of the inner trace, which knows no such size."""
+    line = (
+        "function=transpose transforms=make_fx0.dual1.symbolic1.functional1 n=1 c=1 k=2 groups=1"
+        " h=1 w=2 r=3 s=2 stride=2,2 padding=1,0 dilation=1,1 extra=0,1 bias=1 last=0"
+        " kernels=numpy seed=975"
+    )
+    assert transforms.check(line) is None
