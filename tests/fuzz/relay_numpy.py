@@ -54,7 +54,7 @@ def _overflows(function: Any, a: Any, b: Any) -> bool:
     if _is_float(a) or a.dtype.itemsize < 4:
         return False
     exact = function(a.astype(object), b.astype(object))
-    return bool((exact != function(a, b).astype(object)).any())
+    return bool(np.any(exact != function(a, b).astype(object)))
 
 
 def _quotient(x: int, y: int) -> int:
