@@ -55,13 +55,23 @@ def _binary(function: Callable[[Any, Any], Any], swapped: bool = False) -> Build
         if swapped:
             a, b = b, a
         if alpha != 1:
-            if swapped:
-                a, b = a, b
             factor = constant(alpha, call.dtype)
             b = ctx.emit(op.multiply(b, factor))
         return ctx.emit(function(a, b))
 
     return build
+
+
+_multiply = _binary(op.multiply)
+
+
+def _product(ctx: Context, call: Call) -> Any:
+    """x y.  torch.export writes softshrink's middle as x * 0: PyTorch's gradient there is 0, also
+    where what comes from behind is infinite."""
+    _, origin = (call.node.meta.get("torch_fn") if call.node else None) or ("", "")
+    if str(origin).endswith(".softshrink") and call.arg(1) == 0:
+        return ctx.emit(op.multiply(op.grad.no_grad(call.args[0]), ctx.const(0.0)))
+    return _multiply(ctx, call)
 
 
 def _compared(function: Callable[[Any, Any], Any]) -> Builder:
@@ -304,8 +314,8 @@ MATH: dict[str, Builder] = {
     "minimum.default": _binary(op.minimum),
     "mm.default": _matmul,
     "mse_loss.default": _distance(absolute=False),
-    "mul.Scalar": _binary(op.multiply),
-    "mul.Tensor": _binary(op.multiply),
+    "mul.Scalar": _product,
+    "mul.Tensor": _product,
     "ne.Scalar": _compared(op.not_equal),
     "ne.Tensor": _compared(op.not_equal),
     "neg.default": _unary(op.negative),

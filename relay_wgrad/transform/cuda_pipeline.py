@@ -92,7 +92,7 @@ def cuda_pipeline() -> Callable[..., tvm.IRModule]:
             *library_dispatch_passes(target),
             *fused_kernels(),
             dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
-            exact_floats(),
+            exact_floats(cuda=True),
             *dataflow_lower_passes(target),
             *finalize_passes(target),
         ]

@@ -197,7 +197,7 @@ def _floor_quotient(a: Any, b: Any) -> Any:
 def _rest(a: Any, b: Any) -> Any:
     """Of 0 by a number, or of a number by 0, wherever it rounds to."""
     dtype = str(a.ty.dtype)
-    if dtype != "bfloat16":  # of which TVM has no remainder
+    if dtype not in HALVES:  # of which TVM has no remainder everywhere
         return tirx.Mod(a, b)
     return tirx.Mod(a.astype("float32"), b.astype("float32")).astype(dtype)
 

@@ -22,14 +22,17 @@ from tvm_ffi import structural_map, structural_walk
 from ..lowering import SOURCE_ATTR
 
 _WORDS = {"float32": "int32", "float64": "int64"}
+_OF_BITS = {"float32": "__int_as_float", "float64": "__longlong_as_double"}
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
-def exact_floats() -> tvm.transform.Pass:
+def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
     """A pass over the kernels of a module, after they are fused and scheduled.
 
-    Those of convolutions, which are generated as they should be, stay as they are.
+    Those of convolutions, which are generated as they should be, stay as they are.  `cuda`: in
+    CUDA's words, where TVM's are no C++.
     """
+    rules = [*_RULES, (tvm.ir.Call, _bits)] if cuda else _RULES
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.exact_floats")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
@@ -37,7 +40,7 @@ def exact_floats() -> tvm.transform.Pass:
         for var, func in mod.functions_items():
             is_kernel = isinstance(func, tirx.PrimFunc)
             if is_kernel and not (func.attrs and func.attrs.get(SOURCE_ATTR)):
-                body = structural_map(func.body, _RULES)
+                body = structural_map(func.body, rules)
                 if not body.same_as(func.body):
                     new[var] = func.with_body(body)
         mod = mod.clone() if new else mod
@@ -56,6 +59,16 @@ def hidden(zero: float, dtype: str) -> Any:
     # Of the sign bit, since TVM takes the word 0 for a null pointer.
     minus = tirx.reinterpret(dtype, tirx.const(-(1 << (int(bits[3:]) - 1)), bits))
     return minus if math.copysign(1.0, zero) < 0 else tirx.Mul(minus, tirx.const(-1.0, dtype))
+
+
+def _bits(node: Any) -> Any:
+    """TVM writes `reinterpret` as a cast of an operand's address, and a number has none."""
+    if getattr(node.op, "name", "") != "tirx.reinterpret" or not isinstance(
+        node.args[0], tirx.IntImm
+    ):
+        return node
+    dtype = str(node.ty.dtype)
+    return tirx.call_pure_extern(dtype, _OF_BITS[dtype], node.args[0])
 
 
 def _is_float(value: Any) -> bool:

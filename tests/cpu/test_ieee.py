@@ -13,6 +13,7 @@ from tvm.script import relax as R
 
 from relay_wgrad import relay
 from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
+from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
 
 VALUES = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 0.25, -3.0], "float64")
 
@@ -113,6 +114,24 @@ def _numpy(dtype: str) -> Any:
     import ml_dtypes
 
     return ml_dtypes.bfloat16
+
+
+def test_cuda_makes_zeros_of_bits_in_its_own_words() -> None:
+    """TVM's `reinterpret` of a number takes the number's address, which no C++ compiler does."""
+    x = relax.Var("x", relax.TensorType((8,), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit(R.negative(bb.emit(R.multiply(x, R.const(0.0, "float32")))))
+            result = bb.emit_output(out)
+        bb.emit_func_output(result)
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
+    made = [tvm.compile(bb.get(), target=target, relax_pipeline=cuda_pipeline()).mod]
+    for module in made:
+        made += list(module.imports)
+    sources = [module.inspect_source() for module in made if str(module.kind) == "cuda"]
+    assert any("__int_as_float(-2147483648)" in source for source in sources)
+    assert not any("(&(" in source for source in sources)
 
 
 @pytest.mark.usefixtures("registered")

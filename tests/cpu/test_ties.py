@@ -105,6 +105,7 @@ LINES = {
     "celu, twice": "pipeline=cpu special=0 order=2 seed=72727 expr=celu(x)",
     "selu, twice": "pipeline=cpu special=0 order=2 seed=497949 expr=selu(pool(mindim(x)))",
     "softplus, twice": "pipeline=cpu special=0 order=2 seed=468597 expr=softplus(y)",
+    "sqrt of softshrink's zeros": "pipeline=cpu special=0 order=1 seed=9 expr=sqrt(softshrink(x))",
     "amax of NaN": "pipeline=upstream special=1 order=1 seed=5 expr=amax(x)",
     "max of NaN": "pipeline=cpu special=1 order=1 seed=5 expr=maxall(x)",
     "max along an axis with NaN": "pipeline=cpu special=1 order=1 seed=5 expr=maxdim(x)",

@@ -23,7 +23,7 @@ OPSETS = (9, 10, 11, 12, 13, 14, 15, 17, 18, 20, 21)
 _BOUND = {"f64": 1e-8, "f32": 2e-3}
 # Of the largest gradient: a bias before batch normalization has none but rounding.
 _FLOOR = {"f64": 1e-6, "f32": 1e-2}
-_NOISE = 1e-6  # gradients of a program may all be rounding of numbers near 1
+_NOISE = 1e-5  # gradients of a program may all be rounding of numbers near 1
 # Attributes that many ops have had, in some opset, and one that none has.
 STRAYS = ("axes", "axis", "spatial", "consumed_inputs", "to", "ratio", "mode", "colour")
 # What a chain may come to that no graph of a user's has.
