@@ -36,7 +36,7 @@ from benchmarks.cpu_timing import best, cpu_model
 from legalize.cpu import configure_threads, host_target
 from relay_wgrad import output
 from relay_wgrad.frontend import from_onnx
-from relay_wgrad.training import Trainer
+from relay_wgrad.training.trainer import Trainer
 from tests.torch_model import prepared
 
 # (pattern of a kernel's name, kind), the first that is found.

@@ -12,12 +12,13 @@ from typing import Any
 
 from benchmarks.layers import Layer, suite
 from byoc_cudnn import BACKENDS as TABLE
-from byoc_cudnn.backends import cudnn, cutlass
-from byoc_cudnn.codegen import cudnn as cudnn_code
-from byoc_cudnn.codegen import cutlass as cutlass_code
+from byoc_cudnn.backends.cudnn import check as cudnn
+from byoc_cudnn.backends.cudnn import codegen as cudnn_code
+from byoc_cudnn.backends.cutlass import check as cutlass
+from byoc_cudnn.backends.cutlass import codegen as cutlass_code
+from byoc_cudnn.backends.cutlass.model import choose
+from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
-from byoc_cudnn.compiled import library_command
-from byoc_cudnn.cutlass_model import choose
 from relay_wgrad.problem import ConvProblem
 
 # A dtype as it is named on the command line: the tensors' dtype, and whether tf32 may be used.
@@ -141,7 +142,7 @@ def _add(
 
 def pin(all_cases: Sequence[Case], candidates: int, say: Callable[[str, int, int], None]) -> int:
     """Tunes the cases that are to be tuned; returns how many kernels were chosen."""
-    from byoc_cudnn.tune import tune
+    from byoc_cudnn.tuning.tune import tune
 
     for tf32 in (False, True):
         mine = [c for c in all_cases if c.backend == "tuned" and c.allow_tf32 is tf32]

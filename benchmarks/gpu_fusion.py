@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu_timing import L2_BYTES, ROUNDS, canonical, timed
-from byoc_cudnn.codegen.cutlass import generate
+from byoc_cudnn.backends.cutlass.codegen import generate
+from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
-from byoc_cudnn.compiled import library_command
 from relay_wgrad import output
 from relay_wgrad.problem import ConvProblem
 

@@ -31,7 +31,7 @@ import byoc_cudnn
 import relay_wgrad
 from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, from_onnx
-from relay_wgrad.training_step import ADJOINT, converted, step_module
+from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.gpu.runner import choose_compiler
 from tests.torch_model import prepared
 

@@ -30,11 +30,11 @@ import relay_wgrad
 from benchmarks.layout_equality import machine
 from relay_wgrad import opdef, output
 from relay_wgrad.frontend import from_onnx
-from relay_wgrad.frontend.bundled import BUNDLED
+from relay_wgrad.frontend.onnx.bundled import BUNDLED
 from relay_wgrad.layout_rules.stock import ADDED
 from relay_wgrad.registry import LEVEL
 from relay_wgrad.transform import ConvertLayout, count_reasons, grad, layout_changes
-from relay_wgrad.transform.layout_report import REASONS
+from relay_wgrad.transform.layout.report import REASONS
 from tests.ir.layout_cases import chain
 from tests.ir.relay_networks import NETWORKS, relay_network
 from tests.relay_fixtures import layout_transforms

@@ -40,7 +40,7 @@ from rich.table import Table
 
 from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, TrainingGraph
-from relay_wgrad.frontend.bundled import load
+from relay_wgrad.frontend.onnx.bundled import load
 
 Attrs = dict[str, Any]
 LIMIT = 1e-10
@@ -175,8 +175,8 @@ def measure(name: str) -> dict[str, Any]:
     import relay_wgrad
     from legalize.cpu import configure_threads, host_target
     from relay_wgrad.frontend import from_onnx
-    from relay_wgrad.training import compile_module
-    from relay_wgrad.training_step import ADJOINT, step_module
+    from relay_wgrad.training.step import ADJOINT, step_module
+    from relay_wgrad.training.trainer import compile_module
     from relay_wgrad.transform import ConvertLayout, layout_changes
 
     relay_wgrad.register()

@@ -51,9 +51,9 @@ def measure(args: dict[str, Any]) -> dict[str, Any]:
 
     import relay_wgrad
     from legalize.cpu import configure_threads, host_target
+    from relay_wgrad.cli.train import _peak_bytes, _reset_peak
     from relay_wgrad.frontend import from_onnx
-    from relay_wgrad.train_command import _peak_bytes, _reset_peak
-    from relay_wgrad.training import Trainer
+    from relay_wgrad.training.trainer import Trainer
 
     relay_wgrad.register()
     configure_threads()

@@ -6,11 +6,11 @@
 decides for each convolution of a module, and needs neither a GPU nor a library for it.
 """
 
+from .building.compiled import Library, build
 from .codegen.regions import Region, read_region
-from .compiled import Library, build
 from .decision import Decision
 from .partition import partition, partition_for_cudnn, partition_for_cutlass
-from .relay_partition import register_relay
+from .relay.partition import register_relay
 from .report import Entry, Report
 from .table import BACKENDS, ROWS, Backend, Row, patterns, register_backend
 from .unpartition import unpartition

@@ -15,13 +15,13 @@ from typing import Any, overload
 import tvm
 
 from relay_wgrad import relay
-from relay_wgrad.transform.raise_pass import find_conv_backward
+from relay_wgrad.transform.raising.transform import find_conv_backward
 
-from .record import Record
-from .relax_partition import bound_backends, check_registered, partition_relax
-from .relay_partition import partition_relay, with_params
+from .relay.partition import partition_relay, with_params
 from .report import Report
-from .selection import Selection
+from .split.partition import bound_backends, check_registered, partition_relax
+from .tuning.record import Record
+from .tuning.selection import Selection
 
 
 @overload

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from relay_wgrad.display import short
 from relay_wgrad.problem import ConvProblem
-from relay_wgrad.transform.raise_report import RaiseEntry
+from relay_wgrad.transform.raising.report import RaiseEntry
 
 
 @dataclass(frozen=True)

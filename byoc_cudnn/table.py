@@ -12,8 +12,9 @@ from tvm.relax.dpl import DFPattern
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from . import patterns as _patterns
-from .backends import cudnn, cutlass
-from .cutlass_model import wider_channels
+from .backends.cudnn import check as cudnn
+from .backends.cutlass import check as cutlass
+from .backends.cutlass.model import wider_channels
 from .decision import Decision
 from .patterns import Chain, check_epilogue
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from .blocks import Block, rewrite_blocks
-from .composite import called_composite, composite_in, inline, is_taken
+from .split.blocks import Block, rewrite_blocks
+from .split.composite import called_composite, composite_in, inline, is_taken
 
 
 def unpartition(mod: tvm.IRModule) -> tvm.IRModule:

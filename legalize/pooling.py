@@ -19,7 +19,7 @@ from relay_wgrad.dtypes import HALVES
 from relay_wgrad.opdef import OpDef
 
 from .cpu import max_pool
-from .cpu.emit import cast
+from .cpu.words.loops import cast
 from .quotient import quotient
 
 Expr = Any

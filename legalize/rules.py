@@ -18,7 +18,7 @@ from tvm import relax
 from tvm.relax.utils import gen_call_tir_inputs
 from tvm.target import Target
 
-from relay_wgrad.lowering import OP_ATTR, PROBLEM_ATTR, SOURCE_ATTR
+from relay_wgrad.facts import OP_ATTR, PROBLEM_ATTR, SOURCE_ATTR
 from relay_wgrad.opdef import OpDef
 from relay_wgrad.ops.conv2d import is_family
 from relay_wgrad.ops.view import problem_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import relay_wgrad
-from byoc_cudnn.backends import cudnn
+from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.decision import YES
 
 GOLDEN = Path(__file__).parent / "golden"

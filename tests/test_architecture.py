@@ -23,10 +23,10 @@ ALLOWED = {
 }
 # `relay_wgrad` reaches upward inside functions of these files only.
 UPWARD = {
-    "relay_wgrad/train_command.py", "relay_wgrad/emit_command.py", "relay_wgrad/env.py",
-    "relay_wgrad/arguments.py", "relay_wgrad/partition_command.py", "relay_wgrad/bench_command.py",
-    "relay_wgrad/inspect_command.py",
-    "relay_wgrad/torch/kernels.py", "relay_wgrad/tune_command.py", "relay_wgrad/threads.py",
+    "relay_wgrad/cli/train.py", "relay_wgrad/cli/emit.py", "relay_wgrad/inspection/environment.py",
+    "relay_wgrad/cli/arguments.py", "relay_wgrad/cli/partition.py", "relay_wgrad/cli/bench.py",
+    "relay_wgrad/cli/inspect.py",
+    "relay_wgrad/torch/kernels.py", "relay_wgrad/cli/tune.py", "relay_wgrad/threads.py",
 }  # fmt: skip
 STDLIB = __import__("sys").stdlib_module_names
 

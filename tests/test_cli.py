@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import pytest
 
-from relay_wgrad.cli import COMMANDS, main
+from relay_wgrad.cli.main import COMMANDS, main
 from relay_wgrad.frontend import BUNDLED
 from tests.training_models import residual_net
 
@@ -176,7 +176,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
     def stopped(args: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("relay_wgrad.env_command.run", stopped)
+    monkeypatch.setattr("relay_wgrad.cli.env.run", stopped)
     assert call("env") == (130, "", "interrupted\n")
 
 

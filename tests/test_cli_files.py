@@ -16,7 +16,7 @@ import pytest
 
 from legalize.cpu import configure_threads
 from relay_wgrad import output
-from relay_wgrad.cli import main
+from relay_wgrad.cli.main import main
 from tests.training_models import residual_net
 
 ROOT = Path(__file__).parent.parent
@@ -47,13 +47,13 @@ def test_an_interrupt_while_training(tmp_path: Path) -> None:
     saved = tmp_path / "made"
     code = (
         "import pathlib, sys\n"
-        "from relay_wgrad import training\n"
+        "from relay_wgrad.training import trainer as training\n"
         "step = training.Trainer.step\n"
         "def noted(self, batch):\n"
         f"    pathlib.Path({str(saved)!r}).touch()\n"
         "    return step(self, batch)\n"
         "training.Trainer.step = noted\n"
-        "from relay_wgrad.cli import main\n"
+        "from relay_wgrad.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     args = ["train", str(tmp_path / "net.onnx"), "--steps", "100000000", "--no-check",
@@ -87,7 +87,7 @@ def test_an_interrupt_that_comes_back_as_another_error(
             raise RuntimeError("") from None
         return 0
 
-    monkeypatch.setattr("relay_wgrad.env_command.run", run)
+    monkeypatch.setattr("relay_wgrad.cli.env.run", run)
     before = signal.getsignal(signal.SIGINT)
     assert main(["env"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
@@ -98,7 +98,7 @@ def test_mistakes_of_the_package_keep_their_traceback(monkeypatch: pytest.Monkey
     def run(args: object) -> int:
         raise AttributeError("mine")
 
-    monkeypatch.setattr("relay_wgrad.env_command.run", run)
+    monkeypatch.setattr("relay_wgrad.cli.env.run", run)
     with pytest.raises(AttributeError, match="mine"):
         main(["env"])
 

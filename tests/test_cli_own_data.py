@@ -124,7 +124,7 @@ def test_another_optimizer_is_noticed_at_once(
     def never(*args: object, **options: object) -> None:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("relay_wgrad.train_command.Trainer", never)
+    monkeypatch.setattr("relay_wgrad.cli.train.Trainer", never)
     error = call("train", str(path), "--resume", str(state), "--optimizer", "adam")[2]
     assert "was saved with optimizer='sgd', not 'adam'" in error
     onnx.save(residual_net(blocks=0, size=6, channels=4), path)

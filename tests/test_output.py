@@ -17,8 +17,9 @@ import numpy as np
 import onnx
 import pytest
 
-from relay_wgrad import output, state
-from relay_wgrad.cli import main
+from relay_wgrad import output
+from relay_wgrad.cli.main import main
+from relay_wgrad.training import state
 from tests.training_models import residual_net
 
 
@@ -226,7 +227,7 @@ def test_outputs_are_checked_before_the_work(
     def never(*args: object, **options: object) -> None:
         raise AssertionError("work began")
 
-    monkeypatch.setattr("relay_wgrad.arguments.graph_of", never)
+    monkeypatch.setattr("relay_wgrad.cli.arguments.graph_of", never)
     monkeypatch.setattr("legalize.cpu.ceilings.ceilings", never)
     net, folder = tmp_path / "net.onnx", tmp_path / "folder"
     onnx.save(residual_net(blocks=0), net)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import relay_wgrad
-from relay_wgrad import env
+from relay_wgrad.inspection import environment as env
 
 ROOT = Path(__file__).parent.parent
 DATA = dict(
@@ -43,7 +43,7 @@ def test_parts_are_attributes() -> None:
         "assert not {'relay_wgrad.frontend', 'relay_wgrad.torch'} & {*sys.modules}\n"
         "assert 'transform' in dir(relay_wgrad)\n"
         "relay_wgrad.transform.ConvertLayout, relay_wgrad.frontend.from_onnx\n"
-        "relay_wgrad.training.Trainer, relay_wgrad.inspection, relay_wgrad.relay.build\n"
+        "relay_wgrad.training.trainer.Trainer, relay_wgrad.inspection, relay_wgrad.relay.build\n"
         "assert 'relay_wgrad.torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,11 +15,15 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from . import affine, depthwise, wgrad, winograd, winograd_kernels
-from .emit import argument, one_core
+from .depthwise import kernels as depthwise
+from .direct import affine
+from .direct.product import as_product
 from .machine import NO_WINOGRAD, configure_threads, host_target, machine
-from .memory import Memory
-from .product import as_product
+from .wgrad import unpacked as wgrad
+from .winograd import algorithm as winograd
+from .winograd import kernels as winograd_kernels
+from .words.loops import argument, one_core
+from .words.memory import Memory
 
 __all__ = ["configure_threads", "host_target", "prim_func"]
 

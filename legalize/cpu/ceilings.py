@@ -21,8 +21,8 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.timing import shortest
 
-from .emit import argument, local, parallel, serial, splat, vector
 from .machine import machine
+from .words.loops import argument, local, parallel, serial, splat, vector
 
 _ROUNDS, _SECONDS = 20, 0.3  # of each try, at least: the best of them all is the ceiling
 _TRIES, _APART, _ENOUGH = 8, 0.2, 0.8  # more tries, seconds between them, and when none is needed

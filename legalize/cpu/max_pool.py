@@ -12,8 +12,8 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.dtypes import HALVES
 
-from .axes import Axis
-from .emit import argument, bind, cast, flat, int64, local, parallel, serial, when, zero
+from .words.axes import Axis
+from .words.loops import argument, bind, cast, flat, int64, local, parallel, serial, when, zero
 
 
 def planes(

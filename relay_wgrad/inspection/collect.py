@@ -12,15 +12,15 @@ import tvm
 from tvm import relax
 
 from .. import __version__
-from ..dataflow import Dataflow, dataflow
 from ..display import short
-from ..lowering import Lowered
+from ..facts import Lowered
 from ..ops.view import family_def, problem_of
 from ..problem import ConvProblem
-from ..training_step import ADJOINT
+from ..training.step import ADJOINT
 from ..transform import layout_changes
 from ..transform.checkpoint import bytes_of
 from . import groups as grouping
+from .dataflow import Dataflow, dataflow
 from .memory import memory
 
 
@@ -68,7 +68,7 @@ def inspect_step(
 
     Parameters
     ----------
-    module : as `relay_wgrad.training_step` makes it, with `main_adjoint`.
+    module : as `relay_wgrad.training.step` makes it, with `main_adjoint`.
     facts : what to say of it at the top: the model's name, the batch, ….
     inputs : names of the parameters that are data, labels or masks.
     entries : of `byoc_cudnn`'s report on the same module: one for each convolution, in order.

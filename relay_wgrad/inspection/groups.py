@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from ..dataflow import Dataflow, Node
+from .dataflow import Dataflow, Node
 
 _PRODUCTS = ("matmul",)
 _THROUGH = ("permute_dims", "astype", "reshape", "layout_transform", "expand_dims", "squeeze")
@@ -59,7 +59,7 @@ class _Graph:
 
 
 def groups(dataflow: Dataflow, inputs: set[str]) -> Groups:
-    """The groups of a function that `relay_wgrad.training_step` made.
+    """The groups of a function that `relay_wgrad.training.step` made.
 
     `inputs` are the names of the parameters that are data or labels, as opposed to weights.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import tvm
 from tvm.target import Target
 
-from ..transform.cpu_pipeline import cpu_pipeline
+from ..pipeline.cpu import cpu_pipeline
 from .ast import Call, Constant, Expr, Function, IRModule, Op, Tuple, Var, post_order
 from .infer import infer_module, place
 from .lower import lower

@@ -12,8 +12,8 @@ from tvm import relax
 from tvm.target import Target
 
 from .. import registry
-from ..transform.cpu_pipeline import cpu_pipeline
-from ..transform.cuda_pipeline import cuda_pipeline
+from ..pipeline.cpu import cpu_pipeline
+from ..pipeline.cuda import cuda_pipeline
 from .alone import blamed
 from .ast import Function, IRModule
 from .backend import Executor, Runtime, check_backend

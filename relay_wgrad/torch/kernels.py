@@ -318,8 +318,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _cuda(problem: ConvProblem, device: torch.device, options: tuple[bool, bool, bool]) -> Kernel:
-    from byoc_cudnn import toolchain
-    from byoc_cudnn.backends import cudnn
+    from byoc_cudnn.backends.cudnn import check as cudnn
+    from byoc_cudnn.building import toolchain
 
     found = toolchain.find()
     if not found.missing():
@@ -367,8 +367,8 @@ def _padded(problem: ConvProblem, kernel: Kernel) -> Kernel:
 
 
 def _cudnn(problem: ConvProblem, options: tuple[bool, bool, bool]) -> Kernel:
-    from byoc_cudnn.backends.cudnn import Options
-    from byoc_cudnn.cudnn_library import convolution
+    from byoc_cudnn.backends.cudnn.check import Options
+    from byoc_cudnn.backends.cudnn.library import convolution
 
     benchmark, deterministic, allow_tf32 = options
     kernel: Kernel = convolution(

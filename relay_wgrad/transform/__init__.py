@@ -1,12 +1,12 @@
 """Passes: gradients of any order, layout conversion, mixed precision, checkpointing."""
 
 from .checkpoint import checkpoint
-from .convert_layout import ConvertLayout, converted_params, converted_results
 from .grad import Gradient, grad
-from .layout_report import LayoutChange, count_reasons, layout_changes
+from .layout.convert import ConvertLayout, converted_params, converted_results
+from .layout.report import LayoutChange, count_reasons, layout_changes
 from .mixed_precision import mixed_precision
-from .raise_pass import RaiseConvBackward, raise_conv_backward
-from .raise_report import RaiseEntry, RaiseReport
+from .raising.report import RaiseEntry, RaiseReport
+from .raising.transform import RaiseConvBackward, raise_conv_backward
 
 __all__ = [
     "ConvertLayout",

@@ -17,9 +17,10 @@ from tvm.target import Target
 
 from benchmarks.cpu import extra_bytes
 from legalize import cpu
-from legalize.cpu import affine, axes, memory
+from legalize.cpu.direct import affine
+from legalize.cpu.direct.product import as_product
 from legalize.cpu.machine import machine, usable_cores
-from legalize.cpu.product import as_product
+from legalize.cpu.words import axes, memory
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import (
     poisoned,

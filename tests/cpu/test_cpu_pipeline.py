@@ -14,9 +14,9 @@ from tvm.target import Target
 
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.frontend import from_onnx
-from relay_wgrad.training_step import converted, step_module
-from relay_wgrad.transform.cpu_pipeline import cpu_pipeline, parallel_kernels
-from relay_wgrad.transform.fused_kernels import fused_kernels
+from relay_wgrad.pipeline.cpu import cpu_pipeline, parallel_kernels
+from relay_wgrad.pipeline.fused_kernels import fused_kernels
+from relay_wgrad.training.step import converted, step_module
 
 TARGET = Target({"kind": "llvm", "num-cores": 4})
 Program = Callable[[relax.Expr], relax.Expr]

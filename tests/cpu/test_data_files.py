@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relay_wgrad.arrays_file import ArraysFile
-from relay_wgrad.data import Data
 from relay_wgrad.frontend import from_onnx
+from relay_wgrad.training.arrays_file import ArraysFile
+from relay_wgrad.training.data import Data
 from tests.training_models import residual_net
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -141,7 +141,7 @@ def test_arrays_that_are_no_numbers(graph: Any) -> None:
 
 
 def test_an_integer_that_an_input_does_not_hold() -> None:
-    from relay_wgrad.data import _representable
+    from relay_wgrad.training.data import _representable
 
     with pytest.raises(ValueError, match=r"^x is 300 at index \[1\], which uint8 does not hold$"):
         _representable("x", np.array([3, 300]), np.dtype("uint8"))

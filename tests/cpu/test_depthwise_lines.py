@@ -10,7 +10,8 @@ import tvm
 from tvm.target import Target
 
 from legalize import cpu
-from legalize.cpu import depthwise, depthwise_lines
+from legalize.cpu.depthwise import kernels as depthwise
+from legalize.cpu.depthwise import lines as depthwise_lines
 from legalize.cpu.machine import machine
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import (

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.script import relax as R
 
-from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
+from relay_wgrad.pipeline.cpu import cpu_pipeline
 
 pytestmark = pytest.mark.usefixtures("registered")
 

@@ -14,8 +14,8 @@ import legalize.cpu
 import relay_wgrad
 from relay_wgrad import relay
 from relay_wgrad.ops.half import REDUCTIONS
+from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.relay.graph_executor import GraphModule
-from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
 from tests.fuzz import half
 
 pytestmark = pytest.mark.usefixtures("registered")

@@ -12,8 +12,8 @@ from tvm import relax
 from tvm.script import relax as R
 
 from relay_wgrad import relay
-from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
-from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
+from relay_wgrad.pipeline.cpu import cpu_pipeline
+from relay_wgrad.pipeline.cuda import cuda_pipeline
 
 VALUES = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 0.25, -3.0], "float64")
 

@@ -16,8 +16,8 @@ from torch import nn
 
 from benchmarks.layout_equality import LIMIT, compare, zero_gradients
 from relay_wgrad.frontend import TrainingGraph, from_onnx
-from relay_wgrad.frontend.bundled import load as load_onnx
-from relay_wgrad.training_step import ADJOINT, step_module
+from relay_wgrad.frontend.onnx.bundled import load as load_onnx
+from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.transform import ConvertLayout, converted_params, converted_results, grad
 from tests.ir.layout_cases import machine_of, run
 from tests.ir.relay_networks import NETWORKS, relay_network

@@ -14,10 +14,10 @@ import tvm
 from onnx.reference import ReferenceEvaluator
 
 from legalize.cpu import configure_threads, host_target
-from relay_wgrad.data import Data
 from relay_wgrad.frontend import from_onnx, from_torch, to_onnx
-from relay_wgrad.training import CHECK_EVERY, Trainer
-from relay_wgrad.training_step import ADJOINT
+from relay_wgrad.training.data import Data
+from relay_wgrad.training.step import ADJOINT
+from relay_wgrad.training.trainer import CHECK_EVERY, Trainer
 from tests.training_models import residual_net
 
 pytestmark = pytest.mark.usefixtures("registered")

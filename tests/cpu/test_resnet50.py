@@ -14,7 +14,7 @@ import pytest
 
 from legalize.cpu import configure_threads, host_target
 from relay_wgrad.frontend import TrainingGraph, from_onnx
-from relay_wgrad.training import Trainer
+from relay_wgrad.training.trainer import Trainer
 from tests.torch_model import torch_step
 
 pytestmark = [pytest.mark.usefixtures("registered"), pytest.mark.slow]

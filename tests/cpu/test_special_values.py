@@ -7,8 +7,8 @@ import pytest
 import tvm
 
 from legalize import cpu
-from legalize.cpu import winograd
 from legalize.cpu.machine import machine
+from legalize.cpu.winograd import algorithm as winograd
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.fuzz.special import FAMILIES, GENERATOR, kernel, runner
 from tests.special_values import SLIDING, by_taps, canonical, cases, wrong

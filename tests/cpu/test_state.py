@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from legalize.cpu import configure_threads, host_target
-from relay_wgrad import state
 from relay_wgrad.frontend import from_onnx
-from relay_wgrad.training import Trainer, initial_state
+from relay_wgrad.training import state
+from relay_wgrad.training.trainer import Trainer, initial_state
 from tests.training_models import residual_net
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy")

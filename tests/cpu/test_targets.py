@@ -15,7 +15,7 @@ from tvm.target import Target
 
 from legalize import cpu
 from legalize.cpu import max_pool
-from legalize.cpu.emit import alignment
+from legalize.cpu.words.loops import alignment
 from relay_wgrad.problem import ConvProblem
 
 from ..problems import poisoned, random_operands, relative_error, tolerance, torch_reference

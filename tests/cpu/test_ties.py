@@ -17,8 +17,8 @@ from tvm.ir import Op
 import legalize.cpu
 import relay_wgrad
 from relay_wgrad.frontend import from_torch
+from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.transform import grad
-from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
 from tests.fuzz.ties import GENERATOR
 from tests.fuzz.ties_ops import LINEAR, ROUNDING, VALUES, operations
 

@@ -11,7 +11,7 @@ from torch.nn import functional as fn
 
 from legalize.cpu import configure_threads, host_target
 from relay_wgrad.frontend import from_torch
-from relay_wgrad.training import Trainer
+from relay_wgrad.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("registered")
 

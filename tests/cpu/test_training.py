@@ -11,8 +11,8 @@ from tvm import relax
 
 from legalize.cpu import configure_threads, host_target
 from relay_wgrad.frontend import TrainingGraph, from_onnx
-from relay_wgrad.training import DEFAULT_LR, OPTIMIZERS, UNNORMALIZED, Trainer, default_lr
-from relay_wgrad.training_step import step_module
+from relay_wgrad.training.step import step_module
+from relay_wgrad.training.trainer import DEFAULT_LR, OPTIMIZERS, UNNORMALIZED, Trainer, default_lr
 from tests.training_models import residual_net, torch_run
 
 pytestmark = pytest.mark.usefixtures("registered")

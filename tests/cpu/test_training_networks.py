@@ -10,7 +10,7 @@ import pytest
 
 from legalize.cpu import configure_threads, host_target
 from relay_wgrad.frontend import from_onnx
-from relay_wgrad.training import Trainer
+from relay_wgrad.training.trainer import Trainer
 from tests.training_models import torch_run
 
 pytestmark = [pytest.mark.usefixtures("registered"), pytest.mark.slow]

@@ -10,9 +10,10 @@ import tvm
 from tvm.target import Target
 
 from legalize import cpu
-from legalize.cpu import memory, wgrad_packed
 from legalize.cpu.machine import Machine, machine
-from legalize.cpu.wgrad_plan import Plan, Work, best_plan
+from legalize.cpu.wgrad import packed as wgrad_packed
+from legalize.cpu.wgrad.plan import Plan, Work, best_plan
+from legalize.cpu.words import memory
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.cpu.test_cpu_kernels import error_of, run
 from tests.problems import random_operands, random_problem, tolerance

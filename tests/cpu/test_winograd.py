@@ -12,8 +12,10 @@ import tvm
 from tvm.target import Target
 
 from legalize import cpu
-from legalize.cpu import winograd, winograd_kernels, winograd_weights
 from legalize.cpu.machine import machine
+from legalize.cpu.winograd import algorithm as winograd
+from legalize.cpu.winograd import kernels as winograd_kernels
+from legalize.cpu.winograd import weights as winograd_weights
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import (
     poisoned,

@@ -1,6 +1,6 @@
 """Random expressions of floating-point numbers, fused into one kernel, against NumPy.
 
-TVM's simplifier takes them for real numbers; `relay_wgrad.transform.ieee` hides what it would take
+TVM's simplifier takes them for real numbers; `relay_wgrad.pipeline.ieee` hides what it would take
 too far.  Leaves are x, y and numbers that are sums of few powers of two, NaN, infinities or zeros
 of either sign, so that what NumPy computes is exact and any other value is wrong; only the sign of
 a zero is not told (x + 0 is x, also for -0).
@@ -120,7 +120,7 @@ def check(line: str) -> str | None:
     import legalize.cpu
     import relay_wgrad
     from relay_wgrad import relay
-    from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
+    from relay_wgrad.pipeline.cpu import cpu_pipeline
 
     head, _, expression = line.partition(": ")
     dtype, pipeline, _ = head.split()

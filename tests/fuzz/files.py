@@ -137,7 +137,7 @@ def _npz(rng: mutate.Rng, folder: Path) -> Callable[[], None]:
     path.write_bytes(content)
 
     def read() -> None:
-        from relay_wgrad.data import Data
+        from relay_wgrad.training.data import Data
 
         data = Data.load(path, _graph())
         batch = data.batch(0)
@@ -163,8 +163,8 @@ def _header_changed(rng: mutate.Rng, member: bytes) -> bytes:
 def _state(rng: mutate.Rng, folder: Path) -> Callable[[], None]:
     from safetensors.numpy import save_file
 
-    from relay_wgrad import state
-    from relay_wgrad.frontend.optim import make_optimizer
+    from relay_wgrad.training import state
+    from relay_wgrad.training.optim import make_optimizer
 
     graph = _graph()
     optimizer = make_optimizer("sgd", lr=0.01, momentum=0.9)
@@ -203,7 +203,7 @@ def _state(rng: mutate.Rng, folder: Path) -> Callable[[], None]:
 
 
 def _record(rng: mutate.Rng, folder: Path) -> Callable[[], None]:
-    from byoc_cudnn.record import FORMAT, VERSION
+    from byoc_cudnn.tuning.record import FORMAT, VERSION
 
     one = {
         "machine": "GPU sm_90", "backend": "cutlass", "version": "1", "epilogue": "", "ms": 0.1,
@@ -217,7 +217,7 @@ def _record(rng: mutate.Rng, folder: Path) -> Callable[[], None]:
     path.write_bytes(content)
 
     def read() -> None:
-        from byoc_cudnn.record import Record
+        from byoc_cudnn.tuning.record import Record
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of measurements that are left aside

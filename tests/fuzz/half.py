@@ -99,9 +99,9 @@ def _relax(
     from tvm import relax
 
     import relay_wgrad
+    from relay_wgrad.pipeline.cpu import cpu_pipeline
+    from relay_wgrad.pipeline.cuda import cuda_pipeline
     from relay_wgrad.transform import grad
-    from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
-    from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
 
     relay_wgrad.register()
     floats = [i for i, x in enumerate(given) if x.dtype.kind not in "iu"]

@@ -193,7 +193,7 @@ def _added(model: Any, name: str, opset: int) -> bool:
     """Gives the last node an attribute, if ONNX does not know it there."""
     import onnx
 
-    from relay_wgrad.frontend.onnx_schema import of_op
+    from relay_wgrad.frontend.onnx.schema import of_op
 
     node = model.graph.node[-1]
     if name in of_op(node.op_type, opset).attributes:

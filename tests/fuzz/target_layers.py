@@ -51,7 +51,7 @@ def batchnorm_case(rng: Rng) -> str:
 def batchnorm(line: str, target: Any) -> str | None:
     """A convolution, whose weights' gradient needs that of the data, and the layer."""
     from relay_wgrad.frontend import from_torch
-    from relay_wgrad.training_step import converted, step_module
+    from relay_wgrad.training.step import converted, step_module
 
     f = facts_of(line)
     torch.manual_seed(f["seed"])
@@ -179,7 +179,7 @@ def _run(module: Any, values: Sequence[Any], target: Any, ours: int) -> tuple[li
     import tvm
     from tvm import relax
 
-    from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
+    from relay_wgrad.pipeline.cpu import cpu_pipeline
 
     pipeline = {"relax_pipeline": cpu_pipeline()} if ours else {}
     machine = relax.VirtualMachine(tvm.compile(module, target=target, **pipeline), tvm.cpu())

@@ -234,8 +234,8 @@ def _network(problem: ConvProblem, target: Any, rng: np.random.Generator) -> str
     import tvm
     from tvm import relax
 
+    from relay_wgrad.pipeline.cpu import cpu_pipeline
     from relay_wgrad.transform import grad
-    from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
 
     dtype = problem.data_dtype
     shapes = [problem.shape("data"), problem.shape("weight"), *[(1, problem.k, 1, 1)] * 2]

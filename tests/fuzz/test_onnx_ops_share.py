@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay_wgrad.frontend.onnx_ops import OPS
+from relay_wgrad.frontend.onnx.ops import OPS
 
 from .harness import failures
 from .onnx_ops import GENERATOR, rows

@@ -265,7 +265,7 @@ def check(line: str) -> str | None:
     from tvm import relax
 
     import legalize.cpu
-    from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
+    from relay_wgrad.pipeline.cpu import cpu_pipeline
 
     found, ops = fields(line), operations()
     special = found["special"] == "1"

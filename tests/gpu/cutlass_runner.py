@@ -11,9 +11,9 @@ import numpy as np
 import torch
 import tvm_ffi
 
-from byoc_cudnn.codegen.cutlass import generate
+from byoc_cudnn.backends.cutlass.codegen import generate
+from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
-from byoc_cudnn.compiled import library_command
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.gpu.cudnn_runner import (

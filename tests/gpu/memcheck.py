@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from byoc_cudnn import cutlass_objects
-from byoc_cudnn.backends import cutlass
+from byoc_cudnn.backends.cutlass import check as cutlass
+from byoc_cudnn.backends.cutlass import objects as cutlass_objects
+from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.regions import Region
-from byoc_cudnn.toolchain import find
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.gpu import cutlass_runner
 from tests.gpu.cudnn_runner import (

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from byoc_cudnn.adapt import symmetric
-from byoc_cudnn.backends import cudnn
+from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.codegen.regions import Region
+from byoc_cudnn.split.adapt import symmetric
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.gpu.cudnn_runner import (
     destination,

@@ -17,13 +17,13 @@ import pytest
 import torch
 import tvm
 
-from byoc_cudnn.backends import cutlass
-from byoc_cudnn.codegen import cutlass as code
+from byoc_cudnn.backends.cutlass import check as cutlass
+from byoc_cudnn.backends.cutlass import codegen as code
+from byoc_cudnn.backends.cutlass.hopper import HOPPER
+from byoc_cudnn.backends.cutlass.kernels import HOPPER_TILES, TAP_TILES, TILES, candidates
+from byoc_cudnn.backends.cutlass.model import Choice
+from byoc_cudnn.backends.cutlass.objects import find_cutlass
 from byoc_cudnn.codegen.regions import Region
-from byoc_cudnn.cutlass_hopper import HOPPER
-from byoc_cudnn.cutlass_kernels import HOPPER_TILES, TAP_TILES, TILES, candidates
-from byoc_cudnn.cutlass_model import Choice
-from byoc_cudnn.cutlass_objects import find_cutlass
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.gpu.cudnn_runner import (
     destination,

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import tvm
 from tvm import relax, tirx
 
+from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.transform import grad
-from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
 from tests.cpu import test_extrema as extrema
 from tests.cpu import test_ieee as ieee
 from tests.gpu.runner import choose_compiler

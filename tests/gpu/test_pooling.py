@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
+from relay_wgrad.pipeline.cuda import cuda_pipeline
 from tests.pooling_cases import backward, halves
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]

@@ -13,10 +13,10 @@ import pytest
 import tvm
 
 import byoc_cudnn
-from byoc_cudnn.record import STOCK, Record
-from byoc_cudnn.tune import tune
+from byoc_cudnn.tuning.record import STOCK, Record
+from byoc_cudnn.tuning.tune import tune
+from relay_wgrad.cli.tune import _stock
 from relay_wgrad.problem import ConvProblem
-from relay_wgrad.tune_command import _stock
 from tests.gpu.cudnn_runner import library_tolerance
 from tests.gpu.runner import choose_compiler
 from tests.ir.partition_cases import merged, problem_module

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.frontend import from_onnx
-from relay_wgrad.training_step import step_module
+from relay_wgrad.training.step import step_module
 from relay_wgrad.transform.checkpoint import checkpoint, choose, cut_vertices
 from relay_wgrad.transform.grad import grad
 from tests.training_models import residual_net

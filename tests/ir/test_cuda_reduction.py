@@ -10,7 +10,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
-from relay_wgrad.transform.cuda_reduction import ChannelSum, parts
+from relay_wgrad.pipeline.cuda_reduction import ChannelSum, parts
 
 from .partition_cases import module
 

@@ -14,10 +14,10 @@ from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
-from byoc_cudnn.codegen import generate, register
-from byoc_cudnn.codegen.cudnn import head_and_runtime
+from byoc_cudnn.backends.cudnn.codegen import head_and_runtime
+from byoc_cudnn.backends.generators import generate, register
+from byoc_cudnn.building.compiled import Library, build, library_command
 from byoc_cudnn.codegen.regions import Region, read_region
-from byoc_cudnn.compiled import Library, build, library_command
 from relay_wgrad.problem import ConvProblem
 
 from .partition_cases import module, problem_module

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from byoc_cudnn import cudnn_library
-from byoc_cudnn.backends.cudnn import Options
-from byoc_cudnn.codegen.cudnn_any import CONVOLUTION, arguments, source
-from byoc_cudnn.toolchain import ToolchainError, find
+from byoc_cudnn.backends.cudnn import library as cudnn_library
+from byoc_cudnn.backends.cudnn.any_problem import CONVOLUTION, arguments, source
+from byoc_cudnn.backends.cudnn.check import Options
+from byoc_cudnn.building.toolchain import ToolchainError, find
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.torch import kernels
 
@@ -93,7 +93,8 @@ def test_another_process_compiles_nothing(real: tuple[Setting, Any]) -> None:
     (path,) = setting.files
     before = path.stat()
     code = (
-        "from byoc_cudnn import cudnn_library as it; from byoc_cudnn.backends.cudnn import Options;"
+        "from byoc_cudnn.backends.cudnn import library as it;"
+        "from byoc_cudnn.backends.cudnn.check import Options;"
         "from relay_wgrad.problem import ConvProblem;"
         f"print(it.convolution(ConvProblem.parse({PROBLEM.repro()!r}), Options()), it.plans())"
     )

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import byoc_cudnn
-from byoc_cudnn.backends.cutlass import ARCHS, EPILOGUES, Options, check
-from byoc_cudnn.cutlass_hopper import GEMM, HOPPER, WGMMA
-from byoc_cudnn.cutlass_kernels import (
+from byoc_cudnn.backends.cutlass.check import ARCHS, EPILOGUES, Options, check
+from byoc_cudnn.backends.cutlass.hopper import GEMM, HOPPER, WGMMA
+from byoc_cudnn.backends.cutlass.kernels import (
     ANALYTIC,
     FEW_CHANNELS,
     HOPPER_TILES,

@@ -14,14 +14,14 @@ import tvm
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn import cutlass_objects
-from byoc_cudnn.codegen import register
-from byoc_cudnn.codegen.cutlass import arch_of, generate, head_and_runtime, kernels_of
-from byoc_cudnn.codegen.cutlass_kernel import SLICES, kernel_source, specialization
+from byoc_cudnn.backends.cutlass import objects as cutlass_objects
+from byoc_cudnn.backends.cutlass.codegen import arch_of, generate, head_and_runtime, kernels_of
+from byoc_cudnn.backends.cutlass.kernel_source import SLICES, kernel_source, specialization
+from byoc_cudnn.backends.cutlass.kernels import Kernel
+from byoc_cudnn.backends.generators import register
+from byoc_cudnn.building.compiled import Library, build, library_command
+from byoc_cudnn.building.toolchain import ToolchainError, find
 from byoc_cudnn.codegen.regions import Region, read_region
-from byoc_cudnn.compiled import Library, build, library_command
-from byoc_cudnn.cutlass_kernels import Kernel
-from byoc_cudnn.toolchain import ToolchainError, find
 from relay_wgrad.problem import ConvProblem
 
 from .partition_cases import merged, problem_module

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tvm
 
-from byoc_cudnn.backends.cutlass import ARCHS, Options
-from byoc_cudnn.cutlass_kernels import candidates
-from byoc_cudnn.cutlass_model import (
+from byoc_cudnn.backends.cutlass.check import ARCHS, Options
+from byoc_cudnn.backends.cutlass.kernels import candidates
+from byoc_cudnn.backends.cutlass.model import (
     MACHINES,
     MOST_WORKSPACE,
     choose,

@@ -9,14 +9,14 @@ from tvm import relax
 
 import byoc_cudnn
 from benchmarks import gpu_cases
-from byoc_cudnn.backends.cutlass import MAX_BYTES, Options
-from byoc_cudnn.codegen.cutlass import generate, kernels_of
+from byoc_cudnn.backends.cutlass.check import MAX_BYTES, Options
+from byoc_cudnn.backends.cutlass.codegen import generate, kernels_of
+from byoc_cudnn.backends.cutlass.kernels import Kernel
+from byoc_cudnn.backends.cutlass.model import choose
 from byoc_cudnn.codegen.regions import read_region
-from byoc_cudnn.cutlass_kernels import Kernel
-from byoc_cudnn.cutlass_model import choose
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.problem import ConvProblem
-from relay_wgrad.training_step import step_module
+from relay_wgrad.training.step import step_module
 from relay_wgrad.transform import ConvertLayout
 
 from .partition_cases import regions

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from byoc_cudnn import cutlass_objects
-from byoc_cudnn.codegen.cutlass import generate
-from byoc_cudnn.codegen.cutlass_kernel import SLICES
-from byoc_cudnn.codegen.regions import Region
-from byoc_cudnn.cutlass_objects import (
+from byoc_cudnn.backends.cutlass import objects as cutlass_objects
+from byoc_cudnn.backends.cutlass.codegen import generate
+from byoc_cudnn.backends.cutlass.kernel_source import SLICES
+from byoc_cudnn.backends.cutlass.objects import (
     cache_folder,
     find_cutlass,
     missing,
     nvcc_version,
     objects,
 )
-from byoc_cudnn.toolchain import Toolchain, ToolchainError, find
+from byoc_cudnn.building.toolchain import Toolchain, ToolchainError, find
+from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvProblem
 
 PROBLEM = ConvProblem.parse("wgrad n=2 c=8 h=8 w=8 k=8 r=3 s=3 layout=NHWC/OHWI/NHWC")

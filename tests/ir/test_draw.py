@@ -15,9 +15,9 @@ from tvm.script import relax as R
 
 import relay_wgrad
 from legalize.composite import Composite
-from relay_wgrad import draw as module_draw
-from relay_wgrad.dataflow import KINDS, Dataflow, dataflow
-from relay_wgrad.draw import LIMIT, Drawing, draw
+from relay_wgrad.inspection import draw as module_draw
+from relay_wgrad.inspection.dataflow import KINDS, Dataflow, dataflow
+from relay_wgrad.inspection.draw import LIMIT, Drawing, draw
 from relay_wgrad.transform import ConvertLayout, grad, layout_changes
 
 from .layout_cases import case

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import torch
 
-from byoc_cudnn import toolchain
-from byoc_cudnn.emit import emit, render
-from relay_wgrad.cli import main
+from byoc_cudnn.backends.cudnn.program import emit, render
+from byoc_cudnn.building import toolchain
+from relay_wgrad.cli.main import main
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 

@@ -16,8 +16,8 @@ from tvm import relax
 
 import relay_wgrad
 from relay_wgrad.frontend import BUNDLED, from_onnx
-from relay_wgrad.frontend.bundled import load
-from relay_wgrad.frontend.optim import make_optimizer
+from relay_wgrad.frontend.onnx.bundled import load
+from relay_wgrad.training.optim import make_optimizer
 from tests.torch_model import torch_step
 
 from .onnx_models import F64, call, draw, node, relative, tiny, with_weights

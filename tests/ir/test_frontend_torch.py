@@ -15,7 +15,7 @@ from torch.nn import functional as fn
 
 from byoc_cudnn import partition
 from relay_wgrad.frontend import TrainingGraph, from_torch
-from relay_wgrad.training_step import step_module
+from relay_wgrad.training.step import step_module
 
 from .onnx_models import call, relative
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from tvm import relax
 
-from relay_wgrad.dataflow import dataflow
 from relay_wgrad.display import short
+from relay_wgrad.facts import Lowered
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.inspection import Inspection, inspect_step
+from relay_wgrad.inspection.dataflow import dataflow
 from relay_wgrad.inspection.groups import groups, is_anchor, names
 from relay_wgrad.inspection.memory import memory
-from relay_wgrad.lowering import Lowered
 from relay_wgrad.ops.view import family_def, problem_of
-from relay_wgrad.training_step import ADJOINT, converted, step_module
+from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.training_models import residual_net
 
 pytestmark = pytest.mark.usefixtures("registered")

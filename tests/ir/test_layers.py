@@ -14,8 +14,8 @@ from rich.console import Console
 
 from benchmarks import gpu, gpu_cases, gpu_report, gpu_timing
 from benchmarks.layers import DTYPES, LAYERS, ORDERS, SUITES, Layer, problems, suite
-from byoc_cudnn.backends import cudnn
-from byoc_cudnn.codegen.cudnn import generate
+from byoc_cudnn.backends.cudnn import check as cudnn
+from byoc_cudnn.backends.cudnn.codegen import generate
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import random_operands, relative_error, torch_reference
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from relay_wgrad.cli import main
+from relay_wgrad.cli.main import main
 from relay_wgrad.frontend import from_onnx, to_onnx
 
 from .onnx_models import draw, node, tiny
@@ -190,7 +190,7 @@ def test_a_long_cycle_is_shortened() -> None:
 
 
 def test_weights_that_one_file_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay_wgrad.frontend.onnx_export.LARGEST", 400)
+    monkeypatch.setattr("relay_wgrad.frontend.onnx.export.LARGEST", 400)
     model = tiny([node("Conv", "w")], (1, 2, 5, 5), {"w": W})
     graph = from_onnx(model, loss="mse")
     with pytest.raises(ValueError, match="weights of 432 bytes are more than one ONNX file holds"):

@@ -11,7 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from relay_wgrad.frontend import from_onnx, onnx_import, onnx_nodes, to_onnx
+from relay_wgrad.frontend import from_onnx, to_onnx
+from relay_wgrad.frontend.onnx import importer as onnx_import
+from relay_wgrad.frontend.onnx import nodes as onnx_nodes
 
 from .onnx_models import draw, node, tiny
 
@@ -178,7 +180,7 @@ def test_parameters_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_constant_larger_than_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter that a node makes takes a line of the file, and gibibytes as an initializer."""
-    monkeypatch.setattr("relay_wgrad.frontend.onnx_export._add_initializer", None)
+    monkeypatch.setattr("relay_wgrad.frontend.onnx.export._add_initializer", None)
     model = tiny(
         [helper.make_node("ConstantOfShape", ["s"], ["b"], value=FILL), node("Gemm", "b")],
         (1, 2), {"s": np.array([2, 8])},

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tvm import tirx
 
 import byoc_cudnn
-from byoc_cudnn.adapt import adapted, describe, in_layouts, nearest, symmetric
-from byoc_cudnn.backends.cudnn import LAYOUTS, check
+from byoc_cudnn.backends.cudnn.check import LAYOUTS, check
+from byoc_cudnn.split.adapt import adapted, describe, in_layouts, nearest, symmetric
 from relay_wgrad.layouts import permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 

@@ -8,10 +8,10 @@ import pytest
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn import cutlass_model
-from byoc_cudnn.backends.cutlass import Options
+from byoc_cudnn.backends.cutlass import model as cutlass_model
+from byoc_cudnn.backends.cutlass.check import Options
+from byoc_cudnn.backends.cutlass.model import wider_channels
 from byoc_cudnn.codegen.regions import read_region
-from byoc_cudnn.cutlass_model import wider_channels
 from relay_wgrad.problem import ConvProblem
 
 from .partition_cases import conv_call, module, only, problem_module, regions, same_numbers

@@ -10,7 +10,7 @@ from tvm import relax
 
 import byoc_cudnn
 from relay_wgrad.frontend import BUNDLED, from_onnx
-from relay_wgrad.training_step import step_module
+from relay_wgrad.training.step import step_module
 from relay_wgrad.transform import ConvertLayout, grad
 
 from ..timing import seconds

@@ -14,9 +14,9 @@ from tvm import relax, tirx
 import byoc_cudnn
 import relay_wgrad
 from byoc_cudnn import BACKENDS, Backend, Decision, Row
-from byoc_cudnn.backends.cudnn import LAYOUTS, Options, check
-from byoc_cudnn.composite import PROBLEM
+from byoc_cudnn.backends.cudnn.check import LAYOUTS, Options, check
 from byoc_cudnn.decision import no
+from byoc_cudnn.split.composite import PROBLEM
 from byoc_cudnn.table import CODEGENS
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import grad

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 import byoc_cudnn
 import relay_wgrad
 from byoc_cudnn import Decision, Entry, Report
-from byoc_cudnn.backends.cudnn import Options, check
+from byoc_cudnn.backends.cudnn.check import Options, check
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import RaiseConvBackward, RaiseEntry
 

@@ -8,7 +8,7 @@ import pytest
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn.codegen.cutlass import generate
+from byoc_cudnn.backends.cutlass.codegen import generate
 from byoc_cudnn.codegen.regions import read_region
 from relay_wgrad.problem import ConvProblem
 

@@ -11,9 +11,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.script import relax as R
 
+from relay_wgrad.pipeline.fused_kernels import fused_kernels
+from relay_wgrad.pipeline.recompute import Recompute
 from relay_wgrad.transform import grad
-from relay_wgrad.transform.fused_kernels import fused_kernels
-from relay_wgrad.transform.recompute import Recompute
 
 SHAPE = (4, 8, 8, 16)
 ROW = (1, 1, 1, 16)

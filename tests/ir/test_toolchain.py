@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from byoc_cudnn import toolchain
-from byoc_cudnn.toolchain import Toolchain, ToolchainError
+from byoc_cudnn.building import toolchain
+from byoc_cudnn.building.toolchain import Toolchain, ToolchainError
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -223,7 +223,7 @@ def test_preload_lets_tvm_load_its_cuda_runtime(tmp_path: Path, when: str) -> No
         stand_in = ""
     except OSError:
         stand_in = str(make_libcuda(tmp_path))
-    load = "from byoc_cudnn import toolchain; print(toolchain.preload())\n"
+    load = "from byoc_cudnn.building import toolchain; print(toolchain.preload())\n"
     script = (
         "import ctypes, sys, types\n"
         f"if {stand_in!r}: ctypes.CDLL({stand_in!r}, mode=ctypes.RTLD_GLOBAL)\n"

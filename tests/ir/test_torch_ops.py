@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as fn
 
 from relay_wgrad.frontend import TrainingGraph, from_torch
-from relay_wgrad.frontend.torch_ops import OPS
-from relay_wgrad.frontend.torch_program import exported
-from relay_wgrad.training_step import step_module
+from relay_wgrad.frontend.torch.ops import OPS
+from relay_wgrad.frontend.torch.program import exported
+from relay_wgrad.training.step import step_module
 
 from .. import torch_op_cases as cases
 from .onnx_models import call, relative

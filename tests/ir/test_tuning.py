@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import byoc_cudnn
-from byoc_cudnn import selection
-from byoc_cudnn.backends.cutlass import Options
-from byoc_cudnn.codegen.cutlass import generate, kernels_of
+from byoc_cudnn.backends.cutlass.check import Options
+from byoc_cudnn.backends.cutlass.codegen import generate, kernels_of
+from byoc_cudnn.backends.cutlass.model import choose, ranked
 from byoc_cudnn.codegen.regions import read_region
-from byoc_cudnn.cutlass_model import choose, ranked
-from byoc_cudnn.record import FORMAT, STOCK, Measurement, Record
 from byoc_cudnn.report import FASTER_HERE
-from byoc_cudnn.tune import _tasks, tune
+from byoc_cudnn.tuning import selection
+from byoc_cudnn.tuning.record import FORMAT, STOCK, Measurement, Record
+from byoc_cudnn.tuning.tune import _tasks, tune
 from relay_wgrad.problem import ConvProblem
 
 from .partition_cases import merged, problem_module

@@ -13,8 +13,8 @@ import tvm
 from tvm import relax
 
 from relay_wgrad import relay
+from relay_wgrad.pipeline.fold_constant import LARGEST, fold_constants
 from relay_wgrad.relay import IRModule
-from relay_wgrad.transform.fold_constant import LARGEST, fold_constants
 
 T = relay.transform
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn.composite import composite_in
-from byoc_cudnn.relay_partition import OPTIONS, offload_functions
+from byoc_cudnn.relay.partition import OPTIONS, offload_functions
+from byoc_cudnn.split.composite import composite_in
 from byoc_cudnn.table import backend_of
 from relay_wgrad import relay
 from relay_wgrad.relay import external

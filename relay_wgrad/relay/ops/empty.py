@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from ...dtypes import numpy_dtype
-from ...transform.fold_constant import is_worth
+from ...pipeline.fold_constant import is_worth
 from ..types import TensorType, TupleType, Type
 
 # What an operator gives where a tensor that it reduces has no elements.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ...transform.fold_constant import LARGEST, is_worth
+from ...pipeline.fold_constant import LARGEST, is_worth
 from ..types import ANY, Dim, TensorType, TupleType, Type
 from . import relations
 from .relations import agree, mapped

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ...transform.raise_report import RaiseReport
+from ...transform.raising.report import RaiseReport
 from ..ast import Expr, IRModule
 from ..infer import infer_module, infer_types
 from ..types import Type

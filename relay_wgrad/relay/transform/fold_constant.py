@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import tvm
 from tvm.target import Target
 
-from ...transform.fold_constant import is_worth
+from ...pipeline.fold_constant import is_worth
 from ..alone import compiles
 from ..ast import (
     Call,

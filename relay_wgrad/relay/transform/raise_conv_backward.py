@@ -1,6 +1,6 @@
 """`RaiseConvBackward`: gradients of convolutions that a Relay program writes with other operators.
 
-The proof is the Relax pass's (`relay_wgrad.transform.raise_pass`): each scope of a function is
+The proof is the Relax pass's (`transform.raising`): each scope of a function is
 written as a Relax block, of which that pass says what would change.  Only this is translated: the
 node that is a whole gradient becomes a call on the nodes that the gradient is taken of.
 
@@ -25,10 +25,10 @@ from ...layouts import ACTIVATION, swap_io, to_layout
 from ...ops.view import problem_of
 from ...problem import ConvKind, ConvProblem, transposed_size
 from ...relation import as_size
-from ...transform.raise_index import Barrier
-from ...transform.raise_pass import plan_function, warn_of_groups
-from ...transform.raise_product import describe
-from ...transform.raise_report import RaiseEntry, RaiseReport
+from ...transform.raising.index import Barrier
+from ...transform.raising.product import describe
+from ...transform.raising.report import RaiseEntry, RaiseReport
+from ...transform.raising.transform import plan_function, warn_of_groups
 from ..ast import Call, Expr, Function, IRModule, Let, Op, Var, children, post_order
 from ..infer import unified
 from ..make import call as make_call

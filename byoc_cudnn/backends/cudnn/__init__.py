@@ -1,0 +1,1 @@
+"""cuDNN: what it takes, its code generation, templates and library."""

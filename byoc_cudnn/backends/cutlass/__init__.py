@@ -1,0 +1,1 @@
+"""CUTLASS: what it takes, which kernel for what, its code generation and templates."""

@@ -1,0 +1,206 @@
+"""CUTLASS: what its implicit GEMM convolutions take, and the options of a call.
+
+Static rules only, as for cuDNN.  They are those of the kernels' own `can_implement` and of their
+iterators, in CUTLASS 4's headers (the 2.x API: `cutlass/conv/device/implicit_gemm_convolution.h`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
+
+from ...decision import YES, Decision, no
+from ...patterns import MASKS
+from .hopper import hopper_algorithm
+
+NAME = "cutlass"
+CODEGEN = "relay_wgrad_cutlass"
+
+LAYOUTS = (("NHWC", "OHWI", "NHWC"),)
+"""(data, weight, grad): channels last in all three."""
+
+ARCHS = (75, 80, 86, 89, 90)
+HALVES = ("float16", "bfloat16")
+MAX_BYTES = 2**31
+"""A kernel counts a tensor's bytes in 32 bits; but for those of Hopper's own instructions."""
+MAX_SLICES = 256
+MOST_GROUPS, LEAST_CHANNELS = 32, 8
+"""Of a convolution with groups: its kernels are launched one after another."""
+
+_TYPES = {"split_k": int, "kernel": str}  # of options; the others but `arch` are bool
+
+EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
+    ConvKind.FPROP: ("bias_relu", "residual_relu", "bias", "residual", "relu", ""),
+    ConvKind.DGRAD: ("bias_relu", "residual_relu", "bias", "residual", "relu", *MASKS, ""),
+    ConvKind.WGRAD: ("",),
+}
+"""Kind -> its epilogues, big to small: an output functor of our own computes them in float32."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How CUTLASS computes.  Raises TypeError or ValueError naming a field of wrong type or value.
+
+    allow_tf32 : float32 operands are rounded to tf32 on tensor cores; else plain float32 units.
+    deterministic : the same bits every time.  All kernels here give them, split sums too, so this
+        changes nothing; it is there for what is asked of every backend.
+    split_k : into how many slices a weight gradient's sum over the pixels is cut; None: the model's
+        choice.  Fewer where their float32 sums would not fit the workspace.
+    arch : the oldest GPU that must run the code, as nvcc numbers them: one of `ARCHS`.  Several, as
+        (80, 90): one library has machine code for each, and kernels that are chosen for each; which
+        of them run is known when a call is made.
+    wgmma : Hopper's own instructions where they can be used, with 90 in `arch`, for that GPU alone.
+        They need the headers of NVIDIA's package; TVM's copy lacks a part.
+    kernel : the name of the kernel to use, as a tuning record has it; None: the model's choice.
+    """
+
+    allow_tf32: bool = True
+    deterministic: bool = False
+    split_k: int | None = None
+    arch: int | tuple[int, ...] = 80
+    wgmma: bool = False
+    kernel: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "arch" or (field.name in ("split_k", "kernel") and value is None):
+                continue
+            wanted = _TYPES.get(field.name, bool)
+            if type(value) is not wanted:
+                raise TypeError(f"cutlass: {field.name} must be {wanted.__name__}, got {value!r}")
+        if self.split_k is not None and not 1 <= self.split_k <= MAX_SLICES:
+            raise ValueError(f"cutlass: split_k must be from 1 to {MAX_SLICES}, got {self.split_k}")
+        several = isinstance(self.arch, (tuple, list))  # a list, in what was JSON
+        archs = tuple(self.arch) if isinstance(self.arch, (tuple, list)) else (self.arch,)
+        if not all(type(arch) is int for arch in archs):
+            raise TypeError(f"cutlass: arch must be int, or a tuple of them, got {self.arch!r}")
+        if not archs or not set(archs) <= set(ARCHS):
+            known = ", ".join(map(str, ARCHS))
+            raise ValueError(f"cutlass: arch must be one of {known}, got {self.arch}")
+        if several:
+            archs = tuple(sorted(set(archs)))
+            object.__setattr__(self, "arch", archs if len(archs) > 1 else archs[0])
+        if self.wgmma and 90 not in archs:
+            raise ValueError(f"cutlass: wgmma needs arch=90, got arch={self.arch}")
+
+    @property
+    def archs(self) -> tuple[int, ...]:
+        """All that are asked for, the oldest first."""
+        return (self.arch,) if isinstance(self.arch, int) else self.arch
+
+
+def bound(options: Options) -> Callable[[ConvProblem, str], Decision]:
+    """`check` under options: old GPUs take less."""
+    return lambda problem, epilogue: check(problem, epilogue, options)
+
+
+def check(problem: ConvProblem, epilogue: str, options: Options | None = None) -> Decision:
+    """Whether CUTLASS takes a problem with an epilogue, as it stands.
+
+    Channel counts and asymmetric padding refuse nothing: kernels are made for the alignment that
+    the channels have, and are told where the padding begins and how large the output is.
+    """
+    options = options or Options()
+    for rule in (_layouts, _dtypes, _channels, _groups, _dilation, _empty):
+        decision = rule(problem)
+        if not decision:
+            return decision
+    reason = too_large(problem)
+    if reason and not (has_hopper(options) and hopper_algorithm(problem)):
+        return no(reason)
+    if epilogue not in EPILOGUES[problem.kind]:
+        return no(f"no epilogue {epilogue!r} for {problem.kind.value}")
+    return _arch(problem, options)
+
+
+def _layouts(problem: ConvProblem) -> Decision:
+    found = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
+    if found in LAYOUTS:
+        return YES
+    return no(f"layouts {'/'.join(found)}: CUTLASS has NHWC/OHWI/NHWC")
+
+
+def _dtypes(problem: ConvProblem) -> Decision:
+    first, second, result = (problem.dtype(role) for role in problem.roles)
+    known = ("float16", "bfloat16", "float32")
+    for dtype in (first, second, result):
+        if dtype not in known:
+            return no(f"dtype {dtype}: CUTLASS's kernels here have {', '.join(known)}")
+    if first != second or result not in (first, "float32"):
+        return no(
+            f"dtypes {first} and {second} to {result}: both operands must be of one dtype, and the"
+            " result of theirs or float32"
+        )
+    return YES
+
+
+def _channels(problem: ConvProblem) -> Decision:
+    sizes = {name: getattr(problem, name) for name in ("c", "k", "r", "s")}
+    symbolic = [f"{name.upper()}={v}" for name, v in sizes.items() if not isinstance(v, int)]
+    if symbolic:
+        return no(f"symbolic channels or kernel: {', '.join(symbolic)}")
+    return YES
+
+
+def _groups(problem: ConvProblem) -> Decision:
+    if problem.groups == 1:
+        return YES
+    # CUTLASS's dgrad and wgrad have no groups, so each group is a convolution of its own, launched
+    # after the one before.
+    least = min(problem.c, problem.k) // problem.groups
+    if problem.groups > MOST_GROUPS or least < LEAST_CHANNELS:
+        return no(
+            f"groups={problem.groups} of {least} channels: a kernel for each group pays for up to"
+            f" {MOST_GROUPS} groups of {LEAST_CHANNELS} channels or more"
+        )
+    return YES
+
+
+def _dilation(problem: ConvProblem) -> Decision:
+    if problem.kind is ConvKind.DGRAD and max(problem.strides) > 1 and max(problem.dilation) > 1:
+        return no(
+            f"dgrad with strides={problem.strides}, dilation={problem.dilation}: CUTLASS's strided"
+            " dgrad has no dilation"
+        )
+    return YES
+
+
+def _empty(problem: ConvProblem) -> Decision:
+    for role in ("data", "weight", "grad"):
+        if any(isinstance(size, int) and size < 1 for size in problem.canonical_shape(role)):
+            return no(f"{role} is empty: {list(problem.shape(role))}")
+    return YES
+
+
+def of_group(problem: ConvProblem) -> ConvProblem:
+    """The convolution of one group: what a kernel does."""
+    g = problem.groups
+    return problem if g == 1 else replace(problem, c=problem.c // g, k=problem.k // g, groups=1)
+
+
+def too_large(problem: ConvProblem) -> str:
+    """Which tensor has too many bytes to be counted in 32 bits, in words; empty if none has."""
+    for role in ("data", "weight", "grad"):
+        # A weight gradient's sums are float32 whatever the result is.
+        sums = role == "weight" and problem.kind is ConvKind.WGRAD
+        total = 4 if sums else DTYPE_BYTES[problem.dtype(role)]
+        for size in problem.canonical_shape(role):
+            total *= size if isinstance(size, int) else 1  # known when the call is made
+        if total >= MAX_BYTES:
+            return f"{role} has {total} bytes; CUTLASS takes fewer than 2**31"
+    return ""
+
+
+def has_hopper(options: Options) -> bool:
+    """Whether kernels of Hopper's own instructions are asked for, and for every GPU."""
+    return options.wgmma and options.archs == (90,)
+
+
+def _arch(problem: ConvProblem, options: Options) -> Decision:
+    oldest = options.archs[0]
+    if oldest < 80 and "bfloat16" in (problem.data_dtype, problem.grad_dtype):
+        return no(f"bfloat16 for arch={oldest}: tensor cores have it from 80 on")
+    return YES

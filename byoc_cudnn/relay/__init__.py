@@ -1,0 +1,1 @@
+"""Relay modules: the rows as a pattern table, and partitioned as Relay modules."""

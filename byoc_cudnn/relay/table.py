@@ -1,0 +1,96 @@
+"""The rows as a Relay pattern table, for `relay.transform.MergeComposite`.
+
+The patterns are those of `patterns.py` in Relay's operators.  Nothing is decided here: a match is
+lowered to Relax, where the partition says whether the row takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from operator import or_
+from typing import Any
+
+from relay_wgrad import registry
+from relay_wgrad.problem import ConvKind
+from relay_wgrad.relay.ast import Expr, Function, IRModule
+from relay_wgrad.relay.dataflow_pattern import DFPattern, is_constant, is_op, wildcard
+from relay_wgrad.relay.dataflow_pattern.partition import extract
+from relay_wgrad.relay.lower import lower
+from relay_wgrad.relay.op.contrib import register_pattern_table
+from relay_wgrad.relay.ops import REGISTRY
+
+from ..patterns import ADD, CALLS, EPILOGUES, MASKS, RELU, WHERE
+from ..report import Entry
+from ..split.partition import partition_part
+from ..table import BACKENDS, Row, backend_of
+
+_MAIN = "main"
+_PREFIX = "relax."
+
+# What each op of an epilogue is in Relay, after what comes before it.
+_AFTER: dict[str, Callable[[DFPattern], DFPattern]] = {
+    ADD: lambda x: is_op("nn.bias_add")(x, wildcard()) | is_op("add")(x, wildcard()),
+    RELU: lambda x: is_op("nn.relu")(x),
+}
+
+
+def _masked(epilogue: str, x: DFPattern) -> DFPattern:
+    compared = is_op(MASKS[epilogue].removeprefix(_PREFIX))(wildcard(), is_constant())
+    return is_op("where")(compared, is_constant(), x)
+
+
+def convolutions(kind: ConvKind) -> tuple[str, ...]:
+    """Relay's operators of a kind."""
+    names = [name.removeprefix(_PREFIX) for name, _ in CALLS[kind]]
+    return tuple(name for name in names if name in REGISTRY)
+
+
+def relay_pattern(row: Row) -> DFPattern:
+    """A row's pattern in Relay's operators."""
+    calls = [is_op(name)(wildcard(), wildcard()) for name in convolutions(row.kind)]
+    out: DFPattern = reduce(or_, calls)
+    for op in EPILOGUES[row.epilogue]:
+        out = _masked(row.epilogue, out) if op == WHERE else _AFTER[op](out)
+    return out
+
+
+def entries_of(
+    function: Function, backends: Sequence[str], options: Mapping[str, Any], fuse: bool = True
+) -> tuple[Entry, ...]:
+    """What becomes of the convolutions in a Relay function of tensors, and why."""
+    registry.register()
+    mod = lower(IRModule({_MAIN: function.without_attr("Inline")}))
+    return tuple(partition_part(mod, backends, options, fuse)[1])
+
+
+def pattern_table(backend: str, options: Any = None, fuse: bool = True) -> list[tuple[Any, ...]]:
+    """The rows of a backend as (name, pattern, check), big to small.
+
+    Names are `<backend>.<row>`.  Errors as `partition`, for an unknown backend or option.
+    """
+    chosen = backend_of(backend)
+    chosen.make_options(options)  # refuses what is wrong before anything is matched
+    given = {backend: options}
+
+    def check_of(row: Row, pattern: DFPattern) -> Callable[[Expr], bool]:
+        def check(call: Expr) -> bool:
+            function = extract(pattern, call)
+            if function is None:
+                return False
+            return [e.row for e in entries_of(function, (backend,), given, fuse)] == [row.name]
+
+        return check
+
+    rows = []
+    for row in chosen.rows:
+        if fuse or not row.epilogue:
+            pattern = relay_pattern(row)
+            rows.append((f"{backend}.{row.name}", pattern, check_of(row, pattern)))
+    return rows
+
+
+def register_tables() -> None:
+    """Registers each backend's table with `relay.op.contrib`, under the backend's name."""
+    for name in BACKENDS:
+        register_pattern_table(name, partial(pattern_table, name))

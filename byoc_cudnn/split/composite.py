@@ -1,0 +1,264 @@
+"""Composites: the functions that a partitioned module calls, and the way back.
+
+Their form is that of `relax.transform.FuseOpsByPattern` with `annotate_codegen=True`: an outer
+function for the code generator, and in it one local function that holds the ops.  Names are made up
+here and never taken from the program, since they become symbols of generated source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.ir import Op
+
+from relay_wgrad.ops.view import problem_of
+from relay_wgrad.problem import ConvProblem
+from relay_wgrad.relation import as_size
+from relay_wgrad.transform.substitute import substitute
+
+from ..patterns import ADD, Chain
+from ..table import CODEGENS, Row
+
+PROBLEM, ROW, OPTIONS = "relay_wgrad.problem", "relay_wgrad.row", "relay_wgrad.options"
+_DGRAD = "relax.nn.conv2d_backward_data"
+
+
+class _Sizes:
+    """A composite's own symbolic sizes: one variable for each different size of its operands.
+
+    Any size will do, also one that is an expression in the program.  Variables are called after the
+    problem's letters: the program's names stay outside.
+    """
+
+    def __init__(self, chain: Chain, problem: ConvProblem) -> None:
+        self._found: list[tuple[Any, relax.Expr]] = []
+        self._names: set[str] = set()
+        self.types: list[relax.TensorType] = []
+        for name, operand in chain.operands():
+            ty = operand.ty
+            letters = _letters(name, problem, len(ty.shape.values))
+            dims = [
+                self._own(size, letter)
+                for size, letter in zip(ty.shape.values, letters, strict=True)
+            ]
+            self.types.append(relax.TensorType(dims, ty.dtype, ty.vdevice))
+
+    def find(self, size: Any) -> Any:
+        """The composite's name for a size; None for one that no operand has."""
+        if isinstance(as_size(size), int):
+            return size
+        for known, own in self._found:
+            if tvm_ffi.structural_equal(known, size):
+                return own
+        return None
+
+    def _own(self, size: Any, letter: str) -> Any:
+        own = self.find(size)
+        if own is None:
+            name, count = letter, 0
+            while name in self._names:
+                count += 1
+                name = f"{letter}{count}"
+            self._names.add(name)
+            own = tvm.tirx.Var(name, "int64")
+            self._found.append((size, own))
+        return own
+
+
+def _letters(name: str, problem: ConvProblem, count: int) -> str:
+    """Letters for the axes of an operand."""
+    if name == "weight":
+        return problem.kernel_layout.translate(str.maketrans("OIHW", "kcrs"))
+    if name == "grad":
+        return problem.grad_layout.translate(str.maketrans("NCHW", "nkpq"))
+    return problem.layout("data").lower() if name in ("data", "x") else "b" * count
+
+
+def unbound_sizes(chain: Chain, problem: ConvProblem) -> list[str]:
+    """Symbolic sizes of dgrad's result that no operand has: it can't be computed from them."""
+    sizes = _Sizes(chain, problem)
+    if not _has_shape(chain.conv):
+        return []
+    return [str(size) for size in chain.conv.ty.shape.values if sizes.find(size) is None]
+
+
+def _has_shape(conv: relax.Call) -> bool:
+    return str(conv.op.name) == _DGRAD
+
+
+def build_composite(
+    chain: Chain, problem: ConvProblem, row: Row, codegen: str, options: str
+) -> relax.Function:
+    """The inner function of a chain that has no `unbound_sizes`.
+
+    Parameters are the operands in `Chain.operands`' order and by its names, also where two of them
+    are one tensor of the program.
+    """
+    operands = chain.operands()
+    sizes = _Sizes(chain, problem)
+    params = [relax.Var(name, ty) for (name, _), ty in zip(operands, sizes.types, strict=True)]
+    conv = chain.conv
+    args: list[relax.Expr] = list(params[:2])
+    if _has_shape(conv):
+        # The shape may come as a variable; its sizes are known or there would be no problem.
+        args.append(relax.ShapeExpr([sizes.find(size) for size in conv.ty.shape.values]))
+    extra = {name: param for (name, _), param in zip(operands[2:], params[2:], strict=True)}
+    normalize = relax.BlockBuilder().normalize
+    value: dict[relax.Var, relax.Var] = {}
+    bindings = []
+    whole = chain.all
+    for i, binding in enumerate(whole):
+        call = binding.value
+        if i == 0:
+            inside = args
+        elif binding is chain.mask:
+            inside = [extra["x"], call.args[1]]
+        else:
+            inside = [value.get(a, a) if isinstance(a, relax.Var) else a for a in call.args]
+            if str(call.op.name) == ADD:
+                added = extra.get("bias", extra.get("residual"))
+                inside = [a if a in value.values() else added for a in inside]
+        call = normalize(relax.Call(call.op, inside, call.attrs, call.ty_args))
+        last = i == len(whole) - 1
+        own = relax.Var("out", call.ty) if last else relax.DataflowVar(f"lv{i}", call.ty)
+        value[binding.var] = own
+        bindings.append(relax.VarBinding(own, call))
+    func = _function(params, relax.DataflowBlock(bindings), bindings[-1].var, {})
+    return func.with_attrs(
+        {
+            "Composite": f"{codegen}.{row.name}",
+            PROBLEM: problem_of(conv_in(func)).repro(),
+            ROW: row.name,
+            OPTIONS: options,
+        }
+    )
+
+
+def build_outer(inner: relax.Function, codegen: str, symbol: str) -> relax.Function:
+    """The function that a code generator gets: it calls `inner` and does nothing else."""
+    typed = inner if _is_static(inner) else relax.utils.copy_with_new_vars(inner)
+    params = [relax.Var(p.name, p.ty) for p in typed.params]
+    local = relax.Var("composite", inner.ty)
+    call = relax.Call(local, params)
+    relax.expr._update_type(call, typed.ret_ty)
+    out = relax.Var("out", typed.ret_ty)
+    block = relax.BindingBlock([relax.VarBinding(local, inner), relax.VarBinding(out, call)])
+    return _function(params, block, out, {"Codegen": codegen, "global_symbol": symbol})
+
+
+def _function(
+    params: list[relax.Var], block: relax.BindingBlock, out: relax.Var, attrs: dict[str, str]
+) -> relax.Function:
+    body = relax.SeqExpr([block], out)
+    relax.expr._update_type(body, out.ty)
+    func = relax.Function(params, body, out.ty, True)
+    return func.with_attrs(attrs)
+
+
+def _is_static(func: relax.Function) -> bool:
+    return not relax.analysis.defined_symbolic_vars(func)
+
+
+class Composites:
+    """The composites of one module, each once however often it is called."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = set(taken)
+        self._found: dict[tuple[str, ...], list[tuple[relax.Function, tvm.ir.GlobalVar]]] = {}
+        self.functions: dict[tvm.ir.GlobalVar, relax.Function] = {}
+
+    def add(self, inner: relax.Function, codegen: str, row: Row) -> tvm.ir.GlobalVar:
+        """The global variable of a composite; a new one if there is no equal function yet."""
+        call = conv_in(inner)
+        key = (str(call.op.name), *(str(inner.attrs[name]) for name in (PROBLEM, ROW, OPTIONS)))
+        equals = self._found.setdefault(key, [])
+        for other, var in equals:
+            if tvm_ffi.structural_equal(inner, other):
+                return var
+        symbol, count = f"{codegen}_{row.name}", 0
+        while symbol in self._taken:
+            count += 1
+            symbol = f"{codegen}_{row.name}_{count}"
+        self._taken.add(symbol)
+        outer = build_outer(inner, codegen, symbol)
+        var = tvm.ir.GlobalVar(symbol)
+        relax.expr._update_type(var, outer.ty)
+        self.functions[var] = outer
+        equals.append((inner, var))
+        return var
+
+
+def composite_in(func: Any) -> relax.Function | None:
+    """The inner function of an outer one that this package made; None for anything else."""
+    if not isinstance(func, relax.Function) or func.attrs is None:
+        return None
+    if str(func.attrs.get("Codegen", "")) not in CODEGENS:
+        return None
+    inner = func.body.blocks[0].bindings[0].value
+    return inner if isinstance(inner, relax.Function) and PROBLEM in inner.attrs else None
+
+
+def called_composite(
+    binding: relax.Binding, made: Mapping[tvm.ir.GlobalVar, relax.Function | None]
+) -> relax.Function | None:
+    """The composite that a binding calls."""
+    value = binding.value
+    if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+        return made.get(value.op)
+    return None
+
+
+def conv_in(inner: relax.Function) -> relax.Call:
+    """The convolution of a composite."""
+    return inner.body.blocks[0].bindings[0].value
+
+
+def is_taken(func: relax.Function) -> bool:
+    """Whether another backend, or a fusion, has the function already."""
+    names = ("Codegen", "Composite", "Primitive")
+    return func.attrs is not None and any(name in func.attrs for name in names)
+
+
+def inline(
+    inner: relax.Function, root: relax.VarBinding, new_var: Callable[[str, Any], relax.Var]
+) -> list[relax.VarBinding]:
+    """The ops of a composite in the place of `root`, which calls it."""
+    args = list(root.value.args)
+    sizes = [
+        pair
+        for param, arg in zip(inner.params, args, strict=True)
+        for pair in zip(param.ty.shape.values, arg.ty.shape.values, strict=True)
+    ]
+    value: dict[relax.Var, Any] = dict(zip(inner.params, args, strict=True))
+    normalize = relax.BlockBuilder().normalize
+    bindings = []
+    body = inner.body.blocks[0].bindings
+    for i, binding in enumerate(body):
+        call = substitute(binding.value, value)
+        if _has_shape(call):
+            # Types are inferred anew; this argument is the only other place of a size.
+            shape = [_given(size, sizes) for size in call.args[2].values]
+            args = [*call.args[:2], relax.ShapeExpr(shape)]
+            call = relax.Call(call.op, args, call.attrs, call.ty_args)
+        call = normalize(call)
+        last = i == len(body) - 1
+        var = root.var if last else new_var(f"{root.var.name}_{op_name(binding.value)}", call.ty)
+        value[binding.var] = var
+        bindings.append(relax.VarBinding(var, call))
+    return bindings
+
+
+def _given(size: Any, sizes: list[tuple[Any, Any]]) -> Any:
+    """What a caller gives for a composite's size."""
+    if isinstance(as_size(size), int):
+        return size
+    return next(given for own, given in sizes if size.same_as(own))
+
+
+def op_name(call: relax.Call) -> str:
+    """`conv2d` for `relax.nn.conv2d`."""
+    return str(call.op.name).rpartition(".")[2] if isinstance(call.op, Op) else "call"

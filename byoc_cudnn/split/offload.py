@@ -1,0 +1,273 @@
+"""The partition of one function: what is asked of which row, and the function that results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tvm
+from tvm import relax
+
+from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+from ..decision import Decision, no
+from ..patterns import EPILOGUES, MASKS, WHERE, Chain
+from ..report import FASTER_HERE, Entry
+from ..table import CODEGENS, Backend, Row
+from .adapt import Note, adapt_function, adapted
+from .blocks import Block, blocks_of, rewrite_blocks, uses_of
+from .composite import (
+    PROBLEM,
+    ROW,
+    Composites,
+    build_composite,
+    called_composite,
+    conv_in,
+    op_name,
+    unbound_sizes,
+)
+from .source import Sources
+
+if TYPE_CHECKING:
+    from ..tuning.selection import Selection
+
+_FOLLOWING = {op for ops in EPILOGUES.values() for op in ops}
+_LONGEST = max(len(ops) for ops in EPILOGUES.values())
+
+CAST = "bound by match_cast: bind it to a variable first"
+NESTED = "inside another expression: a local function, or a program not in normal form"
+
+
+class FunctionPartition:
+    """The partition of one function."""
+
+    def __init__(
+        self,
+        name: str,
+        func: relax.Function,
+        backends: Sequence[Backend],
+        options: Mapping[str, str],
+        composites: Composites,
+        made: Mapping[tvm.ir.GlobalVar, relax.Function | None],
+        selection: Selection | None = None,
+    ) -> None:
+        self.name = name
+        self.backends = backends
+        self.options = options
+        self.composites = composites
+        self.made = made
+        self.selection = selection
+        self.entries: list[Entry] = []
+        self.func, self.notes = adapt_function(func, self._choose)
+        self.claimed: set[relax.Var] = set()
+        self.replaced: dict[relax.Var, relax.Call] = {}
+
+    # ---- deciding ----------------------------------------------------------------------------
+
+    def _choose(self, problem: ConvProblem) -> ConvProblem | None:
+        """What to solve instead: where no backend takes a problem, or one prefers another."""
+        for backend in self.backends:
+            if backend.takes(problem):
+                return backend.wider(problem, None)
+        if problem.kind is ConvKind.DGRAD and not (
+            isinstance(problem.h, int) and isinstance(problem.w, int)
+        ):
+            # Only an epilogue's operand could give these sizes, and none follows an adapted dgrad.
+            return None
+        for backend in self.backends:
+            found = adapted(problem, backend.layouts, backend.takes)
+            if found is not None:
+                return backend.wider(found, None) or found
+        return None
+
+    def run(self) -> relax.Function:
+        """The function with calls of composites; `entries` say what became of each convolution."""
+        self.uses = uses_of(self.func)
+        self.sources = Sources(self.func, self.uses, self._conv_of)
+        for block in blocks_of(self.func.body):
+            for binding in block.bindings:
+                self._visit(binding)
+        return rewrite_blocks(self.func, self._rewrite) if self.replaced else self.func
+
+    def _conv_of(self, value: relax.Expr) -> relax.Call | None:
+        if family_def(value) is not None:
+            return value
+        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+            inner = self.made.get(value.op)
+            return conv_in(inner) if inner is not None else None
+        return None
+
+    def _visit(self, binding: relax.Binding) -> None:
+        value = binding.value
+        inner = called_composite(binding, self.made)
+        if inner is not None:
+            backend = CODEGENS[str(inner.attrs["Composite"]).partition(".")[0]]
+            self._entry(
+                binding, conv_in(inner), str(inner.attrs[PROBLEM]),
+                backend=backend.name, row=str(inner.attrs[ROW]), source=self.sources.of(value),
+            )  # fmt: skip
+        elif family_def(value) is not None and isinstance(binding, relax.VarBinding):
+            self._decide(binding)
+        elif _may_nest(value):
+            reason = CAST if family_def(value) is not None else NESTED
+            for call in family_calls(value):
+                self._entry(binding, call, repro_of(call), reason=reason)
+
+    def _decide(self, binding: relax.VarBinding) -> None:
+        call = binding.value
+        try:
+            problem = problem_of(call)
+        except ValueError as error:
+            self._entry(binding, call, "", reason=str(error), source=self.sources.of(call))
+            return
+        note = self.notes.get(binding.var)
+        shown = note.problem.repro() if note is not None else problem.repro()
+        chains, tried = self._chains(binding)
+        reason = f"no row for {problem.kind.value}"
+        taken: list[tuple[Backend, Row, Chain]] = []
+        for backend in self.backends:
+            for row in backend.rows_of(problem.kind):
+                chain = chains.get(EPILOGUES[row.epilogue])
+                if chain is None or not self._matches(row, chain):
+                    continue
+                decision = self._check(row, problem, chain)
+                if decision:
+                    taken.append((backend, row, chain))
+                    break
+                # Rows go from big to small: the last refusal is that of the call alone.
+                reason = decision.reason
+                tried.append((f"{backend.name}.{row.name}", reason))
+            if taken and self.selection is None:
+                break
+        result: dict[str, Any] = {"tried": tuple(tried), "source": self.sources.of(call)}
+        if not taken:
+            self._entry(binding, call, shown, reason=reason, **result)
+            return
+        options: Mapping[str, str] = self.options
+        which = 0
+        if self.selection is not None:
+            rows = [(backend.name, row.epilogue) for backend, row, _ in taken]
+            picked = self.selection.choose(problem, rows, options)
+            result["times"] = picked.times
+            if picked.index is None:
+                self._entry(binding, call, shown, reason=FASTER_HERE, **result)
+                return
+            which, options = picked.index, picked.options
+        backend, row, chain = taken[which]
+        self._entry(
+            binding, call, shown, backend=backend.name, row=row.name,
+            adapted=note.adapted if note is not None else "", **result,
+        )  # fmt: skip
+        inner = build_composite(chain, problem, row, backend.codegen, options[backend.name])
+        self._replace(chain, inner, backend, row)
+
+    def _chains(
+        self, binding: relax.VarBinding
+    ) -> tuple[dict[tuple[str, ...], Chain], list[tuple[str, str]]]:
+        """The call alone and with what follows it, by its ops; and why nothing more follows."""
+        chains: dict[tuple[str, ...], Chain] = {(): Chain((binding,))}
+        tried: list[tuple[str, str]] = []
+        bindings: tuple[relax.VarBinding, ...] = (binding,)
+        ops: tuple[str, ...] = ()
+        for _ in range(_LONGEST):
+            var = bindings[-1].var
+            user = self.uses.sole_user(var)
+            if user is None:
+                following = [u for u in self.uses.users.get(var, []) if _op(u) in _FOLLOWING]
+                if following:
+                    tried.append(
+                        (f"{op_name(following[0].value)} after {var.name}", self._why(var))
+                    )
+                break
+            name = _op(user)
+            if name not in _FOLLOWING or user.var in self.claimed:
+                break
+            mask = None
+            if name == WHERE:
+                mask = self.uses.makers.get(user.value.args[0])
+                if mask is None or _op(mask) not in MASKS.values():
+                    break
+                if self.uses.sole_user(mask.var) is not user:
+                    tried.append((f"where after {var.name}", self._why(mask.var)))
+                    break
+            bindings, ops = (*bindings, user), (*ops, name)
+            chains[ops] = Chain(bindings, mask)
+        return chains, tried
+
+    def _why(self, var: relax.Var) -> str:
+        return f"{var.name} is needed elsewhere: {self.uses.describe(var)}"
+
+    def _matches(self, row: Row, chain: Chain) -> bool:
+        """Whether the row's pattern matches the chain's last op."""
+        # The chain's own values are all that a pattern looks at; a map of the whole function's
+        # would be copied for each match.
+        values = {binding.var: binding.value for binding in chain.all}
+        return row.pattern.extract_matched_expr(chain.root.value, values) is not None
+
+    def _check(self, row: Row, problem: ConvProblem, chain: Chain) -> Decision:
+        decision = row.check(problem, chain)
+        if not decision:
+            return decision
+        unbound = unbound_sizes(chain, problem)
+        if unbound:
+            return no(f"no operand's shape gives the symbolic {', '.join(unbound)}")
+        return decision
+
+    def _replace(self, chain: Chain, inner: relax.Function, backend: Backend, row: Row) -> None:
+        var = self.composites.add(inner, backend.codegen, row)
+        call = relax.Call(var, [operand for _, operand in chain.operands()])
+        relax.expr._update_type(call, chain.root.value.ty)
+        self.replaced[chain.root.var] = call
+        self.claimed |= {binding.var for binding in chain.all}
+
+    # ---- writing -----------------------------------------------------------------------------
+
+    def _rewrite(self, block: Block) -> list[relax.Binding] | None:
+        bindings, changed = [], False
+        for binding in block.bindings:
+            call = self.replaced.get(binding.var)
+            if call is not None:
+                bindings.append(relax.VarBinding(binding.var, call))
+            elif binding.var not in self.claimed:
+                bindings.append(binding)
+                continue
+            changed = True
+        return bindings if changed else None
+
+    def _entry(self, binding: relax.Binding, call: relax.Call, problem: str, **result: Any) -> None:
+        note: Note | None = self.notes.get(binding.var)
+        node = note.var if note is not None else binding.var
+        self.entries.append(Entry(self.name, str(node.name), op_name(call), problem, **result))
+
+
+def _op(binding: relax.Binding) -> str:
+    value = binding.value
+    if not isinstance(binding, relax.VarBinding) or not isinstance(value, relax.Call):
+        return ""
+    return str(value.op.name) if isinstance(value.op, tvm.ir.Op) else ""
+
+
+def _may_nest(value: relax.Expr) -> bool:
+    """Whether a call of the family may be within a value: a cheap question for each binding."""
+    if isinstance(value, relax.Call):
+        return family_def(value) is not None or any(isinstance(a, relax.Call) for a in value.args)
+    return not isinstance(value, relax.If | relax.Var | relax.TupleGetItem | tvm.ir.Constant)
+
+
+def family_calls(func: relax.Function) -> list[relax.Call]:
+    found: list[relax.Call] = []
+
+    def visit(expr: relax.Expr) -> None:
+        if family_def(expr) is not None:
+            found.append(expr)
+
+    relax.analysis.post_order_visit(func, visit)
+    return found
+
+
+def repro_of(call: relax.Call) -> str:
+    try:
+        return problem_of(call).repro()
+    except ValueError:
+        return ""

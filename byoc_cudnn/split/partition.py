@@ -1,0 +1,87 @@
+"""The partition of a Relax module: backends bound to their options, then function by function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from relay_wgrad import registry
+
+from ..report import Entry
+from ..table import Backend, backend_of, options_json
+from ..tuning.selection import Selection
+from .composite import Composites, composite_in, is_taken, op_name
+from .offload import FunctionPartition, family_calls, repro_of
+
+TAKEN = "in a function that another pass has taken"
+
+
+def check_registered() -> None:
+    """Raises RuntimeError before `relay_wgrad.register()`."""
+    if not registry.is_registered():
+        raise RuntimeError("partition: call relay_wgrad.register() first")
+
+
+def partition_part(
+    mod: tvm.IRModule, backends: Sequence[str], options: Mapping[str, Any], fuse: bool = True
+) -> tuple[tvm.IRModule, list[Entry]]:
+    """`partition` of a Relax module that is a part of a program, and is not judged as a whole.
+
+    Raises RuntimeError before `relay_wgrad.register()`, else as `partition` does.
+    """
+    check_registered()
+    chosen, made_options = bound_backends(backends, options, fuse)
+    return partition_relax(mod, chosen, made_options, None)
+
+
+def bound_backends(
+    backends: Sequence[str], options: Mapping[str, Any], fuse: bool
+) -> tuple[list[Backend], dict[str, Any]]:
+    """The backends, bound to their options, and the options by name."""
+    if isinstance(backends, str) or not isinstance(backends, Sequence) or not backends:
+        raise TypeError(f"partition: backends must be a list of names, got {backends!r}")
+    chosen = [backend_of(name) for name in backends]
+    if not fuse:
+        chosen = [replace(b, rows=tuple(r for r in b.rows if not r.epilogue)) for b in chosen]
+    for name in options:
+        backend_of(name)
+        if name not in backends:
+            raise ValueError(
+                f"partition: options for {name}, which is not among {', '.join(backends)}"
+            )
+    made_options = {b.name: b.make_options(options.get(b.name)) for b in chosen}
+    return [b.under(made_options[b.name]) for b in chosen], made_options
+
+
+def partition_relax(
+    mod: tvm.IRModule,
+    chosen: Sequence[Backend],
+    options: Mapping[str, Any],
+    measured: Selection | None,
+) -> tuple[tvm.IRModule, list[Entry]]:
+    texts = {name: options_json(value) for name, value in options.items()}
+    out = mod.clone()
+    composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
+    made = {gv: composite_in(func) for gv, func in mod.functions_items()}
+    entries: list[Entry] = []
+    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
+        if not isinstance(func, relax.Function) or made[gv] is not None:
+            continue
+        if is_taken(func):
+            entries += [
+                Entry(str(gv.name_hint), "", op_name(call), repro_of(call), reason=TAKEN)
+                for call in family_calls(func)
+            ]
+            continue
+        work = FunctionPartition(str(gv.name_hint), func, chosen, texts, composites, made, measured)
+        result = work.run()
+        entries += work.entries
+        if result is not func:
+            out.update_func(gv, result)
+    for var, func in composites.functions.items():
+        out.update_func(var, func)
+    return out, entries

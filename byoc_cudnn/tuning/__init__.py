@@ -1,0 +1,1 @@
+"""What was measured: records, what they depend on, and the choice by them."""

@@ -1,0 +1,1 @@
+"""All three of depthwise convolutions."""

@@ -1,0 +1,1 @@
+"""fprop and dgrad by sums over taps, with their accumulators in registers."""

@@ -1,0 +1,84 @@
+"""fprop and dgrad: one core, since both sum weights over pixels at affine positions (`axes`).
+
+The core keeps a tile of pixels times a block of output channels in registers and runs over taps
+and input channels; positions off the image are zeros of the operand's border.
+"""
+
+from __future__ import annotations
+
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
+
+from ..machine import Machine
+from ..words.axes import Axis
+from ..words.memory import NO_BORDER, Memory
+from ..words.tiles import Tile, channel_block, compete, pixel_tile, row_tile
+from .blocked import Blocked
+from .core import Core
+
+# Bytes of a pixel that a cache's own prefetching finds in time, without being asked; and how much
+# more than the level-2 caches tensors are that do not stay in a cache.  Both measured.
+_LONG_PIXEL, _BEYOND = 1 << 10, 4
+# Input channels of a 1 x 1 kernel from which on fewer loads matter more than fewer tiles.
+_DEEP = 64
+# Tiles of one row must save so much of the work: they load more.
+_FEWER = 0.75
+
+
+def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    """The whole kernel: operands in, core, result out."""
+    dgrad = problem.kind is ConvKind.DGRAD
+    operand, _, result = problem.roles
+    groups = problem.groups
+    size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
+    reduced, channels = size[1] // groups, out[1] // groups
+    axes = [
+        Axis(
+            dgrad, size[2 + i], out[2 + i], problem.canonical_shape("weight")[2 + i],
+            problem.strides[i], problem.dilation[i], problem.padding[i],
+        )
+        for i in (0, 1)
+    ]  # fmt: skip
+    vectors, lanes = channel_block(m, memory.accum, channels)
+    # Few pixels and many channels in a register tile need fewer loads, and cope with pixels that
+    # compete for cache lines; many pixels suit short rows, which they divide better.
+    bytes_ = DTYPE_BYTES[memory.accum]
+    step = groups * reduced * axes[1].scale * bytes_
+    pointwise = problem.r == problem.s == 1
+    if (pointwise and reduced >= _DEEP) or compete(
+        m, pixel_tile(m, vectors, 1, axes[1].count)[1], step
+    ):
+        vectors, lanes = channel_block(m, memory.accum, channels, wide=True)
+    block = vectors * lanes
+    (top, bottom), (left, right) = (axis.border() for axis in axes)
+    weight, panels = memory.panels("I" if dgrad else "O", groups, channels, reduced, block)
+    memory.move_weight(weight, panels, True, reverse=dgrad)
+    batch = memory.batch(
+        memory.operand(operand, groups, reduced, border=(top, left, bottom, right)),
+        memory.result(groups, channels),
+    )
+    height, width = out[2:]
+    plain = problem.strides == (1, 1) and problem.padding == NO_BORDER
+    merged = streams = False
+    if pointwise and plain:
+        # 1 x 1 convolutions are matrix products: the pixels of an image are one row, and if the
+        # batch is known and images follow each other, so are those of all images.
+        images = batch.images if problem.is_static else problem.n
+        merged = all(tensor.is_dense(images, height, width) for tensor in batch.tensors)
+        if all(tensor.has_dense_rows(width) for tensor in batch.tensors):
+            height, width = 1, height * width * (images if merged else 1)
+            streams = reduced * bytes_ <= _LONG_PIXEL and _beyond_caches(problem, m)
+        axes = [Axis(False, length, length, 1, 1, 1, 0) for length in (height, width)]
+    rows, columns = pixel_tile(m, vectors, axes[0].count, axes[1].count)
+    if axes[0].phases == 1 and axes[0].rows_of_taps(1) < _FEWER * axes[0].rows_of_taps(rows):
+        rows = 1  # taps off the image are left out where they miss all rows of a tile
+    tile = Tile(rows, columns, vectors, lanes)
+    core: Core | Blocked = Core(problem, m, memory.accum, axes, tile, streams)
+    if m.has_few_registers and lanes == m.lanes(memory.accum):
+        core = Blocked(problem, m, memory.accum, axes, row_tile(m, vectors, lanes))
+    with batch.each() as (_, count, (x, y)):
+        core.emit(x, y, weight, panels, 1 if merged else count)
+
+
+def _beyond_caches(problem: ConvProblem, m: Machine) -> bool:
+    """Whether operand and result come from memory and go there, as far as is known."""
+    return bool(problem.is_static and problem.bytes > _BEYOND * m.l2_bytes * m.cores)

@@ -1,0 +1,137 @@
+"""The loops of fprop and dgrad over tiles of pixels and blocks of channels."""
+
+from __future__ import annotations
+
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
+
+from ..machine import Machine
+from ..words.axes import Axis
+from ..words.loops import (
+    Expr,
+    bind,
+    both,
+    ceildiv,
+    digits,
+    int64,
+    local,
+    outer,
+    parallel,
+    prefetch,
+    serial,
+    store_head,
+    vector,
+    when,
+    zero,
+)
+from ..words.memory import Image, Panels
+from ..words.tiles import Tile, shapes
+
+
+class Core:
+    """Tiles one by one, each with its sums in registers from beginning to end."""
+
+    def __init__(
+        self, problem: ConvProblem, m: Machine, accum: str, axes: list[Axis], tile: Tile,
+        streams: bool,
+    ) -> None:  # fmt: skip
+        self.problem = problem
+        self.machine = m
+        self.accum = accum
+        self.axes = axes
+        self.tile = tile
+        self.line = m.line(accum)
+        self.streams = streams  # a row of pixels that are read and written in order
+
+    def emit(self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr) -> None:
+        rows, columns = self.axes
+        tile = self.tile
+        high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
+        sizes = (images, high, wide)
+        weights = panels.size * DTYPE_BYTES[self.accum]
+        # All weights stay in the cache if they fit; else one block of them does, for all pixels.
+        small = weights <= self.machine.l2_bytes // 2
+        order = (*sizes, panels.groups, panels.blocks) if small else (
+            panels.groups, panels.blocks, *sizes
+        )  # fmt: skip
+        with parallel(*order) as index:
+            n, a, b, g, block = index if small else (*index[2:], *index[:2])
+            a, b = bind(a * tile.rows), bind(b * tile.columns)
+            phases_h, phases_w = rows.phases, columns.phases
+            with serial(phases_h * phases_w) as phase:
+                h_phase, w_phase = digits(phase, (phases_h, phases_w))
+                where, phase_hw = (n, a, b, g, block), (h_phase, w_phase)
+                for shape in shapes(self.axes, tile, a, b):
+                    self._tile(x, y, weight, panels, where, phase_hw, shape)
+
+    def _tile(
+        self, x: Image, y: Image, weight: Expr, panels: Panels,
+        where: tuple[Expr, Expr, Expr, Expr, Expr], phase: tuple[Expr, Expr],
+        shape: tuple[int, int],
+    ) -> None:  # fmt: skip
+        n, a, b, g, block = where
+        rows, columns = self.axes
+        lanes, vectors, accum = self.tile.lanes, self.tile.vectors, self.accum
+        pixels = [(i, j) for i in range(shape[0]) for j in range(shape[1])]
+        acc = local("acc", len(pixels) * vectors * lanes, accum)
+        for i in range(len(pixels) * vectors):
+            T.buffer_store(acc, zero(accum, lanes), [vector(i * lanes, lanes)])
+        results = []
+        line = self.line
+        parts = panels.reduced // line if self.streams else 0
+        for p, q in pixels:
+            row, exists_row = rows.place(a + p, phase[0])
+            column, exists_column = columns.place(b + q, phase[1])
+            place = bind(y.at(n, row, column, g) + block * panels.block)
+            results.append((place, both(exists_row, exists_column)))
+            for start in range(0, 0 if parts else self.tile.block, max(line, lanes)):
+                prefetch(y.buffer, place + start, write=True)
+        steps = [p * rows.scale * x.h_step + q * columns.scale * x.w_step for p, q in pixels]
+        h, w = rows.taps(phase[0]), columns.taps(phase[1])
+        origin = bind(x.at(n, a * rows.scale + h.offset, b * columns.scale + w.offset, g))
+        panel = bind(panels.at(g, block, h.first, w.first))
+        reduced, w_count = w.as_terms(panels.reduced, x.w_step)
+        begin, end = rows.reached(h, a, shape[0])
+        with serial(end, begin) as r, serial(w_count) as s:
+            image = bind(origin + x.step((h, w), r, s))
+            taps = bind(panel + panels.step((h, w), r, s))
+
+            def products(c: Expr) -> None:
+                weights = [
+                    weight[vector(taps + c * panels.block + v * lanes, lanes)]
+                    for v in range(vectors)
+                ]
+                values = [x.buffer[int64(image + step + c)] for step in steps]
+                outer(acc, lanes, values, weights)
+
+            if parts:
+                with serial(parts) as part:
+                    self._ask(x, y, image + part * line, results[0][0], len(pixels), part, parts)
+                    with serial(line) as c:
+                        products(part * line + c)
+            if reduced > parts * line:
+                with serial(reduced, parts * line) as c:
+                    products(c)
+        for channels, condition in panels.widths(block):
+            with when(condition):
+                for i, (place, exists) in enumerate(results):
+                    with when(exists):
+                        store_head(y.buffer, place, acc, i * self.tile.block, lanes, channels)
+
+    def _ask(
+        self, x: Image, y: Image, source: Expr, target: Expr, pixels: int, part: Expr, parts: int
+    ) -> None:
+        """Asks for a line of each of the next pixels, and for a share of the lines to be written.
+
+        A short pixel is over before a cache sees that it is read in order.
+        """
+        for i in range(pixels):
+            prefetch(x.buffer, source + (pixels + i) * x.w_step)
+        step = max(self.tile.lanes, self.line)
+        of_pixel = ceildiv(self.tile.block, step)
+        some = ceildiv(pixels * of_pixel, parts)
+        for i in range(some):
+            number = part * some + i
+            at = target + number // of_pixel * y.w_step + number % of_pixel * step
+            prefetch(y.buffer, at, write=True)

@@ -1,0 +1,1 @@
+"""Weight gradients by sums over pixels."""

@@ -1,0 +1,400 @@
+"""wgrad as a product of packed panels, for machines with few registers.
+
+With 16 registers a tile is so low that each pixel brings it a fraction of a cache line of data.  So
+a task packs a unit of pixels first: the gradient as [block of k][pixel][lanes], the data of one
+tap as [tile of c][pixel][row of the tile].  A block of the gradient then stays in the level-1 cache
+while tiles of data pass from the level-2 cache, and the accumulators are loaded and stored once
+per tile and unit:
+
+    dw[tap, tile, block] += sum over pixels of data[tile][pixel] (x) gradient[block][pixel]
+
+In a panel the pixels are ordered (row, image, column).  So the rows that a tap reaches are one run,
+whatever the number of images.  A tap that does not reach all columns takes its part of each line:
+what is off the image must not be multiplied, since zero times infinity is not zero.
+
+A task is a part of the pixels, a group, a chunk of k and a chunk of c (`plan`).  The parts'
+sums are added in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
+
+from ...quotient import share
+from ..machine import Machine
+from ..words.loops import (  # fmt: skip
+    Expr,
+    Scratch,
+    bind,
+    both,
+    ceildiv,
+    int64,
+    local,
+    outer,
+    parallel,
+    serial,
+    vector,
+    when,
+    zero,
+)
+from ..words.memory import Batch, Image, Memory
+from ..words.parts import parts_of
+from ..words.tiles import channel_block, heights, tile_rows
+from .pixels import at_least, cut, reach
+from .plan import Work, best_plan
+
+_LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it gains
+
+
+def worth(problem: ConvProblem, m: Machine) -> bool:
+    """Whether packing pays."""
+    few = min(problem.c, problem.k) // problem.groups
+    return m.has_few_registers and few >= _LEAST_CHANNELS
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The result in memory, or a part of it; a block's filters are contiguous."""
+
+    buffer: Expr
+    size: int
+    g_step: int
+    b_step: int
+    r_step: int
+    s_step: int
+    c_step: int
+
+    def at(self, g: Expr, b: Expr, r: Expr, s: Expr, c: Expr) -> Expr:
+        place = g * self.g_step + b * self.b_step + c * self.c_step
+        return place + r * self.r_step + s * self.s_step
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Some of the gradient's pixels, and a group: where they begin and how many there are."""
+
+    n: Expr
+    p: Expr
+    g: Expr
+    images: Expr
+    rows: Expr
+    columns: Expr
+
+    def pixel(self, row: Expr, image: Expr) -> Expr:
+        """The place of a row's first pixel in a panel."""
+        return (row * self.images + image) * self.columns
+
+
+@dataclass(frozen=True)
+class Run:
+    """Pixels of a panel that a tap reaches: `lines` of `count`, the first at `first`."""
+
+    lines: Expr
+    first: Expr
+    count: Expr
+    step: Expr  # from line to line
+
+
+def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    """The whole kernel: operands in, core, sum of the parts, result out."""
+    groups, accum = problem.groups, memory.accum
+    filters, channels = problem.k // groups, problem.c // groups
+    vectors, lanes = channel_block(m, accum, filters)
+    block = vectors * lanes
+    batch = memory.batch(
+        memory.operand("grad", groups, filters), memory.operand("data", groups, channels)
+    )
+    if (
+        problem.layout("weight") == "HWIO"
+        and problem.dtype("weight") == accum
+        and filters % block == 0
+    ):
+        step = memory.strides("weight")
+        size = problem.r * problem.s * channels * problem.k
+        result = memory.flat("weight")
+        sums = Sums(result, size, filters, block, step["H"], step["W"], step["I"])
+        _Core(problem, m, accum, batch, sums, vectors, lanes).emit(batch, memory)
+        return
+    buffer, panels = memory.panels("O", groups, filters, channels, block)
+    sums = Sums(
+        buffer, groups * panels.at(1, 0, 0, 0), panels.at(1, 0, 0, 0),
+        panels.block_step, panels.r_step, panels.s_step, block,
+    )  # fmt: skip
+    _Core(problem, m, accum, batch, sums, vectors, lanes).emit(batch, memory)
+    memory.move_weight(buffer, panels, False)
+
+
+class _Core:
+    def __init__(
+        self, problem: ConvProblem, m: Machine, accum: str, batch: Batch, sums: Sums,
+        vectors: int, lanes: int,
+    ) -> None:  # fmt: skip
+        self.problem = problem
+        self.accum = accum
+        self.sums = sums
+        self.vectors = vectors
+        self.lanes = lanes
+        self.block = vectors * lanes
+        self.filters = problem.k // problem.groups
+        self.channels = problem.c // problem.groups
+        self.height = min(tile_rows(m, vectors), self.channels)
+        bytes_ = DTYPE_BYTES[accum]
+        # A block's panel of the gradient takes half of a level-1 cache.
+        target = m.l1_bytes // 2 // (self.block * bytes_)
+        self.pixels = cut(problem, batch, target)
+        most = self.pixels.images * self.pixels.rows * self.pixels.q
+        # An odd number of lines, so that panels do not compete for a few sets of a cache.
+        line = m.line(accum)
+        self.y_step = (ceildiv(most * self.block, line) | 1) * line
+        self.x_step = (ceildiv(most * self.height, line) | 1) * line
+        units_n, units_p = self.pixels.units
+        self.work = Work(
+            groups=problem.groups,
+            taps=problem.r * problem.s,
+            units=units_n * units_p if problem.is_static else m.cores,
+            blocks=ceildiv(self.filters, self.block),
+            tiles=ceildiv(self.channels, self.height),
+            block_bytes=self.y_step * bytes_,
+            tile_bytes=self.x_step * bytes_,
+            tile_cycles=most * self.height * self.vectors / 2,
+            size=sums.size,
+            element_bytes=bytes_,
+        )
+        self.plan = best_plan(self.work, m)
+
+    def emit(self, batch: Batch, memory: Memory) -> None:
+        result, splits = self.sums, self.plan.splits
+        with (
+            parts_of(result.buffer, memory, result.size, splits, self.lanes) as parts,
+            batch.each() as (number, images, tensors),
+        ):
+            self.sums = replace(result, buffer=parts)
+            self.pixels, (y, x) = self.pixels.of(images, *tensors)
+            self._tasks(x, y, number == 0)
+
+    def _tasks(self, x: Image, y: Image, is_first: Expr) -> None:
+        """Adds the sums over some images, the first of which find no sums yet."""
+        plan, work, problem = self.plan, self.work, self.problem
+        units_n, units_p = self.pixels.units
+        units = units_n * units_p
+        grid = plan.splits, problem.groups, *plan.chunks(work)
+        with parallel(*grid) as (i, g, k_chunk, c_chunk):
+            scratch = Scratch()
+            grad = scratch.new("grad_panels", plan.k_blocks * self.y_step, self.accum)
+            data = scratch.new("data_panels", plan.c_tiles * self.x_step, self.accum)
+            part = bind(i * self.sums.size)
+            blocks = _chunk(k_chunk, plan.k_blocks, work.blocks)
+            tiles = _chunk(c_chunk, plan.c_tiles, work.tiles)
+            if not problem.is_static:  # there may be no unit to begin with
+                with when(is_first):
+                    self._clear(part, g, blocks, tiles)
+            begin, end = map(bind, share(i, units, plan.splits))
+            with serial(end - begin) as number:
+                unit = self._unit(bind(begin + number), g)
+                self._pack_grad(y, grad, unit, blocks)
+                with serial(problem.r) as r, serial(problem.s) as s:
+                    run = self._pack_data(x, data, unit, (r, s), tiles)
+                    is_new = both(is_first, number == 0) if problem.is_static else False
+                    with serial(blocks[1] - blocks[0]) as b, serial(tiles[1] - tiles[0]) as t:
+                        tile = bind(tiles[0] + t)
+                        at = self.sums.at(g, blocks[0] + b, r, s, tile * self.height)
+                        at, x_at, y_at = part + at, t * self.x_step, b * self.y_step
+                        for rows, fits in heights(self.channels, self.height, tile):
+                            with when(fits):
+                                self._tile(rows, (data, x_at), (grad, y_at), at, run, is_new)
+            scratch.keep()
+
+    def _clear(
+        self, part: Expr, g: Expr, blocks: tuple[Expr, Expr], tiles: tuple[Expr, Expr]
+    ) -> None:
+        """Zeros in a task's sums."""
+        begin = bind(tiles[0] * self.height)
+        end = bind(T.min(tiles[1] * self.height, int64(self.channels)))
+        with (
+            serial(self.problem.r) as r,
+            serial(self.problem.s) as s,
+            serial(blocks[1], blocks[0]) as b,
+            serial(end, begin) as c,
+        ):
+            at = bind(part + self.sums.at(g, b, r, s, c))
+            for v in range(self.vectors):
+                place = vector(at + v * self.lanes, self.lanes)
+                T.buffer_store(self.sums.buffer, zero(self.accum, self.lanes), [place])
+
+    # ---- packing -------------------------------------------------------------------------------
+
+    def _unit(self, number: Expr, g: Expr) -> Unit:
+        pixels = self.pixels
+        _, units_p = pixels.units
+        n = bind(number // units_p * pixels.images)
+        p = bind(number % units_p * pixels.rows)
+        if pixels.total is not None:
+            columns = bind(T.min(int64(pixels.q), pixels.total - p * pixels.q))
+            return Unit(n, p, g, 1, 1, columns)
+        images, rows = pixels.images, pixels.rows
+        if not isinstance(pixels.n, int) or pixels.n % images:
+            images = bind(T.min(int64(images), pixels.n - n))
+        if pixels.p % rows:
+            rows = bind(T.min(int64(rows), pixels.p - p))
+        return Unit(n, p, g, images, rows, pixels.q)
+
+    def _pack_grad(self, y: Image, panels: Expr, unit: Unit, blocks: tuple[Expr, Expr]) -> None:
+        """The unit's gradient of a chunk of k; filters that are missing in a block are zeros."""
+        with serial(unit.rows) as row, serial(unit.images) as image:
+            source = bind(y.at(unit.n + image, unit.p + row, 0, unit.g) + blocks[0] * self.block)
+            target = bind(unit.pixel(row, image) * self.block)
+            with serial(unit.columns) as q:
+                here, there = bind(source + q * y.w_step), bind(target + q * self.block)
+
+                def copy(b: Expr, count: int) -> None:
+                    places = here + b * self.block, there + b * self.y_step
+                    self._copy(y.buffer, panels, *places, count)
+                    self._zeros(panels, places[1], count, self.block)
+
+                self._each(blocks, self.work.blocks, self.block, self.filters, copy)
+
+    def _pack_data(
+        self, x: Image, panels: Expr, unit: Unit, tap: tuple[Expr, Expr],
+        tiles: tuple[Expr, Expr],
+    ) -> Run:  # fmt: skip
+        """A tap's data of a chunk of c; returns the pixels that it reaches."""
+        problem, height = self.problem, self.height
+        (low, high), (left, right) = self._reached(unit, tap)
+        strides, dilation = problem.strides, problem.dilation
+        shift = [tap[i] * dilation[i] - problem.padding[i] for i in range(2)]
+        with serial(high, low) as row, serial(unit.images) as image:
+            line = (unit.p + row) * strides[0] + shift[0]
+            source = bind(x.at(unit.n + image, line, shift[1], unit.g) + tiles[0] * height)
+            target = bind(unit.pixel(row, image) * height)
+
+            with serial(right, left) as q:
+                here = bind(source + q * (strides[1] * x.w_step))
+                there = bind(target + q * height)
+
+                def copy(t: Expr, count: int) -> None:
+                    self._copy(x.buffer, panels, here + t * height, there + t * self.x_step, count)
+
+                self._each(tiles, self.work.tiles, height, self.channels, copy)
+
+        first, last = unit.pixel(low, 0), unit.pixel(high, 0)
+        if isinstance(left, int):  # all columns: one line
+            return Run(1, bind(first), bind(last - first), 0)
+        # One long line if this tap reaches all columns, which is faster.
+        lines, whole = bind((high - low) * unit.images), right - left == unit.columns
+        count = T.if_then_else(whole, int64(lines * unit.columns), int64(right - left))
+        lines = bind(T.if_then_else(whole, int64(1), int64(lines)))
+        return Run(lines, bind(first + left), bind(count), unit.columns)
+
+    def _reached(
+        self, unit: Unit, tap: tuple[Expr, Expr]
+    ) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr]]:
+        """(begin, end) of the unit's rows and of its columns that a tap reaches."""
+        problem = self.problem
+        rows, columns = (0, unit.rows), (0, unit.columns)
+        if self.pixels.total is not None:
+            return rows, columns
+        low, high = reach(problem, 0, tap[0], problem.p)
+        if (low, high) != (0, problem.p):
+            begin = bind(T.max(low - unit.p, 0))
+            rows = begin, at_least(T.min(high - unit.p, int64(unit.rows)), begin)
+        low, high = reach(problem, 1, tap[1], problem.q)
+        if (low, high) != (0, problem.q):
+            begin = bind(T.min(low, problem.q))
+            columns = begin, at_least(high, begin)
+        return rows, columns
+
+    def _each(
+        self, chunk: tuple[Expr, Expr], total: int, size: int, elements: int,
+        copy: Callable[[Expr, int], None],
+    ) -> None:  # fmt: skip
+        """Copies the panels of a chunk: (number in the chunk, elements), the last may be short."""
+        begin, end = chunk
+        rest = elements % size
+        if not rest:
+            with serial(end - begin) as number:
+                copy(number, size)
+            return
+        full = (
+            total - 1 - begin
+            if isinstance(end, int)
+            else bind(T.min(end, int64(total - 1)) - begin)
+        )
+        with serial(full) as number:
+            copy(number, size)
+        with when(True if isinstance(end, int) else end == total):
+            copy(full, rest)
+
+    def _copy(self, source: Expr, target: Expr, here: Expr, there: Expr, count: int) -> None:
+        here, there = bind(here), bind(there)
+        for start, lanes in _pieces(0, count, self.lanes):
+            value = source[vector(here + start, lanes)]
+            T.buffer_store(target, value, [vector(there + start, lanes)])
+
+    def _zeros(self, target: Expr, there: Expr, begin: int, end: int) -> None:
+        for start, lanes in _pieces(begin, end, self.lanes):
+            T.buffer_store(target, zero(self.accum, lanes), [vector(there + start, lanes)])
+
+    # ---- products ------------------------------------------------------------------------------
+
+    def _tile(
+        self, rows: int, data: tuple[Expr, Expr], grad: tuple[Expr, Expr], at: Expr,
+        run: Run, is_new: Expr,
+    ) -> None:  # fmt: skip
+        """One tile of accumulators over a tap's pixels."""
+        lanes, accum, sums = self.lanes, self.accum, self.sums
+        acc = local("acc", rows * self.block, accum)
+        at = bind(at)
+        registers = [vector(i * lanes, lanes) for i in range(rows * self.vectors)]
+        places = [
+            vector(at + i * sums.c_step + v * lanes, lanes)
+            for i in range(rows)
+            for v in range(self.vectors)
+        ]
+
+        def load() -> None:
+            for register, place in zip(registers, places, strict=True):
+                T.buffer_store(acc, sums.buffer[place], [register])
+
+        if is_new is False:
+            load()
+        else:
+            with T.If(is_new):
+                with T.Then():
+                    for register in registers:
+                        T.buffer_store(acc, zero(accum, lanes), [register])
+                with T.Else():
+                    load()
+        with serial(run.lines) as line:
+            pixel = bind(run.first + line * run.step)
+            right, left = bind(grad[1] + pixel * self.block), bind(data[1] + pixel * self.height)
+            with serial(run.count) as q:
+                y_at, x_at = right + q * self.block, left + q * self.height
+                terms = [grad[0][vector(y_at + v * lanes, lanes)] for v in range(self.vectors)]
+                outer(acc, lanes, [data[0][int64(x_at + i)] for i in range(rows)], terms)
+        for register, place in zip(registers, places, strict=True):
+            T.buffer_store(sums.buffer, acc[register], [place])
+
+
+def _chunk(number: Expr, size: int, total: int) -> tuple[Expr, Expr]:
+    """(begin, end) of a chunk."""
+    if size >= total:
+        return 0, total
+    begin = bind(number * size)
+    end = begin + size
+    return begin, bind(T.min(end, int64(total)) if total % size else end)
+
+
+def _pieces(start: int, end: int, lanes: int) -> list[tuple[int, int]]:
+    """(start, elements) of vectors that cover a range; the length of each is a power of two."""
+    found = []
+    while start < end:
+        while lanes > end - start:
+            lanes //= 2
+        found.append((start, lanes))
+        start += lanes
+    return found

@@ -1,0 +1,138 @@
+"""`python -m relay_wgrad tune`: times cuDNN, CUTLASS and TVM's kernels on the GPU here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm
+from rich.markup import escape
+from rich.table import Table
+
+from .. import registry
+from ..display import Display
+from ..problem import ConvProblem
+from . import arguments
+from .emit import problem_argument
+
+_BACKENDS = ("cutlass", "cudnn", "tvm")
+BATCH = 32  # a GPU is to have something to do
+EPILOG = """\
+The record is a JSON file: of this user, or the one that --record names, which may be shared.
+Measurements that it has for this GPU and these versions are not made again.  It is used by
+
+  byoc_cudnn.partition(module, ("cutlass", "cudnn"), select="measured", record="FILE")
+
+Examples:
+
+  python -m relay_wgrad tune resnet50 --batch 32 --dtype f16
+  python -m relay_wgrad tune --problem \\
+    "wgrad n=64 c=64 h=56 w=56 k=64 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
+
+Exit codes: 0 done, 1 no GPU, no compiler or a failure, 2 wrong arguments.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `tune` to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "tune",
+        help="time cuDNN, CUTLASS and TVM's kernels on this GPU, and keep a record",
+        description=(
+            "Builds the CUTLASS kernels that a model of the GPU ranks highest for each\n"
+            "convolution of a training graph, times them beside cuDNN and TVM's own kernels, and\n"
+            "keeps what was fastest."
+        ),
+        epilog=EPILOG,
+        formatter_class=arguments.Help,
+    )
+    arguments.add_graph(parser, model="", batch=BATCH)
+    parser.set_defaults(layout="NHWC")
+    parser.add_argument("--problem", type=problem_argument, action="append", metavar="LINE",
+                        help="a problem instead, as reports print it; may be repeated")  # fmt: skip
+    parser.add_argument("--backends", type=arguments.choices(*_BACKENDS),
+                        default=",".join(_BACKENDS), metavar="A,B,…",
+                        help="some of them, joined by commas")  # fmt: skip
+    parser.add_argument("--no-tf32", action="store_true", help="float32 is not rounded to tf32")
+    parser.add_argument("--wgmma", action="store_true",
+                        help="Hopper's own CUTLASS kernels too: a partition needs"
+                        " cutlass={'arch': 90, 'wgmma': True} then")  # fmt: skip
+    parser.add_argument("--candidates", type=arguments.positive, default=8,
+                        help="CUTLASS kernels to try for a problem, at most")  # fmt: skip
+    parser.add_argument("--record", type=Path, metavar="FILE", help="instead of the user's own")
+    parser.add_argument("--quiet", action="store_true", help="no progress display")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does it; returns the exit code."""
+    if bool(args.model) == bool(args.problem):
+        print("tune: give a model, or problems with --problem", file=sys.stderr)
+        return 2
+    from byoc_cudnn.tuning.record import Record
+    from byoc_cudnn.tuning.tune import tune
+
+    registry.register()
+    path = Record.default_path() if args.record is None else args.record
+    record = Record.load(path)
+    Record.check(path)
+    known = len(record)
+    libraries = [name for name in args.backends if name != "tvm"]
+    if not libraries:
+        raise ValueError("--backends needs cutlass or cudnn beside tvm")
+    options: dict[str, Any] = {name: {"allow_tf32": not args.no_tf32} for name in libraries}
+    if args.wgmma and "cutlass" in options:
+        options["cutlass"] |= {"arch": 90, "wgmma": True}
+    display = Display(args.quiet)
+    with display.progress as bar:
+        task = bar.add_task("importing", total=None)
+
+        def show(what: str, done: int, of: int) -> None:
+            bar.update(task, description=escape(what[:60]), completed=done, total=of)
+
+        what = args.problem if args.problem is not None else _module(args)
+        stock = _stock if "tvm" in args.backends else None
+        record = tune(
+            what, libraries, stock=stock, candidates=args.candidates, record=record, progress=show,
+            **options,
+        )  # fmt: skip
+    record.save(path)
+    display.out.print(_table(record))
+    print(f"{len(record) - known} new measurements in {path}", file=sys.stderr)
+    return 0
+
+
+def _module(args: argparse.Namespace) -> tvm.IRModule:
+    return arguments.step_of(args, arguments.graph_of(args))
+
+
+def _stock(problem: ConvProblem) -> Callable[..., Any]:
+    """The kernel that a convolution gets if no library takes it."""
+    from legalize import cuda
+
+    target = tvm.target.Target.from_device(tvm.cuda(0))
+    func = cuda.prim_func(problem, target).with_attr("global_symbol", "main")
+    call: Callable[..., Any] = tvm.compile(tvm.IRModule({"main": func}), target=target)["main"]
+    return call
+
+
+def _table(record: Any) -> Table:
+    """A line per problem: the milliseconds of each backend on this machine."""
+    lines: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in record:
+        if one.machine == record.machine:
+            lines.setdefault((one.problem, one.epilogue), {})[one.backend] = one
+    table = Table(title=f"milliseconds on {record.machine}")
+    for column in ("problem", *_BACKENDS, "fastest"):
+        table.add_column(column, justify="right" if column in _BACKENDS else "left")
+    for (problem, epilogue), found in lines.items():
+        best = min(found.values(), key=lambda m: m.ms)
+        pins = " ".join(str(value) for value in best.pins.values())
+        table.add_row(
+            escape(problem + (f" +{epilogue}" if epilogue else "")),
+            *(f"{found[b].ms:.4f}" if b in found else "" for b in _BACKENDS),
+            escape(f"{best.backend} {pins}".strip()),
+        )
+    return table

@@ -1,0 +1,1 @@
+"""ONNX: files, what each operator becomes, and training graphs back to files."""

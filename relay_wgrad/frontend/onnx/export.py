@@ -1,0 +1,85 @@
+"""Trained parameters back into the ONNX file that they came from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ..graph import TrainingGraph
+from ..weights import as_array
+from .bundled import load
+from .file import size_of
+
+INPUT_TOO = 4  # before this IR version an initializer had to be an input of the graph as well
+LARGEST = 2**31 - 2**20  # bytes of weights: a protobuf message has less than 2 GiB
+
+
+def to_onnx(
+    graph: TrainingGraph,
+    params: Mapping[str, Any],
+    model: str | os.PathLike[str] | onnx.ModelProto,
+) -> onnx.ModelProto:
+    """The model with these parameters in place of its own.
+
+    `params` has a value for each of `graph.params`, as `Trainer.params` does; `model` is what
+    `from_onnx` made the graph of: a path, a name in `BUNDLED` or a ModelProto, which stays as it
+    is.  Initializers keep their names and dtypes; a parameter that a node makes, such as a
+    ConstantOfShape, becomes an initializer instead.  Everything else is as in the file, its batch
+    and its inference form too.
+
+    Raises ValueError for a missing parameter, one of another shape, a model that is not the
+    graph's; and what `from_onnx` raises for a model that cannot be read.
+    """
+    trained = {}
+    for name, file in graph.onnx_names.items():
+        if name not in params:
+            raise ValueError(f"{graph.name}: no value for parameter {name!r}")
+        value = params[name]
+        array = as_array(value)
+        if array.shape != graph.params[name].shape:
+            raise ValueError(
+                f"{graph.name}: parameter {name!r} is {list(graph.params[name].shape)},"
+                f" got {list(array.shape)}"
+            )
+        trained[file] = array
+    source = load(model)[1]
+    types = {tensor.name: tensor.data_type for tensor in source.graph.initializer}
+    size = sum(size_of(t) or 0 for t in source.graph.initializer if t.name not in trained)
+    for file, array in trained.items():  # before any copy: it would be as large
+        dtype = helper.tensor_dtype_to_np_dtype(types[file]) if file in types else array.dtype
+        size += array.size * dtype.itemsize
+    if size > LARGEST:
+        raise ValueError(f"{graph.name}: weights of {size} bytes are more than one ONNX file holds")
+    out = onnx.ModelProto()
+    out.CopyFrom(source)
+    held = {tensor.name: tensor for tensor in out.graph.initializer}
+    makers = {name: node for node in out.graph.node for name in node.output}
+    for file, array in trained.items():
+        maker = makers.get(file)
+        if (tensor := held.get(file)) is not None:
+            if tuple(tensor.dims) != array.shape:
+                raise ValueError(
+                    f"{graph.name}: {file!r} is {list(tensor.dims)} in the model,"
+                    f" but {list(array.shape)} in the graph"
+                )
+            array = array.astype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+            tensor.CopyFrom(numpy_helper.from_array(array, file))
+        elif maker is not None and len(maker.output) == 1:
+            out.graph.node.remove(maker)
+            _add_initializer(out, file, array)
+        else:
+            raise ValueError(f"{graph.name}: the model has no initializer {file!r}")
+    return out
+
+
+def _add_initializer(model: onnx.ModelProto, name: str, array: Any) -> None:
+    tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
+    model.graph.initializer.append(tensor)
+    if model.ir_version < INPUT_TOO:
+        info = helper.make_tensor_value_info(name, tensor.data_type, array.shape)
+        model.graph.input.append(info)

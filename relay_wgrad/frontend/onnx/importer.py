@@ -1,0 +1,273 @@
+"""The driver: an ONNX model to a `TrainingGraph`, node by node through the table of builders."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+from tvm import relax
+
+from ..context import FLOATS, Context, Options, Value, initializer, shape_of
+from ..graph import InputSpec, TrainingGraph
+from ..loss import LOSSES, add_loss
+from ..weights import STATES, Array, Role, default_role, seeded
+from .bundled import load
+from .file import NUMBERS
+from .nodes import MOST_ELEMENTS, build, is_weight
+from .walk import before_softmax, needed, output_name
+
+OLDEST_OPSET = 9
+_CHOICES = {
+    "dtype": ("float32", "float64"),
+    "bn": ("train", "eval"),
+    "loss": LOSSES,
+    "weights": ("seeded", "initial", "auto"),
+    "dropout": ("off", "mask"),
+    "random": ("input", "off"),
+}
+
+
+def from_onnx(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    dtype: str = "float32",
+    bn: str = "train",
+    loss: str = "cross_entropy",
+    weights: str = "seeded",
+    seed: int = 0,
+    dropout: str = "off",
+    random: str = "input",
+    output: str | None = None,
+    checkpoint: str | Sequence[str] | None = None,
+) -> TrainingGraph:
+    """The training graph of an ONNX model.
+
+    `model`: a path, a ModelProto, or a name in `BUNDLED`.  `batch` and `image_size` (a side, or
+    (height, width)) replace the sizes for which the file was made: batches baked into a Reshape
+    are rewritten, and an average pooling over the whole feature map stays one over the whole map.
+    `bn`: "train" normalizes by batch statistics and returns the updated running ones, "eval" uses
+    the running ones.  `loss`: "cross_entropy" (int64 labels (N,); a final Softmax is removed and
+    the mean over the batch taken) or "mse" (against a target of the output's shape).  `weights`:
+    "seeded" (He's normal weights, zero biases, unit scales; by `seed`), "initial" (the file's) or
+    "auto": the file's if it has any (a weight that is not one constant), else seeded; the graph's
+    `weights` says which.
+    `dropout`: "off" makes it the identity, "mask" multiplies by masks that are inputs of `main`
+    (`TrainingGraph.random_batch` draws them).  `random`: Random* and Bernoulli are
+    "input"s of `main` too, or "off", their means, which the graph's `notes` say.  `output` picks
+    one of several outputs.
+    `checkpoint`: None keeps every intermediate result for the backward part; "auto", or names of
+    node outputs, keeps those only and computes the others again (`TrainingGraph.checkpointed`).
+
+    Raises FileNotFoundError; ValueError for what is not an ONNX model, for an op that the table
+    lacks, for a node that cannot be built at these sizes (named, with the reason), and for an
+    option's unknown value, for an input too large to address; TypeError for a `model` or `batch` of
+    another type.
+    """
+    given = {"dtype": dtype, "bn": bn, "loss": loss, "weights": weights, "dropout": dropout,
+             "random": random}  # fmt: skip
+    for key, value in given.items():
+        if value not in _CHOICES[key]:
+            raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
+    if isinstance(checkpoint, str) and checkpoint != "auto":
+        raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of node outputs")
+    if batch is not None and (isinstance(batch, bool) or not hasattr(batch, "__index__")):
+        raise TypeError(f"batch={batch!r}: expected a number of images")
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch={batch}: expected a positive number of images")
+    name, proto = load(model)
+    opset = _opset(name, proto)
+    original = _original_shapes(proto)
+    initial = {t.name: initializer(proto, t) for t in proto.graph.initializer}
+    wanted = output_name(name, proto, output)
+    if loss == "cross_entropy":
+        wanted = before_softmax(proto, wanted)
+    nodes = needed(proto, wanted)
+    specs = _inputs(proto, set(initial), nodes, batch, image_size, dtype)
+    made_for = [original.get(old, ())[2:] for old in specs]
+    resized = any(
+        made != spec.shape[2:] for made, spec in zip(made_for, specs.values(), strict=True)
+    )
+    size = " at " + "x".join(map(str, made_for[0])) if made_for[0] else ""
+
+    builder = relax.BlockBuilder()
+    ctx = Context(Options(dtype, bn, dropout, opset, resized, size, random), builder, original)
+    values = {n: Value(n, array=a, weight=is_weight(a)) for n, a in initial.items()}
+    arguments: list[tuple[InputSpec, relax.Var]] = []
+    for old, spec in specs.items():
+        spec = InputSpec(ctx.unique(spec.name), spec.kind, spec.shape, spec.dtype)
+        var = relax.Var(spec.name, relax.TensorType(spec.shape, spec.dtype))
+        arguments.append((spec, var))
+        values[old] = Value(old, expr=var, batched=True)
+
+    with builder.function("main"):
+        try:
+            with builder.dataflow():
+                for node in nodes:
+                    build(ctx, proto, node, values)
+                if wanted not in values:
+                    raise ValueError(f"{name}: no node makes the output {wanted!r}")
+                result = ctx.tensor(values[wanted])
+                target, logits, scalar = add_loss(ctx, loss, wanted, result)
+                outputs = [scalar, logits, *(new for _, new in ctx.states)]
+                returned = relax.Tuple([builder.emit_output(e) for e in outputs])
+        except Exception:
+            builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
+            raise
+        arguments += [target, *ctx.masks]
+        params = [var for _, var in arguments] + list(ctx.parameters.values())
+        builder.emit_func_output(returned, params)
+
+    roles = {n: ctx.roles.get(n, default_role(tuple(a.shape))) for n, a in ctx.initial.items()}
+    if weights == "auto":
+        weights = "initial" if _trained(ctx.initial, roles) else "seeded"
+    graph = TrainingGraph(
+        name=name,
+        module=builder.get(),
+        inputs=tuple(spec for spec, _ in arguments),
+        params=_params(ctx, roles, weights, seed),
+        trainable=tuple(n for n, role in roles.items() if role.kind not in STATES),
+        outputs=("loss", "logits", *(f"{n}_new" for n, _ in ctx.states)),
+        updates={f"{n}_new": n for n, _ in ctx.states},
+        onnx_names=dict(ctx.onnx_names),
+        classes=shape_of(logits)[1] if loss == "cross_entropy" else None,
+        dtype=dtype,
+        checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
+        tensors={
+            n: str(v.expr.name)
+            for n, v in values.items()
+            if isinstance(v.expr, relax.DataflowVar) and v.batched
+        },
+        weights=weights,
+        notes=tuple(ctx.notes),
+    )
+    graph.checkpointed()  # raises for a name that cannot be one
+    return graph
+
+
+# ---- the file --------------------------------------------------------------------------------
+
+
+def _opset(name: str, proto: onnx.ModelProto) -> int:
+    versions = [int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")]
+    opset = max(versions, default=0)
+    if opset < OLDEST_OPSET:
+        raise ValueError(
+            f"{name} uses opset {opset}; {OLDEST_OPSET} is the oldest supported: "
+            "convert it with onnx.version_converter"
+        )
+    return opset
+
+
+def _static_shape(info: onnx.ValueInfoProto) -> tuple[int, ...] | None:
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    if not all(d.HasField("dim_value") and d.dim_value > 0 for d in tensor.shape.dim):
+        return None
+    return tuple(int(d.dim_value) for d in tensor.shape.dim)
+
+
+def _original_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    """Shapes at the sizes the file was made for, as far as ONNX can infer them."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(proto).graph
+    except Exception:  # of any kind: too large, or inconsistent, which building it will name
+        graph = proto.graph
+    shapes = {}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        if (shape := _static_shape(info)) is not None:
+            shapes[info.name] = shape
+    return shapes
+
+
+def _inputs(
+    proto: onnx.ModelProto,
+    initializers: set[str],
+    nodes: Sequence[onnx.NodeProto],
+    batch: int | None,
+    image_size: int | tuple[int, int] | None,
+    dtype: str,
+) -> dict[str, InputSpec]:
+    """The data inputs that the nodes use, at the new batch and image size."""
+    used = {operand for node in nodes for operand in node.input}
+    specs: dict[str, InputSpec] = {}
+    for info in proto.graph.input:
+        if info.name in initializers or info.name not in used:
+            continue
+        tensor = info.type.tensor_type
+        sizes: list[Any] = [
+            int(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in tensor.shape.dim
+        ]
+        if batch is not None and sizes:
+            sizes[0] = batch
+        if image_size is not None:
+            if len(sizes) != 4:
+                raise ValueError(f"image_size: input {info.name!r} {sizes} is no (N, C, H, W)")
+            pair = (image_size, image_size) if isinstance(image_size, int) else image_size
+            if len(pair) != 2 or min(pair) < 1:
+                raise ValueError(f"image_size={image_size!r}: expected a side or (height, width)")
+            sizes[2:] = pair
+        if not sizes:
+            raise ValueError(f"input {info.name!r} has no shape in the file")
+        _refuse_symbolic(info.name, sizes)
+        if tensor.elem_type not in NUMBERS:
+            raise ValueError(f"input {info.name!r} is no tensor of numbers")
+        kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        floating = str(kind) in FLOATS
+        shape = tuple(int(size) for size in sizes)
+        if math.prod(shape) > MOST_ELEMENTS:
+            fits = MOST_ELEMENTS // math.prod(shape[1:])
+            most = f"; at this image size the largest batch is {fits}" if fits else ""
+            raise ValueError(
+                f"input {info.name!r} of {list(shape)} has more than {MOST_ELEMENTS} elements,"
+                f" the most that is supported{most}"
+            )
+        specs[info.name] = InputSpec(info.name, "data", shape, dtype if floating else str(kind))
+    if not specs:
+        raise ValueError("the model has no data input: its output depends on constants alone")
+    return specs
+
+
+def _refuse_symbolic(name: str, sizes: list[Any]) -> None:
+    """Raises ValueError for sizes that the file leaves open, saying how to give them."""
+    image = (2, 3) if len(sizes) == 4 else ()
+    unknown = {axis for axis, size in enumerate(sizes) if isinstance(size, str)}
+    needed = ["batch="] if 0 in unknown else []
+    needed += ["image_size="] if unknown.intersection(image) else []
+    fixed = [sizes[axis] for axis in sorted(unknown.difference((0, *image)))]
+    ways = [f"give {' and '.join(needed)}"] if needed else []
+    ways += [f"fix {', '.join(fixed)} in the file"] if fixed else []
+    if ways:
+        raise ValueError(f"input {name!r} has symbolic sizes {sizes}: {'; '.join(ways)}")
+
+
+# ---- weights ---------------------------------------------------------------------------------
+
+
+def _params(ctx: Context, roles: dict[str, Role], weights: str, seed: int) -> dict[str, Array]:
+    dtype = ctx.options.dtype
+    try:
+        return {
+            n: seeded(ctx.onnx_names[n], tuple(a.shape), roles[n], seed, dtype)
+            if weights == "seeded"
+            else np.array(a, dtype=dtype)
+            for n, a in ctx.initial.items()
+        }
+    except MemoryError as error:  # a constant's shape is one line of a file
+        size = sum(a.size for a in ctx.initial.values()) * np.dtype(dtype).itemsize
+        raise ValueError(
+            f"parameters of {size / 2**30:.1f} GiB are more than memory has"
+        ) from error
+
+
+def _trained(initial: dict[str, Array], roles: dict[str, Role]) -> bool:
+    """Whether a file has weights; those of an architecture alone are filled with one constant."""
+    weights = (a for name, a in initial.items() if roles[name].kind == "weight" and a.size > 1)
+    return any(a.min() != a.max() for a in weights)

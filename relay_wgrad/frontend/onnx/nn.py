@@ -1,0 +1,388 @@
+"""Builders of the layers: convolution, pooling, normalization, dropout, fully connected.
+
+Each takes the function under construction and one ONNX node and returns the node's (first)
+result.  They emit only ops that have a gradient on stock TVM, except `conv2d_transpose`, for
+which `relay_wgrad.register` adds one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ...conventions import onnx
+from ..context import Context, Node, shape_of
+from ..graph import InputSpec
+from ..windows import Quad, check_window, groups_of, image, kernel_of, padding_of, pair
+
+
+def conv(ctx: Context, node: Node) -> Any:
+    """Conv: data (N, C, H, W), weight (K, C/groups, R, S), optional bias (K,); also 1-D."""
+    node, data, weight = _as_image(ctx, node)
+    groups = groups_of(node)
+    _, c, h, w = image(data)
+    wshape = shape_of(weight)
+    r, s = kernel_of(node, wshape)
+    k, cg = wshape[:2]
+    ctx.parameter(node.operand(1), "weight", cg * r * s)
+    if cg * groups != c or k % groups:
+        raise ValueError(f"weight {list(wshape)} with groups={groups} does not fit {c} channels")
+    strides, dilation = pair(node, "strides"), pair(node, "dilations")
+    padding = padding_of(node, (h, w), (r, s), strides, dilation)
+    check_window((h, w), (r, s), dilation, padding)
+    out = ctx.emit(
+        relax.op.nn.conv2d(data, weight, strides, padding, dilation, groups)  # NCHW, OIHW
+    )
+    return _as_given(ctx, node, _bias(ctx, node, 2, out))
+
+
+def conv_transpose(ctx: Context, node: Node) -> Any:
+    """ConvTranspose: data (N, C, H, W), weight (C, K/groups, R, S), bias (K,) or none; also 1-D."""
+    node, data, weight = _as_image(ctx, node)
+    groups = groups_of(node)
+    c = image(data)[1]
+    wshape = shape_of(weight)
+    kernel = kernel_of(node, wshape)
+    if wshape[0] != c or c % groups:
+        raise ValueError(f"weight {list(wshape)} with groups={groups} does not fit {c} channels")
+    strides, dilation = pair(node, "strides"), pair(node, "dilations")
+    # Each output pixel gets about R·S/(strides) taps of C/groups channels.
+    taps = max(kernel[0] * kernel[1] // (strides[0] * strides[1]), 1)
+    ctx.parameter(node.operand(1), "weight", c // groups * taps)
+    found = onnx.conv_transpose(
+        shape_of(data), wshape,
+        auto_pad=node.attr("auto_pad", "NOTSET"), dilations=dilation, group=groups,
+        output_padding=pair(node, "output_padding", 0, least=0),
+        output_shape=node.attr("output_shape"), pads=node.attr("pads"), strides=strides,
+    )  # fmt: skip
+    written = onnx.to_conv_transpose(found)
+    out = ctx.emit(
+        relax.op.nn.conv2d_transpose(
+            data, weight, strides, written.arguments["pads"], written.arguments["output_padding"],
+            dilation, groups,
+        )
+    )  # fmt: skip
+    return _as_given(ctx, node, _bias(ctx, node, 2, _with_zeros(ctx, out, written.around)))
+
+
+def _with_zeros(ctx: Context, out: Any, around: Quad) -> Any:
+    """Rows and columns of zeros before and after: concat has a gradient, nn.pad has none."""
+    for axis in (2, 3):
+        parts = [out]
+        for side, at in ((around[axis - 2], 0), (around[axis], 1)):
+            if side:
+                shape = [*shape_of(out)]
+                shape[axis] = side
+                zeros = ctx.const(np.zeros(shape))
+                parts = [zeros, *parts] if at == 0 else [*parts, zeros]
+        out = ctx.emit(relax.op.concat(parts, axis)) if len(parts) > 1 else out
+    return out
+
+
+# What a 1-D convolution says of its axis, and what is true of the one that an image has before it.
+_LIFTED = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0, "output_shape": 1}
+
+
+def _as_image(ctx: Context, node: Node) -> tuple[Node, Any, Any]:
+    """(node, data, weight) of a convolution; a 1-D one as that of images of height 1."""
+    data, weight = ctx.tensor(node.operand(0)), ctx.parameter(node.operand(1))
+    rank = len(shape_of(data))
+    if len(shape_of(weight)) != rank:
+        raise ValueError(
+            f"weight of shape {list(shape_of(weight))}: must have as many axes as the data, {rank}"
+        )
+    if rank != 3:
+        return node, data, weight
+    attributes = dict(node.attributes)
+    for name in {*_LIFTED, "pads"} & set(attributes):
+        values, count = list(attributes[name]), 2 if name == "pads" else 1
+        if len(values) != count:
+            raise ValueError(f"{name}={values}: must have {count} values for one spatial axis")
+        attributes[name] = [0, values[0], 0, values[1]] if count == 2 else [_LIFTED[name], *values]
+
+    def lifted(tensor: Any) -> Any:
+        n, c, size = shape_of(tensor)
+        return ctx.emit(relax.op.reshape(tensor, (n, c, 1, size)))
+
+    return replace(node, attributes=attributes), lifted(data), lifted(weight)
+
+
+def _as_given(ctx: Context, node: Node, out: Any) -> Any:
+    """The result in the rank of the node's data."""
+    if len(shape_of(ctx.tensor(node.operand(0)))) == 4:
+        return out
+    n, c, _, size = shape_of(out)
+    return ctx.emit(relax.op.reshape(out, (n, c, size)))
+
+
+def _bias(ctx: Context, node: Node, index: int, out: Any) -> Any:
+    if not node.has(index):
+        return out
+    bias = ctx.parameter(node.operand(index), "bias")
+    return ctx.emit(relax.op.add(out, _per_channel(ctx, bias)))
+
+
+def _per_channel(ctx: Context, vector: Any) -> Any:
+    (size,) = shape_of(vector)
+    return ctx.emit(relax.op.reshape(vector, (1, size, 1, 1)))
+
+
+def gemm(ctx: Context, node: Node) -> Any:
+    """Gemm: alpha·A·B + beta·C, A (N, in) or its transpose, B likewise, C broadcastable."""
+    a, b = ctx.tensor(node.operand(0)), ctx.parameter(node.operand(1))
+    if len(shape_of(a)) != 2 or len(shape_of(b)) != 2:
+        raise ValueError(f"expected matrices, got {list(shape_of(a))} and {list(shape_of(b))}")
+    if node.attr("transA", 0):
+        a = ctx.emit(relax.op.permute_dims(a))
+    if node.attr("transB", 0):
+        b = ctx.emit(relax.op.permute_dims(b))
+    ctx.parameter(node.operand(1), "weight", shape_of(b)[0])
+    _check_features(ctx, shape_of(a)[1], shape_of(b)[0])
+    out = ctx.emit(relax.op.matmul(a, b))
+    if (alpha := float(node.attr("alpha", 1.0))) != 1.0:
+        out = ctx.emit(relax.op.multiply(out, ctx.const(alpha)))
+    if node.has(2):
+        bias = ctx.parameter(node.operand(2), "bias")
+        if (beta := float(node.attr("beta", 1.0))) != 1.0:
+            bias = ctx.emit(relax.op.multiply(bias, ctx.const(beta)))
+        out = ctx.emit(relax.op.add(out, bias))
+    return out
+
+
+def matmul(ctx: Context, node: Node) -> Any:
+    """MatMul, with NumPy's broadcasting of the leading axes."""
+    a, b = ctx.tensor(node.operand(0)), ctx.parameter(node.operand(1))
+    bshape = shape_of(b)
+    ctx.parameter(node.operand(1), "weight", bshape[-2] if len(bshape) > 1 else bshape[0])
+    _check_features(ctx, shape_of(a)[-1], bshape[-2] if len(bshape) > 1 else bshape[0])
+    return ctx.emit(relax.op.matmul(a, b))
+
+
+def _check_features(ctx: Context, given: int, expected: int) -> None:
+    if given == expected:
+        return
+    reason = f": this layer fixes the image size{ctx.options.size}" if ctx.options.resized else ""
+    raise ValueError(f"expects {expected} features, got {given}{reason}")
+
+
+def batch_norm(ctx: Context, node: Node) -> Any:
+    """BatchNormalization over (N, H, W), written out so that it differentiates.
+
+    Training mode normalizes by the batch's statistics and gives the updated running ones as
+    outputs of the function: running·momentum + batch·(1 − momentum), with the population variance,
+    as ONNX defines it.  Evaluation mode uses the running ones.
+    """
+    x = ctx.tensor(node.operand(0))
+    shape = shape_of(x)
+    gamma = ctx.parameter(node.operand(1), "scale")
+    beta = ctx.parameter(node.operand(2), "bias")
+    mean = ctx.parameter(node.operand(3), "running_mean")
+    var = ctx.parameter(node.operand(4), "running_var")
+    for vector in (gamma, beta, mean, var):
+        if shape_of(vector) != shape[1:2]:
+            raise ValueError(f"statistics {list(shape_of(vector))} do not fit {shape[1]} channels")
+    epsilon = ctx.const(node.attr("epsilon", 1e-5))
+    column = (1, shape[1]) + (1,) * (len(shape) - 2)
+
+    def lift(vector: Any) -> Any:
+        return ctx.emit(relax.op.reshape(vector, column))
+
+    if ctx.options.bn == "eval":
+        deviation = ctx.emit(relax.op.sqrt(relax.op.add(var, epsilon)))
+        scale = ctx.emit(relax.op.divide(gamma, deviation))
+        centred = ctx.emit(relax.op.subtract(x, lift(mean)))
+        return ctx.emit(relax.op.add(relax.op.multiply(centred, lift(scale)), lift(beta)))
+
+    axes = [0, *range(2, len(shape))]
+    if math.prod(shape[a] for a in axes) == 1:
+        raise ValueError(
+            f"batch statistics of {list(shape)} need more than one value per channel: "
+            "use a larger batch or image, or bn='eval'"
+        )
+    batch_mean = ctx.emit(relax.op.mean(x, axes, keepdims=True))
+    centred = ctx.emit(relax.op.subtract(x, batch_mean))
+    batch_var = ctx.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
+    deviation = ctx.emit(relax.op.sqrt(relax.op.add(batch_var, epsilon)))
+    normal = ctx.emit(relax.op.divide(centred, deviation))
+    momentum = float(node.attr("momentum", 0.9))
+    for index, (running, batch) in enumerate(((mean, batch_mean), (var, batch_var))):
+        name = node.operand(3 + index).param
+        if name is not None and all(name != known for known, _ in ctx.states):
+            kept = relax.op.multiply(running, ctx.const(momentum))
+            fresh = relax.op.multiply(relax.op.reshape(batch, shape[1:2]), ctx.const(1 - momentum))
+            ctx.states.append((name, ctx.emit(relax.op.add(kept, fresh))))
+    return ctx.emit(relax.op.add(relax.op.multiply(normal, lift(gamma)), lift(beta)))
+
+
+def lrn(ctx: Context, node: Node) -> Any:
+    """LRN: x·(bias + alpha·(mean of squares over `size` channels))^(-beta), zeros outside.
+
+    The channel window is an average pooling of the (N, 1, C, H·W) view: pool2d has a gradient,
+    pool3d (TVM's own way) has none.
+    """
+    x = ctx.tensor(node.operand(0))
+    shape = shape_of(x)
+    size = int(node.attr("size", 0))
+    if size < 1:
+        raise ValueError(f"size={size}: the window must have at least 1 channel")
+    low, high = (size - 1) // 2, size - 1 - (size - 1) // 2
+    square = ctx.emit(relax.op.multiply(x, x))
+    flat = ctx.emit(relax.op.reshape(square, (shape[0], 1, shape[1], math.prod(shape[2:]))))
+    pooled = ctx.emit(
+        relax.op.nn.avg_pool2d(flat, (size, 1), (1, 1), (low, 0, high, 0), count_include_pad=True)
+    )
+    mean = ctx.emit(relax.op.reshape(pooled, shape))
+    alpha, bias = ctx.const(node.attr("alpha", 1e-4)), ctx.const(node.attr("bias", 1.0))
+    base = ctx.emit(relax.op.add(relax.op.multiply(mean, alpha), bias))
+    power = ctx.emit(relax.op.power(base, ctx.const(-float(node.attr("beta", 0.75)))))
+    return ctx.emit(relax.op.multiply(x, power))
+
+
+def dropout(ctx: Context, node: Node) -> Any:
+    """Dropout: the identity, or with dropout="mask" a product with a mask that is an input."""
+    return masked(ctx, ctx.tensor(node.operand(0)), float(node.setting("ratio", 1, 0.5)))
+
+
+def masked(ctx: Context, x: Any, rate: float) -> Any:
+    """x with elements left out at this rate, or as it is with dropout="off"."""
+    if ctx.options.dropout == "off" or rate == 0.0:
+        return x
+    if not 0.0 < rate < 1.0:
+        raise ValueError(f"a dropout rate of {rate} is not between 0 and 1")
+    dtype = ctx.options.dtype
+    name = ctx.unique(f"dropout_mask_{len(ctx.masks)}")
+    mask = relax.Var(name, relax.TensorType(shape_of(x), dtype))
+    ctx.masks.append((InputSpec(name, "mask", shape_of(x), dtype, 1.0 - rate), mask))
+    return ctx.emit(relax.op.multiply(x, mask))
+
+
+# ---- pooling ---------------------------------------------------------------------------------
+
+
+def _pool(ctx: Context, node: Node) -> tuple[Any, tuple[int, int], tuple[int, int], Quad, Quad]:
+    """(data, kernel, strides, declared padding, padding with what ceil_mode adds)."""
+    data = ctx.tensor(node.operand(0))
+    _, _, h, w = image(data)
+    if pair(node, "dilations") != (1, 1):
+        raise ValueError("dilated pooling has no gradient in TVM")
+    kernel, strides = pair(node, "kernel_shape", None), pair(node, "strides")
+    pad = padding_of(node, (h, w), kernel, strides, (1, 1))
+    check_window((h, w), kernel, (1, 1), pad)
+    if not node.attr("ceil_mode", 0):
+        return data, kernel, strides, pad, pad
+    # Rounding up is the same as padding the end; a window must still start on data or padding
+    # that precedes it.
+    ends = []
+    for i, size in enumerate((h, w)):
+        out = math.ceil((size + pad[i] + pad[i + 2] - kernel[i]) / strides[i]) + 1
+        if (out - 1) * strides[i] >= size + pad[i]:
+            out -= 1
+        ends.append(max((out - 1) * strides[i] + kernel[i] - size - pad[i], pad[i + 2]))
+    return data, kernel, strides, pad, (pad[0], pad[1], ends[0], ends[1])
+
+
+def max_pool(ctx: Context, node: Node) -> Any:
+    """MaxPool; padding never wins."""
+    if len(node.proto.output) > 1 and node.proto.output[1]:
+        raise ValueError("the Indices output is not supported")
+    data, kernel, strides, _, padding = _pool(ctx, node)
+    return _max_pool(ctx, data, kernel, strides, padding)
+
+
+def _max_pool(
+    ctx: Context, data: Any, kernel: tuple[int, int], strides: tuple[int, int], padding: Quad
+) -> Any:
+    """max_pool2d, in a form whose gradient is right.
+
+    topi's pool_grad does not check a pixel's window index against the output's size: where
+    outputs·stride < kernel it reads the next row's first window and counts pixels twice.  One
+    output per axis has no use for its stride; more get more padding and are cut again.
+    """
+    size, stride, pad = image(data)[2:], list(strides), list(padding)
+    outputs = [(size[i] + pad[i] + pad[i + 2] - kernel[i]) // stride[i] + 1 for i in range(2)]
+    cuts = []
+    for i in range(2):
+        if outputs[i] == 1:
+            stride[i] = max(stride[i], kernel[i])
+        elif outputs[i] * stride[i] < kernel[i]:
+            enough = -(-kernel[i] // stride[i])
+            pad[i + 2] += (enough - outputs[i]) * stride[i]
+            cuts.append((2 + i, outputs[i]))
+    out = ctx.emit(relax.op.nn.max_pool2d(data, kernel, tuple(stride), tuple(pad)))
+    for axis, count in cuts:
+        out = ctx.emit(relax.TupleGetItem(ctx.emit(relax.op.split(out, [count], axis)), 0))
+    return out
+
+
+def average_pool(ctx: Context, node: Node) -> Any:
+    """AveragePool; padding is averaged only with count_include_pad=1.
+
+    A window that covered the whole feature map at the size for which the file was made is a
+    global average: it follows a new image size.
+    """
+    if _is_global(ctx, node):
+        return global_average_pool(ctx, node)
+    data, kernel, strides, declared, padding = _pool(ctx, node)
+    include = bool(node.attr("count_include_pad", 0))
+    out = ctx.emit(
+        relax.op.nn.avg_pool2d(data, kernel, strides, padding, count_include_pad=include)
+    )
+    if include and padding != declared:
+        # What ceil_mode added counts neither as data nor as padding.
+        _, _, p, q = image(out)
+        _, _, h, w = image(data)
+        counts = []
+        for i, (outs, size) in enumerate(((p, h), (q, w))):
+            start = np.arange(outs) * strides[i]
+            counts.append(
+                np.minimum(start + kernel[i], size + declared[i] + declared[i + 2]) - start
+            )
+        ratio = kernel[0] * kernel[1] / np.outer(counts[0], counts[1])
+        out = ctx.emit(relax.op.multiply(out, ctx.const(ratio[None, None])))
+    return out
+
+
+def _is_global(ctx: Context, node: Node) -> bool:
+    before = ctx.original.get(node.proto.input[0])
+    after = ctx.original.get(node.proto.output[0])
+    if before is None or after is None or len(before) != 4 or after[2:] != (1, 1):
+        return False
+    kernel = pair(node, "kernel_shape", None)
+    pads = padding_of(node, (before[2], before[3]), kernel, pair(node, "strides"), (1, 1))
+    if any(pads) and node.attr("count_include_pad", 0):
+        return False
+    return all(kernel[i] - pads[i] >= before[2 + i] for i in range(2))
+
+
+def global_average_pool(ctx: Context, node: Node) -> Any:
+    """GlobalAveragePool: the mean over every axis after the channels'."""
+    data = ctx.tensor(node.operand(0))
+    axes = list(range(2, len(shape_of(data))))
+    return ctx.emit(relax.op.mean(data, axes, keepdims=True))
+
+
+def global_max_pool(ctx: Context, node: Node) -> Any:
+    """GlobalMaxPool, as a pooling whose window is the image."""
+    data = ctx.tensor(node.operand(0))
+    _, _, h, w = image(data)
+    return _max_pool(ctx, data, (h, w), (h, w), (0, 0, 0, 0))
+
+
+LAYERS: dict[str, Callable[[Context, Node], Any]] = {
+    "AveragePool": average_pool,
+    "BatchNormalization": batch_norm,
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+    "Dropout": dropout,
+    "Gemm": gemm,
+    "GlobalAveragePool": global_average_pool,
+    "GlobalMaxPool": global_max_pool,
+    "LRN": lrn,
+    "MatMul": matmul,
+    "MaxPool": max_pool,
+}

@@ -1,0 +1,262 @@
+"""Builders of elementwise ops, and the table of all builders.
+
+`OPS` maps an ONNX op to its builder.  To add an op, write one function and one row, with ops that
+have a gradient (`tvm.relax.op._op_gradient`), and a case in `tests/onnx_op_cases.py`, which
+compares value and gradients with PyTorch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ...ops.ties import SELU_ALPHA, SELU_SCALE
+from .. import activations as act
+from ..context import FLOATS, Context, Node, shape_of
+from .nn import LAYERS
+from .random import RANDOM
+from .reduce import REDUCTIONS
+from .shapes import RESHAPING, SHAPES
+
+__all__ = ["OPS", "RESHAPING"]
+
+op = relax.op
+Builder = Callable[[Context, Node], Any]
+
+
+# ---- elementwise -----------------------------------------------------------------------------
+
+
+def _unary(op: Callable[[Any], Any]) -> Builder:
+    return lambda ctx, node: ctx.emit(op(ctx.tensor(node.operand(0))))
+
+
+def _binary(op: Callable[[Any, Any], Any], role: str = "") -> Builder:
+    """`role`: what a parameter is when it is an operand (a scale, a shift)."""
+
+    def build(ctx: Context, node: Node) -> Any:
+        operands = []
+        for index in range(2):
+            operands.append(ctx.tensor(node.operand(index)))
+            if role:
+                ctx.parameter(node.operand(index), role)
+        return ctx.emit(op(*operands))
+
+    return build
+
+
+def sum_(ctx: Context, node: Node) -> Any:
+    """Sum of any number of tensors, as adds."""
+    total = ctx.tensor(node.operand(0))
+    for index in range(1, len(node.operands)):
+        total = ctx.emit(op.add(total, ctx.tensor(node.operand(index))))
+    return total
+
+
+def clip(ctx: Context, node: Node) -> Any:
+    """Clip between two constants, either of which may be missing.
+
+    As `torch.clamp`, whose gradient passes at the bounds; but from 0 to 6 it is how ReLU6 is
+    exported, whose gradient is 0 there.
+    """
+    x = ctx.tensor(node.operand(0))
+    low, high = (
+        None if bound is None else float(np.asarray(bound).item())
+        for bound in (node.setting("min", 1), node.setting("max", 2))
+    )
+    if low == 0.0 and high == 6.0:
+        return act.hardtanh(ctx, x, low, high)
+    return act.clamp(ctx, x, low, high)
+
+
+def _numbered(build: Callable[..., Any], **defaults: float) -> Builder:
+    """An activation of attributes that have defaults, in their order."""
+
+    def row(ctx: Context, node: Node) -> Any:
+        numbers = [float(node.attr(name, default)) for name, default in defaults.items()]
+        return build(ctx, ctx.tensor(node.operand(0)), *numbers)
+
+    return row
+
+
+def selu(ctx: Context, node: Node) -> Any:
+    """Selu: gamma alpha (exp(x) - 1) where x is not positive; PyTorch's numbers by default."""
+    given = [node.attr(name) for name in ("alpha", "gamma")]
+    rounded = [float(np.float32(v)) for v in (SELU_ALPHA, SELU_SCALE)]
+    numbers = [
+        exact if value is None or float(value) == near else float(value)
+        for value, near, exact in zip(given, rounded, (SELU_ALPHA, SELU_SCALE), strict=True)
+    ]
+    return act.elu(ctx, ctx.tensor(node.operand(0)), *numbers)
+
+
+def prelu(ctx: Context, node: Node) -> Any:
+    """PRelu: a slope that is broadcast to x."""
+    x, slope = ctx.tensor(node.operand(0)), ctx.parameter(node.operand(1), "slope")
+    shape = shape_of(x)
+    if np.broadcast_shapes(shape, shape_of(slope)) != shape:
+        raise ValueError(f"a slope of {list(shape_of(slope))} is not broadcast to {list(shape)}")
+    return act.sloped(ctx, x, slope)
+
+
+def gelu(ctx: Context, node: Node) -> Any:
+    """Gelu, of the error function or by tanh."""
+    kind = node.attr("approximate", "none")
+    if kind not in ("none", "tanh"):
+        raise ValueError(f"approximate={kind!r}: expected 'none' or 'tanh'")
+    return ctx.emit(
+        (op.nn.gelu if kind == "none" else op.nn.gelu_tanh)(ctx.tensor(node.operand(0)))
+    )
+
+
+def power(ctx: Context, node: Node) -> Any:
+    """Pow; the exponent may be an integer."""
+    x, exponent = ctx.tensor(node.operand(0)), node.operand(1)
+    if exponent.array is not None and not exponent.weight and exponent.array.size == 1:
+        value = float(exponent.array.item())
+        if value == 2.0 and len(exponent.array.shape) <= len(shape_of(x)):
+            return ctx.emit(op.multiply(x, x))
+        return ctx.emit(op.power(x, ctx.const(exponent.array)))
+    return ctx.emit(op.power(x, _float(ctx, ctx.tensor(exponent))))
+
+
+def extremum(function: Callable[[Any, Any], Any]) -> Builder:
+    """Max and Min of any number of tensors; two that are equal share the gradient."""
+
+    def build(ctx: Context, node: Node) -> Any:
+        tensors = [ctx.tensor(node.operand(i)) for i in range(len(node.operands))]
+        return reduce(lambda a, b: ctx.emit(function(a, b)), tensors)
+
+    return build
+
+
+# ---- choices ---------------------------------------------------------------------------------
+
+
+def where(ctx: Context, node: Node) -> Any:
+    """Where a condition holds the second operand, else the third."""
+    condition, yes, no = (ctx.tensor(node.operand(i)) for i in range(3))
+    return ctx.emit(op.where(condition, yes, no))
+
+
+def _compared(function: Callable[[Any, Any], Any]) -> Builder:
+    """A truth value of two tensors; there is no gradient by them."""
+
+    def build(ctx: Context, node: Node) -> Any:
+        return ctx.emit(function(ctx.tensor(node.operand(0)), ctx.tensor(node.operand(1))))
+
+    return build
+
+
+def _fixed(function: Callable[[Any], Any]) -> Builder:
+    """A step function: its gradient is zero."""
+
+    def build(ctx: Context, node: Node) -> Any:
+        return ctx.emit(op.grad.no_grad(ctx.emit(function(ctx.tensor(node.operand(0))))))
+
+    return build
+
+
+def softmax(ctx: Context, node: Node) -> Any:
+    """Softmax and LogSoftmax; before opset 13 all axes from `axis` on are one."""
+    x = ctx.tensor(node.operand(0))
+    shape = shape_of(x)
+    plain = node.proto.op_type == "Softmax"
+    function = op.nn.softmax if plain else op.nn.log_softmax
+    axis = int(node.attr("axis", -1 if ctx.options.opset >= 13 else 1))
+    if ctx.options.opset >= 13:
+        return ctx.emit(function(x, axis))
+    axis %= len(shape)
+    flat = ctx.emit(op.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:]))))
+    return ctx.emit(op.reshape(function(flat, 1), shape))
+
+
+def _float(ctx: Context, x: Any) -> Any:
+    """In the graph's dtype: the whole graph has one."""
+    dtype = str(x.ty.dtype)
+    return x if dtype in FLOATS else ctx.emit(op.astype(x, ctx.options.dtype))
+
+
+_INTEGERS = {6: "int32", 7: "int64"}
+
+
+def cast(ctx: Context, node: Node) -> Any:
+    """Cast: to a float the graph's dtype, between floats the identity; to others no gradient."""
+    x, to = ctx.tensor(node.operand(0)), int(node.attr("to"))
+    dtype = str(x.ty.dtype)
+    if to in (1, 10, 11, 16):
+        return _float(ctx, x)
+    if dtype in FLOATS:
+        x = ctx.emit(op.grad.no_grad(x))
+    if to == 9:
+        return x if dtype == "bool" else ctx.emit(op.not_equal(x, relax.const(0, dtype)))
+    if to not in _INTEGERS:
+        raise ValueError(f"to={to}: only floats, int32, int64 and bool are supported")
+    return ctx.emit(op.astype(x, _INTEGERS[to]))
+
+
+OPS: dict[str, Builder] = {
+    **LAYERS,
+    **RANDOM,
+    **REDUCTIONS,
+    **SHAPES,
+    "Abs": _unary(op.abs),
+    "Add": _binary(op.add, "shift"),
+    "And": _compared(op.logical_and),
+    "Cast": cast,
+    "Ceil": _fixed(op.ceil),
+    "Celu": _numbered(act.celu, alpha=1.0),
+    "Clip": clip,
+    "Cos": _unary(op.cos),
+    "Div": _binary(op.divide, "scale"),
+    "Elu": _numbered(act.elu, alpha=1.0),
+    "Equal": _compared(op.equal),
+    "Erf": _unary(op.erf),
+    "Exp": _unary(op.exp),
+    "Floor": _fixed(op.floor),
+    "Gelu": gelu,
+    "Greater": _compared(op.greater),
+    "GreaterOrEqual": _compared(op.greater_equal),
+    "HardSigmoid": _numbered(act.hard_sigmoid, alpha=0.2, beta=0.5),
+    "HardSwish": _numbered(act.hard_swish),
+    "LeakyRelu": _numbered(act.leaky_relu, alpha=0.01),
+    "Less": _compared(op.less),
+    "LessOrEqual": _compared(op.less_equal),
+    "Log": _unary(op.log),
+    "LogSoftmax": softmax,
+    "Max": extremum(op.maximum),
+    "Min": extremum(op.minimum),
+    "Mish": _numbered(act.mish),
+    "Mul": _binary(op.multiply, "scale"),
+    "Neg": _unary(op.negative),
+    "Not": _unary(op.logical_not),
+    "Or": _compared(op.logical_or),
+    "PRelu": prelu,
+    "Pow": power,
+    "Reciprocal": lambda ctx, node: ctx.emit(
+        op.divide(ctx.const(1.0), ctx.tensor(node.operand(0)))
+    ),
+    "Relu": _unary(op.nn.relu),
+    "Round": _fixed(op.round),
+    "Selu": selu,
+    "Sigmoid": _unary(op.sigmoid),
+    "Sign": _fixed(op.sign),
+    "Sin": _unary(op.sin),
+    "Softmax": softmax,
+    "Softplus": _numbered(act.softplus),
+    "Softsign": _numbered(act.softsign),
+    "Sqrt": _unary(op.sqrt),
+    "Sub": _binary(op.subtract, "shift"),
+    "Sum": sum_,
+    "Tanh": _unary(op.tanh),
+    "ThresholdedRelu": _numbered(
+        lambda ctx, x, limit: act.threshold(ctx, x, limit, 0.0), alpha=1.0
+    ),
+    "Where": where,
+}
+"""ONNX op -> builder.  A split returns a list of results, every other builder one."""

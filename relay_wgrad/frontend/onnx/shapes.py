@@ -1,0 +1,267 @@
+"""Builders of what moves, joins, cuts or repeats elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ..context import Context, Node, shape_of
+from ..moving import broadcast, chosen, cut, repeated
+
+
+def _axis(axis: Any, rank: int) -> int:
+    """From 0 on.  Raises ValueError for one that is not there."""
+    if not -rank <= int(axis) < rank:
+        raise ValueError(f"axis {axis} of a tensor with {rank} axes")
+    return int(axis) % rank
+
+
+def _reshape(ctx: Context, node: Node, target: Sequence[int]) -> Any:
+    x = ctx.tensor(node.operand(0))
+    return ctx.emit(relax.op.reshape(x, tuple(target)))
+
+
+def identity(ctx: Context, node: Node) -> Any:
+    """Identity."""
+    return ctx.tensor(node.operand(0))
+
+
+def reshape(ctx: Context, node: Node) -> Any:
+    """Reshape, with the file's baked sizes rewritten to the new batch and image size.
+
+    Of a target that is a constant, the first size is the batch if it was the operand's, and sizes
+    that equal the operand's, counted from the right, follow the operand.
+    """
+    x = node.operand(0)
+    expr = ctx.tensor(x)
+    shape = shape_of(expr)
+    value = node.operand(1)
+    target = [int(t) for t in node.static(1, "the target shape").ravel()]
+    before = ctx.original.get(x.name)
+    if not node.attr("allowzero", 0):
+        if 0 in target[len(shape) :]:
+            raise ValueError(f"target {target} copies an axis that {list(shape)} lacks")
+        target = [shape[i] if t == 0 else t for i, t in enumerate(target)]
+    baked = list(target)
+    if x.batched and not value.measured and before and target:
+        if target[0] == before[0]:
+            target[0] = shape[0]
+        for back in range(1, min(len(target), len(before))):
+            if target[-back] != before[-back]:
+                break
+            target[-back] = shape[-back]
+    if target.count(-1) == 1:
+        known = -math.prod(target)
+        if known and math.prod(shape) % known == 0:
+            target[target.index(-1)] = math.prod(shape) // known
+    if math.prod(target) != math.prod(shape) or min(target, default=1) < 0:
+        made = f", made for {list(before)}," if before is not None else ""
+        reason = f": it fixes the image size{ctx.options.size}" if ctx.options.resized else ""
+        raise ValueError(f"its target {baked}{made} does not take {list(shape)}{reason}")
+    return _reshape(ctx, node, target)
+
+
+def flatten(ctx: Context, node: Node) -> Any:
+    """Flatten to a matrix at `axis`."""
+    shape = shape_of(ctx.tensor(node.operand(0)))
+    axis = int(node.attr("axis", 1))
+    axis = axis + len(shape) if axis < 0 else axis
+    return _reshape(ctx, node, (math.prod(shape[:axis]), math.prod(shape[axis:])))
+
+
+def squeeze(ctx: Context, node: Node) -> Any:
+    """Squeeze, as a reshape: relax.squeeze has no gradient."""
+    shape = shape_of(ctx.tensor(node.operand(0)))
+    axes = node.setting("axes", 1)
+    if axes is None:
+        axes = [i for i, d in enumerate(shape) if d == 1]
+    drop = {_axis(a, len(shape)) for a in axes}
+    if any(shape[a] != 1 for a in drop):
+        raise ValueError(f"axes {sorted(drop)} of {list(shape)} are not all of size 1")
+    return _reshape(ctx, node, [d for i, d in enumerate(shape) if i not in drop])
+
+
+def unsqueeze(ctx: Context, node: Node) -> Any:
+    """Unsqueeze, as a reshape."""
+    shape = list(shape_of(ctx.tensor(node.operand(0))))
+    axes = [int(a) for a in node.setting("axes", 1, [])]
+    rank = len(shape) + len(axes)
+    places = [_axis(a, rank) for a in axes]
+    if len(set(places)) != len(places):
+        raise ValueError(f"axes {axes} name one twice")
+    for axis in sorted(places):
+        shape.insert(axis, 1)
+    return _reshape(ctx, node, shape)
+
+
+def transpose(ctx: Context, node: Node) -> Any:
+    """Transpose; without `perm` the axes are reversed."""
+    perm = node.attr("perm")
+    axes = None if perm is None else [int(p) for p in perm]
+    return ctx.emit(relax.op.permute_dims(ctx.tensor(node.operand(0)), axes))
+
+
+def concat(ctx: Context, node: Node) -> Any:
+    """Concat along `axis`."""
+    parts = [ctx.tensor(node.operand(i)) for i in range(len(node.operands))]
+    return ctx.emit(relax.op.concat(parts, int(node.attr("axis")))) if len(parts) > 1 else parts[0]
+
+
+def split(ctx: Context, node: Node) -> list[Any]:
+    """Split along `axis` into the given sizes, or into equal parts."""
+    x = ctx.tensor(node.operand(0))
+    axis = _axis(node.attr("axis", 0), len(shape_of(x)))
+    total, count = shape_of(x)[axis], len(node.proto.output)
+    sizes = node.setting("split", 1)
+    if sizes is None:
+        chunk = math.ceil(total / count)
+        sizes = [min(chunk, total - i * chunk) for i in range(count)]
+    if sum(sizes) != total or min(sizes) < 1:
+        raise ValueError(f"sizes {sizes} do not split an axis of {total}")
+    if count == 1:
+        return [x]
+    cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
+    parts = ctx.emit(relax.op.split(x, cuts, axis))
+    return [ctx.emit(relax.TupleGetItem(parts, i)) for i in range(count)]
+
+
+def pad(ctx: Context, node: Node) -> Any:
+    """Pad with a constant, as concatenations: relax.nn.pad has no gradient."""
+    x = ctx.tensor(node.operand(0))
+    rank = len(shape_of(x))
+    if node.attr("mode", "constant") != "constant":
+        raise ValueError(f"mode {node.attr('mode')!r}: only 'constant' is supported")
+    pads = [int(p) for p in node.setting("pads", 1)]
+    fill = node.setting("value", 2, 0.0)
+    fill = fill[0] if isinstance(fill, list) else fill
+    axes = node.setting("axes", 3, list(range(rank)))
+    if min(pads, default=0) < 0:
+        raise ValueError(f"pads {pads}: cropping is not supported")
+    for i, axis in enumerate(int(a) % rank for a in axes):
+        parts = []
+        for side in (0, 1):
+            if size := pads[i + side * len(axes)]:
+                shape = [*shape_of(x)]
+                shape[axis] = size
+                parts.append((side, ctx.const(np.full(shape, fill))))
+        if parts:
+            before = [e for side, e in parts if side == 0]
+            after = [e for side, e in parts if side == 1]
+            x = ctx.emit(relax.op.concat([*before, x, *after], axis))
+    return x
+
+
+def slice_(ctx: Context, node: Node) -> Any:
+    """Slice between constant bounds, also backwards."""
+    x = ctx.tensor(node.operand(0))
+    rank = len(shape_of(x))
+    starts, ends = node.setting("starts", 1), node.setting("ends", 2)
+    if starts is None or ends is None or len(starts) != len(ends):
+        raise ValueError(f"starts={starts}, ends={ends}: expected as many of both")
+    axes = node.setting("axes", 3, list(range(len(starts))))
+    steps = node.setting("steps", 4, [1] * len(starts))
+    if not len(axes) == len(steps) == len(starts):
+        raise ValueError(f"axes={axes}, steps={steps}: expected {len(starts)} of each")
+    for start, end, given, step in zip(starts, ends, axes, steps, strict=True):
+        axis = _axis(given, rank)
+        size = shape_of(x)[axis]
+        first, stop, step = slice(int(start), int(end), int(step)).indices(size)
+        indices = range(first, stop, step)
+        if not indices:
+            raise ValueError(f"the slice {start}:{end}:{step} of {size} elements is empty")
+        if step > 0:
+            x = cut(ctx, x, axis, first, indices[-1] + 1, step)
+        else:
+            x = chosen(ctx, x, axis, indices)
+    return x
+
+
+def gather(ctx: Context, node: Node) -> Any:
+    """Gather at constant indices, which may count from the end."""
+    x = ctx.tensor(node.operand(0))
+    shape = shape_of(x)
+    axis = _axis(node.attr("axis", 0), len(shape))
+    given = node.static(1, "the indices")
+    if given.dtype.kind != "i" or not given.size:
+        raise ValueError(f"indices of {given.dtype}{list(given.shape)}: expected integers")
+    if given.min() < -shape[axis] or given.max() >= shape[axis]:
+        wrong = int(given.max() if given.max() >= shape[axis] else given.min())
+        raise ValueError(f"index {wrong} of an axis of {shape[axis]}")
+    out = chosen(ctx, x, axis, [int(i) % shape[axis] for i in given.ravel()])
+    wanted = (*shape[:axis], *given.shape, *shape[axis + 1 :])
+    return ctx.emit(relax.op.reshape(out, wanted)) if wanted != shape_of(out) else out
+
+
+def expand(ctx: Context, node: Node) -> Any:
+    """Expand to a constant shape, both broadcast."""
+    x = ctx.tensor(node.operand(0))
+    target = tuple(int(t) for t in node.static(1, "the target shape").ravel())
+    return broadcast(ctx, x, np.broadcast_shapes(shape_of(x), target))
+
+
+def tile(ctx: Context, node: Node) -> Any:
+    """Tile by constant numbers."""
+    x = ctx.tensor(node.operand(0))
+    times = [int(t) for t in node.static(1, "repeats").ravel()]
+    if len(times) != len(shape_of(x)) or min(times, default=1) < 1:
+        raise ValueError(f"repeats {times} of {list(shape_of(x))}: expected a number for each axis")
+    return repeated(ctx, x, times)
+
+
+def _blocks(node: Node, shape: Sequence[int]) -> tuple[int, int, int, int, int]:
+    size = int(node.attr("blocksize", 0))
+    if len(shape) != 4 or size < 1:
+        raise ValueError(f"blocksize={size} of {list(shape)}: expected (N, C, H, W)")
+    n, c, h, w = shape
+    return n, c, h, w, size
+
+
+def depth_to_space(ctx: Context, node: Node) -> Any:
+    """DepthToSpace: channels become blocks of pixels; mode CRD is PyTorch's pixel_shuffle."""
+    x = ctx.tensor(node.operand(0))
+    n, c, h, w, b = _blocks(node, shape_of(x))
+    if c % (b * b):
+        raise ValueError(f"{c} channels are no multiple of {b * b}")
+    crd = node.attr("mode", "DCR") == "CRD"
+    apart = (n, c // b**2, b, b, h, w) if crd else (n, b, b, c // b**2, h, w)
+    order = [0, 1, 4, 2, 5, 3] if crd else [0, 3, 4, 1, 5, 2]
+    turned = relax.op.permute_dims(ctx.emit(relax.op.reshape(x, apart)), order)
+    return ctx.emit(relax.op.reshape(ctx.emit(turned), (n, c // b**2, h * b, w * b)))
+
+
+def space_to_depth(ctx: Context, node: Node) -> Any:
+    """SpaceToDepth: blocks of pixels become channels, the block's place first."""
+    x = ctx.tensor(node.operand(0))
+    n, c, h, w, b = _blocks(node, shape_of(x))
+    if h % b or w % b:
+        raise ValueError(f"{h}x{w} pixels are no multiple of {b}")
+    apart = ctx.emit(relax.op.reshape(x, (n, c, h // b, b, w // b, b)))
+    turned = ctx.emit(relax.op.permute_dims(apart, [0, 3, 5, 1, 2, 4]))
+    return ctx.emit(relax.op.reshape(turned, (n, c * b * b, h // b, w // b)))
+
+
+SHAPES: dict[str, Callable[[Context, Node], Any]] = {
+    "Concat": concat,
+    "DepthToSpace": depth_to_space,
+    "Expand": expand,
+    "Flatten": flatten,
+    "Gather": gather,
+    "Identity": identity,
+    "Pad": pad,
+    "Reshape": reshape,
+    "Slice": slice_,
+    "SpaceToDepth": space_to_depth,
+    "Split": split,
+    "Squeeze": squeeze,
+    "Tile": tile,
+    "Transpose": transpose,
+    "Unsqueeze": unsqueeze,
+}
+"""ONNX op -> builder.  A split returns a list of results, every other builder one."""
+
+# Their result is a plain reshaping of their first operand: a weight stays a weight.
+RESHAPING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

@@ -1,0 +1,1 @@
+"""PyTorch: exported programs, and what each operator becomes."""

@@ -1,0 +1,166 @@
+"""One node of an exported graph as its builder sees it: operands, settings, what PyTorch makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from onnx import helper
+from tvm import relax
+
+from ..context import Context, Node, Value, shape_of
+
+Args = list[Any]
+Builder = Callable[[Context, "Call"], Any]
+# Settings that say where and how a tensor lies; `dtype` is in the result's type.
+_PLACEMENT = {"device", "pin_memory", "layout", "memory_format", "dtype", "non_blocking", "copy",
+              "cudnn_enabled", "cudnn_enable"}  # fmt: skip
+
+
+class Noted(list):  # type: ignore[type-arg]
+    """A list that notes which of its elements were read."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(values)
+        self.read: set[int] = set()
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read |= {*range(len(self))[index]} if isinstance(index, slice) else {index % len(self)}
+        return super().__getitem__(index)
+
+
+class NotedNames(dict):  # type: ignore[type-arg]
+    """The same of a dictionary, for `get`."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Notes the name."""
+        self.read.add(name)
+        return super().get(name, default)
+
+
+@dataclass(frozen=True)
+class Unset:
+    """What `torch.empty` gives: a shape and a dtype, to be filled by a random op."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass
+class Call:
+    """One node of the exported graph: its operands as expressions, by ATen's own order.
+
+    `values` are PyTorch's own (fake) operands, `result` what it says of the result.
+    """
+
+    name: str
+    args: Any
+    kwargs: Any
+    node: Any = None
+    values: tuple[Any, ...] = ()
+    result: Any = None
+
+    def arg(self, index: int, default: Any = None) -> Any:
+        """An argument, or the default where it was left out."""
+        return self.args[index] if index < len(self.args) else default
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A keyword's value, or the default where it was left out."""
+        return self.kwargs.get(name, default)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The (first) result's, by PyTorch."""
+        first = self.result[0] if isinstance(self.result, (tuple, list)) else self.result
+        return tuple(int(s) for s in first.shape)
+
+    @property
+    def dtype(self) -> str:
+        """The (first) result's, by PyTorch; "" where it is no tensor."""
+        first = self.result[0] if isinstance(self.result, (tuple, list)) else self.result
+        return dtype_name(first) if hasattr(first, "dtype") else ""
+
+    def unread(self) -> list[str]:
+        """Arguments that no builder has looked at and that are not their schema's defaults."""
+        schema = getattr(getattr(self.node, "target", None), "_schema", None)
+        declared = list(schema.arguments) if schema is not None else []
+        found = []
+        for i, value in enumerate(list.__iter__(self.args)):
+            default = declared[i].default_value if i < len(declared) else None
+            name = declared[i].name if i < len(declared) else f"argument {i}"
+            known = i in self.args.read or name in _PLACEMENT
+            if not known and not _same(value, default):
+                found.append(f"{name}={_text(value)}")
+        defaults = {a.name: a.default_value for a in declared}
+        for name, value in self.kwargs.items():
+            known = name in _PLACEMENT or name in self.kwargs.read
+            if not known and not _same(value, defaults.get(name)):
+                found.append(f"{name}={_text(value)}")
+        return found
+
+    def onnx(self, op: str, operands: Args, **attributes: Any) -> Node:
+        """The node as ONNX would have it."""
+        values = [None if x is None else Value(f"{self.name}.{i}", expr=x)
+                  for i, x in enumerate(operands)]  # fmt: skip
+        inputs = ["" if v is None else v.name for v in values]
+        proto = helper.make_node(op, inputs, [self.name], name=self.name)
+        kept = {key: value for key, value in attributes.items() if value is not None}
+        return Node(proto, values, kept)
+
+
+def _same(value: Any, default: Any) -> bool:
+    return isinstance(value, (int, float, str, bool, list, tuple, type(None))) and value == default
+
+
+def _text(value: Any) -> str:
+    return "a tensor" if hasattr(value, "ty") else repr(value)
+
+
+def dtype_name(value: Any) -> str:
+    """Of a PyTorch tensor, as TVM and NumPy write it."""
+    return str(value.dtype).removeprefix("torch.")
+
+
+def promoted(call: Call, *indices: int) -> str:
+    """The dtype in which PyTorch combines these operands."""
+    torch = import_module("torch")
+    values = [call.values[i] for i in indices]
+    if len(values) == 1:
+        return dtype_name(values[0])
+    return str(torch.result_type(*values)).removeprefix("torch.")
+
+
+def constant(value: Any, dtype: str) -> Any:
+    """A constant tensor of any dtype."""
+    return relax.const(np.asarray(value, dtype), dtype)
+
+
+def as_dtype(ctx: Context, value: Any, dtype: str) -> Any:
+    """A tensor, or a number, as a tensor of this dtype."""
+    if isinstance(value, (bool, int, float)):
+        return constant(value, dtype)
+    if not hasattr(value, "ty"):
+        raise ValueError(f"expected a tensor or a number, got {type(value).__name__}")
+    return value if str(value.ty.dtype) == dtype else ctx.emit(relax.op.astype(value, dtype))
+
+
+def check_result(call: Call, built: Any) -> None:
+    """Raises ValueError where a builder's result is not of the shape and dtype of PyTorch's."""
+    if isinstance(call.result, (tuple, list)):
+        pairs = list(zip(built, call.result, strict=False))
+    else:
+        pairs = [(built, call.result)]
+    for made, said in pairs:
+        if made is None or isinstance(made, Unset) or not hasattr(said, "shape"):
+            continue
+        got = (list(shape_of(made)), str(made.ty.dtype))
+        expected = ([int(s) for s in said.shape], dtype_name(said))
+        if got != expected:
+            raise ValueError(f"gives {expected[1]}{expected[0]}, was built as {got[1]}{got[0]}")

@@ -1,0 +1,310 @@
+"""The driver: a PyTorch module to a `TrainingGraph`, by `torch.export` and a table of ATen ops."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from ..context import Context, Options, shape_of
+from ..graph import InputSpec, TrainingGraph
+from ..loss import LOSSES, add_loss
+from ..onnx.bundled import near
+from ..weights import Array
+from .call import Call, Noted, NotedNames, Unset, check_result
+from .ops import HINTS, OPS
+from .program import exported, pytorch
+
+_CHOICES = {
+    "bn": ("module", "train", "eval"),
+    "loss": (*LOSSES, "own"),
+    "dropout": ("off", "mask"),
+    "random": ("input", "off"),
+}
+_IGNORED = ("_assert_tensor_metadata.default",)  # they check what has been checked on export
+_FILLING = ("bernoulli", "uniform", "normal", "fill", "full_like", "zeros_like", "ones_like",
+            "rand", "empty_like", "new_")  # fmt: skip
+_DTYPES = ("float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+_MIXED = "import in float32 or float64; half precision is an option of Trainer and step_module"
+_NO_BATCH = "its first input has no axis for the batch"
+
+
+def from_torch(
+    module: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    bn: str = "module",
+    loss: str = "cross_entropy",
+    dropout: str = "off",
+    random: str = "input",
+    output: int = 0,
+    checkpoint: str | Sequence[str] | None = None,
+    name: str | None = None,
+) -> TrainingGraph:
+    """The training graph of a PyTorch module, with the module's own parameters as initial values.
+
+    Parameters
+    ----------
+    module : a `torch.nn.Module` in float32 or float64, a `torch.export.ExportedProgram`, or the
+        path of a file that `torch.export.save` wrote.  Parameters with `requires_grad=False` are
+        not trained.
+    example_inputs : the module's arguments, tensors whose shapes and dtypes the graph takes; None
+        for an exported program, which has them.
+    bn : "module" normalizes as each layer was when it was exported (`train()` or `eval()`), "train"
+        by batch statistics, "eval" by running ones.
+    loss : "cross_entropy" (int64 labels (N,); the module gives logits), "mse" (against a target
+        of the output's shape) or "own": the output is the scalar loss.
+    dropout : "off" makes it the identity; "mask" multiplies by masks that are inputs of `main`.
+    random : every other random op (`torch.rand`, `bernoulli_` as of stochastic depth, …) is
+        "input", an input of `main` that is drawn for each batch (`TrainingGraph.draws`), or "off",
+        its mean, which the graph's `notes` say.
+    output : which of several outputs.
+    checkpoint : as for `from_onnx`; tensors go by their names in the exported graph.
+    name : the graph's; by default the module's class.
+
+    Raises
+    ------
+    ValueError : for a module that `torch.export` refuses or would change (a backward of its own,
+        hooks on gradients), an op that is not supported or has no gradient (named), a size that is
+        symbolic, an option's unknown value, parameters of another or of several dtypes.
+    TypeError : for a `module` or `example_inputs` of another type.
+    FileNotFoundError : for a path where there is no file.
+    ModuleNotFoundError : without PyTorch.
+    """
+    given = {"bn": bn, "loss": loss, "dropout": dropout, "random": random}
+    for key, value in given.items():
+        if value not in _CHOICES[key]:
+            raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
+    if isinstance(checkpoint, str) and checkpoint != "auto":
+        raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of names")
+    program, title = exported(pytorch(), module, example_inputs)
+    options = Options(_dtype(program), bn, dropout, 0, random=random)
+    return _Import(program, name or title, options).graph(loss, output, checkpoint)
+
+
+def _dtype(program: Any) -> str:
+    """The dtype of all parameters."""
+    found = {str(p.dtype).removeprefix("torch.") for _, p in program.named_parameters()}
+    if len(found) != 1 or not found <= {"float32", "float64"}:
+        raise ValueError(
+            f"from_torch: parameters must all be float32 or all float64, got {sorted(found)}"
+        )
+    return found.pop()
+
+
+class _Import:
+    """One exported program on its way."""
+
+    def __init__(self, program: Any, name: str, options: Options) -> None:
+        self.program, self.name = program, name
+        self.env: dict[Any, Any] = {}
+        self.ctx = Context(options, relax.BlockBuilder(), {})
+        self.arguments: list[tuple[InputSpec, relax.Var]] = []
+        self.trainable: list[str] = []
+
+    def graph(
+        self, loss: str, output: int, checkpoint: str | Sequence[str] | None
+    ) -> TrainingGraph:
+        ctx, builder = self.ctx, self.ctx.builder
+        self._inputs()
+        with builder.function("main"):
+            try:
+                with builder.dataflow():
+                    for node in self.program.graph.nodes:
+                        if node.op == "call_function":
+                            self.env[node] = self._call(node)
+                    result = self._output(output)
+                    if loss == "own":
+                        outputs, names = [_scalar(result)], ["loss"]
+                    else:
+                        target, logits, scalar = add_loss(ctx, loss, f"output {output}", result)
+                        self.arguments.append(target)
+                        outputs, names = [scalar, logits], ["loss", "logits"]
+                    outputs += [new for _, new in ctx.states]
+                    returned = relax.Tuple([builder.emit_output(e) for e in outputs])
+            except Exception:
+                builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
+                raise
+            self.arguments += ctx.masks
+            params = [var for _, var in self.arguments] + list(ctx.parameters.values())
+            builder.emit_func_output(returned, params)
+        module = relax.transform.DeadCodeElimination(["main"])(builder.get())
+        alive = {b.var.name for block in module["main"].body.blocks for b in block.bindings}
+        graph = TrainingGraph(
+            name=self.name,
+            module=module,
+            inputs=tuple(spec for spec, _ in self.arguments),
+            params=dict(ctx.initial),
+            trainable=tuple(self.trainable),
+            outputs=(*names, *(f"{n}_new" for n, _ in ctx.states)),
+            updates={f"{n}_new": n for n, _ in ctx.states},
+            onnx_names=dict(ctx.onnx_names),
+            classes=shape_of(outputs[1])[1] if loss == "cross_entropy" else None,
+            dtype=ctx.options.dtype,
+            checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
+            tensors={
+                node.name: str(e.name)
+                for node, e in self.env.items()
+                if isinstance(e, relax.DataflowVar) and e.name in alive
+            },
+            notes=tuple(ctx.notes),
+        )
+        _check_gradients(graph)
+        graph.checkpointed()  # raises for a name that cannot be one
+        return graph
+
+    # ---- what goes in ------------------------------------------------------------------------
+
+    def _inputs(self) -> None:
+        signature = self.program.graph_signature
+        nodes = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
+        changed = self._states()
+        for spec in signature.input_specs:
+            node, kind = nodes[spec.arg.name], spec.kind.name
+            if kind == "USER_INPUT":
+                self.env[node] = self._data(node)
+            elif node.users:
+                held = self._held(spec, kind)
+                if kind == "PARAMETER" or spec.target in changed:
+                    self.env[node] = self._parameter(spec.target, held, kind == "PARAMETER")
+                else:
+                    array = held.detach().cpu().numpy()
+                    self.env[node] = relax.const(array, str(array.dtype))
+        if not self.arguments:
+            raise ValueError(f"{self.name}: the module has no input")
+        if not self.arguments[0][0].shape:
+            raise ValueError(f"{self.name}: {_NO_BATCH}")
+
+    def _states(self) -> set[str]:
+        """Names of the buffers that batch normalization reads: its running statistics."""
+        found = set()
+        named = {s.arg.name: s.target for s in self.program.graph_signature.input_specs}
+        for node in self.program.graph.nodes:
+            if node.op == "call_function" and "batch_norm" in node.target.__name__:
+                found |= {named[a.name] for a in node.args[3:5] if hasattr(a, "name")}
+        return found
+
+    def _held(self, spec: Any, kind: str) -> Any:
+        if kind not in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
+            raise ValueError(
+                f"{self.name}: an input of kind {kind} is not supported: {spec.target}"
+            )
+        if spec.target in self.program.state_dict:
+            return self.program.state_dict[spec.target]
+        return self.program.constants[spec.target]
+
+    def _data(self, node: Any) -> relax.Var:
+        value = node.meta.get("val")
+        if not hasattr(value, "shape"):
+            raise ValueError(f"{self.name}: argument {node.name!r} is no tensor: {value!r}")
+        sizes = tuple(value.shape)
+        if not all(isinstance(size, int) for size in sizes):
+            raise ValueError(
+                f"{self.name}: argument {node.name!r} has symbolic sizes {list(map(str, sizes))}"
+            )
+        dtype = str(value.dtype).removeprefix("torch.")
+        spec = InputSpec(self.ctx.unique(node.name), "data", sizes, dtype)
+        var = relax.Var(spec.name, relax.TensorType(sizes, dtype))
+        self.arguments.append((spec, var))
+        return var
+
+    def _parameter(self, target: str, held: Any, trained: bool) -> relax.Var:
+        ctx, name = self.ctx, self.ctx.unique(target)
+        array: Array = np.array(held.detach().cpu().numpy(), dtype=ctx.options.dtype)
+        var = relax.Var(name, relax.TensorType(array.shape, ctx.options.dtype))
+        ctx.parameters[name], ctx.initial[name], ctx.onnx_names[name] = var, array, target
+        if trained and held.requires_grad:
+            self.trainable.append(name)
+        return var
+
+    # ---- ops -----------------------------------------------------------------------------------
+
+    def _call(self, node: Any) -> Any:
+        op = str(getattr(node.target, "__name__", node.target))
+        if op in _IGNORED or not node.users:
+            return None
+        label = f"PyTorch op {op} ({node.name})"
+        if node.target is operator.getitem:
+            source, index = node.args
+            found = self.env[source][index]
+            if found is None:
+                raise ValueError(
+                    f"{self.name}: {label}: result {index} of {source.target} is not supported"
+                )
+            return found
+        if op not in OPS:
+            close = near(op, list(OPS))
+            known = f"; near it: {', '.join(close)}" if close else ""
+            hint = HINTS.get(op.partition(".")[0], f"write it by those that are{known}")
+            raise ValueError(f"{self.name}: {label} is not supported: {hint}")
+        args = self._operands(list(node.args))
+        values = tuple(a.meta.get("val") if hasattr(a, "meta") else a for a in node.args)
+        kwargs = NotedNames({key: self._operands(value) for key, value in node.kwargs.items()})
+        call = Call(node.name, Noted(args), kwargs, node, values, node.meta.get("val"))
+        try:
+            if call.dtype not in _DTYPES:
+                raise ValueError(f"computes in {call.dtype}: {_MIXED}")
+            unset = [a for a in (*args, *kwargs.values()) if isinstance(a, Unset)]
+            if unset and not op.startswith(_FILLING):
+                raise ValueError("it takes values that were never set (torch.empty)")
+            built = OPS[op](self.ctx, call)
+            if unread := call.unread():
+                raise ValueError(f"{', '.join(unread)} is not supported")
+            check_result(call, built)
+            return built
+        except (ArithmeticError, LookupError, AttributeError, AssertionError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{self.name}: {label} cannot be built ({what})") from error
+        except (ValueError, TypeError, NotImplementedError, tvm.error.InternalError) as error:
+            raise ValueError(f"{self.name}: {label}: {error}") from error
+
+    def _operands(self, value: Any) -> Any:
+        """What the graph's nodes have become, within lists too."""
+        if isinstance(value, (list, tuple)):
+            return [self._operands(v) for v in value]
+        return self.env[value] if hasattr(value, "op") and hasattr(value, "users") else value
+
+    def _output(self, index: int) -> Any:
+        (node,) = (n for n in self.program.graph.nodes if n.op == "output")
+        kinds = [s.kind.name for s in self.program.graph_signature.output_specs]
+        given = [n for n, kind in zip(node.args[0], kinds, strict=True) if kind == "USER_OUTPUT"]
+        if not 0 <= index < len(given):
+            raise ValueError(f"{self.name}: there are {len(given)} outputs, got output={index}")
+        changed = [
+            spec.target
+            for spec in self.program.graph_signature.output_specs
+            if spec.kind.name == "PARAMETER_MUTATION"
+        ]
+        if changed:
+            raise ValueError(f"{self.name}: it changes the parameter {changed[0]!r} in its forward")
+        changed = [
+            spec.target for spec in self.program.graph_signature.output_specs
+            if spec.kind.name == "BUFFER_MUTATION"
+            and spec.target not in self._states()
+            and not spec.target.endswith("num_batches_tracked")
+        ]  # fmt: skip
+        if changed:
+            raise ValueError(f"{self.name}: it changes the buffer {changed[0]!r}: not supported")
+        return self.env[given[index]]
+
+
+def _scalar(result: Any) -> Any:
+    if shape_of(result) != ():
+        raise ValueError(f"loss='own': the output must be a scalar, got {list(shape_of(result))}")
+    return result
+
+
+def _check_gradients(graph: TrainingGraph) -> None:
+    """Raises ValueError for an op between a trained parameter and the loss without a gradient."""
+    from ...transform.grad_paths import op_name, without_gradient
+
+    loss = graph.main.body.body.fields[0]
+    found = without_gradient(graph.main, graph.variables(graph.trainable), loss)
+    if found is not None:
+        nodes = [node for node, var in graph.tensors.items() if var == str(found.var.name)]
+        at = f" ({nodes[0]})" if nodes else ""
+        raise ValueError(f"{graph.name}: {op_name(found.value)}{at} has no gradient")

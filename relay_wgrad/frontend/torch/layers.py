@@ -1,0 +1,259 @@
+"""PyTorch's layers as ops that have a gradient.
+
+`LAYERS` maps an ATen overload to a builder of (function under construction, what it reads).  Where
+ONNX has the layer too, its builder does the work.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import relax
+
+from ..context import Context, shape_of
+from ..onnx import nn as onnx_nn
+from ..onnx import shapes as onnx_shapes
+from ..onnx.reduce import standardized
+from .activations import ACTIVATIONS
+from .call import Args, Builder, Call
+
+
+def _list(value: Any, count: int) -> list[int]:
+    values = [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
+    return values * count if len(values) == 1 else values
+
+
+def _convolution(rank: int) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        x, weight, bias = call.args[0], call.args[1], call.arg(2)
+        padding = call.arg(4, 0)
+        pads = auto = None
+        if isinstance(padding, str):
+            auto = {"same": "SAME_UPPER", "valid": "VALID"}[padding]
+        else:
+            pads = _list(padding, rank) * 2
+        node = call.onnx(
+            "Conv", [x, weight, bias], strides=_list(call.arg(3, 1), rank), pads=pads,
+            auto_pad=auto, dilations=_list(call.arg(5, 1), rank), group=int(call.arg(6, 1)),
+        )  # fmt: skip
+        return onnx_nn.conv(ctx, node)
+
+    return build
+
+
+def _transposed(rank: int) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        node = call.onnx(
+            "ConvTranspose", [call.args[0], call.args[1], call.arg(2)],
+            strides=_list(call.arg(3, 1), rank), pads=_list(call.arg(4, 0), rank) * 2,
+            output_padding=_list(call.arg(5, 0), rank), group=int(call.arg(6, 1)),
+            dilations=_list(call.arg(7, 1), rank),
+        )  # fmt: skip
+        return onnx_nn.conv_transpose(ctx, node)
+
+    return build
+
+
+def _max_pool(ctx: Context, call: Call) -> Any:
+    kernel = _list(call.args[1], 2)
+    node = call.onnx(
+        "MaxPool", [call.args[0]], kernel_shape=kernel, strides=_list(call.arg(2) or kernel, 2),
+        pads=_list(call.arg(3, 0), 2) * 2, dilations=_list(call.arg(4, 1), 2),
+        ceil_mode=int(call.arg(5, False)),
+    )  # fmt: skip
+    return onnx_nn.max_pool(ctx, node)
+
+
+def _average_pool(ctx: Context, call: Call) -> Any:
+    if call.arg(6) is not None:
+        raise ValueError("divisor_override is not supported")
+    kernel = _list(call.args[1], 2)
+    node = call.onnx(
+        "AveragePool", [call.args[0]], kernel_shape=kernel,
+        strides=_list(call.arg(2) or kernel, 2), pads=_list(call.arg(3, 0), 2) * 2,
+        ceil_mode=int(call.arg(4, False)), count_include_pad=int(call.arg(5, True)),
+    )  # fmt: skip
+    return onnx_nn.average_pool(ctx, node)
+
+
+def _adaptive_average_pool(ctx: Context, call: Call) -> Any:
+    size, out = shape_of(call.args[0])[-2:], _list(call.args[1], 2)
+    if out == [1, 1]:
+        return onnx_nn.global_average_pool(ctx, call.onnx("GlobalAveragePool", [call.args[0]]))
+    if any(s % o for s, o in zip(size, out, strict=True)):
+        raise ValueError(
+            f"windows differ in size: {list(size)} pixels to {out} (only multiples are supported)"
+        )
+    kernel = [s // o for s, o in zip(size, out, strict=True)]
+    node = call.onnx("AveragePool", [call.args[0]], kernel_shape=kernel, strides=kernel)
+    return onnx_nn.average_pool(ctx, node)
+
+
+def _linear(ctx: Context, call: Call) -> Any:
+    turned = ctx.emit(relax.op.permute_dims(call.args[1]))
+    out = ctx.emit(relax.op.matmul(call.args[0], turned))
+    return out if call.arg(2) is None else ctx.emit(relax.op.add(out, call.args[2]))
+
+
+def _addmm(ctx: Context, call: Call) -> Any:
+    product = ctx.emit(relax.op.matmul(call.args[1], call.args[2]))
+    return ctx.emit(relax.op.add(product, call.args[0]))
+
+
+# ---- normalization and dropout ------------------------------------------------------------------
+
+
+def _batch_norm(ctx: Context, call: Call) -> Any:
+    """(x, weight, bias, running mean, running variance, training, momentum, epsilon)."""
+    training, momentum, epsilon = call.args[5], call.args[6], call.args[7]
+    return _normalized(ctx, call.args[:5], bool(training), momentum, epsilon)
+
+
+def _batch_norm_evaluated(ctx: Context, call: Call) -> Any:
+    return _normalized(ctx, call.args[:5], False, call.args[5], call.args[6])
+
+
+def _batch_norm_without_statistics(ctx: Context, call: Call) -> Any:
+    x, weight, bias, _, _, epsilon = call.args[:6]
+    return _normalized(ctx, [x, weight, bias, None, None], True, 0.0, epsilon)
+
+
+def _normalized(
+    ctx: Context, args: Args, training: bool, momentum: float, epsilon: float
+) -> tuple[Any, ...]:
+    """(result, None, None, running mean, running variance), as the functional ATen op has it.
+
+    PyTorch's running variance takes the sample's variance, n/(n-1) times the population's by which
+    the batch is normalized.
+    """
+    x, weight, bias, mean, var = args
+    shape = shape_of(x)
+    column = (1, shape[1]) + (1,) * (len(shape) - 2)
+    if ctx.options.bn != "module" and mean is not None:
+        training = ctx.options.bn == "train"
+
+    def lift(vector: Any) -> Any:
+        return ctx.emit(relax.op.reshape(vector, column))
+
+    if training:
+        axes = [0, *range(2, len(shape))]
+        count = math.prod(shape[a] for a in axes)
+        if count == 1:
+            raise ValueError(f"batch statistics of {list(shape)} need more than one value")
+        center = ctx.emit(relax.op.mean(x, axes, keepdims=True))
+        centred = ctx.emit(relax.op.subtract(x, center))
+        square = relax.op.multiply(centred, centred)
+        spread = ctx.emit(relax.op.mean(square, axes, keepdims=True))
+    else:
+        center, spread = lift(mean), lift(var)
+        centred = ctx.emit(relax.op.subtract(x, center))
+    deviation = ctx.emit(relax.op.sqrt(relax.op.add(spread, ctx.const(epsilon))))
+    out = ctx.emit(relax.op.divide(centred, deviation))
+    if weight is not None:
+        out = ctx.emit(relax.op.multiply(out, lift(weight)))
+    if bias is not None:
+        out = ctx.emit(relax.op.add(out, lift(bias)))
+    if training and mean is not None:
+        rates = (momentum, momentum * count / (count - 1))
+        for running, batch, rate in ((mean, center, rates[0]), (var, spread, rates[1])):
+            kept = relax.op.multiply(running, ctx.const(1 - momentum))
+            fresh = relax.op.multiply(relax.op.reshape(batch, shape[1:2]), ctx.const(rate))
+            ctx.states.append((running.name, ctx.emit(relax.op.add(kept, fresh))))
+    return out, None, None, mean, var
+
+
+def _affine(ctx: Context, x: Any, weight: Any, bias: Any) -> Any:
+    if weight is not None:
+        x = ctx.emit(relax.op.multiply(x, weight))
+    return x if bias is None else ctx.emit(relax.op.add(x, bias))
+
+
+def _layer_norm(ctx: Context, call: Call) -> Any:
+    """(x, the shape of the last axes, weight, bias, epsilon)."""
+    x, last = call.args[0], len(call.args[1])
+    rank = len(shape_of(x))
+    out = standardized(ctx, x, list(range(rank - last, rank)), float(call.arg(4, 1e-5)))
+    return _affine(ctx, out, call.arg(2), call.arg(3))
+
+
+def _grouped(ctx: Context, x: Any, groups: int, operands: Args, epsilon: float) -> Any:
+    shape = shape_of(x)
+    if shape[1] % groups:
+        raise ValueError(f"{groups} groups do not divide {shape[1]} channels")
+    rows = ctx.emit(relax.op.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups)))
+    out = ctx.emit(relax.op.reshape(standardized(ctx, rows, [2], epsilon), shape))
+    column = (1, shape[1]) + (1,) * (len(shape) - 2)
+    weight, bias = (
+        None if v is None else ctx.emit(relax.op.reshape(v, column)) for v in operands
+    )  # fmt: skip
+    return _affine(ctx, out, weight, bias)
+
+
+def _group_norm(ctx: Context, call: Call) -> Any:
+    """(x, groups, weight, bias, epsilon)."""
+    operands = [call.arg(2), call.arg(3)]
+    return _grouped(ctx, call.args[0], int(call.args[1]), operands, float(call.arg(4, 1e-5)))
+
+
+def _native_layer_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
+    return _layer_norm(ctx, call), None, None
+
+
+def _native_group_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
+    """(x, weight, bias, N, C, pixels, groups, epsilon)."""
+    call.args[3:6]
+    operands = [call.args[1], call.args[2]]
+    groups, epsilon = int(call.args[6]), float(call.args[7])
+    return _grouped(ctx, call.args[0], groups, operands, epsilon), None, None
+
+
+def _dropout(ctx: Context, call: Call) -> Any:
+    x, rate, training = call.args[0], float(call.args[1]), call.arg(2, True)
+    if not training or rate == 0.0:
+        return x
+    return onnx_nn.masked(ctx, x, rate)
+
+
+# ---- elementwise and shapes ---------------------------------------------------------------------
+
+
+def _pad(ctx: Context, call: Call) -> Any:
+    """Constant padding, given from the last axis on."""
+    mode, value = "constant", call.arg(2, 0.0)
+    if isinstance(value, str):
+        mode, value = value, call.arg(3, 0.0)
+    if mode != "constant":
+        raise ValueError(f"mode {mode!r} is not supported, only 'constant'")
+    rank, given = len(shape_of(call.args[0])), _list(call.args[1], 1)
+    before, after = [0] * rank, [0] * rank
+    for i in range(len(given) // 2):
+        before[rank - 1 - i], after[rank - 1 - i] = given[2 * i], given[2 * i + 1]
+    node = call.onnx("Pad", [call.args[0]], pads=[*before, *after], value=float(value or 0.0))
+    return onnx_shapes.pad(ctx, node)
+
+
+LAYERS: dict[str, Builder] = {
+    **ACTIVATIONS,
+    "_native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
+    "_native_batch_norm_legit_functional.default": _batch_norm,
+    "_native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
+    "adaptive_avg_pool2d.default": _adaptive_average_pool,
+    "addmm.default": _addmm,
+    "avg_pool2d.default": _average_pool,
+    "constant_pad_nd.default": _pad,
+    "conv1d.default": _convolution(1),
+    "conv1d.padding": _convolution(1),
+    "conv2d.default": _convolution(2),
+    "conv2d.padding": _convolution(2),
+    "conv_transpose1d.default": _transposed(1),
+    "conv_transpose2d.input": _transposed(2),
+    "group_norm.default": _group_norm,
+    "layer_norm.default": _layer_norm,
+    "linear.default": _linear,
+    "max_pool2d.default": _max_pool,
+    "native_dropout.default": lambda ctx, call: (_dropout(ctx, call), None),
+    "native_group_norm.default": _native_group_norm,
+    "native_layer_norm.default": _native_layer_norm,
+    "pad.default": _pad,
+}

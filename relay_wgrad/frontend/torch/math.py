@@ -1,0 +1,353 @@
+"""ATen's arithmetic as ops that have a gradient: elementwise, comparisons, sums, products, losses.
+
+Operands are brought to the dtype in which PyTorch combines them.  To add an op, write one row, and
+a case for it in `tests/torch_op_cases.py`, which compares value and gradient with autograd's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+
+from .. import activations as act
+from ..context import FLOATS, Context, shape_of
+from .call import Builder, Call, as_dtype, constant, promoted
+
+op = relax.op
+
+
+def _unary(function: Callable[[Any], Any]) -> Builder:
+    """One operand, which integers reach as the result's float."""
+    return lambda ctx, call: ctx.emit(function(as_dtype(ctx, call.args[0], call.dtype)))
+
+
+def _scaled(function: Callable[[Any], Any], factor: float) -> Builder:
+    """A function times a constant."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        made = function(as_dtype(ctx, call.args[0], call.dtype))
+        return ctx.emit(op.multiply(made, constant(factor, call.dtype)))
+
+    return build
+
+
+def _fixed(function: Callable[[Any], Any]) -> Builder:
+    """A step function: its gradient is zero."""
+    return lambda ctx, call: ctx.emit(op.grad.no_grad(ctx.emit(function(call.args[0]))))
+
+
+_OF_TRUTHS = {op.add: op.logical_or, op.multiply: op.logical_and}
+
+
+def _binary(function: Callable[[Any, Any], Any], swapped: bool = False) -> Builder:
+    """Two operands in the result's dtype; `alpha` multiplies the second, as ATen has it."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        a, b = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
+        if call.dtype == "bool":
+            if function not in _OF_TRUTHS:
+                raise ValueError("arithmetic of bool tensors is not supported")
+            return ctx.emit(_OF_TRUTHS[function](a, b))
+        alpha = call.setting("alpha", 1) if len(call.args) < 3 else call.args[2]
+        if swapped:
+            a, b = b, a
+        if alpha != 1:
+            factor = constant(alpha, call.dtype)
+            b = ctx.emit(op.multiply(b, factor))
+        return ctx.emit(function(a, b))
+
+    return build
+
+
+_multiply = _binary(op.multiply)
+
+
+def _product(ctx: Context, call: Call) -> Any:
+    """x y.  torch.export writes softshrink's middle as x * 0: PyTorch's gradient there is 0, also
+    where what comes from behind is infinite."""
+    _, origin = (call.node.meta.get("torch_fn") if call.node else None) or ("", "")
+    if str(origin).endswith(".softshrink") and call.arg(1) == 0:
+        return ctx.emit(op.multiply(op.grad.no_grad(call.args[0]), ctx.const(0.0)))
+    return _multiply(ctx, call)
+
+
+def _compared(function: Callable[[Any, Any], Any]) -> Builder:
+    """Two operands in the dtype to which PyTorch promotes them; the result is bool."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        dtype = promoted(call, 0, 1)
+        a, b = (as_dtype(ctx, call.args[i], dtype) for i in range(2))
+        return ctx.emit(function(a, b))
+
+    return build
+
+
+def _logical(function: Callable[..., Any]) -> Builder:
+    """Of truth values; a number is true where it is not 0."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        truths = []
+        for i in range(len(call.args)):
+            x = call.args[i]
+            if str(x.ty.dtype) != "bool":
+                x = ctx.emit(op.not_equal(x, constant(0, str(x.ty.dtype))))
+            truths.append(x)
+        return ctx.emit(function(*truths))
+
+    return build
+
+
+def _bitwise(function: Callable[..., Any]) -> Builder:
+    """Of truth values alone."""
+    build = _logical(function)
+
+    def checked(ctx: Context, call: Call) -> Any:
+        if call.dtype != "bool":
+            raise ValueError(f"only bool tensors are supported, got {call.dtype}")
+        return build(ctx, call)
+
+    return checked
+
+
+def _where(ctx: Context, call: Call) -> Any:
+    a, b = (as_dtype(ctx, call.args[i], call.dtype) for i in (1, 2))
+    return ctx.emit(op.where(call.args[0], a, b))
+
+
+def _masked_fill(ctx: Context, call: Call) -> Any:
+    filling = as_dtype(ctx, call.args[2], call.dtype)
+    return ctx.emit(op.where(call.args[1], filling, call.args[0]))
+
+
+def _power(ctx: Context, call: Call) -> Any:
+    exponent = call.args[1]
+    x, y = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
+    if exponent == 2 and not hasattr(exponent, "ty"):
+        return ctx.emit(op.multiply(x, x))
+    return ctx.emit(op.power(x, y))
+
+
+def _softmax(function: Callable[[Any, int], Any]) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        call.arg(2)  # a dtype, or whether half becomes float: both are in the result's type
+        return ctx.emit(function(as_dtype(ctx, call.args[0], call.dtype), int(call.args[1])))
+
+    return build
+
+
+# ---- sums ----------------------------------------------------------------------------------------
+
+
+def _axes(given: Any, rank: int) -> list[int]:
+    """Axes from 0 on; none given means all."""
+    axes = [given] if isinstance(given, int) else list(given or range(rank))
+    return [int(a) % rank for a in axes] if rank else []
+
+
+def _reduced(function: Callable[..., Any]) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        x = as_dtype(ctx, call.args[0], call.dtype)
+        axes, keep = _axes(call.arg(1), len(shape_of(x))), bool(call.arg(2, False))
+        return ctx.emit(function(x, axes, keepdims=keep)) if axes else x
+
+    return build
+
+
+def _variance(root: bool) -> Builder:
+    """The mean square from the mean, over n - correction."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        x = call.args[0]
+        shape = shape_of(x)
+        axes = _axes(call.arg(1), len(shape))
+        given = call.setting("correction")
+        correction = 1 if given is None else given
+        keep = bool(call.setting("keepdim", False))
+        if len(call.args) > 2:  # the older overload: whether by n - 1, and keepdim
+            correction, keep = int(call.args[2]), bool(call.arg(3, False))
+        count = math.prod(shape[a] for a in axes)
+        if count - correction <= 0:
+            raise ValueError(f"{count} values are too few for correction={correction}")
+        centred = ctx.emit(op.subtract(x, ctx.emit(op.mean(x, axes, keepdims=True))))
+        squares = ctx.emit(op.sum(ctx.emit(op.multiply(centred, centred)), axes, keepdims=keep))
+        out = ctx.emit(op.divide(squares, constant(count - correction, call.dtype)))
+        return ctx.emit(op.sqrt(out)) if root else out
+
+    return build
+
+
+def _norm(ctx: Context, call: Call) -> Any:
+    if call.arg(1, 2) != 2:
+        raise ValueError(f"the norm of order {call.arg(1)} is not supported, only 2")
+    x = call.args[0]
+    axes, keep = _axes(call.arg(2), len(shape_of(x))), bool(call.arg(3, False))
+    return act.norm(ctx, x, axes, keep)
+
+
+# ---- products ------------------------------------------------------------------------------------
+
+
+def _matmul(ctx: Context, call: Call) -> Any:
+    return ctx.emit(op.matmul(call.args[0], call.args[1]))
+
+
+def _attention(ctx: Context, call: Call) -> Any:
+    """softmax(q·kᵀ·scale)·v, without a mask and without dropout."""
+    q, k, v = (call.args[i] for i in range(3))
+    given = call.setting("scale")
+    scale = 1 / math.sqrt(shape_of(q)[-1]) if given is None else float(given)
+    rank = len(shape_of(k))
+    turned = ctx.emit(op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
+    weights = ctx.emit(op.multiply(op.matmul(q, turned), constant(scale, call.dtype)))
+    return ctx.emit(op.matmul(ctx.emit(op.nn.softmax(weights, -1)), v))
+
+
+# ---- losses --------------------------------------------------------------------------------------
+
+_REDUCTIONS = (None, op.mean, op.sum)
+
+
+def _distance(absolute: bool) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        error = ctx.emit(op.subtract(call.args[0], call.args[1]))
+        each = ctx.emit(op.abs(error) if absolute else op.multiply(error, error))
+        reduce = _REDUCTIONS[call.arg(2, 1)]
+        return each if reduce is None else ctx.emit(reduce(each))
+
+    return build
+
+
+def _rounded(huber: bool) -> Builder:
+    """Half the square of errors below a limit, beyond it linear: SmoothL1 over its limit, Huber."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        error = ctx.emit(op.subtract(call.args[0], call.args[1]))
+        each = act.rounded_corner(ctx, error, float(call.arg(3, 1.0)), huber)
+        reduce = _REDUCTIONS[call.arg(2, 1)]
+        return each if reduce is None else ctx.emit(reduce(each))
+
+    return build
+
+
+def _cross_entropy(ctx: Context, call: Call) -> Any:
+    x, labels = call.args[0], call.args[1]
+    if len(shape_of(x)) != 2 or str(labels.ty.dtype) != "int64":
+        raise ValueError(
+            f"expected logits (N, classes) and int64 labels, got {list(shape_of(x))} and"
+            f" {labels.ty.dtype}{list(shape_of(labels))}"
+        )
+    reduction = ("none", "mean", "sum")[call.arg(3, 1)]
+    logs = ctx.emit(op.nn.log_softmax(x, 1))
+    ignored = int(call.arg(4, -100))
+    return ctx.emit(op.nn.nll_loss(logs, labels, reduction=reduction, ignore_index=ignored))
+
+
+# ---- types ---------------------------------------------------------------------------------------
+
+
+def _cast(ctx: Context, call: Call) -> Any:
+    """A change of dtype; to an integer and back no gradient flows."""
+    for i in range(1, len(call.args)):
+        call.args[i]
+    return as_dtype(ctx, call.args[0], call.dtype)
+
+
+def _identity(ctx: Context, call: Call) -> Any:
+    return call.args[0]
+
+
+def _stopped(ctx: Context, call: Call) -> Any:
+    x = call.args[0]
+    return ctx.emit(op.grad.no_grad(x)) if str(x.ty.dtype) in FLOATS else x
+
+
+MATH: dict[str, Builder] = {
+    "__and__.Tensor": _bitwise(op.logical_and),
+    "__or__.Tensor": _bitwise(op.logical_or),
+    "_to_copy.default": _cast,
+    "abs.default": _unary(op.abs),
+    "add.Scalar": _binary(op.add),
+    "add.Tensor": _binary(op.add),
+    "alias.default": _identity,
+    "bitwise_and.Tensor": _bitwise(op.logical_and),
+    "bitwise_not.default": _bitwise(op.logical_not),
+    "bitwise_or.Tensor": _bitwise(op.logical_or),
+    "bmm.default": _matmul,
+    "ceil.default": _fixed(op.ceil),
+    "clone.default": _identity,
+    "cos.default": _unary(op.cos),
+    "cross_entropy_loss.default": _cross_entropy,
+    "detach.default": _stopped,
+    "div.Scalar": _binary(op.divide),
+    "div.Tensor": _binary(op.divide),
+    "eq.Scalar": _compared(op.equal),
+    "eq.Tensor": _compared(op.equal),
+    "exp.default": _unary(op.exp),
+    "floor.default": _fixed(op.floor),
+    "ge.Scalar": _compared(op.greater_equal),
+    "ge.Tensor": _compared(op.greater_equal),
+    "gt.Scalar": _compared(op.greater),
+    "gt.Tensor": _compared(op.greater),
+    "huber_loss.default": _rounded(huber=True),
+    "l1_loss.default": _distance(absolute=True),
+    "le.Scalar": _compared(op.less_equal),
+    "le.Tensor": _compared(op.less_equal),
+    "linalg_vector_norm.default": _norm,
+    "log.default": _unary(op.log),
+    "log10.default": _scaled(op.log, 1 / math.log(10)),
+    "log2.default": _scaled(op.log, 1 / math.log(2)),
+    "log_softmax.int": _softmax(op.nn.log_softmax),
+    "logical_and.default": _logical(op.logical_and),
+    "logical_not.default": _logical(op.logical_not),
+    "logical_or.default": _logical(op.logical_or),
+    "lt.Scalar": _compared(op.less),
+    "lt.Tensor": _compared(op.less),
+    "masked_fill.Scalar": _masked_fill,
+    "masked_fill.Tensor": _masked_fill,
+    "matmul.default": _matmul,
+    "maximum.default": _binary(op.maximum),
+    "mean.default": _reduced(op.mean),
+    "mean.dim": _reduced(op.mean),
+    "minimum.default": _binary(op.minimum),
+    "mm.default": _matmul,
+    "mse_loss.default": _distance(absolute=False),
+    "mul.Scalar": _product,
+    "mul.Tensor": _product,
+    "ne.Scalar": _compared(op.not_equal),
+    "ne.Tensor": _compared(op.not_equal),
+    "neg.default": _unary(op.negative),
+    "pow.Tensor_Scalar": _power,
+    "pow.Tensor_Tensor": _power,
+    "reciprocal.default": _unary(lambda x: op.divide(constant(1, str(x.ty.dtype)), x)),
+    "relu.default": _unary(op.nn.relu),
+    "round.default": _fixed(op.round),
+    "rsqrt.default": _unary(lambda x: op.divide(constant(1, str(x.ty.dtype)), op.sqrt(x))),
+    "rsub.Scalar": _binary(op.subtract, swapped=True),
+    "scaled_dot_product_attention.default": _attention,
+    "sigmoid.default": _unary(op.sigmoid),
+    "sign.default": _fixed(op.sign),
+    "silu.default": _unary(op.nn.silu),
+    "sin.default": _unary(op.sin),
+    "smooth_l1_loss.default": _rounded(huber=False),
+    "softmax.int": _softmax(op.nn.softmax),
+    "sqrt.default": _unary(op.sqrt),
+    "square.default": _unary(lambda x: op.multiply(x, x)),
+    "std.correction": _variance(root=True),
+    "std.dim": _variance(root=True),
+    "sub.Scalar": _binary(op.subtract),
+    "sub.Tensor": _binary(op.subtract),
+    "sum.default": _reduced(op.sum),
+    "sum.dim_IntList": _reduced(op.sum),
+    "tanh.default": _unary(op.tanh),
+    "trunc.default": _fixed(op.trunc),
+    "var.correction": _variance(root=False),
+    "var.dim": _variance(root=False),
+    "where.Scalar": _where,
+    "where.ScalarOther": _where,
+    "where.ScalarSelf": _where,
+    "where.self": _where,
+}
+"""ATen overload -> builder."""

@@ -1,0 +1,278 @@
+"""A module's exported program with its gradient stops said by ops: the form that is imported.
+
+`torch.export` shows `torch.no_grad()` as regions (`wrap_with_set_grad_enabled`), which its
+decompositions inline without a trace; so before them each result of a region gets a `detach`.
+What only autograd sees, and `torch.export` drops without a word, is refused while it is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import operator
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+from .file import check_file, first_line
+
+_REGION = "wrap_with_set_grad_enabled"
+_EXPORT_AGAIN = "pass the module, or the program as torch.export.export returns it"
+
+
+class RefusedError(ValueError):
+    """Of this file's rules, whatever torch.export makes of an exception on its way."""
+
+
+def pytorch() -> Any:
+    """The package.  Raises ModuleNotFoundError naming the extra."""
+    try:
+        import_module("torch.export")
+        return import_module("torch")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "from_torch needs PyTorch: pip install relay-wgrad[torch]", name=error.name
+        ) from error
+
+
+def exported(torch: Any, module: Any, inputs: Sequence[Any] | None) -> tuple[Any, str]:
+    """(the exported program without regions and in-place ops, its name).
+
+    Raises what `from_torch` does for a module that cannot be exported as it trains.
+    """
+    title = type(module).__name__
+    if isinstance(module, (str, os.PathLike)):
+        title, module = _loaded(torch, os.fspath(module))
+    program = isinstance(module, torch.export.ExportedProgram)
+    if not program and not isinstance(module, torch.nn.Module):
+        raise TypeError(f"from_torch: expected a torch.nn.Module, got {type(module).__name__}")
+    if program != (inputs is None):
+        rule = "has them already" if program else "must be a tuple of tensors"
+        raise TypeError(f"from_torch: example_inputs of a {title} {rule}")
+    if inputs is not None and not isinstance(inputs, (tuple, list)):
+        raise TypeError(f"from_torch: example_inputs must be a tuple, got {type(inputs).__name__}")
+    if program and module.dialect != "TRAINING":
+        raise ValueError(
+            f"{title}: run_decompositions was called, after which torch.no_grad() cannot be seen:"
+            f" {_EXPORT_AGAIN}"
+        )
+    if not program:
+        _check_hooks(title, module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about PyTorch
+        warnings.simplefilter("ignore", DeprecationWarning)
+        seen: list[str] = []
+        try:
+            if not program:
+                with torch.enable_grad(), _watched(torch, seen):
+                    module = torch.export.export(module, tuple(inputs or ()))
+            stopped = _without_regions(torch, module, program)
+            return stopped.run_decompositions({}), title
+        except RefusedError as error:
+            raise ValueError(f"{title}: {error}") from error
+        except Exception as error:  # any kind: it runs the module's own code
+            first = seen[0] if seen else str(error).strip().partition("\n")[0]
+            raise ValueError(f"torch.export refuses {title}: {first}") from error
+
+
+def _loaded(torch: Any, path: str) -> tuple[str, Any]:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no file {path!r}")
+    log = logging.getLogger("torch.export")
+    was = log.disabled
+    log.disabled = True  # it prints a traceback of what is raised here
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of members that an older PyTorch wrote
+            check_file(torch, path)
+            return os.path.splitext(os.path.basename(path))[0], torch.export.load(path)
+    except Exception as error:  # many kinds, of zip files, pickles and versions
+        said = first_line(error)
+        raise ValueError(f"{path!r} is not an exported program: {said}") from error
+    finally:
+        log.disabled = was
+
+
+# ---- what torch.export drops ---------------------------------------------------------------------
+
+
+def _check_hooks(title: str, module: Any) -> None:
+    """Raises for hooks that change gradients: an exported program has none."""
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise ValueError(f"{title}: backward hooks of {name or 'the module'!r} would be lost")
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            raise ValueError(f"{title}: hooks on the gradient of {name!r} would be lost")
+
+
+@contextlib.contextmanager
+def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
+    """Within: a backward of one's own, or a hook, raises RefusedError; `seen` keeps the message."""
+    tensor, meta = torch.Tensor, type(torch.autograd.Function)
+    look: Any = meta.__getattribute__
+    hook = tensor.register_hook
+
+    def refuse(what: str, remedy: str) -> None:
+        seen.append(f"{what}, which would be lost: {remedy}")
+        raise RefusedError(seen[-1])
+
+    # Not `apply`: programs keep `f = Function.apply`, which then is not looked up again.
+    def looked_up(cls: Any, name: str) -> Any:
+        def no_forward(*args: Any, **kwargs: Any) -> None:
+            refuse(
+                f"the autograd.Function {cls.__name__} has a backward of its own",
+                "write it by ops, a gradient that passes straight through as"
+                " x + (f(x) - x).detach()",
+            )
+
+        return no_forward if name == "forward" else look(cls, name)
+
+    def no_hook(self: Any, *args: Any, **kwargs: Any) -> None:
+        refuse("register_hook on a tensor changes its gradient", "write the change by ops")
+
+    tensor.register_hook = no_hook
+    type.__setattr__(meta, "__getattribute__", looked_up)
+    try:
+        yield
+    finally:
+        type.__delattr__(meta, "__getattribute__")
+        tensor.register_hook = hook
+
+
+# ---- regions -------------------------------------------------------------------------------------
+
+
+def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
+    """The program with every `no_grad` region inlined, its results detached; `theirs` is copied."""
+    _check_in_place(program.graph_module, {})
+    if not any(n.op == "call_function" and _name(n) == _REGION for n in program.graph.nodes):
+        return program
+    program = copy.deepcopy(program) if theirs else program
+    graph = program.graph
+    regions = [n for n in graph.nodes if n.op == "call_function" and _name(n) == _REGION]
+    detach = torch.ops.aten.detach.default
+    for node in regions:
+        enabled, holder, *operands = node.args
+        if enabled:
+            raise RefusedError(f"it was exported under torch.no_grad(): {_EXPORT_AGAIN}")
+        body = getattr(program.graph_module, holder.target).graph
+        values = dict(zip((n for n in body.nodes if n.op == "placeholder"), operands, strict=True))
+        with graph.inserting_before(node):
+            for inner in body.nodes:
+                if inner.op == "placeholder":
+                    continue
+                if inner.op != "output":
+                    values[inner] = graph.node_copy(inner, values.__getitem__)
+                    continue
+                results = []
+                for result in (_itself(torch, x) for x in inner.args[0]):
+                    new = values[result]
+                    if result.op != "placeholder" and _floats(result):
+                        new = graph.call_function(detach, (new,))
+                        new.meta = dict(result.meta)
+                    results.append(new)
+        for user in list(node.users):
+            if user.target is not operator.getitem:
+                raise RefusedError(
+                    f"a result of torch.no_grad() goes to {user.target}: not supported"
+                )
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    return program
+
+
+def _itself(torch: Any, node: Any) -> Any:
+    """The operand that the node's op gives back as it is, else the node.
+
+    `y.float()` of a float32 y is y, also under `no_grad`, and y keeps its gradient; but from there
+    on the exported program calls y by that op's name.  `contiguous`, `broadcast_tensors`, dropout
+    in evaluation do so too: which ones is asked of PyTorch, on tensors without memory.
+    """
+    while node.op == "call_function":
+        made, index = node, None
+        if node.target is operator.getitem:
+            made, index = node.args
+        if not hasattr(made.target, "_schema"):
+            return node
+        args, kwargs = torch.fx.node.map_arg((made.args, made.kwargs), lambda n: n.meta["val"])
+        found = made.target(*args, **kwargs)
+        found = found if index is None else found[index]
+        same = [x for x in made.all_input_nodes if x.meta["val"] is found]
+        if not same:
+            return node
+        node = same[0]
+    return node
+
+
+def _name(node: Any) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _floats(node: Any) -> bool:
+    value = node.meta.get("val")
+    return hasattr(value, "is_floating_point") and bool(value.is_floating_point())
+
+
+def _check_in_place(module: Any, outside: dict[Any, Any]) -> None:
+    """Raises for a change in place behind autograd's back, and for what is no op.
+
+    `y.detach().mul_(2)`, or `y.mul_(2)` under `no_grad`, doubles y and leaves its gradient as it
+    was; in the functional graph both would scale it or stop it.
+    """
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if "higher_order" in str(getattr(node.target, "namespace", "")):
+            if _name(node) != _REGION:
+                raise RefusedError(f"{_name(node)} ({node.name}) is not supported")
+            _check_in_place(getattr(module, node.args[1].target), {node: True})
+            continue
+        for argument in _written(node):
+            if _hidden(module, argument, bool(outside)):
+                raise RefusedError(
+                    f"{node.target} ({node.name}) changes in place a tensor that autograd does not"
+                    " see changed (by detach, or under torch.no_grad()): make a new tensor"
+                )
+
+
+def _aliases(node: Any) -> Any:
+    return getattr(getattr(node.target, "_schema", None), "arguments", ())
+
+
+def _written(node: Any) -> list[Any]:
+    """The operands that an op changes in place."""
+    found = []
+    for i, argument in enumerate(_aliases(node)):
+        if argument.alias_info is not None and argument.alias_info.is_write and i < len(node.args):
+            found.append(node.args[i])
+    return [n for n in found if hasattr(n, "op")]
+
+
+def _hidden(module: Any, node: Any, inside: bool) -> bool:
+    """Whether a tensor shares memory with another by `detach`, or from outside of a region."""
+    while node.op == "call_function":
+        if _name(node) in ("detach.default", "detach_.default"):
+            return True
+        if node.target is operator.getitem and _name(node.args[0]) == _REGION:
+            region = getattr(module, node.args[0].args[1].target)
+            (output,) = (n for n in region.graph.nodes if n.op == "output")
+            return _hidden(region, output.args[0][node.args[1]], True)
+        shared = [
+            node.args[i]
+            for i, argument in enumerate(_aliases(node))
+            if argument.alias_info is not None and i < len(node.args)
+        ]
+        if node.target is operator.getitem:
+            shared = [node.args[0]]
+        shared = [n for n in shared if hasattr(n, "op")]
+        if not shared:
+            return False
+        node = shared[0]
+    return inside

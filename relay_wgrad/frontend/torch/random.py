@@ -1,0 +1,97 @@
+"""ATen's random ops: each is an input of `main`, drawn anew for every batch; or its mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from ..context import Context
+from .call import Builder, Call, Unset, as_dtype
+
+op = relax.op
+
+
+def _bernoulli(ctx: Context, call: Call) -> Any:
+    """Ones with probability p; PyTorch's own dropouts, which decompose to it, follow `dropout`."""
+    x, p = call.args[0], float(call.arg(1, 0.5))
+    shape, dtype = call.shape, call.dtype
+    keeps = {(user.target.__name__, *user.args[1:]) for user in call.node.users}
+    if isinstance(x, Unset) and keeps == {("div.Scalar", p)}:
+        return ctx.draw(call.name, shape, dtype, ("bernoulli", p), "dropout")
+    return ctx.draw(call.name, shape, dtype, ("bernoulli", p))
+
+
+def _bernoulli_each(ctx: Context, call: Call) -> Any:
+    """Ones with the probability that a tensor has: where a uniform number is below it."""
+    place = 1 if len(call.args) > 1 else 0
+    chance = call.args[place]
+    call.args[0]
+    stopped = ctx.emit(op.grad.no_grad(chance))
+    if ctx.options.random == "off":
+        ctx.note(f"{call.name} is its mean")
+        return ctx.emit(op.broadcast_to(as_dtype(ctx, stopped, call.dtype), call.shape))
+    number = ctx.draw(call.name, call.shape, str(chance.ty.dtype), ("uniform", 0.0, 1.0))
+    return as_dtype(ctx, ctx.emit(op.less(number, stopped)), call.dtype)
+
+
+def _uniform(low_at: int | None = None) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        call.args[0]
+        low, high = 0.0, 1.0
+        if low_at is not None:
+            low, high = float(call.arg(low_at, 0.0)), float(call.arg(low_at + 1, 1.0))
+        return ctx.draw(call.name, call.shape, call.dtype, ("uniform", low, high))
+
+    return build
+
+
+def _normal(mean_at: int | None = None) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        call.args[0]
+        mean, deviation = 0.0, 1.0
+        if mean_at is not None:
+            mean, deviation = float(call.arg(mean_at, 0.0)), float(call.arg(mean_at + 1, 1.0))
+            if len(call.args) > mean_at + 2:
+                call.args[mean_at + 2]  # the shape
+        return ctx.draw(call.name, call.shape, call.dtype, ("normal", mean, deviation))
+
+    return build
+
+
+def _normal_about(ctx: Context, call: Call) -> Any:
+    """Normal about a tensor, by which PyTorch has no gradient."""
+    noise = ctx.draw(call.name, call.shape, call.dtype, ("normal", 0.0, float(call.arg(1, 1.0))))
+    return ctx.emit(op.add(ctx.emit(op.grad.no_grad(call.args[0])), noise))
+
+
+def _integers(low_at: int | None, high_at: int) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        for i in range(len(call.args)):
+            call.args[i]
+        low, high = int(call.args[low_at]) if low_at is not None else 0, int(call.args[high_at])
+        if ctx.options.random == "off":
+            raise ValueError("random='off' has no mean for integers")
+        return ctx.draw(call.name, call.shape, call.dtype, ("integers", low, high))
+
+    return build
+
+
+RANDOM: dict[str, Builder] = {
+    "bernoulli.Tensor": _bernoulli_each,
+    "bernoulli.default": _bernoulli_each,
+    "bernoulli.p": _bernoulli,
+    "normal.Tensor_float": _normal_about,
+    "normal.float_float": _normal(0),
+    "normal_functional.default": _normal(1),
+    "rand.default": _uniform(),
+    "rand_like.default": _uniform(),
+    "randint.default": _integers(None, 0),
+    "randint.low": _integers(0, 1),
+    "randint_like.default": _integers(None, 1),
+    "randint_like.low_dtype": _integers(1, 2),
+    "randn.default": _normal(),
+    "randn_like.default": _normal(),
+    "uniform.default": _uniform(1),
+}
+"""ATen overload -> builder."""

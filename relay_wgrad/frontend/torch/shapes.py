@@ -1,0 +1,234 @@
+"""ATen ops that move, join, cut, repeat or make tensors, as ops that have a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ..context import Context, shape_of
+from ..moving import broadcast, cut, repeated
+from .call import Builder, Call, Unset, as_dtype, constant
+
+op = relax.op
+
+
+def _shaped(ctx: Context, call: Call) -> Any:
+    """Another shape of the same values, which PyTorch has worked out."""
+    for i in range(1, len(call.args)):
+        call.args[i]
+    return ctx.emit(op.reshape(call.args[0], call.shape))
+
+
+def _permuted(ctx: Context, x: Any, axes: list[int]) -> Any:
+    return ctx.emit(op.permute_dims(x, axes)) if axes != sorted(axes) else x
+
+
+def _permute(ctx: Context, call: Call) -> Any:
+    rank = len(shape_of(call.args[0]))
+    return _permuted(ctx, call.args[0], [int(a) % rank for a in call.args[1]])
+
+
+def _transpose(ctx: Context, call: Call) -> Any:
+    rank = len(shape_of(call.args[0]))
+    axes = list(range(rank))
+    if rank:
+        a, b = (call.args[i] % rank for i in (1, 2))
+        axes[a], axes[b] = axes[b], axes[a]
+    return _permuted(ctx, call.args[0], axes)
+
+
+def _matrix_transpose(ctx: Context, call: Call) -> Any:
+    return _permuted(ctx, call.args[0], list(range(len(shape_of(call.args[0]))))[::-1])
+
+
+def _expand(ctx: Context, call: Call) -> Any:
+    call.args[1]
+    return broadcast(ctx, call.args[0], call.shape)
+
+
+def _broadcast(ctx: Context, call: Call) -> list[Any]:
+    return [broadcast(ctx, x, v.shape) for x, v in zip(call.args[0], call.result, strict=True)]
+
+
+def _repeat(ctx: Context, call: Call) -> Any:
+    return repeated(ctx, call.args[0], [int(t) for t in call.args[1]])
+
+
+def _cat(ctx: Context, call: Call) -> Any:
+    parts = [as_dtype(ctx, x, call.dtype) for x in call.args[0]]
+    axis = int(call.arg(1, 0)) % len(call.shape)
+    if any(len(shape_of(x)) != len(call.shape) for x in parts):
+        raise ValueError("an empty tensor of another rank is not supported")
+    return ctx.emit(op.concat(parts, axis)) if len(parts) > 1 else parts[0]
+
+
+def _stack(ctx: Context, call: Call) -> Any:
+    axis = int(call.arg(1, 0)) % len(call.shape)
+    shape = [1 if i == axis else s for i, s in enumerate(call.shape)]
+    parts = [ctx.emit(op.reshape(as_dtype(ctx, x, call.dtype), shape)) for x in call.args[0]]
+    return ctx.emit(op.concat(parts, axis)) if len(parts) > 1 else parts[0]
+
+
+def _split(ctx: Context, call: Call) -> list[Any]:
+    """Into the sizes that PyTorch says."""
+    call.args[1]
+    x, axis = call.args[0], int(call.arg(2, 0)) % len(call.shape)
+    sizes = [int(v.shape[axis]) for v in call.result]
+    if len(sizes) == 1:
+        return [x]
+    parts = ctx.emit(op.split(x, [int(c) for c in np.cumsum(sizes)[:-1]], axis))
+    return [ctx.emit(relax.TupleGetItem(parts, i)) for i in range(len(sizes))]
+
+
+def _unbind(ctx: Context, call: Call) -> list[Any]:
+    x = call.args[0]
+    axis = int(call.arg(1, 0)) % len(shape_of(x))
+    parts = [cut(ctx, x, axis, i, i + 1) for i in range(shape_of(x)[axis])]
+    return [ctx.emit(op.reshape(part, call.shape)) for part in parts]
+
+
+def _slice(ctx: Context, call: Call) -> Any:
+    x, axis = call.args[0], int(call.arg(1, 0)) % len(call.shape)
+    size, step = shape_of(x)[axis], int(call.arg(4, 1))
+    start, stop, _ = slice(call.arg(2), call.arg(3), step).indices(size)
+    if stop <= start:
+        raise ValueError(f"an empty slice, {start}:{stop} of {size}, is not supported")
+    return cut(ctx, x, axis, start, stop, step)
+
+
+def _select(ctx: Context, call: Call) -> Any:
+    x = call.args[0]
+    axis = int(call.args[1]) % len(shape_of(x))
+    index = int(call.args[2]) % shape_of(x)[axis]
+    return ctx.emit(op.reshape(cut(ctx, x, axis, index, index + 1), call.shape))
+
+
+def _roll(ctx: Context, call: Call) -> Any:
+    x = call.args[0]
+    shifts, axes = ([v] if isinstance(v, int) else list(v) for v in (call.args[1], call.arg(2, [])))
+    flat = not axes
+    if flat:
+        x, axes = ctx.emit(op.reshape(x, (int(np.prod(call.shape)),))), [0]
+    for shift, given in zip(shifts, axes, strict=True):
+        axis = given % len(shape_of(x))
+        size = shape_of(x)[axis]
+        if at := -shift % size:
+            parts = ctx.emit(op.split(x, [at], axis))
+            turned = [ctx.emit(relax.TupleGetItem(parts, i)) for i in (1, 0)]
+            x = ctx.emit(op.concat(turned, axis))
+    return ctx.emit(op.reshape(x, call.shape)) if flat else x
+
+
+def _pixel_shuffle(ctx: Context, call: Call) -> Any:
+    x, factor = call.args[0], int(call.args[1])
+    n, c, h, w = shape_of(x)
+    apart = ctx.emit(op.reshape(x, (n, c // factor**2, factor, factor, h, w)))
+    return ctx.emit(op.reshape(op.permute_dims(apart, [0, 1, 4, 2, 5, 3]), call.shape))
+
+
+def _nearest(ctx: Context, call: Call) -> Any:
+    """Each pixel repeated a whole number of times."""
+    x = call.args[0]
+    call.args[1], call.arg(2)
+    (n, c, h, w), (p, q) = shape_of(x), call.shape[2:]
+    if p % h or q % w:
+        raise ValueError(f"{[h, w]} pixels to {[p, q]}: only multiples are supported")
+    scales = call.arg(2)
+    if call.args[1] is None and [s * k for s, k in zip((h, w), scales, strict=True)] != [p, q]:
+        raise ValueError(f"the scale {scales} is no whole number")
+    apart = ctx.emit(op.reshape(x, (n, c, h, 1, w, 1)))
+    wide = ctx.emit(op.broadcast_to(apart, (n, c, h, p // h, w, q // w)))
+    return ctx.emit(op.reshape(wide, call.shape))
+
+
+def _embedding(ctx: Context, call: Call) -> Any:
+    """Rows of a table; the indices are integers."""
+    if int(call.arg(2, -1)) >= 0:
+        raise ValueError("padding_idx stops the gradient of one row: not supported")
+    return ctx.emit(op.take(call.args[0], call.args[1], 0))
+
+
+def _index_select(ctx: Context, call: Call) -> Any:
+    axis = int(call.args[1]) % len(call.shape)
+    return ctx.emit(op.take(call.args[0], call.args[2], axis))
+
+
+# ---- what is made of nothing ---------------------------------------------------------------------
+
+
+def _filled(value: float | None, place: int = 0) -> Builder:
+    """A constant tensor; the value is an argument where None is given."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        filling = call.args[place] if value is None else value
+        for i in range(len(call.args)):
+            call.args[i]  # the shape, which PyTorch says
+        if hasattr(filling, "ty"):
+            filling = as_dtype(ctx, filling, call.dtype)
+            return ctx.emit(op.broadcast_to(filling, call.shape))
+        return constant(np.full(call.shape, filling), call.dtype)
+
+    return build
+
+
+def _arange(ctx: Context, call: Call) -> Any:
+    numbers = [call.args[i] for i in range(len(call.args))]
+    if any(hasattr(n, "ty") for n in numbers):
+        raise ValueError("its bounds must be numbers")
+    values = np.arange(*numbers)
+    return constant(values.astype(call.dtype), call.dtype)
+
+
+def _unset(ctx: Context, call: Call) -> Unset:
+    for i in range(len(call.args)):
+        call.args[i]
+    return Unset(call.shape, call.dtype)
+
+
+SHAPES: dict[str, Builder] = {
+    "_unsafe_view.default": _shaped,
+    "arange.default": _arange,
+    "arange.start": _arange,
+    "arange.start_step": _arange,
+    "broadcast_tensors.default": _broadcast,
+    "cat.default": _cat,
+    "embedding.default": _embedding,
+    "empty.memory_format": _unset,
+    "empty_like.default": _unset,
+    "expand.default": _expand,
+    "fill.Scalar": _filled(None, 1),
+    "fill.Tensor": _filled(None, 1),
+    "full.default": _filled(None, 1),
+    "full_like.default": _filled(None, 1),
+    "index_select.default": _index_select,
+    "new_empty.default": _unset,
+    "new_full.default": _filled(None, 2),
+    "new_ones.default": _filled(1),
+    "new_zeros.default": _filled(0),
+    "ones.default": _filled(1),
+    "ones_like.default": _filled(1),
+    "permute.default": _permute,
+    "pixel_shuffle.default": _pixel_shuffle,
+    "repeat.default": _repeat,
+    "roll.default": _roll,
+    "scalar_tensor.default": _filled(None),
+    "select.int": _select,
+    "slice.Tensor": _slice,
+    "split.Tensor": _split,
+    "split_with_sizes.default": _split,
+    "squeeze.default": _shaped,
+    "squeeze.dim": _shaped,
+    "squeeze.dims": _shaped,
+    "stack.default": _stack,
+    "t.default": _matrix_transpose,
+    "transpose.int": _transpose,
+    "unbind.int": _unbind,
+    "unsqueeze.default": _shaped,
+    "upsample_nearest2d.vec": _nearest,
+    "view.default": _shaped,
+    "zeros.default": _filled(0),
+    "zeros_like.default": _filled(0),
+}
+"""ATen overload -> builder."""

@@ -1,0 +1,336 @@
+"""A Relax pipeline for CPUs that runs a training graph's other kernels on all cores.
+
+Upstream's schedules nothing on a CPU: whatever is no convolution of ours runs in one thread, and a
+sum over pixels walks through channel-last memory from line to line.  Here each block of loops that
+nobody has scheduled becomes parallel over its results, and a sum over the outer axes of a tensor
+keeps its innermost axis inside; a sum along that axis is a vector of partial sums, added up at the
+end.  No order of terms depends on the number of threads, so results do not either.
+
+Vectors are written as such, and sums are in registers.  LLVM left alone would have to find that no
+two of a kernel's dozen tensors overlap, and gives up; what it then makes of a choice by a mask are
+branches, which no processor predicts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.target import Target
+from tvm_ffi.structural import structural_walk
+
+from .fused_kernels import fused_kernels
+from .half_scans import HalfScans
+from .ieee import exact_floats
+from .inlining import inlined
+
+_SCHEDULED = "tirx.is_scheduled"
+# Scalar operations that are worth waking other threads for; elements of an inner loop, at least.
+_WORTH, _INNER = 1 << 14, 32
+# Sums that a task has at a time, at most, and their bytes: some cache lines of each pixel, and half
+# of the registers.
+_SUMS, _SUM_BYTES = 64, 256
+# Elements of a vector as written, which LLVM cuts as the target wants; fewer are not worth it.
+_LANES, _SHORT = 16, 4
+_TILE = 32  # rows and columns that are transposed at a time, at most
+# Types that TVM makes of others once it has written vectors.  Copies of one bfloat16 then keep
+# their type where their tensor's has become uint16; rounding to fewer bits chooses by a condition,
+# which must be a scalar; and a sum of bools is one of int8.
+_NO_COPIES, _NO_VECTORS, _NO_SUMS = ("bfloat16",), ("float8", "float6", "float4"), ("bool",)
+
+
+def cpu_pipeline() -> Callable[..., tvm.IRModule]:
+    """The pipeline, for `tvm.compile(mod, target, relax_pipeline=cpu_pipeline())`.
+
+    It is upstream's with a fusion of our own (`fused_kernels`) and a schedule for what that leaves.
+    A kernel that the schedule does not fit stays as upstream makes it.
+    """
+    from tvm.relax.backend.cpu_generic.pipeline import (
+        dataflow_lower_passes,
+        finalize_passes,
+        library_dispatch_passes,
+    )
+
+    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cpu_pipeline")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        target = Target.current(allow_none=False)
+        passes = [
+            HalfScans(),
+            *library_dispatch_passes(target),
+            *fused_kernels(),
+            parallel_kernels(),
+            exact_floats(),
+            *dataflow_lower_passes(target),
+            *finalize_passes(target),
+        ]
+        return tvm.transform.Sequential(passes)(mod)
+
+    return run
+
+
+def parallel_kernels() -> tvm.transform.Pass:
+    """Schedules every kernel of a module that is not marked as scheduled."""
+
+    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.parallel_kernels")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        cores = int(Target.current(allow_none=False).attrs.get("num-cores", 0)) or 8
+        new = {
+            var: scheduled(func, cores)
+            for var, func in mod.functions_items()
+            if isinstance(func, tirx.PrimFunc) and not (func.attrs and func.attrs.get(_SCHEDULED))
+        }
+        mod = mod.clone() if new else mod
+        for var, func in new.items():
+            mod.update_func(var, func)
+        return mod
+
+    return run
+
+
+def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
+    """The kernel with loops for so many cores, or as it was if its form is unknown."""
+    try:
+        sch = s_tir.Schedule(func)
+        infos = normalize_prim_func(sch)
+        if not infos:
+            return func
+        for info in inlined(sch, infos):
+            kinds = info.dom_kind()
+            if len(sch.get_loops(info.block_rv)) == len(kinds) and set(kinds) <= {"S", "R"}:
+                _Block(sch, info.block_rv, kinds, cores).schedule()
+    except (s_tir.ScheduleError, tvm.error.InternalError, AssertionError, ValueError):
+        return func
+    return sch.mod["main"].with_attr(_SCHEDULED, True)
+
+
+class _Block:
+    """One block of a kernel, and its loops: over the result's elements, and over terms of sums."""
+
+    def __init__(self, sch: s_tir.Schedule, block: Any, kinds: str, cores: int) -> None:
+        self.sch, self.block, self.cores = sch, block, cores
+        loops = sch.get_loops(block)
+        self.lengths = {loop: _number(sch.get(loop).extent) for loop in loops}
+        self.spatial = [x for x, kind in zip(loops, kinds, strict=True) if kind == "S"]
+        self.reduced = [x for x, kind in zip(loops, kinds, strict=True) if kind == "R"]
+        held = sch.get(block)
+        self.accesses = [*held.reads, *held.writes]
+        self.dtypes, self.stores = _contents(held)
+        self.axes, self.terms = (
+            [v.var for v in held.iter_vars if v.iter_type == kind]
+            for kind in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+        )
+
+    def schedule(self) -> None:
+        """Leaves the loops as they are where other threads are not worth waking."""
+        known = [x for x in self.lengths.values() if x is not None]
+        is_small = len(known) == len(self.lengths) and math.prod(known) < _WORTH
+        if not self.spatial or is_small:
+            return
+        if not self.reduced:
+            self._elements()
+            return
+        self.sch.reorder(*self.spatial, *self.reduced)
+        inner, length = self._innermost(), self.lengths[self.spatial[-1]]
+        if inner is not None and inner.same_as(self.axes[-1]) and length is not None:
+            self._sum_of_rows(length)
+        elif inner is not None and inner.same_as(self.terms[-1]) and all(
+            self.lengths[x] is not None for x in self.reduced
+        ):  # fmt: skip
+            self._sums_of_rows()
+        else:
+            self._spread(self.spatial)
+
+    def _spread(self, loops: list[Any]) -> Any:
+        """The tasks: one loop in place of these, on all cores."""
+        task = self._fused(loops)
+        if self.cores > 1:
+            self.sch.parallel(task)
+        return task
+
+    def _fused(self, loops: list[Any]) -> Any:
+        return self.sch.fuse(*loops) if len(loops) > 1 else loops[0]
+
+    def _innermost(self) -> Any:
+        """What walks along the last axis of the largest tensor that is read, if it is one index."""
+
+        def size(access: Any) -> int:
+            return math.prod(int(x) for x in access.source.shape if isinstance(x, tirx.IntImm))
+
+        largest = max(self.sch.get(self.block).reads, key=size, default=None)
+        return largest.region[-1].min if largest is not None and largest.region else None
+
+    def _is_in_order(self, first: int) -> bool:
+        """Whether neighbours along the result's axes from `first` on, taken as one, are neighbours
+        wherever they are read, or one element."""
+        axes = self.axes[first:]
+        lengths = [self.lengths[loop] for loop in self.spatial[first:]]
+
+        def depends(index: Any) -> bool:
+            return any(
+                x.same_as(axis) for x in tirx.analysis.undefined_vars(index) for axis in axes
+            )
+
+        for access in self.accesses:
+            indices = [piece.min for piece in access.region]
+            outer, inner = indices[: -len(axes)], indices[-len(axes) :]
+            shape = access.source.shape[-len(axes) :] if inner else []
+            is_row = len(inner) == len(axes) and all(
+                index.same_as(axis) and (i == 0 or _number(size) == lengths[i])
+                for i, (index, axis, size) in enumerate(zip(inner, axes, shape, strict=True))
+            )
+            if any(map(depends, outer)) or (any(map(depends, inner)) and not is_row):
+                return False
+        return True
+
+    def _has_vectors(self) -> bool:
+        """Whether TVM can compile vectors along the result's innermost axis."""
+        if any(dtype.startswith(_NO_VECTORS) for dtype in self.dtypes):
+            return False
+        for store in self.stores:
+            dtype = str(store.buffer.dtype)
+            if self.reduced:
+                if dtype in _NO_SUMS:
+                    return False
+            elif dtype in _NO_COPIES and not any(
+                x.same_as(self.axes[-1]) for x in tirx.analysis.undefined_vars(store.value)
+            ):
+                return False
+        return True
+
+    # ---- elements ----------------------------------------------------------------------------
+
+    def _elements(self) -> None:
+        spatial, length = self.spatial, self.lengths[self.spatial[-1]]
+        if self._transposed():
+            return
+        # Some inner loops stay, long enough for vectors.
+        inner = len(spatial) - 1
+        while inner > 1 and length is not None and length < _INNER:
+            inner -= 1
+            shorter = self.lengths[spatial[inner]]
+            length = None if shorter is None else length * shorter
+        if inner == 0:  # one axis
+            self._spread([self.sch.split(spatial[0], [None, _WORTH // 4])[0]])
+            return
+        if length is not None:
+            is_in_order, width = self._is_in_order(inner), _vector(length, 2 * _LANES)
+            row = self._fused(spatial[inner:])
+            if is_in_order and width >= _SHORT and self._has_vectors():
+                self.sch.vectorize(self.sch.split(row, [None, width])[1])
+        self._spread(spatial[:inner])
+
+    def _transposed(self) -> bool:
+        """Whether it is a transposition of two long axes; then it goes tile by tile, so that both
+        sides use whole cache lines."""
+        inner = self._innermost()
+        place = next((i for i, x in enumerate(self.axes) if x.same_as(inner)), None)
+        if place in (None, len(self.axes) - 1) or len(self.accesses) != 2:
+            return False
+        pair = [self.spatial[place], self.spatial[-1]]
+        sizes = [self.lengths[loop] or 0 for loop in pair]
+        if min(sizes) < _INNER:
+            return False
+        pieces = (self._cut(loop, n, _TILE) for loop, n in zip(pair, sizes, strict=True))
+        outer, tile, _ = zip(*pieces, strict=True)
+        rest = [x for i, x in enumerate(self.spatial[:-1]) if i != place]
+        self.sch.reorder(outer[0], *rest, outer[1], *tile)
+        self._spread([outer[0], *rest])
+        return True
+
+    def _cut(self, loop: Any, length: int, most: int) -> tuple[Any, Any, int]:
+        """(a loop over pieces, one inside of it, the latter's length: at most so much)"""
+        width = next(x for x in range(max(1, most), 0, -1) if length % x == 0)
+        outer, inner = self.sch.split(loop, [None, width])
+        return outer, inner, width
+
+    # ---- sums --------------------------------------------------------------------------------
+
+    @property
+    def _widest(self) -> int:
+        """Sums that a task has room for."""
+        dtype = tvm.DataType(str(self.sch.get(self.block).writes[0].source.dtype))
+        return min(_SUMS, _SUM_BYTES * 8 // dtype.bits)
+
+    def _sum_of_rows(self, length: int) -> None:
+        """Tasks own some neighbours along the innermost axis and walk over all rows."""
+        most = min(self._widest, length // self.cores)
+        outer, inner, width = self._cut(self.spatial[-1], length, most)
+        before = [*self.spatial[:-1], outer]
+        self.sch.reorder(*before, *self.reduced, inner)
+        task = self._spread(before)
+        if width % _LANES == 0 and self._is_in_order(len(self.axes) - 1) and self._has_vectors():
+            self._in_registers(task, inner)
+        else:
+            self.sch.decompose_reduction(self.block, self.reduced[0])
+
+    def _sums_of_rows(self) -> None:
+        """A vector of partial sums for each result, added up at the end."""
+        sch, reduced, count = self.sch, list(self.reduced), len(self.spatial)
+        last = [reduced.pop()]
+        length = self.lengths[last[0]] or 1
+        while reduced and length < self._widest:
+            last.insert(0, reduced.pop())
+            length *= self.lengths[last[0]] or 1
+        width = _vector(length, self._widest)
+        if width < _SHORT or not self._has_vectors():
+            self._spread(self.spatial)
+            return
+        _, columns = sch.split(self._fused(last), [None, width])
+        # A sum of everything has a loop for its one result, but no axis.
+        axes = len(sch.get(self.block).writes[0].source.shape)
+        parts = sch.rfactor(columns, min(count, axes))
+        loops = sch.get_loops(parts)
+        task = self._spread(loops[:count])
+        sch.reverse_compute_at(self.block, task)
+        sch.set_scope(parts, 0, "local")
+        sch.vectorize(loops[-1])
+        sch.vectorize(sch.get_loops(sch.decompose_reduction(parts, loops[count]))[-1])
+        sch.unroll(sch.get_loops(self.block)[-1])
+
+    def _in_registers(self, task: Any, columns: Any) -> None:
+        """Vectors of sums, which a task has along `columns`, are in registers while it walks over
+        the rows."""
+        sch = self.sch
+        copy = sch.cache_write(self.block, 0, "local")
+        sch.reverse_compute_at(copy, task)
+
+        def vectors(loop: Any) -> None:
+            pieces, lanes = sch.split(loop, [None, _LANES])
+            sch.unroll(pieces)
+            sch.vectorize(lanes)
+
+        vectors(columns)
+        vectors(sch.get_loops(copy)[-1])
+        *_, pieces, lanes = sch.get_loops(sch.decompose_reduction(self.block, self.reduced[0]))
+        sch.unroll(pieces)
+        sch.vectorize(lanes)
+
+
+def _contents(block: Any) -> tuple[set[str], list[Any]]:
+    """The dtypes of a block's expressions, and its stores."""
+    dtypes: set[str] = set()
+    stores: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.BufferStore):
+            stores.append(node)
+        elif (dtype := getattr(getattr(node, "ty", None), "dtype", None)) is not None:
+            dtypes.add(str(dtype))
+
+    structural_walk(block.body, visit)
+    return dtypes, stores
+
+
+def _number(size: Any) -> int | None:
+    """A size that is known."""
+    return int(size) if isinstance(size, (int, tirx.IntImm)) else None
+
+
+def _vector(length: int, most: int) -> int:
+    """Elements of a vector, of which a row of so many has a whole number."""
+    fitting = [x for x in range(1, most + 1) if length % x == 0]
+    return max(fitting, key=lambda x: (math.gcd(x, _LANES), x))

@@ -1,0 +1,101 @@
+"""A Relax pipeline for CUDA that compiles whole training graphs.
+
+Upstream's own stops at the first kernel that one of its schedule rules trips over, and gradients
+have such kernels: a sum over everything, the window reductions of pooling.  Here a rule that fails
+leaves the kernel to the next one; the last, upstream's fallback, takes any kernel.  A rule of our
+own for sums over pixels comes first (`cuda_reduction`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir import dlight
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.target import Target
+
+from ..dtypes import HALVES
+from .cuda_reduction import ChannelSum
+from .fused_kernels import fused_kernels
+from .half_scans import HalfScans
+from .ieee import exact_floats
+
+
+class _Careful(dlight.base.ScheduleRule):
+    """A schedule rule whose failure means: not this kernel."""
+
+    def __init__(self, rule: Any) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def apply(self, func: Any, target: Any, tunable: bool) -> Any:
+        """The rule's schedule, or None."""
+        try:
+            return self.rule.apply(func, target, tunable)
+        except (AssertionError, LookupError, TypeError, ValueError, RuntimeError):
+            return None
+
+
+class _NotHalf(dlight.base.ScheduleRule):
+    """A schedule rule that never sees a sum over half-precision tensors.
+
+    For those upstream's rule for matrix products looks for tensor-core instructions, and from some
+    sizes on TVM's `Tensorize` then crashes the process, which nothing here could catch.  Products
+    that are legalized by `legalize.half` read a widened copy, so the rule takes them.
+    """
+
+    def __init__(self, rule: Any) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def apply(self, func: Any, target: Any, tunable: bool) -> Any:
+        """The rule's schedule, or None."""
+        return None if _sums_halves(func) else self.rule.apply(func, target, tunable)
+
+
+def _sums_halves(func: Any) -> bool:
+    if not isinstance(func, tirx.PrimFunc):
+        return False
+    sch = s_tir.Schedule(func)
+    infos = normalize_prim_func(sch)
+    if infos is None:  # another form: what it is handed has to do
+        return any(str(buffer.dtype) in HALVES for buffer in func.buffer_map.values())
+    sums = [sch.get(info.block_rv) for info in infos if "R" in info.dom_kind()]
+    return any(str(read.source.dtype) in HALVES for block in sums for read in block.reads)
+
+
+def cuda_pipeline() -> Callable[..., tvm.IRModule]:
+    """The pipeline, for `tvm.compile(mod, target, relax_pipeline=cuda_pipeline())`.
+
+    It is upstream's but for its care and for legalization and fusion (`fused_kernels`).
+    """
+    from tvm.relax.backend.cuda.pipeline import (
+        dataflow_lower_passes,
+        finalize_passes,
+        library_dispatch_passes,
+    )
+
+    gpu = dlight.gpu
+    rules = [
+        ChannelSum(), _NotHalf(gpu.Matmul()), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(),
+        gpu.Fallback(),
+    ]  # fmt: skip
+
+    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        target = Target.current(allow_none=False)
+        passes = [
+            HalfScans(),
+            *library_dispatch_passes(target),
+            *fused_kernels(),
+            dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
+            exact_floats(cuda=True),
+            *dataflow_lower_passes(target),
+            *finalize_passes(target),
+        ]
+        return tvm.transform.Sequential(passes)(mod)
+
+    return run

@@ -1,0 +1,125 @@
+"""How large a constant may be that a compiler computes ahead of the run.
+
+Upstream's `FoldConstant` computes whatever has constants for arguments: a broadcast to gigabytes
+fills the memory of the compiler, and is then written into the library.  Here such a call stays one,
+and its memory is the run's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Op
+
+from ..transform.substitute import rewritten
+
+LARGEST = 2**28  # bytes of a result that is larger than what it is computed from
+_CALL, _LEFT = "relax.call_tir", "relax.call_dps_packed"
+
+
+def is_worth(result: int, given: int) -> bool:
+    """Whether a result of so many bytes may be a constant; `given`: its largest argument's."""
+    return result <= max(LARGEST, given)
+
+
+def fold_constants() -> tvm.transform.Pass:
+    """Upstream's pass but for calls whose results are too large (`is_worth`) or have no elements,
+    and what needs them.
+
+    For modules that are legalized: operators that are no kernels yet are folded at any size.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.fold_constants")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        fold = relax.transform.FoldConstant()
+        if not any(map(_stays, _values(mod))):
+            return fold(mod)
+        # What is no `call_tir` is left alone.
+        return _renamed(fold(_renamed(mod, _CALL, _LEFT)), _LEFT, _CALL)
+
+    return run
+
+
+def made_at_the_run() -> tvm.transform.Pass:
+    """A pass: constants without elements become calls of `zeros`, which `fold_constants` leaves.
+
+    TVM's reader of libraries takes a constant of no bytes for a damaged file, if what it has just
+    allocated for it is no null pointer.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.made_at_the_run")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        found: list[Any] = []
+        for _, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                relax.analysis.post_order_visit(func, lambda e: found.append(e) if _empty(e) else 0)
+        return rewritten(mod, _Zeros(mod)) if found else mod
+
+    return run
+
+
+def _empty(expr: Any) -> bool:
+    return isinstance(expr, tvm.ir.Constant) and _bytes(expr.ty) == 0
+
+
+@relax.expr_functor.mutator
+class _Zeros(relax.PyExprMutator):
+    def visit_generic_const_(self, constant: Any) -> relax.Expr:
+        """Every one without elements."""
+        if not _empty(constant):
+            return constant
+        return self.builder_.emit(relax.op.zeros(constant.ty.shape, str(constant.ty.dtype)))
+
+
+def _values(mod: tvm.IRModule) -> Iterator[Any]:
+    """What variables of the functions are bound to."""
+    for _, func in mod.functions_items():
+        for block in func.body.blocks if isinstance(func, relax.Function) else ():
+            for binding in block.bindings:
+                yield getattr(binding, "value", None)
+
+
+def _stays(call: Any, name: str = _CALL) -> bool:
+    """Whether it is the call of a kernel whose result may not be a constant."""
+    if not isinstance(call, relax.Call) or getattr(call.op, "name", "") != name:
+        return False
+    if not isinstance(call.args[0], relax.GlobalVar):
+        return False
+    size = _bytes(call.ty)
+    if size is None:
+        return False  # upstream's pass computes none of those
+    given = max((_bytes(arg.ty) or 0 for arg in call.args[1].fields), default=0)
+    # A library can't be read back with a constant that has no elements.
+    return size == 0 or not is_worth(size, given)
+
+
+def _renamed(mod: tvm.IRModule, old: str, new: str) -> tvm.IRModule:
+    """The module with such calls by another operator."""
+    return rewritten(mod, _Rewriter(mod, old, new))
+
+
+@relax.expr_functor.mutator
+class _Rewriter(relax.PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, old: str, new: str) -> None:
+        super().__init__(mod)
+        self.old, self.new = old, new
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """Every such call."""
+        if not _stays(call, self.old):
+            return super().visit_call_(call)
+        return relax.Call(Op.get(self.new), call.args, call.attrs, call.ty_args)
+
+
+def _bytes(ty: Any) -> int | None:
+    """What a tensor of known shape takes; None for all else."""
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    sizes = ty.shape.values
+    if not all(isinstance(size, tirx.IntImm) for size in sizes):
+        return None
+    return math.prod(map(int, sizes)) * tvm.DataType(str(ty.dtype)).itemsize

@@ -1,0 +1,216 @@
+"""Legalization and fusion of what is no convolution: the part that our pipelines share.
+
+Some operators are legalized otherwise than by upstream.  A mean is a sum and a division, so that
+what is summed is fused with it.  A choice by a mask reads the mask as it is: upstream's compares it
+as int64, which on a CPU takes ten times as long.  ReLU, clipping, `maximum` and `minimum` keep
+NaN, as PyTorch's do: upstream's turn it into a bound or drop it, so a network whose parameters have
+become NaN would go on to report a loss.  A product or quotient with the number 0 is computed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax, te, tirx, topi
+
+from ..dtypes import HALVES
+from .fold_constant import fold_constants, made_at_the_run
+from .ieee import hidden
+from .recompute import Recompute
+
+Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+def fused_kernels() -> list[tvm.transform.Pass]:
+    """What takes the place of upstream's `legalize_passes`, with recomputing (`recompute`)."""
+    return [
+        made_at_the_run(),
+        legalize_ops(),
+        relax.transform.AnnotateTIROpPattern(),
+        fold_constants(),
+        # Else fusion moves a result of the function, such as a weight gradient, to the end, and
+        # all that it reads lives till then.
+        relax.transform.CanonicalizeBindings(),
+        Recompute(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+    ]
+
+
+def legalize_ops() -> tvm.transform.Pass:
+    """Upstream's `LegalizeOps` but for the operators above."""
+    return relax.transform.LegalizeOps(_LEGAL)
+
+
+def _upstream(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    legalized: relax.Expr = call.op.get_attr("FLegalize")(bb, call)
+    return legalized
+
+
+def mean(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.mean` in two kernels, where upstream's has one: the same values."""
+    x, axes = call.args[0], call.attrs.axis
+    lengths: list[Any] = list(x.ty.shape.values) if isinstance(x.ty.shape, relax.ShapeExpr) else []
+    summed = [lengths[int(a)] for a in axes] if axes is not None and lengths else lengths
+    if not summed or not all(isinstance(length, tirx.IntImm) for length in summed):
+        return _upstream(bb, call)
+    count = tirx.const(math.prod(map(int, summed)), "int64")
+    dtype = str(x.ty.dtype)
+    if dtype in HALVES:
+        x = bb.emit_te(topi.cast, x, "float32", primfunc_name_hint="widened")
+    total = bb.emit_te(topi.sum, x, axes, call.attrs.keepdims, primfunc_name_hint="sum")
+
+    def divide(total: Any) -> Any:
+        return topi.cast(topi.divide(total, count), dtype)
+
+    return bb.call_te(divide, total)
+
+
+def relu(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.nn.relu`: 0 for what is less than 0, all else as it is."""
+
+    def kept(x: Any) -> Any:
+        zero = tirx.const(0, x.dtype)
+        return te.compute(x.shape, lambda *i: tirx.Select(x(*i) < zero, zero, x(*i)), name="relu")
+
+    return bb.call_te(kept, call.args[0], primfunc_name_hint="relu")
+
+
+def clip(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.clip` with constant bounds: upstream's values, and NaN stays NaN."""
+    x, low, high = call.args
+    if not all(isinstance(bound, (tirx.IntImm, tirx.FloatImm)) for bound in (low, high)):
+        return _upstream(bb, call)
+
+    def kept(x: Any) -> Any:
+        least, most = (tirx.const(bound.value, x.dtype) for bound in (low, high))
+
+        def element(*i: Any) -> Any:
+            value = x(*i)
+            below = tirx.Select(value > most, most, value)
+            return tirx.Select(below < least, least, below)
+
+        return te.compute(x.shape, element, name="clip")
+
+    return bb.call_te(kept, x, primfunc_name_hint="clip")
+
+
+def where(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.where` for known shapes; numbers become part of the kernel."""
+    if not all(isinstance(arg.ty.shape, relax.ShapeExpr) for arg in (call, *call.args)):
+        return _upstream(bb, call)
+    numbers = [_number(arg) for arg in call.args]
+
+    def chosen(*tensors: Any) -> Any:
+        def element(*i: Any) -> Any:
+            rest = iter(tensors)
+            return tirx.Select(*(_read(next(rest), i) if n is None else n for n in numbers))
+
+        return te.compute(list(call.ty.shape.values), element, name="where")
+
+    tensors = [arg for arg, number in zip(call.args, numbers, strict=True) if number is None]
+    return bb.call_te(chosen, *tensors, primfunc_name_hint="where")
+
+
+def _extremum(larger: Callable[[Any, Any], Any], hint: str) -> Legalizer:
+    """`relax.maximum` and `minimum` for known shapes: `larger` tells which operand wins."""
+
+    def rule(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        if not all(isinstance(arg.ty.shape, relax.ShapeExpr) for arg in (call, *call.args)):
+            return _upstream(bb, call)
+        numbers = [_number(arg) for arg in call.args]
+
+        known = [n.value for n in numbers if n is not None]
+        plain = bool(known) and not any(math.isnan(value) for value in known)
+
+        def chosen(*tensors: Any) -> Any:
+            def element(*i: Any) -> Any:
+                rest = iter(tensors)
+                a, b = (_read(next(rest), i) if n is None else n for n in numbers)
+                if numbers[0] is not None:  # then b is no number, and may be NaN
+                    a, b = b, a
+                if plain:  # of an operand and a number that is no NaN: one comparison is enough
+                    return tirx.Select(larger(b, a), b, a)
+                return tirx.Select(tirx.any(larger(a, b), _is_nan(a, str(call.ty.dtype))), a, b)
+
+            return te.compute(list(call.ty.shape.values), element, name=hint)
+
+        tensors = [arg for arg, number in zip(call.args, numbers, strict=True) if number is None]
+        return bb.call_te(chosen, *tensors, primfunc_name_hint=hint)
+
+    return rule
+
+
+def _is_nan(value: Any, dtype: str) -> Any:
+    # TVM has no test for bfloat16.
+    return tirx.isnan(value.astype("float32") if dtype == "bfloat16" else value)
+
+
+def _number(arg: relax.Expr) -> Any:
+    """A constant without axes, as it is written in a kernel."""
+    if not isinstance(arg, tvm.ir.Constant) or len(arg.ty.shape.values):
+        return None
+    return tirx.const(arg.value.numpy().item(), str(arg.ty.dtype))
+
+
+def _read(tensor: Any, index: tuple[Any, ...]) -> Any:
+    """What an element of the result takes from an operand that is broadcast to its shape."""
+    last = index[len(index) - len(tensor.shape) :]
+    ones = [isinstance(n, tirx.IntImm) and int(n) == 1 for n in tensor.shape]
+    return tensor(*(0 if one else i for one, i in zip(ones, last, strict=True)))
+
+
+def _of_zero(combine: Callable[[Any, Any], Any], hint: str) -> Legalizer:
+    """Of a product or quotient with the number 0, which TVM would take for 0: NaN stays NaN."""
+
+    def rule(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        numbers = [_number(arg) for arg in call.args]
+        zeros = [isinstance(n, tirx.FloatImm) and n.value == 0 for n in numbers]
+        if not any(zeros) or not isinstance(call.ty.shape, relax.ShapeExpr):
+            return _upstream(bb, call)
+        dtype = str(call.ty.dtype)
+
+        def combined(*tensors: Any) -> Any:
+            def element(*i: Any) -> Any:
+                rest = iter(tensors)
+                pairs = zip(numbers, zeros, strict=True)
+                return combine(
+                    *(hidden(n.value, dtype) if zero else _read(next(rest), i) for n, zero in pairs)
+                )
+
+            return te.compute(list(call.ty.shape.values), element, name=hint)
+
+        tensors = [arg for arg, zero in zip(call.args, zeros, strict=True) if not zero]
+        return bb.call_te(combined, *tensors, primfunc_name_hint=hint)
+
+    return rule
+
+
+def _floor_quotient(a: Any, b: Any) -> Any:
+    return tirx.floor(tirx.Div(a, b))
+
+
+def _rest(a: Any, b: Any) -> Any:
+    """Of 0 by a number, or of a number by 0, wherever it rounds to."""
+    dtype = str(a.ty.dtype)
+    if dtype not in HALVES:  # of which TVM has no remainder everywhere
+        return tirx.Mod(a, b)
+    return tirx.Mod(a.astype("float32"), b.astype("float32")).astype(dtype)
+
+
+_LEGAL: dict[str, Legalizer] = {
+    "relax.multiply": _of_zero(tirx.Mul, "multiply"),
+    "relax.divide": _of_zero(tirx.Div, "divide"),
+    "relax.floor_divide": _of_zero(_floor_quotient, "floor_divide"),
+    "relax.floor_mod": _of_zero(_rest, "floor_mod"),
+    "relax.mean": mean,
+    "relax.clip": clip,
+    "relax.nn.relu": relu,
+    "relax.where": where,
+    "relax.maximum": _extremum(operator.gt, "maximum"),
+    "relax.minimum": _extremum(operator.lt, "minimum"),
+}

@@ -1,0 +1,194 @@
+"""A pass that recomputes what is cheaper to compute again than to read back from memory.
+
+A training graph uses an element-wise result in several kernels: what batch normalization subtracts
+in the sum of squares, in the result and twice in the gradient, say.  Fusion gives each of its users
+a tensor in memory then, though it was made from another of the same size.  Here each of those
+kernels gets a copy of the operation, which fusion makes part of it.  The operations that make a
+value stay the same (a compiler for a GPU may contract other pairs of them).
+
+Tensors are counted in bytes.  With s kernels that use it, a result of O bytes from operands of I
+bytes costs I + O + s O where it is stored and s I where it is recomputed.  Operands live until the
+last of these kernels, so they may be larger than the result only where that is near.
+
+What is much smaller than its operand, such as the mask of ReLU's gradient, is computed as soon as
+the operand is, which then need not be kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from ..transform.raising.walk import variables_of, with_type
+
+# Kinds of kernels, as AnnotateTIROpPattern numbers them.
+_INJECTIVE, _SUM = 2, 3
+# Operands of kernels far away may be this much larger than the result.
+_LARGER = 1.26  # a mask of bytes beside float32
+_NEAR = 64  # bindings
+_MOST_COPIES = 8
+_NOT_FUSED = 99
+
+
+@tvm.transform.module_pass(opt_level=0, name="relay_wgrad.recompute")
+class Recompute:
+    """For kernels that AnnotateTIROpPattern has marked, before FuseOps."""
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        """The module with copies of operations."""
+        patterns = {
+            var: int(func.attrs["op_pattern"])
+            for var, func in mod.functions_items()
+            if isinstance(func, tirx.PrimFunc) and func.attrs and "op_pattern" in func.attrs
+        }
+        new = {
+            var: _function(func, patterns)
+            for var, func in mod.functions_items()
+            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
+        }
+        mod = mod.clone() if new else mod
+        for var, func in new.items():
+            mod.update_func(var, func)
+        return mod
+
+
+def _function(func: relax.Function, patterns: dict[Any, int]) -> relax.Function:
+    blocks = [
+        _Block(block, patterns).rewritten() if isinstance(block, relax.DataflowBlock) else block
+        for block in func.body.blocks
+    ]
+    if all(a.same_as(b) for a, b in zip(blocks, func.body.blocks, strict=True)):
+        return func
+    body = relax.SeqExpr(blocks, func.body.body)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+
+
+class _Block:
+    """Of a dataflow block: each binding's kernels, from the last to the first.
+
+    A binding's kernels are the bindings at whose place it will be computed: its own, if its result
+    is stored, else those of its users.
+    """
+
+    def __init__(self, block: relax.DataflowBlock, patterns: dict[Any, int]) -> None:
+        self.block, self.patterns = block, patterns
+        self.bindings = self._early(list(block.bindings))
+        self.index = {binding.var: i for i, binding in enumerate(self.bindings)}
+        self.users: list[list[int]] = [[] for _ in self.bindings]
+        for i, binding in enumerate(self.bindings):
+            for var in dict.fromkeys(variables_of(binding.value)):
+                if (made := self.index.get(var)) is not None:
+                    self.users[made].append(i)
+        self.kernels: list[list[int]] = [[] for _ in self.bindings]
+        for i in reversed(range(len(self.bindings))):
+            self.kernels[i] = self._kernels(i)
+
+    def _kernels(self, i: int) -> list[int]:
+        binding, stored = self.bindings[i], [i]
+        if not isinstance(binding.var, relax.DataflowVar) or self._kind(binding) > _INJECTIVE:
+            return stored
+        if any(self._kind(self.bindings[user]) > _SUM for user in self.users[i]):
+            return stored
+        found = list(dict.fromkeys(k for user in self.users[i] for k in self.kernels[user]))
+        if len(found) == 1:
+            far = found[0] - i > _NEAR
+            return stored if far and _halves(binding.value) else found
+        return found if 1 < len(found) <= _MOST_COPIES and self._pays(i, found) else stored
+
+    def _early(self, bindings: list[Any]) -> list[Any]:
+        """What halves its operand comes right after it."""
+        index = {binding.var: i for i, binding in enumerate(bindings)}
+        place = list(range(len(bindings)))
+        for i, binding in enumerate(bindings):
+            if self._kind(binding) <= _INJECTIVE and _halves(binding.value):
+                made = [index[v] for v in variables_of(binding.value) if v in index]
+                place[i] = max((place[m] for m in made), default=0)
+        return [bindings[i] for i in sorted(range(len(bindings)), key=lambda i: (place[i], i))]
+
+    def _kind(self, binding: Any) -> int:
+        call = binding.value
+        if not isinstance(call, relax.Call) or getattr(call.op, "name", "") != "relax.call_tir":
+            return _NOT_FUSED
+        if not isinstance(call.ty, relax.TensorType) or len(call.args) != 2:
+            return _NOT_FUSED
+        return self.patterns.get(call.args[0], _NOT_FUSED)
+
+    def _pays(self, i: int, kernels: list[int]) -> bool:
+        call = self.bindings[i].value
+        result = _bytes(call.ty)
+        operands = _operands(call)
+        users = [_bytes(self.bindings[u].value.ty) for u in self.users[i]]
+        if result is None or None in operands or None in users:
+            return False
+        if any(size > 2 * result for size in users if size is not None):
+            return False  # it is broadcast: computed for each element of a larger result
+        read = _total(operands)
+        if read > _LARGER * result and max(kernels) - i > _NEAR:
+            return False
+        return len(kernels) * read <= read + (len(kernels) + 1) * result
+
+    def rewritten(self) -> relax.DataflowBlock:
+        """The block with a copy of a binding for each of its kernels."""
+        if all(len(kernels) <= 1 for kernels in self.kernels):
+            return self.block
+        copies: dict[tuple[int, int], relax.Var] = {}
+        bindings = []
+        for i, binding in enumerate(self.bindings):
+            several = len(self.kernels[i]) > 1
+            for kernel in self.kernels[i] or [i]:
+                value = self._with_copies(binding.value, kernel, copies)
+                if not several and value is binding.value:
+                    bindings.append(binding)
+                    continue
+                var = binding.var
+                if several:
+                    var = relax.DataflowVar(var.name, var.ty)
+                    copies[i, kernel] = var
+                bindings.append(relax.VarBinding(var, value))
+        return relax.DataflowBlock(bindings)
+
+    def _with_copies(self, value: Any, kernel: int, copies: dict[tuple[int, int], Any]) -> Any:
+        """The value as that kernel computes it: a call of kernels, whose operands are variables."""
+        if not isinstance(value, relax.Call) or len(value.args) != 2:
+            return value
+        if not isinstance(value.args[1], relax.Tuple):
+            return value
+        operands = [
+            copies.get((self.index[arg], kernel), arg) if arg in self.index else arg
+            for arg in value.args[1].fields
+        ]
+        if all(a is b or a.same_as(b) for a, b in zip(operands, value.args[1].fields, strict=True)):
+            return value
+        args = [value.args[0], relax.Tuple(operands)]
+        call = relax.Call(value.op, args, value.attrs, value.ty_args, value.span)
+        return with_type(call, value.ty)
+
+
+def _operands(call: relax.Call) -> list[int | None]:
+    """Sizes of a kernel's operands, each counted once."""
+    return [_bytes(arg.ty) for arg in dict.fromkeys(call.args[1].fields)]
+
+
+def _bytes(ty: Any) -> int | None:
+    """A tensor's size, if it is known."""
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    size = (tvm.DataType(str(ty.dtype)).bits + 7) // 8
+    for length in ty.shape.values:
+        if not isinstance(length, tirx.IntImm):
+            return None
+        size *= int(length)
+    return size
+
+
+def _halves(call: relax.Call) -> bool:
+    """Whether a kernel's result is at most half as large as what it reads."""
+    result = _bytes(call.ty)
+    return result is not None and 2 * result <= _total(_operands(call))
+
+
+def _total(sizes: list[int | None]) -> int:
+    """Of the sizes that are known."""
+    return sum(size for size in sizes if size is not None)

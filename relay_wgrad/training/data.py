@@ -1,0 +1,149 @@
+"""Minibatches of data of one's own: arrays, or a NumPy file of them, for a training graph.
+
+data = Data.load("mine.npz", graph, seed=0)
+for step in range(100):
+    trainer.step(data.batch(step))
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..frontend import InputSpec, TrainingGraph
+from ..frontend.graph import check_labels
+from ..frontend.weights import Array, as_array
+from .arrays_file import ArraysFile
+
+SAMPLED = ("data", "labels", "target")
+"""Kinds of inputs that have a value for each sample; masks are drawn anew for each batch."""
+_NAMED = 8  # of a file's arrays, in an error
+
+
+class Data:
+    """Samples for a graph: `batch(step)` is a shuffled minibatch, the same whenever it is asked.
+
+    Parameters
+    ----------
+    graph : whose inputs the samples are for.
+    arrays : by the names of the graph's inputs, each with the samples along its first axis: the
+        data, and `labels` or `target`.  Numbers are converted to the input's dtype: images may be
+        uint8 (they are not scaled), labels of any integer type.  Others are not looked at.
+    seed : of the order, which is another one in each epoch, and of dropout's masks.
+
+    Raises
+    ------
+    ValueError : for a missing array, one of another shape or kind, arrays of different lengths,
+        fewer samples than a batch, a label that is no class, a value that is not finite or that the
+        input's dtype does not hold.
+    """
+
+    def __init__(self, graph: TrainingGraph, arrays: Mapping[str, Any], seed: int = 0) -> None:
+        self.graph, self.seed = graph, seed
+        origin = repr(arrays.path) if isinstance(arrays, ArraysFile) else graph.name
+        specs = [spec for spec in graph.inputs if spec.kind in SAMPLED]
+        missing = [spec.name for spec in specs if spec.name not in arrays]
+        if missing:
+            raise ValueError(
+                f"{origin}: no samples for {', '.join(missing)}; wanted are"
+                f" {', '.join(map(_wanted, specs))}, got {_given(arrays)}"
+            )
+        self.arrays = {
+            spec.name: _samples(origin, spec, arrays[spec.name], graph.classes) for spec in specs
+        }
+        lengths = {name: len(array) for name, array in self.arrays.items()}
+        self.samples = min(lengths.values())
+        if len({*lengths.values()}) > 1:
+            raise ValueError(f"{origin}: not the same number of samples in each: {lengths}")
+        if self.samples < graph.batch:
+            raise ValueError(
+                f"{origin}: {self.samples} samples are less than a batch of {graph.batch}"
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], graph: TrainingGraph, seed: int = 0) -> Data:
+        """Of a file that `numpy.savez` wrote; arrays that the graph does not take are not read.
+
+        Raises FileNotFoundError or another OSError; ValueError for another kind of file, and as the
+        class does.
+        """
+        with ArraysFile(path) as arrays:
+            return cls(graph, arrays, seed)
+
+    @property
+    def batches(self) -> int:
+        """Whole batches in an epoch; what is left over then is in another epoch's."""
+        return self.samples // self.graph.batch
+
+    def batch(self, step: int) -> dict[str, Array]:
+        """The minibatch of a step, counted from 0."""
+        epoch, at = divmod(step, self.batches)
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.samples)
+        chosen = order[at * self.graph.batch : (at + 1) * self.graph.batch]
+        out: dict[str, Array] = {}
+        for index, spec in enumerate(self.graph.inputs):
+            if spec.kind in SAMPLED:
+                out[spec.name] = self.arrays[spec.name][chosen].astype(spec.dtype)
+            else:
+                out[spec.name] = spec.random(np.random.default_rng([self.seed, step, index]))
+        return out
+
+
+def _samples(origin: str, spec: InputSpec, given: Any, classes: int | None) -> Array:
+    try:
+        array = as_array(given)
+    except (ValueError, TypeError) as error:  # lists of different lengths, a tensor with a gradient
+        raise ValueError(f"{origin}: {spec.name} is no array of numbers: {error}") from error
+    if np.ma.is_masked(given):
+        raise ValueError(f"{origin}: {spec.name} has masked values; fill them first")
+    converts = array.dtype.kind in "biuf" and np.can_cast(array.dtype, spec.dtype, "same_kind")
+    if array.ndim != len(spec.shape) or array.shape[1:] != spec.shape[1:] or not converts:
+        raise ValueError(f"{origin}: samples are {_wanted(spec)}, got {_text(array)}")
+    if spec.kind == "labels" and classes is not None:
+        check_labels(f"{origin}: {spec.name}", array, classes)
+    if array.size:
+        _representable(f"{origin}: {spec.name}", array, np.dtype(spec.dtype))
+    return np.asarray(array)
+
+
+def _representable(what: str, array: Array, dtype: np.dtype[Any]) -> None:
+    """Raises ValueError for the first value that is not finite in a dtype, or wraps in it.
+
+    Rounding is none: float64 and large integers become the nearest value.
+    """
+    low, high = array.min(), array.max()  # NaN where one is
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            if np.isfinite([low.astype(dtype), high.astype(dtype)]).all():
+                return
+            wrong = ~np.isfinite(array.astype(dtype))
+    else:
+        least, most = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (0, 1)
+        if least <= int(low) and int(high) <= most:
+            return
+        wrong = (array < least) | (array > most)
+    index = tuple(np.argwhere(wrong)[0].tolist())
+    held = f", which {dtype} does not hold" if np.isfinite(array[index]) else ""
+    raise ValueError(f"{what} is {array[index]} at index {list(index)}{held}")
+
+
+def _wanted(spec: InputSpec) -> str:
+    return f"{spec.name} {spec.dtype}[{', '.join(['samples', *map(str, spec.shape[1:])])}]"
+
+
+def _given(arrays: Mapping[str, Any]) -> str:
+    names = list(arrays)
+    if isinstance(arrays, ArraysFile):
+        texts = [arrays.describe(name) for name in names[:_NAMED]]
+    else:
+        texts = [f"{name} {_text(arrays[name])}" for name in names[:_NAMED]]
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return ", ".join(texts + more) or "nothing"
+
+
+def _text(value: Any) -> str:
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    return type(value).__name__ if dtype is None or shape is None else f"{dtype}{list(shape)}"

@@ -1,0 +1,257 @@
+"""A trainer's state as a safetensors file: parameters, running statistics, optimizer.
+
+    state.save(trainer, "state.safetensors")
+    state.restore(trainer, "state.safetensors")  # training goes on as if never interrupted
+
+Tensors are `param.<name>` and `optimizer.<index>`; the metadata has the rest as text.  Needs the
+extra `safetensors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import output
+from .arrays_file import shown
+from .trainer import initial_state, usable_scale
+
+if TYPE_CHECKING:
+    from ..frontend import TrainingGraph
+    from .trainer import Trainer
+
+FORMAT = "relay-wgrad 1"
+_PARAM, _OPTIMIZER = "param.", "optimizer."
+_COUNT = re.compile(r"[0-9]{1,18}")
+_KEYS = ("format", "model", "optimizer", "lr", "steps", "loss_scale", "good_steps", "skipped")
+
+
+def _need(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "safetensors":
+            raise
+        raise ModuleNotFoundError(
+            "saving and resuming need safetensors: pip install relay-wgrad[safetensors]",
+            name=error.name,
+        ) from error
+
+
+def need() -> None:
+    """Raises ModuleNotFoundError where the extra is missing."""
+    _need("safetensors")
+
+
+def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
+    """Writes the state; an old file stays whole until the new one is complete.
+
+    Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra.
+    """
+    tensors = {name: value.numpy() for name, value in _named(trainer.params).items()}
+    tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
+    numbers = (str(trainer.steps), repr(trainer.loss_scale), str(trainer.good_steps))
+    values = (FORMAT, trainer.graph.name, trainer.optimizer, repr(float(trainer.lr)), *numbers,
+              str(trainer.skipped))  # fmt: skip
+    write(path, tensors, dict(zip(_KEYS, values, strict=True)))
+
+
+def write(
+    path: str | os.PathLike[str], tensors: Mapping[str, Any], metadata: dict[str, str]
+) -> None:
+    """Writes a safetensors file as `save` does, with any content.
+
+    Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra.
+    """
+    save_file = _need("safetensors.numpy").save_file
+    # A tensor without axes is not contiguous to safetensors unless it is copied.
+    whole = {name: np.ascontiguousarray(v).reshape(v.shape) for name, v in tensors.items()}
+    with output.replacing(path) as made:
+        try:
+            save_file(whole, made, metadata=metadata)
+        except _need("safetensors").SafetensorError as error:  # as when the disk is full
+            raise OSError(f"{os.fspath(path)!r} cannot be written: {error}") from error
+
+
+def header(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata of a file that `save` wrote: its optimizer, lr, model, steps.
+
+    Reads the head of the file only.  Raises FileNotFoundError; ValueError for another kind of file,
+    and for numbers that no training has.
+    """
+    with _opened(path) as file:
+        found = _metadata(path, file)
+    _Progress.parse(path, found)
+    return found
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """(metadata, tensors) of a file that `save` wrote.
+
+    Raises FileNotFoundError; ValueError for another kind of file.
+    """
+    with _opened(path) as file:
+        found = _metadata(path, file)
+        return found, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    safetensors = _need("safetensors")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no state file {os.fspath(path)!r}")
+    try:
+        with safetensors.safe_open(os.fspath(path), "np") as file:
+            yield file
+    except safetensors.SafetensorError as error:
+        reason = " ".join(str(error).split())  # it may quote the file
+        raise ValueError(f"{os.fspath(path)!r} is not a safetensors file: {reason:.200}") from error
+
+
+def _metadata(path: str | os.PathLike[str], file: Any) -> dict[str, str]:
+    found: dict[str, str] = file.metadata() or {}
+    missing = [key for key in _KEYS if key not in found]
+    if missing:
+        raise ValueError(f"{os.fspath(path)!r} is no state of a training: it lacks {missing}")
+    if found["format"] != FORMAT:
+        raise ValueError(f"{os.fspath(path)!r} is a {found['format']!r:.60}, not a {FORMAT!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Where a training stood: what the metadata says, as numbers."""
+
+    steps: int
+    good_steps: int
+    skipped: int
+    loss_scale: float | None
+    lr: float
+
+    @staticmethod
+    def parse(path: str | os.PathLike[str], found: Mapping[str, str]) -> _Progress:
+        """Raises ValueError with file, key and value for what no training can have."""
+
+        def wrong(key: str, expected: str) -> ValueError:
+            return ValueError(f"{os.fspath(path)!r}: {key} is {found[key]!r:.60}, not {expected}")
+
+        counts = {}
+        for key in ("steps", "good_steps", "skipped"):
+            if not _COUNT.fullmatch(found[key]):
+                raise wrong(key, "a number of steps")
+            counts[key] = int(found[key])
+            if counts[key] > counts["steps"]:
+                raise wrong(key, f"at most its steps, {found['steps']!r}")
+        numbers: dict[str, float] = {}
+        for key in ("lr", "loss_scale"):
+            if key == "loss_scale" and found[key] == "None":
+                continue
+            with contextlib.suppress(ValueError):
+                numbers[key] = float(found[key])
+            if not 0 < numbers.get(key, math.nan) < math.inf:
+                raise wrong(key, "a positive number")
+        scale = numbers.get("loss_scale")
+        if scale is not None and not usable_scale(scale):
+            raise wrong("loss_scale", "one that float32 holds")
+        return _Progress(**counts, loss_scale=scale, lr=numbers["lr"])
+
+
+def check(path: str | os.PathLike[str], graph: TrainingGraph, optimizer: str) -> None:
+    """Raises ValueError where `restore` would, before compilation.
+
+    For a state of another optimizer or network it names what differs, with both values;
+    FileNotFoundError and ValueError as `header` does.
+    """
+    start = initial_state(graph, optimizer)
+    _checked(path, graph.name, optimizer, graph.params, start)
+
+
+def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
+    """Puts a saved state in place of the trainer's; its learning rate stays as it is.
+
+    Raises FileNotFoundError; ValueError for a file of another kind, optimizer or network, and for
+    values that no training has (negative steps, a loss scale or a tensor that is not finite):
+    naming file, key and values.  Then the trainer is unchanged.
+    """
+    progress, tensors = _checked(
+        path, trainer.graph.name, trainer.optimizer, trainer.params, trainer.state
+    )
+    trainer.set_state(
+        {name: tensors[_PARAM + name] for name in trainer.params},
+        [tensors[f"{_OPTIMIZER}{i}"] for i in range(len(trainer.state))],
+        steps=progress.steps,
+        skipped=progress.skipped,
+        good_steps=progress.good_steps,
+        loss_scale=progress.loss_scale,
+    )
+
+
+def _checked(
+    path: str | os.PathLike[str],
+    name: str,
+    optimizer: str,
+    params: Mapping[str, Any],
+    state: Sequence[Any],
+) -> tuple[_Progress, dict[str, Any]]:
+    """What a file has for a network's parameters and its optimizer's state."""
+    found, tensors = read(path)
+    _same_optimizer(path, found, optimizer)
+    progress = _Progress.parse(path, found)
+    wanted = _named(params) | {f"{_OPTIMIZER}{i}": v for i, v in enumerate(state)}
+    _same_tensors(path, found, tensors, wanted, name)
+    _finite(path, tensors)
+    updates = progress.steps - progress.skipped
+    counted = int(tensors[f"{_OPTIMIZER}0"])  # by each of TVM's optimizers, first in its state
+    if counted != updates:
+        raise ValueError(
+            f"{os.fspath(path)!r}: its {_OPTIMIZER}0 counts {counted} updates, but"
+            f" {progress.steps} steps less {progress.skipped} skipped are {updates}"
+        )
+    return progress, tensors
+
+
+def _named(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {_PARAM + name: value for name, value in params.items()}
+
+
+def _same_optimizer(path: Any, found: dict[str, str], optimizer: str) -> None:
+    if found["optimizer"] != optimizer:
+        raise ValueError(
+            f"{os.fspath(path)!r} was saved with optimizer={found['optimizer']!r:.60},"
+            f" not {optimizer!r}"
+        )
+
+
+def _same_tensors(
+    path: Any, found: dict[str, str], tensors: dict[str, Any], wanted: dict[str, Any], name: str
+) -> None:
+    for tensor in sorted({*wanted, *tensors}):
+        here, there = _described(wanted.get(tensor)), _described(tensors.get(tensor))
+        if here != there:
+            raise ValueError(
+                f"{os.fspath(path)!r} is of {found['model']!r:.60}: its {shown(tensor)} is"
+                f" {there}, but {name!r} has {here}"
+            )
+
+
+def _finite(path: Any, tensors: dict[str, Any]) -> None:
+    for name, value in tensors.items():
+        if value.dtype.kind == "f" and not (good := np.isfinite(value)).all():
+            index = tuple(np.argwhere(~good)[0].tolist())
+            raise ValueError(
+                f"{os.fspath(path)!r}: {int((~good).sum())} of {value.size} values of its"
+                f" {shown(name)} are not finite: {value[index]} at index {list(index)}"
+            )
+
+
+def _described(value: Any) -> str:
+    return "missing" if value is None else f"{value.dtype}{list(value.shape)}"

@@ -1,0 +1,155 @@
+"""The module of one training step: precision, checkpoints, loss scale, gradient, layout.
+
+The order of the parts matters.  Casts go in before the gradient, so that the backward part has
+them too; checkpoint regions after the casts, so that half-precision results are what is kept; the
+loss scale before the gradient and its inverse after; the layout (`converted`) last, of all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from ..dtypes import HALVES
+from ..frontend import TrainingGraph
+from ..transform import grad
+from ..transform.mixed_precision import accumulate_wide, mixed_precision
+
+ADJOINT = "main_adjoint"
+SCALE = "loss_scale"
+
+
+def step_module(
+    graph: TrainingGraph,
+    *,
+    dtype: str | None = None,
+    checkpoint: str | Sequence[str] | None = None,
+    scaled: bool = False,
+    wide_weight_gradients: bool = True,
+) -> tvm.IRModule:
+    """The module of `graph` with `main_adjoint`: (arguments…) to (outputs, gradients).
+
+    Parameters
+    ----------
+    graph : in float32 for a half `dtype`.
+    dtype : None or the graph's own, or "float16" or "bfloat16" for mixed precision.
+    checkpoint : None, "auto", or names of tensors in the file; see `TrainingGraph.checkpointed`.
+    scaled : the last argument is a float32 scalar `loss_scale`: the loss is multiplied by it before
+        differentiation and the gradients divided by it after, so that small ones survive float16.
+    wide_weight_gradients : with a half `dtype`, weights' gradients are float32 sums that are never
+        rounded to half; without, they are rounded once, as PyTorch's autocast does.
+
+    Raises
+    ------
+    ValueError : for a dtype that is neither, or another graph dtype than float32 with a half one.
+    """
+    if dtype not in (None, graph.dtype, *HALVES):
+        raise ValueError(
+            f"dtype={dtype!r}: expected {', '.join(HALVES)} or the graph's own, {graph.dtype}"
+        )
+    module, wrt, target = graph.module, list(graph.trainable), 0
+    half = dtype in HALVES and dtype != graph.dtype
+    if half and graph.dtype != "float32":
+        raise ValueError(f"dtype={dtype!r}: mixed precision needs a float32 graph")
+    if half:
+        module = mixed_precision(module, "main", dtype=str(dtype))
+    if scaled:
+        module = _with_scaled_loss(module)
+        target = len(module["main"].body.body.fields) - 1
+    module = graph.checkpointed(module, checkpoint)
+    module = grad(module, "main", wrt=wrt, target_index=target)
+    # The forward function has done its part; a marked one could not be compiled.
+    del module["main"]
+    if half:
+        module = accumulate_wide(module, ADJOINT, weight_gradients=wide_weight_gradients)
+    if scaled:
+        module[ADJOINT] = _unscaled(module[ADJOINT])
+    return module
+
+
+def converted(module: tvm.IRModule, layout: str | None) -> tvm.IRModule:
+    """The step in another layout of activations; parameters and gradients keep theirs."""
+    if layout in (None, "NCHW"):
+        return module
+    from ..transform import ConvertLayout
+
+    return ConvertLayout(str(layout), functions=[ADJOINT], params="keep")(module)
+
+
+def changes(func: relax.Function) -> int:
+    """The number of layout changes in a function."""
+    from ..transform import layout_changes
+
+    return len(layout_changes(func))
+
+
+def _symbol(func: relax.Function, name: str) -> relax.Function:
+    return func.with_attr("global_symbol", name)
+
+
+def _with_scaled_loss(module: tvm.IRModule) -> tvm.IRModule:
+    """One more parameter and one more result: the scale, and the loss times it."""
+    func = module["main"]
+    scale = relax.Var(SCALE, relax.TensorType((), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [*func.params, scale]):
+        with bb.dataflow():
+            for binding in func.body.blocks[0].bindings:
+                bb.emit_normalized(binding)
+            fields = list(func.body.body.fields)
+            loss = bb.emit_output(relax.op.multiply(fields[0], scale), name_hint="scaled_loss")
+        bb.emit_func_output(relax.Tuple([*fields, loss]))
+    out = module.clone()
+    del out["main"]  # its GlobalVar has the old type
+    out["main"] = _symbol(bb.get()["main"], "main")
+    return out
+
+
+def _unscaled(func: relax.Function) -> relax.Function:
+    """The gradients divided by the scale; the scaled loss is no longer among the results."""
+    scale = func.params[-1]
+    bb = relax.BlockBuilder()
+    outputs, gradients = func.body.body.fields
+    with bb.function(ADJOINT, list(func.params)):
+        with bb.dataflow():
+            for binding in func.body.blocks[0].bindings:
+                bb.emit_normalized(binding)
+            inverse = bb.emit(relax.op.divide(relax.const(1.0, "float32"), scale))
+            divided = [bb.emit_output(relax.op.multiply(g, inverse)) for g in gradients.fields]
+        kept = relax.Tuple(list(outputs.fields)[:-1])
+        bb.emit_func_output(relax.Tuple([kept, relax.Tuple(divided)]))
+    return _symbol(bb.get()[ADJOINT], ADJOINT)
+
+
+@tvm.instrument.pass_instrument
+class PlannedMemory:
+    """Within a PassContext: what the static plan sets aside for intermediate results.
+
+    `bytes[function]` is the sum of all storages of a function, each of which serves several tensors
+    one after another.  Arguments, results and kernels' own scratch are not in it.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: dict[str, int] = {}
+
+    def run_after_pass(self, mod: tvm.IRModule, info: Any) -> None:
+        """Reads the plan where it has just been made."""
+        if str(info.name) != "StaticPlanBlockMemory":
+            return
+        for var, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                self.bytes[str(var.name_hint)] = sum(
+                    _storage_bytes(binding.value)
+                    for block in func.body.blocks
+                    for binding in block.bindings
+                )
+
+
+def _storage_bytes(value: Any) -> int:
+    if not (isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)):
+        return 0
+    storage = str(value.op.name) == "relax.memory.alloc_storage"
+    return int(value.args[0].values[0]) if storage else 0

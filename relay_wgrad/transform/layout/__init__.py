@@ -1,0 +1,1 @@
+"""The pass that converts a module's layouts, and its report."""

@@ -1,0 +1,196 @@
+"""`layout_changes`: every change of layout in a function, with the reason why it is there.
+
+It looks at the program alone and knows nothing of the pass that made it, so it judges ours and the
+stock one alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+from ...layout_rules import table
+from ...layout_rules.convs import CONVS
+from ...layout_rules.perms import is_one, keeps_memory
+from ...layout_rules.plan import sizes_of
+from ..surface import kind_of
+
+REASONS: dict[str, str] = {
+    "input": "an activation among the function's parameters, converted on its way in",
+    "parameter": "a weight, converted on its way in, once",
+    "result": "a result of the function, converted on its way out",
+    "vector": "a vector of channels, or another tensor in which nothing moves in memory",
+    "reshape": "before or after a reshape of the program that takes a pixel's axes apart",
+    "transpose": "the program's own transpose",
+    "fixed": "before or after an op that has no layout rule",
+    "between": "between two ops that could share a layout: left over",
+}
+_CHANGES = ("relax.permute_dims", "relax.layout_transform")
+_RULED = {*CONVS, *table.FOLLOW, *_CHANGES}
+
+
+@dataclass(frozen=True)
+class LayoutChange:
+    """One `permute_dims` or `layout_transform`: `reason` is a key of `REASONS`.
+
+    `moves` is false where only axes of size 1 change places, as in a 1×1 convolution's weight.
+    """
+
+    name: str
+    op: str
+    reason: str
+    shape: tuple[Any, ...]
+    moves: bool = True
+    neighbours: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> bool:
+        """Whether no layout of the tensors around it would have avoided it."""
+        return self.reason != "between"
+
+
+def layout_changes(
+    func: relax.Function, original: relax.Function | None = None
+) -> list[LayoutChange]:
+    """The layout changes of a function in program order.
+
+    `original` is the function before conversion, if it is at hand: its own transposes are told
+    from those that a pass put in by their variables' names.  Without it, transposes of tensors
+    that are not 4-dimensional count as the program's own.
+
+    Raises TypeError for what is no Relax function.
+    """
+    for given in (func, *([original] if original is not None else [])):
+        if not isinstance(given, relax.Function):
+            raise TypeError(f"layout_changes: needs a Relax function, got {kind_of(given)}")
+    own = {b.var.name for b in _bindings(original) if _op_name(b.value) in _CHANGES}
+    program = _Program(func)
+    return [
+        program.change(binding, own)
+        for binding in _bindings(func)
+        if _op_name(binding.value) in _CHANGES
+    ]
+
+
+def count_reasons(changes: Iterable[LayoutChange]) -> Counter[str]:
+    """How many there are of each reason."""
+    return Counter(change.reason for change in changes)
+
+
+def _bindings(func: relax.Function | None) -> list[relax.Binding]:
+    if func is None or not isinstance(func.body, relax.SeqExpr):
+        return []
+    return [binding for block in func.body.blocks for binding in block.bindings]
+
+
+def _op_name(expr: relax.Expr) -> str:
+    if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
+        return str(expr.op.name)
+    return ""
+
+
+def _leaves(expr: Any) -> list[relax.Expr]:
+    if isinstance(expr, relax.Tuple):
+        return [leaf for item in expr.fields for leaf in _leaves(item)]
+    if isinstance(expr, relax.TupleGetItem):
+        return _leaves(expr.tuple_value)
+    return [expr]
+
+
+class _Program:
+    """Who makes and who uses each variable; renamings, tuples and their fields looked through."""
+
+    def __init__(self, func: relax.Function) -> None:
+        self.params = set(func.params)
+        self.makers: dict[relax.Var, relax.Expr] = {}
+        self.users: dict[relax.Var, list[tuple[str, int]]] = {}
+        self.passes: dict[relax.Var, list[relax.Var]] = {}
+        for binding in _bindings(func):
+            value = binding.value
+            self.makers[binding.var] = value
+            args = list(value.args) if isinstance(value, relax.Call) else [value]
+            for i, arg in enumerate(args):
+                for leaf in _leaves(arg):
+                    if not isinstance(leaf, relax.Var):
+                        continue
+                    if isinstance(value, relax.Call):
+                        self.users.setdefault(leaf, []).append((_op_name(value) or "call", i))
+                    else:
+                        self.passes.setdefault(leaf, []).append(binding.var)
+        self.results = {leaf for leaf in _leaves(func.body.body) if isinstance(leaf, relax.Var)}
+
+    def maker(self, expr: relax.Expr) -> str:
+        """The op that made a tensor; "parameter" or "constant" for what no op made."""
+        while isinstance(expr, relax.Var):
+            if expr in self.params:
+                return "parameter"
+            value = self.makers.get(expr)
+            if isinstance(value, relax.Tuple) or value is None:
+                return "tuple"
+            if isinstance(value, relax.Call):
+                return _op_name(value) or "call"
+            expr = value.tuple_value if isinstance(value, relax.TupleGetItem) else value
+        return "constant" if isinstance(expr, tvm.ir.Constant) else type(expr).__name__
+
+    def used_by(self, var: relax.Var) -> list[tuple[str, int]]:
+        """(op, argument) of each use; ("result", 0) where it leaves the function."""
+        found, stack, seen = [], [var], set()
+        while stack:
+            item = stack.pop()
+            if item in seen:
+                continue
+            seen.add(item)
+            found += self.users.get(item, [])
+            found += [("result", 0)] if item in self.results else []
+            stack += self.passes.get(item, [])
+        return found
+
+    def change(self, binding: relax.Binding, own: set[str]) -> LayoutChange:
+        call = binding.value
+        operand = call.args[0]
+        maker, users = self.maker(operand), self.used_by(binding.var)
+        sizes = sizes_of(operand.ty)
+        reason = self._reason(call, binding.var.name in own, maker, users, sizes)
+        shown = (maker, *sorted({name for name, _ in users}))
+        moves = _op_name(call) != table.PERMUTE or not _still(call, sizes)
+        return LayoutChange(
+            binding.var.name, _op_name(call), reason, tuple(sizes or ()), moves, shown
+        )
+
+    def _reason(
+        self,
+        call: relax.Call,
+        own: bool,
+        maker: str,
+        users: list[tuple[str, int]],
+        sizes: list[Any] | None,
+    ) -> str:
+        names = [name for name, _ in users]
+        is_permute = _op_name(call) == table.PERMUTE
+        if own or (is_permute and call.args[0].ty.ndim != 4 and not _still(call, sizes)):
+            return "transpose"
+        if is_permute and sizes is not None and sum(not is_one(n) for n in sizes) <= 1:
+            return "vector"
+        if maker in ("parameter", "constant"):
+            weights = [n in CONVS and CONVS[n].weights[i] for n, i in users if i < 2]
+            return "parameter" if any(weights) or maker == "constant" else "input"
+        if names and all(name == "result" for name in names):
+            return "result"
+        if is_permute and _still(call, sizes):
+            return "vector"
+        around = [maker, *names]
+        if any(name in table.RESHAPES for name in around):
+            return "reshape"
+        if any(name not in _RULED and name != "result" for name in around):
+            return "fixed"
+        return "between"
+
+
+def _still(call: relax.Call, sizes: list[Any] | None) -> bool:
+    return sizes is not None and keeps_memory(table.permute_axes(call), sizes)
