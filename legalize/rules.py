@@ -18,7 +18,7 @@ from tvm import relax
 from tvm.relax.utils import gen_call_tir_inputs
 from tvm.target import Target
 
-from relay_wgrad.facts import OP_ATTR, PROBLEM_ATTR, SOURCE_ATTR
+from relay_wgrad.facts import OP_ATTR, PROBLEM_ATTR, REASON_ATTR, SOURCE_ATTR
 from relay_wgrad.opdef import OpDef
 from relay_wgrad.ops.conv2d import is_family
 from relay_wgrad.ops.view import problem_of
@@ -53,7 +53,9 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
         func = _cached(KERNELS[kind], problem.repro(), str(target))
         # A global symbol would make the kernel public, and clash with others of its name.
         func = func.without_attr("global_symbol")
-        func = func.with_attr({"op_pattern": OPAQUE, SOURCE_ATTR: f"{kind} direct", **facts})
+        chosen, reason = _choice(KERNELS[kind], problem.repro(), str(target))
+        facts |= {SOURCE_ATTR: f"{kind} {chosen}", REASON_ATTR: reason}
+        func = func.with_attr({"op_pattern": OPAQUE, **facts})
         return relax.call_tir(bb.add_func(func, name), list(call.args[:2]), out_ty=call.ty)
     # The result's height and width, of which dgrad's operands know nothing, go along as sizes.
     func, args, out_ty = gen_call_tir_inputs(
@@ -62,7 +64,8 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
         call.args[1],
         [problem.h, problem.w] if problem.kind is ConvKind.DGRAD else None,
     )
-    func = func.with_attr({SOURCE_ATTR: "generic", **facts})
+    reason = "sizes are symbolic" if kind in KERNELS else f"target {kind or 'none'} has no other"
+    func = func.with_attr({SOURCE_ATTR: "generic", REASON_ATTR: reason, **facts})
     if kind == "llvm":
         func = generic.cpu_schedule(func).with_attr("op_pattern", OPAQUE)
     # Elsewhere it stays unscheduled: the target's own pipeline schedules and fuses it.
@@ -73,3 +76,9 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
 def _cached(module: str, repro: str, target: str) -> tvm.tirx.PrimFunc:
     # Networks repeat their layers: one kernel per distinct problem and target.
     return import_module(module).prim_func(ConvProblem.parse(repro), Target(target))
+
+
+@lru_cache(maxsize=1024)
+def _choice(module: str, repro: str, target: str) -> tuple[str, str]:
+    found: tuple[str, str] = import_module(module).choice(ConvProblem.parse(repro), Target(target))
+    return found

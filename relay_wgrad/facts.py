@@ -14,6 +14,7 @@ from tvm.ir import Op
 
 OP_ATTR = "relay_wgrad.op"
 PROBLEM_ATTR = "relay_wgrad.problem"
+REASON_ATTR = "relay_wgrad.reason"
 SOURCE_ATTR = "relay_wgrad.lowering"
 
 
@@ -23,8 +24,9 @@ class Lowered:
 
     op: str  # the operator's short name
     problem: str  # ConvProblem.repro()
-    source: str  # which generator made its kernel
+    source: str  # which generator made its kernel, and which of its kernels
     kernel: str  # the kernel's name in the module
+    reason: str  # for that kernel
     seconds: float | None = None  # one run, where it was measured
 
 
@@ -45,6 +47,7 @@ def lowered_convolutions(mod: tvm.IRModule, function: str) -> list[Lowered]:
                         str(attrs[PROBLEM_ATTR]),
                         str(attrs[SOURCE_ATTR]),
                         str(value.args[0].name_hint),
+                        str(attrs[REASON_ATTR]),
                     )
                 )
     return found

@@ -1,9 +1,9 @@
 """Direct kernels for CPUs, generated for one problem and one target each.
 
 Every kernel has the same form: operands that are not channel-last in the accumulator's dtype are
-copied so (`memory`), a core with its accumulators in registers does the work (`affine` for fprop
-and dgrad, `wgrad`, `depthwise` for all three), and the result is copied out if need be.  All
-loops over memory are parallel and vectorised; tile sizes follow the target (`machine`).
+copied so (`words`), a core with its accumulators in registers does the work (which one, `choose`
+says), and the result is copied out if need be.  All loops over memory are parallel and vectorised;
+tile sizes follow the target (`machine`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import ConvProblem
 
-from .depthwise import kernels as depthwise
-from .direct import affine
+from .choose import choose
 from .direct.product import as_product
-from .machine import NO_WINOGRAD, configure_threads, host_target, machine
-from .wgrad import unpacked as wgrad
-from .winograd import algorithm as winograd
-from .winograd import kernels as winograd_kernels
+from .machine import configure_threads, host_target, machine
 from .words.loops import argument, one_core
 from .words.memory import Memory
 
-__all__ = ["configure_threads", "host_target", "prim_func"]
+__all__ = ["choice", "configure_threads", "host_target", "prim_func"]
 
 
 def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
@@ -53,16 +49,15 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
         }
         problem = as_product(problem)
         memory = Memory(problem, buffers, problem.accum_dtype, m)
-        if problem.is_depthwise:
-            depthwise.emit(problem, m, memory)
-        elif NO_WINOGRAD not in target.keys and winograd.worth(problem, m):
-            winograd_kernels.emit(problem, m, memory)
-        elif problem.kind is ConvKind.WGRAD:
-            wgrad.emit(problem, m, memory)
-        else:
-            affine.emit(problem, m, memory)
+        choose(problem, m).emit(problem, m, memory)
         memory.scratch.keep()
     return builder.get()
+
+
+def choice(problem: ConvProblem, target: Target | str) -> tuple[str, str]:
+    """(name, reason) of the kernel that `prim_func` gives the problem; raises as it does."""
+    rule = choose(as_product(problem.check()), machine(_llvm(target)))
+    return rule.name, rule.reason
 
 
 def _llvm(target: Target | str) -> Target:

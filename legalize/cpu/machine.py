@@ -26,6 +26,7 @@ class Machine:
     l1_way_bytes: int = 4096  # addresses so far apart share a set; a page, on nearly all CPUs
     l1_ways: int = 8
     line_bytes: int = 64  # of a cache
+    allows_winograd: bool = True
 
     def lanes(self, dtype: str) -> int:
         """Elements of an accumulator's dtype in one register."""
@@ -63,7 +64,9 @@ def machine(target: Target) -> Machine:
     """The table's row for a target of kind llvm."""
     cores = int(target.attrs.get("num-cores", 0)) or _CORES
     features = codegen.llvm_get_cpu_features(target)
-    known = _caches() if target.attrs.get("mcpu") == codegen.llvm_get_system_cpu() else {}
+    own = target.attrs.get("mcpu") == codegen.llvm_get_system_cpu()
+    known: dict[str, Any] = {**_caches()} if own else {}
+    known["allows_winograd"] = NO_WINOGRAD not in target.keys
     for feature, width, registers in _ISA:
         if feature in features:
             return Machine(width, registers, cores, **known)

@@ -55,6 +55,14 @@ def prim_func(
     return builder.get()
 
 
+def choice(problem: ConvProblem, target: Target | str | None = None) -> tuple[str, str]:
+    """(name, reason) of the kernel that `prim_func` gives the problem; raises as it does."""
+    tile = plan_of(view_of(problem.check()), _target(target)).tile
+    if tile is None:
+        return "reduction", "few rows or columns of a product: each thread sums for its own result"
+    return "product", f"a matrix product in tiles of {tile.bm}x{tile.bn}"
+
+
 def _target(target: Target | str | None) -> Target | None:
     """The argument of `prim_func` as a target."""
     if isinstance(target, str):

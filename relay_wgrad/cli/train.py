@@ -260,7 +260,7 @@ def _check(args: Any, report: Display, trainer: Trainer, target: Any) -> dict[st
 
 
 def _row(conv: Any, opinions: dict[str, Any]) -> dict[str, Any]:
-    row = {"op": conv.op, "problem": conv.problem, "lowering": conv.source,
+    row = {"op": conv.op, "problem": conv.problem, "lowering": conv.source, "reason": conv.reason,
            "kernel": conv.kernel, "seconds": conv.seconds}  # fmt: skip
     opinion = opinions.get(conv.problem)
     if opinion is not None:
@@ -306,6 +306,8 @@ def _print(
                       f"{opinion.error:.1e}"]  # fmt: skip
         table.add_row(*cells)
     print_whole(table, out)
+    for source, reason in dict.fromkeys((c.source, c.reason) for c in convolutions):
+        out.print(f"{source}: {reason}")
     steps = figures["step_seconds"]
     out.print(
         f"{len(convolutions)} convolutions ({len(seen)} distinct); a training step takes"

@@ -148,7 +148,7 @@ def _convolution(
     for conv in lowered:
         if ConvProblem.parse(conv.problem) != problem:
             raise ValueError(f"inspect: measured {conv.problem}, but the step has {problem}")
-        out.update(kernel=conv.source, seconds=conv.seconds)
+        out.update(kernel=conv.source, kernel_reason=conv.reason, seconds=conv.seconds)
     if floor is not None:
         out["floor_seconds"] = floor(problem)
         if out.get("seconds"):

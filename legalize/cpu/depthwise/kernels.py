@@ -42,13 +42,32 @@ _FAR = 18
 _UNROLLED = 4
 
 
-def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
-    """The whole kernel: operands in, core, result out."""
+def emit_rows(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    """The whole kernel of fprop or dgrad: operands in, core, result out."""
+    _affine(problem, m, memory, *_panels(problem, m, memory))
+
+
+def emit_lines(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    """The whole kernel of wgrad by lines of pixels."""
+    weight, panels, lanes = _panels(problem, m, memory)
+    far = _from_memory(problem, m, problem.bytes)
+    core = depthwise_lines.Lines(problem, m, memory.accum, panels, lanes, far)
+    _wgrad(problem, m, memory, weight, panels, lanes, core)
+
+
+def emit_sums(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    """The whole kernel of wgrad by sums of each tap."""
+    weight, panels, lanes = _panels(problem, m, memory)
+    core = Sums(problem, m, memory.accum, panels, lanes)
+    _wgrad(problem, m, memory, weight, panels, lanes, core)
+
+
+def _panels(problem: ConvProblem, m: Machine, memory: Memory) -> tuple[Expr, Panels, int]:
+    """The weights' memory, how they lie in it, and the lanes of a vector."""
     lanes = min(m.lanes(memory.accum), 1 << (problem.c - 1).bit_length())
     padded = -(-problem.c // lanes) * lanes
     weight, panels = memory.panels("O", problem.k // problem.c, problem.c, 1, padded)
-    emit_kind = _wgrad if problem.kind is ConvKind.WGRAD else _affine
-    emit_kind(problem, m, memory, weight, panels, lanes)
+    return weight, panels, lanes
 
 
 def _from_memory(problem: ConvProblem, m: Machine, moved: Expr) -> bool:
@@ -179,19 +198,14 @@ def _may_miss(axis: Axis, i: int, wide: int, column: Expr) -> Expr:
 
 
 def _wgrad(
-    problem: ConvProblem, m: Machine, memory: Memory, weight: Expr, panels: Panels, lanes: int
-) -> None:
+    problem: ConvProblem, m: Machine, memory: Memory, weight: Expr, panels: Panels, lanes: int,
+    core: Sums | depthwise_lines.Lines,
+) -> None:  # fmt: skip
     multiplier = panels.groups
     batch = memory.batch(
         memory.operand("grad", multiplier, problem.c, block=lanes, interleaved=multiplier > 1),
         memory.operand("data", 1, problem.c, block=lanes),
     )
-    core: Sums | depthwise_lines.Lines
-    if depthwise_lines.worth(problem, m):
-        far = _from_memory(problem, m, problem.bytes)
-        core = depthwise_lines.Lines(problem, m, memory.accum, panels, lanes, far)
-    else:
-        core = Sums(problem, m, memory.accum, panels, lanes)
     splits = core.splits(batch.images, m.cores)
     with parts_of(weight, memory, panels.size, splits, lanes) as parts:
         core.emit(batch, parts, splits)

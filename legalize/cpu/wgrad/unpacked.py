@@ -41,7 +41,6 @@ from ..words.loops import (  # fmt: skip
 from ..words.memory import Batch, Image, Memory, Panels
 from ..words.parts import is_even, parts_of
 from ..words.tiles import channel_block, heights, tile_rows
-from . import packed as wgrad_packed
 from .pixels import Pixels, at_least, cut, reach
 
 # Bytes of gradient in a block of pixels: about a level-1 cache.
@@ -59,9 +58,6 @@ class Row:
 
 def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel: operands in, core, sum of the parts, result out."""
-    if wgrad_packed.worth(problem, m):
-        wgrad_packed.emit(problem, m, memory)
-        return
     groups = problem.groups
     filters, channels = problem.k // groups, problem.c // groups
     vectors, lanes = channel_block(m, memory.accum, filters)

@@ -33,7 +33,6 @@ from ..words.loops import (
 )
 from ..words.memory import Image, Memory
 from ..words.tiles import channel_block, tile_rows
-from . import weights as winograd_weights
 from .algorithm import (
     APART,
     POINTS,
@@ -54,16 +53,6 @@ from .algorithm import (
 # Bytes of transformed tiles in a chunk, shares of a level-3 cache; and of all memory that fprop and
 # dgrad take for tiles and weights, unless a single block of channels needs more.
 _CHUNK, _MOST_CHUNK, _TOTAL = 8 << 20, 24 << 20, 63 << 20
-
-
-def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
-    """The whole kernel: operands in, transforms and products, result out."""
-    if problem.kind is ConvKind.WGRAD:
-        _wgrad(problem, m, memory)
-    elif winograd_weights.worth(problem, m):
-        winograd_weights.Kernel(problem, m, memory).emit()
-    else:
-        _affine(problem, m, memory)
 
 
 # ---- fprop and dgrad ---------------------------------------------------------------------------
@@ -92,7 +81,7 @@ class _Plan:
         return _Plan(tiles, groups, height, rows, ceildiv(groups, ceildiv(groups, chunk)))
 
 
-def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+def emit_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     dgrad = problem.kind is ConvKind.DGRAD
     operand, _, result = problem.roles
     size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
@@ -209,7 +198,7 @@ def _affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
 # ---- wgrad -------------------------------------------------------------------------------------
 
 
-def _wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+def emit_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     lanes = m.lanes("float32")
     vectors, _ = channel_block(m, "float32", problem.k)
     block = vectors * lanes

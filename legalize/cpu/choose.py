@@ -1,0 +1,105 @@
+"""Which kernel computes a problem on a CPU: one ordered table, the first rule that applies.
+
+A rule has a name, which reports print, the reason that goes with it, and what emits the kernel.
+What the emitted loops then do with registers and caches is the kernel's own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+from .depthwise import kernels as depthwise_kernels
+from .depthwise import lines as depthwise_lines
+from .direct import affine
+from .machine import Machine
+from .wgrad import packed, unpacked
+from .winograd import algorithm, weights
+from .winograd import kernels as winograd_kernels
+from .words.memory import Memory
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`applies(problem, machine)`; `emit(problem, machine, memory)` writes the kernel."""
+
+    name: str
+    reason: str
+    applies: Callable[[ConvProblem, Machine], bool]
+    emit: Callable[[ConvProblem, Machine, Memory], None]
+
+
+def _depthwise_wgrad(problem: ConvProblem, m: Machine) -> bool:
+    return bool(problem.is_depthwise) and problem.kind is ConvKind.WGRAD
+
+
+def _lines(problem: ConvProblem, m: Machine) -> bool:
+    return _depthwise_wgrad(problem, m) and depthwise_lines.worth(problem, m)
+
+
+def _winograd(problem: ConvProblem, m: Machine) -> bool:
+    return m.allows_winograd and algorithm.worth(problem, m)
+
+
+def _winograd_wgrad(problem: ConvProblem, m: Machine) -> bool:
+    return problem.kind is ConvKind.WGRAD and _winograd(problem, m)
+
+
+def _weights(problem: ConvProblem, m: Machine) -> bool:
+    return _winograd(problem, m) and weights.worth(problem, m)
+
+
+def _packed(problem: ConvProblem, m: Machine) -> bool:
+    return problem.kind is ConvKind.WGRAD and packed.worth(problem, m)
+
+
+def _is_wgrad(problem: ConvProblem, m: Machine) -> bool:
+    return problem.kind is ConvKind.WGRAD
+
+
+def _pointwise(problem: ConvProblem, m: Machine) -> bool:
+    return problem.r == problem.s == 1
+
+
+RULES = (
+    Rule(
+        "depthwise lines", "one channel per group, and a vector is less than a cache line: whole"
+        " lines of pixels at a time", _lines, depthwise_kernels.emit_lines,
+    ),
+    Rule(
+        "depthwise sums", "one channel per group: its taps' sums wait in registers",
+        _depthwise_wgrad, depthwise_kernels.emit_sums,
+    ),
+    Rule(
+        "depthwise", "one channel per group: channels fill the vectors",
+        lambda problem, m: bool(problem.is_depthwise), depthwise_kernels.emit_rows,
+    ),
+    Rule(
+        "Winograd wgrad", "3x3 of stride 1 with enough channels: 36 products for 144",
+        _winograd_wgrad, winograd_kernels.emit_wgrad,
+    ),
+    Rule(
+        "Winograd weights", "3x3 of stride 1, few pixels and many weights: each task transforms its"
+        " own weights", _weights, lambda *given: weights.Kernel(*given).emit(),
+    ),
+    Rule(
+        "Winograd", "3x3 of stride 1 with enough channels: 36 products for 144",
+        _winograd, winograd_kernels.emit_affine,
+    ),
+    Rule(
+        "packed wgrad", "few registers: both operands are packed into panels of a product",
+        _packed, packed.emit,
+    ),
+    Rule("direct wgrad", "sums over pixels wait in registers", _is_wgrad, unpacked.emit),
+    Rule("product", "1x1: a matrix product of pixels and channels", _pointwise, affine.emit),
+    Rule(
+        "direct", "sums over taps and channels wait in registers", lambda *_: True, affine.emit
+    ),
+)  # fmt: skip
+
+
+def choose(problem: ConvProblem, m: Machine) -> Rule:
+    """The rule for a valid problem of static sizes (the batch excepted)."""
+    return next(rule for rule in RULES if rule.applies(problem, m))

@@ -1,0 +1,83 @@
+"""Which kernel a problem gets on a CPU, by name and with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tvm import relax, tirx
+from tvm.target import Target
+
+import legalize.cpu
+import relay_wgrad
+from legalize.cpu.choose import RULES
+from relay_wgrad.facts import lowered_convolutions
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+AVX512, AVX2 = ({"kind": "llvm", "mcpu": f"x86-64-{v}"} for v in ("v4", "v3"))
+WIDE = {"data_layout": "NHWC", "kernel_layout": "OHWI", "grad_layout": "NHWC"}
+
+
+def problem(kind: str, c: int, k: int, size: int, r: int, groups: int = 1) -> ConvProblem:
+    return ConvProblem(
+        kind=ConvKind(kind), n=8, c=c, h=size, w=size, k=k, r=r, s=r, groups=groups,
+        padding=(r // 2,) * 4, **WIDE,
+    )  # fmt: skip
+
+
+CASES = {
+    "depthwise": (problem("fprop", 64, 64, 28, 3, 64), AVX512),
+    "depthwise sums": (problem("wgrad", 64, 64, 28, 3, 64), AVX512),
+    "depthwise lines": (problem("wgrad", 256, 256, 112, 3, 256), AVX2),
+    "Winograd": (problem("fprop", 64, 64, 56, 3), AVX512),
+    "Winograd wgrad": (problem("wgrad", 128, 128, 28, 3), AVX512),
+    "Winograd weights": (problem("dgrad", 1024, 1024, 8, 3), AVX2),
+    "packed wgrad": (problem("wgrad", 64, 128, 28, 5), AVX2),
+    "direct wgrad": (problem("wgrad", 64, 128, 28, 5), AVX512),
+    "product": (problem("fprop", 64, 256, 56, 1), AVX512),
+    "direct": (problem("dgrad", 64, 128, 28, 5), AVX512),
+}
+
+
+@pytest.mark.parametrize(("given", "target"), CASES.values(), ids=CASES)
+def test_each_kernel_has_a_problem(
+    given: ConvProblem, target: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    name, reason = legalize.cpu.choice(given, Target(target))
+    assert name == request.node.callspec.id
+    assert reason
+
+
+def test_all_are_tried() -> None:
+    assert sorted(CASES) == sorted(rule.name for rule in RULES)
+
+
+def test_a_target_without_winograd() -> None:
+    target = Target({"kind": "llvm", "mcpu": "x86-64-v4", "keys": ["cpu", "no-winograd"]})
+    assert legalize.cpu.choice(CASES["Winograd"][0], target)[0] == "direct"
+
+
+KINDS = {"llvm": legalize.cpu.host_target(), "cuda": Target({"kind": "cuda", "arch": "sm_90"})}
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("height", [56, tirx.Var("h", "int64")], ids=["static", "symbolic"])
+def test_a_module_says_what_it_got(kind: str, height: Any) -> None:
+    """Kernels carry their choice and its reason, for reports."""
+    shapes = {"x": (8, height, 56, 64), "w": (64, 3, 3, 64)}
+    x, w = (relax.Var(name, relax.TensorType(s, "float32")) for name, s in shapes.items())
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w]):
+        with bb.dataflow():
+            call = relay_wgrad.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
+            out = bb.emit_output(bb.emit(call))
+        bb.emit_func_output(out)
+    with KINDS[kind]:
+        (found,) = lowered_convolutions(relax.transform.LegalizeOps()(bb.get()), "main")
+    if height == 56:
+        names = {"llvm": "Winograd", "cuda": "product"}
+        assert found.source == f"{kind} {names[kind]}"
+        assert found.reason
+    else:
+        assert (found.source, found.reason) == ("generic", "sizes are symbolic")
