@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,13 @@ def test_every_op_has_every_rule_or_a_reason() -> None:
     names = [definition.name for definition in ALL]
     assert len(set(names)) == len(names)
     assert all(definition.summary for definition in ALL)
+
+
+def test_the_map_names_what_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:relay_wgrad|legalize|byoc_cudnn|tests)(?:/[\w.]+)*/?)`", text))
+    assert len(named) > 40
+    assert not [name for name in sorted(named) if not (ROOT / name).exists()]
+    rooms = {path.parent for path in FILES if path.name == "__init__.py"}
+    top = {str(p.relative_to(ROOT)) for p in rooms if p.parent in (ROOT / "relay_wgrad", ROOT)}
+    assert not top - {name.rstrip("/") for name in named}, "rooms that the map does not show"
