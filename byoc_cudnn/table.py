@@ -3,105 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvm.relax.dpl import DFPattern
-
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import ConvKind
 
 from . import patterns as _patterns
-from .backends.cudnn import check as cudnn
-from .backends.cutlass import check as cutlass
-from .backends.cutlass.model import wider_channels
-from .decision import Decision
-from .patterns import Chain, check_epilogue
+from .backends import GIVEN, base
+from .backends.base import Backend, Check, Row, option_names, rows_of
+from .codegen import external
 
-Check = Callable[[ConvProblem, str], Decision]
+__all__ = [
+    "BACKENDS", "CODEGENS", "ROWS", "STOCK", "Backend", "NoOptions", "Row", "backend_of",
+    "options_json", "patterns", "register_backend",
+]  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Row:
-    """One thing a backend can do: a convolution of a kind with an epilogue."""
-
-    backend: str
-    kind: ConvKind
-    epilogue: str
-    accepts: Check
-
-    @property
-    def name(self) -> str:
-        """`fprop`, `fprop_bias`, …: what composites are named after."""
-        return f"{self.kind.value}_{self.epilogue}" if self.epilogue else self.kind.value
-
-    @property
-    def pattern(self) -> DFPattern:
-        """TVM's pattern of the row's ops; needs `relay_wgrad.register()`."""
-        return _patterns.pattern(self.kind, self.epilogue)
-
-    def check(self, problem: ConvProblem, chain: Chain) -> Decision:
-        """Whether the row takes the bindings that its pattern matched."""
-        decision = self.accepts(problem, self.epilogue)
-        return check_epilogue(chain, problem, self.epilogue) if decision else decision
-
-
-@dataclass(frozen=True)
-class Backend:
-    """A library.
-
-    `codegen` is the name under which its code generator is registered (`relax.ext.<codegen>`).
-    `layouts` are the triples (data, weight, grad) that it takes.  `accepts` decides on a problem
-    with an epilogue; `rows` go from big to small, and the first that accepts a call gets it.
-    `bound` gives `accepts` under options, for a backend whose options change what it takes; `wider`
-    the problem with more channels that it would rather solve, or None.
-    """
-
-    name: str
-    codegen: str
-    options: type
-    layouts: tuple[tuple[str, str, str], ...]
-    accepts: Check
-    rows: tuple[Row, ...]
-    bound: Callable[[Any], Check] | None = None
-    wider: Callable[[ConvProblem, Any], ConvProblem | None] = lambda *_: None
-
-    def under(self, options: Any) -> Backend:
-        """The backend as it decides under options."""
-        if self.bound is None:
-            return self
-        wider = self.wider
-        accepts = self.bound(options)
-        rows = tuple(replace(row, accepts=accepts) for row in self.rows)
-        return replace(
-            self, accepts=accepts, rows=rows, wider=lambda problem, _: wider(problem, options)
-        )
-
-    def rows_of(self, kind: ConvKind) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.kind is kind)
-
-    def takes(self, problem: ConvProblem) -> Decision:
-        """Whether it takes a problem as it stands, with nothing after it."""
-        return self.accepts(problem, "")
-
-    def make_options(self, given: Any) -> Any:
-        """Options from a mapping, None (all defaults) or options.
-
-        Raises TypeError for another type, ValueError for an unknown key.
-        """
-        if given is None:
-            return self.options()
-        if isinstance(given, self.options):
-            return given
-        if not isinstance(given, Mapping):
-            raise TypeError(f"{self.name}: options must be a mapping, got {given!r}")
-        known = [field.name for field in fields(self.options)]
-        unknown = [str(key) for key in given if key not in known]
-        if unknown:
-            raise ValueError(
-                f"{self.name}: unknown option {', '.join(unknown)}; there are {', '.join(known)}"
-            )
-        return self.options(**given)
+STOCK = "tvm"  # in records, the "backend" of the kernel that a convolution gets where it stays
 
 
 def options_json(options: Any) -> str:
@@ -109,24 +27,7 @@ def options_json(options: Any) -> str:
     return json.dumps(asdict(options), sort_keys=True)
 
 
-_WIDER = {cutlass.NAME: wider_channels}
-BACKENDS: dict[str, Backend] = {
-    backend.NAME: Backend(
-        backend.NAME,
-        backend.CODEGEN,
-        backend.Options,
-        backend.LAYOUTS,
-        backend.check,
-        tuple(
-            Row(backend.NAME, kind, epilogue, backend.check)
-            for kind, epilogues in backend.EPILOGUES.items()
-            for epilogue in epilogues
-        ),
-        getattr(backend, "bound", None),
-        _WIDER.get(backend.NAME, lambda *_: None),
-    )
-    for backend in (cudnn, cutlass)
-}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in GIVEN}
 ROWS: tuple[Row, ...] = tuple(row for backend in BACKENDS.values() for row in backend.rows)
 CODEGENS: dict[str, Backend] = {backend.codegen: backend for backend in BACKENDS.values()}
 
@@ -146,8 +47,19 @@ def register_backend(
     epilogues: Mapping[ConvKind, Sequence[str]],
     codegen: str | None = None,
     options: type = NoOptions,
+    *,
+    bound: base.Bound | None = None,
+    wider: base.Wider = base.not_wider,
+    generate: base.Generate | None = None,
+    inputs: base.Inputs = base.no_inputs,
+    pins: Sequence[str] = (),
+    check_pins: base.CheckPins = base.any_pins,
+    tried: base.Tried = base.one_try,
+    version: base.Version = base.no_version,
 ) -> Backend:
     """Makes a backend of one's own known to `partition`; the same name again replaces it.
+
+    With `generate`, `build` and `tune` know it too.
 
     Parameters
     ----------
@@ -157,12 +69,13 @@ def register_backend(
     epilogues : for each kind what it takes along, big to small; "" is the call alone.
     codegen : its code generator is `relax.ext.<codegen>`, an identifier; by default the name.
     options : a frozen dataclass of what may be set for `partition`.
+    bound, wider, generate, inputs, pins, check_pins, tried, version : of the record, `Backend`.
 
     Raises
     ------
     TypeError : for a name that is no string.
-    ValueError : for a name or a generator that is no identifier or belongs to another backend, and
-        for an unknown epilogue, naming the known ones.
+    ValueError : for a name or a generator that is no identifier or belongs to another backend, for
+        an unknown epilogue, naming the known ones, and for pins that are no options.
     """
     codegen = name if codegen is None else codegen
     for what, value in (("name", name), ("codegen", codegen)):
@@ -172,6 +85,8 @@ def register_backend(
             raise ValueError(f"register_backend: {what} must be an identifier, got {value!r}")
     if name in _GIVEN:
         raise ValueError(f"register_backend: {name} is a backend of this package")
+    if name == STOCK:
+        raise ValueError(f"register_backend: {name} stands for TVM's own kernels")
     owner = CODEGENS.get(codegen)
     if owner is not None and owner.name != name:
         raise ValueError(f"register_backend: codegen {codegen} is that of {owner.name}")
@@ -182,11 +97,20 @@ def register_backend(
                 raise ValueError(
                     f"register_backend: unknown epilogue {epilogue!r}; there are {known}"
                 )
-    rows = tuple(Row(name, kind, e, accepts) for kind in epilogues for e in epilogues[kind])
+    known_options = option_names(options)
+    if unknown := [pin for pin in pins if pin not in known_options]:
+        raise ValueError(
+            f"register_backend: pins {', '.join(unknown)} are no options; there are"
+            f" {', '.join(known_options)}"
+        )
+    backend = Backend(
+        name, codegen, options, tuple(layouts), accepts, rows_of(name, epilogues, accepts), bound,
+        wider, generate, inputs, tuple(pins), check_pins, tried, version,
+    )  # fmt: skip
+    external.register(backend)
     before = BACKENDS.get(name)
     if before is not None:
         del CODEGENS[before.codegen]
-    backend = Backend(name, codegen, options, tuple(layouts), accepts, rows)
     BACKENDS[name] = CODEGENS[codegen] = backend
     return backend
 

@@ -54,7 +54,8 @@ def imports(path: Path) -> list[tuple[str, bool]]:
             found.append((name, id(node) in top))
             # `from . import x` may name a module.
             for alias in node.names:
-                if (ROOT / (name + "." + alias.name).replace(".", "/")).with_suffix(".py").exists():
+                path = ROOT / (name + "." + alias.name).replace(".", "/")
+                if path.with_suffix(".py").exists() or (path / "__init__.py").exists():
                     found.append((f"{name}.{alias.name}", id(node) in top))
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from tvm_ffi import libinfo
 
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 
-from ..backends.cutlass.codegen import kernels_of
-from ..backends.cutlass.objects import objects
-from ..backends.generators import ALL_PLANS, register
+from ..backends.base import Backend, no_inputs
+from ..codegen.external import register
+from ..table import BACKENDS
 from .toolchain import Toolchain, find, preload
 
 
@@ -23,7 +23,7 @@ class Library:
     """A compiled module whose offloaded part is still C++ source.
 
     Making one needs neither a GPU nor a vendor's library nor a compiler; those are needed by what
-    is done with it: `virtual_machine` and `export_library`.  For CUTLASS that is when nvcc runs.
+    is done with it: `virtual_machine` and `export_library`; that is when nvcc runs, if at all.
     """
 
     def __init__(self, executable: Any) -> None:
@@ -33,7 +33,7 @@ class Library:
     @property
     def sources(self) -> list[str]:
         """The generated C++ sources; none if nothing was offloaded."""
-        return [str(module.inspect_source()) for module in _sources(self.executable.mod)]
+        return [text for _, text in _sources(self.executable.mod)]
 
     def virtual_machine(
         self, device: Any = None, *, toolchain: Toolchain | None = None
@@ -66,15 +66,17 @@ class Library:
         if self._runnable is None:
             return []
         modules = _all(self._runnable)
-        texts = [str(m[p]()) for m in modules for p in ALL_PLANS if m.implements_function(p)]
+        names = [backend.plans for backend in BACKENDS.values()]
+        texts = [str(m[name]()) for m in modules for name in names if m.implements_function(name)]
         # One library can be there as two modules.
         return list(dict.fromkeys(line for text in texts for line in text.splitlines()))
 
     def _arguments(self, toolchain: Toolchain | None) -> dict[str, Any]:
-        if not self.sources:
+        sources = _sources(self.executable.mod)
+        if not sources:
             return {}
         found = find() if toolchain is None else toolchain
-        inputs = [path for source in self.sources for path in _inputs(source, found)]
+        inputs = [str(p) for backend, text in sources for p in backend.inputs(text, found, None)]
         preload(found)
         program, *flags = found.compiler
         return {"options": [*flags, *found.options, *inputs], "cc": program}
@@ -101,7 +103,8 @@ def build(
     ValueError : for a target of another kind, and for regions that no code can be generated for.
     """
     chosen = _target(target)
-    register()
+    for backend in BACKENDS.values():
+        register(backend)
     with chosen:  # for the code generators
         mod = relax.transform.RunCodegen()(mod)
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
@@ -129,36 +132,38 @@ def _all(module: Any) -> list[Any]:
     return found
 
 
-def _sources(module: Any) -> list[Any]:
+def _sources(module: Any) -> list[tuple[Backend, str]]:
     """The generated C++ among a module and its imports; TVM has C sources of its own."""
     return [
-        m
+        (backend, str(m.inspect_source()))
         for m in _all(module)
-        if str(m.kind) == "c" and any(m.implements_function(plans) for plans in ALL_PLANS)
+        if str(m.kind) == "c"
+        for backend in BACKENDS.values()
+        if m.implements_function(backend.plans)
     ]
 
 
-def _inputs(source: str, toolchain: Toolchain) -> list[str]:
-    """The objects that a generated source is linked with: CUTLASS's kernels, built for it.
-
-    Raises ToolchainError if something is missing for it.
-    """
-    if kernels_of(source):
-        return [str(path) for path in objects(source, toolchain)]
-    toolchain.require()
-    return []
-
-
-def library_command(source: Path, output: Path, toolchain: Toolchain | None = None) -> list[str]:
+def library_command(
+    source: Path,
+    output: Path,
+    toolchain: Toolchain | None = None,
+    inputs: Sequence[Path] | None = None,
+) -> list[str]:
     """The command that builds generated source into a library that `tvm_ffi.load_module` loads.
+
+    inputs : the objects that it is linked with; None: those that the backend says whose source it
+        is, by the function that tells its plans.
 
     Raises ToolchainError if something is missing.
     """
     found = find() if toolchain is None else toolchain
-    inputs = _inputs(source.read_text(encoding="utf-8"), found)
+    if inputs is None:
+        text = source.read_text(encoding="utf-8")
+        owner = next((b for b in BACKENDS.values() if f"({b.plans}," in text), None)
+        inputs = no_inputs(text, found, None) if owner is None else owner.inputs(text, found, None)
     ffi = Path(libinfo.find_libtvm_ffi())
     return [
-        *found.compiler, *found.compile_options, "-shared", str(source), *inputs,
+        *found.compiler, *found.compile_options, "-shared", str(source), *map(str, inputs),
         "-o", str(output), *found.link_options,
         "-Xlinker", "-rpath", "-Xlinker", str(ffi.parent), str(ffi),
     ]  # fmt: skip

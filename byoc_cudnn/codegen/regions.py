@@ -18,8 +18,8 @@ from tvm.ir import Op
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvProblem
 
+from ..attributes import OPTIONS
 from ..patterns import MASKS, addend_name
-from ..split.composite import OPTIONS
 
 # Epilogue ops that only rearrange what they are given: a bias arrives through them.
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims"})

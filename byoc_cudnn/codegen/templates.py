@@ -7,7 +7,10 @@ from importlib.resources import files
 
 def template(backend: str, name: str) -> str:
     """The text of a file of `backends/<backend>/templates`, or of `templates`, which all share."""
-    root = files("byoc_cudnn")
-    own = root / "backends" / backend / "templates" / name
-    found = own if own.is_file() else root / "templates" / name
-    return found.read_text(encoding="utf-8")
+    own = files("byoc_cudnn") / "backends" / backend / "templates" / name
+    return own.read_text(encoding="utf-8") if own.is_file() else shared(name)
+
+
+def shared(name: str) -> str:
+    """The text of a file of `templates`."""
+    return (files("byoc_cudnn") / "templates" / name).read_text(encoding="utf-8")

@@ -20,10 +20,10 @@ from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
 from relay_wgrad.transform.substitute import substitute
 
+from ..attributes import OPTIONS, PROBLEM, ROW
 from ..patterns import ADD, Chain
 from ..table import CODEGENS, Row
 
-PROBLEM, ROW, OPTIONS = "relay_wgrad.problem", "relay_wgrad.row", "relay_wgrad.options"
 _DGRAD = "relax.nn.conv2d_backward_data"
 
 

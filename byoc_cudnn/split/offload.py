@@ -11,6 +11,7 @@ from tvm import relax
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+from ..attributes import PROBLEM, ROW
 from ..decision import Decision, no
 from ..patterns import EPILOGUES, MASKS, WHERE, Chain
 from ..report import FASTER_HERE, Entry
@@ -18,8 +19,6 @@ from ..table import CODEGENS, Backend, Row
 from .adapt import Note, adapt_function, adapted
 from .blocks import Block, blocks_of, rewrite_blocks, uses_of
 from .composite import (
-    PROBLEM,
-    ROW,
     Composites,
     build_composite,
     called_composite,

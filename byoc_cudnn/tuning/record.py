@@ -18,16 +18,12 @@ from typing import Any
 from relay_wgrad import output
 from relay_wgrad.problem import ConvProblem
 
-from ..backends.cutlass.kernels import Kernel
 from ..building.private_folder import private_folder
 from ..patterns import EPILOGUES
-from ..table import BACKENDS
+from ..table import BACKENDS, STOCK
 
 FORMAT, VERSION = "relay-wgrad tuning", 1
 LONGEST = 1e9  # milliseconds: twelve days
-STOCK = "tvm"  # "backend" of the kernel that a convolution gets where it stays
-PINS = {"cutlass": ("kernel", "split_k"), "cudnn": ("benchmark",), STOCK: ()}
-"""Backend -> the options that a measurement chooses; the others are part of its key."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class Measurement:
 
     machine : the GPU's name and generation; version : of the library and the compiler.
     problem : `ConvProblem.repro()`; epilogue : of `patterns.EPILOGUES`.
-    options : the backend's, without `PINS`; pins : the values of those.
+    options : the backend's, without its `pins`; pins : the values of those.
     ms : milliseconds of a call.
     """
 
@@ -69,20 +65,19 @@ class Measurement:
                 raise TypeError(f"{name} must be a string, got {getattr(self, name)!r}")
         if type(self.ms) not in (int, float) or not 0 < self.ms < LONGEST:
             raise ValueError(f"ms must be positive and less than {LONGEST:g}, got {self.ms!r:.40}")
-        if self.backend not in PINS:
-            raise ValueError(f"backend must be one of {', '.join(PINS)}, got {self.backend!r}")
+        if self.backend not in (*BACKENDS, STOCK):
+            known = ", ".join((*BACKENDS, STOCK))
+            raise ValueError(f"backend must be one of {known}, got {self.backend!r}")
         if self.epilogue not in EPILOGUES:
             raise ValueError(f"unknown epilogue {self.epilogue!r}")
         for name in ("options", "pins"):
             if not isinstance(getattr(self, name), Mapping):
                 raise TypeError(f"{name} must be by name, got {getattr(self, name)!r}")
-        if set(self.pins) - set(PINS[self.backend]):
-            raise ValueError(f"{self.backend} has no pins {sorted(self.pins)}")
         if self.backend != STOCK:
             # What is pinned becomes source text: the backend says what it may be.
-            BACKENDS[self.backend].options(**self.pins)
-        if self.pins.get("kernel") is not None:
-            Kernel.parse(self.pins["kernel"])
+            BACKENDS[self.backend].check_pinned(self.pins)
+        elif self.pins:
+            raise ValueError(f"{self.backend} has no pins {sorted(self.pins)}")
         return replace(self, problem=ConvProblem.parse(self.problem).repro())
 
 
@@ -96,7 +91,8 @@ def _spelled(problem: str) -> str:
 
 def without_pins(backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a backend that are part of a measurement's key."""
-    return {name: value for name, value in options.items() if name not in PINS[backend]}
+    pins = () if backend == STOCK else BACKENDS[backend].pins
+    return {name: value for name, value in options.items() if name not in pins}
 
 
 class Record:

@@ -12,7 +12,8 @@ import tvm
 from relay_wgrad.problem import ConvProblem
 
 from ..patterns import EPILOGUES
-from .record import STOCK, Measurement, Record
+from ..table import STOCK
+from .record import Measurement, Record
 from .versions import machine_name, versions
 
 
@@ -76,5 +77,5 @@ class Selection:
         self, backend: str, problem: ConvProblem, epilogue: str, options: str
     ) -> Measurement | None:
         return self.record.find(
-            backend, problem.repro(), epilogue, json.loads(options), self.versions[backend]
+            backend, problem.repro(), epilogue, json.loads(options), self.versions.get(backend)
         )

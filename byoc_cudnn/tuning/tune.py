@@ -1,9 +1,9 @@
 """`tune`: what each backend can do for each problem of a module, tried on the device that is here.
 
-CUTLASS's kernels that its model ranks highest are built, in parallel, and timed with each sensible
-count of slices; cuDNN times its own plans and keeps them in its own record.  What is fastest goes
-into a `Record`, from which `partition(…, select="measured")` chooses.  Every candidate's result is
-compared with the first one's: a kernel that disagrees is left out, with a warning.
+Each backend says what to try for a problem: of its kernels those that a model ranks highest, or
+itself alone where it times its own plans.  All of them are built and timed, and what is fastest
+goes into a `Record`, from which `partition(…, select="measured")` chooses.  Every candidate's
+result is compared with the first one's: a kernel that disagrees is left out, with a warning.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,34 +26,23 @@ from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from ..backends.cudnn import codegen as cudnn_code
-from ..backends.cutlass import codegen as cutlass_code
-from ..backends.cutlass.check import Options as CutlassOptions
-from ..backends.cutlass.model import Choice, ranked
-from ..backends.cutlass.objects import objects
 from ..building.compiled import library_command
 from ..building.toolchain import Toolchain, find, preload, run_tool
 from ..codegen.regions import Region, read_region
-from ..codegen.templates import template
+from ..codegen.templates import shared
 from ..split.partition import partition_part
-from ..table import backend_of
-from .record import STOCK, Measurement, Record, without_pins
+from ..table import STOCK, backend_of
+from .record import Measurement, Record, without_pins
 from .versions import arch_of, machine_name, versions
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 Stock = Callable[[ConvProblem], Callable[..., Any]]
 
-CANDIDATES = 8  # of CUTLASS's for a problem
-_NEAR = 2.5  # times the best expectation: what the model takes to be slower is not tried
-_SLICES = 2  # counts of slices to try for a kernel
+CANDIDATES = 8  # of a backend for a problem
 _ROUNDS, _MOST_CALLS, _ENOUGH_MS = 5, 40, 4.0
 _SECONDS = 1800  # for the host's compiler
 _CACHES = 3  # sets of operands together are that many times the L2 cache
 _CLOSE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-2}  # tf32 beside float32
-_GENERATORS: dict[str, Callable[[Sequence[Region], int], str]] = {
-    "cudnn": lambda regions, _: cudnn_code.generate(regions),
-    "cutlass": cutlass_code.generate,
-}
 
 
 @dataclass
@@ -94,7 +84,7 @@ def tune(
     backends : whose rows are tried.
     stock : makes the kernel that a convolution gets if it stays, a function of two operands and the
         result; None: that is not tried.
-    candidates : at most that many of CUTLASS's for a problem; the model chooses which.
+    candidates : at most that many of a backend for a problem; it chooses which.
     record : measurements that need not be made again; the new ones are added to it.
     device : CUDA's number of the GPU.
     progress : is called as things get done.
@@ -104,7 +94,8 @@ def tune(
     ------
     RuntimeError : without a GPU.
     ToolchainError : if something to build with is missing, naming it.
-    TypeError, ValueError : as `partition` does.
+    TypeError, ValueError : as `partition` does; for a backend without `generate`, whose code
+        generator is its own.
     """
     found = find().require()
     preload(found)
@@ -152,7 +143,10 @@ def _tasks(
     tasks: dict[tuple[str, tuple[str, ...]], _Task] = {}
     numbers = count()
     for name in backends:
-        made = backend_of(name).make_options(options.get(name))
+        backend = backend_of(name)
+        if backend.generate is None:
+            raise ValueError(f"tune: {name} has no `generate`: its kernels cannot be built alone")
+        made = backend.make_options(options.get(name))
         for region in _regions(what, name, made):
             key = (region.problem.repro(), region.epilogue)
             if key in tasks and any(c.backend == name for c in tasks[key].candidates):
@@ -160,7 +154,7 @@ def _tasks(
             task = tasks.setdefault(key, _Task(region))
             task.candidates += [
                 _Candidate(name, known[name] or "", asdict(made), pins, f"t{next(numbers)}")
-                for pins in _pins(name, region, arch, most)
+                for pins in backend.tried(region, arch, most)
             ]
     return list(tasks.values())
 
@@ -181,18 +175,6 @@ def _regions(what: Any, name: str, options: Any) -> list[Region]:
     return [r for r, values in sizes if all(isinstance(v, int) for v in values)]
 
 
-def _pins(name: str, region: Region, arch: int, most: int) -> list[dict[str, Any]]:
-    if name != "cutlass":
-        return [{"benchmark": True}]
-    choices = ranked(region.problem, region.epilogue, CutlassOptions(**region.options), arch)
-    near: list[Choice] = []
-    for c in choices:
-        same = sum(other.kernel == c.kernel for other in near)
-        if c.cycles <= _NEAR * choices[0].cycles and same < _SLICES:
-            near.append(c)
-    return [{"kernel": c.kernel.name, "split_k": c.slices} for c in near[:most]]
-
-
 def _is_known(record: Record, task: _Task, candidate: _Candidate) -> bool:
     epilogue = "_".join(task.region.epilogue)
     found = record.find(
@@ -209,27 +191,28 @@ def _build_all(
     tasks: Sequence[_Task], folder: Path, found: Toolchain, arch: int, say: Progress
 ) -> Any:
     """Gives every candidate of a library its function; returns the timer."""
-    for name, generate in _GENERATORS.items():
+    names = dict.fromkeys(c.backend for t in tasks for c in t.candidates if c.backend != STOCK)
+    for name in names:
+        backend = backend_of(name)
+        assert backend.generate is not None
         pairs = [(t, c) for t in tasks for c in t.candidates if c.backend == name]
-        if not pairs:
-            continue
         regions = [
             replace(task.region, symbol=c.symbol, options={**c.options, **c.pins})
             for task, c in pairs
         ]
-        text = generate(regions, arch)
-        objects(text, found, progress=lambda done, of: say("building CUTLASS kernels", done, of))
-        module = _library(text, folder, name, found)
+        text = backend.generate(regions, arch)
+        what = f"building kernels of {name}"
+        inputs = backend.inputs(text, found, partial(say, what))
+        module = _library(text, folder, name, found, inputs)
         for _, candidate in pairs:
             candidate.call = module[candidate.symbol]
-    text = template("cudnn", "cuda_timer.cc")
-    return _library(text, folder, "timer", found)["relay_wgrad_time"]
+    return _library(shared("cuda_timer.cc"), folder, "timer", found, ())["relay_wgrad_time"]
 
 
-def _library(text: str, folder: Path, name: str, found: Toolchain) -> Any:
+def _library(text: str, folder: Path, name: str, found: Toolchain, inputs: Sequence[Path]) -> Any:
     source, library = folder / f"{name}.cc", folder / f"{name}.so"
     source.write_text(text, encoding="utf-8")
-    run_tool(library_command(source, library, found), "tune: the compiler", _SECONDS)
+    run_tool(library_command(source, library, found, inputs), "tune: the compiler", _SECONDS)
     return tvm_ffi.load_module(str(library))
 
 

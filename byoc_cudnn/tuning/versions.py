@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import tvm
 
-from ..backends.cutlass.objects import find_cutlass, nvcc_version, release
 from ..building.toolchain import Toolchain, find
-from .record import STOCK
+from ..table import BACKENDS, STOCK
 
 
 def machine_name(device: tvm.runtime.Device) -> str:
@@ -22,15 +21,4 @@ def arch_of(device: tvm.runtime.Device) -> int:
 def versions(toolchain: Toolchain | None = None) -> dict[str, str | None]:
     """Backend -> its version here, as records have it; None where it is not installed."""
     found = find() if toolchain is None else toolchain
-    cutlass = find_cutlass()
-    nvcc = nvcc_version(found.nvcc) if found.nvcc is not None else None
-    built = release(nvcc) if nvcc is not None else None
-    return {
-        "cudnn": found.cudnn.version_text if found.cudnn is not None else None,
-        "cutlass": (
-            f"{cutlass.text} nvcc {built[0]}.{built[1]}"
-            if cutlass is not None and built is not None
-            else None
-        ),
-        STOCK: tvm.__version__,
-    }
+    return {b.name: b.version(found) for b in BACKENDS.values()} | {STOCK: tvm.__version__}

@@ -92,6 +92,13 @@ def backends(text: str) -> tuple[str, ...]:
     return names
 
 
+def backends_or_tvm(text: str) -> tuple[str, ...]:
+    """Names of backends, and `tvm` for what TVM's own kernels would be."""
+    from byoc_cudnn.table import BACKENDS, STOCK
+
+    return choices(*BACKENDS, STOCK)(text)
+
+
 def choices(*names: str) -> Callable[[str], tuple[str, ...]]:
     """A type of arguments: some of the names, joined by commas."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..problem import ConvProblem
 from . import arguments
 from .emit import problem_argument
 
-_BACKENDS = ("cutlass", "cudnn", "tvm")
+_BACKENDS = "cutlass,cudnn,tvm"  # by default
 BATCH = 32  # a GPU is to have something to do
 EPILOG = """\
 The record is a JSON file: of this user, or the one that --record names, which may be shared.
@@ -53,15 +53,15 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(layout="NHWC")
     parser.add_argument("--problem", type=problem_argument, action="append", metavar="LINE",
                         help="a problem instead, as reports print it; may be repeated")  # fmt: skip
-    parser.add_argument("--backends", type=arguments.choices(*_BACKENDS),
-                        default=",".join(_BACKENDS), metavar="A,B,…",
+    parser.add_argument("--backends", type=arguments.backends_or_tvm,
+                        default=_BACKENDS, metavar="A,B,…",
                         help="some of them, joined by commas")  # fmt: skip
     parser.add_argument("--no-tf32", action="store_true", help="float32 is not rounded to tf32")
     parser.add_argument("--wgmma", action="store_true",
                         help="Hopper's own CUTLASS kernels too: a partition needs"
                         " cutlass={'arch': 90, 'wgmma': True} then")  # fmt: skip
     parser.add_argument("--candidates", type=arguments.positive, default=8,
-                        help="CUTLASS kernels to try for a problem, at most")  # fmt: skip
+                        help="kernels of a backend to try for a problem, at most")  # fmt: skip
     parser.add_argument("--record", type=Path, metavar="FILE", help="instead of the user's own")
     parser.add_argument("--quiet", action="store_true", help="no progress display")
 
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.model) == bool(args.problem):
         print("tune: give a model, or problems with --problem", file=sys.stderr)
         return 2
+    from byoc_cudnn.table import STOCK
     from byoc_cudnn.tuning.record import Record
     from byoc_cudnn.tuning.tune import tune
 
@@ -79,12 +80,9 @@ def run(args: argparse.Namespace) -> int:
     record = Record.load(path)
     Record.check(path)
     known = len(record)
-    libraries = [name for name in args.backends if name != "tvm"]
+    libraries = [name for name in args.backends if name != STOCK]
     if not libraries:
-        raise ValueError("--backends needs cutlass or cudnn beside tvm")
-    options: dict[str, Any] = {name: {"allow_tf32": not args.no_tf32} for name in libraries}
-    if args.wgmma and "cutlass" in options:
-        options["cutlass"] |= {"arch": 90, "wgmma": True}
+        raise ValueError(f"--backends needs a library beside {STOCK}")
     display = Display(args.quiet)
     with display.progress as bar:
         task = bar.add_task("importing", total=None)
@@ -93,15 +91,29 @@ def run(args: argparse.Namespace) -> int:
             bar.update(task, description=escape(what[:60]), completed=done, total=of)
 
         what = args.problem if args.problem is not None else _module(args)
-        stock = _stock if "tvm" in args.backends else None
+        stock = _stock if STOCK in args.backends else None
         record = tune(
             what, libraries, stock=stock, candidates=args.candidates, record=record, progress=show,
-            **options,
+            **_options(args, libraries),
         )  # fmt: skip
     record.save(path)
-    display.out.print(_table(record))
+    display.out.print(_table(record, args.backends))
     print(f"{len(record) - known} new measurements in {path}", file=sys.stderr)
     return 0
+
+
+def _options(args: argparse.Namespace, libraries: Sequence[str]) -> dict[str, Any]:
+    """What the switches say, of each library's options those that it has."""
+    from byoc_cudnn.backends.base import option_names
+    from byoc_cudnn.table import backend_of
+
+    found: dict[str, dict[str, Any]] = {}
+    for name in libraries:
+        known = option_names(backend_of(name).options)
+        found[name] = {"allow_tf32": not args.no_tf32} if "allow_tf32" in known else {}
+        if args.wgmma and "wgmma" in known:
+            found[name] |= {"arch": 90, "wgmma": True}
+    return found
 
 
 def _module(args: argparse.Namespace) -> tvm.IRModule:
@@ -118,21 +130,22 @@ def _stock(problem: ConvProblem) -> Callable[..., Any]:
     return call
 
 
-def _table(record: Any) -> Table:
+def _table(record: Any, backends: Sequence[str]) -> Table:
     """A line per problem: the milliseconds of each backend on this machine."""
     lines: dict[tuple[str, str], dict[str, Any]] = {}
     for one in record:
         if one.machine == record.machine:
             lines.setdefault((one.problem, one.epilogue), {})[one.backend] = one
+    columns = tuple(dict.fromkeys([*backends, *(b for found in lines.values() for b in found)]))
     table = Table(title=f"milliseconds on {record.machine}")
-    for column in ("problem", *_BACKENDS, "fastest"):
-        table.add_column(column, justify="right" if column in _BACKENDS else "left")
+    for column in ("problem", *columns, "fastest"):
+        table.add_column(column, justify="right" if column in columns else "left")
     for (problem, epilogue), found in lines.items():
         best = min(found.values(), key=lambda m: m.ms)
         pins = " ".join(str(value) for value in best.pins.values())
         table.add_row(
             escape(problem + (f" +{epilogue}" if epilogue else "")),
-            *(f"{found[b].ms:.4f}" if b in found else "" for b in _BACKENDS),
+            *(f"{found[b].ms:.4f}" if b in found else "" for b in columns),
             escape(f"{best.backend} {pins}".strip()),
         )
     return table

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import tvm_ffi
 
-from byoc_cudnn.backends.generators import generate
+from byoc_cudnn.backends.cudnn.codegen import generate
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvKind, ConvProblem

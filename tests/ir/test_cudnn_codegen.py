@@ -14,9 +14,10 @@ from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
-from byoc_cudnn.backends.cudnn.codegen import head_and_runtime
-from byoc_cudnn.backends.generators import generate, register
+from byoc_cudnn.backends.cudnn import BACKEND
+from byoc_cudnn.backends.cudnn.codegen import generate, head_and_runtime
 from byoc_cudnn.building.compiled import Library, build, library_command
+from byoc_cudnn.codegen.external import register
 from byoc_cudnn.codegen.regions import Region, read_region
 from relay_wgrad.problem import ConvProblem
 
@@ -156,7 +157,7 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
     relay_wgrad.register()
     problem = ConvProblem.parse(f"wgrad n=2 c=8 h=9 w=8 k=16 r=3 s=3 {NHWC}")
     out, _ = byoc_cudnn.partition_for_cudnn(problem_module(problem), strict=True)
-    register()
+    register(BACKEND)
     library = Library(tvm.compile(relax.transform.RunCodegen()(out), target="llvm"))
     return library, library.virtual_machine(tvm.cpu())
 

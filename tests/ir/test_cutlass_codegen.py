@@ -14,13 +14,14 @@ import tvm
 from tvm import relax
 
 import byoc_cudnn
+from byoc_cudnn.backends.cutlass import BACKEND
 from byoc_cudnn.backends.cutlass import objects as cutlass_objects
-from byoc_cudnn.backends.cutlass.codegen import arch_of, generate, head_and_runtime, kernels_of
+from byoc_cudnn.backends.cutlass.codegen import generate, head_and_runtime, kernels_of
 from byoc_cudnn.backends.cutlass.kernel_source import SLICES, kernel_source, specialization
 from byoc_cudnn.backends.cutlass.kernels import Kernel
-from byoc_cudnn.backends.generators import register
 from byoc_cudnn.building.compiled import Library, build, library_command
 from byoc_cudnn.building.toolchain import ToolchainError, find
+from byoc_cudnn.codegen.external import arch_of, register
 from byoc_cudnn.codegen.regions import Region, read_region
 from relay_wgrad.problem import ConvProblem
 
@@ -344,7 +345,7 @@ def test_a_library_through_tvm(six: tuple[Path, str], tmp_path: Path) -> None:
     line, _, options = CASES["wgrad"]
     problem = ConvProblem.parse(line)
     out, _ = byoc_cudnn.partition_for_cutlass(problem_module(problem), strict=True, **options)
-    register()
+    register(BACKEND)
     library = Library(tvm.compile(relax.transform.RunCodegen()(out), target="llvm"))
     library.export_library(tmp_path / "lib.so")
     loaded = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "lib.so")), tvm.cpu())
@@ -367,7 +368,7 @@ def test_both_libraries_in_one(six: tuple[Path, str], tmp_path: Path) -> None:
         merged(parts), ("cutlass", "cudnn"), strict=True, cutlass={"split_k": 4}
     )
     assert report.rows() == {"cutlass.wgrad": 1, "cudnn.wgrad": 1}
-    register()
+    register(BACKEND)
     library = Library(tvm.compile(relax.transform.RunCodegen()(out), target="llvm"))
     assert len(library.sources) == 2
     library.export_library(tmp_path / "lib.so")

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
-
-import tvm_ffi
-from tvm import get_global_func, relax
 
 from ...codegen.entry import KINDS, exported
-from ...codegen.regions import Region, read_region
+from ...codegen.regions import Region
 from ...codegen.templates import template
+from ..base import plans_of
 from .check import CODEGEN, Options
 
-PLANS = f"{CODEGEN}_plans"  # an exported function: the plans chosen so far, as text
+PLANS = plans_of(CODEGEN)  # an exported function: the plans chosen so far, as text
 _TEMPLATES = (
     "cuda_common.h", "cudnn_graph.h", "cudnn_plan.h", "cudnn_record.h", "cudnn_runtime.h",
     "cudnn_call.h", "cuda_entry.h",
@@ -118,16 +115,3 @@ def _row(region: Region) -> str:
         str(-1 if o.workspace_limit is None else o.workspace_limit),
     ]
     return "    {" + ",\n     ".join([values[0], ", ".join(values[1:])]) + "},"
-
-
-def _compile(functions: Sequence[relax.Function], options: Any, constants: Any) -> list[Any]:
-    regions = [read_region(func) for func in functions]
-    source = generate(regions)
-    symbols = [region.symbol for region in regions] + [PLANS]
-    return [get_global_func("runtime.CSourceModuleCreate")(source, "cc", symbols, [])]
-
-
-def register() -> None:
-    """Makes the code generator known to TVM as `relax.ext.relay_wgrad_cudnn`; again is no error."""
-    if get_global_func(f"relax.ext.{CODEGEN}", allow_missing=True) is None:
-        tvm_ffi.register_global_func(f"relax.ext.{CODEGEN}", _compile)

@@ -11,24 +11,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
-
-import tvm_ffi
-from tvm import get_global_func, relax
-from tvm.target import Target
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
 from ...codegen.entry import KINDS, exported
-from ...codegen.regions import Region, read_region
+from ...codegen.regions import Region
 from ...codegen.templates import template
+from ..base import plans_of
 from .check import CODEGEN, Options, check
 from .hopper import HOPPER
 from .kernel_source import SLICES
 from .kernels import MATH_BYTES, Kernel, candidates
 from .model import Choice, choose
 
-PLANS = f"{CODEGEN}_plans"  # an exported function: the kernels called so far, as text
+PLANS = plans_of(CODEGEN)  # an exported function: the kernels called so far, as text
 _TEMPLATES = ("cutlass_problem.h", "cuda_common.h", "cutlass_call.h", "cuda_entry.h")
 _DTYPES = {"float16": "kHalf", "bfloat16": "kBfloat16", "float32": "kFloat"}
 
@@ -168,22 +164,3 @@ def _braced(texts: Sequence[str]) -> list[str]:
     """Lines of an initializer's list."""
     lines = [f" {text}" for text in texts]
     return ["{" + ",\n     ".join(lines)[1:] + "}"]
-
-
-def arch_of(target: Any) -> int | None:
-    """The number of a CUDA target's GPU: 90 of sm_90a; None where it names none."""
-    match = re.match(r"sm_(\d+)", str(target.attrs.get("arch", ""))) if target else None
-    return int(match[1]) if match else None
-
-
-def _compile(functions: Sequence[relax.Function], options: Any, constants: Any) -> list[Any]:
-    regions = [read_region(func) for func in functions]
-    source = generate(regions, arch_of(Target.current()))
-    symbols = [region.symbol for region in regions] + [PLANS]
-    return [get_global_func("runtime.CSourceModuleCreate")(source, "cc", symbols, [])]
-
-
-def register() -> None:
-    """Makes the code generator known to TVM as `relax.ext.…cutlass`; again is no error."""
-    if get_global_func(f"relax.ext.{CODEGEN}", allow_missing=True) is None:
-        tvm_ffi.register_global_func(f"relax.ext.{CODEGEN}", _compile)

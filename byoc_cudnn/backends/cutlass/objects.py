@@ -129,6 +129,16 @@ def release(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def version(toolchain: Toolchain) -> str | None:
+    """Of CUTLASS and of the compiler that builds its kernels; None where one of them is missing."""
+    cutlass = find_cutlass()
+    nvcc = nvcc_version(toolchain.nvcc) if toolchain.nvcc is not None else None
+    built = release(nvcc) if nvcc is not None else None
+    if cutlass is None or built is None:
+        return None
+    return f"{cutlass.text} nvcc {built[0]}.{built[1]}"
+
+
 def objects(
     source: str,
     toolchain: Toolchain | None = None,
