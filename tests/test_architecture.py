@@ -160,3 +160,52 @@ def test_the_map_names_what_is_there() -> None:
     rooms = {path.parent for path in FILES if path.name == "__init__.py"}
     top = {str(p.relative_to(ROOT)) for p in rooms if p.parent in (ROOT / "relay_wgrad", ROOT)}
     assert not top - {name.rstrip("/") for name in named}, "rooms that the map does not show"
+
+
+# ---- a backend is known in its folder alone ------------------------------------------------------
+
+_FOLDERS = (ROOT / "byoc_cudnn" / "backends").iterdir()
+BACKENDS = sorted(folder.name for folder in _FOLDERS if (folder / "__init__.py").exists())
+NAMING = {
+    "byoc_cudnn/backends/__init__.py",  # the list of them
+    "byoc_cudnn/partition.py",  # partition_for_cudnn, partition_for_cutlass: public
+    "byoc_cudnn/emit.py",  # a public path
+    "byoc_cudnn/cudnn_library.py",  # a public path
+    "byoc_cudnn/building/components.py",  # a component of the toolchain: cuDNN's headers
+    "relay_wgrad/cli/emit.py",  # programs of cuDNN alone
+    "relay_wgrad/torch/kernels.py",  # PyTorch's functions on CUDA are cuDNN's
+    "relay_wgrad/conventions/__init__.py",  # cuDNN's words for a problem, which no backend needs
+}
+"""The list may only shrink: files that name a backend whose folder they are not in."""
+
+
+def _texts(tree: ast.AST) -> set[str]:
+    """Strings, but for docstrings and the defaults of functions and of the command line."""
+    aside: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            aside.add(id(node.value))
+        elif isinstance(node, ast.arguments):
+            defaults = [*node.defaults, *(d for d in node.kw_defaults if d is not None)]
+            aside |= {id(part) for default in defaults for part in ast.walk(default)}
+        elif isinstance(node, ast.keyword) and node.arg == "default":
+            aside.add(id(node.value))
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {c.value for c in constants if isinstance(c.value, str) and id(c) not in aside}
+
+
+def _backends_named(path: Path) -> set[str]:
+    """The backends that a file outside their folders imports, or has as a string."""
+    words = {word for text in _texts(ast.parse(path.read_text())) for word in text.split(",")}
+    root = "byoc_cudnn.backends."
+    modules = (name.removeprefix(root) for name, _ in imports(path) if name.startswith(root))
+    words |= {module.split(".")[0] for module in modules}
+    own = path.relative_to(ROOT).parts[:3]
+    return {b for b in words.intersection(BACKENDS) if own != ("byoc_cudnn", "backends", b)}
+
+
+def test_a_backend_is_known_in_its_folder_alone() -> None:
+    assert BACKENDS
+    naming = {str(path.relative_to(ROOT)): _backends_named(path) for path in FILES}
+    found = {name: names for name, names in naming.items() if names}
+    assert set(found) == NAMING, {n: found.get(n) for n in set(found) ^ NAMING}

@@ -44,12 +44,17 @@ def printed(page: str, text: str) -> Iterator[tuple[re.Match[str], str]]:
 def _as_before(registered: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """From the folder of the project; what pages register with Relay goes again."""
     from byoc_cudnn import BACKENDS
+    from byoc_cudnn.table import CODEGENS
     from relay_wgrad.relay import external
     from relay_wgrad.relay.op import unregister
     from relay_wgrad.relay.op.contrib import unregister_pattern_table
 
     monkeypatch.chdir(ROOT)
+    tables = [(table, dict(table)) for table in (BACKENDS, CODEGENS)]
     yield
+    for table, before in tables:
+        table.clear()
+        table.update(before)
     unregister("my.scale")
     for name in (*BACKENDS, "npu"):
         unregister_pattern_table(name)

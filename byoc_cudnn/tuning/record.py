@@ -67,7 +67,7 @@ class Measurement:
             raise ValueError(f"ms must be positive and less than {LONGEST:g}, got {self.ms!r:.40}")
         if self.backend not in (*BACKENDS, STOCK):
             known = ", ".join((*BACKENDS, STOCK))
-            raise ValueError(f"backend must be one of {known}, got {self.backend!r}")
+            raise _ElsewhereError(f"backend must be one of {known}, got {self.backend!r}")
         if self.epilogue not in EPILOGUES:
             raise ValueError(f"unknown epilogue {self.epilogue!r}")
         for name in ("options", "pins"):
@@ -95,6 +95,10 @@ def without_pins(backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in pins}
 
 
+class _ElsewhereError(ValueError):
+    """A measurement of a backend that is not registered in this process."""
+
+
 class Record:
     """Measurements by key; of two with one key the later counts.
 
@@ -106,6 +110,7 @@ class Record:
     ) -> None:
         self.machine = machine
         self._known: dict[tuple[str, ...], Measurement] = {}
+        self._elsewhere: list[dict[str, Any]] = []  # of a file, to be written back to it
         for measurement in measurements:
             self.add(measurement)
 
@@ -154,7 +159,8 @@ class Record:
     def load(path: str | Path, machine: str | None = None) -> Record:
         """The record in a file; an empty one where there is no file.
 
-        Single measurements that are none are left aside with a warning.
+        Single measurements that are none, or whose backend is not registered here, are left aside
+        with a warning; the latter stay in the file.
         Raises ValueError for a file that is no record of this version.
         """
         path = Path(path)
@@ -174,6 +180,9 @@ class Record:
         for one in found["measurements"]:
             try:
                 record.add(Measurement(**one))
+            except _ElsewhereError as error:
+                odd.append(str(error))
+                record._elsewhere.append(one)
             except (TypeError, ValueError, AttributeError) as error:
                 odd.append(str(error))
         if odd:
@@ -196,7 +205,8 @@ class Record:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name(path.name + ".lock"), "a", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            merged = {m.key: m for m in Record.load(path)} | self._known
-            measurements = [asdict(m) for m in merged.values()]
+            there = Record.load(path)
+            merged = {m.key: m for m in there} | self._known
+            measurements = [*(asdict(m) for m in merged.values()), *there._elsewhere]
             known = {"format": FORMAT, "version": VERSION, "measurements": measurements}
             output.write_json(path, known)

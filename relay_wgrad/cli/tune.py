@@ -18,7 +18,6 @@ from ..problem import ConvProblem
 from . import arguments
 from .emit import problem_argument
 
-_BACKENDS = "cutlass,cudnn,tvm"  # by default
 BATCH = 32  # a GPU is to have something to do
 EPILOG = """\
 The record is a JSON file: of this user, or the one that --record names, which may be shared.
@@ -54,7 +53,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--problem", type=problem_argument, action="append", metavar="LINE",
                         help="a problem instead, as reports print it; may be repeated")  # fmt: skip
     parser.add_argument("--backends", type=arguments.backends_or_tvm,
-                        default=_BACKENDS, metavar="A,B,…",
+                        default="cutlass,cudnn,tvm", metavar="A,B,…",
                         help="some of them, joined by commas")  # fmt: skip
     parser.add_argument("--no-tf32", action="store_true", help="float32 is not rounded to tf32")
     parser.add_argument("--wgmma", action="store_true",
