@@ -8,7 +8,8 @@ compares with zero) `check_epilogue` says, with a reason.  Both know nothing of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import tvm
@@ -19,31 +20,28 @@ from tvm.relax.dpl import DFPattern, is_const, is_op, wildcard
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.relation import as_size
 
+from . import fused
 from .decision import YES, Decision, no
-
-ADD, RELU, WHERE = "relax.add", "relax.nn.relu", "relax.where"
-
-MASKS = {"mask": "relax.less", "strictmask": "relax.less_equal"}
-"""Epilogue -> how it compares x with 0 in where(compared, 0, result): ReLU's gradient.
-
-Upstream's rule and Relay let the result pass where x is 0; PyTorch, and so our rule, do not; both
-let it pass where x is NaN.  Neither is a library's "ReLU backward" that multiplies by x > 0: it has
-to be asked for as a comparison and a selection.  One is never taken for the other.
-"""
+from .fused import OPERAND, STEPS, VALUE, Form, Match, Step
 
 EPILOGUES: dict[str, tuple[str, ...]] = {
-    "": (),
-    "bias": (ADD,),
-    "relu": (RELU,),
-    "bias_relu": (ADD, RELU),
-    "residual": (ADD,),
-    "residual_relu": (ADD, RELU),
-    **dict.fromkeys(MASKS, (WHERE,)),
+    name: tuple(step.form.relax for step in steps) for name, steps in fused.EPILOGUES.items()
 }
-"""Name -> the ops on the way from the convolution to the result, in order.
+"""Name -> the ops on the way from the convolution to the result, in order."""
 
-What is added is a bias, one value per channel, or a residual, a tensor of the result's shape.
-"""
+INNER: dict[str, tuple[int, frozenset[str]]] = {
+    step.form.relax: (
+        step.form.args.index(step.form.inner),
+        frozenset(
+            s.form.inner.relax
+            for s in STEPS.values()
+            if s.form.op == step.form.op and s.form.inner is not None
+        ),
+    )
+    for step in STEPS.values()
+    if step.form.inner is not None
+}
+"""Op on the way -> which argument another op makes that is fused too, and which ops those are."""
 
 CALLS: dict[ConvKind, tuple[tuple[str, int], ...]] = {
     ConvKind.FPROP: (("relax.nn.conv2d", 2),),
@@ -63,14 +61,28 @@ def pattern(kind: ConvKind, epilogue: str) -> DFPattern:
     out = alternatives[0]
     for other in alternatives[1:]:
         out = out | other
-    for op in EPILOGUES[epilogue]:
-        if op == ADD:
-            bias = wildcard()
-            out = is_op(ADD)(out, bias) | is_op(ADD)(bias, out)
-        elif op == RELU:
-            out = is_op(RELU)(out)
-        else:
-            out = is_op(WHERE)(is_op(MASKS[epilogue])(wildcard(), is_const()), is_const(), out)
+    for step in fused.EPILOGUES[epilogue]:
+        out = _formed(step.form, out)
+    return out
+
+
+def _formed(form: Form, value: DFPattern) -> DFPattern:
+    """The pattern of a form after what it is applied to."""
+    operand = wildcard()
+    out: DFPattern | None = None
+    for order in form.orders:
+        args = [
+            _formed(place, value)
+            if isinstance(place, Form)
+            else value
+            if place is VALUE
+            else operand
+            if place is OPERAND
+            else is_const()
+            for place in order
+        ]
+        one = is_op(form.relax)(*args)
+        out = one if out is None else out | one
     return out
 
 
@@ -78,12 +90,12 @@ def pattern(kind: ConvKind, epilogue: str) -> DFPattern:
 class Chain:
     """A convolution and the ops after it, as they stand in a block.
 
-    `bindings` holds the convolution's binding, then one for each op of the epilogue.  `mask` is the
-    binding of the comparison of an epilogue of `MASKS`.
+    `bindings` holds the convolution's binding, then one for each op of the epilogue.  `inner` is
+    the binding of the op beside them whose result one of them takes: a mask's comparison.
     """
 
     bindings: tuple[relax.VarBinding, ...]
-    mask: relax.VarBinding | None = None
+    inner: relax.VarBinding | None = None
 
     @property
     def conv(self) -> relax.Call:
@@ -96,9 +108,9 @@ class Chain:
     @property
     def all(self) -> tuple[relax.VarBinding, ...]:
         """All bindings in the order in which the composite has them."""
-        if self.mask is None:
+        if self.inner is None:
             return self.bindings
-        return (self.bindings[0], self.mask, *self.bindings[1:])
+        return (self.bindings[0], self.inner, *self.bindings[1:])
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -109,18 +121,27 @@ class Chain:
         kinds = {name: kind for kind, calls in CALLS.items() for name, _ in calls}
         first, second = _NAMES[kinds[str(self.conv.op.name)]]
         found = [(first, self.conv.args[0]), (second, self.conv.args[1])]
-        for i, op in enumerate(self.ops, start=1):
-            if op == ADD:
-                other = self._other(i)
-                found.append((addend_name(other, self.bindings[i].var), other))
-        if self.mask is not None:
-            found.append(("x", self.mask.value.args[0]))
+        return found + [(m.step.variable, m.operand) for m in self.steps if m.step.operand]
+
+    @property
+    def steps(self) -> list[Match]:
+        """The steps that the ops are, of a chain that a row's pattern has matched."""
+        found = []
+        for before, binding in pairwise(self.bindings):
+            step = fused.match(
+                binding.value,
+                _op_name,
+                self._resolved,
+                before.var.same_as,
+                partial(is_whole, result=binding.var),
+            )
+            if step is None:
+                raise ValueError(f"no step of an epilogue: {binding.value}")
+            found.append(step)
         return found
 
-    def _other(self, index: int) -> relax.Expr:
-        """The operand of a binary op that is not what the chain brings."""
-        a, b = self.bindings[index].value.args
-        return b if a.same_as(self.bindings[index - 1].var) else a
+    def _resolved(self, expr: relax.Expr) -> relax.Expr:
+        return self.inner.value if self.inner is not None and self.inner.var.same_as(expr) else expr
 
 
 _NAMES = {
@@ -130,13 +151,15 @@ _NAMES = {
 }
 
 
-def addend_name(addend: relax.Expr, result: relax.Expr) -> str:
-    """`residual` for a tensor of the sum's shape, unless one axis alone has more than 1 element."""
-    shape, wanted = _sizes(addend), _sizes(result)
-    if shape is None or wanted is None or len(shape) != len(wanted):
-        return "bias"
-    same = all(_equal(a, b) for a, b in zip(shape, wanted, strict=True))
-    return "residual" if same and sum(size != 1 for size in shape) > 1 else "bias"
+def _op_name(expr: relax.Expr) -> str:
+    is_op_call = isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op)
+    return str(expr.op.name) if is_op_call else ""
+
+
+def is_whole(addend: relax.Expr, result: relax.Expr) -> bool:
+    """Whether a tensor has a sum's shape; not where one axis alone has more than 1 element."""
+    shape = _sizes(addend)
+    return _same(shape, _sizes(result)) and sum(size != 1 for size in shape or ()) > 1
 
 
 def check_epilogue(chain: Chain, problem: ConvProblem, epilogue: str) -> Decision:
@@ -145,12 +168,14 @@ def check_epilogue(chain: Chain, problem: ConvProblem, epilogue: str) -> Decisio
     for name, operand in chain.operands():
         if any(operand.same_as(var) for var in inner):
             return no(f"its {name} is made by the convolution itself")
-        if name == "residual" and name in epilogue:
-            continue  # its name says it all
-        if name in ("bias", "residual"):
-            decision = _check_bias(operand, problem, epilogue)
-        elif name == "x":
-            decision = _check_mask(chain, operand)
+    for found, promised in zip(chain.steps, fused.EPILOGUES[epilogue], strict=True):
+        if not all(_is_zero(constant) for constant in found.zeros):
+            word = found.step.operand
+            return no(f"the {word} compares with, or selects, another value than the scalar 0")
+        if promised.per_channel:
+            decision = _check_bias(found, problem)
+        elif promised.operand:
+            decision = _check_whole(found, promised, chain.bindings[0].var)
         else:
             continue
         if not decision:
@@ -158,42 +183,46 @@ def check_epilogue(chain: Chain, problem: ConvProblem, epilogue: str) -> Decisio
     return YES
 
 
+def _operand(found: Match) -> str:
+    """What messages call a step's operand."""
+    return "addend" if found.step.form.op == "add" else f"{found.step.operand}'s operand"
+
+
 def _sizes(expr: relax.Expr) -> list[Any] | None:
     shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
     return [as_size(v) for v in shape.values] if isinstance(shape, relax.ShapeExpr) else None
 
 
-def _check_bias(bias: relax.Expr, problem: ConvProblem, epilogue: str) -> Decision:
+def _check_bias(found: Match, problem: ConvProblem) -> Decision:
     """One value per channel: size 1 along every other axis, aligned at the last one."""
-    if "residual" in epilogue:
-        return no(f"the addend is not of the result's shape: {bias.ty}")
-    sizes = _sizes(bias)
+    sizes, what = _sizes(found.operand), _operand(found)
     role = problem.roles[2]
     if role == "weight":
         return no("a weight's gradient has no bias")
     layout = problem.layout(role)
     channels = problem.canonical_shape(role)[1]
     if sizes is None or len(sizes) > 4:
-        return no(f"the addend has an unknown shape or more than 4 axes: {bias.ty}")
+        return no(f"the {what} has an unknown shape or more than 4 axes: {found.operand.ty}")
     want = [channels if letter == "C" else 1 for letter in layout]
     aligned = [1] * (4 - len(sizes)) + sizes
     if not all(_equal(a, b) for a, b in zip(aligned, want, strict=True)):
-        return no(f"the addend is not one value per channel of {layout}: its shape is {sizes}")
+        return no(f"the {what} is not one value per channel of {layout}: its shape is {sizes}")
     return YES
 
 
-def _check_mask(chain: Chain, x: relax.Expr) -> Decision:
-    """where(compared(x, 0), 0, result) with x of the result's shape."""
-    assert chain.mask is not None
-    for constant in (chain.mask.value.args[1], chain.root.value.args[1]):
-        if not _is_zero(constant):
-            return no("the mask compares with, or selects, another value than the scalar 0")
-    shape, made = _sizes(x), _sizes(chain.bindings[0].var)
-    if shape is None or made is None or len(shape) != len(made):
-        return no(f"the mask's operand is not of the result's shape: {x.ty}")
-    if not all(_equal(a, b) for a, b in zip(shape, made, strict=True)):
-        return no(f"the mask's operand is not of the result's shape: {x.ty}")
-    return YES
+def _check_whole(found: Match, promised: Step, made: relax.Expr) -> Decision:
+    """An operand of the convolution's shape."""
+    # A step that is not the promised one has the same form and another kind of operand.
+    if found.step is promised and _same(_sizes(found.operand), _sizes(made)):
+        return YES
+    return no(f"the {_operand(found)} is not of the result's shape: {found.operand.ty}")
+
+
+def _same(a: list[Any] | None, b: list[Any] | None) -> bool:
+    """Whether sizes are known and equal."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    return all(_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _is_zero(expr: relax.Expr) -> bool:

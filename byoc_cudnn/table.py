@@ -9,7 +9,7 @@ from typing import Any
 
 from relay_wgrad.problem import ConvKind
 
-from . import patterns as _patterns
+from . import fused
 from .backends import GIVEN, base
 from .backends.base import Backend, Check, Row, option_names, rows_of
 from .codegen import external
@@ -92,8 +92,8 @@ def register_backend(
         raise ValueError(f"register_backend: codegen {codegen} is that of {owner.name}")
     for of_kind in epilogues.values():
         for epilogue in of_kind:
-            if epilogue not in _patterns.EPILOGUES:
-                known = ", ".join(repr(e) for e in _patterns.EPILOGUES)
+            if epilogue not in fused.EPILOGUES:
+                known = ", ".join(repr(e) for e in fused.EPILOGUES)
                 raise ValueError(
                     f"register_backend: unknown epilogue {epilogue!r}; there are {known}"
                 )

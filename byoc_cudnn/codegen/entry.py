@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from relay_wgrad.problem import ConvKind
 
+from ..fused import STEPS
 from .regions import Region
 
 KINDS = {ConvKind.FPROP: "kFprop", ConvKind.DGRAD: "kDgrad", ConvKind.WGRAD: "kWgrad"}
-_ROLES = {
-    "data": "kDataArg", "weight": "kWeightArg", "grad": "kGradArg", "bias": "kBiasArg",
-    "mask": "kMaskArg", "residual": "kMaskArg",
-}  # fmt: skip
+_ROLES = {"data": "kDataArg", "weight": "kWeightArg", "grad": "kGradArg"} | {
+    step.operand: "kBiasArg" if step.per_channel else "kMaskArg"
+    for step in STEPS.values()
+    if step.operand
+}
+"""Operand -> what `templates/cuda_entry.h` calls it: one value per channel, or a whole tensor."""
 
 
 def exported(region: Region, index: int) -> str:

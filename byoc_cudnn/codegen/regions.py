@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import relax
@@ -19,7 +20,8 @@ from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvProblem
 
 from ..attributes import OPTIONS
-from ..patterns import MASKS, addend_name
+from ..fused import STEPS, Match, match
+from ..patterns import is_whole
 
 # Epilogue ops that only rearrange what they are given: a bias arrives through them.
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims"})
@@ -31,17 +33,25 @@ class Region:
     """One offloaded convolution.
 
     `operands` names the region's parameters by what they are: the problem's roles (data, weight,
-    grad: the two that are operands), `bias`, `residual` and `mask` (the operand of either mask);
-    the result comes after them.
+    grad: the two that are operands), and operands of the epilogue's steps as `fused.STEPS` has
+    them: `bias`, `residual` and `mask` (of either mask).  The result comes after them.
+    `epilogue` has the names of steps, in the order in which they are applied.
     """
 
     symbol: str
     problem: ConvProblem
-    epilogue: tuple[
-        str, ...
-    ]  # of bias, residual, relu, mask, strictmask, in the order in which they are applied
+    epilogue: tuple[str, ...]
     operands: tuple[str, ...]
     options: Mapping[str, Any]
+
+    @staticmethod
+    def of(
+        symbol: str, problem: ConvProblem, epilogue: tuple[str, ...] = (), **options: Any
+    ) -> Region:
+        """The region of a problem and names of steps, its operands in their order."""
+        extra = (STEPS[name].operand for name in epilogue)
+        operands = (*problem.roles[:2], *(operand for operand in extra if operand))
+        return Region(symbol, problem, epilogue, operands, options)
 
 
 def symbol_of(func: relax.Function) -> str:
@@ -126,36 +136,34 @@ def _reaches_family(expr: Any, values: Mapping[Any, Any]) -> bool:
     return any(_reaches_family(_resolve(arg, values), values) for arg in args)
 
 
-_EPILOGUE = {"relax.nn.relu": "relu"}
-_MASKS = {op: epilogue for epilogue, op in MASKS.items()}  # comparison -> epilogue
-
-
 def _contents(symbol: str, func: relax.Function) -> tuple[ConvProblem, tuple[str, ...]]:
     conv, *rest = _chain(symbol, func)
-    values = _bindings(func)
-    epilogue = tuple(
-        _addend(call, values)[0]
-        if _op_name(call) == "relax.add"
-        else _mask(call, values)
-        if _op_name(call) == "relax.where"
-        else _EPILOGUE.get(_op_name(call), "")
-        for call in rest
-        if not _reshape(call)
-    )
-    if "" in epilogue or len(set(epilogue)) != len(epilogue):
+    steps = _steps(symbol, rest, _bindings(func))
+    epilogue = tuple(found.step.name for found in steps)
+    if len(set(epilogue)) != len(epilogue):
         raise ValueError(f"{symbol}: an epilogue that no backend has: {[str(c) for c in rest]}")
     return problem_of(conv), epilogue
 
 
-def _mask(call: Any, values: Mapping[Any, Any]) -> str:
-    """Which of `MASKS` a selection is, by its comparison; "" for none."""
-    return _MASKS.get(_op_name(_resolve(call.args[0], values)), "")
-
-
-def _addend(call: Any, values: Mapping[Any, Any]) -> tuple[str, Any]:
-    """What a sum adds to the convolution, and its name."""
-    (other,) = (a for a in call.args if not _reaches_family(_resolve(a, values), values))
-    return addend_name(other, call), other
+def _steps(symbol: str, calls: list[Any], values: Mapping[Any, Any]) -> list[Match]:
+    """The steps that the calls after a convolution are."""
+    found = []
+    for call in calls:
+        if _reshape(call):
+            continue
+        step = match(
+            call,
+            _op_name,
+            lambda expr: _resolve(expr, values),
+            lambda expr: _reaches_family(_resolve(expr, values), values),
+            partial(is_whole, result=call),
+        )
+        if step is None:
+            raise ValueError(
+                f"{symbol}: an epilogue that no backend has: {[str(c) for c in calls]}"
+            )
+        found.append(step)
+    return found
 
 
 def _reshape(call: Any) -> bool:
@@ -182,11 +190,7 @@ def _operands(symbol: str, func: relax.Function) -> dict[Any, str]:
 
     note(conv.args[0], first)
     note(conv.args[1], second)
-    for call in rest:
-        if _op_name(call) == "relax.add":
-            name, other = _addend(call, values)
-            note(other, name)
-        elif _op_name(call) == "relax.where":
-            condition = _resolve(call.args[0], values)
-            note(condition.args[0], "mask")
+    for step in _steps(symbol, rest, values):
+        if step.step.operand:
+            note(step.operand, step.step.operand)
     return found

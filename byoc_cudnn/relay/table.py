@@ -20,7 +20,8 @@ from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.op.contrib import register_pattern_table
 from relay_wgrad.relay.ops import REGISTRY
 
-from ..patterns import ADD, CALLS, EPILOGUES, MASKS, RELU, WHERE
+from ..fused import EPILOGUES, OPERAND, VALUE, Form
+from ..patterns import CALLS
 from ..report import Entry
 from ..split.partition import partition_part
 from ..table import BACKENDS, Row, backend_of
@@ -28,16 +29,20 @@ from ..table import BACKENDS, Row, backend_of
 _MAIN = "main"
 _PREFIX = "relax."
 
-# What each op of an epilogue is in Relay, after what comes before it.
-_AFTER: dict[str, Callable[[DFPattern], DFPattern]] = {
-    ADD: lambda x: is_op("nn.bias_add")(x, wildcard()) | is_op("add")(x, wildcard()),
-    RELU: lambda x: is_op("nn.relu")(x),
-}
 
-
-def _masked(epilogue: str, x: DFPattern) -> DFPattern:
-    compared = is_op(MASKS[epilogue].removeprefix(_PREFIX))(wildcard(), is_constant())
-    return is_op("where")(compared, is_constant(), x)
+def _formed(form: Form, value: DFPattern) -> DFPattern:
+    """The pattern of a form after what it is applied to.  Relay's matcher tries both orders."""
+    args = [
+        _formed(place, value)
+        if isinstance(place, Form)
+        else value
+        if place is VALUE
+        else wildcard()
+        if place is OPERAND
+        else is_constant()
+        for place in form.args
+    ]
+    return is_op(form.op)(*args)
 
 
 def convolutions(kind: ConvKind) -> tuple[str, ...]:
@@ -50,8 +55,9 @@ def relay_pattern(row: Row) -> DFPattern:
     """A row's pattern in Relay's operators."""
     calls = [is_op(name)(wildcard(), wildcard()) for name in convolutions(row.kind)]
     out: DFPattern = reduce(or_, calls)
-    for op in EPILOGUES[row.epilogue]:
-        out = _masked(row.epilogue, out) if op == WHERE else _AFTER[op](out)
+    for step in EPILOGUES[row.epilogue]:
+        ways = [_formed(form, out) for form in step.relay or (step.form,)]
+        out = reduce(or_, ways)
     return out
 
 

@@ -21,7 +21,7 @@ from relay_wgrad.relation import as_size
 from relay_wgrad.transform.substitute import substitute
 
 from ..attributes import OPTIONS, PROBLEM, ROW
-from ..patterns import ADD, Chain
+from ..patterns import Chain
 from ..table import CODEGENS, Row
 
 _DGRAD = "relax.nn.conv2d_backward_data"
@@ -106,22 +106,20 @@ def build_composite(
     if _has_shape(conv):
         # The shape may come as a variable; its sizes are known or there would be no problem.
         args.append(relax.ShapeExpr([sizes.find(size) for size in conv.ty.shape.values]))
-    extra = {name: param for (name, _), param in zip(operands[2:], params[2:], strict=True)}
+    found = [step for step in chain.steps if step.step.operand]
+    extra = list(zip(found, params[2:], strict=True))
     normalize = relax.BlockBuilder().normalize
     value: dict[relax.Var, relax.Var] = {}
     bindings = []
     whole = chain.all
     for i, binding in enumerate(whole):
         call = binding.value
-        if i == 0:
-            inside = args
-        elif binding is chain.mask:
-            inside = [extra["x"], call.args[1]]
-        else:
+        inside = args
+        if i > 0:
             inside = [value.get(a, a) if isinstance(a, relax.Var) else a for a in call.args]
-            if str(call.op.name) == ADD:
-                added = extra.get("bias", extra.get("residual"))
-                inside = [a if a in value.values() else added for a in inside]
+            for step, param in extra:
+                if step.call.same_as(call):
+                    inside[step.at] = param
         call = normalize(relax.Call(call.op, inside, call.attrs, call.ty_args))
         last = i == len(whole) - 1
         own = relax.Var("out", call.ty) if last else relax.DataflowVar(f"lv{i}", call.ty)

@@ -13,7 +13,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ..attributes import PROBLEM, ROW
 from ..decision import Decision, no
-from ..patterns import EPILOGUES, MASKS, WHERE, Chain
+from ..patterns import EPILOGUES, INNER, Chain
 from ..report import FASTER_HERE, Entry
 from ..table import CODEGENS, Backend, Row
 from .adapt import Note, adapt_function, adapted
@@ -182,16 +182,18 @@ class FunctionPartition:
             name = _op(user)
             if name not in _FOLLOWING or user.var in self.claimed:
                 break
-            mask = None
-            if name == WHERE:
-                mask = self.uses.makers.get(user.value.args[0])
-                if mask is None or _op(mask) not in MASKS.values():
+            inner = None
+            if name in INNER:
+                index, known = INNER[name]
+                inner = self.uses.makers.get(user.value.args[index])
+                if inner is None or _op(inner) not in known:
                     break
-                if self.uses.sole_user(mask.var) is not user:
-                    tried.append((f"where after {var.name}", self._why(mask.var)))
+                if self.uses.sole_user(inner.var) is not user:
+                    what = f"{op_name(user.value)} after {var.name}"
+                    tried.append((what, self._why(inner.var)))
                     break
             bindings, ops = (*bindings, user), (*ops, name)
-            chains[ops] = Chain(bindings, mask)
+            chains[ops] = Chain(bindings, inner)
         return chains, tried
 
     def _why(self, var: relax.Var) -> str:

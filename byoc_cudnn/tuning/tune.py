@@ -24,12 +24,13 @@ import tvm_ffi
 
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.output import working_folder
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import ConvProblem
 
 from ..building.compiled import library_command
 from ..building.toolchain import Toolchain, find, preload, run_tool
 from ..codegen.regions import Region, read_region
 from ..codegen.templates import shared
+from ..fused import STEPS, operand_shape
 from ..split.partition import partition_part
 from ..table import STOCK, backend_of
 from .record import Measurement, Record, without_pins
@@ -170,7 +171,7 @@ def _regions(what: Any, name: str, options: Any) -> list[Region]:
         ]
     else:
         backend = backend_of(name).under(options)
-        found = [Region("f", p, (), p.roles[:2], asdict(options)) for p in what if backend.takes(p)]
+        found = [Region.of("f", p, **asdict(options)) for p in what if backend.takes(p)]
     sizes = ((r, (r.problem.n, r.problem.h, r.problem.w)) for r in found)
     return [r for r, values in sizes if all(isinstance(v, int) for v in values)]
 
@@ -254,11 +255,9 @@ def _time(task: _Task, timer: Any, device: tvm.runtime.Device) -> None:
 def _operands(region: Region, device: tvm.runtime.Device, seed: int) -> list[Any]:
     p = region.problem
     result = p.roles[2]
-    shape = p.shape(result)
-    channels = shape[p.layout(result).index("C" if p.kind is not ConvKind.WGRAD else "I")]
     shapes = {role: (p.shape(role), p.dtype(role)) for role in p.roles}
-    shapes |= {name: (shape, p.dtype(result)) for name in ("mask", "residual")}
-    shapes["bias"] = ((channels,), p.dtype(result))
+    for step in (STEPS[name] for name in region.epilogue):
+        shapes[step.operand] = (operand_shape(step, p), p.dtype(result))
     rng = np.random.default_rng(seed)
     return [
         tvm.runtime.tensor(_random(*shapes[name], rng), device)

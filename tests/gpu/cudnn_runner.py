@@ -14,6 +14,8 @@ import tvm_ffi
 from byoc_cudnn.backends.cudnn.codegen import generate
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
+from byoc_cudnn.fused import STEPS, operand_shape, reference
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.problems import UNIT, poisoned, tolerance
 
@@ -22,7 +24,7 @@ TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.
 
 def regions_of(problems: Sequence[ConvProblem], **options: Any) -> list[Region]:
     """Each problem as a region, as `partition` would make it of a call that nothing follows."""
-    return [Region(f"f{i}", p, (), p.roles[:2], options) for i, p in enumerate(problems)]
+    return [Region.of(f"f{i}", p, **options) for i, p in enumerate(problems)]
 
 
 def load(regions: Iterable[Region], folder: Path) -> Any:
@@ -73,14 +75,23 @@ def kind_problems(
     return list(found.values())
 
 
-def masked(
-    epilogue: Sequence[str], values: np.ndarray, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """(a mask's operand, the values through the mask): integers with many zeros, and NaN.
+def after(
+    region: Region, values: np.ndarray, rng: np.random.Generator
+) -> tuple[list[torch.Tensor], np.ndarray]:
+    """(operands of the region's epilogue on the device, what it makes of a convolution's values).
 
-    Both masks let NaN pass; the strict one stops what is 0, the other lets it pass.
+    Normal numbers; what is compared with 0 are integers with many zeros, and NaN: masks let NaN
+    pass, and differ where it is 0.
     """
-    x = rng.integers(-2, 3, values.shape).astype(np.float64)
-    x.reshape(-1)[::7] = np.nan
-    stopped = x <= 0 if "strictmask" in epilogue else x < 0
-    return x, np.where(stopped, 0, values)
+    p, steps = region.problem, [STEPS[name] for name in region.epilogue]
+    dtype = p.dtype(p.roles[2])
+    operands: dict[str, np.ndarray] = {}
+    for step in (step for step in steps if step.operand):
+        shape = operand_shape(step, p)
+        x = rng.standard_normal(shape)
+        if step.form.inner is not None:
+            x = rng.integers(-2, 3, shape).astype(np.float64)
+            x.reshape(-1)[::7] = np.nan
+        operands[step.operand] = x.astype(numpy_dtype(dtype)).astype(np.float64)
+    made = [on_device(operand, dtype) for operand in operands.values()]
+    return made, reference(steps, values, operands, p)

@@ -14,25 +14,16 @@ import tvm_ffi
 from byoc_cudnn.backends.cutlass.codegen import generate
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
-from relay_wgrad.dtypes import numpy_dtype
-from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.gpu.cudnn_runner import (
+    after,
     destination,
     library_tolerance,
-    masked,
-    on_device,
     operands_on_device,
     to_numpy,
 )
 from tests.problems import random_operands, relative_error, torch_reference
 
-
-def region_of(
-    symbol: str, problem: ConvProblem, epilogue: tuple[str, ...] = (), **options: Any
-) -> Region:
-    """A problem with an epilogue as `partition` would make it."""
-    extra = tuple(part.removeprefix("strict") for part in epilogue if part != "relu")
-    return Region(symbol, problem, epilogue, (*problem.roles[:2], *extra), options)
+region_of = Region.of
 
 
 def load(regions: Iterable[Region], folder: Path) -> Any:
@@ -49,22 +40,8 @@ def shares(region: Region, function: Any, rng: np.random.Generator) -> tuple[flo
     p = region.problem
     values = random_operands(p, rng)
     args = operands_on_device(p, *values)
-    want = torch_reference(p, *values)
-    result = p.roles[2]
-    axis = p.layout(result).index("C" if p.kind is not ConvKind.WGRAD else "I")
-    if "bias" in region.epilogue:
-        bias = rng.standard_normal(want.shape[axis]).astype(numpy_dtype(p.dtype(result)))
-        args.append(on_device(bias, p.dtype(result)))
-        want = want + bias.astype(np.float64)  # channels are last
-    if "residual" in region.epilogue:
-        other = rng.standard_normal(want.shape).astype(numpy_dtype(p.dtype(result)))
-        args.append(on_device(other, p.dtype(result)))
-        want = want + other.astype(np.float64)
-    if "relu" in region.epilogue:
-        want = np.maximum(want, 0)
-    if "mask" in region.operands:
-        x, want = masked(region.epilogue, want, rng)
-        args.append(on_device(x.astype(numpy_dtype(p.dtype(result))), p.dtype(result)))
+    extra, want = after(region, torch_reference(p, *values), rng)
+    args += extra
     outs = [destination(p) for _ in range(2)]
     for out in outs:
         function(*args, out)

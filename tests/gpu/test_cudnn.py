@@ -17,19 +17,17 @@ from byoc_cudnn.codegen.regions import Region
 from byoc_cudnn.split.adapt import symmetric
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.gpu.cudnn_runner import (
+    after,
     destination,
     kind_problems,
     library_tolerance,
     load,
-    masked,
-    on_device,
     operands_on_device,
     regions_of,
     to_numpy,
 )
 from tests.problems import (
     CORNERS,
-    numpy_dtype,
     random_operands,
     random_problem,
     relative_error,
@@ -223,7 +221,6 @@ def test_epilogues(kind: ConvKind, epilogue: str, tmp_path: Path) -> None:
     """Masks and sums of random data with exact zeros, and NaN in masks."""
     rng = np.random.default_rng((SEED, len(epilogue)))
     parts = tuple(epilogue.split("_"))
-    extra = tuple(part.removeprefix("strict") for part in parts if part != "relu")
     regions = []
     # cuDNN compiles engines for dgrad's epilogues when a plan is made: seconds each.
     while len(regions) < (60 if kind is ConvKind.FPROP else 12):
@@ -233,27 +230,14 @@ def test_epilogues(kind: ConvKind, epilogue: str, tmp_path: Path) -> None:
             p = replace(p, c=8 * (1 + p.c // 8), k=8 * (1 + p.k // 8))
         if cudnn.check(p, epilogue):
             name = f"f{len(regions)}"
-            regions.append(Region(name, p, parts, (*p.roles[:2], *extra), {}))
+            regions.append(Region.of(name, p, parts))
     functions = load(regions, tmp_path)
     wrong = []
     for region in regions:
         p = region.problem
-        result = p.roles[2]
         values = random_operands(p, rng)
-        want = torch_reference(p, *values)
-        args = operands_on_device(p, *values)
-        axis = p.layout(result).index("C")
-        if "bias" in parts:
-            bias = rng.standard_normal(want.shape[axis]).astype(numpy_dtype(p.dtype(result)))
-            args.append(on_device(bias, p.dtype(result)))
-            shape = [1] * 4
-            shape[axis] = -1
-            want = want + bias.astype(np.float64).reshape(shape)
-        if "relu" in parts:
-            want = np.maximum(want, 0)
-        if "mask" in extra:
-            x, want = masked(parts, want, rng)
-            args.append(on_device(x.astype(numpy_dtype(p.dtype(result))), p.dtype(result)))
+        extra, want = after(region, torch_reference(p, *values), rng)
+        args = [*operands_on_device(p, *values), *extra]
         out = destination(p)
         try:
             functions[region.symbol](*args, out)

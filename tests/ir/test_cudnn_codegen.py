@@ -58,9 +58,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 
 def region(name: str) -> Region:
     line, epilogue, options = CASES[name]
-    problem = ConvProblem.parse(line)
-    extra = tuple(e.removeprefix("strict") for e in epilogue if e != "relu")
-    return Region(name, problem, epilogue, (*problem.roles[:2], *extra), options)
+    return Region.of(name, ConvProblem.parse(line), epilogue, **options)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -63,9 +63,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 
 def region(name: str) -> Region:
     line, epilogue, options = CASES[name]
-    problem = ConvProblem.parse(line)
-    extra = tuple(e.removeprefix("strict") for e in epilogue if e != "relu")
-    return Region(name, problem, epilogue, (*problem.roles[:2], *extra), options)
+    return Region.of(name, ConvProblem.parse(line), epilogue, **options)
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +186,7 @@ HOPPER: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def hopper(name: str) -> Region:
     line, epilogue = HOPPER[name]
-    problem = ConvProblem.parse(line)
-    extra = tuple(e.removeprefix("strict") for e in epilogue if e != "relu")
-    return Region(
-        name, problem, epilogue, (*problem.roles[:2], *extra), {"arch": 90, "wgmma": True}
-    )
+    return Region.of(name, ConvProblem.parse(line), epilogue, arch=90, wgmma=True)
 
 
 @pytest.mark.parametrize("name", HOPPER)

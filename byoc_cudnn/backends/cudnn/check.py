@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from ...patterns import MASKS
+from ...fused import MASKS
 
 NAME = "cudnn"
 CODEGEN = "relay_wgrad_cudnn"

@@ -13,6 +13,7 @@ from functools import lru_cache
 from ...codegen.entry import KINDS, exported
 from ...codegen.regions import Region
 from ...codegen.templates import template
+from ...fused import STEPS
 from ..base import plans_of
 from .check import CODEGEN, Options
 
@@ -26,7 +27,6 @@ DTYPES = {
     "bfloat16": "CUDNN_DATA_BFLOAT16",
     "float32": "CUDNN_DATA_FLOAT",
 }
-_FLAGS = {"bias": "kBias", "relu": "kRelu", "mask": "kMask", "strictmask": "kStrictMask"}
 OPTIONS = {
     "allow_tf32": "kAllowTf32", "deterministic": "kDeterministic", "benchmark": "kBenchmark",
 }  # fmt: skip
@@ -110,7 +110,7 @@ def _row(region: Region) -> str:
         *("{" + ", ".join(map(str, v)) + "}" for v in (p.strides, p.padding, p.dilation)),
         str(p.groups),
         *(DTYPES[d] for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
-        " | ".join(_FLAGS[e] for e in region.epilogue) or "0",
+        " | ".join(f"k{STEPS[e].word}" for e in region.epilogue) or "0",
         " | ".join(options) or "0",
         str(-1 if o.workspace_limit is None else o.workspace_limit),
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from ...patterns import MASKS
+from ...fused import MASKS, STEPS
 from .hopper import hopper_algorithm
 
 NAME = "cutlass"
@@ -37,6 +37,11 @@ EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
     ConvKind.WGRAD: ("",),
 }
 """Kind -> its epilogues, big to small: an output functor of our own computes them in float32."""
+
+EPILOGUE_STEPS = tuple(
+    name for name in STEPS if any(name in e.split("_") for es in EPILOGUES.values() for e in es)
+)
+"""The steps that its epilogues are of."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 from ...codegen.entry import KINDS, exported
 from ...codegen.regions import Region
 from ...codegen.templates import template
+from ...fused import has_bias
 from ..base import plans_of
 from .check import CODEGEN, Options, check
 from .hopper import HOPPER
@@ -125,7 +126,7 @@ def _row(region: Region, options: Options, archs: Sequence[int]) -> tuple[str, l
         str(p.groups),
         *("{" + ", ".join(map(str, v)) + "}" for v in (p.strides, p.padding, p.dilation)),
         *(f"Element::{_DTYPES[d]}" for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
-        str("bias" in region.epilogue).lower(),
+        str(has_bias(region.epilogue)).lower(),
     ]
     # The newest first: the first that a GPU can run is the one for it.
     variants = [

@@ -7,6 +7,8 @@ from functools import lru_cache
 from relay_wgrad.problem import ConvKind
 
 from ...codegen.templates import template
+from ...fused import STEPS, has_bias
+from .check import EPILOGUE_STEPS
 from .hopper import GEMM, HOPPER
 from .kernels import ANALYTIC, FEW_CHANNELS, OPTIMIZED, Kernel
 
@@ -19,12 +21,10 @@ _ELEMENTS = {
 _ALGORITHMS = {
     OPTIMIZED: "kOptimized", ANALYTIC: "kAnalytic", FEW_CHANNELS: "kFewChannels",
 }  # fmt: skip
-# epilogue -> an Effect of `templates/cutlass_hopper.h`
-_EFFECTS = {
-    (): "kNone", ("bias",): "kAdd", ("residual",): "kAdd", ("relu",): "kRelu",
-    ("bias", "relu"): "kAddRelu", ("residual", "relu"): "kAddRelu", ("mask",): "kMask",
-    ("strictmask",): "kStrictMask",
-}  # fmt: skip
+# step -> what it does, in both templates: what is added is told apart by its pointer
+_EFFECTS = {name: "Add" if s.form.op == "add" else s.word for name, s in STEPS.items()}
+# In the order of `OutputOp`'s flags.
+_FLAGS = tuple(dict.fromkeys(_EFFECTS[e] for e in EPILOGUE_STEPS))
 # (generation, math) -> class of operator, architecture, shape of the instruction
 _INSTRUCTIONS = {
     (80, "f16"): ("OpClassTensorOp", "Sm80", "16, 8, 16"),
@@ -48,9 +48,10 @@ def specialization(kernel: Kernel) -> str:
 
 def _hopper(kernel: Kernel) -> str:
     t, element, result = kernel.tile, _ELEMENTS[kernel.math], _ELEMENTS[kernel.result]
+    effect = "".join(_EFFECTS[e] for e in kernel.epilogue) or "None"
     form = "plain" if kernel.algorithm == GEMM else "strided" if kernel.strided else "implicit"
     together, bias, strided = (
-        str(x).lower() for x in (t.warp_m < t.m, "bias" in kernel.epilogue, kernel.strided)
+        str(x).lower() for x in (t.warp_m < t.m, has_bias(kernel.epilogue), kernel.strided)
     )
     return f"""\
 // ---- {kernel.name[len("relay_wgrad_cutlass_") :]}
@@ -59,7 +60,7 @@ extern "C" int {kernel.name}(const RelayWgradCall& call, cudaStream_t stream) {{
   return launch_{form}<Choice<
       Operator::k{_KINDS[kernel.kind]}, {element}, {result},
       {t.m}, {t.n}, {t.k}, {t.stages}, {t.cluster[0]}, {t.cluster[1]}, {t.taps},
-      {together}, Effect::{_EFFECTS[kernel.epilogue]}, {bias}, {strided}>>(call, stream);
+      {together}, Effect::k{effect}, {bias}, {strided}>>(call, stream);
 }}
 """
 
@@ -68,8 +69,8 @@ def _implicit_gemm(kernel: Kernel) -> str:
     kind = _KINDS[kernel.kind]
     operators, arch, instruction = _INSTRUCTIONS[kernel.sm, kernel.math]
     t, element, result = kernel.tile, _ELEMENTS[kernel.math], _ELEMENTS[kernel.result]
-    effects = (("bias", "residual"), ("relu",), ("mask",), ("strictmask",))
-    flags = ", ".join(str(any(e in kernel.epilogue for e in some)).lower() for some in effects)
+    effects = {_EFFECTS[e] for e in kernel.epilogue}
+    flags = ", ".join(str(flag in effects).lower() for flag in _FLAGS)
     strided = kernel.kind is not ConvKind.DGRAD or kernel.strided
     swizzle = (
         "cutlass::conv::threadblock::StridedDgradIdentityThreadblockSwizzle<4>"
@@ -104,7 +105,7 @@ using Kernel = {chosen};
 }}  // namespace
 
 extern "C" int {kernel.name}(const RelayWgradCall& call, cudaStream_t stream) {{
-  return launch<Kernel, {str("bias" in kernel.epilogue).lower()}>(call, stream);
+  return launch<Kernel, {str(has_bias(kernel.epilogue)).lower()}>(call, stream);
 }}
 """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
-from .check import HALVES, Options, has_hopper, of_group, too_large
+from .check import EPILOGUE_STEPS, EPILOGUES, HALVES, Options, has_hopper, of_group, too_large
 from .hopper import hopper_algorithm
 
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
@@ -144,6 +144,9 @@ class Kernel:
 
 
 PREFIX = "relay_wgrad_cutlass_"
+_WRITTEN = dict.fromkeys(
+    e.replace("_", "") or "plain" for names in EPILOGUES.values() for e in names
+)
 _NAME = re.compile(
     PREFIX + r"(?P<kind>fprop|dgrad|wgrad)_(?P<math>f16|bf16|tf32|f32)_(?P<result>f16|bf16|f32)"
     r"_(?P<algorithm>optimized|analytic|fewchannels|wgmma|gemm)_(?P<strided>strided|unit)"
@@ -151,10 +154,10 @@ _NAME = re.compile(
     r"(t(?P<taps>[2-9]))?"
     r"_(?P<warp_m>\d{1,3})x(?P<warp_n>\d{1,3})"
     r"_s(?P<stages>\d)_a(?P<accesses>\dx\dx\d)_"
-    r"(?P<epilogue>plain|bias|relu|biasrelu|residual|residualrelu|mask|strictmask)"
+    rf"(?P<epilogue>{'|'.join(_WRITTEN)})"
     r"_sm(?P<sm>75|80|90)"
 )
-_PART = re.compile("bias|residual|relu|strictmask|mask")
+_PART = re.compile("|".join(sorted(EPILOGUE_STEPS, key=len, reverse=True)))
 
 
 def access(channels: int, element_bytes: int) -> int:

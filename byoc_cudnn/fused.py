@@ -1,0 +1,220 @@
+"""What may follow a convolution into its kernel: one record for each step of an epilogue.
+
+Everything else is made of the records: TVM's patterns and Relay's, how a chain of ops is found and
+what its operands are, how a region is read back, the words of generated code, the operands that are
+timed, and the numbers that tests expect.  Which of it a backend takes is the backend's (`rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from relay_wgrad.problem import ConvProblem
+
+Array = np.ndarray[Any, Any]
+
+
+class Place(Enum):
+    """What an argument of a step's operator is."""
+
+    VALUE = "what the steps before have made"
+    OPERAND = "a tensor from outside"
+    ZERO = "the scalar constant 0"
+
+
+VALUE, OPERAND, ZERO = Place.VALUE, Place.OPERAND, Place.ZERO
+
+
+@dataclass(frozen=True)
+class Form:
+    """An operator, as Relay names it, and its arguments; Relax's name has `relax.` before.
+
+    commutes : two arguments that may stand in either order.
+    """
+
+    op: str
+    args: tuple[Place | Form, ...]
+    commutes: bool = False
+
+    @property
+    def relax(self) -> str:
+        return f"relax.{self.op}"
+
+    @property
+    def orders(self) -> list[tuple[Place | Form, ...]]:
+        return [self.args, self.args[::-1]] if self.commutes else [self.args]
+
+    @property
+    def inner(self) -> Form | None:
+        """The operator, beside those on the way, that makes one of the arguments."""
+        return next((arg for arg in self.args if isinstance(arg, Form)), None)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation after a convolution.
+
+    name : its part of epilogues' names, without "_"; word : the same in generated code.
+    form : what it is in Relax; relay : how Relay writes it, if there are other ways.
+    numpy : what it does to the values so far, with its operand.
+    operand : what generated code calls its operand (`codegen.entry`), "" if it has none;
+        variable : what a composite does.
+    per_channel : whether the operand has one value per channel; else it has the result's shape.
+        Of two steps of one form that which has it counts.
+    """
+
+    name: str
+    word: str
+    form: Form
+    numpy: Callable[[Array, Array], Array]
+    operand: str = ""
+    variable: str = ""
+    relay: tuple[Form, ...] = ()
+    per_channel: bool = False
+
+
+_ADD = Form("add", (VALUE, OPERAND), commutes=True)
+_ADDED = Form("add", (VALUE, OPERAND))  # Relay's matcher tries both orders
+
+
+def _selected(compared: str) -> Form:
+    return Form("where", (Form(compared, (OPERAND, ZERO)), ZERO, VALUE))
+
+
+# The masks are ReLU's gradient.  Upstream's rule and Relay let the result pass where x is 0;
+# PyTorch, and so our rule, do not; both let it pass where x is NaN.  Neither is a library's "ReLU
+# backward" that multiplies by x > 0: it has to be asked for as a comparison and a selection.  One
+# is never taken for the other.
+STEPS: dict[str, Step] = {
+    step.name: step
+    for step in (
+        Step(
+            "bias", "Bias", _ADD, np.add, "bias", "bias",
+            relay=(Form("nn.bias_add", (VALUE, OPERAND)), _ADDED), per_channel=True,
+        ),
+        Step(
+            "residual", "Residual", _ADD, np.add, "residual", "residual",
+            relay=(Form("nn.bias_add", (VALUE, OPERAND)), _ADDED),
+        ),
+        Step("relu", "Relu", Form("nn.relu", (VALUE,)), lambda y, _: np.maximum(y, 0)),
+        Step(
+            "mask", "Mask", _selected("less"), lambda y, x: np.where(x < 0, 0, y), "mask", "x",
+        ),
+        Step(
+            "strictmask", "StrictMask", _selected("less_equal"),
+            lambda y, x: np.where(x <= 0, 0, y), "mask", "x",
+        ),
+    )
+}  # fmt: skip
+
+EPILOGUES: dict[str, tuple[Step, ...]] = {
+    name: tuple(STEPS[part] for part in name.split("_") if part)
+    for name in (
+        "", "bias", "relu", "bias_relu", "residual", "residual_relu", "mask", "strictmask",
+    )
+}  # fmt: skip
+"""Name -> its steps in order.  A name has them joined by "_"; "" is the convolution alone."""
+
+MASKS = tuple(s.name for s in STEPS.values() if s.form.inner is not None)
+"""The steps that select by a comparison."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A step that was found: its operand, the constants, and the call that has the operand.
+
+    at : which of the call's arguments the operand is.
+    """
+
+    step: Step
+    operand: Any = None
+    call: Any = None
+    at: int = -1
+    zeros: tuple[Any, ...] = ()
+
+
+def match(
+    call: Any,
+    op_of: Callable[[Any], str],
+    resolve: Callable[[Any], Any],
+    is_value: Callable[[Any], bool],
+    is_whole: Callable[[Any], bool],
+) -> Match | None:
+    """The step that a Relax call is; None for none.
+
+    op_of : an expression's operator, "" for what is no call; resolve : what a variable stands for;
+    is_value : whether an argument is what the steps before have made; is_whole : whether an operand
+    has the result's shape.
+    """
+    for form in dict.fromkeys(step.form for step in STEPS.values()):
+        found = _places(form, call, op_of, resolve, is_value)
+        if found is None:
+            continue
+        same = [step for step in STEPS.values() if step.form == form]
+        operand = found.get(OPERAND, [(None, -1, None)])[0]
+        if len(same) > 1:
+            whole = is_whole(operand[2])
+            same = [step for step in same if step.per_channel != whole]
+        zeros = tuple(zero for _, _, zero in found.get(ZERO, []))
+        return Match(same[0], operand[2], operand[0], operand[1], zeros)
+    return None
+
+
+def _places(
+    form: Form,
+    call: Any,
+    op_of: Callable[[Any], str],
+    resolve: Callable[[Any], Any],
+    is_value: Callable[[Any], bool],
+) -> dict[Place, list[tuple[Any, int, Any]]] | None:
+    """Place -> (call, index, argument) of the arguments that are there; None for another form."""
+    if op_of(call) != form.relax or len(call.args) != len(form.args):
+        return None
+    for order in form.orders:
+        found: dict[Place, list[tuple[Any, int, Any]]] = {}
+        for index, (place, arg) in enumerate(zip(order, call.args, strict=True)):
+            if isinstance(place, Form):
+                inner = _places(place, resolve(arg), op_of, resolve, is_value)
+                if inner is None:
+                    break
+                for name, places in inner.items():
+                    found.setdefault(name, []).extend(places)
+            elif place is VALUE and not is_value(arg):
+                break
+            else:
+                found.setdefault(place, []).append((call, index, arg))
+        else:
+            return found
+    return None
+
+
+def operand_shape(step: Step, problem: ConvProblem) -> tuple[Any, ...]:
+    """The shape of a step's operand, with a bias as one axis."""
+    result = problem.roles[2]
+    shape = tuple(problem.shape(result))
+    channels = "I" if result == "weight" else "C"
+    return (shape[problem.layout(result).index(channels)],) if step.per_channel else shape
+
+
+def has_bias(epilogue: Sequence[str]) -> bool:
+    """Whether one of the steps named has an operand of one value per channel."""
+    return any(STEPS[name].per_channel for name in epilogue)
+
+
+def reference(
+    steps: Sequence[Step], result: Array, operands: Mapping[str, Array], problem: ConvProblem
+) -> Array:
+    """What the steps make of a convolution's result; operands by `Step.operand`, in `problem`'s
+    layout."""
+    axis = problem.layout(problem.roles[2]).find("C")
+    for step in steps:
+        operand = operands[step.operand] if step.operand else result
+        if step.per_channel:
+            operand = operand.reshape([-1 if i == axis else 1 for i in range(4)])
+        result = step.numpy(result, operand)
+    return result
