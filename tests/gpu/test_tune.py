@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ import pytest
 import tvm
 
 import byoc_cudnn
+from byoc_cudnn import BACKENDS
+from byoc_cudnn.backends import cudnn
+from byoc_cudnn.table import CODEGENS
 from byoc_cudnn.tuning.record import STOCK, Record
 from byoc_cudnn.tuning.tune import tune
 from relay_wgrad.cli.tune import _stock
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.gpu.cudnn_runner import library_tolerance
 from tests.gpu.runner import choose_compiler
 from tests.ir.partition_cases import merged, problem_module
@@ -77,3 +82,52 @@ def test_the_command(tmp_path: Path) -> None:
     assert "fastest" in done.stdout
     assert "2 new measurements" in done.stderr
     assert len(Record.load(record)) == 2
+
+
+@pytest.fixture
+def mine() -> Iterator[str]:
+    """A backend of one's own on the GPU: cuDNN by another name, with half of what it takes."""
+    tables = [(table, dict(table)) for table in (BACKENDS, CODEGENS)]
+
+    def accepts(problem: ConvProblem, epilogue: str) -> byoc_cudnn.Decision:
+        if problem.kind is ConvKind.FPROP:
+            return byoc_cudnn.Decision(False, "not forward")
+        return cudnn.check.check(problem, epilogue)
+
+    kinds = {kind: [""] for kind in ConvKind}
+    byoc_cudnn.register_backend(
+        "mine", accepts, cudnn.check.LAYOUTS, kinds, options=cudnn.check.Options,
+        generate=lambda regions, arch: cudnn.codegen.generate(regions), pins=("benchmark",),
+        tried=lambda region, arch, most: [{"benchmark": False}, {"benchmark": True}],
+        version=lambda found: "mine of " + found.cudnn.version_text,
+    )  # fmt: skip
+    yield "mine"
+    for table, before in tables:
+        table.clear()
+        table.update(before)
+
+
+def test_a_backend_of_ones_own(mine: str, tmp_path: Path) -> None:
+    choose_compiler()
+    problems = [ConvProblem.parse(line) for line in LINES]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        record = tune(problems, (mine, "cutlass"), candidates=2)
+    assert {(m.problem, m.backend) for m in record} == {
+        (problems[0].repro(), mine), *((p.repro(), "cutlass") for p in problems)
+    }  # fmt: skip
+    slower = (replace(m, ms=100.0) if m.backend == "cutlass" else m for m in record)
+    path = tmp_path / "record.json"
+    Record(slower).save(path)
+    out, report = byoc_cudnn.partition(
+        problem_module(problems[0]), ("cutlass", mine), select="measured", record=path
+    )
+    assert [entry.backend for entry in report.entries] == [mine]
+    device = tvm.cuda(0)
+    values = random_operands(problems[0], np.random.default_rng(0))
+    library = byoc_cudnn.build(out)
+    args: list[Any] = [tvm.runtime.tensor(v, device) for v in values]
+    result = library.virtual_machine(device)["main"](*args).numpy()
+    error = relative_error(result, torch_reference(problems[0], *values))
+    assert error <= library_tolerance(problems[0], tf32=True)
+    assert library.plans()  # cuDNN's, which the source exports under its own name

@@ -39,12 +39,12 @@ NAMES = [name for name in EPILOGUES if name]
 
 
 @pytest.fixture(autouse=True)
-def _toy(registered: None) -> Iterator[None]:
+def _takes_all(registered: None) -> Iterator[None]:
     """A backend that takes everything along."""
     tables = [(table, dict(table)) for table in (BACKENDS, CODEGENS)]
     largest = sorted(EPILOGUES, key=lambda name: -len(EPILOGUES[name]))
     kinds = {ConvKind.FPROP: largest}
-    register_backend("toy", lambda *_: Decision(True), LAYOUTS, kinds)
+    register_backend("takes_all", lambda *_: Decision(True), LAYOUTS, kinds)
     yield
     for table, before in tables:
         table.clear()
@@ -106,8 +106,10 @@ def values_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
 def test_relax_finds_it_and_a_region_tells_it(name: str) -> None:
     for layouts in LAYOUTS:
         line = f"fprop n=2 c=3 h=4 w=5 k=4 r=1 s=1 layout={'/'.join(layouts)}"
-        out, report = byoc_cudnn.partition(relax_module(name, ConvProblem.parse(line)), ["toy"])
-        assert report.rows() == {f"toy.fprop_{name}": 1}
+        out, report = byoc_cudnn.partition(
+            relax_module(name, ConvProblem.parse(line)), ["takes_all"]
+        )
+        assert report.rows() == {f"takes_all.fprop_{name}": 1}
         (func,) = (f for _, f in out.functions_items() if f.attrs and "Codegen" in f.attrs)
         region = byoc_cudnn.read_region(func)
         assert region.epilogue == tuple(step.name for step in EPILOGUES[name])
@@ -149,7 +151,7 @@ def test_relay_finds_it(name: str) -> None:
     for step in EPILOGUES[name]:
         y = applied(step.form, y, given.get(step.operand), relay.const(0.0), call)
     mod = relay.IRModule.from_expr(relay.Function(list(given.values()), y))
-    assert byoc_cudnn.partition(mod, ["toy"])[1].rows() == {f"toy.fprop_{name}": 1}
+    assert byoc_cudnn.partition(mod, ["takes_all"])[1].rows() == {f"takes_all.fprop_{name}": 1}
 
 
 def test_names_are_of_steps() -> None:
@@ -169,7 +171,7 @@ def test_an_operand_that_makes_the_result_larger_is_not_fused() -> None:
         y = emit(relax.op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI"))
         return emit(relax.op.add(y, other))
 
-    for backend in ("toy", "cutlass"):
+    for backend in ("takes_all", "cutlass"):
         (entry,) = byoc_cudnn.partition(module(shapes, body), [backend])[1].entries
         assert entry.row == "fprop"
         reasons = dict(entry.tried)
