@@ -22,6 +22,7 @@ from byoc_cudnn.table import CODEGENS
 from byoc_cudnn.tuning import tune as tuning
 from byoc_cudnn.tuning.record import STOCK, Measurement, Record
 from byoc_cudnn.tuning.versions import versions
+from relay_wgrad.cli.main import main
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from .partition_cases import problem_module
@@ -257,3 +258,27 @@ def test_refused(name: str) -> None:
 def test_tvm_stands_for_its_own_kernels() -> None:
     with pytest.raises(ValueError, match="tvm stands for TVM's own kernels"):
         register_backend(STOCK, accepts, LAYOUTS, ALONE)
+
+
+def test_the_command_gives_each_the_options_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine()
+    given: dict[str, Any] = {}
+
+    def tuned(what: Any, backends: Sequence[str], *, record: Record, **options: Any) -> Record:
+        given.update(options, backends=backends)
+        record.machine = "GPU sm_90"
+        record.add(measured("mine", 0.125, pins={"tile": 4}))
+        return record
+
+    monkeypatch.setattr(tuning, "tune", tuned)
+    command = ["tune", "--problem", PROBLEM.repro(), "--backends", "mine,cutlass,tvm",
+               "--no-tf32", "--wgmma", "--record", str(tmp_path / "record.json")]  # fmt: skip
+    assert main(command) == 0
+    assert given["backends"] == ["mine", "cutlass"]
+    assert given["mine"] == {}
+    assert given["cutlass"] == {"allow_tf32": False, "arch": 90, "wgmma": True}
+    shown = capsys.readouterr().out
+    assert "0.1250" in shown
+    assert "mine 4" in shown
