@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax.dpl import DFPattern, is_const, is_op, wildcard
 
+from relay_wgrad.ir import op_name
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.relation import as_size
 
@@ -130,7 +131,7 @@ class Chain:
         for before, binding in pairwise(self.bindings):
             step = fused.match(
                 binding.value,
-                _op_name,
+                op_name,
                 self._resolved,
                 before.var.same_as,
                 partial(is_whole, result=binding.var),
@@ -149,11 +150,6 @@ _NAMES = {
     ConvKind.DGRAD: ("grad", "weight"),
     ConvKind.WGRAD: ("grad", "data"),
 }
-
-
-def _op_name(expr: relax.Expr) -> str:
-    is_op_call = isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op)
-    return str(expr.op.name) if is_op_call else ""
 
 
 def is_whole(addend: relax.Expr, result: relax.Expr) -> bool:

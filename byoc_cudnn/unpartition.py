@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from .split.blocks import Block, rewrite_blocks
-from .split.composite import called_composite, composite_in, inline, is_taken
+from .split.composite import called_composite, composite_in, inline, is_closed
 
 
 def unpartition(mod: tvm.IRModule) -> tvm.IRModule:
@@ -21,7 +21,7 @@ def unpartition(mod: tvm.IRModule) -> tvm.IRModule:
     made = {gv: composite_in(func) for gv, func in mod.functions_items()}
     out = mod.clone()
     for gv, func in mod.functions_items():
-        if isinstance(func, relax.Function) and not is_taken(func):
+        if isinstance(func, relax.Function) and not is_closed(func):
             result = _inlined(func, made)
             if result is not func:
                 out.update_func(gv, result)

@@ -36,6 +36,7 @@ from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 
+from relay_wgrad.ir import is_taken
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation, swap_io
 from relay_wgrad.ops.algebra import DGRAD_NAME, WGRAD_NAME
 from relay_wgrad.ops.view import family_def, problem_of
@@ -45,7 +46,6 @@ from relay_wgrad.relation import as_size
 
 Expr = Any
 Step = Callable[[Expr], Expr]
-TAKEN = ("Composite", "Codegen")  # attributes of functions that a backend took
 
 
 # ---- what both directions need -------------------------------------------------------------------
@@ -263,7 +263,7 @@ class _Lower(PyExprMutator):
         self.rules = rules
 
     def visit_function_(self, func: relax.Function) -> relax.Function:
-        taken = func.attrs is not None and any(key in func.attrs for key in TAKEN)
+        taken = is_taken(func)
         return func if taken else super().visit_function_(func)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:

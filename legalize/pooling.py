@@ -16,6 +16,7 @@ from tvm.target import Target
 
 from relay_wgrad.attrs import padding4, pair
 from relay_wgrad.dtypes import HALVES
+from relay_wgrad.ir import OPAQUE
 from relay_wgrad.opdef import OpDef
 
 from .cpu import max_pool
@@ -23,7 +24,6 @@ from .cpu.words.loops import cast
 from .quotient import quotient
 
 Expr = Any
-OPAQUE = 8  # tvm::relax::OpPatternKind::kOpaque
 
 
 def te_max_pool2d_backward(

@@ -19,6 +19,7 @@ from tvm.relax.utils import gen_call_tir_inputs
 from tvm.target import Target
 
 from relay_wgrad.facts import OP_ATTR, PROBLEM_ATTR, REASON_ATTR, SOURCE_ATTR
+from relay_wgrad.ir import OPAQUE
 from relay_wgrad.opdef import OpDef
 from relay_wgrad.ops.conv2d import is_family
 from relay_wgrad.ops.view import problem_of
@@ -27,7 +28,6 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 from . import generic
 
 KERNELS = {"llvm": "legalize.cpu", "cuda": "legalize.cuda"}  # target kind -> kernel generator
-OPAQUE = 8  # tvm::relax::OpPatternKind::kOpaque: never fused, so its schedule stays
 
 
 def legalize_rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from tvm import relax
-from tvm.ir import Op
 
+from relay_wgrad.ir import op_name
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvProblem
 
@@ -106,11 +106,6 @@ def _resolve(expr: Any, values: Mapping[Any, Any]) -> Any:
     return expr
 
 
-def _op_name(expr: Any) -> str:
-    is_op = isinstance(expr, relax.Call) and isinstance(expr.op, Op)
-    return str(expr.op.name) if is_op else ""
-
-
 def _chain(symbol: str, func: relax.Function) -> list[Any]:
     """The calls from the convolution to the result, in order."""
     values = _bindings(func)
@@ -153,7 +148,7 @@ def _steps(symbol: str, calls: list[Any], values: Mapping[Any, Any]) -> list[Mat
             continue
         step = match(
             call,
-            _op_name,
+            op_name,
             lambda expr: _resolve(expr, values),
             lambda expr: _reaches_family(_resolve(expr, values), values),
             partial(is_whole, result=call),
@@ -167,7 +162,7 @@ def _steps(symbol: str, calls: list[Any], values: Mapping[Any, Any]) -> list[Mat
 
 
 def _reshape(call: Any) -> bool:
-    return _op_name(call) in _RESHAPES
+    return op_name(call) in _RESHAPES
 
 
 def _operands(symbol: str, func: relax.Function) -> dict[Any, str]:

@@ -13,8 +13,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvm.ir import Op
 
+from relay_wgrad.ir import is_taken, op_name
 from relay_wgrad.ops.view import problem_of
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
@@ -215,10 +215,9 @@ def conv_in(inner: relax.Function) -> relax.Call:
     return inner.body.blocks[0].bindings[0].value
 
 
-def is_taken(func: relax.Function) -> bool:
+def is_closed(func: relax.Function) -> bool:
     """Whether another backend, or a fusion, has the function already."""
-    names = ("Codegen", "Composite", "Primitive")
-    return func.attrs is not None and any(name in func.attrs for name in names)
+    return is_taken(func) or (func.attrs is not None and "Primitive" in func.attrs)
 
 
 def inline(
@@ -244,7 +243,7 @@ def inline(
             call = relax.Call(call.op, args, call.attrs, call.ty_args)
         call = normalize(call)
         last = i == len(body) - 1
-        var = root.var if last else new_var(f"{root.var.name}_{op_name(binding.value)}", call.ty)
+        var = root.var if last else new_var(f"{root.var.name}_{short_name(binding.value)}", call.ty)
         value[binding.var] = var
         bindings.append(relax.VarBinding(var, call))
     return bindings
@@ -257,6 +256,6 @@ def _given(size: Any, sizes: list[tuple[Any, Any]]) -> Any:
     return next(given for own, given in sizes if size.same_as(own))
 
 
-def op_name(call: relax.Call) -> str:
+def short_name(call: relax.Call) -> str:
     """`conv2d` for `relax.nn.conv2d`."""
-    return str(call.op.name).rpartition(".")[2] if isinstance(call.op, Op) else "call"
+    return op_name(call).rpartition(".")[2] or "call"

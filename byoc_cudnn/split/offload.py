@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import relax
 
+from relay_wgrad.ir import op_name
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -23,7 +24,7 @@ from .composite import (
     build_composite,
     called_composite,
     conv_in,
-    op_name,
+    short_name,
     unbound_sizes,
 )
 from .source import Sources
@@ -176,7 +177,7 @@ class FunctionPartition:
                 following = [u for u in self.uses.users.get(var, []) if _op(u) in _FOLLOWING]
                 if following:
                     tried.append(
-                        (f"{op_name(following[0].value)} after {var.name}", self._why(var))
+                        (f"{short_name(following[0].value)} after {var.name}", self._why(var))
                     )
                 break
             name = _op(user)
@@ -189,7 +190,7 @@ class FunctionPartition:
                 if inner is None or _op(inner) not in known:
                     break
                 if self.uses.sole_user(inner.var) is not user:
-                    what = f"{op_name(user.value)} after {var.name}"
+                    what = f"{short_name(user.value)} after {var.name}"
                     tried.append((what, self._why(inner.var)))
                     break
             bindings, ops = (*bindings, user), (*ops, name)
@@ -239,14 +240,11 @@ class FunctionPartition:
     def _entry(self, binding: relax.Binding, call: relax.Call, problem: str, **result: Any) -> None:
         note: Note | None = self.notes.get(binding.var)
         node = note.var if note is not None else binding.var
-        self.entries.append(Entry(self.name, str(node.name), op_name(call), problem, **result))
+        self.entries.append(Entry(self.name, str(node.name), short_name(call), problem, **result))
 
 
 def _op(binding: relax.Binding) -> str:
-    value = binding.value
-    if not isinstance(binding, relax.VarBinding) or not isinstance(value, relax.Call):
-        return ""
-    return str(value.op.name) if isinstance(value.op, tvm.ir.Op) else ""
+    return op_name(binding.value) if isinstance(binding, relax.VarBinding) else ""
 
 
 def _may_nest(value: relax.Expr) -> bool:

@@ -14,7 +14,7 @@ from relay_wgrad import registry
 from ..report import Entry
 from ..table import Backend, backend_of, options_json
 from ..tuning.selection import Selection
-from .composite import Composites, composite_in, is_taken, op_name
+from .composite import Composites, composite_in, is_closed, short_name
 from .offload import FunctionPartition, family_calls, repro_of
 
 TAKEN = "in a function that another pass has taken"
@@ -71,9 +71,9 @@ def partition_relax(
     for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
         if not isinstance(func, relax.Function) or made[gv] is not None:
             continue
-        if is_taken(func):
+        if is_closed(func):
             entries += [
-                Entry(str(gv.name_hint), "", op_name(call), repro_of(call), reason=TAKEN)
+                Entry(str(gv.name_hint), "", short_name(call), repro_of(call), reason=TAKEN)
                 for call in family_calls(func)
             ]
             continue

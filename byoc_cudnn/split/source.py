@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import PurePath
 
-import tvm
 import tvm_ffi
 from tvm import relax
 
+from relay_wgrad.ir import op_name
 from relay_wgrad.ops.view import family_def
 from relay_wgrad.problem import ConvKind
 
@@ -71,7 +71,7 @@ class Sources:
         found = [expr]
         while isinstance(expr, relax.Var):
             value = getattr(self._makers.get(expr), "value", None)
-            if not isinstance(value, relax.Call) or _op(value) not in _AROUND:
+            if not isinstance(value, relax.Call) or op_name(value) not in _AROUND:
                 break
             expr = value.args[0]
             found.append(expr)
@@ -99,12 +99,8 @@ class Sources:
             value = getattr(self._makers.get(expr), "value", None)
             if isinstance(value, relax.Var):
                 expr = value
-            elif isinstance(value, relax.Call) and _op(value) in _THROUGH:
+            elif isinstance(value, relax.Call) and op_name(value) in _THROUGH:
                 expr = value.args[0]
             else:
                 return ""
         return ""
-
-
-def _op(call: relax.Call) -> str:
-    return str(call.op.name) if isinstance(call.op, tvm.ir.Op) else ""

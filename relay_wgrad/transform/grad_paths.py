@@ -16,18 +16,13 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
+from ..ir import op_name
 from ..ops import auxiliary
 from .substitute import substitute
 
 NO_GRAD = "relax.grad.no_grad"
 _CONCAT = "relax.concat"
 _CHECKPOINTS = ("relax.grad.start_checkpoint", "relax.grad.end_checkpoint")
-
-
-def op_name(value: Any) -> str:
-    """The name of a called op, "" for anything else."""
-    op = getattr(value, "op", None)
-    return str(op.name) if isinstance(op, Op) else ""
 
 
 def flowing(bindings: Iterable[Any], wanted: Iterable[relax.Var]) -> set[relax.Var]:

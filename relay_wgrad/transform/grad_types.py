@@ -11,7 +11,8 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from .grad_paths import NO_GRAD, flowing, op_name
+from ..ir import op_name
+from .grad_paths import NO_GRAD, flowing
 
 
 def check_partials(fn: str, func: relax.Function, wanted: list[relax.Var]) -> None:

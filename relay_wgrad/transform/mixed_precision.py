@@ -22,9 +22,9 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.ir import Op
 
 from ..dtypes import HALVES
+from ..ir import op_name
 from ..ops.algebra import WGRAD_KEYS, make_call
 from ..ops.conv2d_backward_weight import DEF as WGRAD
 from .substitute import substitute
@@ -111,7 +111,7 @@ class _Rewriter:
             return relax.Tuple([self.tensor(f, "float32") for f in value.fields])
         if not isinstance(value, relax.Call):
             return self.value.get(value, value)
-        name = _op_name(value)
+        name = op_name(value)
         if name in _ALWAYS:
             dtype = self.half
         elif name in _FOLLOW:
@@ -179,17 +179,12 @@ def accumulate_wide(mod: tvm.IRModule, fn: str, *, weight_gradients: bool = True
     return out
 
 
-def _op_name(value: Any) -> str:
-    call = isinstance(value, relax.Call) and isinstance(value.op, Op)
-    return str(value.op.name) if call else ""
-
-
 def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function:
     bindings = [b for block in func.body.blocks for b in block.bindings]
     direct = {
         b.var: b.value
         for b in bindings
-        if _op_name(b.value) in direct_ops and str(b.value.ty.dtype) in HALVES
+        if op_name(b.value) in direct_ops and str(b.value.ty.dtype) in HALVES
     }
     bb = relax.BlockBuilder()
     value: dict[relax.Var, Any] = {}
@@ -207,12 +202,12 @@ def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function
                     half = relax.op.astype(wide[var], str(expr.ty.dtype))
                     value[var] = bb.emit(half, name_hint=f"{var.name}_half")
                 elif (
-                    _op_name(expr) == "relax.astype"
+                    op_name(expr) == "relax.astype"
                     and expr.args[0] in wide
                     and str(expr.ty.dtype) == "float32"
                 ):
                     value[var] = wide[expr.args[0]]
-                elif _op_name(expr) == _POOL and str(expr.ty.dtype) == "bfloat16":
+                elif op_name(expr) == _POOL and str(expr.ty.dtype) == "bfloat16":
                     widest = [bb.emit(relax.op.astype(new(a), "float32")) for a in expr.args]
                     made = bb.emit(relax.Call(expr.op, widest, expr.attrs, expr.ty_args))
                     value[var] = bb.emit(relax.op.astype(made, "bfloat16"), name_hint=var.name)
@@ -238,7 +233,7 @@ def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function
 
 def _wide(call: relax.Call, new: Any) -> relax.Expr:
     args = [new(arg) for arg in call.args]
-    if _op_name(call) == "relax.matmul":
+    if op_name(call) == "relax.matmul":
         return relax.op.matmul(*args, out_dtype="float32")
     assert WGRAD.read_attrs is not None
     attrs = replace(WGRAD.read_attrs(call), out_dtype="float32")

@@ -11,8 +11,8 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from relay_wgrad.ir import op_name
 from relay_wgrad.transform import grad
-from relay_wgrad.transform.grad_paths import op_name
 
 from .onnx_models import call
 

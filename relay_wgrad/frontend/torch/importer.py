@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ...ir import op_name
 from ..context import Context, Options, shape_of
 from ..graph import InputSpec, TrainingGraph
 from ..loss import LOSSES, add_loss
@@ -300,7 +301,7 @@ def _scalar(result: Any) -> Any:
 
 def _check_gradients(graph: TrainingGraph) -> None:
     """Raises ValueError for an op between a trained parameter and the loss without a gradient."""
-    from ...transform.grad_paths import op_name, without_gradient
+    from ...transform.grad_paths import without_gradient
 
     loss = graph.main.body.body.fields[0]
     found = without_gradient(graph.main, graph.variables(graph.trainable), loss)

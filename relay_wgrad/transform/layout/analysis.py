@@ -16,8 +16,8 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.ir import Op
 
+from ...ir import op_name
 from ...layout_rules import table
 from ...layout_rules.convs import CONVS, wanted_perms
 from ...layout_rules.perms import Group as ReshapeGroup
@@ -157,7 +157,7 @@ class Analysis:
         results = [var] if not isinstance(var.ty, relax.TupleType) else [
             (var, i) for i in range(len(types))
         ]  # fmt: skip
-        name = str(call.op.name) if isinstance(call.op, Op) else ""
+        name = op_name(call)
         step = Step("fixed", var, binding, call, name, args, results)
         step.keys = self._tensor_keys(step)
         if name in CONVS:

@@ -13,8 +13,8 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.ir import Op
 
+from ...ir import op_name
 from ...layout_rules import table
 from ...layout_rules.convs import CONVS
 from ...layout_rules.perms import is_one, keeps_memory
@@ -69,12 +69,12 @@ def layout_changes(
     for given in (func, *([original] if original is not None else [])):
         if not isinstance(given, relax.Function):
             raise TypeError(f"layout_changes: needs a Relax function, got {kind_of(given)}")
-    own = {b.var.name for b in _bindings(original) if _op_name(b.value) in _CHANGES}
+    own = {b.var.name for b in _bindings(original) if op_name(b.value) in _CHANGES}
     program = _Program(func)
     return [
         program.change(binding, own)
         for binding in _bindings(func)
-        if _op_name(binding.value) in _CHANGES
+        if op_name(binding.value) in _CHANGES
     ]
 
 
@@ -87,12 +87,6 @@ def _bindings(func: relax.Function | None) -> list[relax.Binding]:
     if func is None or not isinstance(func.body, relax.SeqExpr):
         return []
     return [binding for block in func.body.blocks for binding in block.bindings]
-
-
-def _op_name(expr: relax.Expr) -> str:
-    if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
-        return str(expr.op.name)
-    return ""
 
 
 def _leaves(expr: Any) -> list[relax.Expr]:
@@ -120,7 +114,7 @@ class _Program:
                     if not isinstance(leaf, relax.Var):
                         continue
                     if isinstance(value, relax.Call):
-                        self.users.setdefault(leaf, []).append((_op_name(value) or "call", i))
+                        self.users.setdefault(leaf, []).append((op_name(value) or "call", i))
                     else:
                         self.passes.setdefault(leaf, []).append(binding.var)
         self.results = {leaf for leaf in _leaves(func.body.body) if isinstance(leaf, relax.Var)}
@@ -134,7 +128,7 @@ class _Program:
             if isinstance(value, relax.Tuple) or value is None:
                 return "tuple"
             if isinstance(value, relax.Call):
-                return _op_name(value) or "call"
+                return op_name(value) or "call"
             expr = value.tuple_value if isinstance(value, relax.TupleGetItem) else value
         return "constant" if isinstance(expr, tvm.ir.Constant) else type(expr).__name__
 
@@ -158,9 +152,9 @@ class _Program:
         sizes = sizes_of(operand.ty)
         reason = self._reason(call, binding.var.name in own, maker, users, sizes)
         shown = (maker, *sorted({name for name, _ in users}))
-        moves = _op_name(call) != table.PERMUTE or not _still(call, sizes)
+        moves = op_name(call) != table.PERMUTE or not _still(call, sizes)
         return LayoutChange(
-            binding.var.name, _op_name(call), reason, tuple(sizes or ()), moves, shown
+            binding.var.name, op_name(call), reason, tuple(sizes or ()), moves, shown
         )
 
     def _reason(
@@ -172,7 +166,7 @@ class _Program:
         sizes: list[Any] | None,
     ) -> str:
         names = [name for name, _ in users]
-        is_permute = _op_name(call) == table.PERMUTE
+        is_permute = op_name(call) == table.PERMUTE
         if own or (is_permute and call.args[0].ty.ndim != 4 and not _still(call, sizes)):
             return "transpose"
         if is_permute and sizes is not None and sum(not is_one(n) for n in sizes) <= 1:

@@ -32,6 +32,7 @@ from tvm import relax
 from tvm.ir import Op
 from tvm_ffi import structural_equal
 
+from ...ir import is_taken
 from ...ops.algebra import DGRAD_NAME, WGRAD_NAME, get_op
 from ...ops.view import problem_of
 from ..surface import ModulePass, check_relax_module
@@ -43,7 +44,6 @@ from .report import RaiseEntry, RaiseReport
 from .walk import bodies_of, branches_of, variables_of, with_type
 
 CONV2D = "relax.nn.conv2d"
-_TAKEN = ("Composite", "Codegen")  # attributes of functions that a backend took
 MATCH = {"wgrad": weight_gradient, "dgrad": data_gradient}
 Accept = Callable[[relax.Var, relax.Var, relax.Call], None]
 
@@ -110,7 +110,7 @@ def _plans(mod: tvm.IRModule) -> Iterator[tuple[tvm.ir.GlobalVar, relax.Function
     for gv, func in mod.functions_items():
         if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
             continue
-        if func.attrs is None or not any(key in func.attrs for key in _TAKEN):
+        if not is_taken(func):
             yield gv, func, plan_function(str(gv.name_hint), func)
 
 

@@ -1,0 +1,24 @@
+"""Small words for Relax programs, which passes and backends share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+from tvm.ir import Op
+
+OPAQUE = 8
+"""tvm::relax::OpPatternKind::kOpaque: a kernel that is never fused, so that its schedule stays."""
+
+_TAKEN = ("Composite", "Codegen")
+
+
+def op_name(value: Any) -> str:
+    """The name of a called operator, "" for anything else."""
+    is_op = isinstance(value, relax.Call) and isinstance(value.op, Op)
+    return str(value.op.name) if is_op else ""
+
+
+def is_taken(func: relax.Function) -> bool:
+    """Whether a backend has the function already."""
+    return func.attrs is not None and any(key in func.attrs for key in _TAKEN)
