@@ -13,7 +13,7 @@ TORCH_ARGS = $(shell $(PYTHON) -c "import urllib.request as u; u.urlopen('$(TORC
 # process may use.  The tests' oracle, PyTorch, uses the same number.
 export OMP_NUM_THREADS ?= $(shell nproc)
 
-.PHONY: demo test fuzz lint types unit test-gpu memcheck bench clean help
+.PHONY: demo test test-all fuzz lint types unit test-gpu memcheck bench clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,7 +28,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train ResNet-50 on the CPU, show and check every convolution
 	$(BIN)/python -m relay_wgrad train resnet50 --layout NHWC
 
-test: lint types unit  ## everything that needs no GPU
+test: lint types unit  ## what needs no GPU, in ten minutes
+
+test-all: lint types  ## every test, planted faults, a wheel in an empty environment
+	$(MAKE) unit SELECT="not gpu"
+	$(BIN)/python -m tests.planted
 
 lint: $(STAMP)  ## ruff
 	$(BIN)/ruff check .
@@ -40,8 +44,9 @@ types: $(STAMP)  ## mypy --strict
 # Two tests at a time share the cores: threads that wait for work must not spin.
 unit: export OMP_WAIT_POLICY := passive
 unit: export TVM_THREAD_POOL_SPIN_COUNT := 0
+unit: SELECT ?= not gpu and not longer
 unit: $(STAMP)  ## pytest
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m '$(SELECT)'
 
 FUZZ_MINUTES ?= 10
 

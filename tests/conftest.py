@@ -11,6 +11,8 @@ import relay_wgrad
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.decision import YES
 
+from .longer import LONGER
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -18,6 +20,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write tests/golden anew, instead of comparing"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what `make test` leaves out; a name that stands for nothing any more is an error."""
+    unused = set(LONGER)
+    for item in items:
+        for name in LONGER:
+            if item.nodeid.startswith(name):
+                item.add_marker("longer")
+                unused.discard(name)
+    whole = config.args in (["tests"], [str(GOLDEN.parent)])
+    if unused and whole and not config.option.collectonly:
+        raise pytest.UsageError(f"tests/longer.py names no test: {sorted(unused)}")
 
 
 @pytest.fixture

@@ -263,7 +263,6 @@ def test_reader_that_leaves() -> None:
     assert (done.stdout, done.stderr) == ("{", "")
 
 
-@pytest.mark.slow
 def test_train(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     done = run("train", "squeezenet", "--batch", "2", "--image-size", "48", "--steps", "2",
@@ -300,7 +299,6 @@ def test_inspect(tmp_path: Path, call: Any) -> None:
     assert call("inspect", str(path), "--report", "no/such/folder/x.html")[0] == 1
 
 
-@pytest.mark.slow
 def test_inspect_measures(tmp_path: Path, call: Any) -> None:
     path, report = tmp_path / "mine.onnx", tmp_path / "report.json"
     onnx.save(residual_net(blocks=0, size=6), path)

@@ -94,7 +94,6 @@ def test_stored_outputs(path: Path) -> None:
     assert path.name in (ROOT / "notebooks" / "README.md").read_text()
 
 
-@pytest.mark.slow
 @each_notebook
 def test_runs(path: Path) -> None:
     stored, now = nbformat.read(path, as_version=4), executed(path)

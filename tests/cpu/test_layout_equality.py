@@ -81,7 +81,6 @@ def test_gradients_are_relays() -> None:
         close(a, b)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_relays_networks_in_both_layouts(name: str) -> None:
     params, _, _ = load(f"{name}_fwd")
@@ -131,7 +130,6 @@ def pytorch(graph: TrainingGraph, batch: Arrays) -> tuple[float, Arrays]:
     return loss.item(), dict(zip(graph.trainable, gradients, strict=True))
 
 
-@pytest.mark.slow
 def test_squeezenet_in_both_layouts() -> None:
     graph = from_onnx("squeezenet", batch=2, image_size=32, dtype="float64")
     batch = graph.random_batch(1)

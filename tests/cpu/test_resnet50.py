@@ -18,7 +18,7 @@ from relay_wgrad.frontend import TrainingGraph, from_onnx
 from relay_wgrad.training.trainer import Trainer
 from tests.torch_model import torch_step
 
-pytestmark = [pytest.mark.usefixtures("registered"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("registered")
 
 Arrays = list[np.ndarray[Any, Any]]
 

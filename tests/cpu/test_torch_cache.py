@@ -68,9 +68,7 @@ def memory() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
-@pytest.mark.parametrize(
-    ("before", "more"), [(8, 8), pytest.param(20, 100, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("before", "more"), [(8, 8), (20, 100)])
 def test_memory_is_given_back(before: int, more: int) -> None:
     rt.set_cache_size(2)
     for width in range(5, 5 + before):

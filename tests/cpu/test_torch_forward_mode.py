@@ -162,7 +162,6 @@ def test_functions(name: str) -> None:
         check(name, TRANSFORMS[transform])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_all(name: str, transform: str) -> None:

@@ -98,7 +98,6 @@ def test_checkpoints_lower_the_planned_memory() -> None:
     assert 0 < again < 0.75 * kept
 
 
-@pytest.mark.slow
 def test_loss_scale_saves_small_gradients() -> None:
     """A loss so small that float16 loses its gradients without a scale."""
     graph = from_onnx(residual_net(blocks=0), bn="eval")
@@ -155,7 +154,6 @@ def test_mixed_precision_of_a_double_graph_is_refused() -> None:
 # ---- against PyTorch -------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_step_with_masks_and_statistics_is_pytorchs() -> None:
     """Two steps of momentum SGD, dropout by masks, batch statistics: all in float64."""
     model = residual_net(blocks=1, dropout=0.25)

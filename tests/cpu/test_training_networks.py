@@ -14,7 +14,7 @@ from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training.trainer import Trainer
 from tests.training_models import torch_run
 
-pytestmark = [pytest.mark.usefixtures("registered"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 @pytest.mark.parametrize("name", ["alexnet", "shufflenet"])

@@ -8,8 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 # What ResNet-50 and MobileNetV2 multiply at batch 256, of few and small layers.
 CODE = """
 import torch
@@ -57,7 +55,6 @@ for features in (1280, 2048):
 """
 
 
-@pytest.mark.slow
 def test_step_in_half_precision() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=600, check=False

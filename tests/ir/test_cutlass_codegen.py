@@ -217,7 +217,6 @@ def test_headers_without_the_builders_are_named(
         cutlass_objects.objects(generate([hopper("plain")]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HOPPER)
 def test_hopper_kernels_compile(name: str, needs_nvcc: None) -> None:
     found = cutlass_objects.find_cutlass()
@@ -254,7 +253,6 @@ def test_gpus_that_share_a_kernel_share_its_object(tmp_path: Path) -> None:
     assert len(kernels_of(generate([replace(small, options=unknown)]))) == 2
 
 
-@pytest.mark.slow
 def test_a_library_for_two_gpus(needs_nvcc: None, tmp_path: Path) -> None:
     source, library = tmp_path / "two.cc", tmp_path / "two.so"
     several = replace(region("wgrad"), options={"arch": (80, 89), "split_k": 4})
@@ -306,7 +304,6 @@ def _symbols(library: Path, *flags: str) -> list[str]:
     return [line.split()[-1] for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
 def test_six_kernels_compile_and_link(six: tuple[Path, str]) -> None:
     library, source = six
     names = [name for _, name in kernels_of(source)]
@@ -320,7 +317,6 @@ def test_six_kernels_compile_and_link(six: tuple[Path, str]) -> None:
     assert not set(names) & set(exported)
 
 
-@pytest.mark.slow
 def test_a_second_build_compiles_nothing(
     six: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,7 +329,6 @@ def test_a_second_build_compiles_nothing(
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
-@pytest.mark.slow
 def test_a_library_through_tvm(six: tuple[Path, str], tmp_path: Path) -> None:
     """The stock pipeline links the objects; the loaded library checks what it is given."""
     line, _, options = CASES["wgrad"]
@@ -352,7 +347,6 @@ def test_a_library_through_tvm(six: tuple[Path, str], tmp_path: Path) -> None:
     assert library.plans() == []
 
 
-@pytest.mark.slow
 def test_both_libraries_in_one(six: tuple[Path, str], tmp_path: Path) -> None:
     """What CUTLASS refuses goes to cuDNN; one library has both, and links what each needs."""
     plain = ConvProblem.parse(CASES["wgrad"][0])

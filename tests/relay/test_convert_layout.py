@@ -95,7 +95,6 @@ def test_converted_programs_run(case: Conversion) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("registered")
 def test_a_converted_network_runs() -> None:
     """The gradients of this one are zero but for rounding; the next test has others."""

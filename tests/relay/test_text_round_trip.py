@@ -228,7 +228,6 @@ def test_linear(make: object) -> None:
     assert cost(8000) < 32 * cost(1000)
 
 
-@pytest.mark.slow
 def test_ten_megabytes() -> None:
     text = let_chain(48_000)
     assert len(text) > 10_000_000
