@@ -16,6 +16,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 
 from ..transform.substitute import rewritten
+from .ieee import exact_floats
 
 LARGEST = 2**28  # bytes of a result that is larger than what it is computed from
 _CALL, _LEFT = "relax.call_tir", "relax.call_dps_packed"
@@ -35,13 +36,22 @@ def fold_constants() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.fold_constants")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        fold = relax.transform.FoldConstant()
         if not any(map(_stays, _values(mod))):
-            return fold(mod)
+            return _folded(mod)
         # What is no `call_tir` is left alone.
-        return _renamed(fold(_renamed(mod, _CALL, _LEFT)), _LEFT, _CALL)
+        return _renamed(_folded(_renamed(mod, _CALL, _LEFT)), _LEFT, _CALL)
 
     return run
+
+
+def _folded(mod: tvm.IRModule) -> tvm.IRModule:
+    """By upstream's pass, with kernels that compute as they will at the run (`exact_floats`)."""
+    out = relax.transform.FoldConstant()(exact_floats()(mod))
+    kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+    out = out.clone()
+    for var, func in kernels.items():
+        out.update_func(var, func)  # as they were, to be fused and scheduled
+    return out
 
 
 def made_at_the_run() -> tvm.transform.Pass:

@@ -14,6 +14,7 @@ from tvm.script import relax as R
 from relay_wgrad import relay
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.cuda import cuda_pipeline
+from tests.fuzz.arithmetic import GENERATOR
 
 VALUES = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 0.25, -3.0], "float64")
 
@@ -114,6 +115,21 @@ def _numpy(dtype: str) -> Any:
     import ml_dtypes
 
     return ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("pipeline", ["cpu", "relay"])
+def test_constants_are_compared_as_numbers_are(pipeline: str) -> None:
+    """Folding compiles kernels of its own, in which TVM's `!=` was false for NaN."""
+    line = f"float32 {pipeline} 57758: where(ne(big,div(m0,0)),y,x)"
+    assert GENERATOR.answer(line) == {"status": "passed", "message": ""}
+
+
+def test_relay_folds_comparisons_as_numbers_are() -> None:
+    nan, one = (relay.const(np.float32(v)) for v in (np.nan, 1))
+    for op, want in ((relay.not_equal, True), (relay.equal, False), (relay.less, False)):
+        module = relay.IRModule.from_expr(relay.Function([], op(nan, one)))
+        folded = relay.transform.FoldConstant()(relay.transform.InferType()(module))
+        assert bool(folded["main"].body.data.numpy()) is want, op
 
 
 def test_cuda_makes_zeros_of_bits_in_its_own_words() -> None:
