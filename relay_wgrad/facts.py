@@ -26,8 +26,8 @@ class Lowered:
     problem: str  # ConvProblem.repro()
     source: str  # which generator made its kernel, and which of its kernels
     kernel: str  # the kernel's name in the module
-    reason: str  # for that kernel
     seconds: float | None = None  # one run, where it was measured
+    reason: str = ""  # for that kernel
 
 
 def lowered_convolutions(mod: tvm.IRModule, function: str) -> list[Lowered]:
@@ -47,7 +47,7 @@ def lowered_convolutions(mod: tvm.IRModule, function: str) -> list[Lowered]:
                         str(attrs[PROBLEM_ATTR]),
                         str(attrs[SOURCE_ATTR]),
                         str(value.args[0].name_hint),
-                        str(attrs[REASON_ATTR]),
+                        reason=str(attrs[REASON_ATTR]),
                     )
                 )
     return found
