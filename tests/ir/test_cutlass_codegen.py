@@ -356,7 +356,8 @@ def test_both_libraries_in_one(six: tuple[Path, str], tmp_path: Path) -> None:
         merged(parts), ("cutlass", "cudnn"), strict=True, cutlass={"split_k": 4}
     )
     assert report.rows() == {"cutlass.wgrad": 1, "cudnn.wgrad": 1}
-    register(BACKEND)
+    for name in ("cutlass", "cudnn"):
+        register(byoc_cudnn.BACKENDS[name])
     library = Library(tvm.compile(relax.transform.RunCodegen()(out), target="llvm"))
     assert len(library.sources) == 2
     library.export_library(tmp_path / "lib.so")
