@@ -50,10 +50,9 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
     kind = str(target.kind.name) if target is not None else ""
     facts = {OP_ATTR: name, PROBLEM_ATTR: problem.repro()}
     if problem.is_static and kind in KERNELS:
-        func = _cached(KERNELS[kind], problem.repro(), str(target))
+        func, chosen, reason = _kernel(KERNELS[kind], problem.repro(), str(target))
         # A global symbol would make the kernel public, and clash with others of its name.
         func = func.without_attr("global_symbol")
-        chosen, reason = _choice(KERNELS[kind], problem.repro(), str(target))
         facts |= {SOURCE_ATTR: f"{kind} {chosen}", REASON_ATTR: reason}
         func = func.with_attr({"op_pattern": OPAQUE, **facts})
         return relax.call_tir(bb.add_func(func, name), list(call.args[:2]), out_ty=call.ty)
@@ -73,12 +72,9 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
 
 
 @lru_cache(maxsize=1024)
-def _cached(module: str, repro: str, target: str) -> tvm.tirx.PrimFunc:
-    # Networks repeat their layers: one kernel per distinct problem and target.
-    return import_module(module).prim_func(ConvProblem.parse(repro), Target(target))
-
-
-@lru_cache(maxsize=1024)
-def _choice(module: str, repro: str, target: str) -> tuple[str, str]:
-    found: tuple[str, str] = import_module(module).choice(ConvProblem.parse(repro), Target(target))
-    return found
+def _kernel(module: str, repro: str, given: str) -> tuple[tvm.tirx.PrimFunc, str, str]:
+    """(kernel, its name, why it was chosen).  Networks repeat their layers: one for each distinct
+    problem and target."""
+    generator = import_module(module)
+    problem, target = ConvProblem.parse(repro), Target(given)
+    return generator.prim_func(problem, target), *generator.choice(problem, target)

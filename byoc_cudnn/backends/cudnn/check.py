@@ -11,6 +11,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from ...fused import MASKS
+from ..rules import known_channels
 
 NAME = "cudnn"
 CODEGEN = "relay_wgrad_cudnn"
@@ -73,7 +74,7 @@ def workspace_of(problem: ConvProblem) -> int:
 
 def check(problem: ConvProblem, epilogue: str) -> Decision:
     """Whether cuDNN takes a problem with an epilogue, as it stands."""
-    for rule in (_layouts, _dtypes, _channels, _padding, _elements):
+    for rule in (_layouts, _dtypes, known_channels, _padding, _elements):
         decision = rule(problem)
         if not decision:
             return decision
@@ -135,14 +136,6 @@ def _dtypes(problem: ConvProblem) -> Decision:
     # weight gradients took up to 24 times as long (H200, cuDNN 9.19: 64 channels, 56x56).
     if not first == second == result:
         return no(f"dtypes {first} and {second} to {result}: all must be one dtype")
-    return YES
-
-
-def _channels(problem: ConvProblem) -> Decision:
-    sizes = {name: getattr(problem, name) for name in ("c", "k", "r", "s")}
-    symbolic = [f"{name.upper()}={v}" for name, v in sizes.items() if not isinstance(v, int)]
-    if symbolic:
-        return no(f"symbolic channels or kernel: {', '.join(symbolic)}")
     return YES
 
 

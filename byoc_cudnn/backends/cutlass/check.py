@@ -13,6 +13,7 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from ...fused import MASKS, STEPS
+from ..rules import known_channels
 from .hopper import hopper_algorithm
 
 NAME = "cutlass"
@@ -109,7 +110,7 @@ def check(problem: ConvProblem, epilogue: str, options: Options | None = None) -
     the channels have, and are told where the padding begins and how large the output is.
     """
     options = options or Options()
-    for rule in (_layouts, _dtypes, _channels, _groups, _dilation, _empty):
+    for rule in (_layouts, _dtypes, known_channels, _groups, _dilation, _empty):
         decision = rule(problem)
         if not decision:
             return decision
@@ -139,14 +140,6 @@ def _dtypes(problem: ConvProblem) -> Decision:
             f"dtypes {first} and {second} to {result}: both operands must be of one dtype, and the"
             " result of theirs or float32"
         )
-    return YES
-
-
-def _channels(problem: ConvProblem) -> Decision:
-    sizes = {name: getattr(problem, name) for name in ("c", "k", "r", "s")}
-    symbolic = [f"{name.upper()}={v}" for name, v in sizes.items() if not isinstance(v, int)]
-    if symbolic:
-        return no(f"symbolic channels or kernel: {', '.join(symbolic)}")
     return YES
 
 
