@@ -15,6 +15,7 @@ from typing import Any
 
 from tvm import s_tir, te, tirx
 
+from relay_wgrad.keys import SCHEDULED
 from relay_wgrad.layouts import ACTIVATION, KERNEL, to_layout
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -232,7 +233,7 @@ def cpu_schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
         sch.reorder(*reduction, lane)
         sch.vectorize(lane)
         sch.decompose_reduction(conv, reduction[0])
-    return sch.mod[name].with_attr("tirx.is_scheduled", True)
+    return sch.mod[name].with_attr(SCHEDULED, True)
 
 
 def _lanes(sch: Expr, conv: Expr, loops: list[Expr]) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from tvm.target import Target
 from relay_wgrad.attrs import padding4, pair
 from relay_wgrad.dtypes import HALVES
 from relay_wgrad.ir import OPAQUE
+from relay_wgrad.keys import OP_PATTERN, SCHEDULED, SYMBOL
 from relay_wgrad.opdef import OpDef
 
 from .cpu import max_pool
@@ -163,6 +164,4 @@ def _scheduled(func: tirx.PrimFunc, schedule: Callable[..., None]) -> tirx.PrimF
 
 def _finished(func: tirx.PrimFunc) -> tirx.PrimFunc:
     # A global symbol would make the kernel public, and clash with a function of that name.
-    return func.without_attr("global_symbol").with_attr(
-        {"tirx.is_scheduled": True, "op_pattern": OPAQUE}
-    )
+    return func.without_attr(SYMBOL).with_attr({SCHEDULED: True, OP_PATTERN: OPAQUE})

@@ -18,7 +18,7 @@ from tvm import relax
 from tvm.relax.utils import gen_call_tir_inputs
 from tvm.target import Target
 
-from relay_wgrad.facts import OP_ATTR, PROBLEM_ATTR, REASON_ATTR, SOURCE_ATTR
+from relay_wgrad import keys
 from relay_wgrad.ir import OPAQUE
 from relay_wgrad.opdef import OpDef
 from relay_wgrad.ops.conv2d import is_family
@@ -48,13 +48,13 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
     """A call_tir of the kernel for `problem` on the current target."""
     target = Target.current(allow_none=True)
     kind = str(target.kind.name) if target is not None else ""
-    facts = {OP_ATTR: name, PROBLEM_ATTR: problem.repro()}
+    facts = {keys.OP: name, keys.PROBLEM: problem.repro()}
     if problem.is_static and kind in KERNELS:
         func, chosen, reason = _kernel(KERNELS[kind], problem.repro(), str(target))
         # A global symbol would make the kernel public, and clash with others of its name.
-        func = func.without_attr("global_symbol")
-        facts |= {SOURCE_ATTR: f"{kind} {chosen}", REASON_ATTR: reason}
-        func = func.with_attr({"op_pattern": OPAQUE, **facts})
+        func = func.without_attr(keys.SYMBOL)
+        facts |= {keys.SOURCE: f"{kind} {chosen}", keys.REASON: reason}
+        func = func.with_attr({keys.OP_PATTERN: OPAQUE, **facts})
         return relax.call_tir(bb.add_func(func, name), list(call.args[:2]), out_ty=call.ty)
     # The result's height and width, of which dgrad's operands know nothing, go along as sizes.
     func, args, out_ty = gen_call_tir_inputs(
@@ -64,9 +64,9 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
         [problem.h, problem.w] if problem.kind is ConvKind.DGRAD else None,
     )
     reason = "sizes are symbolic" if kind in KERNELS else f"target {kind or 'none'} has no other"
-    func = func.with_attr({SOURCE_ATTR: "generic", REASON_ATTR: reason, **facts})
+    func = func.with_attr({keys.SOURCE: "generic", keys.REASON: reason, **facts})
     if kind == "llvm":
-        func = generic.cpu_schedule(func).with_attr("op_pattern", OPAQUE)
+        func = generic.cpu_schedule(func).with_attr(keys.OP_PATTERN, OPAQUE)
     # Elsewhere it stays unscheduled: the target's own pipeline schedules and fuses it.
     return relax.call_tir(bb.add_func(func, name), args, out_ty)
 

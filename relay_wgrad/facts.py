@@ -12,10 +12,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-OP_ATTR = "relay_wgrad.op"
-PROBLEM_ATTR = "relay_wgrad.problem"
-REASON_ATTR = "relay_wgrad.reason"
-SOURCE_ATTR = "relay_wgrad.lowering"
+from . import keys
 
 
 @dataclass
@@ -40,14 +37,14 @@ def lowered_convolutions(mod: tvm.IRModule, function: str) -> list[Lowered]:
             if not (isinstance(value, relax.Call) and value.op == call_tir):
                 continue
             attrs = mod[value.args[0]].attrs
-            if attrs is not None and PROBLEM_ATTR in attrs:
+            if attrs is not None and keys.PROBLEM in attrs:
                 found.append(
                     Lowered(
-                        str(attrs[OP_ATTR]),
-                        str(attrs[PROBLEM_ATTR]),
-                        str(attrs[SOURCE_ATTR]),
+                        str(attrs[keys.OP]),
+                        str(attrs[keys.PROBLEM]),
+                        str(attrs[keys.SOURCE]),
                         str(value.args[0].name_hint),
-                        reason=str(attrs[REASON_ATTR]),
+                        reason=str(attrs[keys.REASON]),
                     )
                 )
     return found

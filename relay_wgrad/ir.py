@@ -7,10 +7,15 @@ from typing import Any
 from tvm import relax
 from tvm.ir import Op
 
+from .keys import CODEGEN, COMPOSITE, NO_ALIAS, OP_PATTERN, SCHEDULED
+
 OPAQUE = 8
 """tvm::relax::OpPatternKind::kOpaque: a kernel that is never fused, so that its schedule stays."""
 
-_TAKEN = ("Composite", "Codegen")
+FINISHED = {SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE}
+"""A kernel that is complete: TVM neither schedules nor fuses it; its buffers do not overlap."""
+
+_TAKEN = (COMPOSITE, CODEGEN)
 
 
 def op_name(value: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay_wgrad import opdef
+from relay_wgrad import keys, opdef
 from relay_wgrad.ops import ALL, FAMILY
 
 ROOT = Path(__file__).parent.parent
@@ -209,3 +209,22 @@ def test_a_backend_is_known_in_its_folder_alone() -> None:
     naming = {str(path.relative_to(ROOT)): _backends_named(path) for path in FILES}
     found = {name: names for name, names in naming.items() if names}
     assert set(found) == NAMING, {n: found.get(n) for n in set(found) ^ NAMING}
+
+
+# ---- a key is said once --------------------------------------------------------------------------
+
+KEYS = {value: name for name, value in vars(keys).items() if name.isupper()}
+SPELLING = {
+    "legalize/composite.py",  # a pass that has a key's name
+    "relay_wgrad/inspection/dataflow.py",  # a field of that name
+    "relay_wgrad/training/step.py",
+    "relay_wgrad/training/trainer.py",
+}
+"""The list may only shrink: files that have a key of `relay_wgrad/keys.py` as a string."""
+
+
+def test_attribute_keys_are_said_once() -> None:
+    assert len(KEYS) > 15
+    spelt = {str(path.relative_to(ROOT)): _texts(ast.parse(path.read_text())) for path in FILES}
+    found = {name: texts & set(KEYS) for name, texts in spelt.items()}
+    assert {name for name, some in found.items() if some} == {"relay_wgrad/keys.py"} | SPELLING

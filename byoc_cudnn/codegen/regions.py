@@ -16,10 +16,10 @@ from typing import Any
 from tvm import relax
 
 from relay_wgrad.ir import op_name
+from relay_wgrad.keys import OPTIONS, SYMBOL
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvProblem
 
-from ..attributes import OPTIONS
 from ..fused import STEPS, Match, match
 from ..patterns import is_whole
 
@@ -60,7 +60,7 @@ def symbol_of(func: relax.Function) -> str:
     Raises ValueError for anything but a C identifier.
     """
     attrs = func.attrs
-    symbol = str(attrs["global_symbol"]) if attrs is not None and "global_symbol" in attrs else ""
+    symbol = str(attrs[SYMBOL]) if attrs is not None and SYMBOL in attrs else ""
     if not _IDENTIFIER.fullmatch(symbol):
         raise ValueError(f"a region's symbol must be a C identifier of at most 201, got {symbol!r}")
     return symbol

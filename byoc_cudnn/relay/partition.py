@@ -20,13 +20,14 @@ import tvm
 from tvm.target import Target
 
 from relay_wgrad import registry
+from relay_wgrad.keys import COMPILER, RELAY_OPTIONS
 from relay_wgrad.problem import ConvKind
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.ast import Call, Expr, Function, GlobalVar, IRModule, Op, post_order
 from relay_wgrad.relay.dataflow_pattern import is_op, wildcard
 from relay_wgrad.relay.dataflow_pattern.partition import extract
 from relay_wgrad.relay.expr import bind_params_by_name
-from relay_wgrad.relay.external import COMPILER, register_external
+from relay_wgrad.relay.external import register_external
 from relay_wgrad.relay.transform.raise_conv_backward import find_conv_backward
 from relay_wgrad.relay.types import TensorType
 
@@ -36,7 +37,6 @@ from ..split.partition import TAKEN, partition_part
 from ..table import BACKENDS
 from .table import convolutions, entries_of, pattern_table, register_tables
 
-OPTIONS = "relay_wgrad_options"  # a function's attribute: its backend's options as JSON
 _MAIN = "main"
 _KINDS = ("cuda",)
 
@@ -82,7 +82,7 @@ def partition_relay(
     for name in set(functions) - before:
         given = _changed(options[_compiler(functions[name])])
         if given:
-            functions[name] = functions[name].with_attr(OPTIONS, json.dumps(given))
+            functions[name] = functions[name].with_attr(RELAY_OPTIONS, json.dumps(given))
     out = replace(mod, functions=functions)
     return out, Report(_Entries(backends, options, fuse).of(out), composites)
 
@@ -99,7 +99,7 @@ def _compiler(function: Function) -> str:
 
 def _options(function: Function) -> dict[str, Any]:
     """The options of a function's backend, as `partition` takes them."""
-    found = json.loads(str(function.attrs.get(OPTIONS, "{}")))
+    found = json.loads(str(function.attrs.get(RELAY_OPTIONS, "{}")))
     return {_compiler(function): found}
 
 

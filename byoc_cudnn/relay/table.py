@@ -12,6 +12,7 @@ from operator import or_
 from typing import Any
 
 from relay_wgrad import registry
+from relay_wgrad.keys import INLINE
 from relay_wgrad.problem import ConvKind
 from relay_wgrad.relay.ast import Expr, Function, IRModule
 from relay_wgrad.relay.dataflow_pattern import DFPattern, is_constant, is_op, wildcard
@@ -66,7 +67,7 @@ def entries_of(
 ) -> tuple[Entry, ...]:
     """What becomes of the convolutions in a Relay function of tensors, and why."""
     registry.register()
-    mod = lower(IRModule({_MAIN: function.without_attr("Inline")}))
+    mod = lower(IRModule({_MAIN: function.without_attr(INLINE)}))
     return tuple(partition_part(mod, backends, options, fuse)[1])
 
 

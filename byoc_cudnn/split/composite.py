@@ -15,12 +15,12 @@ import tvm_ffi
 from tvm import relax
 
 from relay_wgrad.ir import is_taken, op_name
+from relay_wgrad.keys import CODEGEN, COMPOSITE, OPTIONS, PRIMITIVE, PROBLEM, ROW, SYMBOL
 from relay_wgrad.ops.view import problem_of
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
 from relay_wgrad.transform.substitute import substitute
 
-from ..attributes import OPTIONS, PROBLEM, ROW
 from ..patterns import Chain
 from ..table import CODEGENS, Row
 
@@ -128,7 +128,7 @@ def build_composite(
     func = _function(params, relax.DataflowBlock(bindings), bindings[-1].var, {})
     return func.with_attrs(
         {
-            "Composite": f"{codegen}.{row.name}",
+            COMPOSITE: f"{codegen}.{row.name}",
             PROBLEM: problem_of(conv_in(func)).repro(),
             ROW: row.name,
             OPTIONS: options,
@@ -145,7 +145,7 @@ def build_outer(inner: relax.Function, codegen: str, symbol: str) -> relax.Funct
     relax.expr._update_type(call, typed.ret_ty)
     out = relax.Var("out", typed.ret_ty)
     block = relax.BindingBlock([relax.VarBinding(local, inner), relax.VarBinding(out, call)])
-    return _function(params, block, out, {"Codegen": codegen, "global_symbol": symbol})
+    return _function(params, block, out, {CODEGEN: codegen, SYMBOL: symbol})
 
 
 def _function(
@@ -194,7 +194,7 @@ def composite_in(func: Any) -> relax.Function | None:
     """The inner function of an outer one that this package made; None for anything else."""
     if not isinstance(func, relax.Function) or func.attrs is None:
         return None
-    if str(func.attrs.get("Codegen", "")) not in CODEGENS:
+    if str(func.attrs.get(CODEGEN, "")) not in CODEGENS:
         return None
     inner = func.body.blocks[0].bindings[0].value
     return inner if isinstance(inner, relax.Function) and PROBLEM in inner.attrs else None
@@ -217,7 +217,7 @@ def conv_in(inner: relax.Function) -> relax.Call:
 
 def is_closed(func: relax.Function) -> bool:
     """Whether another backend, or a fusion, has the function already."""
-    return is_taken(func) or (func.attrs is not None and "Primitive" in func.attrs)
+    return is_taken(func) or (func.attrs is not None and PRIMITIVE in func.attrs)
 
 
 def inline(

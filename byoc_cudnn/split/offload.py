@@ -9,10 +9,10 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.ir import op_name
+from relay_wgrad.keys import COMPOSITE, PROBLEM, ROW
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from ..attributes import PROBLEM, ROW
 from ..decision import Decision, no
 from ..patterns import EPILOGUES, INNER, Chain
 from ..report import FASTER_HERE, Entry
@@ -102,7 +102,7 @@ class FunctionPartition:
         value = binding.value
         inner = called_composite(binding, self.made)
         if inner is not None:
-            backend = CODEGENS[str(inner.attrs["Composite"]).partition(".")[0]]
+            backend = CODEGENS[str(inner.attrs[COMPOSITE]).partition(".")[0]]
             self._entry(
                 binding, conv_in(inner), str(inner.attrs[PROBLEM]),
                 backend=backend.name, row=str(inner.attrs[ROW]), source=self.sources.of(value),

@@ -23,6 +23,7 @@ import tvm
 import tvm_ffi
 
 from relay_wgrad.dtypes import numpy_dtype
+from relay_wgrad.keys import CODEGEN
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
@@ -167,7 +168,7 @@ def _regions(what: Any, name: str, options: Any) -> list[Region]:
         found = [
             read_region(func)
             for _, func in out.functions_items()
-            if func.attrs is not None and "Codegen" in func.attrs
+            if func.attrs is not None and CODEGEN in func.attrs
         ]
     else:
         backend = backend_of(name).under(options)

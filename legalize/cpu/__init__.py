@@ -13,7 +13,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.ir import OPAQUE
+from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
 from .choose import choose
@@ -44,7 +44,7 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
     m = machine(target)
     with one_core(m.cores == 1), IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
-        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": OPAQUE})
+        T.func_attr(FINISHED)
         buffers = {
             role: argument(role, problem.dtype(role), problem.shape(role)) for role in problem.roles
         }

@@ -18,6 +18,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
+from relay_wgrad.keys import NO_ALIAS, SCHEDULED
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.timing import shortest
 
@@ -112,7 +113,7 @@ def _copy(target: Target, threads: int) -> float:
 
 def _head() -> None:
     T.func_name("main")
-    T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True})
+    T.func_attr({SCHEDULED: True, NO_ALIAS: True})
 
 
 def _compiled(func: tirx.PrimFunc, target: Target, *args: Any) -> Callable[[], Any]:

@@ -11,6 +11,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.dtypes import HALVES
+from relay_wgrad.keys import NO_ALIAS
 
 from .words.axes import Axis
 from .words.loops import argument, bind, cast, flat, int64, local, parallel, serial, when, zero
@@ -41,7 +42,7 @@ def planes(
     taps = [axis.taps(0) for axis in axes]
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
-        T.func_attr({"tirx.noalias": True})
+        T.func_attr({NO_ALIAS: True})
         sizes = {"grad": out, "data": shape, "result": shape}
         buffers = {name: argument(name, dtype, size) for name, size in sizes.items()}
         grad, data, result = (flat(buffers[name], dtype, size) for name, size in sizes.items())

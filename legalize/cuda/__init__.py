@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.ir import OPAQUE
+from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
 from . import gemm, reduce
@@ -44,7 +44,7 @@ def prim_func(
     choice = choice or plan_of(view, target)
     e = Kernels(simulate)
     with building() as builder:
-        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": OPAQUE})
+        T.func_attr(FINISHED)
         buffers: dict[str, Any] = {
             role: T.arg(role, T.buffer(problem.shape(role), problem.dtype(role)))
             for role in problem.roles

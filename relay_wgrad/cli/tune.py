@@ -14,6 +14,7 @@ from rich.table import Table
 
 from .. import registry
 from ..display import Display
+from ..keys import SYMBOL
 from ..problem import ConvProblem
 from . import arguments
 from .emit import problem_argument
@@ -124,7 +125,7 @@ def _stock(problem: ConvProblem) -> Callable[..., Any]:
     from legalize import cuda
 
     target = tvm.target.Target.from_device(tvm.cuda(0))
-    func = cuda.prim_func(problem, target).with_attr("global_symbol", "main")
+    func = cuda.prim_func(problem, target).with_attr(SYMBOL, "main")
     call: Callable[..., Any] = tvm.compile(tvm.IRModule({"main": func}), target=target)["main"]
     return call
 

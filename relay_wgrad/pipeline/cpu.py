@@ -23,12 +23,12 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 from tvm_ffi.structural import structural_walk
 
+from ..keys import SCHEDULED
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
 from .inlining import inlined
 
-_SCHEDULED = "tirx.is_scheduled"
 # Scalar operations that are worth waking other threads for; elements of an inner loop, at least.
 _WORTH, _INNER = 1 << 14, 32
 # Sums that a task has at a time, at most, and their bytes: some cache lines of each pixel, and half
@@ -81,7 +81,7 @@ def parallel_kernels() -> tvm.transform.Pass:
         new = {
             var: scheduled(func, cores)
             for var, func in mod.functions_items()
-            if isinstance(func, tirx.PrimFunc) and not (func.attrs and func.attrs.get(_SCHEDULED))
+            if isinstance(func, tirx.PrimFunc) and not (func.attrs and func.attrs.get(SCHEDULED))
         }
         mod = mod.clone() if new else mod
         for var, func in new.items():
@@ -104,7 +104,7 @@ def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
                 _Block(sch, info.block_rv, kinds, cores).schedule()
     except (s_tir.ScheduleError, tvm.error.InternalError, AssertionError, ValueError):
         return func
-    return sch.mod["main"].with_attr(_SCHEDULED, True)
+    return sch.mod["main"].with_attr(SCHEDULED, True)
 
 
 class _Block:

@@ -19,7 +19,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
-from ..facts import SOURCE_ATTR
+from .. import keys
 
 _WORDS = {"float32": "int32", "float64": "int64"}
 _OF_BITS = {"float32": "__int_as_float", "float64": "__longlong_as_double"}
@@ -39,7 +39,7 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
         new = {}
         for var, func in mod.functions_items():
             is_kernel = isinstance(func, tirx.PrimFunc)
-            if is_kernel and not (func.attrs and func.attrs.get(SOURCE_ATTR)):
+            if is_kernel and not (func.attrs and func.attrs.get(keys.SOURCE)):
                 body = structural_map(func.body, rules)
                 if not body.same_as(func.body):
                     new[var] = func.with_body(body)

@@ -21,6 +21,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from ..keys import OP_PATTERN
 from ..transform.raising.walk import variables_of, with_type
 
 # Kinds of kernels, as AnnotateTIROpPattern numbers them.
@@ -39,9 +40,9 @@ class Recompute:
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with copies of operations."""
         patterns = {
-            var: int(func.attrs["op_pattern"])
+            var: int(func.attrs[OP_PATTERN])
             for var, func in mod.functions_items()
-            if isinstance(func, tirx.PrimFunc) and func.attrs and "op_pattern" in func.attrs
+            if isinstance(func, tirx.PrimFunc) and func.attrs and OP_PATTERN in func.attrs
         }
         new = {
             var: _function(func, patterns)

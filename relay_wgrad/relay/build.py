@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.target import Target
 
 from .. import registry
+from ..keys import SYMBOL
 from ..pipeline.cpu import cpu_pipeline
 from ..pipeline.cuda import cuda_pipeline
 from .alone import blamed
@@ -90,7 +91,7 @@ def build(
     if not isinstance(mod_name, str):
         raise TypeError(f"build: mod_name must be a string, got {type(mod_name).__name__}")
     if isinstance(ir_mod, Function):
-        ir_mod = IRModule.from_expr(ir_mod.without_attr("global_symbol"))
+        ir_mod = IRModule.from_expr(ir_mod.without_attr(SYMBOL))
     check_relay_module("build", ir_mod)
     if MAIN not in ir_mod.functions:
         raise ValueError(f"build: the module has no @main, but {', '.join(ir_mod.functions)}")

@@ -10,6 +10,8 @@ from dataclasses import replace
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+from ..keys import SYMBOL
+
 if TYPE_CHECKING:
     from .ast import Call, Function, GlobalVar, IRModule
 
@@ -192,7 +194,7 @@ class ModuleMethods:
         body = as_node(expr, "from_expr: the expression")
         main = body if isinstance(body, Function) else Function(tuple(free_vars(body)), body)
         mod = IRModule(functions or {})
-        mod[str(main.attrs.get("global_symbol", "main"))] = main
+        mod[str(main.attrs.get(SYMBOL, "main"))] = main
         return mod
 
     def get_global_var(self, name: str) -> GlobalVar:

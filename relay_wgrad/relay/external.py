@@ -13,10 +13,9 @@ from typing import Any, Protocol
 import tvm
 from tvm.target import Target
 
+from ..keys import COMPILER
 from .ast import Function, IRModule
 from .types import TensorType
-
-COMPILER = "Compiler"
 
 
 class Library(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from ..keys import INLINE
 from .ast import (
     Call,
     Constant,
@@ -102,7 +103,7 @@ def lowered(mod: IRModule, calls: Collection[str] = ()) -> tuple[tvm.IRModule, W
         _Lowering(mod, bb, {}, limit, widest).function(name, mod[name])
         called[name] = bb.get().get_global_var(name)
     for name, function in mod.functions.items():
-        if name not in called and not function.attrs.get("Inline"):
+        if name not in called and not function.attrs.get(INLINE):
             _Lowering(mod, bb, called, limit, widest).function(name, function)
     return bb.get(), widest
 

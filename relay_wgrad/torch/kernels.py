@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import threads
+from ..keys import SYMBOL
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind, ConvProblem, out_size
 from . import cache, narrow
@@ -297,9 +298,7 @@ def _cpu(problem: ConvProblem, winograd: bool, shared: bool = False) -> Kernel:
 def _compiled(func: Any, target: Any) -> Any:
     import tvm
 
-    module = tvm.compile(
-        tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target=target
-    )
+    module = tvm.compile(tvm.IRModule({"main": func.with_attr(SYMBOL, "main")}), target=target)
     return module["main"]
 
 

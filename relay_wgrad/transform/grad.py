@@ -18,6 +18,7 @@ from tvm.ir import Op
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from .. import registry
+from ..keys import SYMBOL
 from .grad_paths import prepared, stops_known, unable, without_stops
 from .grad_types import check_partials
 from .surface import ModulePass, check_relax_module
@@ -317,7 +318,7 @@ def _first(
         reason = _reason(func, params, error)
         raise ValueError(f"grad: {fn!r} cannot be differentiated: {reason}") from error
     adjoint = _with_params(adjoint, adjoint.params[: len(func.params)])
-    return adjoint.with_attr("global_symbol", name)
+    return adjoint.with_attr(SYMBOL, name)
 
 
 def _reason(func: relax.Function, params: list[relax.Var], error: Exception) -> str:
@@ -346,9 +347,9 @@ def _with_params(func: relax.Function, params: Sequence[relax.Var]) -> relax.Fun
 
 def _alone(function_pass: tvm.transform.Pass, func: relax.Function) -> relax.Function:
     """A pass applied to one function that calls no other."""
-    symbol = func.attrs["global_symbol"] if func.attrs and "global_symbol" in func.attrs else None
-    out = function_pass(tvm.IRModule({"f": func.with_attr("global_symbol", "f")}))["f"]
-    return out.with_attr("global_symbol", symbol) if symbol is not None else out
+    symbol = func.attrs[SYMBOL] if func.attrs and SYMBOL in func.attrs else None
+    out = function_pass(tvm.IRModule({"f": func.with_attr(SYMBOL, "f")}))["f"]
+    return out.with_attr(SYMBOL, symbol) if symbol is not None else out
 
 
 def _contract(

@@ -25,6 +25,7 @@ from tvm import relax
 
 from ..dtypes import HALVES
 from ..ir import op_name
+from ..keys import SYMBOL
 from ..ops.algebra import WGRAD_KEYS, make_call
 from ..ops.conv2d_backward_weight import DEF as WGRAD
 from .substitute import substitute
@@ -242,6 +243,6 @@ def _wide(call: relax.Call, new: Any) -> relax.Expr:
 
 def _canonical(func: relax.Function) -> relax.Function:
     """Without the bindings of one variable to another that outputs leave behind."""
-    symbol = func.attrs["global_symbol"]
+    symbol = func.attrs[SYMBOL]
     module = relax.transform.CanonicalizeBindings()(tvm.IRModule({symbol: func}))
     return module[symbol]

@@ -11,7 +11,7 @@ from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
-from byoc_cudnn.split.composite import OPTIONS, PROBLEM, ROW
+from relay_wgrad.keys import OPTIONS, PROBLEM, ROW
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.transform import grad
 

@@ -16,8 +16,8 @@ import relay_wgrad
 from byoc_cudnn import BACKENDS, Backend, Decision, Row
 from byoc_cudnn.backends.cudnn.check import LAYOUTS, Options, check
 from byoc_cudnn.decision import no
-from byoc_cudnn.split.composite import PROBLEM
 from byoc_cudnn.table import CODEGENS
+from relay_wgrad.keys import PROBLEM
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import grad
 

@@ -15,10 +15,11 @@ from rich.console import Console
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn.relay.partition import OPTIONS, offload_functions
+from byoc_cudnn.relay.partition import offload_functions
 from byoc_cudnn.split.composite import composite_in
 from byoc_cudnn.table import backend_of
 from relay_wgrad import relay
+from relay_wgrad.keys import RELAY_OPTIONS
 from relay_wgrad.relay import external
 from relay_wgrad.relay.op.contrib import get_pattern_table, unregister_pattern_table
 
@@ -152,7 +153,7 @@ def test_options_and_fuse() -> None:
     mod = module(f"nn.relu(nn.bias_add({CONV}, %b))", PARAMS)
     out = byoc_cudnn.partition_for_cudnn(mod, allow_tf32=False, fuse=False)
     (function,) = functions_of(out).values()
-    assert function.attrs[OPTIONS] == '{"allow_tf32": false}'
+    assert function.attrs[RELAY_OPTIONS] == '{"allow_tf32": false}'
     assert relay.structural_equal(relay.fromtext(relay.astext(out)), out)
     built = offloaded(out)
     (outer,) = [f for _, f in built.functions_items() if f.attrs and "Codegen" in f.attrs]
@@ -160,7 +161,7 @@ def test_options_and_fuse() -> None:
     assert json.loads(options)["allow_tf32"] is False
     assert "nn.relu" in built["main"].script()
     plain = byoc_cudnn.partition_for_cudnn(mod)
-    assert OPTIONS not in next(iter(functions_of(plain).values())).attrs
+    assert RELAY_OPTIONS not in next(iter(functions_of(plain).values())).attrs
 
 
 def test_params_become_constants() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...keys import FROM_PATTERN
 from ..ast import (
     Attrs,
     Call,
@@ -39,7 +40,6 @@ from .pattern import (
 )
 from .walk import post_order as parts_of
 
-FROM_PATTERN = "PartitionedFromPattern"
 Check = Callable[[Expr], Any]
 
 

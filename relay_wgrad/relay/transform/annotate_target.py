@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...keys import COMPOSITE
 from ..ast import Attrs, Call, Expr, Function, If, Let, Op, Tuple, TupleGetItem, Var
 from ..ops.annotation import BEGIN, END
 from ..rewrite import rewrite
-from .merge_composite import COMPOSITE
 
 DEFAULT = "default"
 _NO_ATTRS = Attrs({})

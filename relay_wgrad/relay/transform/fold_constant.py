@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import tvm
 from tvm.target import Target
 
+from ...keys import PRIMITIVE
 from ...pipeline.fold_constant import is_worth
 from ..alone import compiles
 from ..ast import (
@@ -89,7 +90,7 @@ def _folded(function: Function, refused: set[Expr]) -> tuple[Function, bool]:
 
 
 def _outside_kernels(node: Expr) -> bool:
-    return not (isinstance(node, Function) and bool(node.attrs.get("Primitive")))
+    return not (isinstance(node, Function) and bool(node.attrs.get(PRIMITIVE)))
 
 
 def _known_lets(function: Function) -> Function:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...keys import COMPILER, PRIMITIVE
 from ..ast import (
     Attrs,
     Call,
@@ -39,7 +40,7 @@ def is_kernel(node: Expr) -> bool:
     """Whether a node is a function that is one operator's kernel, or for a compiler."""
     if not isinstance(node, Function):
         return False
-    return bool(node.attrs.get("Primitive") or node.attrs.get("Compiler"))
+    return bool(node.attrs.get(PRIMITIVE) or node.attrs.get(COMPILER))
 
 
 def replacement(

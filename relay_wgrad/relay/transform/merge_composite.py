@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...keys import COMPOSITE
 from ..ast import Function, IRModule
 from ..dataflow_pattern.partition import Check, Grouper, partition_groups
 from ..dataflow_pattern.pattern import DFPattern
 
-COMPOSITE = "Composite"
 Row = tuple[str, DFPattern, Check]
 
 

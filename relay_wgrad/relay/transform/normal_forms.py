@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...keys import COMPILER, PRIMITIVE
 from ..ast import (
     Call,
     Constant,
@@ -108,7 +109,7 @@ def to_a_normal_form(function: Function) -> Function:
 
 
 def _function(function: Function, outer: _Scope | None) -> Any:
-    if function.attrs.get("Primitive") or function.attrs.get("Compiler"):
+    if function.attrs.get(PRIMITIVE) or function.attrs.get(COMPILER):
         return function
     body = yield _body(function.body, outer)
     return replace(function, body=body)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...keys import COMPILER
 from ..ast import Function, IRModule
 from ..infer import infer_module
 from .annotate_target import annotate_target
 from .merge_compiler_regions import merge_compiler_regions
 from .merge_composite import merge_composite, rows_of
-from .partition_graph import COMPILER, partition_graph
+from .partition_graph import partition_graph
 from .passes import INFER_TYPE, Pass, PassInfo, on_functions
 
 

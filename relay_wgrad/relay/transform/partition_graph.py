@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...keys import COMPILER, INLINE, PRIMITIVE, SYMBOL
 from ..ast import (
     Attrs,
     Call,
@@ -24,8 +25,6 @@ from ..rewrite import order, over, rewrite
 from ..types import TupleType
 from .annotate_target import DEFAULT, mark_of, marked
 from .regions import Region, Regions
-
-COMPILER = "Compiler"
 
 
 def partition_graph(mod: IRModule, mod_name: str, bind_constants: bool) -> IRModule:
@@ -174,7 +173,7 @@ class _Partition:
             args = [a for p, a in zip(params, args, strict=True) if p not in bound]
             params = [p for p in params if p not in bound]
         name = self.named(region)
-        attrs = {COMPILER: region.target, "Primitive": 1, "Inline": 1, "global_symbol": name}
+        attrs = {COMPILER: region.target, PRIMITIVE: 1, INLINE: 1, SYMBOL: name}
         out = body.checked_type
         self.made[name] = Function(tuple(params), body, out, attrs=Attrs(attrs))
         return Call(GlobalVar(name), tuple(args), checked_type=out)

@@ -21,6 +21,7 @@ from tvm import relax
 from tvm.sym import Analyzer
 
 from ... import registry
+from ...keys import COMPOSITE
 from ...layouts import ACTIVATION, swap_io, to_layout
 from ...ops.view import problem_of
 from ...problem import ConvKind, ConvProblem, transposed_size
@@ -85,7 +86,7 @@ def _is_conv2d(node: Expr) -> bool:
 
 
 def _is_taken(function: Function) -> bool:
-    return is_kernel(function) or bool(function.attrs.get("Composite"))
+    return is_kernel(function) or bool(function.attrs.get(COMPOSITE))
 
 
 # ---- calls ---------------------------------------------------------------------------------------

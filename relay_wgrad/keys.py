@@ -1,0 +1,27 @@
+"""Keys of the attributes of functions, each said here once: TVM's, Relay's and our own."""
+
+from __future__ import annotations
+
+# ---- TVM's ---------------------------------------------------------------------------------------
+SYMBOL = "global_symbol"  # what a function exports
+COMPOSITE = "Composite"  # a Relax or Relay function: which row of a backend it is
+CODEGEN = "Codegen"  # a Relax function: who generates its code
+PRIMITIVE = "Primitive"  # a Relax or Relay function: it has been fused
+OP_PATTERN = "op_pattern"  # a kernel: how it may be fused
+SCHEDULED = "tirx.is_scheduled"  # a kernel: TVM's schedules leave it
+NO_ALIAS = "tirx.noalias"  # a kernel: its buffers do not overlap
+
+# ---- Relay's -------------------------------------------------------------------------------------
+COMPILER = "Compiler"  # what `CODEGEN` is in Relax
+INLINE = "Inline"
+FROM_PATTERN = "PartitionedFromPattern"
+
+# ---- ours ----------------------------------------------------------------------------------------
+# A kernel's and a composite's convolution: the operator's short name, and `ConvProblem.repro()`.
+OP, PROBLEM = "relay_wgrad.op", "relay_wgrad.problem"
+# Which generator made a kernel and which of its kernels it is, and why that was chosen.
+SOURCE, REASON = "relay_wgrad.lowering", "relay_wgrad.reason"
+# A composite's row, and its backend's options as JSON.
+ROW, OPTIONS = "relay_wgrad.row", "relay_wgrad.options"
+# The same options on a Relay module's function, whose text has identifiers for keys.
+RELAY_OPTIONS = "relay_wgrad_options"
