@@ -45,7 +45,7 @@ from legalize.cpu.ceilings import ceilings
 from relay_wgrad import output
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.problems import poisoned, random_operands, relative_error, tolerance
+from tests.support.problems import poisoned, random_operands, relative_error, tolerance
 
 Row = dict[str, Any]
 # Two kernels' sums against each other, and Winograd's transforms, which lose a digit.

@@ -37,7 +37,7 @@ from legalize.cpu import configure_threads, host_target
 from relay_wgrad import output
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training.trainer import Trainer
-from tests.torch_model import prepared
+from tests.support.torch.model import prepared
 
 # (pattern of a kernel's name, kind), the first that is found.
 KINDS = (

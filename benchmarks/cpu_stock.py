@@ -12,7 +12,7 @@ from tvm.script import relax as R
 
 from benchmarks.cpu_timing import best
 from relay_wgrad.problem import ConvProblem
-from tests.problems import random_operands, relative_error, tolerance, torch_reference
+from tests.support.problems import random_operands, relative_error, tolerance, torch_reference
 
 
 def composite(row: dict[str, Any], target: tvm.target.Target) -> dict[str, Any]:

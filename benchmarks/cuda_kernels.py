@@ -24,7 +24,7 @@ from benchmarks.layers import problems
 from legalize.cuda import prim_func
 from relay_wgrad import output
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.gpu.runner import choose_compiler
+from tests.support.gpu.runner import choose_compiler
 
 ROUNDS, CALLS = 5, 10
 

@@ -32,8 +32,8 @@ import relay_wgrad
 from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.training.step import ADJOINT, converted, step_module
-from tests.gpu.runner import choose_compiler
-from tests.torch_model import prepared
+from tests.support.gpu.runner import choose_compiler
+from tests.support.torch.model import prepared
 
 DTYPES = {"f32": None, "f16": "float16", "bf16": "bfloat16"}
 SCALE = 1024.0

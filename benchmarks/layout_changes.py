@@ -35,9 +35,9 @@ from relay_wgrad.layout_rules.stock import ADDED
 from relay_wgrad.registry import LEVEL
 from relay_wgrad.transform import ConvertLayout, count_reasons, grad, layout_changes
 from relay_wgrad.transform.layout.report import REASONS
-from tests.ir.layout_cases import chain
-from tests.ir.relay_networks import NETWORKS, relay_network
-from tests.relay_fixtures import layout_transforms
+from tests.support.layout_cases import chain
+from tests.support.relay.fixtures import layout_transforms
+from tests.support.relay.networks import NETWORKS, relay_network
 
 CHANNELS_LAST = {
     "relax.nn.conv2d": ["NHWC", "OHWI"],

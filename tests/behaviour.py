@@ -28,8 +28,7 @@ from legalize import cpu, cuda
 from relay_wgrad import output, relay
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.transform import ConvertLayout
-
-from .relay_fixtures import fixture_names, load
+from tests.support.relay.fixtures import fixture_names, load
 
 Entry = tuple[str, Callable[[], str]]
 TARGETS = {

@@ -7,41 +7,49 @@ NETWORKS = "whole networks against PyTorch; make test has smaller ones of the sa
 GROWTH = "programs long enough to tell linear time from quadratic"
 MORE = "more cases of what make test has one of"
 
+CUTLASS = "tests/byoc_cudnn/backends/cutlass"
+ONNX = "tests/relay_wgrad/frontend/onnx"
+PASSES = "tests/relay_wgrad/transform"
+RELAY = "tests/relay_wgrad/relay"
+RELAY_PASSES = "tests/relay_wgrad/relay/transform"
+TORCH = "tests/relay_wgrad/torch"
+TRAINING = "tests/relay_wgrad/training"
+
 _SIX = ("densenet121", "inception_v2", "vgg19", "inception_v1", "zfnet512", "alexnet")
 _EACH = (
-    "tests/ir/test_partition_models.py::test_every_convolution_goes",
-    "tests/ir/test_cutlass_models.py::test_every_convolution_but_of_small_groups_goes",
+    "tests/byoc_cudnn/split/test_partition_models.py::test_every_convolution_goes",
+    f"{CUTLASS}/test_cutlass_models.py::test_every_convolution_but_of_small_groups_goes",
 )
 
 LONGER = {
-    "tests/cpu/test_resnet50.py": NETWORKS,
-    "tests/cpu/test_training_networks.py": NETWORKS,
-    "tests/cpu/test_layout_equality.py::test_squeezenet_in_both_layouts": NETWORKS,
-    "tests/ir/test_frontend_onnx.py::test_step_is_pytorchs[resnet50": NETWORKS,
-    "tests/relay/test_gradient.py::test_networks_of_which_relay_has_none[mobilenet": NETWORKS,
-    "tests/relay/test_convert_layout.py::test_a_converted_network_runs": NETWORKS,
-    "tests/relay/test_partition_passes.py::test_from_text_to_numbers[resnet8": NETWORKS,
+    f"{TRAINING}/test_resnet50.py": NETWORKS,
+    f"{TRAINING}/test_training_networks.py": NETWORKS,
+    f"{PASSES}/layout/test_layout_equality.py::test_squeezenet_in_both_layouts": NETWORKS,
+    f"{ONNX}/test_frontend_onnx.py::test_step_is_pytorchs[resnet50": NETWORKS,
+    f"{RELAY_PASSES}/test_gradient.py::test_networks_of_which_relay_has_none[mobilenet": NETWORKS,
+    f"{RELAY_PASSES}/test_convert_layout.py::test_a_converted_network_runs": NETWORKS,
+    f"{RELAY_PASSES}/test_partition_passes.py::test_from_text_to_numbers[resnet8": NETWORKS,
     **{f"{test}[{name}": MORE for test in _EACH for name in _SIX},
-    "tests/relay/test_text_round_trip.py::test_ten_megabytes": GROWTH,
-    "tests/relay/test_text_round_trip.py::test_linear": GROWTH,
-    "tests/relay/test_partition_passes.py::test_linear_time": GROWTH,
-    "tests/relay/test_pattern_partition.py::test_linear_time": GROWTH,
-    "tests/relay/test_builders_expr.py::test_long_chains_are_built_and_printed": GROWTH,
-    "tests/relay/test_gradient.py::test_depth_costs_no_stack_and_linear_time": GROWTH,
-    "tests/relay/test_convert_layout.py::test_time_is_linear_and_depth_costs_no_stack": GROWTH,
-    "tests/relay/test_infer.py::test_depth_costs_no_stack_and_linear_time": GROWTH,
-    "tests/relay/test_raise_relay_limits.py::test_time_is_linear": GROWTH,
-    "tests/ir/test_raise_models.py::test_time_is_linear": GROWTH,
-    "tests/ir/test_raise_models.py::test_long_chains": GROWTH,
-    "tests/ir/test_convert_layout_models.py::test_time_is_linear_in_depth": GROWTH,
-    "tests/ir/test_partition_models.py::test_time_is_linear_in_depth": GROWTH,
-    "tests/cpu/test_torch_cache.py::test_memory_is_given_back[20-100]": MORE,
-    "tests/cpu/test_torch_use.py::test_data_parallel": "needs several processes of PyTorch",
-    "tests/cpu/test_training.py::test_checkpoints_and_layout_change_nothing": NETWORKS,
-    "tests/cpu/test_training.py::test_mixed_precision_and_checkpoints[float16": MORE,
-    "tests/ir/test_cuda_step.py::test_step_in_half_precision": NETWORKS,
+    f"{RELAY}/text/test_text_round_trip.py::test_ten_megabytes": GROWTH,
+    f"{RELAY}/text/test_text_round_trip.py::test_linear": GROWTH,
+    f"{RELAY_PASSES}/test_partition_passes.py::test_linear_time": GROWTH,
+    f"{RELAY}/dataflow_pattern/test_pattern_partition.py::test_linear_time": GROWTH,
+    f"{RELAY}/test_builders_expr.py::test_long_chains_are_built_and_printed": GROWTH,
+    f"{RELAY_PASSES}/test_gradient.py::test_depth_costs_no_stack_and_linear_time": GROWTH,
+    f"{RELAY_PASSES}/test_convert_layout.py::test_time_is_linear_and_depth_costs_no_stack": GROWTH,
+    f"{RELAY}/test_infer.py::test_depth_costs_no_stack_and_linear_time": GROWTH,
+    f"{RELAY_PASSES}/test_raise_relay_limits.py::test_time_is_linear": GROWTH,
+    f"{PASSES}/raising/test_raise_models.py::test_time_is_linear": GROWTH,
+    f"{PASSES}/raising/test_raise_models.py::test_long_chains": GROWTH,
+    f"{PASSES}/layout/test_convert_layout_models.py::test_time_is_linear_in_depth": GROWTH,
+    "tests/byoc_cudnn/split/test_partition_models.py::test_time_is_linear_in_depth": GROWTH,
+    f"{TORCH}/test_torch_cache.py::test_memory_is_given_back[20-100]": MORE,
+    f"{TORCH}/test_torch_use.py::test_data_parallel": "needs several processes of PyTorch",
+    f"{TRAINING}/test_training.py::test_checkpoints_and_layout_change_nothing": NETWORKS,
+    f"{TRAINING}/test_training.py::test_mixed_precision_and_checkpoints[float16": MORE,
+    "tests/relay_wgrad/pipeline/test_cuda_step.py::test_step_in_half_precision": NETWORKS,
     "tests/fuzz/test_fuzz_share.py::test_share[10]": MORE,
     "tests/fuzz/test_fuzz_share.py::test_share[15]": MORE,
     "tests/fuzz/test_fuzz_share.py::test_share[20]": MORE,
-    "tests/ir/test_cutlass_codegen.py::test_both_libraries_in_one": MORE,
+    f"{CUTLASS}/test_cutlass_codegen.py::test_both_libraries_in_one": MORE,
 }

@@ -23,7 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tests.problems import DTYPES
+from tests.support.problems import DTYPES
 
 from .case import MAX_FLOP, OPS, ORDERS, Case, parse, random_case
 from .check import Outcome, Unit, default_target, run_batch

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.problems import DTYPES, random_problem
+from tests.support.problems import DTYPES, random_problem
 
 # op -> which derivative of the trilinear form it computes
 OPS = {

@@ -60,7 +60,7 @@ def _shapes() -> onnx.ModelProto:
 
 
 def _models() -> list[onnx.ModelProto]:
-    from tests.training_models import residual_net
+    from tests.support.training_models import residual_net
 
     return [residual_net(blocks=0, channels=4, size=6), _shapes()]
 

@@ -20,8 +20,8 @@ GRADIENT = 4.0
 
 
 def case(seed: int, index: int) -> str:
-    from ..half_cases import FILLS, RELAX, ROUNDOFF
-    from ..half_relay_cases import RELAY
+    from tests.support.half_cases import FILLS, RELAX, ROUNDOFF
+    from tests.support.half_relay_cases import RELAY
 
     rng = np.random.default_rng((seed, index))
     every = [("relax", row) for row in RELAX] + [("relay", row) for row in RELAY]
@@ -45,8 +45,8 @@ def labels(line: str) -> dict[str, str]:
 
 def check(line: str, target: Any = None) -> str | None:
     """`target`: a GPU's; the CPU by default."""
-    from ..half_cases import RELAX, as_torch, error, named, operands
-    from ..half_relay_cases import RELAY
+    from tests.support.half_cases import RELAX, as_torch, error, named, operands
+    from tests.support.half_relay_cases import RELAY
 
     f = dict(item.split("=", 1) for item in line.split())
     row = named(RELAX if f["surface"] == "relax" else RELAY, f["op"])

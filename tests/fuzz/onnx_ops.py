@@ -2,7 +2,7 @@
 
 A case is a chain of up to four ops of `from_onnx`'s list; attributes, forms of the opset, operands
 left out, constants as initializers or nodes come from its seed.  One description writes the graph
-and PyTorch's function (`tests.onnx_writer`).
+and PyTorch's function (`tests.support.onnx.writer`).
 
     f64 op17 ties=0 batch=open names=plain bn=train drop=mask 321: Conv | Relu | ReduceMax
 
@@ -31,15 +31,15 @@ _KNOWN = ("batch statistics of",)
 
 
 def rows() -> dict[str, Any]:
-    from tests.onnx_layer_cases import LAYERS
-    from tests.onnx_op_cases import ELEMENTWISE
-    from tests.onnx_shape_cases import MOVING, REDUCTIONS
+    from tests.support.onnx.layer_cases import LAYERS
+    from tests.support.onnx.op_cases import ELEMENTWISE
+    from tests.support.onnx.shape_cases import MOVING, REDUCTIONS
 
     return {**ELEMENTWISE, **REDUCTIONS, **MOVING, **LAYERS}
 
 
 def case(seed: int, index: int) -> str:
-    from tests.onnx_layer_cases import STRANGERS
+    from tests.support.onnx.layer_cases import STRANGERS
 
     rng = random.Random(f"{seed}/{index}")
     table = rows()
@@ -79,7 +79,7 @@ def labels(line: str) -> dict[str, str]:
 
 def written(line: str) -> Any:
     """The graph and its PyTorch function."""
-    from tests.onnx_writer import Writer
+    from tests.support.onnx.writer import Writer
 
     fields, steps = parsed(line)
     w = Writer(
@@ -111,7 +111,7 @@ def check(line: str) -> str | None:
 
     import relay_wgrad
     from relay_wgrad.frontend import from_onnx
-    from tests.ir.onnx_models import call
+    from tests.support.onnx.models import call
 
     relay_wgrad.register()
     fields, steps = parsed(line)

@@ -8,8 +8,8 @@ is an explicit pad, and for a transposed convolution a crop.
 they are exact.  The form is trilinear: in its second derivatives too every factor of every term is
 an operand, a cotangent or a direction, all exact; no rounded intermediate is ever convolved again.
 What is left for a partial is the sum's rounding in the accumulator's dtype and the result's own to
-its dtype: `tests.problems.tolerance` (for f32 some 1e-6, f64 some 1e-15, f16 1e-3, bf16 8e-3,
-where the last two are all the result's own rounding).  A partial of order 2 is the sum of two
+its dtype: `problems.tolerance` (for f32 some 1e-6, f64 some 1e-15, f16 1e-3, bf16 8e-3, where
+the last two are all the result's own rounding).  A partial of order 2 is the sum of two
 such results, each rounded to the dtype before they are added in it, hence twice that.
 
 An error is measured against the result's typical size, the root of the sum of its terms' squares,
@@ -28,7 +28,7 @@ import torch
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ROLES, ConvKind, ConvProblem
-from tests.problems import UNIT, tolerance
+from tests.support.problems import UNIT, tolerance
 
 from .case import Case
 from .program import DIRECTIONS, PARAMS, library_contracts, param_dtype

@@ -80,7 +80,7 @@ def _functions(family: str, problem: ConvProblem) -> tuple[Any, Any]:
 def check(line: str) -> str | None:
     import tvm
 
-    from tests.problems import (
+    from tests.support.problems import (
         poisoned,
         random_operands,
         relative_error,

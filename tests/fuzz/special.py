@@ -14,8 +14,8 @@ from tvm import te
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.fuzz.harness import Generator, main
-from tests.problems import poisoned, random_problem
-from tests.special_values import wrong
+from tests.support.problems import poisoned, random_problem
+from tests.support.special_values import wrong
 
 FAMILIES = ("host", "x86-64-v2", "x86-64-v3", "generic", "cuda")
 """The host's direct kernels, those of other CPUs, plain expressions, CUDA's kernels as loops."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from relay_wgrad.dtypes import numpy_dtype
-from tests.pooling_cases import AXES
-from tests.problems import UNIT, relative_error
+from tests.support.pooling_cases import AXES
+from tests.support.problems import UNIT, relative_error
 
 DTYPES = ("float64", "float32", "float16")  # stock `Gradient` refuses bfloat16
 Rng = np.random.Generator

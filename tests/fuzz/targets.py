@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.problems import (
+from tests.support.problems import (
     UNIT,
     poisoned,
     random_operands,

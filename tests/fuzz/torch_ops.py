@@ -37,8 +37,8 @@ _FLOOR = {"f64": 1e-5, "f32": 1e-3}
 
 
 def _names() -> list[str]:
-    from tests.torch_op_cases import TAKEN
-    from tests.torch_op_strangers import STRANGERS
+    from tests.support.torch.op_cases import TAKEN
+    from tests.support.torch.op_strangers import STRANGERS
 
     return [*TAKEN, *MODULES, *STRANGERS]
 
@@ -58,7 +58,7 @@ def case(seed: int, index: int) -> str:
 
 
 def _strangers() -> int:
-    from tests.torch_op_strangers import STRANGERS
+    from tests.support.torch.op_strangers import STRANGERS
 
     return len(STRANGERS)
 
@@ -81,7 +81,7 @@ def labels(line: str) -> dict[str, str]:
 def _layer(name: str) -> Any:
     from torch import nn
 
-    from tests.torch_op_cases import Drop
+    from tests.support.torch.op_cases import Drop
 
     if name == "bn":
         norm = nn.BatchNorm2d(4)
@@ -132,8 +132,8 @@ def module_of(line: str) -> Any:
     """The module that a line names."""
     import torch
 
-    from tests.torch_op_cases import TAKEN, Chain
-    from tests.torch_op_strangers import STRANGERS
+    from tests.support.torch.op_cases import TAKEN, Chain
+    from tests.support.torch.op_strangers import STRANGERS
 
     dtype, mode, seed, steps = _parsed(line)
     torch.manual_seed(seed)
@@ -156,8 +156,8 @@ def check(line: str) -> str | None:
 
     import relay_wgrad
     from relay_wgrad.frontend import from_torch
-    from tests.ir.onnx_models import call
-    from tests.torch_op_cases import autograd
+    from tests.support.onnx.models import call
+    from tests.support.torch.op_cases import autograd
 
     relay_wgrad.register()
     module = module_of(line)

@@ -24,8 +24,8 @@ from byoc_cudnn.backends.cutlass import objects as cutlass_objects
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.gpu import cutlass_runner
-from tests.gpu.cudnn_runner import (
+from tests.support.gpu import cutlass_runner
+from tests.support.gpu.cudnn_runner import (
     destination,
     library_tolerance,
     load,
@@ -33,7 +33,7 @@ from tests.gpu.cudnn_runner import (
     regions_of,
     to_numpy,
 )
-from tests.problems import random_operands, relative_error, torch_reference
+from tests.support.problems import random_operands, relative_error, torch_reference
 
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "grad_layout": "NHWC"}
 LINES = (

@@ -16,7 +16,7 @@ from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.codegen.regions import Region
 from byoc_cudnn.split.adapt import symmetric
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.gpu.cudnn_runner import (
+from tests.support.gpu.cudnn_runner import (
     after,
     destination,
     kind_problems,
@@ -26,7 +26,7 @@ from tests.gpu.cudnn_runner import (
     regions_of,
     to_numpy,
 )
-from tests.problems import (
+from tests.support.problems import (
     CORNERS,
     random_operands,
     random_problem,

@@ -14,10 +14,10 @@ from tvm import relax, tirx
 
 import byoc_cudnn
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.gpu.cudnn_runner import kind_problems, library_tolerance
-from tests.gpu.runner import choose_compiler
-from tests.ir.partition_cases import conv_call, module
-from tests.problems import random_operands, random_problem, relative_error, torch_reference
+from tests.support.gpu.cudnn_runner import kind_problems, library_tolerance
+from tests.support.gpu.runner import choose_compiler
+from tests.support.partition_cases import conv_call, module
+from tests.support.problems import random_operands, random_problem, relative_error, torch_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 

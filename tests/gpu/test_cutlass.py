@@ -25,14 +25,14 @@ from byoc_cudnn.backends.cutlass.model import Choice
 from byoc_cudnn.backends.cutlass.objects import find_cutlass
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.gpu.cudnn_runner import (
+from tests.support.gpu.cudnn_runner import (
     destination,
     library_tolerance,
     operands_on_device,
     to_numpy,
 )
-from tests.gpu.cutlass_runner import load, region_of, shares, wrong_ones
-from tests.problems import random_operands, random_problem, relative_error, torch_reference
+from tests.support.gpu.cutlass_runner import load, region_of, shares, wrong_ones
+from tests.support.problems import random_operands, random_problem, relative_error, torch_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 

@@ -6,8 +6,8 @@ import pytest
 import tvm
 
 from tests.fuzz import half
-from tests.half_cases import RELAX, ROUNDOFF, Row
-from tests.half_relay_cases import RELAY
+from tests.support.half_cases import RELAX, ROUNDOFF, Row
+from tests.support.half_relay_cases import RELAY
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 

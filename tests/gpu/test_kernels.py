@@ -14,8 +14,8 @@ import tvm
 
 from legalize.cuda import gemm, prim_func
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.gpu.runner import Case, Outcome, choose_compiler, run_all
-from tests.problems import CORNERS, random_problem, tolerance
+from tests.support.gpu.runner import Case, Outcome, choose_compiler, run_all
+from tests.support.problems import CORNERS, random_problem, tolerance
 
 pytestmark = pytest.mark.gpu
 

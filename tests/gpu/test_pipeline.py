@@ -13,10 +13,10 @@ from tvm import relax, tirx
 
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.transform import grad
-from tests.cpu import test_extrema as extrema
-from tests.cpu import test_ieee as ieee
-from tests.gpu.runner import choose_compiler
-from tests.ir.partition_cases import module
+from tests.legalize import test_extrema as extrema
+from tests.relay_wgrad.pipeline import test_ieee as ieee
+from tests.support.gpu.runner import choose_compiler
+from tests.support.partition_cases import module
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.pipeline.cuda import cuda_pipeline
-from tests.pooling_cases import backward, halves
+from tests.support.pooling_cases import backward, halves
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 

@@ -13,9 +13,9 @@ import tvm
 import byoc_cudnn
 from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
-from tests.gpu.runner import choose_compiler
-from tests.problems import relative_error
-from tests.relay_fixtures import load
+from tests.support.gpu.runner import choose_compiler
+from tests.support.problems import relative_error
+from tests.support.relay.fixtures import load
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 

@@ -8,9 +8,9 @@ import tvm
 
 from legalize.cuda import prim_func
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.gpu.runner import choose_compiler
-from tests.problems import poisoned, random_problem
-from tests.special_values import wrong
+from tests.support.gpu.runner import choose_compiler
+from tests.support.problems import poisoned, random_problem
+from tests.support.special_values import wrong
 
 pytestmark = pytest.mark.gpu
 RANDOM = 12  # problems of each kind

@@ -18,7 +18,7 @@ import relay_wgrad.torch as rt
 from byoc_cudnn.backends.cudnn import library as cudnn_library
 from byoc_cudnn.building import toolchain
 from relay_wgrad.torch import cache
-from tests.torch_cases import Config, error, gradients, random_config
+from tests.support.torch.cases import Config, error, gradients, random_config
 
 pytestmark = pytest.mark.gpu
 

@@ -22,10 +22,10 @@ from byoc_cudnn.tuning.record import STOCK, Record
 from byoc_cudnn.tuning.tune import tune
 from relay_wgrad.cli.tune import _stock
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.gpu.cudnn_runner import library_tolerance
-from tests.gpu.runner import choose_compiler
-from tests.ir.partition_cases import merged, problem_module
-from tests.problems import random_operands, relative_error, torch_reference
+from tests.support.gpu.cudnn_runner import library_tolerance
+from tests.support.gpu.runner import choose_compiler
+from tests.support.partition_cases import merged, problem_module
+from tests.support.problems import random_operands, relative_error, torch_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 

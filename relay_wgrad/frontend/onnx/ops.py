@@ -1,7 +1,7 @@
 """Builders of elementwise ops, and the table of all builders.
 
 `OPS` maps an ONNX op to its builder.  To add an op, write one function and one row, with ops that
-have a gradient (`tvm.relax.op._op_gradient`), and a case in `tests/onnx_op_cases.py`, which
+have a gradient (`tvm.relax.op._op_gradient`), and a case in `tests/support/onnx/op_cases.py`, which
 compares value and gradients with PyTorch's.
 """
 

@@ -1,7 +1,8 @@
 """ATen's arithmetic as ops that have a gradient: elementwise, comparisons, sums, products, losses.
 
 Operands are brought to the dtype in which PyTorch combines them.  To add an op, write one row, and
-a case for it in `tests/torch_op_cases.py`, which compares value and gradient with autograd's.
+a case for it in `tests/support/torch/op_cases.py`, which compares value and gradient with
+autograd's.
 """
 
 from __future__ import annotations

@@ -1,0 +1,327 @@
+"""The shape suites, and all of the GPU benchmark that needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from benchmarks import gpu, gpu_cases, gpu_report, gpu_timing
+from benchmarks.layers import DTYPES, LAYERS, ORDERS, SUITES, Layer, problems, suite
+from byoc_cudnn.backends.cudnn import check as cudnn
+from byoc_cudnn.backends.cudnn.codegen import generate
+from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.problems import random_operands, relative_error, torch_reference
+
+KINDS = ("fprop", "dgrad", "wgrad")
+EVERY = list(KINDS)
+
+# Multiply-adds for one image in units of 1e9, weights of all convolutions, convolutions, distinct.
+# torchvision's documentation of its models gives 4.09, 15.47 and 0.30 GFLOPS (it counts an addition
+# with a multiplication) and 25557032, 138357544 and 3504872 parameters, which less fully connected
+# layers, biases and normalization are these.  The generator of PyTorch's DCGAN example has 3576704
+# parameters, 1920 of them normalization's; a U-Net of one channel and one class has 31030593 with
+# 6849 biases, and 64 fewer weights than with two classes.
+TOTALS = {
+    "resnet50": (4.087, 25557032 - 2048 * 1000 - 1000 - 53120, 53, 23),
+    "vgg16": (15.347, 138357544 - 123642856 - 4224, 13, 9),
+    "mobilenetv2": (0.2995, 3504872 - 1280 * 1000 - 1000 - 34112, 52, 30),
+    "dcgan": (0.1046, 3576704 - 1920, 5, 5),
+    "unet": (48.096, 31030593 - 6849 + 64, 23, 19),
+    "keras": (0.00839, 2 * 2 * 256 * 128, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_totals(name: str) -> None:
+    layers = suite(name, batch=1)
+    gmac, weights, count, distinct = TOTALS[name]
+    total = sum(layer.count * layer.problem.flop for layer in layers) / 2e9
+    assert total == pytest.approx(gmac, rel=2e-3)
+    assert weights == sum(x.count * math.prod(x.problem.shape("weight")) for x in layers)
+    assert (count, distinct) == (sum(x.count for x in layers), len(layers))
+    assert len({layer.problem for layer in layers}) == distinct
+    assert all(layer.problem.kind is ConvKind.FPROP for layer in layers)
+
+
+def test_resnet_has_the_layers_of_the_other_benchmarks() -> None:
+    layers = suite("resnet50", 8, "f32", "NCHW")
+    assert [(p.c, p.h, p.k, p.r, p.strides[0]) for p in (x.problem for x in layers)] == [*LAYERS]
+    mine = [p for layer in layers for p in layer.problems(KINDS)]
+    assert mine == problems(8, KINDS, ["NCHW"])
+
+
+@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("layout", ORDERS)
+def test_layers_fit_each_other(name: str, layout: str) -> None:
+    for layer in suite(name, 4, "bf16", layout):
+        p = layer.problem
+        assert ConvProblem.parse(p.repro()) == p
+        assert {p.data_dtype, p.weight_dtype, p.grad_dtype} == {"bfloat16"}
+        for kind in ConvKind:
+            assert cudnn.check(p.with_kind(kind), "")
+
+
+def test_a_transposed_layer_is_a_dgrad() -> None:
+    (layer,) = suite("keras", 4)
+    x = torch.zeros(4, 256, 8, 8)
+    y = torch.nn.ConvTranspose2d(256, 128, 2, stride=2)(x)
+    assert layer.transposed
+    assert layer.problem.canonical_shape("grad") == tuple(x.shape)
+    assert layer.problem.canonical_shape("data") == tuple(y.shape)
+    assert layer.data_gradient is ConvKind.FPROP
+
+
+def test_the_first_layer_has_no_data_gradient() -> None:
+    for name, kinds in (("vgg16", ["fprop", "wgrad"]), ("dcgan", ["dgrad", "wgrad"]),
+                        ("keras", EVERY)):  # fmt: skip
+        assert [p.kind.value for p in suite(name)[0].problems(KINDS)] == kinds
+    assert len(suite("vgg16")[1].problems()) == 3
+
+
+@pytest.mark.parametrize("arguments", [("vgg",), ("vgg16", 1, "f64"), ("vgg16", 1, "f16", "CHWN")])
+def test_unknown_names(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="expected one of"):
+        suite(*arguments)
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+
+
+def test_cases_are_distinct_and_fit() -> None:
+    found = gpu_cases.cases([*SUITES], EVERY, [*gpu_cases.MODES], 256)
+    keys = {(case.problem, case.mode, case.transposed) for case in found}
+    assert len(keys) == len(found) == len({case.symbol for case in found})
+    for case in found:
+        assert case.problem.bytes <= gpu_cases.MOST_BYTES
+        assert cudnn.check(case.problem, "")
+        assert case.problem.n in (256, 128, 64, 32, 16)
+    # Each layer of each network is there, as often as the network has it.
+    for name in SUITES:
+        uses = sum(c.uses.get(name, 0) for c in found if c.mode == "f16" and c.kind == "wgrad")
+        assert uses == TOTALS[name][2]
+    resnet = [case for case in found if "resnet50" in case.uses]
+    assert {case.problem.n for case in resnet} == {256}
+
+
+def test_a_batch_that_is_too_large_becomes_a_power_of_two() -> None:
+    problem = suite("unet", 1)[1].problem
+    fits = gpu_cases.fitted(problem, 200, 1e15)
+    assert fits is not None
+    assert fits.n == 200
+    larger = gpu_cases.fitted(problem, 1000, 1e15)
+    assert larger is not None
+    assert larger.n == 256
+    assert gpu_cases.fitted(problem, 8, problem.flop / 2) is None
+
+
+def test_code_is_generated_for_every_kind_of_case() -> None:
+    found = [gpu_cases.tiny(), *gpu_cases.cases(["dcgan"], EVERY, [*gpu_cases.MODES], 2)]
+    source = generate([case.region() for case in found])
+    assert source.count("TVM_FFI_DLL_EXPORT int __tvm_ffi_case") == len(found) - 1
+    tf32, exact = (
+        next(c for c in found if c.mode == mode and c.kind == "wgrad") for mode in ("tf32", "f32")
+    )
+    assert tf32.problem == exact.problem
+    assert tf32.region().options != exact.region().options
+
+
+def test_the_plan_of_a_case_is_found() -> None:
+    tf32, exact = (gpu_cases.cases(["keras"], ["wgrad"], [mode], 2)[0] for mode in ("tf32", "f32"))
+    line = tf32.problem.repro()
+    plans = "\n".join(
+        f"cudnn=1 | {line} epilogue=0 options={bits} limit=9 align=16\t{engine}:2=3\t64\t0.5"
+        for bits, engine in ((5, 7), (4, 8))
+    )
+    assert gpu_cases.plan_of(tf32, plans) == "7:2=3 workspace 64"
+    assert gpu_cases.plan_of(exact, plans) == "8:2=3 workspace 64"
+    assert gpu_cases.plan_of(gpu_cases.tiny(), plans) == ""
+
+
+# ---- PyTorch's calls and the checks, on the CPU --------------------------------------------------
+
+LINES = (
+    "{} n=3 c=6 h=8 w=9 k=4 r=3 s=2 stride=2,3 pad=1,0,1,0 groups=2 layout=NHWC/OHWI/NHWC",
+    "{} n=3 c=20 h=8 w=8 k=20 r=3 s=3 pad=1,1,1,1 groups=20 layout=NHWC/OHWI/NHWC",
+    "{} n=5 c=5 h=7 w=6 k=12 r=3 s=3 stride=2,2 pad=1,1,1,1 layout=NHWC/OHWI/NHWC",
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_pytorchs_calls_and_the_checks(line: str, kind: str, transposed: bool) -> None:
+    problem = ConvProblem.parse(line.format(kind))
+    a, b = random_operands(problem, np.random.default_rng(1))
+    want = torch_reference(problem, a, b)
+    first, second, result = problem.roles
+    t = {first: torch.from_numpy(a), second: torch.from_numpy(b),
+         result: torch.full(problem.shape(result), math.nan)}  # fmt: skip
+    views = {role: gpu_timing.canonical(value) for role, value in t.items()}
+    theirs = gpu_timing.by_torch(problem, views, transposed)()
+    assert relative_error(theirs.permute(0, 2, 3, 1).numpy(), want) < 1e-5
+
+    case = gpu_cases.Case("", "f32", problem, transposed, "x")
+    unwritten = gpu_timing.checked(case, views, theirs)
+    assert "nan" in unwritten["reason"]
+    views[result].copy_(torch.from_numpy(want).permute(0, 3, 1, 2))
+    assert "reason" not in gpu_timing.checked(case, views, theirs)
+    # One image or filter in the middle, where float64 does not look, is not forgotten.
+    views[result][1] *= 1.01
+    assert "difference" in gpu_timing.checked(case, views, theirs)["reason"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_measurement(kind: str, transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = ConvProblem.parse(LINES[2].format(kind))
+    case = gpu_cases.Case("", "f32", problem, transposed, "x")
+    monkeypatch.setattr(gpu_timing, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def timed(calls: list[Any], count: int) -> float:
+        for i in range(count):
+            calls[i % len(calls)]()
+        return 1e-3
+
+    def function(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(torch.from_numpy(torch_reference(problem, a.numpy(), b.numpy())))
+
+    monkeypatch.setattr(gpu_timing, "timed", timed)
+    before = torch.backends.cudnn.benchmark
+    found = gpu_timing.measure(case, function, seed=3)
+    assert torch.backends.cudnn.benchmark == before
+    assert "reason" not in found
+    assert (found["calls"], found["sets"], found["seconds"]) == (3, 32, 1e-3)
+    assert found["error"] < 1e-5
+    idle = gpu_timing.measure(case, lambda *_: None, seed=3)
+    assert "nan" in idle["reason"]
+
+
+# ---- the run and its report ----------------------------------------------------------------------
+
+
+def row(kind: str, ratio: float, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "mode": "f16", "ratio": ratio, "uses": {"keras": 1}, **more}
+
+
+def test_the_last_line() -> None:
+    rows = [row("wgrad", 0.5), row("wgrad", 2.0), row("dgrad", 3.0), row("fprop", 1.1),
+            row("dgrad", 99.0, reason="wrong")]  # fmt: skip
+    line = "geomean_ratio wgrad=1.000 dgrad=3.000 fprop=1.100 worst=3.000"
+    assert gpu_report.geomean_line(rows) == line
+    assert gpu_report.geomean_line([]) == "geomean_ratio wgrad=nan dgrad=nan fprop=nan worst=nan"
+
+
+def test_a_networks_time_counts_its_layers_at_one_batch() -> None:
+    base = {"seconds": 1.0, "torch_seconds": 2.0}
+    rows = [row("wgrad", 1, **base, batch=256), row("wgrad", 1, **base, batch=128)]
+    rows[1]["uses"] = {"keras": 3, "unet": 1}
+    rows.append(row("wgrad", 1, batch=256, reason="no plan"))
+    assert gpu_report.totals("keras", "f16", "wgrad", rows) == (7.0, 14.0, 1)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A device that is pretended; the cases that it ran."""
+    ran: list[str] = []
+
+    class Module(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            return lambda: ""
+
+    def measure(case: gpu_cases.Case, function: Any, seed: int) -> dict[str, Any]:
+        ran.append(case.text)
+        if case.kind == "dgrad":
+            raise RuntimeError("cuDNN has no plan")
+        times = {"seconds": 2e-3, "torch_seconds": 1e-3, "spread": 0.01, "torch_spread": 0.02}
+        return {**times, "error": 1e-4}
+
+    floors = {"peak": dict.fromkeys(gpu_cases.MODES, 1e14), "bandwidth": 4e12}
+    monkeypatch.setattr("tvm_ffi.load_module", lambda path: Module())
+    monkeypatch.setattr(gpu, "build", lambda all_cases, _: {c.symbol: Path() for c in all_cases})
+    monkeypatch.setattr(gpu, "about", lambda: {"gpu": "pretended"})
+    monkeypatch.setattr(gpu_timing, "measure", measure)
+    monkeypatch.setattr(gpu_timing, "floors", lambda modes: floors)
+    monkeypatch.setattr(gpu_timing, "host_us", lambda *_: {"ours": 5.0, "torch": 9.0})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("RELAY_WGRAD_CACHE", "")  # put back as it was, whatever a run sets
+    return ran
+
+
+def test_a_run(
+    measured: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "rows.json"
+    options = ["--quick", "--suites", "keras", "--json", str(file)]
+    assert gpu.main(options) == 1  # dgrad failed
+    out = capsys.readouterr().out
+    assert out.endswith("geomean_ratio wgrad=2.000 dgrad=nan fprop=2.000 worst=2.000\n")
+    assert "RuntimeError: cuDNN has no plan" in out
+    result = json.loads(file.read_text())
+    assert len(result["rows"]) == len(measured) == 6
+    assert result["left_out"] == []
+    assert {r["batch"] for r in result["rows"]} == {64}
+    # What went well is kept, what did not is tried again.
+    assert gpu.main([*options, "--resume"]) == 1
+    assert len(measured) == 8
+    assert len(json.loads(file.read_text())["rows"]) == 6
+    monkeypatch.setattr(gpu, "about", lambda: {"gpu": "another"})
+    with pytest.raises(SystemExit, match="another machine"):
+        gpu.main([*options, "--resume"])
+
+
+def test_a_run_that_has_no_time(
+    measured: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.json"
+    assert gpu.main(["--suites", "keras", "--time-budget", "0", "--json", str(file)]) == 0
+    assert measured == []
+    assert len(json.loads(file.read_text())["left_out"]) == 12
+    assert "left out for want of time: 12" in capsys.readouterr().out
+
+
+def test_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.arguments(["--dtypes", "f16,f8"])
+    assert "f8: expected some of f16,bf16,tf32,f32" in capsys.readouterr().err
+    args = gpu.arguments(["--kinds", "wgrad,wgrad"])
+    assert (args.kinds, args.batch, args.suites) == (["wgrad"], 256, [*SUITES])
+
+
+def test_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 2
+    assert "needs an NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_tables_render() -> None:
+    case = gpu_cases.cases(["keras"], ["wgrad"], ["f16"], 64)[0]
+    measured_row = gpu.facts(case) | {
+        "seconds": 1e-3, "torch_seconds": 1e-3, "spread": 0.0, "torch_spread": 0.0, "plan": "7:",
+    }  # fmt: skip
+    done = gpu.derived(measured_row, {"peak": {"f16": 1e15}, "bandwidth": 4e12})
+    failed = {**gpu.facts(case), "mode": "f32", "reason": "no plan"}
+    console = Console(width=130, record=True, quiet=False, file=None)
+    with console.capture() as capture:
+        console.print(gpu_report.suite_table("keras", [done, failed]))
+        console.print(gpu_report.worst_table([done, failed]))
+    assert "256→128 8² 2×2 /2 T" in capture.get()
+    assert "failed" in capture.get()
+    assert 0 < done["share"] < 1
+
+
+def test_names_are_short() -> None:
+    names = [layer.name for name in SUITES for layer in suite(name)]
+    assert max(map(len, names)) < 28
+    assert isinstance(suite("keras")[0], Layer)
+    assert {*DTYPES} == {"f16", "bf16", "f32"}

@@ -1,0 +1,119 @@
+"""Kernels for the targets that people type, not the host's alone, wherever their tensors begin."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import tirx
+from tvm.target import Target
+
+from legalize import cpu
+from legalize.cpu import max_pool
+from legalize.cpu.words.loops import alignment
+from relay_wgrad.problem import ConvProblem
+from tests.support.problems import (
+    poisoned,
+    random_operands,
+    relative_error,
+    tolerance,
+    torch_reference,
+)
+
+# LLVM 22 joins the neighbouring stores of each's copies and says of both what holds of one.
+FAULTED = """
+fprop n=1 c=1 h=34 w=3 k=5 r=5 s=1 pad=1,0,1,0 dil=2,2 dtype=f64/f64/f64
+fprop n=1 c=1 h=12 w=7 k=12 r=1 s=4 pad=1,0,1,0 dil=2,2 dtype=f64/f64/f64
+""".strip().splitlines()
+KERNELS = (
+    *FAULTED,
+    "wgrad n=2 c=8 h=9 w=9 k=16 r=3 s=3 pad=1,1,1,1 dtype=f16/f32/bf16",
+    "dgrad n=2 c=16 h=9 w=9 k=16 r=3 s=3 groups=16 layout=NHWC/HWIO/NHWC",
+    "fprop n=1 c=64 h=28 w=28 k=64 r=3 s=3 pad=1,1,1,1",
+)
+
+
+# A tensor that a kernel is called with, or that it allocates; without `align` it is 64.
+_MEMORY = re.compile(
+    r"T\.(?:Buffer|alloc_buffer)\([^\n]*?\"(\w+)\""
+    r"(?:, scope=\"\w+\")?(?:, align=(\d+))?\)"
+)
+
+
+def _claims(func: tirx.PrimFunc) -> list[tuple[str, int]]:
+    """(dtype, alignment) of a kernel's memory."""
+    return [(dtype, int(align or 64)) for dtype, align in _MEMORY.findall(func.script())]
+
+
+@pytest.mark.parametrize("mcpu", [None, "x86-64-v4"])
+@pytest.mark.parametrize("line", KERNELS)
+def test_memory_is_said_to_be_aligned_to_its_elements(line: str, mcpu: str | None) -> None:
+    target = Target({"kind": "llvm", "mcpu": mcpu} if mcpu else "llvm")
+    claims = _claims(cpu.prim_func(ConvProblem.parse(line), target))
+    assert len(claims) > 2
+    assert [x for x in claims if x[1] != alignment(x[0])] == []
+
+
+def test_max_pooling_says_no_more() -> None:
+    shape, out = (1, 2, 6, 6), (1, 2, 3, 3)
+    func = max_pool.planes(shape, out, "float64", (2, 2), (2, 2), (1, 1), (0, 0))
+    assert {x[1] for x in _claims(func)} == {8}
+
+
+# Runs each kernel on operands that begin anywhere; what it gets is checked by the generator.
+_CHILD = """
+import sys
+import numpy as np
+import tvm, tvm_ffi
+from tvm.target import Target
+from legalize import cpu
+from relay_wgrad.problem import ConvProblem
+from tests.support.problems import random_operands, relative_error, tolerance, torch_reference
+rng = np.random.default_rng(0)
+
+def moved(array, by):
+    raw = np.empty(array.nbytes + 128, np.uint8)
+    start = -raw.ctypes.data % 64 + by
+    view = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+for line in sys.argv[2:]:
+    problem, target = ConvProblem.parse(line), Target(sys.argv[1])
+    func = cpu.prim_func(problem, target).with_attr("global_symbol", "main")
+    kernel = tvm.compile(tvm.IRModule({"main": func}), target=target)["main"]
+    operands = random_operands(problem, rng)
+    want = torch_reference(problem, *operands)
+    for by in (0, 8):
+        out = moved(np.full(problem.shape(problem.roles[2]), np.nan), by)
+        kernel(*(tvm_ffi.from_dlpack(moved(x, by)) for x in operands), tvm_ffi.from_dlpack(out))
+        assert relative_error(out, want) <= tolerance(problem), (line, by)
+"""
+
+
+def test_a_target_without_a_cpu() -> None:
+    command = [sys.executable, "-c", _CHILD, "llvm", *FAULTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_store_of_one_element_is_of_16_bits(level: int) -> None:
+    """LLVM 22, for AVX-512, wrote 32 bits at the end of 9 or 13 taps: over the next filter's."""
+    target = Target({"kind": "llvm", "mcpu": "icelake-server", "num-cores": 1, "opt-level": level})
+    for taps in ("r=3 s=3", "r=13 s=1"):
+        problem = ConvProblem.parse(
+            f"wgrad n=1 c=1 h=14 w=14 k=11 {taps} layout=NHWC/OHWI/NHWC dtype=f64/bf16/f64"
+        )
+        library = tvm.compile(cpu.prim_func(problem, target), target=target)
+        if "avx512bw" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+            a, b = random_operands(problem, np.random.default_rng(0))
+            out = tvm.runtime.tensor(poisoned(problem))
+            library["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
+            want = torch_reference(problem, a, b)
+            assert relative_error(out.numpy(), want) <= tolerance(problem)

@@ -1,0 +1,169 @@
+"""Winograd kernels against PyTorch in float64, into outputs full of NaN, at sizes of every kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm.target import Target
+
+from legalize import cpu
+from legalize.cpu.machine import machine
+from legalize.cpu.winograd import algorithm as winograd
+from legalize.cpu.winograd import kernels as winograd_kernels
+from legalize.cpu.winograd import weights as winograd_weights
+from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.problems import (
+    poisoned,
+    random_operands,
+    relative_error,
+    tolerance,
+    torch_reference,
+)
+
+TARGET = cpu.host_target()
+# The transforms' own rounding: what the documentation promises, and what PyTorch's users accept.
+ERROR = 1e-5
+
+
+def run(problem: ConvProblem, target: Target = TARGET) -> float:
+    """Relative error of the kernel."""
+    kernel = tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
+    a, b = random_operands(problem, np.random.default_rng(0))
+    out = tvm.runtime.tensor(poisoned(problem))
+    kernel(tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
+    return relative_error(out.numpy(), torch_reference(problem, a, b))
+
+
+def functions(problem: ConvProblem, target: Target) -> str:
+    return str(cpu.prim_func(problem, target).script())
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Winograd wherever the algebra allows, however small the problem."""
+    monkeypatch.setattr(winograd, "worth", lambda problem, m: winograd.applies(problem))
+
+
+EDGES = """
+n=1 c=1 h=1 w=1 k=1 pad=1,1,1,1
+n=1 c=1 h=3 w=3 k=1
+n=2 c=16 h=1 w=7 k=16 pad=1,1,1,1
+n=1 c=17 h=13 w=11 k=37 pad=1,1,1,1
+n=3 c=32 h=8 w=8 k=48 pad=0,0,0,0 layout=NHWC/HWIO/NHWC
+n=2 c=16 h=9 w=6 k=32 pad=0,2,1,0 layout=NHWC/OHWI/NHWC
+n=2 c=5 h=4 w=5 k=6 pad=4,3,5,6
+n=2 c=31 h=7 w=19 k=16 pad=1,1,1,1 layout=CHWN/IHWO/NCHW
+n=2 c=24 h=6 w=6 k=40 pad=1,1,1,1 dtype=f16/f16/f16
+n=2 c=32 h=6 w=6 k=32 pad=1,1,1,1 layout=NHWC/HWIO/NHWC dtype=bf16/f32/f16
+n=5 c=64 h=14 w=14 k=64 pad=1,1,1,1 layout=NHWC/HWIO/NHWC
+"""
+CASES = [
+    ConvProblem.parse(f"{kind.value} r=3 s=3 {line}")
+    for line in EDGES.strip().splitlines()
+    for kind in ConvKind
+]
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("problem", CASES, ids=str)
+def test_edges(problem: ConvProblem) -> None:
+    assert run(problem) <= tolerance(problem) + ERROR
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("problem", CASES[-3:], ids=str)
+def test_many_chunks(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles and weights a little at a time, the last chunk not full."""
+    for name in ("_CHUNK", "_MOST_CHUNK", "_TOTAL"):
+        monkeypatch.setattr(winograd_kernels, name, 1 << 19)
+    assert run(problem) <= tolerance(problem) + ERROR
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("kind", [ConvKind.FPROP, ConvKind.DGRAD], ids=lambda kind: kind.value)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n=1 c=64 h=1 w=1 k=64 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",
+        "n=3 c=128 h=9 w=11 k=192 pad=1,1,1,1 layout=NHWC/OHWI/NHWC",
+        "n=2 c=192 h=8 w=5 k=64 pad=0,2,1,0 layout=NHWC/OIHW/NHWC",
+    ],
+)
+def test_weights_transformed_in_tasks(
+    line: str, kind: ConvKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(winograd_weights, "worth", lambda problem, m: True)
+    problem = ConvProblem.parse(f"{kind.value} r=3 s=3 {line}")
+    assert run(problem) <= tolerance(problem) + ERROR
+
+
+def test_weights_are_transformed_in_tasks_where_there_are_many() -> None:
+    target = Target({"kind": "llvm", "mattr": ["+avx2", "+fma"], "num-cores": 2})
+    line = "n=8 c=512 h=7 w=7 k=512 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC"
+    for kind in (ConvKind.FPROP, ConvKind.DGRAD):
+        problem = ConvProblem.parse(f"{kind.value} {line}")
+        assert winograd_weights.worth(problem, machine(target))
+        assert not winograd_weights.worth(replace(problem, n=128), machine(target))
+        assert not winograd_weights.worth(replace(problem, c=96), machine(target))
+        assert not winograd_weights.worth(
+            replace(problem, data_layout="NCHW", grad_layout="NCHW"), machine(target)
+        )
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("mattr", [[], ["+avx2", "+fma"], ["+avx512f"]], ids=str)
+def test_targets(mattr: list[str], kind: ConvKind) -> None:
+    config: dict[str, Any] = {"kind": "llvm", "num-cores": 3, "mattr": mattr}
+    if not {x[1:] for x in mattr} <= set(tvm.target.codegen.llvm_get_cpu_features(TARGET)):
+        pytest.skip("this host lacks some of the target's instructions")
+    problem = ConvProblem.parse(f"{kind.value} n=2 c=20 h=9 w=11 k=24 r=3 s=3 pad=1,1,1,1")
+    assert run(problem, Target(config)) <= tolerance(problem) + ERROR
+
+
+@pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
+def test_taken_where_it_is_worth_it_and_allowed(kind: ConvKind) -> None:
+    large = f"{kind.value} n=8 c=64 h=28 w=28 k=64 r=3 s=3 pad=1,1,1,1"
+    allowed, not_allowed = (cpu.host_target(2, allow_winograd=x) for x in (True, False))
+    texts = [
+        functions(ConvProblem.parse(line), target)
+        for line, target in (
+            (large, allowed), (large, not_allowed), (f"{large} dtype=f64/f64/f64", allowed),
+            (f"{large} stride=2,2", allowed), (f"{large} dil=2,2", allowed),
+            (f"{large} groups=2", allowed), (large.replace("c=64", "c=3"), allowed),
+        )
+    ]  # fmt: skip
+    # The buffers of transformed operands tell the algorithm.
+    assert ["points" in text for text in texts] == [True] + [False] * 6
+
+
+def test_float32_is_more_exact_than_promised() -> None:
+    """On a ResNet-50 layer: a few times the error of a direct sum, far below the promise."""
+    line = "n=1 c=256 h=14 w=14 k=256 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC"
+    for kind in ConvKind:
+        assert run(ConvProblem.parse(f"{kind.value} {line}")) < 2e-6
+
+
+def test_matrices_are_a_trilinear_algorithm() -> None:
+    """Exactly: the sum of products equals the tile's trilinear form, coefficient by coefficient."""
+    a, b, g = winograd.A, winograd.B, winograd.G
+    for y in range(winograd.TILE):
+        for w in range(winograd.TAPS):
+            for x in range(winograd.SIZE):
+                total = sum(
+                    (a[e][y] * b[e][x] * g[e][w] for e in range(winograd.SIZE)), Fraction(0)
+                )
+                assert total == (x == y + w)
+
+
+def test_aarch64_is_generated() -> None:
+    target = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 4})
+    assert machine(target).registers == 32
+    for kind in ConvKind:
+        line = f"{kind.value} n=4 c=32 h=28 w=28 k=32 r=3 s=3 pad=1,1,1,1"
+        assert "points" in functions(ConvProblem.parse(line), target)

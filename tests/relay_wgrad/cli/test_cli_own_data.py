@@ -1,0 +1,132 @@
+"""The command line on a user's own model and data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.relay_wgrad.cli import test_cli
+from tests.support.training_models import residual_net
+
+call = test_cli.call  # the fixture
+
+
+def test_open_sizes(tmp_path: Path, call: Any) -> None:
+    """A batch that the file leaves open is the same everywhere; of others each is named."""
+    path, report = tmp_path / "mine.onnx", tmp_path / "report.json"
+    model = residual_net(blocks=0)
+    sizes = model.graph.input[0].type.tensor_type.shape.dim
+    sizes[0].dim_param = "N"
+    onnx.save(model, path)
+    for command in ("partition", "inspect"):
+        assert call(command, str(path), "--format", "json")[0] == 0
+    assert call("inspect", str(path), "--report", str(report))[0] == 0
+    assert json.loads(report.read_text())["facts"]["batch"] == 4
+    sizes[2].dim_param = "H"
+    onnx.save(model, path)
+    code, _, error = call("inspect", str(path))
+    assert (code, error) == (
+        1, "ValueError: input 'x' has symbolic sizes [4, 3, 'H', 12]: give --image-size\n"
+    )  # fmt: skip
+    assert call("inspect", str(path), "--image-size", "12")[0] == 0
+    sizes[1].dim_param = "C"
+    onnx.save(model, path)
+    error = call("inspect", str(path), "--image-size", "12")[2]
+    assert error.endswith("[4, 'C', 12, 12]: fix C in the file\n")
+
+
+def test_several_results(tmp_path: Path, call: Any) -> None:
+    path = tmp_path / "mine.onnx"
+    model = residual_net(blocks=0)
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info("pool"))
+    onnx.save(model, path)
+    code, _, error = call("partition", str(path))
+    assert (code, error) == (
+        1, "ValueError: mine has several outputs: choose --output-name one of y, pool\n"
+    )  # fmt: skip
+    assert call("partition", str(path), "--output-name", "y")[0] == 0
+    error = call("partition", str(path), "--output-name", "pool")[2]
+    assert "'pool' is [4, 8, 6, 6]; --loss mse takes any shape" in error
+    assert call("partition", str(path), "--output-name", "pool", "--loss", "mse")[0] == 0
+
+
+def test_own_model_and_data(tmp_path: Path, call: Any) -> None:
+    """The file's weights, samples of a file, a state that goes on, weights back into a file."""
+    pytest.importorskip("safetensors")
+    path, data, state = (tmp_path / n for n in ("mine.onnx", "mine.npz", "state.safetensors"))
+    trained, figures = tmp_path / "trained.onnx", tmp_path / "figures.json"
+    onnx.save(residual_net(blocks=0, size=6), path)
+    rng = np.random.default_rng(0)
+    labels = np.arange(20) % 5
+    images = rng.standard_normal((20, 3, 6, 6)) + labels[:, None, None, None]
+    np.savez(data, x=images, labels=labels)
+
+    def losses(*args: str) -> tuple[list[float], str, str]:
+        code, text, error = call("train", str(path), "--data", str(data), "--no-check",
+                                 "--json", str(figures), *args)  # fmt: skip
+        assert code == 0, error
+        return json.loads(figures.read_text())["losses"], text, error
+
+    whole, text, _ = losses("--steps", "30", "--lr", "0.02", "--optimizer", "momentum")
+    assert "weights: the file's own; samples: 20 of " in text
+    assert "5 batches of 4 an epoch" in text
+    assert "loss, mean of every 3 steps: " in text
+    assert len(whole) == 30
+    assert np.mean(whole[-5:]) < 0.7 * np.mean(whole[:5])
+    first, _, error = losses("--steps", "7", "--lr", "0.02", "--optimizer", "momentum",
+                             "--save", str(state))  # fmt: skip
+    assert f"saved to {state}\n" in error
+    # The optimizer and the rate are the saved ones; the samples go on where they were.
+    second, text, error = losses("--steps", "3", "--resume", str(state), "--export", str(trained))
+    assert f"weights: of {state}" in text
+    assert f"saved to {trained}\n" in error
+    assert first + second == whole[:10]
+    assert "weights: the file's own" in call("train", str(trained), "--no-check", "--steps", "1",
+                                             "--bn", "eval")[1]  # fmt: skip
+
+
+def test_seeded_weights_are_said(tmp_path: Path, call: Any) -> None:
+    path = tmp_path / "mine.onnx"
+    onnx.save(residual_net(blocks=0, size=6), path)
+    code, text, _ = call("train", str(path), "--no-check", "--weights", "seeded", "--seed", "3")
+    assert code == 0
+    assert text.startswith("weights: random, by seed 3; samples: one random batch of 4, by seed 3")
+    assert "changes in the step" in text
+    assert "none between operators" in text
+    assert " ms (batch 4" in text  # a step of less than a hundredth of a second
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path, call: Any) -> None:
+    path, state = tmp_path / "mine.onnx", tmp_path / "state.safetensors"
+    onnx.save(residual_net(blocks=0, size=6, norm=False), path)
+    code, text, error = call("train", str(path), "--lr", "1e38", "--no-check", "--save", str(state))
+    assert code == 1
+    assert "loss: " in text  # as far as it went
+    assert "FloatingPointError: " in error
+    assert "lower the learning rate" in error
+    assert not state.exists()
+
+
+def test_another_optimizer_is_noticed_at_once(
+    tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is compiled."""
+    pytest.importorskip("safetensors")
+    path, state = tmp_path / "mine.onnx", tmp_path / "state.safetensors"
+    onnx.save(residual_net(blocks=0, size=6), path)
+    assert call("train", str(path), "--no-check", "--lr", "0.01", "--save", str(state))[0] == 0
+
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("relay_wgrad.cli.train.Trainer", never)
+    error = call("train", str(path), "--resume", str(state), "--optimizer", "adam")[2]
+    assert "was saved with optimizer='sgd', not 'adam'" in error
+    onnx.save(residual_net(blocks=0, size=6, channels=4), path)
+    error = call("train", str(path), "--resume", str(state))[2]
+    assert "its param.fc_w is float32[5, 8], but 'mine' has float32[5, 4]" in error

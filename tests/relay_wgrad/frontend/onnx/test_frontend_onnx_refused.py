@@ -1,0 +1,140 @@
+"""What `from_onnx` refuses, and the message with which it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from onnx import helper
+
+from relay_wgrad.frontend import from_onnx
+from tests.support.onnx.models import draw, node, tiny
+
+W = draw(6, 2, 3, 3)
+
+
+def refused(message: str, model: Any, error: type[Exception] = ValueError, **options: Any) -> None:
+    with pytest.raises(error) as caught:
+        from_onnx(model, **options)
+    assert message in str(caught.value)
+
+
+def test_refused_files(tmp_path: Any) -> None:
+    refused("no bundled model 'resnet5': did you mean resnet50?", "resnet5")
+    refused("no ONNX file 'no/such.onnx'", "no/such.onnx", FileNotFoundError)
+    for content in (b"", b"this is text, not a model\n" * 20, bytes(range(256))):
+        (tmp_path / "bad.onnx").write_bytes(content)
+        refused("is not an ONNX model", tmp_path / "bad.onnx")
+    refused("is not an ONNX model", tmp_path)
+    refused("expected a path, a name or a ModelProto", 7, TypeError)
+
+
+def test_refused_initializers_without_data() -> None:
+    model = tiny([node("Conv", "w")], (1, 2, 5, 5), {"w": W})
+    model.graph.initializer[0].ClearField("raw_data")
+    refused("Conv node", model)
+    refused("initializer 'w' of shape [6, 2, 3, 3] lacks data", model)
+
+
+def test_refused_options() -> None:
+    refused("bn='test': expected train or eval", "resnet50", bn="test")
+    refused("dtype='float16': expected float32 or float64", "resnet50", dtype="float16")
+    refused("batch=0: expected a positive number", "resnet50", batch=0)
+    refused("no output 'z': choose output= one of y", tiny([node("Relu")], (1, 2)), output="z")
+    model = tiny([node("Relu")], (1, 2, 3, 3))
+    refused("cross_entropy wants logits (N, classes), but 'y' is [1, 2, 3, 3]", model)
+    refused("is no (N, C, H, W)", tiny([node("Relu")], (1, 2)), image_size=8)
+    refused("opset 7; 9 is the oldest supported", tiny([node("Relu")], (1, 2), opset=7))
+
+
+def test_refused_image_sizes() -> None:
+    refused(
+        "Reshape node 'n37': its target [1, 25088], made for [1, 512, 7, 7], does not take "
+        "[1, 512, 2, 2]: it fixes the image size at 224x224 (for the fully connected Gemm node "
+        "'n38')",
+        "vgg19",
+        image_size=64,
+    )
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("Gemm", ["f", "w"], ["y"], name="fc"),
+    ]
+    model = tiny(nodes, (1, 2, 3, 3), {"w": draw(18, 4)})
+    refused(
+        "Gemm node 'fc': expects 18 features, got 32: this layer fixes the image size at 3x3",
+        model,
+        image_size=4,
+    )
+    refused("the image is too small", "squeezenet", image_size=8)
+    refused(
+        "batch statistics of [1, 512, 1, 1] need more than one value", "resnet50", image_size=32
+    )
+
+
+def test_refused_ops(capfd: pytest.CaptureFixture[str]) -> None:
+    model = tiny([node("AveragePol", name="pool")], (1, 2, 3, 3))
+    refused("ONNX op AveragePol (AveragePol node 'pool') is not supported; near it: Av", model)
+    refused("Conv node 'y': weight [6, 2, 3, 3] with groups=1 does not fit 3 channels",
+            tiny([node("Conv", "w")], (1, 3, 5, 5), {"w": W}))  # fmt: skip
+    dilated = node("MaxPool", kernel_shape=[2, 2], dilations=[2, 2])
+    refused("dilated pooling has no gradient", tiny([dilated], (1, 2, 5, 5)))
+    refused("nothing makes its operand 'gone'", tiny([node("Add", "gone")], (1, 2)))
+    assert "Warning" not in "".join(capfd.readouterr())  # TVM's of a builder left open
+
+
+WEIGHTS = {"Conv": draw(6, 2, 3, 3), "ConvTranspose": draw(2, 6, 3, 3)}
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "MaxPool", "AveragePool"])
+@pytest.mark.parametrize("attribute", ["strides", "dilations", "kernel_shape"])
+@pytest.mark.parametrize("value", [[0, 1], [2, -1]])
+def test_refused_windows(op: str, attribute: str, value: list[int]) -> None:
+    """Zero would divide by itself further on; the message has node, attribute and value."""
+    given = {"kernel_shape": [3, 3], attribute: value}
+    weights = {"w": WEIGHTS[op]} if op in WEIGHTS else {}
+    made = node(op, *weights, name="layer", **given)
+    refused(
+        f"{op} node 'layer': {attribute}={value}: must be at least 1",
+        tiny([made], (1, 2, 5, 5), weights),
+        loss="mse",
+    )
+
+
+@pytest.mark.parametrize("op", WEIGHTS)
+def test_refused_kernel_shape(op: str) -> None:
+    shape = list(WEIGHTS[op].shape)
+    weights = {"w": WEIGHTS[op]}
+    refused(
+        f"{op} node 'layer': kernel_shape=[3, 5] contradicts the weight {shape}, whose kernel is"
+        " [3, 3]",
+        tiny([node(op, "w", name="layer", kernel_shape=[3, 5])], (1, 2, 5, 5), weights),
+        loss="mse",
+    )
+
+
+def test_refused_attributes() -> None:
+    refused("MaxPool node 'y': kernel_shape is missing", tiny([node("MaxPool")], (1, 2, 5, 5)))
+    refused("LRN node 'y': size=0", tiny([node("LRN", size=0)], (1, 2, 5, 5)), loss="mse")
+    for op, weight in WEIGHTS.items():
+        for groups in (0, -2):
+            refused(
+                f"{op} node 'y': group={groups}: must be at least 1",
+                tiny([node(op, "w", group=groups)], (1, 2, 5, 5), {"w": weight}),
+            )
+    extra = node("ConvTranspose", "w", output_padding=[0, -1])
+    model = tiny([extra], (1, 2, 5, 5), {"w": WEIGHTS["ConvTranspose"]})
+    refused("output_padding=[0, -1]: must be at least 0", model)
+
+
+def test_refused_batches() -> None:
+    refused(
+        f"input 'data_0' of [{10**20}, 3, 224, 224] has more than 2147483647 elements, the most"
+        " that is supported; at this image size the largest batch is 14266",
+        "squeezenet",
+        batch=10**20,
+    )
+    refused("has more than 2147483647 elements", "squeezenet", image_size=10**20)
+    for batch in (2.0, True, "2"):
+        refused(
+            f"batch={batch!r}: expected a number of images", "squeezenet", TypeError, batch=batch
+        )

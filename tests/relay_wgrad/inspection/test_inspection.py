@@ -1,0 +1,212 @@
+"""The report on a training step: groups, memory, and what the page holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tvm import relax
+
+from relay_wgrad.display import short
+from relay_wgrad.facts import Lowered
+from relay_wgrad.frontend import from_onnx
+from relay_wgrad.inspection import Inspection, inspect_step
+from relay_wgrad.inspection.dataflow import dataflow
+from relay_wgrad.inspection.groups import groups, is_anchor, names
+from relay_wgrad.inspection.memory import memory
+from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.training.step import ADJOINT, converted, step_module
+from tests.support.training_models import residual_net
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+
+def step(model: Any, layout: str = "NCHW", dtype: str | None = None, **options: Any) -> Any:
+    """(graph, the module of its step)."""
+    graph = from_onnx(model, **options)
+    module = step_module(graph, dtype=dtype, checkpoint=graph.checkpoint, scaled=dtype == "float16")
+    return graph, converted(module, layout)
+
+
+def inspected(graph: Any, module: Any, **options: Any) -> Inspection:
+    inputs = [spec.name for spec in graph.inputs]
+    return inspect_step(module, facts={"model": graph.name}, inputs=inputs, **options)
+
+
+STEPS = {
+    "plain": {},
+    "NHWC": {"layout": "NHWC"},
+    "half": {"layout": "NHWC", "dtype": "float16"},
+    "checkpoints": {"checkpoint": "auto", "image_size": 32},
+}
+
+
+@pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
+def test_gradients_are_with_their_layers(options: dict[str, Any]) -> None:
+    """Each convolution's gradients are in its layer; what is computed again is there too."""
+    graph, module = step(residual_net(blocks=3), **options)
+    func = module[ADJOINT]
+    boxes = dataflow(func)
+    found = groups(boxes, {spec.name for spec in graph.inputs})
+    anchors = [i for i, node in enumerate(boxes.nodes) if is_anchor(node)]
+    convs = [i for i in anchors if boxes.nodes[i].kind == "convolution"]
+    calls = [b.value for block in func.body.blocks for b in block.bindings]
+    problems = [problem_of(c) for c in calls if family_def(c) is not None]
+    first = [p for p, i in zip(problems, convs, strict=True) if not found.backward[i]]
+    assert len(found.anchor) == len(first) + 1 == 8
+    seen: dict[int, list[str]] = {}
+    for problem, i in zip(problems, convs, strict=True):
+        assert short(problem) == short(first[found.layer[i]])
+        if found.backward[i]:
+            seen.setdefault(found.layer[i], []).append(problem.kind.value)
+    for layer, kinds in seen.items():
+        assert kinds.count("wgrad") == 1
+        assert kinds.count("dgrad") == (layer > 0)
+        assert "checkpoint" in options or "fprop" not in kinds
+    # What depends on the loss's gradient goes through the layers backwards, each once.
+    sources: dict[int, list[int]] = {}
+    for a, b in boxes.edges:
+        sources.setdefault(b, []).append(a)
+    seed = next(i for i, n in enumerate(boxes.nodes) if n.name.endswith("_adjoint"))
+    gradient = {seed}
+    for i in range(seed, anchors[-1] + 1):
+        if gradient.intersection(sources.get(i, ())):
+            gradient.add(i)
+    order = [found.layer[i] for i in sorted(gradient)]
+    assert order == sorted(order, reverse=True)
+    # A stem, three residual blocks of two convolutions, a classifier.
+    assert found.block == [0, 1, 1, 2, 2, 3, 3, 4]
+    layers, blocks = names(boxes, found)
+    assert layers == ["stem", "b01", "b02", "b11", "b12", "b21", "b22", "fc"]
+    assert blocks[0] == "stem"
+    if "checkpoint" not in options:
+        assert blocks == ["stem", "b01 … b02", "b11 … b12", "b21 … b22", "fc"]
+
+
+def test_results_are_with_their_layers() -> None:
+    """Parameters and gradients too, also where they are converted at the very end."""
+    graph, module = step(residual_net(blocks=2), layout="NHWC")
+    boxes = dataflow(module[ADJOINT])
+    found = groups(boxes, {spec.name for spec in graph.inputs})
+    layer = {n.name: found.layer[i] for i, n in enumerate(boxes.nodes) if n.kind == "parameter"}
+    results = [i for i, node in enumerate(boxes.nodes) if node.kind == "result"]
+    gradients = results[-len(graph.trainable) :]
+    for name, i in zip(graph.trainable, gradients, strict=True):
+        assert found.backward[i]
+        assert found.layer[i] == layer[name], name
+    assert not any(found.backward[i] for i in results[: len(graph.outputs)])
+
+
+def test_blocks_of_real_networks() -> None:
+    expected = {"resnet50": (54, 18), "squeezenet": (26, 18), "vgg19": (19, 19)}
+    for name, (layers, blocks) in expected.items():
+        graph, module = step(name)
+        found = groups(dataflow(module[ADJOINT]), {spec.name for spec in graph.inputs})
+        assert (len(found.anchor), found.block[-1] + 1) == (layers, blocks)
+
+
+def test_memory_by_hand() -> None:
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            a = bb.emit(relax.op.exp(x))  # 16 bytes, used last by d
+            b = bb.emit(relax.op.reshape(a, (2, 2)))  # a's memory
+            c = bb.emit(relax.op.astype(x, "float64"))  # 32 bytes, returned
+            d = bb.emit(relax.op.negative(b))  # 16 bytes, never used
+            same = bb.emit(c)
+            out = bb.emit_output(same)
+        bb.emit_func_output(out)
+    del d
+    alive = memory(bb.get()["main"], boundary=3)
+    assert alive.parameters == 16
+    assert alive.forward == [16, 16, 16, 16]
+    assert alive.returned == [0, 0, 32, 32]
+    assert alive.backward == [0, 0, 0, 16]
+    assert alive.totals == [16, 16, 48, 64]
+    assert alive.peak == 64
+
+
+def test_checkpoints_lower_the_curve() -> None:
+    peaks = []
+    for checkpoint in (None, "auto"):
+        graph, module = step(residual_net(blocks=6), image_size=32, checkpoint=checkpoint)
+        peaks.append(inspected(graph, module).data["totals"]["peak_bytes"])
+    assert peaks[1] < 0.7 * peaks[0]
+
+
+@pytest.fixture(scope="module")
+def report() -> Inspection:
+    import relay_wgrad
+
+    relay_wgrad.register()
+    graph, module = step(residual_net(blocks=1), layout="NHWC", batch=2)
+    count = len(inspected(graph, module).data["convolutions"])
+    entries = [
+        SimpleNamespace(backend="cudnn" if i else "", row="r" if i else "", adapted="", source="w",
+                        reason="" if i else "</script><b>|x", tried=(("a", "b"),))
+        for i in range(count)
+    ]  # fmt: skip
+    calls = [b.value for block in module[ADJOINT].body.blocks for b in block.bindings]
+    measured = [
+        Lowered("conv2d", problem_of(c).repro(), "cpu", "k", seconds=2e-3)
+        for c in calls if family_def(c) is not None
+    ]  # fmt: skip
+    return inspected(graph, module, entries=entries, measured=measured, floor=lambda p: 1e-3)
+
+
+def test_report(report: Inspection) -> None:
+    data = json.loads(report.to_json())
+    assert data == report.data
+    totals = data["totals"]
+    assert totals["kinds"] == {"fprop": 3, "dgrad": 2, "wgrad": 3}
+    assert totals["backends"] == {"none": 1, "cudnn": 7}
+    assert totals["seconds"] == pytest.approx(16e-3)
+    assert totals["layout_changes"] == len(data["changes"]) > 0
+    assert {c["share_of_floor"] for c in data["convolutions"]} == {0.5}
+    kinds = {data["nodes"][c["node"]]["kind"] for c in data["changes"]}
+    assert kinds == {"layout change"}
+    memory = data["memory"]
+    steps = len([n for n in data["nodes"] if n["kind"] not in ("parameter", "result")])
+    assert len(memory["forward"]) == len(memory["backward"]) == len(memory["returned"]) == steps
+    text = report.to_markdown()
+    assert "| 1 | stem | fprop | 2×3×12×12 → 8 3×3 p1 | NHWC/OHWI/NHWC | float32 | stays |" in text
+    assert "&lt;/script>&lt;b>\\|x" in text
+    assert text.count("\n| ") == 8 + 2 + len(data["changes"]) + 2
+
+
+def test_page_is_one_file(report: Inspection) -> None:
+    html = report.to_html()
+    assert html.count("</script>") == 2  # the data, the program: no name ends them
+    assert "@data@" not in html
+    # Nothing is loaded: an address is of SVG's name space alone.
+    assert set(re.findall(r"https?://[^\"'\s]+", html)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"(src|href)=(?!\"data:,)", html)
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', html, re.S)
+    assert found is not None
+    data = json.loads(found[1])
+    assert data["convolutions"] == report.data["convolutions"]
+    assert [n[0] for n in data["nodes"]] == [n["name"] for n in report.data["nodes"]]
+
+
+def test_what_is_not_of_this_module() -> None:
+    graph, module = step(residual_net(blocks=1))
+    with pytest.raises(ValueError, match="1 entries, but the step has 8 convolutions"):
+        inspected(graph, module, entries=[None])
+    problem = "wgrad n=1 c=1 h=1 w=1 k=1 r=1 s=1"
+    with pytest.raises(ValueError, match=r"measured wgrad n=1 .*, but the step has fprop"):
+        inspected(graph, module, measured=[Lowered("x", problem, "", "k")] * 8)
+
+
+def test_a_step_without_convolutions() -> None:
+    from tests.support.onnx.models import draw, node, tiny
+
+    model = tiny([node("Gemm", "w")], (4, 3), {"w": draw(3, 5)})
+    graph, module = step(model)
+    found = inspected(graph, module)
+    assert found.data["totals"]["convolutions"] == 0
+    assert "none" in found.to_markdown()
+    assert found.to_html().startswith("<!doctype html>")

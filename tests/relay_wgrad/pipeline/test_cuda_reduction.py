@@ -1,0 +1,124 @@
+"""The schedule rule for channels' sums: what it takes, and that its loops compute the sum."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+from relay_wgrad.pipeline.cuda_reduction import ChannelSum, parts
+from tests.support.partition_cases import module
+
+CUDA = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
+
+
+class OnTheHost(ChannelSum):
+    """The same loops, none of them bound to threads."""
+
+    def bind(self, sch: Any, loop: Any, axis: str) -> None:
+        """Leaves it."""
+
+
+def functions(shapes: dict[str, Any], body: Any, dtype: str = "float32") -> dict[str, Any]:
+    mod = module({name: (shape, dtype) for name, shape in shapes.items()}, body)
+    passes = [
+        relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FuseOps(), relax.transform.FuseTIR(),
+    ]  # fmt: skip
+    with CUDA:
+        mod = tvm.transform.Sequential(passes)(mod)
+    return {
+        str(gv.name_hint): func
+        for gv, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc)
+    }
+
+
+def run(schedule: Any, arrays: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    func = schedule.mod["main"].with_attr("global_symbol", "main")
+    built = tvm.compile(tvm.IRModule({"main": func}), target="llvm")
+    out = np.full(shape, np.nan, arrays[0].dtype)
+    args = [tvm.runtime.tensor(a) for a in [*arrays, out]]
+    built["main"](*args)
+    return np.asarray(args[-1].numpy())
+
+
+SHAPES = [
+    (4, 9, 8, 32), (1, 1, 1, 5), (3, 1, 7, 2), (7, 11, 13, 3), (2, 64, 64, 1), (1, 2, 2, 300),
+    (32, 7, 7, 513),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["sum", "mean", "squares"])
+def test_the_numbers(shape: tuple[int, ...], kind: str) -> None:
+    def body(emit: Any, x: Any) -> Any:
+        if kind == "squares":
+            x = emit(relax.op.multiply(x, x))
+        op = relax.op.mean if kind == "mean" else relax.op.sum
+        return emit(op(x, [0, 1, 2], keepdims=kind != "sum"))
+
+    (func,) = functions({"x": shape}, body).values()
+    schedule = OnTheHost().apply(func, CUDA, False)
+    if schedule is None:  # normalized away: fewer than two axes are longer than 1
+        assert math.prod(shape[:3]) == 1 or shape[3] == 1
+        return
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    want = (x.astype("float64") ** (2 if kind == "squares" else 1)).sum((0, 1, 2))
+    want = want / math.prod(shape[:3]) if kind == "mean" else want
+    out_shape = (shape[3],) if kind == "sum" else (1, 1, 1, shape[3])
+    got = run(schedule, [x], out_shape).reshape(-1)
+    assert np.linalg.norm(got - want) <= 1e-6 * max(np.linalg.norm(x), np.linalg.norm(want))
+
+
+def test_half_precision() -> None:
+    def body(emit: Any, x: Any) -> Any:
+        return emit(relax.op.sum(emit(relax.op.astype(x, "float32")), [0, 1, 2]))
+
+    (func,) = functions({"x": (4, 6, 5, 24)}, body, "float16").values()
+    schedule = OnTheHost().apply(func, CUDA, False)
+    assert schedule is not None
+    assert "rf" in schedule.mod.script()
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((4, 32, 9, 8), [0, 2, 3]),  # channels are not last
+        ((4, 9, 8, 32), [1, 2]),  # two axes are left
+        ((4, 9, 8, 32), [0, 1, 2, 3]),
+        ((4, 9, 8, 32), [3]),
+    ],
+)
+def test_other_sums_are_left_to_upstream(shape: tuple[int, ...], axes: list[int]) -> None:
+    (func,) = functions({"x": shape}, lambda emit, x: emit(relax.op.sum(x, axes))).values()
+    assert ChannelSum().apply(func, CUDA, False) is None
+
+
+def test_other_targets_are_left() -> None:
+    (func,) = functions(
+        {"x": (4, 9, 8, 32)}, lambda emit, x: emit(relax.op.sum(x, [0, 1, 2]))
+    ).values()
+    assert ChannelSum().apply(func, tvm.target.Target("llvm"), False) is None
+
+
+@pytest.mark.parametrize(("pixels", "channels"), [(100352, 64), (1568, 2048), (7, 3), (1009, 8)])
+def test_parts_divide_the_pixels(pixels: int, channels: int) -> None:
+    cut = parts(pixels, channels)
+    assert pixels % cut == 0
+    assert cut == 1 or pixels // cut >= 8
+
+
+def test_threads_read_neighbours() -> None:
+    (func,) = functions(
+        {"x": (8, 32, 32, 64)}, lambda emit, x: emit(relax.op.sum(x, [0, 1, 2]))
+    ).values()
+    schedule = ChannelSum().apply(func, CUDA, False)
+    text = schedule.mod.script()
+    assert text.count('thread="threadIdx.x"') == 2
+    assert text.count('thread="blockIdx.x"') == 2
+    assert 'scope="local"' in text

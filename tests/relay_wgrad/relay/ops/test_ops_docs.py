@@ -1,0 +1,56 @@
+"""The table in docs/relay_operators.md is the one in the package."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from relay_wgrad.relay.ops import REGISTRY, REQUIRED, Attr, RelayOp
+
+DOC = Path(__file__).parents[4] / "docs" / "relay_operators.md"
+START, END = "<!-- table -->\n", "<!-- end of table -->\n"
+
+
+def _attr(attr: Attr) -> str:
+    if attr.default is REQUIRED:
+        return attr.name
+    default = list(attr.default) if isinstance(attr.default, tuple) else attr.default
+    shown = f'"{default}"' if isinstance(default, str) else default
+    return f"{attr.name}={shown}"
+
+
+def _row(op: RelayOp) -> str:
+    attrs = ", ".join(map(_attr, op.attrs))
+    cells = [
+        f"`{op.name}({', '.join(op.inputs)})`",
+        f"`{attrs}`" if attrs else "",
+        {"relay": "Relay", "numpy": "NumPy", "torch": "PyTorch"}[op.checked],
+        "yes" if op.differentiable else "no",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def table() -> str:
+    head = "| operator | attributes | checked against | gradient |\n| --- | --- | --- | --- |\n"
+    return head + "".join(f"{_row(op)}\n" for op in REGISTRY.values())
+
+
+def test_the_document_has_the_table(request: pytest.FixtureRequest) -> None:
+    text = DOC.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    old, _, after = rest.partition(END)
+    if request.config.getoption("--update-golden"):
+        DOC.write_text(f"{before}{START}{table()}{END}{after}", encoding="utf-8")
+        old = table()
+    assert old == table(), "docs/relay_operators.md differs (--update-golden)"
+
+
+def test_the_document_counts_the_operators() -> None:
+    counts = Counter(op.checked for op in REGISTRY.values())
+    text = " ".join(DOC.read_text(encoding="utf-8").split())
+    assert (
+        f"{len(REGISTRY)} operators: {counts['relay']} checked against results of real Relay,"
+        f" {counts['numpy']} against NumPy, {counts['torch']} against PyTorch"
+    ) in text

@@ -1,0 +1,174 @@
+"""Builders against NumPy and PyTorch, and their gradients against slopes; one compilation each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import relay_wgrad
+from relay_wgrad.relay.ops import REGISTRY, lookup
+from relay_wgrad.relay.types import TensorType, TupleType, Type
+from relay_wgrad.transform import grad
+from tests.support.relay.op_cases import CASES, Case
+
+IDS = [f"{i}-{case.op}" for i, case in enumerate(CASES)]
+FLOATS = ("float16", "float32", "float64")
+
+
+def type_of(value: Any) -> Type:
+    if isinstance(value, tuple):
+        return TupleType(tuple(map(type_of, value)))
+    return TensorType(value.shape, str(value.dtype))
+
+
+def _parameter(ty: Type, params: list[relax.Var]) -> relax.Expr:
+    """An argument; a tuple is one of parameters."""
+    if isinstance(ty, TupleType):
+        return relax.Tuple([_parameter(f, params) for f in ty.fields])
+    assert isinstance(ty, TensorType)
+    params.append(relax.Var(f"x{len(params)}", relax.TensorType(list(ty.shape), ty.dtype)))
+    return params[-1]
+
+
+def function_of(case: Case, args: tuple[Any, ...], scalar: bool = False) -> relax.Function:
+    """The call as a function; `scalar`: the sum of squares of its results instead of them."""
+    op, types = lookup(case.op), [type_of(a) for a in args]
+    out = op.infer(types, case.attrs)
+    params: list[relax.Var] = []
+    exprs = [_parameter(ty, params) for ty in types]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            result = bb.emit(op.build(bb, exprs, case.attrs, types, out))
+            if scalar:
+                fields = [result]
+                if isinstance(out, TupleType):
+                    fields = [
+                        bb.emit(relax.TupleGetItem(result, i)) for i in range(len(out.fields))
+                    ]
+                squares = [bb.emit(relax.op.multiply(f, f)) for f in fields]
+                result = bb.emit(relax.op.sum(squares[0]))
+                for square in squares[1:]:
+                    result = bb.emit(relax.op.add(result, bb.emit(relax.op.sum(square))))
+            result = bb.emit_output(result)
+        bb.emit_func_output(result)
+    return bb.get()["main"]
+
+
+def compiled(functions: dict[str, relax.Function]) -> relax.VirtualMachine:
+    named = {k: f.with_attr("global_symbol", k) for k, f in functions.items()}
+    # Small operands: compiling is what takes the time.
+    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+    return relax.VirtualMachine(tvm.compile(tvm.IRModule(named), target), tvm.cpu())
+
+
+def flat(args: tuple[Any, ...]) -> list[Any]:
+    return [x for a in args for x in (a if isinstance(a, tuple) else (a,))]
+
+
+def to_tvm(args: list[Any]) -> list[Any]:
+    # ascontiguousarray makes a vector of a scalar.
+    return [tvm.runtime.tensor(np.array(a, order="C")) for a in args]
+
+
+@pytest.fixture(scope="module")
+def forward() -> Iterator[relax.VirtualMachine]:
+    was = relay_wgrad.is_registered()
+    relay_wgrad.register()
+    yield compiled({f"case{i}": function_of(c, c.args) for i, c in enumerate(CASES)})
+    if not was:
+        relay_wgrad.unregister()
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
+def test_result_and_its_type(forward: relax.VirtualMachine, index: int) -> None:
+    case = CASES[index]
+    got = forward[f"case{index}"](*to_tvm(flat(case.args)))
+    expected = case.expected(*case.args)
+    inferred = lookup(case.op).infer([type_of(a) for a in case.args], case.attrs)
+    if not isinstance(inferred, TupleType):
+        got, expected, inferred = [got], [expected], TupleType((inferred,))
+    assert len(got) == len(expected) == len(inferred.fields)
+    for ours, theirs, ty in zip(got, expected, inferred.fields, strict=True):
+        assert TensorType(tuple(ours.shape), str(ours.dtype)) == ty
+        assert np.shape(theirs) == tuple(ours.shape)
+        tolerance = 2e-3 if str(ours.dtype) == "float16" else 2e-5
+        np.testing.assert_allclose(ours.numpy(), theirs, tolerance, tolerance)
+
+
+def test_every_operator_has_a_case() -> None:
+    """Those checked against Relay have programs, and most of them cases here as well."""
+    without = {n for n, op in REGISTRY.items() if op.checked != "relay"} - {c.op for c in CASES}
+    assert not without
+
+
+def _differentiable(case: Case) -> bool:
+    if not (REGISTRY[case.op].differentiable and case.smooth):
+        return False
+    leaves = flat(case.args)
+    out = lookup(case.op).infer([type_of(a) for a in case.args], case.attrs)
+    outs = out.fields if isinstance(out, TupleType) else (out,)
+    return any(str(x.dtype) in FLOATS for x in leaves) and all(t.dtype in FLOATS for t in outs)
+
+
+SMOOTH = [i for i, case in enumerate(CASES) if _differentiable(case)]
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_wide, value))
+    return value.astype("float64") if str(value.dtype) in FLOATS else value
+
+
+def _wide_case(case: Case) -> Case:
+    attrs = {k: "float64" if v in FLOATS else v for k, v in case.attrs.items() if k != "dtype"}
+    if "dtype" in case.attrs:
+        attrs["dtype"] = "float64"
+    return replace(case, args=tuple(map(_wide, case.args)), attrs=attrs)
+
+
+@pytest.fixture(scope="module")
+def adjoints() -> Iterator[relax.VirtualMachine]:
+    was = relay_wgrad.is_registered()
+    relay_wgrad.register()
+    functions = {}
+    for i in SMOOTH:
+        case = _wide_case(CASES[i])
+        module = grad(tvm.IRModule({"main": function_of(case, case.args, scalar=True)}))
+        functions |= {f"value{i}": module["main"], f"adjoint{i}": module["main_adjoint"]}
+    yield compiled(functions)
+    if not was:
+        relay_wgrad.unregister()
+
+
+@pytest.mark.parametrize("index", SMOOTH, ids=[IDS[i] for i in SMOOTH])
+def test_gradient_is_the_slope(adjoints: relax.VirtualMachine, index: int) -> None:
+    """Along a random direction: central differences in float64."""
+    args = flat(_wide_case(CASES[index]).args)
+    value = adjoints[f"value{index}"]
+    _, partials = adjoints[f"adjoint{index}"](*to_tvm(args))
+    rng = np.random.default_rng(index)
+    step = 1e-6
+    # Indices and flags stay where they are.
+    fixed = CASES[index].fixed
+    free = [str(a.dtype) in FLOATS and i not in fixed for i, a in enumerate(args)]
+    ways = [rng.standard_normal(a.shape) * moves for a, moves in zip(args, free, strict=True)]
+
+    def at(distance: float) -> float:
+        moved = [_moved(a, distance, w) for a, w in zip(args, ways, strict=True)]
+        return float(value(*to_tvm(moved)).numpy())
+
+    slope = (at(step) - at(-step)) / (2 * step)
+    floats = [w for a, w in zip(args, ways, strict=True) if str(a.dtype) in FLOATS]
+    inner = sum(float((p.numpy() * w).sum()) for p, w in zip(partials, floats, strict=True))
+    np.testing.assert_allclose(inner, slope, rtol=1e-5, atol=1e-5)
+
+
+def _moved(x: Any, step: float, way: Any) -> Any:
+    return x + step * way if str(x.dtype) in FLOATS else x

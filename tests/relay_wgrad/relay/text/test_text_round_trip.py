@@ -1,0 +1,264 @@
+"""What TVM 0.19 printed, read and printed again: the same text, comments and metadata included."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from relay_wgrad import relay
+from tests.support.relay.texts import (
+    HEADER,
+    call_chain,
+    fixture_text,
+    fixture_texts,
+    let_chain,
+    main,
+)
+from tests.support.timing import seconds
+
+
+@pytest.mark.parametrize("name", fixture_texts())
+def test_fixture(name: str) -> None:
+    text = fixture_text(name)
+    mod = relay.fromtext(text)
+    assert relay.astext(mod) == text
+    assert relay.structural_equal(mod, relay.fromtext(relay.astext(mod)))
+
+
+def test_there_are_all_programs() -> None:
+    assert len(fixture_texts()) == 38
+
+
+# Bodies that print as they are written.
+BODIES = (
+    "%x",
+    "()",
+    "(%x,)",
+    "(%x, 1f, 2i64, 3i16, 4, 0.5f16, 0.1f64, True, False)",
+    "(65504f16, -65504f16, 3.4028234663852886e+38f, 1.7976931348623157e+308f64)",
+    "(inff, -inff, inff64, nanf, -0f, 1e+20f, 1.17549435e-38f, 0.0999756f16)",
+    "%0 = f(%x);\n  %0.0",
+    "%0 = (%x, %x);\n  %1 = %0.1;\n  f(%1)",
+    "%0 = f(%x);\n  (%0, %0)",
+    "%0 = g(%x);\n  %1 = g(%x);\n  f(%0, %1)",
+    # All that one operand needs comes before the next is numbered.
+    "%0 = g(%x);\n  %1 = h(%x);\n  %2 = k(%0);\n  %3 = k(%1);\n  f(%2, %3)",
+    "let %y = f(%x);\n  let %z = %y;\n  (%y, %z)",
+    "%0 = f(%x);\n  let %y = %0;\n  g(%0, %y)",
+    "%0 = (\n    let %y = f(%x);\n    %y\n  );\n  g(%0)",
+    # What the first `let` in brackets needs stands before them.
+    "%0 = f(%x);\n  %2 = (\n    let %y = f(%0);\n    %1 = f(%y);\n    g(%1)\n  );\n  (%2, %0)",
+    "let %y = (\n    let %z = %x;\n    %z\n  );\n  %y",
+    "if (True) {\n    %x\n  } else {\n    f(%x)\n  }",
+    "%0 = less(%x);\n  if (%0) {\n    %1 = f(%x);\n    (%1, %1)\n  } else {\n    (%x, %x)\n  }",
+    "%0 = if (True) {\n    %x\n  } else {\n    %x\n  };\n  f(%0)",
+    "%0 = fn (%y: float32, Primitive=1) -> float32 {\n    f(%y)\n  };\n  %0(%x)",
+    "let %g = fn (%y) {\n    f(%y, 1f)\n  };\n  %g(%x)",
+    "@main(%x)",
+    "%0 = @main(%x);\n  @main(%0)",
+    "f(%x, a=1, b=-2, c=0.5f, d=1e-05f, e=3i64, f=0.25f64, g=True, h=False, i=None, j=?)",
+    "f(a=[1, 2], b=[], c=[[0, 0], [1, -1]], d=[\"NCHW\", \"\"], e=[?, 4])",
+    'f(%x, a="a \\"quote\\", \\\\, \\n, \\t, \\r, \\x07 and é\\xE9")'.replace("é", ""),
+    "f(%x) /* ty=float32 */",
+    "f(%x) /* ty=(float32,) */",
+    "f(%x) /* ty=() */",
+    "f(%x) /* ty=(Tensor[(?, 2), int8], (bool, fn (float32) -> fn () -> float64)) */",
+    "f(%x) /* ty=Tensor[(1), bfloat16] span=from_string:3:7 */",
+    "f(%x) /* span=model.py:12:1 */",
+    "f(%x) /* span=net/conv:0:12:1 */",
+    "(%x, 1f /* ty=float32 span=a:1:2 */) /* ty=(float32, float32) */",
+    "let %y: Tensor[(?), int64] /* ty=Tensor[(3), int64] span=a:1:2 */ = f(%x);\n  %y",
+    "qnn.op.name_1(%x)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_body(body: str) -> None:
+    text = main(body)
+    mod = relay.fromtext(text)
+    assert relay.astext(mod) == text
+    assert relay.structural_equal(mod, relay.fromtext(text))
+
+
+# (what is written, what is printed)
+FREELY = (
+    ("((%x))", "%x"),
+    ("f( %x , a = 1 , )", "f(%x, a=1)"),
+    ("f(g(%x), (%x, 1f).0)", "%0 = (%x, 1f);\n  %1 = g(%x);\n  %2 = %0.0;\n  f(%1, %2)"),
+    # A function holds nothing of its surroundings, and moves to where it is called.
+    (
+        "%0 = fn (%y) { %y }; %1 = fn (%z) { %0(%z) }; %1(%x)",
+        "%1 = fn (%z) {\n    %0 = fn (%y) {\n      %y\n    };\n    %0(%z)\n  };\n  %1(%x)",
+    ),
+    ("%7 = g(%x); %3 = f(%7); %3", "%0 = g(%x);\n  f(%0)"),
+    ("%0 = f(%x); %x", "%x"),
+    ("let %x = %x; %x", "let %x1 = %x;\n  %x1"),
+    ("f(%x); %x", "let %v_ = f(%x);\n  %x"),
+    ("/* a note */ %x // and another", "%x"),
+    ("f(%x /* ty=float32 */)", "f(%x)"),
+    ("fn (%y,) {%y}(%x)", "%0 = fn (%y) {\n    %y\n  };\n  %0(%x)"),
+    ("let %_a = %x; %_a", "let %v_a = %x;\n  %v_a"),
+    ("3000000000", "3000000000i64"),
+    ("1.50f", "1.5f"),
+    ("f(a=1.50f)", "f(a=1.5f)"),
+    ('f(a="\\\'\\101")', 'f(a="\'A")'),
+    ("(%x, %x,)", "(%x, %x)"),
+    ("%x.0.1", "%0 = %x.0;\n  %0.1"),
+)
+
+
+@pytest.mark.parametrize(("body", "printed"), FREELY)
+def test_written_freely(body: str, printed: str) -> None:
+    assert relay.astext(relay.fromtext(main(body))) == main(printed)
+
+
+def test_names_of_variables() -> None:
+    params = "%conv1.weight: float32, %layer1.0.bias: float32, %a/Conv2D: float32"
+    text = main("(%conv1.weight, %layer1.0.bias, %a/Conv2D)", params)
+    assert relay.astext(relay.fromtext(text)) == text
+    projected = relay.fromtext(main("%a.b.1", "%a.b"))["main"].body
+    assert isinstance(projected, relay.TupleGetItem)
+    assert projected.index == 1
+
+
+def test_sharing() -> None:
+    body = relay.fromtext(main("%0 = f(%x); (%0, %0)"))["main"].body
+    assert isinstance(body, relay.Tuple)
+    assert body.fields[0] is body.fields[1]
+
+
+def test_several_functions() -> None:
+    text = (
+        HEADER + "def @main(%x: float32) -> float32 {\n  %0 = @other(%x);\n  @other(%0)\n}\n\n"
+        'def @other(%x1: float32, Compiler="cutlass", global_symbol="other") {\n  %1 = f(%x1);\n'
+        "  g(%1)\n}\n"
+    )
+    mod = relay.fromtext(text)
+    assert list(mod.functions) == ["main", "other"]
+    assert dict(mod["other"].attrs) == {"Compiler": "cutlass", "global_symbol": "other"}
+    assert relay.astext(mod) == text
+
+
+def test_types_and_places() -> None:
+    mod = relay.fromtext(main("f(%x) /* ty=Tensor[(?), int8] span=net.py:4:2 */"), "here.relay")
+    call = mod["main"].body
+    assert call.checked_type == relay.TensorType((relay.ANY,), "int8")
+    assert call.span is not None
+    assert str(call.span) == "here.relay:3:3"
+    assert (call.span.end_line, call.span.end_column) == (3, 8)
+    assert str(call.span.origin) == "net.py:4:2"
+    param = mod["main"].params[0]
+    assert param.type_annotation == relay.TensorType((2, 3))
+    assert param.checked_type is None
+
+
+DTYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "float16", "bfloat16",
+          "float32", "float64")  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 1, 3)])
+def test_constants(dtype: str, shape: tuple[int, ...]) -> None:
+    import ml_dtypes
+
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    data = (np.arange(np.prod(shape), dtype="int64").reshape(shape) % 2).astype(kind)
+    constant = relay.Constant(data, relay.TensorType(shape, dtype))
+    call = relay.Call(relay.Op("f"), (constant, constant))
+    text = relay.astext(relay.IRModule({"main": relay.Function((), call)}))
+    again = relay.fromtext(text)
+    back = again["main"].body.args[0]
+    assert back.data.dtype == kind
+    assert back.data.shape == shape
+    assert back.data.tobytes() == data.tobytes()
+    assert not back.data.flags.writeable
+    assert relay.astext(again) == text
+
+
+def test_metadata_left_out() -> None:
+    mod = relay.fromtext(fixture_text("smallnet_grad_gnf"))
+    text = relay.astext(mod, show_meta_data=False)
+    assert "#[metadata]" not in text
+    assert "meta[relay.Constant][0]" in text
+    with pytest.raises(relay.RelayTextError, match="none of that type"):
+        relay.fromtext(text)
+
+
+def test_objects_keep_their_places() -> None:
+    arrays = [relay.Constant(np.full(3, i)) for i in range(3)]
+    head = relay.Function((), relay.Tuple(tuple(arrays)))
+    mod = relay.fromtext(relay.astext(relay.IRModule({"main": head})))
+    zero, one, two = mod["main"].body.fields
+    # The last first, and the middle one gone: the order of the table stays.
+    changed = relay.Function((), relay.Tuple((two, relay.Constant(np.full(3, 9)), zero)))
+    text = relay.astext(relay.IRModule({"main": changed}, metadata=mod.metadata))
+    assert "(meta[relay.Constant][1], meta[relay.Constant][2], meta[relay.Constant][0])" in text
+    values = [int(field.data[0]) for field in relay.fromtext(text)["main"].body.fields]
+    assert values == [2, 9, 0]
+    assert one.data[0] == 1
+
+
+def test_no_text_for() -> None:
+    free = relay.Function((), relay.Var("x"))
+    with pytest.raises(relay.RelayTextError, match="%x is not bound"):
+        relay.astext(relay.IRModule({"main": free}))
+    call = relay.Call(relay.Op("f"), (), {"a": object()})
+    with pytest.raises(relay.RelayTextError, match="attribute a is a object"):
+        relay.astext(relay.IRModule({"main": relay.Function((), call)}))
+    odd = relay.Constant(np.zeros(2, "complex64"))
+    with pytest.raises(relay.RelayTextError, match="complex64"):
+        relay.astext(relay.IRModule({"main": relay.Function((), odd)}))
+    with pytest.raises(relay.RelayTextError, match="no name of a function"):
+        relay.astext(relay.IRModule({"a b": relay.Function((), relay.Tuple(()))}))
+
+
+def test_soon_enough() -> None:
+    text = fixture_text("resnet8_cifar_grad")
+    relay.fromtext(text)  # the tables of the grammar are built once
+    mod = relay.fromtext(text)
+    parsed = seconds(lambda: relay.fromtext(text))
+    assert parsed < 0.4
+    assert parsed + seconds(lambda: relay.astext(mod)) < 1.0
+
+
+@pytest.mark.parametrize("make", [let_chain, call_chain])
+def test_linear(make: object) -> None:
+    assert callable(make)
+
+    def cost(count: int) -> float:
+        text = make(count)
+        assert relay.astext(relay.fromtext(text)) == text
+        return seconds(lambda: relay.astext(relay.fromtext(text)), 2)
+
+    # Quadratic time would be 64 times as much; the slack is for a busy machine.
+    assert cost(8000) < 32 * cost(1000)
+
+
+def test_ten_megabytes() -> None:
+    text = let_chain(48_000)
+    assert len(text) > 10_000_000
+    assert seconds(lambda: relay.fromtext(text), 1) < 60
+    assert relay.astext(relay.fromtext(text)) == text
+
+
+def test_widths_that_print_without_one() -> None:
+    mod = relay.fromtext(f"{HEADER}def @main(%x: float32) {{ f(%x, a=3i32, b=0.5f32) }}")
+    assert relay.structural_equal(mod, relay.fromtext(relay.astext(mod)))
+    assert "a=3, b=0.5f" in relay.astext(mod)
+
+
+def test_attributes_in_metadata() -> None:
+    pool = {
+        "pool_size": (3, 3), "strides": (2, np.int64(2)), "dilation": (), "padding": (0, relay.ANY),
+        "layout": "NCHW", "out_layout": "", "ceil_mode": True,
+    }  # fmt: skip
+    attrs = relay.MetaAttrs("relay.attrs.MaxPool2DAttrs", pool)
+    call = relay.Call(relay.Op("nn.max_pool2d_grad"), (), attrs)
+    mod = relay.IRModule({"main": relay.Function((), call)})
+    again = relay.fromtext(relay.astext(mod))
+    assert dict(again["main"].body.attrs) == pool
+    assert relay.structural_equal(mod, again)
+    unknown = relay.MetaAttrs("relay.attrs.Conv2DAttrs", {"groups": 1})
+    call = relay.Call(relay.Op("nn.conv2d"), (), unknown)
+    with pytest.raises(relay.RelayTextError, match=r"relay\.attrs\.Conv2DAttrs"):
+        relay.astext(relay.IRModule({"main": relay.Function((), call)}))

@@ -1,0 +1,105 @@
+"""Edges on which no gradient flows, and joined tensors, in the gradient of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from relay_wgrad.ir import op_name
+from relay_wgrad.transform import grad
+from tests.support.onnx.models import call
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+op = relax.op
+stop = op.grad.no_grad
+TYPE = relax.TensorType((2, 3), "float64")
+X, W = (np.random.default_rng(seed).standard_normal((2, 3)) for seed in (1, 2))
+
+Emit = Callable[[Any], Any]
+
+
+def module(build: Callable[[Emit, Any, Any], Any]) -> tvm.IRModule:
+    """sum(build(emit, x·w, w)) of x and w."""
+    x, w = relax.Var("x", TYPE), relax.Var("w", TYPE)
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w]):
+        with bb.dataflow():
+            result = build(bb.emit, bb.emit(op.multiply(x, w)), w)
+            out = bb.emit_output(op.sum(result))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+def counted(emit: Emit, y: Any, w: Any) -> Any:
+    """A factor that depends on no parameter, by ops that have no gradient."""
+    steps = emit(op.astype(emit(op.arange(0, 3, 1, "int64")), "float64"))
+    return emit(op.multiply(y, emit(op.tan(steps))))
+
+
+def straight(emit: Emit, y: Any, w: Any) -> Any:
+    """Straight through: y + stop(round(y) - y)."""
+    return emit(op.add(y, emit(stop(emit(op.subtract(emit(op.round(y)), y))))))
+
+
+# name -> (what is summed, its value, its gradient by w)
+CASES: dict[str, tuple[Any, np.ndarray, np.ndarray]] = {
+    "a constant's chain": (counted, X * W * np.tan(np.arange(3)), X * np.tan(np.arange(3))),
+    "straight through": (straight, np.round(X * W), X),
+    "stopped": (lambda e, y, w: e(op.multiply(y, e(stop(w)))), X * W * W, X * W),
+    "stopped before an op without a gradient": (
+        lambda e, y, w: e(op.multiply(y, e(op.tan(e(stop(y)))))),
+        X * W * np.tan(X * W), X * np.tan(X * W),
+    ),
+    "a mask by logic": (
+        lambda e, y, w: e(op.multiply(y, e(op.astype(e(op.logical_not(
+            e(op.greater(y, relax.const(0.0, "float64"))))), "float64")))),
+        X * W * (X * W <= 0), X * (X * W <= 0),
+    ),
+    "joined with itself": (lambda e, y, w: e(op.concat([y], 0)), X * W, X),
+    "joined with itself, as a variable": (
+        lambda e, y, w: e(op.concat(e(relax.Tuple([y])), 1)), X * W, X
+    ),
+    "a stopped part": (
+        lambda e, y, w: e(op.concat([y, e(stop(y)), e(op.tan(e(stop(w))))], 0)),
+        np.concatenate([X * W, X * W, np.tan(W)]), X,
+    ),
+    "nothing of it": (lambda e, y, w: e(op.tan(e(stop(y)))), np.tan(X * W), 0 * X),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "value", "expected"), CASES.values(), ids=CASES)
+def test_gradient(build: Any, value: np.ndarray, expected: np.ndarray) -> None:
+    mod = module(build)
+    out = grad(mod, wrt=["w"])
+    assert not any(op_name(b.value) == "relax.grad.no_grad"
+                   for b in out["main_adjoint"].body.blocks[0].bindings)  # fmt: skip
+    assert tvm_ffi.structural_equal(out["main"], mod["main"])
+    got, (by_w,) = call(out, "main_adjoint", [X, W])
+    np.testing.assert_allclose(got.numpy(), value.sum(), rtol=1e-12)
+    np.testing.assert_allclose(by_w.numpy(), expected, rtol=1e-12)
+
+
+def test_a_second_order_sees_the_stop() -> None:
+    """d²/dw² of sum(x·w·w·stop(w)): 2·x·w, not 6."""
+
+    def build(emit: Emit, y: Any, w: Any) -> Any:
+        return emit(op.multiply(emit(op.multiply(y, w)), emit(stop(w))))
+
+    out = grad(module(build), order=2, wrt=["w"])
+    _, (second,) = call(out, "main_adjoint2", [X, W, np.ones_like(W)])
+    np.testing.assert_allclose(second.numpy(), 2 * X * W, rtol=1e-12)
+
+
+def test_what_fails_inside_tvm_is_named() -> None:
+    """An assertion of the stock pass on its own rules is an error of ours, with op and place."""
+    with pytest.raises(ValueError, match=r"TVM's gradient fails at 'lv2' \(relax.triu\): Check"):
+        grad(module(lambda e, y, w: e(op.triu(e(op.exp(y))))))
+    with pytest.raises(ValueError, match=r"'lv1' is a relax.tan, an op that has no gradient"):
+        grad(module(lambda e, y, w: e(op.tan(y))))
