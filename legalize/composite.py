@@ -36,7 +36,7 @@ from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 
-from relay_wgrad.ir import is_taken
+from relay_wgrad.ir import expressions, is_taken
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation, swap_io
 from relay_wgrad.ops.algebra import DGRAD_NAME, WGRAD_NAME
 from relay_wgrad.ops.view import family_def, problem_of
@@ -275,15 +275,8 @@ class _Lower(PyExprMutator):
 
 
 def _calls_any(func: relax.Function, names: Container[str]) -> bool:
-    found = False
-
-    def visit(expr: relax.Expr) -> None:
-        nonlocal found
-        definition = family_def(expr)
-        found |= definition is not None and definition.name in names
-
-    relax.analysis.post_order_visit(func, visit)
-    return found
+    definitions = (family_def(part) for part in expressions(func))
+    return any(found is not None and found.name in names for found in definitions)
 
 
 def composite(mod: tvm.IRModule, weight: bool = True, data: bool = False) -> tvm.IRModule:

@@ -24,6 +24,13 @@ def op_name(value: Any) -> str:
     return str(value.op.name) if is_op else ""
 
 
+def expressions(func: relax.Function) -> list[relax.Expr]:
+    """Every expression of a function once, parts before what is made of them."""
+    found: list[relax.Expr] = []
+    relax.analysis.post_order_visit(func, found.append)
+    return found
+
+
 def is_taken(func: relax.Function) -> bool:
     """Whether a backend has the function already."""
     return func.attrs is not None and any(key in func.attrs for key in _TAKEN)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import relax
 
-from relay_wgrad.ir import op_name
+from relay_wgrad.ir import expressions, op_name
 from relay_wgrad.keys import COMPOSITE, PROBLEM, ROW
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -255,14 +255,7 @@ def _may_nest(value: relax.Expr) -> bool:
 
 
 def family_calls(func: relax.Function) -> list[relax.Call]:
-    found: list[relax.Call] = []
-
-    def visit(expr: relax.Expr) -> None:
-        if family_def(expr) is not None:
-            found.append(expr)
-
-    relax.analysis.post_order_visit(func, visit)
-    return found
+    return [part for part in expressions(func) if family_def(part) is not None]
 
 
 def repro_of(call: relax.Call) -> str:

@@ -15,6 +15,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
+from ..ir import expressions
 from ..transform.substitute import rewritten
 from .ieee import exact_floats
 
@@ -63,10 +64,8 @@ def made_at_the_run() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.made_at_the_run")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        found: list[Any] = []
-        for _, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                relax.analysis.post_order_visit(func, lambda e: found.append(e) if _empty(e) else 0)
+        functions = (f for _, f in mod.functions_items() if isinstance(f, relax.Function))
+        found = any(_empty(part) for function in functions for part in expressions(function))
         return rewritten(mod, _Zeros(mod)) if found else mod
 
     return run

@@ -20,6 +20,7 @@ from .attributes import MetaAttrs as MetaAttrs
 from .attributes import read_only
 from .expr_methods import ExprMethods, FunctionMethods, ModuleMethods, OpMethods
 from .spans import Span
+from .steps import order
 from .types import Type
 
 _EMPTY = Attrs({})
@@ -378,17 +379,6 @@ def post_order(root: Expr, enter: Callable[[Expr], bool] | None = None) -> Itera
     A node for which `enter` is false is given without what is below it: say, `lambda n: not
     isinstance(n, Function)` stays within a function's own scope.
     """
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False)]
-    while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            yield node
-        elif node not in seen:
-            seen.add(node)
-            below = children(node) if enter is None or enter(node) else ()
-            if below:
-                stack.append((node, True))
-                stack += [(child, False) for child in reversed(below) if child not in seen]
-            else:
-                yield node
+    if enter is None:
+        return order(root, children)
+    return order(root, lambda node: children(node) if enter(node) else ())

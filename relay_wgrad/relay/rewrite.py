@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from .ast import (
@@ -61,20 +61,3 @@ def rewrite(
         if node not in new:
             new[node] = change(node, over(node, new))
     return new[root]
-
-
-def order(root: Expr, below: Callable[[Expr], tuple[Expr, ...]]) -> Iterator[Expr]:
-    """Each node once after those that `below` names for it, which is asked once, on the way down.
-
-    `ast.post_order` with other edges than the children.
-    """
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False)]
-    while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            yield node
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack += [(child, False) for child in reversed(below(node))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from ..ast import Expr, Function, Let, children
-from ..rewrite import order
+from ..steps import order
 
 
 class Graph:

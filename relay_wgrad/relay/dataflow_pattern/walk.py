@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..ast import Op
+from ..steps import order
 from .pattern import (
     AltPattern,
     AttrPattern,
@@ -18,16 +19,7 @@ from .pattern import (
 
 def post_order(root: DFPattern) -> Iterator[DFPattern]:
     """Each pattern once, parts before what is made of them."""
-    seen: set[DFPattern] = set()
-    stack: list[tuple[DFPattern, bool]] = [(root, False)]
-    while stack:
-        pattern, expanded = stack.pop()
-        if expanded:
-            yield pattern
-        elif pattern not in seen:
-            seen.add(pattern)
-            stack.append((pattern, True))
-            stack += [(part, False) for part in reversed(pattern.parts())]
+    return order(root, lambda pattern: pattern.parts())
 
 
 def operators(pattern: DFPattern) -> frozenset[str] | None:

@@ -8,6 +8,7 @@ from lark import Token
 
 from ..ast import Constant, Expr, Function, Var, children
 from ..errors import Complaint
+from ..steps import order
 
 
 @dataclass
@@ -109,23 +110,15 @@ class Scopes:
         Remembered for each node, so all questions together take time linear in the program.
         """
         latest = self._latest
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if node in latest:
-                stack.pop()
-            elif isinstance(node, Var):
-                latest[node] = node
-            elif isinstance(node, Function):
-                latest[node] = None
-            else:
-                below = children(node)
-                missing = [child for child in below if child not in latest]
-                if missing:
-                    stack += missing
-                    continue
-                found = [var for var in (latest[child] for child in below) if var is not None]
-                latest[node] = max(found, key=self._order, default=None)
+
+        def below(node: Expr) -> tuple[Expr, ...]:
+            return () if isinstance(node, Function) or node in latest else children(node)
+
+        for node in order(root, below):
+            if node not in latest:
+                found = [var for child in below(node) if (var := latest[child]) is not None]
+                last = max(found, key=self._order, default=None)
+                latest[node] = node if isinstance(node, Var) else last
         return latest[root]
 
     def _order(self, var: Var) -> int:

@@ -36,7 +36,8 @@ from ..layout_rules.site import Site, original, with_args
 from ..layout_rules.values import Fields, Opaque, Order, Results, State, Value, as_state
 from ..ops import lookup
 from ..ops.hooks import CONVERT_LAYOUT
-from ..rewrite import order, over, rewrite
+from ..rewrite import over, rewrite
+from ..steps import order
 from ..types import TensorType, TupleType
 from .hooked import attributes, is_kernel, replacement
 

@@ -23,7 +23,8 @@ from ..ast import (
     post_order,
 )
 from ..op.registration import is_stateful
-from ..rewrite import order, rewrite
+from ..rewrite import rewrite
+from ..steps import order
 from .normal_forms import without_lets
 
 

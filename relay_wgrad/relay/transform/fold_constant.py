@@ -31,6 +31,7 @@ from ..op.registration import is_stateful
 from ..ops.empty import bytes_of
 from ..ops.values import check_values, checked_argument
 from ..rewrite import rewrite
+from ..steps import order
 from ..types import TensorType, TupleType, Type
 from .normal_forms import without_lets
 
@@ -110,18 +111,14 @@ def _known_lets(function: Function) -> Function:
 
 def _is_known(root: Expr, bound: dict[Expr, Expr], known: dict[Expr, bool]) -> bool:
     """Whether an expression needs constants alone, by way of `let`s too."""
-    stack = [root]
-    while stack:
-        node = stack[-1]
-        below = (bound[node],) if node in bound else _operands(node)
-        waiting = [child for child in below if child not in known]
-        if node in known or not waiting:
-            stack.pop()
-            if node not in known:
-                simple = node in bound or _may_fold(node)
-                known[node] = simple and all(known[child] for child in below)
-        else:
-            stack += waiting
+
+    def below(node: Expr) -> tuple[Expr, ...]:
+        return (bound[node],) if node in bound else _operands(node)
+
+    for node in order(root, lambda node: () if node in known else below(node)):
+        if node not in known:
+            simple = node in bound or _may_fold(node)
+            known[node] = simple and all(known[child] for child in below(node))
     return known[root]
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ..ast import Call, Expr, Function, Let, children, post_order
 from ..ops.annotation import BEGIN, END
-from ..rewrite import order, rewrite
+from ..rewrite import rewrite
+from ..steps import order
 from .annotate_target import mark_of
 from .regions import Region, Regions, merge
 

@@ -23,8 +23,8 @@ from ..ast import (
     children,
 )
 from ..infer import fail
-from ..rewrite import order, over
-from ..steps import run
+from ..rewrite import over
+from ..steps import order, run
 
 _DEPTH = 200  # of calls of functions within functions
 

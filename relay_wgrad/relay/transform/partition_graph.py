@@ -21,7 +21,8 @@ from ..ast import (
     children,
 )
 from ..ops.annotation import BEGIN, END
-from ..rewrite import order, over, rewrite
+from ..rewrite import over, rewrite
+from ..steps import order
 from ..types import TupleType
 from .annotate_target import DEFAULT, mark_of, marked
 from .regions import Region, Regions

@@ -34,7 +34,8 @@ from ..ast import Call, Expr, Function, IRModule, Let, Op, Var, children, post_o
 from ..infer import unified
 from ..make import call as make_call
 from ..ops import lookup, show
-from ..rewrite import order, rewrite
+from ..rewrite import rewrite
+from ..steps import order
 from .hooked import attributes, is_kernel
 from .normal_forms import without_lets
 from .relax_blocks import Block, relax_blocks, type_of

@@ -23,7 +23,7 @@ from ..ast import Call, Constant, Expr, Function, GlobalVar, If, Let, Op, Tuple,
 from ..lower import identifier, relax_type
 from ..ops import lookup
 from ..ops.annotation import BEGIN, END
-from ..rewrite import order
+from ..steps import order
 from ..types import FuncType, Type
 
 # In Relax these may be their operand.  A program that has them means them: the end of a region, of
