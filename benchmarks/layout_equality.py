@@ -43,7 +43,7 @@ from relay_wgrad.frontend import BUNDLED, TrainingGraph
 from relay_wgrad.frontend.onnx.bundled import load
 
 Attrs = dict[str, Any]
-LIMIT = 1e-10
+TOLERANCE = 1e-10
 BATCH = 2
 # Side of the image; the others have their own size (224) built into a Reshape, and get one image.
 # At 64 the last maps are 2x2.  At 32 they would be single pixels, and training-mode normalization
@@ -282,7 +282,7 @@ def main() -> int:
     """Runs the rows that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.layout_equality")
     parser.add_argument("--models", default=",".join(ORDER))
-    parser.add_argument("--limit", type=float, default=LIMIT)
+    parser.add_argument("--limit", type=float, default=TOLERANCE)
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args()

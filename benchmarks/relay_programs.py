@@ -27,7 +27,7 @@ from relay_wgrad.relay import transform
 from tests.fixtures.relay.inputs import HERE, load
 from tests.relay_wgrad.relay.test_infer import stripped
 
-LIMIT = 1e-4
+TOLERANCE = 1e-4
 # Gradients of a softmax's sum, which is constant: zero but for rounding, on both sides.
 ROUNDING = {"mlp_grad": 2e-6, "resnet8_cifar_grad": 2e-6}
 
@@ -106,7 +106,7 @@ def main() -> int:
         row["name"]
         for row in rows
         if not row["text"] or not row["types"] or row["gradient"] is False
-        or (row["distance"] or 0) > LIMIT
+        or (row["distance"] or 0) > TOLERANCE
     ]  # fmt: skip
     print(f"{len(rows)} programs, {len(bad)} that differ{': ' if bad else ''}{', '.join(bad)}")
     if args.json:

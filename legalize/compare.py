@@ -18,7 +18,7 @@ from tvm.target import Target
 
 from relay_wgrad.attrs import ConvAttrs
 from relay_wgrad.dtypes import numpy_dtype
-from relay_wgrad.ops.algebra import emit_dgrad, emit_fprop, emit_wgrad
+from relay_wgrad.ops.algebra import dgrad_call, fprop_call, wgrad_call
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.timing import shortest
 
@@ -56,11 +56,11 @@ def problem_function(problem: ConvProblem, symbol: str) -> relax.Function:
     with bb.function(symbol, operands):
         with bb.dataflow():
             if problem.kind is ConvKind.FPROP:
-                value = emit_fprop(operands[0], operands[1], a)
+                value = fprop_call(operands[0], operands[1], a)
             elif problem.kind is ConvKind.WGRAD:
-                value = emit_wgrad(operands[0], operands[1], a)
+                value = wgrad_call(operands[0], operands[1], a)
             else:
-                value = emit_dgrad(
+                value = dgrad_call(
                     operands[0], operands[1], relax.ShapeExpr(list(problem.shape("data"))), a
                 )
             out = bb.emit_output(value)

@@ -23,7 +23,7 @@ from tvm.target import Target
 from tvm.te import _ffi_api
 
 from relay_wgrad.dtypes import HALVES
-from relay_wgrad.layout_rules.plan import attr_fields, attrs_with
+from relay_wgrad.layout_rules.in_layout import attr_fields, attrs_with
 from relay_wgrad.opdef import OpDef
 from relay_wgrad.ops.half import PRODUCTS
 

@@ -38,7 +38,7 @@ class ConvAttrs:
     output_padding: tuple[int, int] | None = None
 
 
-LIMIT = 2**30  # of an attribute's size
+ATTRIBUTE_BOUND = 2**30  # of an attribute's size
 
 
 def as_int(op: str, name: str, value: Any) -> int:
@@ -51,7 +51,7 @@ def as_int(op: str, name: str, value: Any) -> int:
         value = value.value
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{op}: {name} must be an integer, got {value!r}")
-    if not -LIMIT < int(value) < LIMIT:
+    if not -ATTRIBUTE_BOUND < int(value) < ATTRIBUTE_BOUND:
         raise ValueError(f"{op}: {name} must be smaller than 2**30, got {value}")
     return int(value)
 

@@ -41,7 +41,7 @@ ROLES: dict[ConvKind, tuple[str, str, str]] = {
     ConvKind.WGRAD: ("grad", "data", "weight"),
 }
 
-LIMIT = 2**31  # of a size or an attribute: kernels and libraries hold them in 32 bits
+SIZE_BOUND = 2**31  # of a size or an attribute: kernels and libraries hold them in 32 bits
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _LONG = {short: long for long, short in _SHORT.items()}
@@ -120,12 +120,12 @@ class ConvProblem:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {name}={value}")
-            if isinstance(value, int) and value >= LIMIT:
+            if isinstance(value, int) and value >= SIZE_BOUND:
                 raise ValueError(f"{name} must be less than 2**31, got {name}={value}")
         for name, low in (("strides", 1), ("dilation", 1), ("padding", 0)):
             if any(v < low for v in getattr(self, name)):
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
-            if any(isinstance(v, int) and v >= LIMIT for v in getattr(self, name)):
+            if any(isinstance(v, int) and v >= SIZE_BOUND for v in getattr(self, name)):
                 raise ValueError(f"{name} must be less than 2**31, got {getattr(self, name)}")
         for name in ("c", "k"):
             value = getattr(self, name)

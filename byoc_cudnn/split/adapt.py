@@ -34,7 +34,7 @@ from tvm import relax
 
 from relay_wgrad.attrs import ConvAttrs
 from relay_wgrad.layouts import permutation, swap_io
-from relay_wgrad.ops.algebra import emit_dgrad, emit_fprop, emit_wgrad
+from relay_wgrad.ops.algebra import dgrad_call, fprop_call, wgrad_call
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem, symmetric
 
@@ -291,11 +291,11 @@ def _call(call: relax.Call, args: dict[str, relax.Expr], new: ConvProblem) -> re
         grad_layout=new.grad_layout,
     )
     if new.kind is ConvKind.FPROP:
-        return emit_fprop(args["data"], args["weight"], attrs)
+        return fprop_call(args["data"], args["weight"], attrs)
     if new.kind is ConvKind.WGRAD:
-        return emit_wgrad(args["grad"], args["data"], attrs)
+        return wgrad_call(args["grad"], args["data"], attrs)
     if attrs.output_padding is None:
-        return emit_dgrad(args["grad"], args["weight"], relax.ShapeExpr(new.shape("data")), attrs)
+        return dgrad_call(args["grad"], args["weight"], relax.ShapeExpr(new.shape("data")), attrs)
     # A transposed convolution names layouts and the weight's letters from its own side.
     return relax.op.nn.conv2d_transpose(
         args["grad"], args["weight"], attrs.strides, attrs.padding, attrs.output_padding,

@@ -50,7 +50,7 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
         }
         problem = as_product(problem)
         memory = Memory(problem, buffers, problem.accum_dtype, m)
-        choose(problem, m).emit(problem, m, memory)
+        choose(problem, m).write(problem, m, memory)
         memory.scratch.keep()
     return builder.get()
 

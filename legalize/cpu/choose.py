@@ -1,7 +1,7 @@
 """Which kernel computes a problem on a CPU: one ordered table, the first rule that applies.
 
-A rule has a name, which reports print, the reason that goes with it, and what emits the kernel.
-What the emitted loops then do with registers and caches is the kernel's own affair.
+A rule has a name, which reports print, the reason that goes with it, and what writes it.
+What the written loops then do with registers and caches is the kernel's own affair.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .words.memory import Memory
 
 @dataclass(frozen=True)
 class Rule:
-    """`applies(problem, machine)`; `emit(problem, machine, memory)` writes the kernel."""
+    """`applies(problem, machine)`; `write(problem, machine, memory)` writes the kernel."""
 
     name: str
     reason: str
     applies: Callable[[ConvProblem, Machine], bool]
-    emit: Callable[[ConvProblem, Machine, Memory], None]
+    write: Callable[[ConvProblem, Machine, Memory], None]
 
 
 def _depthwise_wgrad(problem: ConvProblem, m: Machine) -> bool:
@@ -66,36 +66,36 @@ def _pointwise(problem: ConvProblem, m: Machine) -> bool:
 RULES = (
     Rule(
         "depthwise lines", "one channel per group, and a vector is less than a cache line: whole"
-        " lines of pixels at a time", _lines, depthwise_kernels.emit_lines,
+        " lines of pixels at a time", _lines, depthwise_kernels.write_lines,
     ),
     Rule(
         "depthwise sums", "one channel per group: its taps' sums wait in registers",
-        _depthwise_wgrad, depthwise_kernels.emit_sums,
+        _depthwise_wgrad, depthwise_kernels.write_sums,
     ),
     Rule(
         "depthwise", "one channel per group: channels fill the vectors",
-        lambda problem, m: bool(problem.is_depthwise), depthwise_kernels.emit_rows,
+        lambda problem, m: bool(problem.is_depthwise), depthwise_kernels.write_rows,
     ),
     Rule(
         "Winograd wgrad", "3x3 of stride 1 with enough channels: 36 products for 144",
-        _winograd_wgrad, winograd_kernels.emit_wgrad,
+        _winograd_wgrad, winograd_kernels.write_wgrad,
     ),
     Rule(
         "Winograd weights", "3x3 of stride 1, few pixels and many weights: each task transforms its"
-        " own weights", _weights, lambda *given: weights.Kernel(*given).emit(),
+        " own weights", _weights, lambda *given: weights.Kernel(*given).write(),
     ),
     Rule(
         "Winograd", "3x3 of stride 1 with enough channels: 36 products for 144",
-        _winograd, winograd_kernels.emit_affine,
+        _winograd, winograd_kernels.write_affine,
     ),
     Rule(
         "packed wgrad", "few registers: both operands are packed into panels of a product",
-        _packed, packed.emit,
+        _packed, packed.write,
     ),
-    Rule("direct wgrad", "sums over pixels wait in registers", _is_wgrad, unpacked.emit),
-    Rule("product", "1x1: a matrix product of pixels and channels", _pointwise, affine.emit),
+    Rule("direct wgrad", "sums over pixels wait in registers", _is_wgrad, unpacked.write),
+    Rule("product", "1x1: a matrix product of pixels and channels", _pointwise, affine.write),
     Rule(
-        "direct", "sums over taps and channels wait in registers", lambda *_: True, affine.emit
+        "direct", "sums over taps and channels wait in registers", lambda *_: True, affine.write
     ),
 )  # fmt: skip
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from tvm.tirx.script import builder as T
 
-from .emit import Expr, Kernels, Registers, ceildiv, digits, guarded, int64, when
 from .view import View
+from .words import Expr, Kernels, Registers, ceildiv, digits, guarded, int64, when
 
 THREADS = 256
 BK = 16
@@ -49,7 +49,7 @@ TILES = (
 )
 
 
-def emit(e: Kernels, view: View, tile: Tile, splits: int, buffers: dict[str, Expr]) -> None:
+def write(e: Kernels, view: View, tile: Tile, splits: int, buffers: dict[str, Expr]) -> None:
     """The kernel, and the one that sums its parts if it is split."""
     problem = view.problem
     accum = problem.accum_dtype

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .emit import Expr, Kernels, ceildiv, digits, guarded, int64, when
 from .view import View
+from .words import Expr, Kernels, ceildiv, digits, guarded, int64, when
 
 THREADS = 256
 
 
-def emit(e: Kernels, view: View, outputs: int, splits: int, buffers: dict[str, Expr]) -> None:
+def write(e: Kernels, view: View, outputs: int, splits: int, buffers: dict[str, Expr]) -> None:
     """The kernel, and the one that sums its parts if it is split."""
     problem = view.problem
     accum, result = problem.accum_dtype, problem.roles[2]

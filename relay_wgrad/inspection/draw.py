@@ -22,7 +22,7 @@ from tvm import relax
 
 from .dataflow import KINDS, Dataflow, Node, dataflow
 
-LIMIT = 400
+MOST_BOXES = 400
 """Boxes in a picture by default: beyond, nobody can read it, and placing them takes minutes."""
 
 _NOTEBOOKS = "pip install relay-wgrad[notebooks]"
@@ -194,7 +194,7 @@ def draw(
     highlight: str | Iterable[str] = (),
     *,
     title: str = "",
-    limit: int = LIMIT,
+    limit: int = MOST_BOXES,
 ) -> Drawing:
     """The dataflow of a function, or of several side by side, from top to bottom.
 

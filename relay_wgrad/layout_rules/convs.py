@@ -9,8 +9,8 @@ from typing import Any
 from tvm import relax
 
 from ..layouts import ACTIVATION, KERNEL, is_permutation, permutation, swap_io
+from .in_layout import InLayout, Taken, attr_fields, attrs_with, shape_arg
 from .perms import Perm, identity, is_identity, reorder
-from .plan import Plan, Taken, attr_fields, attrs_with, shape_arg
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def wanted_perms(
     return (a, b, c)
 
 
-def plan_conv(name: str, call: relax.Call, perms: Sequence[Perm]) -> Plan | None:
+def conv_in_layout(name: str, call: relax.Call, perms: Sequence[Perm]) -> InLayout | None:
     """The call with its operands and result in these layouts."""
     stored = stored_layouts(name, call)
     if stored is None:
@@ -95,7 +95,7 @@ def plan_conv(name: str, call: relax.Call, perms: Sequence[Perm]) -> Plan | None
             args[conv.shape] = relax.ShapeExpr(reorder(sizes, perms[2]))
         elif not is_identity(perms[2]):
             return None
-    return Plan(tuple(inputs), (perms[2],), attrs_with(call.attrs, **changed), args)
+    return InLayout(tuple(inputs), (perms[2],), attrs_with(call.attrs, **changed), args)
 
 
 def desired_perms(

@@ -13,10 +13,10 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from .convs import CONVS, desired_perms, plan_conv
+from .convs import CONVS, conv_in_layout, desired_perms
+from .in_layout import KEEP, InLayout, Taken, leaf_types, rank_of
 from .perms import Perm, identity, is_identity
-from .plan import KEEP, Plan, Taken, leaf_types, rank_of
-from .table import FOLLOW, plan_for
+from .table import FOLLOW, call_in_layout
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 InferLayout = Callable[..., Any]
@@ -45,18 +45,18 @@ def _present(arg: relax.Expr, layouts: Mapping[relax.Var, Any]) -> Perm | None:
     return tuple(LETTERS.index(letter) for letter in name)
 
 
-def _output(call: relax.Call, plan: Plan) -> Any:
+def _output(call: relax.Call, moved: InLayout) -> Any:
     inputs = []
-    for taken in plan.inputs:
+    for taken in moved.inputs:
         if not isinstance(taken, Taken):
             break
         inputs.append(_decision(taken.perm))
     return tvm.ir.make_node(
         "relax.transform.InferLayoutOutput",
         input_layouts=inputs,
-        output_layouts=[_decision(perm) for perm in plan.outputs],
-        new_attrs=call.attrs if plan.attrs is KEEP else plan.attrs,
-        new_args={tirx.IntImm("int32", i): arg for i, arg in plan.args.items()},
+        output_layouts=[_decision(perm) for perm in moved.outputs],
+        new_attrs=call.attrs if moved.attrs is KEEP else moved.attrs,
+        new_args={tirx.IntImm("int32", i): arg for i, arg in moved.args.items()},
     )
 
 
@@ -68,7 +68,7 @@ def _as_it_was(call: relax.Call) -> Any:
             break
         inputs.append(Taken(identity(rank)))
     outputs = tuple(identity(rank_of(ty) or 0) for ty in leaf_types(call.ty))
-    return _output(call, Plan(tuple(inputs), outputs))
+    return _output(call, InLayout(tuple(inputs), outputs))
 
 
 def conv_rule(name: str) -> InferLayout:
@@ -87,8 +87,8 @@ def conv_rule(name: str) -> InferLayout:
         unknown = shape is not None and not isinstance(call.args[shape], relax.ShapeExpr)
         if perms is not None and unknown:
             perms = (*perms[:2], identity(4))
-        plan = plan_conv(name, call, perms) if perms is not None else None
-        return _as_it_was(call) if plan is None else _output(call, plan)
+        moved = conv_in_layout(name, call, perms) if perms is not None else None
+        return _as_it_was(call) if moved is None else _output(call, moved)
 
     return rule
 
@@ -107,14 +107,14 @@ def follow_rule(name: str) -> InferLayout:
         highest = max((r for r in ranks if r is not None), default=0)
         found = [_present(arg, layouts) for arg in call.args if rank_of(arg.ty) == highest]
         perm = next((p for p in found if p is not None and not is_identity(p)), None)
-        plan = None if perm is None or None in found else plan_for(name, call, perm)
+        moved = None if perm is None or None in found else call_in_layout(name, call, perm)
         if (
-            plan is None
-            or plan.squeeze
-            or any(isinstance(taken, Taken) and taken.inserted for taken in plan.inputs)
+            moved is None
+            or moved.squeeze
+            or any(isinstance(taken, Taken) and taken.inserted for taken in moved.inputs)
         ):
             return _as_it_was(call)
-        return _output(call, plan)
+        return _output(call, moved)
 
     if name not in FOLLOW:
         raise ValueError(f"layout rules: the table has no rule for {name}")

@@ -13,10 +13,9 @@ from typing import Any
 from tvm import relax
 
 from ..attrs import as_ints
-from .perms import Perm, aligned, identity, reorder, without
-from .plan import (
-    Plan,
-    PlanRule,
+from .in_layout import (
+    InLayout,
+    LayoutRule,
     Taken,
     attr_fields,
     attrs_with,
@@ -25,6 +24,7 @@ from .plan import (
     shape_arg,
     sizes_of,
 )
+from .perms import Perm, aligned, identity, reorder, without
 
 
 def _operand(arg: relax.Expr, perm: Perm) -> Taken | tuple[Taken, ...] | None:
@@ -36,7 +36,7 @@ def _operand(arg: relax.Expr, perm: Perm) -> Taken | tuple[Taken, ...] | None:
     return None if rank is None else Taken(*aligned(perm, rank))
 
 
-def follow(call: relax.Call, perm: Perm) -> Plan | None:
+def follow(call: relax.Call, perm: Perm) -> InLayout | None:
     """Elementwise with broadcasting; results of the highest rank, others of lower rank kept."""
     outputs = []
     for ty in leaf_types(call.ty):
@@ -44,14 +44,14 @@ def follow(call: relax.Call, perm: Perm) -> Plan | None:
         if rank is None:
             return None
         outputs.append(perm if rank == len(perm) else identity(rank))
-    return Plan(tuple(_operand(arg, perm) for arg in call.args), tuple(outputs))
+    return InLayout(tuple(_operand(arg, perm) for arg in call.args), tuple(outputs))
 
 
-def _with_attrs(call: relax.Call, perm: Perm, **changed: Any) -> Plan | None:
-    plan = follow(call, perm)
-    if plan is None:
+def _with_attrs(call: relax.Call, perm: Perm, **changed: Any) -> InLayout | None:
+    moved = follow(call, perm)
+    if moved is None:
         return None
-    return Plan(plan.inputs, plan.outputs, attrs_with(call.attrs, **changed))
+    return InLayout(moved.inputs, moved.outputs, attrs_with(call.attrs, **changed))
 
 
 def _axis(value: Any, perm: Perm) -> int:
@@ -59,7 +59,7 @@ def _axis(value: Any, perm: Perm) -> int:
     return perm.index(int(value) % len(perm))
 
 
-def one_axis(call: relax.Call, perm: Perm) -> Plan | None:
+def one_axis(call: relax.Call, perm: Perm) -> InLayout | None:
     """Softmax, concat, split, …: an attribute `axis`."""
     axis = attr_fields(call.attrs)["axis"]
     if axis is None:
@@ -67,7 +67,7 @@ def one_axis(call: relax.Call, perm: Perm) -> Plan | None:
     return _with_attrs(call, perm, axis=_axis(axis, perm))
 
 
-def normalization(call: relax.Call, perm: Perm) -> Plan | None:
+def normalization(call: relax.Call, perm: Perm) -> InLayout | None:
     """batch_norm (`axis`), layer_norm (`axes`), group_norm and instance_norm (both)."""
     fields = attr_fields(call.attrs)
     changed: dict[str, Any] = {}
@@ -89,20 +89,20 @@ def normalization(call: relax.Call, perm: Perm) -> Plan | None:
         if rank is None:
             return None
         inputs.append(Taken(identity(rank)))
-    return Plan(tuple(inputs), outputs, attrs_with(call.attrs, **changed))
+    return InLayout(tuple(inputs), outputs, attrs_with(call.attrs, **changed))
 
 
-def reduction(call: relax.Call, perm: Perm) -> Plan | None:
+def reduction(call: relax.Call, perm: Perm) -> InLayout | None:
     """sum, mean, …: `axis` is a list of axes or None, which is all."""
     axes, keepdims = call.attrs.axis, bool(call.attrs.keepdims)
     rank = len(perm)
     reduced = list(range(rank)) if axes is None else [int(a) % rank for a in axes]
     output = perm if keepdims else without(perm, reduced)
     changed = {} if axes is None else {"axis": sorted(perm.index(a) for a in reduced)}
-    return Plan((Taken(perm),), (output,), attrs_with(call.attrs, **changed))
+    return InLayout((Taken(perm),), (output,), attrs_with(call.attrs, **changed))
 
 
-def pooling(call: relax.Call, perm: Perm) -> Plan | None:
+def pooling(call: relax.Call, perm: Perm) -> InLayout | None:
     """Pooling, its backward, resizing: the layout is an attribute, any permutation will do."""
     fields = attr_fields(call.attrs)
     changed = {}
@@ -115,14 +115,14 @@ def pooling(call: relax.Call, perm: Perm) -> Plan | None:
     return _with_attrs(call, perm, **changed)
 
 
-def pad(call: relax.Call, perm: Perm) -> Plan | None:
+def pad(call: relax.Call, perm: Perm) -> InLayout | None:
     """Two widths for each axis."""
     widths = as_ints("pad", "pad_width", call.attrs.pad_width)
     pairs = reorder([widths[2 * i : 2 * i + 2] for i in range(len(perm))], perm)
     return _with_attrs(call, perm, pad_width=[w for pair in pairs for w in pair])
 
 
-def strided_slice(call: relax.Call, perm: Perm) -> Plan | None:
+def strided_slice(call: relax.Call, perm: Perm) -> InLayout | None:
     """The sliced axes are an argument."""
     axes = getattr(call.args[1], "fields", None)
     values = [getattr(a, "value", None) for a in axes or ()]
@@ -131,10 +131,10 @@ def strided_slice(call: relax.Call, perm: Perm) -> Plan | None:
     moved = [_axis(v, perm) for v in values]
     made = relax.op.strided_slice(call.args[0], moved, [0] * len(moved), [1] * len(moved))
     inputs = (Taken(perm), *(None for _ in call.args[1:]))
-    return Plan(inputs, (perm,), args={1: made.args[1]})
+    return InLayout(inputs, (perm,), args={1: made.args[1]})
 
 
-def collapse_sum_to(call: relax.Call, perm: Perm) -> Plan | None:
+def collapse_sum_to(call: relax.Call, perm: Perm) -> InLayout | None:
     """Sums what was broadcast; the shape is an argument, aligned at its trailing axes."""
     shape = shape_arg(call.args[1])
     if shape is None:
@@ -144,34 +144,34 @@ def collapse_sum_to(call: relax.Call, perm: Perm) -> Plan | None:
     for position in inserted:
         target.insert(position, 1)
     arg = relax.ShapeExpr(target)
-    return Plan((Taken(perm), None), (order,), args={1: arg}, squeeze=inserted)
+    return InLayout((Taken(perm), None), (order,), args={1: arg}, squeeze=inserted)
 
 
-def collapse_sum_like(call: relax.Call, perm: Perm) -> Plan | None:
+def collapse_sum_like(call: relax.Call, perm: Perm) -> InLayout | None:
     """As `collapse_sum_to`, with the shape of a tensor."""
     rank = rank_of(call.args[1].ty)
     if rank is None:
         return None
     order, inserted = aligned(perm, rank)
-    return Plan((Taken(perm), Taken(order, inserted)), (order,), squeeze=inserted)
+    return InLayout((Taken(perm), Taken(order, inserted)), (order,), squeeze=inserted)
 
 
-def broadcast_to(call: relax.Call, perm: Perm) -> Plan | None:
+def broadcast_to(call: relax.Call, perm: Perm) -> InLayout | None:
     """The shape is an argument; the operand is aligned at its trailing axes."""
     shape, rank = shape_arg(call.args[1]), rank_of(call.args[0].ty)
     if shape is None or rank is None:
         return None
     taken = Taken(*aligned(perm, rank))
-    return Plan((taken, None), (perm,), args={1: relax.ShapeExpr(reorder(shape, perm))})
+    return InLayout((taken, None), (perm,), args={1: relax.ShapeExpr(reorder(shape, perm))})
 
 
-def filled(call: relax.Call, perm: Perm) -> Plan | None:
+def filled(call: relax.Call, perm: Perm) -> InLayout | None:
     """zeros, ones, full: the shape is the first argument."""
     shape = shape_arg(call.args[0])
     if shape is None:
         return None
     rest = tuple(_operand(arg, perm) for arg in call.args[1:])
-    return Plan((None, *rest), (perm,), args={0: relax.ShapeExpr(reorder(shape, perm))})
+    return InLayout((None, *rest), (perm,), args={0: relax.ShapeExpr(reorder(shape, perm))})
 
 
 _UNARY = """
@@ -184,7 +184,7 @@ _BROADCASTING = """
     add atan2 bitwise_and bitwise_or bitwise_xor divide equal floor_divide floor_mod
     greater greater_equal left_shift less less_equal log_add_exp logical_and logical_or logical_xor
     maximum minimum mod multiply not_equal power right_shift subtract where ewise_fma"""
-_BY_RULE: tuple[tuple[PlanRule, str], ...] = (
+_BY_RULE: tuple[tuple[LayoutRule, str], ...] = (
     (follow, _UNARY + _BROADCASTING),
     (one_axis, "nn.softmax nn.log_softmax concat split flip cumsum cumprod"),
     (normalization, "nn.batch_norm nn.layer_norm nn.group_norm nn.instance_norm"),
@@ -199,7 +199,7 @@ _BY_RULE: tuple[tuple[PlanRule, str], ...] = (
     (filled, "zeros ones full"),
 )  # fmt: skip
 
-FOLLOW: dict[str, PlanRule] = {
+FOLLOW: dict[str, LayoutRule] = {
     f"relax.{name}": rule for rule, names in _BY_RULE for name in names.split()
 }
 # Ops whose result costs nothing to make again in another layout.
@@ -210,8 +210,8 @@ RESHAPES = frozenset(f"relax.{name}" for name in ("reshape", "expand_dims", "squ
 PERMUTE = "relax.permute_dims"
 
 
-def plan_for(name: str, call: relax.Call, perm: Perm) -> Plan | None:
-    """The plan of an op that follows; in its own layout every op has one that changes nothing."""
+def call_in_layout(name: str, call: relax.Call, perm: Perm) -> InLayout | None:
+    """The call of an op that follows; in its own layout every op has one that changes nothing."""
     rule = FOLLOW.get(name)
     return None if rule is None else rule(call, perm)
 

@@ -66,18 +66,18 @@ def make_call(name: str, args: list[relax.Expr], a: ConvAttrs, keys: tuple[str, 
     return relax.Call(get_op(name), args, attrs=attrs)
 
 
-def emit_fprop(data: relax.Expr, weight: relax.Expr, a: ConvAttrs) -> relax.Expr:
+def fprop_call(data: relax.Expr, weight: relax.Expr, a: ConvAttrs) -> relax.Expr:
     return relax.op.nn.conv2d(
         data, weight, a.strides, a.padding, a.dilation, a.groups,
         a.data_layout, a.kernel_layout, a.grad_layout, a.out_dtype,
     )  # fmt: skip
 
 
-def emit_dgrad(grad: relax.Expr, weight: relax.Expr, shape: relax.Expr, a: ConvAttrs) -> relax.Expr:
+def dgrad_call(grad: relax.Expr, weight: relax.Expr, shape: relax.Expr, a: ConvAttrs) -> relax.Expr:
     return make_call(DGRAD_NAME, [grad, weight, shape], a, DGRAD_KEYS)
 
 
-def emit_wgrad(grad: relax.Expr, data: relax.Expr, a: ConvAttrs) -> relax.Expr:
+def wgrad_call(grad: relax.Expr, data: relax.Expr, a: ConvAttrs) -> relax.Expr:
     return make_call(WGRAD_NAME, [grad, data], a, WGRAD_KEYS)
 
 
@@ -113,11 +113,11 @@ def partial(role: str, tensors: dict[str, relax.Expr], a: ConvAttrs, op: str) ->
     plain = {_dtype(t) for t in others.values()} == {dtype}
     a = replace(a, out_dtype=None if plain else dtype)
     if role == "grad":
-        return emit_fprop(others["data"], others["weight"], a)
+        return fprop_call(others["data"], others["weight"], a)
     if role == "data":
-        return emit_dgrad(others["grad"], others["weight"], _shape_of(wanted), a)
+        return dgrad_call(others["grad"], others["weight"], _shape_of(wanted), a)
     a = replace(a, kernel_size=kernel_size_of(op, wanted, a.kernel_layout))
-    return emit_wgrad(others["grad"], others["data"], a)
+    return wgrad_call(others["grad"], others["data"], a)
 
 
 def gradient_rule(op: str, kind: ConvKind, read: Callable[[Any], ConvAttrs]) -> Callable[..., Any]:

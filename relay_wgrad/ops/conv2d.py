@@ -20,7 +20,7 @@ from ..attrs import ConvAttrs, as_int, dtype_name, layout, padding4, pair, read_
 from ..layouts import ACTIVATION, KERNEL, is_permutation
 from ..problem import DTYPE_BYTES, ConvKind
 from ..relation import Relation
-from .algebra import emit_fprop, gradient_rule, operands
+from .algebra import fprop_call, gradient_rule, operands
 
 OP = "conv2d"
 NAME = "relax.nn.conv2d"
@@ -69,7 +69,7 @@ def conv2d(
         grad_layout=layout(OP, "out_layout", out_layout or data_layout),
         out_dtype=dtype_name(OP, out_dtype),
     )
-    return emit_fprop(data, weight, a)
+    return fprop_call(data, weight, a)
 
 
 def positive_groups(op: str, groups: Any) -> int:

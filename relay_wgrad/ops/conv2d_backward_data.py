@@ -24,7 +24,7 @@ from ..layout_rules.stock import conv_rule
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind
 from ..relation import Relation
-from .algebra import DGRAD_KEYS, DGRAD_NAME, emit_dgrad, get_op, gradient_rule, operands
+from .algebra import DGRAD_KEYS, DGRAD_NAME, dgrad_call, get_op, gradient_rule, operands
 
 OP = "conv2d_backward_data"
 
@@ -76,7 +76,7 @@ def conv2d_backward_data(
     }  # fmt: skip
     if not isinstance(shape, relax.Expr):
         shape = relax.ShapeExpr(_sizes(shape))
-    return emit_dgrad(grad, weight, shape, read_attrs(OP, given, DGRAD_KEYS))
+    return dgrad_call(grad, weight, shape, read_attrs(OP, given, DGRAD_KEYS))
 
 
 def _sizes(shape: Any) -> list[Any]:
@@ -108,7 +108,7 @@ def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
 
 def infer_mixed_precision(call: relax.Call, out_dtype: Any) -> relax.Call:
     a = replace(read(call), out_dtype=dtype_name(OP, str(out_dtype)))
-    return emit_dgrad(call.args[0], call.args[1], call.args[2], a)
+    return dgrad_call(call.args[0], call.args[1], call.args[2], a)
 
 
 DEF = opdef.OpDef(

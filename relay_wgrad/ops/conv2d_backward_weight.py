@@ -23,7 +23,7 @@ from ..layout_rules.stock import conv_rule
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind
 from ..relation import Relation
-from .algebra import WGRAD_KEYS, WGRAD_NAME, emit_wgrad, get_op, gradient_rule, operands
+from .algebra import WGRAD_KEYS, WGRAD_NAME, get_op, gradient_rule, operands, wgrad_call
 
 OP = "conv2d_backward_weight"
 
@@ -72,7 +72,7 @@ def conv2d_backward_weight(
         "groups": groups, "grad_layout": grad_layout, "data_layout": data_layout,
         "kernel_layout": kernel_layout, "out_dtype": out_dtype,
     }  # fmt: skip
-    return emit_wgrad(grad, data, read_attrs(OP, given, WGRAD_KEYS))
+    return wgrad_call(grad, data, read_attrs(OP, given, WGRAD_KEYS))
 
 
 def read(call: relax.Call) -> ConvAttrs:
@@ -97,7 +97,7 @@ def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
 
 def infer_mixed_precision(call: relax.Call, out_dtype: Any) -> relax.Call:
     a = replace(read(call), out_dtype=dtype_name(OP, str(out_dtype)))
-    return emit_wgrad(call.args[0], call.args[1], a)
+    return wgrad_call(call.args[0], call.args[1], a)
 
 
 DEF = opdef.OpDef(

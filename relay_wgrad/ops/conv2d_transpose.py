@@ -27,7 +27,7 @@ from ..attrs import (
 from ..layouts import ACTIVATION, KERNEL, swap_io
 from ..problem import ConvKind, transposed_size
 from ..relation import Relation
-from .algebra import WGRAD_NAME, emit_fprop, emit_wgrad, get_op, gradient_rule, operands
+from .algebra import WGRAD_NAME, fprop_call, get_op, gradient_rule, operands, wgrad_call
 from .conv2d import is_family, positive_groups
 
 OP = "conv2d_transpose"
@@ -102,7 +102,7 @@ def conv2d_transpose_backward_data(
     a = _forward_attrs(
         strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
     )
-    return emit_fprop(grad, weight, a)
+    return fprop_call(grad, weight, a)
 
 
 def conv2d_transpose_backward_weight(
@@ -128,7 +128,7 @@ def conv2d_transpose_backward_weight(
     a = _forward_attrs(
         strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
     )
-    return emit_wgrad(data, grad, replace(a, kernel_size=pair(OP, "kernel_size", kernel_size)))
+    return wgrad_call(data, grad, replace(a, kernel_size=pair(OP, "kernel_size", kernel_size)))
 
 
 def _forward_attrs(

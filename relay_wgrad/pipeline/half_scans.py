@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..dtypes import HALVES
-from ..layout_rules.plan import attrs_with
+from ..layout_rules.in_layout import attrs_with
 from ..transform.substitute import rewritten
 
 _SCANS = ("relax.cumsum", "relax.cumprod")

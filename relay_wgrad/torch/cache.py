@@ -19,8 +19,8 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
 
 SIZE = 512
 """Kernels at first.  A training step of ResNet-50 has 68, of DenseNet-121 some 350."""
-PLANS = 10_000
-"""Where there are more of them they are dropped: a plan takes microseconds to make anew."""
+PREPARED = 10_000
+"""Where there are more of them they are dropped: one takes microseconds to make anew."""
 
 clock = itertools.count(1).__next__
 
@@ -44,14 +44,14 @@ class CacheInfo(NamedTuple):
 
 
 class Cache:
-    """Kernels by problem, and the plans of calls, each of which has one kernel's slot.
+    """Kernels by problem, and what is prepared of calls, each of which has one kernel's slot.
 
-    Methods take the lock; reading `plans` needs none.
+    Methods take the lock; reading `prepared` needs none.
     """
 
     def __init__(self, size: int = SIZE) -> None:
         self.size, self.built, self.dropped = size, 0, 0
-        self.plans: dict[Any, Any] = {}
+        self.prepared: dict[Any, Any] = {}
         self.slots: dict[Any, Slot] = {}
         self._first: dict[Any, int] = {}  # a problem's first number of images
         self._lock = threading.RLock()
@@ -73,20 +73,20 @@ class Cache:
             self.built += 1
             return slot
 
-    def add_plan(self, key: Any, kernel_key: Any, plan: Any) -> None:
-        """`kernel_key`: None for a plan without a kernel."""
+    def add_prepared(self, key: Any, kernel_key: Any, prepared: Any) -> None:
+        """`kernel_key`: None for a call without a kernel."""
         with self._lock:
-            if kernel_key is not None and self.slots.get(kernel_key) is not plan.slot:
+            if kernel_key is not None and self.slots.get(kernel_key) is not prepared.slot:
                 return  # dropped meanwhile
-            if len(self.plans) >= PLANS:
-                self.plans.clear()
-            self.plans[key] = plan
+            if len(self.prepared) >= PREPARED:
+                self.prepared.clear()
+            self.prepared[key] = prepared
 
     def is_first(self, family: Any, images: int) -> bool:
         """Whether a problem was first seen with so many images; it stays so for kernels to give
         the same bits every time."""
         with self._lock:
-            if len(self._first) >= PLANS:
+            if len(self._first) >= PREPARED:
                 self._first.clear()
             return self._first.setdefault(family, images) == images
 
@@ -98,7 +98,7 @@ class Cache:
     def clear(self) -> None:
         with self._lock:
             self._shrink(0)
-            self.plans.clear()
+            self.prepared.clear()
             self._first.clear()
         _trim()
 
@@ -111,8 +111,8 @@ class Cache:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()  # a kernel's code must not go while it runs
         slots = set(map(id, gone.values()))
-        for key in [k for k, plan in self.plans.items() if id(plan.slot) in slots]:
-            del self.plans[key]
+        for key in [k for k, prepared in self.prepared.items() if id(prepared.slot) in slots]:
+            del self.prepared[key]
         for key in gone:
             del self.slots[key]
         self.dropped += len(gone)

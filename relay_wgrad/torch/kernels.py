@@ -69,7 +69,7 @@ class allow_winograd:  # noqa: N801 - called as a function, as `torch.set_grad_e
 _lock = threading.RLock()
 
 
-class Plan(NamedTuple):
+class Prepared(NamedTuple):
     """What a call does, except for what depends on its operands' addresses."""
 
     slot: Slot | None  # the kernel's; None: an empty sum
@@ -162,8 +162,8 @@ def run(
         kind, first.shape, first.stride(), second.shape, second.stride(), dtype, device, size,
         geometry, resolved,
     )  # fmt: skip
-    plans = cache.kept.plans  # of calls that differ in nothing but numbers and addresses
-    slot, shape, strides, dense, last, alignment = plans.get(key) or _plan(key, first, second)
+    prepared = cache.kept.prepared  # of calls that differ in nothing but numbers and addresses
+    slot, shape, strides, dense, last, alignment = prepared.get(key) or _prepare(key, first, second)
     out = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     if slot is None:
         out.zero_()
@@ -186,7 +186,7 @@ def run(
     return out
 
 
-def _plan(key: Any, first: torch.Tensor, second: torch.Tensor) -> Plan:
+def _prepare(key: Any, first: torch.Tensor, second: torch.Tensor) -> Prepared:
     kind, _, _, _, _, dtype, device, size, geometry, options = key
     last = (channels_last(first), channels_last(second))
     out_last = last[0] or last[1]
@@ -203,9 +203,9 @@ def _plan(key: Any, first: torch.Tensor, second: torch.Tensor) -> Plan:
         first.is_contiguous(memory_format=memory_format(last[0])),
         second.is_contiguous(memory_format=memory_format(last[1])),
     )
-    plan = Plan(slot, shape, out.stride(), dense, (*last, out_last), ALIGNMENT[device.type])
-    cache.kept.add_plan(key, kernel_key, plan)
-    return plan
+    prepared = Prepared(slot, shape, out.stride(), dense, (*last, out_last), ALIGNMENT[device.type])
+    cache.kept.add_prepared(key, kernel_key, prepared)
+    return prepared
 
 
 def _dense(tensor: torch.Tensor, is_last: bool, alignment: int) -> torch.Tensor:

@@ -42,13 +42,13 @@ def test_share(first: int) -> None:
 
 def _swapped_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weight's gradient takes bottom for top: right shapes, wrong numbers."""
-    right = algebra.emit_wgrad
+    right = algebra.wgrad_call
 
     def wrong(grad, data, a):
         top, left, bottom, right_ = a.padding
         return right(grad, data, replace(a, padding=(bottom, left, top, right_)))
 
-    monkeypatch.setattr(algebra, "emit_wgrad", wrong)
+    monkeypatch.setattr(algebra, "wgrad_call", wrong)
 
 
 # At order 2 the wrong partial is contracted, and the other operand's gradient shows it first.

@@ -42,12 +42,12 @@ _FAR = 18
 _UNROLLED = 4
 
 
-def emit_rows(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+def write_rows(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel of fprop or dgrad: operands in, core, result out."""
     _affine(problem, m, memory, *_panels(problem, m, memory))
 
 
-def emit_lines(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+def write_lines(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel of wgrad by lines of pixels."""
     weight, panels, lanes = _panels(problem, m, memory)
     far = _from_memory(problem, m, problem.bytes)
@@ -55,7 +55,7 @@ def emit_lines(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     _wgrad(problem, m, memory, weight, panels, lanes, core)
 
 
-def emit_sums(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+def write_sums(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel of wgrad by sums of each tap."""
     weight, panels, lanes = _panels(problem, m, memory)
     core = Sums(problem, m, memory.accum, panels, lanes)
@@ -208,5 +208,5 @@ def _wgrad(
     )
     splits = core.splits(batch.images, m.cores)
     with parts_of(weight, memory, panels.size, splits, lanes) as parts:
-        core.emit(batch, parts, splits)
+        core.write(batch, parts, splits)
     memory.move_weight(weight, panels, False, interleaved=multiplier > 1)

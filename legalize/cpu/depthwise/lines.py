@@ -136,7 +136,7 @@ class Lines:
         """Parts of the sum, for even work on all cores."""
         return splits_for(self.groups, cores, images * self.units_per_image)
 
-    def emit(self, batch: Batch, parts: Expr, splits: int) -> None:
+    def write(self, batch: Batch, parts: Expr, splits: int) -> None:
         lanes = self.lanes
         with parallel(splits * self.panels.size // lanes) as (i,):
             T.buffer_store(parts, zero(self.accum, lanes), [vector(i * lanes, lanes)])
@@ -168,12 +168,12 @@ class Lines:
                             sums = part * panels.size + panels.at(filter_, 0, r * tall, 0) + first
                             grad = bind(y.at(n, p, 0, filter_) + first)
                             data = bind(x.at(n, 0, 0, 0) + first)
-                            _Sums(self, block, (y, x), (grad, data), (p, r * tall)).emit(
+                            _Products(self, block, (y, x), (grad, data), (p, r * tall)).write(
                                 parts, bind(sums), cut, self.from_memory and i == 0
                             )
 
 
-class _Sums:
+class _Products:
     """The products of one block of pixels and one vector of channels."""
 
     def __init__(
@@ -189,7 +189,7 @@ class _Sums:
     def _at(self, i: int, s: int) -> Expr:
         return vector((i * self.core.problem.s + s) * self.core.lanes, self.core.lanes)
 
-    def emit(self, parts: Expr, sums: Expr, cut: Expr, ask: bool) -> None:
+    def write(self, parts: Expr, sums: Expr, cut: Expr, ask: bool) -> None:
         core, problem, panels = self.core, self.core.problem, self.core.panels
         taps = [(i, s) for i in range(core.tall) for s in self.block.taps]
         places = {

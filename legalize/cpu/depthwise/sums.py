@@ -34,7 +34,7 @@ class Sums:
         groups, chunks, rows, columns = self.grid
         return splits_for(groups * chunks * rows * columns, cores, images * self.problem.p)
 
-    def emit(self, batch: Batch, parts: Expr, splits: int) -> None:
+    def write(self, batch: Batch, parts: Expr, splits: int) -> None:
         problem, panels, lanes = self.problem, self.panels, self.lanes
         with (
             batch.each() as (number, images, (y, x)),
@@ -53,7 +53,7 @@ class Sums:
                 top = bind(p * problem.strides[0] + r * problem.dilation[0] - problem.padding[0])
                 left = bind(s * problem.dilation[1] - problem.padding[1])
                 data = bind(x.at(n, top, left, 0) + chunk * lanes)
-                _Line(self, acc, registers, (y, x), (grad, data), (top, left)).emit(p)
+                _Line(self, acc, registers, (y, x), (grad, data), (top, left)).write(p)
             for (i, j), register in zip(self.taps, registers, strict=True):
                 at = part * panels.size + panels.at(filter_, 0, r + i, s + j)
                 place = vector(at + chunk * lanes, lanes)
@@ -76,7 +76,7 @@ class _Line:
         self.grad, self.data = first
         self.top, self.left = corner  # row and column of the first tap's data
 
-    def emit(self, p: Expr) -> None:
+    def write(self, p: Expr) -> None:
         problem = self.core.problem
         low, high = _always_inside(problem, 1)
         whole = low == 0 and high == problem.q

@@ -24,7 +24,7 @@ _DEEP = 64
 _FEWER = 0.75
 
 
-def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel: operands in, core, result out."""
     dgrad = problem.kind is ConvKind.DGRAD
     operand, _, result = problem.roles
@@ -76,7 +76,7 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     if m.has_few_registers and lanes == m.lanes(memory.accum):
         core = Blocked(problem, m, memory.accum, axes, row_tile(m, vectors, lanes))
     with batch.each() as (_, count, (x, y)):
-        core.emit(x, y, weight, panels, 1 if merged else count)
+        core.write(x, y, weight, panels, 1 if merged else count)
 
 
 def _beyond_caches(problem: ConvProblem, m: Machine) -> bool:

@@ -72,7 +72,7 @@ class Blocked:
         self.line = max(tile.lanes, m.line(accum))
         self.skips = axes[0].border() != (0, 0)  # some tap rows are off the operand
 
-    def emit(self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr) -> None:
+    def write(self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr) -> None:
         rows, columns = self.axes
         total = images * rows.count * columns.count
         tiles = ceildiv(total, self.pixels)

@@ -44,7 +44,7 @@ class Core:
         self.line = m.line(accum)
         self.streams = streams  # a row of pixels that are read and written in order
 
-    def emit(self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr) -> None:
+    def write(self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr) -> None:
         rows, columns = self.axes
         tile = self.tile
         high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)

@@ -12,7 +12,7 @@ In a panel the pixels are ordered (row, image, column).  So the rows that a tap 
 whatever the number of images.  A tap that does not reach all columns takes its part of each line:
 what is off the image must not be multiplied, since zero times infinity is not zero.
 
-A task is a part of the pixels, a group, a chunk of k and a chunk of c (`plan`).  The parts'
+A task is a part of the pixels, a group, a chunk of k and a chunk of c (`shares`).  The parts'
 sums are added in a fixed order.
 """
 
@@ -46,7 +46,7 @@ from ..words.memory import Batch, Image, Memory
 from ..words.parts import parts_of
 from ..words.tiles import channel_block, heights, tile_rows
 from .pixels import at_least, cut, reach
-from .plan import Work, best_plan
+from .shares import Work, best_shares
 
 _LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it gains
 
@@ -58,7 +58,7 @@ def worth(problem: ConvProblem, m: Machine) -> bool:
 
 
 @dataclass(frozen=True)
-class Sums:
+class Destination:
     """The result in memory, or a part of it; a block's filters are contiguous."""
 
     buffer: Expr
@@ -100,7 +100,7 @@ class Run:
     step: Expr  # from line to line
 
 
-def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel: operands in, core, sum of the parts, result out."""
     groups, accum = problem.groups, memory.accum
     filters, channels = problem.k // groups, problem.c // groups
@@ -117,21 +117,21 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         step = memory.strides("weight")
         size = problem.r * problem.s * channels * problem.k
         result = memory.flat("weight")
-        sums = Sums(result, size, filters, block, step["H"], step["W"], step["I"])
-        _Core(problem, m, accum, batch, sums, vectors, lanes).emit(batch, memory)
+        sums = Destination(result, size, filters, block, step["H"], step["W"], step["I"])
+        _Core(problem, m, accum, batch, sums, vectors, lanes).write(batch, memory)
         return
     buffer, panels = memory.panels("O", groups, filters, channels, block)
-    sums = Sums(
+    sums = Destination(
         buffer, groups * panels.at(1, 0, 0, 0), panels.at(1, 0, 0, 0),
         panels.block_step, panels.r_step, panels.s_step, block,
     )  # fmt: skip
-    _Core(problem, m, accum, batch, sums, vectors, lanes).emit(batch, memory)
+    _Core(problem, m, accum, batch, sums, vectors, lanes).write(batch, memory)
     memory.move_weight(buffer, panels, False)
 
 
 class _Core:
     def __init__(
-        self, problem: ConvProblem, m: Machine, accum: str, batch: Batch, sums: Sums,
+        self, problem: ConvProblem, m: Machine, accum: str, batch: Batch, sums: Destination,
         vectors: int, lanes: int,
     ) -> None:  # fmt: skip
         self.problem = problem
@@ -165,10 +165,10 @@ class _Core:
             size=sums.size,
             element_bytes=bytes_,
         )
-        self.plan = best_plan(self.work, m)
+        self.shares = best_shares(self.work, m)
 
-    def emit(self, batch: Batch, memory: Memory) -> None:
-        result, splits = self.sums, self.plan.splits
+    def write(self, batch: Batch, memory: Memory) -> None:
+        result, splits = self.sums, self.shares.splits
         with (
             parts_of(result.buffer, memory, result.size, splits, self.lanes) as parts,
             batch.each() as (number, images, tensors),
@@ -179,21 +179,21 @@ class _Core:
 
     def _tasks(self, x: Image, y: Image, is_first: Expr) -> None:
         """Adds the sums over some images, the first of which find no sums yet."""
-        plan, work, problem = self.plan, self.work, self.problem
+        shares, work, problem = self.shares, self.work, self.problem
         units_n, units_p = self.pixels.units
         units = units_n * units_p
-        grid = plan.splits, problem.groups, *plan.chunks(work)
+        grid = shares.splits, problem.groups, *shares.chunks(work)
         with parallel(*grid) as (i, g, k_chunk, c_chunk):
             scratch = Scratch()
-            grad = scratch.new("grad_panels", plan.k_blocks * self.y_step, self.accum)
-            data = scratch.new("data_panels", plan.c_tiles * self.x_step, self.accum)
+            grad = scratch.new("grad_panels", shares.k_blocks * self.y_step, self.accum)
+            data = scratch.new("data_panels", shares.c_tiles * self.x_step, self.accum)
             part = bind(i * self.sums.size)
-            blocks = _chunk(k_chunk, plan.k_blocks, work.blocks)
-            tiles = _chunk(c_chunk, plan.c_tiles, work.tiles)
+            blocks = _chunk(k_chunk, shares.k_blocks, work.blocks)
+            tiles = _chunk(c_chunk, shares.c_tiles, work.tiles)
             if not problem.is_static:  # there may be no unit to begin with
                 with when(is_first):
                     self._clear(part, g, blocks, tiles)
-            begin, end = map(bind, share(i, units, plan.splits))
+            begin, end = map(bind, share(i, units, shares.splits))
             with serial(end - begin) as number:
                 unit = self._unit(bind(begin + number), g)
                 self._pack_grad(y, grad, unit, blocks)

@@ -56,7 +56,7 @@ class Row:
     weight: int
 
 
-def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel: operands in, core, sum of the parts, result out."""
     groups = problem.groups
     filters, channels = problem.k // groups, problem.c // groups
@@ -82,7 +82,7 @@ def emit(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     target = _BLOCK_BYTES // (block * DTYPE_BYTES[memory.accum])
     pixels = cut(problem, batch, target)
     core = _Core(problem, m, memory.accum, pixels, panels, vectors, lanes, height, fold)
-    core.emit(batch, weight, memory)
+    core.write(batch, weight, memory)
 
 
 class _Core:
@@ -142,7 +142,7 @@ class _Core:
                 return chunks, splits
         return fitting[-1], most
 
-    def emit(self, batch: Batch, weight: Expr, memory: Memory) -> None:
+    def write(self, batch: Batch, weight: Expr, memory: Memory) -> None:
         with (
             parts_of(weight, memory, self.panels.size, self.splits, self.lanes) as parts,
             batch.each() as (number, images, tensors),

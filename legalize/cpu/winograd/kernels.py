@@ -59,7 +59,7 @@ _CHUNK, _MOST_CHUNK, _TOTAL = 8 << 20, 24 << 20, 63 << 20
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Tiling:
     """How tiles are grouped: a task multiplies one group with one block of channels."""
 
     tiles: int
@@ -69,7 +69,7 @@ class _Plan:
     chunk: int  # groups transformed at a time
 
     @staticmethod
-    def make(tiles: int, most: int, row_bytes: int) -> _Plan:
+    def make(tiles: int, most: int, row_bytes: int) -> _Tiling:
         groups = ceildiv(tiles, 2 * most)
         size = ceildiv(tiles, groups)
         height = ceildiv(size, ceildiv(size, most))
@@ -78,10 +78,10 @@ class _Plan:
         group_bytes = POINTS * rows * row_bytes
         chunk = max(1, _CHUNK // group_bytes)
         chunk = min(groups, max(chunk, min(8, _MOST_CHUNK // group_bytes)))
-        return _Plan(tiles, groups, height, rows, ceildiv(groups, ceildiv(groups, chunk)))
+        return _Tiling(tiles, groups, height, rows, ceildiv(groups, ceildiv(groups, chunk)))
 
 
-def emit_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     dgrad = problem.kind is ConvKind.DGRAD
     operand, _, result = problem.roles
     size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
@@ -98,14 +98,16 @@ def emit_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     tiles = Tiles(batch.images, *out[2:])
     most = tile_rows(m, vectors)
     step = reduced + APART
-    plan = _Plan.make(tiles.count, min(most, 14), 4 * step)
+    tiling = _Tiling.make(tiles.count, min(most, 14), 4 * step)
     asks = m.has_few_registers  # small register tiles read more for their products
-    point_step = plan.rows * step
+    point_step = tiling.rows * step
     group_step = POINTS * point_step
-    moved = memory.scratch.new("tiles", plan.chunk * group_step, "float32")
+    moved = memory.scratch.new("tiles", tiling.chunk * group_step, "float32")
     slab = panels.reduced * block + APART  # of one point's weights, for one block of channels
     block_step = POINTS * slab
-    room = (_TOTAL - batch.bytes) // 4 - plan.chunk * group_step - panels.blocks * panels.block_step
+    room = (
+        (_TOTAL - batch.bytes) // 4 - tiling.chunk * group_step - panels.blocks * panels.block_step
+    )
     at_a_time = max(1, min(panels.blocks, room // block_step))
     at_a_time = ceildiv(panels.blocks, ceildiv(panels.blocks, at_a_time))
     turned = memory.scratch.new("points", at_a_time * block_step, "float32")
@@ -123,9 +125,9 @@ def emit_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
 
     def inputs(x: Image, first: Expr) -> None:
         """Transforms the tiles of the groups from `first` on."""
-        with parallel(plan.chunk, plan.rows) as (g, row):
-            tile = bind((first + g) * plan.rows + row)
-            with when(tile < plan.tiles):
+        with parallel(tiling.chunk, tiling.rows) as (g, row):
+            tile = bind((first + g) * tiling.rows + row)
+            with when(tile < tiling.tiles):
                 n, p, q = tiles.place(tile)
                 p, q = bind(p - before[0]), bind(q - before[1])
                 target = bind(g * group_step + row * step)
@@ -134,19 +136,19 @@ def emit_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     store_points(B, values, moved, target + v * lanes, point_step, lanes)
 
     def products(y: Image, first: Expr, first_block: Expr) -> None:
-        with parallel(at_a_time, plan.chunk) as (b, g):
+        with parallel(at_a_time, tiling.chunk) as (b, g):
             inside = first_block + b < panels.blocks if panels.blocks % at_a_time else True
             group = first + g
-            inside = both(inside, group < plan.groups if plan.groups % plan.chunk else True)
+            inside = both(inside, group < tiling.groups if tiling.groups % tiling.chunk else True)
             with when(inside):
                 scratch = Scratch()
-                sums = scratch.new("sums", POINTS * plan.rows * block, "float32")
-                with serial(POINTS) as e, serial(plan.rows // plan.height) as part:
-                    rows = bind(part * plan.height)
-                    acc = local("acc", plan.height * block, "float32")
+                sums = scratch.new("sums", POINTS * tiling.rows * block, "float32")
+                with serial(POINTS) as e, serial(tiling.rows // tiling.height) as part:
+                    rows = bind(part * tiling.height)
+                    acc = local("acc", tiling.height * block, "float32")
                     at = [
                         vector((i * vectors + v) * lanes, lanes)
-                        for i in range(plan.height)
+                        for i in range(tiling.height)
                         for v in range(vectors)
                     ]
                     for register in at:
@@ -156,20 +158,20 @@ def emit_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     with serial(panels.reduced) as c:
                         if asks:  # for the next point's weights and tiles
                             prefetch(turned, right + slab + c * block, level=2)
-                            ahead = c * ceildiv(plan.height * step, panels.reduced)
+                            ahead = c * ceildiv(tiling.height * step, panels.reduced)
                             prefetch(moved, left + point_step + ahead, level=2)
                         terms = [
                             turned[vector(right + c * block + v * lanes, lanes)]
                             for v in range(vectors)
                         ]
-                        values = [moved[int64(left + i * step + c)] for i in range(plan.height)]
+                        values = [moved[int64(left + i * step + c)] for i in range(tiling.height)]
                         outer(acc, lanes, values, terms)
-                    place = bind((e * plan.rows + rows) * block)
+                    place = bind((e * tiling.rows + rows) * block)
                     for i, register in enumerate(at):
                         T.buffer_store(sums, acc[register], [vector(place + i * lanes, lanes)])
-                with serial(plan.rows) as row:
-                    tile = bind(group * plan.rows + row)
-                    with when(tile < plan.tiles):
+                with serial(tiling.rows) as row:
+                    tile = bind(group * tiling.rows + row)
+                    with when(tile < tiling.tiles):
                         n, p, q = tiles.place(tile)
                         with serial(vectors) as v:
                             outputs(y, sums, row, v, (n, p, q), first_block + b)
@@ -179,14 +181,14 @@ def emit_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         y: Image, sums: Expr, row: Expr, v: Expr, place: tuple[Expr, Expr, Expr], b: Expr
     ) -> None:
         at = bind(row * block + v * lanes)
-        values = load_points(A, sums, at, plan.rows * block, lanes)
+        values = load_points(A, sums, at, tiling.rows * block, lanes)
         store(y, place, b * block + v * lanes, tiles, values, lanes)
 
     once = at_a_time == panels.blocks
     if once:
         weights(0)
-    with batch.each() as (_, _, (x, y)), serial(ceildiv(plan.groups, plan.chunk)) as number:
-        first = bind(number * plan.chunk)
+    with batch.each() as (_, _, (x, y)), serial(ceildiv(tiling.groups, tiling.chunk)) as number:
+        first = bind(number * tiling.chunk)
         inputs(x, first)
         with serial(ceildiv(panels.blocks, at_a_time)) as part:
             first_block = bind(part * at_a_time)
@@ -198,7 +200,7 @@ def emit_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
 # ---- wgrad -------------------------------------------------------------------------------------
 
 
-def emit_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     lanes = m.lanes("float32")
     vectors, _ = channel_block(m, "float32", problem.k)
     block = vectors * lanes

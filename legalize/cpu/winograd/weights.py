@@ -100,7 +100,7 @@ class Kernel:
         self.slab = _PART * self.block + APART  # of one point's weights
         self.moved = memory.scratch.new("tiles", POINTS * self.rows * self.step, "float32")
 
-    def emit(self) -> None:
+    def write(self) -> None:
         with self.batch.each() as (_, _, (x, y)):
             with parallel(self.tiles.count) as (tile,), serial(self.size[1] // self.lanes) as v:
                 self._input(x, tile, v)

@@ -29,7 +29,7 @@ from ...relation import as_size
 from ...transform.raising.index import Barrier
 from ...transform.raising.product import describe
 from ...transform.raising.report import RaiseEntry, RaiseReport
-from ...transform.raising.transform import plan_function, warn_of_groups
+from ...transform.raising.transform import changes_in, warn_of_groups
 from ..ast import Call, Expr, Function, IRModule, Let, Op, Var, children, post_order
 from ..infer import unified
 from ..make import call as make_call
@@ -76,8 +76,8 @@ def _planned(name: str, function: Function) -> tuple[dict[Expr, Call], list[Rais
     if not _is_taken(function):
         for block in relax_blocks(function, _is_conv2d, _is_taken):
             translation = _Translation(block)
-            plan = plan_function(name, block.func, translation.accept, block.hidden)
-            entries += plan.entries
+            changes = changes_in(name, block.func, translation.accept, block.hidden)
+            entries += changes.entries
             made |= translation.made
     return made, entries
 

@@ -20,9 +20,9 @@ from tvm import relax
 from ...ir import op_name
 from ...layout_rules import table
 from ...layout_rules.convs import CONVS, wanted_perms
+from ...layout_rules.in_layout import Taken, leaf_types, rank_of
 from ...layout_rules.perms import Group as ReshapeGroup
 from ...layout_rules.perms import Perm, carried, groups_of, identity, is_identity
-from ...layout_rules.plan import Taken, leaf_types, rank_of
 
 # A tensor: a variable, a constant, or (variable, field) of a tuple.
 Key = Any
@@ -298,13 +298,13 @@ class Analysis:
         if is_identity(perm):
             return
         assert step.call is not None
-        plan = table.plan_for(step.name, step.call, perm)
-        if plan is None:
+        moved = table.call_in_layout(step.name, step.call, perm)
+        if moved is None:
             return
         if forward:
-            for key, made in zip(step.results, plan.outputs, strict=True):
+            for key, made in zip(step.results, moved.outputs, strict=True):
                 self._settle(key, made)
         else:
-            for arg, taken in zip(step.args, plan.inputs, strict=True):
+            for arg, taken in zip(step.args, moved.inputs, strict=True):
                 if isinstance(taken, Taken) and arg is not None:
                     self._settle(arg, taken.perm)

@@ -17,8 +17,8 @@ from tvm import relax
 from ...ir import op_name
 from ...layout_rules import table
 from ...layout_rules.convs import CONVS
+from ...layout_rules.in_layout import sizes_of
 from ...layout_rules.perms import is_one, keeps_memory
-from ...layout_rules.plan import sizes_of
 from ..surface import kind_of
 
 REASONS: dict[str, str] = {

@@ -14,9 +14,9 @@ import numpy as np
 from tvm import relax
 
 from ...layout_rules import table
-from ...layout_rules.convs import plan_conv, wanted_perms
+from ...layout_rules.convs import conv_in_layout, wanted_perms
+from ...layout_rules.in_layout import KEEP, InLayout, Taken
 from ...layout_rules.perms import Perm, between, carried, compose, identity, is_identity, reorder
-from ...layout_rules.plan import KEEP, Plan, Taken
 from .analysis import Analysis, Key, Plain, Step, Value, is_constant
 
 
@@ -153,34 +153,34 @@ class Rewriter:
     def _conv(self, step: Step) -> None:
         assert step.call is not None
         perms = wanted_perms(step.name, step.call, self.a.activation, self.a.kernel)
-        plan = plan_conv(step.name, step.call, perms) if perms is not None else None
-        if plan is None or all(is_identity(p) for p in perms or ()):
+        moved = conv_in_layout(step.name, step.call, perms) if perms is not None else None
+        if moved is None or all(is_identity(p) for p in perms or ()):
             self._fixed(step)
         else:
-            self._planned(step, plan)
+            self._moved(step, moved)
 
     def _follow(self, step: Step) -> None:
         assert step.call is not None
         if step.name in table.REMADE:
             self.again[step.var] = lambda perm: self._remade(step, perm)
         perm = self.a.principal(step)
-        plan = None if is_identity(perm) else table.plan_for(step.name, step.call, perm)
-        if plan is None:
+        moved = None if is_identity(perm) else table.call_in_layout(step.name, step.call, perm)
+        if moved is None:
             self._fixed(step)
         else:
-            self._planned(step, plan)
+            self._moved(step, moved)
 
     def _remade(self, step: Step, perm: Perm) -> relax.Expr | None:
-        plan = table.plan_for(step.name, step.call, perm) if step.call is not None else None
-        return self.emit(self._call(step, plan), step.var.name) if plan is not None else None
+        moved = table.call_in_layout(step.name, step.call, perm) if step.call is not None else None
+        return self.emit(self._call(step, moved), step.var.name) if moved is not None else None
 
-    def _call(self, step: Step, plan: Plan) -> relax.Call:
+    def _call(self, step: Step, moved: InLayout) -> relax.Call:
         assert step.call is not None
         args = []
         for i, (old, arg) in enumerate(zip(step.call.args, step.args, strict=True)):
-            taken = plan.inputs[i]
-            if i in plan.args:
-                args.append(plan.args[i])
+            taken = moved.inputs[i]
+            if i in moved.args:
+                args.append(moved.args[i])
             elif isinstance(taken, Taken):
                 args.append(self._taken(arg, taken))
             elif taken is not None:
@@ -188,7 +188,7 @@ class Rewriter:
                 args.append(relax.Tuple([self._taken(k, t) for k, t in pairs]))
             else:
                 args.append(old)
-        attrs = step.call.attrs if plan.attrs is KEEP else plan.attrs
+        attrs = step.call.attrs if moved.attrs is KEEP else moved.attrs
         return relax.Call(step.call.op, args, attrs, step.call.ty_args, step.call.span)
 
     def _taken(self, key: Key, taken: Taken) -> relax.Expr:
@@ -201,18 +201,18 @@ class Rewriter:
             self.expanded[slot] = self.emit(wide, self._name(key))
         return self.expanded[slot]
 
-    def _planned(self, step: Step, plan: Plan) -> None:
-        call: relax.Expr = self._call(step, plan)
-        as_was = all(is_identity(p) for p in plan.outputs)
-        var = step.var if as_was and not plan.squeeze else None
+    def _moved(self, step: Step, moved: InLayout) -> None:
+        call: relax.Expr = self._call(step, moved)
+        as_was = all(is_identity(p) for p in moved.outputs)
+        var = step.var if as_was and not moved.squeeze else None
         made = self.emit(call, step.var.name, var)
-        if plan.squeeze:
+        if moved.squeeze:
             made = self.emit(
-                relax.op.squeeze(made, list(plan.squeeze)),
+                relax.op.squeeze(made, list(moved.squeeze)),
                 step.var.name,
                 step.var if as_was else None,
             )
-        self._made(step, made, plan.outputs)
+        self._made(step, made, moved.outputs)
         self._finish(step)
 
     def _finish(self, step: Step) -> None:

@@ -36,7 +36,7 @@ from tvm import relax
 
 from ...attrs import ConvAttrs
 from ...layouts import ACTIVATION, KERNEL
-from ...ops.algebra import emit_dgrad, emit_wgrad
+from ...ops.algebra import dgrad_call, wgrad_call
 from .index import Anchor, Atom, Atoms, Barrier, Dim, size_of
 from .product import Product, describe
 
@@ -136,7 +136,7 @@ def _weight(p: Product, var: relax.Var, data: Anchor, grad: Anchor) -> relax.Exp
         out_dtype=_out_dtype(var, data, grad),
         kernel_size=(_number("R", p.out_hw[0]), _number("S", p.out_hw[1])),
     )
-    return emit_wgrad(grad.tensor, data.tensor, attrs)
+    return wgrad_call(grad.tensor, data.tensor, attrs)
 
 
 # ---- dgrad ---------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def _data(p: Product, var: relax.Var, grad: Anchor, weight: Anchor) -> relax.Exp
         kernel_layout=weight_axes,
         out_dtype=_out_dtype(var, grad, weight),
     )
-    return emit_dgrad(grad.tensor, weight.tensor, var.ty.shape, attrs)
+    return dgrad_call(grad.tensor, weight.tensor, var.ty.shape, attrs)
 
 
 def _axis_padding(name: str, p: Product, axis: int, dim: Dim, taps: int) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ One walk forward gives each variable its map; then each convolution's result is 
 variable that is a whole gradient.  That one becomes the op, and what it alone needed is dropped.
 Everything is linear in the program's length.
 
-What is found is a plan first (`plan_function`): Relay's pass has its programs analysed here, and
+What is found are changes first (`changes_in`): Relay's pass has its programs analysed here, and
 writes the result back itself.
 """
 
@@ -49,7 +49,7 @@ Accept = Callable[[relax.Var, relax.Var, relax.Call], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Changes:
     """What changes in a function.
 
     `new` : the call that becomes a variable's value; `dropped` : variables that only the old
@@ -61,12 +61,12 @@ class Plan:
     entries: tuple[RaiseEntry, ...]
 
 
-def plan_function(
+def changes_in(
     name: str,
     func: relax.Function,
     accept: Accept = lambda convolution, var, call: None,
     hidden: Collection[relax.Var] = (),
-) -> Plan:
+) -> Changes:
     """What would change in a function, which stays as it is.
 
     `accept(convolution, var, call)` is asked of each call before it becomes the value of `var`, and
@@ -92,10 +92,10 @@ def raise_conv_backward(mod: tvm.IRModule) -> tuple[tvm.IRModule, RaiseReport]:
         get_op(name)
     entries: list[RaiseEntry] = []
     out = mod.clone()
-    for gv, func, plan in _plans(mod):
-        entries += plan.entries
-        if plan.new:
-            out.update_func(gv, _Writer(plan).function(func))
+    for gv, func, changes in _changes(mod):
+        entries += changes.entries
+        if changes.new:
+            out.update_func(gv, _Writer(changes).function(func))
     warn_of_groups(entries, stacklevel=3)
     changed = any(entry.raised for entry in entries)
     return (out if changed else mod), RaiseReport(entries)
@@ -103,15 +103,15 @@ def raise_conv_backward(mod: tvm.IRModule) -> tuple[tvm.IRModule, RaiseReport]:
 
 def find_conv_backward(mod: tvm.IRModule) -> RaiseReport:
     """What `raise_conv_backward` would find in a module, which stays as it is."""
-    return RaiseReport([entry for _, _, plan in _plans(mod) for entry in plan.entries])
+    return RaiseReport([entry for _, _, changes in _changes(mod) for entry in changes.entries])
 
 
-def _plans(mod: tvm.IRModule) -> Iterator[tuple[tvm.ir.GlobalVar, relax.Function, Plan]]:
+def _changes(mod: tvm.IRModule) -> Iterator[tuple[tvm.ir.GlobalVar, relax.Function, Changes]]:
     for gv, func in mod.functions_items():
         if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
             continue
         if not is_taken(func):
-            yield gv, func, plan_function(str(gv.name_hint), func)
+            yield gv, func, changes_in(str(gv.name_hint), func)
 
 
 def warn_of_groups(entries: Iterable[RaiseEntry], stacklevel: int) -> None:
@@ -154,7 +154,7 @@ class _Planner:
         self.values: dict[relax.Var, relax.Expr] = {}
         self.new: dict[relax.Var, relax.Call] = {}
 
-    def run(self) -> Plan:
+    def run(self) -> Changes:
         bodies = bodies_of(self.func.body)
         for body in bodies:
             self.uses.update(variables_of(body.body))
@@ -166,7 +166,7 @@ class _Planner:
         for body in bodies:
             for block in body.blocks:
                 _BlockPlanner(self, block).run()
-        return Plan(self.new, self._dropped(), tuple(self.entries))
+        return Changes(self.new, self._dropped(), tuple(self.entries))
 
     def _dropped(self) -> frozenset[relax.Var]:
         """What only the old calls needed: all of it is what this pass looks through."""
@@ -188,9 +188,9 @@ class _Planner:
 
 @dataclass(frozen=True)
 class _Writer:
-    """The function that a plan makes."""
+    """The function with the changes."""
 
-    plan: Plan
+    changes: Changes
 
     def function(self, func: relax.Function) -> relax.Function:
         body = self._body(func.body)
@@ -201,14 +201,16 @@ class _Writer:
     def _body(self, body: relax.SeqExpr) -> relax.SeqExpr:
         blocks = []
         for block in body.blocks:
-            bindings = [self._binding(b) for b in block.bindings if b.var not in self.plan.dropped]
+            bindings = [
+                self._binding(b) for b in block.bindings if b.var not in self.changes.dropped
+            ]
             is_dataflow = isinstance(block, relax.DataflowBlock)
             made = relax.DataflowBlock if is_dataflow else relax.BindingBlock
             blocks.append(made(bindings, block.span))
         return with_type(relax.SeqExpr(blocks, body.body, body.span), body.ty)
 
     def _binding(self, binding: relax.Binding) -> relax.Binding:
-        value = self.plan.new.get(binding.var, binding.value)
+        value = self.changes.new.get(binding.var, binding.value)
         if isinstance(value, relax.If):
             branches = [self._body(branch) for branch in branches_of(value)]
             value = with_type(relax.If(value.cond, *branches, value.span), value.ty)

@@ -12,7 +12,7 @@ from tvm.target import Target
 from legalize import cpu
 from legalize.cpu.machine import Machine, machine
 from legalize.cpu.wgrad import packed as wgrad_packed
-from legalize.cpu.wgrad.plan import Plan, Work, best_plan
+from legalize.cpu.wgrad.shares import Shares, Work, best_shares
 from legalize.cpu.words import memory
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.legalize.cpu.test_cpu_kernels import error_of, run
@@ -67,27 +67,27 @@ def small_caches(patch: pytest.MonkeyPatch, l1_bytes: int, l2_bytes: int) -> Non
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, Work]]:
-    """The plans of the kernels that a test makes."""
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Shares, Work]]:
+    """The shares of the kernels that a test makes."""
     made = []
 
-    def remember(work: Work, m: Machine) -> Plan:
-        made.append((best_plan(work, m), work))
+    def remember(work: Work, m: Machine) -> Shares:
+        made.append((best_shares(work, m), work))
         return made[-1][0]
 
-    monkeypatch.setattr(wgrad_packed, "best_plan", remember)
+    monkeypatch.setattr(wgrad_packed, "best_shares", remember)
     return made
 
 
 @pytest.mark.parametrize("l1_bytes", [2048, 1 << 15])
 @pytest.mark.parametrize("line", LINES)
 def test_units_and_chunks(
-    line: str, l1_bytes: int, plans: list[tuple[Plan, Work]], monkeypatch: pytest.MonkeyPatch
+    line: str, l1_bytes: int, chosen: list[tuple[Shares, Work]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_caches(monkeypatch, l1_bytes, 4 * l1_bytes)
     problem = parse(line)
     assert run(problem, TARGET) <= tolerance(problem)
-    ((_, work),) = plans
+    ((_, work),) = chosen
     assert work.units > 1 or l1_bytes > 2048 or "NCHW" in line
 
 
@@ -99,10 +99,10 @@ def test_every_plan(
 ) -> None:
     """Parts of the pixels, and chunks the last of which is shorter."""
 
-    def fixed(work: Work, m: Machine) -> Plan:
-        return Plan(splits, min(k_blocks, work.blocks), min(c_tiles, work.tiles))
+    def fixed(work: Work, m: Machine) -> Shares:
+        return Shares(splits, min(k_blocks, work.blocks), min(c_tiles, work.tiles))
 
-    monkeypatch.setattr(wgrad_packed, "best_plan", fixed)
+    monkeypatch.setattr(wgrad_packed, "best_shares", fixed)
     small_caches(monkeypatch, 2048, 8192)
     for line in (
         "n=2 c=46 h=7 w=6 k=72 r=3 s=3 stride=2,1 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",

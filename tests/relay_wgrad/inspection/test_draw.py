@@ -17,7 +17,7 @@ import relay_wgrad
 from legalize.composite import Composite
 from relay_wgrad.inspection import draw as module_draw
 from relay_wgrad.inspection.dataflow import KINDS, Dataflow, dataflow
-from relay_wgrad.inspection.draw import LIMIT, Drawing, draw
+from relay_wgrad.inspection.draw import MOST_BOXES, Drawing, draw
 from relay_wgrad.transform import ConvertLayout, grad, layout_changes
 from tests.support.layout_cases import case
 
@@ -197,9 +197,9 @@ def chain(length: int) -> relax.Function:
 
 
 def test_the_limit() -> None:
-    assert draw(chain(LIMIT - 2))._repr_png_().startswith(PNG)
-    with pytest.raises(ValueError, match=rf"{LIMIT + 1} boxes, more than limit={LIMIT}"):
-        draw(chain(LIMIT - 1))
+    assert draw(chain(MOST_BOXES - 2))._repr_png_().startswith(PNG)
+    with pytest.raises(ValueError, match=rf"{MOST_BOXES + 1} boxes, more than limit={MOST_BOXES}"):
+        draw(chain(MOST_BOXES - 1))
     with pytest.raises(ValueError, match="b has 5 boxes, more than limit=4"):
         draw({"a": chain(1), "b": chain(3)}, limit=4)
 

@@ -43,12 +43,12 @@ def test_the_least_recently_called_goes() -> None:
     assert rt.cache_info().built == 4
     assert is_right(data(6))
     assert rt.cache_info() == (3, 3, 5, 2)
-    assert len(cache.kept.plans) <= 3  # none of a kernel that is gone
+    assert len(cache.kept.prepared) <= 3  # none of a kernel that is gone
     rt.set_cache_size(1)
     assert rt.cache_info() == (1, 1, 5, 4)
     rt.clear_cache()
     assert rt.cache_info().kernels == 0
-    assert not cache.kept.plans
+    assert not cache.kept.prepared
     assert is_right(data(6))
 
 
@@ -132,7 +132,7 @@ def test_threads() -> None:
 
 
 def test_a_call_keeps_its_kernel() -> None:
-    """Dropped while it runs: it ends, and is not built into the plans again."""
+    """Dropped while it runs: it ends, and is not prepared again."""
     rt.set_cache_size(4)
     x = data(5)
     want = rt.convolution(x, W)

@@ -1,6 +1,6 @@
 """What an eager call of the PyTorch functions on plain tensors skips, and that others do not.
 
-Checks run once for each signature, plans are made once for each memory order, and a call that
+Checks run once for each signature, calls are prepared once for each memory order, and a call that
 nobody records has no autograd node.
 """
 
@@ -24,9 +24,9 @@ LAST = torch.channels_last
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No signature and no plan is known, kernels are."""
+    """No signature is known and no call prepared, kernels are."""
     arguments._checked.clear()
-    monkeypatch.setattr(cache.kept, "plans", {})
+    monkeypatch.setattr(cache.kept, "prepared", {})
 
 
 class Wrapped(torch.Tensor):
@@ -174,18 +174,18 @@ def test_addresses_and_lazy_signs_are_no_part_of_a_plan() -> None:
         assert error(rt.convolution(case, w), F.conv2d(case, w)) < 1e-5
         got, want = rt.convolution(case, case), F.conv2d(case, case)
         assert error(got, want) < 1e-5
-    assert len(cache.kept.plans) == 2
+    assert len(cache.kept.prepared) == 2
 
 
 def test_the_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "PLANS", 3)
+    monkeypatch.setattr(cache, "PREPARED", 3)
     monkeypatch.setattr(arguments, "CHECKED", 3)
     _, w, _ = tensors()
     for extra in range(5):
         wide = torch.randn(2, 4, 7, 7 + extra)[..., :7]
         rt.convolution(wide, w, padding=[0, 0, extra, 0])
         assert error(rt.convolution(wide, w), F.conv2d(wide, w)) < 1e-5
-    assert 0 < len(cache.kept.plans) <= 3
+    assert 0 < len(cache.kept.prepared) <= 3
     assert 0 < len(arguments._checked) <= 3
 
 

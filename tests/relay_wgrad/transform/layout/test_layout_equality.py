@@ -14,7 +14,7 @@ import torch
 import tvm
 from torch import nn
 
-from benchmarks.layout_equality import LIMIT, compare, zero_gradients
+from benchmarks.layout_equality import TOLERANCE, compare, zero_gradients
 from relay_wgrad.frontend import TrainingGraph, from_onnx
 from relay_wgrad.frontend.onnx.bundled import load as load_onnx
 from relay_wgrad.training.step import ADJOINT, step_module
@@ -58,8 +58,8 @@ def assert_equal_in_layouts(module: tvm.IRModule, values: Arrays, names: list[st
         converted = ConvertLayout("NHWC", functions=[ADJOINT], params=params)(module)
         assert bool(converted_params(converted[ADJOINT])) == (params == "convert")
         other, got = step(converted, values, names)
-        assert other == pytest.approx(loss, rel=LIMIT)
-        assert compare(got, want, {})["worst"] <= LIMIT, params
+        assert other == pytest.approx(loss, rel=TOLERANCE)
+        assert compare(got, want, {})["worst"] <= TOLERANCE, params
     return loss, want
 
 
@@ -137,8 +137,8 @@ def test_squeezenet_in_both_layouts() -> None:
         step_module(graph), {**batch, **graph.params}, list(graph.trainable)
     )
     want_loss, want = pytorch(graph, batch)
-    assert loss == pytest.approx(want_loss, rel=LIMIT)
-    assert compare(got, want, {})["worst"] <= LIMIT
+    assert loss == pytest.approx(want_loss, rel=TOLERANCE)
+    assert compare(got, want, {})["worst"] <= TOLERANCE
 
 
 def test_shifts_without_effect() -> None:

@@ -24,7 +24,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Plan:
+class InLayout:
     """A call in another layout.
 
     `inputs` has an entry for each argument: a `Taken`, a list of them for a tuple, None for what is
@@ -40,7 +40,7 @@ class Plan:
 
 
 # A rule: the call when its tensors of the highest rank are in the layout; None: it cannot be.
-PlanRule = Callable[[relax.Call, Perm], Plan | None]
+LayoutRule = Callable[[relax.Call, Perm], InLayout | None]
 
 
 def attr_fields(attrs: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from ..machine import Machine
 from ..words.loops import ceildiv
 
 # Cycles of a register tile beyond its multiplications; of an element that is packed; of an element
-# of a part's sums that is written and read again.  Rough: they only choose between plans.
+# of a part's sums that is written and read again.  Rough: they only choose between options.
 _TILE_CYCLES, _PACK_CYCLES, _PART_CYCLES = 40, 0.8, 1.5
 _MOST_PARTS = 16 << 20  # bytes
 # Of a level-2 cache: what the packed data may take, beside the gradient that passes by, and all of
@@ -33,7 +33,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Shares:
     """A task has a part of the pixels, `k_blocks` blocks of filters and `c_tiles` tiles."""
 
     splits: int  # parts of the sum over pixels
@@ -56,8 +56,8 @@ class Plan:
         return cycles
 
 
-def best_plan(work: Work, m: Machine) -> Plan:
-    """The plan of the fewest cycles whose panels the caches hold."""
+def best_shares(work: Work, m: Machine) -> Shares:
+    """The shares of the fewest cycles whose panels the caches hold."""
     parts = _MOST_PARTS // (work.size * work.element_bytes)
     most = max(1, min(work.units, 2 * m.cores, parts))
     fitting = [
@@ -65,8 +65,8 @@ def best_plan(work: Work, m: Machine) -> Plan:
         for k in _sizes(work.blocks, int(m.l2_bytes * _GRAD_SHARE) // work.block_bytes)
         for c in _sizes(work.tiles, int(m.l2_bytes * _DATA_SHARE) // work.tile_bytes)
     ]
-    plans = (Plan(splits, k, c) for splits in range(1, most + 1) for k, c in fitting)
-    return min(plans, key=lambda plan: plan.cycles(work, m.cores))
+    options = (Shares(splits, k, c) for splits in range(1, most + 1) for k, c in fitting)
+    return min(options, key=lambda shares: shares.cycles(work, m.cores))
 
 
 def _sizes(total: int, most: int) -> list[int]:
