@@ -1,7 +1,9 @@
 """A small set of offloaded convolutions, for a memory checker:
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m tests.gpu.memcheck
+    compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m tests.gpu.memcheck norm
 
+The kernels of our own, normalizations, alone with `norm`; they are right under racecheck too.
 Each problem runs twice, in the heuristic's choice and under the workspace's poison, and is compared
 with PyTorch on the CPU: on cuDNN, whose own kernels are checked along with what is handed to them,
 and on CUTLASS where nvcc is there.
@@ -23,8 +25,9 @@ from byoc_cudnn.backends.cutlass import check as cutlass
 from byoc_cudnn.backends.cutlass import objects as cutlass_objects
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.regions import Region
+from byoc_cudnn.norm.objects import missing as norm_missing
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support.gpu import cutlass_runner
+from tests.support.gpu import cutlass_runner, norm_runner
 from tests.support.gpu.cudnn_runner import (
     destination,
     library_tolerance,
@@ -47,6 +50,33 @@ LINES = (
 def main() -> int:
     """The number of problems that went wrong."""
     os.environ["RELAY_WGRAD_POISON"] = "1"
+    return norms() if sys.argv[1:] == ["norm"] else norms() + convolutions()
+
+
+def norms() -> int:
+    """Normalizations: a pixel, odd channels, short chunks, several blocks; each mask."""
+    if norm_missing(find()):
+        print("no nvcc: normalizations are left out")
+        return 0
+    kinds = [("bfloat16", "relu"), ("float32", ""), ("float64", "silu")]
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        operands = [
+            norm_runner.Operands(shape, dtype, activation, residual)
+            for shape in ((1, 1, 1, 8), (3, 5, 7, 13), (2, 9, 9, 72), (40, 8, 8, 264))
+            for dtype, activation in kinds
+            for residual in (False, True)
+        ]
+        calls = {call.symbol: call for t in operands for call in t.calls()}
+        functions = norm_runner.load(list(calls.values()), Path(folder))
+        for t in operands:
+            found = norm_runner.wrong_results(functions, t)
+            print("WRONG" if found else "right", tuple(t.x.shape), t.calls()[0].symbol, *found)
+            wrong += found
+    return len(wrong)
+
+
+def convolutions() -> int:
     problems = [ConvProblem.parse(line.format(kind.value)) for line in LINES for kind in ConvKind]
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -8,29 +8,22 @@ CUTLASS's.  It is written under another name first and then renamed, so it is wh
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-from relay_wgrad.output import working_folder
-
+from ...building import nvcc
 from ...building.private_folder import private_folder
-from ...building.toolchain import Toolchain, ToolchainError, find, run_tool
+from ...building.toolchain import Toolchain, ToolchainError, find
 from .codegen import kernels_of
 from .hopper import HOPPER
 from .kernel_source import SLICES, kernel_source
 from .kernels import Kernel
 
-INSTALL = "pip install 'relay-wgrad[cutlass]'"
 OLDEST = (3, 5)  # of CUTLASS's versions
-_SECONDS = 1800  # for one kernel; they take ten
 
 
 @dataclass(frozen=True)
@@ -95,45 +88,18 @@ def _folders(module: str) -> list[Path]:
 
 def missing(found: Toolchain, cutlass: Cutlass | None) -> str:
     """What a build of kernels lacks and how to get it, as one message; empty if nothing does."""
-    lines = found.lacking(found.cuda)
-    if found.nvcc is None:
-        lines.append(f"nvcc: not found; {INSTALL}, or set CUDA_HOME")
-    elif found.cuda.version and (version := nvcc_version(found.nvcc)) is not None:
-        major = release(version)
-        if major and major[0] != found.cuda.version[0]:
-            lines.append(
-                f"nvcc of CUDA {found.cuda.version[0]}, as the runtime is: {found.nvcc} is of"
-                f" CUDA {major[0]}.{major[1]}; {INSTALL}, or set CUDA_HOME"
-            )
+    lines = nvcc.lacking(found)
     if cutlass is None:
         oldest = ".".join(map(str, OLDEST))
         lines.append(f"CUTLASS's headers, {oldest} or later: not found; set CUTLASS_HOME")
     return "\n".join(["a build of CUTLASS kernels needs:", *lines]) if lines else ""
 
 
-@lru_cache(maxsize=8)
-def nvcc_version(nvcc: Path) -> str | None:
-    """What `nvcc --version` says; None if it does not run."""
-    try:
-        done = subprocess.run(  # noqa: S603
-            [str(nvcc), "--version"], capture_output=True, text=True, check=False, timeout=60
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def release(text: str) -> tuple[int, int] | None:
-    """(major, minor) of CUDA, of what `nvcc_version` gave."""
-    match = re.search(r"release (\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def version(toolchain: Toolchain) -> str | None:
     """Of CUTLASS and of the compiler that builds its kernels; None where one of them is missing."""
     cutlass = find_cutlass()
-    nvcc = nvcc_version(toolchain.nvcc) if toolchain.nvcc is not None else None
-    built = release(nvcc) if nvcc is not None else None
+    text = nvcc.nvcc_version(toolchain.nvcc) if toolchain.nvcc is not None else None
+    built = nvcc.release(text) if text is not None else None
     if cutlass is None or built is None:
         return None
     return f"{cutlass.text} nvcc {built[0]}.{built[1]}"
@@ -169,15 +135,8 @@ def objects(
             " nvidia-cutlass, or set CUTLASS_HOME to a checkout of CUTLASS"
         )
     assert found.nvcc is not None
-    folder = cache_folder(environ)
-    builder = _Builder(found.nvcc, cutlass, folder)
-    made = []
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for path in pool.map(builder.build, wanted):
-            made.append(path)
-            if progress is not None:
-                progress(len(made), len(wanted))
-    return made
+    units = [_unit(cutlass, archs, name) for archs, name in wanted]
+    return nvcc.build(found.nvcc, cache_folder(environ), units, progress)
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -185,47 +144,10 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
     return private_folder("cutlass-objects", environ)
 
 
-@dataclass(frozen=True)
-class _Builder:
-    nvcc: Path
-    cutlass: Cutlass
-    folder: Path
-
-    def command(self, archs: Sequence[int], name: str) -> list[str]:
-        """nvcc's, without source and output.
-
-        Machine code for each GPU, and PTX for GPUs newer than the last, which Hopper's own
-        instructions have not.
-        """
-        *older, last = archs
-        codes = [f"arch=compute_{arch},code=sm_{arch}" for arch in older]
-        codes.append(f"arch=compute_{last},code=[sm_{last},compute_{last}]")
-        headers = ["-isystem", str(self.cutlass.include)]
-        if needs_builders(name):
-            codes = ["arch=compute_90a,code=sm_90a"]
-            headers += ["-isystem", str(self.cutlass.tools)]
-        return [
-            str(self.nvcc), "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr",
-            *(word for code in codes for word in ("-gencode", code)),
-            # Nothing of an object is for others, and headers' warnings are not ours.
-            "-Xcompiler", "-fPIC,-fvisibility=hidden,-w", "-w", *headers,
-        ]  # fmt: skip
-
-    def build(self, wanted: tuple[tuple[int, ...], str]) -> Path:
-        archs, name = wanted
-        source, command = kernel_source(name), self.command(archs, name)
-        facts = [source, *command, nvcc_version(self.nvcc) or "", self.cutlass.text]
-        digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
-        path = self.folder / f"{name}-{digest}.o"
-        if path.is_file() and not path.is_symlink():
-            return path
-        with working_folder(self.folder) as work:
-            unit, made = work / "kernel.cu", work / "kernel.o"
-            unit.write_text(source, encoding="utf-8")
-            _run([*command, "-c", str(unit), "-o", str(made)], name)
-            made.replace(path)
-        return path
-
-
-def _run(command: Sequence[str], name: str) -> None:
-    run_tool(command, f"{name}: nvcc", _SECONDS)
+def _unit(cutlass: Cutlass, archs: Sequence[int], name: str) -> nvcc.Unit:
+    headers = ["-isystem", str(cutlass.include)]
+    alone = needs_builders(name)  # Hopper's own instructions
+    if alone:
+        headers += ["-isystem", str(cutlass.tools)]
+    options = nvcc.options(archs, *headers, exactly="90a" if alone else "")
+    return nvcc.Unit(name, kernel_source(name), options, (cutlass.text,))

@@ -19,6 +19,7 @@ from byoc_cudnn.backends.cutlass import objects as cutlass_objects
 from byoc_cudnn.backends.cutlass.codegen import generate, head_and_runtime, kernels_of
 from byoc_cudnn.backends.cutlass.kernel_source import SLICES, kernel_source, specialization
 from byoc_cudnn.backends.cutlass.kernels import Kernel
+from byoc_cudnn.building import nvcc
 from byoc_cudnn.building.compiled import Library, build, library_command
 from byoc_cudnn.building.toolchain import ToolchainError, find
 from byoc_cudnn.codegen.external import arch_of, register
@@ -322,7 +323,7 @@ def test_a_second_build_compiles_nothing(
     def run(command: Any, name: str) -> None:
         raise AssertionError(f"nvcc was called for {name}")
 
-    monkeypatch.setattr(cutlass_objects, "_run", run)
+    monkeypatch.setattr(nvcc, "_run", run)
     paths = cutlass_objects.objects(six[1])
     assert len(paths) == len(CASES) + 1
     assert all(path.stat().st_size > 1000 for path in paths)

@@ -14,9 +14,9 @@ from byoc_cudnn.backends.cutlass.objects import (
     cache_folder,
     find_cutlass,
     missing,
-    nvcc_version,
     objects,
 )
+from byoc_cudnn.building.nvcc import nvcc_version
 from byoc_cudnn.building.toolchain import Toolchain, ToolchainError, find
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvProblem

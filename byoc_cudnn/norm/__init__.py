@@ -1,0 +1,14 @@
+"""Batch normalization in training on the GPU: kernels of our own, at memory's rate.
+
+`NormCall` describes a call, `check` decides on it, `generate` writes the host's C++ for calls and
+`inputs` has nvcc build the kernels that it is linked with.
+"""
+
+from .call import ACTIVATIONS, NormCall, check
+from .codegen import CODEGEN, PLANS, generate, kernels_of, workspace_bytes
+from .objects import inputs
+
+__all__ = [
+    "ACTIVATIONS", "CODEGEN", "PLANS", "NormCall", "check", "generate", "inputs", "kernels_of",
+    "workspace_bytes",
+]  # fmt: skip

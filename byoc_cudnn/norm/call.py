@@ -1,0 +1,91 @@
+"""`NormCall`: what a normalization computes, but for its sizes."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from ..decision import YES, Decision, no
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+ACTIVATIONS = ("", "relu", "relu6", "silu")
+DIRECTIONS = ("forward", "backward")
+LAYOUTS = ("NHWC",)
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
+
+
+@dataclass(frozen=True)
+class NormCall:
+    """One call of a batch normalization in training.  Sizes are read when it runs.
+
+    forward: x, gamma, beta[, residual][, running_mean, running_var]
+        -> y, mean, rstd[, new_running_mean, new_running_var]
+    backward: dy, x, gamma, beta, mean, rstd -> dx, dgamma, dbeta
+    backward with a residual and an activation: dy, x, gamma, beta, mean, rstd, y
+        -> dx, dgamma, dbeta, dresidual
+
+    x, y, residual and their gradients have `dtype` and rows of channels (the last axis); what has
+    one value a channel is float32, or float64 for float64.  With m rows and the sums over them,
+      mean = sum(x) / m,  var = sum((x - mean)^2) / m,  rstd = 1 / sqrt(var + epsilon),
+      y = activation((x - mean) rstd gamma + beta + residual), rounded once,
+      new_running = (1 - momentum) running + momentum (mean | var, or var m / (m - 1) if unbiased).
+    A backward call without activation has no use for the residual: its gradient is dy.
+
+    symbol : of the function that computes it.
+    """
+
+    symbol: str
+    direction: str
+    dtype: str
+    activation: str = ""
+    residual: bool = False
+    running: bool = False
+    layout: str = "NHWC"
+    epsilon: float = 1e-5
+    momentum: float = 0.1
+    unbiased: bool = True
+
+    @property
+    def forward(self) -> bool:
+        return self.direction == "forward"
+
+    @property
+    def stored(self) -> bool:
+        """Whether a backward call reads y and writes the residual's gradient."""
+        return not self.forward and self.residual and self.activation != ""
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        if self.forward:
+            names = ["x", "gamma", "beta"] + ["residual"] * self.residual
+            return (*names, *(("running_mean", "running_var") if self.running else ()))
+        return ("dy", "x", "gamma", "beta", "mean", "rstd", *(("y",) if self.stored else ()))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        if self.forward:
+            more = ("new_running_mean", "new_running_var") if self.running else ()
+            return ("y", "mean", "rstd", *more)
+        return ("dx", "dgamma", "dbeta", *(("dresidual",) if self.stored else ()))
+
+
+def check(call: NormCall) -> Decision:
+    """Whether there is a kernel for a call, or why there is none."""
+    for name, value, known in (
+        ("direction", call.direction, DIRECTIONS),
+        ("dtype", call.dtype, DTYPES),
+        ("activation", call.activation, ACTIVATIONS),
+        ("layout", call.layout, LAYOUTS),
+    ):
+        if value not in known:
+            return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
+    if call.stored and call.activation == "silu":
+        return no("silu's gradient is not told by what is stored: y; without a residual it is by x")
+    if call.running and not call.forward:
+        return no("running statistics are updated forward, not backward")
+    if not _IDENTIFIER.fullmatch(call.symbol):
+        return no(f"symbol {call.symbol!r} is no identifier")
+    if not (math.isfinite(call.epsilon) and call.epsilon >= 0 and math.isfinite(call.momentum)):
+        return no(f"epsilon {call.epsilon} and momentum {call.momentum}: not finite, or below zero")
+    return YES

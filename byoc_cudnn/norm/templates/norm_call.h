@@ -1,0 +1,40 @@
+// ---- what the host's code and a kernel's object agree on -------------------------------------------
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+// One call.  A tensor is `rows` rows of `channels`; parameters and statistics have a value a channel.
+struct RelayWgradNormCall {
+  int64_t rows, channels;
+  double epsilon, momentum;
+  bool unbiased;        // the running variance is of the sample
+  int multiprocessors;  // of the device
+  // Operands; what a call has not is null.
+  const void *x, *dy, *y, *residual;
+  const void *gamma, *beta, *mean, *rstd, *running_mean, *running_var;
+  // Results.
+  void *out, *dresidual;  // out: y or dx
+  void *first, *second;   // mean and rstd, or dgamma and dbeta
+  void *new_mean, *new_var;
+  void* workspace;
+  int64_t workspace_bytes;
+};
+
+// What an object exports: 0, or a cudaError_t, negated.
+using RelayWgradNormKernel = int(const RelayWgradNormCall&, cudaStream_t);
+
+#ifndef RW_NORM_BLOCKS
+#define RW_NORM_BLOCKS 4
+#endif
+
+// Blocks of a multiprocessor, of 256 threads; and the channels of a block, at most.
+constexpr int64_t kNormBlocks = RW_NORM_BLOCKS, kNormChannels = 256;
+
+// Bytes that a call's partial sums take at most: two sums for each block and channel of it.  Fewer
+// are right too, with fewer blocks, as long as there are two sums for each channel.
+inline int64_t norm_workspace(int64_t channels, int multiprocessors, int sum_bytes) {
+  const int64_t least = (channels + kNormChannels - 1) / kNormChannels;
+  const int64_t blocks = kNormBlocks * multiprocessors;
+  return 2 * sum_bytes * kNormChannels * (least > blocks ? least : blocks);
+}

@@ -1,0 +1,268 @@
+// ---- rows of channels: what the kernels of both directions share -------------------------------------
+//
+// A block has `width` threads side by side, each with V neighbouring channels, and 256 / width rows of
+// them.  It takes every gridDim.y-th chunk of rows, U rows a thread and chunk, whose loads are all
+// under way before the first is used.  Which rows a thread adds, and in which order sums are added, is
+// a matter of sizes and of the device's size alone, so a second run gives the same bits.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#ifndef RW_NORM_UNROLL
+#define RW_NORM_UNROLL 4  // rows of a thread whose loads are under way together
+#endif
+#ifndef RW_NORM_RESIDENT
+#define RW_NORM_RESIDENT 2  // blocks of a multiprocessor that registers are sparing enough for
+#endif
+#ifndef RW_NORM_HINTS
+#define RW_NORM_HINTS 0  // 1: what is read for the last time leaves the cache first
+#endif
+#ifndef RW_NORM_FORWARDS
+#define RW_NORM_FORWARDS 0  // 1: the second pass begins where the first began, not where it ended
+#endif
+
+namespace {
+
+constexpr int kThreads = 256, kUnroll = RW_NORM_UNROLL;
+
+// What sums are made of.
+template <typename T>
+using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+__device__ inline float wide(float x) { return x; }
+__device__ inline double wide(double x) { return x; }
+__device__ inline float wide(__half x) { return __half2float(x); }
+__device__ inline float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T>
+__device__ inline T narrow(Sum<T> x) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(x);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return x;
+  }
+}
+
+// Written out, so that both directions round alike whatever the compiler would contract.
+__device__ inline float less(float a, float b) { return __fsub_rn(a, b); }
+__device__ inline double less(double a, double b) { return __dsub_rn(a, b); }
+__device__ inline float times(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double times(double a, double b) { return __dmul_rn(a, b); }
+__device__ inline float times_plus(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ inline double times_plus(double a, double b, double c) { return __fma_rn(a, b, c); }
+
+// V elements of one access.
+template <typename T, int V>
+struct alignas(V * sizeof(T)) Pack {
+  T value[V];
+};
+
+enum class Use { kAgain, kLast };
+
+template <Use use, typename T, int V>
+__device__ inline Pack<T, V> load(const T* at) {
+  if constexpr (sizeof(Pack<T, V>) == 16) {
+    const uint4 bits = use == Use::kLast && RW_NORM_HINTS ? __ldcs(reinterpret_cast<const uint4*>(at))
+                                                          : __ldg(reinterpret_cast<const uint4*>(at));
+    Pack<T, V> pack;
+    memcpy(&pack, &bits, sizeof(bits));
+    return pack;
+  } else {
+    return *reinterpret_cast<const Pack<T, V>*>(at);
+  }
+}
+
+template <typename T, int V>
+__device__ inline void store(T* at, const Pack<T, V>& pack) {
+  if constexpr (sizeof(Pack<T, V>) == 16) {
+    uint4 bits;
+    memcpy(&bits, &pack, sizeof(bits));
+    *reinterpret_cast<uint4*>(at) = bits;
+  } else {
+    *reinterpret_cast<Pack<T, V>*>(at) = pack;
+  }
+}
+
+// V values of one a channel.
+template <int V, typename A>
+__device__ inline void load_channels(A (&to)[V], const A* from, int64_t channel) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) to[i] = __ldg(from + channel + i);
+}
+
+// Hopper and what is newer launch a kernel while the one before it ends; here that has ended.
+__device__ inline void begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// How a call's rows and channels are shared out.
+struct Shape {
+  int64_t rows, channels;
+  int64_t chunks;  // of all rows
+  int width;       // threads side by side, a power of two
+  int blocks;      // over rows
+  int tiles;       // blocks side by side
+
+  __host__ __device__ int height() const { return kThreads / width; }
+  __host__ __device__ int64_t chunk_rows() const { return int64_t{height()} * kUnroll; }
+  // Rows that block `y` takes: every `blocks`-th chunk, of which the last may be short.
+  __device__ int64_t rows_of(int y) const {
+    const int64_t mine = (chunks - y + blocks - 1) / blocks;
+    const bool last = (chunks - 1) % blocks == y;
+    return mine * chunk_rows() - (last ? chunks * chunk_rows() - rows : 0);
+  }
+};
+
+// The place of a thread.
+struct Place {
+  int lane, row;
+  int64_t channel;
+  __device__ Place(const Shape& shape, int vector)
+      : lane(threadIdx.x & (shape.width - 1)), row(threadIdx.x / shape.width),
+        channel((int64_t{blockIdx.x} * shape.width + lane) * vector) {}
+};
+
+// Calls `whole(first row)` where U rows of the thread are all there, `single(row)` for each row of the
+// chunk that is short.  `backwards`: from the last chunk, which the pass before read last.
+template <bool backwards, typename Whole, typename Single>
+__device__ inline void each_chunk(const Shape& shape, int row, Whole whole, Single single) {
+  for (int64_t i = blockIdx.y; i < shape.chunks; i += shape.blocks) {
+    const int64_t chunk = backwards ? shape.chunks - 1 - i : i;
+    const int64_t first = chunk * shape.chunk_rows() + row;
+    if ((chunk + 1) * shape.chunk_rows() <= shape.rows) {
+      whole(first);
+    } else {
+#pragma unroll 1
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t at = first + int64_t{u} * shape.height();
+        if (at < shape.rows) single(at);
+      }
+    }
+  }
+}
+
+// ---- activations: of what is normalized, and of its gradient ------------------------------------------
+
+enum class Activation { kNone, kRelu, kRelu6, kSilu };
+
+template <Activation act, typename A>
+__device__ inline A activated(A v) {
+  if constexpr (act == Activation::kRelu) return v < A(0) ? A(0) : v;  // NaN stays NaN
+  if constexpr (act == Activation::kRelu6) return v < A(0) ? A(0) : v > A(6) ? A(6) : v;
+  if constexpr (act == Activation::kSilu) return v / (A(1) + exp(-v));
+  return v;
+}
+
+// Whether a gradient passes where `v` is stored: of what is stored, not of what it was rounded from.
+template <Activation act, typename A>
+__device__ inline bool passes(A v) {
+  if constexpr (act == Activation::kRelu) return !(v <= A(0));
+  if constexpr (act == Activation::kRelu6) return !(v <= A(0) || v >= A(6));
+  return true;
+}
+
+// The gradient before the activation, where `v` came out of the normalization.
+template <Activation act, typename T>
+__device__ inline Sum<T> before(Sum<T> dy, Sum<T> v) {
+  using A = Sum<T>;
+  if constexpr (act == Activation::kSilu) {
+    const A s = A(1) / (A(1) + exp(-v));
+    return dy * (s * (A(1) + v * (A(1) - s)));
+  }
+  return passes<act>(wide(narrow<T>(v))) ? dy : A(0);
+}
+
+// ---- sums over the blocks -----------------------------------------------------------------------------
+
+constexpr int kFew = 8, kParts = 64;  // a block of what finishes: channels, and threads of each
+
+// The sum over `y` of `term(y)`, for the channel of a thread; the order is that of the sizes.
+template <typename A, typename Term>
+__device__ inline A over_blocks(int blocks, Term term) {
+  __shared__ A sums[kFew * kParts / 32][kFew];
+  A sum = 0;
+#pragma unroll 4
+  for (int y = threadIdx.x / kFew; y < blocks; y += kParts) sum += term(y);
+  for (int step = kFew; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (threadIdx.x % 32 < kFew) sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int warp = 0; warp < kFew * kParts / 32; ++warp) sum += sums[warp][threadIdx.x % kFew];
+  __syncthreads();
+  return sum;
+}
+
+// ---- launching ----------------------------------------------------------------------------------------
+
+template <int V>
+inline Shape shape_of(const RelayWgradNormCall& call, int sum_bytes) {
+  const int64_t columns = (call.channels + V - 1) / V;
+  // As wide as it goes with few threads idle.  Four threads read 64 bytes of a row.
+  int width = 32;
+  while (width > 4) {
+    const int64_t taken = (columns + width - 1) / width * width;
+    if (taken * 8 <= columns * 9) break;
+    width /= 2;
+  }
+  Shape shape{call.rows, call.channels, 0, width, 0, 0};
+  shape.chunks = (call.rows + shape.chunk_rows() - 1) / shape.chunk_rows();
+  shape.tiles = static_cast<int>((columns + width - 1) / width);
+  int64_t most = kNormBlocks * call.multiprocessors / shape.tiles;
+  const int64_t room = call.workspace_bytes / (2 * sum_bytes * call.channels);
+  most = most < room ? most : room;
+  most = most < 1 ? 1 : most > 65535 ? 65535 : most;
+  // All blocks take the same number of chunks, or one less.
+  const int64_t turns = (shape.chunks + most - 1) / most;
+  shape.blocks = static_cast<int>((shape.chunks + turns - 1) / turns);
+  return shape;
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, cudaStream_t stream,
+                   Arguments... arguments) {
+  int device = 0, major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+inline dim3 grid_of(const Shape& shape) {
+  return dim3(static_cast<unsigned>(shape.tiles), static_cast<unsigned>(shape.blocks));
+}
+
+inline dim3 few_grid(const Shape& shape) {
+  return dim3(static_cast<unsigned>((shape.channels + kFew - 1) / kFew));
+}
+
+// Whether accesses of 16 bytes fit.
+inline bool is_wide(int64_t channels, int vector, std::initializer_list<const void*> pointers) {
+  bool fits = channels % vector == 0;
+  for (const void* pointer : pointers) fits = fits && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+  return fits;
+}
+
+inline int finished(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();  // it is reported; the next call is not to see it
+  return -static_cast<int>(error);
+}
+
+}  // namespace

@@ -1,0 +1,233 @@
+// ---- calls ----------------------------------------------------------------------------------------------
+//
+// What comes from outside is checked here: types, devices, shapes.  Everything in State lives until the
+// process ends: at exit the driver may be gone first.
+
+namespace {
+
+using tvm::ffi::TensorView;
+
+enum class Element { kHalf, kBfloat16, kFloat, kDouble };
+
+// What a call is given, by name.  The first row has the tensors of rows and channels.
+struct Tensors {
+  const TensorView *x = nullptr, *dy = nullptr, *y = nullptr, *residual = nullptr, *dx = nullptr,
+                   *dresidual = nullptr;
+  const TensorView *gamma = nullptr, *beta = nullptr, *mean = nullptr, *rstd = nullptr,
+                   *running_mean = nullptr, *running_var = nullptr, *dgamma = nullptr,
+                   *dbeta = nullptr, *new_running_mean = nullptr, *new_running_var = nullptr;
+};
+
+using Slot = const TensorView* Tensors::*;
+
+inline const char* name_of(Slot slot) {
+  static const std::pair<Slot, const char*> kNames[] = {
+      {&Tensors::x, "x"}, {&Tensors::dy, "dy"}, {&Tensors::y, "y"},
+      {&Tensors::residual, "residual"}, {&Tensors::dx, "dx"}, {&Tensors::dresidual, "dresidual"},
+      {&Tensors::gamma, "gamma"}, {&Tensors::beta, "beta"}, {&Tensors::mean, "mean"},
+      {&Tensors::rstd, "rstd"}, {&Tensors::running_mean, "running_mean"},
+      {&Tensors::running_var, "running_var"}, {&Tensors::dgamma, "dgamma"},
+      {&Tensors::dbeta, "dbeta"}, {&Tensors::new_running_mean, "new_running_mean"},
+      {&Tensors::new_running_var, "new_running_var"}};
+  for (const auto& [known, name] : kNames) {
+    if (known == slot) return name;
+  }
+  return "";
+}
+
+inline bool has_rows(Slot slot) {
+  return slot == &Tensors::x || slot == &Tensors::dy || slot == &Tensors::y ||
+         slot == &Tensors::residual || slot == &Tensors::dx || slot == &Tensors::dresidual;
+}
+
+// What is known of a call when its code is generated; sizes come with the tensors.
+struct Norm {
+  const char* words;
+  RelayWgradNormKernel* kernel;
+  const char* name;  // the kernel's
+  Element element;
+  double epsilon, momentum;
+  bool unbiased;
+  std::vector<Slot> tensors;  // operands, then results
+};
+
+struct State {
+  std::mutex mutex;
+  std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Workspace>> workspaces;
+  std::map<int, int> multiprocessors;  // by device
+  std::set<const Norm*> called;
+
+  static State& get() {
+    static State* state = new State();
+    return *state;
+  }
+
+  Workspace& workspace(int device, cudaStream_t stream) {
+    std::lock_guard<std::mutex> lock(mutex);
+    std::unique_ptr<Workspace>& found = workspaces[{device, stream}];
+    if (!found) found = std::make_unique<Workspace>();
+    return *found;
+  }
+
+  int size(int device, const Norm& norm) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (called.insert(&norm).second && debug_level() >= 4) {
+      std::fprintf(stderr, "relay-wgrad: %s -> %s\n", norm.words, norm.name);
+    }
+    int& found = multiprocessors[device];
+    if (found == 0) {
+      check(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device),
+            "asking for the device's size");
+    }
+    return found;
+  }
+};
+
+inline char* pointer_of(const TensorView* t) {
+  return t == nullptr ? nullptr : static_cast<char*>(t->data_ptr()) + t->byte_offset();
+}
+
+inline void expect(const Norm& norm, const char* name, const TensorView& t, bool rows,
+                   const TensorView& like) {
+  const DLDataType d = t.dtype();
+  const bool doubles = norm.element == Element::kDouble;
+  const int bits = doubles ? 64 : !rows || norm.element == Element::kFloat ? 32 : 16;
+  const int code = rows && norm.element == Element::kBfloat16 ? kDLBfloat : kDLFloat;
+  if (d.code != code || d.bits != bits || d.lanes != 1) {
+    TVM_FFI_THROW(TypeError) << norm.words << ": " << name << " must be "
+                             << (code == kDLBfloat ? "bfloat" : "float") << bits << ", got "
+                             << (d.code == kDLBfloat ? "bfloat" : d.code == kDLFloat ? "float" : "code ")
+                             << int{d.bits};
+  }
+  if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
+    TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " is not on the CUDA device of x";
+  }
+  if (!t.IsContiguous()) TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " is not contiguous";
+  const int64_t channels = like.size(like.ndim() - 1);
+  if (!rows) {
+    if (t.ndim() != 1 || t.size(0) != channels) {
+      TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " must have one axis, of the "
+                                << channels << " channels of x, got " << t.ndim() << " axes and "
+                                << t.numel() << " elements";
+    }
+    return;
+  }
+  bool same = t.ndim() == like.ndim();
+  for (int i = 0; same && i < t.ndim(); ++i) same = t.size(i) == like.size(i);
+  if (!same) TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " has another shape than x";
+}
+
+inline void enqueue(const Norm& norm, RelayWgradNormCall& call, void* block, int64_t bytes,
+                    cudaStream_t stream) {
+  call.workspace = block;
+  call.workspace_bytes = bytes;
+  const int status = norm.kernel(call, stream);
+  if (status < 0) check(static_cast<cudaError_t>(-status), std::string("launching ") + norm.name);
+}
+
+inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace) {
+  const TensorView& x = *t.x;
+  if (x.ndim() < 2) {
+    TVM_FFI_THROW(ValueError) << norm.words << ": x must have at least 2 axes, got " << x.ndim();
+  }
+  for (Slot slot : norm.tensors) expect(norm, name_of(slot), *(t.*slot), has_rows(slot), x);
+  const int64_t channels = x.size(x.ndim() - 1);
+  if (x.numel() == 0) {
+    TVM_FFI_THROW(ValueError) << norm.words << ": x has no elements, so there are no statistics";
+  }
+  const bool backward = t.dy != nullptr;
+  const int device = x.device().device_id, sum_bytes = norm.element == Element::kDouble ? 8 : 4;
+  try {
+    OnDevice on(device);
+    cudaStream_t stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
+    RelayWgradNormCall call{};
+    call.rows = x.numel() / channels;
+    call.channels = channels;
+    call.epsilon = norm.epsilon;
+    call.momentum = norm.momentum;
+    call.unbiased = norm.unbiased;
+    call.multiprocessors = State::get().size(device, norm);
+    call.x = pointer_of(t.x);
+    call.dy = pointer_of(t.dy);
+    call.residual = pointer_of(t.residual);
+    call.gamma = pointer_of(t.gamma);
+    call.beta = pointer_of(t.beta);
+    call.running_mean = pointer_of(t.running_mean);
+    call.running_var = pointer_of(t.running_var);
+    call.out = pointer_of(backward ? t.dx : t.y);
+    call.dresidual = pointer_of(t.dresidual);
+    call.first = pointer_of(backward ? t.dgamma : t.mean);
+    call.second = pointer_of(backward ? t.dbeta : t.rstd);
+    call.new_mean = pointer_of(t.new_running_mean);
+    call.new_var = pointer_of(t.new_running_var);
+    if (backward) {
+      call.y = pointer_of(t.y);
+      call.mean = pointer_of(t.mean);
+      call.rstd = pointer_of(t.rstd);
+    }
+    const int64_t bytes = norm_workspace(channels, call.multiprocessors, sum_bytes);
+    if (workspace != nullptr) {
+      const int64_t given = workspace->numel() * (workspace->dtype().bits / 8);
+      if (workspace->device().device_type != kDLCUDA || workspace->device().device_id != device ||
+          !workspace->IsContiguous() || given < 2 * sum_bytes * channels ||
+          reinterpret_cast<uintptr_t>(pointer_of(workspace)) % 16 != 0) {
+        TVM_FFI_THROW(ValueError) << norm.words << ": the workspace must have "
+                                  << 2 * sum_bytes * channels << " bytes on the device of x, better "
+                                  << bytes << ", and lie at a multiple of 16; got " << given;
+      }
+      enqueue(norm, call, pointer_of(workspace), given, stream);
+      return;
+    }
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream, &capture), "asking whether the stream is captured");
+    if (capture != cudaStreamCaptureStatusNone) {
+      // The graph owns its memory: it may be replayed beside anything else on any stream.
+      void* block = nullptr;
+      check(cudaMallocAsync(&block, static_cast<size_t>(bytes), stream),
+            "allocating a workspace in a captured graph");
+      enqueue(norm, call, block, bytes, stream);
+      check(cudaFreeAsync(block, stream), "freeing a workspace in a captured graph");
+      return;
+    }
+    Workspace& space = State::get().workspace(device, stream);
+    std::lock_guard<std::mutex> lock(space.enqueuing);
+    void* block = space.at_least(bytes, bytes);
+    if (poisoning()) {
+      check(cudaMemsetAsync(block, 0xff, static_cast<size_t>(bytes), stream), "poisoning the workspace");
+    }
+    enqueue(norm, call, block, bytes, stream);
+  } catch (const Failure& failure) {
+    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << norm.words;
+  }
+}
+
+// TVM FFI's calling convention, read once and not in a template for each exported function.
+__attribute__((noinline)) int call(const Norm& norm, const TVMFFIAny* args, int32_t count) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  const size_t expected = norm.tensors.size(), given = static_cast<size_t>(count);
+  if (given != expected && given != expected + 1) {
+    TVM_FFI_THROW(TypeError) << norm.words << ": expected " << expected
+                             << " tensors, or one more as workspace, got " << count << " arguments";
+  }
+  const auto* arguments = reinterpret_cast<const tvm::ffi::AnyView*>(args);
+  std::vector<TensorView> views;
+  for (size_t i = 0; i < given; ++i) views.push_back(arguments[i].cast<TensorView>());
+  Tensors tensors;
+  for (size_t i = 0; i < expected; ++i) tensors.*norm.tensors[i] = &views[i];
+  run(norm, tensors, given > expected ? &views[expected] : nullptr);
+  TVM_FFI_SAFE_CALL_END();
+}
+
+// One line for each call that has run.
+inline tvm::ffi::String plans() {
+  std::lock_guard<std::mutex> lock(State::get().mutex);
+  std::set<std::string> lines;
+  for (const Norm* norm : State::get().called) {
+    lines.insert(std::string(norm->words) + "\t" + norm->name + "\t0\t0\n");
+  }
+  std::string out;
+  for (const std::string& line : lines) out += line;
+  return tvm::ffi::String(out);
+}
+
+}  // namespace

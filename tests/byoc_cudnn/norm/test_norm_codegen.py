@@ -1,0 +1,126 @@
+"""The code of normalizations: what is taken, what is generated, what the loaded library checks."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+
+from byoc_cudnn.building import nvcc
+from byoc_cudnn.building.compiled import library_command
+from byoc_cudnn.building.toolchain import find
+from byoc_cudnn.norm import (
+    ACTIVATIONS,
+    NormCall,
+    check,
+    generate,
+    inputs,
+    kernels_of,
+    workspace_bytes,
+)
+from byoc_cudnn.norm.codegen import _template, kernel_of, kernel_source
+from byoc_cudnn.norm.objects import missing
+
+FORWARD = NormCall("f", "forward", "bfloat16", "relu", running=True)
+BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (replace(FORWARD, dtype="int8"), "dtype 'int8'; there are 'float16', 'bfloat16', "),
+        (replace(FORWARD, layout="NCHW"), "layout 'NCHW'; there are 'NHWC'"),
+        (replace(FORWARD, activation="gelu"), "activation 'gelu'; there are '', 'relu', 'relu6', "),
+        (replace(FORWARD, direction="sideways"), "direction 'sideways'; there are 'forward', "),
+        (replace(BACKWARD, activation="silu"), "silu's gradient is not told by what is stored"),
+        (replace(BACKWARD, running=True), "running statistics are updated forward"),
+        (replace(FORWARD, symbol="f(); g"), "symbol 'f(); g' is no identifier"),
+        (replace(FORWARD, epsilon=float("nan")), "epsilon nan and momentum 0.1: not finite"),
+    ],
+)
+def test_refusals(call: NormCall, reason: str) -> None:
+    assert check(call).reason.startswith(reason)
+    with pytest.raises(ValueError, match=r"^.*: "):
+        generate([call], 90)
+
+
+def test_operands_and_results() -> None:
+    assert FORWARD.operands == ("x", "gamma", "beta", "running_mean", "running_var")
+    assert FORWARD.results == ("y", "mean", "rstd", "new_running_mean", "new_running_var")
+    assert BACKWARD.operands == ("dy", "x", "gamma", "beta", "mean", "rstd", "y")
+    assert BACKWARD.results == ("dx", "dgamma", "dbeta", "dresidual")
+    plain = replace(BACKWARD, activation="")  # the residual's gradient is dy
+    assert (plain.operands[-1], plain.results[-1]) == ("rstd", "dbeta")
+    assert kernel_of(plain) == kernel_of(replace(plain, residual=False))
+
+
+def test_a_kernel_serves_all_calls_of_its_kind() -> None:
+    calls = [FORWARD, replace(FORWARD, symbol="g", epsilon=1e-3), replace(FORWARD, symbol="h")]
+    source = generate(calls, 90)
+    assert kernels_of(source) == [(90, "relay_wgrad_norm_forward_bfloat16_relu")]
+    assert source.count('{"batch_norm forward bfloat16 relu running"') == 2  # rows: two epsilons
+    assert "__tvm_ffi_h(" in source
+    assert kernels_of("int main() {}") == []
+
+
+@pytest.mark.parametrize("name", ["relay_wgrad_norm_forward_int8_relu", "main(){}"])
+def test_no_other_kernel_has_a_source(name: str) -> None:
+    with pytest.raises(ValueError, match="is no kernel of a normalization"):
+        kernel_source(name)
+
+
+def test_the_workspace_is_that_of_the_kernels() -> None:
+    """Python plans it, C++ uses it: one formula, told twice."""
+    text = _template("norm_call.h")
+    assert "RW_NORM_BLOCKS 4\n" in text
+    assert "kNormChannels = 256;" in text
+    assert workspace_bytes(64, "float16") == 2 * 4 * 256 * 4 * 256
+    assert workspace_bytes(1 << 20, "float64") == 2 * 8 * (1 << 20)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    found = find()
+    if text := missing(found):
+        pytest.skip(text)
+    folder = tmp_path_factory.mktemp("norm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELAY_WGRAD_CACHE", str(folder / "cache"))
+        source = generate([FORWARD, replace(FORWARD, symbol="wide", dtype="float64")], 90)
+        source += "// no kernel is there\n"
+        objects = inputs(source)
+        patch.setattr(nvcc, "_run", None)  # the second time none is built
+        assert inputs(source) == objects
+    path = folder / "norms.cc"
+    path.write_text(source, encoding="utf-8")
+    command = library_command(path, folder / "norms.so", inputs=objects)
+    subprocess.run(command, check=True)
+    return tvm_ffi.load_module(str(folder / "norms.so"))
+
+
+def test_a_library_checks_its_calls(library: Any) -> None:
+    rows, vector = (tvm_ffi.from_dlpack(np.zeros(s, "float64")) for s in ((2, 8), (8,)))
+    with pytest.raises(TypeError, match=r"running: expected 10 tensors, or one more as workspace"):
+        library["f"](rows, vector)
+    operands = [rows, *[vector] * 4, rows, *[vector] * 4]
+    with pytest.raises(TypeError, match="float64 relu running: x must be float64, got float32"):
+        library["wide"](tvm_ffi.from_dlpack(np.zeros((2, 8), "float32")), *operands[1:])
+    with pytest.raises(ValueError, match="x is not on the CUDA device"):
+        library["wide"](*operands)
+    with pytest.raises(ValueError, match="x must have at least 2 axes, got 1"):
+        library["wide"](vector, *operands[1:])
+    assert str(library["relay_wgrad_norm_plans"]()) == ""
+
+
+def test_every_call_that_is_taken_has_a_kernel() -> None:
+    for direction in ("forward", "backward"):
+        for dtype in ("float16", "bfloat16", "float32", "float64"):
+            for activation in ACTIVATIONS:
+                for residual in (False, True):
+                    call = NormCall("f", direction, dtype, activation, residual)
+                    if check(call):
+                        assert f"{direction}<" in kernel_source(kernel_of(call))
