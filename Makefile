@@ -13,7 +13,7 @@ TORCH_ARGS = $(shell $(PYTHON) -c "import urllib.request as u; u.urlopen('$(TORC
 # process may use.  The tests' oracle, PyTorch, uses the same number.
 export OMP_NUM_THREADS ?= $(shell nproc)
 
-.PHONY: demo test test-all fuzz lint types unit test-gpu memcheck bench clean help
+.PHONY: demo test test-all coverage fuzz lint types unit test-gpu memcheck bench clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,11 +28,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train ResNet-50 on the CPU, show and check every convolution
 	$(BIN)/python -m relay_wgrad train resnet50 --layout NHWC
 
-test: lint types unit  ## what needs no GPU, in ten minutes
+test: lint types unit  ## lint, types and the tests of each day, without a GPU
 
-test-all: lint types  ## every test, planted faults, a wheel in an empty environment
-	$(MAKE) unit SELECT="not gpu"
+test-all: lint types coverage  ## before a release: every test without a GPU, coverage, planted faults
 	$(BIN)/python -m tests.planted
+
+coverage: export COVERAGE_CORE = $(shell $(PYTHON) -c "import sys; print('sysmon' if sys.version_info >= (3, 12) else 'ctrace')")
+coverage:  ## every test without a GPU, and the lines that none of them runs
+	$(MAKE) unit SELECT="not gpu" REPORT="--cov --cov-report=term-missing:skip-covered"
 
 lint: $(STAMP)  ## ruff
 	$(BIN)/ruff check .
@@ -45,8 +48,8 @@ types: $(STAMP)  ## mypy --strict
 unit: export OMP_WAIT_POLICY := passive
 unit: export TVM_THREAD_POOL_SPIN_COUNT := 0
 unit: SELECT ?= not gpu and not longer
-unit: $(STAMP)  ## pytest
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m '$(SELECT)'
+unit: $(STAMP)  ## the tests of each day alone
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m '$(SELECT)' $(REPORT)
 
 FUZZ_MINUTES ?= 10
 
@@ -63,5 +66,5 @@ memcheck:  ## where a GPU is: a small set of offloaded convolutions under comput
 bench: $(STAMP)  ## the CPU kernels against PyTorch
 	$(BIN)/python -m benchmarks.cpu --quick
 
-clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+clean:  ## remove what these targets have made
+	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -138,7 +138,17 @@ def upstream_rule(op_name: str, key: str) -> Any:
 def _legalization(definition: OpDef, upstream: Any) -> Callable[..., Any]:
     assert definition.legalizer is not None
     module, _, name = definition.legalizer.partition(":")
-    return getattr(import_module(module), name)(definition, upstream)
+    try:
+        loaded = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in (module, module.partition(".")[0]):
+            raise
+        raise ImportError(
+            f"{error}: if another distribution's package of that name hides this one's,"
+            " `python -m relay_wgrad env` says where it is",
+            name=error.name,
+        ) from error
+    return getattr(loaded, name)(definition, upstream)
 
 
 def _install(definition: OpDef) -> None:

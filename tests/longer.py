@@ -51,5 +51,6 @@ LONGER = {
     "tests/fuzz/test_fuzz_share.py::test_share[10]": MORE,
     "tests/fuzz/test_fuzz_share.py::test_share[15]": MORE,
     "tests/fuzz/test_fuzz_share.py::test_share[20]": MORE,
+    "tests/test_wheel.py": "builds, and installs all dependencies anew",
     f"{CUTLASS}/test_cutlass_codegen.py::test_both_libraries_in_one": MORE,
 }

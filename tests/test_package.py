@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import json
 import re
+import runpy
 import subprocess
 import sys
 from fnmatch import fnmatch
 from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import relay_wgrad
 from relay_wgrad.inspection import environment as env
 
 ROOT = Path(__file__).parent.parent
-DATA = dict(
-    re.findall(
-        r"^(\w+) = \[(.*)\]$",
-        (ROOT / "pyproject.toml").read_text().split("[tool.setuptools.package-data]")[1],
-        re.MULTILINE,
-    )
-)
+toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+PYPROJECT: dict[str, Any] = toml.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+DATA = PYPROJECT["tool"]["setuptools"]["package-data"]
+SETUP = runpy.run_path(str(ROOT / "setup.py"))
 
 
 @pytest.mark.parametrize("package", ["relay_wgrad", "legalize", "byoc_cudnn"])
 def test_every_file_is_shipped(package: str) -> None:
-    patterns = re.findall(r'"([^"]+)"', DATA[package])
+    patterns = DATA[package]
     folder = ROOT / package
     files = [p.relative_to(folder) for p in folder.rglob("*") if p.is_file()]
     others = [str(p) for p in files if p.suffix not in (".py", ".pyc")]
@@ -64,9 +70,99 @@ def test_env_tells_of_a_package_that_hides_ours(
     assert env.shadowed()[0][1].startswith(f"not this package's: {tmp_path / 'legalize'}")
 
 
+def test_register_tells_of_a_package_that_hides_ours(tmp_path: Path) -> None:
+    """Another distribution's `legalize`, first on the path."""
+    (tmp_path / "legalize").mkdir()
+    (tmp_path / "legalize" / "__init__.py").touch()
+    code = (
+        "import sys\n"
+        # An editable installation's finder knows modules by name; a user's has none.
+        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
+        f"sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
+        "import relay_wgrad\n"
+        "relay_wgrad.register()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.strip().split("\n")[-1]
+    assert last.startswith("ImportError: No module named 'legalize.rules'")
+    assert "`python -m relay_wgrad env` says where it is" in last
+
+
 def test_console_script() -> None:
-    scripts = (ROOT / "pyproject.toml").read_text().split("[project.scripts]")[1]
-    assert scripts.split("\n")[1] == 'relay-wgrad = "relay_wgrad.cli:main"'
+    assert PROJECT["scripts"] == {"relay-wgrad": "relay_wgrad.cli:main"}
     from relay_wgrad.cli import main
 
     assert callable(main)
+
+
+def needed(wanted: Requirement) -> list[Requirement]:
+    """What a distribution with its extras requires here; of one that is not installed, nothing."""
+    if wanted.name == "relay-wgrad":
+        lines = [*PROJECT["dependencies"]]
+        for extra in wanted.extras:
+            lines += PROJECT["optional-dependencies"][extra]
+        return [Requirement(line) for line in lines]
+    try:
+        found = [Requirement(line) for line in requires(wanted.name) or ()]
+    except PackageNotFoundError:
+        return []
+    names = ("", *wanted.extras)
+    return [r for r in found if not r.marker or any(r.marker.evaluate({"extra": e}) for e in names)]
+
+
+def test_constraints_pin_all_that_is_tested() -> None:
+    """What `make` installs, and what is there of an extra for CUDA."""
+    extras = re.search(r"--editable '\.(\[[\w,]+)\]'", (ROOT / "Makefile").read_text())
+    assert extras
+    todo = [Requirement(f"relay-wgrad{extras[1]},cutlass]")]
+    seen: dict[str, Requirement] = {}
+    while todo:
+        wanted = todo.pop()
+        if str(wanted) not in seen:
+            seen[str(wanted)] = wanted
+            todo += needed(wanted)
+    text = (ROOT / "constraints.txt").read_text()
+    pinned = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==\S+$", text, re.M)}
+    wants = {canonicalize_name(wanted.name) for wanted in seen.values()} - {"relay-wgrad"}
+    assert "numpy" in wants
+    assert not wants - pinned
+
+
+def test_the_notebooks_extra_is_what_they_import() -> None:
+    """Beside the package's own requirements; tests and PyTorch are said in notebooks/README.md."""
+    imported = set()
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text())["cells"]
+        code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.partition(".")[0])
+    ours = {"relay_wgrad", "legalize", "byoc_cudnn", "tests", "torch"}
+    brought = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm", "sklearn": "scikit-learn"}
+    lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["notebooks"]]
+    offered = {Requirement(line).name for line in lines}
+    others = imported - ours - set(sys.stdlib_module_names)
+    assert {brought.get(name, name) for name in others} <= offered
+
+
+def test_a_package_index_shows_no_link_that_leads_nowhere() -> None:
+    readme = (ROOT / "README.md").read_text()
+    relative = re.compile(r"\]\((?!https?:)[\w./#-]+\)")
+    assert relative.search(readme)
+    shown, linked = (SETUP["on_an_index"](readme, home) for home in ("", "https://host/us/wgrad"))
+    for text in (shown, linked):
+        assert not relative.search(text)
+        assert 'vm["main_adjoint"](tvm.runtime.tensor(x)' in text
+    assert "![" not in shown
+    assert "(docs/relay.md)" in shown
+    assert "[docs/relay.md](https://host/us/wgrad/blob/main/docs/relay.md)" in linked
+    assert "(https://host/us/wgrad/raw/main/docs/inspect.png)" in linked
+
+
+def test_urls_of_the_project_are_given_once_it_has_a_home() -> None:
+    assert SETUP["urls"]("") == {}
+    assert all(url.startswith("https://h/p") for url in SETUP["urls"]("https://h/p").values())
+    assert set(PROJECT["dynamic"]) == {"readme", "urls"}

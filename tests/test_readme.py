@@ -64,6 +64,17 @@ def test_commands_exist(command: str) -> None:
         assert option in done.stdout
 
 
+def test_every_target_is_explained() -> None:
+    """`make help` lists what has a comment; README or CONTRIBUTING names it, or it is a part."""
+    listed = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    parts = {"lint", "types", "unit", "bench", "clean", "help"}
+    named = {word for command in commands() for word in command.split() if "make" in command}
+    assert {*listed} - parts <= named
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony
+    assert {*phony[1].split()} - {"help"} == {*listed}
+
+
 def test_install_names_every_extra() -> None:
     """Those that users want; the package is not on an index, so they install from a checkout."""
     project = (ROOT / "pyproject.toml").read_text()
