@@ -13,7 +13,8 @@ from tvm_ffi import libinfo
 
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 
-from ..backends.base import Backend, no_inputs
+from .. import norm
+from ..backends.base import Inputs, no_inputs
 from ..codegen.external import register
 from ..table import BACKENDS
 from .toolchain import Toolchain, find, preload
@@ -65,8 +66,7 @@ class Library:
         """
         if self._runnable is None:
             return []
-        modules = _all(self._runnable)
-        names = [backend.plans for backend in BACKENDS.values()]
+        modules, names = _all(self._runnable), _owners()
         texts = [str(m[name]()) for m in modules for name in names if m.implements_function(name)]
         # One library can be there as two modules.
         return list(dict.fromkeys(line for text in texts for line in text.splitlines()))
@@ -76,10 +76,10 @@ class Library:
         if not sources:
             return {}
         found = find() if toolchain is None else toolchain
-        inputs = [str(p) for backend, text in sources for p in backend.inputs(text, found, None)]
+        linked = [str(p) for inputs, text in sources for p in inputs(text, found, None)]
         preload(found)
         program, *flags = found.compiler
-        return {"options": [*flags, *found.options, *inputs], "cc": program}
+        return {"options": [*flags, *found.options, *linked], "cc": program}
 
 
 def build(
@@ -132,14 +132,19 @@ def _all(module: Any) -> list[Any]:
     return found
 
 
-def _sources(module: Any) -> list[tuple[Backend, str]]:
+def _owners() -> dict[str, Inputs]:
+    """By the function of a generated source that tells its plans: what it is linked with."""
+    return {b.plans: b.inputs for b in BACKENDS.values()} | {norm.PLANS: norm.inputs}
+
+
+def _sources(module: Any) -> list[tuple[Inputs, str]]:
     """The generated C++ among a module and its imports; TVM has C sources of its own."""
     return [
-        (backend, str(m.inspect_source()))
+        (inputs, str(m.inspect_source()))
         for m in _all(module)
         if str(m.kind) == "c"
-        for backend in BACKENDS.values()
-        if m.implements_function(backend.plans)
+        for plans, inputs in _owners().items()
+        if m.implements_function(plans)
     ]
 
 
@@ -159,8 +164,8 @@ def library_command(
     found = find() if toolchain is None else toolchain
     if inputs is None:
         text = source.read_text(encoding="utf-8")
-        owner = next((b for b in BACKENDS.values() if f"({b.plans}," in text), None)
-        inputs = no_inputs(text, found, None) if owner is None else owner.inputs(text, found, None)
+        owners = (needs for plans, needs in _owners().items() if f"({plans}," in text)
+        inputs = next(owners, no_inputs)(text, found, None)
     ffi = Path(libinfo.find_libtvm_ffi())
     return [
         *found.compiler, *found.compile_options, "-shared", str(source), *map(str, inputs),

@@ -95,9 +95,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
         objects = inputs(source)
         patch.setattr(nvcc, "_run", None)  # the second time none is built
         assert inputs(source) == objects
-    path = folder / "norms.cc"
-    path.write_text(source, encoding="utf-8")
-    command = library_command(path, folder / "norms.so", inputs=objects)
+        path = folder / "norms.cc"
+        path.write_text(source, encoding="utf-8")
+        command = library_command(path, folder / "norms.so")
+    assert {str(p) for p in objects} <= set(command)
     subprocess.run(command, check=True)
     return tvm_ffi.load_module(str(folder / "norms.so"))
 
