@@ -25,7 +25,7 @@ import relay_wgrad
 from relay_wgrad import output, relay
 from relay_wgrad.relay import transform
 from tests.fixtures.relay.inputs import HERE, load
-from tests.relay_wgrad.relay.test_infer import stripped
+from tests.support.relay.untyped import stripped
 
 TOLERANCE = 1e-4
 # Gradients of a softmax's sum, which is constant: zero but for rounding, on both sides.

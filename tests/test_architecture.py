@@ -14,6 +14,7 @@ from relay_wgrad.ops import ALL, FAMILY
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("relay_wgrad", "legalize", "byoc_cudnn")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # What a package may import when it is imported itself (the standard library aside).
 BASE = {"tvm", "tvm_ffi", "numpy", "ml_dtypes", "relay_wgrad"}
@@ -135,6 +136,36 @@ def test_allowed_circles_are_there() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 420
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+# Folders of tests that mirror no package.
+ASIDE = {"support", "fuzz", "gpu", "golden", "fixtures"}
+
+
+def test_tests_mirror_the_packages() -> None:
+    """A folder of tests is named as what it tests, and holds tests alone."""
+    for path in TESTS:
+        room = path.parent.relative_to(ROOT / "tests")
+        if room.parts and room.parts[0] not in ASIDE:
+            assert (ROOT / room).is_dir(), f"{path.relative_to(ROOT)}: there is no {room}"
+            alone = path.name.startswith("test_") or path.name in ("__init__.py", "conftest.py")
+            assert alone, f"{path.relative_to(ROOT)}: what tests share is in tests/support"
+
+
+def test_no_test_is_imported() -> None:
+    for path in [*TESTS, *(ROOT / "benchmarks").rglob("*.py")]:
+        found = [name for name, _ in imports(path) if name.split(".")[-1].startswith("test_")]
+        assert not found, f"{path.relative_to(ROOT)} imports {found}: move that to tests/support"
+
+
+def test_files_of_tests_are_short() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in TESTS}
+    assert not {name: count for name, count in lines.items() if count > 420}
+
+
+# ---- operators, the map --------------------------------------------------------------------------
 
 
 def test_every_op_has_every_rule_or_a_reason() -> None:

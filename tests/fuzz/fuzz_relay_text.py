@@ -94,9 +94,8 @@ def _one_input(data: bytes) -> None:
 
 def _corpus(folder: Path) -> None:
     """The small fixtures, and bodies that the tests read."""
-    from tests.relay_wgrad.relay.text.test_text_round_trip import BODIES
     from tests.support.relay.malformed import MALFORMED, REFUSED
-    from tests.support.relay.texts import main
+    from tests.support.relay.texts import BODIES, main
 
     texts = [path.read_text(encoding="utf-8") for path in sorted(FIXTURES.glob("*.relay"))]
     texts += [main(body) for body in BODIES]

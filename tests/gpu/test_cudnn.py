@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from tests.support.problems import (
     torch_reference,
 )
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered", "poisoned_workspaces")]
 
 SEED = 21
 RANDOM = 320  # problems of each kind
@@ -49,12 +48,6 @@ OPTIONS: dict[str, tuple[dict[str, Any], bool, int, tuple[str, ...]]] = {
     "benchmark": ({"benchmark": True}, True, 40, DTYPES),
     "no workspace": ({"workspace_limit": 0}, True, 60, DTYPES),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _poison() -> None:
-    # Read once by each generated library, at its first call.
-    os.environ["RELAY_WGRAD_POISON"] = "1"
 
 
 @pytest.fixture(autouse=True)

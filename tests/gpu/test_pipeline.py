@@ -13,8 +13,7 @@ from tvm import relax, tirx
 
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.transform import grad
-from tests.legalize import test_extrema as extrema
-from tests.relay_wgrad.pipeline import test_ieee as ieee
+from tests.support import extrema, ieee
 from tests.support.gpu.runner import choose_compiler
 from tests.support.partition_cases import module
 

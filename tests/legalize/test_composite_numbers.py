@@ -13,6 +13,7 @@ import relay_wgrad
 from legalize.composite import Composite, composite
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.gradient_calls import (
+    NAMED,
     gradient_call,
     module,
     ops,
@@ -40,35 +41,6 @@ def check_numbers(p: ConvProblem, seed: int = 0) -> None:
 
 
 # ---- numbers -------------------------------------------------------------------------------------
-
-NAMED = {
-    "plain": "n=2 c=4 h=7 w=9 k=6 r=3 s=3 pad=1,1,1,1",
-    "one image": "n=1 c=4 h=7 w=9 k=6 r=3 s=3 pad=1,1,1,1",
-    "one of everything": "n=1 c=1 h=1 w=1 k=1 r=1 s=1",
-    "pointwise": "n=3 c=5 h=6 w=5 k=7 r=1 s=1",
-    "pointwise stride 2": "n=2 c=5 h=6 w=7 k=4 r=1 s=1 stride=2,2",
-    "padding beyond the kernel": "n=2 c=3 h=5 w=4 k=2 r=1 s=2 pad=1,2,2,3",
-    "groups 2": "n=3 c=6 h=7 w=6 k=4 r=3 s=2 pad=1,0,1,1 groups=2",
-    "groups 2, one filter each": "n=3 c=6 h=7 w=6 k=2 r=3 s=2 pad=1,0,1,1 groups=2",
-    "groups 4": "n=2 c=8 h=9 w=8 k=12 r=3 s=3 stride=2,1 pad=1,1,1,1 groups=4",
-    "depthwise": "n=2 c=5 h=7 w=6 k=5 r=3 s=3 pad=1,1,1,1 groups=5",
-    "depthwise, multiplier 3": "n=2 c=4 h=7 w=6 k=12 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=4",
-    "stride 2, crop": "n=2 c=3 h=8 w=10 k=4 r=3 s=3 stride=2,2 pad=1,1,1,1",
-    "stride 3, crop": "n=2 c=3 h=12 w=10 k=4 r=2 s=3 stride=3,3",
-    "stride 3, crop, groups": "n=2 c=4 h=12 w=10 k=6 r=2 s=3 stride=3,3 groups=2",
-    "dilation 2": "n=2 c=3 h=9 w=11 k=4 r=3 s=2 pad=2,1,1,0 dil=2,2",
-    "dilation 3, stride 2, groups": "n=2 c=4 h=13 w=12 k=4 r=2 s=3 stride=2,2 dil=3,2 groups=2",
-    "asymmetric padding": "n=2 c=3 h=6 w=7 k=4 r=3 s=4 pad=0,1,2,3",
-    "NHWC/OHWI": "n=2 c=4 h=7 w=6 k=6 r=3 s=2 stride=2,1 groups=2 layout=NHWC/OHWI/NHWC",
-    "NHWC/HWIO": "n=2 c=4 h=7 w=6 k=6 r=3 s=2 stride=2,1 pad=1,0,1,0 layout=NHWC/HWIO/NHWC",
-    "three layouts": "n=2 c=4 h=7 w=6 k=6 r=3 s=2 dil=1,2 groups=2 layout=CHWN/WIOH/HNCW",
-    "f16": "n=2 c=4 h=8 w=7 k=6 r=3 s=3 pad=1,1,1,1 groups=2 dtype=f16/f16/f16",
-    "f64": "n=2 c=4 h=8 w=7 k=6 r=3 s=3 pad=1,1,1,1 groups=2 dtype=f64/f64/f64",
-    "f32 from f16": "n=2 c=4 h=8 w=7 k=6 r=3 s=3 stride=2,2 dtype=f16/f32/f16",
-    "f16 from f32": "n=2 c=4 h=8 w=7 k=6 r=3 s=3 stride=2,2 dtype=f32/f16/f32",
-    "all different": "n=2 c=4 h=8 w=7 k=6 r=3 s=3 dtype=f64/f32/f16 layout=NHWC/HWIO/NCHW",
-    "bf16": "n=2 c=4 h=8 w=7 k=6 r=3 s=3 pad=1,1,1,1 groups=2 dtype=bf16/bf16/bf16",
-}
 
 
 @pytest.mark.parametrize("kind", ["wgrad", "dgrad"])

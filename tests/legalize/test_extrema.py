@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
-from tvm.script import relax as R
 
 from relay_wgrad.pipeline.cpu import cpu_pipeline
+from tests.support.extrema import ROWS, WHOLE, wrong
 
 pytestmark = pytest.mark.usefixtures("registered")
 
-INF, NAN = np.inf, np.nan
-ROWS = np.array(
-    [
-        [INF] * 4, [-INF] * 4, [NAN] * 4, [1, NAN, INF, 3], [-INF, 2, -3, -INF], [-NAN, 0, 1, 2],
-        [-0.0, 0.0, -0.0, 0.0], [-1, -5, -2, -1], [5, 5, 7, 7], [0, -INF, NAN, NAN],
-    ]
-)  # fmt: skip
-WHOLE = {
-    "uint8": [[0] * 4, [255] * 4, [0, 3, 3, 1]], "int8": [[-128] * 4, [127] * 4, [1, -1, 1, -1]],
-    "int32": [[-(2**31)] * 4, [2**31 - 1] * 4, [3, 4, 4, -9]],
-    "bool": [[0] * 4, [1] * 4, [0, 1, 1, 0]],
-}  # fmt: skip
 DTYPES = ("float16", "bfloat16", "float32", "float64", *WHOLE)
 
 
@@ -37,24 +22,3 @@ def test_special_values(dtype: str, pipeline: str) -> None:
     rows = rows.astype(getattr(ml_dtypes, dtype, dtype))
     passes = cpu_pipeline() if pipeline == "ours" else "default"
     assert not wrong(rows, dtype, "llvm", passes, tvm.cpu())
-
-
-def wrong(rows: Any, dtype: str, target: Any, pipeline: Any, device: Any) -> list[Any]:
-    """The reductions that are not NumPy's, with both."""
-    x = relax.Var("x", relax.TensorType(rows.shape, dtype))
-    names = [(name, axis) for name in ("max", "min", "argmax", "argmin") for axis in (1, 0, None)]
-    bb = relax.BlockBuilder()
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            outs = [bb.emit(getattr(R, name)(x, axis)) for name, axis in names]
-            result = bb.emit_output(relax.Tuple(outs))
-        bb.emit_func_output(result)
-    built = tvm.compile(bb.get(), target=target, relax_pipeline=pipeline)
-    got = relax.VirtualMachine(built, device)["main"](tvm.runtime.tensor(rows, device))
-    wide = rows.astype("float64") if dtype not in WHOLE else rows
-    found = []
-    for (name, axis), value in zip(names, got, strict=True):
-        have, want = value.numpy().astype("float64"), getattr(np, name)(wide, axis)
-        if not np.array_equal(have, want.astype("float64"), equal_nan=True):
-            found.append((name, axis, have, want))
-    return found

@@ -213,3 +213,9 @@ CASES: dict[str, tuple[Body, Shapes]] = {
 def case(name: str, order: int = 1) -> tvm.IRModule:
     body, shapes = CASES[name]
     return gradient(shapes, body, order)
+
+
+def together(*mods: tvm.IRModule) -> tvm.IRModule:
+    """Functions `f0`, `f1`, … of one module, so that they are compiled at once."""
+    named = {f"f{i}": m["main"].with_attr("global_symbol", f"f{i}") for i, m in enumerate(mods)}
+    return tvm.IRModule({k: relax.utils.copy_with_new_vars(f) for k, f in named.items()})

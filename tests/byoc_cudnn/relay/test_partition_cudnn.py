@@ -22,8 +22,8 @@ from relay_wgrad import relay
 from relay_wgrad.keys import RELAY_OPTIONS
 from relay_wgrad.relay import external
 from relay_wgrad.relay.op.contrib import get_pattern_table, unregister_pattern_table
-from tests.relay_wgrad.relay.transform.test_partition_passes import FAST, close, module, outputs
 from tests.support.relay.fixtures import load
+from tests.support.relay.modules import FAST, close, of_body, outputs
 
 pytestmark = pytest.mark.usefixtures("registered", "clean")
 
@@ -131,7 +131,7 @@ ROWS: list[tuple[str, list[str]]] = [
 @pytest.mark.parametrize("index", range(len(ROWS)))
 def test_rows(index: int) -> None:
     body, rows = ROWS[index]
-    mod = module(body, PARAMS)
+    mod = of_body(body, PARAMS)
     out, report = byoc_cudnn.partition(mod)
     assert sorted(e.row for e in report.entries) == sorted(rows)
     found = [
@@ -149,7 +149,7 @@ def test_rows(index: int) -> None:
 
 
 def test_options_and_fuse() -> None:
-    mod = module(f"nn.relu(nn.bias_add({CONV}, %b))", PARAMS)
+    mod = of_body(f"nn.relu(nn.bias_add({CONV}, %b))", PARAMS)
     out = byoc_cudnn.partition_for_cudnn(mod, allow_tf32=False, fuse=False)
     (function,) = functions_of(out).values()
     assert function.attrs[RELAY_OPTIONS] == '{"allow_tf32": false}'
@@ -164,7 +164,7 @@ def test_options_and_fuse() -> None:
 
 
 def test_params_become_constants() -> None:
-    mod = module(f"nn.relu(nn.bias_add({CONV}, %b))", PARAMS)
+    mod = of_body(f"nn.relu(nn.bias_add({CONV}, %b))", PARAMS)
     weights = {"w": np.ones((16, 8, 3, 3), "f"), "b": np.ones(16, "f")}
     out = byoc_cudnn.partition_for_cudnn(mod, weights)
     assert [p.name for p in out["main"].params] == ["x"]
@@ -177,7 +177,7 @@ def test_params_become_constants() -> None:
 
 def test_what_stays_has_a_reason() -> None:
     double = PARAMS.replace("float32", "float64")
-    mod = module(f"nn.bias_add({CONV}, %b)", double)
+    mod = of_body(f"nn.bias_add({CONV}, %b)", double)
     out, report = byoc_cudnn.partition(mod)
     assert list(out.functions) == ["main"]
     (entry,) = report.left
@@ -200,7 +200,7 @@ def test_a_table_of_the_rows() -> None:
 def test_a_function_that_is_not_taken_after_all() -> None:
     """By hand: what the rows refuse is TVM's, with a warning."""
     double = PARAMS.replace("float32", "float64")
-    mod = module(CONV, double)
+    mod = of_body(CONV, double)
     out = relay.transform.MergeComposite(
         [("cudnn.mine", relay.dataflow_pattern.is_op("nn.conv2d")(None))]
     )(mod)
@@ -215,7 +215,7 @@ def test_a_function_that_is_not_taken_after_all() -> None:
 def test_two_compilers_for_one_library() -> None:
     byoc_cudnn.register_relay()
     external.register_external("other", ("cuda",), lambda *_: pytest.fail("not built"))
-    mod = module(CONV, PARAMS)
+    mod = of_body(CONV, PARAMS)
     functions = {
         name: relay.Function((), relay.const(1.0)).with_attr("Compiler", name)
         for name in ("cudnn", "other")
@@ -277,7 +277,7 @@ def test_the_table_is_of_the_users_program() -> None:
 
 
 def test_functions_that_nothing_calls_are_reported() -> None:
-    out = byoc_cudnn.partition_for_cudnn(module(CONV, PARAMS))
+    out = byoc_cudnn.partition_for_cudnn(of_body(CONV, PARAMS))
     (name,) = functions_of(out)
     alone = relay.IRModule({name: out.functions[name]})
     (entry,) = byoc_cudnn.partition(alone)[1].entries

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from legalize.cpu.direct.product import as_product
 from legalize.cpu.machine import machine, usable_cores
 from legalize.cpu.words import axes, memory
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.cpu_kernels import TARGET, error_of, run
 from tests.support.problems import (
     poisoned,
     random_operands,
@@ -30,8 +30,6 @@ from tests.support.problems import (
     tolerance,
     torch_reference,
 )
-
-TARGET = cpu.host_target()
 
 # Everything after the kind; each line is run for fprop, dgrad and wgrad.
 EDGES = """
@@ -90,19 +88,6 @@ CASES = [
     for line in EDGES.strip().splitlines()
     for kind in ConvKind
 ]
-
-
-def run(problem: ConvProblem, target: Target = TARGET) -> float:
-    """Relative error of the kernel."""
-    return error_of(problem, tvm.compile(cpu.prim_func(problem, target), target=target)["main"])
-
-
-def error_of(problem: ConvProblem, kernel: Callable[..., Any]) -> float:
-    """Relative error of a compiled kernel."""
-    a, b = random_operands(problem, np.random.default_rng(0))
-    out = tvm.runtime.tensor(poisoned(problem))
-    kernel(tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
-    return relative_error(out.numpy(), torch_reference(problem, a, b))
 
 
 @pytest.mark.parametrize("problem", CASES, ids=str)

@@ -15,7 +15,7 @@ from legalize.cpu.wgrad import packed as wgrad_packed
 from legalize.cpu.wgrad.shares import Shares, Work, best_shares
 from legalize.cpu.words import memory
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.legalize.cpu.test_cpu_kernels import error_of, run
+from tests.support.cpu_kernels import error_of, run
 from tests.support.problems import random_operands, random_problem, tolerance
 
 HOST = cpu.host_target()

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import pytest
 
-from relay_wgrad.cli.main import COMMANDS, main
+from relay_wgrad.cli.main import COMMANDS
 from relay_wgrad.frontend import BUNDLED
 from tests.support.training_models import residual_net
 
@@ -26,20 +26,6 @@ def run(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-W", "error", "-m", "relay_wgrad", *args],
         capture_output=True, text=True, check=False, cwd=cwd, env=env,
     )  # fmt: skip
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], registered: None) -> Any:
-    """Runs a command in this process: (exit code, standard output, standard error)."""
-
-    def call(*args: str) -> tuple[int, str, str]:
-        try:
-            code = main(args)
-        except SystemExit as left:  # argparse's way out
-            code = int(left.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def test_help_and_version(call: Any) -> None:

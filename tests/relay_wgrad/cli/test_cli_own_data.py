@@ -10,10 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.relay_wgrad.cli import test_cli
 from tests.support.training_models import residual_net
-
-call = test_cli.call  # the fixture
 
 
 def test_open_sizes(tmp_path: Path, call: Any) -> None:

@@ -17,8 +17,17 @@ from relay_wgrad import opdef
 from relay_wgrad.layout_rules.stock import ADDED
 from relay_wgrad.ops import ALL
 from relay_wgrad.transform import count_reasons, layout_changes
-from tests.relay_wgrad.transform.layout.test_convert_layout import together
-from tests.support.layout_cases import assert_close, calls, case, module, nn, op, run, values_for
+from tests.support.layout_cases import (
+    assert_close,
+    calls,
+    case,
+    module,
+    nn,
+    op,
+    run,
+    together,
+    values_for,
+)
 
 CHANNELS_LAST = {
     "relax.nn.conv2d": ["NHWC", "OHWI"],

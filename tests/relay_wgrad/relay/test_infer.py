@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -12,40 +10,13 @@ from relay_wgrad.relay import ast
 from relay_wgrad.relay.equal import structural_equal
 from relay_wgrad.relay.infer import infer_expr, infer_module
 from relay_wgrad.relay.make import call
-from relay_wgrad.relay.rewrite import rewrite
 from relay_wgrad.relay.text import astext, fromtext
 from relay_wgrad.relay.types import ANY, FuncType, TensorType, TupleType
 from tests.support.relay.texts import HEADER, call_chain, fixture_text, fixture_texts, let_chain
+from tests.support.relay.untyped import stripped
 from tests.support.timing import seconds
 
 VECTOR = "Tensor[(3), float32]"
-
-
-def stripped(mod: ast.IRModule, annotations: bool = False) -> ast.IRModule:
-    """Without what inference tells; on request without the types that lets state, too."""
-    params = {p for f in mod.functions.values() for p in f.params}
-    params |= {
-        p
-        for f in mod.functions.values()
-        for n in ast.post_order(f)
-        if isinstance(n, ast.Function)
-        for p in n.params
-    }
-
-    def change(old: ast.Expr, node: ast.Expr) -> ast.Expr:
-        # Constants keep their place in the metadata.
-        if isinstance(node, (ast.Op, ast.GlobalVar, ast.Constant)):
-            return node
-        changes = {"checked_type": None}
-        if isinstance(node, ast.Function):
-            changes["ret_type"] = None
-        if isinstance(node, ast.Var) and annotations and old not in params:
-            changes["type_annotation"] = None
-        return replace(node, **changes)
-
-    new: dict[ast.Expr, ast.Expr] = {}
-    functions = {k: rewrite(f, change, new) for k, f in mod.functions.items()}
-    return ast.IRModule(functions, mod.attrs, mod.metadata)
 
 
 @pytest.mark.parametrize("annotations", [False, True])

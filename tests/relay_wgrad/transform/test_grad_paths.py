@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 import tvm_ffi
 from tvm import relax
 
 from relay_wgrad.ir import op_name
 from relay_wgrad.transform import grad
+from tests.support.grad_modules import Emit, module
 from tests.support.onnx.models import call
 
 pytestmark = pytest.mark.usefixtures("registered")
 
 op = relax.op
 stop = op.grad.no_grad
-TYPE = relax.TensorType((2, 3), "float64")
 X, W = (np.random.default_rng(seed).standard_normal((2, 3)) for seed in (1, 2))
-
-Emit = Callable[[Any], Any]
-
-
-def module(build: Callable[[Emit, Any, Any], Any]) -> tvm.IRModule:
-    """sum(build(emit, x·w, w)) of x and w."""
-    x, w = relax.Var("x", TYPE), relax.Var("w", TYPE)
-    bb = relax.BlockBuilder()
-    with bb.function("main", [x, w]):
-        with bb.dataflow():
-            result = build(bb.emit, bb.emit(op.multiply(x, w)), w)
-            out = bb.emit_output(op.sum(result))
-        bb.emit_func_output(out)
-    return bb.get()
 
 
 def counted(emit: Emit, y: Any, w: Any) -> Any:

@@ -11,7 +11,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 
 from relay_wgrad.transform import grad
-from tests.relay_wgrad.transform.test_grad_paths import module
+from tests.support.grad_modules import module
 
 pytestmark = pytest.mark.usefixtures("registered")
 

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import tvm_ffi
 
+from byoc_cudnn.backends.cutlass import check as cutlass
 from byoc_cudnn.backends.cutlass.codegen import generate
+from byoc_cudnn.backends.cutlass.objects import find_cutlass
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
 from tests.support.gpu.cudnn_runner import (
@@ -24,6 +27,8 @@ from tests.support.gpu.cudnn_runner import (
 from tests.support.problems import random_operands, relative_error, torch_reference
 
 region_of = Region.of
+SEED = 31
+F16 = "layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
 
 
 def load(regions: Iterable[Region], folder: Path) -> Any:
@@ -70,3 +75,14 @@ def wrong_ones(regions: list[Region], folder: Path, seed: int) -> list[str]:
             found.append(f"{line}: two runs differ")
     print(f"\n{len(regions)} problems, worst {worst:.2f} of its tolerance", *found, sep="\n")
     return found
+
+
+def needs_hopper() -> None:
+    found = find_cutlass()
+    if found is None or not found.has_builders:
+        pytest.skip("needs the headers of nvidia-cutlass, or CUTLASS_HOME")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of sm_90")
+
+
+EPILOGUES = [(kind, e) for kind, names in cutlass.EPILOGUES.items() for e in names if e]

@@ -1,8 +1,7 @@
-"""ConvertLayout: Relay's own conversions, what follows a convolution, hooks, scopes, errors."""
+"""ConvertLayout: Relay's own conversions, what follows a convolution, scopes, errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +15,24 @@ from relay_wgrad.relay.layout_rules.rules import MAKERS, RULES
 from relay_wgrad.relay.ops import REGISTRY
 from relay_wgrad.relay.text import astext, fromtext
 from tests.fixtures.relay.inputs import load
-from tests.relay_wgrad.relay.transform.test_transform import outputs
 from tests.support.relay.evaluate import evaluate
+from tests.support.relay.layout_bodies import (
+    NEW,
+    OLD,
+    X,
+    back,
+    equal,
+    flat,
+    module,
+    unchanged_numbers,
+)
 from tests.support.relay.layout_fixtures import ALL, CONV, Conversion, conversions, count, table
-from tests.support.relay.texts import HEADER, fixture_text
+from tests.support.relay.modules import outputs
+from tests.support.relay.texts import fixture_text
 from tests.support.timing import seconds
 
 DOC = Path(__file__).parents[4] / "docs" / "relay_layouts.md"
 START, END = "<!-- table -->\n", "<!-- end of table -->\n"
-PARAMS = """%x: Tensor[(2, 4, 6, 8), float32], %w: Tensor[(4, 4, 3, 3), float32],
-  %c: Tensor[(4, 1, 1), float32], %b: Tensor[(4), float32]"""
-X = "Tensor[(2, 4, 6, 8), float32]"
-# A convolution, and what it is in NHWC.
-OLD = "nn.conv2d(%x, %w, padding=[1, 1, 1, 1])"
-IN = 'layout_transform(%x, src_layout="NCHW", dst_layout="NHWC")'
-FILTERS = 'layout_transform(%w, src_layout="OIHW", dst_layout="OHWI")'
-NEW = f'nn.conv2d({IN}, {FILTERS}, padding=[1, 1, 1, 1], data_layout="NHWC", kernel_layout="OHWI")'
-
-
-def back(node: str) -> str:
-    return f'layout_transform({node}, src_layout="NHWC", dst_layout="NCHW")'
-
-
-def module(body: str) -> relay.IRModule:
-    return T.InferType()(fromtext(f"{HEADER}def @main({PARAMS}) {{ {body} }}"))
-
-
-def equal(got: relay.IRModule, body: str) -> bool:
-    return bool(relay.structural_equal(got, module(body)))
-
-
-def unchanged_numbers(before: relay.IRModule, after: relay.IRModule) -> None:
-    rng = np.random.default_rng(1)
-    inputs = {
-        p.name: rng.integers(1, 5, p.type_annotation.shape).astype("float32")
-        for p in before["main"].params
-    }
-    got, want = (evaluate(mod["main"], inputs) for mod in (after, before))
-    for ours, theirs in zip(_flat(got), _flat(want), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-def _flat(value: Any) -> list[Any]:
-    return [x for v in value for x in _flat(v)] if isinstance(value, tuple) else [value]
 
 
 # ---- Relay's own ---------------------------------------------------------------------------------
@@ -114,13 +88,13 @@ def test_the_gradient_of_a_residual_network() -> None:
     mod = T.FirstOrderGradient()(T.InferType()(relay.IRModule.from_expr(function)))
     rng = np.random.default_rng(0)
     inputs = {p.name: rng.random(p.type_annotation.shape) for p in mod["main"].params}
-    want = _flat(evaluate(mod["main"], inputs))
+    want = flat(evaluate(mod["main"], inputs))
     # The first normalization has scale=False, so one gradient is zero.
     assert sorted(np.abs(w).max() for w in want)[1] > 1e-4
     for before in (mod, T.ToGraphNormalForm()(mod)):
         after = T.ConvertLayout(ALL)(before)
         assert count(after, "layout_transform") == 20
-        for ours, theirs in zip(_flat(evaluate(after["main"], inputs)), want, strict=True):
+        for ours, theirs in zip(flat(evaluate(after["main"], inputs)), want, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
@@ -283,84 +257,6 @@ def test_an_explicit_out_layout_stays() -> None:
     got = T.ConvertLayout(CONV)(mod)
     assert got["main"].body.attrs.out_layout == "NCHW"
     unchanged_numbers(mod, got)
-
-
-# ---- hooks ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hook() -> Iterator[Callable[[str, Any], None]]:
-    names: list[str] = []
-
-    def register(name: str, function: Any) -> None:
-        names.append(name)
-        relay.op.register_convert_op_layout(name, function)
-
-    yield register
-    for name in names:
-        relay.op.get(name).reset_attr("FTVMConvertOpLayout")
-
-
-def test_a_users_conversion(hook: Callable[[str, Any], None]) -> None:
-    """As Relay's own are written: attributes as a dict, the builder, desired layouts of its own."""
-    seen = []
-
-    def convert(attrs: Any, inputs: Any, tinfos: Any, desired: Any) -> Any:
-        seen.append((attrs.padding, [tuple(t.shape) for t in tinfos], desired))
-        assert inputs[0].checked_type.shape == (2, 4, 6, 8)
-        new = dict(attrs)
-        new["data_layout"], new["kernel_layout"] = "NHWC", desired[0]
-        return relay.nn.conv2d(*inputs, **new)
-
-    hook("nn.conv2d", convert)
-    mod = module(f"nn.relu({OLD})")
-    got = T.ConvertLayout({"nn.conv2d": ["OHWI"]})(mod)
-    assert equal(got, back(f"nn.relu({NEW})")), astext(got)
-    assert seen == [((1, 1, 1, 1), [(2, 4, 6, 8), (4, 4, 3, 3)], ["OHWI"])]
-
-
-def test_a_conversion_that_leaves_a_call(hook: Callable[[str, Any], None]) -> None:
-    hook("nn.conv2d", lambda attrs, inputs, tinfos, desired: None)
-    mod = module(f"nn.relu({OLD})")
-    assert relay.structural_equal(T.ConvertLayout({"nn.conv2d": []})(mod), mod)
-
-
-def test_a_conversion_to_other_operators(hook: Callable[[str, Any], None]) -> None:
-    """Of an operator whose attributes name no layout: its operands and result have the old one."""
-
-    def convert(attrs: Any, inputs: Any, tinfos: Any, desired: Any) -> Any:
-        moved = relay.layout_transform(inputs[0], "NCHW", desired[0])
-        return relay.layout_transform(relay.tanh(moved), desired[0], "NCHW")
-
-    hook("tanh", convert)
-    mod = module(f"tanh({OLD})")
-    got = T.ConvertLayout({**CONV, "tanh": ["NHWC"]})(mod)
-    body = got["main"].body
-    assert body.args[0].op == relay.Op("tanh")
-    unchanged_numbers(mod, got)
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda x: 3, r"tanh: the registered layout conversion must be .*expression, got 3"),
-        (lambda x: relay.sum(x), r"tanh: .*conversion must give .*\(2, 4, 6, 8\).*got float32"),
-        (lambda x: relay.nn.bias_add(x, x), r"tanh: the registered layout conversion: nn.bias_add"),
-    ],
-)
-def test_wrong_conversions(hook: Callable[[str, Any], None], made: Any, message: str) -> None:
-    hook("tanh", lambda attrs, inputs, tinfos, desired: made(inputs[0]))
-    with pytest.raises((TypeError, ValueError), match=message):
-        T.ConvertLayout({"tanh": []})(module("tanh(%x)"))
-
-
-def test_a_conversion_to_letters_that_an_operator_has_not(hook: Callable[[str, Any], None]) -> None:
-    def convert(attrs: Any, inputs: Any, tinfos: Any, desired: Any) -> Any:
-        return relay.nn.conv2d(*inputs, **{**attrs, "data_layout": "NABC"})
-
-    hook("nn.conv2d", convert)
-    with pytest.raises(ValueError, match=r"nn\.conv2d: .*can't make 'NABC' of 'NCHW' \(.*:\d+:"):
-        T.ConvertLayout({"nn.conv2d": []})(module(OLD))
 
 
 # ---- errors --------------------------------------------------------------------------------------

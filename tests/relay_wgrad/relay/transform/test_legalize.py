@@ -15,10 +15,10 @@ from relay_wgrad.problem import out_size
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.text import astext, fromtext
 from tests.fixtures.relay.inputs import load
-from tests.relay_wgrad.relay.transform.test_transform import VECTOR, equal, main, module, outputs
 from tests.support.relay.evaluate import evaluate
 from tests.support.relay.fixtures import fixture_names
 from tests.support.relay.layout_fixtures import count
+from tests.support.relay.modules import VECTOR, equal, of_vectors, outputs, typed
 from tests.support.relay.texts import call_chain, fixture_text
 
 LEGALIZED = fixture_names("wgrad_*_legalized")
@@ -168,7 +168,7 @@ def test_a_users_form(register: Callable[..., None]) -> None:
     register("nn.relu", form)
     before = "let %a = nn.relu(nn.relu(%x)); add(%a, nn.leaky_relu(%y))"
     after = "let %a = maximum(maximum(%x, 0f), 0f); add(%a, nn.leaky_relu(%y))"
-    assert equal(T.Legalize()(module(main(before))), main(after))
+    assert equal(T.Legalize()(typed(of_vectors(before))), of_vectors(after))
     tensor = relay.TensorType((3,), "float32")
     # The second one's operand is the first one's new form, with its type.
     assert seen == [({}, [VECTOR] * 2, tensor)] * 2
@@ -177,36 +177,38 @@ def test_a_users_form(register: Callable[..., None]) -> None:
 def test_the_attributes_are_complete(register: Callable[..., None]) -> None:
     register("nn.leaky_relu", lambda attrs, inputs, types: relay.multiply(
         inputs[0], relay.const(attrs.alpha + attrs["alpha"], "float32")))  # fmt: skip
-    assert equal(T.Legalize()(module(main("nn.leaky_relu(%x)"))), main("multiply(%x, 0.5f)"))
+    assert equal(
+        T.Legalize()(typed(of_vectors("nn.leaky_relu(%x)"))), of_vectors("multiply(%x, 0.5f)")
+    )
 
 
 def test_none_leaves_a_call_and_a_form_is_not_legalized_again(register: Any) -> None:
     register("exp", lambda attrs, inputs, types: None)
     register("log", lambda attrs, inputs, types: relay.log(relay.copy(inputs[0])))
-    got = T.Legalize()(module(main("exp(log(%x))")))
-    assert equal(got, main("exp(log(copy(%x)))"))
+    got = T.Legalize()(typed(of_vectors("exp(log(%x))")))
+    assert equal(got, of_vectors("exp(log(copy(%x)))"))
 
 
 def test_a_form_may_be_an_operand_and_take_operands_apart(register: Callable[..., None]) -> None:
     register("negative", lambda attrs, inputs, types: inputs[0].args[0])
     register("copy", lambda attrs, inputs, types: inputs[0])
-    assert equal(T.Legalize()(module(main("negative(copy(exp(%x)))"))), main("%x"))
+    assert equal(T.Legalize()(typed(of_vectors("negative(copy(exp(%x)))"))), of_vectors("%x"))
 
 
 def test_functions_within_and_kernels(register: Callable[..., None]) -> None:
     register("exp", lambda attrs, inputs, types: relay.log(inputs[0]))
     text = "let %f = fn (%p: {0}{1}) {{ {2}(%p) }}; %f({3}(%x))"
     for attrs, name in (("", "log"), (", Primitive=1", "exp"), (', Compiler="mine"', "exp")):
-        got = T.Legalize()(module(main(text.format(VECTOR, attrs, "exp", "exp"))))
-        assert equal(got, main(text.format(VECTOR, attrs, name, "log")))
+        got = T.Legalize()(typed(of_vectors(text.format(VECTOR, attrs, "exp", "exp"))))
+        assert equal(got, of_vectors(text.format(VECTOR, attrs, name, "log")))
 
 
 def test_another_attribute() -> None:
     op = relay.op.get("exp")
     op.set_attr("MyLegalize", lambda attrs, inputs, types: relay.log(inputs[0]))
     try:
-        mod = module(main("exp(%x)"))
-        assert equal(T.Legalize("MyLegalize")(mod), main("log(%x)"))
+        mod = typed(of_vectors("exp(%x)"))
+        assert equal(T.Legalize("MyLegalize")(mod), of_vectors("log(%x)"))
         assert relay.structural_equal(T.Legalize()(mod), mod)
         assert relay.structural_equal(T.Legalize("Nobodys")(weight_gradient(1)), weight_gradient(1))
     finally:
@@ -235,7 +237,7 @@ def test_the_packages_own_comes_back(register: Callable[..., None]) -> None:
 def test_wrong_forms(register: Any, form: Any, error: type[Exception], message: str) -> None:
     register("exp", lambda attrs, inputs, types: form(inputs[0]))
     with pytest.raises(error, match=message):
-        T.Legalize()(module(main("exp(%x)")))
+        T.Legalize()(typed(of_vectors("exp(%x)")))
 
 
 def test_info_and_depth() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 
 from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
@@ -20,18 +19,15 @@ from relay_wgrad.relay.op.contrib import (
 )
 from tests.support.relay.cutlass_table import cutlass_table
 from tests.support.relay.fixtures import load
-from tests.support.relay.texts import HEADER, fixture_text
+from tests.support.relay.modules import close, of_body, outputs
+from tests.support.relay.texts import fixture_text
 from tests.support.timing import seconds
 
 _ = wildcard
-FAST = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 V = "Tensor[(4), float32]"
+PARAMS = f"%x: {V}, %y: {V}"
 CONVS = ("nn.conv2d", "nn.conv2d_transpose", "nn.conv2d_backward_weight")
 ALONE = [(f"mine.{op}", is_op(op)(_(), _())) for op in CONVS]
-
-
-def module(body: str, params: str = f"%x: {V}, %y: {V}") -> relay.IRModule:
-    return T.InferType()(relay.fromtext(f"{HEADER}def @main({params}) {{ {body} }}"))
 
 
 def equal(a: relay.IRModule, b: relay.IRModule) -> bool:
@@ -45,20 +41,6 @@ def partitioned(mod: relay.IRModule, table: Any, compiler: str, **options: Any) 
         T.PartitionGraph(**options),
     ]
     return T.Sequential(passes)(mod)
-
-
-def outputs(mod: relay.IRModule, inputs: dict[str, Any]) -> list[np.ndarray]:
-    executor = relay.graph_executor.GraphModule(relay.build(mod, FAST)["default"](tvm.cpu()))
-    executor.run(**inputs)
-    return [executor.get_output(i).numpy() for i in range(executor.get_num_outputs())]
-
-
-def close(got: list[np.ndarray], want: list[np.ndarray]) -> bool:
-    """Within 1e-4 of the norm, or both zero but for rounding."""
-    return len(got) == len(want) and all(
-        np.linalg.norm(g - w) <= max(1e-4 * np.linalg.norm(w), 5e-6)
-        for g, w in zip(got, want, strict=True)
-    )
 
 
 # ---- against Relay --------------------------------------------------------------------------
@@ -123,7 +105,7 @@ def test_larger_rows_come_first_and_checks_decide() -> None:
         ("mine.sum_exp", is_op("exp")(add)),
         ("mine.sum", add, lambda c: c.args[0] != c.args[1]),
     ]
-    out = T.MergeComposite(table)(module("(exp(add(%x, %y)), add(%x, %y), add(%x, %x))"))
+    out = T.MergeComposite(table)(of_body("(exp(add(%x, %y)), add(%x, %y), add(%x, %x))", PARAMS))
     calls = out["main"].body.fields
     assert [c.op.attrs["Composite"] for c in calls[:2]] == ["mine.sum_exp", "mine.sum"]
     assert calls[2].op.name == "add"
@@ -160,7 +142,7 @@ def test_annotate(takes: Any) -> None:
     def _add(call: Any) -> bool:
         return bool(call.args[0].checked_type.shape == (4,))
 
-    mod = module("add(exp(%x), log(%y))")
+    mod = of_body("add(exp(%x), log(%y))", PARAMS)
     out = T.AnnotateTarget(["a", "b"])(mod)
     assert marks(out["main"]) == [
         "begin a", "end a", "begin b", "begin default", "end default", "begin b", "end b",
@@ -176,7 +158,7 @@ def test_annotate(takes: Any) -> None:
 def test_tuples(takes: Any, non_calls: bool) -> None:
     """A tuple belongs to its fields' compiler, or to none."""
     takes("a", "exp", "concatenate")
-    mod = module("sum(concatenate((exp(%x), exp(%y))))")
+    mod = of_body("sum(concatenate((exp(%x), exp(%y))))", PARAMS)
     annotated = T.AnnotateTarget("a", non_calls)(mod)
     merged = T.PartitionGraph()(T.MergeCompilerRegions()(annotated))
     functions = [f for f in merged.functions.values() if "Compiler" in f.attrs]
@@ -216,7 +198,7 @@ MERGED: list[tuple[str, list[list[str]]]] = [
 def test_merged_regions(takes: Any, index: int) -> None:
     body, wanted = MERGED[index]
     takes("a", "exp", "tanh", "add", "split")
-    mod = module(body)
+    mod = of_body(body, PARAMS)
     annotated = T.AnnotateTarget("a")(mod)
     out = T.PartitionGraph()(T.MergeCompilerRegions()(annotated))
     found = [
@@ -325,7 +307,7 @@ def test_misuse() -> None:
         relay.op.register_op_attr("exq", "target.a", lambda call: True)
     relay.op.register_op_attr("exp", "target.a", True)
     with pytest.raises(TypeError, match=r"target\.a of exp must be a function of a call, got True"):
-        T.AnnotateTarget("a")(module("exp(%x)"))
+        T.AnnotateTarget("a")(of_body("exp(%x)", PARAMS))
     relay.op.get("exp").reset_attr("target.a")
 
 

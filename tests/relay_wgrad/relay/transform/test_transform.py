@@ -13,22 +13,8 @@ from hypothesis import strategies as st
 from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.text import astext, fromtext
-from tests.support.relay.texts import HEADER, call_chain, fixture_text
-
-VECTOR = "Tensor[(3), float32]"
-
-
-def module(text: str) -> relay.IRModule:
-    return T.InferType()(fromtext(HEADER + text))
-
-
-def equal(a: relay.IRModule, text: str) -> bool:
-    return bool(relay.structural_equal(a, module(text)))
-
-
-def main(body: str) -> str:
-    return f"def @main(%x: {VECTOR}, %y: {VECTOR}) {{ {body} }}"
-
+from tests.support.relay.modules import VECTOR, equal, of_vectors, outputs, typed
+from tests.support.relay.texts import call_chain, fixture_text
 
 # (pass, before, after)
 CASES: list[tuple[T.Pass, str, str]] = [
@@ -109,9 +95,9 @@ CASES: list[tuple[T.Pass, str, str]] = [
 @pytest.mark.usefixtures("registered")
 def test_what_a_pass_makes(index: int) -> None:
     pass_, before, after = CASES[index]
-    got = pass_(module(main(before)))
-    assert equal(got, main(after)), astext(got)
-    assert equal(pass_(got), main(after)), "not idempotent"
+    got = pass_(typed(of_vectors(before)))
+    assert equal(got, of_vectors(after)), astext(got)
+    assert equal(pass_(got), of_vectors(after)), "not idempotent"
 
 
 def test_relays_own_normal_form() -> None:
@@ -158,23 +144,18 @@ def test_normal_forms_of_any_graph(data: st.DataObject) -> None:
 
 
 def test_a_let_that_two_branches_share() -> None:
-    text = main("%0 = (let %a = exp(%x); add(%a, %a)); if (True) { %0 } else { negative(%0) }")
-    normal = T.ToANormalForm()(module(text))
+    text = of_vectors(
+        "%0 = (let %a = exp(%x); add(%a, %a)); if (True) { %0 } else { negative(%0) }"
+    )
+    normal = T.ToANormalForm()(typed(text))
     assert relay.structural_equal(fromtext(astext(normal)), normal)
     assert equal(
         normal,
-        main(
+        of_vectors(
             "let %t = True; let %r = if (%t) { let %a = exp(%x); let %b = add(%a, %a); %b } else"
             " { let %c = exp(%x); let %d = add(%c, %c); let %e = negative(%d); %e }; %r"
         ),
     )
-
-
-def outputs(mod: relay.IRModule, inputs: dict[str, Any]) -> list[np.ndarray]:
-    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-    executor = relay.graph_executor.GraphModule(relay.build(mod, target)["default"](tvm.cpu()))
-    executor.run(**inputs)
-    return [executor.get_output(i).numpy() for i in range(executor.get_num_outputs())]
 
 
 NORMS = """def @main(%x: Tensor[(2, 4, 3, 3), float32], %g: Tensor[(4), float32],
@@ -194,7 +175,7 @@ def test_simple_operators_give_the_same_numbers() -> None:
     rng = np.random.default_rng(0)
     inputs = {n: (rng.random(4) + 0.5).astype("float32") for n in "gbmv"}
     inputs["x"] = rng.standard_normal((2, 4, 3, 3)).astype("float32")
-    mod = module(NORMS)
+    mod = typed(NORMS)
     simple = T.SimplifyInference()(mod)
     names = {
         n.op.name
@@ -229,11 +210,11 @@ def test_kernels_are_left_alone() -> None:
       %0(%x)
     }}"""
     for pass_ in (T.FoldConstant(), T.EliminateCommonSubexpr()):
-        assert equal(pass_(module(text)), text)
-    normal = T.ToANormalForm()(module(text))
+        assert equal(pass_(typed(text)), text)
+    normal = T.ToANormalForm()(typed(text))
     bound = normal["main"].body
     assert isinstance(bound, relay.Let)
-    assert relay.structural_equal(bound.value, module(text)["main"].body.op)
+    assert relay.structural_equal(bound.value, typed(text)["main"].body.op)
 
 
 def test_unused_functions() -> None:
@@ -241,7 +222,7 @@ def test_unused_functions() -> None:
     def @b(%x: {VECTOR}) {{ @c(%x) }}
     def @main(%x: {VECTOR}) {{ @b(%x) }}
     def @other(%x: {VECTOR}) {{ @c(%x) }}"""
-    mod = module(text)
+    mod = typed(text)
     assert list(T.RemoveUnusedFunctions()(mod).functions) == ["c", "b", "main"]
     assert list(T.RemoveUnusedFunctions(["other"])(mod).functions) == ["c", "other"]
     with pytest.raises(ValueError, match=r"no function @none; there are c, b, main, other"):
@@ -265,7 +246,7 @@ def test_levels_and_names() -> None:
 
     one, two, three = (passing(name, i + 1) for i, name in enumerate(("one", "two", "three")))
     seq = T.Sequential([one, T.Sequential([two]), three])
-    mod = module(main("%x"))
+    mod = typed(of_vectors("%x"))
     for context, expected in (
         (T.PassContext(opt_level=2), ["one", "two"]),
         (T.PassContext(opt_level=3), ["one", "two", "three"]),
@@ -290,8 +271,8 @@ def test_function_passes() -> None:
     def twice(function: relay.Function, mod: relay.IRModule, context: object) -> relay.Function:
         return relay.Function(function.params, function.body + function.body)
 
-    got = twice(module(main("exp(%x)")))
-    assert equal(got, main("%0 = exp(%x); add(%0, %0)"))
+    got = twice(typed(of_vectors("exp(%x)")))
+    assert equal(got, of_vectors("%0 = exp(%x); add(%0, %0)"))
     assert got["main"].body.checked_type == relay.TensorType((3,), "float32")
 
     @T.function_pass(opt_level=1, name="Replace")
@@ -306,22 +287,22 @@ def test_function_passes() -> None:
 
     replace = Replace("log")
     assert replace.info.name == "Replace"
-    assert equal(replace(module(main("%x"))), main("log(%x)"))
+    assert equal(replace(typed(of_vectors("%x"))), of_vectors("log(%x)"))
 
 
 def test_misuse_of_passes() -> None:
     with pytest.raises(TypeError, match="InferType: expected a Relay IRModule, got Function"):
-        T.InferType()(module(main("%x"))["main"])
+        T.InferType()(typed(of_vectors("%x"))["main"])
     with pytest.raises(TypeError, match="expected Relay passes, got <function"):
         T.Sequential([T.InferType])
     with pytest.raises(ValueError, match="a pass needs an opt_level"):
         T.module_pass(lambda mod, ctx: mod)
     wrong = T.module_pass(lambda mod, ctx: None, opt_level=0, name="Wrong")
     with pytest.raises(TypeError, match="Wrong: a pass must give a Relay IRModule, got NoneType"):
-        wrong(module(main("%x")))
+        wrong(typed(of_vectors("%x")))
     wrong = T.function_pass(lambda f, mod, ctx: f.body, opt_level=0, name="Wrong")
     with pytest.raises(TypeError, match="must give a function for @main, got Var"):
-        wrong(module(main("%x")))
+        wrong(typed(of_vectors("%x")))
 
 
 def test_depth_costs_no_stack() -> None:

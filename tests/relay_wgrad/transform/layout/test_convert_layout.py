@@ -32,6 +32,7 @@ from tests.support.layout_cases import (
     nn,
     op,
     run,
+    together,
     values_for,
 )
 
@@ -46,12 +47,6 @@ def _registered() -> Any:
 
 def reasons(before: tvm.IRModule, after: tvm.IRModule) -> dict[str, int]:
     return dict(count_reasons(layout_changes(after["main"], before["main"])))
-
-
-def together(*mods: tvm.IRModule) -> tvm.IRModule:
-    """Functions `f0`, `f1`, … of one module, so that they are compiled at once."""
-    named = {f"f{i}": m["main"].with_attr("global_symbol", f"f{i}") for i, m in enumerate(mods)}
-    return tvm.IRModule({k: relax.utils.copy_with_new_vars(f) for k, f in named.items()})
 
 
 def all_in(mod: tvm.IRModule, layout: str) -> bool:

@@ -17,8 +17,7 @@ from relay_wgrad import relay
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import RaiseConvBackward, raise_conv_backward
-from tests.legalize.test_composite_numbers import NAMED
-from tests.support.gradient_calls import problem_module
+from tests.support.gradient_calls import NAMED, problem_module
 from tests.support.problems import random_problem, relative_error
 from tests.support.raise_cases import (
     bindings,

@@ -1,0 +1,96 @@
+"""ConvertLayout: users' own conversions of an operator, right and wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from relay_wgrad import relay
+from relay_wgrad.relay import transform as T
+from relay_wgrad.relay.text import astext
+from tests.support.relay.layout_bodies import (
+    NEW,
+    OLD,
+    back,
+    equal,
+    module,
+    unchanged_numbers,
+)
+from tests.support.relay.layout_fixtures import CONV
+
+
+@pytest.fixture
+def hook() -> Iterator[Callable[[str, Any], None]]:
+    names: list[str] = []
+
+    def register(name: str, function: Any) -> None:
+        names.append(name)
+        relay.op.register_convert_op_layout(name, function)
+
+    yield register
+    for name in names:
+        relay.op.get(name).reset_attr("FTVMConvertOpLayout")
+
+
+def test_a_users_conversion(hook: Callable[[str, Any], None]) -> None:
+    """As Relay's own are written: attributes as a dict, the builder, desired layouts of its own."""
+    seen = []
+
+    def convert(attrs: Any, inputs: Any, tinfos: Any, desired: Any) -> Any:
+        seen.append((attrs.padding, [tuple(t.shape) for t in tinfos], desired))
+        assert inputs[0].checked_type.shape == (2, 4, 6, 8)
+        new = dict(attrs)
+        new["data_layout"], new["kernel_layout"] = "NHWC", desired[0]
+        return relay.nn.conv2d(*inputs, **new)
+
+    hook("nn.conv2d", convert)
+    mod = module(f"nn.relu({OLD})")
+    got = T.ConvertLayout({"nn.conv2d": ["OHWI"]})(mod)
+    assert equal(got, back(f"nn.relu({NEW})")), astext(got)
+    assert seen == [((1, 1, 1, 1), [(2, 4, 6, 8), (4, 4, 3, 3)], ["OHWI"])]
+
+
+def test_a_conversion_that_leaves_a_call(hook: Callable[[str, Any], None]) -> None:
+    hook("nn.conv2d", lambda attrs, inputs, tinfos, desired: None)
+    mod = module(f"nn.relu({OLD})")
+    assert relay.structural_equal(T.ConvertLayout({"nn.conv2d": []})(mod), mod)
+
+
+def test_a_conversion_to_other_operators(hook: Callable[[str, Any], None]) -> None:
+    """Of an operator whose attributes name no layout: its operands and result have the old one."""
+
+    def convert(attrs: Any, inputs: Any, tinfos: Any, desired: Any) -> Any:
+        moved = relay.layout_transform(inputs[0], "NCHW", desired[0])
+        return relay.layout_transform(relay.tanh(moved), desired[0], "NCHW")
+
+    hook("tanh", convert)
+    mod = module(f"tanh({OLD})")
+    got = T.ConvertLayout({**CONV, "tanh": ["NHWC"]})(mod)
+    body = got["main"].body
+    assert body.args[0].op == relay.Op("tanh")
+    unchanged_numbers(mod, got)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda x: 3, r"tanh: the registered layout conversion must be .*expression, got 3"),
+        (lambda x: relay.sum(x), r"tanh: .*conversion must give .*\(2, 4, 6, 8\).*got float32"),
+        (lambda x: relay.nn.bias_add(x, x), r"tanh: the registered layout conversion: nn.bias_add"),
+    ],
+)
+def test_wrong_conversions(hook: Callable[[str, Any], None], made: Any, message: str) -> None:
+    hook("tanh", lambda attrs, inputs, tinfos, desired: made(inputs[0]))
+    with pytest.raises((TypeError, ValueError), match=message):
+        T.ConvertLayout({"tanh": []})(module("tanh(%x)"))
+
+
+def test_a_conversion_to_letters_that_an_operator_has_not(hook: Callable[[str, Any], None]) -> None:
+    def convert(attrs: Any, inputs: Any, tinfos: Any, desired: Any) -> Any:
+        return relay.nn.conv2d(*inputs, **{**attrs, "data_layout": "NABC"})
+
+    hook("nn.conv2d", convert)
+    with pytest.raises(ValueError, match=r"nn\.conv2d: .*can't make 'NABC' of 'NCHW' \(.*:\d+:"):
+        T.ConvertLayout({"nn.conv2d": []})(module(OLD))

@@ -1,0 +1,29 @@
+"""Modules of one sum, whose gradients the tests of `transform.grad` take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax
+
+op = relax.op
+
+
+TYPE = relax.TensorType((2, 3), "float64")
+
+
+Emit = Callable[[Any], Any]
+
+
+def module(build: Callable[[Emit, Any, Any], Any]) -> tvm.IRModule:
+    """sum(build(emit, x·w, w)) of x and w."""
+    x, w = relax.Var("x", TYPE), relax.Var("w", TYPE)
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w]):
+        with bb.dataflow():
+            result = build(bb.emit, bb.emit(op.multiply(x, w)), w)
+            out = bb.emit_output(op.sum(result))
+        bb.emit_func_output(out)
+    return bb.get()
