@@ -29,6 +29,7 @@ UPWARD = {
     "relay_wgrad/cli/arguments.py", "relay_wgrad/cli/partition.py", "relay_wgrad/cli/bench.py",
     "relay_wgrad/cli/inspect.py",
     "relay_wgrad/torch/kernels.py", "relay_wgrad/cli/tune.py", "relay_wgrad/threads.py",
+    "relay_wgrad/training/devices.py",
 }  # fmt: skip
 STDLIB = __import__("sys").stdlib_module_names
 
@@ -248,8 +249,6 @@ KEYS = {value: name for name, value in vars(keys).items() if name.isupper()}
 SPELLING = {
     "legalize/composite.py",  # a pass that has a key's name
     "relay_wgrad/inspection/dataflow.py",  # a field of that name
-    "relay_wgrad/training/step.py",
-    "relay_wgrad/training/trainer.py",
 }
 """The list may only shrink: files that have a key of `relay_wgrad/keys.py` as a string."""
 

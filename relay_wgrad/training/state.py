@@ -23,7 +23,8 @@ import numpy as np
 
 from .. import output
 from .arrays_file import shown
-from .trainer import initial_state, usable_scale
+from .loss_scale import usable
+from .optim import initial_state
 
 if TYPE_CHECKING:
     from ..frontend import TrainingGraph
@@ -160,7 +161,7 @@ class _Progress:
             if not 0 < numbers.get(key, math.nan) < math.inf:
                 raise wrong(key, "a positive number")
         scale = numbers.get("loss_scale")
-        if scale is not None and not usable_scale(scale):
+        if scale is not None and not usable(scale):
             raise wrong("loss_scale", "one that float32 holds")
         return _Progress(**counts, loss_scale=scale, lr=numbers["lr"])
 

@@ -13,6 +13,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from .. import keys
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
 from ..transform import grad
@@ -87,7 +88,7 @@ def changes(func: relax.Function) -> int:
 
 
 def _symbol(func: relax.Function, name: str) -> relax.Function:
-    return func.with_attr("global_symbol", name)
+    return func.with_attr(keys.SYMBOL, name)
 
 
 def _with_scaled_loss(module: tvm.IRModule) -> tvm.IRModule:

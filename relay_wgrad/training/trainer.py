@@ -1,102 +1,35 @@
-"""Training on a compiled graph: gradient and optimizer in one module, run step by step."""
+"""Training on a compiled graph, step by step, on a CPU or a GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
 from tvm.target import Target
 
 from .. import threads
-from ..facts import Lowered, lowered_convolutions
 from ..frontend import TrainingGraph
-from ..pipeline.cpu import cpu_pipeline
-from ..pipeline.fused_kernels import legalize_ops
 from ..timing import scatter
-from .optim import make_optimizer
-from .step import ADJOINT, PlannedMemory, changes, converted, step_module
+from . import loss_scale as scales
+from .compiled import Compiled, Progress, compile_module, silent
+from .devices import Options, machine_of, place
+from .lines import Row
+from .optim import OPTIMIZERS, UNNORMALIZED, default_lr, initial_state, optimizer_for
+from .step import ADJOINT, changes, converted, step_module
+from .whole_step import NOT_FINITE, STEP, with_update, with_watch
 
-Progress = Callable[[str], None]
+__all__ = [
+    "CHECK_EVERY", "DEFAULT_LR", "OPTIMIZERS", "UNNORMALIZED", "Compiled", "Trainer",
+    "compile_module", "default_lr", "initial_state",
+]  # fmt: skip
 
-
-@dataclass
-class Compiled:
-    """A compiled module and what became of its convolutions, in program order."""
-
-    vm: relax.VirtualMachine
-    executable: Any
-    convolutions: list[Lowered]
-    seconds: dict[str, float] = field(default_factory=dict)
-    planned_bytes: int = 0  # for intermediate results, by the static memory plan
-    scatter: float = 1.0  # of the times of `Trainer.profile`: `relay_wgrad.timing.scatter`
-
-    def kernel(self, name: str) -> Any:
-        """A kernel of the compiled module: a function of its operands and its result."""
-        for module in self.executable.mod.imports:
-            with contextlib.suppress(AttributeError):
-                return module[name]
-        raise KeyError(f"no kernel {name!r} in the compiled module")
-
-
-def compile_module(
-    mod: tvm.IRModule,
-    target: Target,
-    *,
-    function: str = ADJOINT,
-    progress: Progress = lambda what: None,
-) -> Compiled:
-    """Compiles with the stock pipeline and records what every convolution was lowered to."""
-    start = time.perf_counter()
-    progress("generating kernels")
-    with target:
-        mod = legalize_ops()(mod)
-    convolutions = lowered_convolutions(mod, function)
-    legalized = time.perf_counter()
-    progress("compiling")
-    now, plan = tvm.transform.PassContext.current(), PlannedMemory()
-    with tvm.transform.PassContext(
-        opt_level=now.opt_level, config=dict(now.config), instruments=[*now.instruments, plan]
-    ):
-        # Upstream's pipeline leaves on one core what is no convolution.
-        pipeline = cpu_pipeline() if target.kind.name == "llvm" else "default"
-        executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
-    vm = relax.VirtualMachine(executable, tvm.cpu())
-    seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
-    return Compiled(vm, executable, convolutions, seconds, plan.bytes.get(function, 0))
-
-
-# Name on the command line -> arguments of `make_optimizer`.
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "sgd": {"name": "sgd"},
-    "momentum": {"name": "sgd", "momentum": 0.9},
-    "adam": {"name": "adam"},
-}
-DEFAULT_LR = {"sgd": 1e-3, "momentum": 1e-3, "adam": 1e-4}
-"""Small learning rates: all nine bundled networks learn a fixed batch in 10 steps of momentum."""
-
-UNNORMALIZED = 0.1
-"""The part of `DEFAULT_LR` for networks without batch statistics.
-
-The change of the logits in one step grows with the squared norms of all layers' inputs.  Batch
-statistics bound those, whatever the weights; He's weights alone only keep them from layer to layer,
-and a rate at which ResNet-50 learns smoothly throws AlexNet's loss above its start."""
-
-
-def default_lr(optimizer: str, graph: TrainingGraph) -> float:
-    """The learning rate of an optimizer for a network where none is given."""
-    return DEFAULT_LR[optimizer] * (1.0 if graph.updates else UNNORMALIZED)
-
-
-STATIC_SCALE = 1024.0  # float16's loss scale unless one is given
-_DYNAMIC_START, _DYNAMIC_GROWTH = 65536.0, 200  # the largest power of two; steps before it doubles
+DEFAULT_LR = {name: rule.lr for name, rule in OPTIMIZERS.items()}
 
 CHECK_EVERY = 10
 """Steps between two looks at all parameters: each costs a read of them, 0.015 s for ResNet-50."""
@@ -106,13 +39,40 @@ _ADVICE = (
 )
 
 
+class Tensors(MutableMapping[str, Any]):
+    """Tensors by fixed names; what is put in goes to the device."""
+
+    def __init__(self, names: Iterable[str], values: Sequence[Any], device: Any) -> None:
+        self._at = {name: index for index, name in enumerate(names)}
+        self.all = values  # as the compiled function takes and gives them
+        self._device = device
+
+    def __getitem__(self, name: str) -> Any:
+        return self.all[self._at[name]]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        changed = list(self.all)
+        changed[self._at[name]] = _tensor(value, self._device)
+        self.all = changed
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"{name!r}: a network's parameters stay")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+
 class Trainer:
-    """Trains a `TrainingGraph` on the CPU.
+    """Trains a `TrainingGraph` on the CPU or a GPU.
 
     Parameters
     ----------
     graph : the network, its loss and its initial parameters.
-    target : the target to compile for.
+    device : "cpu"; "cuda" or "cuda:1", whose convolutions go to cuDNN; "auto", a GPU if one can be
+        used; or a CPU's target.  Parameters, optimizer state and running statistics live there.
     optimizer : "sgd", "momentum" (0.9) or "adam".
     lr : the learning rate; by default `default_lr`'s for the optimizer and the network.
     dtype : None for the graph's own, or "float16" or "bfloat16": convolutions and matrix products
@@ -124,21 +84,24 @@ class Trainer:
         else none.
     checkpoint : None, "auto" or a list of the file's tensors; "graph" is the graph's own option.
     layout : of activations: "NCHW", the model's own, or another that
-        `relay_wgrad.transform.ConvertLayout` takes.
+        `relay_wgrad.transform.ConvertLayout` takes; by default "NCHW", on a GPU "NHWC".
     seed : of dropout's masks and other random inputs, which each step draws anew where its batch
         has none.
+    on_gpu : how convolutions are computed on a GPU: `relay_wgrad.training.devices.Options`.
     progress : called with a few words before each part that may take long: "differentiating",
-        "generating kernels", "compiling", and the conversion of the layout where there is one.
+        "generating kernels" or "partitioning", "compiling", and the conversion of the layout where
+        there is one.
 
     Raises
     ------
-    ValueError : for an unknown option's value, naming it.
+    ValueError : for an unknown option's value, naming it, and for a GPU that cannot be used, naming
+        what is missing.
     """
 
     def __init__(
         self,
         graph: TrainingGraph,
-        target: Target,
+        device: str | Target = "cpu",
         *,
         optimizer: str = "momentum",
         lr: float | None = None,
@@ -147,83 +110,124 @@ class Trainer:
         checkpoint: str | Sequence[str] | None = "graph",
         layout: str | None = None,
         seed: int = 0,
-        progress: Progress = lambda what: None,
+        on_gpu: Options | None = None,
+        progress: Progress = silent,
     ) -> None:
-        if optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
         self.lr = default_lr(optimizer, graph) if lr is None else lr
         self.graph = graph
         self.seed = seed
         self.dtype = graph.dtype if dtype is None else dtype
         self._dynamic = loss_scale == "dynamic"
-        self.loss_scale = _scale(loss_scale, self.dtype)
+        self._scale = scales.first(loss_scale, self.dtype)
         self.steps = 0
         self.skipped = 0  # steps left out because of a gradient that was not finite
         self.good_steps = 0  # since the loss scale changed
         self.optimizer = optimizer
-        self._optimizer = _optimizer(graph, optimizer, self.lr)
+        rule = optimizer_for(graph, optimizer, self.lr)
+        self.place = place(device, on_gpu)
+        layout = self.place.layout if layout is None else layout
         progress("differentiating")
         mod = step_module(
             graph,
             dtype=dtype,
             checkpoint=graph.checkpoint if checkpoint == "graph" else checkpoint,
-            scaled=self.loss_scale is not None,
+            scaled=self._scale is not None,
         )
         before = mod[ADJOINT]
         if layout not in (None, "NCHW"):
             progress(f"converting to {layout}")
         mod = converted(mod, layout)
         self.layout_changes = (changes(before), changes(mod[ADJOINT]))  # before, after conversion
-        # The stock optimizers put every parameter's update into one function.
-        mod["optimizer"] = self._optimizer.get_function().with_attr("global_symbol", "optimizer")
+        mod = with_update(
+            mod, graph, rule, scaled=self._scale is not None, dynamic=self._dynamic
+        )  # fmt: skip
+        if self.place.is_gpu:  # the CPU's memory is looked at as it is
+            mod = with_watch(mod, graph)
         self.module = mod
-        self.compiled = compile_module(mod, target, progress=progress)
-        self.params = {name: _tensor(value) for name, value in graph.params.items()}
-        self.state = self._optimizer.state  # tensors, of the optimizer
+        with self.place.memory_errors():
+            self.compiled = self.place.compile(mod, progress)
+            self._line = self.place.line(graph)
+            values = [self._tensor(value) for value in graph.params.values()]
+            self._params = Tensors(graph.params, values, self.place.device)
+            self._state: Any = [self._tensor(value) for value in rule.state]
+        self._control: Any = None  # on the device; None where the numbers here are what counts
+        self.step_seconds = math.nan  # of the last step whose loss was read
+
+    @property
+    def params(self) -> Tensors:
+        """The parameters and running statistics by name, on the device."""
+        return self._params
+
+    @property
+    def state(self) -> list[Any]:
+        """The optimizer's tensors, on the device."""
+        return list(self._state)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next step, None for none."""
+        return self._scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: float | None) -> None:
+        self._scale, self._control = value, None
 
     def arguments(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
         """The adjoint's arguments for a batch, in order; random inputs that it lacks are drawn.
 
         Raises ValueError for a batch that is not the graph's: `TrainingGraph.batch_values`.
         """
-        whole = {**self.graph.draws(self.seed, self.steps), **batch}
-        given = [_tensor(value) for value in self.graph.batch_values(whole)]
+        given = [self._tensor(value) for value in self._values(batch)]
         given += self.params.values()
-        scale = [] if self.loss_scale is None else [_tensor(np.float32(self.loss_scale))]
+        scale = [] if self._scale is None else [self._tensor(np.float32(self._scale))]
         return given + scale
 
     def gradients(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Any, Any]:
         """(the outputs of `main`, the gradients by `graph.trainable`) at the present parameters."""
-        outputs, gradients = threads.run(self.compiled.vm[ADJOINT], *self.arguments(batch))
+        with self.place.memory_errors():
+            outputs, gradients = threads.run(self.compiled.vm[ADJOINT], *self.arguments(batch))
         return outputs, gradients
 
     def step(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> float:
         """One step: the loss before it.  Parameters and running statistics are updated.
 
+        On a GPU this waits for the step; `train` does not.
+
         Raises ValueError for a batch that is not the graph's; FloatingPointError for a loss that is
         not finite, and the parameters are then as before the step; every `CHECK_EVERY` steps for a
         parameter that is not finite (`check_finite`).
         """
-        names = self.graph.trainable
-        outputs, gradients = self.gradients(batch)
-        loss = float(outputs[0].numpy())
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"step {self.steps + 1}: the loss is {loss}; the parameters are as before the"
-                f" step.  {_ADVICE}"
-            )
-        if not self._dynamic or self._finite(gradients):
-            trained, self.state = threads.run(
-                self.compiled.vm["optimizer"],
-                [self.params[name] for name in names], gradients, self.state,
-            )  # fmt: skip
-            self.params.update(zip(names, trained, strict=True))
-        for output, name in self.graph.updates.items():
-            self.params[name] = outputs[self.graph.outputs.index(output)]
-        self.steps += 1
-        if self.steps % CHECK_EVERY == 0:
-            self.check_finite()
+        (loss,) = self.train([batch])
         return loss
+
+    def train(
+        self, batches: Iterable[Mapping[str, np.ndarray[Any, Any]]], check_every: int = CHECK_EVERY
+    ) -> Iterator[float]:
+        """Steps over batches: their losses, in order.
+
+        On a GPU a batch is drawn and copied while earlier steps run, and losses come `check_every`
+        at a time when as many more steps are on their way.  Errors are those of `step`; then the
+        parameters are as before the step that the error names, or where a parameter is not finite
+        some steps later.
+        """
+        if check_every < 1:
+            raise ValueError(f"train: check_every must be at least 1, got {check_every}")
+        every = check_every if self._line.ahead else 1
+        waiting: deque[Any] = deque()
+        self._line.begin()
+        try:
+            for batch in batches:
+                waiting.append(self._send(batch))
+                if len(waiting) >= (2 * every if self._line.ahead else 1):
+                    for _ in range(every):
+                        yield self._read(waiting)
+            while waiting:
+                yield self._read(waiting)
+        finally:
+            # Who asked has gone, or heard of an error: what was given to the device counts.
+            with contextlib.suppress(FloatingPointError):
+                while waiting:
+                    self._read(waiting)
 
     def check_finite(self) -> None:
         """Raises FloatingPointError for a parameter with a value that is not finite, by name.
@@ -231,7 +235,7 @@ class Trainer:
         A step does this every `CHECK_EVERY` steps: a network can hide such a value from its loss.
         """
         for name, value in self.params.items():
-            array = np.from_dlpack(value)
+            array = value.numpy() if self.place.is_gpu else np.from_dlpack(value)
             with np.errstate(over="ignore", invalid="ignore"):
                 total = array.sum()  # one read, no copy; only a sum that overflows needs a second
             if not (np.isfinite(total) or np.isfinite(array).all()):
@@ -255,32 +259,64 @@ class Trainer:
 
         The loss scale is taken where it is dynamic, and is else the trainer's own.
         """
-        self.params = {name: _tensor(params[name]) for name in self.params}
-        self.state = [_tensor(value) for value in state]
-        self.steps, self.skipped = steps, skipped
+        self._params.all = [self._tensor(params[name]) for name in self.params]
+        self._state = [self._tensor(value) for value in state]
+        self.steps, self.skipped, self._control = steps, skipped, None
         if self._dynamic and loss_scale is not None:
-            self.loss_scale, self.good_steps = loss_scale, good_steps
-
-    def _finite(self, gradients: Any) -> bool:
-        """Whether all gradients are finite; the loss scale follows."""
-        assert self.loss_scale is not None
-        if not all(np.isfinite(g.numpy()).all() for g in gradients):
-            if self.loss_scale == 1.0:
-                raise FloatingPointError(
-                    f"step {self.steps + 1}: a gradient is not finite even at a loss scale of 1;"
-                    f" the parameters are as before the step.  {_ADVICE}"
-                )
-            self.loss_scale, self.good_steps = max(self.loss_scale / 2, 1.0), 0
-            self.skipped += 1
-            return False
-        self.good_steps += 1
-        if self.good_steps >= _DYNAMIC_GROWTH:
-            self.loss_scale, self.good_steps = self.loss_scale * 2, 0
-        return True
+            self._scale, self.good_steps = loss_scale, good_steps
 
     def loss(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> float:
         """The loss at the present parameters, which stay as they are."""
         return float(self.gradients(batch)[0][0].numpy())
+
+    def _values(self, batch: Mapping[str, Any]) -> list[Any]:
+        whole = {**self.graph.draws(self.seed, self.steps), **batch}
+        return list(self.graph.batch_values(whole))
+
+    def _send(self, batch: Mapping[str, Any]) -> Any:
+        """Gives the device a step; what `_read` takes."""
+        values = self._values(batch)
+        if self._control is None:
+            now = scales.control(self._scale, self.good_steps, self.skipped, self.steps)
+            self._control = self._tensor(now)
+        with self.place.memory_errors():
+            inputs = self._line.inputs(values)
+            made = threads.run(
+                self.compiled.vm[STEP], *inputs, self._params.all, self._state, self._control
+            )
+            wrong = None
+            if self.place.is_gpu and (self.steps + 1) % CHECK_EVERY == 0:
+                wrong = self.compiled.vm[NOT_FINITE](made[0])
+            report = self._line.done(made[2], wrong)
+        self._made(*made)
+        return report
+
+    def _made(self, params: Any, state: Any, control: Any) -> None:
+        """A step's results, which the next takes.  It moved nothing if it failed."""
+        self._params.all, self._state, self._control = params, state, control
+        self.steps += 1
+
+    def _read(self, waiting: deque[Any]) -> float:
+        """The loss of the oldest step on its way."""
+        with self.place.memory_errors():
+            row: Row = waiting.popleft().read()
+        known = dict(zip(scales.FIELDS, row.control.tolist(), strict=True))
+        if self._dynamic:
+            self._scale = known["scale"]
+        self.good_steps, self.skipped = int(known["good_steps"]), int(known["skipped"])
+        self.step_seconds = row.seconds
+        if known["stopped"] != scales.RUNNING:
+            waiting.clear()  # they have moved nothing
+            self.steps, self._control = int(known["steps"]), None
+            what = f"the loss is {known['loss']}"
+            if known["stopped"] == scales.GRADIENT:
+                what = "a gradient is not finite even at a loss scale of 1"
+            raise FloatingPointError(
+                f"step {self.steps + 1}: {what}; the parameters are as before the step.  {_ADVICE}"
+            )
+        if row.wrong or (not self.place.is_gpu and self.steps % CHECK_EVERY == 0):
+            self.check_finite()
+        return known["loss"]
 
     def profile(
         self, batch: Mapping[str, np.ndarray[Any, Any]], rounds: int = 3, seconds: float = 0.1
@@ -289,14 +325,17 @@ class Trainer:
 
         There are `rounds` evaluations or more, until they have taken `seconds`; of each call in it
         the least time counts.  Each convolution of `compiled.convolutions` gets the mean of its
-        kernel's calls, and `compiled.scatter` how far the evaluations were apart.
+        kernel's calls, and `compiled.scatter` how far the evaluations were apart.  On a GPU each
+        call is waited for, which takes longer than a step does.
         """
         names: list[str] = []
         current: list[float] = []
         started = 0.0
+        wait = self.place.device.sync if self.place.is_gpu else (lambda: None)
 
         def instrument(func: Any, name: str, before: bool, ret: Any, *args: Any) -> int:
             nonlocal started
+            wait()
             if before:
                 started = time.perf_counter()
             else:
@@ -304,7 +343,7 @@ class Trainer:
                 names.append(name)
             return 0  # VMInstrumentReturnKind.NO_OP: go on with the call
 
-        vm = relax.VirtualMachine(self.compiled.executable, tvm.cpu())
+        vm = machine_of(self.compiled)
         arguments = self.arguments(batch)
         vm[ADJOINT](*arguments)  # warm
         vm.set_instrument(instrument)
@@ -327,39 +366,9 @@ class Trainer:
                 conv.seconds = total[conv.kernel] / count[conv.kernel]
         return total
 
-
-def _optimizer(graph: TrainingGraph, name: str, lr: float) -> Any:
-    made = make_optimizer(**OPTIMIZERS[name], lr=lr)
-    made.init(graph.variables(graph.trainable))
-    return made
+    def _tensor(self, value: Any) -> Any:
+        return _tensor(value, self.place.device)
 
 
-def initial_state(graph: TrainingGraph, optimizer: str) -> list[Any]:
-    """The tensors that an optimizer starts from: as many, and of such shapes, it always has."""
-    return list(_optimizer(graph, optimizer, 1.0).state)
-
-
-def usable_scale(scale: float) -> bool:
-    """Whether a loss scale is a positive number of float32, as compiled code takes it."""
-    if not 0 < scale < float(np.finfo("float32").max):
-        return False
-    with np.errstate(under="ignore"):
-        return bool(np.float32(scale) > 0)
-
-
-def _scale(given: float | str | None, dtype: str) -> float | None:
-    """The loss scale to start with, None for none."""
-    if given is None:
-        return STATIC_SCALE if dtype == "float16" else None
-    if given == "dynamic":
-        return _DYNAMIC_START
-    if isinstance(given, (str, bool)) or not usable_scale(given):
-        raise ValueError(
-            f"loss_scale must be a positive number or 'dynamic', got {given!r}: compiled code takes"
-            " it as float32"
-        )
-    return float(given)
-
-
-def _tensor(value: Any) -> Any:
-    return tvm.runtime.tensor(value)
+def _tensor(value: Any, device: Any) -> Any:
+    return tvm.runtime.tensor(value, device)

@@ -1,0 +1,84 @@
+"""A step's module compiled for a device, and what became of its convolutions."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.target import Target
+
+from ..facts import Lowered, lowered_convolutions
+from ..pipeline.cpu import cpu_pipeline
+from ..pipeline.fused_kernels import legalize_ops
+from .step import ADJOINT, PlannedMemory
+
+Progress = Callable[[str], None]
+
+
+def silent(what: str) -> None:
+    """No progress."""
+
+
+@dataclass
+class Compiled:
+    """A compiled module and what became of its convolutions, in program order."""
+
+    vm: relax.VirtualMachine
+    executable: Any
+    convolutions: list[Lowered]
+    seconds: dict[str, float] = field(default_factory=dict)
+    planned_bytes: int = 0  # for intermediate results, by the static memory plan
+    scatter: float = 1.0  # of the times of `Trainer.profile`: `relay_wgrad.timing.scatter`
+    machine: Callable[[], relax.VirtualMachine] | None = None  # another one of the same program
+    plans: Callable[[], list[str]] = list  # what a library chose so far for each problem
+
+    def kernel(self, name: str) -> Any:
+        """A kernel of the compiled module: a function of its operands and its result."""
+        for module in self.executable.mod.imports:
+            with contextlib.suppress(AttributeError):
+                return module[name]
+        raise KeyError(f"no kernel {name!r} in the compiled module")
+
+
+def compile_module(
+    mod: tvm.IRModule,
+    target: Target,
+    *,
+    function: str = ADJOINT,
+    progress: Progress = silent,
+) -> Compiled:
+    """Compiles with the stock pipeline and records what every convolution was lowered to."""
+    start = time.perf_counter()
+    progress("generating kernels")
+    with target:
+        mod = legalize_ops()(mod)
+    convolutions = lowered_convolutions(mod, function)
+    legalized = time.perf_counter()
+    progress("compiling")
+    with planned_memory() as plan:
+        # Upstream's pipeline leaves on one core what is no convolution.
+        pipeline = cpu_pipeline() if target.kind.name == "llvm" else "default"
+        executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
+    seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
+
+    def machine() -> relax.VirtualMachine:
+        return relax.VirtualMachine(executable, tvm.cpu())
+
+    return Compiled(
+        machine(), executable, convolutions, seconds, plan.bytes.get(function, 0), machine=machine
+    )
+
+
+@contextlib.contextmanager
+def planned_memory() -> Iterator[PlannedMemory]:
+    """Within it, the plan of what is compiled is noted; the pass context is else as it was."""
+    now, plan = tvm.transform.PassContext.current(), PlannedMemory()
+    with tvm.transform.PassContext(
+        opt_level=now.opt_level, config=dict(now.config), instruments=[*now.instruments, plan]
+    ):
+        yield plan

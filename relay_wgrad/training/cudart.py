@@ -1,0 +1,119 @@
+"""CUDA's runtime through ctypes: pinned memory, copies, streams, events.
+
+TVM copies from pageable memory and waits for it.  The library is the one that TVM's own CUDA
+runtime needs, which is in the process by then (`byoc_cudnn.toolchain.preload`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import numpy as np
+
+TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_NON_BLOCKING = 1
+_P = ctypes.c_void_p
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cudaSetDevice": (ctypes.c_int,),
+    "cudaHostAlloc": (ctypes.POINTER(_P), ctypes.c_size_t, ctypes.c_uint),
+    "cudaFreeHost": (_P,),
+    "cudaMemcpyAsync": (_P, _P, ctypes.c_size_t, ctypes.c_int, _P),
+    "cudaStreamCreateWithFlags": (ctypes.POINTER(_P), ctypes.c_uint),
+    "cudaStreamDestroy": (_P,),
+    "cudaStreamSynchronize": (_P,),
+    "cudaStreamWaitEvent": (_P, _P, ctypes.c_uint),
+    "cudaEventCreate": (ctypes.POINTER(_P),),
+    "cudaEventDestroy": (_P,),
+    "cudaEventRecord": (_P, _P),
+    "cudaEventSynchronize": (_P,),
+    "cudaEventElapsedTime": (ctypes.POINTER(ctypes.c_float), _P, _P),
+    "cudaMemGetInfo": (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
+}
+
+
+class Runtime:
+    """The functions that are used of it; each raises what its status says.
+
+    Raises OSError where the library cannot be loaded.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int
+        self._library.cudaGetErrorString.restype = ctypes.c_char_p
+
+    def call(self, name: str, *args: Any) -> None:
+        """Raises MemoryError or RuntimeError with CUDA's words for a status that is not success."""
+        status = getattr(self._library, name)(*args)
+        if status:
+            text = self._library.cudaGetErrorString(status).decode()
+            kind = MemoryError if status == _OUT_OF_MEMORY else RuntimeError
+            raise kind(f"{name}: {text} ({status})")
+
+    def quietly(self, name: str, *args: Any) -> None:
+        """For what ends an object's life, when the driver may be gone."""
+        getattr(self._library, name)(*args)
+
+    def memory(self) -> tuple[int, int]:
+        """(free, all) bytes of the current device."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
+
+
+class Event:
+    """A moment in a stream's work."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self.handle = runtime, _P()
+        runtime.call("cudaEventCreate", ctypes.byref(self.handle))
+        weakref.finalize(self, runtime.quietly, "cudaEventDestroy", self.handle)
+
+    def record(self, stream: int | None) -> None:
+        self._runtime.call("cudaEventRecord", self.handle, stream)
+
+    def wait(self) -> None:
+        """The host waits; at once where it was never recorded."""
+        self._runtime.call("cudaEventSynchronize", self.handle)
+
+    def hold(self, stream: int | None) -> None:
+        """What the stream is given from now on waits."""
+        self._runtime.call("cudaStreamWaitEvent", stream, self.handle, 0)
+
+    def seconds_since(self, earlier: Event) -> float:
+        """Both have been recorded and waited for."""
+        found = ctypes.c_float()
+        handles = (earlier.handle, self.handle)
+        self._runtime.call("cudaEventElapsedTime", ctypes.byref(found), *handles)
+        return float(found.value) / 1e3
+
+
+class Stream:
+    """A stream beside the default one, which it does not wait for."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        handle = _P()
+        runtime.call("cudaStreamCreateWithFlags", ctypes.byref(handle), _NON_BLOCKING)
+        self.handle: int | None = handle.value
+        weakref.finalize(self, runtime.quietly, "cudaStreamDestroy", handle)
+
+
+class Pinned:
+    """An array in page-locked memory, from which and to which copies need no host."""
+
+    def __init__(self, runtime: Runtime, shape: tuple[int, ...], dtype: str) -> None:
+        kind = np.dtype(dtype)
+        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        handle = _P()
+        runtime.call("cudaHostAlloc", ctypes.byref(handle), max(size, 1), 0)
+        weakref.finalize(self, runtime.quietly, "cudaFreeHost", handle)
+        assert handle.value is not None
+        self.address, self.size = handle.value, size
+        buffer = (ctypes.c_byte * max(size, 1)).from_address(self.address)
+        count = size // kind.itemsize
+        self.array = np.ctypeslib.as_array(buffer)[:size].view(kind)[:count].reshape(shape)

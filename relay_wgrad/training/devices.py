@@ -1,0 +1,347 @@
+"""Where a trainer trains: the CPU or a GPU, what either needs, and how a step is compiled for it.
+
+A `Place` is all that a trainer knows of its device.  What training on a GPU needs is looked for
+here once: `python -m relay_wgrad env` prints what `lacking` gives, and `place` raises it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.target import Target
+
+from ..facts import Lowered, lowered_convolutions
+from ..frontend import TrainingGraph
+from ..pipeline.fused_kernels import legalize_ops
+from ..problem import ConvProblem
+from . import cudart
+from .compiled import Compiled, Progress, compile_module, planned_memory
+from .lines import CudaLine, HostLine
+from .step import ADJOINT
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|MEMORY_ALLOCATION|ALLOC_FAILED", re.IGNORECASE)
+DEVICES = "cpu, cuda, cuda:N or auto"
+_COMPILER = "TVM_CUDA_COMPILE_MODE"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How convolutions are computed on a GPU; a CPU has no such choice.
+
+    backends : libraries by name, the preferred first; None: the first of all that is here.
+    strict : whether it is an error that a library is missing or leaves a convolution.
+    tf32 : whether float32 operands may be rounded to TF32's 10 bits.
+    benchmark : whether a library may time its algorithms and keep the fastest in the user's record;
+        else its heuristic decides, which is the same every time.
+    """
+
+    backends: Sequence[str] | None = None
+    strict: bool = False
+    tf32: bool = True
+    benchmark: bool = False
+
+
+@dataclass
+class Place:
+    """A device to train on.
+
+    name : "cpu" or "cuda:0".
+    device : TVM's.
+    layout : of activations, if none is asked for.
+    compile : a step's module to a program.
+    line : how the batches of a graph get there.
+    memory : (free, all) bytes of the device, None where the process's own is what counts.
+    notes : what a user should know of it, one line each.
+    """
+
+    name: str
+    device: Any
+    layout: str | None
+    compile: Callable[[tvm.IRModule, Progress], Compiled]
+    line: Callable[[TrainingGraph], Any]
+    memory: Callable[[], tuple[int, int]] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.name != "cpu"
+
+    @contextlib.contextmanager
+    def memory_errors(self) -> Iterator[None]:
+        """Within it, a GPU without enough memory is a MemoryError that says how much it has."""
+        try:
+            yield
+        except Exception as error:
+            if self.memory is None or not _OUT_OF_MEMORY.search(str(error)):
+                raise
+            free, total = (f"{n / 2**30:.1f}" for n in self.memory())
+            raise MemoryError(
+                f"{self.name} is out of memory: {free} of {total} GiB are free.  A smaller batch,"
+                " dtype float16 or bfloat16, or checkpoints need less."
+            ) from error
+
+
+def place(device: str | Target, options: Options | None = None) -> Place:
+    """The place that a name or a CPU's target stands for; "auto" is a GPU if one can be used.
+
+    Raises ValueError for another name, and for a GPU naming all that is missing.
+    """
+    options = Options() if options is None else options
+    if isinstance(device, Target):
+        if str(device.kind.name) == "cuda":
+            raise ValueError("Trainer: for a GPU give device='cuda', not a target")
+        return _cpu(device)
+    if not isinstance(device, str):
+        raise TypeError(f"device must be {DEVICES}, or a CPU's target, got {device!r}")
+    if device == "cpu":
+        return _cpu()
+    match = re.fullmatch(r"cuda(?::([0-9]{1,3}))?|auto", device)
+    if match is None:
+        raise ValueError(f"device must be {DEVICES}, got {device!r}")
+    index = int(match[1] or 0)
+    missing = lacking(index)
+    if missing and device == "auto":
+        cpu = _cpu()
+        return replace(cpu, notes=["on the CPU: " + "; ".join(missing)])
+    if missing:
+        raise ValueError(f"device {device!r} cannot be trained on: " + "; ".join(missing))
+    return _cuda(index, options)
+
+
+def lacking(index: int = 0) -> list[str]:
+    """What training on a GPU lacks here, one line each; empty where nothing does."""
+    from byoc_cudnn.building import toolchain
+
+    found = toolchain.find()
+    toolchain.preload(found)
+    lines = []
+    if not tvm.cuda(index).exist:
+        others = sum(bool(tvm.cuda(i).exist) for i in range(index))
+        if others:
+            lines.append(f"there is no GPU {index}: TVM finds {others}")
+        elif shutil.which("nvidia-smi") is None:
+            lines.append("no GPU: there is no nvidia-smi on PATH, so no driver of NVIDIA's")
+        elif found.cuda.shared_library is None:
+            lines.append("CUDA's runtime, which TVM loads: not found; " + toolchain.INSTALL)
+        else:
+            lines.append("no GPU that TVM can use; its build wants a driver for CUDA 13")
+    if not _has_nvrtc() and found.nvcc is None:
+        lines.append(
+            "a compiler of CUDA kernels: neither nvcc nor NVRTC's bindings; pip install"
+            " 'relay-wgrad[cutlass]' or pip install cuda-bindings"
+        )
+    return lines
+
+
+def libraries() -> tuple[list[str], list[str]]:
+    """Names of the libraries that convolutions can go to here, and for each other one the reason.
+
+    A reason is one line that begins with the library's name.
+    """
+    from byoc_cudnn.building import toolchain
+    from byoc_cudnn.table import BACKENDS
+
+    found = toolchain.find()
+    usable, reasons = [], []
+    for name, backend in BACKENDS.items():
+        try:
+            backend.inputs("", found, None)
+        except toolchain.ToolchainError as error:
+            reasons.append(f"{name}: " + "; ".join(str(error).splitlines()[1:] or [str(error)]))
+            continue
+        if backend.version(found) is None:
+            reasons.append(f"{name}: not installed")
+        else:
+            usable.append(name)
+    return usable, reasons
+
+
+def readiness() -> str:
+    """One text for `env`: whether a GPU can be trained on, by which libraries, what is missing."""
+    missing = lacking()
+    usable, reasons = libraries()
+    by = ", ".join(usable) or "generated kernels alone"
+    parts = ["no: " + "; ".join(missing)] if missing else [f"yes, convolutions by {by}"]
+    return "\n".join([*parts, *(f"without {reason}" for reason in reasons)])
+
+
+def _cpu(target: Target | None = None) -> Place:
+    def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
+        from legalize.cpu import host_target
+
+        return compile_module(mod, host_target() if target is None else target, progress=progress)
+
+    return Place("cpu", tvm.cpu(), None, compile_for, lambda graph: HostLine())
+
+
+def _cuda(index: int, options: Options) -> Place:
+    runtime = _runtime()
+    device = tvm.cuda(index)
+    notes: list[str] = []
+    chosen = _backends(options, notes)
+
+    def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
+        return _compiled(mod, device, chosen, options, notes, progress)
+
+    def line(graph: TrainingGraph) -> CudaLine:
+        return CudaLine(runtime, graph.inputs, device, index)
+
+    def memory() -> tuple[int, int]:
+        runtime.call("cudaSetDevice", index)
+        return runtime.memory()
+
+    return Place(f"cuda:{index}", device, "NHWC", compile_for, line, memory, notes)
+
+
+def _backends(options: Options, notes: list[str]) -> list[str]:
+    """The libraries to ask; what is missing goes into the notes.
+
+    Raises ValueError for an unknown name, and with `strict` where one is missing.
+    """
+    from byoc_cudnn.table import backend_of
+
+    usable, reasons = libraries()
+    if options.backends is None:
+        chosen, wanted = usable[:1], not usable
+    else:
+        for name in options.backends:
+            backend_of(name)
+        chosen = [name for name in options.backends if name in usable]
+        wanted = len(chosen) < len(options.backends)
+        reasons = [r for r in reasons if r.partition(":")[0] in options.backends]
+    if wanted and reasons:
+        text = "; ".join(reasons)
+        if options.strict:
+            raise ValueError(f"strict: a library for convolutions is missing: {text}")
+        by = ", ".join(chosen) or "generated CUDA kernels"
+        notes.append(f"convolutions by {by}, which is slower or the same: {text}")
+    return chosen
+
+
+def _compiled(
+    mod: tvm.IRModule,
+    device: Any,
+    backends: Sequence[str],
+    options: Options,
+    notes: list[str],
+    progress: Progress,
+) -> Compiled:
+    import byoc_cudnn
+
+    start, target = time.perf_counter(), Target.from_device(device)
+    progress("partitioning")
+    if backends:
+        mod, convolutions = partitioned(mod, backends, options, notes)
+    else:
+        with target:  # a copy: the pipeline has something to do before
+            convolutions = lowered_convolutions(legalize_ops()(mod), ADJOINT)
+    split = time.perf_counter()
+    progress("compiling")
+    with cuda_compiler(), planned_memory() as plan:
+        library = byoc_cudnn.build(mod, target)
+        vm = library.virtual_machine(device)
+    seconds = {"partition": split - start, "build": time.perf_counter() - split}
+    return Compiled(
+        vm, library.executable, convolutions, seconds,
+        plan.bytes.get(ADJOINT, 0), machine=lambda: library.virtual_machine(device),
+        plans=library.plans,
+    )  # fmt: skip
+
+
+def partitioned(
+    mod: tvm.IRModule, backends: Sequence[str], options: Options, notes: list[str]
+) -> tuple[tvm.IRModule, list[Lowered]]:
+    """The module with its convolutions sent to libraries, and what became of each.
+
+    Those that stay are noted with their reasons; with `strict` they are a ValueError.
+    """
+    import byoc_cudnn
+
+    given: dict[str, Any] = backend_options(backends, options)
+    out, report = byoc_cudnn.partition(mod, tuple(backends), options.strict, **given)
+    if report.left:
+        reasons = "; ".join(f"{n}: {reason}" for reason, n in report.reasons().most_common())
+        notes.append(
+            f"{len(report.left)} of {report.total} convolutions by generated kernels ({reasons})"
+        )
+    return out, [_lowered(entry) for entry in report.entries]
+
+
+def backend_options(backends: Sequence[str], options: Options) -> dict[str, dict[str, bool]]:
+    """For each library those of its options that are of training.
+
+    Always the algorithms that give the same bits every time.
+    """
+    from byoc_cudnn.backends.base import option_names
+    from byoc_cudnn.table import BACKENDS
+
+    wanted = {
+        "allow_tf32": options.tf32, "deterministic": True, "benchmark": options.benchmark,
+    }  # fmt: skip
+    return {
+        name: {key: value for key, value in wanted.items() if key in known}
+        for name in backends
+        if (known := option_names(BACKENDS[name].options))
+    }
+
+
+def _lowered(entry: Any) -> Lowered:
+    problem = entry.problem and ConvProblem.parse(entry.problem).repro()
+    source = f"{entry.backend}.{entry.row}" if entry.backend else "generated"
+    return Lowered(entry.op, problem, source, "", reason=entry.reason or "the first that takes it")
+
+
+@contextlib.contextmanager
+def cuda_compiler() -> Iterator[None]:
+    """Within it TVM compiles CUDA kernels with what is here: NVRTC's bindings, or else nvcc.
+
+    TVM wants the first unless it is told, and looks for nvcc on PATH alone.  What the user has set
+    stays.
+    """
+    from byoc_cudnn.building import toolchain
+
+    before = {name: os.environ.get(name) for name in (_COMPILER, "PATH")}
+    nvcc = toolchain.find().nvcc
+    if not _has_nvrtc() and nvcc is not None:
+        os.environ.setdefault(_COMPILER, "nvcc")
+        os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{nvcc.parent}"
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _has_nvrtc() -> bool:
+    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
+
+
+def _runtime() -> cudart.Runtime:
+    from byoc_cudnn.building import toolchain
+
+    found = toolchain.find().cuda.shared_library
+    names = [found.name, str(found)] if found is not None else []
+    # The one that is in the process, first: TVM's CUDA runtime has loaded it.
+    for name in [*names, "libcudart.so.13", "libcudart.so.12"]:
+        with contextlib.suppress(OSError):
+            return cudart.Runtime(name)
+    raise ValueError("device 'cuda' cannot be trained on: libcudart cannot be loaded")
+
+
+def machine_of(compiled: Compiled) -> relax.VirtualMachine:
+    """Another virtual machine of the same program, to be instrumented."""
+    assert compiled.machine is not None
+    return compiled.machine()

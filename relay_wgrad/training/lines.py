@@ -1,0 +1,160 @@
+"""How batches get to a device and reports come back.
+
+A line has `inputs(values)`, the device's tensors of a batch; `done(control, wrong)`, told after the
+step that took them; what it gives is asked later by `read()`: the control as NumPy has it, how many
+values of parameters are not finite, and the step's seconds.  On a CPU a step is over when it
+returns.  On a GPU nothing here waits for it but `read`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tvm
+
+from ..frontend import InputSpec
+from . import cudart
+from .loss_scale import FIELDS
+
+_WIDTH = len(FIELDS)
+
+
+class Row(NamedTuple):
+    """What is known of a step that is over."""
+
+    control: Any  # float64[FIELDS]
+    wrong: int  # values of parameters that are not finite, where they were looked at
+    seconds: float
+
+
+class HostReport:
+    """Of a step that was over when it returned."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def read(self) -> Row:
+        return self._row
+
+
+class HostLine:
+    """For the CPU: nothing is copied but into TVM's aligned memory."""
+
+    ahead = 0
+    """How many steps may be on their way when the host looks at one."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Before the first of some steps: nothing is on its way."""
+
+    def inputs(self, values: Sequence[Any]) -> list[Any]:
+        self._began = time.perf_counter()
+        return [tvm.runtime.tensor(value) for value in values]
+
+    def done(self, control: Any, wrong: Any) -> HostReport:
+        count = 0 if wrong is None else int(wrong.numpy())
+        return HostReport(Row(control.numpy(), count, time.perf_counter() - self._began))
+
+
+class _Slot:
+    """A batch on its way: pinned memory, the device's tensors, and when each is free again."""
+
+    def __init__(self, runtime: cudart.Runtime, specs: Sequence[InputSpec], device: Any) -> None:
+        self.pinned = [cudart.Pinned(runtime, spec.shape, spec.dtype) for spec in specs]
+        self.tensors = [tvm.runtime.empty(spec.shape, spec.dtype, device) for spec in specs]
+        self.copied, self.used = cudart.Event(runtime), cudart.Event(runtime)
+
+
+class _Cell:
+    """A report on its way back."""
+
+    def __init__(self, runtime: cudart.Runtime) -> None:
+        self.pinned = cudart.Pinned(runtime, (_WIDTH + 1,), "float64")
+        self.event = cudart.Event(runtime)
+
+
+class CudaReport:
+    """Of a step that the device was given."""
+
+    def __init__(self, line: CudaLine, cell: _Cell, before: _Cell | None, watched: bool) -> None:
+        self._line, self._cell, self._before, self._watched = line, cell, before, watched
+
+    def read(self) -> Row:
+        """Waits for the step; to be read once, in order."""
+        self._cell.event.wait()
+        values = self._cell.pinned.array.copy()
+        seconds = 0.0
+        if self._before is not None:
+            seconds = self._cell.event.seconds_since(self._before.event)
+            self._line.free.append(self._before)
+        return Row(values[:_WIDTH], int(values[_WIDTH]) if self._watched else 0, seconds)
+
+
+class CudaLine:
+    """For a GPU: two batches in pinned memory, copied on a stream of their own.
+
+    A step waits on the device for its batch, and a batch for the step that reads its place.  The
+    host waits where both places are taken: it is then two steps ahead.
+    """
+
+    ahead = 10
+
+    def __init__(
+        self, runtime: cudart.Runtime, specs: Sequence[InputSpec], device: Any, index: int
+    ) -> None:
+        self._runtime, self._index, self._device = runtime, index, device
+        runtime.call("cudaSetDevice", index)
+        self._copies = cudart.Stream(runtime)
+        self._slots = [_Slot(runtime, specs, device) for _ in range(2)]
+        self._turn = 0
+        self.free: list[_Cell] = []
+        self._last: _Cell | None = None
+
+    def begin(self) -> None:
+        if self._last is not None:
+            self.free.append(self._last)
+        self._last = None  # the first step's time would have the pause in it
+
+    def inputs(self, values: Sequence[Any]) -> list[Any]:
+        self._runtime.call("cudaSetDevice", self._index)
+        self._turn ^= 1
+        slot = self._slots[self._turn]
+        slot.copied.wait()  # of two batches ago: its pinned memory is free
+        slot.used.hold(self._copies.handle)
+        for pinned, tensor, value in zip(slot.pinned, slot.tensors, values, strict=True):
+            np.copyto(pinned.array, value)
+            self._copy(
+                tensor.data_ptr(), pinned.address, pinned.size, cudart.TO_DEVICE,
+                self._copies.handle,
+            )  # fmt: skip
+        slot.copied.record(self._copies.handle)
+        slot.copied.hold(self._stream())
+        return slot.tensors
+
+    def done(self, control: Any, wrong: Any) -> CudaReport:
+        self._runtime.call("cudaSetDevice", self._index)
+        stream = self._stream()
+        self._slots[self._turn].used.record(stream)
+        cell = self.free.pop() if self.free else _Cell(self._runtime)
+        address = cell.pinned.address
+        self._copy(address, control.data_ptr(), 8 * _WIDTH, cudart.TO_HOST, stream)
+        if wrong is not None:
+            self._copy(address + 8 * _WIDTH, wrong.data_ptr(), 8, cudart.TO_HOST, stream)
+        cell.event.record(stream)
+        before, self._last = self._last, cell
+        return CudaReport(self, cell, before, wrong is not None)
+
+    def _copy(self, to: int, source: int, size: int, kind: int, stream: int | None) -> None:
+        if size:
+            self._runtime.call("cudaMemcpyAsync", to, source, size, kind, stream)
+
+    def _stream(self) -> int | None:
+        """The stream that TVM's kernels and cuDNN's run on."""
+        import tvm_ffi
+
+        return int(tvm_ffi.get_raw_stream(self._device)) or None

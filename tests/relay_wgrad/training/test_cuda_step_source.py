@@ -1,0 +1,59 @@
+"""A trainer's whole step is compiled for a GPU up to its source: no GPU is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tvm
+
+import byoc_cudnn
+from relay_wgrad.frontend import from_onnx
+from relay_wgrad.training.devices import Options, backend_options, partitioned
+from relay_wgrad.training.optim import OPTIMIZERS, optimizer_for
+from relay_wgrad.training.step import converted, step_module
+from relay_wgrad.training.whole_step import STEP, with_update, with_watch
+from tests.support.training_models import residual_net
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
+          "max_shared_memory_per_block": 49152, "thread_warp_size": 32}  # fmt: skip
+
+
+def whole(optimizer: str, **options: Any) -> tvm.IRModule:
+    graph = from_onnx(residual_net(blocks=1))
+    step = converted(step_module(graph, scaled=True, **options), "NHWC")
+    rule = optimizer_for(graph, optimizer, 0.1)
+    return with_watch(with_update(step, graph, rule, scaled=True, dynamic=True), graph)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"), [("momentum", "float16"), ("adam", "bfloat16"), ("sgd", None)]
+)
+def test_a_whole_step_becomes_device_code(optimizer: str, dtype: str | None) -> None:
+    assert set(OPTIMIZERS) == {"momentum", "adam", "sgd"}
+    notes: list[str] = []
+    module = whole(optimizer, dtype=dtype)
+    module, convolutions = partitioned(module, ["cudnn"], Options(), notes)
+    assert notes == []
+    assert len(convolutions) == 3 * 3 - 1
+    assert {c.source.partition(".")[0] for c in convolutions} == {"cudnn"}
+    library = byoc_cudnn.build(module, TARGET)
+    (source,) = library.sources
+    assert all(f'"{op} n=' in source for op in ("fprop", "dgrad", "wgrad"))
+    code = "".join(
+        m.inspect_source("cuda") for m in _all(library.executable.mod) if m.kind == "cuda"
+    )
+    assert code.count("__global__") > 40
+    assert f"{STEP}" in library.executable.stats()
+
+
+def _all(module: Any) -> list[Any]:
+    return [module, *(inner for part in module.imports for inner in _all(part))]
+
+
+def test_options_are_those_that_a_library_has() -> None:
+    given = backend_options(["cudnn", "cutlass"], Options(tf32=False, benchmark=True))
+    assert given["cudnn"] == {"allow_tf32": False, "deterministic": True, "benchmark": True}
+    assert given["cutlass"] == {"allow_tf32": False, "deterministic": True}

@@ -1,0 +1,85 @@
+"""A stand-in for CUDA's runtime whose device is the CPU, and a place that trains with it.
+
+Copies are made when they are asked for; memory is poisoned when it is pinned, and everything is
+counted, so that a test sees what the host waits for.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from byoc_cudnn.building import toolchain
+from relay_wgrad.training import cudart
+from relay_wgrad.training.devices import Place, place
+from relay_wgrad.training.lines import CudaLine
+
+_SOURCE = r"""
+#include <stdlib.h>
+#include <string.h>
+static long moment = 0;
+int cudaSetDevice(int device) { return device == 0 ? 0 : 101; }
+int cudaHostAlloc(void **made, size_t size, unsigned flags) {
+  if (size > (1ul << 32)) return 2;
+  *made = malloc(size);
+  memset(*made, 0xff, size);
+  return 0;
+}
+int cudaFreeHost(void *given) { free(given); return 0; }
+int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
+  memcpy(to, from, size);
+  return 0;
+}
+int cudaStreamCreateWithFlags(void **made, unsigned flags) { *made = malloc(1); return 0; }
+int cudaStreamDestroy(void *given) { free(given); return 0; }
+int cudaStreamSynchronize(void *given) { return 0; }
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) { return 0; }
+int cudaEventCreate(void **made) { *made = calloc(1, sizeof(long)); return 0; }
+int cudaEventDestroy(void *given) { free(given); return 0; }
+int cudaEventRecord(void *event, void *stream) { *(long *)event = ++moment; return 0; }
+int cudaEventSynchronize(void *event) { return 0; }
+int cudaEventElapsedTime(float *found, void *from, void *to) {
+  *found = (float)(*(long *)to - *(long *)from);
+  return *(long *)from > 0 && *found > 0 ? 0 : 400;
+}
+int cudaMemGetInfo(size_t *left, size_t *total) { *left = 1ul << 30; *total = 2ul << 30; return 0; }
+const char *cudaGetErrorString(int status) { return status == 2 ? "out of memory" : "unknown"; }
+"""
+
+
+class Counting(cudart.Runtime):
+    """The stand-in; `calls` counts its functions."""
+
+    def __init__(self, path: str) -> None:
+        self.calls: Counter[str] = Counter()
+        super().__init__(path)
+
+    def call(self, name: str, *args: Any) -> None:
+        self.calls[name] += 1
+        super().call(name, *args)
+
+
+def runtime(folder: Path) -> Counting:
+    """Builds the stand-in in a folder and loads it."""
+    library, source = folder / "libstandin.so", folder / "standin.c"
+    if not library.exists():
+        source.write_text(_SOURCE, encoding="utf-8")
+        compiler, *flags = toolchain.find().compiler
+        subprocess.run(
+            [compiler, *flags, "-xc", "-shared", "-fPIC", str(source), "-o", str(library)],
+            check=True,
+        )
+    return Counting(str(library))
+
+
+def stand_in(made: Counting) -> Place:
+    """A place that a trainer takes for a GPU."""
+    cpu = place("cpu")
+    return Place(
+        "cuda:0", tvm.cpu(), None, cpu.compile,
+        lambda graph: CudaLine(made, graph.inputs, tvm.cpu(), 0), made.memory,
+    )  # fmt: skip
