@@ -52,14 +52,14 @@ class Case:
     @property
     def passes(self) -> tuple[int, int]:
         """Reads and writes of a tensor, forward and backward."""
-        return (4, 7) if self.residual else (3, 5)
+        return (4, 6) if self.residual else (3, 5)
 
     def call(self, direction: str) -> NormCall:
         """What computes it; the symbol tells all but sizes."""
         symbol = f"{direction}_{self.mode}_{self.after.replace(' ', '_') or 'none'}"
         return NormCall(
             symbol, direction, DTYPES[self.mode], self.activation, self.residual,
-            running=direction == "forward", epsilon=EPSILON, momentum=MOMENTUM,
+            running=direction == "forward", bits=self.residual, epsilon=EPSILON, momentum=MOMENTUM,
         )  # fmt: skip
 
 
@@ -92,6 +92,8 @@ class Tensors:
         new: Any = torch.empty_like
         self.y, self.dx = new(self.x), new(self.x)
         self.dresidual = new(self.x) if case.residual else None
+        packs = -(-case.channels * self.x.element_size() // 16)
+        self.mask = torch.zeros((case.rows, packs), device="cuda", dtype=torch.uint8)
         self.mean, self.rstd, self.dgamma, self.dbeta = (new(self.gamma) for _ in range(4))
         self.new_running_mean, self.new_running_var = new(self.gamma), new(self.gamma)
 

@@ -31,30 +31,31 @@ TYPES = {"bf16": "__nv_bfloat16", "f16": "__half", "f32": "float"}
 # Arguments of a launch, after the kernel.
 _ROWS = "grid_of(s), kThreads, stream"
 _FEW = "few_grid(s), kFew * kParts, stream"
-_APPLY = "x, more, gamma, beta, mean, rstd, out, s"
-_SUMS = "dy, x, y, gamma, beta, mean, rstd, dres, partial, s"
+_APPLY = "x, more, gamma, beta, mean, rstd, out, new_mask, s"
+_SUMS = "dy, x, y, mask, gamma, beta, mean, rstd, dres, partial, s"
 _GRADIENT = "dy, x, gamma, beta, mean, rstd, one, two, out, s"
 _WHOLE = "static_cast<cudaError_t>(-{}<T, Activation::kRelu, {}>(c, stream))"
 
 
 def _launch(kernel: str, which: str, arguments: str, grid: str = _ROWS) -> str:
-    return f"launch({kernel}<T, V, {which}>, {grid}, {arguments})"
+    return f"launch({kernel}<T, V, true, {which}>, {grid}, {arguments})"
 
 
 # name of a pass -> tensors that it moves, its launch
 PASSES = {
-    "moments": (1, f"launch(moments<T, V>, {_ROWS}, x, partial, s)"),
+    "moments": (1, f"launch(moments<T, V, true>, {_ROWS}, x, partial, s)"),
     "statistics": (0, f"launch(statistics<A>, {_FEW}, sums, st, s)"),
-    "normalized": (2, _launch("normalized", "Activation::kRelu, false", _APPLY)),
-    "normalized_add": (3, _launch("normalized", "Activation::kRelu, true", _APPLY)),
+    "normalized": (2, _launch("normalized", "Activation::kRelu, false, false", _APPLY)),
+    "normalized_add": (3, _launch("normalized", "Activation::kRelu, true, true", _APPLY)),
     "sums": (2, _launch("gradient_sums", "Activation::kRelu, Mask::kComputed", _SUMS)),
+    "sums_bits": (3, _launch("gradient_sums", "Activation::kRelu, Mask::kBits", _SUMS)),
     "sums_stored": (4, _launch("gradient_sums", "Activation::kRelu, Mask::kStored", _SUMS)),
     "gradient": (3, _launch("gradient", "Activation::kRelu, Mask::kComputed", _GRADIENT)),
     "gradient_plain": (3, _launch("gradient", "Activation::kNone, Mask::kNone", _GRADIENT)),
-    "forward": (3, _WHOLE.format("forward", "false")),
-    "forward_add": (4, _WHOLE.format("forward", "true")),
+    "forward": (3, _WHOLE.format("forward", "false, false")),
+    "forward_add": (4, _WHOLE.format("forward", "true, true")),
     "backward": (5, _WHOLE.format("backward", "Mask::kComputed")),
-    "backward_add": (7, _WHOLE.format("backward", "Mask::kStored")),
+    "backward_add": (6, _WHOLE.format("backward", "Mask::kBits")),
 }
 SHAPES = (
     (256, 64, 112), (256, 64, 56), (256, 256, 56), (256, 128, 28), (256, 1024, 14), (256, 512, 7),
@@ -81,8 +82,8 @@ class Call(ctypes.Structure):
         ("unbiased", ctypes.c_bool), ("multiprocessors", ctypes.c_int),
         *((name, ctypes.c_void_p) for name in (
             "x", "dy", "y", "residual", "gamma", "beta", "mean", "rstd", "running_mean",
-            "running_var", "out", "dresidual", "first", "second", "new_mean", "new_var",
-            "workspace",
+            "running_var", "mask", "out", "dresidual", "first", "second", "new_mean", "new_var",
+            "new_mask", "workspace",
         )),
         ("workspace_bytes", ctypes.c_int64),
     )  # fmt: skip
@@ -105,6 +106,8 @@ extern "C" int run_{name}(const RelayWgradNormCall* call, cudaStream_t stream) {
   auto *partial = static_cast<A*>(c.workspace), *first = static_cast<A*>(c.first),
        *second = static_cast<A*>(c.second);
   const A *sums = partial, *one = first, *two = second;
+  const auto* mask = static_cast<const uint8_t*>(c.mask);
+  auto* new_mask = static_cast<uint8_t*>(c.new_mask);
   auto *out = static_cast<T*>(c.out), *dres = static_cast<T*>(c.dresidual);
   const Statistics<A> st{{A(1e-5), A(0), true, nullptr, nullptr, first, second, nullptr, nullptr}};
   return static_cast<int>({text});
@@ -152,9 +155,9 @@ def call_of(t: Tensors, workspace: torch.Tensor, forward: bool) -> Call:
     return Call(
         t.case.rows, t.case.channels, 1e-5, 0.1, True, device.multi_processor_count, a["x"],
         a["dy"], a["y"], a["residual"], a["gamma"], a["beta"], a["mean"], a["rstd"], None, None,
-        a["y"] if forward else a["dx"], a["dresidual"], *(
+        a["mask"], a["y"] if forward else a["dx"], a["dresidual"], *(
             (a["mean"], a["rstd"]) if forward else (a["dgamma"], a["dbeta"])
-        ), None, None, workspace.data_ptr(), workspace.numel(),
+        ), None, None, a["mask"], workspace.data_ptr(), workspace.numel(),
     )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ class NormCall:
     """One call of a batch normalization in training.  Sizes are read when it runs.
 
     forward: x, gamma, beta[, residual][, running_mean, running_var]
-        -> y, mean, rstd[, new_running_mean, new_running_var]
+        -> y, mean, rstd[, new_running_mean, new_running_var][, mask]
     backward: dy, x, gamma, beta, mean, rstd -> dx, dgamma, dbeta
-    backward with a residual and an activation: dy, x, gamma, beta, mean, rstd, y
+    backward with a residual and an activation: dy, x, gamma, beta, mean, rstd, (y or mask)
         -> dx, dgamma, dbeta, dresidual
 
     x, y, residual and their gradients have `dtype` and rows of channels (the last axis); what has
@@ -30,7 +30,9 @@ class NormCall:
       mean = sum(x) / m,  var = sum((x - mean)^2) / m,  rstd = 1 / sqrt(var + epsilon),
       y = activation((x - mean) rstd gamma + beta + residual), rounded once,
       new_running = (1 - momentum) running + momentum (mean | var, or var m / (m - 1) if unbiased).
-    A backward call without activation has no use for the residual: its gradient is dy.
+    A backward call without activation has no use for the residual: its gradient is dy.  With `bits`
+    what the activation lets through goes from forward to backward as `mask`, a uint8 for each 16
+    bytes of a row, the last of which may be short: a sixteenth of what reading y takes.
 
     symbol : of the function that computes it.
     """
@@ -41,6 +43,7 @@ class NormCall:
     activation: str = ""
     residual: bool = False
     running: bool = False
+    bits: bool = False
     layout: str = "NHWC"
     epsilon: float = 1e-5
     momentum: float = 0.1
@@ -52,7 +55,7 @@ class NormCall:
 
     @property
     def stored(self) -> bool:
-        """Whether a backward call reads y and writes the residual's gradient."""
+        """Whether a backward call reads y or its mask, and writes the residual's gradient."""
         return not self.forward and self.residual and self.activation != ""
 
     @property
@@ -60,13 +63,14 @@ class NormCall:
         if self.forward:
             names = ["x", "gamma", "beta"] + ["residual"] * self.residual
             return (*names, *(("running_mean", "running_var") if self.running else ()))
-        return ("dy", "x", "gamma", "beta", "mean", "rstd", *(("y",) if self.stored else ()))
+        told = ("mask" if self.bits else "y",) if self.stored else ()
+        return ("dy", "x", "gamma", "beta", "mean", "rstd", *told)
 
     @property
     def results(self) -> tuple[str, ...]:
         if self.forward:
             more = ("new_running_mean", "new_running_var") if self.running else ()
-            return ("y", "mean", "rstd", *more)
+            return ("y", "mean", "rstd", *more, *(("mask",) if self.bits else ()))
         return ("dx", "dgamma", "dbeta", *(("dresidual",) if self.stored else ()))
 
 
@@ -82,6 +86,8 @@ def check(call: NormCall) -> Decision:
             return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
     if call.stored and call.activation == "silu":
         return no("silu's gradient is not told by what is stored: y; without a residual it is by x")
+    if call.bits and not (call.residual and call.activation in ("relu", "relu6")):
+        return no("bits are of relu or relu6 after a residual; else x tells what passes")
     if call.running and not call.forward:
         return no("running statistics are updated forward, not backward")
     if not _IDENTIFIER.fullmatch(call.symbol):

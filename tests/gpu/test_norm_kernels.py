@@ -36,11 +36,15 @@ def shapes(seed: int, count: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("residual", [False, True])
-def test_random_shapes(functions: Any, dtype: str, activation: str, residual: bool) -> None:
+@pytest.mark.parametrize(("residual", "bits"), [(False, False), (True, False), (True, True)])
+def test_random_shapes(
+    functions: Any, dtype: str, activation: str, residual: bool, bits: bool
+) -> None:
+    if bits and activation not in ("relu", "relu6"):
+        pytest.skip("bits are of relu and relu6")
     wrong = []
-    for i, shape in enumerate(shapes(len(activation) + 10 * residual, 12)):
-        t = Operands(shape, dtype, activation, residual, seed=i)
+    for i, shape in enumerate(shapes(len(activation) + 10 * residual + bits, 12)):
+        t = Operands(shape, dtype, activation, residual, seed=i, bits=bits)
         wrong += [f"{shape}: {line}" for line in wrong_results(functions, t)]
     assert not wrong, "\n".join(wrong)
 
@@ -90,8 +94,9 @@ def test_special_values_stay_in_their_channel(functions: Any, value: float, resi
     assert torch.isfinite(other.dbeta[:7]).all()
 
 
-def test_a_residual_of_nan_passes_through_relu(functions: Any) -> None:
-    t = Operands((2, 3, 3, 16), "bfloat16", "relu", True)
+@pytest.mark.parametrize("bits", [False, True])
+def test_a_residual_of_nan_passes_through_relu(functions: Any, bits: bool) -> None:
+    t = Operands((2, 3, 3, 16), "bfloat16", "relu", True, bits=bits)
     assert t.residual is not None
     t.residual[0, 0, 0, 0] = float("nan")
     t.run(functions)
@@ -102,8 +107,8 @@ def test_a_residual_of_nan_passes_through_relu(functions: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_twice_the_same_bits(functions: Any, dtype: str) -> None:
     for shape in ((16, 28, 28, 128), (3, 5, 7, 13)):
-        for residual in (False, True):
-            t = Operands(shape, dtype, "relu", residual)
+        for residual, bits in ((False, False), (True, False), (True, True)):
+            t = Operands(shape, dtype, "relu", residual, bits=bits)
             t.run(functions)
             first = {name: value.clone() for name, value in t.results.items()}
             t.poison()

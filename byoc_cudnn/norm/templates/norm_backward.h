@@ -5,41 +5,43 @@
 
 namespace {
 
-// Where dy' comes from: dy itself, dy and the activation of what x gives, or dy and the stored y; of the
-// last the first pass writes dy', which is the residual's gradient, and the second reads it.
-enum class Mask { kNone, kComputed, kStored };
+// Where dy' comes from: dy itself; dy and the activation of what x gives; dy and the stored y, or its
+// bits.  Of the last two the first pass writes dy', which is the residual's gradient, and the second
+// reads it.
+enum class Mask { kNone, kComputed, kStored, kBits };
 
-template <typename T, int V, Activation act, Mask mask>
+template <typename T, int V, bool whole, Activation act, Mask mask>
 __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
     gradient_sums(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ y,
-                  const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
+                  const uint8_t* __restrict__ bits, const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
                   T* __restrict__ dresidual, Sum<T>* __restrict__ partial, Shape shape) {
   using A = Sum<T>;
-  constexpr int kPasses = 2;
-  __shared__ A sums[kPasses][kThreads * V];
+  constexpr bool kStored = mask == Mask::kStored, kBits = mask == Mask::kBits;
+  __shared__ A sums[2][kThreads * V];
   begin();
   const Place at(shape, V);
   A plain[V] = {}, weighted[V] = {};
-  if (at.channel < shape.channels) {
+  if (at.left > 0) {
     A middle[V], scale[V], shift[V];
-    load_channels(middle, mean, at.channel);
+    load_channels(middle, mean + at.channel, at.left);
     if constexpr (mask == Mask::kComputed) {
-      load_channels(scale, gamma, at.channel);
-      load_channels(shift, rstd, at.channel);
+      load_channels(scale, gamma + at.channel, at.left);
+      load_channels(shift, rstd + at.channel, at.left);
 #pragma unroll
       for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
-      load_channels(shift, beta, at.channel);
+      load_channels(shift, beta + at.channel, at.left);
     }
-    auto add = [&](Pack<T, V>& g, const Pack<T, V>& a, const Pack<T, V>& b) {
+    auto add = [&](int64_t row, Pack<T, V>& g, const Pack<T, V>& a, const Pack<T, V>& b,
+                   uint8_t through) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const A apart = less(wide(a.value[i]), middle[i]);
         A d = wide(g.value[i]);
         if constexpr (mask == Mask::kComputed) {
           d = before<act, T>(d, times_plus(apart, scale[i], shift[i]));
-        } else if constexpr (mask == Mask::kStored) {
-          if (!passes<act>(wide(b.value[i]))) {
+        } else if constexpr (kStored || kBits) {
+          if (kStored ? !passes<act>(wide(b.value[i])) : (through >> i & 1) == 0) {
             d = 0;
             g.value[i] = narrow<T>(d);
           }
@@ -47,33 +49,39 @@ __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
         plain[i] += d;
         weighted[i] = times_plus(d, apart, weighted[i]);
       }
+      if constexpr (kStored || kBits) {
+        store<whole>(dresidual + row * shape.channels + at.channel, g, at.left);
+      }
     };
-    each_chunk<false>(
+    constexpr Use kOnce = kStored || kBits ? Use::kLast : Use::kAgain;
+    each_chunk<false, whole>(
         shape, at.row,
         [&](int64_t first) {
           Pack<T, V> g[kUnroll], a[kUnroll], b[kUnroll];
+          uint8_t through[kUnroll] = {};
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-            g[u] = load<mask == Mask::kStored ? Use::kLast : Use::kAgain, T, V>(dy + i);
-            a[u] = load<Use::kAgain, T, V>(x + i);
-            if constexpr (mask == Mask::kStored) b[u] = load<Use::kLast, T, V>(y + i);
+            const int64_t row = first + int64_t{u} * shape.height();
+            const int64_t i = row * shape.channels + at.channel;
+            load<kOnce, whole>(g[u], dy + i, at.left);
+            load<Use::kAgain, whole>(a[u], x + i, at.left);
+            if constexpr (kStored) load<Use::kLast, whole>(b[u], y + i, at.left);
+            if constexpr (kBits) through[u] = __ldg(bits + row * shape.packs + at.pack);
           }
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            add(g[u], a[u], b[u]);
-            if constexpr (mask == Mask::kStored) {
-              const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-              store(dresidual + i, g[u]);
-            }
+            add(first + int64_t{u} * shape.height(), g[u], a[u], b[u], through[u]);
           }
         },
         [&](int64_t row) {
           const int64_t i = row * shape.channels + at.channel;
-          Pack<T, V> g = load<Use::kAgain, T, V>(dy + i), b;
-          if constexpr (mask == Mask::kStored) b = load<Use::kLast, T, V>(y + i);
-          add(g, load<Use::kAgain, T, V>(x + i), b);
-          if constexpr (mask == Mask::kStored) store(dresidual + i, g);
+          Pack<T, V> g, a, b;
+          uint8_t through = 0;
+          load<kOnce, whole>(g, dy + i, at.left);
+          load<Use::kAgain, whole>(a, x + i, at.left);
+          if constexpr (kStored) load<Use::kLast, whole>(b, y + i, at.left);
+          if constexpr (kBits) through = __ldg(bits + row * shape.packs + at.pack);
+          add(row, g, a, b, through);
         });
   }
 #pragma unroll
@@ -83,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
   }
   __syncthreads();
   const int stride = shape.width * V;
-  for (int which = threadIdx.x; which < kPasses * stride; which += kThreads) {
+  for (int which = threadIdx.x; which < 2 * stride; which += kThreads) {
     const int pass = which / stride, c = which % stride;
     const int64_t channel = int64_t{blockIdx.x} * stride + c;
     if (channel >= shape.channels) continue;
@@ -109,7 +117,7 @@ __global__ void __launch_bounds__(kFew* kParts)
   dgamma[channel] = weighted * rstd[channel];
 }
 
-template <typename T, int V, Activation act, Mask mask>
+template <typename T, int V, bool whole, Activation act, Mask mask>
 __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
     gradient(const T* __restrict__ dy, const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
              const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
@@ -118,13 +126,13 @@ __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
-  if (at.channel >= shape.channels) return;
+  if (at.left <= 0) return;
   A middle[V], scale[V], shift[V], slope[V], level[V];
-  load_channels(middle, mean, at.channel);
-  load_channels(scale, gamma, at.channel);
-  load_channels(shift, rstd, at.channel);
-  load_channels(slope, dgamma, at.channel);
-  load_channels(level, dbeta, at.channel);
+  load_channels(middle, mean + at.channel, at.left);
+  load_channels(scale, gamma + at.channel, at.left);
+  load_channels(shift, rstd + at.channel, at.left);
+  load_channels(slope, dgamma + at.channel, at.left);
+  load_channels(level, dbeta + at.channel, at.left);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const A each = A(1) / A(shape.rows);
@@ -132,45 +140,48 @@ __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
     slope[i] = scale[i] * shift[i] * (slope[i] * each);
     level[i] = scale[i] * (level[i] * each);
   }
-  if constexpr (mask == Mask::kComputed) load_channels(shift, beta, at.channel);
-  auto value = [&](const Pack<T, V>& g, const Pack<T, V>& a) {
+  if constexpr (mask == Mask::kComputed) load_channels(shift, beta + at.channel, at.left);
+  auto write = [&](int64_t i, const Pack<T, V>& g, const Pack<T, V>& a) {
     Pack<T, V> out;
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const A apart = less(wide(a.value[i]), middle[i]);
-      A d = wide(g.value[i]);
+    for (int c = 0; c < V; ++c) {
+      const A apart = less(wide(a.value[c]), middle[c]);
+      A d = wide(g.value[c]);
       if constexpr (mask == Mask::kComputed) {
-        d = before<act, T>(d, times_plus(apart, scale[i], shift[i]));
+        d = before<act, T>(d, times_plus(apart, scale[c], shift[c]));
       }
-      out.value[i] = narrow<T>(scale[i] * d - (apart * slope[i] + level[i]));
+      out.value[c] = narrow<T>(scale[c] * d - (apart * slope[c] + level[c]));
     }
-    return out;
+    store<whole>(dx + i, out, at.left);
   };
-  each_chunk<!RW_NORM_FORWARDS>(
+  each_chunk<!RW_NORM_FORWARDS, whole>(
       shape, at.row,
       [&](int64_t first) {
         Pack<T, V> g[kUnroll], a[kUnroll];
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
           const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          g[u] = load<Use::kLast, T, V>(dy + i);
-          a[u] = load<Use::kLast, T, V>(x + i);
+          load<Use::kLast, whole>(g[u], dy + i, at.left);
+          load<Use::kLast, whole>(a[u], x + i, at.left);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          store(dx + i, value(g[u], a[u]));
+          write((first + int64_t{u} * shape.height()) * shape.channels + at.channel, g[u], a[u]);
         }
       },
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
-        store(dx + i, value(load<Use::kLast, T, V>(dy + i), load<Use::kLast, T, V>(x + i)));
+        Pack<T, V> g, a;
+        load<Use::kLast, whole>(g, dy + i, at.left);
+        load<Use::kLast, whole>(a, x + i, at.left);
+        write(i, g, a);
       });
 }
 
-template <typename T, int V, Activation act, Mask mask>
+template <typename T, bool whole, Activation act, Mask mask>
 cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
+  constexpr int V = kVector<T>;
   const Shape shape = shape_of<V>(call, sizeof(A));
   const auto *x = static_cast<const T*>(call.x), *dy = static_cast<const T*>(call.dy);
   const auto *gamma = static_cast<const A*>(call.gamma), *beta = static_cast<const A*>(call.beta);
@@ -178,29 +189,28 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   auto *dgamma = static_cast<A*>(call.first), *dbeta = static_cast<A*>(call.second);
   auto* const partial = static_cast<A*>(call.workspace);
   auto* const through = static_cast<T*>(call.dresidual);
-  cudaError_t error =
-      launch(gradient_sums<T, V, act, mask>, grid_of(shape), kThreads, stream, dy, x,
-             static_cast<const T*>(call.y), gamma, beta, mean, rstd, through, partial, shape);
+  cudaError_t error = launch(gradient_sums<T, V, whole, act, mask>, grid_of(shape), kThreads, stream,
+                             dy, x, static_cast<const T*>(call.y),
+                             static_cast<const uint8_t*>(call.mask), gamma, beta, mean, rstd, through,
+                             partial, shape);
   if (error != cudaSuccess) return error;
   const A* const sums = partial;
   error = launch(gradient_of_parameters<A>, few_grid(shape), kFew * kParts, stream, sums, rstd, dgamma,
                  dbeta, shape);
   if (error != cudaSuccess) return error;
-  constexpr bool kStored = mask == Mask::kStored;
-  constexpr Mask kLater = kStored ? Mask::kNone : mask;
-  return launch(gradient<T, V, kStored ? Activation::kNone : act, kLater>, grid_of(shape), kThreads,
-                stream, kStored ? static_cast<const T*>(through) : dy, x, gamma, beta, mean, rstd,
-                static_cast<const A*>(dgamma), static_cast<const A*>(dbeta),
+  constexpr bool kWritten = mask == Mask::kStored || mask == Mask::kBits;
+  constexpr Mask kLater = kWritten ? Mask::kNone : mask;
+  return launch(gradient<T, V, whole, kWritten ? Activation::kNone : act, kLater>, grid_of(shape),
+                kThreads, stream, kWritten ? static_cast<const T*>(through) : dy, x, gamma, beta, mean,
+                rstd, static_cast<const A*>(dgamma), static_cast<const A*>(dbeta),
                 static_cast<T*>(call.out), shape);
 }
 
 template <typename T, Activation act, Mask mask>
 int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
-  constexpr int kVector = 16 / sizeof(T);
-  const bool fits =
-      is_wide(call.channels, kVector, {call.x, call.dy, call.y, call.dresidual, call.out});
-  return finished(fits ? backward_by<T, kVector, act, mask>(call, stream)
-                       : backward_by<T, 1, act, mask>(call, stream));
+  const bool whole = is_whole<T>(call.channels, {call.x, call.dy, call.y, call.dresidual, call.out});
+  return finished(whole ? backward_by<T, true, act, mask>(call, stream)
+                        : backward_by<T, false, act, mask>(call, stream));
 }
 
 }  // namespace

@@ -13,10 +13,11 @@ struct RelayWgradNormCall {
   // Operands; what a call has not is null.
   const void *x, *dy, *y, *residual;
   const void *gamma, *beta, *mean, *rstd, *running_mean, *running_var;
+  const void* mask;  // a byte for each 16 bytes of a row: what the activation lets through
   // Results.
   void *out, *dresidual;  // out: y or dx
   void *first, *second;   // mean and rstd, or dgamma and dbeta
-  void *new_mean, *new_var;
+  void *new_mean, *new_var, *new_mask;
   void* workspace;
   int64_t workspace_bytes;
 };

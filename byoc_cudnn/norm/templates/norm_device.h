@@ -1,7 +1,7 @@
 // ---- rows of channels: what the kernels of both directions share -------------------------------------
 //
-// A block has `width` threads side by side, each with V neighbouring channels, and 256 / width rows of
-// them.  It takes every gridDim.y-th chunk of rows, U rows a thread and chunk, whose loads are all
+// A block has `width` threads side by side, each with a pack of V neighbouring channels, 16 bytes, and
+// 256 / width rows of them.  It takes every gridDim.y-th chunk of rows, U rows a thread and chunk, whose loads are all
 // under way before the first is used.  Which rows a thread adds, and in which order sums are added, is
 // a matter of sizes and of the device's size alone, so a second run gives the same bits.
 
@@ -55,7 +55,10 @@ __device__ inline double times(double a, double b) { return __dmul_rn(a, b); }
 __device__ inline float times_plus(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ inline double times_plus(double a, double b, double c) { return __fma_rn(a, b, c); }
 
-// V elements of one access.
+// Channels of a thread.
+template <typename T>
+constexpr int kVector = 16 / sizeof(T);
+
 template <typename T, int V>
 struct alignas(V * sizeof(T)) Pack {
   T value[V];
@@ -63,35 +66,39 @@ struct alignas(V * sizeof(T)) Pack {
 
 enum class Use { kAgain, kLast };
 
-template <Use use, typename T, int V>
-__device__ inline Pack<T, V> load(const T* at) {
-  if constexpr (sizeof(Pack<T, V>) == 16) {
+// A pack, of which `left` elements are there; with `whole` all are, and it lies at 16 bytes.
+template <Use use, bool whole, typename T, int V>
+__device__ inline void load(Pack<T, V>& pack, const T* at, int64_t left) {
+  if constexpr (whole) {
+    static_assert(sizeof(Pack<T, V>) == 16);
     const uint4 bits = use == Use::kLast && RW_NORM_HINTS ? __ldcs(reinterpret_cast<const uint4*>(at))
                                                           : __ldg(reinterpret_cast<const uint4*>(at));
-    Pack<T, V> pack;
     memcpy(&pack, &bits, sizeof(bits));
-    return pack;
   } else {
-    return *reinterpret_cast<const Pack<T, V>*>(at);
+#pragma unroll
+    for (int i = 0; i < V; ++i) pack.value[i] = i < left ? at[i] : narrow<T>(Sum<T>(0));
   }
 }
 
-template <typename T, int V>
-__device__ inline void store(T* at, const Pack<T, V>& pack) {
-  if constexpr (sizeof(Pack<T, V>) == 16) {
+template <bool whole, typename T, int V>
+__device__ inline void store(T* at, const Pack<T, V>& pack, int64_t left) {
+  if constexpr (whole) {
     uint4 bits;
     memcpy(&bits, &pack, sizeof(bits));
     *reinterpret_cast<uint4*>(at) = bits;
   } else {
-    *reinterpret_cast<Pack<T, V>*>(at) = pack;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      if (i < left) at[i] = pack.value[i];
+    }
   }
 }
 
-// V values of one a channel.
+// Values of one a channel; of channels that are not there zeros.
 template <int V, typename A>
-__device__ inline void load_channels(A (&to)[V], const A* from, int64_t channel) {
+__device__ inline void load_channels(A (&to)[V], const A* from, int64_t left) {
 #pragma unroll
-  for (int i = 0; i < V; ++i) to[i] = __ldg(from + channel + i);
+  for (int i = 0; i < V; ++i) to[i] = i < left ? __ldg(from + i) : A(0);
 }
 
 // Hopper and what is newer launch a kernel while the one before it ends; here that has ended.
@@ -109,6 +116,7 @@ struct Shape {
   int width;       // threads side by side, a power of two
   int blocks;      // over rows
   int tiles;       // blocks side by side
+  int64_t packs;   // of a row
 
   __host__ __device__ int height() const { return kThreads / width; }
   __host__ __device__ int64_t chunk_rows() const { return int64_t{height()} * kUnroll; }
@@ -122,28 +130,33 @@ struct Shape {
 
 // The place of a thread.
 struct Place {
-  int lane, row;
-  int64_t channel;
+  int row;
+  int64_t pack, channel;  // the first of the pack's
+  int64_t left;           // channels from there on
   __device__ Place(const Shape& shape, int vector)
-      : lane(threadIdx.x & (shape.width - 1)), row(threadIdx.x / shape.width),
-        channel((int64_t{blockIdx.x} * shape.width + lane) * vector) {}
+      : row(threadIdx.x / shape.width),
+        pack(int64_t{blockIdx.x} * shape.width + (threadIdx.x & (shape.width - 1))),
+        channel(pack * vector), left(shape.channels - channel) {}
 };
 
-// Calls `whole(first row)` where U rows of the thread are all there, `single(row)` for each row of the
-// chunk that is short.  `backwards`: from the last chunk, which the pass before read last.
-template <bool backwards, typename Whole, typename Single>
-__device__ inline void each_chunk(const Shape& shape, int row, Whole whole, Single single) {
+// Calls `all(first row)` where U rows of the thread are all there, `single(row)` for each row of the
+// chunk that is short, and where packs are not whole.  `backwards`: from the last chunk, which the pass
+// before read last.
+template <bool backwards, bool whole, typename All, typename Single>
+__device__ inline void each_chunk(const Shape& shape, int row, All all, Single single) {
   for (int64_t i = blockIdx.y; i < shape.chunks; i += shape.blocks) {
     const int64_t chunk = backwards ? shape.chunks - 1 - i : i;
     const int64_t first = chunk * shape.chunk_rows() + row;
-    if ((chunk + 1) * shape.chunk_rows() <= shape.rows) {
-      whole(first);
-    } else {
-#pragma unroll 1
-      for (int u = 0; u < kUnroll; ++u) {
-        const int64_t at = first + int64_t{u} * shape.height();
-        if (at < shape.rows) single(at);
+    if constexpr (whole) {
+      if ((chunk + 1) * shape.chunk_rows() <= shape.rows) {
+        all(first);
+        continue;
       }
+    }
+#pragma unroll 1
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t at = first + int64_t{u} * shape.height();
+      if (at < shape.rows) single(at);
     }
   }
 }
@@ -166,6 +179,15 @@ __device__ inline bool passes(A v) {
   if constexpr (act == Activation::kRelu) return !(v <= A(0));
   if constexpr (act == Activation::kRelu6) return !(v <= A(0) || v >= A(6));
   return true;
+}
+
+// The same of a pack, a bit each.
+template <Activation act, typename T, int V>
+__device__ inline uint8_t passing(const Pack<T, V>& pack) {
+  unsigned bits = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i) bits |= unsigned{passes<act>(wide(pack.value[i]))} << i;
+  return static_cast<uint8_t>(bits);
 }
 
 // The gradient before the activation, where `v` came out of the normalization.
@@ -211,7 +233,7 @@ inline Shape shape_of(const RelayWgradNormCall& call, int sum_bytes) {
     if (taken * 8 <= columns * 9) break;
     width /= 2;
   }
-  Shape shape{call.rows, call.channels, 0, width, 0, 0};
+  Shape shape{call.rows, call.channels, 0, width, 0, 0, columns};
   shape.chunks = (call.rows + shape.chunk_rows() - 1) / shape.chunk_rows();
   shape.tiles = static_cast<int>((columns + width - 1) / width);
   int64_t most = kNormBlocks * call.multiprocessors / shape.tiles;
@@ -254,8 +276,9 @@ inline dim3 few_grid(const Shape& shape) {
 }
 
 // Whether accesses of 16 bytes fit.
-inline bool is_wide(int64_t channels, int vector, std::initializer_list<const void*> pointers) {
-  bool fits = channels % vector == 0;
+template <typename T>
+inline bool is_whole(int64_t channels, std::initializer_list<const void*> pointers) {
+  bool fits = channels % kVector<T> == 0;
   for (const void* pointer : pointers) fits = fits && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
   return fits;
 }

@@ -7,7 +7,7 @@
 
 namespace {
 
-template <typename T, int V>
+template <typename T, int V, bool whole>
 __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
     moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, Shape shape) {
   using A = Sum<T>;
@@ -19,14 +19,14 @@ __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
   int count = 0;
   if (at.channel < shape.channels) {
     const T* from = x + at.channel;
-    each_chunk<false>(
+    each_chunk<false, whole>(
         shape, at.row,
         [&](int64_t first) {
           Pack<T, V> rows[kUnroll];
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            rows[u] = load<Use::kAgain, T, V>(from + (first + int64_t{u} * shape.height()) *
-                                                         shape.channels);
+            load<Use::kAgain, whole>(
+                rows[u], from + (first + int64_t{u} * shape.height()) * shape.channels, at.left);
           }
           const A share = A(kUnroll) / A(count + kUnroll), both = share * A(count);
           count += kUnroll;
@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
           }
         },
         [&](int64_t row) {
-          const Pack<T, V> one = load<Use::kAgain, T, V>(from + row * shape.channels);
+          Pack<T, V> one;
+          load<Use::kAgain, whole>(one, from + row * shape.channels, at.left);
           const A share = A(1) / A(++count);
 #pragma unroll
           for (int i = 0; i < V; ++i) {
@@ -118,23 +119,25 @@ __global__ void __launch_bounds__(kFew* kParts)
   }
 }
 
-template <typename T, int V, Activation act, bool residual>
+// `bits`: a byte for each pack goes along, which tells what the activation lets through.
+template <typename T, int V, bool whole, Activation act, bool residual, bool bits>
 __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
     normalized(const T* __restrict__ x, const T* __restrict__ more, const Sum<T>* __restrict__ gamma,
                const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
-               const Sum<T>* __restrict__ rstd, T* __restrict__ y, Shape shape) {
+               const Sum<T>* __restrict__ rstd, T* __restrict__ y, uint8_t* __restrict__ mask,
+               Shape shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
-  if (at.channel >= shape.channels) return;
+  if (at.left <= 0) return;
   A middle[V], scale[V], shift[V];
-  load_channels(middle, mean, at.channel);
-  load_channels(scale, gamma, at.channel);
-  load_channels(shift, rstd, at.channel);
+  load_channels(middle, mean + at.channel, at.left);
+  load_channels(scale, gamma + at.channel, at.left);
+  load_channels(shift, rstd + at.channel, at.left);
 #pragma unroll
   for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
-  load_channels(shift, beta, at.channel);
-  auto value = [&](const Pack<T, V>& a, const Pack<T, V>& b) {
+  load_channels(shift, beta + at.channel, at.left);
+  auto write = [&](int64_t row, const Pack<T, V>& a, const Pack<T, V>& b) {
     Pack<T, V> out;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
@@ -142,35 +145,35 @@ __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
       if constexpr (residual) v += wide(b.value[i]);
       out.value[i] = narrow<T>(activated<act>(v));
     }
-    return out;
+    store<whole>(y + row * shape.channels + at.channel, out, at.left);
+    if constexpr (bits) mask[row * shape.packs + at.pack] = passing<act>(out);
   };
-  each_chunk<!RW_NORM_FORWARDS>(
+  each_chunk<!RW_NORM_FORWARDS, whole>(
       shape, at.row,
       [&](int64_t first) {
         Pack<T, V> a[kUnroll], b[kUnroll];
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
           const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          a[u] = load<Use::kLast, T, V>(x + i);
-          if constexpr (residual) b[u] = load<Use::kLast, T, V>(more + i);
+          load<Use::kLast, whole>(a[u], x + i, at.left);
+          if constexpr (residual) load<Use::kLast, whole>(b[u], more + i, at.left);
         }
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          store(y + i, value(a[u], b[u]));
-        }
+        for (int u = 0; u < kUnroll; ++u) write(first + int64_t{u} * shape.height(), a[u], b[u]);
       },
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
-        Pack<T, V> b;
-        if constexpr (residual) b = load<Use::kLast, T, V>(more + i);
-        store(y + i, value(load<Use::kLast, T, V>(x + i), b));
+        Pack<T, V> a, b;
+        load<Use::kLast, whole>(a, x + i, at.left);
+        if constexpr (residual) load<Use::kLast, whole>(b, more + i, at.left);
+        write(row, a, b);
       });
 }
 
-template <typename T, int V, Activation act, bool residual>
+template <typename T, bool whole, Activation act, bool residual, bool bits>
 cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
+  constexpr int V = kVector<T>;
   const Shape shape = shape_of<V>(call, sizeof(A));
   const auto* x = static_cast<const T*>(call.x);
   auto* partial = static_cast<A*>(call.workspace);
@@ -179,23 +182,24 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
                         static_cast<const A*>(call.running_mean),
                         static_cast<const A*>(call.running_var), mean, rstd,
                         static_cast<A*>(call.new_mean), static_cast<A*>(call.new_var)};
-  cudaError_t error = launch(moments<T, V>, grid_of(shape), kThreads, stream, x, partial, shape);
+  cudaError_t error =
+      launch(moments<T, V, whole>, grid_of(shape), kThreads, stream, x, partial, shape);
   if (error != cudaSuccess) return error;
   const A* const sums = partial;
   error = launch(statistics<A>, few_grid(shape), kFew * kParts, stream, sums, s, shape);
   if (error != cudaSuccess) return error;
-  return launch(normalized<T, V, act, residual>, grid_of(shape), kThreads, stream, x,
+  return launch(normalized<T, V, whole, act, residual, bits>, grid_of(shape), kThreads, stream, x,
                 static_cast<const T*>(call.residual), static_cast<const A*>(call.gamma),
                 static_cast<const A*>(call.beta), static_cast<const A*>(mean),
-                static_cast<const A*>(rstd), static_cast<T*>(call.out), shape);
+                static_cast<const A*>(rstd), static_cast<T*>(call.out),
+                static_cast<uint8_t*>(call.new_mask), shape);
 }
 
-template <typename T, Activation act, bool residual>
+template <typename T, Activation act, bool residual, bool bits>
 int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
-  constexpr int kVector = 16 / sizeof(T);
-  const bool fits = is_wide(call.channels, kVector, {call.x, call.residual, call.out});
-  return finished(fits ? forward_by<T, kVector, act, residual>(call, stream)
-                       : forward_by<T, 1, act, residual>(call, stream));
+  const bool whole = is_whole<T>(call.channels, {call.x, call.residual, call.out});
+  return finished(whole ? forward_by<T, true, act, residual, bits>(call, stream)
+                        : forward_by<T, false, act, residual, bits>(call, stream));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ struct Tensors {
   const TensorView *gamma = nullptr, *beta = nullptr, *mean = nullptr, *rstd = nullptr,
                    *running_mean = nullptr, *running_var = nullptr, *dgamma = nullptr,
                    *dbeta = nullptr, *new_running_mean = nullptr, *new_running_var = nullptr;
+  const TensorView *mask = nullptr, *new_mask = nullptr;
 };
 
 using Slot = const TensorView* Tensors::*;
@@ -28,7 +29,8 @@ inline const char* name_of(Slot slot) {
       {&Tensors::rstd, "rstd"}, {&Tensors::running_mean, "running_mean"},
       {&Tensors::running_var, "running_var"}, {&Tensors::dgamma, "dgamma"},
       {&Tensors::dbeta, "dbeta"}, {&Tensors::new_running_mean, "new_running_mean"},
-      {&Tensors::new_running_var, "new_running_var"}};
+      {&Tensors::new_running_var, "new_running_var"}, {&Tensors::mask, "mask"},
+      {&Tensors::new_mask, "mask"}};
   for (const auto& [known, name] : kNames) {
     if (known == slot) return name;
   }
@@ -87,6 +89,28 @@ inline char* pointer_of(const TensorView* t) {
   return t == nullptr ? nullptr : static_cast<char*>(t->data_ptr()) + t->byte_offset();
 }
 
+inline void expect_on_device(const Norm& norm, const char* name, const TensorView& t,
+                             const TensorView& like) {
+  if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
+    TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " is not on the CUDA device of x";
+  }
+  if (!t.IsContiguous()) TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " is not contiguous";
+}
+
+// A byte for each 16 bytes of a row.
+inline void expect_mask(const Norm& norm, const TensorView& t, const TensorView& like) {
+  const int64_t channels = like.size(like.ndim() - 1), pack = 16 / (like.dtype().bits / 8);
+  const int64_t packs = (channels + pack - 1) / pack, bytes = like.numel() / channels * packs;
+  if (t.dtype().code != kDLUInt || t.dtype().bits != 8 || t.dtype().lanes != 1) {
+    TVM_FFI_THROW(TypeError) << norm.words << ": mask must be uint8";
+  }
+  expect_on_device(norm, "mask", t, like);
+  if (t.numel() != bytes) {
+    TVM_FFI_THROW(ValueError) << norm.words << ": mask must have a byte for each " << pack
+                              << " channels of a row, " << bytes << " of them, got " << t.numel();
+  }
+}
+
 inline void expect(const Norm& norm, const char* name, const TensorView& t, bool rows,
                    const TensorView& like) {
   const DLDataType d = t.dtype();
@@ -99,10 +123,7 @@ inline void expect(const Norm& norm, const char* name, const TensorView& t, bool
                              << (d.code == kDLBfloat ? "bfloat" : d.code == kDLFloat ? "float" : "code ")
                              << int{d.bits};
   }
-  if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
-    TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " is not on the CUDA device of x";
-  }
-  if (!t.IsContiguous()) TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " is not contiguous";
+  expect_on_device(norm, name, t, like);
   const int64_t channels = like.size(like.ndim() - 1);
   if (!rows) {
     if (t.ndim() != 1 || t.size(0) != channels) {
@@ -130,10 +151,17 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
   if (x.ndim() < 2) {
     TVM_FFI_THROW(ValueError) << norm.words << ": x must have at least 2 axes, got " << x.ndim();
   }
-  for (Slot slot : norm.tensors) expect(norm, name_of(slot), *(t.*slot), has_rows(slot), x);
   const int64_t channels = x.size(x.ndim() - 1);
   if (x.numel() == 0) {
     TVM_FFI_THROW(ValueError) << norm.words << ": x has no elements, so there are no statistics";
+  }
+  for (Slot slot : norm.tensors) {
+    if (slot != &Tensors::mask && slot != &Tensors::new_mask) {
+      expect(norm, name_of(slot), *(t.*slot), has_rows(slot), x);
+    }
+  }
+  for (const TensorView* mask : {t.mask, t.new_mask}) {
+    if (mask != nullptr) expect_mask(norm, *mask, x);
   }
   const bool backward = t.dy != nullptr;
   const int device = x.device().device_id, sum_bytes = norm.element == Element::kDouble ? 8 : 4;
@@ -160,6 +188,8 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     call.second = pointer_of(backward ? t.dbeta : t.rstd);
     call.new_mean = pointer_of(t.new_running_mean);
     call.new_var = pointer_of(t.new_running_var);
+    call.mask = pointer_of(t.mask);
+    call.new_mask = pointer_of(t.new_mask);
     if (backward) {
       call.y = pointer_of(t.y);
       call.mean = pointer_of(t.mean);

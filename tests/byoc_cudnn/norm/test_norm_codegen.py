@@ -38,6 +38,7 @@ BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
         (replace(FORWARD, direction="sideways"), "direction 'sideways'; there are 'forward', "),
         (replace(BACKWARD, activation="silu"), "silu's gradient is not told by what is stored"),
         (replace(BACKWARD, running=True), "running statistics are updated forward"),
+        (replace(FORWARD, bits=True), "bits are of relu or relu6 after a residual"),
         (replace(FORWARD, symbol="f(); g"), "symbol 'f(); g' is no identifier"),
         (replace(FORWARD, epsilon=float("nan")), "epsilon nan and momentum 0.1: not finite"),
     ],
@@ -53,6 +54,8 @@ def test_operands_and_results() -> None:
     assert FORWARD.results == ("y", "mean", "rstd", "new_running_mean", "new_running_var")
     assert BACKWARD.operands == ("dy", "x", "gamma", "beta", "mean", "rstd", "y")
     assert BACKWARD.results == ("dx", "dgamma", "dbeta", "dresidual")
+    assert replace(BACKWARD, bits=True).operands[-1] == "mask"
+    assert replace(FORWARD, residual=True, bits=True).results[-1] == "mask"
     plain = replace(BACKWARD, activation="")  # the residual's gradient is dy
     assert (plain.operands[-1], plain.results[-1]) == ("rstd", "dbeta")
     assert kernel_of(plain) == kernel_of(replace(plain, residual=False))
