@@ -25,7 +25,8 @@ MIXED_POLICY = "TMixedPrecisionPolicy"
 MIXED_INFER = "FInferMixedPrecision"
 
 FAMILY_LEGALIZER = "legalize.rules:legalize_rule"
-MIXED_ALWAYS = 0  # tvm::relax::MixedPrecisionPolicyKind::kAlways: cast operands to the half type
+# tvm::relax::MixedPrecisionPolicyKind: cast operands to the half type, or to float32
+MIXED_ALWAYS, MIXED_NEVER = 0, 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class OpDef:
     name : the name in TVM's registry, such as `relax.nn.conv2d_backward_weight`.
     summary : one line.
     arguments : (name, type, meaning) of each argument; empty for an op that upstream owns.
+    variadic : whether the last ones may be missing.
     rules : op registry key -> rule.
     kind, read_attrs : for the convolution family, which derivative it computes, and how its
         attributes read in the forward convolution's terms.
@@ -50,6 +52,7 @@ class OpDef:
     summary: str
     rules: dict[str, Any]
     arguments: tuple[tuple[str, str, str], ...] = ()
+    variadic: bool = False
     kind: ConvKind | None = None
     read_attrs: Callable[[Any], ConvAttrs] | None = None
     legalizer: str | None = None

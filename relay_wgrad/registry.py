@@ -176,7 +176,7 @@ def _create(definition: OpDef) -> None:
     if definition.name not in names:
         ir_api.RegisterOp(definition.name, definition.summary)
         op = Op.get(definition.name)
-        op.set_num_inputs(len(definition.arguments))
+        op.set_num_inputs(-1 if definition.variadic else len(definition.arguments))
         for argument in definition.arguments:
             op.add_argument(*argument)
         op.set_attrs_type_key("ir.DictAttrs")

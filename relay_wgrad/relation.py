@@ -1,4 +1,4 @@
-"""Type relations of the convolution family: what is refused, and in which words.
+"""Type relations: what is refused, and in which words; those of the convolution family.
 
 A rule is refused only when it is provably broken: with symbolic sizes, a difference that does not
 simplify to a non-zero constant is trusted, as TVM does everywhere else.  Every message names the
@@ -23,15 +23,12 @@ def as_size(expr: Any) -> Size:
     return int(expr.value) if isinstance(expr, tirx.IntImm) else expr
 
 
-class Relation:
-    """Checks of one call; collects what the result type is made of."""
+class Checks:
+    """What the relations of all operators say of one call."""
 
-    def __init__(self, op: str, attrs: ConvAttrs) -> None:
+    def __init__(self, op: str) -> None:
         self.op = op
-        self.attrs = attrs
         self.analyzer = Analyzer()
-
-    # ---- primitives --------------------------------------------------------------------------
 
     def error(self, message: str) -> ValueError:
         return ValueError(f"{self.op}: {message}")
@@ -48,6 +45,32 @@ class Relation:
         if a is not None and b is not None and self.differ(a, b):
             raise self.error(f"{rule}, got {a_name}={a} and {b_name}={self.simplify(b)}")
 
+    def at_least_one(self, name: str, size: Size, why: str) -> None:
+        size = self.simplify(size)
+        if isinstance(size, int) and size < 1:
+            raise self.error(f"{name} must be positive, got {name}={size} from {why}")
+
+    def arity(self, call: relax.Call, names: Sequence[str]) -> None:
+        if len(call.args) != len(names):
+            raise self.error(
+                f"takes {len(names)} arguments ({', '.join(names)}), got {len(call.args)}"
+            )
+
+    def result_vdevice(self, operands: Sequence[relax.Expr]) -> Any:
+        devices = [x.ty.vdevice for x in operands if x.ty.vdevice is not None]
+        for other in devices[1:]:
+            if other != devices[0]:
+                raise self.error(f"operands must be on one device, got {devices[0]} and {other}")
+        return devices[0] if devices else None
+
+
+class Relation(Checks):
+    """Checks of one call of the family; collects what the result type is made of."""
+
+    def __init__(self, op: str, attrs: ConvAttrs) -> None:
+        super().__init__(op)
+        self.attrs = attrs
+
     def divides(self, name: str, size: Size) -> None:
         if size is None:
             return
@@ -56,11 +79,6 @@ class Relation:
             raise self.error(
                 f"groups must divide {name}, got {name}={size}, groups={self.attrs.groups}"
             )
-
-    def at_least_one(self, name: str, size: Size, why: str) -> None:
-        size = self.simplify(size)
-        if isinstance(size, int) and size < 1:
-            raise self.error(f"{name} must be positive, got {name}={size} from {why}")
 
     # ---- attributes --------------------------------------------------------------------------
 
@@ -95,12 +113,6 @@ class Relation:
                 raise self.error(f"{name} must be a permutation of {canonical}, got {value!r}")
 
     # ---- operands ----------------------------------------------------------------------------
-
-    def arity(self, call: relax.Call, names: Sequence[str]) -> None:
-        if len(call.args) != len(names):
-            raise self.error(
-                f"takes {len(names)} arguments ({', '.join(names)}), got {len(call.args)}"
-            )
 
     def tensor(self, name: str, arg: Any, layout: str, canonical: str) -> tuple[Size, ...] | None:
         """The operand's canonical shape, or None where it is unknown."""
@@ -213,9 +225,3 @@ class Relation:
                 f" got {' and '.join(known)}"
             )
         return known[0] if len(known) == len(dtypes) else None
-
-    def result_vdevice(self, operands: Sequence[relax.Expr]) -> Any:
-        devices = [x.ty.vdevice for x in operands if x.ty.vdevice is not None]
-        if len(devices) > 1 and devices[0] != devices[1]:
-            raise self.error(f"operands must be on one device, got {devices[0]} and {devices[1]}")
-        return devices[0] if devices else None

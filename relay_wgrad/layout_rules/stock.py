@@ -51,10 +51,12 @@ def _output(call: relax.Call, moved: InLayout) -> Any:
         if not isinstance(taken, Taken):
             break
         inputs.append(_decision(taken.perm))
+    outputs: list[Any] = [_decision(perm) for perm in moved.outputs]
     return tvm.ir.make_node(
         "relax.transform.InferLayoutOutput",
         input_layouts=inputs,
-        output_layouts=[_decision(perm) for perm in moved.outputs],
+        # One for each result of the call, and a tuple is one.
+        output_layouts=[outputs] if isinstance(call.ty, relax.TupleType) else outputs,
         new_attrs=call.attrs if moved.attrs is KEEP else moved.attrs,
         new_args={tirx.IntImm("int32", i): arg for i, arg in moved.args.items()},
     )

@@ -92,6 +92,20 @@ def normalization(call: relax.Call, perm: Perm) -> InLayout | None:
     return InLayout(tuple(inputs), outputs, attrs_with(call.attrs, **changed))
 
 
+def training_norm(call: relax.Call, perm: Perm) -> InLayout | None:
+    """batch_norm_train and its gradient: tensors beside x follow, vectors stay."""
+    axis = _axis(attr_fields(call.attrs)["axis"], perm)
+    ranks = [rank_of(arg.ty) for arg in call.args]
+    outputs = [rank_of(ty) for ty in leaf_types(call.ty)]
+    if any(rank not in (1, len(perm)) for rank in (*ranks, *outputs)):
+        return None
+    return InLayout(
+        tuple(Taken(perm if rank == len(perm) else identity(1)) for rank in ranks),
+        tuple(perm if rank == len(perm) else identity(1) for rank in outputs),
+        attrs_with(call.attrs, axis=axis),
+    )
+
+
 def reduction(call: relax.Call, perm: Perm) -> InLayout | None:
     """sum, mean, …: `axis` is a list of axes or None, which is all."""
     axes, keepdims = call.attrs.axis, bool(call.attrs.keepdims)
@@ -188,6 +202,7 @@ _BY_RULE: tuple[tuple[LayoutRule, str], ...] = (
     (follow, _UNARY + _BROADCASTING),
     (one_axis, "nn.softmax nn.log_softmax concat split flip cumsum cumprod"),
     (normalization, "nn.batch_norm nn.layer_norm nn.group_norm nn.instance_norm"),
+    (training_norm, "nn.batch_norm_train nn.batch_norm_train_backward"),
     (reduction, "sum mean max min prod variance std"),
     (pooling, "nn.max_pool2d nn.avg_pool2d nn.adaptive_avg_pool2d image.resize2d"),
     (pooling, "grad.max_pool2d_backward grad.avg_pool2d_backward"),

@@ -1,9 +1,20 @@
-"""The operators, one home each.  `FAMILY`: the convolution family; `ALL`: all that registers."""
+"""The operators, one home each.
+
+`FAMILY`: the convolution family; `NORMS`: training batch normalization; `ALL`: all that registers.
+"""
 
 from __future__ import annotations
 
 from ..opdef import OpDef
-from . import auxiliary, conv2d, conv2d_backward_data, conv2d_backward_weight, conv2d_transpose
+from . import (
+    auxiliary,
+    batch_norm_train,
+    batch_norm_train_backward,
+    conv2d,
+    conv2d_backward_data,
+    conv2d_backward_weight,
+    conv2d_transpose,
+)
 
 FAMILY: dict[str, OpDef] = {
     d.name: d
@@ -14,4 +25,5 @@ FAMILY: dict[str, OpDef] = {
         conv2d_backward_data.DEF,
     )
 }
-ALL: tuple[OpDef, ...] = (*FAMILY.values(), *auxiliary.DEFS)
+NORMS: dict[str, OpDef] = {d.name: d for d in (batch_norm_train.DEF, batch_norm_train_backward.DEF)}
+ALL: tuple[OpDef, ...] = (*FAMILY.values(), *NORMS.values(), *auxiliary.DEFS)

@@ -18,6 +18,7 @@ from ..dtypes import HALVES
 from ..frontend import TrainingGraph
 from ..transform import grad
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
+from ..transform.raise_norm import raise_batch_norm
 
 ADJOINT = "main_adjoint"
 SCALE = "loss_scale"
@@ -30,6 +31,7 @@ def step_module(
     checkpoint: str | Sequence[str] | None = None,
     scaled: bool = False,
     wide_weight_gradients: bool = True,
+    raise_norms: bool = False,
 ) -> tvm.IRModule:
     """The module of `graph` with `main_adjoint`: (arguments…) to (outputs, gradients).
 
@@ -42,6 +44,9 @@ def step_module(
         differentiation and the gradients divided by it after, so that small ones survive float16.
     wide_weight_gradients : with a half `dtype`, weights' gradients are float32 sums that are never
         rounded to half; without, they are rounded once, as PyTorch's autocast does.
+    raise_norms : training batch normalization becomes one operator with what follows it
+        (`transform.raise_norm`), for which CUDA has kernels.  With a half `dtype` its results, and
+        so residual sums, are half then.
 
     Raises
     ------
@@ -55,6 +60,8 @@ def step_module(
     half = dtype in HALVES and dtype != graph.dtype
     if half and graph.dtype != "float32":
         raise ValueError(f"dtype={dtype!r}: mixed precision needs a float32 graph")
+    if raise_norms:
+        module, _ = raise_batch_norm(module, "main", keep=_cuts(graph, checkpoint))
     if half:
         module = mixed_precision(module, "main", dtype=str(dtype))
     if scaled:
@@ -69,6 +76,12 @@ def step_module(
     if scaled:
         module[ADJOINT] = _unscaled(module[ADJOINT])
     return module
+
+
+def _cuts(graph: TrainingGraph, checkpoint: str | Sequence[str] | None) -> list[str]:
+    """The variables that a checkpoint names."""
+    named = () if checkpoint is None or isinstance(checkpoint, str) else checkpoint
+    return [graph.tensors[name] for name in named if name in graph.tensors]
 
 
 def converted(module: tvm.IRModule, layout: str | None) -> tvm.IRModule:

@@ -127,7 +127,8 @@ def choose(func: relax.Function, cuts: Sequence[Cut], inputs: Sequence[str]) -> 
     _, made, _ = _dependent(func, inputs)
     sums = [0]
     for binding in bindings:
-        sums.append(sums[-1] + (bytes_of(binding.var.ty) if binding.var in made else 0))
+        whole = binding.var in made and not isinstance(binding.value, relax.TupleGetItem)
+        sums.append(sums[-1] + (bytes_of(binding.var.ty) if whole else 0))
     total = sums[-1]
 
     def between(first: Cut, after: int) -> int:

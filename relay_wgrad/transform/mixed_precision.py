@@ -6,6 +6,8 @@ types, before differentiation, by inserting casts:
 
 * convolutions of the family and matmul take half operands and make a half result;
 * relu and max pooling, whose results are roundings of nothing, take and make half;
+* training batch normalization that is one operator takes and makes half tensors, a residual among
+  them, beside float32 parameters and statistics;
 * reshaping, joining and splitting follow their operands;
 * everything else (normalization, average pooling, softmax, loss, residual sums, biases) is float32.
 
@@ -27,6 +29,7 @@ from ..dtypes import HALVES
 from ..ir import op_name
 from ..keys import SYMBOL
 from ..ops.algebra import WGRAD_KEYS, make_call
+from ..ops.batch_norm import FORWARD
 from ..ops.conv2d_backward_weight import DEF as WGRAD
 from .substitute import substitute
 from .surface import check_relax_module
@@ -113,6 +116,11 @@ class _Rewriter:
         if not isinstance(value, relax.Call):
             return self.value.get(value, value)
         name = op_name(value)
+        if name == FORWARD:
+            args = [
+                self.cast(arg, "float32" if arg.ty.ndim == 1 else self.half) for arg in value.args
+            ]
+            return relax.Call(value.op, args, value.attrs, value.ty_args)
         if name in _ALWAYS:
             dtype = self.half
         elif name in _FOLLOW:

@@ -114,7 +114,13 @@ for _ in range(2):
     different = {k for k in before if before[k] != after.get(k)}
     assert not different, different
     new = {k[0] for k in after if k not in before}
-    assert new == {"relax.nn.conv2d_backward_weight", "relax.nn.conv2d_backward_data"}, new
+    assert new == {
+        f"relax.nn.{name}"
+        for name in (
+            "conv2d_backward_weight", "conv2d_backward_data",
+            "batch_norm_train", "batch_norm_train_backward",
+        )
+    }, new
 print("restored")
 """
     )

@@ -1,0 +1,221 @@
+"""`relax.nn.batch_norm_train_backward(dy, x, …)`: the gradient of `batch_norm_train`.
+
+    g = dy act'(z)    dbeta = sum(g)    dgamma = sum(g xhat)    (dresidual = g)
+    dx = gamma rstd (g - mean(g) - xhat mean(g xhat))
+
+z is computed again from x, as the forward operator does it, or told by y where a residual was
+added; so neither a mask nor a normalized x is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from .. import opdef
+from ..layout_rules.stock import follow_rule
+from .algebra import get_op, operands
+from .batch_norm import (
+    ACTIVATIONS,
+    BACKWARD,
+    BACKWARD_KEYS,
+    NormAttrs,
+    NormChecks,
+    Terms,
+    call_attrs,
+    dtype_of,
+    make_call,
+    read_attrs,
+)
+
+OP = "batch_norm_train_backward"
+_NAMES = ("dy", "x", "gamma", "beta", "mean", "rstd", "y")
+R = relax.op
+
+
+def batch_norm_train_backward(
+    dy: relax.Expr,
+    x: relax.Expr,
+    gamma: relax.Expr,
+    beta: relax.Expr,
+    mean: relax.Expr,
+    rstd: relax.Expr,
+    *y: relax.Expr,
+    axis: int = 1,
+    epsilon: float = 1e-5,
+    activation: str = "",
+) -> relax.Expr:
+    """The gradients of `batch_norm_train`, given that of its y.
+
+    Parameters
+    ----------
+    dy : of x's type.
+    x, gamma, beta : the operands of the forward call.
+    mean, rstd : its results, (C,).
+    y : its result, where it had a residual and an activation; else nothing.
+    axis, epsilon, activation : its attributes.
+
+    Returns
+    -------
+    relax.Expr : a call whose result is the tuple (dx, dgamma, dbeta), with y (dx, dgamma, dbeta,
+        dresidual).
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError : as `batch_norm_train`.
+    """
+    get_op(BACKWARD)
+    more = dict(zip(("y",), y, strict=False))
+    operands(OP, dy=dy, x=x, gamma=gamma, beta=beta, mean=mean, rstd=rstd, **more)
+    given = {"axis": axis, "epsilon": epsilon, "activation": activation}
+    attrs = read_attrs(OP, given, BACKWARD_KEYS)
+    return make_call(BACKWARD, [dy, x, gamma, beta, mean, rstd, *y], attrs, BACKWARD_KEYS)
+
+
+def read(call: relax.Call) -> NormAttrs:
+    return call_attrs(call, OP, BACKWARD_KEYS)
+
+
+def named(call: relax.Call) -> dict[str, Any]:
+    """The operands by their names.  Raises ValueError for another number of them than there is."""
+    if len(call.args) not in (6, 7):
+        raise ValueError(
+            f"{OP}: takes 6 or 7 arguments ({', '.join(_NAMES)} if any), got {len(call.args)}"
+        )
+    return dict(zip(_NAMES, call.args, strict=False))
+
+
+def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """(dy, x, …) -> (dx, dgamma, dbeta, …)."""
+    attrs, given = read(call), named(call)
+    checks = NormChecks(OP, attrs)
+    x = checks.data("x", given["x"])
+    for name, arg in given.items():
+        if name in ("dy", "y"):
+            checks.like(name, arg, "x", x)
+        elif name != "x":
+            checks.vector(name, arg, x)
+    if "y" in given and (not attrs.activation or not ACTIVATIONS[attrs.activation].by_result):
+        raise ValueError(f"{OP}: activation={attrs.activation!r} takes no y, got one")
+    checks.result_vdevice(list(given.values()))
+    vector = checks.vectors(x)
+    return relax.TupleType([x, vector, vector, *([x] if "y" in given else [])])
+
+
+class _Values:
+    """What the operator and its gradient both need."""
+
+    def __init__(self, bb: Any, call: relax.Call) -> None:
+        given = named(call)
+        self.t = t = Terms(bb, given["x"], read(call))
+        self.gamma, self.beta, self.rstd = given["gamma"], given["beta"], given["rstd"]
+        self.centred, self.xhat = t.xhat(given["mean"], self.rstd)
+        self.z = None
+        if t.attrs.activation:
+            y = given.get("y")
+            affine = t.affine(self.xhat, self.gamma, self.beta) if y is None else t.wide(y)
+            self.z = affine
+        self.dy = t.wide(given["dy"])
+        self.g = self.passed(self.dy)
+        self.scale = t.times(self.gamma, self.rstd)
+
+    def passed(self, value: Any) -> Any:
+        return value if self.z is None else self.t.passed(value, self.z)
+
+    def projected(self, g: Any, mean: Any, product: Any) -> Any:
+        """g - mean - xhat product, of the means of g and of g xhat."""
+        t = self.t
+        return t.minus(t.minus(g, t.lift(mean)), t.times(self.xhat, t.lift(product)))
+
+
+def composite(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """FLegalize: the operators that it is made of."""
+    v = _Values(bb, call)
+    t, dtype, count = v.t, dtype_of(call.args[1]), v.t.count()
+    dbeta, dgamma = t.sum(v.g), t.sum(t.times(v.g, v.xhat))
+    inner = v.projected(v.g, t.over(dbeta, count), t.over(dgamma, count))
+    dx = t.emit(R.astype(t.times(inner, t.lift(v.scale)), dtype))
+    results = [dx, dgamma, dbeta]
+    if len(call.args) == 7:
+        results.append(t.emit(R.astype(v.g, dtype)))
+    return relax.Tuple(results)
+
+
+def gradient(var: Any, call: relax.Call, ct: Any, ctx: Any) -> list[Any]:
+    """The transpose of the derivative, in operators that have gradients themselves.
+
+    With u, p, q, w the cotangents of dx, dgamma, dbeta, dresidual, s = gamma rstd and means over
+    the pixels, what is differentiated is
+
+        L = sum(u s (g - mean(g) - xhat mean(g xhat))) + p sum(g xhat) + q sum(g) + sum(w g)
+
+    by g and by xhat:
+
+        Lg    = s (u - mean(u) - xhat mean(u xhat)) + p xhat + q + w
+        Lxhat = -s (u mean(g xhat) + g mean(u xhat)) + p g
+
+    g depends on dy, and on z where the activation is curved; s and xhat on all else.
+    """
+    v = _Values(ctx, call)
+    t, names = v.t, list(named(call))
+    whole = ctx.lookup_binding(ct) if isinstance(ct, relax.Var) else ct
+    fields = whole.fields if isinstance(whole, relax.Tuple) else [
+        ctx.emit(relax.TupleGetItem(ct, i)) for i in range(len(call.ty.fields))
+    ]  # fmt: skip
+    u, p, q, *w = (t.wide(field) for field in fields)
+    count = t.count()
+    mean_g, product_g = (t.over(t.sum(e), count) for e in (v.g, t.times(v.g, v.xhat)))
+    mean_u, product_u = (t.over(t.sum(e), count) for e in (u, t.times(u, v.xhat)))
+    by_g = t.plus(
+        t.times(v.projected(u, mean_u, product_u), t.lift(v.scale)),
+        t.times(v.xhat, t.lift(p)), t.lift(q), *w,
+    )  # fmt: skip
+    crossed = t.plus(t.times(u, t.lift(product_g)), t.times(v.g, t.lift(product_u)))
+    by_xhat = t.minus(t.times(v.g, t.lift(p)), t.times(crossed, t.lift(v.scale)))
+    by_scale = t.sum(t.times(u, v.projected(v.g, mean_g, product_g)))
+    by_gamma, by_beta = t.times(by_scale, v.rstd), None
+    if t.act.curved is not None:
+        by_z = t.times(by_g, v.dy, t.emit(t.act.curved(v.z)))
+        by_gamma, by_beta = t.plus(by_gamma, t.sum(t.times(by_z, v.xhat))), t.sum(by_z)
+        by_xhat = t.plus(by_xhat, t.times(by_z, t.lift(v.gamma)))
+    by_x = t.times(by_xhat, t.lift(v.rstd))
+    partials = {
+        "dy": v.passed(by_g),
+        "x": by_x,
+        "gamma": by_gamma,
+        "beta": by_beta,
+        "mean": t.times(t.sum(by_x), t.number(-1)),
+        "rstd": t.plus(t.times(by_scale, v.gamma), t.sum(t.times(by_xhat, v.centred))),
+        "y": None,
+    }
+    made = []
+    for name, arg in zip(names, call.args, strict=True):
+        partial = partials[name]
+        made.append(R.zeros_like(arg) if partial is None else R.astype(partial, dtype_of(arg)))
+    return made
+
+
+DEF = opdef.OpDef(
+    name=BACKWARD,
+    summary="the gradient of batch_norm_train",
+    arguments=(
+        ("dy", "Tensor", "The gradient of y."),
+        ("x", "Tensor", "What was normalized."),
+        ("gamma", "Tensor", "The scale of each channel."),
+        ("beta", "Tensor", "The shift of each channel."),
+        ("mean", "Tensor", "The mean of each channel."),
+        ("rstd", "Tensor", "1 / sqrt(variance + epsilon) of each channel."),
+        ("y", "Tensor", "The forward result, where there were a residual and an activation."),
+    ),
+    variadic=True,
+    constructor=batch_norm_train_backward,
+    rules={
+        opdef.INFER_TYPE: infer_type,
+        opdef.LEGALIZE: lambda upstream: composite,
+        opdef.GRADIENT: gradient,
+        opdef.INFER_LAYOUT: follow_rule(BACKWARD),
+        opdef.PURITY: True,
+        opdef.MIXED_POLICY: opdef.MIXED_NEVER,
+    },
+)

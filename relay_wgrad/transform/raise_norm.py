@@ -1,0 +1,166 @@
+"""`RaiseBatchNorm`: training batch normalization, and what follows it, becomes one operator.
+
+For a forward function, before it is differentiated.  Front ends write the normalization out, since
+upstream's `batch_norm` has no gradient:
+
+    m = mean(x)   c = x - m   v = mean(c c)   y = c / sqrt(v + epsilon) gamma + beta
+
+Here y, the update of the running statistics, a residual that is added to y alone and the activation
+after it become `relax.nn.batch_norm_train`, whose gradient is one operator too.  So does upstream's
+`batch_norm` in training mode.  Every value stays; what else is made of m, c or v is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from ..layout_rules.in_layout import sizes_of
+from ..ops.batch_norm import FORWARD, FORWARD_KEYS, NormAttrs, dtype_of, make_call
+from .norm_graph import Graph, Norm, block_of
+from .raising.walk import variables_of
+from .surface import ModulePass, check_relax_module
+
+Expr = Any
+_WHOLE, _NEW_MEAN, _NEW_VAR = 0, 3, 4  # fields of the operator's result
+
+
+@dataclass(frozen=True)
+class RaisedNorm:
+    """One normalization: the variable of its result, and what became part of it."""
+
+    node: str
+    activation: str = ""
+    residual: bool = False
+    running: bool = False
+
+
+def RaiseBatchNorm(functions: Collection[str] | None = None) -> tvm.transform.Pass:  # noqa: N802
+    """The pass; `functions` by name, by default all of one dataflow block."""
+
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        out = mod.clone()
+        for var, func in mod.functions_items():
+            named = functions is None or str(var.name_hint) in functions
+            if named and isinstance(func, relax.Function) and block_of(func) is not None:
+                out.update_func(var, _raised(func, ())[0])
+        return out
+
+    return ModulePass("RaiseBatchNorm", run)
+
+
+def raise_batch_norm(
+    mod: tvm.IRModule, fn: str = "main", *, keep: Iterable[str] = ()
+) -> tuple[tvm.IRModule, list[RaisedNorm]]:
+    """The module with the normalizations of `fn` as operators, and an entry for each.
+
+    Parameters
+    ----------
+    mod : `fn` has one dataflow block.
+    keep : names of variables that have to stay, such as those at which checkpoints are.
+
+    Raises
+    ------
+    ValueError : where `fn` is no function of one dataflow block.
+    RuntimeError : before `relay_wgrad.register()`.
+    """
+    check_relax_module("raise_batch_norm", mod)
+    func = mod[fn]
+    if not isinstance(func, relax.Function) or block_of(func) is None:
+        raise ValueError(f"raise_batch_norm: {fn!r} must be a function of one dataflow block")
+    out = mod.clone()
+    out[fn], entries = _raised(func, keep)
+    return out, entries
+
+
+def _raised(func: relax.Function, keep: Iterable[str]) -> tuple[relax.Function, list[RaisedNorm]]:
+    graph = Graph(func, keep)
+    norms = graph.norms()
+    if not norms:
+        return func, []
+    bindings = _Rewriter(graph, norms).bindings()
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
+    made = relax.Function(list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span)
+    entries = [
+        RaisedNorm(n.y.name, n.activation, n.residual is not None, n.running is not None)
+        for n in norms
+    ]
+    return relax.analysis.remove_all_unused(made), entries
+
+
+# ---- writing ---------------------------------------------------------------------------------
+
+
+class _Rewriter:
+    """The bindings with an operator for each normalization."""
+
+    def __init__(self, graph: Graph, norms: list[Norm]) -> None:
+        self.graph, self.builder = graph, relax.BlockBuilder()
+        self.new: dict[relax.Var, list[relax.Binding]] = {}  # in place of a variable's binding
+        for norm in norms:
+            self._replace(norm)
+
+    def _replace(self, norm: Norm) -> None:
+        dtype, channels = dtype_of(norm.x), (sizes_of(norm.x.ty) or [])[norm.axis]
+        first: list[relax.Binding] = []
+
+        def bind(value: Expr, name: str) -> relax.Var:
+            value = self.builder.normalize(value)
+            var = relax.DataflowVar(name, value.ty)
+            first.append(relax.VarBinding(var, value))
+            return var
+
+        def filled(vector: Expr, value: float, name: str) -> Expr:
+            if vector is not None:
+                return vector
+            if isinstance(channels, int):
+                return relax.const(np.full(channels, value), dtype)
+            shape = relax.ShapeExpr([channels])
+            return bind(relax.op.full(shape, relax.const(value, dtype)), name)
+
+        args = [norm.x, filled(norm.gamma, 1, "gamma"), filled(norm.beta, 0, "beta")]
+        args += [norm.residual] if norm.residual is not None else []
+        args += list(norm.running or ())
+        attrs = NormAttrs(norm.axis, norm.epsilon, norm.activation, norm.momentum, norm.unbiased)
+        whole = bind(make_call(FORWARD, args, attrs, FORWARD_KEYS), f"{norm.y.name}_norm")
+        self.new[norm.y] = [*first, self._binding(norm.y, relax.TupleGetItem(whole, _WHOLE))]
+        for var, index in zip(norm.updates or (), (_NEW_MEAN, _NEW_VAR), strict=False):
+            self.new[var] = [self._binding(var, relax.TupleGetItem(whole, index))]
+        for index, var in norm.fields.items():
+            if index:  # upstream's new running statistics
+                item = relax.TupleGetItem(whole, _NEW_MEAN + index - 1)
+                self.new[var] = [self._binding(var, item)]
+
+    def _binding(self, var: relax.Var, value: Expr) -> relax.Binding:
+        return relax.VarBinding(var, self.builder.normalize(value))
+
+    def bindings(self) -> list[relax.Binding]:
+        """In the order in which they were, but for what now comes from a later operator."""
+        made: set[relax.Var] = set()
+        where: dict[relax.Var, list[relax.Binding]] = {}
+        for binding in self.graph.bindings:
+            group = self.new.get(binding.var, [binding])
+            for part in group:
+                where[part.var] = group
+        out: list[relax.Binding] = []
+        for binding in self.graph.bindings:
+            stack = [binding.var]
+            while stack:
+                var = stack[-1]
+                group = where[var]
+                inside = {part.var for part in group}
+                needed = [v for part in group for v in variables_of(part.value)]
+                missing = [v for v in needed if v in where and v not in made and v not in inside]
+                if missing and var not in made:
+                    stack += missing
+                    continue
+                stack.pop()
+                if var not in made:
+                    made |= inside
+                    out += group
+        return out

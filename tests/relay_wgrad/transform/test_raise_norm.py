@@ -1,0 +1,93 @@
+"""What is training batch normalization, and what is only similar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tvm
+from tvm import relax
+from tvm.ir import assert_structural_equal
+
+from relay_wgrad.transform import grad
+from relay_wgrad.transform.raise_norm import RaiseBatchNorm, RaisedNorm, raise_batch_norm
+from tests.support.layout_cases import calls
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+op = relax.op
+X, C = (2, 3, 4, 5), (3,)
+
+
+def tensor(name: str, shape: Any = X) -> relax.Var:
+    return relax.Var(name, relax.TensorType(list(shape), "float32"))
+
+
+def upstreams(training: bool = True, **attrs: Any) -> tvm.IRModule:
+    bb = relax.BlockBuilder()
+    params = [tensor("x"), *(tensor(n, C) for n in ("gamma", "beta", "mean", "var"))]
+    with bb.function("main", params):
+        with bb.dataflow():
+            n = bb.emit(op.nn.batch_norm(*params, axis=1, training=training, **attrs))
+            y, mean, var = (bb.emit(relax.TupleGetItem(n, i)) for i in range(3))
+            out = [bb.emit_output(v) for v in (op.sum(op.nn.relu(y)), mean, var)]
+        bb.emit_func_output(relax.Tuple(out))
+    return bb.get()
+
+
+def test_upstreams_operator() -> None:
+    mod, entries = raise_batch_norm(upstreams(momentum=0.2, scale=False))
+    assert [(e.activation, e.residual, e.running) for e in entries] == [("relu", False, True)]
+    (call,) = calls(mod, "batch_norm_train")
+    assert (call.attrs["momentum"], bool(call.attrs["unbiased"])) == (0.2, False)
+    assert [a.name for a in call.args if isinstance(a, relax.Var)] == ["x", "beta", "mean", "var"]
+    adjoint = tvm.IRModule({"main": grad(mod, wrt=["x"])["main_adjoint"]})
+    (backward,) = calls(adjoint, "batch_norm_train_backward")
+    assert backward.attrs["activation"] == "relu"
+    assert raise_batch_norm(upstreams(training=False))[1] == []
+
+
+def written_out(change: str = "") -> tvm.IRModule:
+    """The normalization as front ends write it, with one thing otherwise."""
+    bb = relax.BlockBuilder()
+    x, gamma, other = tensor("x"), tensor("gamma", C), tensor("other")
+    axes = [2, 3] if change == "axes" else [0, 2, 3]
+    with bb.function("main", [x, gamma, other]):
+        with bb.dataflow():
+            m = bb.emit(op.mean(x, axes, keepdims=True))
+            c = bb.emit(op.subtract(x, m))
+            square = bb.emit(op.multiply(c, x if change == "square" else c))
+            v = bb.emit(op.mean(square, axes, keepdims=True))
+            d = bb.emit(op.sqrt(op.add(v, relax.const(1e-5))))
+            n = bb.emit(op.divide(other if change == "centred" else c, d))
+            g = bb.emit(op.multiply(n, op.reshape(gamma, (1, 3, 1, 1))))
+            of_mean = bb.emit(op.add(other, op.multiply(m, c)))
+            z = bb.emit(op.add(g, of_mean if change == "mean is added" else other), name_hint="z")
+            y = bb.emit(op.nn.relu(z), name_hint="y")
+            outs = [op.sum(y)]
+            outs += [op.sum(z)] if change == "sum is used" else []
+            outs += [op.sum(v)] if change == "variance is used" else []
+            out = [bb.emit_output(v) for v in outs]
+        bb.emit_func_output(relax.Tuple(out))
+    return bb.get()
+
+
+@pytest.mark.parametrize("change", ["axes", "square", "centred"])
+def test_what_is_only_similar_stays(change: str) -> None:
+    mod = written_out(change)
+    same, entries = raise_batch_norm(mod)
+    assert entries == []
+    assert_structural_equal(same, mod)
+
+
+def test_what_is_used_twice_is_not_taken_along() -> None:
+    assert raise_batch_norm(written_out())[1] == [RaisedNorm("y", "relu", True)]
+    for change in ("sum is used", "variance is used", "mean is added"):
+        mod, entries = raise_batch_norm(written_out(change))
+        taken = ("z", "") if change == "sum is used" else ("y", "relu")
+        assert entries == [RaisedNorm(*taken, True)]
+        relax.analysis.well_formed(mod)
+    assert raise_batch_norm(written_out(), keep=["z"])[1] == [RaisedNorm("z", "", True)]
+    assert calls(RaiseBatchNorm()(written_out()), "batch_norm_train")
+    with pytest.raises(ValueError, match="'f' must be a function of one dataflow block"):
+        raise_batch_norm(tvm.IRModule({"f": relax.Function([x := tensor("x")], x)}), "f")
