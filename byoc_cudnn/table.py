@@ -66,7 +66,8 @@ def register_backend(
     name : an identifier; it is the row's prefix in reports.
     accepts : a problem and an epilogue's name to a `Decision`, with the reason for a refusal.
     layouts : triples (data, weight, grad), to one of which operands are permuted if that helps.
-    epilogues : for each kind what it takes along, big to small; "" is the call alone.
+    epilogues : for each kind what it takes along, names of `fused`; "" is the call alone.  The
+        longest is asked first.
     codegen : its code generator is `relax.ext.<codegen>`, an identifier; by default the name.
     options : a frozen dataclass of what may be set for `partition`.
     bound, wider, generate, inputs, pins, check_pins, tried, version : of the record, `Backend`.

@@ -97,6 +97,13 @@ def test_notebooks_are_all_listed() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"`[^`\n]*`", "", text)  # lib["default"](device)
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+    for target, place in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        other = page.parent / target if target else page
+        assert other.exists(), target
+        assert not place or place in places(other), f"{target}#{place}"
+
+
+def places(page: Path) -> set[str]:
+    """What links may name of a page: its headings, as hosts write them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}

@@ -15,6 +15,7 @@ from .. import patterns as _patterns
 from ..building.toolchain import Toolchain
 from ..codegen.regions import Region
 from ..decision import Decision
+from ..fused import EPILOGUES
 from ..patterns import Chain, check_epilogue
 
 Check = Callable[[ConvProblem, str], Decision]
@@ -56,8 +57,16 @@ class Row:
 def rows_of(
     backend: str, epilogues: Mapping[ConvKind, Sequence[str]], accepts: Check
 ) -> tuple[Row, ...]:
-    """The rows of a backend that takes these epilogues along, big to small for each kind."""
-    return tuple(Row(backend, kind, e, accepts) for kind in epilogues for e in epilogues[kind])
+    """The rows of a backend that takes these epilogues along, big to small for each kind.
+
+    A small one before a big one that begins with it would hide that; of one length they stay in the
+    order given.
+    """
+    return tuple(
+        Row(backend, kind, epilogue, accepts)
+        for kind, names in epilogues.items()
+        for epilogue in sorted(names, key=lambda name: -len(EPILOGUES[name]))
+    )
 
 
 def not_wider(problem: ConvProblem, options: Any) -> ConvProblem | None:

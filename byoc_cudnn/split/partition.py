@@ -11,6 +11,7 @@ from tvm import relax
 
 from relay_wgrad import registry
 
+from ..codegen import external
 from ..report import Entry
 from ..table import Backend, backend_of, options_json
 from ..tuning.selection import Selection
@@ -45,6 +46,8 @@ def bound_backends(
     if isinstance(backends, str) or not isinstance(backends, Sequence) or not backends:
         raise TypeError(f"partition: backends must be a list of names, got {backends!r}")
     chosen = [backend_of(name) for name in backends]
+    for backend in chosen:
+        external.register(backend)  # `RunCodegen` finds it, also without `build`
     if not fuse:
         chosen = [replace(b, rows=tuple(r for r in b.rows if not r.epilogue)) for b in chosen]
     for name in options:

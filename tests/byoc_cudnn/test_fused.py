@@ -128,7 +128,8 @@ def test_the_reference_is_what_tvm_computes() -> None:
         result = vm[name](*map(tvm.runtime.tensor, given.values())).numpy()
         conv = np.einsum("nhwc,kc->nhwk", given["data"], given["weight"][:, 0, 0])
         want = reference(EPILOGUES[name], conv, given, PROBLEM)
-        assert np.array_equal(result, want), name
+        # Integers, so that masks that differ are 1 apart; what rounds may round differently.
+        np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def _named(mod: tvm.IRModule) -> list[tuple[str, relax.Function]]:

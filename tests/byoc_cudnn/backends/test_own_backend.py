@@ -11,8 +11,9 @@ import tvm
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn import BACKENDS, Decision, register_backend
-from byoc_cudnn.table import CODEGENS
+from byoc_cudnn import BACKENDS, Backend, Decision, register_backend
+from byoc_cudnn.backends.base import rows_of
+from byoc_cudnn.table import CODEGENS, NoOptions
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 LAYOUTS = [("NHWC", "OHWI", "NHWC")]
@@ -65,6 +66,27 @@ def test_it_takes_what_it_accepts_and_its_regions_can_be_read() -> None:
     assert region.problem.shape("weight") == (4, 1, 1, 4)
     back = byoc_cudnn.unpartition(out)
     assert len(byoc_cudnn.partition(back, ["mine"])[1].entries) == 2
+
+
+def test_what_is_longer_is_asked_first_whatever_the_order() -> None:
+    """`fprop` would take the convolution and leave its ReLU."""
+    register_backend("mine", pointwise, LAYOUTS, {ConvKind.FPROP: ["", "relu", "bias_relu"]})
+    assert [row.epilogue for row in BACKENDS["mine"].rows] == ["bias_relu", "relu", ""]
+    assert byoc_cudnn.partition(module(), ["mine"])[1].rows() == {"mine.fprop_relu": 1}
+
+
+def test_one_of_this_package_generates_code_without_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record of the list, which `register_backend` has not seen: `partition` makes it known."""
+    rows = rows_of("listed", {ConvKind.FPROP: ("",)}, pointwise)
+    listed = Backend(
+        "listed", "listed", NoOptions, tuple(LAYOUTS), pointwise, rows,
+        generate=lambda regions, _: "".join(f"// {region.symbol}" for region in regions),
+    )  # fmt: skip
+    monkeypatch.setitem(BACKENDS, "listed", listed)
+    monkeypatch.setitem(CODEGENS, "listed", listed)
+    compiled = relax.transform.RunCodegen()(byoc_cudnn.partition(module(), ["listed"])[0])
+    (source,) = compiled.attrs["external_mods"]
+    assert source.inspect_source() == "// listed_fprop"
 
 
 def test_it_stands_beside_the_others_and_may_be_replaced() -> None:
