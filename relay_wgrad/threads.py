@@ -55,7 +55,7 @@ def run(function: Callable[..., Any], *args: Any, threads: int | None = None) ->
     if threads == 1 and given is None and not _mine.has_lost_workers:
         _alone()
         return function(*args)
-    return _runners.run(function, args, threads)
+    return runners.run(function, args, threads)
 
 
 def _share(threads: int | None) -> None:
@@ -98,7 +98,7 @@ class _Job:
             self.error = error
 
 
-class _Runners:
+class Runners:
     """The threads that calls are handed to.  They end with the process."""
 
     def __init__(self) -> None:
@@ -150,12 +150,12 @@ class _Runners:
             del job  # its tensors are the caller's alone
 
 
-_runners = _Runners()
+runners = Runners()
 
 
 def _after_fork() -> None:
-    global _main, _runners
-    _main, _runners = None, _Runners()
+    global _main, runners
+    _main, runners = None, Runners()
     _mine.set, _mine.is_runner, _mine.has_lost_workers = 0, False, True
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import relay_wgrad
+from byoc_cudnn import BACKENDS
+from byoc_cudnn.backends.base import rows_of
 from byoc_cudnn.backends.cudnn import check as cudnn
-from byoc_cudnn.decision import YES
+from byoc_cudnn.decision import Decision
+from relay_wgrad.problem import ConvProblem
 
 from .longer import LONGER
 
@@ -66,4 +70,11 @@ def registered() -> Iterator[None]:
 @pytest.fixture
 def any_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN's epilogues for every problem, for tests of how chains of ops are found and taken."""
-    monkeypatch.setattr(cudnn, "_epilogue", lambda problem, epilogue: YES)
+
+    def accepts(problem: ConvProblem, epilogue: str) -> Decision:
+        known = epilogue in cudnn.EPILOGUES[problem.kind]
+        return cudnn.check(problem, "" if known else epilogue)
+
+    rows = rows_of(cudnn.NAME, cudnn.EPILOGUES, accepts)
+    backend = replace(BACKENDS[cudnn.NAME], accepts=accepts, rows=rows)
+    monkeypatch.setitem(BACKENDS, cudnn.NAME, backend)

@@ -161,6 +161,45 @@ def test_no_test_is_imported() -> None:
         assert not found, f"{path.relative_to(ROOT)} imports {found}: move that to tests/support"
 
 
+def _private(node: ast.expr) -> bool:
+    """Whether an expression is a path with a private name in it, `module._name.field`."""
+    names = [part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)]
+    return any(re.match(r"_(?!_)", name) for name in names)
+
+
+def _patched(tree: ast.AST, ours: set[str]) -> list[str]:
+    """Private names of modules of ours that a file puts something in the place of."""
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [target for target in targets if _private(target)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("setattr", "setitem", "delattr", "patch", "patch.object")
+        ):
+            words = [a.value for a in node.args[:2] if isinstance(a, ast.Constant)]
+            private = any(re.search(r"(^|\.)_(?!_)", str(word)) for word in words)
+            if node.args and (private or _private(node.args[0])):
+                found.append(node.args[0])
+    # What a path begins with, also where it is a string.
+    roots = ((ast.unparse(path).strip("'\"").split(".")[0], path) for path in found)
+    return [ast.unparse(path) for root, path in roots if root in ours]
+
+
+def test_no_test_patches_a_private_name() -> None:
+    """What a test replaces is a seam: it is named without an underscore, and says what it is."""
+    for path in TESTS:
+        tree = ast.parse(path.read_text())
+        ours = set(PACKAGES)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                module = getattr(node, "module", None) or node.names[0].name
+                if module.split(".")[0] in PACKAGES:
+                    ours |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        found = _patched(tree, ours)
+        assert not found, f"{path.relative_to(ROOT)} patches a private name: {found}"
+
+
 def test_files_of_tests_are_short() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in TESTS}
     assert not {name: count for name, count in lines.items() if count > 420}

@@ -44,7 +44,7 @@ from .types import ANY, FuncType, TensorType, TupleType, Type
 _DEPTH = 200  # of calls of functions within functions
 _NESTED = 500  # tuples within a tuple that is a result: TVM's own stack is full before 1,500
 # Operators that inlining may write: so many, and so many times the calls that a module has.
-_WRITTEN, _GROWTH = 100_000, 10
+MOST_WRITTEN, _GROWTH = 100_000, 10
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def lowered(mod: IRModule, calls: Collection[str] = ()) -> tuple[tvm.IRModule, W
         mod = infer_module(mod)  # weights whose types their operators tell
     bb = relax.BlockBuilder()
     widest = Widest()
-    limit = _WRITTEN + _GROWTH * _calls(mod)
+    limit = MOST_WRITTEN + _GROWTH * _calls(mod)
     called: dict[str, Any] = {}
     for name in calls:
         _Lowering(mod, bb, {}, limit, widest).function(name, mod[name])

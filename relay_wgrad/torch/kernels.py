@@ -247,8 +247,8 @@ def _kernel(key: Any) -> tuple[Any, Slot]:
 def _builder(device: torch.device, options: Any, shared: bool) -> Callable[[ConvProblem], Kernel]:
     """`shared`: of CPU kernels, whether for any number of images."""
     if device.type == "cpu":
-        return lambda problem: _cpu(problem, options, shared)
-    return lambda problem: _cuda(problem, device, options)
+        return lambda problem: cpu_kernel(problem, options, shared)
+    return lambda problem: cuda_kernel(problem, device, options)
 
 
 def _problem(key: Any) -> ConvProblem:
@@ -278,7 +278,8 @@ def _problem(key: Any) -> ConvProblem:
 # ---- CPU -----------------------------------------------------------------------------------------
 
 
-def _cpu(problem: ConvProblem, winograd: bool, shared: bool = False) -> Kernel:
+def cpu_kernel(problem: ConvProblem, winograd: bool, shared: bool = False) -> Kernel:
+    """LLVM's, compiled.  `shared`: for any number of images."""
     from legalize import cpu
 
     serial = problem.flop < SERIAL_FLOP
@@ -316,7 +317,10 @@ if hasattr(os, "register_at_fork"):
 # ---- CUDA ----------------------------------------------------------------------------------------
 
 
-def _cuda(problem: ConvProblem, device: torch.device, options: tuple[bool, bool, bool]) -> Kernel:
+def cuda_kernel(
+    problem: ConvProblem, device: torch.device, options: tuple[bool, bool, bool]
+) -> Kernel:
+    """cuDNN's where it takes the problem and is found, else one of `legalize.cuda`."""
     from byoc_cudnn.backends.cudnn import check as cudnn
     from byoc_cudnn.building import toolchain
 

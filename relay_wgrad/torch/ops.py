@@ -179,7 +179,7 @@ def _is_recorded(first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor |
     )
 
 
-def _remember(
+def remember(
     ctx: Any, first: Any, second: Any, bias: Any, size: Any, geometry: Any, options: Any
 ) -> None:
     """What the gradients need.  An operand is needed for the other's gradient only."""
@@ -202,7 +202,7 @@ def _nodes(kind: ConvKind) -> tuple[Any, Any]:
     class Recorded(_Node):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> torch.Tensor:
-            _remember(ctx, *args)
+            remember(ctx, *args)
             if forward_ad._current_level >= 0:
                 ctx.save_for_forward(*args[:2])
                 ctx.size = args[3]
@@ -222,7 +222,7 @@ def _nodes(kind: ConvKind) -> tuple[Any, Any]:
         @staticmethod
         def forward(ctx: Any, *args: Any) -> torch.Tensor:
             *split, keys, modes = args
-            _remember(ctx, *split)
+            remember(ctx, *split)
             first, second, bias, size, geometry, options = split
             ctx.save_for_forward(first, second)  # until `apply` ends
             ctx.size = size

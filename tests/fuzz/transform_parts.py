@@ -225,7 +225,7 @@ def composed(f: Any, chain: str, operands: list[Any]) -> Any:
 
 
 def numpy_kernel(problem: Any, *_: Any) -> Any:
-    """What `relay_wgrad.torch.kernels._cpu` makes, without compiling anything."""
+    """What `relay_wgrad.torch.kernels.cpu_kernel` makes, without compiling anything."""
     import numpy as np
 
     (sh, sw), (dh, dw), groups = problem.strides, problem.dilation, problem.groups

@@ -13,6 +13,7 @@ from tvm import relax
 from tvm.ir import Op
 
 import relay_wgrad
+from legalize import rules as kernel_rules
 from relay_wgrad import registry
 from relay_wgrad.ops import ALL, FAMILY
 from tests.support.malformed import (
@@ -295,8 +296,6 @@ def test_a_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch, op: st
         """A later TVM's own operator."""
 
     monkeypatch.setattr(relax.op.nn, op, someone_elses, raising=False)
-    # Whether this process has made the op before must not matter: a later TVM has it from start.
-    monkeypatch.setattr(registry, "_owned", lambda op: False)
     with pytest.raises(RuntimeError, match=f"relax.nn.{op} exists already and is not ours"):
         relay_wgrad.register()
     assert getattr(relax.op.nn, op) is someone_elses
@@ -321,15 +320,15 @@ assert snapshot() == before
 
 
 def test_a_failure_half_way_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, seen = registry._install, []
+    real, seen = kernel_rules.legalize_rule, []
 
-    def fails_later(definition: Any) -> None:
+    def fails_later(definition: Any, upstream: Any) -> Any:
         seen.append(definition.name)
         if len(seen) == 3:
             raise KeyError("half way")
-        real(definition)
+        return real(definition, upstream)
 
-    monkeypatch.setattr(registry, "_install", fails_later)
+    monkeypatch.setattr(kernel_rules, "legalize_rule", fails_later)
     with pytest.raises(KeyError, match="half way"):
         relay_wgrad.register()
     assert len(seen) == 3

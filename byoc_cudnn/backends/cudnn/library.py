@@ -33,7 +33,8 @@ _SECONDS = 600  # for the compiler, which takes ten
 _DIGEST = hashlib.sha256
 
 _lock = threading.Lock()
-_library: Any = None
+loaded: Any = None
+"""The library as this process has it, from the first call on."""
 
 
 def convolution(problem: ConvProblem, options: Options) -> Any:
@@ -46,16 +47,16 @@ def convolution(problem: ConvProblem, options: Options) -> Any:
     ValueError : for what cuDNN has not: asymmetric padding, other layouts or dtypes.
     ToolchainError : if the library has to be built, and something for that is missing or fails.
     """
-    global _library
+    global loaded
     with _lock:
-        if _library is None:
-            _library = load()
-    return _library[CONVOLUTION](*arguments(problem, options))
+        if loaded is None:
+            loaded = load()
+    return loaded[CONVOLUTION](*arguments(problem, options))
 
 
 def plans() -> list[str]:
     """What was chosen for each problem that has run in this process, as `Library.plans` says."""
-    return [] if _library is None else str(_library[PLANS]()).splitlines()
+    return [] if loaded is None else str(loaded[PLANS]()).splitlines()
 
 
 def _after_fork() -> None:

@@ -35,9 +35,9 @@ _LATENCY = 0.6  # the same where no other warp hides it
 _HIDING = 256  # threads of an SM: two warps for each scheduler, which hide each other's waiting
 _ALONE = 1.3  # one block waits at its barriers
 _NARROW = 2.5  # times as much for an access of less than a vector
-_LAUNCH = 5000  # cycles of one more kernel
+LAUNCH = 5000  # cycles of one more kernel
 _L2 = 64  # bytes per cycle and SM
-_MEMORY = 16  # the same, of the device's memory
+MEMORY = 16  # the same, of the device's memory
 _L2_TMA = 42  # bytes per cycle and SM that blocks of Hopper's kernels get
 _SHARED = 0.82  # of what it takes to load rows that another block of the cluster gets too
 _CLUSTER = 1.07  # blocks of a cluster wait for each other
@@ -138,7 +138,7 @@ def wider_channels(problem: ConvProblem, options: Options) -> ConvProblem | None
                 copied += DTYPE_BYTES[new.dtype(role)] * sum(sizes)
         launches = sum(new.shape(role) != problem.shape(role) for role in new.roles)
         cycles = choose(new, (), options).cycles
-        return cycles + launches * _LAUNCH + copied / (_MEMORY * machine.sms)
+        return cycles + launches * LAUNCH + copied / (MEMORY * machine.sms)
 
     some: list[dict[str, Any]] = [{"c": wide["c"]}, {"k": wide["k"]}, dict(wide)]
     tried = [problem, *(replace(problem, **new) for new in some)]
@@ -201,7 +201,7 @@ def _tiles(problem: ConvProblem, kernel: Kernel) -> int:
 
 def predict(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:
     """Cycles that the model expects; the groups' kernels run one after another."""
-    floor = _moved(problem) / (_MEMORY * machine.sms)
+    floor = _moved(problem) / (MEMORY * machine.sms)
     return max(_busy(problem, kernel, slices, machine), floor)
 
 
@@ -221,8 +221,8 @@ def _busy(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -
     cycles = (_stays if kernel.algorithm in HOPPER else _waves)(problem, kernel, slices, machine)
     if problem.kind is ConvKind.WGRAD and (slices > 1 or problem.weight_dtype != "float32"):
         moved = 4 * (2 * slices + 1) * problem.k * problem.c * problem.r * problem.s
-        cycles += _LAUNCH + moved / (_MEMORY * machine.sms)
-    return groups * cycles + (groups - 1) * _LAUNCH
+        cycles += LAUNCH + moved / (MEMORY * machine.sms)
+    return groups * cycles + (groups - 1) * LAUNCH
 
 
 def _stays(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:

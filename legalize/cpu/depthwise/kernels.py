@@ -37,7 +37,7 @@ from .sums import Sums
 
 # How much more than the level-2 caches is what comes from memory: only that is worth asking for
 # where vectors share cache lines.  Measured.
-_FAR = 18
+FAR = 18
 # Phases of dgrad that are written out one by one, with all that is known of their taps.
 _UNROLLED = 4
 
@@ -72,7 +72,7 @@ def _panels(problem: ConvProblem, m: Machine, memory: Memory) -> tuple[Expr, Pan
 
 def _from_memory(problem: ConvProblem, m: Machine, moved: Expr) -> bool:
     """Whether so many bytes are too many for the caches, as far as is known."""
-    return bool(problem.is_static and moved > _FAR * m.l2_bytes * m.cores)
+    return bool(problem.is_static and moved > FAR * m.l2_bytes * m.cores)
 
 
 def _affine(

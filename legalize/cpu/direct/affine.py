@@ -17,7 +17,7 @@ from .core import Core
 
 # Bytes of a pixel that a cache's own prefetching finds in time, without being asked; and how much
 # more than the level-2 caches tensors are that do not stay in a cache.  Both measured.
-_LONG_PIXEL, _BEYOND = 1 << 10, 4
+_LONG_PIXEL, BEYOND = 1 << 10, 4
 # Input channels of a 1 x 1 kernel from which on fewer loads matter more than fewer tiles.
 _DEEP = 64
 # Tiles of one row must save so much of the work: they load more.
@@ -81,4 +81,4 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
 
 def _beyond_caches(problem: ConvProblem, m: Machine) -> bool:
     """Whether operand and result come from memory and go there, as far as is known."""
-    return bool(problem.is_static and problem.bytes > _BEYOND * m.l2_bytes * m.cores)
+    return bool(problem.is_static and problem.bytes > BEYOND * m.l2_bytes * m.cores)

@@ -48,13 +48,13 @@ from ..words.tiles import channel_block, heights, tile_rows
 from .pixels import at_least, cut, reach
 from .shares import Work, best_shares
 
-_LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it gains
+LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it gains
 
 
 def worth(problem: ConvProblem, m: Machine) -> bool:
     """Whether packing pays."""
     few = min(problem.c, problem.k) // problem.groups
-    return m.has_few_registers and few >= _LEAST_CHANNELS
+    return m.has_few_registers and few >= LEAST_CHANNELS
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ from .algorithm import (
 
 # Bytes of transformed tiles in a chunk, shares of a level-3 cache; and of all memory that fprop and
 # dgrad take for tiles and weights, unless a single block of channels needs more.
-_CHUNK, _MOST_CHUNK, _TOTAL = 8 << 20, 24 << 20, 63 << 20
+CHUNK, MOST_CHUNK, TOTAL = 8 << 20, 24 << 20, 63 << 20
 
 
 # ---- fprop and dgrad ---------------------------------------------------------------------------
@@ -76,8 +76,8 @@ class _Tiling:
         rows = ceildiv(size, height) * height
         groups = ceildiv(tiles, rows)
         group_bytes = POINTS * rows * row_bytes
-        chunk = max(1, _CHUNK // group_bytes)
-        chunk = min(groups, max(chunk, min(8, _MOST_CHUNK // group_bytes)))
+        chunk = max(1, CHUNK // group_bytes)
+        chunk = min(groups, max(chunk, min(8, MOST_CHUNK // group_bytes)))
         return _Tiling(tiles, groups, height, rows, ceildiv(groups, ceildiv(groups, chunk)))
 
 
@@ -106,7 +106,7 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     slab = panels.reduced * block + APART  # of one point's weights, for one block of channels
     block_step = POINTS * slab
     room = (
-        (_TOTAL - batch.bytes) // 4 - tiling.chunk * group_step - panels.blocks * panels.block_step
+        (TOTAL - batch.bytes) // 4 - tiling.chunk * group_step - panels.blocks * panels.block_step
     )
     at_a_time = max(1, min(panels.blocks, room // block_step))
     at_a_time = ceildiv(panels.blocks, ceildiv(panels.blocks, at_a_time))
@@ -212,8 +212,8 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     tiles = Tiles(batch.images, problem.p, problem.q)
     slices, blocks = ceildiv(problem.c, lanes), panels.blocks
     tile_bytes = 4 * POINTS * (slices * lanes + blocks * block)
-    chunk = max(1, _CHUNK // tile_bytes)
-    chunk = min(tiles.count, max(chunk, min(128, _MOST_CHUNK // tile_bytes)))
+    chunk = max(1, CHUNK // tile_bytes)
+    chunk = min(tiles.count, max(chunk, min(128, MOST_CHUNK // tile_bytes)))
     chunk = ceildiv(tiles.count, ceildiv(tiles.count, chunk))
     x_step = chunk * lanes + APART
     y_step = chunk * block + APART

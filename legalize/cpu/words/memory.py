@@ -24,7 +24,7 @@ from .move import Copy, Dim, clear, clear_border, move
 Border = tuple[int, int, int, int]  # top, left, bottom, right
 NO_BORDER: Border = (0, 0, 0, 0)
 # Bytes of copied activations at a time, at most, unless a single image needs more.
-_MOST_COPIED = 32 << 20
+MOST_COPIED = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Memory:
         self.accum = accum
         self.lanes = m.lanes(accum)
         # What the level-2 caches of all cores hold together is read faster than it was written.
-        self.copied_bytes = min(m.l2_bytes * m.cores, _MOST_COPIED)
+        self.copied_bytes = min(m.l2_bytes * m.cores, MOST_COPIED)
         self.scratch = Scratch()
         self._flat = {
             role: flat(buffers[role], problem.dtype(role), problem.shape(role))

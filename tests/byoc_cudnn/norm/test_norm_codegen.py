@@ -96,7 +96,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
         source = generate([FORWARD, replace(FORWARD, symbol="wide", dtype="float64")], 90)
         source += "// no kernel is there\n"
         objects = inputs(source)
-        patch.setattr(nvcc, "_run", None)  # the second time none is built
+        patch.setattr(nvcc, "run_tool", None)  # the second time none is built
         assert inputs(source) == objects
         path = folder / "norms.cc"
         path.write_text(source, encoding="utf-8")

@@ -39,8 +39,8 @@ LINES = [
 @pytest.fixture
 def _free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies cost nothing, so that they pay for small problems too."""
-    monkeypatch.setattr(cutlass_model, "_LAUNCH", 0)
-    monkeypatch.setattr(cutlass_model, "_MEMORY", 1e6)
+    monkeypatch.setattr(cutlass_model, "LAUNCH", 0)
+    monkeypatch.setattr(cutlass_model, "MEMORY", 1e6)
 
 
 @pytest.mark.usefixtures("_free")

@@ -125,7 +125,7 @@ def test_images_are_copied_in_parts(
     whole = extra_bytes(cpu.prim_func(problem, TARGET))
     roles = (role for role in problem.roles if role != "weight")
     copies = sum(4 * math.prod(problem.shape(role)) for role in roles)
-    monkeypatch.setattr(memory, "_MOST_COPIED", copies * images // problem.n)
+    monkeypatch.setattr(memory, "MOST_COPIED", copies * images // problem.n)
     if images == 1:
         assert extra_bytes(cpu.prim_func(problem, TARGET)) < whole
     assert run(problem) <= tolerance(problem)
@@ -134,7 +134,7 @@ def test_images_are_copied_in_parts(
 @pytest.mark.parametrize("kind", [ConvKind.FPROP, ConvKind.DGRAD], ids=lambda kind: kind.value)
 def test_pixels_that_come_from_memory(kind: ConvKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked for ahead of time is never more than asked for."""
-    monkeypatch.setattr(affine, "_BEYOND", 0)
+    monkeypatch.setattr(affine, "BEYOND", 0)
     for line in (
         "n=2 c=40 h=5 w=6 k=104 r=1 s=1 layout=NHWC/HWIO/NHWC",
         "n=2 c=17 h=5 w=6 k=72 r=1 s=1 layout=NCHW/HWIO/NHWC dtype=f64/f64/f64",
@@ -157,7 +157,7 @@ def test_rows_of_taps_off_the_image_are_left_out() -> None:
 def test_copies_of_a_symbolic_batch_are_of_some_images(
     kind: ConvKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_MOST_COPIED", 40_000)
+    monkeypatch.setattr(memory, "MOST_COPIED", 40_000)
     n = tvm.tirx.Var("n", "int64")
     for line in ("c=24 h=8 w=9 k=32 r=3 s=3 pad=1,1,1,1", "c=64 h=5 w=6 k=32 r=1 s=1"):
         problem = ConvProblem.parse(f"{kind.value} n=1 {line}")

@@ -60,7 +60,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
         return problem.s <= 12
 
     monkeypatch.setattr(depthwise_lines, "worth", fits)
-    monkeypatch.setattr(depthwise, "_FAR", 0)
+    monkeypatch.setattr(depthwise, "FAR", 0)
 
 
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)

@@ -54,7 +54,7 @@ def parse(line: str) -> ConvProblem:
 @pytest.fixture(autouse=True)
 def packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with few channels."""
-    monkeypatch.setattr(wgrad_packed, "_LEAST_CHANNELS", 1)
+    monkeypatch.setattr(wgrad_packed, "LEAST_CHANNELS", 1)
 
 
 def small_caches(patch: pytest.MonkeyPatch, l1_bytes: int, l2_bytes: int) -> None:
@@ -119,7 +119,7 @@ def test_images_are_copied_in_parts(
     problem = parse(line.replace("NHWC/HWIO/NHWC", "NCHW/OIHW/NCHW"))
     problem = replace(problem, n=6)
     copies = sum(4 * int(np.prod(problem.shape(role))) for role in ("grad", "data"))
-    monkeypatch.setattr(memory, "_MOST_COPIED", copies * images // problem.n)
+    monkeypatch.setattr(memory, "MOST_COPIED", copies * images // problem.n)
     assert run(problem, TARGET) <= tolerance(problem)
 
 

@@ -261,8 +261,8 @@ def test_all_of_the_output_is_output_padding() -> None:
 def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "kept", cache.Cache())
     built = []
-    cpu = kernels._cpu
-    monkeypatch.setattr(kernels, "_cpu", lambda p, *a: built.append(p.repro()) or cpu(p, *a))
+    cpu = kernels.cpu_kernel
+    monkeypatch.setattr(kernels, "cpu_kernel", lambda p, *a: built.append(p.repro()) or cpu(p, *a))
     x, w, _ = TYPICAL.operands(0, torch.float32)
     for benchmark in (False, True, None):  # of no meaning on a CPU
         rt.convolution(x, w, None, 2, 1, 1, 2, benchmark).sum().backward()
@@ -295,8 +295,8 @@ def test_explicit_padding(kind: ConvKind, layouts: tuple[str, str]) -> None:
     shapes = [problem.shape(role) for role in problem.roles]
     a, b = (torch.randn(shape, dtype=torch.float64) for shape in shapes[:2])
     got, want = (torch.full(shapes[2], torch.nan, dtype=torch.float64) for _ in range(2))
-    kernels._padded(problem, kernels._cpu(kernels._unpadded(problem), False))(a, b, got)
-    kernels._cpu(problem, False)(a, b, want)
+    kernels._padded(problem, kernels.cpu_kernel(kernels._unpadded(problem), False))(a, b, got)
+    kernels.cpu_kernel(problem, False)(a, b, want)
     assert error(got, want) < 1e-12
 
 

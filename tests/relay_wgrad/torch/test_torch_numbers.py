@@ -58,9 +58,9 @@ def test_small_numbers_beside_large_ones(wide: list[torch.Tensor]) -> None:
 def test_winograd_is_a_choice(wide: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Other sums, so other bits; kernels of both kinds side by side; what counts is the run."""
     asked = []
-    cpu = kernels._cpu
+    cpu = kernels.cpu_kernel
     monkeypatch.setattr(cache, "kept", cache.Cache())
-    monkeypatch.setattr(kernels, "_cpu", lambda p, *a: asked.append(a[0]) or cpu(p, *a))
+    monkeypatch.setattr(kernels, "cpu_kernel", lambda p, *a: asked.append(a[0]) or cpu(p, *a))
     direct = derivatives(rt.convolution, *wide)
     assert asked == [False] * 3
     with rt.allow_winograd():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -20,6 +19,7 @@ from byoc_cudnn.backends.cudnn import library as cudnn_library
 from relay_wgrad.problem import ConvKind
 from relay_wgrad.torch import cache, kernels
 from relay_wgrad.torch.arguments import OPERATORS
+from tests.support.fork import in_child
 from tests.support.torch.cases import error
 
 F = torch.nn.functional
@@ -215,19 +215,6 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(errors) == 12
     assert max(errors) < 1e-6
     assert len(cache.kept.slots) == 1
-
-
-def in_child(work: Any) -> int:
-    """The exit status of a forked child; a signal's number, negative, if it hung."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            signal.alarm(60)
-            status = 0 if work() else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -189,10 +189,10 @@ def test_pytorchs_kernels(
     kind: ConvKind, pad: str, real: tuple[Setting, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are the library's, lopsided padding or not; nothing is compiled for them."""
-    monkeypatch.setattr(cudnn_library, "_library", real[1])
-    monkeypatch.setattr(cudnn_library, "_run", None)
+    monkeypatch.setattr(cudnn_library, "loaded", real[1])
+    monkeypatch.setattr(cudnn_library, "run_tool", None)
     problem = ConvProblem.parse(f"{kind.value} n=1 c=4 h=5 w=6 k=2 r=2 s=2 pad={pad}")
-    kernel = kernels._cuda(problem, torch.device("cuda"), (False, True, True))
+    kernel = kernels.cuda_kernel(problem, torch.device("cuda"), (False, True, True))
     top, left, bottom, right = problem.padding
     inner = problem if (top, left) == (bottom, right) else kernels._unpadded(problem)
     with pytest.raises(ValueError, match=rf"^{inner.repro()}: data is not on the CUDA device"):
@@ -315,7 +315,7 @@ def test_threads_build_it_once(real: tuple[Setting, Any], monkeypatch: pytest.Mo
         time.sleep(0.1)
         return real[1]
 
-    monkeypatch.setattr(cudnn_library, "_library", None)
+    monkeypatch.setattr(cudnn_library, "loaded", None)
     monkeypatch.setattr(cudnn_library, "load", load)
     assert cudnn_library.plans() == []
     with ThreadPoolExecutor(4) as pool:

@@ -320,10 +320,10 @@ def test_six_kernels_compile_and_link(six: tuple[Path, str]) -> None:
 def test_a_second_build_compiles_nothing(
     six: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(command: Any, name: str) -> None:
-        raise AssertionError(f"nvcc was called for {name}")
+    def run(command: Any, who: str, seconds: float) -> None:
+        raise AssertionError(f"{who} was called")
 
-    monkeypatch.setattr(nvcc, "_run", run)
+    monkeypatch.setattr(nvcc, "run_tool", run)
     paths = cutlass_objects.objects(six[1])
     assert len(paths) == len(CASES) + 1
     assert all(path.stat().st_size > 1000 for path in paths)
