@@ -40,7 +40,7 @@ from benchmarks.gpu_norm_shapes import (
 )
 from benchmarks.gpu_timing import L2_BYTES
 from byoc_cudnn.building.compiled import library_command
-from byoc_cudnn.norm import NormCall, generate, inputs
+from byoc_cudnn.norm import generate, inputs
 from relay_wgrad import output
 
 Call = Callable[[], Any]
@@ -51,12 +51,12 @@ IDLE = 300_000  # clocks of waiting for each call: what PyTorch's host takes for
 LIMITS = {"bf16": 4e-3, "f16": 5e-4, "f32": 1e-5, "f64": 1e-13}
 
 
-def load(calls: list[NormCall], folder: Path, name: str = "norms") -> Any:
-    """The functions of calls, with kernels for the GPU that is there."""
+def load(calls: list[Any], folder: Path, generate: Any, inputs: Any) -> Any:
+    """The functions of a family's calls, with kernels for the GPU that is there."""
     import tvm_ffi
 
     major, minor = torch.cuda.get_device_capability()
-    source, library = folder / f"{name}.cc", folder / f"{name}.so"
+    source, library = folder / "calls.cc", folder / "calls.so"
     text = generate(calls, 10 * major + minor)
     source.write_text(text, encoding="utf-8")
     subprocess.run(library_command(source, library, inputs=inputs(text)), check=True)
@@ -162,7 +162,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     calls = {c.call(d).symbol: c.call(d) for c in todo for d in ("forward", "backward")}
     rows, left = [], []
     with tempfile.TemporaryDirectory() as folder:
-        functions = load(list(calls.values()), Path(folder))
+        functions = load(list(calls.values()), Path(folder), generate, inputs)
         built, copy = time.perf_counter() - begin, copy_rate()
         for case in todo:
             if time.perf_counter() - begin > args.budget:

@@ -24,7 +24,8 @@ import torch
 from benchmarks.gpu_norm import copy_rate, median
 from benchmarks.gpu_norm_shapes import Case, Tensors
 from byoc_cudnn.building.toolchain import find
-from byoc_cudnn.norm.codegen import _template, workspace_bytes
+from byoc_cudnn.codegen.templates import shared
+from byoc_cudnn.norm import NORMS, workspace_bytes
 from relay_wgrad import output
 
 TYPES = {"bf16": "__nv_bfloat16", "f16": "__half", "f32": "float"}
@@ -113,9 +114,11 @@ extern "C" int run_{name}(const RelayWgradNormCall* call, cudaStream_t stream) {
   return static_cast<int>({text});
 }}
 """)
-    headers = [_template(f"norm_{part}.h") for part in ("call", "device", "forward", "backward")]
+    headers = [
+        NORMS.template(f"norm_{part}.h") for part in ("call", "device", "forward", "backward")
+    ]
     return "\n".join([
-        headers[0], "#include <cstring>\n#include <initializer_list>\n", *headers[1:], *functions
+        headers[0], shared("device_packs.h"), *headers[1:], *functions
     ])  # fmt: skip
 
 
@@ -127,6 +130,7 @@ def build(folder: Path, text: str, variant: str) -> Path | str:
     unit.write_text(text, encoding="utf-8")
     major, minor = torch.cuda.get_device_capability()
     macros = [f"-DRW_NORM_{word}" for word in variant.split(",") if word]
+    macros += [f"-DRELAY_WGRAD_{word}" for word in variant.split(",") if "HINTS" in word]
     nvcc = str(find().nvcc)
     done = subprocess.run(
         [nvcc, "-std=c++17", "-O3", "-w", "-shared", "-Xcompiler", "-fPIC", "-cudart", "shared",

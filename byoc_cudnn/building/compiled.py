@@ -13,9 +13,10 @@ from tvm_ffi import libinfo
 
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 
-from .. import norm
 from ..backends.base import Inputs, no_inputs
 from ..codegen.external import register
+from ..norm import NORMS
+from ..pool import POOLS
 from ..table import BACKENDS
 from .toolchain import Toolchain, find, preload
 
@@ -134,7 +135,8 @@ def _all(module: Any) -> list[Any]:
 
 def _owners() -> dict[str, Inputs]:
     """By the function of a generated source that tells its plans: what it is linked with."""
-    return {b.plans: b.inputs for b in BACKENDS.values()} | {norm.PLANS: norm.inputs}
+    families = {f.plans: f.inputs for f in (NORMS, POOLS)}
+    return {b.plans: b.inputs for b in BACKENDS.values()} | families
 
 
 def _sources(module: Any) -> list[tuple[Inputs, str]]:

@@ -5,10 +5,12 @@
 """
 
 from .call import ACTIVATIONS, NormCall, check
-from .codegen import CODEGEN, PLANS, generate, kernels_of, workspace_bytes
-from .objects import inputs
+from .codegen import NORMS, workspace_bytes
+
+CODEGEN, PLANS = NORMS.codegen, NORMS.plans
+generate, inputs, kernels_of = NORMS.generate, NORMS.inputs, NORMS.kernels_of
 
 __all__ = [
-    "ACTIVATIONS", "CODEGEN", "PLANS", "NormCall", "check", "generate", "inputs", "kernels_of",
-    "workspace_bytes",
+    "ACTIVATIONS", "CODEGEN", "NORMS", "PLANS", "NormCall", "check", "generate", "inputs",
+    "kernels_of", "workspace_bytes",
 ]  # fmt: skip

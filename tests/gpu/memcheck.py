@@ -24,8 +24,8 @@ import torch
 from byoc_cudnn.backends.cutlass import check as cutlass
 from byoc_cudnn.backends.cutlass import objects as cutlass_objects
 from byoc_cudnn.building.toolchain import find
+from byoc_cudnn.codegen.direct import missing as direct_missing
 from byoc_cudnn.codegen.regions import Region
-from byoc_cudnn.norm.objects import missing as norm_missing
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.gpu import cutlass_runner, norm_runner
 from tests.support.gpu.cudnn_runner import (
@@ -55,7 +55,7 @@ def main() -> int:
 
 def norms() -> int:
     """Normalizations: a pixel, odd channels, short chunks, several blocks; each mask."""
-    if norm_missing(find()):
+    if direct_missing(find()):
         print("no nvcc: normalizations are left out")
         return 0
     kinds = [("bfloat16", "relu"), ("float32", ""), ("float64", "silu")]

@@ -5,19 +5,11 @@
 // under way before the first is used.  Which rows a thread adds, and in which order sums are added, is
 // a matter of sizes and of the device's size alone, so a second run gives the same bits.
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <type_traits>
-
 #ifndef RW_NORM_UNROLL
 #define RW_NORM_UNROLL 4  // rows of a thread whose loads are under way together
 #endif
 #ifndef RW_NORM_RESIDENT
 #define RW_NORM_RESIDENT 2  // blocks of a multiprocessor that registers are sparing enough for
-#endif
-#ifndef RW_NORM_HINTS
-#define RW_NORM_HINTS 0  // 1: what is read for the last time leaves the cache first
 #endif
 #ifndef RW_NORM_FORWARDS
 #define RW_NORM_FORWARDS 0  // 1: the second pass begins where the first began, not where it ended
@@ -25,27 +17,7 @@
 
 namespace {
 
-constexpr int kThreads = 256, kUnroll = RW_NORM_UNROLL;
-
-// What sums are made of.
-template <typename T>
-using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-__device__ inline float wide(float x) { return x; }
-__device__ inline double wide(double x) { return x; }
-__device__ inline float wide(__half x) { return __half2float(x); }
-__device__ inline float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-template <typename T>
-__device__ inline T narrow(Sum<T> x) {
-  if constexpr (std::is_same_v<T, __half>) {
-    return __float2half_rn(x);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __float2bfloat16_rn(x);
-  } else {
-    return x;
-  }
-}
+constexpr int kUnroll = RW_NORM_UNROLL;
 
 // Written out, so that both directions round alike whatever the compiler would contract.
 __device__ inline float less(float a, float b) { return __fsub_rn(a, b); }
@@ -55,58 +27,11 @@ __device__ inline double times(double a, double b) { return __dmul_rn(a, b); }
 __device__ inline float times_plus(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ inline double times_plus(double a, double b, double c) { return __fma_rn(a, b, c); }
 
-// Channels of a thread.
-template <typename T>
-constexpr int kVector = 16 / sizeof(T);
-
-template <typename T, int V>
-struct alignas(V * sizeof(T)) Pack {
-  T value[V];
-};
-
-enum class Use { kAgain, kLast };
-
-// A pack, of which `left` elements are there; with `whole` all are, and it lies at 16 bytes.
-template <Use use, bool whole, typename T, int V>
-__device__ inline void load(Pack<T, V>& pack, const T* at, int64_t left) {
-  if constexpr (whole) {
-    static_assert(sizeof(Pack<T, V>) == 16);
-    const uint4 bits = use == Use::kLast && RW_NORM_HINTS ? __ldcs(reinterpret_cast<const uint4*>(at))
-                                                          : __ldg(reinterpret_cast<const uint4*>(at));
-    memcpy(&pack, &bits, sizeof(bits));
-  } else {
-#pragma unroll
-    for (int i = 0; i < V; ++i) pack.value[i] = i < left ? at[i] : narrow<T>(Sum<T>(0));
-  }
-}
-
-template <bool whole, typename T, int V>
-__device__ inline void store(T* at, const Pack<T, V>& pack, int64_t left) {
-  if constexpr (whole) {
-    uint4 bits;
-    memcpy(&bits, &pack, sizeof(bits));
-    *reinterpret_cast<uint4*>(at) = bits;
-  } else {
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      if (i < left) at[i] = pack.value[i];
-    }
-  }
-}
-
 // Values of one a channel; of channels that are not there zeros.
 template <int V, typename A>
 __device__ inline void load_channels(A (&to)[V], const A* from, int64_t left) {
 #pragma unroll
   for (int i = 0; i < V; ++i) to[i] = i < left ? __ldg(from + i) : A(0);
-}
-
-// Hopper and what is newer launch a kernel while the one before it ends; here that has ended.
-__device__ inline void begin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // How a call's rows and channels are shared out.
@@ -246,46 +171,12 @@ inline Shape shape_of(const RelayWgradNormCall& call, int sum_bytes) {
   return shape;
 }
 
-template <typename... Parameters, typename... Arguments>
-cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, cudaStream_t stream,
-                   Arguments... arguments) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 inline dim3 grid_of(const Shape& shape) {
   return dim3(static_cast<unsigned>(shape.tiles), static_cast<unsigned>(shape.blocks));
 }
 
 inline dim3 few_grid(const Shape& shape) {
   return dim3(static_cast<unsigned>((shape.channels + kFew - 1) / kFew));
-}
-
-// Whether accesses of 16 bytes fit.
-template <typename T>
-inline bool is_whole(int64_t channels, std::initializer_list<const void*> pointers) {
-  bool fits = channels % kVector<T> == 0;
-  for (const void* pointer : pointers) fits = fits && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-  return fits;
-}
-
-inline int finished(cudaError_t error) {
-  if (error != cudaSuccess) cudaGetLastError();  // it is reported; the next call is not to see it
-  return -static_cast<int>(error);
 }
 
 }  // namespace

@@ -1,13 +1,6 @@
-// ---- calls ----------------------------------------------------------------------------------------------
-//
-// What comes from outside is checked here: types, devices, shapes.  Everything in State lives until the
-// process ends: at exit the driver may be gone first.
+// ---- calls of normalizations ---------------------------------------------------------------------------
 
 namespace {
-
-using tvm::ffi::TensorView;
-
-enum class Element { kHalf, kBfloat16, kFloat, kDouble };
 
 // What a call is given, by name.  The first row has the tensors of rows and channels.
 struct Tensors {
@@ -53,50 +46,6 @@ struct Norm {
   std::vector<Slot> tensors;  // operands, then results
 };
 
-struct State {
-  std::mutex mutex;
-  std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Workspace>> workspaces;
-  std::map<int, int> multiprocessors;  // by device
-  std::set<const Norm*> called;
-
-  static State& get() {
-    static State* state = new State();
-    return *state;
-  }
-
-  Workspace& workspace(int device, cudaStream_t stream) {
-    std::lock_guard<std::mutex> lock(mutex);
-    std::unique_ptr<Workspace>& found = workspaces[{device, stream}];
-    if (!found) found = std::make_unique<Workspace>();
-    return *found;
-  }
-
-  int size(int device, const Norm& norm) {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (called.insert(&norm).second && debug_level() >= 4) {
-      std::fprintf(stderr, "relay-wgrad: %s -> %s\n", norm.words, norm.name);
-    }
-    int& found = multiprocessors[device];
-    if (found == 0) {
-      check(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device),
-            "asking for the device's size");
-    }
-    return found;
-  }
-};
-
-inline char* pointer_of(const TensorView* t) {
-  return t == nullptr ? nullptr : static_cast<char*>(t->data_ptr()) + t->byte_offset();
-}
-
-inline void expect_on_device(const Norm& norm, const char* name, const TensorView& t,
-                             const TensorView& like) {
-  if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
-    TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " is not on the CUDA device of x";
-  }
-  if (!t.IsContiguous()) TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " is not contiguous";
-}
-
 // A byte for each 16 bytes of a row.
 inline void expect_mask(const Norm& norm, const TensorView& t, const TensorView& like) {
   const int64_t channels = like.size(like.ndim() - 1), pack = 16 / (like.dtype().bits / 8);
@@ -104,7 +53,7 @@ inline void expect_mask(const Norm& norm, const TensorView& t, const TensorView&
   if (t.dtype().code != kDLUInt || t.dtype().bits != 8 || t.dtype().lanes != 1) {
     TVM_FFI_THROW(TypeError) << norm.words << ": mask must be uint8";
   }
-  expect_on_device(norm, "mask", t, like);
+  expect_on_device(norm.words, "mask", t, like);
   if (t.numel() != bytes) {
     TVM_FFI_THROW(ValueError) << norm.words << ": mask must have a byte for each " << pack
                               << " channels of a row, " << bytes << " of them, got " << t.numel();
@@ -113,17 +62,9 @@ inline void expect_mask(const Norm& norm, const TensorView& t, const TensorView&
 
 inline void expect(const Norm& norm, const char* name, const TensorView& t, bool rows,
                    const TensorView& like) {
-  const DLDataType d = t.dtype();
   const bool doubles = norm.element == Element::kDouble;
-  const int bits = doubles ? 64 : !rows || norm.element == Element::kFloat ? 32 : 16;
-  const int code = rows && norm.element == Element::kBfloat16 ? kDLBfloat : kDLFloat;
-  if (d.code != code || d.bits != bits || d.lanes != 1) {
-    TVM_FFI_THROW(TypeError) << norm.words << ": " << name << " must be "
-                             << (code == kDLBfloat ? "bfloat" : "float") << bits << ", got "
-                             << (d.code == kDLBfloat ? "bfloat" : d.code == kDLFloat ? "float" : "code ")
-                             << int{d.bits};
-  }
-  expect_on_device(norm, name, t, like);
+  expect_dtype(norm.words, name, t, rows || doubles ? norm.element : Element::kFloat);
+  expect_on_device(norm.words, name, t, like);
   const int64_t channels = like.size(like.ndim() - 1);
   if (!rows) {
     if (t.ndim() != 1 || t.size(0) != channels) {
@@ -142,8 +83,7 @@ inline void enqueue(const Norm& norm, RelayWgradNormCall& call, void* block, int
                     cudaStream_t stream) {
   call.workspace = block;
   call.workspace_bytes = bytes;
-  const int status = norm.kernel(call, stream);
-  if (status < 0) check(static_cast<cudaError_t>(-status), std::string("launching ") + norm.name);
+  launched(norm.kernel(call, stream), norm.name);
 }
 
 inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace) {
@@ -174,7 +114,8 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     call.epsilon = norm.epsilon;
     call.momentum = norm.momentum;
     call.unbiased = norm.unbiased;
-    call.multiprocessors = State::get().size(device, norm);
+    State::get().note(norm.words, norm.name);
+    call.multiprocessors = State::get().size(device);
     call.x = pointer_of(t.x);
     call.dy = pointer_of(t.dy);
     call.residual = pointer_of(t.residual);
@@ -239,25 +180,11 @@ __attribute__((noinline)) int call(const Norm& norm, const TVMFFIAny* args, int3
     TVM_FFI_THROW(TypeError) << norm.words << ": expected " << expected
                              << " tensors, or one more as workspace, got " << count << " arguments";
   }
-  const auto* arguments = reinterpret_cast<const tvm::ffi::AnyView*>(args);
-  std::vector<TensorView> views;
-  for (size_t i = 0; i < given; ++i) views.push_back(arguments[i].cast<TensorView>());
+  const std::vector<TensorView> views = views_of(args, count);
   Tensors tensors;
   for (size_t i = 0; i < expected; ++i) tensors.*norm.tensors[i] = &views[i];
   run(norm, tensors, given > expected ? &views[expected] : nullptr);
   TVM_FFI_SAFE_CALL_END();
-}
-
-// One line for each call that has run.
-inline tvm::ffi::String plans() {
-  std::lock_guard<std::mutex> lock(State::get().mutex);
-  std::set<std::string> lines;
-  for (const Norm* norm : State::get().called) {
-    lines.insert(std::string(norm->words) + "\t" + norm->name + "\t0\t0\n");
-  }
-  std::string out;
-  for (const std::string& line : lines) out += line;
-  return tvm::ffi::String(out);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ import tvm_ffi
 from byoc_cudnn.building import nvcc
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.building.toolchain import find
+from byoc_cudnn.codegen.direct import missing
 from byoc_cudnn.norm import (
     ACTIVATIONS,
     NormCall,
@@ -22,8 +23,7 @@ from byoc_cudnn.norm import (
     kernels_of,
     workspace_bytes,
 )
-from byoc_cudnn.norm.codegen import _template, kernel_of, kernel_source
-from byoc_cudnn.norm.objects import missing
+from byoc_cudnn.norm.codegen import NORMS, kernel_of
 
 FORWARD = NormCall("f", "forward", "bfloat16", "relu", running=True)
 BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
@@ -73,12 +73,12 @@ def test_a_kernel_serves_all_calls_of_its_kind() -> None:
 @pytest.mark.parametrize("name", ["relay_wgrad_norm_forward_int8_relu", "main(){}"])
 def test_no_other_kernel_has_a_source(name: str) -> None:
     with pytest.raises(ValueError, match="is no kernel of a normalization"):
-        kernel_source(name)
+        NORMS.source_of(name)
 
 
 def test_the_workspace_is_that_of_the_kernels() -> None:
     """Python plans it, C++ uses it: one formula, told twice."""
-    text = _template("norm_call.h")
+    text = NORMS.template("norm_call.h")
     assert "RW_NORM_BLOCKS 4\n" in text
     assert "kNormChannels = 256;" in text
     assert workspace_bytes(64, "float16") == 2 * 4 * 256 * 4 * 256
@@ -127,4 +127,4 @@ def test_every_call_that_is_taken_has_a_kernel() -> None:
                 for residual in (False, True):
                     call = NormCall("f", direction, dtype, activation, residual)
                     if check(call):
-                        assert f"{direction}<" in kernel_source(kernel_of(call))
+                        assert f"{direction}<" in NORMS.source_of(kernel_of(call))

@@ -39,14 +39,19 @@ def all_calls() -> list[NormCall]:
     return [call for call in calls if check(call)]
 
 
-def load(calls: Sequence[NormCall], folder: Path) -> Any:
-    """The module of the calls' functions, with kernels for the GPU that is there."""
+def load_source(generate: Any, inputs: Any, calls: Sequence[Any], folder: Path) -> Any:
+    """The module of a family's calls, with kernels for the GPU that is there."""
     major, minor = torch.cuda.get_device_capability()
-    source, library = folder / "norms.cc", folder / "norms.so"
+    source, library = folder / "calls.cc", folder / "calls.so"
     text = generate(calls, 10 * major + minor)
     source.write_text(text, encoding="utf-8")
     subprocess.run(library_command(source, library, inputs=inputs(text)), check=True)
     return tvm_ffi.load_module(str(library))
+
+
+def load(calls: Sequence[NormCall], folder: Path) -> Any:
+    """The module of the calls' functions."""
+    return load_source(generate, inputs, calls, folder)
 
 
 class Operands:

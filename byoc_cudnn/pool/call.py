@@ -1,0 +1,61 @@
+"""`PoolCall`: what a pooling computes, but for its sizes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..decision import YES, Decision, no
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+DIRECTIONS = ("forward", "backward")
+_TAPS = 225  # of a window, at most: a byte tells which
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
+
+
+@dataclass(frozen=True)
+class PoolCall:
+    """One call of a 2-D max pooling, channels last.  Sizes are read when it runs.
+
+    forward: x (N, H, W, C) -> y (N, P, Q, C).  backward: dy, x -> dx.
+    y's first maximum in its window, row by row, gets its gradient; a NaN is a maximum, and the last
+    of several gets it, as in PyTorch.  P and Q are those of `padding`, or as much larger as windows
+    begin within the image (a size rounded up).
+
+    symbol : of the function that computes it.
+    kernel, strides, padding (top, left, bottom, right) : of a window, in pixels.
+    """
+
+    symbol: str
+    direction: str
+    dtype: str
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return ("x",) if self.direction == "forward" else ("dy", "x")
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return ("y",) if self.direction == "forward" else ("dx",)
+
+
+def check(call: PoolCall) -> Decision:
+    """Whether there is a kernel for a call, or why there is none."""
+    for name, value, known in (
+        ("direction", call.direction, DIRECTIONS),
+        ("dtype", call.dtype, DTYPES),
+    ):
+        if value not in known:
+            return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
+    if not _IDENTIFIER.fullmatch(call.symbol):
+        return no(f"symbol {call.symbol!r} is no identifier")
+    if min(*call.kernel, *call.strides) < 1 or min(call.padding) < 0:
+        return no(f"kernel {call.kernel}, strides {call.strides}, padding {call.padding}")
+    if call.kernel[0] * call.kernel[1] > _TAPS:
+        return no(f"a window of {call.kernel[0]}×{call.kernel[1]} pixels, at most {_TAPS}")
+    if any(p >= k for p, k in zip(call.padding, call.kernel * 2, strict=True)):
+        return no(f"padding {call.padding} of windows {call.kernel}: some would be empty")
+    return YES

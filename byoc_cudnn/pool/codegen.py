@@ -1,0 +1,61 @@
+"""The C++ of poolings, as `codegen.direct` has it: a kernel for each window and dtype."""
+
+from __future__ import annotations
+
+import re
+
+from ..codegen.direct import Family
+from .call import PoolCall, check
+
+_PREFIX = "relay_wgrad_pool_"
+_ELEMENTS = {
+    "float16": ("kHalf", "__half"),
+    "bfloat16": ("kBfloat16", "__nv_bfloat16"),
+    "float32": ("kFloat", "float"),
+    "float64": ("kDouble", "double"),
+}
+_NAME = re.compile(rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_(\d+)x(\d+)_(\d+)x(\d+)")
+
+
+def kernel_of(call: PoolCall) -> str:
+    """The name of the kernel that serves a call; padding is told when it runs."""
+    window, strides = ("x".join(map(str, pair)) for pair in (call.kernel, call.strides))
+    return f"{_PREFIX}{call.direction}_{call.dtype}_{window}_{strides}"
+
+
+def _body(name: str) -> str:
+    found = _NAME.fullmatch(name)
+    if not found:
+        raise ValueError(f"{name!r} is no kernel of a pooling")
+    direction, dtype, *sizes = found.groups()
+    return "\n".join([
+        POOLS.template("pool_device.h"),
+        f'extern "C" int {name}(const RelayWgradPoolCall& call, cudaStream_t stream) {{',
+        f"  return {direction}<{_ELEMENTS[dtype][1]}, {', '.join(sizes)}>(call, stream);",
+        "}",
+        "",
+    ])  # fmt: skip
+
+
+def _row(call: PoolCall) -> str:
+    words = " ".join(
+        f"{name}={','.join(map(str, value))}"
+        for name, value in (
+            ("kernel", call.kernel), ("strides", call.strides), ("padding", call.padding),
+        )
+    )  # fmt: skip
+    numbers = ", ".join(
+        "{" + ", ".join(map(str, v)) + "}" for v in (call.kernel, call.strides, call.padding)
+    )
+    kernel = kernel_of(call)
+    return (
+        f'    {{"max_pool2d {call.direction} {call.dtype} {words}", {kernel}, "{kernel}",\n'
+        f"     Element::{_ELEMENTS[call.dtype][0]}, {numbers},"
+        f" {str(call.direction == 'backward').lower()}}},"
+    )
+
+
+POOLS = Family(
+    "pool", "Max pooling and its gradient", "Pool", "RelayWgradPoolKernel", check, _row, kernel_of,
+    _body,
+)  # fmt: skip

@@ -1,0 +1,17 @@
+// ---- what the host's code and a kernel's object agree on -------------------------------------------
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+// One call: N images of H × W pixels of C channels, P × Q windows, the first of which begins `top` and
+// `left` of the image.
+struct RelayWgradPoolCall {
+  int64_t n, h, w, c, p, q;
+  int top, left;
+  const void *x, *dy;
+  void* out;  // y or dx
+};
+
+// What an object exports: 0, or a cudaError_t, negated.
+using RelayWgradPoolKernel = int(const RelayWgradPoolCall&, cudaStream_t);

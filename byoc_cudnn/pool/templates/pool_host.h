@@ -1,0 +1,70 @@
+// ---- calls of poolings ----------------------------------------------------------------------------------
+
+namespace {
+
+// What is known of a call when its code is generated; sizes come with the tensors.
+struct Pool {
+  const char* words;
+  RelayWgradPoolKernel* kernel;
+  const char* name;  // the kernel's
+  Element element;
+  int taps[2], strides[2], padding[4];  // top, left, bottom, right
+  bool backward;
+};
+
+// How many windows there are along an axis: as many as end within the padding, or as begin before it.
+inline void expect_windows(const Pool& pool, int axis, int64_t pixels, int64_t windows) {
+  const int64_t before = pool.padding[axis], after = pool.padding[2 + axis];
+  const int64_t slack = pixels + before + after - pool.taps[axis], stride = pool.strides[axis];
+  const int64_t least = slack < 0 ? 0 : slack / stride + 1, most = (slack + stride - 1) / stride + 1;
+  if (windows != least && !(windows == most && (windows - 1) * stride < pixels + before)) {
+    TVM_FFI_THROW(ValueError) << pool.words << ": " << pixels << " pixels have " << least
+                              << " windows, got " << windows;
+  }
+}
+
+__attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int32_t count) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  const int32_t expected = pool.backward ? 3 : 2;
+  if (count != expected) {
+    TVM_FFI_THROW(TypeError) << pool.words << ": expected " << expected << " tensors, got " << count
+                             << " arguments";
+  }
+  const std::vector<TensorView> views = views_of(args, count);
+  const TensorView &x = views[pool.backward ? 1 : 0], &y = views[pool.backward ? 0 : 1];
+  const TensorView& out = views[static_cast<size_t>(count - 1)];
+  const std::pair<const char*, const TensorView*> named[] = {
+      {"x", &x}, {pool.backward ? "dy" : "y", &y}, {"dx", &out}};
+  for (const auto& [name, tensor] : named) {
+    expect_dtype(pool.words, name, *tensor, pool.element);
+    expect_on_device(pool.words, name, *tensor, x);
+    if (tensor->ndim() != 4) {
+      TVM_FFI_THROW(ValueError) << pool.words << ": " << name << " must have 4 axes, got "
+                                << tensor->ndim();
+    }
+  }
+  bool same = x.size(0) == y.size(0) && x.size(3) == y.size(3);
+  for (int i = 0; pool.backward && i < 4; ++i) same = same && x.size(i) == out.size(i);
+  if (!same) TVM_FFI_THROW(ValueError) << pool.words << ": shapes that do not fit each other";
+  for (int axis = 0; axis < 2; ++axis) {
+    if (x.size(1 + axis) >= (int64_t{1} << 30)) {
+      TVM_FFI_THROW(ValueError) << pool.words << ": 2**30 pixels or more along an axis";
+    }
+    expect_windows(pool, axis, x.size(1 + axis), y.size(1 + axis));
+  }
+  if (out.numel() == 0) return 0;
+  try {
+    const int device = x.device().device_id;
+    OnDevice on(device);
+    State::get().note(pool.words, pool.name);
+    const RelayWgradPoolCall z{x.size(0), x.size(1), x.size(2), x.size(3), y.size(1), y.size(2),
+                               pool.padding[0], pool.padding[1], pointer_of(&x),
+                               pool.backward ? pointer_of(&y) : nullptr, pointer_of(&out)};
+    launched(pool.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))), pool.name);
+  } catch (const Failure& failure) {
+    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << pool.words;
+  }
+  TVM_FFI_SAFE_CALL_END();
+}
+
+}  // namespace
