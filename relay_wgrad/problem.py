@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .layouts import ACTIVATION, KERNEL, is_permutation, to_layout
-
-Size = Any  # an int, or a symbolic integer expression with + - * //
+from .rules import Rules
+from .rules import Size as Size
+from .rules import out_size as out_size
 
 
 class ConvKind(enum.Enum):
@@ -45,11 +46,6 @@ SIZE_BOUND = 2**31  # of a size or an attribute: kernels and libraries hold them
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _LONG = {short: long for long, short in _SHORT.items()}
-
-
-def out_size(size: Size, pad: Size, kernel: Size, stride: int, dilation: int) -> Size:
-    """Pixels a convolution makes: floor((size + pad - dilation*(kernel-1) - 1) / stride) + 1."""
-    return (size + pad - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def transposed_size(
@@ -116,28 +112,16 @@ class ConvProblem:
 
         Raises ValueError naming the rule and the values that break it.
         """
-        for name in ("n", "c", "h", "w", "k", "r", "s", "groups"):
+        rules = Rules()
+        sizes = ("n", "c", "h", "w", "k", "r", "s")
+        for name in (*sizes, "groups", "strides", "dilation", "padding"):
             value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {name}={value}")
-            if isinstance(value, int) and value >= SIZE_BOUND:
+            rules.least(name, value, 0 if name == "padding" else 1)
+            values = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(v, int) and v >= SIZE_BOUND for v in values):
                 raise ValueError(f"{name} must be less than 2**31, got {name}={value}")
-        for name, low in (("strides", 1), ("dilation", 1), ("padding", 0)):
-            if any(v < low for v in getattr(self, name)):
-                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
-            if any(isinstance(v, int) and v >= SIZE_BOUND for v in getattr(self, name)):
-                raise ValueError(f"{name} must be less than 2**31, got {getattr(self, name)}")
-        for name in ("c", "k"):
-            value = getattr(self, name)
-            if isinstance(value, int) and value % self.groups:
-                raise ValueError(
-                    f"groups must divide {name.upper()}, got {name.upper()}={value},"
-                    f" groups={self.groups}"
-                )
-        for name in ("p", "q"):
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"the output would be empty: {name.upper()}={value} for {self}")
+        data, weight = (self.n, self.c, self.h, self.w), (self.k, None, self.r, self.s)
+        rules.fit(self, data, weight, None)
         return self
 
     # ---- tensors, by role --------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Type relations: what is refused, and in which words; those of the convolution family.
 
-A rule is refused only when it is provably broken: with symbolic sizes, a difference that does not
-simplify to a non-zero constant is trusted, as TVM does everywhere else.  Every message names the
-op, the rule and the values that break it.
+With symbolic sizes a difference that does not simplify to a non-zero constant is trusted.  Every
+message names the op, the rule and the values that break it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from tvm.sym import Analyzer
 
 from .attrs import ConvAttrs
 from .layouts import ACTIVATION, KERNEL, is_permutation, to_layout
-from .problem import DTYPE_BYTES, Size, out_size
+from .problem import DTYPE_BYTES
+from .rules import Rules, Size
 
 
 def as_size(expr: Any) -> Size:
@@ -23,32 +23,15 @@ def as_size(expr: Any) -> Size:
     return int(expr.value) if isinstance(expr, tirx.IntImm) else expr
 
 
-class Checks:
+class Checks(Rules):
     """What the relations of all operators say of one call."""
 
     def __init__(self, op: str) -> None:
-        self.op = op
+        super().__init__(op)
         self.analyzer = Analyzer()
-
-    def error(self, message: str) -> ValueError:
-        return ValueError(f"{self.op}: {message}")
 
     def simplify(self, expr: Size) -> Size:
         return expr if isinstance(expr, int) else as_size(self.analyzer.simplify(expr))
-
-    def differ(self, a: Size, b: Size) -> bool:
-        """Whether two sizes are provably different."""
-        diff = self.simplify(a - b)
-        return isinstance(diff, int) and diff != 0
-
-    def same(self, rule: str, a_name: str, a: Size, b_name: str, b: Size) -> None:
-        if a is not None and b is not None and self.differ(a, b):
-            raise self.error(f"{rule}, got {a_name}={a} and {b_name}={self.simplify(b)}")
-
-    def at_least_one(self, name: str, size: Size, why: str) -> None:
-        size = self.simplify(size)
-        if isinstance(size, int) and size < 1:
-            raise self.error(f"{name} must be positive, got {name}={size} from {why}")
 
     def arity(self, call: relax.Call, names: Sequence[str]) -> None:
         if len(call.args) != len(names):
@@ -71,31 +54,16 @@ class Relation(Checks):
         super().__init__(op)
         self.attrs = attrs
 
-    def divides(self, name: str, size: Size) -> None:
-        if size is None:
-            return
-        rest = self.simplify(size % self.attrs.groups)
-        if isinstance(rest, int) and rest != 0:
-            raise self.error(
-                f"groups must divide {name}, got {name}={size}, groups={self.attrs.groups}"
-            )
-
     # ---- attributes --------------------------------------------------------------------------
 
     def check_attrs(self) -> None:
         """Values of the attributes by themselves."""
         a = self.attrs
-        for name, values, low in (
-            ("strides", a.strides, 1),
-            ("dilation", a.dilation, 1),
-            ("padding", a.padding, 0),
-            ("groups", (a.groups,), 1),
-            ("kernel_size", a.kernel_size or (), 1),
-            ("output_padding", a.output_padding or (), 0),
-        ):
-            if any(v < low for v in values):
-                shown = list(values) if len(values) != 1 else values[0]
-                raise self.error(f"{name} must be at least {low}, got {name}={shown}")
+        self.attributes(a)
+        if a.kernel_size is not None:
+            self.least("kernel_size", a.kernel_size, 1)
+        if a.output_padding is not None:
+            self.least("output_padding", a.output_padding, 0)
         if a.output_padding and any(
             o >= s for o, s in zip(a.output_padding, a.strides, strict=True)
         ):
@@ -132,7 +100,7 @@ class Relation(Checks):
             return None
         sizes = tuple(as_size(v) for v in ty.shape.values)
         for letter, size in zip(layout, sizes, strict=True):
-            self.at_least_one(letter, size, f"{name} {ty}")
+            self.positive(letter, size, f"{name} {ty}")
         return to_layout(sizes, layout, canonical)
 
     def shape(self, name: str, arg: Any, layout: str) -> tuple[Size, ...] | None:
@@ -147,7 +115,7 @@ class Relation(Checks):
             return None
         sizes = tuple(as_size(v) for v in values)
         for letter, size in zip(layout, sizes, strict=True):
-            self.at_least_one(letter, size, f"{name} {list(sizes)}")
+            self.positive(letter, size, f"{name} {list(sizes)}")
         return to_layout(sizes, layout, ACTIVATION)
 
     # ---- the convolution itself ---------------------------------------------------------------
@@ -159,39 +127,8 @@ class Relation(Checks):
         grad: Sequence[Size] | None,
     ) -> None:
         """All rules between the canonical shapes of data, weight and grad (None: unknown)."""
-        a = self.attrs
-        n, c, h, w = data if data is not None else (None,) * 4
-        k, cg, r, s = weight if weight is not None else (None,) * 4
-        if weight is None and a.kernel_size is not None:
-            r, s = a.kernel_size
-        gn, gk, p, q = grad if grad is not None else (None,) * 4
-        self.same("grad and data must have the same batch N", "grad N", gn, "data N", n)
-        self.same("grad and weight must have the same channels K", "grad K", gk, "weight K", k)
-        self.divides("C", c)
-        self.divides("K", k if k is not None else gk)
-        if cg is not None:
-            self.same(
-                f"data's C must be weight's C/groups times groups (groups={a.groups})",
-                "data C", c, "weight C/groups * groups", cg * a.groups,
-            )  # fmt: skip
-        top, left, bottom, right = a.padding
-        axes = (
-            ("P", h, r, p, top + bottom, a.strides[0], a.dilation[0], "H", "R"),
-            ("Q", w, s, q, left + right, a.strides[1], a.dilation[1], "W", "S"),
-        )
-        for name, size, kernel, out, pad, stride, dilation, in_name, k_name in axes:
-            if size is None or kernel is None:
-                continue
-            made = out_size(size, pad, kernel, stride, dilation)
-            why = (
-                f"{in_name}={size}, {k_name}={kernel}, padding {pad} in all,"
-                f" stride {stride}, dilation {dilation}"
-            )
-            self.at_least_one(name, made, why)
-            self.same(
-                f"grad's {name} must be what the convolution makes of {why}",
-                f"grad {name}", out, f"made {name}", made,
-            )  # fmt: skip
+        r, s = self.attrs.kernel_size or (None, None)
+        self.fit(self.attrs, data, weight if weight is not None else (None, None, r, s), grad)
 
     # ---- the result --------------------------------------------------------------------------
 

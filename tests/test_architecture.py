@@ -77,7 +77,7 @@ def test_import_direction(path: Path) -> None:
 
 
 def test_problem_imports_no_tvm() -> None:
-    for name in ("problem.py", "layouts.py"):
+    for name in ("problem.py", "layouts.py", "rules.py"):
         roots = {module.split(".")[0] for module, _ in imports(ROOT / "relay_wgrad" / name)}
         assert "tvm" not in roots
 

@@ -17,7 +17,7 @@ than s-1 of them after row F, is kept beside it as `Conversion.around`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,8 @@ import numpy as np
 
 from ..attrs import as_int, pair
 from ..layouts import ACTIVATION, KERNEL, is_permutation, permutation, to_layout
-from ..problem import DTYPE_BYTES, ConvKind, ConvProblem, out_size
+from ..problem import DTYPE_BYTES, ConvKind, ConvProblem
+from ..rules import Rules, out_size
 
 Pair = tuple[int, int]
 Quad = tuple[int, int, int, int]
@@ -200,6 +201,7 @@ class Window:
     strides: Pair
     dilation: Pair
     groups: int
+    padding: Quad = NO_PAD  # of a transposed convolution rows say it
 
     @property
     def extents(self) -> Pair:
@@ -217,17 +219,13 @@ def window(
         least(op, name, pair(op, name, value), 1)
         for name, value in zip(names, (kernel, strides, dilation), strict=False)
     ]
-    count = as_int(op, names[3], groups)
-    if count < 1:
-        raise ValueError(f"{op}: {names[3]} must be at least 1, got {count}")
+    count = least(op, names[3], as_int(op, names[3], groups), 1)
     return Window(pairs[0], pairs[1], pairs[2], count)
 
 
 def least(op: str, name: str, values: Any, low: int) -> Any:
     """The values, none of which is below `low`; else a ValueError."""
-    if min(values) < low:
-        raise ValueError(f"{op}: {name} must be at least {low}, got {tuple(values)}")
-    return values
+    return Rules(op).least(name, values, low)
 
 
 def sizes(op: str, name: str, shape: Any, count: int = 4) -> tuple[int, ...]:
@@ -257,35 +255,36 @@ def image(shape: Sequence[int], layout: str) -> tuple[int, int, Pair]:
 
 
 def convolution(
-    op: str, n: int, channels: Pair, size: Pair, win: Window, pads: Quad, layouts: Layouts,
-    dtype: str,
+    op: str, names: Mapping[str, str], data: Sequence[int], weight: Sequence[Any], win: Window,
+    pads: Quad, layouts: Layouts, dtype: str,
 ) -> Conversion:  # fmt: skip
-    """A convolution of `channels` = (C, K); the padding after is brought to the form above.
+    """A convolution; the padding after is brought to the form above.
 
-    Raises ValueError where groups do not divide the channels, or no window fits.
+    names : what the framework calls the tensors; data : (N, C, H, W); weight : (K, C/groups or
+    None, R, S).
+
+    Raises ValueError where they do not fit, as `rules.Rules` has it.
     """
-    ends = []
-    for i, name in enumerate(("height", "width")):
-        padded = size[i] + pads[i] + pads[2 + i]
-        if padded < win.extents[i]:
-            raise ValueError(
-                f"{op}: the padded {name} must be at least the dilated kernel's, got {padded} and"
-                f" {win.extents[i]}"
-            )
-        pixels = out_size(padded, 0, win.extents[i], win.strides[i], 1)
-        ends.append(trailing(size[i], pixels, win.extents[i], win.strides[i], pads[i]))
-    padding = (pads[0], pads[1], ends[0], ends[1])
-    return Conversion(_problem(op, ConvKind.FPROP, n, channels, size, win, padding, layouts, dtype))
+    n, c, h, w = data
+    Rules(op, names).fit(replace(win, padding=pads), data, weight, None)
+    problem = _problem(op, ConvKind.FPROP, n, (c, weight[0]), (h, w), win, pads, layouts, dtype)
+    return normal(Conversion(_checked(op, problem)))
 
 
 def transposed(
-    op: str, n: int, channels: Pair, pixels: Pair, win: Window, starts: Pair, totals: Pair,
-    layouts: Layouts, dtype: str, turned: bool = False,
+    op: str, names: Mapping[str, str], data: Sequence[int], weight: Sequence[int], win: Window,
+    starts: Pair, totals: Pair, layouts: Layouts, dtype: str, turned: bool = False,
 ) -> Conversion:  # fmt: skip
-    """A transposed convolution from channels[0] to channels[1] channels; rows as in `Axis`.
+    """A transposed convolution; rows as in `Axis`.
 
-    Raises ValueError where groups do not divide the channels, or nothing is left of the result.
+    names : what the framework calls the forward convolution's tensors; data : (N, K, P, Q), the
+    call's; weight : (K, C/groups, R, S).
+
+    Raises ValueError where they do not fit, or nothing is left of the result.
     """
+    n, k, *pixels = data
+    channels = weight[1] * win.groups
+    Rules(op, names).fit(win, None, weight, (n, k, None, None))
     axes = [Axis(pixels[i], win.extents[i], win.strides[i], starts[i], totals[i]) for i in (0, 1)]
     for axis, name in zip(axes, ("height", "width"), strict=True):
         if axis.total < 1:
@@ -297,9 +296,10 @@ def transposed(
             )
     (top, bottom), (left, right) = (axis.padding for axis in axes)
     problem = _problem(
-        op, ConvKind.DGRAD, n, (channels[1], channels[0]), (axes[0].size, axes[1].size), win,
+        op, ConvKind.DGRAD, n, (channels, weight[0]), (axes[0].size, axes[1].size), win,
         (top, left, bottom, right), layouts, dtype,
     )  # fmt: skip
+    _checked(op, problem)
     (above, below), (before, after) = (axis.zeros for axis in axes)
     return Conversion(problem, (above, before, below, after), turned)
 
@@ -310,12 +310,15 @@ def _problem(
 ) -> ConvProblem:  # fmt: skip
     choice(op, "dtype", dtype, tuple(DTYPE_BYTES))
     c, k = channels
-    problem = ConvProblem(
+    return ConvProblem(
         kind, n, c, *size, k, *win.kernel,
         strides=win.strides, padding=padding, dilation=win.dilation, groups=win.groups,
         data_layout=layouts[0], kernel_layout=layouts[1], grad_layout=layouts[2],
         data_dtype=dtype, weight_dtype=dtype, grad_dtype=dtype,
     )  # fmt: skip
+
+
+def _checked(op: str, problem: ConvProblem) -> ConvProblem:
     try:
         return problem.check()
     except ValueError as error:

@@ -32,6 +32,7 @@ FORMATS: dict[str, Layouts] = {
 FILTERS = {"NCHW": "KCRS", "NHWC": "KRSC"}
 _KINDS = {name: kind for kind, name in FUNCTIONS.items()}
 _NAMES = ("R and S of w", "stride", "dilation", "groups")
+_TENSORS = {"data": "x", "weight": "w", "grad": "y"}
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,7 @@ def from_descriptors(what: Descriptors) -> Conversion:
     win = common.window(op, w[2:], what.stride, what.dilation, what.groups, _NAMES)
     pad = common.least(op, "pad", pair(op, "pad", what.pad), 0)
     layouts = FORMATS[common.choice(op, "format", what.format, tuple(FORMATS))]
-    if x[1] != w[1] * win.groups:
-        raise ValueError(f"{op}: x's C must be groups times w's, got {x[1]}, {win.groups} * {w[1]}")
-    if y[1] != w[0]:
-        raise ValueError(f"{op}: y's channels must be w's K, got {y[1]} and {w[0]}")
-    forward = common.convolution(
-        op, x[0], (x[1], w[0]), (x[2], x[3]), win, (*pad, *pad), layouts, what.dtype
-    )
+    forward = common.convolution(op, _TENSORS, x, w, win, (*pad, *pad), layouts, what.dtype)
     fits = forward.problem.canonical_shape("grad")
     if fits != y:
         raise ValueError(f"{op}: y must be what x and w make, got {list(y)} and {list(fits)}")
@@ -124,13 +119,12 @@ def from_descriptors(what: Descriptors) -> Conversion:
     if kind is ConvKind.DGRAD:
         starts = (pad[0] - around[0], pad[1] - around[1])
         totals = (x[2] + around[0] + around[2], x[3] + around[1] + around[3])
-        return common.transposed(
-            op, x[0], (w[0], x[1]), (y[2], y[3]), win, starts, totals, layouts, what.dtype
-        )
+        return common.transposed(op, _TENSORS, y, w, win, starts, totals, layouts, what.dtype)
     size = (x[2] - around[0] - around[2], x[3] - around[1] - around[3])
     common.least(op, "x within around", size, 1)
     padding = (
         pad[0] + around[0], pad[1] + around[1], pad[0] + around[2], pad[1] + around[3],
     )  # fmt: skip
-    found = common.convolution(op, x[0], (x[1], w[0]), size, win, padding, layouts, what.dtype)
+    inner = (x[0], x[1], *size)
+    found = common.convolution(op, _TENSORS, inner, w, win, padding, layouts, what.dtype)
     return replace(found, problem=found.problem.with_kind(kind))

@@ -21,6 +21,7 @@ TRANSPOSE = "JAX conv_transpose"
 PADDINGS = {"SAME": "same", "VALID": "valid"}  # and what Keras calls them
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 _NAMES = ("rhs", "strides", "rhs_dilation", "groups")
+_TENSORS = {"grad": "lhs", "weight": "rhs"}
 
 
 def conv_transpose(
@@ -48,8 +49,6 @@ def conv_transpose(
         op, weight[2:], strides, 1 if rhs_dilation is None else rhs_dilation, 1, _NAMES
     )
     n, channels, pixels = common.image(shape, lhs_spec)
-    if channels != weight[0]:
-        raise ValueError(f"{op}: rhs must be for lhs' channels, got {weight[0]} and {channels}")
     starts, totals = [], []
     sides = _sides(padding)
     for i in (0, 1):
@@ -64,8 +63,8 @@ def conv_transpose(
             totals.append(full - sum(cut))
     layouts: Layouts = (out_spec, own, lhs_spec)
     return common.transposed(
-        op, n, (channels, weight[1]), pixels, win, (starts[0], starts[1]), (totals[0], totals[1]),
-        layouts, dtype, turned=not transpose_kernel,
+        op, _TENSORS, (n, channels, *pixels), weight, win, (starts[0], starts[1]),
+        (totals[0], totals[1]), layouts, dtype, turned=not transpose_kernel,
     )  # fmt: skip
 
 

@@ -60,7 +60,9 @@ def conv2d(
         pads = [_same(size[i], win.extents[i], win.strides[i]) for i in (0, 1)]
     k = _filters(CONV, filters)
     quad: Quad = (pads[0][0], pads[1][0], pads[0][1], pads[1][1])
-    return common.convolution(CONV, n, (channels, k), size, win, quad, layouts, dtype)
+    return common.convolution(
+        CONV, {}, (n, channels, *size), (k, None, *win.kernel), win, quad, layouts, dtype
+    )
 
 
 def conv2d_transpose(
@@ -100,8 +102,8 @@ def conv2d_transpose(
     totals = _each(lambda i: output_size(mode, pixels[i], win.extents[i], win.strides[i], extra[i]))
     starts = _each(lambda i: first_row(mode, pixels[i], win.extents[i], win.strides[i], totals[i]))
     return common.transposed(
-        TRANSPOSE, n, (channels, _filters(TRANSPOSE, filters)), pixels, win, starts, totals,
-        layouts, dtype,
+        TRANSPOSE, {}, (n, channels, *pixels),
+        (channels, _filters(TRANSPOSE, filters), *win.kernel), win, starts, totals, layouts, dtype,
     )  # fmt: skip
 
 
@@ -174,10 +176,7 @@ def _read(
 
 
 def _filters(op: str, value: Any) -> int:
-    count = as_int(op, "filters", value)
-    if count < 1:
-        raise ValueError(f"{op}: filters must be at least 1, got {count}")
-    return count
+    return int(common.least(op, "filters", as_int(op, "filters", value), 1))
 
 
 def _same(size: int, extent: int, stride: int) -> Pair:

@@ -22,6 +22,8 @@ CONV, TRANSPOSE = "ONNX Conv", "ONNX ConvTranspose"
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 LAYOUTS: Layouts = ("NCHW", "OIHW", "NCHW")
 _NAMES = ("kernel_shape", "strides", "dilations", "group")
+_TENSORS = {"data": "X", "weight": "W", "groups": "group"}
+_TRANSPOSED = {"grad": "X", "weight": "W", "groups": "group"}
 
 
 def conv(
@@ -43,17 +45,12 @@ def conv(
     x, w = common.sizes(CONV, "X", x_shape), common.sizes(CONV, "W", w_shape)
     win = common.window(CONV, w[2:], strides, dilations, group, _NAMES)
     _same_kernel(CONV, kernel_shape, win.kernel)
-    if x[1] != w[1] * win.groups:
-        raise ValueError(
-            f"{CONV}: X's channels must be group times W's second size, got {x[1]} and"
-            f" {win.groups} * {w[1]}"
-        )
     size = (x[2], x[3])
     auto, quad = _pads(CONV, auto_pad, pads)
     if auto.startswith("SAME"):
         ends = [same(auto, size[i], win.extents[i], win.strides[i]) for i in (0, 1)]
         quad = (ends[0][0], ends[1][0], ends[0][1], ends[1][1])
-    return common.convolution(CONV, x[0], (x[1], w[0]), size, win, quad, LAYOUTS, dtype)
+    return common.convolution(CONV, _TENSORS, x, w, win, quad, LAYOUTS, dtype)
 
 
 def conv_transpose(
@@ -77,8 +74,6 @@ def conv_transpose(
     x, w = common.sizes(TRANSPOSE, "X", x_shape), common.sizes(TRANSPOSE, "W", w_shape)
     win = common.window(TRANSPOSE, w[2:], strides, dilations, group, _NAMES)
     _same_kernel(TRANSPOSE, kernel_shape, win.kernel)
-    if x[1] != w[0]:
-        raise ValueError(f"{TRANSPOSE}: X's channels must be W's first size, got {x[1]} and {w[0]}")
     extra = pair(TRANSPOSE, "output_padding", output_padding)
     common.least(TRANSPOSE, "output_padding", extra, 0)
     for o, s, d in zip(extra, win.strides, win.dilation, strict=True):
@@ -107,8 +102,8 @@ def conv_transpose(
             starts.append(_split(auto, max(full - wanted[i], 0))[0])
             totals.append(wanted[i])
     return common.transposed(
-        TRANSPOSE, x[0], (x[1], w[1] * win.groups), pixels, win, (starts[0], starts[1]),
-        (totals[0], totals[1]), LAYOUTS, dtype,
+        TRANSPOSE, _TRANSPOSED, x, w, win, (starts[0], starts[1]), (totals[0], totals[1]),
+        LAYOUTS, dtype,
     )  # fmt: skip
 
 

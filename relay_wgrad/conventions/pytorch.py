@@ -18,6 +18,7 @@ from .common import Axis, Conversion, Layouts, Pair, Quad, Window, Written
 CONV, TRANSPOSE = "PyTorch conv2d", "PyTorch conv_transpose2d"
 LAYOUTS: Layouts = ("NCHW", "OIHW", "NCHW")
 _NAMES = ("kernel_size", "stride", "dilation", "groups")
+_TENSORS, _TRANSPOSED = {"data": "input"}, {"grad": "input"}
 
 
 def conv2d(
@@ -37,13 +38,8 @@ def conv2d(
     """
     x, w = common.sizes(CONV, "input", input_shape), common.sizes(CONV, "weight", weight_shape)
     win = common.window(CONV, w[2:], stride, dilation, groups, _NAMES)
-    if x[1] != w[1] * win.groups:
-        raise ValueError(
-            f"{CONV}: input's channels must be groups times weight's second size, got {x[1]} and"
-            f" {win.groups} * {w[1]}"
-        )
     pads = _padding(padding, win)
-    return common.convolution(CONV, x[0], (x[1], w[0]), (x[2], x[3]), win, pads, LAYOUTS, dtype)
+    return common.convolution(CONV, _TENSORS, x, w, win, pads, LAYOUTS, dtype)
 
 
 def conv_transpose2d(
@@ -69,8 +65,6 @@ def conv_transpose2d(
     op = TRANSPOSE
     x, w = common.sizes(op, "input", input_shape), common.sizes(op, "weight", weight_shape)
     win = common.window(op, w[2:], stride, dilation, groups, _NAMES)
-    if x[1] != w[0]:
-        raise ValueError(f"{op}: input's channels must be weight's first size, got {x[1]}, {w[0]}")
     pads = common.least(op, "padding", pair(op, "padding", padding), 0)
     pixels = (x[2], x[3])
     base = [
@@ -96,7 +90,7 @@ def conv_transpose2d(
                     f" {size}"
                 )
     return common.transposed(
-        op, x[0], (x[1], w[1] * win.groups), pixels, win, pads,
+        op, _TRANSPOSED, x, w, win, pads,
         (base[0] + extra[0], base[1] + extra[1]), LAYOUTS, dtype,
     )  # fmt: skip
 

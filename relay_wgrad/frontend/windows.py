@@ -1,7 +1,8 @@
 """Kernels, strides, dilations and padding of one ONNX node, read and checked.
 
-What a file gets wrong is refused here, before any arithmetic with it: a stride of zero would be a
-division by zero further on.
+What a file gets wrong of a window is refused here, before any arithmetic with it: a stride of zero
+would be a division by zero further on.  Whether a convolution's parts fit each other is no question
+of the front ends: `conventions.onnx` asks it.
 """
 
 from __future__ import annotations
@@ -28,28 +29,12 @@ def pair(node: Node, name: str, default: int | None = 1, least: int = 1) -> tupl
     return values[0], values[1]
 
 
-def kernel_of(node: Node, weight: tuple[int, ...]) -> tuple[int, int]:
-    """The size of a convolution's kernel: its weight's, which `kernel_shape` may only repeat."""
-    if len(weight) != 4:
-        raise ValueError(f"weight of shape {list(weight)}: only 2-D convolutions are supported")
-    if min(weight) < 1:
-        raise ValueError(f"weight of shape {list(weight)}: every size must be at least 1")
-    kernel = (weight[2], weight[3])
-    if node.attr("kernel_shape") is not None and pair(node, "kernel_shape") != kernel:
-        declared = list(node.attr("kernel_shape"))
-        raise ValueError(
-            f"kernel_shape={declared} contradicts the weight {list(weight)},"
-            f" whose kernel is {list(kernel)}"
-        )
-    return kernel
-
-
-def groups_of(node: Node) -> int:
-    """The number of groups."""
-    groups = int(node.attr("group", 1))
-    if groups < 1:
-        raise ValueError(f"group={groups}: must be at least 1")
-    return groups
+def weight_of(expr: Any) -> tuple[int, int, int, int]:
+    """A convolution's weight, (K, C/groups, R, S) or as the transposed one has it."""
+    shape = shape_of(expr)
+    if len(shape) != 4:
+        raise ValueError(f"weight of shape {list(shape)}: only 2-D convolutions are supported")
+    return shape[0], shape[1], shape[2], shape[3]
 
 
 def image(expr: Any) -> tuple[int, int, int, int]:
@@ -84,12 +69,10 @@ def padding_of(
     return top, left, bottom, right
 
 
-def check_window(
-    size: tuple[int, int], kernel: tuple[int, int], dilation: tuple[int, int], pad: Quad
-) -> None:
-    """Raises ValueError for a window that does not fit even once."""
+def check_window(size: tuple[int, int], kernel: tuple[int, int], pad: Quad) -> None:
+    """Raises ValueError for a window of pooling that does not fit even once."""
     for i in range(2):
-        if size[i] + pad[i] + pad[i + 2] < dilation[i] * (kernel[i] - 1) + 1:
+        if size[i] + pad[i] + pad[i + 2] < kernel[i]:
             raise ValueError(
                 f"a {kernel[0]}x{kernel[1]} window does not fit a {size[0]}x{size[1]} image "
                 f"with padding {pad}: the image is too small"

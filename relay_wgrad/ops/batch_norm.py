@@ -189,7 +189,7 @@ class NormChecks(Checks):
             most = ty.ndim - 1 if ty.ndim > 0 else "its last"
             raise self.error(f"axis must be an axis of {name}, 0 to {most}, got axis={axis}: {ty}")
         for size in _sizes(ty) or ():
-            self.at_least_one("a size", size, f"{name} {ty}")
+            self.positive("a size", size, f"{name} {ty}")
         return ty
 
     def like(self, name: str, arg: Any, other_name: str, other: relax.TensorType) -> None:

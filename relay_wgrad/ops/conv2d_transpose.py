@@ -171,9 +171,9 @@ def _check_transposed(rel: Relation, data: Any, weight: Any) -> None:
     """Channels and output sizes; the weight is in the forward convolution's order (K, C/groups)."""
     a = rel.attrs
     if weight is not None:
-        rel.divides("the weight's input channels I", weight[0])
+        rel.divides(a.groups, "the weight's input channels I", weight[0])
     if data is not None:
-        rel.divides("data's channels", data[1])
+        rel.divides(a.groups, "data's channels", data[1])
     if data is None or weight is None:
         return
     rel.same(
@@ -190,7 +190,7 @@ def _check_transposed(rel: Relation, data: Any, weight: Any) -> None:
             f"input size {size}, kernel {kernel}, padding {pad} in all, stride {stride},"
             f" dilation {dilation}, output padding {extra}"
         )
-        rel.at_least_one(name, made, why)
+        rel.positive(name, made, why)
 
 
 def gradient(upstream: Callable[..., Any]) -> Callable[..., Any]:

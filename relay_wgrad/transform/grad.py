@@ -64,18 +64,6 @@ def grad(
     check_relax_module("grad", mod, counterpart="FirstOrderGradient")
     if not registry.is_registered():
         raise RuntimeError("grad: call relay_wgrad.register() first")
-    return gradient(mod, fn, order, wrt, target_index, inline)
-
-
-def gradient(
-    mod: tvm.IRModule,
-    fn: str = "main",
-    order: int = 1,
-    wrt: Sequence[relax.Var | str] | None = None,
-    target_index: int = 0,
-    inline: bool = False,
-) -> tvm.IRModule:
-    """`grad` by the rules that TVM has at the moment, whether ours are registered or not."""
     if isinstance(order, bool) or not isinstance(order, int) or order < 1:
         raise ValueError(f"grad: order must be an integer of at least 1, got {order!r}")
     if isinstance(target_index, bool) or not isinstance(target_index, int):

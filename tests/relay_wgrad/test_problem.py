@@ -96,7 +96,7 @@ def test_known_costs() -> None:
         ("fprop n=1 c=1 h=1 w=1 k=1 r=1 s=1 pad=0,2147483648,0,0", "padding must be less than 2"),
         ("fprop n=1 c=1 h=1 w=1 k=1 r=1 s=1 layout=a/b/c", "the letters NCHW, got 'a'"),
         ("fprop n=1 c=1 h=1 w=1 k=1 r=1 s=1 layout=NCHW/NCHW/NCHW", "the letters OIHW, got 'NC"),
-        ("fprop n=1 c=1 h=1 w=1 k=1 r=2 s=1", "the output would be empty: P=0"),
+        ("fprop n=1 c=1 h=1 w=1 k=1 r=2 s=1", "P must be positive, got P=0 from H=1, R=2"),
         ("fprop n=1 c=1 h=1 w=1 k=1 r=1 s=1 dtype=f32/f32", "expected data/weight/grad"),
         ("fprop n=1 c=1 h=1 w=1 k=1 r=1 s=1 dtype=f32/f32/i8", "expected data/weight/grad"),
     ],

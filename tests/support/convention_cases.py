@@ -143,7 +143,7 @@ WRITERS: dict[ConvKind, dict[str, tuple[Callable[..., Any], Callable[..., Conver
 }
 
 
-REASONS = ("empty", "no tap", "at least the dilated")
+REASONS = ("empty", "no tap", "P must be positive", "Q must be positive")
 
 
 def valid(strategy: st.SearchStrategy[Conversion]) -> st.SearchStrategy[Conversion]:

@@ -18,23 +18,20 @@ from tvm import relax
 from ...conventions import onnx
 from ..context import Context, Node, shape_of
 from ..graph import InputSpec
-from ..windows import Quad, check_window, groups_of, image, kernel_of, padding_of, pair
+from ..windows import Quad, check_window, image, padding_of, pair, weight_of
 
 
 def conv(ctx: Context, node: Node) -> Any:
     """Conv: data (N, C, H, W), weight (K, C/groups, R, S), optional bias (K,); also 1-D."""
     node, data, weight = _as_image(ctx, node)
-    groups = groups_of(node)
-    _, c, h, w = image(data)
-    wshape = shape_of(weight)
-    r, s = kernel_of(node, wshape)
-    k, cg = wshape[:2]
-    ctx.parameter(node.operand(1), "weight", cg * r * s)
-    if cg * groups != c or k % groups:
-        raise ValueError(f"weight {list(wshape)} with groups={groups} does not fit {c} channels")
+    shape, wshape, groups = image(data), weight_of(weight), int(node.attr("group", 1))
+    ctx.parameter(node.operand(1), "weight", math.prod(wshape[1:]))
     strides, dilation = pair(node, "strides"), pair(node, "dilations")
-    padding = padding_of(node, (h, w), (r, s), strides, dilation)
-    check_window((h, w), (r, s), dilation, padding)
+    padding = padding_of(node, shape[2:], wshape[2:], strides, dilation)
+    onnx.conv(  # which refuses what does not fit
+        shape, wshape, dilations=dilation, group=groups, pads=padding, strides=strides,
+        kernel_shape=node.attr("kernel_shape"),
+    )  # fmt: skip
     out = ctx.emit(
         relax.op.nn.conv2d(data, weight, strides, padding, dilation, groups)  # NCHW, OIHW
     )
@@ -44,22 +41,18 @@ def conv(ctx: Context, node: Node) -> Any:
 def conv_transpose(ctx: Context, node: Node) -> Any:
     """ConvTranspose: data (N, C, H, W), weight (C, K/groups, R, S), bias (K,) or none; also 1-D."""
     node, data, weight = _as_image(ctx, node)
-    groups = groups_of(node)
-    c = image(data)[1]
-    wshape = shape_of(weight)
-    kernel = kernel_of(node, wshape)
-    if wshape[0] != c or c % groups:
-        raise ValueError(f"weight {list(wshape)} with groups={groups} does not fit {c} channels")
+    shape, wshape, groups = image(data), weight_of(weight), int(node.attr("group", 1))
     strides, dilation = pair(node, "strides"), pair(node, "dilations")
-    # Each output pixel gets about R·S/(strides) taps of C/groups channels.
-    taps = max(kernel[0] * kernel[1] // (strides[0] * strides[1]), 1)
-    ctx.parameter(node.operand(1), "weight", c // groups * taps)
     found = onnx.conv_transpose(
-        shape_of(data), wshape,
+        shape, wshape,
         auto_pad=node.attr("auto_pad", "NOTSET"), dilations=dilation, group=groups,
+        kernel_shape=node.attr("kernel_shape"),
         output_padding=pair(node, "output_padding", 0, least=0),
         output_shape=node.attr("output_shape"), pads=node.attr("pads"), strides=strides,
     )  # fmt: skip
+    # Each output pixel gets about R·S/(strides) taps of C/groups channels.
+    taps = max(math.prod(wshape[2:]) // math.prod(strides), 1)
+    ctx.parameter(node.operand(1), "weight", shape[1] // groups * taps)
     written = onnx.to_conv_transpose(found)
     out = ctx.emit(
         relax.op.nn.conv2d_transpose(
@@ -272,7 +265,7 @@ def _pool(ctx: Context, node: Node) -> tuple[Any, tuple[int, int], tuple[int, in
         raise ValueError("dilated pooling has no gradient in TVM")
     kernel, strides = pair(node, "kernel_shape", None), pair(node, "strides")
     pad = padding_of(node, (h, w), kernel, strides, (1, 1))
-    check_window((h, w), kernel, (1, 1), pad)
+    check_window((h, w), kernel, pad)
     if not node.attr("ceil_mode", 0):
         return data, kernel, strides, pad, pad
     # Rounding up is the same as padding the end; a window must still start on data or padding

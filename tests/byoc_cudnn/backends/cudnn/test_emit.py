@@ -87,7 +87,7 @@ def test_asymmetric_padding_is_explained() -> None:
         ({"padding": (0, 0, 2**40, 0)}, "must be below 2^31"),
         ({"n": 2**30}, "data has 463856467968 elements"),
         ({"groups": 4}, "groups must divide C"),
-        ({"h": 1, "padding": (0, 0, 0, 0)}, "the output would be empty"),
+        ({"h": 1, "padding": (0, 0, 0, 0)}, "P must be positive, got P=0 from H=1, R=3"),
     ],
 )
 def test_hostile_or_impossible_problems(change: dict[str, object], message: str) -> None:

@@ -74,8 +74,13 @@ def test_refused_image_sizes() -> None:
 def test_refused_ops(capfd: pytest.CaptureFixture[str]) -> None:
     model = tiny([node("AveragePol", name="pool")], (1, 2, 3, 3))
     refused("ONNX op AveragePol (AveragePol node 'pool') is not supported; near it: Av", model)
-    refused("Conv node 'y': weight [6, 2, 3, 3] with groups=1 does not fit 3 channels",
+    refused("Conv node 'y': ONNX Conv: X's C must be W's C/group times group (group=1), got X C=3"
+            " and W C/group * group=2",
             tiny([node("Conv", "w")], (1, 3, 5, 5), {"w": W}))  # fmt: skip
+    refused("node 'y': ONNX ConvTranspose: X and W must have the same channels K, got X K=3 and"
+            " W K=6", tiny([node("ConvTranspose", "w")], (1, 3, 5, 5), {"w": W}))  # fmt: skip
+    refused("node 'y': ONNX Conv: P must be positive, got P=0 from H=2, R=3, padding 0 in all,",
+            tiny([node("Conv", "w")], (1, 2, 2, 5), {"w": W}))  # fmt: skip
     dilated = node("MaxPool", kernel_shape=[2, 2], dilations=[2, 2])
     refused("dilated pooling has no gradient", tiny([dilated], (1, 2, 5, 5)))
     refused("nothing makes its operand 'gone'", tiny([node("Add", "gone")], (1, 2)))
@@ -93,8 +98,11 @@ def test_refused_windows(op: str, attribute: str, value: list[int]) -> None:
     given = {"kernel_shape": [3, 3], attribute: value}
     weights = {"w": WEIGHTS[op]} if op in WEIGHTS else {}
     made = node(op, *weights, name="layer", **given)
+    message = f"{attribute}={value}: must be at least 1"
+    if weights and attribute == "kernel_shape":
+        message = f"ONNX {op}: kernel_shape must be W's, got {value} and [3, 3]"
     refused(
-        f"{op} node 'layer': {attribute}={value}: must be at least 1",
+        f"{op} node 'layer': {message}",
         tiny([made], (1, 2, 5, 5), weights),
         loss="mse",
     )
@@ -102,11 +110,9 @@ def test_refused_windows(op: str, attribute: str, value: list[int]) -> None:
 
 @pytest.mark.parametrize("op", WEIGHTS)
 def test_refused_kernel_shape(op: str) -> None:
-    shape = list(WEIGHTS[op].shape)
     weights = {"w": WEIGHTS[op]}
     refused(
-        f"{op} node 'layer': kernel_shape=[3, 5] contradicts the weight {shape}, whose kernel is"
-        " [3, 3]",
+        f"{op} node 'layer': ONNX {op}: kernel_shape must be W's, got [3, 5] and [3, 3]",
         tiny([node(op, "w", name="layer", kernel_shape=[3, 5])], (1, 2, 5, 5), weights),
         loss="mse",
     )
@@ -118,7 +124,7 @@ def test_refused_attributes() -> None:
     for op, weight in WEIGHTS.items():
         for groups in (0, -2):
             refused(
-                f"{op} node 'y': group={groups}: must be at least 1",
+                f"{op} node 'y': ONNX {op}: group must be at least 1, got group={groups}",
                 tiny([node(op, "w", group=groups)], (1, 2, 5, 5), {"w": weight}),
             )
     extra = node("ConvTranspose", "w", output_padding=[0, -1])

@@ -1,0 +1,133 @@
+"""What a convolution must be: each rule said once, in words that name it and what breaks it.
+
+Calls are checked by it (`relation.Relation`), problems (`ConvProblem.check`) and what frameworks
+say of a convolution (`conventions`); front ends translate and check nothing of it.  Relay's surface
+has Relay's own words (`relay.ops.conv`).
+
+A rule is refused only when it is provably broken: what is no number is trusted, as TVM does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Size = Any  # an int, or a symbolic integer expression with + - * //
+
+
+def out_size(size: Size, pad: Size, kernel: Size, stride: int, dilation: int) -> Size:
+    """Pixels a convolution makes: floor((size + pad - dilation*(kernel-1) - 1) / stride) + 1."""
+    return (size + pad - dilation * (kernel - 1) - 1) // stride + 1
+
+
+class Rules:
+    """Checks of one convolution: `op` is who asks; `names` is our word -> what that one says.
+
+    Words are of tensors (data, weight, grad) and of attributes (strides, groups, ...).
+    """
+
+    def __init__(self, op: str = "", names: Mapping[str, str] | None = None) -> None:
+        self.op = op
+        self.names = names or {}
+
+    # ---- words -------------------------------------------------------------------------------
+
+    def word(self, name: str) -> str:
+        """What the one who asks calls a tensor or an attribute."""
+        return self.names.get(name, name)
+
+    def error(self, message: str) -> ValueError:
+        return ValueError(f"{self.op}: {message}" if self.op else message)
+
+    # ---- sizes -------------------------------------------------------------------------------
+
+    def simplify(self, expr: Size) -> Size:
+        return expr
+
+    def differ(self, a: Size, b: Size) -> bool:
+        """Whether two sizes are provably different."""
+        diff = self.simplify(a - b)
+        return isinstance(diff, int) and diff != 0
+
+    def same(self, rule: str, a_name: str, a: Size, b_name: str, b: Size) -> None:
+        if a is not None and b is not None and self.differ(a, b):
+            raise self.error(f"{rule}, got {a_name}={a} and {b_name}={self.simplify(b)}")
+
+    def divides(self, groups: int, name: str, size: Size) -> None:
+        if size is None:
+            return
+        rest = self.simplify(size % groups)
+        if isinstance(rest, int) and rest != 0:
+            word = self.word("groups")
+            raise self.error(f"{word} must divide {name}, got {name}={size}, {word}={groups}")
+
+    def positive(self, name: str, size: Size, why: str) -> None:
+        size = self.simplify(size)
+        if isinstance(size, int) and size < 1:
+            raise self.error(f"{name} must be positive, got {name}={size} from {why}")
+
+    # ---- attributes --------------------------------------------------------------------------
+
+    def least(self, name: str, values: Any, low: int) -> Any:
+        """The value, or values, none of which is below `low`."""
+        listed = list(values) if isinstance(values, Sequence) else [values]
+        if any(isinstance(v, int) and v < low for v in listed):
+            word, shown = self.word(name), listed if isinstance(values, Sequence) else values
+            raise self.error(f"{word} must be at least {low}, got {word}={shown}")
+        return values
+
+    def attributes(self, a: Any) -> None:
+        """Values of strides, dilation, padding and groups by themselves."""
+        for name, low in (("strides", 1), ("dilation", 1), ("padding", 0), ("groups", 1)):
+            self.least(name, getattr(a, name), low)
+
+    # ---- the convolution itself --------------------------------------------------------------
+
+    def fit(
+        self,
+        a: Any,
+        data: Sequence[Size] | None,
+        weight: Sequence[Size] | None,
+        grad: Sequence[Size] | None,
+    ) -> None:
+        """All rules between the shapes of data (N, C, H, W), weight (K, C/groups, R, S) and grad.
+
+        `a` has strides, padding (top, left, bottom, right), dilation and groups.  A shape, or a
+        size, that is None is unknown.
+        """
+        n, c, h, w = data if data is not None else (None,) * 4
+        k, cg, r, s = weight if weight is not None else (None,) * 4
+        gn, gk, p, q = grad if grad is not None else (None,) * 4
+        in_, filters, out = (self.word(name) for name in ("data", "weight", "grad"))
+        self.same(f"{out} and {in_} must have the same batch N", f"{out} N", gn, f"{in_} N", n)
+        self.same(
+            f"{out} and {filters} must have the same channels K",
+            f"{out} K", gk, f"{filters} K", k,
+        )  # fmt: skip
+        self.divides(a.groups, "C", c)
+        self.divides(a.groups, "K", k if k is not None else gk)
+        if cg is not None:
+            groups = self.word("groups")
+            share = f"{filters} C/{groups} * {groups}"
+            self.same(
+                f"{in_}'s C must be {filters}'s C/{groups} times {groups} ({groups}={a.groups})",
+                f"{in_} C", c, share, cg * a.groups,
+            )  # fmt: skip
+        top, left, bottom, right = a.padding
+        axes = (
+            ("P", h, r, p, top + bottom, a.strides[0], a.dilation[0], "H", "R"),
+            ("Q", w, s, q, left + right, a.strides[1], a.dilation[1], "W", "S"),
+        )
+        for name, size, kernel, pixels, pad, stride, dilation, in_name, k_name in axes:
+            if size is None or kernel is None:
+                continue
+            made = out_size(size, pad, kernel, stride, dilation)
+            why = (
+                f"{in_name}={size}, {k_name}={kernel}, padding {pad} in all,"
+                f" stride {stride}, dilation {dilation}"
+            )
+            self.positive(name, made, why)
+            self.same(
+                f"{out}'s {name} must be what the convolution makes of {why}",
+                f"{out} {name}", pixels, f"made {name}", made,
+            )  # fmt: skip
