@@ -10,6 +10,7 @@ import pytest
 
 from relay_wgrad import keys, opdef
 from relay_wgrad.ops import ALL, FAMILY
+from tests.planted import FAULTS, Fault
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("relay_wgrad", "legalize", "byoc_cudnn")
@@ -298,3 +299,12 @@ def test_attribute_keys_are_said_once() -> None:
     spelt = {str(path.relative_to(ROOT)): _texts(ast.parse(path.read_text())) for path in FILES}
     found = {name: texts & set(KEYS) for name, texts in spelt.items()}
     assert {name for name, some in found.items() if some} == {"relay_wgrad/keys.py"} | SPELLING
+
+
+# ---- faults are planted in text that is there ----------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_a_planted_fault_has_its_text(fault: Fault) -> None:
+    assert fault.old in (ROOT / fault.file).read_text(encoding="utf-8")
+    assert all((ROOT / name.partition("::")[0]).exists() for name in fault.tests.split())
