@@ -32,13 +32,14 @@ TYPES = {"bf16": "__nv_bfloat16", "f16": "__half", "f32": "float"}
 # Arguments of a launch, after the kernel.
 _ROWS = "grid_of(s), kThreads, stream"
 _FEW = "few_grid(s), kFew * kParts, stream"
-_APPLY = "x, more, gamma, beta, mean, rstd, out, new_mask, s"
+_APPLY = "x, more, gamma, beta, mean, rstd, out, new_mask, last"
 _SUMS = "dy, x, y, mask, gamma, beta, mean, rstd, dres, partial, s"
-_GRADIENT = "dy, x, gamma, beta, mean, rstd, one, two, out, s"
+_GRADIENT = "dy, x, gamma, beta, mean, rstd, one, two, out, last"
 _WHOLE = "static_cast<cudaError_t>(-{}<T, Activation::kRelu, {}>(c, stream))"
 
 
-def _launch(kernel: str, which: str, arguments: str, grid: str = _ROWS) -> str:
+def _launch(kernel: str, which: str, arguments: str) -> str:
+    grid = _ROWS if arguments.endswith(" s") else _ROWS.replace("(s)", "(last)")
     return f"launch({kernel}<T, V, true, {which}>, {grid}, {arguments})"
 
 
@@ -64,12 +65,11 @@ SHAPES = (
 )  # fmt: skip
 TRIES = [
     *(
-        f"UNROLL={u},RESIDENT={r},BLOCKS={b}"
-        for u in (2, 4, 8)
-        for r, b in ((1, 4), (2, 2), (2, 4), (2, 8), (3, 3), (3, 6), (4, 4), (4, 8))
+        f"UNROLL={u},RESIDENT={r},WRITERS={w}"
+        for u, r in ((8, 2), (8, 3), (4, 3), (4, 4))
+        for w in (4, 8, 16, 32)
     ),
-    "UNROLL=4,RESIDENT=2,BLOCKS=2,HINTS=1", "UNROLL=4,RESIDENT=2,BLOCKS=4,HINTS=1",
-    "UNROLL=4,RESIDENT=2,BLOCKS=2,FORWARDS=1", "UNROLL=4,RESIDENT=2,BLOCKS=4,FORWARDS=1",
+    "UNROLL=8,RESIDENT=2,WRITERS=8,HINTS=1",
 ]  # fmt: skip
 IDLE = 30_000  # clocks: launches alone take the host little
 
@@ -100,6 +100,7 @@ extern "C" int run_{name}(const RelayWgradNormCall* call, cudaStream_t stream) {
   constexpr int V = 16 / sizeof(T);
   const RelayWgradNormCall& c = *call;
   const Shape s = shape_of<V>(c, sizeof(A));
+  const Shape last = writing(s, c);
   const auto *x = static_cast<const T*>(c.x), *dy = static_cast<const T*>(c.dy),
              *y = static_cast<const T*>(c.y), *more = static_cast<const T*>(c.residual);
   const auto *gamma = static_cast<const A*>(c.gamma), *beta = static_cast<const A*>(c.beta),

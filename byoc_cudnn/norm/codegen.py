@@ -13,7 +13,7 @@ from .call import NormCall, check
 
 _PREFIX = "relay_wgrad_norm_"
 _MULTIPROCESSORS = 256  # of the largest device that a workspace is planned for
-_BLOCKS, _CHANNELS = 4, 256  # kNormBlocks and kNormChannels of norm_call.h
+_BLOCKS, _CHANNELS = 2, 256  # kNormBlocks and kNormChannels of norm_call.h
 
 _ELEMENTS = {
     "float16": ("kHalf", "__half"),

@@ -11,7 +11,7 @@ namespace {
 enum class Mask { kNone, kComputed, kStored, kBits };
 
 template <typename T, int V, bool whole, Activation act, Mask mask>
-__global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
+__global__ void __launch_bounds__(kThreads, kResident)
     gradient_sums(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ y,
                   const uint8_t* __restrict__ bits, const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kFew* kParts)
 }
 
 template <typename T, int V, bool whole, Activation act, Mask mask>
-__global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
+__global__ void __launch_bounds__(kThreads, kResident)
     gradient(const T* __restrict__ dy, const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
              const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
              const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
     }
     store<whole>(dx + i, out, at.left);
   };
-  each_chunk<!RW_NORM_FORWARDS, whole>(
+  each_chunk<true, whole>(
       shape, at.row,
       [&](int64_t first) {
         Pack<T, V> g[kUnroll], a[kUnroll];
@@ -200,10 +200,11 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   constexpr bool kWritten = mask == Mask::kStored || mask == Mask::kBits;
   constexpr Mask kLater = kWritten ? Mask::kNone : mask;
-  return launch(gradient<T, V, whole, kWritten ? Activation::kNone : act, kLater>, grid_of(shape),
+  const Shape last = writing(shape, call);
+  return launch(gradient<T, V, whole, kWritten ? Activation::kNone : act, kLater>, grid_of(last),
                 kThreads, stream, kWritten ? static_cast<const T*>(through) : dy, x, gamma, beta, mean,
                 rstd, static_cast<const A*>(dgamma), static_cast<const A*>(dbeta),
-                static_cast<T*>(call.out), shape);
+                static_cast<T*>(call.out), last);
 }
 
 template <typename T, Activation act, Mask mask>

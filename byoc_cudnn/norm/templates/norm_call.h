@@ -25,12 +25,8 @@ struct RelayWgradNormCall {
 // What an object exports: 0, or a cudaError_t, negated.
 using RelayWgradNormKernel = int(const RelayWgradNormCall&, cudaStream_t);
 
-#ifndef RW_NORM_BLOCKS
-#define RW_NORM_BLOCKS 4
-#endif
-
-// Blocks of a multiprocessor, of 256 threads; and the channels of a block, at most.
-constexpr int64_t kNormBlocks = RW_NORM_BLOCKS, kNormChannels = 256;
+// Blocks of a multiprocessor that make partial sums, of 256 threads; channels of a block, at most.
+constexpr int64_t kNormBlocks = 2, kNormChannels = 256;
 
 // Bytes that a call's partial sums take at most: two sums for each block and channel of it.  Fewer
 // are right too, with fewer blocks, as long as there are two sums for each channel.

@@ -5,19 +5,21 @@
 // under way before the first is used.  Which rows a thread adds, and in which order sums are added, is
 // a matter of sizes and of the device's size alone, so a second run gives the same bits.
 
+// Measured (`benchmarks.gpu_norm_tries`): rows of a thread that are read together; blocks of a
+// multiprocessor that registers are sparing enough for, and that the passes which write get.
 #ifndef RW_NORM_UNROLL
-#define RW_NORM_UNROLL 4  // rows of a thread whose loads are under way together
+#define RW_NORM_UNROLL 8
 #endif
 #ifndef RW_NORM_RESIDENT
-#define RW_NORM_RESIDENT 2  // blocks of a multiprocessor that registers are sparing enough for
+#define RW_NORM_RESIDENT 2
 #endif
-#ifndef RW_NORM_FORWARDS
-#define RW_NORM_FORWARDS 0  // 1: the second pass begins where the first began, not where it ended
+#ifndef RW_NORM_WRITERS
+#define RW_NORM_WRITERS 8
 #endif
 
 namespace {
 
-constexpr int kUnroll = RW_NORM_UNROLL;
+constexpr int kUnroll = RW_NORM_UNROLL, kResident = RW_NORM_RESIDENT, kWriters = RW_NORM_WRITERS;
 
 // Written out, so that both directions round alike whatever the compiler would contract.
 __device__ inline float less(float a, float b) { return __fsub_rn(a, b); }
@@ -45,6 +47,12 @@ struct Shape {
 
   __host__ __device__ int height() const { return kThreads / width; }
   __host__ __device__ int64_t chunk_rows() const { return int64_t{height()} * kUnroll; }
+  // At most that many; all take the same number of chunks, or one less.
+  __host__ void set_blocks(int64_t most) {
+    most = most < 1 ? 1 : most > 65535 ? 65535 : most;
+    const int64_t turns = (chunks + most - 1) / most;
+    blocks = static_cast<int>((chunks + turns - 1) / turns);
+  }
   // Rows that block `y` takes: every `blocks`-th chunk, of which the last may be short.
   __device__ int64_t rows_of(int y) const {
     const int64_t mine = (chunks - y + blocks - 1) / blocks;
@@ -161,13 +169,15 @@ inline Shape shape_of(const RelayWgradNormCall& call, int sum_bytes) {
   Shape shape{call.rows, call.channels, 0, width, 0, 0, columns};
   shape.chunks = (call.rows + shape.chunk_rows() - 1) / shape.chunk_rows();
   shape.tiles = static_cast<int>((columns + width - 1) / width);
-  int64_t most = kNormBlocks * call.multiprocessors / shape.tiles;
   const int64_t room = call.workspace_bytes / (2 * sum_bytes * call.channels);
-  most = most < room ? most : room;
-  most = most < 1 ? 1 : most > 65535 ? 65535 : most;
-  // All blocks take the same number of chunks, or one less.
-  const int64_t turns = (shape.chunks + most - 1) / most;
-  shape.blocks = static_cast<int>((shape.chunks + turns - 1) / turns);
+  const int64_t most = kNormBlocks * call.multiprocessors / shape.tiles;
+  shape.set_blocks(most < room ? most : room);
+  return shape;
+}
+
+// For a pass without sums.
+inline Shape writing(Shape shape, const RelayWgradNormCall& call) {
+  shape.set_blocks(int64_t{kWriters} * call.multiprocessors / shape.tiles);
   return shape;
 }
 

@@ -8,7 +8,7 @@
 namespace {
 
 template <typename T, int V, bool whole>
-__global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
+__global__ void __launch_bounds__(kThreads, kResident)
     moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, Shape shape) {
   using A = Sum<T>;
   __shared__ A means[kThreads * V], squares[kThreads * V];
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kFew* kParts)
 
 // `bits`: a byte for each pack goes along, which tells what the activation lets through.
 template <typename T, int V, bool whole, Activation act, bool residual, bool bits>
-__global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
+__global__ void __launch_bounds__(kThreads, kResident)
     normalized(const T* __restrict__ x, const T* __restrict__ more, const Sum<T>* __restrict__ gamma,
                const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                const Sum<T>* __restrict__ rstd, T* __restrict__ y, uint8_t* __restrict__ mask,
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, RW_NORM_RESIDENT)
     store<whole>(y + row * shape.channels + at.channel, out, at.left);
     if constexpr (bits) mask[row * shape.packs + at.pack] = passing<act>(out);
   };
-  each_chunk<!RW_NORM_FORWARDS, whole>(
+  each_chunk<true, whole>(
       shape, at.row,
       [&](int64_t first) {
         Pack<T, V> a[kUnroll], b[kUnroll];
@@ -188,11 +188,12 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   const A* const sums = partial;
   error = launch(statistics<A>, few_grid(shape), kFew * kParts, stream, sums, s, shape);
   if (error != cudaSuccess) return error;
-  return launch(normalized<T, V, whole, act, residual, bits>, grid_of(shape), kThreads, stream, x,
+  const Shape last = writing(shape, call);
+  return launch(normalized<T, V, whole, act, residual, bits>, grid_of(last), kThreads, stream, x,
                 static_cast<const T*>(call.residual), static_cast<const A*>(call.gamma),
                 static_cast<const A*>(call.beta), static_cast<const A*>(mean),
                 static_cast<const A*>(rstd), static_cast<T*>(call.out),
-                static_cast<uint8_t*>(call.new_mask), shape);
+                static_cast<uint8_t*>(call.new_mask), last);
 }
 
 template <typename T, Activation act, bool residual, bool bits>

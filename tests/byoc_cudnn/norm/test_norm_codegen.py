@@ -79,9 +79,8 @@ def test_no_other_kernel_has_a_source(name: str) -> None:
 def test_the_workspace_is_that_of_the_kernels() -> None:
     """Python plans it, C++ uses it: one formula, told twice."""
     text = NORMS.template("norm_call.h")
-    assert "RW_NORM_BLOCKS 4\n" in text
-    assert "kNormChannels = 256;" in text
-    assert workspace_bytes(64, "float16") == 2 * 4 * 256 * 4 * 256
+    assert "kNormBlocks = 2, kNormChannels = 256;" in text
+    assert workspace_bytes(64, "float16") == 2 * 4 * 256 * 2 * 256
     assert workspace_bytes(1 << 20, "float64") == 2 * 8 * (1 << 20)
 
 
