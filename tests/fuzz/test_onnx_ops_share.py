@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import pytest
 
+from relay_wgrad.frontend import from_onnx
 from relay_wgrad.frontend.onnx.ops import OPS
+from tests.support.onnx.layer_cases import STRANGERS
 
 from .harness import failures
-from .onnx_ops import GENERATOR, rows
+from .onnx_ops import GENERATOR, rows, written
 
 
 def test_every_op_of_the_list_has_a_row() -> None:
     assert sorted(rows()) == sorted(OPS)
+
+
+def test_what_is_taken_is_no_stranger() -> None:
+    assert not {*rows()} & {*STRANGERS}
+
+
+@pytest.mark.usefixtures("registered")
+def test_every_op_of_the_list_has_a_gradient() -> None:
+    """Without compiling: numbers are the generator's, which draws few of them here."""
+    for name, row in rows().items():
+        opset = max(row.since, 17)
+        line = f"f64 op{opset} ties=0 batch=fixed names=plain bn=eval drop=mask 1: {name}"
+        graph = from_onnx(
+            written(line).model(), loss="mse", weights="initial", dtype="float64", bn="eval"
+        )
+        try:
+            graph.gradient([graph.inputs[0].name, *graph.trainable])
+        except ValueError as error:
+            pytest.fail(f"{name}: {error}")
 
 
 @pytest.mark.usefixtures("registered")
