@@ -33,7 +33,7 @@ TYPES = {"bf16": "__nv_bfloat16", "f16": "__half", "f32": "float"}
 _ROWS = "grid_of(s), kThreads, stream"
 _FEW = "few_grid(s), kFew * kParts, stream"
 _APPLY = "x, more, gamma, beta, mean, rstd, out, new_mask, last"
-_SUMS = "dy, x, y, mask, gamma, beta, mean, rstd, dres, partial, s"
+_SUMS = "dy, more, x, y, mask, gamma, beta, mean, rstd, dres, partial, s"
 _GRADIENT = "dy, x, gamma, beta, mean, rstd, one, two, out, last"
 _WHOLE = "static_cast<cudaError_t>(-{}<T, Activation::kRelu, {}>(c, stream))"
 
@@ -49,15 +49,16 @@ PASSES = {
     "statistics": (0, f"launch(statistics<A>, {_FEW}, sums, st, s)"),
     "normalized": (2, _launch("normalized", "Activation::kRelu, false, false", _APPLY)),
     "normalized_add": (3, _launch("normalized", "Activation::kRelu, true, true", _APPLY)),
-    "sums": (2, _launch("gradient_sums", "Activation::kRelu, Mask::kComputed", _SUMS)),
-    "sums_bits": (3, _launch("gradient_sums", "Activation::kRelu, Mask::kBits", _SUMS)),
-    "sums_stored": (4, _launch("gradient_sums", "Activation::kRelu, Mask::kStored", _SUMS)),
+    "sums": (2, _launch("gradient_sums", "Activation::kRelu, Mask::kComputed, false", _SUMS)),
+    "sums_bits": (3, _launch("gradient_sums", "Activation::kRelu, Mask::kBits, false", _SUMS)),
+    "sums_summed": (4, _launch("gradient_sums", "Activation::kRelu, Mask::kBits, true", _SUMS)),
+    "sums_stored": (4, _launch("gradient_sums", "Activation::kRelu, Mask::kStored, false", _SUMS)),
     "gradient": (3, _launch("gradient", "Activation::kRelu, Mask::kComputed", _GRADIENT)),
     "gradient_plain": (3, _launch("gradient", "Activation::kNone, Mask::kNone", _GRADIENT)),
     "forward": (3, _WHOLE.format("forward", "false, false")),
     "forward_add": (4, _WHOLE.format("forward", "true, true")),
-    "backward": (5, _WHOLE.format("backward", "Mask::kComputed")),
-    "backward_add": (6, _WHOLE.format("backward", "Mask::kBits")),
+    "backward": (5, _WHOLE.format("backward", "Mask::kComputed, false")),
+    "backward_add": (6, _WHOLE.format("backward", "Mask::kBits, false")),
 }
 SHAPES = (
     (256, 64, 112), (256, 64, 56), (256, 256, 56), (256, 128, 28), (256, 1024, 14), (256, 512, 7),
@@ -82,7 +83,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("epsilon", "momentum")),
         ("unbiased", ctypes.c_bool), ("multiprocessors", ctypes.c_int),
         *((name, ctypes.c_void_p) for name in (
-            "x", "dy", "y", "residual", "gamma", "beta", "mean", "rstd", "running_mean",
+            "x", "dy", "dy2", "y", "residual", "gamma", "beta", "mean", "rstd", "running_mean",
             "running_var", "mask", "out", "dresidual", "first", "second", "new_mean", "new_var",
             "new_mask", "workspace",
         )),
@@ -159,8 +160,8 @@ def call_of(t: Tensors, workspace: torch.Tensor, forward: bool) -> Call:
     a = {name: value.data_ptr() for name, value in vars(t).items() if torch.is_tensor(value)}
     return Call(
         t.case.rows, t.case.channels, 1e-5, 0.1, True, device.multi_processor_count, a["x"],
-        a["dy"], a["y"], a["residual"], a["gamma"], a["beta"], a["mean"], a["rstd"], None, None,
-        a["mask"], a["y"] if forward else a["dx"], a["dresidual"], *(
+        a["dy"], a["residual"], a["y"], a["residual"], a["gamma"], a["beta"], a["mean"], a["rstd"],
+        None, None, a["mask"], a["y"] if forward else a["dx"], a["dresidual"], *(
             (a["mean"], a["rstd"]) if forward else (a["dgamma"], a["dbeta"])
         ), None, None, a["mask"], workspace.data_ptr(), workspace.numel(),
     )  # fmt: skip

@@ -23,7 +23,7 @@ class NormCall:
         -> y, mean, rstd[, new_running_mean, new_running_var][, mask]
     backward: dy, x, gamma, beta, mean, rstd -> dx, dgamma, dbeta
     backward with a residual and an activation: dy, x, gamma, beta, mean, rstd, (y or mask)
-        -> dx, dgamma, dbeta, dresidual
+        -> dx, dgamma, dbeta, dresidual; with `summed` dy2, which is added to dy, comes after dy
 
     x, y, residual and their gradients have `dtype` and rows of channels (the last axis); what has
     one value a channel is float32, or float64 for float64.  With m rows and the sums over them,
@@ -44,6 +44,7 @@ class NormCall:
     residual: bool = False
     running: bool = False
     bits: bool = False
+    summed: bool = False
     layout: str = "NHWC"
     epsilon: float = 1e-5
     momentum: float = 0.1
@@ -64,7 +65,8 @@ class NormCall:
             names = ["x", "gamma", "beta"] + ["residual"] * self.residual
             return (*names, *(("running_mean", "running_var") if self.running else ()))
         told = ("mask" if self.bits else "y",) if self.stored else ()
-        return ("dy", "x", "gamma", "beta", "mean", "rstd", *told)
+        more = ("dy2",) if self.summed else ()
+        return ("dy", *more, "x", "gamma", "beta", "mean", "rstd", *told)
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -88,6 +90,8 @@ def check(call: NormCall) -> Decision:
         return no("silu's gradient is not told by what is stored: y; without a residual it is by x")
     if call.bits and not (call.residual and call.activation in ("relu", "relu6")):
         return no("bits are of relu or relu6 after a residual; else x tells what passes")
+    if call.summed and not call.stored:
+        return no("summed gradients are of a backward call that writes the residual's gradient")
     if call.running and not call.forward:
         return no("running statistics are updated forward, not backward")
     if not _IDENTIFIER.fullmatch(call.symbol):

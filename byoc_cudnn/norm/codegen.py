@@ -24,7 +24,7 @@ _ELEMENTS = {
 _ACTIVATIONS = {"": "kNone", "relu": "kRelu", "relu6": "kRelu6", "silu": "kSilu"}
 _NAME = re.compile(
     rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_"
-    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual)?(_bits)?"
+    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual)?(_bits)?(_summed)?"
 )
 
 
@@ -41,7 +41,7 @@ def workspace_bytes(channels: int, dtype: str) -> int:
 def kernel_of(call: NormCall) -> str:
     """The name of the kernel that serves a call."""
     residual = "_residual" if (call.residual if call.forward else call.stored) else ""
-    more = residual + "_bits" * call.bits
+    more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
     return f"{_PREFIX}{call.direction}_{call.dtype}_{call.activation or 'none'}{more}"
 
 
@@ -49,14 +49,14 @@ def _body(name: str) -> str:
     found = _NAME.fullmatch(name)
     if not found:
         raise ValueError(f"{name!r} is no kernel of a normalization")
-    direction, dtype, activation, residual, bits = found.groups()
+    direction, dtype, activation, residual, bits, summed = found.groups()
     act = _ACTIVATIONS["" if activation == "none" else activation]
     last = f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
     if direction == "backward":
         mask = "kNone" if activation == "none" else "kComputed"
         if residual:
             mask = "kBits" if bits else "kStored"
-        last = f"Mask::{mask}"
+        last = f"Mask::{mask}, {str(bool(summed)).lower()}"
     return "\n".join([
         NORMS.template("norm_device.h"),
         NORMS.template(f"norm_{direction}.h"),
@@ -73,7 +73,7 @@ def _row(call: NormCall) -> str:
     words = [
         call.direction, call.dtype, *([call.activation] if call.activation else []),
         *(["residual"] if call.residual else []), *(["running"] if call.running else []),
-        *(["bits"] if call.bits else []),
+        *(["bits"] if call.bits else []), *(["summed"] if call.summed else []),
     ]  # fmt: skip
     return (
         f'    {{"batch_norm {" ".join(words)}", {kernel_of(call)}, "{kernel_of(call)}",\n'

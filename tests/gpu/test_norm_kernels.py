@@ -10,7 +10,7 @@ import torch
 
 from byoc_cudnn.norm import workspace_bytes
 from tests.support.gpu import norm_runner
-from tests.support.gpu.norm_runner import DTYPES, Operands, load, wrong_results
+from tests.support.gpu.norm_runner import DTYPES, HOW, Operands, load, wrong_results
 
 pytestmark = pytest.mark.gpu
 
@@ -36,15 +36,16 @@ def shapes(seed: int, count: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("residual", "bits"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("how", HOW, ids=str)
 def test_random_shapes(
-    functions: Any, dtype: str, activation: str, residual: bool, bits: bool
+    functions: Any, dtype: str, activation: str, how: tuple[bool, bool, bool]
 ) -> None:
-    if bits and activation not in ("relu", "relu6"):
-        pytest.skip("bits are of relu and relu6")
+    residual, bits, summed = how
+    if (bits or summed) and activation not in ("relu", "relu6"):
+        pytest.skip("bits and summed gradients are of relu and relu6")
     wrong = []
     for i, shape in enumerate(shapes(len(activation) + 10 * residual + bits, 12)):
-        t = Operands(shape, dtype, activation, residual, seed=i, bits=bits)
+        t = Operands(shape, dtype, activation, residual, seed=i, bits=bits, summed=summed)
         wrong += [f"{shape}: {line}" for line in wrong_results(functions, t)]
     assert not wrong, "\n".join(wrong)
 

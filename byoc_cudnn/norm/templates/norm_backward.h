@@ -7,12 +7,12 @@ namespace {
 
 // Where dy' comes from: dy itself; dy and the activation of what x gives; dy and the stored y, or its
 // bits.  Of the last two the first pass writes dy', which is the residual's gradient, and the second
-// reads it.
+// reads it; with `summed` a second gradient is added to dy before, and the sum rounded as if apart.
 enum class Mask { kNone, kComputed, kStored, kBits };
 
-template <typename T, int V, bool whole, Activation act, Mask mask>
+template <typename T, int V, bool whole, Activation act, Mask mask, bool summed>
 __global__ void __launch_bounds__(kThreads, kResident)
-    gradient_sums(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ y,
+    gradient_sums(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x, const T* __restrict__ y,
                   const uint8_t* __restrict__ bits, const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
                   T* __restrict__ dresidual, Sum<T>* __restrict__ partial, Shape shape) {
@@ -32,11 +32,12 @@ __global__ void __launch_bounds__(kThreads, kResident)
       for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
       load_channels(shift, beta + at.channel, at.left);
     }
-    auto add = [&](int64_t row, Pack<T, V>& g, const Pack<T, V>& a, const Pack<T, V>& b,
-                   uint8_t through) {
+    auto add = [&](int64_t row, Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& a,
+                   const Pack<T, V>& b, uint8_t through) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const A apart = less(wide(a.value[i]), middle[i]);
+        if constexpr (summed) g.value[i] = narrow<T>(wide(g.value[i]) + wide(more.value[i]));
         A d = wide(g.value[i]);
         if constexpr (mask == Mask::kComputed) {
           d = before<act, T>(d, times_plus(apart, scale[i], shift[i]));
@@ -57,31 +58,33 @@ __global__ void __launch_bounds__(kThreads, kResident)
     each_chunk<false, whole>(
         shape, at.row,
         [&](int64_t first) {
-          Pack<T, V> g[kUnroll], a[kUnroll], b[kUnroll];
+          Pack<T, V> g[kUnroll], more[kUnroll], a[kUnroll], b[kUnroll];
           uint8_t through[kUnroll] = {};
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
             const int64_t row = first + int64_t{u} * shape.height();
             const int64_t i = row * shape.channels + at.channel;
             load<kOnce, whole>(g[u], dy + i, at.left);
+            if constexpr (summed) load<Use::kLast, whole>(more[u], dy2 + i, at.left);
             load<Use::kAgain, whole>(a[u], x + i, at.left);
             if constexpr (kStored) load<Use::kLast, whole>(b[u], y + i, at.left);
             if constexpr (kBits) through[u] = __ldg(bits + row * shape.packs + at.pack);
           }
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            add(first + int64_t{u} * shape.height(), g[u], a[u], b[u], through[u]);
+            add(first + int64_t{u} * shape.height(), g[u], more[u], a[u], b[u], through[u]);
           }
         },
         [&](int64_t row) {
           const int64_t i = row * shape.channels + at.channel;
-          Pack<T, V> g, a, b;
+          Pack<T, V> g, more, a, b;
           uint8_t through = 0;
           load<kOnce, whole>(g, dy + i, at.left);
+          if constexpr (summed) load<Use::kLast, whole>(more, dy2 + i, at.left);
           load<Use::kAgain, whole>(a, x + i, at.left);
           if constexpr (kStored) load<Use::kLast, whole>(b, y + i, at.left);
           if constexpr (kBits) through = __ldg(bits + row * shape.packs + at.pack);
-          add(row, g, a, b, through);
+          add(row, g, more, a, b, through);
         });
   }
 #pragma unroll
@@ -178,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
       });
 }
 
-template <typename T, bool whole, Activation act, Mask mask>
+template <typename T, bool whole, Activation act, Mask mask, bool summed>
 cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
@@ -189,10 +192,10 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   auto *dgamma = static_cast<A*>(call.first), *dbeta = static_cast<A*>(call.second);
   auto* const partial = static_cast<A*>(call.workspace);
   auto* const through = static_cast<T*>(call.dresidual);
-  cudaError_t error = launch(gradient_sums<T, V, whole, act, mask>, grid_of(shape), kThreads, stream,
-                             dy, x, static_cast<const T*>(call.y),
-                             static_cast<const uint8_t*>(call.mask), gamma, beta, mean, rstd, through,
-                             partial, shape);
+  cudaError_t error =
+      launch(gradient_sums<T, V, whole, act, mask, summed>, grid_of(shape), kThreads, stream, dy,
+             static_cast<const T*>(call.dy2), x, static_cast<const T*>(call.y),
+             static_cast<const uint8_t*>(call.mask), gamma, beta, mean, rstd, through, partial, shape);
   if (error != cudaSuccess) return error;
   const A* const sums = partial;
   error = launch(gradient_of_parameters<A>, few_grid(shape), kFew * kParts, stream, sums, rstd, dgamma,
@@ -207,11 +210,12 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
                 static_cast<T*>(call.out), last);
 }
 
-template <typename T, Activation act, Mask mask>
+template <typename T, Activation act, Mask mask, bool summed>
 int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
-  const bool whole = is_whole<T>(call.channels, {call.x, call.dy, call.y, call.dresidual, call.out});
-  return finished(whole ? backward_by<T, true, act, mask>(call, stream)
-                        : backward_by<T, false, act, mask>(call, stream));
+  const bool whole =
+      is_whole<T>(call.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out});
+  return finished(whole ? backward_by<T, true, act, mask, summed>(call, stream)
+                        : backward_by<T, false, act, mask, summed>(call, stream));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ struct RelayWgradNormCall {
   bool unbiased;        // the running variance is of the sample
   int multiprocessors;  // of the device
   // Operands; what a call has not is null.
-  const void *x, *dy, *y, *residual;
+  const void *x, *dy, *dy2, *y, *residual;  // dy2 is added to dy
   const void *gamma, *beta, *mean, *rstd, *running_mean, *running_var;
   const void* mask;  // a byte for each 16 bytes of a row: what the activation lets through
   // Results.

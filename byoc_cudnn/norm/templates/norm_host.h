@@ -4,8 +4,8 @@ namespace {
 
 // What a call is given, by name.  The first row has the tensors of rows and channels.
 struct Tensors {
-  const TensorView *x = nullptr, *dy = nullptr, *y = nullptr, *residual = nullptr, *dx = nullptr,
-                   *dresidual = nullptr;
+  const TensorView *x = nullptr, *dy = nullptr, *dy2 = nullptr, *y = nullptr, *residual = nullptr,
+                   *dx = nullptr, *dresidual = nullptr;
   const TensorView *gamma = nullptr, *beta = nullptr, *mean = nullptr, *rstd = nullptr,
                    *running_mean = nullptr, *running_var = nullptr, *dgamma = nullptr,
                    *dbeta = nullptr, *new_running_mean = nullptr, *new_running_var = nullptr;
@@ -16,7 +16,7 @@ using Slot = const TensorView* Tensors::*;
 
 inline const char* name_of(Slot slot) {
   static const std::pair<Slot, const char*> kNames[] = {
-      {&Tensors::x, "x"}, {&Tensors::dy, "dy"}, {&Tensors::y, "y"},
+      {&Tensors::x, "x"}, {&Tensors::dy, "dy"}, {&Tensors::dy2, "dy2"}, {&Tensors::y, "y"},
       {&Tensors::residual, "residual"}, {&Tensors::dx, "dx"}, {&Tensors::dresidual, "dresidual"},
       {&Tensors::gamma, "gamma"}, {&Tensors::beta, "beta"}, {&Tensors::mean, "mean"},
       {&Tensors::rstd, "rstd"}, {&Tensors::running_mean, "running_mean"},
@@ -31,7 +31,7 @@ inline const char* name_of(Slot slot) {
 }
 
 inline bool has_rows(Slot slot) {
-  return slot == &Tensors::x || slot == &Tensors::dy || slot == &Tensors::y ||
+  return slot == &Tensors::x || slot == &Tensors::dy || slot == &Tensors::dy2 || slot == &Tensors::y ||
          slot == &Tensors::residual || slot == &Tensors::dx || slot == &Tensors::dresidual;
 }
 
@@ -118,6 +118,7 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     call.multiprocessors = State::get().size(device);
     call.x = pointer_of(t.x);
     call.dy = pointer_of(t.dy);
+    call.dy2 = pointer_of(t.dy2);
     call.residual = pointer_of(t.residual);
     call.gamma = pointer_of(t.gamma);
     call.beta = pointer_of(t.beta);

@@ -39,6 +39,7 @@ BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
         (replace(BACKWARD, activation="silu"), "silu's gradient is not told by what is stored"),
         (replace(BACKWARD, running=True), "running statistics are updated forward"),
         (replace(FORWARD, bits=True), "bits are of relu or relu6 after a residual"),
+        (replace(FORWARD, summed=True), "summed gradients are of a backward call that writes"),
         (replace(FORWARD, symbol="f(); g"), "symbol 'f(); g' is no identifier"),
         (replace(FORWARD, epsilon=float("nan")), "epsilon nan and momentum 0.1: not finite"),
     ],
@@ -56,6 +57,7 @@ def test_operands_and_results() -> None:
     assert BACKWARD.results == ("dx", "dgamma", "dbeta", "dresidual")
     assert replace(BACKWARD, bits=True).operands[-1] == "mask"
     assert replace(FORWARD, residual=True, bits=True).results[-1] == "mask"
+    assert replace(BACKWARD, summed=True).operands[:3] == ("dy", "dy2", "x")
     plain = replace(BACKWARD, activation="")  # the residual's gradient is dy
     assert (plain.operands[-1], plain.results[-1]) == ("rstd", "dbeta")
     assert kernel_of(plain) == kernel_of(replace(plain, residual=False))

@@ -19,13 +19,28 @@ ROWS = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 1e-6, "float64": 1e-14}
 SUMS = {"float16": 2e-6, "bfloat16": 2e-6, "float32": 2e-6, "float64": 1e-14}
 
 
+# residual, bits, summed
+HOW = (
+    (False, False, False), (True, False, False), (True, True, False), (True, False, True),
+    (True, True, True),
+)  # fmt: skip
+
+
 def call_of(
-    direction: str, dtype: str, activation: str, residual: bool, bits: bool = False
+    direction: str,
+    dtype: str,
+    activation: str,
+    residual: bool,
+    bits: bool = False,
+    summed: bool = False,
 ) -> NormCall:
-    more = "bits" if bits else "add" if residual else "alone"
-    symbol = f"{direction}_{dtype}_{activation or 'none'}_{more}"
     forward = direction == "forward"
-    return NormCall(symbol, direction, dtype, activation, residual, running=forward, bits=bits)
+    summed = summed and not forward
+    more = ("bits" if bits else "add" if residual else "alone") + "_summed" * summed
+    symbol = f"{direction}_{dtype}_{activation or 'none'}_{more}"
+    return NormCall(
+        symbol, direction, dtype, activation, residual, running=forward, bits=bits, summed=summed
+    )
 
 
 def all_calls() -> list[NormCall]:
@@ -34,9 +49,9 @@ def all_calls() -> list[NormCall]:
         for direction in ("forward", "backward")
         for dtype in DTYPES
         for activation in ACTIVATIONS
-        for how in ((False, False), (True, False), (True, True))
+        for how in HOW
     ]
-    return [call for call in calls if check(call)]
+    return list({call.symbol: call for call in calls if check(call)}.values())
 
 
 def load_source(generate: Any, inputs: Any, calls: Sequence[Any], folder: Path) -> Any:
@@ -59,7 +74,7 @@ class Operands:
 
     def __init__(
         self, shape: tuple[int, ...], dtype: str, activation: str, residual: bool,
-        seed: int = 0, mean: float = 0.3, bits: bool = False,
+        seed: int = 0, mean: float = 0.3, bits: bool = False, summed: bool = False,
     ) -> None:  # fmt: skip
         generator = torch.Generator("cuda").manual_seed(seed)
         rows = getattr(torch, dtype)
@@ -72,8 +87,9 @@ class Operands:
         def vector(shift: float) -> torch.Tensor:
             return torch.rand(shape[-1], device="cuda", dtype=sums, generator=generator) + shift
 
-        self.dtype, self.activation, self.how = dtype, activation, (residual, bits)
+        self.dtype, self.activation, self.how = dtype, activation, (residual, bits, summed)
         self.x, self.dy = random(1.5, mean), random()
+        self.dy2 = random() if summed else None
         self.residual = random() if residual else None
         self.gamma, self.beta = vector(0.5), vector(-0.5)
         self.running_mean, self.running_var = vector(0), vector(0.5)
@@ -110,6 +126,10 @@ class Operands:
         for call in self.calls():
             functions[call.symbol](*self.args(call), *workspace)
 
+    def summed(self) -> torch.Tensor:
+        """dy, and dy2 where there is one, rounded as PyTorch's sum is."""
+        return self.dy if self.dy2 is None else self.dy + self.dy2
+
     def wanted(self) -> dict[str, torch.Tensor]:
         """All results in float64; masks are those of the stored y, whose rounding decides."""
         x = self.x.double().flatten(0, -2)
@@ -120,7 +140,7 @@ class Operands:
         z = normal * gamma + beta
         if self.residual is not None:
             z = z + self.residual.double().flatten(0, -2)
-        y, dy = z, self.dy.double().flatten(0, -2)
+        y, dy = z, self.summed().double().flatten(0, -2)
         stored = self.results["y"].double().flatten(0, -2)
         if self.activation == "relu":
             y, dy = z.relu(), torch.where(stored <= 0, 0, dy)
@@ -144,7 +164,7 @@ class Operands:
         """Largest error norms: of the result's size, and of what it is a difference of."""
         want = self.wanted()
         rows, sums = ROWS[self.dtype], SUMS[self.dtype]
-        dy = self.dy.double().flatten(0, -2)
+        dy = self.summed().double().flatten(0, -2)
         x = self.x.double().flatten(0, -2)
         scale = (self.gamma.double() * want["rstd"]).abs()
         # A sum's error is that of its terms; a variance of nothing is 1 / epsilon times as large.
