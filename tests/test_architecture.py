@@ -218,7 +218,10 @@ def test_every_op_has_every_rule_or_a_reason() -> None:
     new = [definition for definition in ALL if definition.is_new]
     for definition in {d.name: d for d in (*FAMILY.values(), *new)}.values():
         assert definition.legalizer or opdef.LEGALIZE in definition.rules, definition.name
+        never = definition.rules.get(opdef.MIXED_POLICY) == opdef.MIXED_NEVER
         for key in required:
+            if key == opdef.MIXED_INFER and never:
+                continue  # what is never cast has no type after a cast
             assert key in definition.rules or definition.missing.get(key), (definition.name, key)
     names = [definition.name for definition in ALL]
     assert len(set(names)) == len(names)
