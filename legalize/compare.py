@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.target import Target
 
 from relay_wgrad.attrs import ConvAttrs
-from relay_wgrad.dtypes import numpy_dtype
+from relay_wgrad.operands import poisoned, random_operands
 from relay_wgrad.ops.algebra import dgrad_call, fprop_call, wgrad_call
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.timing import shortest
@@ -68,15 +68,6 @@ def problem_function(problem: ConvProblem, symbol: str) -> relax.Function:
     return bb.get()[symbol]
 
 
-def random_operands(problem: ConvProblem, seed: int = 0) -> list[np.ndarray[Any, Any]]:
-    """Seeded normal values for the two operands, in the problem's layouts and dtypes."""
-    rng = np.random.default_rng(seed)
-    return [
-        rng.standard_normal(problem.shape(role)).astype(numpy_dtype(problem.dtype(role)))
-        for role in problem.roles[:2]
-    ]
-
-
 def build_stock(problems: Sequence[ConvProblem], target: Target) -> Any:
     """A virtual machine with the stock function of each problem, `stock_<index>`."""
     names = [f"stock_{i}" for i in range(len(problems))]
@@ -97,16 +88,15 @@ def second_opinion(
     the shortest of some runs after one that does not count; the stock way, which may take seconds,
     by fewer.
     """
-    operands = [tvm.runtime.tensor(x) for x in random_operands(problem, index)]
+    given = random_operands(problem, np.random.default_rng(index))
+    operands = [tvm.runtime.tensor(x) for x in given]
     run_stock = stock[f"stock_{index}"]
     start = time.perf_counter()
     want = run_stock(*operands).numpy().astype("float64")
     first = time.perf_counter() - start
     # One long run is a measurement; a short one may be a cold start.
     stock_seconds = first if first > LONG else min(first, timed(lambda: run_stock(*operands), 2))
-    result = problem.roles[2]
-    nothing = np.full(problem.shape(result), np.nan).astype(numpy_dtype(problem.dtype(result)))
-    out = tvm.runtime.tensor(nothing)
+    out = tvm.runtime.tensor(poisoned(problem))
     seconds = timed(lambda: kernel(*operands, out), repeat)
     got = out.numpy().astype("float64")
     error = float(np.linalg.norm(got - want) / max(np.linalg.norm(want), TINY))

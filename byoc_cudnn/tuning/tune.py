@@ -24,6 +24,7 @@ import tvm_ffi
 
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.keys import CODEGEN
+from relay_wgrad.operands import poisoned
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
@@ -227,7 +228,7 @@ def _time(task: _Task, timer: Any, device: tvm.runtime.Device) -> None:
     cache = int(device.l2_cache_size_bytes or (64 << 20))
     wanted = max(1, min(16, math.ceil(_CACHES * cache / problem.bytes)))
     sets = [_operands(task.region, device, seed) for seed in range(wanted)]
-    out, poison = sets[0][-1], _poison(problem)
+    out, poison = sets[0][-1], poisoned(problem)
     first: np.ndarray | None = None
     for c in task.candidates:
         out.copyfrom(poison)
@@ -273,14 +274,9 @@ def _sample(values: np.ndarray) -> np.ndarray:
 
 
 def _random(shape: Sequence[int], dtype: str, rng: np.random.Generator) -> np.ndarray:
-    """Normal numbers; a million of them over and over, which no kernel can tell."""
+    """Normal numbers; a million of them over and over: many are faster made, and no time tells."""
     some = rng.standard_normal(1 << 20).astype("float32").astype(numpy_dtype(dtype))
     return np.resize(some, tuple(shape))
-
-
-def _poison(problem: ConvProblem) -> np.ndarray:
-    result = problem.roles[2]
-    return np.full(problem.shape(result), np.nan, numpy_dtype(problem.dtype(result)))
 
 
 def _expect_close(result: np.ndarray, first: np.ndarray | None, problem: ConvProblem) -> None:

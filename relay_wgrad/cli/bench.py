@@ -12,6 +12,7 @@ import tvm
 
 from .. import output, registry
 from ..display import Display, columns, duration, milliseconds, print_whole, short, warn
+from ..operands import poisoned, random_operands
 from ..ops.view import family_def, problem_of
 from ..problem import ConvKind, ConvProblem
 from ..timing import shortest
@@ -107,13 +108,11 @@ def _problems(args: argparse.Namespace, display: Display) -> tuple[str, Counter[
 
 
 def _row(problem: ConvProblem, count: int, rounds: int, target: Any, limits: Any) -> dict[str, Any]:
-    from legalize.compare import random_operands
     from legalize.cpu import prim_func
 
     kernel = tvm.compile(prim_func(problem, target), target=target)["main"]
-    operands = [tvm.runtime.tensor(x) for x in random_operands(problem)]
-    result = problem.roles[2]
-    out = tvm.runtime.empty(problem.shape(result), problem.dtype(result))
+    operands = [tvm.runtime.tensor(x) for x in random_operands(problem, np.random.default_rng(0))]
+    out = tvm.runtime.tensor(poisoned(problem))
     timing = shortest(lambda: kernel(*operands, out), rounds)
     if not np.isfinite(out.numpy().astype("float32")).all():
         raise RuntimeError(f"the kernel of {problem} gave values that are not finite")

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
+from relay_wgrad.operands import poisoned as poisoned
+from relay_wgrad.operands import random_operands as random_operands
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -148,24 +149,6 @@ def random_problem(
         )
         if problem.flop <= max_flop and problem.p >= 1 and problem.q >= 1:
             return problem
-
-
-def random_operands(
-    problem: ConvProblem, rng: np.random.Generator
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Standard normal values of both operands, in their layouts and dtypes, in operand order."""
-    first, second, _ = problem.roles
-    a, b = (
-        rng.standard_normal(problem.shape(role)).astype(numpy_dtype(problem.dtype(role)))
-        for role in (first, second)
-    )
-    return a, b
-
-
-def poisoned(problem: ConvProblem) -> np.ndarray[Any, Any]:
-    """A destination full of NaN: an element that a kernel leaves unwritten shows."""
-    result = problem.roles[2]
-    return np.full(problem.shape(result), np.nan, dtype=numpy_dtype(problem.dtype(result)))
 
 
 def _canonical(problem: ConvProblem, role: str, value: np.ndarray[Any, Any]) -> torch.Tensor:
