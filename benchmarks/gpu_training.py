@@ -1,7 +1,7 @@
 """One training step on a GPU, convolutions on cuDNN: errors and time beside PyTorch's.
 
     python -m benchmarks.gpu_training [--model resnet50] [--batch 64] [--dtypes f32,f16]
-                                      [--image-size N] [--layout NHWC] [--json FILE]
+                                      [--image-size N] [--layout NHWC] [--written-out] [--json FILE]
 
 A dtype followed by "+wide" keeps weights' gradients in float32 to the end; without it they are
 rounded to half once, as PyTorch's are.
@@ -29,6 +29,7 @@ from rich.table import Table
 
 import byoc_cudnn
 import relay_wgrad
+from byoc_cudnn.norm import CODEGEN
 from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.training.step import ADJOINT, converted, step_module
@@ -38,7 +39,7 @@ from tests.support.torch.model import prepared
 DTYPES = {"f32": None, "f16": "float16", "bf16": "bfloat16"}
 SCALE = 1024.0
 ROUNDS, CALLS = 5, 4
-CONVOLUTION = "convolutions"
+CONVOLUTION, NORM = "convolutions", "normalizations"
 
 
 def distance(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
@@ -60,14 +61,17 @@ def milliseconds(call: Callable[[], Any]) -> float:
 
 
 def measure(
-    model: str, batch: int, image_size: int | None, row: str, layout: str
+    model: str, batch: int, image_size: int | None, row: str, layout: str, raise_norms: bool
 ) -> dict[str, Any]:
     dtype, _, more = row.partition("+")
     half, wide = DTYPES[dtype], more == "wide"
     graph = from_onnx(model, batch=batch, image_size=image_size)
     values = graph.random_batch(0)
     began = time.perf_counter()
-    module = step_module(graph, dtype=half, scaled=half is not None, wide_weight_gradients=wide)
+    module = step_module(
+        graph, dtype=half, scaled=half is not None, wide_weight_gradients=wide,
+        raise_norms=raise_norms,
+    )  # fmt: skip
     module, report = byoc_cudnn.partition_for_cudnn(converted(module, layout), benchmark=True)
     partitioned = time.perf_counter()
     library = byoc_cudnn.build(module)
@@ -105,7 +109,7 @@ def measure(
         "ms": statistics.median(a for a, _ in rounds),
         "torch_ms": statistics.median(b for _, b in rounds),
         "rounds": rounds, "profiled_ms": sum(spent.values()),
-        "convolution_ms": spent.get(CONVOLUTION, 0.0),
+        "convolution_ms": spent.get(CONVOLUTION, 0.0), "norm_ms": spent.get(NORM, 0.0),
         "longest_ms": dict(list(spent.items())[:20]),
         "partition_s": partitioned - began, "build_s": built - partitioned,
     }  # fmt: skip
@@ -122,7 +126,9 @@ def _profile(library: Any, vm: Any, args: list[Any]) -> dict[str, float]:
         if before:
             began = time.perf_counter()
         else:
-            kind = CONVOLUTION if name.startswith("relay_wgrad_") else name.rstrip("0123456789")
+            kind = name.rstrip("0123456789")
+            if name.startswith("relay_wgrad_"):
+                kind = NORM if name.startswith(CODEGEN) else CONVOLUTION
             spent[kind] = spent.get(kind, 0.0) + (time.perf_counter() - began) * 1e3
         return 0
 
@@ -141,6 +147,9 @@ def main() -> int:
     parser.add_argument("--image-size", type=int, default=None)
     parser.add_argument("--dtypes", default="f32,f16")
     parser.add_argument("--layout", default="NHWC", choices=("NHWC", "NCHW"))
+    parser.add_argument(
+        "--written-out", action="store_true", help="batch normalization as front ends write it"
+    )
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -151,17 +160,19 @@ def main() -> int:
     torch.backends.cudnn.allow_tf32 = True
     table = Table(title=f"{args.model}, batch {args.batch}: forward and backward")
     for name in ("dtype", "offloaded", "error", "torch's", "ms", "torch's ms", "ratio",
-                 "all kernels ms", "convolutions ms", "build s"):  # fmt: skip
+                 "all kernels ms", "convolutions ms", "norms ms", "build s"):  # fmt: skip
         table.add_column(name, justify="right")
     rows = []
     for dtype in args.dtypes.split(","):
-        r = measure(args.model, args.batch, args.image_size, dtype, args.layout)
+        r = measure(
+            args.model, args.batch, args.image_size, dtype, args.layout, not args.written_out
+        )
         rows.append(r)
         table.add_row(
             dtype, f"{r['offloaded']}/{r['convolutions']}", f"{r['error']:.2e}",
             f"{r['torch_error']:.2e}", f"{r['ms']:.2f}", f"{r['torch_ms']:.2f}",
             f"{r['ms'] / r['torch_ms']:.2f}", f"{r['profiled_ms']:.1f}",
-            f"{r['convolution_ms']:.1f}", f"{r['build_s']:.0f}",
+            f"{r['convolution_ms']:.1f}", f"{r['norm_ms']:.1f}", f"{r['build_s']:.0f}",
         )  # fmt: skip
         if args.json:
             facts = {

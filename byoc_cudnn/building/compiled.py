@@ -14,11 +14,14 @@ from tvm_ffi import libinfo
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 
 from ..backends.base import Inputs, no_inputs
-from ..codegen.external import register
+from ..codegen.external import arch_of, register
 from ..norm import NORMS
+from ..norm.lower import NormEntry, lower_norms
 from ..pool import POOLS
 from ..table import BACKENDS
 from .toolchain import Toolchain, find, preload
+
+_OLDEST = 75  # the first GPUs whose half-precision tensor cores all libraries use
 
 
 class Library:
@@ -26,10 +29,13 @@ class Library:
 
     Making one needs neither a GPU nor a vendor's library nor a compiler; those are needed by what
     is done with it: `virtual_machine` and `export_library`; that is when nvcc runs, if at all.
+
+    norms : what became of each training batch normalization.
     """
 
-    def __init__(self, executable: Any) -> None:
+    def __init__(self, executable: Any, norms: tuple[NormEntry, ...] = ()) -> None:
         self.executable = executable
+        self.norms = norms
         self._runnable: Any = None
 
     @property
@@ -88,6 +94,7 @@ def build(
     target: Target | str | Mapping[str, Any] | None = None,
     *,
     pipeline: Any = None,
+    norms: bool = True,
 ) -> Library:
     """Compiles a partitioned module.
 
@@ -98,6 +105,9 @@ def build(
         half-precision tensor cores on every supported GPU (sm_75) where there is none.
     pipeline : the Relax pipeline for what was left, as `tvm.compile` takes it; by default
         `relay_wgrad.transform.cuda_pipeline`.
+    norms : whether training batch normalization (`relax.nn.batch_norm_train` and its backward) goes
+        to kernels of our own, which need nvcc; without, and where there is none for it, it is
+        compiled as the operators that it is made of.
 
     Raises
     ------
@@ -108,8 +118,11 @@ def build(
         register(backend)
     with chosen:  # for the code generators
         mod = relax.transform.RunCodegen()(mod)
+    entries: tuple[NormEntry, ...] = ()
+    if norms:
+        mod, entries = lower_norms(mod, arch_of(chosen) or _OLDEST)
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
-    return Library(tvm.compile(mod, target=chosen, relax_pipeline=chosen_pipeline))
+    return Library(tvm.compile(mod, target=chosen, relax_pipeline=chosen_pipeline), entries)
 
 
 def _target(target: Target | str | Mapping[str, Any] | None) -> Target:
@@ -118,7 +131,7 @@ def _target(target: Target | str | Mapping[str, Any] | None) -> Target:
         device = tvm.cuda(0)
         if device.exist:
             return Target.from_device(device)
-        target = {"kind": "cuda", "arch": "sm_75"}
+        target = {"kind": "cuda", "arch": f"sm_{_OLDEST}"}
     chosen = target if isinstance(target, Target) else Target(target)
     if str(chosen.kind.name) != "cuda":
         raise ValueError(f"build: the target must be a CUDA one, got {chosen.kind.name}")

@@ -18,6 +18,7 @@ from tvm.ir import Op
 
 from ..ir import op_name
 from ..ops import auxiliary
+from .raising.walk import with_type
 from .substitute import substitute
 
 NO_GRAD = "relax.grad.no_grad"
@@ -166,7 +167,8 @@ def _alone(value: relax.Call, through: set[relax.Var]) -> str:
 
 
 def _with_bindings(func: relax.Function, bindings: list[Any]) -> relax.Function:
-    body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
+    block = relax.DataflowBlock(bindings)
+    body = with_type(relax.SeqExpr([block], func.body.body), func.body.ty)
     return relax.Function(list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span)
 
 

@@ -1,0 +1,131 @@
+"""Training batch normalization from a Relax module to a GPU's kernels, against PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from torch import nn
+
+import byoc_cudnn
+from relay_wgrad.frontend import from_torch
+from relay_wgrad.training.step import ADJOINT, converted, step_module
+from relay_wgrad.transform import grad
+from tests.support.gpu.runner import choose_compiler
+from tests.support.norm_cases import TOLERANCE, Case, distance, module, reference
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
+
+LAST = {"axis": 3, "running": True}
+CASES = [
+    *(Case((4, 9, 7, 24), dtype, activation=act, residual=res, **LAST)
+      for dtype in ("float32", "float16", "bfloat16")
+      for act, res in (("", False), ("relu", False), ("relu", True), ("relu6", True))),
+    Case((4, 9, 7, 24), "float32", activation="silu", unbiased=False, **LAST),
+    Case((4, 9, 7, 24), "float32", residual=True, **LAST),
+    Case((3, 5, 6, 7), "float16", activation="relu", residual=True, **LAST),  # C not of 8
+    Case((3, 5, 6, 7), "float64", activation="relu", residual=True, **LAST),
+    Case((2, 1, 1, 1), "float32", activation="relu", **LAST),
+    Case((64, 33), "bfloat16", axis=1, activation="relu", running=True),
+    Case((4, 9, 7, 24), "float16", activation="relu", residual=True, symbolic=True, **LAST),
+    Case((3, 6, 5, 7), "float32", activation="relu", residual=True, running=True),  # composite
+    Case((3, 6, 5, 7), "bfloat16", activation="relu", running=True),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    choose_compiler()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELAY_WGRAD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_values_and_gradients(case: Case) -> None:
+    values = case.values()
+    zeros = tuple(name for name in values if name[:6] == "weight" and name != "weight0")
+    mod = grad(module(case, zeros), "main", wrt=case.names)
+    del mod["main"]
+    library = byoc_cudnn.build(mod)
+    assert all(bool(e.symbol) == (case.axis == len(case.shape) - 1) for e in library.norms)
+    device = tvm.cuda(0)
+    vm = library.virtual_machine(device)
+    given = [tvm.runtime.tensor(v, device) for n, v in values.items() if n not in zeros]
+    runs = []
+    for _ in range(2):
+        first, partials = vm[ADJOINT](*given)
+        runs.append([t.numpy() for t in (*first, *partials)])
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(*runs, strict=True))
+    exact = {n: torch.tensor(v, dtype=torch.float64, requires_grad=True) for n, v in values.items()}
+    loss, results = reference(case, exact)
+    wanted = torch.autograd.grad(loss, [exact[n] for n in case.names], allow_unused=True)
+    names = ["loss", "y", "mean", "rstd", "mean'", "var'", *case.names]
+    limit, wrong = 2 * TOLERANCE[case.dtype], []
+    for name, got, want in zip(names, runs[0], [loss, *results, *wanted], strict=True):
+        right = np.zeros(got.shape) if want is None else want.detach().numpy()
+        error = distance(got, right) if np.any(right) else float(np.abs(got).max())
+        wrong += [f"{name}: {error:.2e}"] if not error < limit else []
+    assert wrong == []
+
+
+class Block(nn.Module):
+    """What follows a normalization: nothing, ReLU, a sum, a sum of two normalizations, ReLU6."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.short = nn.Conv2d(width, width, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(4))
+        self.last = nn.Linear(width, 5)
+
+    def forward(self, x: Any) -> Any:
+        y = nn.functional.relu6(self.norms[0](self.first(x)))
+        y = torch.relu(self.norms[1](self.second(y)) + self.norms[2](self.short(y)))
+        y = y + self.norms[3](self.third(y))
+        return self.last(y.mean((2, 3)))
+
+
+def errors(dtype: str | None, raise_norms: bool) -> tuple[float, bool]:
+    """(distance of all gradients from PyTorch's in float64, whether a second run is the same)."""
+    torch.manual_seed(0)
+    net = Block()
+    graph = from_torch(net, (torch.zeros(8, 3, 16, 16),))
+    batch = graph.random_batch(0)
+    step = step_module(graph, dtype=dtype, raise_norms=raise_norms)
+    options = {"allow_tf32": False, "deterministic": True}
+    mod, report = byoc_cudnn.partition_for_cudnn(converted(step, "NHWC"), **options)
+    assert report.offloaded == report.total
+    library = byoc_cudnn.build(mod)
+    assert len(library.norms) == (8 if raise_norms else 0)
+    assert all(entry.symbol for entry in library.norms)
+    device = tvm.cuda(0)
+    vm = library.virtual_machine(device)
+    given = [tvm.runtime.tensor(v, device) for v in graph.arguments(batch)]
+    runs = [[t.numpy() for t in vm[ADJOINT](*given)[1]] for _ in range(2)]
+    net.double()
+    logits = net(torch.tensor(batch["x"], dtype=torch.float64))
+    nn.functional.cross_entropy(logits, torch.tensor(batch["labels"])).backward()
+    want = np.concatenate([p.grad.numpy().ravel() for p in net.parameters()])
+    order = [name.replace(".", "_") for name, _ in net.named_parameters()]
+    got = dict(zip(graph.trainable, runs[0], strict=True))
+    assert sorted(order) == sorted(got)
+    flat = np.concatenate([got[name].ravel() for name in order])
+    same = all(a.tobytes() == b.tobytes() for a, b in zip(*runs, strict=True))
+    return distance(flat, want), same
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(None, 1e-4), ("float16", 1e-2), ("bfloat16", 8e-2)])
+def test_a_step(dtype: str | None, limit: float) -> None:
+    """As near to PyTorch's float64 as the step whose normalizations are written out, or nearly."""
+    error, same = errors(dtype, raise_norms=True)
+    plain, _ = errors(dtype, raise_norms=False)
+    assert same
+    assert error < limit
+    assert error < 3 * plain, (error, plain)
