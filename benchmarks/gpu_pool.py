@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu_pool [--json FILE]
 
-Channels last.  Bytes are those of reading x and writing y, or reading x and dy and writing dx.
+Channels last.  Bytes are those of reading x and writing y, or reading x and dy and writing dx; with
+an index, of a byte for each window, that is written and read, and x is not.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ SHAPES = (
 )  # fmt: skip
 
 
-def call_of(direction: str, mode: str, kernel: int, stride: int, padding: int) -> PoolCall:
-    symbol = f"{direction}_{mode}_{kernel}_{stride}_{padding}"
+def call_of(direction: str, mode: str, window: tuple[int, ...], index: bool) -> PoolCall:
+    kernel, stride, padding = window
+    symbol = f"{direction}_{mode}_{kernel}_{stride}_{padding}" + "_index" * index
     pair = (kernel, kernel), (stride, stride), (padding,) * 4
-    return PoolCall(symbol, direction, DTYPES[mode], *pair)
+    return PoolCall(symbol, direction, DTYPES[mode], *pair, index)
 
 
 def measure(functions: Any, mode: str, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -44,22 +46,38 @@ def measure(functions: Any, mode: str, shape: tuple[int, ...]) -> dict[str, Any]
     dy = dy.to(memory_format=torch.channels_last)
     rows = dy.permute(0, 2, 3, 1)
     y, dx = torch.full_like(rows, float("nan")), torch.full_like(x, float("nan"))
-    names = [call_of(d, mode, kernel, stride, padding).symbol for d in ("forward", "backward")]
-    ours = [partial(functions[names[0]], x, y), partial(functions[names[1]], rows, x, dx)]
+    index = torch.empty(rows.shape, device="cuda", dtype=torch.uint8)
+    named = {
+        (d, i): functions[call_of(d, mode, shape[3:], i).symbol]
+        for d in ("forward", "backward")
+        for i in (False, True)
+    }
+    ours = {
+        "forward": partial(named["forward", False], x, y),
+        "backward": partial(named["backward", False], rows, x, dx),
+        "forward_index": partial(named["forward", True], x, y, index),
+        "backward_index": partial(named["backward", True], rows, index, dx),
+    }
     backward = partial(torch.autograd.grad, want, seen, dy, retain_graph=True)
-    for call in ours:
+    for call in ours.values():
         call()
     right = backward()[0].permute(0, 2, 3, 1)
     wrong = float((dx.double() - right.double()).norm() / right.double().norm())
-    size = x.element_size() * (x.numel() + y.numel())
-    theirs = [partial(F.max_pool2d, seen, kernel, stride, padding), backward]
-    times = [median([call]) for call in (*ours, *theirs)]
+    small = y.nbytes
+    moved = {
+        "forward": x.nbytes + small, "backward": 2 * x.nbytes + small,
+        "forward_index": x.nbytes + small + index.nbytes,
+        "backward_index": x.nbytes + small + index.nbytes,
+    }  # fmt: skip
+    theirs = {
+        "torch_forward": partial(F.max_pool2d, seen, kernel, stride, padding),
+        "torch_backward": backward,
+    }
+    times = {name: median([call]) for name, call in {**ours, **theirs}.items()}
     return {
         "shape": shape, "mode": mode, "same": torch.equal(y, want.permute(0, 2, 3, 1)),
-        "error": wrong, "forward_ms": 1e3 * times[0], "backward_ms": 1e3 * times[1],
-        "torch_forward_ms": 1e3 * times[2], "torch_backward_ms": 1e3 * times[3],
-        "forward_tbs": size / times[0] / 1e12,
-        "backward_tbs": (size + x.nbytes) / times[1] / 1e12,
+        "error": wrong, "ms": {name: 1e3 * seconds for name, seconds in times.items()},
+        "tbs": {name: moved[name] / times[name] / 1e12 for name in moved},
     }  # fmt: skip
 
 
@@ -73,7 +91,8 @@ def main() -> int:
         call.symbol: call
         for mode in modes
         for shape in SHAPES
-        for call in (call_of(d, mode, *shape[3:]) for d in ("forward", "backward"))
+        for index in (False, True)
+        for call in (call_of(d, mode, shape[3:], index) for d in ("forward", "backward"))
     }
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -84,10 +103,8 @@ def main() -> int:
             for shape in SHAPES:
                 row = measure(functions, mode, shape)
                 rows.append(row)
-                parts = [
-                    f"{d} {row[f'{d}_ms']:.3f} ({row[f'{d}_tbs']:.2f}) {row[f'torch_{d}_ms']:.3f}"
-                    for d in ("forward", "backward")
-                ]
+                parts = [f"{name} {ms:.3f} ({row['tbs'].get(name, 0):.2f})"
+                         for name, ms in row["ms"].items()]  # fmt: skip
                 print(mode, shape, *parts, f"same {row['same']}, error {row['error']:.1e}")
     if args.json:
         output.write_json(args.json, {"copy": copy, "rows": rows})

@@ -17,7 +17,9 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 class PoolCall:
     """One call of a 2-D max pooling, channels last.  Sizes are read when it runs.
 
-    forward: x (N, H, W, C) -> y (N, P, Q, C).  backward: dy, x -> dx.
+    forward: x (N, H, W, C) -> y (N, P, Q, C).  backward: dy, x -> dx.  With `index` forward gives
+    y, index, a uint8 of y's shape: the tap r · S + s of a window of R × S pixels that y is; and
+    backward takes dy, index, which are less to read than x.
     y's first maximum in its window, row by row, gets its gradient; a NaN is a maximum, and the last
     of several gets it, as in PyTorch.  P and Q are those of `padding`, or as much larger as windows
     begin within the image (a size rounded up).
@@ -32,14 +34,19 @@ class PoolCall:
     kernel: tuple[int, int]
     strides: tuple[int, int]
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    index: bool = False
 
     @property
     def operands(self) -> tuple[str, ...]:
-        return ("x",) if self.direction == "forward" else ("dy", "x")
+        if self.direction == "forward":
+            return ("x",)
+        return ("dy", "index" if self.index else "x")
 
     @property
     def results(self) -> tuple[str, ...]:
-        return ("y",) if self.direction == "forward" else ("dx",)
+        if self.direction == "backward":
+            return ("dx",)
+        return ("y", "index") if self.index else ("y",)
 
 
 def check(call: PoolCall) -> Decision:

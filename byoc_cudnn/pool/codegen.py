@@ -43,7 +43,7 @@ def _row(call: PoolCall) -> str:
         for name, value in (
             ("kernel", call.kernel), ("strides", call.strides), ("padding", call.padding),
         )
-    )  # fmt: skip
+    ) + " index" * call.index  # fmt: skip
     numbers = ", ".join(
         "{" + ", ".join(map(str, v)) + "}" for v in (call.kernel, call.strides, call.padding)
     )
@@ -51,7 +51,7 @@ def _row(call: PoolCall) -> str:
     return (
         f'    {{"max_pool2d {call.direction} {call.dtype} {words}", {kernel}, "{kernel}",\n'
         f"     Element::{_ELEMENTS[call.dtype][0]}, {numbers},"
-        f" {str(call.direction == 'backward').lower()}}},"
+        f" {str(call.direction == 'backward').lower()}, {str(call.index).lower()}}},"
     )
 
 

@@ -35,8 +35,9 @@ def test_refusals(call: PoolCall, reason: str) -> None:
 
 
 def test_a_kernel_serves_all_paddings() -> None:
-    source = generate([CALL, replace(CALL, symbol="g", padding=(0, 0, 1, 1))], 80)
+    source = generate([CALL, replace(CALL, symbol="g", padding=(0, 0, 1, 1), index=True)], 80)
     assert kernels_of(source) == [(80, "relay_wgrad_pool_backward_float16_3x3_2x2")]
+    assert "padding=0,0,1,1 index" in source
     with pytest.raises(ValueError, match="is no kernel of a pooling"):
         POOLS.source_of("relay_wgrad_pool_backward_float16")
 

@@ -24,19 +24,20 @@ WINDOWS = (  # kernel, strides, padding, rounded up
 )
 
 
-def call_of(direction: str, dtype: str, window: int) -> PoolCall:
+def call_of(direction: str, dtype: str, window: int, index: bool) -> PoolCall:
     kernel, strides, (top, left), _ = WINDOWS[window]
-    symbol = f"{direction}_{dtype}_{window}"
-    return PoolCall(symbol, direction, dtype, kernel, strides, (top, left, top, left))
+    symbol = f"{direction}_{dtype}_{window}" + "_index" * index
+    return PoolCall(symbol, direction, dtype, kernel, strides, (top, left, top, left), index)
 
 
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
     calls = [
-        call_of(direction, dtype, window)
+        call_of(direction, dtype, window, index)
         for direction in ("forward", "backward")
         for dtype in DTYPES
         for window in range(len(WINDOWS))
+        for index in (False, True)
     ]
     return load_source(generate, inputs, calls, tmp_path_factory.mktemp("pool"))
 
@@ -58,6 +59,14 @@ def run(functions: Any, x: torch.Tensor, dtype: str, window: int, seed: int) -> 
     right = want.detach().permute(0, 2, 3, 1)
     torch.testing.assert_close(y.cpu().double(), right, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(dx.cpu().double(), wide.grad.permute(0, 2, 3, 1))
+    first = y.clone(), dx.clone()
+    index = torch.full(y.shape, 255, device="cuda", dtype=torch.uint8)
+    y.fill_(7)
+    dx.fill_(float("nan"))
+    functions[f"forward_{dtype}_{window}_index"](x, y, index)
+    functions[f"backward_{dtype}_{window}_index"](dy, index, dx)
+    for got, before in zip((y, dx), first, strict=True):
+        assert torch.equal(got.view(torch.uint8), before.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,3 +97,7 @@ def test_calls_are_checked(functions: Any) -> None:
         function(x, x, x)
     with pytest.raises(ValueError, match="shapes that do not fit each other"):
         function(y, x, y)
+    with pytest.raises(TypeError, match="index must be uint8"):
+        functions["forward_float16_0_index"](x, y, y)
+    with pytest.raises(ValueError, match="index has another shape than the windows"):
+        functions["backward_float16_0_index"](y, x.to(torch.uint8), x)

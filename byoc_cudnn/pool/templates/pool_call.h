@@ -9,8 +9,9 @@
 struct RelayWgradPoolCall {
   int64_t n, h, w, c, p, q;
   int top, left;
-  const void *x, *dy;
-  void* out;  // y or dx
+  const void *x, *dy;  // x is null where the index tells
+  void* out;           // y or dx
+  void* index;         // a byte for each of y's elements: the tap r * S + s that it is; or null
 };
 
 // What an object exports: 0, or a cudaError_t, negated.

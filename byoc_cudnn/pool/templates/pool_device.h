@@ -2,10 +2,38 @@
 
 namespace {
 
+// The taps of a pack.
+template <int V>
+struct alignas(V) Taps {
+  uint8_t of[V];
+};
+
+template <bool whole, int V>
+__device__ inline void load_taps(Taps<V>& taps, const uint8_t* at, int64_t remain) {
+  if constexpr (whole) {
+    taps = *reinterpret_cast<const Taps<V>*>(at);
+  } else {
+#pragma unroll
+    for (int i = 0; i < V; ++i) taps.of[i] = i < remain ? at[i] : 0;
+  }
+}
+
+template <bool whole, int V>
+__device__ inline void store_taps(uint8_t* at, const Taps<V>& taps, int64_t remain) {
+  if constexpr (whole) {
+    *reinterpret_cast<Taps<V>*>(at) = taps;
+  } else {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      if (i < remain) at[i] = taps.of[i];
+    }
+  }
+}
+
 // The first maximum of a window, channel by channel.  A NaN is one, and of several the last.
 template <int R, int S, bool whole, typename T, int V>
 __device__ inline void maximum(const T* image, const RelayWgradPoolCall& z, int top, int left,
-                               int64_t remain, Sum<T> (&best)[V], uint8_t (&tap)[V]) {
+                               int64_t remain, Sum<T> (&best)[V], Taps<V>& taps) {
   bool first = true;
 #pragma unroll
   for (int r = 0; r < R; ++r) {
@@ -22,7 +50,7 @@ __device__ inline void maximum(const T* image, const RelayWgradPoolCall& z, int 
         const Sum<T> value = wide(pack.value[i]);
         if (first || value > best[i] || value != value) {
           best[i] = value;
-          tap[i] = static_cast<uint8_t>(r * S + s);
+          taps.of[i] = static_cast<uint8_t>(r * S + s);
         }
       }
       first = false;
@@ -30,29 +58,103 @@ __device__ inline void maximum(const T* image, const RelayWgradPoolCall& z, int 
   }
 }
 
-template <typename T, int R, int S, int SR, int SS, bool whole>
-__global__ void __launch_bounds__(kThreads)
-    pooled(const T* __restrict__ x, T* __restrict__ y, RelayWgradPoolCall z, int64_t packs) {
-  constexpr int V = kVector<T>;
-  begin();
-  const int64_t all = z.n * z.p * z.q * packs;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all;
-       i += int64_t{gridDim.x} * kThreads) {
-    const int64_t channel = i % packs * V, window = i / packs;
-    const int q = static_cast<int>(window % z.q), p = static_cast<int>(window / z.q % z.p);
-    const T* const image = x + window / (z.p * z.q) * z.h * z.w * z.c + channel;
-    Sum<T> best[V];
-    uint8_t tap[V];
-    maximum<R, S, whole>(image, z, p * SR - z.top, q * SS - z.left, z.c - channel, best, tap);
-    Pack<T, V> out;
-#pragma unroll
-    for (int c = 0; c < V; ++c) out.value[c] = narrow<T>(best[c]);
-    store<whole>(y + window * z.c + channel, out, z.c - channel);
+// A block has some of the packs of a row, of a few rows one after another: no index is divided in 64
+// bits.  `each(image, row, column, channel)`.
+constexpr int kFew = 128, kBand = 4;
+
+template <int V, typename Each>
+__device__ inline void each_pack(int64_t images, int rows, int columns, int packs, Each each) {
+  const unsigned i = blockIdx.x * kFew + threadIdx.x;
+  const int column = static_cast<int>(i / static_cast<unsigned>(packs));
+  if (column >= columns) return;
+  const int64_t channel = int64_t{i % static_cast<unsigned>(packs)} * V;
+  const int first = static_cast<int>(blockIdx.y) * kBand;
+  for (int64_t image = blockIdx.z; image < images; image += gridDim.z) {
+    for (int row = first; row < first + kBand && row < rows; ++row) each(image, row, column, channel);
   }
 }
 
-// A block has a tile of the image, and a byte for each channel of each window that reaches into it.
-// Where windows overlap a pixel adds their gradients, in the windows' order.
+inline dim3 grid_of(int64_t images, int64_t rows, int64_t columns, int packs) {
+  return dim3(static_cast<unsigned>((columns * packs + kFew - 1) / kFew),
+              static_cast<unsigned>((rows + kBand - 1) / kBand),
+              static_cast<unsigned>(images < 65535 ? images : 65535));
+}
+
+template <typename T, int R, int S, int SR, int SS, bool whole>
+__global__ void __launch_bounds__(kFew)
+    pooled(const T* __restrict__ x, T* __restrict__ y, uint8_t* __restrict__ index,
+           RelayWgradPoolCall z, int packs) {
+  constexpr int V = kVector<T>;
+  begin();
+  each_pack<V>(z.n, static_cast<int>(z.p), static_cast<int>(z.q), packs,
+               [&](int64_t n, int p, int q, int64_t channel) {
+    const int64_t remain = z.c - channel, window = ((n * z.p + p) * z.q + q) * z.c + channel;
+    Sum<T> best[V];
+    Taps<V> taps;
+    maximum<R, S, whole>(x + n * z.h * z.w * z.c + channel, z, p * SR - z.top, q * SS - z.left,
+                         remain, best, taps);
+    Pack<T, V> out;
+#pragma unroll
+    for (int c = 0; c < V; ++c) out.value[c] = narrow<T>(best[c]);
+    store<whole>(y + window, out, remain);
+    if (index != nullptr) store_taps<whole>(index + window, taps, remain);
+  });
+}
+
+// The first window that reaches a pixel, or would.
+__device__ inline int first_of(int pixel, int before, int taken, int stride) {
+  const int past = pixel + before - taken + stride;
+  return past < stride ? 0 : past / stride;
+}
+
+// A pixel's gradient: of the windows that reach it, in their order, those whose maximum it is.
+// `taps_of(taps, p, q)` gets a window's taps.
+template <int R, int S, int SR, int SS, bool whole, typename T, typename TapsOf>
+__device__ inline void gather(const T* dy, T* dx, const RelayWgradPoolCall& z, int64_t n, int h, int w,
+                              int64_t channel, TapsOf taps_of) {
+  constexpr int V = kVector<T>;
+  const int64_t remain = z.c - channel;
+  Sum<T> sum[V] = {};
+  const int p1 = first_of(h, z.top, R, SR), q1 = first_of(w, z.left, S, SS);
+#pragma unroll
+  for (int a = 0; a < (R + SR - 1) / SR; ++a) {
+    const int p = p1 + a, r = h + z.top - p * SR;
+    if (r < 0 || p >= z.p) continue;
+#pragma unroll
+    for (int b = 0; b < (S + SS - 1) / SS; ++b) {
+      const int q = q1 + b, s = w + z.left - q * SS;
+      if (s < 0 || q >= z.q) continue;
+      Pack<T, V> g;
+      load<Use::kAgain, whole>(g, dy + ((n * z.p + p) * z.q + q) * z.c + channel, remain);
+      Taps<V> taps;
+      taps_of(taps, p, q);
+#pragma unroll
+      for (int c = 0; c < V; ++c) {
+        if (taps.of[c] == r * S + s) sum[c] += wide(g.value[c]);
+      }
+    }
+  }
+  Pack<T, V> out;
+#pragma unroll
+  for (int c = 0; c < V; ++c) out.value[c] = narrow<T>(sum[c]);
+  store<whole>(dx + ((n * z.h + h) * z.w + w) * z.c + channel, out, remain);
+}
+
+template <typename T, int R, int S, int SR, int SS, bool whole>
+__global__ void __launch_bounds__(kFew)
+    gradient_by_index(const T* __restrict__ dy, const uint8_t* __restrict__ index, T* __restrict__ dx,
+                      RelayWgradPoolCall z, int packs) {
+  begin();
+  each_pack<kVector<T>>(z.n, static_cast<int>(z.h), static_cast<int>(z.w), packs,
+                        [&](int64_t n, int h, int w, int64_t channel) {
+    gather<R, S, SR, SS, whole>(dy, dx, z, n, h, w, channel, [&](auto& taps, int p, int q) {
+      load_taps<whole>(taps, index + ((n * z.p + p) * z.q + q) * z.c + channel, z.c - channel);
+    });
+  });
+}
+
+// Without an index: a block has a tile of the image, and a byte for each channel of each window that
+// reaches into it.
 constexpr int kSide = 16, kWide = 8;  // pixels of a tile, threads side by side
 
 __host__ __device__ constexpr int windows_of(int taps, int stride) { return (kSide + taps - 2) / stride + 1; }
@@ -60,23 +162,15 @@ __host__ __device__ constexpr int windows_of(int taps, int stride) { return (kSi
 template <typename T, int R, int S, int SR, int SS, bool whole>
 __global__ void __launch_bounds__(kThreads)
     gradient(const T* __restrict__ dy, const T* __restrict__ x, T* __restrict__ dx,
-             RelayWgradPoolCall z, int64_t packs, int columns, int groups) {
+             RelayWgradPoolCall z, int packs, int columns, int groups) {
   using A = Sum<T>;
   constexpr int V = kVector<T>, kRows = windows_of(R, SR), kColumns = windows_of(S, SS);
-  struct alignas(V) Taps {
-    uint8_t of[V];
-  };
-  __shared__ Taps taps[kRows * kColumns][kWide];
+  __shared__ Taps<V> taps[kRows * kColumns][kWide];
   begin();
   const int group = blockIdx.x % groups, tile = blockIdx.x / groups;
   const int h0 = tile / columns * kSide, w0 = tile % columns * kSide;
   const int lane = threadIdx.x % kWide, place = threadIdx.x / kWide;
   const int64_t pack = int64_t{group} * kWide + lane, channel = pack * V, remain = z.c - channel;
-  // The first window that reaches into the tile, also where there is none.
-  auto first_of = [](int pixel, int before, int taken, int stride) {
-    const int past = pixel + before - taken + stride;
-    return past < stride ? 0 : past / stride;
-  };
   const int p0 = first_of(h0, z.top, R, SR), q0 = first_of(w0, z.left, S, SS);
   for (int64_t n = blockIdx.y; n < z.n; n += gridDim.y) {
     const T* const image = x + n * z.h * z.w * z.c + channel;
@@ -86,8 +180,8 @@ __global__ void __launch_bounds__(kThreads)
         const int top = p * SR - z.top, left = q * SS - z.left;
         if (p >= z.p || q >= z.q || top >= h0 + kSide || left >= w0 + kSide) continue;
         A best[V];
-        Taps found;
-        maximum<R, S, whole>(image, z, top, left, remain, best, found.of);
+        Taps<V> found;
+        maximum<R, S, whole>(image, z, top, left, remain, best, found);
         taps[i][lane] = found;
       }
     }
@@ -96,63 +190,56 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = place; i < kSide * kSide; i += kThreads / kWide) {
         const int h = h0 + i / kSide, w = w0 + i % kSide;
         if (h >= z.h || w >= z.w) continue;
-        A sum[V] = {};
-        const int p1 = first_of(h, z.top, R, SR), q1 = first_of(w, z.left, S, SS);
-#pragma unroll
-        for (int a = 0; a < (R + SR - 1) / SR; ++a) {
-          const int p = p1 + a, r = h + z.top - p * SR;
-          if (r < 0 || p >= z.p) continue;
-#pragma unroll
-          for (int b = 0; b < (S + SS - 1) / SS; ++b) {
-            const int q = q1 + b, s = w + z.left - q * SS;
-            if (s < 0 || q >= z.q) continue;
-            Pack<T, V> g;
-            load<Use::kAgain, whole>(g, dy + ((n * z.p + p) * z.q + q) * z.c + channel, remain);
-            const Taps found = taps[(p - p0) * kColumns + q - q0][lane];
-#pragma unroll
-            for (int c = 0; c < V; ++c) {
-              if (found.of[c] == r * S + s) sum[c] += wide(g.value[c]);
-            }
-          }
-        }
-        Pack<T, V> out;
-#pragma unroll
-        for (int c = 0; c < V; ++c) out.value[c] = narrow<T>(sum[c]);
-        store<whole>(dx + ((n * z.h + h) * z.w + w) * z.c + channel, out, remain);
+        gather<R, S, SR, SS, whole>(dy, dx, z, n, h, w, channel, [&](Taps<V>& found, int p, int q) {
+          found = taps[(p - p0) * kColumns + q - q0][lane];
+        });
       }
     }
     __syncthreads();
   }
 }
 
+template <typename T, int R, int S, int SR, int SS, bool whole>
+cudaError_t forward_by(const RelayWgradPoolCall& z, cudaStream_t stream) {
+  const int packs = static_cast<int>((z.c + kVector<T> - 1) / kVector<T>);
+  return launch(pooled<T, R, S, SR, SS, whole>, grid_of(z.n, z.p, z.q, packs), kFew, stream,
+                static_cast<const T*>(z.x), static_cast<T*>(z.out), static_cast<uint8_t*>(z.index), z,
+                packs);
+}
+
+template <typename T, int R, int S, int SR, int SS, bool whole>
+cudaError_t backward_by(const RelayWgradPoolCall& z, cudaStream_t stream) {
+  const int packs = static_cast<int>((z.c + kVector<T> - 1) / kVector<T>);
+  const auto* dy = static_cast<const T*>(z.dy);
+  auto* dx = static_cast<T*>(z.out);
+  if (z.index != nullptr) {
+    return launch(gradient_by_index<T, R, S, SR, SS, whole>, grid_of(z.n, z.h, z.w, packs), kFew,
+                  stream, dy, static_cast<const uint8_t*>(z.index), dx, z, packs);
+  }
+  const int columns = static_cast<int>((z.w + kSide - 1) / kSide);
+  const int rows = static_cast<int>((z.h + kSide - 1) / kSide), groups = (packs + kWide - 1) / kWide;
+  const dim3 grid(static_cast<unsigned>(groups) * rows * columns,
+                  static_cast<unsigned>(z.n < 65535 ? z.n : 65535));
+  return launch(gradient<T, R, S, SR, SS, whole>, grid, kThreads, stream, dy,
+                static_cast<const T*>(z.x), dx, z, packs, columns, groups);
+}
+
+template <typename T>
+inline bool fits(const RelayWgradPoolCall& z) {
+  return is_whole<T>(z.c, {z.x, z.dy, z.out}) &&
+         reinterpret_cast<uintptr_t>(z.index) % kVector<T> == 0;
+}
+
 template <typename T, int R, int S, int SR, int SS>
 int forward(const RelayWgradPoolCall& z, cudaStream_t stream) {
-  const int64_t packs = (z.c + kVector<T> - 1) / kVector<T>;
-  const int64_t blocks = (z.n * z.p * z.q * packs + kThreads - 1) / kThreads;
-  const dim3 grid(static_cast<unsigned>(blocks < (1 << 30) ? blocks : 1 << 30));
-  const auto* x = static_cast<const T*>(z.x);
-  auto* y = static_cast<T*>(z.out);
-  return finished(
-      is_whole<T>(z.c, {x, y})
-          ? launch(pooled<T, R, S, SR, SS, true>, grid, kThreads, stream, x, y, z, packs)
-          : launch(pooled<T, R, S, SR, SS, false>, grid, kThreads, stream, x, y, z, packs));
+  return finished(fits<T>(z) ? forward_by<T, R, S, SR, SS, true>(z, stream)
+                             : forward_by<T, R, S, SR, SS, false>(z, stream));
 }
 
 template <typename T, int R, int S, int SR, int SS>
 int backward(const RelayWgradPoolCall& z, cudaStream_t stream) {
-  const int64_t packs = (z.c + kVector<T> - 1) / kVector<T>;
-  const int columns = static_cast<int>((z.w + kSide - 1) / kSide);
-  const int rows = static_cast<int>((z.h + kSide - 1) / kSide);
-  const int groups = static_cast<int>((packs + kWide - 1) / kWide);
-  const dim3 grid(static_cast<unsigned>(groups) * rows * columns,
-                  static_cast<unsigned>(z.n < 65535 ? z.n : 65535));
-  const auto *x = static_cast<const T*>(z.x), *dy = static_cast<const T*>(z.dy);
-  auto* dx = static_cast<T*>(z.out);
-  return finished(is_whole<T>(z.c, {x, dy, dx})
-                      ? launch(gradient<T, R, S, SR, SS, true>, grid, kThreads, stream, dy, x, dx, z,
-                               packs, columns, groups)
-                      : launch(gradient<T, R, S, SR, SS, false>, grid, kThreads, stream, dy, x, dx, z,
-                               packs, columns, groups));
+  return finished(fits<T>(z) ? backward_by<T, R, S, SR, SS, true>(z, stream)
+                             : backward_by<T, R, S, SR, SS, false>(z, stream));
 }
 
 }  // namespace

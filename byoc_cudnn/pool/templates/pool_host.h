@@ -9,7 +9,7 @@ struct Pool {
   const char* name;  // the kernel's
   Element element;
   int taps[2], strides[2], padding[4];  // top, left, bottom, right
-  bool backward;
+  bool backward, index;
 };
 
 // How many windows there are along an axis: as many as end within the padding, or as begin before it.
@@ -25,16 +25,21 @@ inline void expect_windows(const Pool& pool, int axis, int64_t pixels, int64_t w
 
 __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int32_t count) {
   TVM_FFI_SAFE_CALL_BEGIN();
-  const int32_t expected = pool.backward ? 3 : 2;
+  // x, y; or dy, x, dx; with an index x, y, index; or dy, index, dx.
+  const int32_t expected = 2 + (pool.backward || pool.index);
   if (count != expected) {
     TVM_FFI_THROW(TypeError) << pool.words << ": expected " << expected << " tensors, got " << count
                              << " arguments";
   }
   const std::vector<TensorView> views = views_of(args, count);
-  const TensorView &x = views[pool.backward ? 1 : 0], &y = views[pool.backward ? 0 : 1];
-  const TensorView& out = views[static_cast<size_t>(count - 1)];
+  const TensorView &first = views[0], &second = views[1], &last = views[static_cast<size_t>(count - 1)];
+  // Of the image's size: x or dx, which are one where the index stands for x.
+  const TensorView& x = !pool.backward ? first : pool.index ? last : second;
+  const TensorView &y = pool.backward ? first : second, &out = pool.backward ? last : second;
+  const TensorView* index = !pool.index ? nullptr : pool.backward ? &second : &last;
   const std::pair<const char*, const TensorView*> named[] = {
-      {"x", &x}, {pool.backward ? "dy" : "y", &y}, {"dx", &out}};
+      {pool.backward && pool.index ? "dx" : "x", &x}, {pool.backward ? "dy" : "y", &y},
+      {pool.backward ? "dx" : "y", &out}};
   for (const auto& [name, tensor] : named) {
     expect_dtype(pool.words, name, *tensor, pool.element);
     expect_on_device(pool.words, name, *tensor, x);
@@ -46,9 +51,19 @@ __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int3
   bool same = x.size(0) == y.size(0) && x.size(3) == y.size(3);
   for (int i = 0; pool.backward && i < 4; ++i) same = same && x.size(i) == out.size(i);
   if (!same) TVM_FFI_THROW(ValueError) << pool.words << ": shapes that do not fit each other";
+  if (index != nullptr) {
+    if (index->dtype().code != kDLUInt || index->dtype().bits != 8 || index->dtype().lanes != 1) {
+      TVM_FFI_THROW(TypeError) << pool.words << ": index must be uint8";
+    }
+    expect_on_device(pool.words, "index", *index, x);
+    bool fits = index->ndim() == 4;
+    for (int i = 0; fits && i < 4; ++i) fits = index->size(i) == y.size(i);
+    if (!fits) TVM_FFI_THROW(ValueError) << pool.words << ": index has another shape than the windows";
+  }
   for (int axis = 0; axis < 2; ++axis) {
-    if (x.size(1 + axis) >= (int64_t{1} << 30)) {
-      TVM_FFI_THROW(ValueError) << pool.words << ": 2**30 pixels or more along an axis";
+    if (x.size(1 + axis) * x.size(3) >= (int64_t{1} << 31) || x.size(1 + axis) > 4 * 65535) {
+      TVM_FFI_THROW(ValueError) << pool.words << ": too many pixels along an axis, "
+                                << x.size(1 + axis) << " of " << x.size(3) << " channels";
     }
     expect_windows(pool, axis, x.size(1 + axis), y.size(1 + axis));
   }
@@ -58,8 +73,10 @@ __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int3
     OnDevice on(device);
     State::get().note(pool.words, pool.name);
     const RelayWgradPoolCall z{x.size(0), x.size(1), x.size(2), x.size(3), y.size(1), y.size(2),
-                               pool.padding[0], pool.padding[1], pointer_of(&x),
-                               pool.backward ? pointer_of(&y) : nullptr, pointer_of(&out)};
+                               pool.padding[0], pool.padding[1],
+                               pool.backward && pool.index ? nullptr : pointer_of(&x),
+                               pool.backward ? pointer_of(&y) : nullptr, pointer_of(&out),
+                               pointer_of(index)};
     launched(pool.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))), pool.name);
   } catch (const Failure& failure) {
     TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << pool.words;
