@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from .support.children import run_module, run_script
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -24,10 +23,7 @@ def test_python_examples_run(code: str, tmp_path: Path) -> None:
     # TVMScript reads a function's source, so it must be a file.
     script = tmp_path / "example.py"
     script.write_text(code)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, env=env
-    )
+    done = run_script(script)
     assert done.returncode == 0, done.stderr
     assert "conv2d_backward_weight" in done.stdout
 
@@ -55,10 +51,7 @@ def test_commands_exist(command: str) -> None:
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in words[1:])
         return
     sub = [w for w in words[3:4] if words[2] == "relay_wgrad"]
-    done = subprocess.run(
-        [sys.executable, "-m", words[2], *sub, "--help"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_module(words[2], *sub, "--help")
     assert done.returncode == 0, done.stderr
     for option in re.findall(r"--[a-z-]+", command):
         assert option in done.stdout

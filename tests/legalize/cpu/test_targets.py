@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from legalize import cpu
 from legalize.cpu import max_pool
 from legalize.cpu.words.loops import alignment
 from relay_wgrad.problem import ConvProblem
+from tests.support.children import run_code
 from tests.support.problems import (
     poisoned,
     random_operands,
@@ -97,8 +96,7 @@ for line in sys.argv[2:]:
 
 
 def test_a_target_without_a_cpu() -> None:
-    command = [sys.executable, "-c", _CHILD, "llvm", *FAULTED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_code(_CHILD, "llvm", *FAULTED)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -16,22 +16,20 @@ import pytest
 from byoc_cudnn import BACKENDS
 from relay_wgrad.cli.main import COMMANDS
 from relay_wgrad.frontend import BUNDLED
+from tests.support.children import run_module
 from tests.support.training_models import residual_net
 
 ROOT = Path(__file__).parents[3]
 
 
 def run(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "relay_wgrad", *args],
-        capture_output=True, text=True, check=False, cwd=cwd, env=env,
-    )  # fmt: skip
+    return run_module("relay_wgrad", *args, cwd=cwd, env={"COLUMNS": "200"})
 
 
 def test_help_and_version(call: Any) -> None:
-    done = run("--help")
-    assert done.returncode == 0
+    words = [sys.executable, "-W", "error", "-m", "relay_wgrad", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
     assert all(command in done.stdout for command in COMMANDS)
     _, text, _ = call("train", "--help")
     for option in ("--batch", "--image-size", "--steps", "--lr", "--optimizer", "--layout",

@@ -5,8 +5,7 @@ In a child process: what TVM's dlight did with them was a segmentation fault.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.support.children import run_code
 
 CODE = """
 import sys
@@ -63,8 +62,6 @@ print("compiled")
 
 
 def test_products() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=240, check=False
-    )
+    done = run_code(CODE, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "compiled" in done.stdout

@@ -5,8 +5,7 @@ In a child process: TVM's dlight crashed there, in its rule for matrix products.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.support.children import run_code
 
 # What ResNet-50 and MobileNetV2 multiply at batch 256, of few and small layers.
 CODE = """
@@ -56,8 +55,6 @@ for features in (1280, 2048):
 
 
 def test_step_in_half_precision() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = run_code(CODE, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("compiled") == 2

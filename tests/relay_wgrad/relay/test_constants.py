@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from tvm import relax
 from relay_wgrad import relay
 from relay_wgrad.pipeline.fold_constant import LARGEST, fold_constants
 from relay_wgrad.relay import IRModule
+from tests.support.children import run_code
 
 T = relay.transform
 
@@ -168,9 +167,7 @@ assert np.isnan(run(loss, p, np.array([10**9, 1], "int32"), w)).tolist() == [Tru
 assert run(loss, p, np.array([%d, 1], "int32"), w).tolist() == [0, -4]
 """
     code = script % (-(10**9), -(10**9))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_code(code)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
 
 
@@ -276,8 +273,5 @@ for lib, given, said in made:
     else:
         raise AssertionError(said)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "lib.so")],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = run_code(script, str(tmp_path / "lib.so"))
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from byoc_cudnn.backends.cudnn.check import Options
 from byoc_cudnn.building.toolchain import ToolchainError, find
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.torch import kernels
+from tests.support.children import run_code
 
 ROOT = Path(__file__).parents[4]
 PROBLEM = ConvProblem.parse("wgrad n=2 c=8 h=9 w=8 k=16 r=3 s=3 stride=2,1 pad=1,2,1,2 groups=2")
@@ -98,10 +97,7 @@ def test_another_process_compiles_nothing(real: tuple[Setting, Any]) -> None:
         "from relay_wgrad.problem import ConvProblem;"
         f"print(it.convolution(ConvProblem.parse({PROBLEM.repro()!r}), Options()), it.plans())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=setting.environ, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    done = run_code(code, env=setting.environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("[]\n")
     assert setting.compilations == 1

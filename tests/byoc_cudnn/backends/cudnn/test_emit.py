@@ -7,9 +7,7 @@ program that includes the emitted one.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from byoc_cudnn.building import toolchain
 from relay_wgrad.cli.main import main
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.children import run_module
 
 ROOT = Path(__file__).parents[4]
 NHWC = "layout=NHWC/OHWI/NHWC"
@@ -112,11 +111,7 @@ def test_render() -> None:
 
 
 def command(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "relay_wgrad", "emit", *args],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-    )  # fmt: skip
+    return run_module("relay_wgrad", "emit", *args, env={"COLUMNS": "200"})
 
 
 def test_command(tmp_path: Path) -> None:
