@@ -132,6 +132,7 @@ def caught_by(fault: Fault, tree: Path) -> str | None:
     try:
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
+             "-m", "not gpu and not longer",  # what make test catches
              *fault.tests.split()],
             cwd=tree, capture_output=True, text=True, check=False,
             env={**os.environ, "PYTHONPATH": str(tree)},  # of processes that tests start, too

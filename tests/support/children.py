@@ -97,4 +97,4 @@ def _child(
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code or 0)
+    sys.exit(code or 0)
