@@ -1,4 +1,8 @@
-"""Builders of calls, and the registration of operators, under Relay 0.19's names."""
+"""Relay 0.19's path `relay.op`: builders of calls, and the registration of operators.
+
+Modules and names in here are upstream's; what an operator is (attributes, type, lowering to Relax)
+is in `relay.ops`, of which upstream has no counterpart.
+"""
 
 from . import annotation as annotation
 from . import contrib as contrib

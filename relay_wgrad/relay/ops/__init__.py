@@ -4,6 +4,8 @@
     op = lookup("nn.conv2d")
     op.infer([data_type, weight_type], {"padding": [1, 1, 1, 1]})
 
+`relay.op` beside it has Relay's own path, with the builders of calls.
+
 Convolution gradients need `relay_wgrad.register()` before they are built.
 """
 
