@@ -22,6 +22,7 @@ from tvm import relax
 import byoc_cudnn
 import relay_wgrad
 from byoc_cudnn.norm.lower import lower_norms
+from byoc_cudnn.pool.lower import lower_pools
 from relay_wgrad import keys
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
@@ -51,6 +52,7 @@ def lowered(model: str, batch: int, dtype: str | None, raise_norms: bool = True)
     )  # fmt: skip
     module, _ = byoc_cudnn.partition_for_cudnn(converted(module, "NHWC"))
     module, _ = lower_norms(module, 90)
+    module, _ = lower_pools(module, 90)
     with tvm.target.Target(TARGET, host="llvm"):
         return tvm.transform.Sequential(fused_kernels())(module)
 

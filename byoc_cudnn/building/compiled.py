@@ -14,10 +14,13 @@ from tvm_ffi import libinfo
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 
 from ..backends.base import Inputs, no_inputs
+from ..codegen import direct as own
 from ..codegen.external import arch_of, register
+from ..codegen.lowering import DirectEntry
 from ..norm import NORMS
-from ..norm.lower import NormEntry, lower_norms
+from ..norm.lower import lower_norms
 from ..pool import POOLS
+from ..pool.lower import lower_pools
 from ..table import BACKENDS
 from .toolchain import Toolchain, find, preload
 
@@ -30,12 +33,13 @@ class Library:
     Making one needs neither a GPU nor a vendor's library nor a compiler; those are needed by what
     is done with it: `virtual_machine` and `export_library`; that is when nvcc runs, if at all.
 
-    norms : what became of each training batch normalization.
+    direct : what became of each call of an operator that there are kernels of our own for beside
+        the convolutions': training batch normalization, max pooling.
     """
 
-    def __init__(self, executable: Any, norms: tuple[NormEntry, ...] = ()) -> None:
+    def __init__(self, executable: Any, direct: tuple[DirectEntry, ...] = ()) -> None:
         self.executable = executable
-        self.norms = norms
+        self.direct = direct
         self._runnable: Any = None
 
     @property
@@ -94,7 +98,7 @@ def build(
     target: Target | str | Mapping[str, Any] | None = None,
     *,
     pipeline: Any = None,
-    norms: bool = True,
+    direct: bool | None = None,
 ) -> Library:
     """Compiles a partitioned module.
 
@@ -105,9 +109,9 @@ def build(
         half-precision tensor cores on every supported GPU (sm_75) where there is none.
     pipeline : the Relax pipeline for what was left, as `tvm.compile` takes it; by default
         `relay_wgrad.transform.cuda_pipeline`.
-    norms : whether training batch normalization (`relax.nn.batch_norm_train` and its backward) goes
-        to kernels of our own, which need nvcc; without, and where there is none for it, it is
-        compiled as the operators that it is made of.
+    direct : whether training batch normalization (`relax.nn.batch_norm_train` and its backward) and
+        max pooling go to kernels of our own, which need nvcc; None: if it is here.  Without, and
+        where there is none for a call, they are compiled as other operators are.
 
     Raises
     ------
@@ -118,9 +122,11 @@ def build(
         register(backend)
     with chosen:  # for the code generators
         mod = relax.transform.RunCodegen()(mod)
-    entries: tuple[NormEntry, ...] = ()
-    if norms:
-        mod, entries = lower_norms(mod, arch_of(chosen) or _OLDEST)
+    entries: tuple[DirectEntry, ...] = ()
+    if not own.missing(find()) if direct is None else direct:
+        for lower in (lower_norms, lower_pools):
+            mod, found = lower(mod, arch_of(chosen) or _OLDEST)
+            entries += found
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
     return Library(tvm.compile(mod, target=chosen, relax_pipeline=chosen_pipeline), entries)
 

@@ -52,7 +52,7 @@ def test_values_and_gradients(case: Case) -> None:
     mod = grad(module(case, zeros), "main", wrt=case.names)
     del mod["main"]
     library = byoc_cudnn.build(mod)
-    assert all(bool(e.symbol) == (case.axis == len(case.shape) - 1) for e in library.norms)
+    assert all(bool(e.symbol) == (case.axis == len(case.shape) - 1) for e in library.direct)
     device = tvm.cuda(0)
     vm = library.virtual_machine(device)
     given = [tvm.runtime.tensor(v, device) for n, v in values.items() if n not in zeros]
@@ -103,8 +103,8 @@ def errors(dtype: str | None, raise_norms: bool) -> tuple[float, bool]:
     mod, report = byoc_cudnn.partition_for_cudnn(converted(step, "NHWC"), **options)
     assert report.offloaded == report.total
     library = byoc_cudnn.build(mod)
-    assert len(library.norms) == (8 if raise_norms else 0)
-    assert all(entry.symbol for entry in library.norms)
+    assert len(library.direct) == (8 if raise_norms else 0)
+    assert all(entry.symbol for entry in library.direct)
     device = tvm.cuda(0)
     vm = library.virtual_machine(device)
     given = [tvm.runtime.tensor(v, device) for v in graph.arguments(batch)]
@@ -125,7 +125,7 @@ def errors(dtype: str | None, raise_norms: bool) -> tuple[float, bool]:
 def test_a_step(dtype: str | None, limit: float) -> None:
     """As near to PyTorch's float64 as the step whose normalizations are written out, or nearly."""
     error, same = errors(dtype, raise_norms=True)
-    plain, _ = errors(dtype, raise_norms=False)
+    plain, _ = errors(dtype, raise_direct=False)
     assert same
     assert error < limit
     assert error < 3 * plain, (error, plain)

@@ -1,0 +1,232 @@
+"""Calls of operators in a Relax module become calls of functions that a `direct.Family` generates.
+
+A call becomes `call_dps_packed` of a symbol, and the C++ that exports the symbols is a module of
+the module's attributes, where TVM's own code generators put theirs.  Which calls go, and what goes
+from one to another in place of a tensor, such as a mask, is a family's plan of a function (`Plan`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tvm
+from tvm import get_global_func, relax
+
+from relay_wgrad import keys
+from relay_wgrad.ir import op_name
+from relay_wgrad.relation import as_size
+from relay_wgrad.transform.raising.walk import variables_of, with_type
+from relay_wgrad.transform.substitute import substitute
+
+from .direct import Family
+
+_EXTERNAL = "external_mods"
+Expr = Any
+
+
+@dataclass(frozen=True)
+class DirectEntry:
+    """A call that kernels of our own are for: its function and variable, and what computes it.
+
+    `symbol` is "" where none does, for `reason`; then it is compiled as TVM or we lower its
+    operator.
+    """
+
+    function: str
+    node: str
+    op: str
+    symbol: str = ""
+    reason: str = ""
+
+
+@dataclass
+class Site:
+    """A call that goes: the record without a symbol, and how the call is written.
+
+    args : what it takes instead of the operator's operands.
+    extra : the type of one more result, the last.
+    narrow : casts of the result to the operands' dtype, which are all that uses it: it is that.
+    """
+
+    call: Any
+    args: list[Expr]
+    extra: relax.TensorType | None = None
+    narrow: tuple[relax.Var, ...] = ()
+
+
+@dataclass
+class Plan:
+    """Of a function: what goes, what another call computes, and who takes whose extra result."""
+
+    function: FunctionView
+    sites: dict[relax.Var, Site] = field(default_factory=dict)
+    refused: dict[relax.Var, str] = field(default_factory=dict)
+    dropped: set[relax.Var] = field(default_factory=set)
+    takes: dict[relax.Var, tuple[int, relax.Var]] = field(default_factory=dict)
+
+
+class FunctionView:
+    """A function's bindings, values and users."""
+
+    def __init__(self, func: relax.Function) -> None:
+        self.func = func
+        self.bindings = [b for block in func.body.blocks for b in block.bindings]
+        self.value = {b.var: b.value for b in self.bindings}
+        self.users = Counter(v for b in self.bindings for v in variables_of(b.value))
+        self.results = set(variables_of(func.body.body))
+        # What is used as a tuple has to stay the tuple that it is.
+        self.whole = self.results | {
+            v for b in self.bindings if not isinstance(b.value, relax.TupleGetItem)
+            for v in variables_of(b.value)
+        }  # fmt: skip
+
+    def resolved(self, expr: Expr) -> Expr:
+        """What a variable was bound to first, where it only renames."""
+        while isinstance(expr, relax.Var) and isinstance(self.value.get(expr), relax.Var):
+            expr = self.value[expr]
+        return expr
+
+    def call(self, expr: Expr, name: str) -> relax.Call | None:
+        """The call that a variable is bound to, if it is this operator's."""
+        value = self.value.get(expr) if isinstance(expr, relax.Var) else None
+        return value if value is not None and op_name(value) == name else None
+
+    def only_use(self, var: Expr) -> bool:
+        """Whether an intermediate value is used once."""
+        return isinstance(var, relax.DataflowVar) and self.users[var] == 1
+
+
+Planner = Callable[[FunctionView], Plan]
+
+
+def lower(
+    mod: tvm.IRModule, family: Family, plan: Planner, arch: int
+) -> tuple[tvm.IRModule, tuple[DirectEntry, ...]]:
+    """The module with the calls that a family's plan names as calls of generated functions.
+
+    Functions that are a code generator's, or fused, stay.  `arch` is the oldest GPU that runs the
+    module, as nvcc numbers it (90 of sm_90).
+    """
+    out, symbols, entries = mod.clone(), _Symbols(family), []
+    for var, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
+        if not isinstance(func, relax.Function) or _is_anothers(func):
+            continue
+        made = plan(FunctionView(func))
+        names = {v: symbols.of(site.call) for v, site in made.sites.items()}
+        for binding in made.function.bindings:
+            v = binding.var
+            if v in names or v in made.refused:
+                op = op_name(binding.value).rpartition(".")[2]
+                reason = made.refused.get(v, "")
+                name = str(var.name_hint)
+                entries.append(DirectEntry(name, str(v.name), op, names.get(v, ""), reason))
+        if made.sites:
+            out.update_func(var, _Writer(made, names).function())
+    if symbols.calls:
+        calls = list(symbols.calls.values())
+        source = family.generate(calls, arch)
+        exported = [*(call.symbol for call in calls), family.plans]
+        module = get_global_func("runtime.CSourceModuleCreate")(source, "cc", exported, [])
+        present = mod.attrs[_EXTERNAL] if mod.attrs and _EXTERNAL in mod.attrs else []
+        out = out.with_attr(_EXTERNAL, [*present, module])
+    return out, tuple(entries)
+
+
+def _is_anothers(func: relax.Function) -> bool:
+    attrs = func.attrs
+    taken = (keys.CODEGEN, keys.COMPOSITE, keys.PRIMITIVE)
+    return attrs is not None and any(key in attrs for key in taken)
+
+
+class _Symbols:
+    """Of a module: one function for all calls that differ in sizes alone."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.calls: dict[Any, Any] = {}  # without its symbol -> with it
+
+    def of(self, call: Any) -> str:
+        known = replace(call, symbol="")
+        if known not in self.calls:
+            symbol = f"{self.family.codegen}_{len(self.calls)}"
+            self.calls[known] = replace(call, symbol=symbol)
+        return str(self.calls[known].symbol)
+
+
+class _Writer:
+    """Writes a function as its plan has it."""
+
+    def __init__(self, plan: Plan, names: dict[relax.Var, str]) -> None:
+        self.plan, self.names = plan, names
+        self.changed: dict[relax.Var, Any] = {}
+        self.extras: dict[relax.Var, relax.Var] = {}
+        self.narrowed: dict[relax.Var, relax.Var] = {}
+
+    def function(self) -> relax.Function:
+        f = self.plan.function.func
+        blocks = []
+        for block in f.body.blocks:
+            bindings = [new for b in block.bindings for new in self._binding(b)]
+            blocks.append(type(block)(bindings))
+        body = with_type(relax.SeqExpr(blocks, f.body.body), f.body.ty)
+        return relax.Function(f.params, body, f.ret_ty, f.is_pure, f.attrs, f.span)
+
+    def _binding(self, binding: Any) -> Sequence[Any]:
+        var, value = binding.var, binding.value
+        site = self.plan.sites.get(var)
+        if var in self.plan.dropped:
+            return []
+        if var in self.narrowed:
+            return [] if isinstance(var, relax.DataflowVar) else [
+                relax.VarBinding(var, self.narrowed[var])
+            ]  # fmt: skip
+        if site is None:
+            uses = any(v in self.changed for v in variables_of(value))
+            if not uses or not isinstance(binding, relax.VarBinding):
+                return [binding]
+            return [relax.VarBinding(var, _normal(substitute(value, self.changed)))]
+        args = [substitute(arg, self.changed) for arg in site.args]
+        if var in self.plan.takes:
+            place, source = self.plan.takes[var]
+            args[place] = self.extras[source]
+        ty = value.ty
+        if site.narrow:
+            ty = relax.TensorType(ty.shape, str(args[0].ty.dtype), ty.vdevice)
+        single = not isinstance(ty, relax.TupleType)
+        types = [*([ty] if single else ty.fields), *([site.extra] if site.extra else [])]
+        name = self.names[var]
+        made = relax.call_dps_packed(name, args, types[0] if len(types) == 1 else types)
+        return self._results(var, _normal(made), site, single)
+
+    def _results(self, var: relax.Var, made: Expr, site: Site, single: bool) -> Sequence[Any]:
+        if site.narrow:
+            narrow = relax.DataflowVar(var.name, made.ty)
+            self.narrowed |= dict.fromkeys(site.narrow, narrow)
+            self.changed |= dict.fromkeys(site.narrow, narrow)
+            return [relax.VarBinding(narrow, made)]
+        if site.extra is None:
+            return [relax.VarBinding(var, made)]
+        new = relax.DataflowVar(f"{var.name}_all" if single else var.name, made.ty)
+        extra = relax.DataflowVar(f"{var.name}_told", site.extra)
+        self.extras[var] = extra
+        last = _normal(relax.TupleGetItem(new, len(made.ty.fields) - 1))
+        bindings = [relax.VarBinding(new, made), relax.VarBinding(extra, last)]
+        if single:
+            return [*bindings, relax.VarBinding(var, _normal(relax.TupleGetItem(new, 0)))]
+        self.changed[var] = new
+        return bindings
+
+
+def same_type(a: Expr, b: Expr) -> bool:
+    """Whether two tensors are of one shape and dtype, as far as it is known."""
+    if not all(isinstance(x.ty, relax.TensorType) and x.ty.shape is not None for x in (a, b)):
+        return False
+    shapes = [[as_size(n) for n in x.ty.shape.values] for x in (a, b)]
+    return str(a.ty.dtype) == str(b.ty.dtype) and bool(shapes[0] == shapes[1])
+
+
+def _normal(value: Expr) -> Expr:
+    return relax.BlockBuilder().normalize(value)

@@ -1,0 +1,113 @@
+"""Which max poolings of a module go to generated functions, and how they are written then.
+
+Where forward and backward are here, forward says of each result which tap it is, in a byte, and
+backward reads that instead of x.  Where a backward is computed in float32 of half-precision
+operands for a half-precision result, since TVM cannot lower it otherwise, the casts go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import tvm
+from tvm import relax
+
+from relay_wgrad.attrs import padding4, pair
+from relay_wgrad.dtypes import HALVES
+from relay_wgrad.ir import op_name
+from relay_wgrad.transform.raising.walk import variables_of
+
+from ..codegen.lowering import DirectEntry, FunctionView, Plan, Site, lower
+from .call import PoolCall, check
+from .codegen import POOLS
+
+FORWARD, BACKWARD = "relax.nn.max_pool2d", "relax.grad.max_pool2d_backward"
+_CAST = "relax.astype"
+_X = 1  # the backward operator's operand
+
+
+def lower_pools(
+    mod: tvm.IRModule, arch: int, *, index: bool = True
+) -> tuple[tvm.IRModule, tuple[DirectEntry, ...]]:
+    """The module with all max poolings that `check` takes as calls of generated functions.
+
+    Parameters
+    ----------
+    mod : any module; functions of it that are a code generator's, or fused, stay.
+    arch : the oldest GPU that runs it, as nvcc numbers it (90 of sm_90).
+    index : whether which tap a maximum is goes from forward to backward.
+
+    Returns
+    -------
+    (tvm.IRModule, tuple) : a new module, and an entry for each pooling in program order.
+    """
+    return lower(mod, POOLS, lambda view: _planned(view, index), arch)
+
+
+def _planned(view: FunctionView, index: bool) -> Plan:
+    plan = Plan(view)
+    forward: dict[object, relax.Var] = {}  # of a tensor and a window -> the call
+    for binding in view.bindings:
+        var, value = binding.var, binding.value
+        if op_name(value) not in (FORWARD, BACKWARD):
+            continue
+        call, reason = _read(value)
+        if reason or not (decision := check(replace(call, symbol=POOLS.codegen))):
+            plan.refused[var] = reason or decision.reason
+            continue
+        site = Site(call, list(value.args))
+        if op_name(value) == BACKWARD:
+            _without_casts(view, var, value, site)
+        plan.sites[var] = site
+        x = view.resolved(site.args[-1])
+        key = (x, site.call.dtype, call.kernel, call.strides, call.padding)
+        if op_name(value) == FORWARD:
+            forward.setdefault(key, var)
+        elif index and key in forward:
+            _pass_index(plan, var, forward[key])
+    return plan
+
+
+def _pass_index(plan: Plan, backward: relax.Var, forward: relax.Var) -> None:
+    made, site = plan.sites[forward], plan.sites[backward]
+    if tuple(plan.function.value[forward].ty.shape.values) != tuple(site.args[0].ty.shape.values):
+        return
+    made.call = replace(made.call, index=True)
+    made.extra = relax.TensorType(plan.function.value[forward].ty.shape, "uint8")
+    site.call = replace(site.call, index=True)
+    plan.takes[backward] = (_X, forward)
+
+
+def _without_casts(view: FunctionView, var: relax.Var, value: relax.Call, site: Site) -> None:
+    """In the dtype that both operands come in and the result goes out."""
+    casts = [view.call(arg, _CAST) for arg in value.args]
+    inner = [cast.args[0] for cast in casts if cast is not None]
+    dtypes = {str(arg.ty.dtype) for arg in inner}
+    users = [b for b in view.bindings if var in variables_of(b.value)]
+    back = {str(b.var.ty.dtype) for b in users if op_name(b.value) == _CAST}
+    same = len(inner) == 2 and len(dtypes) == 1 and dtypes == back and dtypes <= set(HALVES)
+    if same and all(op_name(b.value) == _CAST for b in users) and var not in view.results:
+        site.args, site.narrow = inner, tuple(b.var for b in users)
+        site.call = replace(site.call, dtype=dtypes.pop())
+
+
+def _read(value: relax.Call) -> tuple[PoolCall, str]:
+    """What a call computes, but for its symbol; and what no kernel is for, in words."""
+    a, forward = value.attrs, op_name(value) == FORWARD
+    x = value.args[-1]
+    name = op_name(value).rpartition(".")[2]
+    layouts = (str(a.layout), str(a.out_layout) or str(a.layout))
+    reason = "" if set(layouts) == {"NHWC"} else f"layout {layouts[0]}; there is NHWC"
+    if pair(name, "dilation", a.dilation) != (1, 1):
+        reason = f"dilation {[int(n) for n in a.dilation]}; there is none"
+    if x.ty.ndim != 4 or not isinstance(x.ty.shape, relax.ShapeExpr):
+        reason = f"x {x.ty}; 4 sizes have to be known or named"
+    call = PoolCall(
+        symbol="",
+        direction="forward" if forward else "backward",
+        dtype=str(x.ty.dtype),
+        kernel=pair(name, "pool_size", a.pool_size),
+        strides=pair(name, "strides", a.strides),
+        padding=padding4(name, a.padding),
+    )
+    return call, reason
