@@ -61,16 +61,13 @@ PASSES = {
     "backward_add": (6, _WHOLE.format("backward", "Mask::kBits, false")),
 }
 SHAPES = (
-    (256, 64, 112), (256, 64, 56), (256, 256, 56), (256, 128, 28), (256, 1024, 14), (256, 512, 7),
-    (64, 256, 14),
+    (256, 64, 112), (256, 256, 56), (256, 256, 14), (256, 512, 7), (64, 64, 56), (64, 128, 28),
+    (64, 256, 14), (64, 1024, 14), (64, 512, 7), (64, 2048, 7), (8, 512, 7),
 )  # fmt: skip
 TRIES = [
-    *(
-        f"UNROLL={u},RESIDENT={r},WRITERS={w}"
-        for u, r in ((8, 2), (8, 3), (4, 3), (4, 4))
-        for w in (4, 8, 16, 32)
-    ),
-    "UNROLL=8,RESIDENT=2,WRITERS=8,HINTS=1",
+    "UNROLL=8,RESIDENT=2,WRITERS=8", "UNROLL=8,RESIDENT=2,WRITERS=32",
+    "UNROLL=8,RESIDENT=2,WRITERS=8,HINTS=1", "UNROLL=4,RESIDENT=3,WRITERS=16",
+    "MANY=1024,UNROLL=8", "MANY=256,UNROLL=8",
 ]  # fmt: skip
 IDLE = 30_000  # clocks: launches alone take the host little
 
@@ -82,6 +79,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "channels")),
         *((name, ctypes.c_double) for name in ("epsilon", "momentum")),
         ("unbiased", ctypes.c_bool), ("multiprocessors", ctypes.c_int),
+        ("together", ctypes.c_int),
         *((name, ctypes.c_void_p) for name in (
             "x", "dy", "dy2", "y", "residual", "gamma", "beta", "mean", "rstd", "running_mean",
             "running_var", "mask", "out", "dresidual", "first", "second", "new_mean", "new_var",
@@ -117,7 +115,8 @@ extern "C" int run_{name}(const RelayWgradNormCall* call, cudaStream_t stream) {
 }}
 """)
     headers = [
-        NORMS.template(f"norm_{part}.h") for part in ("call", "device", "forward", "backward")
+        NORMS.template(f"norm_{part}.h")
+        for part in ("call", "device", "together", "forward", "backward")
     ]
     return "\n".join([
         headers[0], shared("device_packs.h"), *headers[1:], *functions
@@ -155,13 +154,13 @@ def run(library: Any, name: str, call: Call, stream: int) -> None:
         raise RuntimeError(f"{name}: error {status}")
 
 
-def call_of(t: Tensors, workspace: torch.Tensor, forward: bool) -> Call:
+def call_of(t: Tensors, workspace: torch.Tensor, forward: bool, together: bool) -> Call:
     device = torch.cuda.get_device_properties(0)
     a = {name: value.data_ptr() for name, value in vars(t).items() if torch.is_tensor(value)}
     return Call(
-        t.case.rows, t.case.channels, 1e-5, 0.1, True, device.multi_processor_count, a["x"],
-        a["dy"], a["residual"], a["y"], a["residual"], a["gamma"], a["beta"], a["mean"], a["rstd"],
-        None, None, a["mask"], a["y"] if forward else a["dx"], a["dresidual"], *(
+        t.case.rows, t.case.channels, 1e-5, 0.1, True, device.multi_processor_count, together,
+        a["x"], a["dy"], a["residual"], a["y"], a["residual"], a["gamma"], a["beta"], a["mean"],
+        a["rstd"], None, None, a["mask"], a["y"] if forward else a["dx"], a["dresidual"], *(
             (a["mean"], a["rstd"]) if forward else (a["dgamma"], a["dbeta"])
         ), None, None, a["mask"], workspace.data_ptr(), workspace.numel(),
     )  # fmt: skip
@@ -191,6 +190,8 @@ def main() -> int:
                 print(f"{variant}: {why}")
         workspace = torch.empty(4 * workspace_bytes(2048, "float32"), dtype=torch.uint8,
                                 device="cuda")  # fmt: skip
+        whole = ("forward", "forward_add", "backward", "backward_add")
+        runs = PASSES | {f"{name}_together": PASSES[name] for name in whole}
         for batch, channels, side in SHAPES:
             case = Case(1, batch, channels, side, "add relu", args.dtype)
             sets = [Tensors(case, i) for i in range(max(1, (120 << 20) // case.tensor_bytes))]
@@ -198,13 +199,14 @@ def main() -> int:
                 if time.perf_counter() - begin > args.budget:
                     print(f"not measured: {variant} {batch}×{side}²×{channels}")
                     continue
-                for which, (passes, _) in PASSES.items():
+                for which, (passes, _) in runs.items():
+                    kernel = which.removesuffix("_together")
                     forward = which in ("moments", "statistics") or which.startswith(
                         ("normalized", "forward")
                     )
                     calls = [
-                        partial(run, library, which, call_of(t, workspace, forward), stream)
-                        for t in sets
+                        partial(run, library, kernel, one, stream)
+                        for one in (call_of(t, workspace, forward, kernel != which) for t in sets)
                     ]
                     seconds = median(calls, IDLE)
                     found.append({
@@ -223,7 +225,7 @@ def main() -> int:
 def report(found: list[dict[str, Any]]) -> None:
     for shape in dict.fromkeys(row["shape"] for row in found):
         print(f"\n{shape}: µs, best five of each pass")
-        for which in PASSES:
+        for which in dict.fromkeys(row["pass"] for row in found):
             rows = [r for r in found if r["shape"] == shape and r["pass"] == which]
             rows.sort(key=lambda r: r["us"])
             best = "  ".join(f"{r['us']:.1f} {r['variant']}" for r in rows[:5])
@@ -232,7 +234,7 @@ def report(found: list[dict[str, Any]]) -> None:
                     f"  {which:15s} {rows[0]['tbs']:.2f} TB/s  {best}  worst {rows[-1]['us']:.1f}"
                 )
     print("\nall shapes, whole directions, µs")
-    for which in ("forward", "forward_add", "backward", "backward_add"):
+    for which in dict.fromkeys(row["pass"] for row in found):
         sums: dict[str, float] = {}
         for row in found:
             if row["pass"] == which:

@@ -59,6 +59,7 @@ def _body(name: str) -> str:
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
     return "\n".join([
         NORMS.template("norm_device.h"),
+        NORMS.template("norm_together.h"),
         NORMS.template(f"norm_{direction}.h"),
         f'extern "C" int {name}(const RelayWgradNormCall& call, cudaStream_t stream) {{',
         f"  return {direction}<{_ELEMENTS[dtype][1]}, Activation::{act}, {last}>(call, stream);",

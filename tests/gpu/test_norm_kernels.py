@@ -17,6 +17,12 @@ pytestmark = pytest.mark.gpu
 ACTIVATIONS = ("", "relu", "relu6", "silu")
 
 
+@pytest.fixture(autouse=True, params=["0", "1"], ids=["apart", "together"])
+def _launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors by three launches, and by one."""
+    monkeypatch.setenv("RELAY_WGRAD_TOGETHER", request.param)
+
+
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load(norm_runner.all_calls(), tmp_path_factory.mktemp("norm"))
@@ -26,6 +32,7 @@ def shapes(seed: int, count: int) -> list[tuple[int, ...]]:
     """Random ones; of them odd channels, one pixel, one channel, channels of several blocks."""
     rng = random.Random(seed)
     fixed = [(1, 1, 1, 8), (2, 1, 1, 1), (1, 3, 1, 7), (4, 7, 7, 2048), (3, 5, 5, 260), (2, 64)]
+    fixed += [(33, 56, 57, 128), (256, 7, 7, 512)]  # one that does not fit into shared memory
     drawn = []
     for _ in range(count):
         c = rng.choice([rng.randint(1, 40), 8 * rng.randint(1, 40), 64, 96, 1024, 4104])
@@ -107,7 +114,7 @@ def test_a_residual_of_nan_passes_through_relu(functions: Any, bits: bool) -> No
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_twice_the_same_bits(functions: Any, dtype: str) -> None:
-    for shape in ((16, 28, 28, 128), (3, 5, 7, 13)):
+    for shape in ((16, 28, 28, 128), (3, 5, 7, 13), (33, 56, 57, 128)):
         for residual, bits in ((False, False), (True, False), (True, True)):
             t = Operands(shape, dtype, "relu", residual, bits=bits)
             t.run(functions)

@@ -10,6 +10,48 @@ namespace {
 // reads it; with `summed` a second gradient is added to dy before, and the sum rounded as if apart.
 enum class Mask { kNone, kComputed, kStored, kBits };
 
+// dy' of a pack, and what it adds to both sums; where the mask is stored, g becomes dy'.
+template <Activation act, Mask mask, bool summed, typename T, int V, typename A>
+__device__ inline void add_gradient(Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& x,
+                                    const Pack<T, V>& y, uint8_t bits, const A (&mean)[V],
+                                    const A (&scale)[V], const A (&shift)[V], A (&plain)[V],
+                                    A (&weighted)[V]) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const A apart = less(wide(x.value[i]), mean[i]);
+    if constexpr (summed) g.value[i] = narrow<T>(wide(g.value[i]) + wide(more.value[i]));
+    A d = wide(g.value[i]);
+    if constexpr (mask == Mask::kComputed) {
+      d = before<act, T>(d, times_plus(apart, scale[i], shift[i]));
+    } else if constexpr (mask != Mask::kNone) {
+      if (mask == Mask::kStored ? !passes<act>(wide(y.value[i])) : (bits >> i & 1) == 0) {
+        d = 0;
+        g.value[i] = narrow<T>(d);
+      }
+    }
+    plain[i] += d;
+    weighted[i] = times_plus(d, apart, weighted[i]);
+  }
+}
+
+// dx of a pack: level and slope are the sums' shares.
+template <Activation act, Mask mask, typename T, int V, typename A>
+__device__ inline Pack<T, V> gradient_of(const Pack<T, V>& g, const Pack<T, V>& x, const A (&mean)[V],
+                                         const A (&scale)[V], const A (&shift)[V],
+                                         const A (&slope)[V], const A (&level)[V]) {
+  Pack<T, V> out;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const A apart = less(wide(x.value[i]), mean[i]);
+    A d = wide(g.value[i]);
+    if constexpr (mask == Mask::kComputed) {
+      d = before<act, T>(d, times_plus(apart, scale[i], shift[i]));
+    }
+    out.value[i] = narrow<T>(scale[i] * d - (apart * slope[i] + level[i]));
+  }
+  return out;
+}
+
 template <typename T, int V, bool whole, Activation act, Mask mask, bool summed>
 __global__ void __launch_bounds__(kThreads, kResident)
     gradient_sums(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x, const T* __restrict__ y,
@@ -34,22 +76,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     }
     auto add = [&](int64_t row, Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& a,
                    const Pack<T, V>& b, uint8_t through) {
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        const A apart = less(wide(a.value[i]), middle[i]);
-        if constexpr (summed) g.value[i] = narrow<T>(wide(g.value[i]) + wide(more.value[i]));
-        A d = wide(g.value[i]);
-        if constexpr (mask == Mask::kComputed) {
-          d = before<act, T>(d, times_plus(apart, scale[i], shift[i]));
-        } else if constexpr (kStored || kBits) {
-          if (kStored ? !passes<act>(wide(b.value[i])) : (through >> i & 1) == 0) {
-            d = 0;
-            g.value[i] = narrow<T>(d);
-          }
-        }
-        plain[i] += d;
-        weighted[i] = times_plus(d, apart, weighted[i]);
-      }
+      add_gradient<act, mask, summed>(g, more, a, b, through, middle, scale, shift, plain, weighted);
       if constexpr (kStored || kBits) {
         store<whole>(dresidual + row * shape.channels + at.channel, g, at.left);
       }
@@ -145,17 +172,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   }
   if constexpr (mask == Mask::kComputed) load_channels(shift, beta + at.channel, at.left);
   auto write = [&](int64_t i, const Pack<T, V>& g, const Pack<T, V>& a) {
-    Pack<T, V> out;
-#pragma unroll
-    for (int c = 0; c < V; ++c) {
-      const A apart = less(wide(a.value[c]), middle[c]);
-      A d = wide(g.value[c]);
-      if constexpr (mask == Mask::kComputed) {
-        d = before<act, T>(d, times_plus(apart, scale[c], shift[c]));
-      }
-      out.value[c] = narrow<T>(scale[c] * d - (apart * slope[c] + level[c]));
-    }
-    store<whole>(dx + i, out, at.left);
+    store<whole>(dx + i, gradient_of<act, mask>(g, a, middle, scale, shift, slope, level), at.left);
   };
   each_chunk<true, whole>(
       shape, at.row,
@@ -210,10 +227,144 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
                 static_cast<T*>(call.out), last);
 }
 
+// A block has its rows of dy and x in shared memory from the sums to the gradient.
+template <typename T, Activation act, Mask mask, bool summed>
+__global__ void __launch_bounds__(kMany)
+    gradient_together(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x,
+                      const T* __restrict__ y, const uint8_t* __restrict__ bits,
+                      const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
+                      const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
+                      T* __restrict__ dresidual, T* __restrict__ dx, Sum<T>* __restrict__ dgamma,
+                      Sum<T>* __restrict__ dbeta, Sum<T>* __restrict__ partial, Together z) {
+  using A = Sum<T>;
+  constexpr int V = kVector<T>;
+  constexpr bool kWritten = mask == Mask::kStored || mask == Mask::kBits;
+  constexpr Mask kLater = kWritten ? Mask::kNone : mask;
+  extern __shared__ uint4 kept[];
+  uint4* const kept_x = kept + z.turns * kMany;
+  const Seat at(z);
+  const int turns = z.turns_of<V>(at);
+  for (int k = 0; k < turns; ++k) {
+    keep(kept, k, dy + z.offset<V>(at, k));
+    keep(kept_x, k, x + z.offset<V>(at, k));
+    kept_so_far();
+  }
+  const int64_t mine = (int64_t{at.tile} * z.width + at.lane) * V, left = z.channels - mine;
+  A middle[V], scale[V], shift[V], plain[V] = {}, weighted[V] = {};
+  load_channels(middle, mean + mine, left);
+  load_channels(scale, gamma + mine, left);
+  load_channels(shift, rstd + mine, left);
+#pragma unroll
+  for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
+  if constexpr (mask == Mask::kComputed) load_channels(shift, beta + mine, left);
+  for (int first = 0; first < turns; first += kBatch) {
+    Pack<T, V> more[kBatch], b[kBatch];
+    uint8_t through[kBatch] = {};
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      if (first + u >= turns) break;
+      const int64_t i = z.offset<V>(at, first + u);
+      if constexpr (summed) load<Use::kLast, true>(more[u], dy2 + i, V);
+      if constexpr (mask == Mask::kStored) load<Use::kLast, true>(b[u], y + i, V);
+      if constexpr (mask == Mask::kBits) through[u] = __ldg(bits + i / V);
+    }
+    wait_for_kept(turns - first - kBatch);
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      const int k = first + u;
+      if (k >= turns) break;
+      Pack<T, V> g, a;
+      read_kept(g, kept, k);
+      read_kept(a, kept_x, k);
+      add_gradient<act, mask, summed>(g, more[u], a, b[u], through[u], middle, scale, shift, plain,
+                                      weighted);
+      if constexpr (kWritten) {
+        store<true>(dresidual + z.offset<V>(at, k), g, V);
+        write_kept(g, kept, k);
+      }
+    }
+  }
+  for (int step = z.width; step < 32; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      plain[i] += __shfl_xor_sync(kAll, plain[i], step);
+      weighted[i] += __shfl_xor_sync(kAll, weighted[i], step);
+    }
+  }
+  Sums<A, V>& shared = *reinterpret_cast<Sums<A, V>*>(kept + 2 * z.turns * kMany);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (lane < z.width) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      shared.of[0][warp][lane * V + i] = plain[i];
+      shared.of[1][warp][lane * V + i] = weighted[i];
+    }
+  }
+  __syncthreads();
+  const int channels = z.width * V, c = threadIdx.x % channels, part = threadIdx.x / channels;
+  const int64_t channel = int64_t{at.tile} * channels + c;
+  const bool there = channel < z.channels;
+  for (int which = part; which < 2 && there; which += kMany / channels) {
+    A sum = 0;
+    for (int w = 0; w < kMany / 32; ++w) sum += shared.of[which][w][c];
+    partial[(2 * at.block + which) * z.channels + channel] = sum;
+  }
+  cooperative_groups::this_grid().sync();
+  const int parts = kMany / channels;
+  A sums[2] = {};
+  for (int block = part; there && block < z.blocks; block += parts) {
+    sums[0] += __ldcg(partial + 2 * block * z.channels + channel);
+    sums[1] += __ldcg(partial + (2 * block + 1) * z.channels + channel);
+  }
+  const A all = over_parts(shared, sums[0], c, part, parts);
+  const A all_weighted = over_parts(shared, sums[1], c, part, parts);
+  if (part == 0 && there) {
+    const A each = A(1) / A(z.rows), r = rstd[channel], slope = all_weighted * r;
+    const A factor = times(gamma[channel], r);
+    if (at.block == 0) {
+      dbeta[channel] = all;
+      dgamma[channel] = slope;
+    }
+    shared.of[0][0][c] = factor * r * (slope * each);
+    shared.of[0][1][c] = factor * (all * each);
+  }
+  __syncthreads();
+  A slope[V], level[V];
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    slope[i] = shared.of[0][0][at.lane * V + i];
+    level[i] = shared.of[0][1][at.lane * V + i];
+  }
+#pragma unroll 2
+  for (int k = 0; k < turns; ++k) {
+    Pack<T, V> g, a;
+    read_kept(g, kept, k);
+    read_kept(a, kept_x, k);
+    store<true>(dx + z.offset<V>(at, k),
+                gradient_of<kWritten ? Activation::kNone : act, kLater>(g, a, middle, scale, shift,
+                                                                        slope, level),
+                V);
+  }
+}
+
 template <typename T, Activation act, Mask mask, bool summed>
 int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
+  using A = Sum<T>;
   const bool whole =
       is_whole<T>(call.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out});
+  if (whole) {
+    const Together z = together_of<T>(call, 2);
+    const cudaError_t error = launch_together(
+        gradient_together<T, act, mask, summed>, z, 2, sizeof(Sums<A, kVector<T>>), stream,
+        static_cast<const T*>(call.dy), static_cast<const T*>(call.dy2),
+        static_cast<const T*>(call.x), static_cast<const T*>(call.y),
+        static_cast<const uint8_t*>(call.mask), static_cast<const A*>(call.gamma),
+        static_cast<const A*>(call.beta), static_cast<const A*>(call.mean),
+        static_cast<const A*>(call.rstd), static_cast<T*>(call.dresidual),
+        static_cast<T*>(call.out), static_cast<A*>(call.first), static_cast<A*>(call.second),
+        static_cast<A*>(call.workspace), z);
+    if (error != cudaErrorNotSupported) return finished(error);
+  }
   return finished(whole ? backward_by<T, true, act, mask, summed>(call, stream)
                         : backward_by<T, false, act, mask, summed>(call, stream));
 }

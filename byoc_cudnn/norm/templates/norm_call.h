@@ -10,6 +10,7 @@ struct RelayWgradNormCall {
   double epsilon, momentum;
   bool unbiased;        // the running variance is of the sample
   int multiprocessors;  // of the device
+  int together;         // whether one launch may do it, where the tensors are small
   // Operands; what a call has not is null.
   const void *x, *dy, *dy2, *y, *residual;  // dy2 is added to dy
   const void *gamma, *beta, *mean, *rstd, *running_mean, *running_var;

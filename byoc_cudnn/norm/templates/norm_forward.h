@@ -7,6 +7,35 @@
 
 namespace {
 
+// Of what a thread has seen.
+template <typename T, int V>
+struct Moments {
+  Sum<T> mean[V] = {}, m2[V] = {};
+  int count = 0;
+
+  template <int N>
+  __device__ void add(const Pack<T, V> (&rows)[N]) {
+    using A = Sum<T>;
+    const A share = A(N) / A(count + N), both = share * A(count);
+    count += N;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      A sum = wide(rows[0].value[i]);
+#pragma unroll
+      for (int u = 1; u < N; ++u) sum += wide(rows[u].value[i]);
+      const A middle = sum * (A(1) / N), apart = middle - mean[i];
+      A square = m2[i] + apart * apart * both;
+#pragma unroll
+      for (int u = 0; u < N; ++u) {
+        const A d = wide(rows[u].value[i]) - middle;
+        square += d * d;
+      }
+      mean[i] += apart * share;
+      m2[i] = square;
+    }
+  }
+};
+
 template <typename T, int V, bool whole>
 __global__ void __launch_bounds__(kThreads, kResident)
     moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, Shape shape) {
@@ -15,8 +44,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   __shared__ int counts[kThreads];
   begin();
   const Place at(shape, V);
-  A mean[V] = {}, m2[V] = {};
-  int count = 0;
+  Moments<T, V> seen;
   if (at.channel < shape.channels) {
     const T* from = x + at.channel;
     each_chunk<false, whole>(
@@ -28,42 +56,20 @@ __global__ void __launch_bounds__(kThreads, kResident)
             load<Use::kAgain, whole>(
                 rows[u], from + (first + int64_t{u} * shape.height()) * shape.channels, at.left);
           }
-          const A share = A(kUnroll) / A(count + kUnroll), both = share * A(count);
-          count += kUnroll;
-#pragma unroll
-          for (int i = 0; i < V; ++i) {
-            A sum = wide(rows[0].value[i]);
-#pragma unroll
-            for (int u = 1; u < kUnroll; ++u) sum += wide(rows[u].value[i]);
-            const A middle = sum * (A(1) / kUnroll), apart = middle - mean[i];
-            A square = m2[i] + apart * apart * both;
-#pragma unroll
-            for (int u = 0; u < kUnroll; ++u) {
-              const A d = wide(rows[u].value[i]) - middle;
-              square += d * d;
-            }
-            mean[i] += apart * share;
-            m2[i] = square;
-          }
+          seen.add(rows);
         },
         [&](int64_t row) {
-          Pack<T, V> one;
-          load<Use::kAgain, whole>(one, from + row * shape.channels, at.left);
-          const A share = A(1) / A(++count);
-#pragma unroll
-          for (int i = 0; i < V; ++i) {
-            const A value = wide(one.value[i]), apart = value - mean[i];
-            mean[i] += apart * share;
-            m2[i] += apart * (value - mean[i]);
-          }
+          Pack<T, V> one[1];
+          load<Use::kAgain, whole>(one[0], from + row * shape.channels, at.left);
+          seen.add(one);
         });
   }
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    means[threadIdx.x * V + i] = mean[i];
-    squares[threadIdx.x * V + i] = m2[i];
+    means[threadIdx.x * V + i] = seen.mean[i];
+    squares[threadIdx.x * V + i] = seen.m2[i];
   }
-  counts[threadIdx.x] = count;
+  counts[threadIdx.x] = seen.count;
   __syncthreads();
   const int stride = shape.width * V;
   const A all = A(shape.rows_of(blockIdx.y));
@@ -91,6 +97,17 @@ struct Statistics {
   bool unbiased;
   const A *running_mean, *running_var;
   A *mean, *rstd, *new_mean, *new_var;
+
+  __device__ void write(int64_t channel, A middle, A var, A n) const {
+    mean[channel] = middle;
+    rstd[channel] = of(var);
+    if (new_mean != nullptr) {
+      const A spread = unbiased ? var * n / (n - A(1)) : var;
+      new_mean[channel] = (A(1) - momentum) * running_mean[channel] + momentum * middle;
+      new_var[channel] = (A(1) - momentum) * running_var[channel] + momentum * spread;
+    }
+  }
+  __device__ A of(A var) const { return A(1) / sqrt(var + epsilon); }
 };
 
 template <typename A>
@@ -109,14 +126,20 @@ __global__ void __launch_bounds__(kFew* kParts)
     return from[(2 * y + 1) * shape.channels] + A(shape.rows_of(y)) * apart * apart;
   });
   if (!there || threadIdx.x >= kFew) return;
-  const A var = m2 / n;
-  s.mean[channel] = mean;
-  s.rstd[channel] = A(1) / sqrt(var + s.epsilon);
-  if (s.new_mean != nullptr) {
-    const A spread = s.unbiased ? m2 / (n - A(1)) : var;
-    s.new_mean[channel] = (A(1) - s.momentum) * s.running_mean[channel] + s.momentum * mean;
-    s.new_var[channel] = (A(1) - s.momentum) * s.running_var[channel] + s.momentum * spread;
+  s.write(channel, mean, m2 / n, n);
+}
+
+template <Activation act, bool residual, typename T, int V, typename A>
+__device__ inline Pack<T, V> result(const Pack<T, V>& x, const Pack<T, V>& more, const A (&mean)[V],
+                                    const A (&scale)[V], const A (&shift)[V]) {
+  Pack<T, V> out;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    A v = times_plus(less(wide(x.value[i]), mean[i]), scale[i], shift[i]);
+    if constexpr (residual) v += wide(more.value[i]);
+    out.value[i] = narrow<T>(activated<act>(v));
   }
+  return out;
 }
 
 // `bits`: a byte for each pack goes along, which tells what the activation lets through.
@@ -138,13 +161,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
   load_channels(shift, beta + at.channel, at.left);
   auto write = [&](int64_t row, const Pack<T, V>& a, const Pack<T, V>& b) {
-    Pack<T, V> out;
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      A v = times_plus(less(wide(a.value[i]), middle[i]), scale[i], shift[i]);
-      if constexpr (residual) v += wide(b.value[i]);
-      out.value[i] = narrow<T>(activated<act>(v));
-    }
+    const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift);
     store<whole>(y + row * shape.channels + at.channel, out, at.left);
     if constexpr (bits) mask[row * shape.packs + at.pack] = passing<act>(out);
   };
@@ -170,6 +187,15 @@ __global__ void __launch_bounds__(kThreads, kResident)
       });
 }
 
+template <typename T>
+Statistics<Sum<T>> statistics_of(const RelayWgradNormCall& call) {
+  using A = Sum<T>;
+  return {static_cast<A>(call.epsilon), static_cast<A>(call.momentum), call.unbiased,
+          static_cast<const A*>(call.running_mean), static_cast<const A*>(call.running_var),
+          static_cast<A*>(call.first), static_cast<A*>(call.second), static_cast<A*>(call.new_mean),
+          static_cast<A*>(call.new_var)};
+}
+
 template <typename T, bool whole, Activation act, bool residual, bool bits>
 cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
@@ -177,11 +203,7 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   const Shape shape = shape_of<V>(call, sizeof(A));
   const auto* x = static_cast<const T*>(call.x);
   auto* partial = static_cast<A*>(call.workspace);
-  auto *mean = static_cast<A*>(call.first), *rstd = static_cast<A*>(call.second);
-  const Statistics<A> s{static_cast<A>(call.epsilon), static_cast<A>(call.momentum), call.unbiased,
-                        static_cast<const A*>(call.running_mean),
-                        static_cast<const A*>(call.running_var), mean, rstd,
-                        static_cast<A*>(call.new_mean), static_cast<A*>(call.new_var)};
+  const Statistics<A> s = statistics_of<T>(call);
   cudaError_t error =
       launch(moments<T, V, whole>, grid_of(shape), kThreads, stream, x, partial, shape);
   if (error != cudaSuccess) return error;
@@ -191,14 +213,141 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   const Shape last = writing(shape, call);
   return launch(normalized<T, V, whole, act, residual, bits>, grid_of(last), kThreads, stream, x,
                 static_cast<const T*>(call.residual), static_cast<const A*>(call.gamma),
-                static_cast<const A*>(call.beta), static_cast<const A*>(mean),
-                static_cast<const A*>(rstd), static_cast<T*>(call.out),
+                static_cast<const A*>(call.beta), static_cast<const A*>(s.mean),
+                static_cast<const A*>(s.rstd), static_cast<T*>(call.out),
                 static_cast<uint8_t*>(call.new_mask), last);
+}
+
+// A block has its rows of x in shared memory from the first pass to the last; between them all blocks
+// wait for each other.
+template <typename T, Activation act, bool residual, bool bits>
+__global__ void __launch_bounds__(kMany)
+    normalized_together(const T* __restrict__ x, const T* __restrict__ more,
+                        const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
+                        Statistics<Sum<T>> s, T* __restrict__ y, uint8_t* __restrict__ mask,
+                        Sum<T>* __restrict__ partial, Together z) {
+  using A = Sum<T>;
+  constexpr int V = kVector<T>;
+  extern __shared__ uint4 kept[];
+  const Seat at(z);
+  const int turns = z.turns_of<V>(at);
+  for (int k = 0; k < turns; ++k) {
+    keep(kept, k, x + z.offset<V>(at, k));
+    kept_so_far();
+  }
+  Moments<T, V> seen;
+  int k = 0;
+  for (; k + kBatch <= turns; k += kBatch) {
+    wait_for_kept(turns - k - kBatch);
+    Pack<T, V> rows[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) read_kept(rows[u], kept, k + u);
+    seen.add(rows);
+  }
+  wait_for_kept(0);
+  for (; k < turns; ++k) {
+    Pack<T, V> one[1];
+    read_kept(one[0], kept, k);
+    seen.add(one);
+  }
+  // Rows of a warp, then of the block, then of all blocks.
+  Sums<A, V>& shared = *reinterpret_cast<Sums<A, V>*>(kept + z.turns * kMany);
+  A count = A(seen.count);
+  for (int step = z.width; step < 32; step *= 2) {
+    const A other = __shfl_xor_sync(kAll, count, step), all = count + other;
+    // The pair merges alike on both sides: the lower lane's is the first.
+    const bool upper = threadIdx.x & step;
+    const A share = all > A(0) ? (upper ? count : other) / all : A(0);
+    const A first = all - (upper ? count : other);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const A mean = __shfl_xor_sync(kAll, seen.mean[i], step);
+      const A m2 = __shfl_xor_sync(kAll, seen.m2[i], step);
+      const A low = upper ? mean : seen.mean[i], apart = upper ? seen.mean[i] - mean : mean - low;
+      seen.mean[i] = low + apart * share;
+      seen.m2[i] = (upper ? m2 + seen.m2[i] : seen.m2[i] + m2) + apart * apart * (first * share);
+    }
+    count = all;
+  }
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (lane < z.width) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      shared.of[0][warp][lane * V + i] = seen.mean[i];
+      shared.of[1][warp][lane * V + i] = seen.m2[i];
+    }
+    if (lane == 0) shared.counts[warp] = count;
+  }
+  __syncthreads();
+  const int channels = z.width * V, c = threadIdx.x % channels, part = threadIdx.x / channels;
+  const int64_t channel = int64_t{at.tile} * channels + c;
+  const bool there = channel < z.channels;
+  if (part == 0 && there) {
+    const A all = A(z.rows_of(at.block));
+    A sum = 0, m2 = 0;
+    for (int w = 0; w < kMany / 32; ++w) sum += shared.counts[w] * shared.of[0][w][c];
+    const A mean = sum / all;
+    for (int w = 0; w < kMany / 32; ++w) {
+      const A apart = shared.of[0][w][c] - mean;
+      m2 += shared.of[1][w][c] + shared.counts[w] * apart * apart;
+    }
+    partial[2 * at.block * z.channels + channel] = mean;
+    partial[(2 * at.block + 1) * z.channels + channel] = m2;
+  }
+  cooperative_groups::this_grid().sync();
+  const int parts = kMany / channels;
+  const A n = A(z.rows);
+  A sum = 0;
+  for (int b = part; there && b < z.blocks; b += parts) {
+    sum += A(z.rows_of(b)) * __ldcg(partial + 2 * b * z.channels + channel);
+  }
+  const A mean = over_parts(shared, sum, c, part, parts) / n;
+  sum = 0;
+  for (int b = part; there && b < z.blocks; b += parts) {
+    const A apart = __ldcg(partial + 2 * b * z.channels + channel) - mean;
+    sum += __ldcg(partial + (2 * b + 1) * z.channels + channel) + A(z.rows_of(b)) * apart * apart;
+  }
+  const A var = over_parts(shared, sum, c, part, parts) / n;
+  if (part == 0 && there) {
+    if (at.block == 0) s.write(channel, mean, var, n);
+    shared.of[0][0][c] = mean;
+    shared.of[0][1][c] = times(gamma[channel], s.of(var));
+    shared.of[0][2][c] = beta[channel];
+  }
+  __syncthreads();
+  A middle[V], scale[V], shift[V];
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    middle[i] = shared.of[0][0][at.lane * V + i];
+    scale[i] = shared.of[0][1][at.lane * V + i];
+    shift[i] = shared.of[0][2][at.lane * V + i];
+  }
+#pragma unroll 2
+  for (int k = 0; k < turns; ++k) {
+    const int64_t i = z.offset<V>(at, k);
+    Pack<T, V> a, b;
+    if constexpr (residual) load<Use::kLast, true>(b, more + i, V);
+    read_kept(a, kept, k);
+    const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift);
+    store<true>(y + i, out, V);
+    if constexpr (bits) mask[i / V] = passing<act>(out);
+  }
 }
 
 template <typename T, Activation act, bool residual, bool bits>
 int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
+  using A = Sum<T>;
   const bool whole = is_whole<T>(call.channels, {call.x, call.residual, call.out});
+  if (whole) {
+    const Together z = together_of<T>(call, 1);
+    const cudaError_t error = launch_together(
+        normalized_together<T, act, residual, bits>, z, 1, sizeof(Sums<A, kVector<T>>), stream,
+        static_cast<const T*>(call.x), static_cast<const T*>(call.residual),
+        static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta), statistics_of<T>(call),
+        static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask),
+        static_cast<A*>(call.workspace), z);
+    if (error != cudaErrorNotSupported) return finished(error);
+  }
   return finished(whole ? forward_by<T, true, act, residual, bits>(call, stream)
                         : forward_by<T, false, act, residual, bits>(call, stream));
 }
