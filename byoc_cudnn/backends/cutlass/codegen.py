@@ -26,7 +26,9 @@ from .kernels import MATH_BYTES, Kernel, candidates
 from .model import Choice, choose
 
 PLANS = plans_of(CODEGEN)  # an exported function: the kernels called so far, as text
-_TEMPLATES = ("cutlass_problem.h", "cuda_common.h", "cutlass_call.h", "cuda_entry.h")
+_TEMPLATES = (
+    "cutlass_problem.h", "cuda_common.h", "cuda_tensor.h", "cutlass_call.h", "cuda_entry.h",
+)  # fmt: skip
 _DTYPES = {"float16": "kHalf", "bfloat16": "kBfloat16", "float32": "kFloat"}
 
 _HEAD = """\

@@ -10,27 +10,11 @@ struct Operands {
   const TensorView* mask;
 };
 
-inline void* pointer_of(const TensorView* t) {
-  return t == nullptr ? nullptr : static_cast<char*>(t->data_ptr()) + t->byte_offset();
-}
-
 inline void expect(const Conv& conv, const char* name, const TensorView& t, cudnnDataType_t dtype,
                    const TensorView& like) {
-  const DLDataType d = t.dtype();
-  const bool same = dtype == CUDNN_DATA_FLOAT  ? d.code == kDLFloat && d.bits == 32
-                    : dtype == CUDNN_DATA_HALF ? d.code == kDLFloat && d.bits == 16
-                                               : d.code == kDLBfloat && d.bits == 16;
-  if (!same || d.lanes != 1) {
-    TVM_FFI_THROW(TypeError) << conv.problem << ": " << name << " has another dtype than the one"
-                             << " that the code was generated for";
-  }
-  if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not on the CUDA device of "
-                              << "the other tensors";
-  }
-  if (!t.IsContiguous()) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not contiguous";
-  }
+  const bool is_float = dtype == CUDNN_DATA_FLOAT, is_half = dtype == CUDNN_DATA_HALF;
+  expect_tensor(conv.problem, name, t, is_float || is_half ? kDLFloat : kDLBfloat,
+                is_float ? 32 : 16, like);
 }
 
 // The sizes of a call, once they fit each other.

@@ -82,27 +82,10 @@ struct State {
 
 inline int64_t bytes_of(Element element) { return element == Element::kFloat ? 4 : 2; }
 
-inline char* pointer_of(const TensorView* t) {
-  return t == nullptr ? nullptr : static_cast<char*>(t->data_ptr()) + t->byte_offset();
-}
-
 inline void expect(const Conv& conv, const char* name, const TensorView& t, Element element,
                    int64_t alignment, const TensorView& like) {
-  const DLDataType d = t.dtype();
-  const bool same = element == Element::kFloat  ? d.code == kDLFloat && d.bits == 32
-                    : element == Element::kHalf ? d.code == kDLFloat && d.bits == 16
-                                                : d.code == kDLBfloat && d.bits == 16;
-  if (!same || d.lanes != 1) {
-    TVM_FFI_THROW(TypeError) << conv.problem << ": " << name << " has another dtype than the one"
-                             << " that the code was generated for";
-  }
-  if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not on the CUDA device of "
-                              << "the other tensors";
-  }
-  if (!t.IsContiguous()) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " is not contiguous";
-  }
+  expect_tensor(conv.problem, name, t, element == Element::kBfloat16 ? kDLBfloat : kDLFloat,
+                element == Element::kFloat ? 32 : 16, like);
   if (reinterpret_cast<uintptr_t>(pointer_of(&t)) % static_cast<uintptr_t>(alignment) != 0) {
     TVM_FFI_THROW(ValueError) << conv.problem << ": " << name << " must lie at a multiple of "
                               << alignment << " bytes";
