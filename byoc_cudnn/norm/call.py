@@ -34,6 +34,14 @@ class NormCall:
     what the activation lets through goes from forward to backward as `mask`, a uint8 for each 16
     bytes of a row, the last of which may be short: a sixteenth of what reading y takes.
 
+    With `second` the residual is a normalization's result too, of x2 with statistics of its own,
+    and is neither written nor rounded:
+    forward: x, gamma, beta, x2, gamma2, beta2[, running_mean, running_var, running_mean2,
+        running_var2] -> y, mean, rstd, mean2, rstd2[, new_running_mean, new_running_var,
+        new_running_mean2, new_running_var2], mask
+    backward: dy[, dy2], x, gamma, beta, mean, rstd, x2, gamma2, mean2, rstd2, mask
+        -> dx, dgamma, dbeta, dx2, dgamma2, dbeta2
+
     symbol : of the function that computes it.
     """
 
@@ -45,6 +53,7 @@ class NormCall:
     running: bool = False
     bits: bool = False
     summed: bool = False
+    second: bool = False
     layout: str = "NHWC"
     epsilon: float = 1e-5
     momentum: float = 0.1
@@ -62,18 +71,29 @@ class NormCall:
     @property
     def operands(self) -> tuple[str, ...]:
         if self.forward:
-            names = ["x", "gamma", "beta"] + ["residual"] * self.residual
-            return (*names, *(("running_mean", "running_var") if self.running else ()))
+            names = ["x", "gamma", "beta"] + ["residual"] * (self.residual and not self.second)
+            others = ("x2", "gamma2", "beta2") if self.second else ()
+            return (*names, *others, *self._running(""))
         told = ("mask" if self.bits else "y",) if self.stored else ()
         more = ("dy2",) if self.summed else ()
-        return ("dy", *more, "x", "gamma", "beta", "mean", "rstd", *told)
+        other = ("x2", "gamma2", "mean2", "rstd2") if self.second else ()
+        return ("dy", *more, "x", "gamma", "beta", "mean", "rstd", *other, *told)
 
     @property
     def results(self) -> tuple[str, ...]:
         if self.forward:
-            more = ("new_running_mean", "new_running_var") if self.running else ()
-            return ("y", "mean", "rstd", *more, *(("mask",) if self.bits else ()))
+            mask = ("mask",) if self.bits else ()
+            return ("y", *self._both("mean", "rstd"), *self._running("new_"), *mask)
+        if self.second:
+            return self._both("dx", "dgamma", "dbeta")
         return ("dx", "dgamma", "dbeta", *(("dresidual",) if self.stored else ()))
+
+    def _both(self, *names: str) -> tuple[str, ...]:
+        return (*names, *(f"{name}2" for name in names if self.second))
+
+    def _running(self, which: str) -> tuple[str, ...]:
+        names = (f"{which}running_mean", f"{which}running_var")
+        return self._both(*names) if self.running else ()
 
 
 def check(call: NormCall) -> Decision:
@@ -90,6 +110,8 @@ def check(call: NormCall) -> Decision:
         return no("silu's gradient is not told by what is stored: y; without a residual it is by x")
     if call.bits and not (call.residual and call.activation in ("relu", "relu6")):
         return no("bits are of relu or relu6 after a residual; else x tells what passes")
+    if call.second and not (call.residual and call.bits):
+        return no("a second normalization is a residual, and what passes goes backward as bits")
     if call.summed and not call.stored:
         return no("summed gradients are of a backward call that writes the residual's gradient")
     if call.running and not call.forward:

@@ -13,7 +13,7 @@ from .call import NormCall, check
 
 _PREFIX = "relay_wgrad_norm_"
 _MULTIPROCESSORS = 256  # of the largest device that a workspace is planned for
-_BLOCKS, _CHANNELS = 2, 256  # kNormBlocks and kNormChannels of norm_call.h
+_BLOCKS, _CHANNELS, _SUMS = 2, 256, 3  # kNormBlocks and the others of norm_call.h
 
 _ELEMENTS = {
     "float16": ("kHalf", "__half"),
@@ -24,7 +24,7 @@ _ELEMENTS = {
 _ACTIVATIONS = {"": "kNone", "relu": "kRelu", "relu6": "kRelu6", "silu": "kSilu"}
 _NAME = re.compile(
     rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_"
-    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual)?(_bits)?(_summed)?"
+    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual|_second)?(_bits)?(_summed)?"
 )
 
 
@@ -34,13 +34,15 @@ def workspace_bytes(channels: int, dtype: str) -> int:
     It may be smaller; a call without one uses a block that its stream keeps.
     """
     least = -(-channels // _CHANNELS)
-    sums = 8 if dtype == "float64" else 4
-    return 2 * sums * _CHANNELS * max(least, _BLOCKS * _MULTIPROCESSORS)
+    sums = _SUMS * (8 if dtype == "float64" else 4)
+    return sums * _CHANNELS * max(least, _BLOCKS * _MULTIPROCESSORS)
 
 
 def kernel_of(call: NormCall) -> str:
     """The name of the kernel that serves a call."""
     residual = "_residual" if (call.residual if call.forward else call.stored) else ""
+    if call.second:
+        residual = "_second"
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
     return f"{_PREFIX}{call.direction}_{call.dtype}_{call.activation or 'none'}{more}"
 
@@ -51,18 +53,22 @@ def _body(name: str) -> str:
         raise ValueError(f"{name!r} is no kernel of a normalization")
     direction, dtype, activation, residual, bits, summed = found.groups()
     act = _ACTIVATIONS["" if activation == "none" else activation]
-    last = f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
-    if direction == "backward":
+    function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
+    if residual == "_second":
+        function = f"{direction}_of_two"
+        last = str(bool(summed)).lower()
+    elif direction == "backward":
         mask = "kNone" if activation == "none" else "kComputed"
         if residual:
             mask = "kBits" if bits else "kStored"
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
+    parts = ["device", "together", "forward", "backward", "two"]
+    if residual != "_second":
+        parts = ["device", "together", direction]
     return "\n".join([
-        NORMS.template("norm_device.h"),
-        NORMS.template("norm_together.h"),
-        NORMS.template(f"norm_{direction}.h"),
+        *(NORMS.template(f"norm_{part}.h") for part in parts),
         f'extern "C" int {name}(const RelayWgradNormCall& call, cudaStream_t stream) {{',
-        f"  return {direction}<{_ELEMENTS[dtype][1]}, Activation::{act}, {last}>(call, stream);",
+        f"  return {function}<{_ELEMENTS[dtype][1]}, Activation::{act}, {last}>(call, stream);",
         "}",
         "",
     ])  # fmt: skip
@@ -75,6 +81,7 @@ def _row(call: NormCall) -> str:
         call.direction, call.dtype, *([call.activation] if call.activation else []),
         *(["residual"] if call.residual else []), *(["running"] if call.running else []),
         *(["bits"] if call.bits else []), *(["summed"] if call.summed else []),
+        *(["second"] if call.second else []),
     ]  # fmt: skip
     return (
         f'    {{"batch_norm {" ".join(words)}", {kernel_of(call)}, "{kernel_of(call)}",\n'

@@ -4,6 +4,12 @@
 
 #include <cstdint>
 
+// The normalization whose result is the residual: its own part of a call, null where there is none.
+struct RelayWgradNormOther {
+  const void *x, *gamma, *beta, *mean, *rstd, *running_mean, *running_var;
+  void *out, *first, *second, *new_mean, *new_var;
+};
+
 // One call.  A tensor is `rows` rows of `channels`; parameters and statistics have a value a channel.
 struct RelayWgradNormCall {
   int64_t rows, channels;
@@ -21,18 +27,20 @@ struct RelayWgradNormCall {
   void *new_mean, *new_var, *new_mask;
   void* workspace;
   int64_t workspace_bytes;
+  RelayWgradNormOther other;
 };
 
 // What an object exports: 0, or a cudaError_t, negated.
 using RelayWgradNormKernel = int(const RelayWgradNormCall&, cudaStream_t);
 
-// Blocks of a multiprocessor that make partial sums, of 256 threads; channels of a block, at most.
-constexpr int64_t kNormBlocks = 2, kNormChannels = 256;
+// Blocks of a multiprocessor that make partial sums, of 256 threads; channels of a block, and sums of
+// a channel, at most.
+constexpr int64_t kNormBlocks = 2, kNormChannels = 256, kNormSums = 3;
 
-// Bytes that a call's partial sums take at most: two sums for each block and channel of it.  Fewer
-// are right too, with fewer blocks, as long as there are two sums for each channel.
+// Bytes that a call's partial sums take at most.  Fewer are right too, with fewer blocks, as long as
+// there are all sums for each channel.
 inline int64_t norm_workspace(int64_t channels, int multiprocessors, int sum_bytes) {
   const int64_t least = (channels + kNormChannels - 1) / kNormChannels;
   const int64_t blocks = kNormBlocks * multiprocessors;
-  return 2 * sum_bytes * kNormChannels * (least > blocks ? least : blocks);
+  return kNormSums * sum_bytes * kNormChannels * (least > blocks ? least : blocks);
 }

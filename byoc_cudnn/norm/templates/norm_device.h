@@ -169,7 +169,7 @@ inline Shape shape_of(const RelayWgradNormCall& call, int sum_bytes) {
   Shape shape{call.rows, call.channels, 0, width, 0, 0, columns};
   shape.chunks = (call.rows + shape.chunk_rows() - 1) / shape.chunk_rows();
   shape.tiles = static_cast<int>((columns + width - 1) / width);
-  const int64_t room = call.workspace_bytes / (2 * sum_bytes * call.channels);
+  const int64_t room = call.workspace_bytes / (kNormSums * sum_bytes * call.channels);
   const int64_t most = kNormBlocks * call.multiprocessors / shape.tiles;
   shape.set_blocks(most < room ? most : room);
   return shape;

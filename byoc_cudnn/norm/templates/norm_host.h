@@ -2,37 +2,48 @@
 
 namespace {
 
-// What a call is given, by name.  The first row has the tensors of rows and channels.
+// What a call is given, by name.
 struct Tensors {
   const TensorView *x = nullptr, *dy = nullptr, *dy2 = nullptr, *y = nullptr, *residual = nullptr,
-                   *dx = nullptr, *dresidual = nullptr;
+                   *dx = nullptr, *dresidual = nullptr, *x2 = nullptr, *dx2 = nullptr;
   const TensorView *gamma = nullptr, *beta = nullptr, *mean = nullptr, *rstd = nullptr,
                    *running_mean = nullptr, *running_var = nullptr, *dgamma = nullptr,
                    *dbeta = nullptr, *new_running_mean = nullptr, *new_running_var = nullptr;
+  const TensorView *gamma2 = nullptr, *beta2 = nullptr, *mean2 = nullptr, *rstd2 = nullptr,
+                   *running_mean2 = nullptr, *running_var2 = nullptr, *dgamma2 = nullptr,
+                   *dbeta2 = nullptr, *new_running_mean2 = nullptr, *new_running_var2 = nullptr;
   const TensorView *mask = nullptr, *new_mask = nullptr;
 };
 
 using Slot = const TensorView* Tensors::*;
 
-inline const char* name_of(Slot slot) {
-  static const std::pair<Slot, const char*> kNames[] = {
-      {&Tensors::x, "x"}, {&Tensors::dy, "dy"}, {&Tensors::dy2, "dy2"}, {&Tensors::y, "y"},
-      {&Tensors::residual, "residual"}, {&Tensors::dx, "dx"}, {&Tensors::dresidual, "dresidual"},
-      {&Tensors::gamma, "gamma"}, {&Tensors::beta, "beta"}, {&Tensors::mean, "mean"},
-      {&Tensors::rstd, "rstd"}, {&Tensors::running_mean, "running_mean"},
-      {&Tensors::running_var, "running_var"}, {&Tensors::dgamma, "dgamma"},
-      {&Tensors::dbeta, "dbeta"}, {&Tensors::new_running_mean, "new_running_mean"},
-      {&Tensors::new_running_var, "new_running_var"}, {&Tensors::mask, "mask"},
-      {&Tensors::new_mask, "mask"}};
-  for (const auto& [known, name] : kNames) {
-    if (known == slot) return name;
-  }
-  return "";
-}
+struct Named {
+  Slot slot;
+  const char* name;
+  bool rows;  // of rows and channels; else one value a channel
+};
 
-inline bool has_rows(Slot slot) {
-  return slot == &Tensors::x || slot == &Tensors::dy || slot == &Tensors::dy2 || slot == &Tensors::y ||
-         slot == &Tensors::residual || slot == &Tensors::dx || slot == &Tensors::dresidual;
+inline const Named& named(Slot slot) {
+  static const Named kNamed[] = {
+      {&Tensors::x, "x", true}, {&Tensors::dy, "dy", true}, {&Tensors::dy2, "dy2", true},
+      {&Tensors::y, "y", true}, {&Tensors::residual, "residual", true}, {&Tensors::dx, "dx", true},
+      {&Tensors::dresidual, "dresidual", true}, {&Tensors::x2, "x2", true},
+      {&Tensors::dx2, "dx2", true}, {&Tensors::gamma, "gamma", false},
+      {&Tensors::beta, "beta", false}, {&Tensors::mean, "mean", false},
+      {&Tensors::rstd, "rstd", false}, {&Tensors::running_mean, "running_mean", false},
+      {&Tensors::running_var, "running_var", false}, {&Tensors::dgamma, "dgamma", false},
+      {&Tensors::dbeta, "dbeta", false}, {&Tensors::new_running_mean, "new_running_mean", false},
+      {&Tensors::new_running_var, "new_running_var", false}, {&Tensors::gamma2, "gamma2", false},
+      {&Tensors::beta2, "beta2", false}, {&Tensors::mean2, "mean2", false},
+      {&Tensors::rstd2, "rstd2", false}, {&Tensors::running_mean2, "running_mean2", false},
+      {&Tensors::running_var2, "running_var2", false}, {&Tensors::dgamma2, "dgamma2", false},
+      {&Tensors::dbeta2, "dbeta2", false}, {&Tensors::new_running_mean2, "new_running_mean2", false},
+      {&Tensors::new_running_var2, "new_running_var2", false}};
+  for (const Named& one : kNamed) {
+    if (one.slot == slot) return one;
+  }
+  TVM_FFI_THROW(InternalError) << "a tensor without a name";
+  TVM_FFI_UNREACHABLE();
 }
 
 // What is known of a call when its code is generated; sizes come with the tensors.
@@ -103,7 +114,7 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
   }
   for (Slot slot : norm.tensors) {
     if (slot != &Tensors::mask && slot != &Tensors::new_mask) {
-      expect(norm, name_of(slot), *(t.*slot), has_rows(slot), x);
+      expect(norm, named(slot).name, *(t.*slot), named(slot).rows, x);
     }
   }
   for (const TensorView* mask : {t.mask, t.new_mask}) {
@@ -144,14 +155,30 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
       call.mean = pointer_of(t.mean);
       call.rstd = pointer_of(t.rstd);
     }
+    RelayWgradNormOther& other = call.other;
+    other.x = pointer_of(t.x2);
+    other.gamma = pointer_of(t.gamma2);
+    other.beta = pointer_of(t.beta2);
+    other.running_mean = pointer_of(t.running_mean2);
+    other.running_var = pointer_of(t.running_var2);
+    other.out = pointer_of(t.dx2);
+    other.first = pointer_of(backward ? t.dgamma2 : t.mean2);
+    other.second = pointer_of(backward ? t.dbeta2 : t.rstd2);
+    other.new_mean = pointer_of(t.new_running_mean2);
+    other.new_var = pointer_of(t.new_running_var2);
+    if (backward) {
+      other.mean = pointer_of(t.mean2);
+      other.rstd = pointer_of(t.rstd2);
+    }
     const int64_t bytes = norm_workspace(channels, call.multiprocessors, sum_bytes);
     if (workspace != nullptr) {
+      const int64_t least = kNormSums * sum_bytes * channels;
       const int64_t given = workspace->numel() * (workspace->dtype().bits / 8);
       if (workspace->device().device_type != kDLCUDA || workspace->device().device_id != device ||
-          !workspace->IsContiguous() || given < 2 * sum_bytes * channels ||
+          !workspace->IsContiguous() || given < least ||
           reinterpret_cast<uintptr_t>(pointer_of(workspace)) % 16 != 0) {
         TVM_FFI_THROW(ValueError) << norm.words << ": the workspace must have "
-                                  << 2 * sum_bytes * channels << " bytes on the device of x, better "
+                                  << least << " bytes on the device of x, better "
                                   << bytes << ", and lie at a multiple of 16; got " << given;
       }
       enqueue(norm, call, pointer_of(workspace), given, stream);

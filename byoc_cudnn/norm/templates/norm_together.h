@@ -121,7 +121,7 @@ inline Together together_of(const RelayWgradNormCall& call, int tensors) {
   if (!call.together || tiles > call.multiprocessors || call.rows >= (1 << 30)) return z;
   z.tiles = static_cast<int>(tiles);
   int64_t most = call.multiprocessors / tiles;
-  const int64_t room = call.workspace_bytes / (2 * sizeof(Sum<T>) * call.channels);
+  const int64_t room = call.workspace_bytes / (kNormSums * sizeof(Sum<T>) * call.channels);
   most = most < room ? most : room;
   z.range = static_cast<int>((call.rows + most - 1) / most);
   z.turns = (z.range + z.height() - 1) / z.height();

@@ -40,6 +40,7 @@ BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
         (replace(BACKWARD, running=True), "running statistics are updated forward"),
         (replace(FORWARD, bits=True), "bits are of relu or relu6 after a residual"),
         (replace(FORWARD, summed=True), "summed gradients are of a backward call that writes"),
+        (replace(FORWARD, second=True), "a second normalization is a residual, and what passes"),
         (replace(FORWARD, symbol="f(); g"), "symbol 'f(); g' is no identifier"),
         (replace(FORWARD, epsilon=float("nan")), "epsilon nan and momentum 0.1: not finite"),
     ],
@@ -58,6 +59,14 @@ def test_operands_and_results() -> None:
     assert replace(BACKWARD, bits=True).operands[-1] == "mask"
     assert replace(FORWARD, residual=True, bits=True).results[-1] == "mask"
     assert replace(BACKWARD, summed=True).operands[:3] == ("dy", "dy2", "x")
+    two = replace(FORWARD, residual=True, bits=True, second=True)
+    assert two.operands[:6] == ("x", "gamma", "beta", "x2", "gamma2", "beta2")
+    assert two.operands[6:] == ("running_mean", "running_var", "running_mean2", "running_var2")
+    assert two.results[:5] == ("y", "mean", "rstd", "mean2", "rstd2")
+    assert two.results[-3:] == ("new_running_mean2", "new_running_var2", "mask")
+    back = replace(BACKWARD, bits=True, second=True)
+    assert back.operands[-5:] == ("x2", "gamma2", "mean2", "rstd2", "mask")
+    assert back.results == ("dx", "dgamma", "dbeta", "dx2", "dgamma2", "dbeta2")
     plain = replace(BACKWARD, activation="")  # the residual's gradient is dy
     assert (plain.operands[-1], plain.results[-1]) == ("rstd", "dbeta")
     assert kernel_of(plain) == kernel_of(replace(plain, residual=False))
@@ -81,9 +90,9 @@ def test_no_other_kernel_has_a_source(name: str) -> None:
 def test_the_workspace_is_that_of_the_kernels() -> None:
     """Python plans it, C++ uses it: one formula, told twice."""
     text = NORMS.template("norm_call.h")
-    assert "kNormBlocks = 2, kNormChannels = 256;" in text
-    assert workspace_bytes(64, "float16") == 2 * 4 * 256 * 2 * 256
-    assert workspace_bytes(1 << 20, "float64") == 2 * 8 * (1 << 20)
+    assert "kNormBlocks = 2, kNormChannels = 256, kNormSums = 3;" in text
+    assert workspace_bytes(64, "float16") == 3 * 4 * 256 * 2 * 256
+    assert workspace_bytes(1 << 20, "float64") == 3 * 8 * (1 << 20)
 
 
 @pytest.fixture(scope="module")
