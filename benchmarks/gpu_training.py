@@ -9,7 +9,7 @@ rounded to half once, as PyTorch's are.
 "error" is the distance of all parameters' gradients together from PyTorch's in float64 on the same
 device, relative to their norm; "torch" is the same for PyTorch's own step: eager, channels_last,
 tf32 allowed as for ours, and autocast with a loss scale for half precision.  Times are of forward
-and backward by device events, in alternating rounds.
+and backward by device events, in alternating rounds; "graph" is ours captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ import relay_wgrad
 from byoc_cudnn.norm import CODEGEN
 from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, from_onnx
+from relay_wgrad.pipeline.cuda import cuda_pipeline
+from relay_wgrad.training.capture import Captured
+from relay_wgrad.training.devices import cuda_runtime
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support.gpu.runner import choose_compiler
 from tests.support.torch.model import prepared
@@ -74,7 +77,7 @@ def measure(
     )  # fmt: skip
     module, report = byoc_cudnn.partition_for_cudnn(converted(module, layout), benchmark=True)
     partitioned = time.perf_counter()
-    library = byoc_cudnn.build(module)
+    library = byoc_cudnn.build(module, pipeline=cuda_pipeline(keep_memory=True))
     device = tvm.cuda(0)
     vm = library.virtual_machine(device)
     built = time.perf_counter()
@@ -100,6 +103,9 @@ def measure(
     got = [torch.from_numpy(g.numpy()).cuda() for g in ours()[1]]
     mine = distance(got, want)
     rounds = [(milliseconds(ours), milliseconds(pytorch)) for _ in range(ROUNDS)]
+    graph_of_step = Captured(cuda_runtime(), vm, ADJOINT, args, device)
+    repeated = [torch.from_numpy(g.numpy()).cuda() for g in graph_of_step.replay()[1]]
+    replays = [milliseconds(graph_of_step.replay) for _ in range(ROUNDS)]
     spent = _profile(library, vm, args)
     return {
         "model": model, "batch": batch, "image": list(graph.inputs[0].shape[2:]), "dtype": row,
@@ -108,7 +114,8 @@ def measure(
         "error": mine, "torch_error": theirs,
         "ms": statistics.median(a for a, _ in rounds),
         "torch_ms": statistics.median(b for _, b in rounds),
-        "rounds": rounds, "profiled_ms": sum(spent.values()),
+        "rounds": rounds, "graph_ms": statistics.median(replays),
+        "graph_error": distance(repeated, want), "profiled_ms": sum(spent.values()),
         "convolution_ms": spent.get(CONVOLUTION, 0.0), "norm_ms": spent.get(NORM, 0.0),
         "longest_ms": dict(list(spent.items())[:20]),
         "partition_s": partitioned - began, "build_s": built - partitioned,
@@ -159,7 +166,7 @@ def main() -> int:
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = True
     table = Table(title=f"{args.model}, batch {args.batch}: forward and backward")
-    for name in ("dtype", "offloaded", "error", "torch's", "ms", "torch's ms", "ratio",
+    for name in ("dtype", "offloaded", "error", "torch's", "ms", "graph ms", "torch's ms", "ratio",
                  "all kernels ms", "convolutions ms", "norms ms", "build s"):  # fmt: skip
         table.add_column(name, justify="right")
     rows = []
@@ -170,7 +177,8 @@ def main() -> int:
         rows.append(r)
         table.add_row(
             dtype, f"{r['offloaded']}/{r['convolutions']}", f"{r['error']:.2e}",
-            f"{r['torch_error']:.2e}", f"{r['ms']:.2f}", f"{r['torch_ms']:.2f}",
+            f"{r['torch_error']:.2e}", f"{r['ms']:.2f}", f"{r['graph_ms']:.2f}",
+            f"{r['torch_ms']:.2f}",
             f"{r['ms'] / r['torch_ms']:.2f}", f"{r['profiled_ms']:.1f}",
             f"{r['convolution_ms']:.1f}", f"{r['norm_ms']:.1f}", f"{r['build_s']:.0f}",
         )  # fmt: skip

@@ -22,6 +22,7 @@ from .cuda_reduction import ChannelSum
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
+from .storages import KeepStorages
 
 
 class _Careful(dlight.base.ScheduleRule):
@@ -67,10 +68,13 @@ def _sums_halves(func: Any) -> bool:
     return any(str(read.source.dtype) in HALVES for block in sums for read in block.reads)
 
 
-def cuda_pipeline() -> Callable[..., tvm.IRModule]:
+def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
     """The pipeline, for `tvm.compile(mod, target, relax_pipeline=cuda_pipeline())`.
 
     It is upstream's but for its care and for legalization and fusion (`fused_kernels`).
+
+    keep_memory : a virtual machine keeps the memory of intermediate results from call to call,
+        which a captured CUDA graph needs (`relay_wgrad.training.capture`).
     """
     from tvm.relax.backend.cuda.pipeline import (
         dataflow_lower_passes,
@@ -87,6 +91,10 @@ def cuda_pipeline() -> Callable[..., tvm.IRModule]:
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = Target.current(allow_none=False)
+        planned: list[Any] = finalize_passes(target)
+        if keep_memory:
+            names = [str(step.info.name) for step in planned]
+            planned.insert(names.index("StaticPlanBlockMemory") + 1, KeepStorages())
         passes = [
             HalfScans(),
             *library_dispatch_passes(target),
@@ -94,7 +102,7 @@ def cuda_pipeline() -> Callable[..., tvm.IRModule]:
             dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
             exact_floats(cuda=True),
             *dataflow_lower_passes(target),
-            *finalize_passes(target),
+            *planned,
         ]
         return tvm.transform.Sequential(passes)(mod)
 

@@ -6,13 +6,16 @@ runtime needs, which is in the process by then (`byoc_cudnn.toolchain.preload`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
+_RELAXED = 2  # cudaStreamCaptureMode: what is allocated meanwhile is no part of the graph
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NON_BLOCKING = 1
 _P = ctypes.c_void_p
@@ -30,6 +33,12 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaEventRecord": (_P, _P),
     "cudaEventSynchronize": (_P,),
     "cudaEventElapsedTime": (ctypes.POINTER(ctypes.c_float), _P, _P),
+    "cudaStreamBeginCapture": (_P, ctypes.c_int),
+    "cudaStreamEndCapture": (_P, ctypes.POINTER(_P)),
+    "cudaGraphInstantiate": (ctypes.POINTER(_P), _P, ctypes.c_ulonglong),
+    "cudaGraphLaunch": (_P, _P),
+    "cudaGraphDestroy": (_P,),
+    "cudaGraphExecDestroy": (_P,),
     "cudaMemGetInfo": (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
 }
 
@@ -101,6 +110,36 @@ class Stream:
         runtime.call("cudaStreamCreateWithFlags", ctypes.byref(handle), _NON_BLOCKING)
         self.handle: int | None = handle.value
         weakref.finalize(self, runtime.quietly, "cudaStreamDestroy", handle)
+
+
+class Graph:
+    """Work that a stream was given within `capture`, to be given again as one."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._exec = runtime, _P()
+
+    @contextlib.contextmanager
+    def capture(self, stream: Stream) -> Iterator[None]:
+        """What the stream is given within is not done but kept; once for a graph.
+
+        Raises RuntimeError with CUDA's words where it was given what no graph can hold.
+        """
+        graph = _P()
+        self._runtime.call("cudaStreamBeginCapture", stream.handle, _RELAXED)
+        try:
+            yield
+        except BaseException:
+            self._runtime.quietly("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
+            raise
+        self._runtime.call("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
+        try:
+            self._runtime.call("cudaGraphInstantiate", ctypes.byref(self._exec), graph, 0)
+        finally:
+            self._runtime.quietly("cudaGraphDestroy", graph)
+        weakref.finalize(self, self._runtime.quietly, "cudaGraphExecDestroy", self._exec)
+
+    def launch(self, stream: int | None) -> None:
+        self._runtime.call("cudaGraphLaunch", self._exec, stream)
 
 
 class Pinned:

@@ -185,7 +185,7 @@ def _cpu(target: Target | None = None) -> Place:
 
 
 def _cuda(index: int, options: Options) -> Place:
-    runtime = _runtime()
+    runtime = cuda_runtime()
     device = tvm.cuda(index)
     notes: list[str] = []
     chosen = _backends(options, notes)
@@ -329,7 +329,8 @@ def _has_nvrtc() -> bool:
     return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
 
 
-def _runtime() -> cudart.Runtime:
+def cuda_runtime() -> cudart.Runtime:
+    """The CUDA runtime that TVM's has loaded.  Raises ValueError where there is none."""
     from byoc_cudnn.building import toolchain
 
     found = toolchain.find().cuda.shared_library
