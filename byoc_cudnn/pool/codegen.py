@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ..codegen.direct import Family
+from ..codegen.templates import shared
 from .call import PoolCall, check
 
 _PREFIX = "relay_wgrad_pool_"
@@ -29,6 +30,7 @@ def _body(name: str) -> str:
         raise ValueError(f"{name!r} is no kernel of a pooling")
     direction, dtype, *sizes = found.groups()
     return "\n".join([
+        shared("device_maxima.h"),
         POOLS.template("pool_device.h"),
         f'extern "C" int {name}(const RelayWgradPoolCall& call, cudaStream_t stream) {{',
         f"  return {direction}<{_ELEMENTS[dtype][1]}, {', '.join(sizes)}>(call, stream);",

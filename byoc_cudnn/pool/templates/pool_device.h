@@ -2,58 +2,26 @@
 
 namespace {
 
-// The taps of a pack.
-template <int V>
-struct alignas(V) Taps {
-  uint8_t of[V];
-};
-
-template <bool whole, int V>
-__device__ inline void load_taps(Taps<V>& taps, const uint8_t* at, int64_t remain) {
-  if constexpr (whole) {
-    taps = *reinterpret_cast<const Taps<V>*>(at);
-  } else {
-#pragma unroll
-    for (int i = 0; i < V; ++i) taps.of[i] = i < remain ? at[i] : 0;
-  }
-}
-
-template <bool whole, int V>
-__device__ inline void store_taps(uint8_t* at, const Taps<V>& taps, int64_t remain) {
-  if constexpr (whole) {
-    *reinterpret_cast<Taps<V>*>(at) = taps;
-  } else {
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      if (i < remain) at[i] = taps.of[i];
-    }
-  }
-}
-
-// The first maximum of a window, channel by channel.  A NaN is one, and of several the last.
+// The first maximum of a window, channel by channel.
 template <int R, int S, bool whole, typename T, int V>
 __device__ inline void maximum(const T* image, const RelayWgradPoolCall& z, int top, int left,
-                               int64_t remain, Sum<T> (&best)[V], Taps<V>& taps) {
-  bool first = true;
+                               int64_t remain, Best<T, V>& best) {
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     const int row = top + r;
-    if (row < 0 || row >= z.h) continue;
+    Pack<T, V> packs[S];
+    bool there[S];
+#pragma unroll
+    for (int s = 0; s < S; ++s) {  // all loads of a row are under way before the first is used
+      const int column = left + s;
+      there[s] = row >= 0 && row < z.h && column >= 0 && column < z.w;
+      if (there[s]) {
+        load<Use::kAgain, whole>(packs[s], image + (int64_t{row} * z.w + column) * z.c, remain);
+      }
+    }
 #pragma unroll
     for (int s = 0; s < S; ++s) {
-      const int column = left + s;
-      if (column < 0 || column >= z.w) continue;
-      Pack<T, V> pack;
-      load<Use::kAgain, whole>(pack, image + (int64_t{row} * z.w + column) * z.c, remain);
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        const Sum<T> value = wide(pack.value[i]);
-        if (first || value > best[i] || value != value) {
-          best[i] = value;
-          taps.of[i] = static_cast<uint8_t>(r * S + s);
-        }
-      }
-      first = false;
+      if (there[s]) best.see(packs[s], r * S + s);
     }
   }
 }
@@ -89,15 +57,11 @@ __global__ void __launch_bounds__(kFew)
   each_pack<V>(z.n, static_cast<int>(z.p), static_cast<int>(z.q), packs,
                [&](int64_t n, int p, int q, int64_t channel) {
     const int64_t remain = z.c - channel, window = ((n * z.p + p) * z.q + q) * z.c + channel;
-    Sum<T> best[V];
-    Taps<V> taps;
+    Best<T, V> best;
     maximum<R, S, whole>(x + n * z.h * z.w * z.c + channel, z, p * SR - z.top, q * SS - z.left,
-                         remain, best, taps);
-    Pack<T, V> out;
-#pragma unroll
-    for (int c = 0; c < V; ++c) out.value[c] = narrow<T>(best[c]);
-    store<whole>(y + window, out, remain);
-    if (index != nullptr) store_taps<whole>(index + window, taps, remain);
+                         remain, best);
+    store<whole>(y + window, best.value, remain);
+    if (index != nullptr) store_taps<whole>(index + window, best.taps(), remain);
   });
 }
 
@@ -163,7 +127,6 @@ template <typename T, int R, int S, int SR, int SS, bool whole>
 __global__ void __launch_bounds__(kThreads)
     gradient(const T* __restrict__ dy, const T* __restrict__ x, T* __restrict__ dx,
              RelayWgradPoolCall z, int packs, int columns, int groups) {
-  using A = Sum<T>;
   constexpr int V = kVector<T>, kRows = windows_of(R, SR), kColumns = windows_of(S, SS);
   __shared__ Taps<V> taps[kRows * kColumns][kWide];
   begin();
@@ -179,10 +142,9 @@ __global__ void __launch_bounds__(kThreads)
         const int p = p0 + i / kColumns, q = q0 + i % kColumns;
         const int top = p * SR - z.top, left = q * SS - z.left;
         if (p >= z.p || q >= z.q || top >= h0 + kSide || left >= w0 + kSide) continue;
-        A best[V];
-        Taps<V> found;
-        maximum<R, S, whole>(image, z, top, left, remain, best, found);
-        taps[i][lane] = found;
+        Best<T, V> best;
+        maximum<R, S, whole>(image, z, top, left, remain, best);
+        taps[i][lane] = best.taps();
       }
     }
     __syncthreads();
