@@ -17,6 +17,8 @@ from ..backends.base import Inputs, no_inputs
 from ..codegen import direct as own
 from ..codegen.external import arch_of, register
 from ..codegen.lowering import DirectEntry
+from ..moves import MOVES
+from ..moves.lower import lower_moves
 from ..norm import NORMS
 from ..norm.lower import lower_norms
 from ..pool import POOLS
@@ -34,7 +36,7 @@ class Library:
     is done with it: `virtual_machine` and `export_library`; that is when nvcc runs, if at all.
 
     direct : what became of each call of an operator that there are kernels of our own for beside
-        the convolutions': training batch normalization, max pooling.
+        the convolutions': training batch normalization, max pooling, moves of many tensors.
     """
 
     def __init__(self, executable: Any, direct: tuple[DirectEntry, ...] = ()) -> None:
@@ -110,8 +112,9 @@ def build(
     pipeline : the Relax pipeline for what was left, as `tvm.compile` takes it; by default
         `relay_wgrad.transform.cuda_pipeline`.
     direct : whether training batch normalization (`relax.nn.batch_norm_train` and its backward) and
-        max pooling go to kernels of our own, which need nvcc; None: if it is here.  Without, and
-        where there is none for a call, they are compiled as other operators are.
+        max pooling go to kernels of our own, and casts and transpositions of weights and of their
+        gradients to one for all; they need nvcc.  None: if it is here.  Without, and where there is
+        none for a call, they are compiled as other operators are.
 
     Raises
     ------
@@ -124,7 +127,7 @@ def build(
         mod = relax.transform.RunCodegen()(mod)
     entries: tuple[DirectEntry, ...] = ()
     if not own.missing(find()) if direct is None else direct:
-        for lower in (lower_norms, lower_pools):
+        for lower in (lower_norms, lower_pools, lower_moves):
             mod, found = lower(mod, arch_of(chosen) or _OLDEST)
             entries += found
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
@@ -154,7 +157,7 @@ def _all(module: Any) -> list[Any]:
 
 def _owners() -> dict[str, Inputs]:
     """By the function of a generated source that tells its plans: what it is linked with."""
-    families = {f.plans: f.inputs for f in (NORMS, POOLS)}
+    families = {f.plans: f.inputs for f in (MOVES, NORMS, POOLS)}
     return {b.plans: b.inputs for b in BACKENDS.values()} | families
 
 

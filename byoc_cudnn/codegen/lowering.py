@@ -110,9 +110,9 @@ def lower(
     Functions that are a code generator's, or fused, stay.  `arch` is the oldest GPU that runs the
     module, as nvcc numbers it (90 of sm_90).
     """
-    out, symbols, entries = mod.clone(), _Symbols(family), []
+    out, symbols, entries = mod.clone(), Symbols(family), []
     for var, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or _is_anothers(func):
+        if not isinstance(func, relax.Function) or is_anothers(func):
             continue
         made = plan(FunctionView(func))
         names = {v: symbols.of(site.call) for v, site in made.sites.items()}
@@ -125,23 +125,29 @@ def lower(
                 entries.append(DirectEntry(name, str(v.name), op, names.get(v, ""), reason))
         if made.sites:
             out.update_func(var, _Writer(made, names).function())
-    if symbols.calls:
-        calls = list(symbols.calls.values())
-        source = family.generate(calls, arch)
-        exported = [*(call.symbol for call in calls), family.plans]
-        module = get_global_func("runtime.CSourceModuleCreate")(source, "cc", exported, [])
-        present = mod.attrs[_EXTERNAL] if mod.attrs and _EXTERNAL in mod.attrs else []
-        out = out.with_attr(_EXTERNAL, [*present, module])
-    return out, tuple(entries)
+    return with_source(out, symbols, arch), tuple(entries)
 
 
-def _is_anothers(func: relax.Function) -> bool:
+def with_source(mod: tvm.IRModule, symbols: Symbols, arch: int) -> tvm.IRModule:
+    """The module with the source of all symbols among what it is linked with."""
+    calls = list(symbols.calls.values())
+    if not calls:
+        return mod
+    source = symbols.family.generate(calls, arch)
+    exported = [*(call.symbol for call in calls), symbols.family.plans]
+    module = get_global_func("runtime.CSourceModuleCreate")(source, "cc", exported, [])
+    present = mod.attrs[_EXTERNAL] if mod.attrs and _EXTERNAL in mod.attrs else []
+    return mod.with_attr(_EXTERNAL, [*present, module])
+
+
+def is_anothers(func: relax.Function) -> bool:
+    """Whether a function is a code generator's, or fused."""
     attrs = func.attrs
     taken = (keys.CODEGEN, keys.COMPOSITE, keys.PRIMITIVE)
     return attrs is not None and any(key in attrs for key in taken)
 
 
-class _Symbols:
+class Symbols:
     """Of a module: one function for all calls that differ in sizes alone."""
 
     def __init__(self, family: Family) -> None:
@@ -187,7 +193,7 @@ class _Writer:
             uses = any(v in self.changed for v in variables_of(value))
             if not uses or not isinstance(binding, relax.VarBinding):
                 return [binding]
-            return [relax.VarBinding(var, _normal(substitute(value, self.changed)))]
+            return [relax.VarBinding(var, normal(substitute(value, self.changed)))]
         args = [substitute(arg, self.changed) for arg in site.args]
         if var in self.plan.takes:
             place, source = self.plan.takes[var]
@@ -199,7 +205,7 @@ class _Writer:
         types = [*([ty] if single else ty.fields), *([site.extra] if site.extra else [])]
         name = self.names[var]
         made = relax.call_dps_packed(name, args, types[0] if len(types) == 1 else types)
-        return self._results(var, _normal(made), site, single)
+        return self._results(var, normal(made), site, single)
 
     def _results(self, var: relax.Var, made: Expr, site: Site, single: bool) -> Sequence[Any]:
         if site.narrow:
@@ -212,10 +218,10 @@ class _Writer:
         new = relax.DataflowVar(f"{var.name}_all" if single else var.name, made.ty)
         extra = relax.DataflowVar(f"{var.name}_told", site.extra)
         self.extras[var] = extra
-        last = _normal(relax.TupleGetItem(new, len(made.ty.fields) - 1))
+        last = normal(relax.TupleGetItem(new, len(made.ty.fields) - 1))
         bindings = [relax.VarBinding(new, made), relax.VarBinding(extra, last)]
         if single:
-            return [*bindings, relax.VarBinding(var, _normal(relax.TupleGetItem(new, 0)))]
+            return [*bindings, relax.VarBinding(var, normal(relax.TupleGetItem(new, 0)))]
         self.changed[var] = new
         return bindings
 
@@ -228,5 +234,6 @@ def same_type(a: Expr, b: Expr) -> bool:
     return str(a.ty.dtype) == str(b.ty.dtype) and bool(shapes[0] == shapes[1])
 
 
-def _normal(value: Expr) -> Expr:
+def normal(value: Expr) -> Expr:
+    """An expression with its type."""
     return relax.BlockBuilder().normalize(value)

@@ -1,0 +1,97 @@
+"""Moves of many tensors: what a permutation is, and which of a module's go together."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from byoc_cudnn.moves import MOVES, Move, MovesCall, check
+from byoc_cudnn.moves.lower import lower_moves
+from relay_wgrad.ir import op_name
+from tests.support.moves import moved, step
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+OIHW = [(8, 3, 3, 2), (4, 8, 1, 1), (5, 4, 1, 3), (6, 5, 2, 2)]
+
+
+def test_every_permutation_that_is_a_transposition() -> None:
+    known = 0
+    for sizes in [(2, 3, 4, 5), (2, 1, 3, 1), (1, 3, 1, 4), (7, 1, 1, 1), (2, 3, 4)]:
+        array = np.arange(np.prod(sizes)).reshape(sizes)
+        for axes in itertools.permutations(range(len(sizes))):
+            move = Move.of(sizes, axes)
+            if move is None:
+                continue
+            known += 1
+            turned = array.reshape(move.blocks, move.rows, move.columns).swapaxes(1, 2)
+            assert (turned.ravel() == array.transpose(axes).ravel()).all(), (sizes, axes)
+    assert known > 40
+    assert Move.of((64, 32, 3, 3), (0, 2, 3, 1)) == Move(64, 32, 9)
+    assert Move.of((64, 32, 1, 1), (0, 2, 3, 1)) == Move(1, 1, 2048)
+    assert Move.of((2, 3, 4, 5), (1, 0, 2, 3)) is None
+
+
+def test_what_there_is_no_kernel_for() -> None:
+    assert check(MovesCall("f", "float32", "float16", (Move(1, 2, 3),)))
+    for call, reason in (
+        (MovesCall("f", "float64", "float32", (Move(1, 2, 3),)), "dtype 'float64'"),
+        (MovesCall("f", "float32", "float16", ()), "no tensor"),
+        (MovesCall("f", "float32", "float16", (Move(1, 1 << 15, 1 << 15),)), "elements"),
+        (MovesCall("f-", "float32", "float16", (Move(1, 2, 3),)), "no identifier"),
+    ):
+        assert reason in check(call).reason
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_has_one_call_at_either_end(scaled: bool) -> None:
+    before = step(OIHW, scaled)
+    mod, entries = lower_moves(before, 90)
+    relax.analysis.well_formed(mod)
+    assert [e.op for e in entries] == ["moves", "moves"]
+    (module,) = mod.attrs["external_mods"]
+    assert MOVES.kernels_of(module.inspect_source()) == [
+        (90, "relay_wgrad_moves_float16_float32"), (90, "relay_wgrad_moves_float32_float16"),
+    ]  # fmt: skip
+    names = [op_name(b.value) for b in mod["main"].body.blocks[0].bindings]
+    assert not {"relax.astype", "relax.permute_dims"}.intersection(names)
+    assert names.count("relax.call_dps_packed") == 2
+    calls = {
+        0: MovesCall("", "float32", "float16", _moves(OIHW, (0, 2, 3, 1))),
+        1: MovesCall("", "float16", "float32", _moves(OIHW, (0, 2, 3, 1), back=True), scaled),
+    }
+    for i, entry in enumerate(entries):
+        tvm_ffi.register_global_func(entry.symbol, _by_numpy(calls[i]), override=True)
+    values = [np.random.default_rng(i).standard_normal(s, "float32") for i, s in enumerate(OIHW)]
+    values.append(np.float32(7))
+    got, want = (_run(m, values) for m in (mod.without_attr("external_mods"), before))
+    for a, b in zip(got, want, strict=True):
+        assert (a == b).all()
+
+
+def _moves(shapes: Any, axes: Any, back: bool = False) -> tuple[Move, ...]:
+    found = [Move.of(shape, axes) for shape in shapes]
+    return tuple(Move(m.blocks, m.columns, m.rows) if back else m for m in found if m)
+
+
+def _by_numpy(call: MovesCall) -> Any:
+    def packed(*tensors: Any) -> None:
+        arrays = [t.numpy() for t in tensors]
+        count = len(call.moves)
+        scale = float(arrays[count].reshape(())) if call.scaled else 1.0
+        results = tensors[count + call.scaled :]
+        for result, value in zip(results, moved(call, arrays[:count], scale), strict=True):
+            tvm.runtime.tensor(value.reshape(result.shape)).copyto(result)
+
+    return packed
+
+
+def _run(mod: tvm.IRModule, values: Any) -> list[np.ndarray]:
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    return [t.numpy() for t in vm["main"](*(tvm.runtime.tensor(v) for v in values))]
