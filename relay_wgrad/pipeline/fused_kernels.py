@@ -70,6 +70,42 @@ def mean(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(divide, total)
 
 
+def nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.nn.nll_loss` for CUDA, without weights: what the labels point at,
+    and a sum.
+
+    Upstream's one kernel has two sums, for which no schedule has more than one thread.
+    """
+    target = tvm.target.Target.current(allow_none=True)
+    reduction, ignored = str(call.attrs.reduction), int(call.attrs.ignore_index)
+    logs = call.args[0]
+    on_cuda = target is not None and str(target.kind.name) == "cuda"
+    usual = len(call.args) == 2 and logs.ty.ndim > 1 and str(logs.ty.dtype) not in HALVES
+    if not on_cuda or not usual or reduction == "none":
+        return _upstream(bb, call)
+
+    def picked(logs: Any, labels: Any) -> Any:
+        def element(*i: Any) -> Any:
+            label = labels(*i)
+            skipped = label == ignored
+            at = tirx.Select(skipped, tirx.const(0, labels.dtype), label)
+            return tirx.Select(skipped, tirx.const(0, logs.dtype), -logs(i[0], at, *i[1:]))
+
+        return te.compute(labels.shape, element, name="picked")
+
+    def counted(labels: Any) -> Any:
+        one, none = (tirx.const(n, str(logs.ty.dtype)) for n in (1, 0))
+        return te.compute(
+            labels.shape, lambda *i: tirx.Select(labels(*i) == ignored, none, one), name="counted"
+        )
+
+    total = bb.emit_te(topi.sum, bb.emit_te(picked, *call.args), primfunc_name_hint="sum")
+    if reduction == "sum":
+        return bb.call_te(topi.identity, total, primfunc_name_hint="nll_loss")
+    count = bb.emit_te(topi.sum, bb.emit_te(counted, call.args[1]), primfunc_name_hint="sum")
+    return bb.call_te(topi.divide, total, count, primfunc_name_hint="nll_loss")
+
+
 def relu(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """A legalization of `relax.nn.relu`: 0 for what is less than 0, all else as it is."""
 
@@ -209,6 +245,7 @@ _LEGAL: dict[str, Legalizer] = {
     "relax.floor_mod": _of_zero(_rest, "floor_mod"),
     "relax.mean": mean,
     "relax.clip": clip,
+    "relax.nn.nll_loss": nll_loss,
     "relax.nn.relu": relu,
     "relax.where": where,
     "relax.maximum": _extremum(operator.gt, "maximum"),

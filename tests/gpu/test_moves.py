@@ -15,8 +15,9 @@ from tests.support.moves import step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 
-SHAPES = [(64, 3, 7, 7), (64, 64, 1, 1), (64, 64, 3, 3), (1, 1, 1, 1), (5, 7, 3, 1), 
-          (512, 129, 3, 3), (3, 8, 2, 2), (256, 1, 3, 3), (31, 33, 1, 1), (8, 2048, 1, 1)]  # fmt: skip
+SHAPES = [(64, 3, 7, 7), (64, 64, 1, 1), (64, 64, 3, 3), (1, 1, 1, 1), (5, 7, 3, 1),
+          (512, 129, 3, 3), (3, 8, 2, 2), (256, 1, 3, 3), (31, 33, 1, 1),
+          (8, 2048, 1, 1)]  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")

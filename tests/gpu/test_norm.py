@@ -121,7 +121,7 @@ def errors(dtype: str | None, raise_norms: bool) -> tuple[float, bool]:
     return distance(flat, want), same
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(None, 1e-4), ("float16", 1e-2), ("bfloat16", 8e-2)])
+@pytest.mark.parametrize(("dtype", "limit"), [(None, 1e-4), ("float16", 2e-2), ("bfloat16", 8e-2)])
 def test_a_step(dtype: str | None, limit: float) -> None:
     """As near to PyTorch's float64 as the step whose normalizations are written out, or nearly."""
     error, same = errors(dtype, raise_norms=True)
