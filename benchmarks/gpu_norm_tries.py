@@ -85,7 +85,7 @@ class Call(ctypes.Structure):
             "running_var", "mask", "out", "dresidual", "first", "second", "new_mean", "new_var",
             "new_mask", "workspace",
         )),
-        ("workspace_bytes", ctypes.c_int64), ("other", ctypes.c_void_p * 12),
+        ("workspace_bytes", ctypes.c_int64), ("other", ctypes.c_void_p * 19),
     )  # fmt: skip
 
 

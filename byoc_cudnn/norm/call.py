@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from ..decision import YES, Decision, no
+from ..pool.call import check_windows
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 ACTIVATIONS = ("", "relu", "relu6", "silu")
@@ -42,6 +43,12 @@ class NormCall:
     backward: dy[, dy2], x, gamma, beta, mean, rstd, x2, gamma2, mean2, rstd2, mask
         -> dx, dgamma, dbeta, dx2, dgamma2, dbeta2
 
+    With `pooled` (taps, strides and padding of windows, eight numbers as of `pool.PoolCall`) a
+    max pooling follows: y and dy are its result and that one's gradient, and `index` goes from
+    forward to backward, a uint8 for each of y's elements:
+    forward: x, gamma, beta[, running_mean, running_var] -> y, mean, rstd[, new_…], index
+    backward: dy, index, x, gamma, beta, mean, rstd -> dx, dgamma, dbeta
+
     symbol : of the function that computes it.
     """
 
@@ -54,6 +61,7 @@ class NormCall:
     bits: bool = False
     summed: bool = False
     second: bool = False
+    pooled: tuple[int, ...] = ()
     layout: str = "NHWC"
     epsilon: float = 1e-5
     momentum: float = 0.1
@@ -75,14 +83,14 @@ class NormCall:
             others = ("x2", "gamma2", "beta2") if self.second else ()
             return (*names, *others, *self._running(""))
         told = ("mask" if self.bits else "y",) if self.stored else ()
-        more = ("dy2",) if self.summed else ()
+        more = ("dy2",) * self.summed + ("index",) * bool(self.pooled)
         other = ("x2", "gamma2", "mean2", "rstd2") if self.second else ()
         return ("dy", *more, "x", "gamma", "beta", "mean", "rstd", *other, *told)
 
     @property
     def results(self) -> tuple[str, ...]:
         if self.forward:
-            mask = ("mask",) if self.bits else ()
+            mask = ("mask",) * self.bits + ("index",) * bool(self.pooled)
             return ("y", *self._both("mean", "rstd"), *self._running("new_"), *mask)
         if self.second:
             return self._both("dx", "dgamma", "dbeta")
@@ -112,6 +120,13 @@ def check(call: NormCall) -> Decision:
         return no("bits are of relu or relu6 after a residual; else x tells what passes")
     if call.second and not (call.residual and call.bits):
         return no("a second normalization is a residual, and what passes goes backward as bits")
+    if call.pooled:
+        if len(call.pooled) != 8 or call.residual:
+            return no(f"pooled {call.pooled}: eight numbers, of a normalization without a residual")
+        pair, strides = (call.pooled[0], call.pooled[1]), (call.pooled[2], call.pooled[3])
+        padding = (call.pooled[4], call.pooled[5], call.pooled[6], call.pooled[7])
+        if not (decision := check_windows(pair, strides, padding)):
+            return decision
     if call.summed and not call.stored:
         return no("summed gradients are of a backward call that writes the residual's gradient")
     if call.running and not call.forward:

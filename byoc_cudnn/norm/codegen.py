@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from ..codegen.direct import Family
+from ..codegen.templates import shared
 from .call import NormCall, check
 
 _PREFIX = "relay_wgrad_norm_"
@@ -25,6 +26,7 @@ _ACTIVATIONS = {"": "kNone", "relu": "kRelu", "relu6": "kRelu6", "silu": "kSilu"
 _NAME = re.compile(
     rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_"
     rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual|_second)?(_bits)?(_summed)?"
+    r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
 
 
@@ -44,6 +46,9 @@ def kernel_of(call: NormCall) -> str:
     if call.second:
         residual = "_second"
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
+    if call.pooled:
+        r, s, down, across = call.pooled[:4]
+        more += f"_pooled_{r}x{s}_{down}x{across}"
     return f"{_PREFIX}{call.direction}_{call.dtype}_{call.activation or 'none'}{more}"
 
 
@@ -51,21 +56,26 @@ def _body(name: str) -> str:
     found = _NAME.fullmatch(name)
     if not found:
         raise ValueError(f"{name!r} is no kernel of a normalization")
-    direction, dtype, activation, residual, bits, summed = found.groups()
+    direction, dtype, activation, residual, bits, summed, *windows = found.groups()
     act = _ACTIVATIONS["" if activation == "none" else activation]
     function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
     if residual == "_second":
         function = f"{direction}_of_two"
         last = str(bool(summed)).lower()
+    elif windows[0]:
+        function, last = f"{direction}_pooled", ", ".join(windows)
     elif direction == "backward":
         mask = "kNone" if activation == "none" else "kComputed"
         if residual:
             mask = "kBits" if bits else "kStored"
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
     parts = ["device", "together", "forward", "backward", "two"]
-    if residual != "_second":
+    if windows[0]:
+        parts[-1] = "pooled"
+    elif residual != "_second":
         parts = ["device", "together", direction]
     return "\n".join([
+        *([shared("device_maxima.h")] if windows[0] else []),
         *(NORMS.template(f"norm_{part}.h") for part in parts),
         f'extern "C" int {name}(const RelayWgradNormCall& call, cudaStream_t stream) {{',
         f"  return {function}<{_ELEMENTS[dtype][1]}, Activation::{act}, {last}>(call, stream);",
@@ -75,18 +85,23 @@ def _body(name: str) -> str:
 
 
 def _row(call: NormCall) -> str:
-    names = (*call.operands, *("new_mask" if name == "mask" else name for name in call.results))
+    kept = ("mask", "index")  # one member for both: neither is of rows and channels
+    names = [
+        *("mask" if name in kept else name for name in call.operands),
+        *("new_mask" if name in kept else name for name in call.results),
+    ]
     operands = ", ".join(f"&Tensors::{name}" for name in names)
+    pooled = ", ".join(map(str, call.pooled))
     words = [
         call.direction, call.dtype, *([call.activation] if call.activation else []),
         *(["residual"] if call.residual else []), *(["running"] if call.running else []),
         *(["bits"] if call.bits else []), *(["summed"] if call.summed else []),
-        *(["second"] if call.second else []),
+        *(["second"] if call.second else []), *(["pooled"] if call.pooled else []),
     ]  # fmt: skip
     return (
         f'    {{"batch_norm {" ".join(words)}", {kernel_of(call)}, "{kernel_of(call)}",\n'
         f"     Element::{_ELEMENTS[call.dtype][0]}, {call.epsilon!r}, {call.momentum!r},"
-        f" {str(call.unbiased).lower()},\n     {{{operands}}}}},"
+        f" {str(call.unbiased).lower()},\n     {{{pooled}}}, {{{operands}}}}},"
     )
 
 

@@ -59,10 +59,17 @@ def check(call: PoolCall) -> Decision:
             return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
     if not _IDENTIFIER.fullmatch(call.symbol):
         return no(f"symbol {call.symbol!r} is no identifier")
-    if min(*call.kernel, *call.strides) < 1 or min(call.padding) < 0:
-        return no(f"kernel {call.kernel}, strides {call.strides}, padding {call.padding}")
-    if call.kernel[0] * call.kernel[1] > _TAPS:
-        return no(f"a window of {call.kernel[0]}×{call.kernel[1]} pixels, at most {_TAPS}")
-    if any(p >= k for p, k in zip(call.padding, call.kernel * 2, strict=True)):
-        return no(f"padding {call.padding} of windows {call.kernel}: some would be empty")
+    return check_windows(call.kernel, call.strides, call.padding)
+
+
+def check_windows(
+    kernel: tuple[int, int], strides: tuple[int, int], padding: tuple[int, int, int, int]
+) -> Decision:
+    """Whether kernels take such windows."""
+    if min(*kernel, *strides) < 1 or min(padding) < 0:
+        return no(f"kernel {kernel}, strides {strides}, padding {padding}")
+    if kernel[0] * kernel[1] > _TAPS:
+        return no(f"a window of {kernel[0]}×{kernel[1]} pixels, at most {_TAPS}")
+    if any(p >= k for p, k in zip(padding, kernel * 2, strict=True)):
+        return no(f"padding {padding} of windows {kernel}: some would be empty")
     return YES

@@ -96,4 +96,41 @@ struct Best<__half, 8> : BestOfPairs<__half, __half2> {};
 template <>
 struct Best<__nv_bfloat16, 8> : BestOfPairs<__nv_bfloat16, __nv_bfloat162> {};
 
+// The first window that reaches a pixel, or would.
+__device__ inline int first_of(int pixel, int before, int taken, int stride) {
+  const int past = pixel + before - taken + stride;
+  return past < stride ? 0 : past / stride;
+}
+
+// A pixel's gradient: of the windows that reach it, in their order, those whose maximum it is.  `z` has
+// p × q windows of c channels, which begin `top` and `left` of the image; `taps_of(taps, p, q)` gets a
+// window's taps.
+template <int R, int S, int SR, int SS, bool whole, typename T, int V, typename Windows,
+          typename TapsOf>
+__device__ inline void gather_from(Pack<T, V>& out, const T* dy, const Windows& z, int64_t n, int h,
+                                   int w, int64_t channel, TapsOf taps_of) {
+  Sum<T> sum[V] = {};
+  const int p1 = first_of(h, z.top, R, SR), q1 = first_of(w, z.left, S, SS);
+#pragma unroll
+  for (int a = 0; a < (R + SR - 1) / SR; ++a) {
+    const int p = p1 + a, r = h + z.top - p * SR;
+    if (r < 0 || p >= z.p) continue;
+#pragma unroll
+    for (int b = 0; b < (S + SS - 1) / SS; ++b) {
+      const int q = q1 + b, s = w + z.left - q * SS;
+      if (s < 0 || q >= z.q) continue;
+      Pack<T, V> g;
+      load<Use::kAgain, whole>(g, dy + ((n * z.p + p) * z.q + q) * z.c + channel, z.c - channel);
+      Taps<V> taps;
+      taps_of(taps, p, q);
+#pragma unroll
+      for (int c = 0; c < V; ++c) {
+        if (taps.of[c] == r * S + s) sum[c] += wide(g.value[c]);
+      }
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < V; ++c) out.value[c] = narrow<T>(sum[c]);
+}
+
 }  // namespace

@@ -70,6 +70,17 @@ inline void expect_dtype(const char* words, const char* name, const TensorView& 
   }
 }
 
+// How many windows there are along an axis: as many as end within the padding, or as begin before it.
+inline void expect_windows(const char* words, int64_t pixels, int64_t windows, int64_t taps,
+                           int64_t stride, int64_t before, int64_t after) {
+  const int64_t slack = pixels + before + after - taps;
+  const int64_t least = slack < 0 ? 0 : slack / stride + 1, most = (slack + stride - 1) / stride + 1;
+  if (windows != least && !(windows == most && (windows - 1) * stride < pixels + before)) {
+    TVM_FFI_THROW(ValueError) << words << ": " << pixels << " pixels have " << least
+                              << " windows, got " << windows;
+  }
+}
+
 // Arguments of TVM FFI's calling convention.
 inline std::vector<TensorView> views_of(const TVMFFIAny* args, int32_t count) {
   const auto* arguments = reinterpret_cast<const tvm::ffi::AnyView*>(args);

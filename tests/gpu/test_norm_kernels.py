@@ -51,7 +51,7 @@ def test_random_shapes(
     if (bits or summed) and activation not in ("relu", "relu6"):
         pytest.skip("bits and summed gradients are of relu and relu6")
     wrong = []
-    for i, shape in enumerate(shapes(len(activation) + 10 * residual + bits, 12)):
+    for i, shape in enumerate(shapes(len(activation) + 10 * residual + bits, 6)):
         t = Operands(shape, dtype, activation, residual, seed=i, bits=bits, summed=summed)
         wrong += [f"{shape}: {line}" for line in wrong_results(functions, t)]
     assert not wrong, "\n".join(wrong)

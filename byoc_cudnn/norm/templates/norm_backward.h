@@ -52,6 +52,20 @@ __device__ inline Pack<T, V> gradient_of(const Pack<T, V>& g, const Pack<T, V>& 
   return out;
 }
 
+// Of all rows of a block.
+template <int V, typename A>
+__device__ inline void write_sums(const A (&sums)[2][kThreads * V], A* partial, const Shape& shape) {
+  const int stride = shape.width * V;
+  for (int which = threadIdx.x; which < 2 * stride; which += kThreads) {
+    const int pass = which / stride, c = which % stride;
+    const int64_t channel = int64_t{blockIdx.x} * stride + c;
+    if (channel >= shape.channels) continue;
+    A sum = 0;
+    for (int row = 0; row < shape.height(); ++row) sum += sums[pass][row * stride + c];
+    partial[(2 * blockIdx.y + pass) * shape.channels + channel] = sum;
+  }
+}
+
 template <typename T, int V, bool whole, Activation act, Mask mask, bool summed>
 __global__ void __launch_bounds__(kThreads, kResident)
     gradient_sums(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x, const T* __restrict__ y,
@@ -120,15 +134,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     sums[1][threadIdx.x * V + i] = weighted[i];
   }
   __syncthreads();
-  const int stride = shape.width * V;
-  for (int which = threadIdx.x; which < 2 * stride; which += kThreads) {
-    const int pass = which / stride, c = which % stride;
-    const int64_t channel = int64_t{blockIdx.x} * stride + c;
-    if (channel >= shape.channels) continue;
-    A sum = 0;
-    for (int row = 0; row < shape.height(); ++row) sum += sums[pass][row * stride + c];
-    partial[(2 * blockIdx.y + pass) * shape.channels + channel] = sum;
-  }
+  write_sums<V>(sums, partial, shape);
 }
 
 template <typename A>
@@ -147,17 +153,12 @@ __global__ void __launch_bounds__(kFew* kParts)
   dgamma[channel] = weighted * rstd[channel];
 }
 
-template <typename T, int V, bool whole, Activation act, Mask mask>
-__global__ void __launch_bounds__(kThreads, kResident)
-    gradient(const T* __restrict__ dy, const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
-             const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
-             const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
-             const Sum<T>* __restrict__ dbeta, T* __restrict__ dx, Shape shape) {
-  using A = Sum<T>;
-  begin();
-  const Place at(shape, V);
-  if (at.left <= 0) return;
-  A middle[V], scale[V], shift[V], slope[V], level[V];
+// What dx is made of, for the channels of a thread.
+template <Mask mask, int V, typename A>
+__device__ inline void load_slopes(A (&middle)[V], A (&scale)[V], A (&shift)[V], A (&slope)[V],
+                                   A (&level)[V], const A* gamma, const A* beta, const A* mean,
+                                   const A* rstd, const A* dgamma, const A* dbeta, const Place& at,
+                                   const Shape& shape) {
   load_channels(middle, mean + at.channel, at.left);
   load_channels(scale, gamma + at.channel, at.left);
   load_channels(shift, rstd + at.channel, at.left);
@@ -171,6 +172,21 @@ __global__ void __launch_bounds__(kThreads, kResident)
     level[i] = scale[i] * (level[i] * each);
   }
   if constexpr (mask == Mask::kComputed) load_channels(shift, beta + at.channel, at.left);
+}
+
+template <typename T, int V, bool whole, Activation act, Mask mask>
+__global__ void __launch_bounds__(kThreads, kResident)
+    gradient(const T* __restrict__ dy, const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
+             const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
+             const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
+             const Sum<T>* __restrict__ dbeta, T* __restrict__ dx, Shape shape) {
+  using A = Sum<T>;
+  begin();
+  const Place at(shape, V);
+  if (at.left <= 0) return;
+  A middle[V], scale[V], shift[V], slope[V], level[V];
+  load_slopes<mask>(middle, scale, shift, slope, level, gamma, beta, mean, rstd, dgamma, dbeta, at,
+                    shape);
   auto write = [&](int64_t i, const Pack<T, V>& g, const Pack<T, V>& a) {
     store<whole>(dx + i, gradient_of<act, mask>(g, a, middle, scale, shift, slope, level), at.left);
   };
@@ -353,7 +369,7 @@ int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
   const bool whole =
       is_whole<T>(call.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out});
   if (whole) {
-    const Together z = together_of<T>(call, 2);
+    const Together z = together_of<T>(call, 2, 80);
     const cudaError_t error = launch_together(
         gradient_together<T, act, mask, summed>, z, 2, sizeof(Sums<A, kVector<T>>), stream,
         static_cast<const T*>(call.dy), static_cast<const T*>(call.dy2),

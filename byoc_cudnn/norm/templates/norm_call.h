@@ -10,6 +10,12 @@ struct RelayWgradNormOther {
   void *out, *first, *second, *new_mean, *new_var;
 };
 
+// The max pooling that follows; its index is the call's mask.
+struct RelayWgradNormWindows {
+  int64_t n, h, w, c, p, q;
+  int top, left;
+};
+
 // One call.  A tensor is `rows` rows of `channels`; parameters and statistics have a value a channel.
 struct RelayWgradNormCall {
   int64_t rows, channels;
@@ -28,6 +34,7 @@ struct RelayWgradNormCall {
   void* workspace;
   int64_t workspace_bytes;
   RelayWgradNormOther other;
+  RelayWgradNormWindows windows;
 };
 
 // What an object exports: 0, or a cudaError_t, negated.

@@ -14,7 +14,7 @@
 #define RW_NORM_RESIDENT 2
 #endif
 #ifndef RW_NORM_WRITERS
-#define RW_NORM_WRITERS 8
+#define RW_NORM_WRITERS 32
 #endif
 
 namespace {

@@ -339,7 +339,7 @@ int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   const bool whole = is_whole<T>(call.channels, {call.x, call.residual, call.out});
   if (whole) {
-    const Together z = together_of<T>(call, 1);
+    const Together z = together_of<T>(call, 1, 40);
     const cudaError_t error = launch_together(
         normalized_together<T, act, residual, bits>, z, 1, sizeof(Sums<A, kVector<T>>), stream,
         static_cast<const T*>(call.x), static_cast<const T*>(call.residual),

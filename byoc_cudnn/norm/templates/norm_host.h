@@ -54,8 +54,28 @@ struct Norm {
   Element element;
   double epsilon, momentum;
   bool unbiased;
+  int pooled[8];  // taps, strides, padding (top, left, bottom, right) of a max pooling; or no taps
   std::vector<Slot> tensors;  // operands, then results
 };
+
+// What is pooled, and its index: windows of x.
+inline void expect_pooled(const Norm& norm, const char* name, const TensorView& t,
+                          const TensorView& index, const TensorView& x) {
+  expect_dtype(norm.words, name, t, norm.element);
+  expect_on_device(norm.words, name, t, x);
+  expect_on_device(norm.words, "index", index, x);
+  if (index.dtype().code != kDLUInt || index.dtype().bits != 8 || index.dtype().lanes != 1) {
+    TVM_FFI_THROW(TypeError) << norm.words << ": index must be uint8";
+  }
+  bool same = x.ndim() == 4 && t.ndim() == 4 && index.ndim() == 4 && x.size(0) == t.size(0) &&
+              x.size(3) == t.size(3) && x.numel() / x.size(3) < (int64_t{1} << 31);
+  for (int i = 0; same && i < 4; ++i) same = t.size(i) == index.size(i);
+  if (!same) TVM_FFI_THROW(ValueError) << norm.words << ": shapes that do not fit each other";
+  for (int i = 0; i < 2; ++i) {
+    expect_windows(norm.words, x.size(1 + i), t.size(1 + i), norm.pooled[i], norm.pooled[2 + i],
+                   norm.pooled[4 + i], norm.pooled[6 + i]);
+  }
+}
 
 // A byte for each 16 bytes of a row.
 inline void expect_mask(const Norm& norm, const TensorView& t, const TensorView& like) {
@@ -97,10 +117,10 @@ inline void enqueue(const Norm& norm, RelayWgradNormCall& call, void* block, int
   launched(norm.kernel(call, stream), norm.name);
 }
 
-// For tests and measurements: 1 takes one launch for small tensors.
+// For tests and measurements: 0 never takes one launch for small tensors.
 inline bool together() {
   const char* const text = std::getenv("RELAY_WGRAD_TOGETHER");
-  return text != nullptr && text[0] == '1';
+  return text == nullptr || text[0] != '0';
 }
 
 inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace) {
@@ -112,15 +132,22 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
   if (x.numel() == 0) {
     TVM_FFI_THROW(ValueError) << norm.words << ": x has no elements, so there are no statistics";
   }
+  const bool backward = t.dy != nullptr, pooled = norm.pooled[0] != 0;
+  const Slot windows = backward ? &Tensors::dy : &Tensors::y;
   for (Slot slot : norm.tensors) {
-    if (slot != &Tensors::mask && slot != &Tensors::new_mask) {
+    const bool another = pooled && slot == windows;
+    if (slot != &Tensors::mask && slot != &Tensors::new_mask && !another) {
       expect(norm, named(slot).name, *(t.*slot), named(slot).rows, x);
     }
   }
   for (const TensorView* mask : {t.mask, t.new_mask}) {
-    if (mask != nullptr) expect_mask(norm, *mask, x);
+    if (mask == nullptr) continue;
+    if (pooled) {
+      expect_pooled(norm, named(windows).name, *(t.*windows), *mask, x);
+    } else {
+      expect_mask(norm, *mask, x);
+    }
   }
-  const bool backward = t.dy != nullptr;
   const int device = x.device().device_id, sum_bytes = norm.element == Element::kDouble ? 8 : 4;
   try {
     OnDevice on(device);
@@ -154,6 +181,11 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
       call.y = pointer_of(t.y);
       call.mean = pointer_of(t.mean);
       call.rstd = pointer_of(t.rstd);
+    }
+    if (pooled) {
+      const TensorView& y = *(t.*windows);
+      call.windows = {x.size(0), x.size(1), x.size(2), channels, y.size(1), y.size(2), norm.pooled[4],
+                      norm.pooled[5]};
     }
     RelayWgradNormOther& other = call.other;
     other.x = pointer_of(t.x2);

@@ -111,9 +111,10 @@ __device__ inline void write_kept(const Pack<T, V>& pack, uint4* kept, int turn)
   kept[turn * kMany + threadIdx.x] = bits;
 }
 
-// How `tensors` of a call's rows are shared out, if their blocks' sums fit into the workspace.
+// How `tensors` of a call's rows are shared out, if they fit.  Each block reads the sums of all blocks
+// of its channels, so it does not pay for more than `limit` of them (measured on an H200).
 template <typename T>
-inline Together together_of(const RelayWgradNormCall& call, int tensors) {
+inline Together together_of(const RelayWgradNormCall& call, int tensors, int limit) {
   const int64_t packs = call.channels / kVector<T>;
   Together z{call.rows, call.channels, kPacks, 0, 0, 0, 0};
   while (z.width > 1 && z.width / 2 >= packs) z.width /= 2;
@@ -123,6 +124,9 @@ inline Together together_of(const RelayWgradNormCall& call, int tensors) {
   int64_t most = call.multiprocessors / tiles;
   const int64_t room = call.workspace_bytes / (kNormSums * sizeof(Sum<T>) * call.channels);
   most = most < room ? most : room;
+  const int64_t useful = (call.rows + z.height() - 1) / z.height();
+  most = most < useful ? most : useful;
+  if (most > limit) return z;
   z.range = static_cast<int>((call.rows + most - 1) / most);
   z.turns = (z.range + z.height() - 1) / z.height();
   if (int64_t{16} * kMany * z.turns * tensors <= (1 << 18)) {

@@ -65,43 +65,12 @@ __global__ void __launch_bounds__(kFew)
   });
 }
 
-// The first window that reaches a pixel, or would.
-__device__ inline int first_of(int pixel, int before, int taken, int stride) {
-  const int past = pixel + before - taken + stride;
-  return past < stride ? 0 : past / stride;
-}
-
-// A pixel's gradient: of the windows that reach it, in their order, those whose maximum it is.
-// `taps_of(taps, p, q)` gets a window's taps.
 template <int R, int S, int SR, int SS, bool whole, typename T, typename TapsOf>
 __device__ inline void gather(const T* dy, T* dx, const RelayWgradPoolCall& z, int64_t n, int h, int w,
                               int64_t channel, TapsOf taps_of) {
-  constexpr int V = kVector<T>;
-  const int64_t remain = z.c - channel;
-  Sum<T> sum[V] = {};
-  const int p1 = first_of(h, z.top, R, SR), q1 = first_of(w, z.left, S, SS);
-#pragma unroll
-  for (int a = 0; a < (R + SR - 1) / SR; ++a) {
-    const int p = p1 + a, r = h + z.top - p * SR;
-    if (r < 0 || p >= z.p) continue;
-#pragma unroll
-    for (int b = 0; b < (S + SS - 1) / SS; ++b) {
-      const int q = q1 + b, s = w + z.left - q * SS;
-      if (s < 0 || q >= z.q) continue;
-      Pack<T, V> g;
-      load<Use::kAgain, whole>(g, dy + ((n * z.p + p) * z.q + q) * z.c + channel, remain);
-      Taps<V> taps;
-      taps_of(taps, p, q);
-#pragma unroll
-      for (int c = 0; c < V; ++c) {
-        if (taps.of[c] == r * S + s) sum[c] += wide(g.value[c]);
-      }
-    }
-  }
-  Pack<T, V> out;
-#pragma unroll
-  for (int c = 0; c < V; ++c) out.value[c] = narrow<T>(sum[c]);
-  store<whole>(dx + ((n * z.h + h) * z.w + w) * z.c + channel, out, remain);
+  Pack<T, kVector<T>> out;
+  gather_from<R, S, SR, SS, whole>(out, dy, z, n, h, w, channel, taps_of);
+  store<whole>(dx + ((n * z.h + h) * z.w + w) * z.c + channel, out, z.c - channel);
 }
 
 template <typename T, int R, int S, int SR, int SS, bool whole>

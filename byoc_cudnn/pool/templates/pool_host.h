@@ -12,17 +12,6 @@ struct Pool {
   bool backward, index;
 };
 
-// How many windows there are along an axis: as many as end within the padding, or as begin before it.
-inline void expect_windows(const Pool& pool, int axis, int64_t pixels, int64_t windows) {
-  const int64_t before = pool.padding[axis], after = pool.padding[2 + axis];
-  const int64_t slack = pixels + before + after - pool.taps[axis], stride = pool.strides[axis];
-  const int64_t least = slack < 0 ? 0 : slack / stride + 1, most = (slack + stride - 1) / stride + 1;
-  if (windows != least && !(windows == most && (windows - 1) * stride < pixels + before)) {
-    TVM_FFI_THROW(ValueError) << pool.words << ": " << pixels << " pixels have " << least
-                              << " windows, got " << windows;
-  }
-}
-
 __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int32_t count) {
   TVM_FFI_SAFE_CALL_BEGIN();
   // x, y; or dy, x, dx; with an index x, y, index; or dy, index, dx.
@@ -65,7 +54,8 @@ __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int3
       TVM_FFI_THROW(ValueError) << pool.words << ": too many pixels along an axis, "
                                 << x.size(1 + axis) << " of " << x.size(3) << " channels";
     }
-    expect_windows(pool, axis, x.size(1 + axis), y.size(1 + axis));
+    expect_windows(pool.words, x.size(1 + axis), y.size(1 + axis), pool.taps[axis],
+                   pool.strides[axis], pool.padding[axis], pool.padding[2 + axis]);
   }
   if (out.numel() == 0) return 0;
   try {

@@ -41,6 +41,12 @@ BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
         (replace(FORWARD, bits=True), "bits are of relu or relu6 after a residual"),
         (replace(FORWARD, summed=True), "summed gradients are of a backward call that writes"),
         (replace(FORWARD, second=True), "a second normalization is a residual, and what passes"),
+        (
+            replace(BACKWARD, pooled=(2, 2, 2, 2, 0, 0, 0, 0)),
+            "pooled (2, 2, 2, 2, 0, 0, 0, 0): eig",
+        ),
+        (replace(FORWARD, pooled=(2, 2)), "pooled (2, 2): eight numbers"),
+        (replace(FORWARD, pooled=(2, 2, 2, 2, 2, 0, 0, 0)), "padding (2, 0, 0, 0) of windows"),
         (replace(FORWARD, symbol="f(); g"), "symbol 'f(); g' is no identifier"),
         (replace(FORWARD, epsilon=float("nan")), "epsilon nan and momentum 0.1: not finite"),
     ],
@@ -67,6 +73,13 @@ def test_operands_and_results() -> None:
     back = replace(BACKWARD, bits=True, second=True)
     assert back.operands[-5:] == ("x2", "gamma2", "mean2", "rstd2", "mask")
     assert back.results == ("dx", "dgamma", "dbeta", "dx2", "dgamma2", "dbeta2")
+    pooled = (3, 3, 2, 2, 1, 1, 1, 1)
+    stem = replace(FORWARD, pooled=pooled)
+    assert stem.results[-1] == "index"
+    assert kernel_of(stem) == "relay_wgrad_norm_forward_bfloat16_relu_pooled_3x3_2x2"
+    back = replace(BACKWARD, residual=False, pooled=pooled)
+    assert back.operands == ("dy", "index", "x", "gamma", "beta", "mean", "rstd")
+    assert back.results == ("dx", "dgamma", "dbeta")
     plain = replace(BACKWARD, activation="")  # the residual's gradient is dy
     assert (plain.operands[-1], plain.results[-1]) == ("rstd", "dbeta")
     assert kernel_of(plain) == kernel_of(replace(plain, residual=False))
