@@ -42,30 +42,46 @@ class DirectEntry:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Field:
+    """As an operand: a field of what a site's call gives now."""
+
+    site: relax.Var
+    index: int
+
+
 @dataclass
 class Site:
     """A call that goes: the record without a symbol, and how the call is written.
 
     args : what it takes instead of the operator's operands.
+    fields : the types of its results, where they are others than the operator's.
     extra : the type of one more result, the last.
     narrow : casts of the result to the operands' dtype, which are all that uses it: it is that.
     """
 
     call: Any
-    args: list[Expr]
+    args: list[Expr | Field]
+    fields: list[relax.TensorType] = field(default_factory=list)
     extra: relax.TensorType | None = None
     narrow: tuple[relax.Var, ...] = ()
 
 
 @dataclass
 class Plan:
-    """Of a function: what goes, what another call computes, and who takes whose extra result."""
+    """Of a function: what goes, what another call computes, and who takes whose extra result.
+
+    takes : of a site the place of an operand, and the site whose extra result it is.
+    fields : of a site whose results are others now, or of a call that a site computes too: the
+        site, and for each old field the new one.
+    """
 
     function: FunctionView
     sites: dict[relax.Var, Site] = field(default_factory=dict)
     refused: dict[relax.Var, str] = field(default_factory=dict)
     dropped: set[relax.Var] = field(default_factory=set)
     takes: dict[relax.Var, tuple[int, relax.Var]] = field(default_factory=dict)
+    fields: dict[relax.Var, tuple[relax.Var, dict[int, int]]] = field(default_factory=dict)
 
 
 class FunctionView:
@@ -74,6 +90,7 @@ class FunctionView:
     def __init__(self, func: relax.Function) -> None:
         self.func = func
         self.bindings = [b for block in func.body.blocks for b in block.bindings]
+        self.index = {b.var: i for i, b in enumerate(self.bindings)}
         self.value = {b.var: b.value for b in self.bindings}
         self.users = Counter(v for b in self.bindings for v in variables_of(b.value))
         self.results = set(variables_of(func.body.body))
@@ -118,11 +135,12 @@ def lower(
         names = {v: symbols.of(site.call) for v, site in made.sites.items()}
         for binding in made.function.bindings:
             v = binding.var
-            if v in names or v in made.refused:
+            host = made.fields[v][0] if v in made.fields else v
+            if host in names or v in made.refused:
                 op = op_name(binding.value).rpartition(".")[2]
                 reason = made.refused.get(v, "")
                 name = str(var.name_hint)
-                entries.append(DirectEntry(name, str(v.name), op, names.get(v, ""), reason))
+                entries.append(DirectEntry(name, str(v.name), op, names.get(host, ""), reason))
         if made.sites:
             out.update_func(var, _Writer(made, names).function())
     return with_source(out, symbols, arch), tuple(entries)
@@ -170,6 +188,10 @@ class _Writer:
         self.changed: dict[relax.Var, Any] = {}
         self.extras: dict[relax.Var, relax.Var] = {}
         self.narrowed: dict[relax.Var, relax.Var] = {}
+        self.written: dict[relax.Var, relax.Var] = {}  # a site's call
+        self.waiting: dict[relax.Var, list[Any]] = {}  # fields of a site that is not yet written
+        self.gone: set[relax.Var] = set()  # fields that nothing has any more
+        self.late: dict[relax.Var, relax.Var] = {}  # a variable that waits -> the site
 
     def function(self) -> relax.Function:
         f = self.plan.function.func
@@ -189,12 +211,20 @@ class _Writer:
             return [] if isinstance(var, relax.DataflowVar) else [
                 relax.VarBinding(var, self.narrowed[var])
             ]  # fmt: skip
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.plan.fields:
+            return self._field(binding)
+        if isinstance(value, relax.Var) and value in self.late:  # another name of a field
+            return self._wait(self.late[value], binding)
+        if isinstance(value, relax.Var) and value in self.gone:
+            self.gone.add(var)
+            return []
         if site is None:
             uses = any(v in self.changed for v in variables_of(value))
             if not uses or not isinstance(binding, relax.VarBinding):
                 return [binding]
             return [relax.VarBinding(var, normal(substitute(value, self.changed)))]
-        args = [substitute(arg, self.changed) for arg in site.args]
+        before: list[Any] = []
+        args = [self._operand(arg, before) for arg in site.args]
         if var in self.plan.takes:
             place, source = self.plan.takes[var]
             args[place] = self.extras[source]
@@ -202,10 +232,43 @@ class _Writer:
         if site.narrow:
             ty = relax.TensorType(ty.shape, str(args[0].ty.dtype), ty.vdevice)
         single = not isinstance(ty, relax.TupleType)
-        types = [*([ty] if single else ty.fields), *([site.extra] if site.extra else [])]
+        own = site.fields or ([ty] if single else list(ty.fields))
+        types = [*own, *([site.extra] if site.extra else [])]
         name = self.names[var]
         made = relax.call_dps_packed(name, args, types[0] if len(types) == 1 else types)
-        return self._results(var, normal(made), site, single)
+        results = self._results(var, normal(made), site, single)
+        self.written[var] = results[0].var
+        later: list[Any] = []
+        for waiting in self.waiting.pop(var, []):
+            self.late.pop(waiting.var)
+            renamed = isinstance(waiting.value, relax.Var)
+            later += self._binding(waiting) if renamed else self._field(waiting)
+        return [*before, *results, *later]
+
+    def _operand(self, arg: Any, before: list[Any]) -> Expr:
+        """An operand as it is now; a field becomes a binding of its own."""
+        if not isinstance(arg, Field):
+            return substitute(arg, self.changed)
+        item = normal(relax.TupleGetItem(self.written[arg.site], arg.index))
+        before.append(relax.VarBinding(relax.DataflowVar("field", item.ty), item))
+        return before[-1].var
+
+    def _field(self, binding: Any) -> Sequence[Any]:
+        """A field of a call that is another's now, once that is there; nothing where it is gone."""
+        site, places = self.plan.fields[binding.value.tuple_value]
+        if site not in self.written:
+            return self._wait(site, binding)
+        place = places.get(int(binding.value.index))
+        if place is None:
+            self.gone.add(binding.var)
+            return []
+        item = normal(relax.TupleGetItem(self.written[site], place))
+        return [relax.VarBinding(binding.var, item)]
+
+    def _wait(self, site: relax.Var, binding: Any) -> Sequence[Any]:
+        self.waiting.setdefault(site, []).append(binding)
+        self.late[binding.var] = site
+        return []
 
     def _results(self, var: relax.Var, made: Expr, site: Site, single: bool) -> Sequence[Any]:
         if site.narrow:
@@ -213,9 +276,12 @@ class _Writer:
             self.narrowed |= dict.fromkeys(site.narrow, narrow)
             self.changed |= dict.fromkeys(site.narrow, narrow)
             return [relax.VarBinding(narrow, made)]
-        if site.extra is None:
+        if site.extra is None and not site.fields:
             return [relax.VarBinding(var, made)]
         new = relax.DataflowVar(f"{var.name}_all" if single else var.name, made.ty)
+        if site.extra is None:
+            self.changed[var] = new
+            return [relax.VarBinding(new, made)]
         extra = relax.DataflowVar(f"{var.name}_told", site.extra)
         self.extras[var] = extra
         last = normal(relax.TupleGetItem(new, len(made.ty.fields) - 1))

@@ -2,7 +2,8 @@
 
 Where a backward call is told by y what an activation let through, and the forward call that made y
 is here, bits go from one to the other instead.  A sum of two gradients, which is what comes back to
-where a residual branches off, is added by the backward call itself.
+where a residual branches off, is added by the backward call itself.  And where a residual is a
+normalization's own result, made for nothing else, one call computes both.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from tvm import relax
 from relay_wgrad.ir import op_name
 from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
 from relay_wgrad.ops.batch_norm import BACKWARD, FORWARD, dtype_of
+from relay_wgrad.transform.raising.walk import variables_of
 
-from ..codegen.lowering import DirectEntry, FunctionView, Plan, Site, lower, same_type
+from ..codegen.lowering import DirectEntry, Field, FunctionView, Plan, Site, lower, same_type
 from .call import NormCall, check
 from .codegen import NORMS
 
@@ -40,10 +42,11 @@ def lower_norms(
     -------
     (tvm.IRModule, tuple) : a new module, and an entry for each normalization in program order.
     """
-    return lower(mod, NORMS, lambda view: _planned(view, bits), arch)
+    return lower(mod, NORMS, lambda view: planned(view, bits), arch)
 
 
-def _planned(view: FunctionView, bits: bool) -> Plan:
+def planned(view: FunctionView, bits: bool = True) -> Plan:
+    """Which calls of a function go, and how."""
     plan = Plan(view)
     for binding in view.bindings:
         value = binding.value
@@ -57,6 +60,9 @@ def _planned(view: FunctionView, bits: bool) -> Plan:
     if bits:
         _pass_bits(plan)
     _take_sums(plan)
+    if bits:
+        for backward, (_, forward) in list(plan.takes.items()):
+            _take_second(plan, forward, backward)
     return plan
 
 
@@ -72,7 +78,10 @@ def _pass_bits(plan: Plan) -> None:
         if made is None or not made.call.residual or made.call.activation != site.call.activation:
             continue
         if forward not in view.whole and isinstance(forward, relax.DataflowVar):
-            made.call, made.extra = replace(made.call, bits=True), _mask_type(made.args[0].ty)
+            made.call, made.extra = (
+                replace(made.call, bits=True),
+                _mask_type(view.value[forward].args[0].ty),
+            )
             site.call = replace(site.call, bits=True)
             plan.takes[var] = (_Y, forward)
 
@@ -89,6 +98,84 @@ def _take_sums(plan: Plan) -> None:
             if var in plan.takes:
                 place, forward = plan.takes[var]
                 plan.takes[var] = (place + 1, forward)
+
+
+def _field_of(view: FunctionView, expr: Any, index: int) -> Any:
+    """The call of whose result a variable is this field; None where it is something else."""
+    item: Any = view.value.get(view.resolved(expr))
+    good = isinstance(item, relax.TupleGetItem) and int(item.index) == index
+    return view.resolved(item.tuple_value) if good else None
+
+
+def _take_second(plan: Plan, forward: relax.Var, backward: relax.Var) -> None:
+    """Into a call with a residual and its gradient those of the normalization that it is.
+
+    That one is forward a call without activation whose result is used as this residual alone, and
+    backward a call whose dy is this residual's gradient, which nothing else uses.
+    """
+    view, sites = plan.function, plan.sites
+    one, residual = sites[forward], sites[forward].args[3]
+    other = _field_of(view, residual, 0)
+    gradient = next(
+        (v for v, site in sites.items() if _is(_field_of(view, site.args[0], 3), backward)), None
+    )
+    if other not in sites or gradient is None or not view.only_use(residual):
+        return
+    two, back = sites[other], sites[gradient]
+    if replace(one.call, activation="", residual=False, bits=False) != two.call:
+        return
+    told = [_field_of(view, back.args[i], i - 3) for i in (4, 5)]
+    pairs = [*zip(back.args[1:4], two.args[:3], strict=True), *((t, other) for t in told)]
+    if back.call.forward or back.call.stored or not all(_is(a, b) for a, b in pairs):
+        return
+    if sum(_is(f, forward) for _, f in plan.takes.values()) > 1 or not view.only_use(back.args[0]):
+        return
+    if view.whole.intersection((other, backward, gradient)) or _used_before(view, other, forward):
+        return
+    _merge(plan, (forward, other), (backward, gradient))
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is not None and bool(a.same_as(b))
+
+
+def _used_before(view: FunctionView, call: relax.Var, end: relax.Var) -> bool:
+    """Whether a statistic that a call gives is used before a binding."""
+    fields = {
+        b.var for b in view.bindings
+        if isinstance(b.value, relax.TupleGetItem) and int(b.value.index) > 0
+        and _is(view.resolved(b.value.tuple_value), call)
+    }  # fmt: skip
+    for binding in view.bindings[: view.index[end]]:
+        if fields.intersection(variables_of(binding.value)):
+            if not isinstance(binding.value, relax.Var):
+                return True
+            fields.add(binding.var)  # another name, which may wait too
+    return False
+
+
+def _merge(
+    plan: Plan, forward: tuple[relax.Var, relax.Var], backward: tuple[relax.Var, relax.Var]
+) -> None:
+    """One call for a normalization and that of its residual, one for their gradients."""
+    sites, value = plan.sites, plan.function.value
+    one, two, site = sites[forward[0]], sites[forward[1]], sites[backward[0]]
+    first, second = one.args, two.args
+    one.args = [*first[:3], *second[:3], *first[4:], *second[3:]]
+    own, others = (list(value[var].ty.fields) for var in forward)
+    one.fields = [*own[:3], *others[1:3], *own[3:], *others[3:]]
+    one.call = replace(one.call, second=True)
+    plan.fields[forward[0]] = (forward[0], {0: 0, 1: 1, 2: 2, 3: 5, 4: 6})
+    plan.fields[forward[1]] = (forward[0], {1: 3, 2: 4, 3: 7, 4: 8})
+    mask = len(site.args) - 1
+    site.args[mask:mask] = [*second[:2], Field(forward[0], 3), Field(forward[0], 4)]
+    site.fields = [*list(value[backward[0]].ty.fields)[:3], *value[backward[1]].ty.fields]
+    site.call = replace(site.call, second=True)
+    plan.takes[backward[0]] = (len(site.args) - 1, forward[0])
+    plan.fields[backward[0]] = (backward[0], {0: 0, 1: 1, 2: 2})
+    plan.fields[backward[1]] = (backward[0], {0: 3, 1: 4, 2: 5})
+    plan.dropped |= {forward[1], backward[1]}
+    del sites[forward[1]], sites[backward[1]]
 
 
 def _read(value: relax.Call) -> NormCall:

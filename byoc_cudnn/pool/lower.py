@@ -70,7 +70,8 @@ def _planned(view: FunctionView, index: bool) -> Plan:
 
 def _pass_index(plan: Plan, backward: relax.Var, forward: relax.Var) -> None:
     made, site = plan.sites[forward], plan.sites[backward]
-    if tuple(plan.function.value[forward].ty.shape.values) != tuple(site.args[0].ty.shape.values):
+    shapes = [plan.function.value[forward].ty.shape, plan.function.value[backward].args[0].ty.shape]
+    if tuple(shapes[0].values) != tuple(shapes[1].values):
         return
     made.call = replace(made.call, index=True)
     made.extra = relax.TensorType(plan.function.value[forward].ty.shape, "uint8")

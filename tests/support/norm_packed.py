@@ -1,0 +1,103 @@
+"""What the normalizations' generated functions compute: packed functions in PyTorch, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+import tvm_ffi
+
+from byoc_cudnn.norm import NormCall
+
+_ACT = {"": lambda z: z, "relu": torch.relu, "relu6": torch.nn.functional.relu6,
+        "silu": torch.nn.functional.silu}  # fmt: skip
+
+
+class Recorder:
+    """Stands for a family's code generation: keeps the calls that it is asked for."""
+
+    codegen, plans = "relay_wgrad_norm", "relay_wgrad_norm_plans"
+
+    def __init__(self) -> None:
+        self.calls: list[NormCall] = []
+
+    def generate(self, calls: Sequence[NormCall], arch: int) -> str:
+        self.calls = list(calls)
+        return ""
+
+    def register(self) -> None:
+        """Makes each call's function one of this process."""
+        for call in self.calls:
+            tvm_ffi.register_global_func(call.symbol, packed(call), override=True)
+
+
+def packed(call: NormCall) -> Callable[..., None]:
+    def run(*tensors: Any) -> None:
+        count = len(call.operands)
+        assert len(tensors) == count + len(call.results), (call, len(tensors))
+        given = dict(zip(call.operands, (torch.tensor(t.numpy()) for t in tensors), strict=False))
+        made = _forward(call, given) if call.forward else _backward(call, given)
+        for name, out in zip(call.results, tensors[count:], strict=True):
+            value = made[name].numpy().astype(out.dtype).reshape(out.shape)
+            tvm.runtime.tensor(np.ascontiguousarray(value)).copyto(out)
+
+    return run
+
+
+def _forward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    z = None
+    for end in ("", "2") if call.second else ("",):
+        x = v[f"x{end}"]
+        rows = x.reshape(-1, x.shape[-1])
+        mean, variance = rows.mean(0), rows.var(0, unbiased=False)
+        rstd = (variance + call.epsilon) ** -0.5
+        made |= {f"mean{end}": mean, f"rstd{end}": rstd}
+        one = (x - mean) * rstd * v[f"gamma{end}"] + v[f"beta{end}"]
+        z = one if z is None else z + one
+        if call.running:
+            factor = len(rows) / (len(rows) - 1) if call.unbiased else 1.0
+            for name, new in (("mean", mean), ("var", variance * factor)):
+                old = v[f"running_{name}{end}"]
+                made[f"new_running_{name}{end}"] = old + call.momentum * (new - old)
+    z = z + v["residual"] if "residual" in v else z
+    made["y"] = _ACT[call.activation](z)
+    if call.bits:
+        passes = (z > 0) & (z < 6) if call.activation == "relu6" else z > 0
+        made["mask"] = torch.tensor(np.packbits(_padded(passes.numpy()), axis=-1))
+    return made
+
+
+def _padded(passes: Any, each: int = 4) -> Any:
+    """Bits of four channels in the upper half of a byte, as float32 has them in 16 bytes."""
+    channels = passes.shape[-1]
+    groups = -(-channels // each)
+    out = np.zeros((*passes.shape[:-1], groups, 8), bool)
+    for c in range(channels):
+        out[..., c // each, c % each] = passes[..., c]
+    return out
+
+
+def _backward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
+    dy = v["dy"] + v["dy2"] if call.summed else v["dy"]
+    x, channels = v["x"], v["x"].shape[-1]
+    ends = ("", "2") if call.second else ("",)
+    if "mask" in v:
+        bits = np.unpackbits(v["mask"].numpy()[..., None], axis=-1)[..., :4]
+        passes = torch.tensor(bits.reshape(*x.shape[:-1], -1)[..., :channels].astype("float32"))
+        g = dy * passes
+    else:
+        leaf = (x - v["mean"]) * v["rstd"] * v["gamma"] + v["beta"]
+        leaf = v.get("y", leaf).clone().requires_grad_()
+        (g,) = torch.autograd.grad(_ACT[call.activation](leaf), leaf, dy)
+    made: dict[str, Any] = {"dresidual": g}
+    axes = list(range(x.ndim - 1))
+    for end in ends:
+        xhat = (v[f"x{end}"] - v[f"mean{end}"]) * v[f"rstd{end}"]
+        made[f"dbeta{end}"], made[f"dgamma{end}"] = g.sum(axes), (g * xhat).sum(axes)
+        inner = g - g.mean(axes) - xhat * (g * xhat).mean(axes)
+        made[f"dx{end}"] = inner * v[f"gamma{end}"] * v[f"rstd{end}"]
+    return made
