@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from byoc_cudnn.norm import NormCall
 
-# ResNet-50's: how many there are, channels, side of the image at 224×224, what follows.
+# ResNet-50's: how many there are, channels, side of the image at 224×224, what follows: a max
+# pooling after the first; where blocks end the sum with what went around them, which four times is
+# a normalization too ("two").
 RESNET50 = (
-    (1, 64, 112, "relu"), (6, 64, 56, "relu"), (1, 128, 56, "relu"), (7, 128, 28, "relu"),
+    (1, 64, 112, "relu pool"), (6, 64, 56, "relu"), (1, 128, 56, "relu"), (7, 128, 28, "relu"),
     (1, 256, 28, "relu"), (11, 256, 14, "relu"), (1, 512, 14, "relu"), (5, 512, 7, "relu"),
-    (3, 256, 56, "add relu"), (4, 512, 28, "add relu"), (6, 1024, 14, "add relu"),
-    (3, 2048, 7, "add relu"),
-    (1, 256, 56, ""), (1, 512, 28, ""), (1, 1024, 14, ""), (1, 2048, 7, ""),
+    (2, 256, 56, "add relu"), (3, 512, 28, "add relu"), (5, 1024, 14, "add relu"),
+    (2, 2048, 7, "add relu"),
+    (1, 256, 56, "two relu"), (1, 512, 28, "two relu"), (1, 1024, 14, "two relu"),
+    (1, 2048, 7, "two relu"),
 )  # fmt: skip
+POOLED = (3, 3, 2, 2, 1, 1, 1, 1)
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 EPSILON, MOMENTUM = 1e-5, 0.1
 
@@ -42,7 +48,21 @@ class Case:
 
     @property
     def residual(self) -> bool:
-        return "add" in self.after
+        return "add" in self.after or self.two
+
+    @property
+    def two(self) -> bool:
+        return "two" in self.after
+
+    @property
+    def pooled(self) -> tuple[int, ...]:
+        return POOLED if "pool" in self.after else ()
+
+    @property
+    def windows(self) -> tuple[int, int, int, int]:
+        """The pooled tensor's shape."""
+        side = (self.side - 1) // 2 + 1
+        return (self.batch, side, side, self.channels)
 
     @property
     def tensor_bytes(self) -> int:
@@ -50,16 +70,24 @@ class Case:
         return self.rows * self.channels * size
 
     @property
-    def passes(self) -> tuple[int, int]:
-        """Reads and writes of a tensor, forward and backward."""
-        return (4, 6) if self.residual else (3, 5)
+    def moved(self) -> tuple[float, float]:
+        """Bytes that are read and written, forward and backward."""
+        if self.pooled:  # the windows' tensor, and a byte for each of its elements
+            size = self.tensor_bytes // (self.rows * self.channels)
+            more = math.prod(self.windows) * (size + 1)
+            return (2 * self.tensor_bytes + more, 3 * self.tensor_bytes + 2 * more)
+        passes = (5 + 1 / 16, 8 + 2 / 16) if self.two else (4 + 1 / 16, 6 + 1 / 16)
+        if not self.residual:
+            passes = (3, 5)
+        return (self.tensor_bytes * passes[0], self.tensor_bytes * passes[1])
 
     def call(self, direction: str) -> NormCall:
         """What computes it; the symbol tells all but sizes."""
         symbol = f"{direction}_{self.mode}_{self.after.replace(' ', '_') or 'none'}"
         return NormCall(
             symbol, direction, DTYPES[self.mode], self.activation, self.residual,
-            running=direction == "forward", bits=self.residual, epsilon=EPSILON, momentum=MOMENTUM,
+            running=direction == "forward", bits=self.residual, second=self.two,
+            pooled=self.pooled, epsilon=EPSILON, momentum=MOMENTUM,
         )  # fmt: skip
 
 
@@ -86,53 +114,87 @@ class Tensors:
 
         self.case = case
         self.x, self.dy = rows(1.5, 0.5), rows()
-        self.residual = rows() if case.residual else None
+        self.residual = rows() if case.residual and not case.two else None
         self.gamma, self.beta = vector(0.5), vector(-0.5)
         self.running_mean, self.running_var = vector(), vector(0.5)
         new: Any = torch.empty_like
         self.y, self.dx = new(self.x), new(self.x)
-        self.dresidual = new(self.x) if case.residual else None
+        self.dresidual = new(self.x) if self.residual is not None else None
+        if case.two:
+            self.x2, self.dx2 = rows(0.7, -0.2), new(self.x)
+            self.gamma2, self.beta2 = vector(0.5), vector(-0.5)
+            self.running_mean2, self.running_var2 = vector(), vector(0.5)
+        if case.pooled:
+            self.dy = rows()[:, ::2, ::2].contiguous()
+            self.y = new(self.dy)
+            self.index = torch.zeros(self.y.shape, device="cuda", dtype=torch.uint8)
         packs = -(-case.channels * self.x.element_size() // 16)
         self.mask = torch.zeros((case.rows, packs), device="cuda", dtype=torch.uint8)
-        self.mean, self.rstd, self.dgamma, self.dbeta = (new(self.gamma) for _ in range(4))
-        self.new_running_mean, self.new_running_var = new(self.gamma), new(self.gamma)
+        for name in {*case.call("forward").results, *case.call("backward").results}:
+            if not hasattr(self, name):
+                setattr(self, name, new(self.gamma))
 
     def args(self, call: NormCall) -> list[torch.Tensor]:
         return [getattr(self, name) for name in (*call.operands, *call.results)]
 
     def poison(self) -> None:
-        for name in ("y", "dx", "dresidual", "mean", "rstd", "dgamma", "dbeta",
-                     "new_running_mean", "new_running_var"):  # fmt: skip
-            if getattr(self, name) is not None:
-                getattr(self, name).fill_(float("nan"))
+        for direction in ("forward", "backward"):
+            for name in self.case.call(direction).results:
+                getattr(self, name).fill_(0x5A if name in ("mask", "index") else float("nan"))
 
 
 def wanted(t: Tensors) -> dict[str, torch.Tensor]:
-    """All results in float64; the mask is that of the stored y, whose rounding decides."""
+    """All results in float64; masks and maxima are of what is stored, whose rounding decides."""
     call = t.case.call("forward")
-    x = t.x.double().flatten(0, -2)
-    gamma, beta = t.gamma.double(), t.beta.double()
-    mean, var = x.mean(0), x.var(0, unbiased=False)
-    rstd = (var + call.epsilon).rsqrt()
-    normal = (x - mean) * rstd
-    y = normal * gamma + beta
+    normals, found = [], {}
+    z: Any = 0
+    for which in ("", "2") if t.case.two else ("",):
+        x = getattr(t, "x" + which).double().flatten(0, -2)
+        mean, var = x.mean(0), x.var(0, unbiased=False)
+        rstd = (var + call.epsilon).rsqrt()
+        normals.append((x - mean) * rstd)
+        z = z + normals[-1] * getattr(t, "gamma" + which).double()
+        z = z + getattr(t, "beta" + which).double()
+        m = x.shape[0]
+        means, variances = (getattr(t, f"running_{n}{which}").double() for n in ("mean", "var"))
+        found |= {
+            f"mean{which}": mean, f"rstd{which}": rstd,
+            f"new_running_mean{which}": 0.9 * means + 0.1 * mean,
+            f"new_running_var{which}": 0.9 * variances + 0.1 * var * (m / max(m - 1, 1)),
+        }  # fmt: skip
     if t.residual is not None:
-        y = y + t.residual.double().flatten(0, -2)
-    dy = t.dy.double().flatten(0, -2)
+        z = z + t.residual.double().flatten(0, -2)
+    dy = t.dy.double()
     if t.case.activation:
-        y = y.relu()
-        dy = torch.where(t.y.flatten(0, -2) <= 0, 0, dy)
-    m = x.shape[0]
-    dbeta, dgamma = dy.sum(0), (dy * normal).sum(0)
-    dx = gamma * rstd * (dy - dbeta / m - normal * dgamma / m)
-    found = {
-        "y": y, "mean": mean, "rstd": rstd, "dx": dx, "dgamma": dgamma, "dbeta": dbeta,
-        "new_running_mean": 0.9 * t.running_mean.double() + 0.1 * mean,
-        "new_running_var": 0.9 * t.running_var.double() + 0.1 * var * (m / max(m - 1, 1)),
-    }  # fmt: skip
+        z = z.relu()
+        dy = torch.where(t.y <= 0, 0, dy)
+    if t.case.pooled:
+        image = z.view(t.x.shape).permute(0, 3, 1, 2)
+        z = F.max_pool2d(image, 3, 2, 1).permute(0, 2, 3, 1).flatten(0, -2)
+        dy = scattered(t, dy)
+    found["y"], dy = z, dy.flatten(0, -2)
+    m = dy.shape[0]
+    for which, normal in zip(("", "2"), normals, strict=False):
+        dbeta, dgamma = dy.sum(0), (dy * normal).sum(0)
+        scale = getattr(t, "gamma" + which).double() * found["rstd" + which]
+        found["dbeta" + which], found["dgamma" + which] = dbeta, dgamma
+        found["dx" + which] = scale * (dy - dbeta / m - normal * dgamma / m)
     if t.dresidual is not None:
         found["dresidual"] = dy
     return found
+
+
+def scattered(t: Tensors, dy: torch.Tensor) -> torch.Tensor:
+    """The image's gradient: each window's, where the index says."""
+    n, h, w, c = t.x.shape
+    p, q = (torch.arange(size, device="cuda") for size in t.y.shape[1:3])
+    tap = t.index.long()
+    row = 2 * p.view(1, -1, 1, 1) - 1 + tap // 3
+    column = 2 * q.view(1, 1, -1, 1) - 1 + tap % 3
+    images = torch.arange(n, device="cuda").view(-1, 1, 1, 1)
+    place = ((images * h + row) * w + column) * c + torch.arange(c, device="cuda")
+    out = torch.zeros(t.x.numel(), device="cuda", dtype=torch.float64)
+    return out.scatter_add_(0, place.flatten(), dy.flatten()).view(t.x.shape)
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import gpu_norm, gpu_norm_shapes
 from byoc_cudnn.backends.cutlass import check as cutlass
 from byoc_cudnn.backends.cutlass import objects as cutlass_objects
 from byoc_cudnn.building.toolchain import find
@@ -74,7 +75,34 @@ def norms() -> int:
             found = norm_runner.wrong_results(functions, t)
             print("WRONG" if found else "right", tuple(t.x.shape), t.calls()[0].symbol, *found)
             wrong += found
+        wrong += followed(Path(folder))
     return len(wrong)
+
+
+def followed(folder: Path) -> list[str]:
+    """Normalizations that take along a max pooling, or the one of a shortcut."""
+    cases = [
+        gpu_norm_shapes.Case(1, 2, channels, 9, after, mode)
+        for channels in (13, 72)
+        for after in ("relu pool", "two relu")
+        for mode in ("bf16", "f32")
+    ]
+    calls = {c.symbol: c for case in cases for c in map(case.call, ("forward", "backward"))}
+    # A folder of its own: a library of the same path would not be loaded anew.
+    own = folder / "followed"
+    own.mkdir()
+    functions = norm_runner.load(list(calls.values()), own)
+    wrong = []
+    for case in cases:
+        t = gpu_norm_shapes.Tensors(case)
+        for call in map(case.call, ("forward", "backward")):
+            functions[call.symbol](*t.args(call))
+        for name, want in gpu_norm_shapes.wanted(t).items():
+            error = gpu_norm_shapes.relative(getattr(t, name), want)
+            if not error <= gpu_norm.LIMITS[case.mode]:
+                wrong.append(f"{case} {name}: {error:.1e}")
+        print("WRONG" if wrong else "right", case)
+    return wrong
 
 
 def convolutions() -> int:
