@@ -74,6 +74,7 @@ class Plan:
     takes : of a site the place of an operand, and the site whose extra result it is.
     fields : of a site whose results are others now, or of a call that a site computes too: the
         site, and for each old field the new one.
+    renamed : a variable that is a field of what a site's call gives now.
     """
 
     function: FunctionView
@@ -82,6 +83,7 @@ class Plan:
     dropped: set[relax.Var] = field(default_factory=set)
     takes: dict[relax.Var, tuple[int, relax.Var]] = field(default_factory=dict)
     fields: dict[relax.Var, tuple[relax.Var, dict[int, int]]] = field(default_factory=dict)
+    renamed: dict[relax.Var, tuple[relax.Var, int]] = field(default_factory=dict)
 
 
 class FunctionView:
@@ -207,6 +209,10 @@ class _Writer:
         site = self.plan.sites.get(var)
         if var in self.plan.dropped:
             return []
+        if var in self.plan.renamed:
+            host, index = self.plan.renamed[var]
+            item = normal(relax.TupleGetItem(self.written[host], index))
+            return [relax.VarBinding(var, item)]
         if var in self.narrowed:
             return [] if isinstance(var, relax.DataflowVar) else [
                 relax.VarBinding(var, self.narrowed[var])

@@ -22,6 +22,7 @@ from relay_wgrad.transform.raising.walk import variables_of
 from ..codegen.lowering import DirectEntry, Field, FunctionView, Plan, Site, lower, same_type
 from .call import NormCall, check
 from .codegen import NORMS
+from .with_pool import take_pools
 
 _VECTOR = 16  # bytes of a row for which a mask has a byte
 _Y = 6  # the backward operators' operand
@@ -60,9 +61,11 @@ def planned(view: FunctionView, bits: bool = True) -> Plan:
     if bits:
         _pass_bits(plan)
     _take_sums(plan)
+    take_pools(plan)
     if bits:
         for backward, (_, forward) in list(plan.takes.items()):
-            _take_second(plan, forward, backward)
+            if plan.sites[forward].call.residual:
+                _take_second(plan, forward, backward)
     return plan
 
 

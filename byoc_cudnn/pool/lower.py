@@ -22,7 +22,7 @@ from .call import PoolCall, check
 from .codegen import POOLS
 
 FORWARD, BACKWARD = "relax.nn.max_pool2d", "relax.grad.max_pool2d_backward"
-_CAST = "relax.astype"
+CAST = "relax.astype"
 _X = 1  # the backward operator's operand
 
 
@@ -81,15 +81,23 @@ def _pass_index(plan: Plan, backward: relax.Var, forward: relax.Var) -> None:
 
 def _without_casts(view: FunctionView, var: relax.Var, value: relax.Call, site: Site) -> None:
     """In the dtype that both operands come in and the result goes out."""
-    casts = [view.call(arg, _CAST) for arg in value.args]
+    casts = [view.call(arg, CAST) for arg in value.args]
     inner = [cast.args[0] for cast in casts if cast is not None]
     dtypes = {str(arg.ty.dtype) for arg in inner}
     users = [b for b in view.bindings if var in variables_of(b.value)]
-    back = {str(b.var.ty.dtype) for b in users if op_name(b.value) == _CAST}
+    back = {str(b.var.ty.dtype) for b in users if op_name(b.value) == CAST}
     same = len(inner) == 2 and len(dtypes) == 1 and dtypes == back and dtypes <= set(HALVES)
-    if same and all(op_name(b.value) == _CAST for b in users) and var not in view.results:
+    if same and all(op_name(b.value) == CAST for b in users) and var not in view.results:
         site.args, site.narrow = inner, tuple(b.var for b in users)
         site.call = replace(site.call, dtype=dtypes.pop())
+
+
+def windows_of(value: relax.Call) -> tuple[int, ...] | None:
+    """Taps, strides and padding, eight numbers; None where there is no kernel for a call."""
+    call, reason = _read(value)
+    if reason or not check(replace(call, symbol=POOLS.codegen)):
+        return None
+    return (*call.kernel, *call.strides, *call.padding)
 
 
 def _read(value: relax.Call) -> tuple[PoolCall, str]:

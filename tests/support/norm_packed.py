@@ -65,10 +65,32 @@ def _forward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
                 made[f"new_running_{name}{end}"] = old + call.momentum * (new - old)
     z = z + v["residual"] if "residual" in v else z
     made["y"] = _ACT[call.activation](z)
+    if call.pooled:
+        made["y"], made["index"] = _pooled(call, made["y"])
     if call.bits:
         passes = (z > 0) & (z < 6) if call.activation == "relu6" else z > 0
         made["mask"] = torch.tensor(np.packbits(_padded(passes.numpy()), axis=-1))
     return made
+
+
+def _pooled(call: NormCall, y: Any) -> tuple[Any, Any]:
+    """The maxima of windows, and which tap each is: the first."""
+    r, s, down, across, top, left, bottom, right = call.pooled
+    padded = torch.nn.functional.pad(y, (0, 0, left, right, top, bottom), value=-torch.inf)
+    windows = padded.unfold(1, r, down).unfold(2, s, across).flatten(-2)
+    index = torch.tensor(windows.numpy().argmax(-1))
+    return windows.gather(-1, index[..., None])[..., 0], index.to(torch.uint8)
+
+
+def _scattered(call: NormCall, dy: Any, index: Any, shape: Any) -> Any:
+    """Each gradient at its window's maximum."""
+    _, s, down, across, top, left, bottom, right = call.pooled
+    n, h, w, c = shape
+    out = torch.zeros((n, h + top + bottom, w + left + right, c))
+    for at in np.ndindex(*dy.shape):
+        row, column = divmod(int(index[at]), s)
+        out[at[0], at[1] * down + row, at[2] * across + column, at[3]] += dy[at]
+    return out[:, top : top + h, left : left + w]
 
 
 def _padded(passes: Any, each: int = 4) -> Any:
@@ -84,6 +106,7 @@ def _padded(passes: Any, each: int = 4) -> Any:
 def _backward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
     dy = v["dy"] + v["dy2"] if call.summed else v["dy"]
     x, channels = v["x"], v["x"].shape[-1]
+    dy = _scattered(call, dy, v["index"], x.shape) if call.pooled else dy
     ends = ("", "2") if call.second else ("",)
     if "mask" in v:
         bits = np.unpackbits(v["mask"].numpy()[..., None], axis=-1)[..., :4]

@@ -18,15 +18,17 @@ from tests.support.norm_packed import Recorder
 pytestmark = pytest.mark.usefixtures("registered")
 
 op = relax.op
-SHAPE, C = (3, 4, 5, 6), 6
+SHAPE, POOLED, C = (2, 7, 8, 6), (2, 4, 4, 6), 6
 
 
 def network() -> tvm.IRModule:
-    """Residual blocks: of a normalization and of its input, with ReLU, ReLU6 and neither."""
+    """A stem with pooling; residual blocks, of a normalization and of its input, with ReLU, ReLU6
+    and neither."""
     bb = relax.BlockBuilder()
-    names = [f"{n}{i}" for i in range(5) for n in ("gamma", "beta", "mean", "var")]
+    names = [f"{n}{i}" for i in range(6) for n in ("gamma", "beta", "mean", "var")]
     params = {n: relax.Var(n, relax.TensorType((C,), "float32")) for n in names}
-    x, weight = (relax.Var(n, relax.TensorType(SHAPE, "float32")) for n in ("x", "weight"))
+    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
+    weight = relax.Var("weight", relax.TensorType(POOLED, "float32"))
     updates: list[Any] = []
 
     def norm(i: int, value: Any, *residual: Any, activation: str = "") -> Any:
@@ -39,10 +41,12 @@ def network() -> tvm.IRModule:
 
     with bb.function("main", [x, weight, *params.values()]):
         with bb.dataflow():
-            short = norm(0, bb.emit(op.sin(x)))
-            y = norm(1, bb.emit(op.cos(x)), short, activation="relu")
+            stem = norm(5, x, activation="relu")
+            x_ = bb.emit(op.nn.max_pool2d(stem, (3, 3), (2, 2), (1, 1), layout="NHWC"))
+            short = norm(0, bb.emit(op.sin(x_)))
+            y = norm(1, bb.emit(op.cos(x_)), short, activation="relu")
             y = norm(2, bb.emit(op.sin(y)), y, activation="relu6")
-            y = norm(3, bb.emit(op.multiply(y, x)), y)
+            y = norm(3, bb.emit(op.multiply(y, x_)), y)
             y = norm(4, y, activation="relu")
             loss = bb.emit_output(op.sum(op.multiply(y, weight)))
         bb.emit_func_output(relax.Tuple([loss, *updates]))
@@ -55,15 +59,17 @@ def test_calls_of_functions_compute_the_step() -> None:
     after, entries = lower(before, family, planned, 90)  # type: ignore[arg-type]
     relax.analysis.well_formed(after)
     family.register()
-    assert len(entries) == 10
+    assert len(entries) == 12
     assert all(entry.symbol for entry in entries)
     kinds = [(c.direction, c.second, c.summed, c.bits) for c in family.calls]
     assert kinds.count(("forward", True, False, True)) == 1  # the first block's two in one
     assert kinds.count(("backward", True, True, True)) == 1
+    assert [c.direction for c in family.calls if c.pooled] == ["forward", "backward"]
     func = after[ADJOINT]
     names = [str(getattr(getattr(b.value, "op", None), "name", "")) for b in
              func.body.blocks[0].bindings]  # fmt: skip
-    assert names.count("relax.call_dps_packed") == 8
+    assert names.count("relax.call_dps_packed") == 10
+    assert not {"relax.nn.max_pool2d", "relax.grad.max_pool2d_backward"}.intersection(names)
     rng = np.random.default_rng(0)
     values = [
         np.abs(v) if "var" in p.name else v
