@@ -135,10 +135,19 @@ def _parallel(sch: s_tir.Schedule, stage: Any) -> None:
 
 
 def _threads(sch: s_tir.Schedule, stage: Any) -> None:
+    """A thread for each result, which is in registers until it is done.
+
+    Of `taken ? maximum : x`, with the maximum in memory, nvcc makes one load of either address, by
+    the cache for what is never written: it then gave the maximum of an earlier run.
+    """
+    results = range(len(sch.get(stage).writes))
+    copies = [sch.cache_write(stage, i, "local") for i in results]
     loops = list(sch.get_loops(stage))
     block, thread = sch.split(sch.fuse(*loops[:4]), [None, 256])
     sch.bind(block, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
+    for copy in copies:
+        sch.reverse_compute_at(copy, thread)
 
 
 # Target kind -> what it does with a stage, whose first four loops are the result's.  The stock CUDA

@@ -18,7 +18,7 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 
 from ..dtypes import HALVES
-from .cuda_reduction import ChannelSum
+from .cuda_reduction import ChannelSum, Registers
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
@@ -85,7 +85,7 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
     gpu = dlight.gpu
     rules = [
         ChannelSum(), _NotHalf(gpu.Matmul()), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(),
-        gpu.Fallback(),
+        Registers(), gpu.Fallback(),
     ]  # fmt: skip
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")

@@ -16,6 +16,8 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
 from tvm.target import Target
 
+from .inlining import inlined
+
 THREADS = 256  # of a block
 WANTED = 1 << 17  # threads of the first kernel: half of what an H200 holds at once
 LEAST = 8  # elements that a thread sums, at least
@@ -95,6 +97,44 @@ class ChannelSum(dlight.base.ScheduleRule):
     def bind(self, sch: Schedule, loop: Any, axis: str) -> None:
         """Binds a loop to threads."""
         sch.bind(loop, axis)
+
+
+class Registers(dlight.base.ScheduleRule):
+    """Upstream's fallback with sums and extrema in registers until they are done.
+
+    Upstream's are in memory, read and written again for each element: slow, and with a choice as in
+    `running < x ? x : running` not safe.  nvcc makes that one load of either address, by the cache
+    for what a kernel never writes, which has the value of an earlier kernel.
+    """
+
+    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+        """The schedule, or None where upstream's fallback has none or nothing is reduced."""
+        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
+            return None
+        sch = Schedule(func)
+        infos = normalize_prim_func(sch)
+        if infos is None or not any("R" in info.dom_kind() for info in infos):
+            return None
+        for info in inlined(sch, infos):
+            kinds, block = info.dom_kind(), info.block_rv
+            if "O" in kinds:
+                return None
+            reduces = "R" in kinds
+            results = range(len(sch.get(block).writes)) if reduces else ()
+            copies = [sch.cache_write(block, i, "local") for i in results]
+            loops = sch.get_loops(block)
+            spatial, summed = (
+                [loop for loop, kind in zip(loops, kinds, strict=True) if kind == wanted]
+                for wanted in "SR"
+            )
+            spatial = spatial or [sch.add_unit_loop(block)]
+            sch.reorder(*spatial, *summed)
+            outer, inner = sch.split(sch.fuse(*spatial), [None, THREADS])
+            sch.bind(outer, "blockIdx.x")
+            sch.bind(inner, "threadIdx.x")
+            for copy in copies:
+                sch.reverse_compute_at(copy, inner)
+        return sch
 
 
 def _split(

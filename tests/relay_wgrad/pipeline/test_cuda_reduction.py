@@ -10,7 +10,9 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
+from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.cuda_reduction import ChannelSum, parts
+from tests.support.cuda_source import read_back
 from tests.support.partition_cases import module
 
 CUDA = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
@@ -122,3 +124,36 @@ def test_threads_read_neighbours() -> None:
     assert text.count('thread="threadIdx.x"') == 2
     assert text.count('thread="blockIdx.x"') == 2
     assert 'scope="local"' in text
+
+
+TARGET = tvm.target.Target(
+    {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32,
+     "max_shared_memory_per_block": 49152}, host="llvm",
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_what_is_reduced_waits_in_registers(layout: str) -> None:
+    """Max pooling's gradient took maxima of an earlier run: nvcc read them by the wrong cache."""
+    shapes: dict[str, Any] = {
+        "grad": (2, 8, 8, 8),
+        "x": (2, 8, 16, 16) if layout == "NCHW" else (2, 16, 16, 8),
+    }
+    window = {"pool_size": (2, 2), "strides": (2, 2), "layout": layout}
+
+    def body(emit: Any, grad: Any, x: Any) -> list[Any]:
+        return [
+            emit(relax.op.nn.max_pool2d(x, **window)),
+            emit(relax.op.grad.max_pool2d_backward(grad, x, **window)),
+            emit(relax.op.argmax(x, 1)),
+            emit(relax.op.min(x)),
+        ]
+
+    mod = module({name: (shape, "float32") for name, shape in shapes.items()}, body)
+    built = tvm.compile(mod, TARGET, relax_pipeline=cuda_pipeline())
+    (host,) = built.mod.imports
+    (device,) = host.imports
+    code = device.inspect_source("cuda")
+    assert code.count("__global__") > 4
+    assert read_back(code) == []

@@ -1,0 +1,23 @@
+"""What tests ask of generated CUDA source."""
+
+from __future__ import annotations
+
+import re
+
+
+def read_back(code: str) -> list[str]:
+    """Tensors in memory, as kernel:tensor, that a kernel reads after it has written them.
+
+    nvcc reads what may be one of two tensors by the cache for what is never written, and pointers
+    that are `__restrict__` tell it that the other one is.
+    """
+    found = []
+    for kernel in re.split(r'extern "C" __global__ ', code)[1:]:
+        head, _, body = kernel.partition("{")
+        function = re.findall(r"(\w+)\(", head)[-1]
+        for name in re.findall(r"__restrict__ (\w+)", head):
+            writes = re.findall(rf"\b{name}\[[^=;]*\] = |\({name} \+[^=;]*\)\) = ", body)
+            uses = re.findall(rf"\b{name}\b", body)
+            if writes and len(uses) > len(writes):
+                found.append(f"{function}:{name}")
+    return found
