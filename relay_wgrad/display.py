@@ -32,9 +32,12 @@ class Display:
 
     @contextlib.contextmanager
     def part(self, what: str, total: int | None = None) -> Iterator[Any]:
-        """A bar while the part runs; gives a function that moves it by one of `total`."""
+        """A bar while the part runs; gives a function that moves it by one of `total`.
+
+        What that is given is shown behind the part's name.
+        """
         task = self.progress.add_task(what, total=total)
-        yield lambda: self.progress.advance(task)
+        yield lambda note="": self.progress.update(task, advance=1, description=what + note)
         self.progress.update(task, total=total or 1, completed=total or 1)
 
     @contextlib.contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import itertools
 import math
-import re
+import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,16 @@ import onnx
 import tvm
 
 from .. import output, registry
-from ..display import Display, columns, duration, milliseconds, print_whole, short, warn
+from ..display import Display, warn
 from ..frontend import TrainingGraph, to_onnx
 from ..frontend.graph import DRAWN
 from ..problem import ConvProblem
 from ..training import state
 from ..training.data import Data
-from ..training.step import ADJOINT
-from ..training.trainer import Trainer
-from ..transform import count_reasons, layout_changes
+from ..training.devices import Options
+from ..training.trainer import CHECK_EVERY, OPTIMIZERS, Trainer
 from . import arguments
+from .training_report import Memory, course, print_report, row
 
 # A kernel agrees with its second opinion when the relative error is below this.  Both sum N·P·Q or
 # C·R·S products in the result's own precision, in different orders: the error grows like the root
@@ -32,7 +33,7 @@ from . import arguments
 # Half-precision operands are the same for both; a half-precision result is rounded once, by half a
 # unit in the last place, and the stock composite may round in between.
 AGREES = {"float32": 1e-4, "float64": 1e-12, "float16": 4e-3, "bfloat16": 3e-2}
-_PARTS = 10  # of the course of the loss, where each step has another batch
+_LOSS_AGREES = 0.02  # a step's loss on a GPU and on the CPU
 
 EPILOG = """\
 Exit codes: 0 the loss came down (with --data: stayed finite) and every kernel agrees; 1 it did not,
@@ -48,6 +49,7 @@ examples:
   python -m relay_wgrad train mine.onnx --data mine.npz --steps 500 --export trained.onnx
   python -m relay_wgrad train mine.onnx --steps 100 --no-check --save state.safetensors
   python -m relay_wgrad train mine.onnx --steps 100 --no-check --resume state.safetensors
+  python -m relay_wgrad train resnet50 --device cuda --dtype bf16 --batch 256 --steps 100
 """
 
 
@@ -55,18 +57,35 @@ def add_parser(commands: Any) -> None:
     """Adds `train` to the subparsers of the command line."""
     parser = commands.add_parser(
         "train",
-        help="train a network on the CPU and show what became of its convolutions",
+        help="train a network and show what became of its convolutions",
         description=(
-            "Imports a network, appends a loss, differentiates, compiles for this CPU and trains\n"
-            "some steps: on one fixed random batch, or with --data on shuffled minibatches.  Then\n"
-            "shows what became of each convolution, and checks every kernel against the\n"
-            "historical composite compiled by TVM's own rules."
+            "Imports a network, appends a loss, differentiates, compiles for this CPU, or a GPU,\n"
+            "and trains some steps: on one fixed random batch, or with --data on shuffled\n"
+            "minibatches.  Then shows what became of each convolution, and checks every kernel\n"
+            "against the historical composite compiled by TVM's own rules; on a GPU the last\n"
+            "step's loss and gradients against this CPU's."
         ),
         epilog=EPILOG,
         formatter_class=arguments.Help,
     )
     arguments.add_graph(parser, model="resnet50")
     parser.set_defaults(layout="NHWC")  # for kernels that work on channels that are last
+    parser.add_argument("--device", default="cpu", metavar="{cpu,cuda,cuda:N,auto}",
+                        help="where to train; auto is a GPU if one can be used, and"
+                             " `python -m relay_wgrad env` says whether")  # fmt: skip
+    parser.add_argument(
+        "--benchmark",
+        action="store_true",
+        help="on a GPU: time a library's algorithms once and keep the fastest",
+    )
+    parser.add_argument(
+        "--no-tf32",
+        action="store_true",
+        help="on a GPU: never round float32 operands to TF32's 10 bits",
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="on a GPU: fail where no library takes a convolution"
+    )
     parser.add_argument("--weights", choices=("seeded", "initial"), default=None,
                         help="to start from: seeded random ones, or the file's; by default the"
                              " file's if it has any")  # fmt: skip
@@ -76,7 +95,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--lr", type=arguments.rate, default=None,
                         help="learning rate; by default 0.001, for adam 0.0001, and a tenth of"
                              " that for networks without batch normalization")  # fmt: skip
-    parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default=None,
+    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default=None,
                         help="momentum is sgd with a momentum of 0.9; by default sgd, or with"
                              " --resume the saved one")  # fmt: skip
     parser.add_argument("--loss-scale", type=arguments.loss_scale, default=None,
@@ -130,8 +149,9 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 
     report = Display(args.quiet)
     threads, target = configure_threads(), host_target()
+    on_gpu = Options(strict=args.strict, tf32=not args.no_tf32, benchmark=args.benchmark)
     figures: dict[str, Any] = {"arguments": arguments.vars_of(args), "tvm": tvm.__version__,
-                               "threads": threads, "target": str(target)}  # fmt: skip
+                               "threads": threads}  # fmt: skip
     with report.progress:
         with report.part("importing"):
             graph = arguments.graph_of(args)
@@ -144,22 +164,32 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         start = time.perf_counter()
         with report.parts() as begin:
             trainer = Trainer(
-                graph, target, optimizer=args.optimizer, lr=args.lr, dtype=args.dtype,
-                loss_scale=args.loss_scale, layout=args.layout, seed=args.seed, progress=begin,
+                graph, args.device, optimizer=args.optimizer, lr=args.lr, dtype=args.dtype,
+                loss_scale=args.loss_scale, layout=args.layout, seed=args.seed, on_gpu=on_gpu,
+                progress=begin,
             )  # fmt: skip
+        place = trainer.place
         figures.update(
-            batch=graph.batch, weights=graph.weights, compile_seconds=time.perf_counter() - start
-        )
+            batch=graph.batch, weights=graph.weights, compile_seconds=time.perf_counter() - start,
+            device=place.name, notes=place.notes,
+            target=str(place.device.device_name if place.is_gpu else target),
+        )  # fmt: skip
+        for note in place.notes:
+            report.out.print(note, markup=False, soft_wrap=True)
         if args.resume:
             state.restore(trainer, args.resume)
         ok = _steps(args, report, trainer, data, figures)
         with report.part("timing every kernel"):
             kernels = trainer.profile(graph.random_batch(args.seed))
         figures["kernel_seconds"] = kernels
-        opinions = {} if args.no_check else _check(args, report, trainer, target)
-    _print(report, graph, trainer, figures, opinions)
+        opinions: dict[str, Any] = {}
+        if place.is_gpu and not args.no_check:
+            ok = _check_step(args, report, trainer, figures) and ok
+        elif not args.no_check:
+            opinions = _check(report, trainer, target)
+    print_report(report, graph, trainer, figures, opinions)
     warn(trainer.compiled.scatter)
-    figures["convolutions"] = [_row(conv, opinions) for conv in trainer.compiled.convolutions]
+    figures["convolutions"] = [row(conv, opinions) for conv in trainer.compiled.convolutions]
     wrong = [o for o in opinions.values() if not o.error <= AGREES[args.dtype]]
     if wrong:
         worst = max(wrong, key=lambda o: o.error)
@@ -190,25 +220,31 @@ def _steps(
     fixed = trainer.graph.random_batch(args.seed)
     drawn = {spec.name for spec in trainer.graph.inputs if spec.kind in DRAWN}
     samples = {name: value for name, value in fixed.items() if name not in drawn}
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for step in range(trainer.steps, trainer.steps + args.steps):
+            yield samples if data is None else data.batch(step)
+
+    given = batches() if data is not None else itertools.chain([fixed], batches())
     losses: list[float] = []
     times = []
-    _reset_peak()
+    memory = Memory(trainer.place.memory)
     try:
         with report.part("training", args.steps) as advance:
-            for _ in range(args.steps):
-                batch = samples if losses else fixed
-                if data is not None:
-                    batch = data.batch(trainer.steps)
-                start = time.perf_counter()
-                losses.append(trainer.step(batch))
-                times.append(time.perf_counter() - start)
-                advance()
+            for loss in trainer.train(itertools.islice(given, args.steps)):
+                losses.append(loss)
+                if trainer.step_seconds > 0:  # a GPU's first step has none before it
+                    times.append(trainer.step_seconds)
+                if len(losses) % CHECK_EVERY == 1 or not trainer.place.is_gpu:
+                    memory.look()
+                advance(_pace(trainer, times, memory))
             trainer.check_finite()
             if data is None:
                 losses.append(trainer.loss(fixed))
     finally:
         if losses:
-            report.out.print(_course(losses, data))
+            report.out.print(course(losses, data))
+    memory.look()
     if args.save:
         state.save(trainer, args.save)
     if args.export:
@@ -218,7 +254,9 @@ def _steps(
         if path and not args.quiet:
             print(f"saved to {path}", file=sys.stderr)
     figures.update(
-        losses=losses, step_seconds=times, peak_bytes=_peak_bytes(), skipped=trainer.skipped,
+        losses=losses, step_seconds=times, peak_bytes=memory.most, skipped=trainer.skipped,
+        images_per_second=trainer.graph.batch / statistics.median(times) if times else None,
+        plans=trainer.compiled.plans(),
         planned_bytes=trainer.compiled.planned_bytes, learning_rate=trainer.lr,
         layout_changes=trainer.layout_changes[1], layout_changes_before=trainer.layout_changes[0],
     )  # fmt: skip
@@ -229,17 +267,49 @@ def _steps(
     return True
 
 
-def _course(losses: list[float], data: Data | None) -> str:
-    """The losses; of many different batches the means of up to ten parts."""
-    if data is None or len(losses) <= _PARTS:
-        return "loss: " + " → ".join(f"{x:.4f}" for x in losses)
-    size = math.ceil(len(losses) / _PARTS)
-    parts = [losses[i : i + size] for i in range(0, len(losses), size)]
-    means = " → ".join(f"{math.fsum(part) / len(part):.4f}" for part in parts)
-    return f"loss, mean of every {size} steps: {means}"
+def _pace(trainer: Trainer, times: list[float], memory: Memory) -> str:
+    """For the progress: images a second of the last steps, and memory."""
+    last = times[-CHECK_EVERY:]
+    rate = f"{trainer.graph.batch * len(last) / sum(last):.3g} images/s, " if last else ""
+    return f": {rate}{memory.now / 2**30:.1f} GiB"
 
 
-def _check(args: Any, report: Display, trainer: Trainer, target: Any) -> dict[str, Any]:
+def _check_step(
+    args: argparse.Namespace, report: Display, trainer: Trainer, figures: dict[str, Any]
+) -> bool:
+    """Loss and gradients at the trained parameters beside this CPU's; whether the losses agree.
+
+    Gradients of deep networks differ by more than roundings, since a ReLU near 0 falls to either
+    side: their distance is told, not judged.
+    """
+    batch = trainer.graph.random_batch(args.seed)
+    with report.parts() as begin:
+        other = Trainer(
+            trainer.graph, "cpu", optimizer=trainer.optimizer, lr=trainer.lr, dtype=args.dtype,
+            loss_scale=args.loss_scale, layout=args.layout, seed=args.seed, progress=begin,
+        )  # fmt: skip
+        other.set_state(
+            {name: value.numpy() for name, value in trainer.params.items()},
+            [value.numpy() for value in trainer.state],
+            steps=trainer.steps, skipped=trainer.skipped, good_steps=trainer.good_steps,
+            loss_scale=trainer.loss_scale,
+        )  # fmt: skip
+        begin("the same step on the CPU")
+        (got, ours), (want, theirs) = (one.gradients(batch) for one in (trainer, other))
+    loss, reference = (float(outputs[0].numpy()) for outputs in (got, want))
+    pairs = [
+        (a.numpy().astype("float64"), b.numpy().astype("float64"))
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    apart = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
+    whole = sum(float((b**2).sum()) for _, b in pairs)
+    figures.update(
+        loss_error=abs(loss - reference) / abs(reference), gradient_error=math.sqrt(apart / whole)
+    )
+    return bool(figures["loss_error"] <= _LOSS_AGREES)
+
+
+def _check(report: Display, trainer: Trainer, target: Any) -> dict[str, Any]:
     """Every distinct kernel against the stock composite on random operands."""
     from legalize import compare
 
@@ -257,115 +327,3 @@ def _check(args: Any, report: Display, trainer: Trainer, target: Any) -> dict[st
             opinions[text] = compare.second_opinion(problem, kernel, stock, i)
             advance()
     return opinions
-
-
-def _row(conv: Any, opinions: dict[str, Any]) -> dict[str, Any]:
-    row = {"op": conv.op, "problem": conv.problem, "lowering": conv.source, "reason": conv.reason,
-           "kernel": conv.kernel, "seconds": conv.seconds}  # fmt: skip
-    opinion = opinions.get(conv.problem)
-    if opinion is not None:
-        row.update(error=opinion.error, stock_seconds=opinion.stock_seconds,
-                   alone_seconds=opinion.seconds)  # fmt: skip
-    return row
-
-
-def _print(
-    display: Display,
-    graph: TrainingGraph,
-    trainer: Trainer,
-    figures: dict[str, Any],
-    opinions: dict[str, Any],
-) -> None:
-    """The table of convolutions, then the totals."""
-    out = display.out
-    convolutions = trainer.compiled.convolutions
-    table = columns(f"{graph.name}: what became of each convolution", "op", "×", "problem",
-                    "layout", "lowering", "ms", "GFLOP/s",
-                    *(("stock ms", "speed-up", "rel. error") if opinions else ()),
-                    left=5)  # fmt: skip
-    counts: dict[tuple[str, str], int] = {}
-    for conv in convolutions:
-        counts[conv.op, conv.problem] = counts.get((conv.op, conv.problem), 0) + 1
-    seen = set()
-    fast_total = stock_total = 0.0
-    for conv in convolutions:
-        key = (conv.op, conv.problem)
-        if key in seen:
-            continue
-        seen.add(key)
-        problem, opinion = ConvProblem.parse(conv.problem), opinions.get(conv.problem)
-        seconds = conv.seconds or math.nan
-        cells = [conv.op, str(counts[key]), short(problem),
-                 f"{problem.data_layout}/{problem.kernel_layout}", conv.source,
-                 milliseconds(seconds), f"{problem.flop / seconds / 1e9:.0f}"]  # fmt: skip
-        if opinion is not None:
-            fast_total += seconds * counts[key]
-            stock_total += opinion.stock_seconds * counts[key]
-            cells += [f"{opinion.stock_seconds * 1e3:.3g}",
-                      f"{opinion.stock_seconds / seconds:.3g}×",
-                      f"{opinion.error:.1e}"]  # fmt: skip
-        table.add_row(*cells)
-    print_whole(table, out)
-    for source, reason in dict.fromkeys((c.source, c.reason) for c in convolutions):
-        out.print(f"{source}: {reason}")
-    steps = figures["step_seconds"]
-    out.print(
-        f"{len(convolutions)} convolutions ({len(seen)} distinct); a training step takes"
-        f" {duration(min(steps))} (batch {graph.batch}, {figures['threads']} threads),"
-        f" peak memory of the process while training {figures['peak_bytes'] / 2**20:.0f} MiB,"
-        f" intermediate results by plan {figures['planned_bytes'] / 2**20:.1f} MiB"
-    )
-    out.print(f"{_asked(figures['arguments'])}: {_layouts(trainer)}")
-    share = sum(c.seconds or 0.0 for c in convolutions) / sum(figures["kernel_seconds"].values())
-    out.print(f"compiled in {figures['compile_seconds']:.0f} s; convolutions take {share:.0%}")
-    if opinions:
-        worst = max(o.error for o in opinions.values())
-        figures.update(worst_error=worst, fast_seconds=fast_total, stock_seconds=stock_total)
-        out.print(
-            f"second opinion (historical composite, TVM's own rules): largest relative error"
-            f" {worst:.1e}; all convolutions of a step {fast_total:.3g} s against"
-            f" {stock_total:.3g} s, {stock_total / fast_total:.3g} times faster"
-        )
-
-
-# Where a change of layout is -> how it is said; `relay_wgrad.transform.REASONS` says more.
-_PLACES = {
-    "input": "of inputs on their way in",
-    "parameter": "of weights on their way in",
-    "result": "of gradients and other results on their way out",
-    "vector": "that move nothing in memory",
-    "reshape": "at the model's own reshapes",
-    "transpose": "the model's own transposes",
-    "fixed": "at operators that know one layout",
-    "between": "between operators",
-}
-
-
-def _layouts(trainer: Trainer) -> str:
-    """How many changes of layout a step has, and where: the model's own layout is kept outside."""
-    counts = count_reasons(layout_changes(trainer.module[ADJOINT]))
-    if not counts:
-        return "no layout changes in the step"
-    parts = [f"{counts[reason]} {text}" for reason, text in _PLACES.items() if counts[reason]]
-    none = "" if counts["between"] else "; none between operators"
-    return f"{sum(counts.values())} layout changes in the step: {', '.join(parts)}{none}"
-
-
-def _asked(arguments: dict[str, Any]) -> str:
-    """What was asked for, in the command line's own words."""
-    words = [arguments["dtype"], arguments["layout"], f"{arguments['optimizer']}"]
-    if arguments["checkpoint"] is not None:
-        words.append("checkpointed")
-    return ", ".join(words)
-
-
-def _reset_peak() -> None:
-    """Starts a new high-water mark of this process's memory, where the system lets us."""
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-
-
-def _peak_bytes() -> int:
-    with open("/proc/self/status", encoding="ascii") as file:
-        found = re.search(r"VmHWM:\s+(\d+) kB", file.read())
-    return int(found[1]) * 1024 if found else 0

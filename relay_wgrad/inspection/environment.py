@@ -26,13 +26,15 @@ EXTRAS = {"torch": "torch", "safetensors": "safetensors", "matplotlib": "noteboo
 
 
 def facts() -> list[tuple[str, str]]:
-    """(what, value) rows; the last one, "missing", says what a build for cuDNN lacks."""
+    """(what, value) rows; "missing" says what a build for cuDNN lacks, the last one whether a GPU
+    can be trained on and else why not."""
     import tvm
     from tvm.target.codegen import llvm_get_system_cpu
 
     from byoc_cudnn.building import toolchain
 
     from .. import registry
+    from ..training.devices import readiness
 
     rows = [("Python", platform.python_version()), ("platform", platform.platform())]
     rows += [(name, _version(name)) for name in (*PACKAGES, *EXTRAS)]
@@ -60,6 +62,7 @@ def facts() -> list[tuple[str, str]]:
     rows.append(("GPU", gpu()))
     rows.append(("CUDA device", device))
     rows += build_facts(found)
+    rows.append(("training on a GPU", readiness()))
     return rows
 
 

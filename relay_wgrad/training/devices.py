@@ -171,7 +171,7 @@ def readiness() -> str:
     missing = lacking()
     usable, reasons = libraries()
     by = ", ".join(usable) or "generated kernels alone"
-    parts = ["no: " + "; ".join(missing)] if missing else [f"yes, convolutions by {by}"]
+    parts = ["not possible: " + "; ".join(missing)] if missing else [f"yes, convolutions by {by}"]
     return "\n".join([*parts, *(f"without {reason}" for reason in reasons)])
 
 

@@ -25,6 +25,7 @@ from .step import ADJOINT
 STEP, UPDATE, NOT_FINITE = "train_step", "optimizer", "not_finite"
 _CONTROL = relax.TensorType((len(loss_scale.FIELDS),), "float64")
 _FLAG = relax.TensorType((), "bool")
+_TOGETHER = 32  # tensors that one kernel puts together: a CUDA kernel's arguments are few
 
 
 def with_update(
@@ -122,17 +123,24 @@ def _moved(control: Any, loss: Any, found: Any = None) -> Any:
 def _count_of(bb: relax.BlockBuilder, tensors: relax.Var) -> relax.Var:
     """How many values of a tuple of tensors are not finite, an int32 scalar.
 
-    Each tensor's count is added to the one before, which is fused with it.
+    First the rows of each tensor by themselves, in parallel, then all of them.
     """
-    total: Any = relax.const(0, "int32")
+    counts = []
     for i, ty in enumerate(tensors.ty.fields):
         one = bb.emit(relax.TupleGetItem(tensors, i))
         most = relax.const(float(np.finfo(str(ty.dtype)).max), str(ty.dtype))
         # Not `isfinite`: a comparison with NaN is false.
         good = bb.emit(relax.op.less_equal(bb.emit(relax.op.abs(one)), most))
         wrong = bb.emit(relax.op.astype(bb.emit(relax.op.logical_not(good)), "int32"))
-        total = bb.emit(relax.op.add(bb.emit(relax.op.sum(wrong)), total))
-    return total
+        if ty.ndim > 1:
+            wrong = bb.emit(relax.op.sum(wrong, list(range(1, ty.ndim))))
+        elif ty.ndim == 0:
+            wrong = bb.emit(relax.op.reshape(wrong, (1,)))
+        counts.append(wrong)
+    while len(counts) > 1:
+        groups = [counts[at : at + _TOGETHER] for at in range(0, len(counts), _TOGETHER)]
+        counts = [bb.emit(relax.op.concat(group, 0)) for group in groups]
+    return bb.emit(relax.op.sum(counts[0]))
 
 
 def _chosen(func: relax.Function) -> relax.Function:

@@ -48,11 +48,11 @@ def test_an_interrupt_while_training(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys\n"
         "from relay_wgrad.training import trainer as training\n"
-        "step = training.Trainer.step\n"
+        "send = training.Trainer._send\n"
         "def noted(self, batch):\n"
         f"    pathlib.Path({str(saved)!r}).touch()\n"
-        "    return step(self, batch)\n"
-        "training.Trainer.step = noted\n"
+        "    return send(self, batch)\n"
+        "training.Trainer._send = noted\n"
         "from relay_wgrad.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )

@@ -13,6 +13,7 @@ from relay_wgrad.training.devices import Options, backend_options, partitioned
 from relay_wgrad.training.optim import OPTIMIZERS, optimizer_for
 from relay_wgrad.training.step import converted, step_module
 from relay_wgrad.training.whole_step import STEP, with_update, with_watch
+from tests.support.cuda_source import read_back
 from tests.support.training_models import residual_net
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -46,6 +47,7 @@ def test_a_whole_step_becomes_device_code(optimizer: str, dtype: str | None) -> 
         m.inspect_source("cuda") for m in _all(library.executable.mod) if m.kind == "cuda"
     )
     assert code.count("__global__") > 40
+    assert read_back(code) == []
     assert f"{STEP}" in library.executable.stats()
 
 
