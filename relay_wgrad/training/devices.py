@@ -43,12 +43,15 @@ class Options:
     tf32 : whether float32 operands may be rounded to TF32's 10 bits.
     benchmark : whether a library may time its algorithms and keep the fastest in the user's record;
         else its heuristic decides, which is the same every time.
+    norms : whether batch normalization, with what follows it, goes to kernels of our own where
+        there is an nvcc for them; with a half dtype residual sums are half then, as PyTorch's.
     """
 
     backends: Sequence[str] | None = None
     strict: bool = False
     tf32: bool = True
     benchmark: bool = False
+    norms: bool = True
 
 
 @dataclass
@@ -61,6 +64,7 @@ class Place:
     compile : a step's module to a program.
     line : how the batches of a graph get there.
     memory : (free, all) bytes of the device, None where the process's own is what counts.
+    norms : whether there are kernels for batch normalization as one operator.
     notes : what a user should know of it, one line each.
     """
 
@@ -70,6 +74,7 @@ class Place:
     compile: Callable[[tvm.IRModule, Progress], Compiled]
     line: Callable[[TrainingGraph], Any]
     memory: Callable[[], tuple[int, int]] | None = None
+    norms: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -185,6 +190,9 @@ def _cpu(target: Target | None = None) -> Place:
 
 
 def _cuda(index: int, options: Options) -> Place:
+    from byoc_cudnn.building import toolchain
+    from byoc_cudnn.codegen import direct
+
     runtime = cuda_runtime()
     device = tvm.cuda(index)
     notes: list[str] = []
@@ -200,7 +208,8 @@ def _cuda(index: int, options: Options) -> Place:
         runtime.call("cudaSetDevice", index)
         return runtime.memory()
 
-    return Place(f"cuda:{index}", device, "NHWC", compile_for, line, memory, notes)
+    norms = options.norms and not direct.missing(toolchain.find())
+    return Place(f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, notes)
 
 
 def _backends(options: Options, notes: list[str]) -> list[str]:

@@ -132,6 +132,7 @@ class Trainer:
             dtype=dtype,
             checkpoint=graph.checkpoint if checkpoint == "graph" else checkpoint,
             scaled=self._scale is not None,
+            raise_norms=self.place.norms,
         )
         before = mod[ADJOINT]
         if layout not in (None, "NCHW"):
