@@ -28,6 +28,8 @@ _WINOGRAD = (  # problems whose kin stays
 LONGER = {
     f"{TRAINING}/test_resnet50.py": NETWORKS,
     f"{TRAINING}/test_training_networks.py": NETWORKS,
+    f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[adam": MORE,
+    f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[sgd": MORE,
     f"{PASSES}/layout/test_layout_equality.py::test_squeezenet_in_both_layouts": NETWORKS,
     f"{ONNX}/test_frontend_onnx.py::test_step_is_pytorchs[resnet50": NETWORKS,
     f"{RELAY_PASSES}/test_gradient.py::test_networks_of_which_relay_has_none[mobilenet": NETWORKS,

@@ -20,6 +20,7 @@ import tvm
 from tvm import relax
 from tvm.target import Target
 
+from .. import keys
 from ..facts import Lowered, lowered_convolutions
 from ..frontend import TrainingGraph
 from ..pipeline.fused_kernels import legalize_ops
@@ -283,7 +284,19 @@ def partitioned(
         notes.append(
             f"{len(report.left)} of {report.total} convolutions by generated kernels ({reasons})"
         )
-    return out, [_lowered(entry) for entry in report.entries]
+    symbols = _symbols(out)
+    return out, [_lowered(e, next(symbols) if e.backend else "") for e in report.entries]
+
+
+def _symbols(mod: tvm.IRModule) -> Iterator[str]:
+    """The functions of libraries that a step calls, in program order, as the report's entries."""
+    for block in mod[ADJOINT].body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+                attrs = mod[value.op].attrs
+                if attrs is not None and keys.CODEGEN in attrs:
+                    yield str(attrs[keys.SYMBOL])
 
 
 def backend_options(backends: Sequence[str], options: Options) -> dict[str, dict[str, bool]]:
@@ -304,10 +317,12 @@ def backend_options(backends: Sequence[str], options: Options) -> dict[str, dict
     }
 
 
-def _lowered(entry: Any) -> Lowered:
+def _lowered(entry: Any, symbol: str) -> Lowered:
     problem = entry.problem and ConvProblem.parse(entry.problem).repro()
     source = f"{entry.backend}.{entry.row}" if entry.backend else "generated"
-    return Lowered(entry.op, problem, source, "", reason=entry.reason or "the first that takes it")
+    return Lowered(
+        entry.op, problem, source, symbol, reason=entry.reason or "the first that takes it"
+    )
 
 
 @contextlib.contextmanager
