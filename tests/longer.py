@@ -26,6 +26,8 @@ _WINOGRAD = (  # problems whose kin stays
 )  # fmt: skip
 
 LONGER = {
+    f"{TORCH}/test_training_step_use.py::test_data_parallel": MORE,
+    f"{TORCH}/test_training_step.py::test_batch_statistics_without_gradients": MORE,
     f"{TRAINING}/test_resnet50.py": NETWORKS,
     f"{TRAINING}/test_training_networks.py": NETWORKS,
     f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[adam": MORE,

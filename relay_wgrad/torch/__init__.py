@@ -1,7 +1,8 @@
 """PyTorch functions and modules on this package's kernels (extra `torch`).
 
 `convolution` and `convolution_transpose`, their gradients by input, weight and bias as functions of
-their own, and `Conv2d` and `ConvTranspose2d` in place of `torch.nn`'s.  See docs/torch.md.
+their own, and `Conv2d` and `ConvTranspose2d` in place of `torch.nn`'s.  `TrainingStep` compiles a
+whole module's forward and backward passes.  See docs/torch.md.
 """
 
 try:
@@ -23,10 +24,12 @@ from .functions import (
 from .kernels import allow_winograd
 from .modules import Conv2d, ConvTranspose2d
 from .ops import no_weight_gradients
+from .training_step import TrainingStep
 
 __all__ = [
     "Conv2d",
     "ConvTranspose2d",
+    "TrainingStep",
     "allow_winograd",
     "cache_info",
     "clear_cache",

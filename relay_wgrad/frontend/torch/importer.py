@@ -22,7 +22,7 @@ from .program import exported, pytorch
 
 _CHOICES = {
     "bn": ("module", "train", "eval"),
-    "loss": (*LOSSES, "own"),
+    "loss": (*LOSSES, "own", "none"),
     "dropout": ("off", "mask"),
     "random": ("input", "off"),
 }
@@ -58,7 +58,9 @@ def from_torch(
     bn : "module" normalizes as each layer was when it was exported (`train()` or `eval()`), "train"
         by batch statistics, "eval" by running ones.
     loss : "cross_entropy" (int64 labels (N,); the module gives logits), "mse" (against a target
-        of the output's shape) or "own": the output is the scalar loss.
+        of the output's shape) or "own": the output is the scalar loss.  "none": the output comes in
+        the loss's place, of any shape; such a graph can be differentiated by `relay_wgrad.torch`
+        and not be trained as it is.
     dropout : "off" makes it the identity; "mask" multiplies by masks that are inputs of `main`.
     random : every other random op (`torch.rand`, `bernoulli_` as of stochastic depth, …) is
         "input", an input of `main` that is drawn for each batch (`TrainingGraph.draws`), or "off",
@@ -118,9 +120,11 @@ class _Import:
                     for node in self.program.graph.nodes:
                         if node.op == "call_function":
                             self.env[node] = self._call(node)
-                    result = self._output(output)
+                    result = self._output(output, loss)
                     if loss == "own":
                         outputs, names = [_scalar(result)], ["loss"]
+                    elif loss == "none":
+                        outputs, names = [_of_floats(result)], ["output"]
                     else:
                         target, logits, scalar = add_loss(ctx, loss, f"output {output}", result)
                         self.arguments.append(target)
@@ -269,12 +273,14 @@ class _Import:
             return [self._operands(v) for v in value]
         return self.env[value] if hasattr(value, "op") and hasattr(value, "users") else value
 
-    def _output(self, index: int) -> Any:
+    def _output(self, index: int, loss: str) -> Any:
         (node,) = (n for n in self.program.graph.nodes if n.op == "output")
         kinds = [s.kind.name for s in self.program.graph_signature.output_specs]
         given = [n for n, kind in zip(node.args[0], kinds, strict=True) if kind == "USER_OUTPUT"]
         if not 0 <= index < len(given):
             raise ValueError(f"{self.name}: there are {len(given)} outputs, got output={index}")
+        if loss == "none" and len(given) > 1:
+            raise ValueError(f"{self.name}: loss='none' takes one output, got {len(given)} outputs")
         changed = [
             spec.target
             for spec in self.program.graph_signature.output_specs
@@ -296,6 +302,13 @@ class _Import:
 def _scalar(result: Any) -> Any:
     if shape_of(result) != ():
         raise ValueError(f"loss='own': the output must be a scalar, got {list(shape_of(result))}")
+    return result
+
+
+def _of_floats(result: Any) -> Any:
+    """Raises ValueError for an output that has no gradient."""
+    if not isinstance(result.ty, relax.TensorType) or "float" not in str(result.ty.dtype):
+        raise ValueError(f"loss='none': the output must be a tensor of floats, got {result.ty}")
     return result
 
 

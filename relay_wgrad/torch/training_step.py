@@ -1,0 +1,196 @@
+"""`TrainingStep`: a PyTorch module whose forward and backward passes are compiled ones."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .kernels import DTYPES
+from .programs import Asked, Program
+
+PROGRAMS = 8
+"""Of one step, for different shapes, modes and the like; the least recently called one goes."""
+_LOSSES = (None, "cross_entropy", "mse")
+
+
+class _Compiled(torch.autograd.Function):
+    """The two parts as one differentiable function of all the forward part's arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Program, *arguments: torch.Tensor) -> torch.Tensor:
+        result, read = program.forward(arguments)
+        ctx.program, ctx.count = program, len(arguments)
+        ctx.save_for_backward(*read)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "TrainingStep: create_graph=True: its gradients have no gradients of their own"
+            )
+        found = ctx.program.backward(ctx.saved_tensors, gradient)
+        return (None, *(found.get(i) for i in range(ctx.count)))
+
+
+class TrainingStep(torch.nn.Module):
+    """A module's forward and backward passes, each compiled as a whole, as a module.
+
+    It has the given module's own parameters, buffers and layers, by the same names, so that an
+    optimizer, a `state_dict`, `.to()`, `train()` and `DistributedDataParallel` do with it what they
+    do with the module.  Calling it runs the compiled forward part; the gradient that comes back
+    from whatever follows enters the compiled backward part, and the parameters' gradients go where
+    autograd brings them.  Running statistics are updated once a forward pass in training.
+
+    Parameters
+    ----------
+    module : a `torch.nn.Module` in float32 or float64 with one output, of those that `from_torch`
+        takes, on the CPU or on CUDA.
+    example : the module's arguments, a tuple of tensors, or one: it is compiled for them at once.
+        Other shapes, dtypes and devices, modes (`train()`, `eval()`, `requires_grad`, `no_grad`)
+        and autocast types are compiled for when they come.
+    loss : None: a call gives the module's output, of any shape.  "cross_entropy" (int64 labels) or
+        "mse": a call takes the labels or the target last and gives the loss, which is then part of
+        what is compiled.
+    layout : of activations inside; by default "NCHW", on CUDA "NHWC".
+    checkpoint : None, or "auto" to recompute parts of the forward pass in the backward pass, which
+        takes less memory.
+
+    Under autocast, convolutions and matrix products are computed in its type and the output is
+    float32.  Dropout's masks are drawn by PyTorch's generator, other numbers than eager's.
+
+    Raises
+    ------
+    ValueError : for what `from_torch` refuses, naming it; for an unknown `loss`.
+    TypeError : for an argument of another type.
+    RuntimeError : before `relay_wgrad.register()`; for a gradient of a gradient.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        example: torch.Tensor | Sequence[torch.Tensor],
+        *,
+        loss: str | None = None,
+        layout: str | None = None,
+        checkpoint: str | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(
+                f"TrainingStep: module must be a torch.nn.Module, got {type(module).__name__}"
+            )
+        if loss not in _LOSSES:
+            raise ValueError(f"TrainingStep: loss must be one of {_LOSSES}, got {loss!r}")
+        if checkpoint not in (None, "auto"):
+            raise ValueError(f"TrainingStep: checkpoint must be None or 'auto', got {checkpoint!r}")
+        inputs = (example,) if isinstance(example, torch.Tensor) else example
+        if not isinstance(inputs, (tuple, list)) or not all(
+            isinstance(x, torch.Tensor) for x in inputs
+        ):
+            raise TypeError(f"TrainingStep: example must be tensors, got {type(example).__name__}")
+        # The same dictionaries: whatever is done to one of the two is done to both.
+        ours = self.__dict__
+        ours["_wrapped"] = module
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            ours[name] = getattr(module, name)
+        ours["_options"] = (len(inputs), loss or "none", layout, checkpoint)
+        ours["_programs"] = OrderedDict()
+        self._program(tuple(inputs))
+
+    # `training` is the module's own.
+    @property
+    def training(self) -> bool:
+        return bool(self._wrapped.training)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_wrapped" in self.__dict__:  # not while it is made
+            self._wrapped.training = mode
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The module's output, or the loss.
+
+        Raises TypeError or ValueError for arguments that the module, or the loss, does not take.
+        """
+        count = self._options[0]
+        for x in inputs:
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"TrainingStep: arguments must be tensors, got {type(x).__name__}")
+        for x in inputs[count:]:
+            if x.requires_grad:
+                raise ValueError("TrainingStep: the target must not require a gradient")
+        program = self._program(inputs[:count])
+        arguments = program.arguments(inputs)
+        if not program.wrt:
+            return program.forward(arguments)[0]
+        return _Compiled.apply(program, *arguments)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the programs so far, one line each."""
+        return list(dict.fromkeys(n for p in self._programs.values() for n in p.notes))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own."""
+        return self._wrapped.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Loads into the module."""
+        return self._wrapped.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._wrapped._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy compiles for itself: its tensors are others.
+        return {**self.__dict__, "_programs": OrderedDict()}
+
+    def _program(self, inputs: tuple[torch.Tensor, ...]) -> Program:
+        """The program for this call; it is compiled where there is none."""
+        _, loss, layout, checkpoint = self._options
+        parts, tensors = _contents(self._wrapped)
+        grads = torch.is_grad_enabled()
+        differentiates = grads and any(t.requires_grad for t in (*inputs, *tensors))
+        device = inputs[0].device.type if inputs else "cpu"
+        half = None
+        if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+            half = DTYPES.get(torch.get_autocast_dtype(device))
+            first = next((t.dtype for t in tensors if t.is_floating_point()), None)
+            if first != torch.float32:  # autocast leaves float64 alone
+                half = None
+        flags = (False, False)
+        if device == "cuda":
+            flags = (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
+        asked = Asked(loss, half, differentiates, layout, checkpoint, flags)
+        key = (
+            asked,
+            tuple((id(part), part.training) for part in parts),
+            tuple((t.shape, t.dtype, t.device, differentiates and t.requires_grad)
+                  for t in (*inputs, *tensors)),
+        )  # fmt: skip
+        programs = self._programs
+        found = programs.get(key)
+        if found is not None and not found.is_current():
+            del programs[key]
+            found = None
+        if found is None:
+            while len(programs) >= PROGRAMS:
+                programs.popitem(last=False)
+            found = programs[key] = Program(self._wrapped, inputs, asked)
+        programs.move_to_end(key)
+        return found
+
+
+def _contents(module: torch.nn.Module) -> tuple[list[torch.nn.Module], list[torch.Tensor]]:
+    """All modules within, and their parameters."""
+    stack, parts, tensors = [module], [], []
+    while stack:
+        part = stack.pop()
+        parts.append(part)
+        tensors += [t for t in part._parameters.values() if t is not None]
+        stack += [m for m in part._modules.values() if m is not None]
+    return parts, tensors

@@ -1,0 +1,266 @@
+"""A training graph as two functions: forward, and backward from a gradient of its first result.
+
+The gradient of `sum(result * direction)` by the parameters is linear in `direction`.  What its
+adjoint needs for the results is the forward part; all else is the backward part, which takes the
+direction as its last argument.  Whatever scale that has is so in every half-precision tensor of the
+backward part, as it is in PyTorch's.
+
+Of the forward part's variables the backward part gets what convolutions and the like read, and what
+cannot be made from those by element-wise operators; the others it computes again, fused with what
+reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from .. import keys
+from ..dtypes import HALVES
+from ..frontend import TrainingGraph
+from ..ir import op_name
+from ..transform import grad
+from ..transform.checkpoint import bytes_of
+from ..transform.mixed_precision import accumulate_wide, mixed_precision
+from ..transform.raise_norm import raise_batch_norm
+from ..transform.substitute import substitute
+from .step import ADJOINT, converted
+
+FORWARD, BACKWARD, DIRECTION = "main_forward", ADJOINT, "output_gradient"
+
+_NAMES = (
+    "abs add astype broadcast_to ceil clip cos divide equal erf exp expand_dims floor greater"
+    " greater_equal less less_equal log logical_and logical_not logical_or maximum minimum multiply"
+    " negative nn.gelu nn.leakyrelu nn.relu nn.silu not_equal power reshape round rsqrt sigmoid"
+    " sign sin sqrt square squeeze subtract tanh where"
+)
+_ELEMENTWISE = frozenset(f"relax.{name}" for name in _NAMES.split(" "))
+_FUSING = _ELEMENTWISE | {"relax.sum", "relax.mean", "relax.collapse_sum_to", "relax.max"}
+_SMALL = 8  # what is so much smaller than what is made of it is kept, for it to be made again
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an argument of the backward part is from: the forward part's arguments, its outputs (of
+    the graph), or what it keeps; `index` counts from the first of its kind."""
+
+    kind: str  # "argument", "output" or "kept"
+    index: int
+
+
+@dataclass(frozen=True)
+class TwoParts:
+    """`module` has `main_forward`: (inputs…, parameters…) to (outputs…, kept…), and, where it was
+    differentiated, `main_adjoint`: (`sources`…, direction) to (gradients…)."""
+
+    module: tvm.IRModule
+    outputs: int
+    sources: tuple[Source, ...] = ()
+
+
+def two_parts(
+    graph: TrainingGraph,
+    *,
+    wrt: Sequence[str],
+    dtype: str | None = None,
+    layout: str | None = None,
+    checkpoint: str | Sequence[str] | None = None,
+    wide_weight_gradients: bool = True,
+    raise_norms: bool = False,
+) -> TwoParts:
+    """The two parts of a graph, differentiated by `wrt`, parameters or inputs by name.
+
+    Without names there is the forward part alone, under the name `main_adjoint`.  The other options
+    are those of `step_module` and `converted`.
+
+    Raises ValueError as `relay_wgrad.transform.grad` does.
+    """
+    module = graph.module
+    half = dtype in HALVES and dtype != graph.dtype
+    if raise_norms:
+        module, _ = raise_batch_norm(module, "main")
+    if half:
+        module = mixed_precision(module, "main", dtype=str(dtype))
+    if wrt:
+        module = _with_direction(module)
+        target = len(module["main"].body.body.fields) - 1
+        module = graph.checkpointed(module, checkpoint)
+        module = grad(module, "main", wrt=list(wrt), target_index=target)
+        del module["main"]
+    else:
+        func = module["main"]
+        module = module.clone()
+        del module["main"]
+        module[ADJOINT] = func.with_attr(keys.SYMBOL, ADJOINT)
+    if half:
+        module = accumulate_wide(module, ADJOINT, weight_gradients=wide_weight_gradients)
+    module = converted(module, layout)
+    count = len(graph.outputs)
+    return _split(module, count) if wrt else TwoParts(module, count)
+
+
+def _with_direction(module: tvm.IRModule) -> tvm.IRModule:
+    """One more parameter, of the first result's type, and one more result: their inner product."""
+    func = module["main"]
+    fields = list(func.body.body.fields)
+    direction = relax.Var(DIRECTION, fields[0].ty)
+    bb = relax.BlockBuilder()
+    with bb.function("main", [*func.params, direction]):
+        with bb.dataflow():
+            for binding in func.body.blocks[0].bindings:
+                bb.emit_normalized(binding)
+            product = bb.emit(relax.op.multiply(fields[0], direction))
+            target = product if not fields[0].ty.ndim else relax.op.sum(product)
+            scalar = bb.emit_output(target, name_hint="product")
+        bb.emit_func_output(relax.Tuple([*fields, scalar]))
+    out = module.clone()
+    del out["main"]  # its GlobalVar has the old type
+    out["main"] = bb.get()["main"].with_attr(keys.SYMBOL, "main")
+    return out
+
+
+def _split(module: tvm.IRModule, count: int) -> TwoParts:
+    """The adjoint of a function with a direction in two; `count`: of the graph's outputs."""
+    func = relax.transform.CanonicalizeBindings()(module)[ADJOINT]
+    values = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    results, gradients = (list(field.fields) for field in func.body.body.fields)
+    outputs = results[:count]
+    forward = _needed(outputs, values, frozenset())
+    backward = _needed(gradients, values, forward)
+    # A part of a tuple is as good as made.
+    for var in values:
+        value = values[var]
+        is_part = var in backward and isinstance(value, relax.TupleGetItem)
+        if is_part and value.tuple_value in forward:
+            forward.add(var)
+            backward.discard(var)
+    kept, again = _kept(values, forward, backward, gradients, func)
+    backward |= again
+    given = [var for var in func.params[:-1] if _is_read(var, backward, values, gradients)]
+    sources = [Source("argument", func.params.index(var)) for var in given]
+    saved: list[Any] = []
+    for var in kept:
+        if var in outputs:
+            sources.append(Source("output", outputs.index(var)))
+        else:
+            sources.append(Source("kept", len(saved)))
+            saved.append(var)
+    order = [var for var in values if var in forward]
+    later = [var for var in values if var in backward]
+    params = list(func.params)
+    parts = tvm.IRModule({
+        FORWARD: _function(FORWARD, params[:-1], params[:-1], order, values, [*outputs, *saved]),
+        BACKWARD: _function(
+            BACKWARD, [*given, *kept, params[-1]], [*given, *kept, params[-1]], later, values,
+            gradients,
+        ),
+    })  # fmt: skip
+    return TwoParts(parts, count, tuple(sources))
+
+
+def _needed(wanted: Sequence[Any], values: dict[Any, Any], known: Any) -> set[Any]:
+    """The variables, of those with a value and not `known`, that `wanted` are made of."""
+    found: set[Any] = set()
+    stack = [var for expr in wanted for var in relax.analysis.free_vars(expr)]
+    while stack:
+        var = stack.pop()
+        if var in found or var in known or var not in values:
+            continue
+        found.add(var)
+        stack.extend(relax.analysis.free_vars(values[var]))
+    return found
+
+
+def _is_read(var: Any, users: set[Any], values: dict[Any, Any], results: Sequence[Any]) -> bool:
+    return any(var.same_as(v) for v in results) or any(
+        var.same_as(v) for user in users for v in relax.analysis.free_vars(values[user])
+    )
+
+
+def _kept(
+    values: dict[Any, Any],
+    forward: set[Any],
+    backward: set[Any],
+    gradients: Sequence[Any],
+    func: relax.Function,
+) -> tuple[list[Any], set[Any]]:
+    """(forward variables that the backward part is given, those that it computes again)."""
+    readers: dict[Any, list[str]] = {}
+    for user in backward:
+        for var in relax.analysis.free_vars(values[user]):
+            if var in forward:
+                readers.setdefault(var, []).append(op_name(values[user]))
+    for var in gradients:
+        if var in forward:
+            readers.setdefault(var, []).append("")
+    kept = {
+        var for var, ops in readers.items()
+        if not isinstance(values[var], relax.Tuple)
+        and not (op_name(values[var]) in _ELEMENTWISE and all(op in _FUSING for op in ops))
+    }  # fmt: skip
+    again: set[Any] = set()
+    params = set(func.params)
+    for var in values:  # in the order of the program, so that operands are decided first
+        if var in readers and var not in kept:
+            made = _chain(var, values, kept, params)
+            if made is None:
+                kept.add(var)
+            else:
+                kept |= made[0]
+                again |= made[1]
+    again -= kept
+    # What was made again for one may have been kept for another since, or be needed no more.
+    again = _needed(gradients, values, kept) & again
+    for var in kept:
+        if not isinstance(var.ty, relax.TensorType):
+            raise ValueError(f"two_parts: the backward part reads {var.name!r}, which is {var.ty}")
+    return [var for var in values if var in kept], again
+
+
+def _chain(
+    var: Any, values: dict[Any, Any], kept: set[Any], params: set[Any]
+) -> tuple[set[Any], set[Any]] | None:
+    """(small variables to keep, those to compute) for `var` to be computed again from what is kept;
+    None where it cannot be."""
+    small, made, stack = set(), {var}, list(relax.analysis.free_vars(values[var]))
+    limit = bytes_of(var.ty)
+    is_tuple = isinstance(values[var], relax.Tuple)
+    while stack:
+        operand = stack.pop()
+        if operand in kept or operand in params or operand in made or operand in small:
+            continue
+        if is_tuple and operand not in made:
+            small.add(operand)  # a tuple's own parts have to be there in any case
+        elif op_name(values[operand]) in _ELEMENTWISE and bytes_of(operand.ty) <= limit:
+            made.add(operand)
+            stack.extend(relax.analysis.free_vars(values[operand]))
+        elif isinstance(operand.ty, relax.TensorType) and bytes_of(operand.ty) * _SMALL <= limit:
+            small.add(operand)
+        else:
+            return None
+    return small, made
+
+
+def _function(
+    name: str,
+    params: Sequence[Any],
+    old: Sequence[Any],
+    order: Sequence[Any],
+    values: dict[Any, Any],
+    results: Sequence[Any],
+) -> relax.Function:
+    """A function of these bindings; a variable may be among the results more than once."""
+    new = [relax.Var(var.name, var.ty) for var in params]
+    env: dict[Any, Any] = dict(zip(old, new, strict=True))
+    bb = relax.BlockBuilder()
+    with bb.function(name, new):
+        with bb.dataflow():
+            for var in order:
+                env[var] = bb.emit(substitute(values[var], env), var.name)
+            made = [bb.emit_output(substitute(result, env)) for result in results]
+        bb.emit_func_output(relax.Tuple(made))
+    return bb.get()[name].with_attr(keys.SYMBOL, name)

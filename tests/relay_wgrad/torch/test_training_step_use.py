@@ -1,0 +1,90 @@
+"""What `TrainingStep` refuses, and data parallel training with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import relay_wgrad.torch as rt
+from tests.support.children import run_script
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+
+class Pair(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x, x + 1
+
+
+REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
+    "no module": (3, torch.ones(2), {}, TypeError, "module must be a torch.nn.Module, got int"),
+    "no tensors": (nn.Linear(2, 2), 3, {}, TypeError, "example must be tensors, got int"),
+    "loss": (nn.Linear(2, 2), torch.ones(1, 2), {"loss": "own"}, ValueError, "got 'own'"),
+    "half": (nn.Linear(2, 2).half(), torch.ones(1, 2).half(), {}, ValueError, "must all be float"),
+    "devices": (nn.Linear(2, 2), torch.ones(1, 2, device="meta"), {}, ValueError, "one device"),
+    "momentum": (
+        nn.BatchNorm2d(2, momentum=None), torch.ones(2, 2, 3, 3), {}, ValueError, "momentum=None",
+    ),
+    "checkpoint": (
+        nn.Linear(2, 2), torch.ones(1, 2), {"checkpoint": "all"}, ValueError, "None or 'auto'",
+    ),
+    "outputs": (
+        nn.Sequential(nn.Linear(2, 2), Pair()), torch.ones(1, 2), {}, ValueError, "2 outputs",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    module, example, options, kind, words = REFUSED[name]
+    with pytest.raises(kind, match=words):
+        rt.TrainingStep(module, example, **options)
+
+
+DATA_PARALLEL = """
+import sys, torch
+import torch.distributed as dist, torch.multiprocessing as mp
+import relay_wgrad
+import relay_wgrad.torch as rt
+from tests.relay_wgrad.torch.test_training_step import Small, compare
+
+def train(model, rows):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for i in range(3):
+        optimizer.zero_grad()
+        torch.manual_seed(i)
+        model(torch.randn(4, 6).double()[rows]).square().mean().backward()
+        optimizer.step()
+
+def module():
+    torch.manual_seed(0)
+    return Small().double()
+
+def worker(rank, folder):
+    torch.set_num_threads(1)
+    relay_wgrad.register()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    one = module()
+    step = rt.TrainingStep(one, torch.zeros(2, 6).double())
+    train(torch.nn.parallel.DistributedDataParallel(step), slice(2 * rank, 2 * rank + 2))
+    whole = module()
+    train(whole, slice(None))
+    compare(one, whole)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(worker, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_data_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes with half of each batch end with the weights of one with all of it."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    script = tmp_path / "parallel.py"
+    script.write_text(DATA_PARALLEL)
+    done = run_script(script, str(tmp_path))
+    assert done.returncode == 0, done.stderr
