@@ -127,12 +127,19 @@ def _unscaled(func: relax.Function) -> relax.Function:
     scale = func.params[-1]
     bb = relax.BlockBuilder()
     outputs, gradients = func.body.body.fields
+    inner: dict[relax.Var, Any] = {}  # gradients are no results any more
     with bb.function(ADJOINT, list(func.params)):
         with bb.dataflow():
             for binding in func.body.blocks[0].bindings:
-                bb.emit_normalized(binding)
+                if binding.var in gradients.fields:
+                    inner[binding.var] = bb.emit(binding.value, name_hint=binding.var.name)
+                else:
+                    bb.emit_normalized(binding)
             inverse = bb.emit(relax.op.divide(relax.const(1.0, "float32"), scale))
-            divided = [bb.emit_output(relax.op.multiply(g, inverse)) for g in gradients.fields]
+            divided = [
+                bb.emit_output(relax.op.multiply(inner.get(g, g), inverse))
+                for g in gradients.fields
+            ]
         kept = relax.Tuple(list(outputs.fields)[:-1])
         bb.emit_func_output(relax.Tuple([kept, relax.Tuple(divided)]))
     return _symbol(bb.get()[ADJOINT], ADJOINT)

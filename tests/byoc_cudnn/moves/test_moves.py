@@ -13,8 +13,12 @@ from tvm import relax
 
 from byoc_cudnn.moves import MOVES, Move, MovesCall, check
 from byoc_cudnn.moves.lower import lower_moves
+from byoc_cudnn.norm.lower import lower_norms
+from relay_wgrad.frontend import from_onnx
 from relay_wgrad.ir import op_name
+from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support.moves import moved, step
+from tests.support.training_models import residual_net
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -95,3 +99,18 @@ def _by_numpy(call: MovesCall) -> Any:
 def _run(mod: tvm.IRModule, values: Any) -> list[np.ndarray]:
     vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
     return [t.numpy() for t in vm["main"](*(tvm.runtime.tensor(v) for v in values))]
+
+
+def test_a_scaled_step_leaves_no_cast_of_a_gradient() -> None:
+    """With a loss scale, all gradients are cast, turned and divided by it in two launches."""
+    graph = from_onnx(residual_net(blocks=2))
+    mod = converted(step_module(graph, dtype="float16", scaled=True, raise_norms=True,
+                                wide_weight_gradients=False), "NHWC")  # fmt: skip
+    mod, entries = lower_moves(lower_norms(mod, 90)[0], 90)
+    assert len(entries) == 3
+    func = mod[ADJOINT]
+    value = {b.var: b.value for b in func.body.blocks[0].bindings}
+    made = [value[g] for g in func.body.body.fields[1].fields]
+    alone = [v for v in made if not isinstance(v, relax.TupleGetItem)]
+    assert len(made) == len(graph.trainable)
+    assert len(alone) <= 1, alone
