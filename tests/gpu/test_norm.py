@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,40 +93,59 @@ class Block(nn.Module):
         return self.last(y.mean((2, 3)))
 
 
-def errors(dtype: str | None, raise_norms: bool) -> tuple[float, bool]:
-    """(distance of all gradients from PyTorch's in float64, whether a second run is the same)."""
+def network() -> tuple[nn.Module, Any, dict[str, Any]]:
     torch.manual_seed(0)
     net = Block()
     graph = from_torch(net, (torch.zeros(8, 3, 16, 16),))
-    batch = graph.random_batch(0)
-    step = step_module(graph, dtype=dtype, raise_norms=raise_norms)
+    return net, graph, graph.random_batch(0)
+
+
+def ours(graph: Any, batch: dict[str, Any], dtype: str | None) -> list[list[np.ndarray]]:
+    """The gradients of two runs, in the order of `graph.trainable`."""
+    step = step_module(graph, dtype=dtype, raise_norms=True, wide_weight_gradients=False)
     options = {"allow_tf32": False, "deterministic": True}
     mod, report = byoc_cudnn.partition_for_cudnn(converted(step, "NHWC"), **options)
     assert report.offloaded == report.total
     library = byoc_cudnn.build(mod)
-    assert sum("norm" in e.op for e in library.direct) == (8 if raise_norms else 0)
-    assert all(entry.symbol for entry in library.direct if "norm" in entry.op)
+    norms = [entry for entry in library.direct if "norm" in entry.op]
+    assert len(norms) == 8
+    assert all(entry.symbol for entry in norms)
     device = tvm.cuda(0)
     vm = library.virtual_machine(device)
     given = [tvm.runtime.tensor(v, device) for v in graph.arguments(batch)]
-    runs = [[t.numpy() for t in vm[ADJOINT](*given)[1]] for _ in range(2)]
-    net.double()
-    logits = net(torch.tensor(batch["x"], dtype=torch.float64))
-    nn.functional.cross_entropy(logits, torch.tensor(batch["labels"])).backward()
-    want = np.concatenate([p.grad.numpy().ravel() for p in net.parameters()])
-    order = [name.replace(".", "_") for name, _ in net.named_parameters()]
-    got = dict(zip(graph.trainable, runs[0], strict=True))
-    assert sorted(order) == sorted(got)
-    flat = np.concatenate([got[name].ravel() for name in order])
-    same = all(a.tobytes() == b.tobytes() for a, b in zip(*runs, strict=True))
-    return distance(flat, want), same
+    return [[t.numpy() for t in vm[ADJOINT](*given)[1]] for _ in range(2)]
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(None, 1e-4), ("float16", 2e-2), ("bfloat16", 8e-2)])
-def test_a_step(dtype: str | None, limit: float) -> None:
-    """As near to PyTorch's float64 as the step whose normalizations are written out, or nearly."""
-    error, same = errors(dtype, raise_norms=True)
-    plain, _ = errors(dtype, raise_direct=False)
-    assert same
-    assert error < limit
-    assert error < 3 * plain, (error, plain)
+def pytorch(net: nn.Module, batch: dict[str, Any], dtype: str | None) -> dict[str, np.ndarray]:
+    """PyTorch's gradients on the device: in float64, or as it trains in a dtype."""
+    exact = dtype == "float64"
+    one = copy.deepcopy(net).cuda().to(torch.float64 if exact else torch.float32)
+    one = one.to(memory_format=torch.channels_last)
+    x = torch.tensor(batch["x"]).cuda().to(next(one.parameters()).dtype)
+    half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(str(dtype))
+    with torch.autocast("cuda", dtype=half, enabled=half is not None):
+        logits = one(x.to(memory_format=torch.channels_last))
+        loss = nn.functional.cross_entropy(logits, torch.tensor(batch["labels"]).cuda())
+    loss.backward()
+    return {
+        name.replace(".", "_"): p.grad.double().cpu().numpy() for name, p in one.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])
+def test_a_step(dtype: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About as near to float64 as PyTorch's own step in the dtype; twice the same bits."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    net, graph, batch = network()
+    exact, theirs = pytorch(net, batch, "float64"), pytorch(net, batch, dtype)
+    first, second = ours(graph, batch, dtype)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))
+    assert sorted(exact) == sorted(graph.trainable)
+
+    def flat(values: dict[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([values[name].ravel() for name in graph.trainable])
+
+    mine = distance(flat(dict(zip(graph.trainable, first, strict=True))), flat(exact))
+    yardstick = distance(flat(theirs), flat(exact))
+    print(f"{dtype}: {mine:.2e}, PyTorch's {yardstick:.2e}")
+    assert mine < 1.5 * yardstick + 1e-6, (mine, yardstick)

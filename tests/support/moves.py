@@ -36,7 +36,7 @@ def step(shapes: Sequence[tuple[int, ...]], scaled: bool, half: str = "float16")
             ]
             inverse = bb.emit(op.divide(relax.const(3.0), factor))
             outputs = []
-            for value in [bb.emit(op.sin(t)) for t in turned]:
+            for value in [bb.emit(op.negative(t)) for t in turned]:
                 back = bb.emit(op.astype(value, "float32"))
                 back = bb.emit(op.multiply(back, inverse)) if scaled else back
                 outputs.append(bb.emit_output(op.permute_dims(back, [0, 3, 1, 2])))
