@@ -22,7 +22,7 @@ from ..frontend.graph import DRAWN
 from ..problem import ConvProblem
 from ..training import state
 from ..training.data import Data
-from ..training.devices import Options
+from ..training.devices import Options, place
 from ..training.trainer import CHECK_EVERY, OPTIMIZERS, Trainer
 from . import arguments
 from .training_report import Memory, course, print_report, row
@@ -150,6 +150,7 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     report = Display(args.quiet)
     threads, target = configure_threads(), host_target()
     on_gpu = Options(strict=args.strict, tf32=not args.no_tf32, benchmark=args.benchmark)
+    place(args.device, on_gpu)  # what it refuses, now
     figures: dict[str, Any] = {"arguments": arguments.vars_of(args), "tvm": tvm.__version__,
                                "threads": threads}  # fmt: skip
     with report.progress:
@@ -168,13 +169,13 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
                 loss_scale=args.loss_scale, layout=args.layout, seed=args.seed, on_gpu=on_gpu,
                 progress=begin,
             )  # fmt: skip
-        place = trainer.place
+        where = trainer.place
         figures.update(
             batch=graph.batch, weights=graph.weights, compile_seconds=time.perf_counter() - start,
-            device=place.name, notes=place.notes,
-            target=str(place.device.device_name if place.is_gpu else target),
+            device=where.name, notes=where.notes,
+            target=str(where.device.device_name if where.is_gpu else target),
         )  # fmt: skip
-        for note in place.notes:
+        for note in where.notes:
             report.out.print(note, markup=False, soft_wrap=True)
         if args.resume:
             state.restore(trainer, args.resume)
@@ -183,7 +184,7 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             kernels = trainer.profile(graph.random_batch(args.seed))
         figures["kernel_seconds"] = kernels
         opinions: dict[str, Any] = {}
-        if place.is_gpu and not args.no_check:
+        if where.is_gpu and not args.no_check:
             ok = _check_step(args, report, trainer, figures) and ok
         elif not args.no_check:
             opinions = _check(report, trainer, target)

@@ -275,6 +275,7 @@ def test_env(tmp_path: Path) -> None:
     assert data["hooks of TVM"] == "all found"
     assert "CXX='no-such-compiler' is none" in data["missing"]
     assert data["C++ compiler"] == "not found"
+    assert "without cudnn: " in data["training on a GPU"]
     build = data["build"]
     assert build["missing"] == data["missing"]
     found = toolchain.find()

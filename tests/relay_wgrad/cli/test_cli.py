@@ -83,6 +83,8 @@ def test_env() -> None:
         ),
         (("train", "squeezenet", "--json", "no/such/folder/x.json"), 1, "no/such/folder/x.json"),
         (("train", "resnet51"), 1, "resnet50"),
+        (("train", "squeezenet", "--device", "gpu"), 1, "device must be cpu, cuda, cuda:N or auto"),
+        (("train", "squeezenet", "--device", "cuda:77"), 1, "'cuda:77' cannot be trained on: "),
         (("train", "no/such/file.onnx"), 1, "no/such/file.onnx"),
         (
             ("train", "vgg19", "--image-size", "100"),
