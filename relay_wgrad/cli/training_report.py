@@ -105,6 +105,8 @@ def print_report(
     where = figures["target"] if on_gpu else f"{figures['threads']} threads"
     memory = "memory in use there" if on_gpu else "peak memory of the process while training"
     takes = f"takes {duration(min(steps))}" if steps else "was too short a run to be timed"
+    rate = figures["images_per_second"]
+    where = f"{where}, {rate:.3g} images/s" if on_gpu and rate else where
     out.print(
         f"{len(convolutions)} convolutions ({len(seen)} distinct); a training step"
         f" {takes} (batch {graph.batch}, {where}),"

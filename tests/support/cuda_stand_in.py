@@ -1,7 +1,7 @@
 """A stand-in for CUDA's runtime whose device is the CPU, and a place that trains with it.
 
 Copies are made when they are asked for; memory is poisoned when it is pinned, and everything is
-counted, so that a test sees what the host waits for.
+counted, so that a test sees what the host waits for.  What else there is, is refused.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def runtime(folder: Path) -> Counting:
     """Builds the stand-in in a folder and loads it."""
     library, source = folder / "libstandin.so", folder / "standin.c"
     if not library.exists():
-        source.write_text(_SOURCE, encoding="utf-8")
+        others = [name for name in cudart._SIGNATURES if f"int {name}(" not in _SOURCE]
+        refused = [f"int {name}(void) {{ return 801; }}" for name in others]
+        source.write_text("\n".join([_SOURCE, *refused]), encoding="utf-8")
         compiler, *flags = toolchain.find().compiler
         subprocess.run(
             [compiler, *flags, "-xc", "-shared", "-fPIC", str(source), "-o", str(library)],
