@@ -8,6 +8,7 @@ GROWTH = "programs long enough to tell linear time from quadratic"
 MORE = "more cases of what make test has one of"
 
 CUTLASS = "tests/byoc_cudnn/backends/cutlass"
+EMULATED = "tests/byoc_cudnn/norm/test_norm_emulated.py::test_"
 ONNX = "tests/relay_wgrad/frontend/onnx"
 PASSES = "tests/relay_wgrad/transform"
 RELAY = "tests/relay_wgrad/relay"
@@ -28,6 +29,18 @@ _WINOGRAD = (  # problems whose kin stays
 LONGER = {
     f"{TORCH}/test_training_step_use.py::test_data_parallel": MORE,
     f"{TORCH}/test_training_step.py::test_batch_statistics_without_gradients": MORE,
+    **{
+        f"{EMULATED}{name}": MORE
+        for name in (
+            "forward_and_backward[float16",
+            "forward_and_backward[float64",
+            "forward_and_backward[float32-shape4",
+            "forward_and_backward[float32-shape6",
+            "forward_and_backward[float32-shape7",
+            "a_pooled_normalization_has_the_bits_of_both_apart[bfloat16",
+            "a_pooled_normalization_has_the_bits_of_both_apart[float32",
+        )
+    },
     f"{TRAINING}/test_resnet50.py": NETWORKS,
     f"{TRAINING}/test_training_networks.py": NETWORKS,
     f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[adam": MORE,

@@ -1,0 +1,182 @@
+"""What the normalizations' and the poolings' kernels compute, on a device that is the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from byoc_cudnn.norm import NormCall
+from byoc_cudnn.pool import PoolCall
+from tests.support import cuda_emulated
+from tests.support.cuda_emulated import DTYPES, aligned
+
+ROWS = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 5e-7, "float64": 1e-14}
+SUMS = {"float16": 1e-6, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-14}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+class Tensors(dict[str, np.ndarray]):
+    """Random operands by name, made when they are asked for, and results full of NaN."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, windows: tuple[int, ...] = ()) -> None:
+        self.shape, self.windows, self.rows = shape, windows, DTYPES[dtype]
+        self.sums = np.float64 if dtype == "float64" else np.float32
+        self.rng = np.random.default_rng(0)
+
+    def ready(self, call: NormCall) -> Tensors:
+        for name in call.operands:
+            if name not in self:
+                self[name] = self._random(name)
+        for name in call.results:
+            self[name] = self._poisoned(name)
+        return self
+
+    def _size(self, name: str) -> tuple[Any, tuple[int, ...]]:
+        if name in ("mask", "index"):
+            packs = -(-self.shape[-1] * np.dtype(self.rows).itemsize // 16)
+            return np.uint8, self.windows if name == "index" else (*self.shape[:-1], packs)
+        if name in ("x", "x2", "residual", "dx", "dx2", "dresidual"):
+            return self.rows, self.shape
+        if name in ("y", "dy", "dy2"):
+            return self.rows, self.windows or self.shape
+        return self.sums, self.shape[-1:]
+
+    def _random(self, name: str) -> np.ndarray:
+        dtype, shape = self._size(name)
+        return aligned((1.5 * self.rng.standard_normal(shape) + 0.3).astype(dtype))
+
+    def _poisoned(self, name: str) -> np.ndarray:
+        dtype, shape = self._size(name)
+        return aligned(np.full(shape, 90 if dtype is np.uint8 else np.nan, dtype))
+
+    def wide(self, name: str) -> np.ndarray:
+        value = self[name].astype("float64")
+        return value.reshape(-1, value.shape[-1]) if value.ndim > 1 else value
+
+
+def wanted(t: Tensors, back: NormCall) -> dict[str, np.ndarray]:
+    """In float64, but for what a pooling rounds; masks are those of the stored y."""
+    z: Any = 0
+    found, normals = {}, []
+    for which in ("", "2") if back.second else ("",):
+        x = t.wide("x" + which)
+        mean, var = x.mean(0), x.var(0)
+        rstd = 1 / np.sqrt(var + 1e-5)
+        normals.append((x - mean) * rstd)
+        z = z + normals[-1] * t["gamma" + which] + t["beta" + which]
+        m = len(x)
+        found |= {
+            "mean" + which: mean, "rstd" + which: rstd,
+            f"new_running_mean{which}": 0.9 * t["running_mean" + which] + 0.1 * mean,
+            f"new_running_var{which}":
+                0.9 * t["running_var" + which] + 0.1 * var * m / (m - 1),
+        }  # fmt: skip
+    if "residual" in t:
+        z = z + t.wide("residual")
+    found["y"] = np.maximum(z, 0)
+    dy = t["dy"].astype(t.sums)
+    if back.summed:
+        dy = (dy + t["dy2"].astype(t.sums)).astype(t.rows)
+    g = dy.astype("float64").reshape(z.shape) * (t.wide("y") > 0)
+    found["dresidual"] = g
+    for which, normal in zip(("", "2"), normals, strict=False):
+        dbeta, dgamma = g.sum(0), (g * normal).sum(0)
+        scale = t["gamma" + which] * found["rstd" + which]
+        found |= {
+            "dbeta" + which: dbeta, "dgamma" + which: dgamma,
+            "dx" + which: scale * (g - dbeta / m - normal * dgamma / m),
+        }  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "together", "how"),
+    [
+        ("float32", (300, 64), (False, True), {}),
+        ("bfloat16", (20, 35, 136), (True,), {"residual": True, "bits": True, "summed": True}),
+        ("float16", (9, 6, 24), (False, True), {"residual": True}),
+        ("float64", (200, 6), (True,), {"residual": True, "bits": True}),
+        ("float32", (70, 13), (True,), {"residual": True, "bits": True}),
+        ("bfloat16", (300, 72), (True,), {"residual": True, "bits": True, "second": True}),
+        ("float32", (90, 13), (True,), {"residual": True, "bits": True, "second": True}),
+        (
+            "float32", (600, 32), (True,),
+            {"residual": True, "bits": True, "second": True, "summed": True},
+        ),
+    ],
+)  # fmt: skip
+def test_forward_and_backward(
+    folder: Path, dtype: str, shape: tuple[int, ...], together: tuple[bool, ...], how: Any
+) -> None:
+    how = dict(how)
+    summed = how.pop("summed", False)
+    forward = NormCall("f", "forward", dtype, "relu", running=True, **how)
+    back = NormCall("b", "backward", dtype, "relu", summed=summed, **how)
+    channels_fit = shape[-1] * np.dtype(DTYPES[dtype]).itemsize % 16 == 0
+    for one in together:
+        t = Tensors(shape, dtype)
+        launches = [
+            cuda_emulated.norm(folder, call, t.ready(call), one) for call in (forward, back)
+        ]
+        assert launches == [one and channels_fit and not forward.second] * 2
+        want = wanted(t, back)
+        for name in (*forward.results, *back.results):
+            if name == "mask":
+                continue
+            limit = ROWS[dtype] if t[name].ndim > 1 else SUMS[dtype]
+            error = np.linalg.norm(t.wide(name) - want[name])
+            assert error <= limit * np.linalg.norm(want[name]), (one, name, error)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "activation", "shape", "windows"),
+    [
+        ("bfloat16", "relu", (2, 9, 12, 16), (3, 3, 2, 2, 1, 1, 1, 1)),
+        ("float32", "relu6", (2, 7, 8, 13), (3, 3, 2, 2, 1, 1, 1, 1)),
+        ("float16", "silu", (1, 18, 6, 8), (3, 2, 1, 2, 1, 0, 1, 0)),
+    ],
+)
+def test_a_pooled_normalization_has_the_bits_of_both_apart(
+    folder: Path, dtype: str, activation: str, shape: tuple[int, ...], windows: tuple[int, ...]
+) -> None:
+    (n, h, w, c), (r, s, down, across, top, left, bottom, right) = shape, windows
+    size = (n, (h + top + bottom - r) // down + 1, (w + left + right - s) // across + 1, c)
+    both = Tensors(shape, dtype, size)
+    for direction in ("forward", "backward"):
+        call = NormCall(
+            "f", direction, dtype, activation, running=direction == "forward", pooled=windows
+        )
+        cuda_emulated.norm(folder, call, both.ready(call), True)
+    apart = Tensors(shape, dtype)
+    apart |= {name: both[name] for name in ("x", "gamma", "beta", "running_mean", "running_var")}
+    call = NormCall("f", "forward", dtype, activation, running=True)
+    cuda_emulated.norm(folder, call, apart.ready(call), False)
+    pooled = {"x": apart["y"], "y": both["y"].copy(), "index": both["index"].copy()}
+    kind = ((r, s), (down, across), (top, left, bottom, right))
+    cuda_emulated.pool(folder, PoolCall("f", "forward", dtype, *kind, index=True), pooled)
+    wide = np.pad(apart["y"].astype("float64"), ((0, 0), (top, bottom), (left, right), (0, 0)),
+                  constant_values=-np.inf)  # fmt: skip
+    seen = np.lib.stride_tricks.sliding_window_view(wide, (r, s), (1, 2))[:, ::down, ::across]
+    assert np.array_equal(pooled["y"].astype("float64"), seen.max((-2, -1)))
+    assert np.array_equal(pooled["index"], seen.reshape(*seen.shape[:4], -1).argmax(-1))
+    gradients = []
+    for index in (True, False):  # by the index, and by finding the maxima again
+        given = pooled | {"dy": both["dy"], "dx": np.full_like(both["x"], np.nan)}
+        cuda_emulated.pool(folder, PoolCall("b", "backward", dtype, *kind, index=index), given)
+        gradients.append(given["dx"])
+    assert np.array_equal(*(g.view(np.uint8) for g in gradients))
+    apart["dy"] = gradients[0]
+    call = NormCall("b", "backward", dtype, activation)
+    cuda_emulated.norm(folder, call, apart.ready(call), False)
+    assert np.isfinite(both["dx"].astype("float64")).all()
+    for name in ("mean", "rstd", "new_running_mean", "new_running_var", "dx", "dgamma", "dbeta"):
+        assert np.array_equal(apart[name].view(np.uint8), both[name].view(np.uint8)), name
+    for name in ("y", "index"):
+        assert np.array_equal(pooled[name].view(np.uint8), both[name].view(np.uint8)), name

@@ -1,0 +1,194 @@
+"""Kernels of our own, built by g++ and run on the CPU: `cuda_emulated.h` has the device."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from byoc_cudnn.building.toolchain import find
+from byoc_cudnn.norm import NORMS, NormCall
+from byoc_cudnn.norm.codegen import kernel_of
+from byoc_cudnn.pool import POOLS, PoolCall
+from byoc_cudnn.pool.codegen import kernel_of as pool_kernel_of
+
+HEADER = Path(__file__).with_name("cuda_emulated.h")
+DTYPES = {
+    "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32,
+    "float64": np.float64,
+}  # fmt: skip
+SMS = 4  # multiprocessors
+_LAUNCH = """\
+template <typename... P, typename... A>
+cudaError_t launch(void (*kernel)(P...), dim3 grid, int threads, cudaStream_t, A... arguments) {
+  emulated::run(grid, threads, 0, false, [&] { kernel(arguments...); });
+  return cudaSuccess;
+}
+"""
+_TOGETHER = """\
+template <typename... P, typename... A>
+cudaError_t launch_together(void (*kernel)(P...), const Together& z, int tensors, size_t sums,
+                            cudaStream_t, A... arguments) {
+  if (z.blocks == 0) return cudaErrorNotSupported;
+  ++launched_together;
+  const size_t bytes = size_t{16} * kMany * z.turns * tensors + sums;
+  emulated::run(dim3(z.tiles * z.blocks), kMany, bytes, true, [&] { kernel(arguments...); });
+  return cudaSuccess;
+}
+"""
+# Pointers of `RelayWgradNormCall`, in order; of its other side; and of a pooling's call.
+_NORM = (
+    "x", "dy", "dy2", "y", "residual", "gamma", "beta", "mean", "rstd", "running_mean",
+    "running_var", "mask", "out", "dresidual", "first", "second", "new_mean", "new_var",
+    "new_mask", "workspace",
+)  # fmt: skip
+_OTHER = (
+    "x", "gamma", "beta", "mean", "rstd", "running_mean", "running_var", "out", "first", "second",
+    "new_mean", "new_var",
+)  # fmt: skip
+# What the results of a direction are called there.
+_RESULTS = {
+    "forward": {
+        "y": "out", "mean": "first", "rstd": "second", "new_running_mean": "new_mean",
+        "new_running_var": "new_var", "mask": "new_mask", "index": "new_mask",
+    },
+    "backward": {"dx": "out", "dgamma": "first", "dbeta": "second", "index": "mask"},
+}  # fmt: skip
+
+
+class _Windows(ctypes.Structure):
+    _fields_ = (
+        *((n, ctypes.c_int64) for n in "nhwcpq"),
+        *((n, ctypes.c_int) for n in ("top", "left")),
+    )
+
+
+class _Call(ctypes.Structure):
+    """`RelayWgradNormCall` of norm_call.h."""
+
+    _fields_ = (
+        *((n, ctypes.c_int64) for n in ("rows", "channels")),
+        *((n, ctypes.c_double) for n in ("epsilon", "momentum")),
+        ("unbiased", ctypes.c_bool), ("multiprocessors", ctypes.c_int), ("together", ctypes.c_int),
+        *((n, ctypes.c_void_p) for n in _NORM), ("workspace_bytes", ctypes.c_int64),
+        *((f"other_{n}", ctypes.c_void_p) for n in _OTHER), ("windows", _Windows),
+    )  # fmt: skip
+
+
+class _PoolCall(ctypes.Structure):
+    """`RelayWgradPoolCall` of pool_call.h."""
+
+    _fields_ = (
+        *_Windows._fields_,
+        *((n, ctypes.c_void_p) for n in ("x", "dy", "out", "index")),
+    )
+
+
+def emulated(source: str) -> str:
+    """A kernel's source for g++."""
+    text = source.replace("#include <cuda_runtime_api.h>", f'#include "{HEADER}"')
+    text = text.replace("#include <cooperative_groups.h>", "")
+    template = "template <typename... Parameters, typename... Arguments>\n"
+    for name, end, other in (
+        ("launch", "// Whether accesses of 16 bytes fit.", _LAUNCH),
+        ("launch_together", "}  // namespace", _TOGETHER),
+    ):
+        if (begin := text.find(f"{template}cudaError_t {name}(")) >= 0:
+            text = text[:begin] + other + text[text.index(end, begin) :]
+    text = text.replace(
+        "extern __shared__ uint4 kept[];", "uint4* const kept = emulated::block->shared.data();"
+    )
+    to = r"  const auto to = static_cast<unsigned>\(__cvta.*?;\n\s*asm volatile\(.*?\);"
+    copied = "  memcpy(kept + turn * kMany + threadIdx.x, from, 16);"
+    text = re.sub(to, copied, text, flags=re.DOTALL)
+    text = re.sub(r"asm volatile\(.*?\);", "", text, flags=re.DOTALL)
+    text = text.replace("cudaGetLastError();", "(void)0;")
+    return (
+        "int launched_together = 0;\n"
+        + text
+        + '\nextern "C" int times_together() { return launched_together; }\n'
+    )
+
+
+@lru_cache(maxsize=1)
+def _includes() -> list[str]:
+    """CUDA's headers and those that they need; skips where they are not."""
+    found = find()
+    places = [*found.cuda.includes, *Path("/usr/local").glob("cuda*/include")]
+    if found.nvcc is not None:
+        places.append(found.nvcc.parent.parent / "include")
+    for name in ("cuda_fp16.h", "nv/target"):
+        if not any((place / name).is_file() for place in places):
+            pytest.skip(f"no {name} among CUDA's headers")
+    return [word for place in places for word in ("-isystem", str(place))]
+
+
+@lru_cache(maxsize=64)
+def _library(folder: Path, kernel: str) -> Any:
+    source, library = folder / f"{kernel}.cc", folder / f"{kernel}.so"
+    family = NORMS if kernel.startswith(NORMS.codegen) else POOLS
+    source.write_text(emulated(family.source_of(kernel)), encoding="utf-8")
+    compiler = find().compiler
+    if not compiler:
+        pytest.skip("no C++ compiler")
+    command = [
+        *compiler, "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-DRW_NORM_MANY=128", "-shared",
+        "-fPIC", "-pthread", *_includes(), str(source), "-o", str(library),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library))
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that lies at 64 bytes, as a device's tensors do."""
+    block = np.zeros(array.nbytes + 64, np.uint8)
+    begin = -block.ctypes.data % 64
+    out = block[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    out[...] = array
+    return out
+
+
+def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: bool) -> bool:
+    """Runs a call on tensors by name, results among them; whether one launch did it."""
+    library = _library(folder, kernel_of(call))
+    x = given["x"]
+    workspace = np.full(1 << 18, 255, np.uint8)
+    names = {**dict.fromkeys(_NORM), "workspace": workspace}
+    other: dict[str, Any] = dict.fromkeys(_OTHER)
+    results = _RESULTS[call.direction]
+    for name in (*call.operands, *call.results):
+        side, plain = (other, name[:-1]) if name.endswith("2") and name != "dy2" else (names, name)
+        is_result = name in call.results or plain == "index"
+        side[results.get(plain, plain) if is_result else plain] = given[name]
+    packed = _Call(
+        x.size // x.shape[-1], x.shape[-1], call.epsilon, call.momentum, call.unbiased, SMS,
+        together, *(names[n] if names[n] is None else names[n].ctypes.data for n in _NORM),
+        workspace.nbytes, *(other[n] if other[n] is None else other[n].ctypes.data for n in _OTHER),
+    )  # fmt: skip
+    if call.pooled:
+        windows = given["y" if call.forward else "dy"].shape
+        packed.windows = _Windows(*x.shape, windows[1], windows[2], *call.pooled[4:6])
+    before = library.times_together()
+    assert getattr(library, kernel_of(call))(ctypes.byref(packed), None) == 0
+    return bool(library.times_together() > before)
+
+
+def pool(folder: Path, call: PoolCall, given: dict[str, np.ndarray]) -> None:
+    """Runs a call on tensors by name, results among them."""
+    forward = call.direction == "forward"
+    windows, image = given["y" if forward else "dy"].shape, given["x" if forward else "dx"].shape
+    read = {**given, "out": given["y" if forward else "dx"]}
+    pointers = [
+        read[name].ctypes.data if name == "out" or name in (*call.operands, *call.results) else None
+        for name in ("x", "dy", "out", "index")
+    ]
+    packed = _PoolCall(*image, windows[1], windows[2], *call.padding[:2], *pointers)
+    kernel = pool_kernel_of(call)
+    assert getattr(_library(folder, kernel), kernel)(ctypes.byref(packed), None) == 0
