@@ -42,8 +42,8 @@ def step_module(
     checkpoint : None, "auto", or names of tensors in the file; see `TrainingGraph.checkpointed`.
     scaled : the last argument is a float32 scalar `loss_scale`: the loss is multiplied by it before
         differentiation and the gradients divided by it after, so that small ones survive float16.
-    wide_weight_gradients : with a half `dtype`, weights' gradients are float32 sums that are never
-        rounded to half; without, they are rounded once, as PyTorch's autocast does.
+    wide_weight_gradients : with a half `dtype`, weights' gradients and matrix products are float32
+        sums that are never rounded to half; without, rounded once, as PyTorch's autocast does.
     raise_norms : training batch normalization becomes one operator with what follows it
         (`transform.raise_norm`), for which CUDA has kernels.  With a half `dtype` its results, and
         so residual sums, are half then.
