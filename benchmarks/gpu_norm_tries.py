@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_norm_tries [--tries FILE] [--dtype bf16] [--json FILE]
 
-A variant is the macros of `byoc_cudnn/norm/templates/norm_device.h`, as UNROLL=4,RESIDENT=2.  nvcc
+A variant is the macros of `byoc_cudnn/norm/templates`, as UNROLL=4,RESIDENT=2.  nvcc
 builds them all at once, a library each; a table has TB/s for each pass and shape, and the best.
 """
 
@@ -66,7 +66,7 @@ SHAPES = (
 )  # fmt: skip
 TRIES = [
     "UNROLL=8,RESIDENT=2,WRITERS=8", "UNROLL=8,RESIDENT=2,WRITERS=32",
-    "UNROLL=8,RESIDENT=2,WRITERS=8,HINTS=1", "UNROLL=4,RESIDENT=3,WRITERS=16",
+    "UNROLL=8,RESIDENT=2,WRITERS=64", "UNROLL=4,RESIDENT=3,WRITERS=16",
     "MANY=1024,UNROLL=8", "MANY=256,UNROLL=8",
 ]  # fmt: skip
 IDLE = 30_000  # clocks: launches alone take the host little
@@ -131,7 +131,6 @@ def build(folder: Path, text: str, variant: str) -> Path | str:
     unit.write_text(text, encoding="utf-8")
     major, minor = torch.cuda.get_device_capability()
     macros = [f"-DRW_NORM_{word}" for word in variant.split(",") if word]
-    macros += [f"-DRELAY_WGRAD_{word}" for word in variant.split(",") if "HINTS" in word]
     nvcc = str(find().nvcc)
     done = subprocess.run(
         [nvcc, "-std=c++17", "-O3", "-w", "-shared", "-Xcompiler", "-fPIC", "-cudart", "shared",

@@ -120,7 +120,7 @@ __device__ inline void gather_from(Pack<T, V>& out, const T* dy, const Windows& 
       const int q = q1 + b, s = w + z.left - q * SS;
       if (s < 0 || q >= z.q) continue;
       Pack<T, V> g;
-      load<Use::kAgain, whole>(g, dy + ((n * z.p + p) * z.q + q) * z.c + channel, z.c - channel);
+      load<whole>(g, dy + ((n * z.p + p) * z.q + q) * z.c + channel, z.c - channel);
       Taps<V> taps;
       taps_of(taps, p, q);
 #pragma unroll

@@ -7,10 +7,6 @@
 #include <initializer_list>
 #include <type_traits>
 
-#ifndef RELAY_WGRAD_HINTS
-#define RELAY_WGRAD_HINTS 0  // 1: what is read for the last time leaves the cache first
-#endif
-
 namespace {
 
 constexpr int kThreads = 256;
@@ -44,15 +40,12 @@ struct alignas(V * sizeof(T)) Pack {
   T value[V];
 };
 
-enum class Use { kAgain, kLast };
-
 // A pack, of which `left` elements are there; with `whole` all are, and it lies at 16 bytes.
-template <Use use, bool whole, typename T, int V>
+template <bool whole, typename T, int V>
 __device__ inline void load(Pack<T, V>& pack, const T* at, int64_t left) {
   if constexpr (whole) {
     static_assert(sizeof(Pack<T, V>) == 16);
-    const uint4 bits = use == Use::kLast && RELAY_WGRAD_HINTS ? __ldcs(reinterpret_cast<const uint4*>(at))
-                                                          : __ldg(reinterpret_cast<const uint4*>(at));
+    const uint4 bits = __ldg(reinterpret_cast<const uint4*>(at));
     memcpy(&pack, &bits, sizeof(bits));
   } else {
 #pragma unroll

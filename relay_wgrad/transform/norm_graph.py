@@ -25,10 +25,9 @@ class Norm:
 
     y: relax.Var
     x: Expr
-    gamma: Expr
-    beta: Expr
     axis: int
     epsilon: float
+    affine: list[tuple[str, Expr]]  # "multiply" or "add" and a vector, in this order
     mean: relax.Var | None = None  # with axes of size 1
     variance: relax.Var | None = None
     running: tuple[Expr, Expr] | None = None
@@ -81,6 +80,7 @@ class Graph:
         for binding in self.bindings:
             norm = self._written_out(binding.var) or self._upstreams(binding.var)
             if norm is not None and _fits(norm):
+                self._take_affine(norm)
                 if norm.variance is not None:
                     self._with_running(norm)
                 found.append(norm)
@@ -99,10 +99,7 @@ class Graph:
         axis = _channel_axis(self.value[mean], x)
         if axis is None or _channel_axis(self.value[variance], x) != axis:
             return None
-        norm = Norm(var, x, None, None, axis, epsilon, mean, variance)
-        norm.y, norm.gamma = self._affine(norm.y, "relax.multiply", norm)
-        norm.y, norm.beta = self._affine(norm.y, "relax.add", norm)
-        return norm
+        return Norm(var, x, axis, epsilon, [], mean, variance)
 
     def _standardized(self, var: relax.Var) -> tuple[Expr, relax.Var, relax.Var, float] | None:
         """(x, mean, variance, epsilon) of (x - mean) / sqrt(variance + epsilon)."""
@@ -134,20 +131,35 @@ class Graph:
             return [(a, b, "relax.rsqrt"), (b, a, "relax.rsqrt")]
         return []
 
-    def _affine(self, var: relax.Var, name: str, norm: Norm) -> tuple[relax.Var, Expr]:
-        """(the product or sum, its operand of one number for each channel), or (var, None)."""
-        users = self.only_users(var)
-        if users is None or len(users) != 1:
-            return var, None
-        call = self.call(users[0], name)
-        if call is None:
-            return var, None
-        lifted = self.call(_other(call, var), "relax.reshape")
-        if lifted is None or sizes_of(lifted.ty) != _column(norm):
-            return var, None
-        vector = lifted.args[0]
+    def _take_affine(self, norm: Norm) -> None:
+        """Products with, and sums of, one number for each channel: gamma and beta, and what files
+        have after them."""
+        while True:
+            users = self.only_users(norm.y) or []
+            if len(users) != 1:
+                return
+            for name in ("multiply", "add"):
+                vector = self._vector(_other(self.call(users[0], f"relax.{name}"), norm.y), norm)
+                if vector is not None:
+                    norm.affine.append((name, vector))
+                    norm.y = users[0]
+                    break
+            else:
+                return
+
+    def _vector(self, expr: Expr, norm: Norm) -> Expr | None:
+        """The vector that broadcasts along the channels' axis, if that is what an operand is."""
+        lifted = self.call(expr, "relax.reshape")
+        if lifted is None:
+            return None
+        vector, column = lifted.args[0], _column(norm)
+        sizes = sizes_of(lifted.ty) or []
+        # Axes of size 1 before the channels' may be missing.
+        aligned = (
+            norm.axis + len(sizes) >= len(column) and sizes == column[len(column) - len(sizes) :]
+        )
         fits = getattr(vector.ty, "ndim", -1) == 1 and str(vector.ty.dtype) == dtype_of(norm.x)
-        return (users[0], vector) if fits else (var, None)
+        return vector if aligned and fits else None
 
     def _upstreams(self, var: relax.Var) -> Norm | None:
         """`relax.nn.batch_norm` in training mode."""
@@ -164,10 +176,10 @@ class Graph:
             return None
         a = call.attrs
         x, gamma, beta, mean, variance = call.args
+        affine = [("multiply", gamma)] * bool(a.scale) + [("add", beta)] * bool(a.center)
         return Norm(
-            fields[0], x, gamma if a.scale else None, beta if a.center else None,
-            int(a.axis) % x.ty.ndim, float(a.epsilon), running=(mean, variance),
-            momentum=float(a.momentum), fields=fields,
+            fields[0], x, int(a.axis) % x.ty.ndim, float(a.epsilon), affine,
+            running=(mean, variance), momentum=float(a.momentum), fields=fields,
         )  # fmt: skip
 
     def _with_running(self, norm: Norm) -> None:
@@ -270,7 +282,7 @@ def _fits(norm: Norm) -> bool:
     dtype, shape = dtype_of(norm.x), sizes_of(norm.x.ty)
     if dtype in HALVES or shape is None or len(shape) < 2:
         return False
-    vectors = [norm.gamma, norm.beta, *(norm.running or ())]
+    vectors = [*(vector for _, vector in norm.affine), *(norm.running or ())]
     return all(v is None or str(v.ty.dtype) == dtype for v in vectors)
 
 

@@ -115,6 +115,15 @@ class _Rewriter:
             first.append(relax.VarBinding(var, value))
             return var
 
+        gamma: Expr = None
+        beta: Expr = None
+        for name, vector in norm.affine:
+            if name == "add":
+                beta = vector if beta is None else bind(relax.op.add(beta, vector), "beta")
+                continue
+            gamma = vector if gamma is None else bind(relax.op.multiply(gamma, vector), "gamma")
+            beta = None if beta is None else bind(relax.op.multiply(beta, vector), "beta")
+
         def filled(vector: Expr, value: float, name: str) -> Expr:
             if vector is not None:
                 return vector
@@ -123,7 +132,7 @@ class _Rewriter:
             shape = relax.ShapeExpr([channels])
             return bind(relax.op.full(shape, relax.const(value, dtype)), name)
 
-        args = [norm.x, filled(norm.gamma, 1, "gamma"), filled(norm.beta, 0, "beta")]
+        args = [norm.x, filled(gamma, 1, "gamma"), filled(beta, 0, "beta")]
         args += [norm.residual] if norm.residual is not None else []
         args += list(norm.running or ())
         attrs = NormAttrs(norm.axis, norm.epsilon, norm.activation, norm.momentum, norm.unbiased)

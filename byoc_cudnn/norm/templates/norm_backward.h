@@ -95,7 +95,6 @@ __global__ void __launch_bounds__(kThreads, kResident)
         store<whole>(dresidual + row * shape.channels + at.channel, g, at.left);
       }
     };
-    constexpr Use kOnce = kStored || kBits ? Use::kLast : Use::kAgain;
     each_chunk<false, whole>(
         shape, at.row,
         [&](int64_t first) {
@@ -105,10 +104,10 @@ __global__ void __launch_bounds__(kThreads, kResident)
           for (int u = 0; u < kUnroll; ++u) {
             const int64_t row = first + int64_t{u} * shape.height();
             const int64_t i = row * shape.channels + at.channel;
-            load<kOnce, whole>(g[u], dy + i, at.left);
-            if constexpr (summed) load<Use::kLast, whole>(more[u], dy2 + i, at.left);
-            load<Use::kAgain, whole>(a[u], x + i, at.left);
-            if constexpr (kStored) load<Use::kLast, whole>(b[u], y + i, at.left);
+            load<whole>(g[u], dy + i, at.left);
+            if constexpr (summed) load<whole>(more[u], dy2 + i, at.left);
+            load<whole>(a[u], x + i, at.left);
+            if constexpr (kStored) load<whole>(b[u], y + i, at.left);
             if constexpr (kBits) through[u] = __ldg(bits + row * shape.packs + at.pack);
           }
 #pragma unroll
@@ -120,10 +119,10 @@ __global__ void __launch_bounds__(kThreads, kResident)
           const int64_t i = row * shape.channels + at.channel;
           Pack<T, V> g, more, a, b;
           uint8_t through = 0;
-          load<kOnce, whole>(g, dy + i, at.left);
-          if constexpr (summed) load<Use::kLast, whole>(more, dy2 + i, at.left);
-          load<Use::kAgain, whole>(a, x + i, at.left);
-          if constexpr (kStored) load<Use::kLast, whole>(b, y + i, at.left);
+          load<whole>(g, dy + i, at.left);
+          if constexpr (summed) load<whole>(more, dy2 + i, at.left);
+          load<whole>(a, x + i, at.left);
+          if constexpr (kStored) load<whole>(b, y + i, at.left);
           if constexpr (kBits) through = __ldg(bits + row * shape.packs + at.pack);
           add(row, g, more, a, b, through);
         });
@@ -197,8 +196,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
           const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          load<Use::kLast, whole>(g[u], dy + i, at.left);
-          load<Use::kLast, whole>(a[u], x + i, at.left);
+          load<whole>(g[u], dy + i, at.left);
+          load<whole>(a[u], x + i, at.left);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
@@ -208,8 +207,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
         Pack<T, V> g, a;
-        load<Use::kLast, whole>(g, dy + i, at.left);
-        load<Use::kLast, whole>(a, x + i, at.left);
+        load<whole>(g, dy + i, at.left);
+        load<whole>(a, x + i, at.left);
         write(i, g, a);
       });
 }
@@ -280,8 +279,8 @@ __global__ void __launch_bounds__(kMany)
     for (int u = 0; u < kBatch; ++u) {
       if (first + u >= turns) break;
       const int64_t i = z.offset<V>(at, first + u);
-      if constexpr (summed) load<Use::kLast, true>(more[u], dy2 + i, V);
-      if constexpr (mask == Mask::kStored) load<Use::kLast, true>(b[u], y + i, V);
+      if constexpr (summed) load<true>(more[u], dy2 + i, V);
+      if constexpr (mask == Mask::kStored) load<true>(b[u], y + i, V);
       if constexpr (mask == Mask::kBits) through[u] = __ldg(bits + i / V);
     }
     wait_for_kept(turns - first - kBatch);

@@ -53,14 +53,14 @@ __global__ void __launch_bounds__(kThreads, kResident)
           Pack<T, V> rows[kUnroll];
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            load<Use::kAgain, whole>(
+            load<whole>(
                 rows[u], from + (first + int64_t{u} * shape.height()) * shape.channels, at.left);
           }
           seen.add(rows);
         },
         [&](int64_t row) {
           Pack<T, V> one[1];
-          load<Use::kAgain, whole>(one[0], from + row * shape.channels, at.left);
+          load<whole>(one[0], from + row * shape.channels, at.left);
           seen.add(one);
         });
   }
@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
           const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          load<Use::kLast, whole>(a[u], x + i, at.left);
-          if constexpr (residual) load<Use::kLast, whole>(b[u], more + i, at.left);
+          load<whole>(a[u], x + i, at.left);
+          if constexpr (residual) load<whole>(b[u], more + i, at.left);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) write(first + int64_t{u} * shape.height(), a[u], b[u]);
@@ -181,8 +181,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
         Pack<T, V> a, b;
-        load<Use::kLast, whole>(a, x + i, at.left);
-        if constexpr (residual) load<Use::kLast, whole>(b, more + i, at.left);
+        load<whole>(a, x + i, at.left);
+        if constexpr (residual) load<whole>(b, more + i, at.left);
         write(row, a, b);
       });
 }
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(kMany)
   for (int k = 0; k < turns; ++k) {
     const int64_t i = z.offset<V>(at, k);
     Pack<T, V> a, b;
-    if constexpr (residual) load<Use::kLast, true>(b, more + i, V);
+    if constexpr (residual) load<true>(b, more + i, V);
     read_kept(a, kept, k);
     const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift);
     store<true>(y + i, out, V);

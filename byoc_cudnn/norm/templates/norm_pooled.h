@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kNear)
           const int column = q * SS - z.left + s;
           there[s] = row >= 0 && row < z.h && column >= 0 && column < z.w;
           if (there[s]) {
-            load<Use::kAgain, whole>(packs_of_row[s], image + (int64_t{row} * z.w + column) * z.c,
+            load<whole>(packs_of_row[s], image + (int64_t{row} * z.w + column) * z.c,
                                      left);
           }
         }
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
     load_channels(shift, beta + at.channel, at.left);
     auto read = [&](Pack<T, V>& g, Pack<T, V>& a, int64_t row) {
-      load<Use::kAgain, whole>(a, x + row * shape.channels + at.channel, at.left);
+      load<whole>(a, x + row * shape.channels + at.channel, at.left);
       gathered<whole, R, S, SR, SS>(g, dy, index, pixels, row, at.channel);
     };
     auto add = [&](Pack<T, V>& g, const Pack<T, V>& a) {
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
                     shape);
   auto write = [&](int64_t row) {
     Pack<T, V> g, a;
-    load<Use::kLast, whole>(a, x + row * shape.channels + at.channel, at.left);
+    load<whole>(a, x + row * shape.channels + at.channel, at.left);
     gathered<whole, R, S, SR, SS>(g, dy, index, pixels, row, at.channel);
     store<whole>(dx + row * shape.channels + at.channel,
                  gradient_of<act, mask>(g, a, middle, scale, shift, slope, level), at.left);

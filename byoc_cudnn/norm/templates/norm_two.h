@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
           for (int u = 0; u < 2 * kAtOnce; ++u) {
             const int64_t i =
                 (begins + int64_t{part + u} * shape.height()) * shape.channels + at.channel;
-            load<Use::kLast, whole>(a[u], one.x + i, at.left);
-            load<Use::kLast, whole>(b[u], two.x + i, at.left);
+            load<whole>(a[u], one.x + i, at.left);
+            load<whole>(b[u], two.x + i, at.left);
           }
 #pragma unroll
           for (int u = 0; u < 2 * kAtOnce; ++u) {
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
         Pack<T, V> a, b;
-        load<Use::kLast, whole>(a, one.x + i, at.left);
-        load<Use::kLast, whole>(b, two.x + i, at.left);
+        load<whole>(a, one.x + i, at.left);
+        load<whole>(b, two.x + i, at.left);
         write(row, a, b);
       });
 }
@@ -90,8 +90,8 @@ struct Behind {
   __device__ void read(const T* dy, const T* dy2, const uint8_t* mask, int64_t row, const Shape& shape,
                        const Place& at) {
     const int64_t i = row * shape.channels + at.channel;
-    load<Use::kAgain, whole>(g, dy + i, at.left);
-    if constexpr (summed) load<Use::kAgain, whole>(more, dy2 + i, at.left);
+    load<whole>(g, dy + i, at.left);
+    if constexpr (summed) load<whole>(more, dy2 + i, at.left);
     bits = __ldg(mask + row * shape.packs + at.pack);
   }
   __device__ Sum<T> of(int i) const {
@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
             for (int u = 0; u < kAtOnce; ++u) {
               const int64_t row = begins + int64_t{part + u} * shape.height();
               behind[u].read(dy, dy2, mask, row, shape, at);
-              load<Use::kAgain, whole>(a[u], one.x + row * shape.channels + at.channel, at.left);
-              load<Use::kAgain, whole>(b[u], two.x + row * shape.channels + at.channel, at.left);
+              load<whole>(a[u], one.x + row * shape.channels + at.channel, at.left);
+              load<whole>(b[u], two.x + row * shape.channels + at.channel, at.left);
             }
 #pragma unroll
             for (int u = 0; u < kAtOnce; ++u) add(behind[u], a[u], b[u]);
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
           Behind<whole, summed, T, V> behind;
           Pack<T, V> a, b;
           behind.read(dy, dy2, mask, row, shape, at);
-          load<Use::kAgain, whole>(a, one.x + row * shape.channels + at.channel, at.left);
-          load<Use::kAgain, whole>(b, two.x + row * shape.channels + at.channel, at.left);
+          load<whole>(a, one.x + row * shape.channels + at.channel, at.left);
+          load<whole>(b, two.x + row * shape.channels + at.channel, at.left);
           add(behind, a, b);
         });
   }
@@ -244,8 +244,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
           for (int u = 0; u < kAtOnce; ++u) {
             const int64_t row = begins + int64_t{part + u} * shape.height();
             behind[u].read(dy, dy2, mask, row, shape, at);
-            load<Use::kLast, whole>(a[u], one.x + row * shape.channels + at.channel, at.left);
-            load<Use::kLast, whole>(b[u], two.x + row * shape.channels + at.channel, at.left);
+            load<whole>(a[u], one.x + row * shape.channels + at.channel, at.left);
+            load<whole>(b[u], two.x + row * shape.channels + at.channel, at.left);
           }
 #pragma unroll
           for (int u = 0; u < kAtOnce; ++u) {
@@ -257,8 +257,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
         Behind<whole, summed, T, V> behind;
         Pack<T, V> a, b;
         behind.read(dy, dy2, mask, row, shape, at);
-        load<Use::kLast, whole>(a, one.x + row * shape.channels + at.channel, at.left);
-        load<Use::kLast, whole>(b, two.x + row * shape.channels + at.channel, at.left);
+        load<whole>(a, one.x + row * shape.channels + at.channel, at.left);
+        load<whole>(b, two.x + row * shape.channels + at.channel, at.left);
         write(row, behind, a, b);
       });
 }

@@ -16,7 +16,7 @@ __device__ inline void maximum(const T* image, const RelayWgradPoolCall& z, int 
       const int column = left + s;
       there[s] = row >= 0 && row < z.h && column >= 0 && column < z.w;
       if (there[s]) {
-        load<Use::kAgain, whole>(packs[s], image + (int64_t{row} * z.w + column) * z.c, remain);
+        load<whole>(packs[s], image + (int64_t{row} * z.w + column) * z.c, remain);
       }
     }
 #pragma unroll

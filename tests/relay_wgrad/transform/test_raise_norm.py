@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import tvm
 from tvm import relax
 from tvm.ir import assert_structural_equal
 
+from relay_wgrad.ir import op_name
 from relay_wgrad.transform import grad
 from relay_wgrad.transform.raise_norm import RaiseBatchNorm, RaisedNorm, raise_batch_norm
 from tests.support.layout_cases import calls
@@ -91,3 +94,31 @@ def test_what_is_used_twice_is_not_taken_along() -> None:
     assert calls(RaiseBatchNorm()(written_out()), "batch_norm_train")
     with pytest.raises(ValueError, match="'f' must be a function of one dataflow block"):
         raise_batch_norm(tvm.IRModule({"f": relax.Function([x := tensor("x")], x)}), "f")
+
+
+def test_a_scale_and_a_shift_of_their_own_are_gamma_and_beta() -> None:
+    """As Caffe's files have them, with shapes that lack the batch's axis."""
+    bb = relax.BlockBuilder()
+    params = [tensor("x"), *(tensor(n, C) for n in ("gamma", "beta", "mean", "var", "s", "t"))]
+    x, gamma, beta, mean, var, s, t = params
+    with bb.function("main", params):
+        with bb.dataflow():
+            n = bb.emit(op.nn.batch_norm(x, gamma, beta, mean, var, axis=1, training=True))
+            y = bb.emit(relax.TupleGetItem(n, 0))
+            y = bb.emit(op.multiply(y, op.reshape(s, (3, 1, 1))))
+            y = bb.emit(op.add(op.reshape(t, (3, 1, 1)), y))
+            out = bb.emit_output(op.sum(op.nn.relu(y)))
+        bb.emit_func_output(out)
+    mod, entries = raise_batch_norm(bb.get())
+    assert [e.activation for e in entries] == ["relu"]
+    names = [op_name(b.value) for b in mod["main"].body.blocks[0].bindings]
+    assert names.count("relax.multiply") == 2  # of vectors
+    assert names.count("relax.add") == 1
+    values = [np.random.default_rng(i).random([int(n) for n in p.ty.shape.values], "float32")
+              for i, p in enumerate(params)]  # fmt: skip
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    got = vm["main"](*(tvm.runtime.tensor(v) for v in values)).numpy()
+    a, g, b, _, _, scale, shift = (torch.tensor(v, dtype=torch.float64) for v in values)
+    want = torch.nn.functional.batch_norm(a, None, None, g, b, True, 0.0, 1e-5)
+    want = torch.relu(want * scale.reshape(3, 1, 1) + shift.reshape(3, 1, 1)).sum()
+    assert abs(float(got) - float(want)) < 1e-4 * float(want)
