@@ -19,6 +19,8 @@ from ..frontend import TrainingGraph
 from ..transform import grad
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
+from ..transform.raising.walk import variables_of
+from ..transform.substitute import substitute
 
 ADJOINT = "main_adjoint"
 SCALE = "loss_scale"
@@ -131,8 +133,12 @@ def _unscaled(func: relax.Function) -> relax.Function:
     with bb.function(ADJOINT, list(func.params)):
         with bb.dataflow():
             for binding in func.body.blocks[0].bindings:
+                # A gradient may be that of two parameters: then one is a name for the other.
+                value = substitute(binding.value, inner)
                 if binding.var in gradients.fields:
-                    inner[binding.var] = bb.emit(binding.value, name_hint=binding.var.name)
+                    inner[binding.var] = bb.emit(value, name_hint=binding.var.name)
+                elif any(v in inner for v in variables_of(binding.value)):
+                    bb.emit_normalized(relax.VarBinding(binding.var, bb.normalize(value)))
                 else:
                     bb.emit_normalized(binding)
             inverse = bb.emit(relax.op.divide(relax.const(1.0, "float32"), scale))
