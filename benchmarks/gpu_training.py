@@ -2,6 +2,12 @@
 
     python -m benchmarks.gpu_training [--model resnet50] [--batch 64] [--dtypes f32,f16]
                                       [--image-size N] [--layout NHWC] [--written-out] [--json FILE]
+    python -m benchmarks.gpu_training --against eager,compile,graphs [--model all|NAMES]
+                                      [--batch 256] [--dtypes f16,bf16,tf32] [--json FILE]
+                                      [--resume] [--time-budget SECONDS]
+
+With `--against` each side is a process of its own, and a model one of torchvision's or timm's,
+`unet`, or `onnx:` and a bundled one: `benchmarks.gpu_against`, `gpu_sides`, `gpu_models`.
 
 A dtype followed by "+wide" keeps weights' gradients in float32 to the end; without it they are
 rounded to half once, as PyTorch's are.
@@ -29,6 +35,7 @@ from rich.table import Table
 
 import byoc_cudnn
 import relay_wgrad
+from benchmarks import gpu_against
 from byoc_cudnn.norm import CODEGEN
 from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, from_onnx
@@ -75,9 +82,7 @@ def measure(
         graph, dtype=half, scaled=half is not None, wide_weight_gradients=wide,
         raise_norms=raise_norms,
     )  # fmt: skip
-    module, report = byoc_cudnn.partition_for_cudnn(
-        converted(module, layout), benchmark=True, products=True
-    )
+    module, report = byoc_cudnn.partition_for_cudnn(converted(module, layout), benchmark=True)
     partitioned = time.perf_counter()
     library = byoc_cudnn.build(module, pipeline=cuda_pipeline(keep_memory=True))
     device = tvm.cuda(0)
@@ -151,7 +156,7 @@ def _profile(library: Any, vm: Any, args: list[Any]) -> dict[str, float]:
 def main() -> int:
     """Runs the rows that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_training")
-    parser.add_argument("--model", default="resnet50", choices=list(BUNDLED))
+    parser.add_argument("--model", default="resnet50")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--image-size", type=int, default=None)
     parser.add_argument("--dtypes", default="f32,f16")
@@ -160,7 +165,15 @@ def main() -> int:
         "--written-out", action="store_true", help="batch normalization as front ends write it"
     )
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--against", help="sides of PyTorch's: eager, compile, graphs; or step")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
+    parser.add_argument("--time-budget", type=float, metavar="SECONDS")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="of --against")
     args = parser.parse_args()
+    if args.against is not None:
+        return gpu_against.run(args)
+    if args.model not in BUNDLED:
+        parser.error(f"--model must be one of {', '.join(BUNDLED)}, got {args.model!r}")
     if not torch.cuda.is_available():
         parser.error("no CUDA device that PyTorch can use")
     choose_compiler()

@@ -30,14 +30,6 @@ LONGER = {
     f"{TORCH}/test_training_step_use.py::test_data_parallel": MORE,
     f"{TORCH}/test_training_step.py::test_batch_statistics_without_gradients": MORE,
     **{
-        f"tests/byoc_cudnn/norm/test_norm_races.py::test_{name}": MORE
-        for name in (
-            "there_are_none[forward_float32",
-            "there_are_none[backward_",
-            "a_barrier_that_is_left_out_is_found[forward",
-        )
-    },
-    **{
         f"{EMULATED}{name}": MORE
         for name in (
             "forward_and_backward[float16",
@@ -55,6 +47,8 @@ LONGER = {
     f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[sgd": MORE,
     f"{PASSES}/layout/test_layout_equality.py::test_squeezenet_in_both_layouts": NETWORKS,
     f"{ONNX}/test_frontend_onnx.py::test_step_is_pytorchs[resnet50": NETWORKS,
+    f"{ONNX}/test_frontend_onnx.py::test_step_is_pytorchs[densenet121": NETWORKS,
+    f"{ONNX}/test_frontend_onnx.py::test_step_is_pytorchs[shufflenet": NETWORKS,
     f"{RELAY_PASSES}/test_gradient.py::test_networks_of_which_relay_has_none[mobilenet": NETWORKS,
     f"{RELAY_PASSES}/test_convert_layout.py::test_a_converted_network_runs": NETWORKS,
     f"{RELAY_PASSES}/test_partition_passes.py::test_from_text_to_numbers[resnet8": NETWORKS,

@@ -56,9 +56,15 @@ def test_squeezenet_forward_is_onnx_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "bn"), [("squeezenet", 40, "eval"), ("resnet50", 33, "train")]
+    ("name", "size", "bn"),
+    [
+        ("squeezenet", 40, "eval"),
+        ("resnet50", 33, "train"),
+        ("densenet121", 32, "train"),
+        ("shufflenet", None, "train"),
+    ],
 )
-def test_step_is_pytorchs(name: str, size: int, bn: str) -> None:
+def test_step_is_pytorchs(name: str, size: int | None, bn: str) -> None:
     graph = from_onnx(name, batch=2, image_size=size, dtype=F64, bn=bn)
     batch = graph.random_batch(1)
     outputs, gradients = call(graph.gradient(), "main_adjoint", graph.arguments(batch))
@@ -67,7 +73,8 @@ def test_step_is_pytorchs(name: str, size: int, bn: str) -> None:
     assert relative(outputs[1], logits.detach().numpy()) < 1e-10
     for parameter, got, want in zip(graph.trainable, gradients, expected, strict=True):
         assert relative(got, want.numpy()) < 1e-9, parameter
-    assert len(statistics) == len(graph.updates) == (106 if bn == "train" else 0)
+    assert len(statistics) == len(graph.updates)
+    assert bool(statistics) == (bn == "train")
     for got, output in zip(list(outputs)[2:], graph.outputs[2:], strict=True):
         want = statistics[graph.onnx_names[graph.updates[output]]].detach().numpy()
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-10, atol=1e-12)
