@@ -60,8 +60,9 @@ fuzz: $(STAMP)  ## 500 random problems per op and order, then each generator for
 test-gpu:  ## where a GPU is: kernels on the device (python3 with TVM, PyTorch and pytest)
 	$(PYTHON) -m pytest -m gpu tests/gpu
 
-memcheck:  ## where a GPU is: a small set of offloaded convolutions under compute-sanitizer
+memcheck:  ## where a GPU is: offloaded convolutions and kernels of our own under compute-sanitizer
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m tests.gpu.memcheck
+	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m tests.gpu.memcheck norm
 
 bench: $(STAMP)  ## the CPU kernels against PyTorch
 	$(BIN)/python -m benchmarks.cpu --quick

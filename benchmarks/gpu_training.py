@@ -82,7 +82,9 @@ def measure(
         graph, dtype=half, scaled=half is not None, wide_weight_gradients=wide,
         raise_norms=raise_norms,
     )  # fmt: skip
-    module, report = byoc_cudnn.partition_for_cudnn(converted(module, layout), benchmark=True)
+    module, report = byoc_cudnn.partition_for_cudnn(
+        converted(module, layout), benchmark=True, products=True
+    )
     partitioned = time.perf_counter()
     library = byoc_cudnn.build(module, pipeline=cuda_pipeline(keep_memory=True))
     device = tvm.cuda(0)

@@ -18,7 +18,7 @@ from relay_wgrad import relay
 from relay_wgrad.transform.raising.transform import find_conv_backward
 
 from .relay.partition import partition_relay, with_params
-from .report import Report
+from .report import PRODUCT, Report
 from .split.partition import bound_backends, check_registered, partition_relax
 from .tuning.record import Record
 from .tuning.selection import Selection
@@ -33,6 +33,7 @@ def partition(
     fuse: bool = True,
     select: str = "first",
     record: Record | str | Path | None = None,
+    products: bool = False,
     **options: Any,
 ) -> tuple[relay.IRModule, Report]: ...
 
@@ -46,6 +47,7 @@ def partition(
     fuse: bool = True,
     select: str = "first",
     record: Record | str | Path | None = None,
+    products: bool = False,
     **options: Any,
 ) -> tuple[tvm.IRModule, Report]: ...
 
@@ -58,6 +60,7 @@ def partition(
     fuse: bool = True,
     select: str = "first",
     record: Record | str | Path | None = None,
+    products: bool = False,
     **options: Any,
 ) -> tuple[Any, Report]:
     """Sends the convolutions of all Relax functions of a module to libraries.
@@ -80,6 +83,9 @@ def partition(
         nothing was.  A backend that fuses more is asked first.
     record : the measurements, or their file; by default the user's own.  Those of the GPU that is
         here count, or of the only one in the record where none is.
+    products : whether matrix products go too, as convolutions of one pixel
+        (`relay_wgrad.transform.raise_product`); for Relax modules.  The report says of each where
+        it goes, or why it stays, and `strict` says nothing of them.
     options : for each backend a mapping of its options, `cudnn={"allow_tf32": False}`.
 
     Returns
@@ -92,10 +98,10 @@ def partition(
     TypeError : for arguments and options of another type.
     ValueError : for unknown backends and options, naming the known ones; with `strict`, listing the
         convolutions that stay and the reasons (not those that are faster there); for
-        `select="measured"` of a Relay module.
+        `select="measured"` and `products` of a Relay module.
     RuntimeError : before `relay_wgrad.register()`.
     """
-    out, report = _partition(mod, backends, strict, fuse, select, record, options)
+    out, report = _partition(mod, backends, strict, fuse, select, record, products, options)
     _warn(report, stacklevel=3)
     return out, report
 
@@ -114,6 +120,7 @@ def _partition(
     fuse: bool,
     select: str,
     record: Record | str | Path | None,
+    products: bool,
     options: Mapping[str, Any],
 ) -> tuple[Any, Report]:
     is_relay = isinstance(mod, relay.IRModule)
@@ -128,16 +135,20 @@ def _partition(
         raise ValueError("partition: a record is for select='measured'")
     if is_relay and select == "measured":
         raise ValueError("partition: select='measured' is for Relax modules; lower the Relay one")
+    if is_relay and products:
+        raise ValueError("partition: products=True is for Relax modules; lower the Relay one")
     measured = Selection(record) if select == "measured" else None
     if is_relay:
         out, report = partition_relay(mod, backends, fuse, made_options)
     else:
-        out, entries = partition_relax(mod, chosen, made_options, measured)
+        out, entries = partition_relax(mod, chosen, made_options, measured, products)
         report = Report(entries, find_conv_backward(mod).raised)
-    if strict and report.refused:
-        lines = [f"{e.function}: {e.node} = {e.op}: {e.reason}" for e in report.refused]
+    refused = [entry for entry in report.refused if entry.op != PRODUCT]
+    if strict and refused:
+        lines = [f"{e.function}: {e.node} = {e.op}: {e.reason}" for e in refused]
+        count = sum(entry.op != PRODUCT for entry in report.entries)
         raise ValueError(
-            f"partition: {len(lines)} of {report.total} convolutions stay: " + "; ".join(lines)
+            f"partition: {len(lines)} of {count} convolutions stay: " + "; ".join(lines)
         )
     return out, report
 
@@ -149,6 +160,7 @@ def _partition_for(
     options: Mapping[str, Any],
     strict: bool,
     fuse: bool,
+    products: bool,
 ) -> Any:
     given = {backend: options}
     if isinstance(mod, relay.IRModule):
@@ -158,7 +170,7 @@ def _partition_for(
             f"partition_for_{backend}: params are for Relay modules;"
             " relax.transform.BindParams binds those of a Relax one"
         )
-    out, report = _partition(mod, (backend,), strict, fuse, "first", None, given)
+    out, report = _partition(mod, (backend,), strict, fuse, "first", None, products, given)
     _warn(report, stacklevel=4)
     return out if isinstance(mod, relay.IRModule) else (out, report)
 
@@ -173,6 +185,7 @@ def partition_for_cudnn(
     workspace_limit: int | None = None,
     strict: bool = False,
     fuse: bool = True,
+    products: bool = False,
 ) -> Any:
     """`partition` to cuDNN alone; the options are `backends.cudnn.Options`.
 
@@ -185,7 +198,7 @@ def partition_for_cudnn(
         "deterministic": deterministic,
         "workspace_limit": workspace_limit,
     }
-    return _partition_for("cudnn", mod, params, given, strict, fuse)
+    return _partition_for("cudnn", mod, params, given, strict, fuse, products)
 
 
 def partition_for_cutlass(
@@ -199,6 +212,7 @@ def partition_for_cutlass(
     wgmma: bool = False,
     strict: bool = False,
     fuse: bool = True,
+    products: bool = False,
 ) -> Any:
     """`partition` to CUTLASS alone; the options are `backends.cutlass.Options`.
 
@@ -211,4 +225,4 @@ def partition_for_cutlass(
         "arch": arch,
         "wgmma": wgmma,
     }
-    return _partition_for("cutlass", mod, params, given, strict, fuse)
+    return _partition_for("cutlass", mod, params, given, strict, fuse, products)

@@ -17,6 +17,9 @@ from relay_wgrad.display import short
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.transform.raising.report import RaiseEntry
 
+PRODUCT = "matmul"
+"""`Entry.op` of a matrix product, whose problem is that of the convolution that it becomes."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -171,7 +174,15 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _headline(self) -> str:
-        return f"{self.offloaded} of {self.total} convolutions offloaded"
+        counts = [0, 0, 0, 0]
+        for entry in self.entries:
+            kind = 2 * (entry.op == PRODUCT)
+            counts[kind] += bool(entry.backend)
+            counts[kind + 1] += 1
+        text = f"{counts[0]} of {counts[1]} convolutions"
+        if counts[3]:
+            text += f" and {counts[2]} of {counts[3]} matrix products"
+        return f"{text} offloaded"
 
     def __str__(self) -> str:
         """Totals, rows and reasons, with the nodes that stay, and the hint if there is one."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,10 @@ from ..pool.lower import lower_pools
 from ..table import BACKENDS
 from .toolchain import Toolchain, find, preload
 
+_EXACT = {
+    "TVM_CUDA_NVCC_NO_FAST_MATH": "1",
+    "TVM_CUDA_NVRTC_EXTRA_OPTS": "--ftz=false --prec-div=true --prec-sqrt=true",
+}
 _OLDEST = 75  # the first GPUs whose half-precision tensor cores all libraries use
 
 
@@ -131,7 +137,26 @@ def build(
             mod, found = lower(mod, arch_of(chosen) or _OLDEST)
             entries += found
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
-    return Library(tvm.compile(mod, target=chosen, relax_pipeline=chosen_pipeline), entries)
+    with exact_division():
+        return Library(tvm.compile(mod, target=chosen, relax_pipeline=chosen_pipeline), entries)
+
+
+@contextlib.contextmanager
+def exact_division() -> Iterator[None]:
+    """Within it TVM's CUDA kernels divide and take roots as IEEE 754 says, and keep small numbers.
+
+    TVM hands nvcc and NVRTC `--use_fast_math`, which PyTorch does not; what the user has set stays.
+    NVRTC's functions (exp, log, …) stay the approximate ones, which no later flag takes back.
+    """
+    before = {name: os.environ.get(name) for name in _EXACT}
+    for name, value in _EXACT.items():
+        os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
 
 
 def _target(target: Target | str | Mapping[str, Any] | None) -> Target:

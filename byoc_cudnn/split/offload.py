@@ -39,6 +39,20 @@ CAST = "bound by match_cast: bind it to a variable first"
 NESTED = "inside another expression: a local function, or a program not in normal form"
 
 
+def instead(problem: ConvProblem, backends: Sequence[Backend]) -> ConvProblem | None:
+    """What to solve where no backend takes a problem as it stands; None if there is nothing."""
+    if problem.kind is ConvKind.DGRAD and not (
+        isinstance(problem.h, int) and isinstance(problem.w, int)
+    ):
+        # Only an epilogue's operand could give these sizes, and none follows an adapted dgrad.
+        return None
+    for backend in backends:
+        found = adapted(problem, backend.layouts, backend.takes)
+        if found is not None:
+            return backend.wider(found, None) or found
+    return None
+
+
 class FunctionPartition:
     """The partition of one function."""
 
@@ -70,16 +84,7 @@ class FunctionPartition:
         for backend in self.backends:
             if backend.takes(problem):
                 return backend.wider(problem, None)
-        if problem.kind is ConvKind.DGRAD and not (
-            isinstance(problem.h, int) and isinstance(problem.w, int)
-        ):
-            # Only an epilogue's operand could give these sizes, and none follows an adapted dgrad.
-            return None
-        for backend in self.backends:
-            found = adapted(problem, backend.layouts, backend.takes)
-            if found is not None:
-                return backend.wider(found, None) or found
-        return None
+        return instead(problem, self.backends)
 
     def run(self) -> relax.Function:
         """The function with calls of composites; `entries` say what became of each convolution."""

@@ -17,6 +17,7 @@ from ..table import Backend, backend_of, options_json
 from ..tuning.selection import Selection
 from .composite import Composites, composite_in, is_closed, short_name
 from .offload import FunctionPartition, family_calls, repro_of
+from .products import entries_of, raised
 
 TAKEN = "in a function that another pass has taken"
 
@@ -28,7 +29,11 @@ def check_registered() -> None:
 
 
 def partition_part(
-    mod: tvm.IRModule, backends: Sequence[str], options: Mapping[str, Any], fuse: bool = True
+    mod: tvm.IRModule,
+    backends: Sequence[str],
+    options: Mapping[str, Any],
+    fuse: bool = True,
+    products: bool = False,
 ) -> tuple[tvm.IRModule, list[Entry]]:
     """`partition` of a Relax module that is a part of a program, and is not judged as a whole.
 
@@ -36,7 +41,7 @@ def partition_part(
     """
     check_registered()
     chosen, made_options = bound_backends(backends, options, fuse)
-    return partition_relax(mod, chosen, made_options, None)
+    return partition_relax(mod, chosen, made_options, None, products)
 
 
 def bound_backends(
@@ -65,7 +70,9 @@ def partition_relax(
     chosen: Sequence[Backend],
     options: Mapping[str, Any],
     measured: Selection | None,
+    products: bool = False,
 ) -> tuple[tvm.IRModule, list[Entry]]:
+    mod, found = raised(mod, chosen) if products else (mod, [])
     texts = {name: options_json(value) for name, value in options.items()}
     out = mod.clone()
     composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
@@ -87,4 +94,4 @@ def partition_relax(
             out.update_func(gv, result)
     for var, func in composites.functions.items():
         out.update_func(var, func)
-    return out, entries
+    return out, entries_of(found, entries)

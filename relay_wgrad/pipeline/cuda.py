@@ -17,7 +17,6 @@ from tvm.s_tir import dlight
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 
-from ..dtypes import HALVES
 from .cuda_reduction import ChannelSum, Registers
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
@@ -40,12 +39,16 @@ class _Careful(dlight.base.ScheduleRule):
             return None
 
 
-class _NotHalf(dlight.base.ScheduleRule):
-    """A schedule rule that never sees a sum over half-precision tensors.
+# Of these upstream's rule for matrix products makes tensor-core instructions.
+_ON_TENSOR_CORES = ("float16", "int8")
 
-    For those upstream's rule for matrix products looks for tensor-core instructions, and from some
-    sizes on TVM's `Tensorize` then crashes the process, which nothing here could catch.  Products
-    that are legalized by `legalize.half` read a widened copy, so the rule takes them.
+
+class _CudaCores(dlight.base.ScheduleRule):
+    """A schedule rule that never sees a sum over tensors for which it would use tensor cores.
+
+    From some sizes on TVM's `Tensorize` crashes the process then, which nothing here could catch,
+    and the first time all of its instructions are parsed, which takes minutes.  Products that are
+    legalized by `legalize.half` read a widened copy, so the rule takes them.
     """
 
     def __init__(self, rule: Any) -> None:
@@ -54,18 +57,18 @@ class _NotHalf(dlight.base.ScheduleRule):
 
     def apply(self, func: Any, target: Any, tunable: bool) -> Any:
         """The rule's schedule, or None."""
-        return None if _sums_halves(func) else self.rule.apply(func, target, tunable)
+        return None if _is_for_tensor_cores(func) else self.rule.apply(func, target, tunable)
 
 
-def _sums_halves(func: Any) -> bool:
+def _is_for_tensor_cores(func: Any) -> bool:
     if not isinstance(func, tirx.PrimFunc):
         return False
     sch = s_tir.Schedule(func)
     infos = normalize_prim_func(sch)
     if infos is None:  # another form: what it is handed has to do
-        return any(str(buffer.dtype) in HALVES for buffer in func.buffer_map.values())
+        return any(str(b.dtype) in _ON_TENSOR_CORES for b in func.buffer_map.values())
     sums = [sch.get(info.block_rv) for info in infos if "R" in info.dom_kind()]
-    return any(str(read.source.dtype) in HALVES for block in sums for read in block.reads)
+    return any(str(read.source.dtype) in _ON_TENSOR_CORES for block in sums for read in block.reads)
 
 
 def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
@@ -84,8 +87,8 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
 
     gpu = dlight.gpu
     rules = [
-        ChannelSum(), _NotHalf(gpu.Matmul()), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(),
-        Registers(), gpu.Fallback(),
+        ChannelSum(), _CudaCores(gpu.Matmul()), gpu.GEMV(), gpu.Reduction(),
+        gpu.GeneralReduction(), Registers(), gpu.Fallback(),
     ]  # fmt: skip
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")

@@ -271,21 +271,25 @@ def _compiled(
 def partitioned(
     mod: tvm.IRModule, backends: Sequence[str], options: Options, notes: list[str]
 ) -> tuple[tvm.IRModule, list[Lowered]]:
-    """The module with its convolutions sent to libraries, and what became of each.
+    """The module with its convolutions and matrix products sent to libraries, and where each went.
 
-    Those that stay are noted with their reasons; with `strict` they are a ValueError.
+    Those that stay are noted with their reasons; with `strict` convolutions among them are a
+    ValueError.
     """
     import byoc_cudnn
+    from byoc_cudnn.report import PRODUCT
 
     given: dict[str, Any] = backend_options(backends, options)
-    out, report = byoc_cudnn.partition(mod, tuple(backends), options.strict, **given)
+    out, report = byoc_cudnn.partition(mod, tuple(backends), options.strict, products=True, **given)
     if report.left:
         reasons = "; ".join(f"{n}: {reason}" for reason, n in report.reasons().most_common())
         notes.append(
-            f"{len(report.left)} of {report.total} convolutions by generated kernels ({reasons})"
+            f"{len(report.left)} of {report.total} convolutions and matrix products by generated"
+            f" kernels ({reasons})"
         )
     symbols = _symbols(out)
-    return out, [_lowered(e, next(symbols) if e.backend else "") for e in report.entries]
+    gone = [entry for entry in report.entries if entry.problem or entry.op != PRODUCT]
+    return out, [_lowered(e, next(symbols) if e.backend else "") for e in gone]
 
 
 def _symbols(mod: tvm.IRModule) -> Iterator[str]:

@@ -19,6 +19,8 @@ from ..frontend import TrainingGraph
 from ..transform import grad
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
+from ..transform.raising.walk import variables_of
+from ..transform.substitute import substitute
 
 ADJOINT = "main_adjoint"
 SCALE = "loss_scale"
@@ -42,8 +44,8 @@ def step_module(
     checkpoint : None, "auto", or names of tensors in the file; see `TrainingGraph.checkpointed`.
     scaled : the last argument is a float32 scalar `loss_scale`: the loss is multiplied by it before
         differentiation and the gradients divided by it after, so that small ones survive float16.
-    wide_weight_gradients : with a half `dtype`, weights' gradients are float32 sums that are never
-        rounded to half; without, they are rounded once, as PyTorch's autocast does.
+    wide_weight_gradients : with a half `dtype`, weights' gradients and matrix products are float32
+        sums that are never rounded to half; without, rounded once, as PyTorch's autocast does.
     raise_norms : training batch normalization becomes one operator with what follows it
         (`transform.raise_norm`), for which CUDA has kernels.  With a half `dtype` its results, and
         so residual sums, are half then.
@@ -131,8 +133,12 @@ def _unscaled(func: relax.Function) -> relax.Function:
     with bb.function(ADJOINT, list(func.params)):
         with bb.dataflow():
             for binding in func.body.blocks[0].bindings:
+                # A gradient may be that of two parameters: then one is a name for the other.
+                value = substitute(binding.value, inner)
                 if binding.var in gradients.fields:
-                    inner[binding.var] = bb.emit(binding.value, name_hint=binding.var.name)
+                    inner[binding.var] = bb.emit(value, name_hint=binding.var.name)
+                elif any(v in inner for v in variables_of(binding.value)):
+                    bb.emit_normalized(relax.VarBinding(binding.var, bb.normalize(value)))
                 else:
                     bb.emit_normalized(binding)
             inverse = bb.emit(relax.op.divide(relax.const(1.0, "float32"), scale))

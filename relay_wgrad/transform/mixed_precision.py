@@ -179,12 +179,12 @@ def accumulate_wide(mod: tvm.IRModule, fn: str, *, weight_gradients: bool = True
     For a differentiated function.  The stock matmul sums in its result's dtype, so it gets float32
     as that, and a cast where a half result is wanted.  A cast to float32 right after wgrad is
     folded into it: no gradient of a weight is rounded, or overflows, on the way.  Without
-    `weight_gradients` wgrad's result stays half, as PyTorch's autocast has it: its sums are float32
-    all the same, and libraries are much faster at it.
+    `weight_gradients` results of both stay half, as PyTorch's autocast has them: this package's
+    rules for either sum in float32 all the same, and libraries are much faster at it.
     """
     func = mod[fn]
     out = mod.clone()
-    out[fn] = _widened(func, _DIRECT if weight_gradients else _DIRECT - {_WGRAD})
+    out[fn] = _widened(func, _DIRECT if weight_gradients else frozenset())
     return out
 
 

@@ -11,6 +11,7 @@ from tvm import relax, tirx
 
 import relay_wgrad
 from legalize.composite import Composite, composite
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.gradient_calls import (
     NAMED,
@@ -22,7 +23,6 @@ from tests.support.gradient_calls import (
     stock_compiled,
 )
 from tests.support.problems import (
-    numpy_dtype,
     random_operands,
     random_problem,
     relative_error,

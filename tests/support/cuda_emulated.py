@@ -118,7 +118,7 @@ def emulated(source: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _includes() -> list[str]:
+def includes() -> list[str]:
     """CUDA's headers and those that they need; skips where they are not."""
     found = find()
     places = [*found.cuda.includes, *Path("/usr/local").glob("cuda*/include")]
@@ -140,7 +140,7 @@ def _library(folder: Path, kernel: str) -> Any:
         pytest.skip("no C++ compiler")
     command = [
         *compiler, "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-DRW_NORM_MANY=128", "-shared",
-        "-fPIC", "-pthread", *_includes(), str(source), "-o", str(library),
+        "-fPIC", "-pthread", *includes(), str(source), "-o", str(library),
     ]  # fmt: skip
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,20 @@ def test_every_call_that_is_taken_has_a_kernel() -> None:
                     call = NormCall("f", direction, dtype, activation, residual)
                     if check(call):
                         assert f"{direction}<" in NORMS.source_of(kernel_of(call))
+
+
+def test_nothing_is_read_before_the_kernel_before_has_ended(tmp_path: Path) -> None:
+    """Kernels begin while others end; what their results are read by must come after the wait."""
+    if text := missing(find()):
+        pytest.skip(text)
+    unit, ptx = tmp_path / "kernel.cu", tmp_path / "kernel.ptx"
+    unit.write_text(NORMS.source_of(kernel_of(BACKWARD)), encoding="utf-8")
+    flags = ["-std=c++17", "-O3", "-w", "-arch=sm_90", "--expt-relaxed-constexpr", "-ptx"]
+    subprocess.run([str(find().nvcc), *flags, str(unit), "-o", str(ptx)], check=True)
+    kernels = [k for k in ptx.read_text().split(".entry")[1:] if "griddepcontrol.wait" in k]
+    assert len(kernels) == 5  # both passes, whole packs and short ones, and what adds the sums
+    for kernel in kernels:
+        before = kernel[: kernel.index("griddepcontrol.wait")]
+        assert "ld.global" not in before
+        assert "st.global" not in before
+    assert "ld.global.nc.v4" in ptx.read_text()

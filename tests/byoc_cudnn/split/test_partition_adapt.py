@@ -15,6 +15,7 @@ from tvm import tirx
 import byoc_cudnn
 from byoc_cudnn.backends.cudnn.check import LAYOUTS, check
 from byoc_cudnn.split.adapt import adapted, describe, in_layouts, nearest, symmetric
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.layouts import permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.layout_cases import machine_of
@@ -30,7 +31,6 @@ from tests.support.partition_cases import (
     same_numbers,
 )
 from tests.support.problems import (
-    numpy_dtype,
     random_operands,
     random_problem,
     relative_error,

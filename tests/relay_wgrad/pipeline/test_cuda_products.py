@@ -1,4 +1,4 @@
-"""Matrix products of half precision are scheduled for CUDA, and the compiler lives.
+"""Matrix products of all types are scheduled for CUDA, and the compiler lives.
 
 In a child process: what TVM's dlight did with them was a segmentation fault.
 """
@@ -29,6 +29,8 @@ def module(dtype, rows, einsum, gradient):
         with bb.dataflow():
             if einsum:
                 y = bb.emit(R.einsum((x, w), "ij,kj->ik"))
+            elif dtype == "int8":
+                y = bb.emit(R.matmul(x, bb.emit(R.permute_dims(w)), out_dtype="int32"))
             else:
                 y = bb.emit(R.nn.relu(bb.emit(R.linear(x, w, b))))
             if gradient:
@@ -47,11 +49,24 @@ def run(pipeline, *case):
     return texts
 
 # What nobody has legalized: the rule is kept away.
-run(cuda_pipeline(), "float16", 256, False, False)
+for dtype in ("float16", "int8"):
+    run(cuda_pipeline(), dtype, 256, False, False)
+# These are made of text when the module is imported, which takes minutes.
+assert "tvm.s_tir.tensor_intrin.cuda" not in sys.modules
 relay_wgrad.register()
 cases = [("float16", n, False, False) for n in (1, 3, 32, 256, 1000)]
 cases += [("bfloat16", 256, False, False), ("float16", 256, True, False)]
 cases += [("float16", 256, False, True), ("float32", 256, False, True)]
+x, y = (relax.Var(n, relax.TensorType((8, 96, 80), "float16")) for n in "xy")
+batches = relax.BlockBuilder()
+with batches.function("main", [x, y]):
+    turned = batches.emit(R.permute_dims(y, [0, 2, 1]))
+    batches.emit_func_output(batches.emit(R.matmul(x, turned)))
+with target:
+    made = cuda_pipeline()(batches.get())
+assert 'scope="shared"' in "".join(
+    f.script() for f in made.functions.values() if isinstance(f, tirx.PrimFunc)
+)
 for pipeline in (cuda_pipeline(), get_default_pipeline(target)):
     for case in cases:
         texts = run(pipeline, *case)

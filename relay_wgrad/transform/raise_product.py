@@ -1,0 +1,245 @@
+"""`raise_products`: matrix products become convolutions of one pixel, which libraries take.
+
+With images of one pixel and filters of one tap, channels last, the trilinear form of
+`relay_wgrad.problem` is T(x, w, y) = sum over n,k,c of y[n, k] x[n, c] w[k, c].  Its three partial
+derivatives are a fully connected layer and its two gradients:
+
+    y  = x wᵀ    fprop(x, w)          dw = yᵀ x    wgrad(y, x)
+    dx = y w     dgrad(y, w)
+
+So a product A B is an fprop where B is what a transpose makes, a wgrad where A is, a dgrad where
+neither is; where both are, it is the transpose of the dgrad of B's and A's sources.  Tensors get
+axes of one element, nothing is moved: transposes of operands are looked through, also beneath a
+cast, and one that follows the product exchanges its operands, (A B)ᵀ = Bᵀ Aᵀ.
+
+What may follow a convolution (a bias, a sum, ReLU, ReLU's gradient) is written with its axes too,
+so that a library can take it along.  A half-precision product that is summed in float32 and then
+rounded to half is one of half-precision result: the family's sums are float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from ..attrs import ConvAttrs
+from ..ir import is_taken, op_name
+from ..layout_rules.in_layout import sizes_of
+from ..ops.algebra import WGRAD_NAME, dgrad_call, fprop_call, get_op, wgrad_call
+from ..problem import ConvKind, ConvProblem
+from .product_graph import Graph, Product, same, sizes
+from .raising.index import Barrier
+from .raising.walk import bodies_of, branches_of, variables_of, with_type
+from .surface import check_relax_module
+
+MATMUL = "relax.matmul"
+Accept = Callable[[ConvProblem], str]
+_ATTRS = ConvAttrs(data_layout="NHWC", kernel_layout="OHWI", grad_layout="NHWC")
+
+
+@dataclass(frozen=True)
+class ProductEntry:
+    """One matrix product.
+
+    `function` and `node` : names of its function and variable; `convolution` : the name of the
+    variable that has the convolution's result, `problem` : `ConvProblem.repro()` of it; "" both
+    where the product stays, and then `reason` says why.
+    """
+
+    function: str
+    node: str
+    convolution: str = ""
+    problem: str = ""
+    reason: str = ""
+
+
+def raise_products(
+    mod: tvm.IRModule, accept: Accept = lambda problem: ""
+) -> tuple[tvm.IRModule, list[ProductEntry]]:
+    """The module with its matrix products as convolutions, and an entry for each product.
+
+    Parameters
+    ----------
+    mod : any module; functions that a backend has taken stay.
+    accept : asked of each convolution before it is made; a reason why not, or "".
+
+    Raises
+    ------
+    TypeError : for what is no module.
+    RuntimeError : before `relay_wgrad.register()`.
+    """
+    check_relax_module("raise_products", mod)
+    get_op(WGRAD_NAME)
+    out, entries = mod, []
+    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
+        is_body = isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
+        if not is_body or is_taken(func):
+            continue
+        work = _Function(str(gv.name_hint), func, accept)
+        result = work.run()
+        entries += work.entries
+        if result is not func:
+            out = mod.clone() if out is mod else out
+            out.update_func(gv, result)
+    return out, entries
+
+
+# ---- one function ------------------------------------------------------------------------------
+
+
+class _Function:
+    """The products of a function, those in its branches included."""
+
+    def __init__(self, name: str, func: relax.Function, accept: Accept) -> None:
+        self.name, self.func, self.accept = name, func, accept
+        self.entries: list[ProductEntry] = []
+        self.uses: dict[relax.Var, int] = {}
+        self.names = {str(param.name) for param in func.params}
+        for body in bodies_of(func.body):
+            self._count(body.body)
+            for block in body.blocks:
+                for binding in block.bindings:
+                    self.names.add(str(binding.var.name))
+                    self._count(binding.value)
+
+    def _count(self, expr: relax.Expr) -> None:
+        for var in variables_of(expr):
+            self.uses[var] = self.uses.get(var, 0) + 1
+
+    def run(self) -> relax.Function:
+        """The function; itself where nothing was raised."""
+        func, body = self.func, self._body(self.func.body)
+        if not any(entry.problem for entry in self.entries):
+            return func
+        made = relax.Function(
+            list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span
+        )
+        return relax.analysis.remove_all_unused(made)
+
+    def _body(self, body: relax.SeqExpr) -> relax.SeqExpr:
+        blocks = []
+        for block in body.blocks:
+            bindings = _Block(self, block).bindings()
+            if isinstance(block, relax.DataflowBlock):
+                blocks.append(relax.DataflowBlock(bindings, block.span))
+            else:
+                blocks.append(relax.BindingBlock([self._branches(b) for b in bindings], block.span))
+        return with_type(relax.SeqExpr(blocks, body.body, body.span), body.ty)
+
+    def _branches(self, binding: relax.Binding) -> relax.Binding:
+        value = binding.value
+        if not isinstance(value, relax.If):
+            return binding
+        branches = [self._body(branch) for branch in branches_of(value)]
+        new = with_type(relax.If(value.cond, *branches, value.span), value.ty)
+        return relax.VarBinding(binding.var, new, binding.span)
+
+    def unique(self, name: str) -> str:
+        """The name, or one that begins with it, which nothing has."""
+        found, count = name, 0
+        while found in self.names:
+            count += 1
+            found = f"{name}_{count}"
+        self.names.add(found)
+        return found
+
+
+class _Block:
+    """One block, written anew."""
+
+    def __init__(self, owner: _Function, block: Any) -> None:
+        self.owner, self.block = owner, block
+        self.graph = Graph(block, owner.uses)
+        self.out: list[relax.Binding] = []
+        self.made: dict[Any, relax.Var] = {}
+        self._normalize = relax.BlockBuilder().normalize
+
+    def bindings(self) -> list[relax.Binding]:
+        """The new ones; a product stands where the last of what it has absorbed stood."""
+        products: dict[relax.Var, tuple[Product, str]] = {}
+        for var, value in self.graph.value.items():
+            if op_name(value) != MATMUL:
+                continue
+            node = (self.owner.name, str(var.name))
+            try:
+                found = self.graph.read(var, value)
+                problem = found.problem()
+                if refusal := self.owner.accept(problem):
+                    raise Barrier(refusal)
+            except Barrier as why:
+                self.owner.entries.append(ProductEntry(*node, reason=str(why)))
+                continue
+            name = self.owner.unique(f"{var.name}_product")
+            self.owner.entries.append(ProductEntry(*node, name, problem.repro()))
+            products[found.last] = found, name
+            self.graph.claim(found)
+        for binding in self.block.bindings:
+            if binding.var in products:
+                self._write(binding.var, *products[binding.var])
+            elif binding.var not in self.graph.claimed:
+                self.out.append(binding)
+        return self.out
+
+    def _emit(self, name: str, value: relax.Expr) -> relax.Var:
+        made = relax.DataflowVar if isinstance(self.block, relax.DataflowBlock) else relax.Var
+        value = self._normalize(value)
+        var = made(name, value.ty)
+        self.out.append(relax.VarBinding(var, value))
+        return var
+
+    def _once(self, source: relax.Expr, what: Any, value: Callable[[], relax.Expr]) -> relax.Expr:
+        """Made of a variable once in a block."""
+        if not isinstance(source, relax.Var):
+            return self._emit(self.owner.unique("operand"), value())
+        key = (source, what)
+        if key not in self.made:
+            self.made[key] = self._emit(self.owner.unique(f"{source.name}_operand"), value())
+        return self.made[key]
+
+    def _image(self, tensor: relax.Expr, cast: str | None = None) -> relax.Expr:
+        """A tensor as images or filters of one pixel."""
+        if cast is not None:
+            source = tensor
+            tensor = self._once(source, cast, lambda: relax.op.astype(source, cast))
+        *rows, columns = sizes(tensor)
+        shape = [math.prod(rows, start=1), 1, 1, columns]
+        return self._once(tensor, "image", lambda: relax.op.reshape(tensor, shape))
+
+    def _write(self, var: relax.Var, found: Product, name: str) -> None:
+        a, b = (self._image(x.tensor, x.cast) for x in (found.a, found.b))
+        attrs = replace(_ATTRS, out_dtype=None if found.dtype == found.operands else found.dtype)
+        shape = [math.prod(found.shape[:-1], start=1), 1, 1, found.shape[-1]]
+        if found.kind is ConvKind.FPROP:
+            call = fprop_call(a, b, attrs)
+        elif found.kind is ConvKind.DGRAD:
+            call = dgrad_call(a, b, relax.ShapeExpr(shape), attrs)
+        else:
+            call = wgrad_call(a, b, replace(attrs, kernel_size=(1, 1)))
+        result = self._emit(name, call)
+        for call, before in found.follow:
+            new = [result if before.same_as(x) else self._beside(x, found) for x in call.args]
+            made = relax.Call(call.op, new, call.attrs, call.ty_args)
+            result = self._emit(self.owner.unique(f"{name}_and"), made)
+        last = relax.op.reshape(result, found.shape)
+        if found.cast is not None:
+            last = relax.op.astype(
+                self._emit(self.owner.unique(f"{name}_rounded"), last), found.cast
+            )
+        if found.turned:
+            last = relax.op.permute_dims(self._emit(self.owner.unique(f"{name}_matrix"), last))
+        self.out.append(relax.VarBinding(var, self._normalize(last)))
+
+    def _beside(self, operand: relax.Expr, found: Product) -> relax.Expr:
+        """Another operand of what follows, with the convolution's axes."""
+        value: Any = self.graph.value.get(operand) if isinstance(operand, relax.Var) else None
+        if operand in found.absorbed:
+            image = self._image(value.args[0])
+            compared = relax.Call(value.op, [image, value.args[1]], value.attrs, value.ty_args)
+            return self._emit(self.owner.unique(f"{operand.name}_image"), compared)
+        whole = same(sizes_of(operand.ty), found.shape) and len(found.shape) > 1
+        return self._image(operand) if whole else operand

@@ -1,0 +1,96 @@
+"""Races in the normalizations' kernels, by ThreadSanitizer: a CPU thread for each of theirs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from byoc_cudnn.building.toolchain import find
+from byoc_cudnn.norm import NORMS
+from tests.support.cuda_emulated import emulated, includes
+
+# Operands of the largest size that any needs: what is computed is told elsewhere.
+MAIN = """
+#include <cstdio>
+#include <cstdlib>
+int main() {
+  const int rows = 2 * 9 * 12, channels = %d;
+  auto some = [&](size_t count) {
+    auto* made = static_cast<float*>(aligned_alloc(64, (8 * count + 63) / 64 * 64));
+    for (size_t i = 0; i < 2 * count; ++i) made[i] = (rand() %% 1000) / 500.0f - 1;
+    return static_cast<void*>(made);
+  };
+  const size_t n = static_cast<size_t>(rows) * channels, c = channels;
+  RelayWgradNormCall call{};
+  call.rows = rows, call.channels = channels, call.epsilon = 1e-5, call.momentum = 0.1;
+  call.multiprocessors = 4, call.together = 1;
+  for (const void** one : {&call.x, &call.dy, &call.dy2, &call.y, &call.residual, &call.mask}) {
+    *one = some(n);
+  }
+  for (const void** one : {&call.gamma, &call.beta, &call.mean, &call.rstd, &call.running_mean,
+                           &call.running_var}) {
+    *one = some(c);
+  }
+  for (void** one : {&call.out, &call.dresidual, &call.new_mask}) *one = some(n);
+  for (void** one : {&call.first, &call.second, &call.new_mean, &call.new_var}) *one = some(c);
+  call.workspace = some(1 << 15), call.workspace_bytes = 1 << 18;
+  call.other = {some(n), some(c), some(c), some(c), some(c), some(c), some(c), some(n),
+                some(c), some(c), some(c), some(c)};
+  call.windows = {2, 9, 12, channels, 5, 6, 1, 1};
+  const int status = %s(call, nullptr);
+  std::printf("%%d launched together\\n", launched_together);
+  return status;
+}
+"""
+
+
+def races(folder: Path, kernel: str, channels: int, without: str = "") -> str:
+    """What ThreadSanitizer says of a call, or nothing; without the barrier before some text."""
+    text = NORMS.source_of(f"{NORMS.codegen}_{kernel}")
+    if without:
+        head, tail = text.split(without)
+        barrier = max(map(head.rfind, ("__syncthreads()", "cooperative_groups::this_grid()")))
+        text = head[:barrier] + head[head.index(";", barrier) + 1 :] + without + tail
+    text = emulated(text)
+    unit, program = folder / "kernel.cc", folder / "kernel"
+    unit.write_text(text + MAIN % (channels, f"{NORMS.codegen}_{kernel}"), encoding="utf-8")
+    flags = ["-std=c++20", "-O1", "-g", "-w", "-fsanitize=thread", "-DRW_NORM_MANY=128", "-pthread"]
+    command = [*find().compiler, *flags, *includes(), str(unit), "-o", str(program)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("no compiler with ThreadSanitizer")
+    environ = {**os.environ, "TSAN_OPTIONS": "exitcode=66"}
+    done = subprocess.run([str(program)], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 66), done.stderr
+    return done.stderr if done.returncode else ""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "channels"),
+    [
+        ("forward_bfloat16_relu_residual_bits", 72),  # one launch
+        ("forward_float32_relu", 13),
+        ("backward_bfloat16_relu_residual_bits_summed", 72),
+        ("backward_float32_relu", 13),
+        ("forward_float32_relu_second_bits", 13),
+        ("backward_bfloat16_relu_second_bits_summed", 72),
+        ("backward_bfloat16_relu_pooled_3x3_2x2", 24),
+    ],
+)
+def test_there_are_none(tmp_path: Path, kernel: str, channels: int) -> None:
+    assert not races(tmp_path, kernel, channels)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "channels", "before"),
+    [
+        ("backward_float32_relu", 13, "write_sums<V>(sums, partial, shape);"),
+        ("forward_bfloat16_relu_residual_bits", 72, "const int parts = kMany / channels;"),
+    ],
+)
+def test_a_barrier_that_is_left_out_is_found(
+    tmp_path: Path, kernel: str, channels: int, before: str
+) -> None:
+    assert "data race" in races(tmp_path, kernel, channels, before)
