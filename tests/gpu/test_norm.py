@@ -148,4 +148,4 @@ def test_a_step(dtype: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = distance(flat(dict(zip(graph.trainable, first, strict=True))), flat(exact))
     yardstick = distance(flat(theirs), flat(exact))
     print(f"{dtype}: {mine:.2e}, PyTorch's {yardstick:.2e}")
-    assert mine < 1.5 * yardstick + 1e-6, (mine, yardstick)
+    assert mine < 1.5 * yardstick + 2e-5, (mine, yardstick)  # other algorithms in float32

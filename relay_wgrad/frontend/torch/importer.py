@@ -190,7 +190,13 @@ class _Import:
         named = {s.arg.name: s.target for s in self.program.graph_signature.input_specs}
         for node in self.program.graph.nodes:
             if node.op == "call_function" and "batch_norm" in node.target.__name__:
-                found |= {named[a.name] for a in node.args[3:5] if hasattr(a, "name")}
+                given = [a.name for a in node.args[3:5] if hasattr(a, "name")]
+                if not set(given) <= set(named):
+                    raise ValueError(
+                        f"{self.name}: {node.name!r} is a batch normalization that is used twice:"
+                        " its running statistics are another use's results, which is not supported"
+                    )
+                found |= {named[name] for name in given}
         return found
 
     def _held(self, spec: Any, kind: str) -> Any:

@@ -93,11 +93,10 @@ def test_what_stays_has_a_reason() -> None:
     assert all("channels on axis 1 of 4" in e.reason and not e.symbol for e in entries)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", None])
-def test_a_training_step(dtype: str | None) -> None:
+def test_a_training_step() -> None:
     """Each normalization of a network is one call forward and one backward, and no cast is left."""
-    graph = from_onnx(residual_net(blocks=2))
-    step = step_module(graph, dtype=dtype, raise_norms=True, wide_weight_gradients=False)
+    graph = from_onnx(residual_net(blocks=1))
+    step = step_module(graph, dtype="bfloat16", raise_norms=True, wide_weight_gradients=False)
     mod, report = byoc_cudnn.partition_for_cudnn(converted(step, "NHWC"))
     assert report.offloaded == report.total
     library = byoc_cudnn.build(mod, TARGET)

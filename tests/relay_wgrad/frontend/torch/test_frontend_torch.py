@@ -278,6 +278,15 @@ class Branches(nn.Module):
         return x * self.w if x.sum() > 0 else x
 
 
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.norm(x) * 2)
+
+
 IMAGE = (draw(2, 2, 8, 8, dtype=torch.float32),)
 REFUSED = {
     "no gradient": (Layer(lambda x: torch.erf(x)), IMAGE, {"loss": "mse"},
@@ -295,6 +304,7 @@ REFUSED = {
     "branches": (Branches(), (torch.ones(2, 3),), {}, "torch.export refuses Branches"),
     "statistics": (nn.Sequential(nn.Conv2d(2, 2, 8), nn.BatchNorm2d(2)).eval(),
                    (IMAGE[0][:1],), {"loss": "mse", "bn": "train"}, "more than one value"),
+    "one used twice": (Twice(), IMAGE, {"loss": "mse"}, "a batch normalization that is used twice"),
     "checkpoint": (Layer(lambda x: x), IMAGE, {"loss": "mse", "checkpoint": ["nowhere"]},
                    "no computed tensor 'nowhere'"),
 }  # fmt: skip
