@@ -49,6 +49,10 @@ LONGER = {
             "a_pooled_normalization_has_the_bits_of_both_apart[float32",
         )
     },
+    **{
+        f"tests/benchmarks/test_compile_steps.py::test_a_step[{name}": "whole networks for CUDA"
+        for name in ("attention", "resnet50", "alexnet", "vgg19", "densenet121", "shufflenet")
+    },
     f"{TRAINING}/test_resnet50.py": NETWORKS,
     f"{TRAINING}/test_training_networks.py": NETWORKS,
     f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[adam": MORE,
