@@ -2,6 +2,7 @@
 //
 // A block writes kTile elements of one tensor, in order.  What is transposed is read where it lies: the
 // lines that neighbours in the result are in serve the block's next elements from the first-level cache.
+// Loads are plain ones: those of read-only data may move above the wait for the kernel before.
 
 namespace {
 
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
     alignas(16) D out[kEach];
 #pragma unroll
     for (int i = 0; i < int(sizeof(in) / 16); ++i) {
-      reinterpret_cast<uint4*>(in)[i] = __ldg(reinterpret_cast<const uint4*>(source + at) + i);
+      reinterpret_cast<uint4*>(in)[i] = reinterpret_cast<const uint4*>(source + at)[i];
     }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) out[i] = value(in[i]);
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t at = start + i * kThreads + threadIdx.x;
     if (at >= count) break;
     const uint32_t rest = at % block, column = rest / rows, row = rest % rows;
-    result[at] = value(__ldg(source + (at - rest) + row * columns + column));
+    result[at] = value(source[(at - rest) + row * columns + column]);
   }
 }
 
