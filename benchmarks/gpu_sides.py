@@ -146,7 +146,7 @@ def ours(row: Row, built: Built, device: str) -> dict[str, Any]:
         from relay_wgrad.transform import cuda_pipeline
 
         mod, _ = byoc_cudnn.partition_for_cudnn(
-            mod, benchmark=True, allow_tf32=row.dtype != "f32"
+            mod, benchmark=True, products=True, allow_tf32=row.dtype != "f32"
         )  # fmt: skip
         with cuda_compiler():
             library = byoc_cudnn.build(mod, pipeline=cuda_pipeline(keep_memory=True))
