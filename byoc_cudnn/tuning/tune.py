@@ -82,8 +82,8 @@ def tune(
 
     Parameters
     ----------
-    what : a module, as `partition` would be given it, or problems with nothing after them.  Those
-        of symbolic sizes are left out.
+    what : a module, as `partition` would be given it, whose matrix products are measured too, or
+        problems with nothing after them.  Those of symbolic sizes are left out.
     backends : whose rows are tried.
     stock : makes the kernel that a convolution gets if it stays, a function of two operands and the
         result; None: that is not tried.
@@ -165,7 +165,7 @@ def _tasks(
 def _regions(what: Any, name: str, options: Any) -> list[Region]:
     """What a backend takes, of known sizes."""
     if isinstance(what, tvm.IRModule):
-        out, _ = partition_part(what, (name,), {name: options})
+        out, _ = partition_part(what, (name,), {name: options}, products=True)
         found = [
             read_region(func)
             for _, func in out.functions_items()

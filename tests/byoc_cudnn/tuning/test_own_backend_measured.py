@@ -201,6 +201,28 @@ def test_a_program_of_it_runs() -> None:
     assert library.plans() == []  # the source exports none
 
 
+def test_a_matrix_product_is_tuned_and_runs() -> None:
+    """It is a convolution of one pixel to a backend, and its reshapes move nothing."""
+    found = toolchain()
+    mine()
+    bb = relax.BlockBuilder()
+    x, w = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in (("x", (7, 5)), ("w", (3, 5))))
+    with bb.function("main", [x, w]):
+        with bb.dataflow():
+            product = bb.emit(relax.op.matmul(x, bb.emit(relax.op.permute_dims(w))))
+            out = bb.emit_output(relax.op.nn.relu(product))
+        bb.emit_func_output(out)
+    (task,) = tuning._tasks(bb.get(), ("mine",), {"mine": {}}, versions(), 80, 1)
+    assert task.region.problem.gemm == (7, 3, 5)
+    out, report = byoc_cudnn.partition(bb.get(), ["mine"], products=True, mine={"tile": 2})
+    assert [(e.op, e.row) for e in report.entries] == [("matmul", "fprop")]
+    library = Library(tvm.compile(relax.transform.RunCodegen()(out), target="llvm"))
+    a, b = (np.random.default_rng(0).standard_normal(s).astype("float32") for s in ((7, 5), (3, 5)))
+    machine = library.virtual_machine(tvm.cpu(), toolchain=found)
+    result = machine["main"](*map(tvm.runtime.tensor, (a, b)))
+    assert np.allclose(result.numpy(), np.maximum(a @ b.T, 0), atol=1e-5)
+
+
 def test_what_is_generated_is_of_the_last_that_was_registered() -> None:
     mine()
     mine(generate=lambda regions, arch: f"// {arch} {regions[0].problem.kind.value}")
