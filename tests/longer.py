@@ -59,7 +59,6 @@ LONGER = {
     f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[sgd": MORE,
     f"{PASSES}/layout/test_layout_equality.py::test_squeezenet_in_both_layouts": NETWORKS,
     f"{ONNX}/test_frontend_onnx.py::test_step_is_pytorchs[resnet50": NETWORKS,
-    f"{ONNX}/test_frontend_onnx.py::test_step_is_pytorchs[densenet121": NETWORKS,
     f"{ONNX}/test_frontend_onnx.py::test_step_is_pytorchs[shufflenet": NETWORKS,
     f"{RELAY_PASSES}/test_gradient.py::test_networks_of_which_relay_has_none[mobilenet": NETWORKS,
     f"{RELAY_PASSES}/test_convert_layout.py::test_a_converted_network_runs": NETWORKS,

@@ -57,12 +57,7 @@ def test_squeezenet_forward_is_onnx_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "size", "bn"),
-    [
-        ("squeezenet", 40, "eval"),
-        ("resnet50", 33, "train"),
-        ("densenet121", 32, "train"),
-        ("shufflenet", None, "train"),
-    ],
+    [("squeezenet", 40, "eval"), ("resnet50", 33, "train"), ("shufflenet", None, "train")],
 )
 def test_step_is_pytorchs(name: str, size: int | None, bn: str) -> None:
     graph = from_onnx(name, batch=2, image_size=size, dtype=F64, bn=bn)
@@ -71,8 +66,11 @@ def test_step_is_pytorchs(name: str, size: int | None, bn: str) -> None:
     loss, logits, expected, statistics = torch_step(name, graph, batch, bn)
     assert relative(outputs[0], loss.detach().numpy()) < 1e-11
     assert relative(outputs[1], logits.detach().numpy()) < 1e-10
+    # Of a bias before batch normalization it is zero but for rounding.
+    least = 1e-12 * max(float(want.norm()) for want in expected)
     for parameter, got, want in zip(graph.trainable, gradients, expected, strict=True):
-        assert relative(got, want.numpy()) < 1e-9, parameter
+        difference = np.linalg.norm(got.numpy() - want.numpy())
+        assert difference < 1e-9 * float(want.norm()) + least, parameter
     assert len(statistics) == len(graph.updates)
     assert bool(statistics) == (bn == "train")
     for got, output in zip(list(outputs)[2:], graph.outputs[2:], strict=True):
