@@ -67,8 +67,6 @@ class Program:
         if asked.differentiates:
             wrt = [s.name for s, x in zip(graph.inputs, inputs, strict=False) if x.requires_grad]
             wrt += graph.trainable
-        order = [*(spec.name for spec in graph.inputs), *graph.params]
-        self.wrt = [order.index(name) for name in wrt]
         is_gpu = self.device.type == "cuda"
         where = place(
             f"cuda:{self.device.index or 0}" if is_gpu else "cpu",
@@ -80,10 +78,12 @@ class Program:
             checkpoint=asked.checkpoint, wide_weight_gradients=not is_gpu, raise_norms=where.norms,
         )  # fmt: skip
         self.outputs, self.sources = parts.outputs, parts.sources
+        order = [*(spec.name for spec in graph.inputs), *graph.params]
+        self.wrt = [order.index(name) for name in parts.wrt]
         compiled = where.compile(parts.module, lambda what: None)
         self.compiled, self.notes = compiled, [*graph.notes, *where.notes]
-        self._forward = compiled.vm[FORWARD if wrt else ADJOINT]
-        self._backward = compiled.vm[ADJOINT] if wrt else None
+        self._forward = compiled.vm[FORWARD if parts.wrt else ADJOINT]
+        self._backward = compiled.vm[ADJOINT] if parts.wrt else None
         self._lock = threading.Lock()  # a virtual machine runs one function at a time
 
     def is_current(self) -> bool:

@@ -25,6 +25,7 @@ from ..frontend import TrainingGraph
 from ..ir import op_name
 from ..transform import grad
 from ..transform.checkpoint import bytes_of
+from ..transform.grad_paths import NO_GRAD
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
 from ..transform.substitute import substitute
@@ -60,6 +61,7 @@ class TwoParts:
     module: tvm.IRModule
     outputs: int
     sources: tuple[Source, ...] = ()
+    wrt: tuple[str, ...] = ()  # whose gradients there are
 
 
 def two_parts(
@@ -74,22 +76,25 @@ def two_parts(
 ) -> TwoParts:
     """The two parts of a graph, differentiated by `wrt`, parameters or inputs by name.
 
-    Without names there is the forward part alone, under the name `main_adjoint`.  The other options
-    are those of `step_module` and `converted`.
+    Those that the first result does not depend on, or only where gradients stop, are left out: they
+    have none, and not one of zeros that an optimizer would go by.  Without any there is the forward
+    part alone, under the name `main_adjoint`.  The other options are those of `step_module` and
+    `converted`.
 
     Raises ValueError as `relay_wgrad.transform.grad` does.
     """
     module = graph.module
+    reached = _reached(graph, wrt)
     half = dtype in HALVES and dtype != graph.dtype
     if raise_norms:
         module, _ = raise_batch_norm(module, "main")
     if half:
         module = mixed_precision(module, "main", dtype=str(dtype))
-    if wrt:
+    if reached:
         module = _with_direction(module)
         target = len(module["main"].body.body.fields) - 1
         module = graph.checkpointed(module, checkpoint)
-        module = grad(module, "main", wrt=list(wrt), target_index=target)
+        module = grad(module, "main", wrt=list(reached), target_index=target)
         del module["main"]
     else:
         func = module["main"]
@@ -100,7 +105,23 @@ def two_parts(
         module = accumulate_wide(module, ADJOINT, weight_gradients=wide_weight_gradients)
     module = converted(module, layout)
     count = len(graph.outputs)
-    return _split(module, count) if wrt else TwoParts(module, count)
+    return _split(module, count, reached) if reached else TwoParts(module, count)
+
+
+def _reached(graph: TrainingGraph, wrt: Sequence[str]) -> tuple[str, ...]:
+    """Those of the names whose values the first result depends on, by a way that has a gradient."""
+    func = graph.main
+    values = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    stack, seen = [func.body.body.fields[0]], set[Any]()
+    while stack:
+        var = stack.pop()
+        if var in seen:
+            continue
+        seen.add(var)
+        if var in values and op_name(values[var]) != NO_GRAD:
+            stack.extend(relax.analysis.free_vars(values[var]))
+    names = {var.name for var in func.params if var in seen}
+    return tuple(name for name in wrt if name in names)
 
 
 def _with_direction(module: tvm.IRModule) -> tvm.IRModule:
@@ -123,7 +144,7 @@ def _with_direction(module: tvm.IRModule) -> tvm.IRModule:
     return out
 
 
-def _split(module: tvm.IRModule, count: int) -> TwoParts:
+def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
     """The adjoint of a function with a direction in two; `count`: of the graph's outputs."""
     func = relax.transform.CanonicalizeBindings()(module)[ADJOINT]
     values = {b.var: b.value for block in func.body.blocks for b in block.bindings}
@@ -159,7 +180,7 @@ def _split(module: tvm.IRModule, count: int) -> TwoParts:
             gradients,
         ),
     })  # fmt: skip
-    return TwoParts(parts, count, tuple(sources))
+    return TwoParts(parts, count, tuple(sources), wrt)
 
 
 def _needed(wanted: Sequence[Any], values: dict[Any, Any], known: Any) -> set[Any]:

@@ -45,6 +45,28 @@ def test_refused(name: str) -> None:
         rt.TrainingStep(module, example, **options)
 
 
+class Branches(nn.Module):
+    """One parameter's value goes to the output, another's only past a stop, a third's nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.stopped, self.unused = (nn.Parameter(torch.ones(2)) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.used + (x * self.stopped).detach()
+
+
+def test_what_has_no_gradient_gets_none() -> None:
+    """Zeros would let weight decay and momentum move it, which PyTorch leaves alone."""
+    module = Branches()
+    rt.TrainingStep(module, torch.ones(3, 2))(torch.ones(3, 2)).sum().backward()
+    assert torch.equal(module.used.grad, torch.full((2,), 3.0))
+    assert module.stopped.grad is None
+    assert module.unused.grad is None
+    module.used.requires_grad_(False)
+    assert not rt.TrainingStep(module, torch.ones(3, 2))(torch.ones(3, 2)).requires_grad
+
+
 DATA_PARALLEL = """
 import sys, torch
 import torch.distributed as dist, torch.multiprocessing as mp
