@@ -143,7 +143,7 @@ def ours(row: Row, built: Built, device: str) -> dict[str, Any]:
     )  # fmt: skip
     mod = converted(mod, where.layout)
     if device == "cuda":
-        from relay_wgrad.transform import cuda_pipeline
+        from relay_wgrad.pipeline.cuda import cuda_pipeline
 
         mod, _ = byoc_cudnn.partition_for_cudnn(
             mod, benchmark=True, products=True, allow_tf32=row.dtype != "f32"

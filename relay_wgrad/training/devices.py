@@ -293,14 +293,21 @@ def partitioned(
 
 
 def _symbols(mod: tvm.IRModule) -> Iterator[str]:
-    """The functions of libraries that a step calls, in program order, as the report's entries."""
-    for block in mod[ADJOINT].body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
-                attrs = mod[value.op].attrs
-                if attrs is not None and keys.CODEGEN in attrs:
-                    yield str(attrs[keys.SYMBOL])
+    """The functions of libraries that a module calls, in the order of the report's entries."""
+    for _, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
+        if not isinstance(func, relax.Function) or _of_a_library(func):
+            continue
+        for block in func.body.blocks:
+            for binding in block.bindings:
+                value = binding.value
+                if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+                    called = mod[value.op]
+                    if _of_a_library(called):
+                        yield str(called.attrs[keys.SYMBOL])
+
+
+def _of_a_library(func: Any) -> bool:
+    return func.attrs is not None and keys.CODEGEN in func.attrs
 
 
 def backend_options(backends: Sequence[str], options: Options) -> dict[str, dict[str, bool]]:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import tvm
+from tvm import relax
 
 import byoc_cudnn
 from relay_wgrad.frontend import from_onnx
+from relay_wgrad.problem import ConvProblem
 from relay_wgrad.training.devices import Options, backend_options, partitioned
 from relay_wgrad.training.optim import OPTIMIZERS, optimizer_for
 from relay_wgrad.training.step import converted, step_module
@@ -61,3 +63,24 @@ def test_options_are_those_that_a_library_has() -> None:
     given = backend_options(["cudnn", "cutlass"], Options(tf32=False, benchmark=True))
     assert given["cudnn"] == {"allow_tf32": False, "deterministic": True, "benchmark": True}
     assert given["cutlass"] == {"allow_tf32": False, "deterministic": True}
+
+
+def test_each_call_has_its_function(registered: None) -> None:
+    """Whatever the functions are called, such as the two parts of a step."""
+    bb = relax.BlockBuilder()
+    for name, size in (("second", 8), ("first", 12)):
+        x, w = (
+            relax.Var(n, relax.TensorType(shape, "float32"))
+            for n, shape in (("x", (2, 8, size, size)), ("w", (8, 8, 3, 3)))
+        )
+        with bb.function(name, [x, w]):
+            with bb.dataflow():
+                y = bb.emit_output(relax.op.nn.conv2d(x, w))
+            bb.emit_func_output(y)
+    notes: list[str] = []
+    out, found = partitioned(bb.get(), ["cudnn"], Options(), notes)
+    assert [ConvProblem.parse(str(one.problem)).h for one in found] == [12, 8]
+    for name, one in zip(("first", "second"), found, strict=True):
+        assert one.kernel in out[name].script()
+    assert found[0].kernel != found[1].kernel
+    assert not notes
