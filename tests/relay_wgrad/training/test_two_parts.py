@@ -10,6 +10,7 @@ from torch import nn
 
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.ir import op_name
+from relay_wgrad.training.devices import Options, partitioned
 from relay_wgrad.training.two_parts import BACKWARD, DIRECTION, FORWARD, TwoParts, two_parts
 from relay_wgrad.transform.checkpoint import bytes_of
 
@@ -78,3 +79,14 @@ def test_forward_alone() -> None:
     assert not parts.sources
     assert [v.name_hint for v, _ in parts.module.functions_items()] == [BACKWARD]
     assert len(parts.module[BACKWARD].body.body.fields) == parts.outputs == 1 + 6
+
+
+def test_both_parts_go_to_libraries() -> None:
+    """What a GPU's place does with the module before it compiles it; each call has its library."""
+    one = graph()
+    parts = two_parts(one, wrt=one.trainable, layout="NHWC", raise_norms=True)
+    _, found = partitioned(parts.module, ["cudnn"], Options(), [])
+    kinds = sorted(one.op for one in found if one.op.startswith("conv"))
+    assert len(kinds) == 8
+    assert all(one.source.startswith("cudnn.") for one in found)
+    assert all(one.kernel for one in found)
