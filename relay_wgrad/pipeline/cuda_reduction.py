@@ -127,9 +127,11 @@ class Registers(dlight.base.ScheduleRule):
                 [loop for loop, kind in zip(loops, kinds, strict=True) if kind == wanted]
                 for wanted in "SR"
             )
+            # A single result has one thread: TVM would let all others write theirs over it.
+            threads = THREADS if spatial else 1
             spatial = spatial or [sch.add_unit_loop(block)]
             sch.reorder(*spatial, *summed)
-            outer, inner = sch.split(sch.fuse(*spatial), [None, THREADS])
+            outer, inner = sch.split(sch.fuse(*spatial), [None, threads])
             sch.bind(outer, "blockIdx.x")
             sch.bind(inner, "threadIdx.x")
             for copy in copies:

@@ -157,3 +157,15 @@ def test_what_is_reduced_waits_in_registers(layout: str) -> None:
     code = device.inspect_source("cuda")
     assert code.count("__global__") > 4
     assert read_back(code) == []
+
+
+@pytest.mark.usefixtures("registered")
+def test_one_result_is_written_by_one_thread() -> None:
+    """The maximum of everything was what 255 threads without an element had in their registers."""
+    mod = module({"x": ((5, 4), "float64")}, lambda emit, x: [emit(relax.op.max(x))])
+    built = tvm.compile(mod, TARGET, relax_pipeline=cuda_pipeline())
+    (host,) = built.mod.imports
+    (device,) = host.imports
+    code = device.inspect_source("cuda")
+    search = code[code.index("widened_red_local_ptr[1]") - 400 :]
+    assert "__launch_bounds__(1) max_kernel" in search
