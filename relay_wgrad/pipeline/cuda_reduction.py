@@ -127,11 +127,13 @@ class Registers(dlight.base.ScheduleRule):
                 [loop for loop, kind in zip(loops, kinds, strict=True) if kind == wanted]
                 for wanted in "SR"
             )
-            # A single result has one thread: TVM would let all others write theirs over it.
-            threads = THREADS if spatial else 1
             spatial = spatial or [sch.add_unit_loop(block)]
             sch.reorder(*spatial, *summed)
-            outer, inner = sch.split(sch.fuse(*spatial), [None, threads])
+            fused = sch.fuse(*spatial)
+            # A single result has one thread: TVM would let all others write theirs over it.
+            extent = sch.get(fused).extent
+            alone = isinstance(extent, tirx.IntImm) and int(extent) == 1
+            outer, inner = sch.split(fused, [None, 1 if alone else THREADS])
             sch.bind(outer, "blockIdx.x")
             sch.bind(inner, "threadIdx.x")
             for copy in copies:
