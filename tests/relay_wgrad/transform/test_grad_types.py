@@ -31,7 +31,7 @@ def rule() -> Iterator[Callable[[str, Rule], None]]:
         tvm.ir.register_op_attr(name, key, lambda var, call, ct, ctx: [partial(ct)], 20)
 
     yield put
-    for name, upstream in replaced:
+    for name, upstream in reversed(replaced):  # a rule may have been replaced twice
         Op.get(name).reset_attr("FPrimalGradient")
         tvm.ir.register_op_attr(name, "FPrimalGradient", upstream, 10)
 
