@@ -40,7 +40,10 @@ def _max_pool(attr: Attributes, x: Any) -> Any:
 
 
 def _average_pool(attr: Attributes, x: Any) -> Any:
-    """ONNX leaves out the padding from the count."""
+    """ONNX leaves out the padding from the count; of a network at a smaller size than its file's,
+    what averaged the whole image still does, as in the front end."""
+    if any(k > n for k, n in zip(attr["kernel_shape"], x.shape[2:], strict=True)):
+        return x.mean((2, 3), keepdim=True)
 
     def pool(values: Any) -> Any:
         return fn.avg_pool2d(fn.pad(values, _around(attr)), attr["kernel_shape"], attr["strides"])
