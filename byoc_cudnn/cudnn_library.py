@@ -1,6 +1,6 @@
-"""The public path of `cuDNN's library`, which is in `backends.cudnn.library`."""
+"""The public path of `cuDNN's library`, which is in `backends.cudnn.loaded`."""
 
-from .backends.cudnn.library import convolution, plans
+from .backends.cudnn.loaded import convolution, plans
 
 __all__ = [
     "convolution",

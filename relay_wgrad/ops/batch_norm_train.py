@@ -14,6 +14,7 @@ from typing import Any
 from tvm import relax
 
 from .. import opdef
+from ..ir import op_name
 from ..layout_rules.stock import follow_rule
 from .algebra import get_op, operands
 from .batch_norm import (
@@ -202,8 +203,7 @@ def _by_statistics(t: Terms, mean: Any, rstd: Any, cts: list[Any], flowing: list
 def _is_zero(ct: Any, ctx: Any) -> bool:
     """Whether the stock pass filled in zeros, where nothing uses a result."""
     value = ctx.lookup_binding(ct) if isinstance(ct, relax.Var) else ct
-    op = getattr(value, "op", None)
-    return str(getattr(op, "name", "")) in ("relax.zeros", "relax.zeros_like")
+    return op_name(value) in ("relax.zeros", "relax.zeros_like")
 
 
 DEF = opdef.OpDef(

@@ -65,8 +65,8 @@ def _is_for_tensor_cores(func: Any) -> bool:
         return False
     sch = s_tir.Schedule(func)
     infos = normalize_prim_func(sch)
-    if infos is None:  # another form: what it is handed has to do
-        return any(str(b.dtype) in _ON_TENSOR_CORES for b in func.buffer_map.values())
+    if infos is None:  # another form, of which nothing is known
+        return True
     sums = [sch.get(info.block_rv) for info in infos if "R" in info.dom_kind()]
     return any(str(read.source.dtype) in _ON_TENSOR_CORES for block in sums for read in block.reads)
 

@@ -29,37 +29,37 @@ class KeepStorages:
         for var, func in mod.functions_items():
             if not isinstance(func, relax.Function):
                 continue
-            storages = [b for block in func.body.blocks for b in block.bindings if _static(b.value)]
+            bindings = (b for block in func.body.blocks for b in block.bindings)
+            storages = [b for b in bindings if static_bytes(b.value) is not None]
             if not storages:
                 continue
             maker = tvm.ir.GlobalVar(f"{var.name_hint}_storages")
             made = _maker([b.value for b in storages])
             relax.expr._update_type(maker, made.ty)
             out[maker] = made
-            out[var] = _taking(func, {b.var for b in storages}, maker, made.ret_ty, number)
+            out[var] = _taking(func, [b.var for b in storages], maker, made.ret_ty, number)
             number += 1
         return out
 
 
-def _static(value: Any) -> bool:
-    return (
-        isinstance(value, relax.Call)
-        and op_name(value) == _STORAGE
-        and all(isinstance(size, tvm.tirx.IntImm) for size in value.args[0].values)
-    )
+def static_bytes(value: Any) -> int | None:
+    """The size of a storage that a function's plan takes; None for anything else."""
+    if op_name(value) != _STORAGE:
+        return None
+    (size,) = value.args[0].values
+    return int(size) if isinstance(size, tvm.tirx.IntImm) else None
 
 
 def _maker(calls: list[relax.Call]) -> relax.Function:
     bb = relax.BlockBuilder()
     with bb.function("storages", [], attrs={"relax.force_pure": True}, private=True):
-        # Normalized already: the builder must not look at operators of memory again.
         made = [bb.emit(call) for call in calls]
         bb.emit_func_output(relax.Tuple(made))
     return bb.get()["storages"]
 
 
 def _taking(
-    func: relax.Function, storages: set[Any], maker: Any, kind: Any, number: int
+    func: relax.Function, storages: list[Any], maker: Any, kind: Any, number: int
 ) -> relax.Function:
     taken = relax.Var("storages", kind)
     builtin = tvm.ir.Op.get("relax.call_builtin_with_ctx")
@@ -67,13 +67,13 @@ def _taking(
     call = relax.Call(builtin, [relax.ExternFunc(_CACHED), args], ty_args=[kind])
     relax.expr._update_type(call, kind)
     blocks = [relax.BindingBlock([relax.VarBinding(taken, call)])]
-    place = 0
+    places = {var: i for i, var in enumerate(storages)}
     for block in func.body.blocks:
         bindings = []
         for binding in block.bindings:
-            if binding.var in storages:
-                item = relax.TupleGetItem(taken, place)
-                binding, place = relax.VarBinding(binding.var, item), place + 1
+            if binding.var in places:
+                item = relax.TupleGetItem(taken, places[binding.var])
+                binding = relax.VarBinding(binding.var, item)
             bindings.append(binding)
         blocks.append(relax.BindingBlock(bindings))
     body = relax.SeqExpr(blocks, func.body.body)

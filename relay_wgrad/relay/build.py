@@ -18,9 +18,9 @@ from ..pipeline.cuda import cuda_pipeline
 from .alone import blamed
 from .ast import Function, IRModule
 from .backend import Executor, Runtime, check_backend
+from .executor_factory import MAIN, MAIN_LIBRARY, Compiled, ExecutorFactory, Input
+from .executor_factory import load_module as load_module
 from .external import Library, claimed
-from .library import MAIN, MAIN_LIBRARY, Compiled, ExecutorFactory, Input
-from .library import load_module as load_module
 from .lower import lowered
 from .memory import Widest, is_out_of_memory
 from .surface import check_relay_module, reason

@@ -10,11 +10,11 @@ import tvm
 
 from .ast import Constant, Expr, Function, GlobalVar, IRModule, Tuple, Var
 from .build import build
+from .executor_factory import MAIN
 from .expr import as_constant, bind, bind_params_by_name
 from .expr_methods import ExprMethods
 from .graph_executor import GraphModule
 from .infer import infer_module
-from .library import MAIN
 from .surface import check_relay_module
 from .types import TupleType, Type
 

@@ -12,7 +12,7 @@ import tvm
 
 from .. import threads
 from .build import host_array
-from .library import MAIN, Executor, ExecutorFactory
+from .executor_factory import MAIN, Executor, ExecutorFactory
 from .memory import allocating
 
 

@@ -371,7 +371,7 @@ def _padded(problem: ConvProblem, kernel: Kernel) -> Kernel:
 
 def _cudnn(problem: ConvProblem, options: tuple[bool, bool, bool]) -> Kernel:
     from byoc_cudnn.backends.cudnn.check import Options
-    from byoc_cudnn.backends.cudnn.library import convolution
+    from byoc_cudnn.backends.cudnn.loaded import convolution
 
     benchmark, deterministic, allow_tf32 = options
     kernel: Kernel = convolution(

@@ -16,6 +16,7 @@ from tvm import relax
 from .. import keys
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
+from ..pipeline.storages import static_bytes
 from ..transform import grad
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
@@ -169,14 +170,7 @@ class PlannedMemory:
         for var, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 self.bytes[str(var.name_hint)] = sum(
-                    _storage_bytes(binding.value)
+                    static_bytes(binding.value) or 0
                     for block in func.body.blocks
                     for binding in block.bindings
                 )
-
-
-def _storage_bytes(value: Any) -> int:
-    if not (isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)):
-        return 0
-    storage = str(value.op.name) == "relax.memory.alloc_storage"
-    return int(value.args[0].values[0]) if storage else 0

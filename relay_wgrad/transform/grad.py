@@ -18,6 +18,7 @@ from tvm.ir import Op
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from .. import registry
+from ..ir import op_name
 from ..keys import SYMBOL
 from .grad_paths import prepared, stops_known, unable, without_stops
 from .grad_types import check_partials
@@ -319,7 +320,7 @@ def _reason(func: relax.Function, params: list[relax.Var], error: Exception) -> 
         return f"TVM's gradient fails {where}" if found else f"TVM's gradient fails: {where}"
     for binding in func.body.blocks[0].bindings:
         value = binding.value
-        if isinstance(value, relax.Call) and str(getattr(value.op, "name", "")) == missing[1]:
+        if op_name(value) == missing[1]:
             names = [a.global_symbol for a in value.args if isinstance(a, relax.ExternFunc)]
             packed = f" of {names[0]!r}" if names else ""
             return (

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import relay_wgrad.torch as rt
-from byoc_cudnn.backends.cudnn import library as cudnn_library
+from byoc_cudnn.backends.cudnn import loaded as cudnn_library
 from byoc_cudnn.building import toolchain
 from relay_wgrad.torch import cache
 from tests.support.torch.cases import Config, error, gradients, random_config

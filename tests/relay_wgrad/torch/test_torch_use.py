@@ -15,7 +15,7 @@ import torch
 from torch import library as torch_library
 
 import relay_wgrad.torch as rt
-from byoc_cudnn.backends.cudnn import library as cudnn_library
+from byoc_cudnn.backends.cudnn import loaded as cudnn_library
 from relay_wgrad.problem import ConvKind
 from relay_wgrad.torch import cache, kernels
 from relay_wgrad.torch.arguments import OPERATORS

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from byoc_cudnn.backends.cudnn import library as cudnn_library
+from byoc_cudnn.backends.cudnn import loaded as cudnn_library
 from byoc_cudnn.backends.cudnn.any_problem import CONVOLUTION, arguments, source
 from byoc_cudnn.backends.cudnn.check import Options
 from byoc_cudnn.building.toolchain import ToolchainError, find
@@ -92,7 +92,7 @@ def test_another_process_compiles_nothing(real: tuple[Setting, Any]) -> None:
     (path,) = setting.files
     before = path.stat()
     code = (
-        "from byoc_cudnn.backends.cudnn import library as it;"
+        "from byoc_cudnn.backends.cudnn import loaded as it;"
         "from byoc_cudnn.backends.cudnn.check import Options;"
         "from relay_wgrad.problem import ConvProblem;"
         f"print(it.convolution(ConvProblem.parse({PROBLEM.repro()!r}), Options()), it.plans())"
