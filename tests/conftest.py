@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.decision import Decision
 from relay_wgrad.problem import ConvProblem
 
-from .longer import LONGER
+from .longer import LONGER, SHARES
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -29,12 +30,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what `make test` leaves out; a name that stands for nothing any more is an error."""
-    unused = set(LONGER)
+    unused = {*LONGER, *SHARES}
+    cases = Counter[str]()
     for item in items:
         for name in LONGER:
             if item.nodeid.startswith(name):
                 item.add_marker("longer")
                 unused.discard(name)
+        name = item.nodeid.partition("[")[0]
+        if name in SHARES:
+            if cases[name] % SHARES[name]:
+                item.add_marker("longer")
+            cases[name] += 1
+            unused.discard(name)
     whole = config.args in (["tests"], [str(GOLDEN.parent)])
     if unused and whole and not config.option.collectonly:
         raise pytest.UsageError(f"tests/longer.py names no test: {sorted(unused)}")

@@ -1,6 +1,7 @@
 """The tests that `make test` leaves to `make test-all`, each by name and with a reason.
 
-Whatever is not here runs in `make test`.  A name is the beginning of a test's identifier.
+Whatever is not here runs in `make test`.  In `LONGER` a name is the beginning of a test's identifier; in
+`SHARES` it is a test with many cases, of which some stay.
 """
 
 NETWORKS = "whole networks against PyTorch; make test has smaller ones of the same operators"
@@ -45,14 +46,14 @@ LONGER = {
             "forward_and_backward[float32-shape4",
             "forward_and_backward[float32-shape6",
             "forward_and_backward[float32-shape7",
-            "a_pooled_normalization_has_the_bits_of_both_apart[bfloat16",
-            "a_pooled_normalization_has_the_bits_of_both_apart[float32",
+            "forward_and_backward[bfloat16-shape5",
+            "a_pooled_normalization_has_the_bits_of_both_apart",
         )
     },
-    **{
-        f"tests/benchmarks/test_compile_steps.py::test_a_step[{name}": "whole networks for CUDA"
-        for name in ("attention", "resnet50", "alexnet", "vgg19", "densenet121", "shufflenet")
-    },
+    "tests/benchmarks/test_compile_steps.py::test_a_step": "whole networks for CUDA",
+    "tests/fuzz/test_harness.py::test_every_end_is_told": "starts a process of TVM for each end",
+    f"{TRAINING}/test_training.py::test_checkpoints_lower_the_planned_memory": NETWORKS,
+    f"{TRAINING}/test_training.py::test_mixed_precision_and_checkpoints": NETWORKS,
     f"{TRAINING}/test_resnet50.py": NETWORKS,
     f"{TRAINING}/test_training_networks.py": NETWORKS,
     f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[adam": MORE,
@@ -90,7 +91,6 @@ LONGER = {
     f"{TORCH}/test_torch_cache.py::test_memory_is_given_back[20-100]": MORE,
     f"{TORCH}/test_torch_use.py::test_data_parallel": "needs several processes of PyTorch",
     f"{TRAINING}/test_training.py::test_checkpoints_and_layout_change_nothing": NETWORKS,
-    f"{TRAINING}/test_training.py::test_mixed_precision_and_checkpoints[float16": MORE,
     "tests/relay_wgrad/pipeline/test_cuda_step.py::test_step_in_half_precision": NETWORKS,
     **{f"{TORCH}/test_torch.py::test_random_configurations[{i}]": MORE for i in range(4, 10)},
     **{
@@ -104,6 +104,34 @@ LONGER = {
     "tests/fuzz/test_fuzz_share.py::test_share[15]": MORE,
     "tests/fuzz/test_fuzz_share.py::test_share[20]": MORE,
     "tests/test_wheel.py": "builds, and installs all dependencies anew",
+    f"{CUTLASS}/test_cutlass_codegen.py::test_six_kernels": MORE,
     f"{CUTLASS}/test_cutlass_codegen.py::test_both_libraries_in_one": MORE,
     f"{CUTLASS}/test_cutlass_codegen.py::test_a_library_for_two_gpus": MORE,
+}
+
+CPU = "tests/legalize/cpu"
+
+SHARES = {
+    # Of a test with many cases, `make test` runs each n-th and `make test-all` all of them.  The
+    # numbers share no factor with those of kinds, layouts or dtypes that take turns, so that what
+    # stays has all of these.
+    f"{CPU}/test_cpu_kernels.py::test_edges": 5,
+    f"{CPU}/test_cpu_kernels.py::test_images_are_copied_in_parts": 5,
+    f"{CPU}/test_cpu_kernels.py::test_random": 5,
+    f"{CPU}/test_cpu_kernels.py::test_symbolic_batch": 5,
+    f"{CPU}/test_depthwise_lines.py::test_right_numbers": 5,
+    f"{CPU}/test_wgrad_packed.py::test_every_plan": 5,
+    f"{CPU}/test_wgrad_packed.py::test_units_and_chunks": 5,
+    f"{CPU}/test_wgrad_packed.py::test_random": 5,
+    f"{CPU}/test_winograd.py::test_edges": 5,
+    "tests/legalize/test_generic_kernels.py::test_cuda_tiles_and_splits": 5,
+    "tests/legalize/test_composite_numbers.py::test_numbers": 5,
+    "tests/legalize/test_pooling.py::test_max_pool2d_backward": 3,
+    f"{RELAY}/gradients/test_gradient_rules.py::test_gradient_is_the_slope": 3,
+    f"{RELAY}/ops/test_ops_numeric.py::test_gradient_is_the_slope": 3,
+    f"{RELAY}/ops/test_ops_fixtures.py::test_results_are_those_of_real_relay": 3,
+    f"{RELAY}/test_lower.py::test_outputs_of_real_relay": 2,
+    f"{ONNX}/test_frontend_onnx_ops.py::test_op": 3,
+    f"{ONNX}/test_onnx_node_tests.py::test_node": 3,
+    f"{TORCH}/test_torch_forward_mode.py::test_all": 5,
 }

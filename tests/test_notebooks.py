@@ -30,8 +30,11 @@ PLACES = re.compile(r"(?<![\w.])(?:/(?:home|root|tmp|work|usr|opt|var|Users)/|[A
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
 
 
-def executed(path: Path) -> Any:
-    """The notebook with the outputs of a fresh kernel.  Raises CellExecutionError."""
+def executed(path: Path, drawing: Path) -> Any:
+    """The notebook with the outputs of a fresh kernel.  Raises CellExecutionError.
+
+    drawing : matplotlib's folder, in which it keeps the list of fonts that takes it seconds.
+    """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as scratch:
         # A kernel of this environment, whatever is installed for the user, with nobody's settings.
@@ -45,7 +48,7 @@ def executed(path: Path) -> Any:
             notebook, km=manager, timeout=600, record_timing=False, coalesce_streams=True
         )
         client.resources = {"metadata": {"path": str(path.parent)}}
-        settings = {"IPYTHONDIR": scratch, "MPLCONFIGDIR": scratch}
+        settings = {"IPYTHONDIR": scratch, "MPLCONFIGDIR": str(drawing)}
         client.execute(env={**os.environ, **settings}, cleanup_kc=True)
     return notebook
 
@@ -95,8 +98,9 @@ def test_stored_outputs(path: Path) -> None:
 
 
 @each_notebook
-def test_runs(path: Path) -> None:
-    stored, now = nbformat.read(path, as_version=4), executed(path)
+def test_runs(path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    drawing = tmp_path_factory.getbasetemp() / "matplotlib"
+    stored, now = nbformat.read(path, as_version=4), executed(path, drawing)
     check(now)
     assert len(pictures(now)) == len(pictures(stored)), "store the outputs again"
 
@@ -116,9 +120,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Runs the notebooks and stores their outputs.")
     parser.add_argument("names", nargs="*", help="of notebooks; by default all")
     names = parser.parse_args().names
-    for path in NOTEBOOKS:
-        if not names or path.name in names:
-            nbformat.write(executed(path), path)
+    with tempfile.TemporaryDirectory() as drawing:
+        for path in NOTEBOOKS:
+            if not names or path.name in names:
+                nbformat.write(executed(path, Path(drawing)), path)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -285,16 +285,24 @@ def test_without_nvcc_one_message_says_what_to_install(tmp_path: Path) -> None:
 # ---- nvcc ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def six(needs_nvcc: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """(library, source) of the six cases: nvcc builds each kernel, for sm_80."""
-    folder = tmp_path_factory.mktemp("six")
+def _compiled(folder: Path, names: Iterable[str]) -> tuple[Path, str]:
+    """(library, source) of cases; nvcc builds each kernel, for sm_80."""
     source, library = folder / "regions.cc", folder / "regions.so"
-    source.write_text(generate([region(name) for name in CASES]), encoding="utf-8")
+    source.write_text(generate([region(name) for name in names]), encoding="utf-8")
     command = [*library_command(source, library), "-Wall", "-Werror"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return library, source.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def one(needs_nvcc: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return _compiled(tmp_path_factory.mktemp("one"), ["wgrad"])
+
+
+@pytest.fixture(scope="module")
+def six(needs_nvcc: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return _compiled(tmp_path_factory.mktemp("six"), CASES)
 
 
 def _symbols(library: Path, *flags: str) -> list[str]:
@@ -304,32 +312,40 @@ def _symbols(library: Path, *flags: str) -> list[str]:
     return [line.split()[-1] for line in done.stdout.splitlines()]
 
 
+def test_a_kernel_compiles_and_links(one: tuple[Path, str]) -> None:
+    _check_linked(*one, ["wgrad"])
+
+
 def test_six_kernels_compile_and_link(six: tuple[Path, str]) -> None:
-    library, source = six
-    names = [name for _, name in kernels_of(source)]
-    assert len(names) == len(CASES) + 1
+    names = [name for _, name in kernels_of(six[1])]
     families = {(k.kind, k.math, k.algorithm, k.strided) for k in map(Kernel.parse, names[1:])}
     assert len(families) >= 5
+    _check_linked(*six, list(CASES))
+
+
+def _check_linked(library: Path, source: str, cases: list[str]) -> None:
+    names = [name for _, name in kernels_of(source)]
+    assert len(names) == len(cases) + 1
     exported = _symbols(library, "-D")
-    assert {f"__tvm_ffi_{name}" for name in CASES} <= set(exported)
+    assert {f"__tvm_ffi_{name}" for name in cases} <= set(exported)
     # Kernels are in the library and for nobody else: another library has its own.
     assert set(names) <= set(_symbols(library))
     assert not set(names) & set(exported)
 
 
 def test_a_second_build_compiles_nothing(
-    six: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    one: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(command: Any, who: str, seconds: float) -> None:
         raise AssertionError(f"{who} was called")
 
     monkeypatch.setattr(nvcc, "run_tool", run)
-    paths = cutlass_objects.objects(six[1])
-    assert len(paths) == len(CASES) + 1
+    paths = cutlass_objects.objects(one[1])
+    assert len(paths) == 2  # the slices' and its own
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
-def test_a_library_through_tvm(six: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_library_through_tvm(one: tuple[Path, str], tmp_path: Path) -> None:
     """The stock pipeline links the objects; the loaded library checks what it is given."""
     line, _, options = CASES["wgrad"]
     problem = ConvProblem.parse(line)

@@ -20,6 +20,7 @@ from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.ops import REGISTRY, lookup
 from relay_wgrad.relay.transform.simplify_inference import NAMES
 from relay_wgrad.relay.types import TensorType, TupleType
+from tests.support.chosen import cases_of
 from tests.support.relay.op_cases import CASES, Case, positive, real, whole
 
 FLOATS = ("float16", "float32", "float64")
@@ -168,11 +169,13 @@ CHECKED = [i for i in RULED if not _refused(ALL[i])]
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[tuple[dict[int, Program | ValueError], Any]]:
+def programs(
+    request: pytest.FixtureRequest,
+) -> Iterator[tuple[dict[int, Program | ValueError], Any]]:
     was = relay_wgrad.is_registered()
     relay_wgrad.register()
     made: dict[int, Program | ValueError] = {}
-    for i in CHECKED:
+    for i in cases_of(request.session, test_gradient_is_the_slope, "index"):
         try:
             made[i] = _program(i)
         except ValueError as error:

@@ -15,6 +15,7 @@ import relay_wgrad
 from relay_wgrad.relay.ops import REGISTRY, lookup
 from relay_wgrad.relay.types import TensorType, TupleType, Type
 from relay_wgrad.transform import grad
+from tests.support.chosen import cases_of
 from tests.support.relay.op_cases import CASES, Case
 
 IDS = [f"{i}-{case.op}" for i, case in enumerate(CASES)]
@@ -134,11 +135,11 @@ def _wide_case(case: Case) -> Case:
 
 
 @pytest.fixture(scope="module")
-def adjoints() -> Iterator[relax.VirtualMachine]:
+def adjoints(request: pytest.FixtureRequest) -> Iterator[relax.VirtualMachine]:
     was = relay_wgrad.is_registered()
     relay_wgrad.register()
     functions = {}
-    for i in SMOOTH:
+    for i in cases_of(request.session, test_gradient_is_the_slope, "index"):
         case = _wide_case(CASES[i])
         module = grad(tvm.IRModule({"main": function_of(case, case.args, scalar=True)}))
         functions |= {f"value{i}": module["main"], f"adjoint{i}": module["main_adjoint"]}
