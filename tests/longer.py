@@ -1,7 +1,7 @@
 """The tests that `make test` leaves to `make test-all`, each by name and with a reason.
 
-Whatever is not here runs in `make test`.  In `LONGER` a name is the beginning of a test's identifier; in
-`SHARES` it is a test with many cases, of which some stay.
+Whatever is not here runs in `make test`.  In `LONGER` a name is the beginning of a test's
+identifier; in `SHARES` it is a test with many cases, of which some stay.
 """
 
 NETWORKS = "whole networks against PyTorch; make test has smaller ones of the same operators"
