@@ -1,37 +1,49 @@
-"""One side of a row of `benchmarks.gpu_training --against`, in a process of its own.
+"""Sides of a row of `benchmarks.gpu_training --against`, in a process of their own.
 
-    python -m benchmarks.gpu_sides SIDE '{"model": …, "batch": …, "image": …, "dtype": …}'
+    python -m benchmarks.gpu_sides SIDES '{"model": …, "batch": …, "image": …, "dtype": …}'
 
-Prints one line of JSON.  A side is `ours`, compiled as a whole, of which it times the calls and, on
-a GPU, the replays of one CUDA graph; `step`, `relay_wgrad.torch.TrainingStep`; or PyTorch's:
-`eager`, `compile` (`torch.compile`), `graphs` (mode "reduce-overhead").  Each computes the loss and
-the gradients of all parameters from the same weights and batch: NHWC, tf32 allowed in "tf32",
-autocast or `step_module`'s mixed precision in halves, a loss scale in "f16".
+Prints a line of JSON for each side.  A side is `ours`, compiled as a whole, of which it times the
+calls and, on a GPU, the replays of one CUDA graph; `step`, `relay_wgrad.torch.TrainingStep`; or
+PyTorch's: `eager`, `compile` (`torch.compile`), `graphs` (mode "reduce-overhead").  Each computes
+the loss and the gradients of all parameters from the same weights and batch: NHWC, tf32 allowed in
+"tf32", autocast or `step_module`'s mixed precision in halves, a loss scale in "f16".  Several of
+PyTorch's in one process share the algorithms that cuDNN chose.
 
-`memory` is what the process takes of the device from before the first tensor on, at the end of all:
-what allocators hold.  `allocated`: PyTorch's own count of the most that lived, in its own sides.
+What needs no GPU is done before the process asks for its turn (`benchmarks.gpu_turns`): ours up
+to the loaded library, `torch.compile`'s code of both passes.  cuDNN's choices and all that is timed
+are made in it.
+
+`memory` is what the side takes of the device beside CUDA's context, once it has run: what
+allocators hold.  Of PyTorch's it is the most that its allocator held after algorithms were chosen;
+`allocated`: the most that lived.  `host_ms`: the host's part of a call.  `build_s`: from the
+network to the end of the first call, without waiting for turns.  `split`: `benchmarks.gpu_split`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks.gpu_models import Built, build
+from benchmarks.gpu_turns import Turns
 
 HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 DTYPES = ("tf32", "f32", *HALVES)
 PYTORCH = ("eager", "compile", "graphs")
 SIDES = ("ours", *PYTORCH, "step")
 SCALE = 1024.0
-ROUNDS, CALLS, WARM = 7, 4, 3
+ROUNDS, WARM = 7, 3
+ROUND_MS, MOST_CALLS = 60.0, 8  # a round is long enough for its calls' times to be even
 
 
 class Row(NamedTuple):
@@ -43,23 +55,29 @@ class Row(NamedTuple):
     dtype: str
 
 
+class NotItsTurnError(Exception):
+    """Compiled, but another process has the GPU."""
+
+
 def milliseconds(call: Callable[[], Any], device: str) -> list[float]:
     """Of one call, in each round; by the device's events where it has them."""
-    found = []
-    for _ in range(ROUNDS if device == "cuda" else 1):
-        if device == "cuda":
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(CALLS):
-                call()
-            stop.record()
-            stop.synchronize()
-            found.append(float(start.elapsed_time(stop)) / CALLS)
-        else:
-            began = time.perf_counter()
-            call()
-            found.append((time.perf_counter() - began) * 1e3)
-    return found
+    if device != "cuda":
+        began = time.perf_counter()
+        call()
+        return [(time.perf_counter() - began) * 1e3]
+    one = _between(call, 1)
+    calls = min(MOST_CALLS, max(1, math.ceil(ROUND_MS / max(one, 1e-3))))
+    return [_between(call, calls) for _ in range(ROUNDS)]
+
+
+def _between(call: Callable[[], Any], calls: int) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / calls
 
 
 def batch_of(row: Row, built: Built) -> tuple[Any, Any]:
@@ -74,61 +92,170 @@ def norm(gradients: Any) -> float:
     return float(sum(g.double().square().sum() for g in gradients) ** 0.5)
 
 
-def pytorch(side: str, row: Row, built: Built, device: str) -> dict[str, Any]:
-    """PyTorch's sides and `step`."""
-    x, labels = (t.to(device) for t in batch_of(row, built))
-    module = built.module.to(device)
-    began = time.perf_counter()
-    if side == "step":
-        import relay_wgrad
-        import relay_wgrad.torch as rt
+class Memory:
+    """Bytes that this process takes of a device while it is its turn, CUDA's context left out."""
 
-        relay_wgrad.register()
-        with torch.autocast(device, HALVES.get(row.dtype), enabled=row.dtype in HALVES):
-            loss_of: Any = rt.TrainingStep(module, x, loss="cross_entropy")
-    else:
-        module = module.to(memory_format=torch.channels_last)
-        x = x.contiguous(memory_format=torch.channels_last)
+    def __init__(self, device: str) -> None:
+        self._is_gpu = device == "cuda"
+        self._taken = self._free = 0
 
-        def loss_of(images: Any, wanted: Any) -> Any:
-            return torch.nn.functional.cross_entropy(module(images), wanted)
+    def begin(self) -> None:
+        if self._is_gpu:
+            torch.cuda.synchronize()
+            self._free = torch.cuda.mem_get_info()[0]
 
-        if side != "eager":
-            mode = "reduce-overhead" if side == "graphs" else None
-            loss_of = torch.compile(loss_of, mode=mode)
+    def pause(self) -> None:
+        self._taken = self.now()
+
+    def now(self) -> int:
+        if not self._is_gpu:
+            return 0
+        torch.cuda.synchronize()
+        return self._taken + self._free - torch.cuda.mem_get_info()[0]
+
+
+def _settings(row: Row) -> None:
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = row.dtype != "f32"
+    torch.backends.cuda.matmul.allow_tf32 = row.dtype != "f32"
+
+
+# ---- PyTorch's sides -----------------------------------------------------------------------------
+
+
+def _compiled(function: Any, side: str, turns: Turns) -> Any:
+    """`torch.compile` of a function, both passes compiled before the first is run.
+
+    Called while it is not this process's turn it is compiled and raises NotItsTurnError.
+    """
+    import torch._functorch.config as config
+
+    config.force_non_lazy_backward_lowering = True
+    inductor = torch._TorchCompileInductorWrapper(
+        "reduce-overhead" if side == "graphs" else None, None, False
+    )
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        made = inductor(graph, inputs)
+
+        def run(*args: Any) -> Any:
+            if not turns.held:
+                raise NotItsTurnError
+            return made(*args)
+
+        return run
+
+    return torch.compile(function, backend=backend, dynamic=False)
+
+
+def _functions(
+    sides: Sequence[str], row: Row, module: Any, x: Any, device: str, turns: Turns
+) -> dict[str, Any]:
+    """Of each side a function (images, labels) to the loss."""
+
+    def eager(images: Any, wanted: Any) -> Any:
+        return torch.nn.functional.cross_entropy(module(images), wanted)
+
+    found: dict[str, Any] = {}
+    for side in sides:
+        if side == "step":
+            import relay_wgrad
+            import relay_wgrad.torch as rt
+
+            relay_wgrad.register()
+            with torch.autocast(device, HALVES.get(row.dtype), enabled=row.dtype in HALVES):
+                found[side] = rt.TrainingStep(module, x, loss="cross_entropy")
+        else:
+            found[side] = eager if side == "eager" else _compiled(eager, side, turns)
+    return found
+
+
+def pytorch(
+    sides: Sequence[str], row: Row, built: Built, device: str, turns: Turns
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """PyTorch's sides, or `step`."""
+    memory = Memory(device)
+    with turns.short():
+        _settings(row)
+        memory.begin()
+        x, labels = (t.to(device) for t in batch_of(row, built))
+        module = built.module.to(device)
+        if "step" not in sides:
+            module = module.to(memory_format=torch.channels_last)
+            x = x.contiguous(memory_format=torch.channels_last)
+        memory.pause()
     scale = SCALE if row.dtype == "f16" else 1.0
     parameters = [p for p in module.parameters() if p.requires_grad]
+    seconds = dict.fromkeys(sides, 0.0)
+    if "step" in sides:
+        turns.keep()
+    began = time.perf_counter()
+    functions = _functions(sides, row, module, x, device, turns)
+    seconds[sides[0]] += time.perf_counter() - began
 
-    def call() -> Any:
+    def call(side: str) -> Any:
         for parameter in parameters:
             parameter.grad = None
         if side == "graphs":
             torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(device, HALVES.get(row.dtype), enabled=row.dtype in HALVES):
-            loss = loss_of(x, labels)
+            loss = functions[side](x, labels)
         (loss * scale).backward()
         return loss
 
-    first = call()
-    found = {
-        "loss": float(first.detach()),
-        "norm": norm(p.grad for p in parameters if p.grad is not None) / scale,
-        "build_s": time.perf_counter() - began,
-    }
-    del first
-    for _ in range(WARM):
-        call()
-    return {**found, "rounds": milliseconds(call, device)}
+    for side in sides:
+        if side in ("compile", "graphs") and not turns.held:
+            began = time.perf_counter()
+            try:
+                call(side)
+            except NotItsTurnError:
+                seconds[side] += time.perf_counter() - began
+    turns.keep()
+    memory.begin()
+    for side in sides:
+        began = time.perf_counter()
+        first = call(side)
+        found: dict[str, Any] = {
+            "loss": float(first.detach()),
+            "norm": norm(p.grad for p in parameters if p.grad is not None) / scale,
+        }
+        found["build_s"] = seconds[side] + time.perf_counter() - began
+        del first
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(WARM):
+            call(side)
+        with turns.quiet():
+            found["rounds"] = milliseconds(lambda side=side: call(side), device)
+            if device == "cuda":
+                found["host_ms"] = _host_ms(lambda side=side: call(side))
+        found["ms"] = statistics.median(found["rounds"])
+        if device == "cuda":
+            most = torch.cuda.max_memory_reserved()
+            found["memory"] = memory.now() - torch.cuda.memory_reserved() + most
+            found["allocated"] = torch.cuda.max_memory_allocated()
+        for parameter in parameters:
+            parameter.grad = None
+        yield side, found
 
 
-def ours(row: Row, built: Built, device: str) -> dict[str, Any]:
+def _host_ms(call: Callable[[], Any]) -> float:
+    from benchmarks.gpu_split import host_ms
+
+    return host_ms(call)
+
+
+# ---- ours ----------------------------------------------------------------------------------------
+
+
+def ours(row: Row, built: Built, device: str, turns: Turns, select: str) -> dict[str, Any]:
     """The loss and all gradients as one compiled function."""
     import tvm
 
-    import byoc_cudnn
     import relay_wgrad
     from relay_wgrad.frontend import from_torch
-    from relay_wgrad.training.devices import cuda_compiler, place
+    from relay_wgrad.training.devices import place
     from relay_wgrad.training.step import ADJOINT, converted, step_module
 
     relay_wgrad.register()
@@ -142,17 +269,17 @@ def ours(row: Row, built: Built, device: str) -> dict[str, Any]:
         raise_norms=where.norms,
     )  # fmt: skip
     mod = converted(mod, where.layout)
+    library, problems, memory = None, {}, Memory(device)
     if device == "cuda":
-        from relay_wgrad.pipeline.cuda import cuda_pipeline
-
-        mod, _ = byoc_cudnn.partition_for_cudnn(
-            mod, benchmark=True, products=True, allow_tf32=row.dtype != "f32"
-        )  # fmt: skip
-        with cuda_compiler():
-            library = byoc_cudnn.build(mod, pipeline=cuda_pipeline(keep_memory=True))
-            vm = library.virtual_machine(where.device)
+        library, problems = _library(mod, where, row.dtype != "f32", select)
     else:
         vm = where.compile(mod, lambda what: None).vm
+    found: dict[str, Any] = {"compile_s": time.perf_counter() - began}
+    turns.keep()
+    if library is not None:
+        _settings(row)
+        memory.begin()
+        vm = library.virtual_machine(where.device)
     values = {s.name: v for s, v in zip(graph.inputs, (x.numpy(), labels.numpy()), strict=False)}
     arrays = [*graph.arguments({**graph.draws(0, 0), **values})]
     arrays += [np.float32(SCALE)] if half == "float16" else []
@@ -163,62 +290,108 @@ def ours(row: Row, built: Built, device: str) -> dict[str, Any]:
         return vm[ADJOINT](*args)
 
     outputs, gradients = call()
-    found: dict[str, Any] = {
+    found |= {
         "loss": float(outputs[0].numpy()),
         "norm": norm(torch.from_numpy(g.numpy()) for g in gradients),
-        "build_s": time.perf_counter() - began,
+        "build_s": time.perf_counter() - began - turns.waited,
     }
     del outputs, gradients
     for _ in range(WARM):
         call()
-    found["rounds"] = milliseconds(call, device)
-    if device == "cuda":
-        found["vm_ms"] = statistics.median(found["rounds"])
-        try:
-            from relay_wgrad.training.capture import Captured
-            from relay_wgrad.training.devices import cuda_runtime
-
-            captured = Captured(cuda_runtime(), vm, ADJOINT, args, where.device)
-            found["graph_rounds"] = milliseconds(captured.replay, device)
-            found["graph_ms"] = statistics.median(found["graph_rounds"])
-        except Exception as error:  # of libraries of many kinds; the calls were measured
-            found["graph_error"] = str(error).strip().partition("\n")[0]
+    with turns.quiet():
+        found["rounds"] = milliseconds(call, device)
+        found["ms"] = statistics.median(found["rounds"])
+        if library is not None:
+            found["vm_ms"], found["vm_host_ms"] = found["ms"], _host_ms(call)
+            found |= _replayed(vm, args, where.device)
+            found["ms"] = min(found["ms"], found.get("graph_ms", math.inf))
+            found["memory"] = memory.now()
+            found["split"] = _split(vm, call, problems, library)
     return found
 
 
-def measure(side: str, row: Row, device: str) -> dict[str, Any]:
-    """A side's figures."""
-    is_gpu = device == "cuda"
-    if is_gpu:
+def _library(mod: Any, where: Any, tf32: bool, select: str) -> tuple[Any, dict[str, str]]:
+    """The step's library, loaded, and the problems of its convolutions by their functions."""
+    from tvm.target import Target
+
+    import byoc_cudnn
+    from relay_wgrad.pipeline.cuda import cuda_pipeline
+    from relay_wgrad.training.devices import cuda_compiler, library_symbols
+
+    backends = ("cudnn",) if select == "first" else ("cudnn", "cutlass")
+    mod, report = byoc_cudnn.partition(
+        mod, backends, products=True, select=select, cudnn={"allow_tf32": tf32, "benchmark": True}
+    )
+    taken = [entry.problem for entry in report.entries if entry.backend]
+    problems = dict(zip(library_symbols(mod), taken, strict=True))
+    with cuda_compiler():
+        library = byoc_cudnn.build(
+            mod, Target.from_device(where.device), pipeline=cuda_pipeline(keep_memory=True)
+        )
+        library.load()
+    return library, problems
+
+
+def _replayed(vm: Any, args: Sequence[Any], device: Any) -> dict[str, Any]:
+    """Times of the step as one CUDA graph, or why there are none."""
+    from relay_wgrad.training.capture import Captured
+    from relay_wgrad.training.devices import cuda_runtime
+    from relay_wgrad.training.step import ADJOINT
+
+    try:
+        captured = Captured(cuda_runtime(), vm, ADJOINT, args, device)
+        rounds = milliseconds(captured.replay, "cuda")
+        host = _host_ms(captured.replay)
+    except Exception as error:  # of libraries of many kinds; the calls were measured
+        return {"graph_error": str(error).strip().partition("\n")[0]}
+    return {"graph_rounds": rounds, "graph_ms": statistics.median(rounds), "host_ms": host}
+
+
+def _split(vm: Any, call: Callable[[], Any], problems: dict[str, str], library: Any) -> Any:
+    from benchmarks import gpu_split
+
+    try:
+        return gpu_split.split(gpu_split.spent(vm, call), problems, library.plans())
+    except Exception as error:  # the times are there already
+        return {"error": str(error).strip().partition("\n")[0]}
+
+
+# ---- the process ---------------------------------------------------------------------------------
+
+
+def measure(
+    sides: Sequence[str], row: Row, device: str, turns: Turns | None = None, select: str = "first"
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The figures of each side, as they are known."""
+    turns = Turns() if turns is None else turns
+    if device == "cuda":
         from tests.support.gpu.runner import choose_compiler
 
         choose_compiler()
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cudnn.allow_tf32 = row.dtype != "f32"
-        torch.backends.cuda.matmul.allow_tf32 = row.dtype != "f32"
-        torch.cuda.synchronize()
-        before = torch.cuda.mem_get_info()[0]
     built = build(row.model, row.batch, row.image)
-    make = ours if side == "ours" else lambda *rest: pytorch(side, *rest)
-    found = make(row, built, device)
-    found["ms"] = min(found.get("graph_ms", np.inf), statistics.median(found["rounds"]))
-    if is_gpu:
-        torch.cuda.synchronize()
-        found["memory"] = before - torch.cuda.mem_get_info()[0]
-        if side != "ours":
-            found["allocated"] = torch.cuda.max_memory_allocated()
-    return found
+    if "ours" in sides:
+        yield "ours", ours(row, built, device, turns, select)
+    if theirs := [name for name in sides if name != "ours"]:
+        yield from pytorch(theirs, row, built, device, turns)
 
 
 def main() -> int:
-    """Prints one side's figures."""
+    """Prints, or says to the run that started it, the sides' figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_sides")
-    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("sides", help=", ".join(SIDES))
     parser.add_argument("row")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--select", default="first")
+    parser.add_argument("--line", help="of the run that gives turns: two file descriptors")
     args = parser.parse_args()
-    print(json.dumps(measure(args.side, Row(**json.loads(args.row)), args.device)))
-    return 0
+    row, turns = Row(**json.loads(args.row)), Turns(args.line)
+    for name, figures in measure(args.sides.split(","), row, args.device, turns, args.select):
+        if args.line:
+            turns.say({"side": name, "figures": figures})
+        else:
+            print(json.dumps({name: figures}), flush=True)
+    sys.stderr.flush()
+    os._exit(0)  # at once: others wait for its memory
 
 
 if __name__ == "__main__":

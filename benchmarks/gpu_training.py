@@ -4,10 +4,12 @@
                                       [--image-size N] [--layout NHWC] [--written-out] [--json FILE]
     python -m benchmarks.gpu_training --against eager,compile,graphs [--model all|NAMES]
                                       [--batch 256] [--dtypes f16,bf16,tf32] [--json FILE]
-                                      [--resume] [--time-budget SECONDS]
+                                      [--resume] [--time-budget SECONDS] [--jobs N] [--together]
+                                      [--twice] [--select measured]
 
-With `--against` each side is a process of its own, and a model one of torchvision's or timm's,
-`unet`, or `onnx:` and a bundled one: `benchmarks.gpu_against`, `gpu_sides`, `gpu_models`.
+With `--against` each side is a process of its own, or all of PyTorch's are one (`--together`), and
+a model is one of torchvision's or timm's, `unet`, or `onnx:` and a bundled one:
+`benchmarks.gpu_against`, `gpu_turns`, `gpu_sides`, `gpu_models`.
 
 A dtype followed by "+wide" keeps weights' gradients in float32 to the end; without it they are
 rounded to half once, as PyTorch's are.
@@ -171,6 +173,20 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
     parser.add_argument("--time-budget", type=float, metavar="SECONDS")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="of --against")
+    parser.add_argument(
+        "--jobs", type=int, help="processes that build at a time: cores, if not set"
+    )
+    parser.add_argument(
+        "--together", action="store_true", help="PyTorch's sides in one process: cuDNN tunes once"
+    )
+    parser.add_argument(
+        "--twice", action="store_true",
+        help="build the first row before, with empty caches and again with full ones",
+    )  # fmt: skip
+    parser.add_argument(
+        "--longest-turn", type=float, default=180.0, metavar="SECONDS", help="of one on the GPU"
+    )
+    parser.add_argument("--select", default="first", choices=("first", "measured"))
     args = parser.parse_args()
     if args.against is not None:
         return gpu_against.run(args)

@@ -64,9 +64,16 @@ class Library:
         ------
         ToolchainError : saying what a build needs that is not there, and how to get it.
         """
+        self.load(toolchain=toolchain)
+        return relax.VirtualMachine(self._runnable, tvm.cuda(0) if device is None else device)
+
+    def load(self, *, toolchain: Toolchain | None = None) -> None:
+        """Builds the C++ source and loads it, for `virtual_machine`; needs no GPU.
+
+        Raises ToolchainError as `virtual_machine` does.
+        """
         if self._runnable is None:
             self._runnable = self.executable.jit(**self._arguments(toolchain))
-        return relax.VirtualMachine(self._runnable, tvm.cuda(0) if device is None else device)
 
     def export_library(self, path: str | Path, *, toolchain: Toolchain | None = None) -> None:
         """Writes a shared library that runs where TVM's runtime, CUDA and cuDNN are.

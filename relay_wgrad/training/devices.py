@@ -287,12 +287,12 @@ def partitioned(
             f"{len(report.left)} of {report.total} convolutions and matrix products by generated"
             f" kernels ({reasons})"
         )
-    symbols = _symbols(out)
+    symbols = library_symbols(out)
     gone = [entry for entry in report.entries if entry.problem or entry.op != PRODUCT]
     return out, [_lowered(e, next(symbols) if e.backend else "") for e in gone]
 
 
-def _symbols(mod: tvm.IRModule) -> Iterator[str]:
+def library_symbols(mod: tvm.IRModule) -> Iterator[str]:
     """The functions of libraries that a module calls, in the order of the report's entries."""
     for _, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
         if not isinstance(func, relax.Function) or _of_a_library(func):

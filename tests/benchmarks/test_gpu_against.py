@@ -2,53 +2,87 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from functorch.compile import aot_module_simplified, make_boxed_func
 from torch import nn
 
-from benchmarks import gpu_against, gpu_models, gpu_sides
-from benchmarks.gpu_against import Campaign, disagreements, ratio
+from benchmarks import gpu_models, gpu_sides
+from benchmarks.gpu_against import Campaign, Processes, Told, disagreements, means, ratio
 from benchmarks.gpu_sides import Row
+from benchmarks.gpu_split import split
+from benchmarks.gpu_turns import ENDED, Turns
 from relay_wgrad.frontend import from_onnx
+from relay_wgrad.problem import ConvProblem
 from tests.support.torch.model import prepared
 
 ROWS = [Row(model, 8, None, "f16") for model in ("a", "b", "c")]
 
 
 class Fake:
-    """A machine on which every side takes ten seconds."""
+    """A machine on which every process takes ten seconds, of which the last may be cut off."""
 
     def __init__(self) -> None:
         self.now, self.calls = 0.0, list[tuple[str, str]]()
         self.failing = ""
 
-    def measure(self, side: str, row: Row, seconds: float) -> dict[str, Any]:
-        self.calls.append((row.model, side))
-        self.now += 10
+    def measure(
+        self, sides: Sequence[str], row: Row, number: int, seconds: float, told: Told
+    ) -> str | None:
+        self.calls += [(row.model, side) for side in sides]
+        self.now += min(10, seconds)
+        if seconds < 10:
+            return ENDED
         if row.model == self.failing:
-            return {"error": "no"}
-        return {"ms": 3.0 if side == "ours" else 4.0, "loss": 1.0, "norm": 2.0}
+            return "no"
+        for side in sides:
+            told(side, {"ms": 3.0 if side == "ours" else 4.0, "loss": 1.0, "norm": 2.0})
+        return None
 
 
 def campaign(fake: Fake, path: Path, **options: Any) -> Campaign:
     facts = {"gpu": "one", "torch": "2"}
-    return Campaign(["ours", "eager"], facts, fake.measure, path=path, **options)
+    return Campaign([["ours"], ["eager"]], facts, fake.measure, path=path, **options)
 
 
 def test_a_row_that_time_does_not_allow_is_named(tmp_path: Path) -> None:
     fake, path = Fake(), tmp_path / "rows.json"
-    rows, left = campaign(fake, path, budget=50).run(ROWS, lambda: fake.now)
+    rows, left = campaign(fake, path, budget=35).run(ROWS, lambda: fake.now)
     assert fake.calls == [(m, s) for m in "ab" for s in ("ours", "eager")]
-    assert left == [ROWS[2]]
-    assert [ratio(row) for row in rows] == [0.75, 0.75]
+    assert left == ROWS[1:]
+    assert ratio(rows[0]) == 0.75
     stored = json.loads(path.read_text())
     assert [row["model"] for row in stored["rows"]] == ["a", "b"]
-    assert stored["not_measured"] == [ROWS[2]._asdict()]
+    assert list(stored["rows"][1]["sides"]) == ["ours"]
+    assert stored["not_measured"] == [row._asdict() for row in ROWS[1:]]
+    fake.calls.clear()
+    rows, left = campaign(fake, path, resume=True).run(ROWS, lambda: fake.now)
+    # All sides of a row are of one call.
+    assert fake.calls == [(m, s) for m in "bc" for s in ("ours", "eager")]
+    assert not left
+    assert means(rows)[-1] == "all: 3 rows, geometric mean 0.750, worst 0.75"
+
+
+def test_what_a_run_that_was_killed_had_is_in_the_file(tmp_path: Path) -> None:
+    fake, path = Fake(), tmp_path / "rows.json"
+
+    def measure(*call: Any) -> str | None:
+        if len(fake.calls) == 3:
+            raise KeyboardInterrupt
+        return fake.measure(*call)
+
+    with pytest.raises(KeyboardInterrupt):
+        Campaign([["ours"], ["eager"]], {}, measure, path=path).run(ROWS)
+    stored = json.loads(path.read_text())
+    assert [list(row["sides"]) for row in stored["rows"]] == [["ours", "eager"], ["ours"]]
+    assert stored["not_measured"] == [row._asdict() for row in ROWS[1:]]
 
 
 def test_resume_measures_what_is_missing(tmp_path: Path) -> None:
@@ -64,7 +98,8 @@ def test_resume_measures_what_is_missing(tmp_path: Path) -> None:
     stored = json.loads(path.read_text())
     assert len(stored["rows"]) == 3
     assert not stored["not_measured"]
-    other = Campaign(["ours"], {"gpu": "two", "torch": "2"}, fake.measure, path=path, resume=True)
+    facts = {"gpu": "two", "torch": "2"}
+    other = Campaign([["ours"]], facts, fake.measure, path=path, resume=True)
     fake.calls.clear()
     other.run(ROWS[:1], lambda: fake.now)
     assert fake.calls == [("a", "ours")]  # another device
@@ -92,16 +127,69 @@ def test_sides_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_models, "UNet", Tiny)
     monkeypatch.setattr(gpu_models, "CLASSES", 5)
     row = Row("unet", 2, 6, "f32")
-    sides = {name: gpu_sides.measure(name, row, "cpu") for name in ("ours", "eager", "step")}
+    sides = dict(gpu_sides.measure(("ours", "eager"), row, "cpu"))
+    sides |= gpu_sides.measure(("step",), row, "cpu")
+    assert list(sides) == ["ours", "eager", "step"]
     assert not disagreements([{"model": "tiny", "dtype": "f32", "sides": sides}], 1e-4)
     assert all(figures["ms"] > 0 for figures in sides.values())
 
 
 def test_a_side_that_fails_is_an_error() -> None:
-    found = gpu_against.side("eager", Row("onnx:none", 1, None, "f32"), math.inf, "cpu")
-    assert "no bundled network 'none'" in found["error"]
-    found = gpu_against.side("eager", Row("onnx:resnet50", 1, None, "f32"), 0, "cpu")
-    assert found == {"error": "the time budget ended it"}
+    measure, told = Processes("cpu"), dict[str, Any]()
+    error = measure(["eager"], Row("onnx:none", 1, None, "f32"), 0, 60, told.__setitem__)
+    assert error is not None
+    assert "no bundled network 'none'" in error
+    error = measure(["eager"], Row("onnx:resnet50", 1, None, "f32"), 0, 0, told.__setitem__)
+    assert error == ENDED
+    assert not told
+
+
+def test_pytorch_compiles_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both passes of `torch.compile`; while it has no turn no compiled code runs."""
+    events: list[str] = []
+
+    def inductor(graph: Any, inputs: Any) -> Any:
+        def compiled(part: Any, values: Any) -> Any:
+            events.append("compiled")
+
+            def run(*args: Any) -> Any:
+                events.append("run")
+                return part(*args)
+
+            return make_boxed_func(run)
+
+        return aot_module_simplified(graph, inputs, fw_compiler=compiled, bw_compiler=compiled)
+
+    class Line(Turns):
+        def keep(self) -> None:
+            events.append("turn")
+            self.held = True
+
+    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", lambda *settings: inductor)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    monkeypatch.setattr("torch._functorch.config.force_non_lazy_backward_lowering", False)
+    monkeypatch.setattr(gpu_models, "UNet", lambda: nn.Sequential(nn.Conv2d(3, 2, 6), nn.Flatten()))
+    monkeypatch.setattr(gpu_models, "CLASSES", 2)
+    turns, row = Line(), Row("unet", 2, 6, "f32")
+    turns.held = False
+    turns.short = contextlib.nullcontext  # type: ignore[method-assign]
+    sides = dict(gpu_sides.measure(("eager", "compile", "graphs"), row, "cpu", turns))
+    assert events[:5] == ["compiled"] * 4 + ["turn"]
+    assert set(events[5:]) == {"run"}
+    assert not disagreements([{"model": "tiny", "dtype": "f32", "sides": sides}], 1e-5)
+
+
+def test_the_calls_of_a_step_are_split() -> None:
+    p = "fprop n=2 c=8 h=4 w=4 k=8 r=1 s=1 stride=1,1 pad=0,0,0,0 dil=1,1 groups=1"
+    problem = ConvProblem.parse(f"{p} layout=NHWC/OHWI/NHWC dtype=f16/f16/f16").repro()
+    plan = f"cudnn=9 gpu=one | {problem} epilogue=0 options=1 limit=1 align=16\t1:\t0\t0.25"
+    calls = [("relay_wgrad_cudnn_fprop", 1.0), ("relay_wgrad_norm_0", 2.0), ("add_3", 0.5)]
+    found = split([*calls, *calls], {"relay_wgrad_cudnn_fprop": problem}, [plan, "odd\tline"])
+    assert found["kinds"] == {"fprop": 2.0, "norms": 4.0, "rest": 1.0}
+    assert found["rest"] == {"add": 1.0}
+    (row,) = found["convolutions"]
+    assert (row["calls"], row["ms"], row["alone_ms"]) == (2, 2.0, 0.25)
+    assert row["tb_s"] == pytest.approx(ConvProblem.parse(problem).bytes / 1e9)
 
 
 @pytest.mark.parametrize("name", ["densenet121", "shufflenet", "inception_v1"])
