@@ -103,6 +103,7 @@ LONGER = {
     "tests/fuzz/test_fuzz_share.py::test_share[10]": MORE,
     "tests/fuzz/test_fuzz_share.py::test_share[15]": MORE,
     "tests/fuzz/test_fuzz_share.py::test_share[20]": MORE,
+    "tests/benchmarks/test_digits_curves.py": "two trainings; the examples have one",
     "tests/test_wheel.py": "builds, and installs all dependencies anew",
     f"{CUTLASS}/test_cutlass_codegen.py::test_six_kernels": MORE,
     f"{CUTLASS}/test_cutlass_codegen.py::test_both_libraries_in_one": MORE,
