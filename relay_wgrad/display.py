@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +29,11 @@ class Display:
             console=err,
             disable=quiet or not err.is_terminal,
         )
+
+    def notes(self, texts: Sequence[str]) -> None:
+        """Prints each on a line."""
+        for text in texts:
+            self.out.print(text, markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def part(self, what: str, total: int | None = None) -> Iterator[Any]:

@@ -25,3 +25,5 @@ SOURCE, REASON = "relay_wgrad.lowering", "relay_wgrad.reason"
 ROW, OPTIONS = "relay_wgrad.row", "relay_wgrad.options"
 # The same options on a Relay module's function, whose text has identifiers for keys.
 RELAY_OPTIONS = "relay_wgrad_options"
+# A Relax function of an optimizer's update, or of a count: its rule and numbers as JSON.
+UPDATE = "relay_wgrad.update"

@@ -54,6 +54,7 @@ LONGER = {
     "tests/fuzz/test_harness.py::test_every_end_is_told": "starts a process of TVM for each end",
     f"{TRAINING}/test_training.py::test_checkpoints_lower_the_planned_memory": NETWORKS,
     f"{TRAINING}/test_training.py::test_mixed_precision_and_checkpoints": NETWORKS,
+    "tests/byoc_cudnn/updates/test_updates.py::test_a_step_is_what_the_operators_give[adam": MORE,
     f"{TRAINING}/test_resnet50.py": NETWORKS,
     f"{TRAINING}/test_training_networks.py": NETWORKS,
     f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[adam": MORE,

@@ -26,6 +26,8 @@ from ..norm.lower import lower_norms
 from ..pool import POOLS
 from ..pool.lower import lower_pools
 from ..table import BACKENDS
+from ..updates import UPDATES
+from ..updates.lower import lower_updates
 from .toolchain import Toolchain, find, preload
 
 _EXACT = {
@@ -42,7 +44,8 @@ class Library:
     is done with it: `virtual_machine` and `export_library`; that is when nvcc runs, if at all.
 
     direct : what became of each call of an operator that there are kernels of our own for beside
-        the convolutions': training batch normalization, max pooling, moves of many tensors.
+        the convolutions': training batch normalization, max pooling, moves and updates of many
+        tensors.
     """
 
     def __init__(self, executable: Any, direct: tuple[DirectEntry, ...] = ()) -> None:
@@ -125,9 +128,9 @@ def build(
     pipeline : the Relax pipeline for what was left, as `tvm.compile` takes it; by default
         `relay_wgrad.transform.cuda_pipeline`.
     direct : whether training batch normalization (`relax.nn.batch_norm_train` and its backward) and
-        max pooling go to kernels of our own, and casts and transpositions of weights and of their
-        gradients to one for all; they need nvcc.  None: if it is here.  Without, and where there is
-        none for a call, they are compiled as other operators are.
+        max pooling go to kernels of our own, casts and transpositions of weights and of their
+        gradients to one for all, and so updates of parameters; they need nvcc.  None: if it is
+        here.  Without, and where there is none for a call, they are compiled as other operators.
 
     Raises
     ------
@@ -140,7 +143,7 @@ def build(
         mod = relax.transform.RunCodegen()(mod)
     entries: tuple[DirectEntry, ...] = ()
     if not own.missing(find()) if direct is None else direct:
-        for lower in (lower_norms, lower_pools, lower_moves):
+        for lower in (lower_norms, lower_pools, lower_moves, lower_updates):
             mod, found = lower(mod, arch_of(chosen) or _OLDEST)
             entries += found
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
@@ -189,7 +192,7 @@ def _all(module: Any) -> list[Any]:
 
 def _owners() -> dict[str, Inputs]:
     """By the function of a generated source that tells its plans: what it is linked with."""
-    families = {f.plans: f.inputs for f in (MOVES, NORMS, POOLS)}
+    families = {f.plans: f.inputs for f in (MOVES, NORMS, POOLS, UPDATES)}
     return {b.plans: b.inputs for b in BACKENDS.values()} | families
 
 

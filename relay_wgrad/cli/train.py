@@ -84,6 +84,11 @@ def add_parser(commands: Any) -> None:
         help="on a GPU: never round float32 operands to TF32's 10 bits",
     )
     parser.add_argument(
+        "--no-graph",
+        action="store_true",
+        help="on a GPU: give it each step kernel by kernel, not as one CUDA graph",
+    )
+    parser.add_argument(
         "--strict", action="store_true", help="on a GPU: fail where no library takes a convolution"
     )
     parser.add_argument("--weights", choices=("seeded", "initial"), default=None,
@@ -149,7 +154,9 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 
     report = Display(args.quiet)
     threads, target = configure_threads(), host_target()
-    on_gpu = Options(strict=args.strict, tf32=not args.no_tf32, benchmark=args.benchmark)
+    on_gpu = Options(
+        strict=args.strict, tf32=not args.no_tf32, benchmark=args.benchmark, graph=not args.no_graph
+    )
     place(args.device, on_gpu)  # what it refuses, now
     figures: dict[str, Any] = {"arguments": arguments.vars_of(args), "tvm": tvm.__version__,
                                "threads": threads}  # fmt: skip
@@ -175,11 +182,12 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             device=where.name, notes=where.notes,
             target=str(where.device.device_name if where.is_gpu else target),
         )  # fmt: skip
-        for note in where.notes:
-            report.out.print(note, markup=False, soft_wrap=True)
+        report.notes(where.notes)
         if args.resume:
             state.restore(trainer, args.resume)
+        told = len(where.notes)
         ok = _steps(args, report, trainer, data, figures)
+        report.notes(where.notes[told:])  # such as why steps are no graph
         with report.part("timing every kernel"):
             kernels = trainer.profile(graph.random_batch(args.seed))
         figures["kernel_seconds"] = kernels

@@ -6,21 +6,68 @@ batch takes.  A graph starts them in microseconds, with the addresses that they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import relax
 
+from ..ir import expressions, is_taken
 from . import cudart
+
+
+class Lane:
+    """A stream on which work is done, or captured.
+
+    What libraries keep for a stream, such as workspaces, a graph that is captured on this one has
+    for itself.
+    """
+
+    def __init__(self, runtime: cudart.Runtime, device: Any) -> None:
+        runtime.call("cudaSetDevice", int(device.index))
+        self.runtime, self._device = runtime, device
+        self._stream = cudart.Stream(runtime)
+
+    def done(self, function: Callable[[], Any]) -> Any:
+        """What a function gives; what was before it is over first, and so is its work after."""
+        self.runtime.call("cudaSetDevice", int(self._device.index))
+        self._device.sync()
+        with tvm_ffi.use_raw_stream(self._device, self._stream.handle):
+            result = function()
+        self.runtime.call("cudaStreamSynchronize", self._stream.handle)
+        return result
+
+    def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """(what a function gives, what does its work): nothing of it is done here.
+
+        Raises what the function does, and RuntimeError with CUDA's words where it waited for the
+        device or took memory that was not there before.
+        """
+        graph = cudart.Graph(self.runtime)
+
+        def capture() -> Any:
+            with graph.capture(self._stream):
+                return function()
+
+        result = self.done(capture)
+        return result, lambda: graph.launch(int(tvm_ffi.get_raw_stream(self._device)) or None)
+
+    def copy(self, to: Any, source: Any) -> None:
+        """Gives the current stream a copy from one of the device's tensors to another."""
+        size = cudart.bytes_of(source.shape, str(source.dtype))
+        stream = int(tvm_ffi.get_raw_stream(self._device)) or None
+        if size:
+            pointers = (to.data_ptr(), source.data_ptr())
+            self.runtime.call("cudaMemcpyAsync", *pointers, size, cudart.ON_DEVICE, stream)
 
 
 class Captured:
     """A call of a function of a virtual machine, captured once and then repeated.
 
-    The function must keep its memory (`cuda_pipeline(keep_memory=True)`) and call no other function
-    of Relax, whose results would be given back.  Sizes that only the run knows are those of the
-    captured call.
+    The function must keep its memory (`cuda_pipeline(keep_memory=True)`) and be one that `refusal`
+    has nothing against.  Sizes that only the run knows are those of the captured call.  It is
+    called twice before, in which libraries choose their algorithms and memory is taken.
 
     results : of the last `replay`, always the same tensors; what they held before is gone.
     """
@@ -29,19 +76,29 @@ class Captured:
         self, runtime: cudart.Runtime, machine: relax.VirtualMachine, name: str,
         args: Sequence[Any], device: Any,
     ) -> None:  # fmt: skip
-        self._device = device
         self._kept = (machine, tuple(args))  # the graph has their addresses
-        runtime.call("cudaSetDevice", int(device.index))
-        self._graph, stream = cudart.Graph(runtime), cudart.Stream(runtime)
-        device.sync()  # the arguments are there
-        with tvm_ffi.use_raw_stream(device, stream.handle):
-            machine[name](*args)  # libraries choose their algorithms, memory is taken
-            runtime.call("cudaStreamSynchronize", stream.handle)
-            with self._graph.capture(stream):
-                self.results = machine[name](*args)
-        runtime.call("cudaStreamSynchronize", stream.handle)
+        lane = Lane(runtime, device)
+        for _ in range(2):
+            self.results = lane.done(lambda: machine[name](*args))
+        self.results, self._launch = lane.captured(lambda: machine[name](*args))
 
     def replay(self) -> Any:
         """Gives TVM's current stream the work; the results are there when it is done."""
-        self._graph.launch(int(tvm_ffi.get_raw_stream(self._device)) or None)
+        self._launch()
         return self.results
+
+
+def refusal(module: tvm.IRModule, names: Sequence[str]) -> str:
+    """Why some functions of a module cannot be captured, if it shows; else empty."""
+    for name in names:
+        for part in expressions(module[name]):
+            if isinstance(part, relax.If):
+                return f"{name} goes one of two ways by a value that the host reads"
+            if isinstance(part, relax.Call) and isinstance(part.op, tvm.ir.GlobalVar):
+                called = module[part.op]
+                if isinstance(called, relax.Function) and not is_taken(called):
+                    return f"{name} calls {part.op.name_hint}, whose results go back"
+            tensor = isinstance(part, relax.Var) and isinstance(part.ty, relax.TensorType)
+            if tensor and part.ty.shape is None:
+                return f"{name}: {part.name!r} has a size that only the run knows"
+    return ""

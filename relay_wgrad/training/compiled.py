@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class Compiled:
     scatter: float = 1.0  # of the times of `Trainer.profile`: `relay_wgrad.timing.scatter`
     machine: Callable[[], relax.VirtualMachine] | None = None  # another one of the same program
     plans: Callable[[], list[str]] = list  # what a library chose so far for each problem
+    direct: Sequence[Any] = ()  # `byoc_cudnn.build`'s entries: what goes to kernels of our own
 
     def kernel(self, name: str) -> Any:
         """A kernel of the compiled module: a function of its operands and its result."""

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
-_RELAXED = 2  # cudaStreamCaptureMode: what is allocated meanwhile is no part of the graph
+from ..dtypes import numpy_dtype
+
+TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
+_THREAD_LOCAL = 1  # cudaStreamCaptureMode: what a graph cannot hold is an error in this thread
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NON_BLOCKING = 1
 _P = ctypes.c_void_p
@@ -125,7 +128,7 @@ class Graph:
         Raises RuntimeError with CUDA's words where it was given what no graph can hold.
         """
         graph = _P()
-        self._runtime.call("cudaStreamBeginCapture", stream.handle, _RELAXED)
+        self._runtime.call("cudaStreamBeginCapture", stream.handle, _THREAD_LOCAL)
         try:
             yield
         except BaseException:
@@ -142,12 +145,16 @@ class Graph:
         self._runtime.call("cudaGraphLaunch", self._exec, stream)
 
 
+def bytes_of(shape: Sequence[Any], dtype: str) -> int:
+    """Of a tensor."""
+    return math.prod(int(n) for n in shape) * numpy_dtype(dtype).itemsize
+
+
 class Pinned:
     """An array in page-locked memory, from which and to which copies need no host."""
 
     def __init__(self, runtime: Runtime, shape: tuple[int, ...], dtype: str) -> None:
-        kind = np.dtype(dtype)
-        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        kind, size = np.dtype(dtype), bytes_of(shape, dtype)
         handle = _P()
         runtime.call("cudaHostAlloc", ctypes.byref(handle), max(size, 1), 0)
         weakref.finalize(self, runtime.quietly, "cudaFreeHost", handle)

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,11 +24,14 @@ from tvm.target import Target
 from .. import keys
 from ..facts import Lowered, lowered_convolutions
 from ..frontend import TrainingGraph
+from ..pipeline.cuda import cuda_pipeline
 from ..pipeline.fused_kernels import legalize_ops
 from ..problem import ConvProblem
 from . import cudart
+from .capture import Lane
 from .compiled import Compiled, Progress, compile_module, planned_memory
 from .lines import CudaLine, HostLine
+from .repeated import Work
 from .step import ADJOINT
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|MEMORY_ALLOCATION|ALLOC_FAILED", re.IGNORECASE)
@@ -46,6 +50,8 @@ class Options:
         else its heuristic decides, which is the same every time.
     norms : whether batch normalization, with what follows it, goes to kernels of our own where
         there is an nvcc for them; with a half dtype residual sums are half then, as PyTorch's.
+    graph : whether steps become one CUDA graph, after some that are not; intermediate results then
+        keep their memory between steps.
     """
 
     backends: Sequence[str] | None = None
@@ -53,6 +59,7 @@ class Options:
     tf32: bool = True
     benchmark: bool = False
     norms: bool = True
+    graph: bool = True
 
 
 @dataclass
@@ -66,6 +73,7 @@ class Place:
     line : how the batches of a graph get there.
     memory : (free, all) bytes of the device, None where the process's own is what counts.
     norms : whether there are kernels for batch normalization as one operator.
+    work : makes where steps are captured (`relay_wgrad.training.repeated`); None: nowhere.
     notes : what a user should know of it, one line each.
     """
 
@@ -76,6 +84,7 @@ class Place:
     line: Callable[[TrainingGraph], Any]
     memory: Callable[[], tuple[int, int]] | None = None
     norms: bool = False
+    work: Callable[[], Work] | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -210,7 +219,8 @@ def _cuda(index: int, options: Options) -> Place:
         return runtime.memory()
 
     norms = options.norms and not direct.missing(toolchain.find())
-    return Place(f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, notes)
+    work = partial(Lane, runtime, device) if options.graph else None
+    return Place(f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, work, notes)
 
 
 def _backends(options: Options, notes: list[str]) -> list[str]:
@@ -258,13 +268,14 @@ def _compiled(
     split = time.perf_counter()
     progress("compiling")
     with cuda_compiler(), planned_memory() as plan:
-        library = byoc_cudnn.build(mod, target)
+        pipeline = cuda_pipeline(keep_memory=options.graph)
+        library = byoc_cudnn.build(mod, target, pipeline=pipeline)
         vm = library.virtual_machine(device)
     seconds = {"partition": split - start, "build": time.perf_counter() - split}
     return Compiled(
         vm, library.executable, convolutions, seconds,
         plan.bytes.get(ADJOINT, 0), machine=lambda: library.virtual_machine(device),
-        plans=library.plans,
+        plans=library.plans, direct=library.direct,
     )  # fmt: skip
 
 

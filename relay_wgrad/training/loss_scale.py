@@ -55,12 +55,12 @@ def control(scale: float | None, good_steps: int, skipped: int, steps: int) -> A
     return np.array(values, "float64")
 
 
-def moved(before: Any, loss: Any, infinite: Any | None) -> Any:
+def moved(before: Any, loss: Any, infinite: Any | None = None) -> Any:
     """A tensor expression of the control after a step.
 
     before : the control.
     loss : the step's, a scalar.
-    infinite : of a dynamic scale: how many values of the gradients are not finite.
+    infinite : of a dynamic scale: how many values of the gradients are not finite, float64.
     """
     most = float(np.finfo(str(loss.dtype)).max)
     one = tirx.const(1.0, "float64")
@@ -74,7 +74,9 @@ def moved(before: Any, loss: Any, infinite: Any | None) -> Any:
     value = loss()
     # Not `isfinite`: a comparison with NaN is false.
     good_loss = tirx.abs(value) <= tirx.const(most, loss.dtype)
-    good = tirx.const(True, "bool") if infinite is None else infinite() == tirx.const(0, "int32")
+    good = (
+        tirx.const(True, "bool") if infinite is None else infinite() <= tirx.const(0.0, "float64")
+    )
     at_one = field("scale") <= one
     fails = choose(good_loss, choose(tirx.Or(good, tirx.Not(at_one)), RUNNING, GRADIENT), LOSS)
     stopped = choose(field("stopped") > 0.0, field("stopped"), fails)

@@ -17,12 +17,14 @@ from .. import threads
 from ..frontend import TrainingGraph
 from ..timing import scatter
 from . import loss_scale as scales
+from .capture import refusal
 from .compiled import Compiled, Progress, compile_module, silent
 from .devices import Options, machine_of, place
 from .lines import Row
 from .optim import OPTIMIZERS, UNNORMALIZED, default_lr, initial_state, optimizer_for
+from .repeated import Repeated
 from .step import ADJOINT, changes, converted, step_module
-from .whole_step import NOT_FINITE, STEP, with_update, with_watch
+from .whole_step import NOT_FINITE, Run, WholeStep, with_update, with_watch
 
 __all__ = [
     "CHECK_EVERY", "DEFAULT_LR", "OPTIMIZERS", "UNNORMALIZED", "Compiled", "Trainer",
@@ -139,14 +141,15 @@ class Trainer:
             progress(f"converting to {layout}")
         mod = converted(mod, layout)
         self.layout_changes = (changes(before), changes(mod[ADJOINT]))  # before, after conversion
-        mod = with_update(
-            mod, graph, rule, scaled=self._scale is not None, dynamic=self._dynamic
-        )  # fmt: skip
+        how = {"scaled": self._scale is not None, "dynamic": self._dynamic}
+        mod = with_update(mod, graph, rule, **how)
         if self.place.is_gpu:  # the CPU's memory is looked at as it is
             mod = with_watch(mod, graph)
         self.module = mod
         with self.place.memory_errors():
             self.compiled = self.place.compile(mod, progress)
+            step = WholeStep(self.compiled.vm.__getitem__, graph, **how)
+            self._step = self._repeated(step)
             self._line = self.place.line(graph)
             values = [self._tensor(value) for value in graph.params.values()]
             self._params = Tensors(graph.params, values, self.place.device)
@@ -282,15 +285,23 @@ class Trainer:
             self._control = self._tensor(now)
         with self.place.memory_errors():
             inputs = self._line.inputs(values)
-            made = threads.run(
-                self.compiled.vm[STEP], *inputs, self._params.all, self._state, self._control
-            )
+            made = threads.run(self._step, inputs, self._params.all, self._state, self._control)
             wrong = None
             if self.place.is_gpu and (self.steps + 1) % CHECK_EVERY == 0:
                 wrong = self.compiled.vm[NOT_FINITE](made[0])
             report = self._line.done(made[2], wrong)
         self._made(*made)
         return report
+
+    def _repeated(self, step: WholeStep) -> Run:
+        """The step as a CUDA graph, where it can be one."""
+        work = self.place.work
+        if work is None:
+            return step
+        if reason := refusal(self.module, step.functions):
+            self.place.notes.append(f"steps are not one CUDA graph: {reason}")
+            return step
+        return Repeated(step, work(), self.place.notes.append)
 
     def _made(self, params: Any, state: Any, control: Any) -> None:
         """A step's results, which the next takes.  It moved nothing if it failed."""

@@ -1,20 +1,31 @@
-"""A whole step as one function: gradient, loss scale, update, statistics.
+"""A whole step: loss and gradients, loss scale, update, statistics.
 
-    train_step(inputs…, (parameters…), (state…), control)
-        -> ((parameters…), (state…), control)
+Some functions of Relax, which `WholeStep` calls one after another:
 
-It never asks the host: where a gradient overflowed, or the loss is not finite, the update is
-computed and not taken.  The control (`loss_scale`) says what happened.
+    step_scale(control) -> the loss scale                                   where there is one
+    main_adjoint(inputs…, parameters…, [scale]) -> (outputs, gradients)
+    gradients_not_finite((gradients…)) -> how many of their values          of a dynamic scale
+    step_control(control, loss, [count]) -> (control, whether to update, whether anything moves)
+    optimizer((trained…), (gradients…), (state…), (statistics…), (new ones…), updates, runs)
+        -> ((trained…), (state…), (statistics…))
+
+They never ask the host: where a gradient overflowed, or the loss is not finite, the update is
+computed and not taken.  The control (`loss_scale`) says what happened.  None calls another function
+of Relax, and who calls them holds what they give: so all of it can be one CUDA graph (`repeated`),
+and `main_adjoint` is compiled once, for itself and for the step.  `optimizer` may write its results
+over what it takes: on a GPU it does, in a few kernels (`byoc_cudnn.updates`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax, te, tirx
+from tvm.relax.training.optimizer import SGD, Adam, MomentumSGD
 
 from .. import keys
 from ..frontend import TrainingGraph
@@ -22,7 +33,8 @@ from ..transform.substitute import substitute
 from . import loss_scale
 from .step import ADJOINT
 
-STEP, UPDATE, NOT_FINITE = "train_step", "optimizer", "not_finite"
+SCALE_OF, CONTROL, UPDATE = "step_scale", "step_control", "optimizer"
+FOUND, NOT_FINITE = "gradients_not_finite", "not_finite"
 _CONTROL = relax.TensorType((len(loss_scale.FIELDS),), "float64")
 _FLAG = relax.TensorType((), "bool")
 _TOGETHER = 32  # tensors that one kernel puts together: a CUDA kernel's arguments are few
@@ -31,74 +43,114 @@ _TOGETHER = 32  # tensors that one kernel puts together: a CUDA kernel's argumen
 def with_update(
     module: tvm.IRModule, graph: TrainingGraph, optimizer: Any, *, scaled: bool, dynamic: bool
 ) -> tvm.IRModule:
-    """The module with `train_step`, and the functions that it calls, added to `main_adjoint`.
+    """The module with what `WholeStep` calls besides `main_adjoint`.
 
     Parameters
     ----------
     module : of `step_module`; its `main_adjoint` takes a loss scale if `scaled`.
-    graph : whose parameters it updates; they come and go in the order of `graph.params`.
+    graph : whose parameters are updated.
     optimizer : TVM's, after `init` with the variables of `graph.trainable`.
     dynamic : gradients that are not finite are looked for, and the scale follows.
     """
-    out = module.clone()
-    # The stock optimizers put every parameter's update into one function.
-    out[UPDATE] = _chosen(optimizer.get_function()).with_attr(keys.SYMBOL, UPDATE)
-    bb = relax.BlockBuilder(out)
-    adjoint = out[ADJOINT]
-    places = {name: index for index, name in enumerate(graph.params)}
-    count = len(graph.inputs)
-    inputs = [relax.Var(var.name, var.ty) for var in adjoint.params[:count]]
-    stored = adjoint.params[count : count + len(places)]
-    params = relax.Var("params", relax.TupleType([var.ty for var in stored]))
-    state = relax.Var("state", out[UPDATE].params[2].ty)
-    control = relax.Var("control", _CONTROL)
-    with bb.function(STEP, [*inputs, params, state, control]):
+    bb = relax.BlockBuilder(module.clone())
+    given = relax.Var("control", _CONTROL)
+    if scaled:
+        with bb.function(SCALE_OF, [given]):
+            with bb.dataflow():
+                scale = bb.emit_output(bb.call_te(_scale, given))
+            bb.emit_func_output(scale)
+    outputs, gradients = module[ADJOINT].ret_ty.fields
+    count = relax.Var("count", relax.TensorType((), "float64"))
+    given, loss = relax.Var("control", _CONTROL), relax.Var("loss", outputs.fields[0])
+    found = [count] if dynamic else []
+    with bb.function(CONTROL, [given, loss, *found]):
         with bb.dataflow():
-            given = [bb.emit(relax.TupleGetItem(params, i)) for i in range(len(places))]
-            scale = [bb.emit_te(_scale, control)] if scaled else []
-            both = bb.emit(_call(bb, ADJOINT, *inputs, *given, *scale))
-            outputs = bb.emit(relax.TupleGetItem(both, 0))
-            gradients = bb.emit(relax.TupleGetItem(both, 1))
-            loss = bb.emit(relax.TupleGetItem(outputs, 0))
-            found = [_count_of(bb, gradients)] if dynamic else []
-            new_control = bb.emit_te(_moved, control, loss, *found, primfunc_name_hint="control")
-            updates, runs = (
-                bb.emit_te(rule, new_control, primfunc_name_hint=rule.__name__.strip("_"))
+            new = bb.emit_te(loss_scale.moved, given, loss, *found, primfunc_name_hint="control")
+            flags = [
+                bb.emit_te(rule, new, primfunc_name_hint=rule.__name__.strip("_"))
                 for rule in (_updates, _runs)
-            )
-            trainable = relax.Tuple([given[places[name]] for name in graph.trainable])
-            done = bb.emit(_call(bb, UPDATE, bb.emit(trainable), gradients, state, updates))
-            trained = bb.emit(relax.TupleGetItem(done, 0))
-            for i, name in enumerate(graph.trainable):
-                given[places[name]] = bb.emit(relax.TupleGetItem(trained, i))
-            for name, parameter in graph.updates.items():
-                new = bb.emit(relax.TupleGetItem(outputs, graph.outputs.index(name)))
-                old = given[places[parameter]]
-                given[places[parameter]] = bb.emit(relax.op.where(runs, new, old))
-            new_params = bb.emit_output(relax.Tuple(given))
-            new_state = bb.emit_output(relax.TupleGetItem(done, 1))
-            last = bb.emit_output(new_control)
-        bb.emit_func_output(relax.Tuple([new_params, new_state, last]))
+            ]
+            made = [bb.emit_output(value) for value in (new, *flags)]
+        bb.emit_func_output(relax.Tuple(made))
+    if dynamic:
+        _count(bb, FOUND, gradients)
+    statistics = [graph.outputs.index(name) for name in graph.updates]
+    kept = relax.TupleType([outputs.fields[i] for i in statistics])
+    _update(bb, optimizer, kept)
     return bb.get()
 
 
 def with_watch(module: tvm.IRModule, graph: TrainingGraph) -> tvm.IRModule:
-    """The module with `not_finite`: (parameters…) to how many of their values are not finite."""
+    """The module with `not_finite`: ((parameters…)) to how many of their values are not finite."""
     given = [relax.TensorType(v.shape, str(v.dtype)) for v in graph.params.values()]
-    params = relax.Var("params", relax.TupleType(given))
     bb = relax.BlockBuilder(module)
-    with bb.function(NOT_FINITE, [params]):
-        with bb.dataflow():
-            found = bb.emit_output(relax.op.astype(_count_of(bb, params), "float64"))
-        bb.emit_func_output(found)
+    _count(bb, NOT_FINITE, relax.TupleType(given))
     return bb.get()
 
 
-def _call(bb: relax.BlockBuilder, name: str, *args: Any) -> relax.Call:
-    module = bb.get()
-    function = module.get_global_var(name)
-    relax.expr._update_type(function, module[name].ty)  # a call's type comes from it
-    return relax.Call(function, list(args))
+Tensors = Sequence[Any]
+Run = Callable[[Tensors, Tensors, Tensors, Any], tuple[list[Any], list[Any], Any]]
+
+
+class WholeStep:
+    """A step, of a virtual machine of `with_update`'s module.
+
+    function : a function of the machine by its name.
+
+    Called with (inputs, parameters in the graph's order, optimizer state, control) it gives new
+    (parameters, state, control), some of which may be the tensors that it was given, written over.
+    """
+
+    def __init__(
+        self, function: Callable[[str], Any], graph: TrainingGraph, *, scaled: bool, dynamic: bool
+    ) -> None:
+        self._function, self._scaled, self._dynamic = function, scaled, dynamic
+        places = {name: index for index, name in enumerate(graph.params)}
+        self._trained = [places[name] for name in graph.trainable]
+        self._kept = [places[name] for name in graph.updates.values()]
+        self._new = [graph.outputs.index(name) for name in graph.updates]
+
+    @property
+    def functions(self) -> list[str]:
+        """The names of what it calls."""
+        parts = {SCALE_OF: self._scaled, ADJOINT: True, FOUND: self._dynamic, CONTROL: True}
+        return [name for name, there in parts.items() if there] + [UPDATE]
+
+    def __call__(
+        self, inputs: Tensors, params: Tensors, state: Tensors, control: Any
+    ) -> tuple[list[Any], list[Any], Any]:
+        f = self._function
+        scale = [f(SCALE_OF)(control)] if self._scaled else []
+        outputs, gradients = f(ADJOINT)(*inputs, *params, *scale)
+        found = [f(FOUND)(gradients)] if self._dynamic else []
+        control, updates, runs = f(CONTROL)(control, outputs[0], *found)
+        trained, state, statistics = f(UPDATE)(
+            [params[i] for i in self._trained], gradients, state,
+            [params[i] for i in self._kept], [outputs[i] for i in self._new], updates, runs,
+        )  # fmt: skip
+        made = list(params)
+        for place, value in zip(self._trained, trained, strict=True):
+            made[place] = value
+        for place, value in zip(self._kept, statistics, strict=True):
+            made[place] = value
+        return made, list(state), control
+
+
+def described(optimizer: Any) -> dict[str, Any] | None:
+    """An optimizer's rule and its numbers, for who computes it otherwise; None for another's.
+
+    `rule` is "sgd", "momentum" or "adam".  Numbers are those that TVM rounds to the parameters'
+    dtype.
+    """
+    numbers = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
+    if type(optimizer) is SGD:
+        return {"rule": "sgd", **numbers}
+    if type(optimizer) is MomentumSGD and not (optimizer.dampening or optimizer.nesterov):
+        return {"rule": "momentum", **numbers, "momentum": optimizer.momentum}
+    if isinstance(optimizer, Adam):
+        betas = {"beta1": optimizer.beta1, "beta2": optimizer.beta2}
+        return {"rule": "adam", **numbers, **betas, "eps": optimizer.eps}
+    return None
 
 
 def _scale(control: Any) -> Any:
@@ -116,8 +168,14 @@ def _runs(control: Any) -> Any:
     return te.compute((), lambda: control[at] <= tirx.const(0.0, "float64"), name="runs")
 
 
-def _moved(control: Any, loss: Any, found: Any = None) -> Any:
-    return loss_scale.moved(control, loss, found)
+def _count(bb: relax.BlockBuilder, name: str, types: relax.TupleType) -> None:
+    """A function of a tuple of tensors: how many values are not finite, a float64 scalar."""
+    tensors = relax.Var("tensors", types)
+    attrs = {keys.UPDATE: json.dumps({"rule": "count"})}
+    with bb.function(name, [tensors], attrs=attrs):
+        with bb.dataflow():
+            found = bb.emit_output(relax.op.astype(_count_of(bb, tensors), "float64"))
+        bb.emit_func_output(found)
 
 
 def _count_of(bb: relax.BlockBuilder, tensors: relax.Var) -> relax.Var:
@@ -143,36 +201,42 @@ def _count_of(bb: relax.BlockBuilder, tensors: relax.Var) -> relax.Var:
     return bb.emit(relax.op.sum(counts[0]))
 
 
-def _chosen(func: relax.Function) -> relax.Function:
-    """An optimizer's function that takes a flag last: without it, all stays as it was.
+def _update(bb: relax.BlockBuilder, optimizer: Any, statistics: relax.TupleType) -> None:
+    """The function of the update; without its flags all stays as it was.
 
     What is computed of a new value is computed of the chosen one, which is the same where it
     counts: so the choice is part of the kernel that computes the value.
     """
-    params, _, state = func.params
-    flag = relax.Var("updates", _FLAG)
+    func = optimizer.get_function()  # every parameter's update
+    params, gradients, state = func.params
+    old, new = (relax.Var(name, statistics) for name in ("statistics", "new_statistics"))
+    updates, runs = (relax.Var(name, _FLAG) for name in ("updates", "runs"))
     bindings = list(func.body.blocks[0].bindings)
     values: Mapping[Any, Any] = {b.var: b.value for b in bindings}
     before: dict[Any, tuple[Any, int]] = {}
     results: Sequence[Any] = func.body.body.fields
-    for var, old in zip(results, (params, state), strict=True):
-        for i, new in enumerate(values[var].fields):
-            before[new] = (old, i)
-    bb = relax.BlockBuilder()
+    for var, source in zip(results, (params, state), strict=True):
+        for i, made in enumerate(values[var].fields):
+            before[made] = (source, i)
+    told = described(optimizer)
+    attrs = {} if told is None else {keys.UPDATE: json.dumps(told)}
     changed: dict[relax.Var, Any] = {}
-    with bb.function(UPDATE, [*func.params, flag]):
+    with bb.function(UPDATE, [params, gradients, state, old, new, updates, runs], attrs=attrs):
         with bb.dataflow():
             for binding in bindings:
                 if binding.var in results:
                     continue
                 value = bb.emit(substitute(binding.value, changed), binding.var.name)
                 if binding.var in before:
-                    old = bb.emit(relax.TupleGetItem(*before[binding.var]))
-                    value = bb.emit(relax.op.where(flag, value, old))
+                    earlier = bb.emit(relax.TupleGetItem(*before[binding.var]))
+                    value = bb.emit(relax.op.where(updates, value, earlier))
                 changed[binding.var] = value
-            outputs = [
-                bb.emit_output(relax.Tuple([changed[new] for new in values[var].fields]))
-                for var in results
+            kept = [
+                bb.emit(
+                    relax.op.where(runs, *(bb.emit(relax.TupleGetItem(t, i)) for t in (new, old)))
+                )
+                for i in range(len(statistics.fields))
             ]
+            fields = [[changed[v] for v in values[var].fields] for var in results]
+            outputs = [bb.emit_output(relax.Tuple(field)) for field in (*fields, kept)]
         bb.emit_func_output(relax.Tuple(outputs))
-    return bb.get()[UPDATE]

@@ -18,6 +18,7 @@ from torch.nn import functional as fn
 from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.training import state
 from relay_wgrad.training.devices import Options, lacking
+from relay_wgrad.training.repeated import Repeated
 from relay_wgrad.training.trainer import OPTIMIZERS, Trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
@@ -204,6 +205,45 @@ def test_resumed_is_uninterrupted(options: dict[str, Any]) -> None:
         one.set_state(**copy.deepcopy(kept))
         assert list(one.train(given[9:])) == want
         assert same(snapshot(one), end)
+
+
+@pytest.mark.parametrize("options", [PLAIN["adam"], DYNAMIC, BFLOAT], ids=["adam", "f16", "bf16"])
+def test_a_graph_is_the_calls(options: dict[str, Any]) -> None:
+    """Bit for bit, in place, also where updates are left out and where a state is set between."""
+    given = batches(20)
+    one = trainer("cuda", **options)
+    repeated = one._step
+    assert isinstance(repeated, Repeated)
+    runs = {}
+    for step in (repeated.plain, repeated):
+        one = trainer("cuda", **options)  # the same one, as it was
+        one._step = step
+        if options is DYNAMIC:
+            one.loss_scale = 2.0**28
+        first = list(one.train(given[:12], check_every=3))
+        kept = snapshot(one)
+        list(one.train(given[12:14]))
+        one.set_state(**copy.deepcopy(kept))
+        rest = list(one.train(given[12:]))
+        runs[step] = first + rest, snapshot(one)
+    (called, after_calls), (graphed, after_graph) = runs.values()
+    assert repeated.is_graph, one.place.notes
+    assert graphed == called
+    assert same(after_graph, after_calls)
+    places = [t.data_ptr() for t in (*one.params.values(), *one.state)]
+    list(one.train(given[:3]))
+    assert places == [t.data_ptr() for t in (*one.params.values(), *one.state)]
+
+
+def test_without_graphs() -> None:
+    options = PLAIN["momentum"]
+    one = trainer("cuda", **options, on_gpu=Options(tf32=False, graph=False))
+    assert not isinstance(one._step, Repeated)
+    want = list(one.train(batches(6)))
+    assert list(trainer("cuda", **options).train(batches(6))) == want
+    # All parameters in a few kernels, in place.
+    direct = {entry.function for entry in one.compiled.direct if entry.op == "updates"}
+    assert direct >= {"optimizer", "not_finite"}
 
 
 def test_states_go_from_device_to_device(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,41 @@ def runtime(folder: Path) -> Counting:
     return Counting(str(library))
 
 
-def stand_in(made: Counting) -> Place:
+class Repeating:
+    """Stands in for `relay_wgrad.training.capture.Lane`: what is captured is called again.
+
+    As a graph does, it gives the results of the capture no new place; `done`, `captured` and
+    `launches` are counted, and `refuses` is what a capture raises.
+    """
+
+    def __init__(self, refuses: Exception | None = None) -> None:
+        self.refuses = refuses
+        self.calls: Counter[str] = Counter()
+
+    def done(self, function: Callable[[], Any]) -> Any:
+        self.calls["done"] += 1
+        return function()
+
+    def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        self.calls["captured"] += 1
+        if self.refuses is not None:
+            raise self.refuses
+
+        def launch() -> None:
+            self.calls["launches"] += 1
+            function()
+
+        return None, launch
+
+    def copy(self, to: Any, source: Any) -> None:
+        source.copyto(to)
+
+
+def stand_in(made: Counting, work: Repeating | None = None) -> Place:
     """A place that a trainer takes for a GPU."""
     cpu = place("cpu")
     return Place(
         "cuda:0", tvm.cpu(), None, cpu.compile,
         lambda graph: CudaLine(made, graph.inputs, tvm.cpu(), 0), made.memory,
+        work=None if work is None else lambda: work,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from relay_wgrad.problem import ConvProblem
 from relay_wgrad.training.devices import Options, backend_options, partitioned
 from relay_wgrad.training.optim import OPTIMIZERS, optimizer_for
 from relay_wgrad.training.step import converted, step_module
-from relay_wgrad.training.whole_step import STEP, with_update, with_watch
+from relay_wgrad.training.whole_step import UPDATE, with_update, with_watch
 from tests.support.cuda_source import read_back
 from tests.support.training_models import residual_net
 
@@ -52,7 +52,7 @@ def test_a_whole_step_becomes_device_code(optimizer: str, dtype: str | None) -> 
     )
     assert code.count("__global__") > 40
     assert read_back(code) == []
-    assert f"{STEP}" in library.executable.stats()
+    assert UPDATE in library.executable.stats()
 
 
 def _all(module: Any) -> list[Any]:

@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
 
 from legalize.cpu import configure_threads
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training import trainer as module
+from relay_wgrad.training.capture import refusal
 from relay_wgrad.training.devices import Options, Place, place
+from relay_wgrad.training.repeated import WARM, Repeated
 from relay_wgrad.training.trainer import CHECK_EVERY, Trainer
-from tests.support.cuda_stand_in import Counting, runtime, stand_in
+from relay_wgrad.training.whole_step import WholeStep
+from tests.support.cuda_stand_in import Counting, Repeating, runtime, stand_in
 from tests.support.training_models import residual_net
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -33,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, Trainer, Co
     counted = runtime(tmp_path_factory.mktemp("cudart"))
     on_cpu = Trainer(graph, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "place", lambda device, options: stand_in(counted))
+        patch.setattr(module, "place", lambda device, options: stand_in(counted, Repeating()))
         return on_cpu, Trainer(graph, "cuda", **options), counted
 
 
@@ -149,6 +153,94 @@ def test_who_stops_asking_leaves_a_whole_state(both: Any) -> None:
     assert ahead.steps == 6
     list(on_cpu.train(given[:6]))
     check_same(ahead, on_cpu)
+
+
+# ---- steps as a graph ----------------------------------------------------------------------------
+
+
+def again(one: Trainer, work: Repeating) -> Repeating:
+    """As if the trainer were new: its next steps are called, and then captured."""
+    one._step = Repeated(
+        WholeStep(one.compiled.vm.__getitem__, one.graph, scaled=True, dynamic=True),
+        work, one.place.notes.append,
+    )  # fmt: skip
+    return work
+
+
+def test_a_graph_has_the_same_tensors_from_step_to_step(both: Any) -> None:
+    on_cpu, ahead, _ = both
+    work = again(ahead, Repeating())
+    given = batches(on_cpu, 12)
+    want = [on_cpu.step(one) for one in given]
+    got = [ahead.step(one) for one in given[:WARM]]
+    assert work.calls == {"done": WARM}
+    got.append(ahead.step(given[WARM]))
+    places = [t.data_ptr() for t in (*ahead.params.values(), *ahead.state, ahead._control)]
+    kept = snapshot(ahead)
+    got += list(ahead.train(given[WARM + 1 : 8], check_every=2))
+    assert work.calls == {"done": WARM, "captured": 1, "launches": 8 - WARM}
+    # What is set goes to those places: the loss scale, a parameter, the whole state.
+    ahead.set_state(**kept)
+    ahead.loss_scale = kept["loss_scale"]
+    ahead.params["fc_w"] = tvm.runtime.tensor(kept["params"]["fc_w"])
+    assert list(ahead.train(given[WARM + 1 :])) == want[WARM + 1 :]
+    assert got == want[:8]
+    check_same(ahead, on_cpu)
+    assert places == [t.data_ptr() for t in (*ahead.params.values(), *ahead.state, ahead._control)]
+    assert work.calls["captured"] == 1
+
+
+def test_what_cannot_be_captured_is_called_and_said(both: Any) -> None:
+    on_cpu, ahead, _ = both
+    work = again(ahead, Repeating(RuntimeError("cudaMalloc: operation\n not permitted (900)")))
+    before = list(ahead.place.notes)
+    given = batches(on_cpu, 6)
+    assert [ahead.step(one) for one in given] == [on_cpu.step(one) for one in given]
+    check_same(ahead, on_cpu)
+    assert work.calls == {"done": WARM + 1, "captured": 2}
+    (note,) = ahead.place.notes[len(before) :]
+    assert note == (
+        "steps are not one CUDA graph but called kernel by kernel: cudaMalloc: operation not"
+        " permitted (900)"
+    )
+
+
+def test_a_capture_is_tried_again(both: Any) -> None:
+    """As when someone has the results of an earlier step, and the first one wanted memory."""
+    on_cpu, ahead, _ = both
+    work = again(ahead, Repeating(RuntimeError("not permitted")))
+    before = list(ahead.place.notes)
+    given = batches(on_cpu, 6)
+    got = [ahead.step(one) for one in given[: WARM + 1]]
+    work.refuses = None
+    got += [ahead.step(one) for one in given[WARM + 1 :]]
+    assert got == [on_cpu.step(one) for one in given]
+    check_same(ahead, on_cpu)
+    assert work.calls == {"done": WARM + 1, "captured": 2, "launches": 6 - WARM - 1}
+    assert ahead.place.notes == before
+
+
+def test_what_shows_that_it_cannot_be_captured(both: Any) -> None:
+    one = both[1]
+    assert refusal(one.module, one._step.plain.functions) == ""  # type: ignore[attr-defined]
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3,), "float32"))
+    flag = relax.Var("flag", relax.TensorType((), "bool"))
+    with bb.function("inner", [x]):
+        bb.emit_func_output(bb.emit(relax.op.negative(x)))
+    with bb.function("calls", [x]):
+        bb.emit_func_output(bb.emit(relax.Call(bb.get().get_global_var("inner"), [x])))
+    with bb.function("sized", [x]):
+        bb.emit_func_output(bb.emit(relax.op.unique(x)))
+    branch = relax.If(flag, relax.SeqExpr([], x), relax.SeqExpr([], x))
+    with bb.function("chooses", [x, flag]):
+        bb.emit_func_output(bb.emit(branch))
+    mod = bb.get()
+    for name, words in (("inner", ""), ("calls", "calls inner"), ("sized", "a size that only"),
+                        ("chooses", "one of two ways")):  # fmt: skip
+        found = refusal(mod, ["inner", name])
+        assert words in found, found
+        assert bool(found) == bool(words)
 
 
 def test_memory_errors_say_how_much_there_is(both: Any) -> None:

@@ -1,0 +1,74 @@
+"""`UpdatesCall`: what becomes of many tensors, and by which numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..decision import YES, Decision, no
+
+COUNT = "count"
+SLOTS = {COUNT: 0, "sgd": 0, "momentum": 1, "adam": 2}
+"""Rules, and how many tensors of state they keep for each parameter."""
+NUMBERS = ("lr", "weight_decay", "momentum", "beta1", "beta2", "eps")
+DTYPES = ("float32", "float64")
+LIMIT = 1 << 30  # elements of a tensor
+TILE = 4096
+"""Elements of one tensor that a block of threads takes: `kRelayWgradTile` of updates_call.h."""
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
+
+
+@dataclass(frozen=True)
+class UpdatesCall:
+    """All tensors of an update, or of a count, of one dtype.
+
+    rule : of `SLOTS`.
+    numbers : the rule's, in `NUMBERS`' order; a number that it has not is 0.
+    counts : elements of each parameter.
+    statistics : elements of each running statistic, which becomes its new value.
+
+    operands of an update: parameters, gradients, state by slots, count of updates (int64)[, Adam's
+    two products], statistics, new statistics, whether to update, whether anything moves (bool)
+        -> count of updates[, products]; the others are written over
+    operands of a count: tensors -> a count for each block (int32), how many in all (float64)
+    """
+
+    symbol: str
+    rule: str
+    dtype: str
+    counts: tuple[int, ...]
+    statistics: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+    @property
+    def scalars(self) -> int:
+        """Of the state: the count of updates, Adam's two products of betas."""
+        return 3 if self.rule == "adam" else 1
+
+    @property
+    def blocks(self) -> int:
+        """Of threads, of all launches."""
+        return sum(-(-count // TILE) for count in self.counts)
+
+
+def numbers_of(given: Mapping[str, float]) -> tuple[float, ...]:
+    """A rule's numbers by name as `UpdatesCall` has them."""
+    return tuple(float(given.get(name, 0.0)) for name in NUMBERS)
+
+
+def check(call: UpdatesCall) -> Decision:
+    """Whether there is a kernel for a call, or why there is none."""
+    if call.rule not in SLOTS:
+        return no(f"rule {call.rule!r}; there are {', '.join(SLOTS)}")
+    if call.dtype not in DTYPES:
+        return no(f"dtype {call.dtype!r}; there are {', '.join(DTYPES)}")
+    if not _IDENTIFIER.fullmatch(call.symbol):
+        return no(f"symbol {call.symbol!r} is no identifier")
+    for count in (*call.counts, *call.statistics):
+        if not 0 < count < LIMIT:
+            return no(f"a tensor of {count} elements: from 1 to {LIMIT - 1}")
+    if call.rule != COUNT and not all(map(math.isfinite, call.numbers)):
+        return no(f"numbers {call.numbers}: not finite")
+    return YES if call.counts else no("no tensor")
