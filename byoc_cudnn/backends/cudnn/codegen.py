@@ -49,6 +49,7 @@ _HEAD = """\
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>

@@ -2,11 +2,14 @@
 
 namespace {
 
+constexpr int kLastResort = 2;
+
 // An engine with its settings, in numbers that survive the process.
 struct Choice {
   int64_t engine = -1;
   std::vector<std::pair<int64_t, int64_t>> knobs;
-  bool last_resort = false;  // suggested for what no other engine takes; part of no key
+  // Which list suggested it: 0, 1, and kLastResort for what no other engine takes.  Part of no key.
+  int list = 0;
   bool operator==(const Choice& o) const { return engine == o.engine && knobs == o.knobs; }
 
   std::string text() const {
@@ -198,7 +201,7 @@ inline std::vector<Choice> suggestions(const Graph& graph, bool many) {
             "reading suggestions");
       for (int64_t i = 0; i < count; ++i) {
         Choice choice = read_choice(handles[i]);
-        choice.last_resort = mode == CUDNN_HEUR_MODE_FALLBACK;
+        choice.list = mode == CUDNN_HEUR_MODE_A ? 0 : mode == CUDNN_HEUR_MODE_B ? 1 : kLastResort;
         if (std::find(out.begin(), out.end(), choice) == out.end()) out.push_back(choice);
       }
     } catch (const Failure&) {

@@ -23,10 +23,11 @@ class Record {
     if (!folder_.empty()) read(&known_);
   }
 
-  bool find(const std::string& key, Choice* choice) const {
+  bool find(const std::string& key, Choice* choice, double* ms) const {
     auto it = known_.find(key);
     if (it == known_.end()) return false;
     *choice = it->second.first;
+    *ms = it->second.second;
     return true;
   }
 

@@ -22,6 +22,79 @@ struct Worker {
   }
 };
 
+// Which suggestions are worth timing.  A list begins with what cuDNN expects to be fast and ends with
+// what takes seconds where the best takes milliseconds: of each so many are tried (PyTorch tries ten
+// of the first), and no more once several in a row were far behind the fastest.  Engines of last
+// resort can take thousands of times as long: only if no other works.
+class Search {
+ public:
+  bool wants(int list) const {
+    if (list == kLastResort) return !found();
+    return tried_[list] < kMost[list] && behind_[list] < kMostBehind;
+  }
+
+  // Whether a candidate is to be timed after a first run, which has the kernel's loading in it.
+  bool promising(double first_ms) const {
+    return !found() || first_ms < kHopeless * best_ + kLoading;
+  }
+
+  // How long a candidate took, infinite if it was not timed; true if it is the fastest.
+  bool ran(int list, double ms) {
+    ++tried_[list];
+    behind_[list] = found() && ms > kFarBehind * best_ ? behind_[list] + 1 : 0;
+    if (!(ms < best_)) return false;
+    best_ = ms;
+    return true;
+  }
+
+  bool found() const { return best_ < INFINITY; }
+  double best() const { return best_; }
+
+ private:
+  static constexpr int kMost[kLastResort] = {16, 8};
+  static constexpr int kMostBehind = 4;
+  static constexpr double kFarBehind = 2.0, kHopeless = 20.0;
+  static constexpr double kLoading = 200.0;  // milliseconds
+  int tried_[kLastResort + 1] = {}, behind_[kLastResort + 1] = {};
+  double best_ = INFINITY;
+};
+
+// Milliseconds of a stream's work, by the device's clock.
+class Stopwatch {
+ public:
+  explicit Stopwatch(cudaStream_t stream) : stream_(stream) {
+    check(cudaEventCreate(&start_), "cudaEventCreate");
+    check(cudaEventCreate(&stop_), "cudaEventCreate");
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+  ~Stopwatch() {
+    cudaEventDestroy(start_);
+    cudaEventDestroy(stop_);
+  }
+
+  void start() { check(cudaEventRecord(start_, stream_), "cudaEventRecord"); }
+
+  float stop() {
+    float ms = 0;
+    check(cudaEventRecord(stop_, stream_), "cudaEventRecord");
+    check(cudaEventSynchronize(stop_), "running a candidate");
+    check(cudaEventElapsedTime(&ms, start_, stop_), "cudaEventElapsedTime");
+    return ms;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t start_ = nullptr, stop_ = nullptr;
+};
+
+inline void release(Workspace& space) {
+  Relaxed relaxed;
+  if (space.block != nullptr) cudaFree(space.block);
+  space.block = nullptr;
+  space.size = 0;
+}
+
 class Entry;
 
 struct State {
@@ -113,8 +186,9 @@ class Entry {
   }
 
  private:
+  // `own`: the workspace to use instead of the stream's, which would stay as large as the largest.
   void execute(Worker& worker, const Plan& plan, const Pointers& p, cudaStream_t stream,
-               bool capturing) {
+               bool capturing, Workspace* own = nullptr) {
     if (plan.workspace == 0) return enqueue(worker, plan, p, nullptr);
     if (capturing) {
       // The graph owns its memory: it may be replayed beside anything else on any stream.
@@ -125,8 +199,10 @@ class Entry {
       check(cudaFreeAsync(block, stream), "freeing a workspace in a captured graph");
       return;
     }
-    Workspace& space = State::get().workspace(device_, stream);
+    Workspace& space = own != nullptr ? *own : State::get().workspace(device_, stream);
     std::lock_guard<std::mutex> lock(space.enqueuing);
+    // No captured graph has this memory, and freeing it waits for whom it serves.
+    if (plan.workspace > space.size) release(space);
     void* block = space.at_least(plan.workspace, limit_);
     if (poisoning()) {
       const size_t bytes = static_cast<size_t>(plan.workspace);
@@ -165,10 +241,12 @@ class Entry {
     const Graph graph(worker.handle, conv_, sizes_);
     const bool timing = (conv_.options & kBenchmark) && !capturing;
     std::vector<std::string> failures;
-    auto attempt = [&](const Choice& choice) -> std::unique_ptr<Plan> {
+    auto attempt = [&](const Choice& choice, Stopwatch* watch = nullptr,
+                       Workspace* space = nullptr) -> std::unique_ptr<Plan> {
       try {
         auto plan = std::make_unique<Plan>(make_plan(worker.handle, conv_, graph, choice, limit_));
-        execute(worker, *plan, p, stream, capturing);
+        if (watch != nullptr) watch->start();
+        execute(worker, *plan, p, stream, capturing, space);
         return plan;
       } catch (const Failure& failure) {
         failures.push_back("engine " + choice.text() + ": " + failure.what);
@@ -179,7 +257,7 @@ class Entry {
     Choice choice;
     if (timing) {
       std::lock_guard<std::mutex> lock(State::get().mutex);
-      if (!State::get().tuned().find(key(), &choice)) choice = Choice();
+      if (!State::get().tuned().find(key(), &choice, &milliseconds_)) choice = Choice();
     }
     if (choice.engine >= 0) plan = attempt(choice);
     if (plan == nullptr) {
@@ -208,52 +286,42 @@ class Entry {
     }
   }
 
-  // The fastest by the device's clock.  Every candidate has run once before it is timed.  Engines
-  // of last resort can take thousands of times as long, so they are asked only if no other works.
+  // The fastest by the device's clock.  Every candidate has run once before it is timed.
   template <typename Attempt>
   std::unique_ptr<Plan> fastest(Worker& worker, const Pointers& p, cudaStream_t stream,
                                 const std::vector<Choice>& all, Attempt attempt, Choice* best) {
     std::unique_ptr<Plan> winner;
-    cudaEvent_t start = nullptr, stop = nullptr;
-    check(cudaEventCreate(&start), "cudaEventCreate");
-    check(cudaEventCreate(&stop), "cudaEventCreate");
+    Search search;
+    Stopwatch watch(stream);
+    Workspace space;
     for (const Choice& choice : all) {
-      if (choice.last_resort && winner != nullptr) break;
-      std::unique_ptr<Plan> plan = attempt(choice);
+      if (!search.wants(choice.list)) continue;
+      std::vector<double> times;
+      std::unique_ptr<Plan> plan = attempt(choice, &watch, &space);
       if (plan == nullptr) continue;
-      std::vector<float> times;
-      float least = 0;
-      bool good = true;
-      // A candidate that is far behind is dropped after its first timed run.
-      for (int i = 0; good && i < 7; ++i) {
-        try {
-          check(cudaEventRecord(start, stream), "cudaEventRecord");
-          execute(worker, *plan, p, stream, false);
-          check(cudaEventRecord(stop, stream), "cudaEventRecord");
-          check(cudaEventSynchronize(stop), "running a candidate");
-          float ms = 0;
-          check(cudaEventElapsedTime(&ms, start, stop), "cudaEventElapsedTime");
-          times.push_back(ms);
-        } catch (const Failure&) {
-          good = false;
+      try {
+        const bool timed = search.promising(watch.stop());
+        for (int i = 0; timed && i < 7; ++i) {
+          watch.start();
+          execute(worker, *plan, p, stream, false, &space);
+          times.push_back(watch.stop());
+          if (*std::min_element(times.begin(), times.end()) > 1.5 * search.best()) break;
         }
-        if (good) least = *std::min_element(times.begin(), times.end());
-        if (winner != nullptr && least > 1.5 * milliseconds_) break;
+      } catch (const Failure&) {
+        continue;
       }
-      if (!good) continue;
       std::sort(times.begin(), times.end());
-      const double middle = times[times.size() / 2];
+      const double middle = times.empty() ? INFINITY : times[times.size() / 2];
       if (debug_level() >= 5) {
         std::fprintf(stderr, "relay-wgrad: engine %s: %.4f ms\n", choice.text().c_str(), middle);
       }
-      if (winner == nullptr || middle < milliseconds_) {
+      if (search.ran(choice.list, middle)) {
         winner = std::move(plan);
         *best = choice;
         milliseconds_ = middle;
       }
     }
-    cudaEventDestroy(start);
-    cudaEventDestroy(stop);
+    release(space);
     // The result must be the winner's.
     if (winner != nullptr) execute(worker, *winner, p, stream, false);
     return winner;
