@@ -134,7 +134,7 @@ def compiled(
     step = converted(
         step_module(
             graph, dtype=half, scaled=dtype == "f16", wide_weight_gradients=False, raise_norms=True
-        ), "NHWC",
+        ), "NHWC", blocks=True,
     )  # fmt: skip
     options: dict[str, Any] = {name: {"allow_tf32": dtype != "f32"} for name in backends}
     module, report = byoc_cudnn.partition(step, backends, products=True, **options)

@@ -268,7 +268,7 @@ def ours(row: Row, built: Built, device: str, turns: Turns, select: str) -> dict
         graph, dtype=half, scaled=half == "float16", wide_weight_gradients=device != "cuda",
         raise_norms=where.norms,
     )  # fmt: skip
-    mod = converted(mod, where.layout)
+    mod = converted(mod, where.layout, blocks=where.blocks)
     library, problems, memory = None, {}, Memory(device)
     if device == "cuda":
         library, problems = _library(mod, where, row.dtype != "f32", select)

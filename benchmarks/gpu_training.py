@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_training [--model resnet50] [--batch 64] [--dtypes f32,f16]
                                       [--image-size N] [--layout NHWC] [--written-out] [--json FILE]
+                                      [--without-blocks]
     python -m benchmarks.gpu_training --against eager,compile,graphs [--model all|NAMES]
                                       [--batch 256] [--dtypes f16,bf16,tf32] [--json FILE]
                                       [--resume] [--time-budget SECONDS] [--jobs N] [--together]
@@ -73,7 +74,13 @@ def milliseconds(call: Callable[[], Any]) -> float:
 
 
 def measure(
-    model: str, batch: int, image_size: int | None, row: str, layout: str, raise_norms: bool
+    model: str,
+    batch: int,
+    image_size: int | None,
+    row: str,
+    layout: str,
+    raise_norms: bool,
+    blocks: bool,
 ) -> dict[str, Any]:
     dtype, _, more = row.partition("+")
     half, wide = DTYPES[dtype], more == "wide"
@@ -85,7 +92,7 @@ def measure(
         raise_norms=raise_norms,
     )  # fmt: skip
     module, report = byoc_cudnn.partition_for_cudnn(
-        converted(module, layout), benchmark=True, products=True
+        converted(module, layout, blocks=blocks), benchmark=True, products=True
     )
     partitioned = time.perf_counter()
     library = byoc_cudnn.build(module, pipeline=cuda_pipeline(keep_memory=True))
@@ -120,7 +127,7 @@ def measure(
     spent = _profile(library, vm, args)
     return {
         "model": model, "batch": batch, "image": list(graph.inputs[0].shape[2:]), "dtype": row,
-        "layout": layout,
+        "layout": layout, "blocks": blocks,
         "offloaded": report.offloaded, "convolutions": report.total,
         "error": mine, "torch_error": theirs,
         "ms": statistics.median(a for a, _ in rounds),
@@ -168,6 +175,9 @@ def main() -> int:
     parser.add_argument(
         "--written-out", action="store_true", help="batch normalization as front ends write it"
     )
+    parser.add_argument(
+        "--without-blocks", action="store_true", help="convolutions of few channels as they are"
+    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--against", help="sides of PyTorch's: eager, compile, graphs; or step")
     parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
@@ -205,8 +215,9 @@ def main() -> int:
     rows = []
     for dtype in args.dtypes.split(","):
         r = measure(
-            args.model, args.batch, args.image_size, dtype, args.layout, not args.written_out
-        )
+            args.model, args.batch, args.image_size, dtype, args.layout, not args.written_out,
+            not args.without_blocks,
+        )  # fmt: skip
         rows.append(r)
         table.add_row(
             dtype, f"{r['offloaded']}/{r['convolutions']}", f"{r['error']:.2e}",

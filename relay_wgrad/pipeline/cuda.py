@@ -2,8 +2,8 @@
 
 Upstream's own stops at the first kernel that one of its schedule rules trips over, and gradients
 have such kernels: a sum over everything, the window reductions of pooling.  Here a rule that fails
-leaves the kernel to the next one; the last, upstream's fallback, takes any kernel.  A rule of our
-own for sums over pixels comes first (`cuda_reduction`).
+leaves the kernel to the next one; the last, upstream's fallback, takes any kernel.  Rules of our
+own for sums over pixels (`cuda_reduction`) and blocks of images (`cuda_depth`) come first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tvm.s_tir import dlight
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 
+from .cuda_depth import SpaceToDepth
 from .cuda_reduction import ChannelSum, Registers
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
@@ -87,7 +88,7 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
 
     gpu = dlight.gpu
     rules = [
-        ChannelSum(), _CudaCores(gpu.Matmul()), gpu.GEMV(), gpu.Reduction(),
+        ChannelSum(), SpaceToDepth(), _CudaCores(gpu.Matmul()), gpu.GEMV(), gpu.Reduction(),
         gpu.GeneralReduction(), Registers(), gpu.Fallback(),
     ]  # fmt: skip
 

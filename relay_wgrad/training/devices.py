@@ -52,6 +52,8 @@ class Options:
         there is an nvcc for them; with a half dtype residual sums are half then, as PyTorch's.
     graph : whether steps become one CUDA graph, after some that are not; intermediate results then
         keep their memory between steps.
+    blocks : whether convolutions of few channels go to a library as such of blocks of pixels
+        (`relay_wgrad.transform.space_to_depth`), in NHWC.
     """
 
     backends: Sequence[str] | None = None
@@ -60,6 +62,7 @@ class Options:
     benchmark: bool = False
     norms: bool = True
     graph: bool = True
+    blocks: bool = True
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Place:
     memory : (free, all) bytes of the device, None where the process's own is what counts.
     norms : whether there are kernels for batch normalization as one operator.
     work : makes where steps are captured (`relay_wgrad.training.repeated`); None: nowhere.
+    blocks : whether convolutions of few channels are wanted on blocks of pixels.
     notes : what a user should know of it, one line each.
     """
 
@@ -85,6 +89,7 @@ class Place:
     memory: Callable[[], tuple[int, int]] | None = None
     norms: bool = False
     work: Callable[[], Work] | None = None
+    blocks: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -220,7 +225,10 @@ def _cuda(index: int, options: Options) -> Place:
 
     norms = options.norms and not direct.missing(toolchain.find())
     work = partial(Lane, runtime, device) if options.graph else None
-    return Place(f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, work, notes)
+    blocks = options.blocks and bool(chosen)
+    return Place(
+        f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, work, blocks, notes
+    )
 
 
 def _backends(options: Options, notes: list[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 The order of the parts matters.  Casts go in before the gradient, so that the backward part has
 them too; checkpoint regions after the casts, so that half-precision results are what is kept; the
-loss scale before the gradient and its inverse after; the layout (`converted`) last, of all of it.
+loss scale before the gradient and its inverse after; the layout (`converted`) last, of all of it,
+and blocks of pixels after that.
 """
 
 from __future__ import annotations
@@ -87,13 +88,18 @@ def _cuts(graph: TrainingGraph, checkpoint: str | Sequence[str] | None) -> list[
     return [graph.tensors[name] for name in named if name in graph.tensors]
 
 
-def converted(module: tvm.IRModule, layout: str | None) -> tvm.IRModule:
-    """The step in another layout of activations; parameters and gradients keep theirs."""
+def converted(module: tvm.IRModule, layout: str | None, *, blocks: bool = False) -> tvm.IRModule:
+    """The step in another layout of activations; parameters and gradients keep theirs.
+
+    blocks : in NHWC, convolutions of few channels are such of blocks of pixels, which libraries of
+        a GPU compute faster (`relay_wgrad.transform.space_to_depth`).
+    """
     if layout in (None, "NCHW"):
         return module
-    from ..transform import ConvertLayout
+    from ..transform import ConvertLayout, SpaceToDepth
 
-    return ConvertLayout(str(layout), functions=[ADJOINT], params="keep")(module)
+    module = ConvertLayout(str(layout), functions=[ADJOINT], params="keep")(module)
+    return SpaceToDepth([ADJOINT])(module) if blocks and layout == "NHWC" else module
 
 
 def changes(func: relax.Function) -> int:

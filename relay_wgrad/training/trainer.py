@@ -139,7 +139,7 @@ class Trainer:
         before = mod[ADJOINT]
         if layout not in (None, "NCHW"):
             progress(f"converting to {layout}")
-        mod = converted(mod, layout)
+        mod = converted(mod, layout, blocks=self.place.blocks)
         self.layout_changes = (changes(before), changes(mod[ADJOINT]))  # before, after conversion
         how = {"scaled": self._scale is not None, "dynamic": self._dynamic}
         mod = with_update(mod, graph, rule, **how)

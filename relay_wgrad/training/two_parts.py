@@ -73,6 +73,7 @@ def two_parts(
     checkpoint: str | Sequence[str] | None = None,
     wide_weight_gradients: bool = True,
     raise_norms: bool = False,
+    blocks: bool = False,
 ) -> TwoParts:
     """The two parts of a graph, differentiated by `wrt`, parameters or inputs by name.
 
@@ -103,7 +104,7 @@ def two_parts(
         module[ADJOINT] = func.with_attr(keys.SYMBOL, ADJOINT)
     if half:
         module = accumulate_wide(module, ADJOINT, weight_gradients=wide_weight_gradients)
-    module = converted(module, layout)
+    module = converted(module, layout, blocks=blocks)
     count = len(graph.outputs)
     return _split(module, count, reached) if reached else TwoParts(module, count)
 
@@ -180,6 +181,9 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
             gradients,
         ),
     })  # fmt: skip
+    for var, kernel in module.functions_items():
+        if isinstance(kernel, tvm.tirx.PrimFunc):
+            parts.update_func(var, kernel)
     return TwoParts(parts, count, tuple(sources), wrt)
 
 

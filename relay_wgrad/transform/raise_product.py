@@ -34,7 +34,7 @@ from ..ops.algebra import WGRAD_NAME, dgrad_call, fprop_call, get_op, wgrad_call
 from ..problem import ConvKind, ConvProblem
 from .product_graph import Graph, Product, same, sizes
 from .raising.index import Barrier
-from .raising.walk import bodies_of, branches_of, variables_of, with_type
+from .raising.walk import bodies_of, rebuilt, variables_of
 from .surface import check_relax_module
 
 MATMUL = "relax.matmul"
@@ -113,31 +113,9 @@ class _Function:
 
     def run(self) -> relax.Function:
         """The function; itself where nothing was raised."""
-        func, body = self.func, self._body(self.func.body)
-        if not any(entry.problem for entry in self.entries):
-            return func
-        made = relax.Function(
-            list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span
-        )
-        return relax.analysis.remove_all_unused(made)
-
-    def _body(self, body: relax.SeqExpr) -> relax.SeqExpr:
-        blocks = []
-        for block in body.blocks:
-            bindings = _Block(self, block).bindings()
-            if isinstance(block, relax.DataflowBlock):
-                blocks.append(relax.DataflowBlock(bindings, block.span))
-            else:
-                blocks.append(relax.BindingBlock([self._branches(b) for b in bindings], block.span))
-        return with_type(relax.SeqExpr(blocks, body.body, body.span), body.ty)
-
-    def _branches(self, binding: relax.Binding) -> relax.Binding:
-        value = binding.value
-        if not isinstance(value, relax.If):
-            return binding
-        branches = [self._body(branch) for branch in branches_of(value)]
-        new = with_type(relax.If(value.cond, *branches, value.span), value.ty)
-        return relax.VarBinding(binding.var, new, binding.span)
+        made = rebuilt(self.func, lambda block: _Block(self, block).bindings())
+        raised = any(entry.problem for entry in self.entries)
+        return relax.analysis.remove_all_unused(made) if raised else self.func
 
     def unique(self, name: str) -> str:
         """The name, or one that begins with it, which nothing has."""

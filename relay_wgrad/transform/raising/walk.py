@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import relax
@@ -53,3 +54,29 @@ def with_type(expr: relax.Expr, ty: Any) -> Any:
     """The expression with a type that is known."""
     relax.expr._update_type(expr, ty)
     return expr
+
+
+def rebuilt(func: relax.Function, bindings: Callable[[Any], list[relax.Binding]]) -> relax.Function:
+    """The function with new bindings in its blocks, those of its branches included."""
+
+    def body_of(body: relax.SeqExpr) -> relax.SeqExpr:
+        blocks = []
+        for block in body.blocks:
+            new = bindings(block)
+            if isinstance(block, relax.DataflowBlock):
+                blocks.append(relax.DataflowBlock(new, block.span))
+            else:
+                blocks.append(relax.BindingBlock([branched(b) for b in new], block.span))
+        return with_type(relax.SeqExpr(blocks, body.body, body.span), body.ty)
+
+    def branched(binding: relax.Binding) -> relax.Binding:
+        value = binding.value
+        if not isinstance(value, relax.If):
+            return binding
+        branches = [body_of(branch) for branch in branches_of(value)]
+        new = with_type(relax.If(value.cond, *branches, value.span), value.ty)
+        return relax.VarBinding(binding.var, new, binding.span)
+
+    return relax.Function(
+        list(func.params), body_of(func.body), func.ret_ty, func.is_pure, func.attrs, func.span
+    )

@@ -26,7 +26,8 @@ TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
 
 def whole(optimizer: str, **options: Any) -> tvm.IRModule:
     graph = from_onnx(residual_net(blocks=1))
-    step = converted(step_module(graph, scaled=True, raise_norms=True, **options), "NHWC")
+    step = step_module(graph, scaled=True, raise_norms=True, **options)
+    step = converted(step, "NHWC", blocks=True)
     rule = optimizer_for(graph, optimizer, 0.1)
     return with_watch(with_update(step, graph, rule, scaled=True, dynamic=True), graph)
 

@@ -1,0 +1,60 @@
+"""A schedule rule for CUDA: images whose blocks of pixels become channels (`space_to_depth`).
+
+A thread makes as many neighbouring channels as a store of 16 bytes takes, from loads of which all
+are under way at once, and neighbouring threads write what is side by side.  Upstream's fallback
+gives each thread one element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import DataType, tirx
+from tvm.s_tir import Schedule, dlight
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.target import Target
+
+from ..transform.depth_blocks import IMAGE, READ
+
+THREADS = 256  # of a block
+STORED = 128  # bits that a thread stores at once
+
+
+class SpaceToDepth(dlight.base.ScheduleRule):
+    """For a kernel that ends in blocks of an image, its channels last."""
+
+    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+        """The schedule, or None for another kind of function."""
+        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
+            return None
+        sch = Schedule(func)
+        infos = normalize_prim_func(sch)
+        names = [info.name for info in infos or ()]
+        wanted = len(names) > 1 and names[-2].startswith(READ) and names[-1].startswith(IMAGE)
+        if infos is None or not wanted or not all(info.is_injective() for info in infos):
+            return None
+        *before, read, last = (info.block_rv for info in infos)
+        for block in before:
+            sch.compute_inline(block)
+        (written,) = sch.get(last).writes
+        at_once = STORED // DataType(str(written.source.dtype)).bits
+        *outer, channel = sch.get_loops(last)
+        count = sch.get(channel).extent
+        if not isinstance(count, tirx.IntImm) or int(count) % at_once or len(outer) < 2:
+            return None
+        copy = sch.cache_write(last, 0, "local")
+        chunk, one = sch.split(channel, [None, at_once])
+        blocks, thread = sch.split(sch.fuse(*outer, chunk), [None, THREADS])
+        self.bind(sch, blocks, "blockIdx.x")
+        self.bind(sch, thread, "threadIdx.x")
+        sch.reverse_compute_at(copy, thread)
+        sch.compute_at(read, thread)
+        sch.set_scope(read, 0, "local")
+        sch.vectorize(sch.get_loops(copy)[-1])
+        for loop in (one, sch.get_loops(read)[-1]):
+            sch.unroll(loop)
+        return sch
+
+    def bind(self, sch: Schedule, loop: Any, axis: str) -> None:
+        """Binds a loop to threads."""
+        sch.bind(loop, axis)

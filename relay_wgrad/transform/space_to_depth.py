@@ -1,0 +1,288 @@
+"""`SpaceToDepth`: convolutions of few channels become such of stride 1 and many (`depth_blocks`).
+
+The first layer of a network reads images of 3 channels, where a tensor core wants 8 halves at once.
+On images whose blocks of pixels have become channels, 3 channels of 7x7 taps and stride 2 are 12,
+filled up to 16, of 4x4 taps and stride 1.  The convolution and its weight gradient then have new
+operands; those made of one image, or of one filter, are made once:
+
+    y  = fprop(x, w)     ->   fprop(x', w')
+    dw = wgrad(dy, x)    ->   from_depth(wgrad(dy, x'))
+
+For the end of a training step's making: after the gradient and the change of layouts, before a
+partition.  Layouts, dtypes and the names of results stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from ..attrs import ConvAttrs, read_conv2d
+from ..ir import is_taken, op_name
+from ..layout_rules.table import permute_axes
+from ..layouts import ACTIVATION, KERNEL, is_permutation, to_layout
+from ..ops.algebra import DGRAD_NAME, WGRAD_NAME, fprop_call, get_op, wgrad_call
+from ..ops.conv2d_backward_weight import read as read_wgrad
+from ..problem import DTYPE_BYTES, ConvKind, ConvProblem
+from ..relation import as_size
+from .depth_blocks import FILTER, GRADIENT, IMAGE, Blocks, aligned
+from .raising.walk import bodies_of, rebuilt
+from .surface import ModulePass, check_relax_module
+
+FPROP_NAME = "relax.nn.conv2d"
+FEW = 4
+"""Channels that are few."""
+MOST = 1024
+"""New channels that are not too many: 16x16 blocks of 3 channels, as a vision transformer has."""
+
+DTYPES = ("float16", "bfloat16", "float32")
+_READ: dict[str, tuple[ConvKind, Callable[[relax.Call], ConvAttrs]]] = {
+    FPROP_NAME: (ConvKind.FPROP, read_conv2d), WGRAD_NAME: (ConvKind.WGRAD, read_wgrad),
+}  # fmt: skip
+_NO_PADDING = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class DepthEntry:
+    """One convolution or weight gradient.
+
+    `function` and `node` : names of its function and variable, which stay.  `problem` and `became`
+    : `ConvProblem.repro()` before and after; `became` is "" where it stays, and `reason` says why.
+    """
+
+    function: str
+    node: str
+    problem: str = ""
+    became: str = ""
+    reason: str = ""
+
+
+def SpaceToDepth(  # noqa: N802
+    functions: Collection[str] | None = None, *, stride_one: bool = True
+) -> tvm.transform.Pass:
+    """The pass; `functions` by name, by default all; see `space_to_depth`."""
+    return ModulePass(
+        "SpaceToDepth", lambda mod, _: space_to_depth(mod, functions, stride_one=stride_one)[0]
+    )
+
+
+def space_to_depth(
+    mod: tvm.IRModule, functions: Collection[str] | None = None, *, stride_one: bool = True
+) -> tuple[tvm.IRModule, list[DepthEntry]]:
+    """The module with its convolutions of few channels on blocks, and an entry for each.
+
+    Taken are `relax.nn.conv2d` and `relax.nn.conv2d_backward_weight` of at most 4 channels, one
+    group, no dilation, float16, bfloat16 or float32, any layouts and padding, sizes known but for
+    N, whose data needs no gradient (there is no `conv2d_backward_data` beside them).
+
+    Parameters
+    ----------
+    mod : any module; functions that a backend has taken stay.
+    functions : by name, by default all.
+    stride_one : convolutions of stride 1 get more channels too, filled up with zeros.
+
+    Raises
+    ------
+    TypeError : for what is no module.
+    RuntimeError : before `relay_wgrad.register()`.
+    """
+    check_relax_module("space_to_depth", mod)
+    get_op(WGRAD_NAME)
+    builder, entries = relax.BlockBuilder(mod), list[DepthEntry]()
+    changed = False
+    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
+        is_body = isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
+        named = functions is None or str(gv.name_hint) in functions
+        if not is_body or not named or is_taken(func):
+            continue
+        work = _Function(str(gv.name_hint), func, builder, stride_one)
+        made = rebuilt(func, work.bindings)
+        entries += work.entries
+        if any(entry.became for entry in work.entries):
+            builder.update_func(gv, relax.analysis.remove_all_unused(made))
+            changed = True
+    return (builder.get() if changed else mod), entries
+
+
+class _Function:
+    """One function: what becomes of the convolutions in its blocks."""
+
+    def __init__(
+        self, name: str, func: relax.Function, builder: relax.BlockBuilder, stride_one: bool
+    ) -> None:
+        self.name, self.builder, self.stride_one = name, builder, stride_one
+        self.entries: list[DepthEntry] = []
+        self.value: dict[Any, Any] = {}
+        # Of data gradients: the first and second operands.
+        self.differentiated: tuple[set[Any], set[Any]] = set(), set()
+        for body in bodies_of(func.body):
+            for block in body.blocks:
+                for binding in block.bindings:
+                    self.value[binding.var] = binding.value
+        for value in self.value.values():
+            if op_name(value) == DGRAD_NAME:
+                for operand, roots in zip(value.args, self.differentiated, strict=False):
+                    roots.add(self._root(operand))
+
+    def _key(self, operand: Any) -> tuple[Any, ...]:
+        """Equal for operands that are made alike of one variable, by casts and permutations."""
+        value: Any = self.value.get(operand) if isinstance(operand, relax.Var) else None
+        if isinstance(value, relax.Var):
+            return self._key(value)
+        if op_name(value) == "relax.astype":
+            return (*self._key(value.args[0]), str(value.ty.dtype))
+        if op_name(value) == "relax.permute_dims":
+            return (*self._key(value.args[0]), permute_axes(value))
+        return (operand,)
+
+    def _root(self, operand: Any) -> Any:
+        return self._key(operand)[0]
+
+    def bindings(self, block: Any) -> list[relax.Binding]:
+        """A block's new bindings."""
+        writer = _Block(self.builder, block, self._key)
+        for binding in block.bindings:
+            value = binding.value
+            if op_name(value) not in _READ:
+                writer.out.append(binding)
+                continue
+            kind, read = _READ[op_name(value)]
+            attrs = read(value)
+            problem, reason = _problem_of(kind, value, attrs)
+            if problem is not None:
+                reason = reason or self._refusal(problem, value)
+            blocks, became = None, ""
+            if problem is not None and not reason:
+                blocks = Blocks.of(problem, aligned(DTYPE_BYTES[problem.data_dtype]))
+                became = _became(problem, blocks).repro()
+            node, text = str(binding.var.name), problem.repro() if problem is not None else ""
+            self.entries.append(DepthEntry(self.name, node, text, became, reason))
+            if blocks is None:
+                writer.out.append(binding)
+            else:
+                writer.write(binding, kind, attrs, blocks)
+        return writer.out
+
+    def _refusal(self, problem: ConvProblem, call: relax.Call) -> str:
+        """Why a convolution stays, or ""."""
+        p: Any = problem
+        if p.c > FEW:
+            return f"{p.c} channels: few are {FEW}"
+        if p.groups != 1:
+            return f"{p.groups} groups"
+        if p.dilation != (1, 1):
+            return f"dilation {p.dilation[0]}x{p.dilation[1]}"
+        if p.strides == (1, 1) and not self.stride_one:
+            return "stride 1, which was not asked for"
+        for dtype in (p.data_dtype, p.weight_dtype, p.grad_dtype):
+            if dtype not in DTYPES:
+                return f"{dtype}: only {', '.join(DTYPES)}"
+        blocks = Blocks.of(p, aligned(DTYPE_BYTES[p.data_dtype]))
+        if blocks.new_channels > MOST:
+            return f"{blocks.new_channels} channels in blocks: at most {MOST}"
+        if p.strides == (1, 1) and blocks.new_channels == p.c:
+            return f"{p.c} channels of {p.data_dtype} are as many as a library reads at once"
+        grads, weights = self.differentiated
+        first, second = (self._root(operand) for operand in call.args)
+        if second in weights if p.kind is ConvKind.FPROP else first in grads:
+            return "its data needs a gradient"
+        return ""
+
+
+class _Block:
+    """One block's new bindings; what is made of a variable is made once in it."""
+
+    def __init__(
+        self, builder: relax.BlockBuilder, block: Any, key: Callable[[Any], tuple[Any, ...]]
+    ) -> None:
+        self.builder, self.key = builder, key
+        self.var = relax.DataflowVar if isinstance(block, relax.DataflowBlock) else relax.Var
+        self.out: list[relax.Binding] = []
+        self.made: dict[Any, relax.Var] = {}
+
+    def write(
+        self, binding: relax.Binding, kind: ConvKind, attrs: ConvAttrs, blocks: Blocks
+    ) -> None:
+        """The convolution on blocks in place of the binding's."""
+        first, second = binding.value.args
+        data = first if kind is ConvKind.FPROP else second
+        image = self._once(data, attrs.data_layout, blocks, IMAGE, blocks.image)
+        new = replace(attrs, strides=(1, 1), padding=_NO_PADDING)
+        if kind is ConvKind.FPROP:
+            weight = self._once(second, attrs.kernel_layout, blocks, FILTER, blocks.filter)
+            self._bind(binding, fprop_call(image, weight, new))
+            return
+        size = (blocks.rows.new_taps, blocks.columns.new_taps)
+        # Named for what a report tells of: the convolution.
+        name = str(binding.var.name)
+        call = self.builder.normalize(wgrad_call(first, image, replace(new, kernel_size=size)))
+        whole = self.var(f"{name}_in_depth", call.ty, binding.span)
+        self.out.append(relax.VarBinding(whole, call, binding.span))
+        self._bind(binding, self._call(blocks.gradient, whole, attrs.kernel_layout, GRADIENT))
+
+    def _once(
+        self, operand: Any, layout: str, blocks: Blocks, name: str, rule: Callable[..., Any]
+    ) -> relax.Var:
+        key = (name, self.key(operand), layout, blocks)
+        if key not in self.made:
+            value = self.builder.normalize(self._call(rule, operand, layout, name))
+            var = self.var(f"{getattr(operand, 'name', 'operand')}_to_depth", value.ty)
+            self.out.append(relax.VarBinding(var, value))
+            self.made[key] = var
+        return self.made[key]
+
+    def _call(self, rule: Callable[..., Any], tensor: Any, layout: str, name: str) -> relax.Call:
+        return self.builder.call_te(rule, tensor, layout, primfunc_name_hint=name)
+
+    def _bind(self, binding: relax.Binding, value: relax.Expr) -> None:
+        value = self.builder.normalize(value)
+        self.out.append(relax.VarBinding(binding.var, value, binding.span))
+
+
+def _problem_of(
+    kind: ConvKind, call: relax.Call, attrs: ConvAttrs
+) -> tuple[ConvProblem | None, str]:
+    """(the problem, with N as it may be, "") or (None, why there is none)."""
+    first, second = call.args
+    tensors = {"data": first, "weight": second} if kind is ConvKind.FPROP else {
+        "grad": first, "data": second,
+    }  # fmt: skip
+    layouts = (
+        (attrs.data_layout, ACTIVATION), (attrs.kernel_layout, KERNEL),
+        (attrs.grad_layout, ACTIVATION),
+    )  # fmt: skip
+    if not all(is_permutation(layout, canonical) for layout, canonical in layouts):
+        return None, f"layouts {', '.join(layout for layout, _ in layouts)}"
+    types = [*(tensor.ty for tensor in tensors.values()), call.ty]
+    if any(ty.dtype is None or not isinstance(ty.shape, relax.ShapeExpr) for ty in types):
+        return None, "a shape that is not known"
+    if any(ty.vdevice is not None for ty in types):
+        return None, "tensors on virtual devices"
+    sizes = {role: [as_size(n) for n in t.ty.shape.values] for role, t in tensors.items()}
+    n, c, h, w = to_layout(sizes["data"], attrs.data_layout, ACTIVATION)
+    if kind is ConvKind.FPROP:
+        k, _, r, s = to_layout(sizes["weight"], attrs.kernel_layout, KERNEL)
+    else:
+        _, k, _, _ = to_layout(sizes["grad"], attrs.grad_layout, ACTIVATION)
+        r, s = attrs.kernel_size or (0, 0)
+    if not all(isinstance(size, int) for size in (c, h, w, k, r, s)):
+        return None, "sizes other than N that are symbolic"
+    dtypes = {role: str(tensor.ty.dtype) for role, tensor in tensors.items()}
+    dtypes["grad" if kind is ConvKind.FPROP else "weight"] = str(call.ty.dtype)
+    return ConvProblem(
+        kind, n, c, h, w, k, r, s, attrs.strides, attrs.padding, attrs.dilation, attrs.groups,
+        attrs.data_layout, attrs.kernel_layout, attrs.grad_layout,
+        dtypes["data"], dtypes["weight"], dtypes["grad"],
+    ), ""  # fmt: skip
+
+
+def _became(problem: ConvProblem, blocks: Blocks) -> ConvProblem:
+    rows, columns = blocks.rows, blocks.columns
+    return replace(
+        problem, c=blocks.new_channels, h=rows.length, w=columns.length, r=rows.new_taps,
+        s=columns.new_taps, strides=(1, 1), padding=_NO_PADDING,
+    )  # fmt: skip
