@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import math
 import weakref
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaStreamEndCapture": (_P, ctypes.POINTER(_P)),
     "cudaGraphInstantiate": (ctypes.POINTER(_P), _P, ctypes.c_ulonglong),
     "cudaGraphLaunch": (_P, _P),
+    "cudaGetLastError": (),
     "cudaGraphDestroy": (_P,),
     "cudaGraphExecDestroy": (_P,),
     "cudaMemGetInfo": (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
@@ -63,6 +65,7 @@ class Runtime:
         """Raises MemoryError or RuntimeError with CUDA's words for a status that is not success."""
         status = getattr(self._library, name)(*args)
         if status:
+            self._library.cudaGetLastError()  # it is told here; who asks next is not to hear of it
             text = self._library.cudaGetErrorString(status).decode()
             kind = MemoryError if status == _OUT_OF_MEMORY else RuntimeError
             raise kind(f"{name}: {text} ({status})")
@@ -125,15 +128,20 @@ class Graph:
     def capture(self, stream: Stream) -> Iterator[None]:
         """What the stream is given within is not done but kept; once for a graph.
 
-        Raises RuntimeError with CUDA's words where it was given what no graph can hold.
+        Raises RuntimeError with CUDA's words where it was given what no graph can hold.  Garbage is
+        not collected meanwhile: giving a tensor's memory back would be an error of its destructor.
         """
         graph = _P()
-        self._runtime.call("cudaStreamBeginCapture", stream.handle, _THREAD_LOCAL)
-        try:
-            yield
-        except BaseException:
-            self._runtime.quietly("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
-            raise
+        with _uncollected():
+            self._runtime.call("cudaStreamBeginCapture", stream.handle, _THREAD_LOCAL)
+            try:
+                yield
+            except BaseException:
+                self._runtime.quietly("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
+                if graph:
+                    self._runtime.quietly("cudaGraphDestroy", graph)
+                self._runtime.quietly("cudaGetLastError")
+                raise
         self._runtime.call("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
         try:
             self._runtime.call("cudaGraphInstantiate", ctypes.byref(self._exec), graph, 0)
@@ -143,6 +151,18 @@ class Graph:
 
     def launch(self, stream: int | None) -> None:
         self._runtime.call("cudaGraphLaunch", self._exec, stream)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def bytes_of(shape: Sequence[Any], dtype: str) -> int:

@@ -3,7 +3,8 @@
     compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m tests.gpu.memcheck
     compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m tests.gpu.memcheck norm
 
-The kernels of our own, normalizations, alone with `norm`; they are right under racecheck too.
+The kernels of our own, normalizations and updates, alone with `norm`; they are right under
+racecheck too.
 Each problem runs twice, in the heuristic's choice and under the workspace's poison, and is compared
 with PyTorch on the CPU: on cuDNN, whose own kernels are checked along with what is handed to them,
 and on CUTLASS where nvcc is there.
@@ -37,6 +38,7 @@ from tests.support.gpu.cudnn_runner import (
     regions_of,
     to_numpy,
 )
+from tests.support.gpu.updates_runner import wrong_updates
 from tests.support.problems import random_operands, relative_error, torch_reference
 
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "grad_layout": "NHWC"}
@@ -76,6 +78,11 @@ def norms() -> int:
             print("WRONG" if found else "right", tuple(t.x.shape), t.calls()[0].symbol, *found)
             wrong += found
         wrong += followed(Path(folder))
+        own = Path(folder, "updates")
+        own.mkdir()
+        found = wrong_updates(own)
+        print("WRONG" if found else "right", "updates", *found)
+        wrong += found
     return len(wrong)
 
 

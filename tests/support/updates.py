@@ -15,9 +15,44 @@ import tvm_ffi
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.updates import UPDATES, UpdatesCall
-from byoc_cudnn.updates.call import NUMBERS
+from byoc_cudnn.updates.call import NUMBERS, TILE, numbers_of
 from byoc_cudnn.updates.codegen import numbers
-from tests.support.cuda_emulated import emulated, includes
+from tests.support.cuda_emulated import aligned, emulated, includes
+
+ADAM = {"lr": 0.003, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+CASES = {
+    "sgd float64": ("sgd", "float64", {"lr": 0.05, "weight_decay": 1e-4}),
+    "momentum float32": ("momentum", "float32", {"lr": 0.02, "momentum": 0.9}),
+    "adam float32": ("adam", "float32", ADAM),
+    "decayed": ("momentum", "float32", {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.5}),
+}
+COUNTS = (5, TILE, TILE + 3, 1, 64, 1023)
+STATISTICS = (7, 16)
+
+
+def some_calls() -> dict[str, UpdatesCall]:
+    """A call for each case, one of more tensors than a launch takes, and a count."""
+    calls = {
+        name: UpdatesCall(f"f{i}", rule, dtype, COUNTS, STATISTICS, numbers_of(told))
+        for i, (name, (rule, dtype, told)) in enumerate(CASES.items())
+    }
+    many, told = (3,) * 90, {"lr": 1.0, "momentum": 0.5}
+    calls["many"] = UpdatesCall("many", "momentum", "float32", many, (), numbers_of(told))
+    calls["count"] = UpdatesCall("count", "count", "float32", COUNTS)
+    return calls
+
+
+def operands(call: UpdatesCall, rng: Any, updates: bool, runs: bool) -> list[np.ndarray]:
+    """Of an update, at random; results are not among them."""
+    slots = {"sgd": 0, "momentum": 1, "adam": 2}[call.rule]
+    sizes = [*call.counts * 2, *call.counts * slots]
+    out = [aligned(rng.standard_normal(n).astype(call.dtype)) for n in sizes]
+    for second in out[3 * len(call.counts) :]:
+        second[...] = np.abs(second)
+    out.append(np.array(6, "int64"))
+    out += [np.array(v, call.dtype) for v in (0.5, 0.9)][: call.scalars - 1]
+    out += [aligned(rng.standard_normal(n).astype(call.dtype)) for n in call.statistics * 2]
+    return [*out, np.array(updates), np.array(runs)]
 
 
 def library(folder: Path, source: str, name: str = "updates") -> Any:
