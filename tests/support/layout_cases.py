@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.transform import grad
+from tests.support.fast import FAST
 
 DTYPE = "float64"
 op, nn = relax.op, relax.op.nn
@@ -65,7 +66,7 @@ def values_for(func: relax.Function, seed: int = 0, **sizes: int) -> list[np.nda
 
 def machine_of(mod: tvm.IRModule) -> relax.VirtualMachine:
     # Compiling takes longer than running: LLVM need not optimize.
-    executable = tvm.compile(mod, target=tvm.target.Target({"kind": "llvm", "opt-level": 0}))
+    executable = tvm.compile(mod, target=FAST)
     return relax.VirtualMachine(executable, tvm.cpu())
 
 

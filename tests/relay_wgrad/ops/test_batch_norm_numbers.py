@@ -13,6 +13,7 @@ from tvm import relax
 import legalize.cpu
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.transform import grad
+from tests.support.fast import FAST
 from tests.support.norm_cases import TOLERANCE, Case, distance, module, reference
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -129,7 +130,7 @@ def test_nan_and_infinity_as_in_pytorch() -> None:
 def test_upstream_pipeline_compiles_it() -> None:
     case = Case((2, 3, 4, 4), "float32", activation="relu")
     mod = grad(module(case, ("weight1", "weight2")), "main", wrt=case.names)
-    executable = tvm.compile(mod, "llvm")
+    executable = tvm.compile(mod, FAST)
     vm = relax.VirtualMachine(executable, tvm.cpu())
     values = case.values()
     given = [v for n, v in values.items() if n not in ("weight1", "weight2")]

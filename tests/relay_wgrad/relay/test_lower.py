@@ -16,6 +16,7 @@ from relay_wgrad.relay.graph_executor import GraphModule
 from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.text import fromtext
 from relay_wgrad.relay.types import TensorType
+from tests.support.fast import FAST
 from tests.support.relay.fixtures import fixture_names, load
 from tests.support.timing import seconds
 
@@ -37,7 +38,7 @@ def test_outputs_of_real_relay(name: str) -> None:
     constant: zero but for rounding, there and here.
     """
     params, outputs, text = load(name)
-    module = GraphModule(build(fromtext(text), "llvm")["default"](tvm.cpu()))
+    module = GraphModule(build(fromtext(text), FAST)["default"](tvm.cpu()))
     module.run(**params)
     assert module.get_num_outputs() == len(outputs)
     noise = name in ("mlp_grad", "resnet8_cifar_grad")
@@ -58,7 +59,7 @@ def test_every_fixture_lowers(name: str) -> None:
 
 
 def run(text: str, **inputs: np.ndarray) -> list[np.ndarray]:
-    module = GraphModule(build(fromtext(HEAD + text), "llvm")["default"](tvm.cpu()))
+    module = GraphModule(build(fromtext(HEAD + text), FAST)["default"](tvm.cpu()))
     module.run(**inputs)
     return [module.get_output(i).numpy() for i in range(module.get_num_outputs())]
 

@@ -17,6 +17,7 @@ from relay_wgrad.transform import grad
 from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
 from relay_wgrad.transform.mixed_precision import accumulate_wide, mixed_precision
 from relay_wgrad.transform.raise_product import raise_products
+from tests.support.fast import FAST
 
 pytestmark = pytest.mark.usefixtures("registered")
 R = relax.op
@@ -45,7 +46,7 @@ def ops(mod: tvm.IRModule) -> list[str]:
 
 
 def run(mod: tvm.IRModule, values: list[np.ndarray]) -> list[np.ndarray]:
-    made = tvm.compile(mod, "llvm", relax_pipeline=cpu_pipeline())
+    made = tvm.compile(mod, FAST, relax_pipeline=cpu_pipeline())
     out = relax.VirtualMachine(made, tvm.cpu())["main"](*map(tvm.runtime.tensor, values))
     return flat(out)
 

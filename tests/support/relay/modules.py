@@ -10,9 +10,9 @@ import tvm
 from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.text import fromtext
+from tests.support.fast import FAST
 from tests.support.relay.texts import HEADER
 
-FAST = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 VECTOR = "Tensor[(3), float32]"
 
 

@@ -21,6 +21,7 @@ from relay_wgrad.relay.ops import REGISTRY, lookup
 from relay_wgrad.relay.transform.simplify_inference import NAMES
 from relay_wgrad.relay.types import TensorType, TupleType
 from tests.support.chosen import cases_of
+from tests.support.fast import FAST
 from tests.support.relay.op_cases import CASES, Case, positive, real, whole
 
 FLOATS = ("float16", "float32", "float64")
@@ -184,7 +185,7 @@ def programs(
     # Compiling is what takes the time: so no zeros to add, and no optimization.
     passes = [transform.ToGraphNormalForm(), transform.SimplifyExpr()]
     mod = transform.Sequential(passes)(mod)
-    built = tvm.compile(lower(mod), tvm.target.Target({"kind": "llvm", "opt-level": 0}))
+    built = tvm.compile(lower(mod), FAST)
     yield made, tvm.relax.VirtualMachine(built, tvm.cpu())
     if not was:
         relay_wgrad.unregister()

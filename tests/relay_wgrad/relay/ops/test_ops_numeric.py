@@ -16,6 +16,7 @@ from relay_wgrad.relay.ops import REGISTRY, lookup
 from relay_wgrad.relay.types import TensorType, TupleType, Type
 from relay_wgrad.transform import grad
 from tests.support.chosen import cases_of
+from tests.support.fast import FAST
 from tests.support.relay.op_cases import CASES, Case
 
 IDS = [f"{i}-{case.op}" for i, case in enumerate(CASES)]
@@ -65,7 +66,7 @@ def function_of(case: Case, args: tuple[Any, ...], scalar: bool = False) -> rela
 def compiled(functions: dict[str, relax.Function]) -> relax.VirtualMachine:
     named = {k: f.with_attr("global_symbol", k) for k, f in functions.items()}
     # Small operands: compiling is what takes the time.
-    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+    target = FAST
     return relax.VirtualMachine(tvm.compile(tvm.IRModule(named), target), tvm.cpu())
 
 

@@ -12,6 +12,7 @@ from relay_wgrad import relay
 from relay_wgrad.relay import transform
 from relay_wgrad.relay.ops.hooks import GRADIENTS
 from relay_wgrad.relay.text import fromtext
+from tests.support.fast import FAST
 from tests.support.relay.fixtures import load
 from tests.support.relay.texts import HEADER, call_chain, fixture_text
 from tests.support.timing import seconds
@@ -62,7 +63,7 @@ def test_networks_of_which_relay_has_none(name: str) -> None:
 
 
 def built(mod: relay.IRModule) -> relay.graph_executor.GraphModule:
-    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+    target = FAST
     return relay.graph_executor.GraphModule(relay.build(mod, target)["default"](tvm.cpu()))
 
 

@@ -17,6 +17,7 @@ from relay_wgrad.relay.ast import post_order
 from relay_wgrad.relay.rewrite import rewrite
 from relay_wgrad.relay.text import astext, fromtext
 from relay_wgrad.relay.transform.normal_forms import without_lets
+from tests.support.fast import FAST
 from tests.support.problems import random_problem, relative_error
 from tests.support.relay.fixtures import load
 from tests.support.relay.raise_programs import (
@@ -64,7 +65,7 @@ def test_fixture(name: str) -> None:
 def runs_as_recorded(mod: relay.IRModule, name: str) -> None:
     """What `relay.build` makes of a program gives what Relay 0.19 recorded of another."""
     inputs, outputs, _ = load(name)
-    library = relay.build(mod, "llvm")
+    library = relay.build(mod, FAST)
     module = relay.graph_executor.GraphModule(library["default"](tvm.cpu()))
     module.run(**inputs)
     for i, want in enumerate(outputs):
