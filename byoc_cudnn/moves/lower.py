@@ -16,13 +16,14 @@ from tvm import relax
 from relay_wgrad.ir import op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.layout_rules.table import permute_axes
-from relay_wgrad.transform.raising.walk import with_type
+from relay_wgrad.transform.raising.walk import variables_of, with_type
 
 from ..codegen.lowering import DirectEntry, FunctionView, Symbols, is_anothers, normal, with_source
 from .call import DTYPES, Move, MovesCall
 from .codegen import MOVES
 
 CAST, PERMUTE, SCALE = "relax.astype", "relax.permute_dims", "relax.multiply"
+KERNEL = "relax.call_tir"
 _LEAST = 4  # tensors for which a launch for all is worth a call of its own
 _MOST = 1 << 24  # elements: larger tensors fill the GPU alone
 Expr = Any
@@ -92,7 +93,7 @@ class _Function:
     # ---- finding ---------------------------------------------------------------------------------
 
     def _of_parameters(self) -> list[_Chain]:
-        params = set(self.view.func.params)
+        params, kernels = set(self.view.func.params), self._of_kernels()
         chains = []
         for binding in self.view.bindings:
             if not isinstance(binding.var, relax.DataflowVar) or not self._is_move(binding.var):
@@ -101,9 +102,19 @@ class _Function:
             if len(users) == 1 and self._is_move(users[0].var):
                 continue  # a part of a longer one
             chain = self._chain(binding.var)
-            if chain is not None and chain.source in params and chain.scale is None:
+            if chain is None or binding.var in kernels:
+                continue
+            if chain.source in params and chain.scale is None:
                 chains.append(chain)
         return chains
+
+    def _of_kernels(self) -> set[relax.Var]:
+        """What kernels of TVM's alone read: fusion makes it part of them."""
+        read, elsewhere = set[relax.Var](), set(self.view.results)
+        for binding in self.view.bindings:
+            among = read if op_name(binding.value) == KERNEL else elsewhere
+            among.update(variables_of(binding.value))
+        return read - elsewhere
 
     def _results(self) -> list[_Chain]:
         chains = []

@@ -12,7 +12,7 @@ Write r + front = s r' + d with 0 <= d < s.  Then, with zero wherever an index i
 The d of both axes become channels, channel (c bh + dh) bw + dw of the blocks' C bh bw, and zeros
 follow up to a multiple of what a library reads at once.  `front` is 0, or what makes before + front
 a multiple of s where the last block of taps has room for it, so that blocks begin where rows of
-memory do.  Where R < s, d < R are all that is read.
+memory do.  Where R < s, d < R are all that is read.  Elements of x that no y has are zero in x'.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ class Axis:
     def length(self) -> int:
         """How many i there are."""
         return self.results + self.new_taps - 1
+
+    def read(self, size: Any) -> Any:
+        """Of x, how many y are made of."""
+        return tirx.min(size, (self.results - 1) * self.stride + self.taps - self.before)
 
     def source(self, i: Any, d: Any) -> Any:
         """Of x, for x'[i, d]."""
@@ -114,6 +118,7 @@ class Blocks:
         """x' of x, both in `layout`."""
         n, _, h, w = to_layout(data.shape, layout, ACTIVATION)
         shape = (n, self.new_channels, self.rows.length, self.columns.length)
+        top, left = self.rows.read(h), self.columns.read(w)
 
         def place(index: tuple[Any, ...]) -> tuple[Any, ...]:
             n, channel, i, j = to_layout(index, layout, ACTIVATION)
@@ -127,7 +132,7 @@ class Blocks:
 
         def element(*index: Any) -> Any:
             _, channel, _, y, x = place(index)
-            inside = tirx.all(*_within(y, h), *_within(x, w), channel < self.filled)
+            inside = tirx.all(*_within(y, top), *_within(x, left), channel < self.filled)
             return tirx.if_then_else(inside, read(*index), tirx.const(0, data.dtype))
 
         # Two steps, so that a GPU's loads wait for no comparison.

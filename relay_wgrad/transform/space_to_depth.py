@@ -8,6 +8,9 @@ operands; those made of one image, or of one filter, are made once:
     y  = fprop(x, w)     ->   fprop(x', w')
     dw = wgrad(dy, x)    ->   from_depth(wgrad(dy, x'))
 
+A result's window of pixels may be one row or column of blocks larger than it was, by taps that are
+zero: a pixel that is not finite makes those results NaN too.
+
 For the end of a training step's making: after the gradient and the change of layouts, before a
 partition.  Layouts, dtypes and the names of results stay.
 """

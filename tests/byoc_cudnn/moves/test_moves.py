@@ -17,6 +17,7 @@ from byoc_cudnn.norm.lower import lower_norms
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.ir import op_name
 from relay_wgrad.training.step import ADJOINT, converted, step_module
+from relay_wgrad.transform.raising.walk import variables_of
 from tests.support.moves import moved, step
 from tests.support.training_models import residual_net
 
@@ -99,6 +100,22 @@ def _by_numpy(call: MovesCall) -> Any:
 def _run(mod: tvm.IRModule, values: Any) -> list[np.ndarray]:
     vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
     return [t.numpy() for t in vm["main"](*(tvm.runtime.tensor(v) for v in values))]
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_kernel_makes_its_operand_itself(blocks: bool) -> None:
+    """An image in blocks of pixels is made of the image, by one kernel, as its filter is."""
+    graph = from_onnx(residual_net(blocks=2))
+    step = step_module(graph, dtype="float16", wide_weight_gradients=False)
+    step = converted(step, "NHWC", blocks=blocks)
+    mod, entries = lower_moves(step, 90)
+    assert len(entries) >= 2
+    bindings = mod[ADJOINT].body.blocks[0].bindings
+    calls = [b.value for b in bindings if op_name(b.value) == "relax.call_dps_packed"]
+    taken = {str(v.name) for call in calls for v in variables_of(call)}
+    first = {graph.inputs[0].name, next(p.name for p in step[ADJOINT].params if "stem" in p.name)}
+    assert len(taken & {str(p.name) for p in step[ADJOINT].params}) >= 4
+    assert first & taken == (set() if blocks else first)
 
 
 def test_a_scaled_step_leaves_no_cast_of_a_gradient() -> None:

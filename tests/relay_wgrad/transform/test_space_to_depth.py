@@ -149,6 +149,24 @@ def test_random_problems() -> None:
     check([drawn(rng) for _ in range(40)])
 
 
+def test_what_was_not_read() -> None:
+    """Pixels behind the last window, and those between windows, may be anything."""
+    for text, rows in (
+        ("n=1 c=3 h=10 w=10 k=4 r=3 s=3 stride=4,4 pad=0,0,0,0", (3, 7, 8, 9)),
+        ("n=1 c=3 h=11 w=11 k=4 r=5 s=5 stride=3,3 pad=1,1,1,1", (10,)),
+    ):
+        p = ConvProblem.parse(f"fprop {text} layout=NHWC/OHWI/NHWC")
+        executable = tvm.compile(
+            SpaceToDepth()(module([p])), legalize.cpu.host_target(), relax_pipeline=cpu_pipeline()
+        )
+        rng = np.random.default_rng(0)
+        (x, w), (dy, _) = (random_operands(q, rng) for q in (p, p.with_kind(ConvKind.WGRAD)))
+        x[:, rows, :] = x[:, :, rows] = np.nan
+        vm = relax.VirtualMachine(executable, tvm.cpu())
+        for result in vm["f0"](*map(tvm.runtime.tensor, (x, w, dy))):
+            assert np.isfinite(result.numpy()).all(), text
+
+
 def test_symbolic_batch() -> None:
     check([ConvProblem.parse(f"fprop {STEMS[1]}")], n=tirx.Var("n", "int64"))
 
