@@ -271,7 +271,7 @@ def ours(row: Row, built: Built, device: str, turns: Turns, select: str) -> dict
     mod = converted(mod, where.layout, blocks=where.blocks)
     library, problems, memory = None, {}, Memory(device)
     if device == "cuda":
-        library, problems = _library(mod, where, row.dtype != "f32", select)
+        library, problems = _library(mod, where, row.dtype != "f32", select, turns)
     else:
         vm = where.compile(mod, lambda what: None).vm
     found: dict[str, Any] = {"compile_s": time.perf_counter() - began}
@@ -310,17 +310,30 @@ def ours(row: Row, built: Built, device: str, turns: Turns, select: str) -> dict
     return found
 
 
-def _library(mod: Any, where: Any, tf32: bool, select: str) -> tuple[Any, dict[str, str]]:
+def _library(
+    mod: Any, where: Any, tf32: bool, select: str, turns: Turns
+) -> tuple[Any, dict[str, str]]:
     """The step's library, loaded, and the problems of its convolutions by their functions."""
     from tvm.target import Target
 
     import byoc_cudnn
+    from byoc_cudnn.tuning.measured import measured
+    from byoc_cudnn.tuning.versions import arch_of
     from relay_wgrad.pipeline.cuda import cuda_pipeline
-    from relay_wgrad.training.devices import cuda_compiler, library_symbols
+    from relay_wgrad.training.cuda_tools import cuda_compiler
+    from relay_wgrad.training.devices import Options, backend_options, library_symbols
 
     backends = ("cudnn",) if select == "first" else ("cudnn", "cutlass")
+    options = Options(backends, tf32=tf32, benchmark=True, select=select)
+    given: dict[str, Any] = backend_options(backends, options, arch_of(where.device))
+    for each in given.values():
+        each["deterministic"] = False  # as PyTorch's
+    record = None
+    if select == "measured":
+        turns.keep()
+        record = measured(mod, backends, given, where.device)
     mod, report = byoc_cudnn.partition(
-        mod, backends, products=True, select=select, cudnn={"allow_tf32": tf32, "benchmark": True}
+        mod, backends, products=True, select=select, record=record, **given
     )
     taken = [entry.problem for entry in report.entries if entry.backend]
     problems = dict(zip(library_symbols(mod), taken, strict=True))
@@ -335,7 +348,7 @@ def _library(mod: Any, where: Any, tf32: bool, select: str) -> tuple[Any, dict[s
 def _replayed(vm: Any, args: Sequence[Any], device: Any) -> dict[str, Any]:
     """Times of the step as one CUDA graph, or why there are none."""
     from relay_wgrad.training.capture import Captured
-    from relay_wgrad.training.devices import cuda_runtime
+    from relay_wgrad.training.cuda_tools import cuda_runtime
     from relay_wgrad.training.step import ADJOINT
 
     try:

@@ -44,7 +44,7 @@ from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.training.capture import Captured
-from relay_wgrad.training.devices import cuda_runtime
+from relay_wgrad.training.cuda_tools import cuda_runtime
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support.gpu.runner import choose_compiler
 from tests.support.torch.model import prepared

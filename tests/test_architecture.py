@@ -30,7 +30,7 @@ UPWARD = {
     "relay_wgrad/cli/arguments.py", "relay_wgrad/cli/partition.py", "relay_wgrad/cli/bench.py",
     "relay_wgrad/cli/inspect.py",
     "relay_wgrad/torch/kernels.py", "relay_wgrad/cli/tune.py", "relay_wgrad/threads.py",
-    "relay_wgrad/training/devices.py",
+    "relay_wgrad/training/cuda_tools.py", "relay_wgrad/training/devices.py",
 }  # fmt: skip
 STDLIB = __import__("sys").stdlib_module_names
 

@@ -22,7 +22,7 @@ from ..frontend.graph import DRAWN
 from ..problem import ConvProblem
 from ..training import state
 from ..training.data import Data
-from ..training.devices import Options, place
+from ..training.devices import SELECT, Options, place
 from ..training.trainer import CHECK_EVERY, OPTIMIZERS, Trainer
 from . import arguments
 from .training_report import Memory, course, print_report, row
@@ -77,6 +77,13 @@ def add_parser(commands: Any) -> None:
         "--benchmark",
         action="store_true",
         help="on a GPU: time a library's algorithms once and keep the fastest",
+    )
+    parser.add_argument(
+        "--select",
+        default="first",
+        choices=SELECT,
+        help="on a GPU: the first library that takes a convolution, or the one that is the fastest"
+        " here by measurement, kept in the record of `tune`",
     )
     parser.add_argument(
         "--no-tf32",
@@ -155,8 +162,9 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     report = Display(args.quiet)
     threads, target = configure_threads(), host_target()
     on_gpu = Options(
-        strict=args.strict, tf32=not args.no_tf32, benchmark=args.benchmark, graph=not args.no_graph
-    )
+        strict=args.strict, tf32=not args.no_tf32, benchmark=args.benchmark, select=args.select,
+        graph=not args.no_graph,
+    )  # fmt: skip
     place(args.device, on_gpu)  # what it refuses, now
     figures: dict[str, Any] = {"arguments": arguments.vars_of(args), "tvm": tvm.__version__,
                                "threads": threads}  # fmt: skip

@@ -7,14 +7,12 @@ here once: `python -m relay_wgrad env` prints what `lacking` gives, and `place` 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import tvm
@@ -27,16 +25,17 @@ from ..frontend import TrainingGraph
 from ..pipeline.cuda import cuda_pipeline
 from ..pipeline.fused_kernels import legalize_ops
 from ..problem import ConvProblem
-from . import cudart
 from .capture import Lane
 from .compiled import Compiled, Progress, compile_module, planned_memory
+from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc
 from .lines import CudaLine, HostLine
 from .repeated import Work
 from .step import ADJOINT
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|MEMORY_ALLOCATION|ALLOC_FAILED", re.IGNORECASE)
 DEVICES = "cpu, cuda, cuda:N or auto"
-_COMPILER = "TVM_CUDA_COMPILE_MODE"
+SELECT = ("first", "measured")
+HOPPER = 90
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,9 @@ class Options:
     tf32 : whether float32 operands may be rounded to TF32's 10 bits.
     benchmark : whether a library may time its algorithms and keep the fastest in the user's record;
         else its heuristic decides, which is the same every time.
+    select : "first": the first of the libraries that takes a convolution.  "measured": the one of
+        all that is the fastest here; what the user's tuning record lacks is measured when a step is
+        compiled, some kernels of each library for each problem, whose building needs nvcc.
     norms : whether batch normalization, with what follows it, goes to kernels of our own where
         there is an nvcc for them; with a half dtype residual sums are half then, as PyTorch's.
     graph : whether steps become one CUDA graph, after some that are not; intermediate results then
@@ -60,6 +62,7 @@ class Options:
     strict: bool = False
     tf32: bool = True
     benchmark: bool = False
+    select: str = "first"
     norms: bool = True
     graph: bool = True
     blocks: bool = True
@@ -117,6 +120,8 @@ def place(device: str | Target, options: Options | None = None) -> Place:
     Raises ValueError for another name, and for a GPU naming all that is missing.
     """
     options = Options() if options is None else options
+    if options.select not in SELECT:
+        raise ValueError(f"select must be {' or '.join(SELECT)}, got {options.select!r}")
     if isinstance(device, Target):
         if str(device.kind.name) == "cuda":
             raise ValueError("Trainer: for a GPU give device='cuda', not a target")
@@ -155,7 +160,7 @@ def lacking(index: int = 0) -> list[str]:
             lines.append("CUDA's runtime, which TVM loads: not found; " + toolchain.INSTALL)
         else:
             lines.append("no GPU that TVM can use; its build wants a driver for CUDA 13")
-    if not _has_nvrtc() and found.nvcc is None:
+    if not has_nvrtc() and found.nvcc is None:
         lines.append(
             "a compiler of CUDA kernels: neither nvcc nor NVRTC's bindings; pip install"
             " 'relay-wgrad[cutlass]' or pip install cuda-bindings"
@@ -240,7 +245,7 @@ def _backends(options: Options, notes: list[str]) -> list[str]:
 
     usable, reasons = libraries()
     if options.backends is None:
-        chosen, wanted = usable[:1], not usable
+        chosen, wanted = usable[: 1 if options.select == "first" else None], not usable
     else:
         for name in options.backends:
             backend_of(name)
@@ -269,7 +274,7 @@ def _compiled(
     start, target = time.perf_counter(), Target.from_device(device)
     progress("partitioning")
     if backends:
-        mod, convolutions = partitioned(mod, backends, options, notes)
+        mod, convolutions = partitioned(mod, backends, options, notes, device, progress)
     else:
         with target:  # a copy: the pipeline has something to do before
             convolutions = lowered_convolutions(legalize_ops()(mod), ADJOINT)
@@ -288,18 +293,32 @@ def _compiled(
 
 
 def partitioned(
-    mod: tvm.IRModule, backends: Sequence[str], options: Options, notes: list[str]
+    mod: tvm.IRModule,
+    backends: Sequence[str],
+    options: Options,
+    notes: list[str],
+    device: Any = None,
+    progress: Progress = lambda what: None,
 ) -> tuple[tvm.IRModule, list[Lowered]]:
     """The module with its convolutions and matrix products sent to libraries, and where each went.
 
     Those that stay are noted with their reasons; with `strict` convolutions among them are a
-    ValueError.
+    ValueError.  With a choice by measurement `device` measures what the user's record lacks.
     """
     import byoc_cudnn
     from byoc_cudnn.report import PRODUCT
+    from byoc_cudnn.tuning.measured import measured
+    from byoc_cudnn.tuning.versions import arch_of
 
-    given: dict[str, Any] = backend_options(backends, options)
-    out, report = byoc_cudnn.partition(mod, tuple(backends), options.strict, products=True, **given)
+    arch = None if device is None else arch_of(device)
+    given: dict[str, Any] = backend_options(backends, options, arch)
+    record = None
+    if options.select == "measured" and device is not None and len(backends) > 1:
+        record = measured(mod, backends, given, device, progress)
+    out, report = byoc_cudnn.partition(
+        mod, tuple(backends), options.strict, select=options.select, record=record, products=True,
+        **given,
+    )  # fmt: skip
     if report.left:
         reasons = "; ".join(f"{n}: {reason}" for reason, n in report.reasons().most_common())
         notes.append(
@@ -329,17 +348,24 @@ def _of_a_library(func: Any) -> bool:
     return func.attrs is not None and keys.CODEGEN in func.attrs
 
 
-def backend_options(backends: Sequence[str], options: Options) -> dict[str, dict[str, bool]]:
-    """For each library those of its options that are of training.
+def backend_options(
+    backends: Sequence[str], options: Options, arch: int | None = None
+) -> dict[str, dict[str, Any]]:
+    """For each library those of its options that are of training, on a GPU (its number).
 
-    Always the algorithms that give the same bits every time.
+    Always the algorithms that give the same bits every time.  Where libraries are compared, each
+    with its best.
     """
     from byoc_cudnn.backends.base import option_names
     from byoc_cudnn.table import BACKENDS
 
-    wanted = {
-        "allow_tf32": options.tf32, "deterministic": True, "benchmark": options.benchmark,
+    compared = options.select == "measured"
+    wanted: dict[str, Any] = {
+        "allow_tf32": options.tf32, "deterministic": True,
+        "benchmark": options.benchmark or compared,
     }  # fmt: skip
+    if compared and arch is not None and arch >= HOPPER:
+        wanted |= {"arch": HOPPER, "wgmma": True}
     return {
         name: {key: value for key, value in wanted.items() if key in known}
         for name in backends
@@ -353,47 +379,6 @@ def _lowered(entry: Any, symbol: str) -> Lowered:
     return Lowered(
         entry.op, problem, source, symbol, reason=entry.reason or "the first that takes it"
     )
-
-
-@contextlib.contextmanager
-def cuda_compiler() -> Iterator[None]:
-    """Within it TVM compiles CUDA kernels with what is here: NVRTC's bindings, or else nvcc.
-
-    TVM wants the first unless it is told, and looks for nvcc on PATH alone.  What the user has set
-    stays.
-    """
-    from byoc_cudnn.building import toolchain
-
-    before = {name: os.environ.get(name) for name in (_COMPILER, "PATH")}
-    nvcc = toolchain.find().nvcc
-    if not _has_nvrtc() and nvcc is not None:
-        os.environ.setdefault(_COMPILER, "nvcc")
-        os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{nvcc.parent}"
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _has_nvrtc() -> bool:
-    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
-
-
-def cuda_runtime() -> cudart.Runtime:
-    """The CUDA runtime that TVM's has loaded.  Raises ValueError where there is none."""
-    from byoc_cudnn.building import toolchain
-
-    found = toolchain.find().cuda.shared_library
-    names = [found.name, str(found)] if found is not None else []
-    # The one that is in the process, first: TVM's CUDA runtime has loaded it.
-    for name in [*names, "libcudart.so.13", "libcudart.so.12"]:
-        with contextlib.suppress(OSError):
-            return cudart.Runtime(name)
-    raise ValueError("device 'cuda' cannot be trained on: libcudart cannot be loaded")
 
 
 def machine_of(compiled: Compiled) -> relax.VirtualMachine:

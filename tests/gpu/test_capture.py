@@ -13,7 +13,7 @@ import byoc_cudnn
 import relay_wgrad
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.training.capture import Captured
-from relay_wgrad.training.devices import cuda_runtime
+from relay_wgrad.training.cuda_tools import cuda_runtime
 from relay_wgrad.transform import ConvertLayout, grad
 from tests.support.gpu.runner import choose_compiler
 

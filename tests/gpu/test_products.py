@@ -13,7 +13,7 @@ from torch import nn
 
 import byoc_cudnn
 from relay_wgrad.frontend import from_torch
-from relay_wgrad.training.devices import cuda_compiler
+from relay_wgrad.training.cuda_tools import cuda_compiler
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support.gpu.runner import choose_compiler
 

@@ -16,7 +16,8 @@ from benchmarks import gpu_stem
 from benchmarks.gpu_timing import arithmetic
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer
-from relay_wgrad.training.devices import Options, cuda_compiler
+from relay_wgrad.training.cuda_tools import cuda_compiler
+from relay_wgrad.training.devices import Options
 from relay_wgrad.transform import space_to_depth
 from tests.support.gpu.runner import choose_compiler
 
