@@ -217,13 +217,13 @@ class _Block:
         new = replace(attrs, strides=(1, 1), padding=_NO_PADDING)
         if kind is ConvKind.FPROP:
             weight = self._once(second, attrs.kernel_layout, blocks, FILTER, blocks.filter)
-            self._bind(binding, fprop_call(image, weight, new))
+            self._bind(binding, _spanned(fprop_call(image, weight, new), binding.value))
             return
         size = (blocks.rows.new_taps, blocks.columns.new_taps)
+        call = _spanned(wgrad_call(first, image, replace(new, kernel_size=size)), binding.value)
+        call = self.builder.normalize(call)
         # Named for what a report tells of: the convolution.
-        name = str(binding.var.name)
-        call = self.builder.normalize(wgrad_call(first, image, replace(new, kernel_size=size)))
-        whole = self.var(f"{name}_in_depth", call.ty, binding.span)
+        whole = self.var(f"{binding.var.name}_in_depth", call.ty, binding.span)
         self.out.append(relax.VarBinding(whole, call, binding.span))
         self._bind(binding, self._call(blocks.gradient, whole, attrs.kernel_layout, GRADIENT))
 
@@ -244,6 +244,10 @@ class _Block:
     def _bind(self, binding: relax.Binding, value: relax.Expr) -> None:
         value = self.builder.normalize(value)
         self.out.append(relax.VarBinding(binding.var, value, binding.span))
+
+
+def _spanned(call: Any, before: relax.Call) -> relax.Call:
+    return relax.Call(call.op, call.args, call.attrs, call.ty_args, before.span)
 
 
 def _problem_of(

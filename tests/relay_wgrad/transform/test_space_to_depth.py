@@ -146,7 +146,7 @@ def test_both_are_what_they_were(text: str) -> None:
 
 def test_random_problems() -> None:
     rng = np.random.default_rng(2)
-    check([drawn(rng) for _ in range(40)])
+    check([drawn(rng) for _ in range(16)])
 
 
 def test_what_was_not_read() -> None:
@@ -281,3 +281,21 @@ def test_shapes_of_known_networks() -> None:
     want = [ConvProblem.parse(f"fprop n=8 {row} {tail}").repro() for row in rows.values()]
     assert [e.became for e in entries[::2]] == want
     assert [e.became for e in entries[1::2]] == [w.replace("fprop", "wgrad") for w in want]
+
+
+def test_spans_stay() -> None:
+    p = ConvProblem.parse(f"fprop {BASE.format('', 'f16/f16/f16')}")
+    mod = module([p])
+    span = tvm.ir.Span(tvm.ir.SourceName("model.onnx"), 1, 1, 2, 3)
+    func = mod["f0"]
+    bindings = [
+        relax.VarBinding(b.var, relax.Call(b.value.op, b.value.args, b.value.attrs, [], span))
+        if isinstance(b.value, relax.Call) else b
+        for b in func.body.blocks[0].bindings
+    ]  # fmt: skip
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
+    mod["f0"] = relax.Function(func.params, body, func.ret_ty, attrs=func.attrs)
+    out = SpaceToDepth()(relax.transform.Normalize()(mod))
+    found = [b.value for b in out["f0"].body.blocks[0].bindings]
+    convs = [v for v in found if isinstance(v, relax.Call) and "conv2d" in str(v.op)]
+    assert [v.span for v in convs] == [span, span]
