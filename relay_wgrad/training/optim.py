@@ -7,10 +7,11 @@ start from: a count of updates, then what there is for each parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from tvm import relax
 from tvm.relax.training.optimizer import SGD, MomentumSGD
 from tvm.relax.training.optimizer import Adam as _Adam
 
@@ -88,9 +89,15 @@ def make_optimizer(
     return rule.make(lr, weight_decay, **given)
 
 
-def optimizer_for(graph: TrainingGraph, name: str, lr: float) -> Any:
-    """An optimizer of a graph's trainable parameters."""
-    return make_optimizer(name, lr=lr).init(graph.variables(graph.trainable))
+def optimizer_for(
+    graph: TrainingGraph, name: str, lr: float, variables: Sequence[relax.Var] | None = None
+) -> Any:
+    """An optimizer of a graph's trainable parameters.
+
+    variables : have them by name, with other types than the graph's.
+    """
+    found = {var.name: var for var in (graph.main.params if variables is None else variables)}
+    return make_optimizer(name, lr=lr).init([found[name] for name in graph.trainable])
 
 
 def initial_state(graph: TrainingGraph, optimizer: str) -> list[Any]:

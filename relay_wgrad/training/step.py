@@ -88,17 +88,20 @@ def _cuts(graph: TrainingGraph, checkpoint: str | Sequence[str] | None) -> list[
     return [graph.tensors[name] for name in named if name in graph.tensors]
 
 
-def converted(module: tvm.IRModule, layout: str | None, *, blocks: bool = False) -> tvm.IRModule:
+def converted(
+    module: tvm.IRModule, layout: str | None, *, blocks: bool = False, params: str = "keep"
+) -> tvm.IRModule:
     """The step in another layout of activations; parameters and gradients keep theirs.
 
     blocks : in NHWC, convolutions of few channels are such of blocks of pixels, which libraries of
         a GPU compute faster (`relay_wgrad.transform.space_to_depth`).
+    params : "convert": parameters and gradients get kernels' own (`kept.kept_in_layout`).
     """
     if layout in (None, "NCHW"):
         return module
     from ..transform import ConvertLayout, SpaceToDepth
 
-    module = ConvertLayout(str(layout), functions=[ADJOINT], params="keep")(module)
+    module = ConvertLayout(str(layout), functions=[ADJOINT], params=params)(module)
     return SpaceToDepth([ADJOINT])(module) if blocks and layout == "NHWC" else module
 
 

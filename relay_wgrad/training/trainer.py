@@ -20,6 +20,7 @@ from . import loss_scale as scales
 from .capture import refusal
 from .compiled import Compiled, Progress, compile_module, silent
 from .devices import Options, machine_of, place
+from .kept import Axes, Kept, kept_in_layout
 from .lines import Row
 from .optim import OPTIMIZERS, UNNORMALIZED, default_lr, initial_state, optimizer_for
 from .repeated import Repeated
@@ -44,17 +45,17 @@ _ADVICE = (
 class Tensors(MutableMapping[str, Any]):
     """Tensors by fixed names; what is put in goes to the device."""
 
-    def __init__(self, names: Iterable[str], values: Sequence[Any], device: Any) -> None:
+    def __init__(self, names: Iterable[str], values: Sequence[Any], kept: Kept) -> None:
         self._at = {name: index for index, name in enumerate(names)}
         self.all = values  # as the compiled function takes and gives them
-        self._device = device
+        self._kept = kept
 
     def __getitem__(self, name: str) -> Any:
-        return self.all[self._at[name]]
+        return self._kept.read(name, self.all[self._at[name]])
 
     def __setitem__(self, name: str, value: Any) -> None:
         changed = list(self.all)
-        changed[self._at[name]] = _tensor(value, self._device)
+        changed[self._at[name]] = self._kept.put(name, value)
         self.all = changed
 
     def __delitem__(self, name: str) -> None:
@@ -139,7 +140,12 @@ class Trainer:
         before = mod[ADJOINT]
         if layout not in (None, "NCHW"):
             progress(f"converting to {layout}")
-        mod = converted(mod, layout, blocks=self.place.blocks)
+        axes: Axes = {}
+        if self.place.is_gpu:
+            mod, axes = kept_in_layout(mod, layout, graph, blocks=self.place.blocks)
+            rule = optimizer_for(graph, optimizer, self.lr, mod[ADJOINT].params)
+        else:
+            mod = converted(mod, layout)
         self.layout_changes = (changes(before), changes(mod[ADJOINT]))  # before, after conversion
         how = {"scaled": self._scale is not None, "dynamic": self._dynamic}
         mod = with_update(mod, graph, rule, **how)
@@ -151,21 +157,25 @@ class Trainer:
             step = WholeStep(self.compiled.vm.__getitem__, graph, **how)
             self._step = self._repeated(step)
             self._line = self.place.line(graph)
-            values = [self._tensor(value) for value in graph.params.values()]
-            self._params = Tensors(graph.params, values, self.place.device)
+            self._kept = kept = Kept(axes, graph.trainable, self.place.device)
+            values = [kept.put(name, value) for name, value in graph.params.items()]
+            self._params = Tensors(graph.params, values, kept)
             self._state: Any = [self._tensor(value) for value in rule.state]
         self._control: Any = None  # on the device; None where the numbers here are what counts
         self.step_seconds = math.nan  # of the last step whose loss was read
 
     @property
     def params(self) -> Tensors:
-        """The parameters and running statistics by name, on the device."""
+        """The parameters and running statistics by name, on the device.
+
+        There steps may write over them, and some are copies, since the device keeps them otherwise.
+        """
         return self._params
 
     @property
     def state(self) -> list[Any]:
-        """The optimizer's tensors, on the device."""
-        return list(self._state)
+        """The optimizer's tensors, on the device, as `params`."""
+        return self._kept.read_state(self._state)
 
     @property
     def loss_scale(self) -> float | None:
@@ -179,10 +189,11 @@ class Trainer:
     def arguments(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
         """The adjoint's arguments for a batch, in order; random inputs that it lacks are drawn.
 
+        On a GPU weights have the axes that kernels want.
         Raises ValueError for a batch that is not the graph's: `TrainingGraph.batch_values`.
         """
         given = [self._tensor(value) for value in self._values(batch)]
-        given += self.params.values()
+        given += self._params.all
         scale = [] if self._scale is None else [self._tensor(np.float32(self._scale))]
         return given + scale
 
@@ -190,7 +201,8 @@ class Trainer:
         """(the outputs of `main`, the gradients by `graph.trainable`) at the present parameters."""
         with self.place.memory_errors():
             outputs, gradients = threads.run(self.compiled.vm[ADJOINT], *self.arguments(batch))
-        return outputs, gradients
+        pairs = zip(self.graph.trainable, gradients, strict=True)
+        return outputs, [self._kept.read(name, gradient) for name, gradient in pairs]
 
     def step(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> float:
         """One step: the loss before it.  Parameters and running statistics are updated.
@@ -238,7 +250,7 @@ class Trainer:
 
         A step does this every `CHECK_EVERY` steps: a network can hide such a value from its loss.
         """
-        for name, value in self.params.items():
+        for name, value in zip(self._params, self._params.all, strict=True):
             array = value.numpy() if self.place.is_gpu else np.from_dlpack(value)
             with np.errstate(over="ignore", invalid="ignore"):
                 total = array.sum()  # one read, no copy; only a sum that overflows needs a second
@@ -263,8 +275,8 @@ class Trainer:
 
         The loss scale is taken where it is dynamic, and is else the trainer's own.
         """
-        self._params.all = [self._tensor(params[name]) for name in self.params]
-        self._state = [self._tensor(value) for value in state]
+        self._params.all = [self._kept.put(name, params[name]) for name in self.params]
+        self._state = self._kept.put_state(state)
         self.steps, self.skipped, self._control = steps, skipped, None
         if self._dynamic and loss_scale is not None:
             self._scale, self.good_steps = loss_scale, good_steps
@@ -379,8 +391,4 @@ class Trainer:
         return total
 
     def _tensor(self, value: Any) -> Any:
-        return _tensor(value, self.place.device)
-
-
-def _tensor(value: Any, device: Any) -> Any:
-    return tvm.runtime.tensor(value, device)
+        return tvm.runtime.tensor(value, self.place.device)

@@ -49,7 +49,7 @@ def with_update(
     ----------
     module : of `step_module`; its `main_adjoint` takes a loss scale if `scaled`.
     graph : whose parameters are updated.
-    optimizer : TVM's, after `init` with the variables of `graph.trainable`.
+    optimizer : TVM's, after `init` with the module's variables of `graph.trainable`.
     dynamic : gradients that are not finite are looked for, and the scale follows.
     """
     bb = relax.BlockBuilder(module.clone())
@@ -82,9 +82,10 @@ def with_update(
 
 def with_watch(module: tvm.IRModule, graph: TrainingGraph) -> tvm.IRModule:
     """The module with `not_finite`: ((parameters…)) to how many of their values are not finite."""
-    given = [relax.TensorType(v.shape, str(v.dtype)) for v in graph.params.values()]
+    first = len(graph.inputs)
+    given = module[ADJOINT].params[first : first + len(graph.params)]
     bb = relax.BlockBuilder(module)
-    _count(bb, NOT_FINITE, relax.TupleType(given))
+    _count(bb, NOT_FINITE, relax.TupleType([var.ty for var in given]))
     return bb.get()
 
 

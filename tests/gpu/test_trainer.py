@@ -230,9 +230,9 @@ def test_a_graph_is_the_calls(options: dict[str, Any]) -> None:
     assert repeated.is_graph, one.place.notes
     assert graphed == called
     assert same(after_graph, after_calls)
-    places = [t.data_ptr() for t in (*one.params.values(), *one.state)]
+    places = [t.data_ptr() for t in (*one.params.all, *one._state)]
     list(one.train(given[:3]))
-    assert places == [t.data_ptr() for t in (*one.params.values(), *one.state)]
+    assert places == [t.data_ptr() for t in (*one.params.all, *one._state)]
 
 
 def test_without_graphs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ from byoc_cudnn.updates.call import NUMBERS, TILE, numbers_of
 from byoc_cudnn.updates.codegen import one_minus
 from byoc_cudnn.updates.lower import lower_updates
 from relay_wgrad.frontend import TrainingGraph, from_onnx
+from relay_wgrad.training import trainer
+from relay_wgrad.training.devices import place
 from relay_wgrad.training.optim import make_optimizer, optimizer_for
+from relay_wgrad.training.repeated import WARM
 from relay_wgrad.training.step import ADJOINT, step_module
+from relay_wgrad.training.trainer import Trainer
 from relay_wgrad.training.whole_step import (
     FOUND,
     NOT_FINITE,
@@ -32,6 +37,7 @@ from relay_wgrad.training.whole_step import (
     with_watch,
 )  # fmt: skip
 from tests.support.cuda_emulated import aligned
+from tests.support.cuda_stand_in import Repeating, runtime, stand_in
 from tests.support.training_models import residual_net
 from tests.support.updates import CASES, COUNTS, expected, library, operands, some_calls, symbols
 
@@ -196,6 +202,39 @@ def test_a_step_is_what_the_operators_give(optimizer: str, folder: Path, registe
     for got, want in zip(*results, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-7)
     assert results[0][-1] == 0
+
+
+def test_a_trainer_updates_in_place(
+    folder: Path, registered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU does, and as one graph: the results of the CPU, in the tensors that there were."""
+
+    def compiled(mod: tvm.IRModule, progress: Any) -> Any:
+        mod, _ = lower_updates(mod, 90)
+        (module,) = mod.attrs["external_mods"]
+        built = library(folder, module.inspect_source(), "trainer")
+        for name in symbols(module.inspect_source()):
+            tvm_ffi.register_global_func(name, built[name], override=True)
+        return place("cpu").compile(mod.without_attr("external_mods"), progress)
+
+    one, work = graph(), Repeating()
+    options: dict[str, Any] = {"lr": 0.02, "dtype": "float16", "loss_scale": "dynamic"}
+    on_cpu = Trainer(one, **options)
+    where = replace(stand_in(runtime(folder), work), compile=compiled)
+    monkeypatch.setattr(trainer, "place", lambda device, options: where)
+    ahead = Trainer(one, "cuda", **options)
+    on_cpu.loss_scale = ahead.loss_scale = 2.0**18  # float16 overflows, until it does not
+    given = [one.random_batch(seed) for seed in range(8)]
+    places = [t.data_ptr() for t in ahead.params.values()]
+    want = [on_cpu.step(batch) for batch in given]
+    np.testing.assert_allclose(list(ahead.train(given)), want, rtol=1e-4)
+    assert work.calls == {"done": WARM, "captured": 1, "launches": 8 - WARM}
+    assert ahead.skipped == on_cpu.skipped
+    assert 0 < ahead.skipped < 8
+    assert [t.data_ptr() for t in ahead.params.values()] == places
+    pairs = [*zip(ahead.params.values(), on_cpu.params.values(), strict=True)]
+    for got, exact in (*pairs, *zip(ahead.state, on_cpu.state, strict=True)):
+        np.testing.assert_allclose(got.numpy(), exact.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_other_networks_keep_the_operators(registered: None) -> None:

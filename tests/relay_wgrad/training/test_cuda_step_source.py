@@ -9,12 +9,15 @@ import tvm
 from tvm import relax
 
 import byoc_cudnn
+from byoc_cudnn.building.toolchain import find
+from byoc_cudnn.codegen.direct import missing
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.training.devices import Options, backend_options, partitioned
+from relay_wgrad.training.kept import kept_in_layout
 from relay_wgrad.training.optim import OPTIMIZERS, optimizer_for
-from relay_wgrad.training.step import converted, step_module
-from relay_wgrad.training.whole_step import UPDATE, with_update, with_watch
+from relay_wgrad.training.step import ADJOINT, step_module
+from relay_wgrad.training.whole_step import FOUND, NOT_FINITE, UPDATE, with_update, with_watch
 from tests.support.cuda_source import read_back
 from tests.support.training_models import residual_net
 
@@ -27,8 +30,9 @@ TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
 def whole(optimizer: str, **options: Any) -> tvm.IRModule:
     graph = from_onnx(residual_net(blocks=1))
     step = step_module(graph, scaled=True, raise_norms=True, **options)
-    step = converted(step, "NHWC", blocks=True)
-    rule = optimizer_for(graph, optimizer, 0.1)
+    step, axes = kept_in_layout(step, "NHWC", graph, blocks=True)
+    assert set(axes) == {name for name in graph.trainable if graph.params[name].ndim == 4}
+    rule = optimizer_for(graph, optimizer, 0.1, step[ADJOINT].params)
     return with_watch(with_update(step, graph, rule, scaled=True, dynamic=True), graph)
 
 
@@ -54,6 +58,8 @@ def test_a_whole_step_becomes_device_code(optimizer: str, dtype: str | None) -> 
     assert code.count("__global__") > 40
     assert read_back(code) == []
     assert UPDATE in library.executable.stats()
+    own = [entry for entry in library.direct if entry.op == "updates"]
+    assert missing(find()) or {e.function for e in own if e.symbol} == {UPDATE, FOUND, NOT_FINITE}
 
 
 def _all(module: Any) -> list[Any]:

@@ -252,6 +252,41 @@ def test_memory_errors_say_how_much_there_is(both: Any) -> None:
         raise RuntimeError("else")
 
 
+def test_a_gpu_keeps_weights_as_its_kernels_read_them(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads and sets them has them as the network does; so do gradients and state."""
+    counted = made[2]
+    graph = from_onnx(residual_net(blocks=0, size=6), batch=2)
+    monkeypatch.setattr(module, "place", lambda device, options: stand_in(counted, Repeating()))
+    one, other = (
+        Trainer(graph, device, optimizer="adam", lr=0.01, layout="NHWC")
+        for device in ("cuda", "cpu")
+    )
+    (name,) = (n for n in graph.trainable if graph.params[n].ndim == 4)
+    kept_as = one.params.all[list(one.params).index(name)].numpy()
+    assert (kept_as == graph.params[name].transpose(0, 2, 3, 1)).all()
+    assert (one.params[name].numpy() == graph.params[name]).all()
+    given = batches(other, 8)
+    for which in (one, other):
+        which.params[name] = np.flip(graph.params[name], 1)
+    (_, got), (_, want) = (which.gradients(given[0]) for which in (one, other))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+    losses = [other.step(batch) for batch in given]
+    np.testing.assert_allclose(list(one.train(given[:6])), losses[:6], rtol=1e-5)
+    kept = snapshot(one)
+    list(one.train(given[:2]))
+    one.set_state(**kept)
+    assert all((v == kept["params"][n]).all() for n, v in snapshot(one)["params"].items())
+    np.testing.assert_allclose(list(one.train(given[6:])), losses[6:], rtol=1e-5)
+    pairs = zip(
+        [*one.params.values(), *one.state], [*other.params.values(), *other.state], strict=True
+    )
+    for a, b in pairs:
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-5)
+
+
 # ---- names of devices --------------------------------------------------------------------------
 
 
