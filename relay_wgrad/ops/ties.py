@@ -12,8 +12,8 @@ branches start at zero have such ties at half of all pixels.  Here, with g the c
     power        0 by x where the exponent is 0, 0 by the exponent where x is 0
 
 Comparisons with NaN are false, so NaN passes or not as it does in PyTorch.  ReLU's mask is
-`less_equal(x, 0)`; upstream's and Relay's `less(x, 0)` is another function, and stays one.  All
-rules are said in ops that have gradients themselves.
+`less_equal(relu(x), 0)`; upstream's and Relay's `less(x, 0)` is another function, and stays one.
+All rules are said in ops that have gradients themselves.
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ def _fit(partial: relax.Expr, operand: relax.Expr, result: relax.Expr) -> relax.
 
 
 def relu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
-    """y = max(x, 0): nothing passes where x <= 0; NaN does."""
-    zero = _const(0, call.args[0])
-    return [op.where(op.less_equal(call.args[0], zero), zero, ct)]
+    """y = max(x, 0): nothing passes where y <= 0, which is where x is; NaN does.
+
+    y is kept anyway for what reads it, and a kernel that makes y need not write x.
+    """
+    zero = _const(0, var)
+    return [op.where(op.less_equal(var, zero), zero, ct)]
 
 
 def abs_(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:

@@ -18,6 +18,7 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 
 from .cuda_depth import SpaceToDepth
+from .cuda_packs import Packs
 from .cuda_reduction import ChannelSum, Registers
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
@@ -88,8 +89,8 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
 
     gpu = dlight.gpu
     rules = [
-        ChannelSum(), SpaceToDepth(), _CudaCores(gpu.Matmul()), gpu.GEMV(), gpu.Reduction(),
-        gpu.GeneralReduction(), Registers(), gpu.Fallback(),
+        SpaceToDepth(), Packs(), ChannelSum(), _CudaCores(gpu.Matmul()), gpu.GEMV(),
+        gpu.Reduction(), gpu.GeneralReduction(), Registers(), gpu.Fallback(),
     ]  # fmt: skip
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")

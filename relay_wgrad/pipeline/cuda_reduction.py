@@ -2,9 +2,9 @@
 
 Batch normalization's statistics and gradients are such sums, and a bias's gradient is one.
 Upstream's rules give a channel to a block, so neighbouring threads read what is far apart.  Here
-they read neighbouring channels.  Each thread sums a part of the pixels in order, and a second
-kernel adds the parts.  How many there are depends on the sizes alone, so equal inputs give equal
-bits.
+they read neighbouring channels, each thread a pack of 16 bytes at a time where channels are such
+packs.  Each thread sums a part of the pixels in order, and a second kernel adds the parts.  How
+many there are depends on sizes and dtypes alone, so equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
 from tvm.target import Target
 
+from .cuda_packs import lanes_of, packed_reads, read_in_packs
 from .inlining import inlined
 
 THREADS = 256  # of a block
 WANTED = 1 << 17  # threads of the first kernel: half of what an H200 holds at once
+WANTED_OF_PACKS = 1 << 15  # with eight packs on the way each, half of what its memory needs
 LEAST = 8  # elements that a thread sums, at least
 UNROLLED = 8  # loads that are under way at once, at most
+_FLOATS = 4  # of a vector in CUDA's words
 
 
-def parts(pixels: int, channels: int) -> int:
-    """Into how many parts a sum over the pixels is cut: a divisor of their number."""
-    most = max(1, min(pixels // LEAST, WANTED // channels))
+def parts(pixels: int, channels: int, lanes: int = 1) -> int:
+    """Into how many parts a sum over the pixels is cut: a divisor of their number.
+
+    lanes : channels that a thread has.
+    """
+    wanted = WANTED if lanes == 1 else WANTED_OF_PACKS
+    most = max(1, min(pixels // LEAST, wanted * lanes // channels))
     return _divisor(pixels, most)
 
 
@@ -54,27 +61,38 @@ class ChannelSum(dlight.base.ScheduleRule):
         channels = int(sch.get(channel).extent)
         pixel = sch.fuse(*pixels)
         count = int(sch.get(pixel).extent)
-        cut = parts(count, channels)
+        packed = packed_reads(sch.get(the_sum.block_rv)) or []
+        lanes = lanes_of(packed)
+        cut = parts(count, channels, lanes)
         outer, _ = sch.split(pixel, [cut, count // cut])
         first = sch.rfactor(outer, 0)
-        self._parts(sch, first)
+        self._parts(sch, first, packed if lanes > 1 else [], lanes)
         self._whole(sch, the_sum.block_rv, cut)
         for info in after:
             (loop,) = sch.get_loops(info.block_rv)
             self._spread(sch, loop)
         return sch
 
-    def _parts(self, sch: Schedule, block: Any) -> None:
-        """A thread for each part of each channel: its sum stays in a register."""
+    def _parts(self, sch: Schedule, block: Any, packed: list[Any], lanes: int) -> None:
+        """A thread for each part of each pack of channels: its sums stay in registers."""
+        reads = read_in_packs(sch, block, packed)
         copy = sch.cache_write(block, 0, "local")
         channel, part, pixel = sch.get_loops(block)
-        sch.reorder(part, channel, pixel)
-        thread = self._spread(sch, sch.fuse(part, channel))
+        pack, lane = sch.split(channel, [None, lanes])
+        sch.reorder(part, pack, pixel, lane)
+        thread = self._spread(sch, sch.fuse(part, pack))
         sch.reverse_compute_at(copy, thread)
-        *_, pixel = sch.get_loops(block)
+        *_, pixel, lane = sch.get_loops(block)
         length = int(sch.get(pixel).extent)
         outer, inner = sch.split(pixel, [None, _divisor(length, min(length, UNROLLED))])
+        for read in reads:
+            sch.compute_at(read, inner)
+            sch.vectorize(sch.get_loops(read)[-1])
         sch.unroll(inner)
+        sch.unroll(lane)
+        if lanes > 1:
+            _, four = sch.split(sch.get_loops(copy)[-1], [None, min(lanes, _FLOATS)])
+            sch.vectorize(four)
         sch.decompose_reduction(block, outer)
 
     def _whole(self, sch: Schedule, block: Any, cut: int) -> None:
@@ -89,7 +107,8 @@ class ChannelSum(dlight.base.ScheduleRule):
 
     def _spread(self, sch: Schedule, loop: Any) -> Any:
         """The loop over all threads; returns the loop over those of a block."""
-        outer, inner = sch.split(loop, [None, THREADS])
+        # Of a single one TVM would let all others write theirs over its result.
+        outer, inner = sch.split(loop, [None, min(THREADS, int(sch.get(loop).extent))])
         self.bind(sch, outer, "blockIdx.x")
         self.bind(sch, inner, "threadIdx.x")
         return inner

@@ -19,6 +19,7 @@ from ..dtypes import HALVES
 from ..frontend import TrainingGraph
 from ..pipeline.storages import static_bytes
 from ..transform import grad
+from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
 from ..transform.raising.walk import variables_of
@@ -75,6 +76,7 @@ def step_module(
     module = grad(module, "main", wrt=wrt, target_index=target)
     # The forward function has done its part; a marked one could not be compiled.
     del module["main"]
+    module = masks_early(module, ADJOINT)
     if half:
         module = accumulate_wide(module, ADJOINT, weight_gradients=wide_weight_gradients)
     if scaled:

@@ -26,6 +26,7 @@ from ..ir import op_name
 from ..transform import grad
 from ..transform.checkpoint import bytes_of
 from ..transform.grad_paths import NO_GRAD
+from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
 from ..transform.substitute import substitute
@@ -97,6 +98,7 @@ def two_parts(
         module = graph.checkpointed(module, checkpoint)
         module = grad(module, "main", wrt=list(reached), target_index=target)
         del module["main"]
+        module = masks_early(module, ADJOINT)
     else:
         func = module["main"]
         module = module.clone()

@@ -4,17 +4,20 @@ Stock `ToMixedPrecision` knows float16 only, makes results of convolutions float
 then mix dtypes, and the stock gradient refuses bfloat16 parameters.  Here one pass does both half
 types, before differentiation, by inserting casts:
 
-* convolutions of the family and matmul take half operands and make a half result;
+* convolutions of the family and matmul take half operands and make a half result, and so does the
+  addition of one value per channel to a convolution's, which is rounded to half either way: a
+  library's kernel adds it before it rounds;
 * relu and max pooling, whose results are roundings of nothing, take and make half;
 * training batch normalization that is one operator takes and makes half tensors, a residual among
   them, beside float32 parameters and statistics;
 * reshaping, joining and splitting follow their operands;
-* everything else (normalization, average pooling, softmax, loss, residual sums, biases) is float32.
+* everything else (normalization, average pooling, softmax, loss, residual sums, biases of matrix
+  products) is float32.
 
 Parameters stay float32: their casts are part of the function, and the cast's gradient brings the
 half-precision partials back.  So the family's ops have half operands in the backward part too.
-After differentiation `accumulate_wide` makes the matrix products' sums float32; the convolution
-kernels accumulate in float32 anyway.
+After differentiation `accumulate_wide` makes the matrix products' sums and the biases' gradients
+float32; the convolution kernels accumulate in float32 anyway.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from tvm import relax
 from ..dtypes import HALVES
 from ..ir import op_name
 from ..keys import SYMBOL
+from ..layout_rules.in_layout import sizes_of
 from ..ops.algebra import WGRAD_KEYS, make_call
 from ..ops.batch_norm import FORWARD
 from ..ops.conv2d_backward_weight import DEF as WGRAD
@@ -39,6 +43,7 @@ _ALWAYS = frozenset({
     "relax.nn.conv2d", "relax.nn.conv2d_transpose", "relax.nn.conv2d_backward_weight",
     "relax.nn.conv2d_backward_data", "relax.matmul", "relax.nn.relu", "relax.nn.max_pool2d",
 })  # fmt: skip
+_CONVOLUTIONS = frozenset({"relax.nn.conv2d", "relax.nn.conv2d_transpose"})
 # In half precision if all their tensors are.
 _FOLLOW = frozenset({
     "relax.reshape", "relax.permute_dims", "relax.concat", "relax.split", "relax.squeeze",
@@ -83,6 +88,7 @@ class _Rewriter:
         self.builder = relax.BlockBuilder()
         self.value: dict[relax.Var, Any] = {}  # old variable -> new one, in its natural dtype
         self.casts: dict[tuple[Any, str], Any] = {}  # (new variable, dtype) -> its cast
+        self.channels: dict[relax.Var, int] = {}  # a convolution's old result -> its axis of them
 
     def function(self, func: relax.Function) -> relax.Function:
         bb = self.builder
@@ -93,6 +99,10 @@ class _Rewriter:
         with bb.function("main", params):
             with bb.dataflow():
                 for binding in block.bindings:
+                    if op_name(binding.value) in _CONVOLUTIONS:
+                        attrs = binding.value.attrs
+                        layout = str(attrs.out_layout) or str(attrs.data_layout)
+                        self.channels[binding.var] = layout.find("C")
                     self.value[binding.var] = bb.emit(
                         self.rebuild(binding.value), name_hint=binding.var.name
                     )
@@ -121,7 +131,7 @@ class _Rewriter:
                 self.cast(arg, "float32" if arg.ty.ndim == 1 else self.half) for arg in value.args
             ]
             return relax.Call(value.op, args, value.attrs, value.ty_args)
-        if name in _ALWAYS:
+        if name in _ALWAYS or self.adds_bias(value):
             dtype = self.half
         elif name in _FOLLOW:
             leaves = [leaf for arg in value.args for leaf in self.leaves(arg)]
@@ -133,6 +143,19 @@ class _Rewriter:
         args = [self.cast(arg, dtype) for arg in value.args]
         # The result's type is inferred anew from the operands.
         return relax.Call(value.op, args, value.attrs, value.ty_args)
+
+    def adds_bias(self, call: relax.Call) -> bool:
+        """Whether a call adds one value per channel to a convolution's result."""
+        if op_name(call) != "relax.add":
+            return False
+        for whole, bias in (tuple(call.args), tuple(call.args)[::-1]):
+            axis = self.channels.get(whole) if isinstance(whole, relax.Var) else None
+            sizes = sizes_of(bias.ty)
+            if axis is not None and sizes is not None:
+                aligned = [1] * (4 - len(sizes)) + sizes
+                wide = [i for i, size in enumerate(aligned) if size != 1]
+                return wide in ([], [axis])
+        return False
 
     def leaves(self, arg: Any) -> list[Any]:
         if isinstance(arg, relax.Tuple):
@@ -169,6 +192,8 @@ class _Rewriter:
 
 _WGRAD = "relax.nn.conv2d_backward_weight"
 _DIRECT = frozenset({"relax.matmul", _WGRAD})
+_COLLAPSE = "relax.collapse_sum_to"
+_SUMS = frozenset({_COLLAPSE})
 # TVM 0.27 cannot lower its reduction over (index, value) pairs for bfloat16.
 _POOL = "relax.grad.max_pool2d_backward"
 
@@ -180,11 +205,12 @@ def accumulate_wide(mod: tvm.IRModule, fn: str, *, weight_gradients: bool = True
     as that, and a cast where a half result is wanted.  A cast to float32 right after wgrad is
     folded into it: no gradient of a weight is rounded, or overflows, on the way.  Without
     `weight_gradients` results of both stay half, as PyTorch's autocast has them: this package's
-    rules for either sum in float32 all the same, and libraries are much faster at it.
+    rules for either sum in float32 all the same, and libraries are much faster at it.  Gradients of
+    biases are float32 sums in either case.
     """
     func = mod[fn]
     out = mod.clone()
-    out[fn] = _widened(func, _DIRECT if weight_gradients else frozenset())
+    out[fn] = _widened(func, _SUMS | _DIRECT if weight_gradients else _SUMS)
     return out
 
 
@@ -207,7 +233,7 @@ def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function
             for binding in bindings:
                 var, expr = binding.var, binding.value
                 if var in direct:
-                    wide[var] = bb.emit(_wide(expr, new), name_hint=var.name)
+                    wide[var] = bb.emit(_wide(expr, new, bb), name_hint=var.name)
                     half = relax.op.astype(wide[var], str(expr.ty.dtype))
                     value[var] = bb.emit(half, name_hint=f"{var.name}_half")
                 elif (
@@ -240,10 +266,12 @@ def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function
     return wide_func
 
 
-def _wide(call: relax.Call, new: Any) -> relax.Expr:
+def _wide(call: relax.Call, new: Any, bb: relax.BlockBuilder) -> relax.Expr:
     args = [new(arg) for arg in call.args]
     if op_name(call) == "relax.matmul":
         return relax.op.matmul(*args, out_dtype="float32")
+    if op_name(call) == _COLLAPSE:
+        return relax.op.collapse_sum_to(bb.emit(relax.op.astype(args[0], "float32")), args[1])
     assert WGRAD.read_attrs is not None
     attrs = replace(WGRAD.read_attrs(call), out_dtype="float32")
     return make_call(WGRAD.name, args, attrs, WGRAD_KEYS)

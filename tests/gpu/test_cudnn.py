@@ -242,3 +242,25 @@ def test_epilogues(kind: ConvKind, epilogue: str, tmp_path: Path) -> None:
             wrong.append(f"{p}: {error:.3g}")
     print(*wrong, sep="\n")
     assert wrong == []
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize(
+    ("kind", "epilogue"), [(kind, e) for kind, e in EPILOGUES if e.endswith("relu")]
+)
+def test_relu_keeps_nan(kind: ConvKind, epilogue: str, dtype: str, tmp_path: Path) -> None:
+    """An image that is NaN stays so, or training would go on with a loss that is a number."""
+    line = f"{kind.value} n=2 c=16 h=8 w=8 k=24 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC"
+    p = ConvProblem.parse(f"{line} dtype={dtype}/{dtype}/{dtype}")
+    assert cudnn.check(p, epilogue)
+    region = Region.of("f", p, tuple(epilogue.split("_")))
+    function = load([region], tmp_path)["f"]
+    rng = np.random.default_rng(SEED)
+    values = random_operands(p, rng)
+    values[0][0] = np.nan
+    extra, _ = after(region, torch_reference(p, *values), rng)
+    out = destination(p)
+    function(*operands_on_device(p, *values), *extra, out)
+    nan = np.isnan(to_numpy(out))
+    assert nan[0].all()
+    assert not nan[1].any()

@@ -18,20 +18,20 @@ from tests.support.timing import seconds
 
 # name -> rows of the gradient in float32, in NHWC
 ROWS = {
-    "alexnet": {"fprop": 3, "fprop_bias": 2, "dgrad": 4, "wgrad": 5},
+    "alexnet": {"fprop": 3, "fprop_bias_relu": 2, "dgrad": 4, "wgrad": 5},
     "densenet121": {"fprop": 120, "fprop_bias": 1, "dgrad": 120, "wgrad": 121},
-    "inception_v1": {"fprop_bias": 57, "dgrad": 56, "wgrad": 57},
+    "inception_v1": {"fprop_bias_relu": 57, "dgrad": 56, "wgrad": 57},
     "inception_v2": {"fprop": 69, "dgrad": 68, "wgrad": 69},
     "resnet50": {"fprop": 53, "dgrad": 52, "wgrad": 53},
     "shufflenet": {"fprop": 48, "fprop_bias": 1, "dgrad": 48, "wgrad": 49},
-    "squeezenet": {"fprop_bias": 26, "dgrad": 25, "wgrad": 26},
-    "vgg19": {"fprop_bias": 16, "dgrad": 15, "wgrad": 16},
-    "zfnet512": {"fprop_bias": 5, "dgrad": 4, "wgrad": 5},
+    "squeezenet": {"fprop_bias_relu": 26, "dgrad": 25, "wgrad": 26},
+    "vgg19": {"fprop_bias_relu": 16, "dgrad": 15, "wgrad": 16},
+    "zfnet512": {"fprop_bias_relu": 5, "dgrad": 4, "wgrad": 5},
 }
 # name -> how many of the data gradients take ReLU's mask along in float16
 MASKED = {
-    "densenet121": 119, "inception_v1": 19, "inception_v2": 27, "resnet50": 29, "vgg19": 11,
-    "zfnet512": 2,
+    "densenet121": 119, "inception_v1": 19, "inception_v2": 28, "resnet50": 29, "squeezenet": 9,
+    "vgg19": 15, "zfnet512": 2,
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def test_a_step() -> None:
     )
     of_products = [e for e in report.entries if e.op == "matmul"]
     rows = Counter(e.row for e in of_products)
-    assert rows == {"fprop_bias": 2, "dgrad": 2, "wgrad": 2}
+    assert rows == {"fprop_bias_relu": 1, "fprop_bias": 1, "dgrad": 2, "wgrad": 2}
     assert {e.adapted for e in report.entries} == {""}
     assert json.loads(report.to_json())["offloaded"] == len(regions(out)) == 8
     again, second = byoc_cudnn.partition_for_cudnn(out, products=True)

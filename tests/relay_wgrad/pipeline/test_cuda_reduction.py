@@ -10,6 +10,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.cuda_reduction import ChannelSum, parts
 from tests.support.cuda_source import read_back
@@ -40,10 +41,12 @@ def functions(shapes: dict[str, Any], body: Any, dtype: str = "float32") -> dict
     }
 
 
-def run(schedule: Any, arrays: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+def run(
+    schedule: Any, arrays: list[np.ndarray], shape: tuple[int, ...], dtype: Any = None
+) -> np.ndarray:
     func = schedule.mod["main"].with_attr("global_symbol", "main")
     built = tvm.compile(tvm.IRModule({"main": func}), target="llvm")
-    out = np.full(shape, np.nan, arrays[0].dtype)
+    out = np.full(shape, np.nan, dtype or arrays[0].dtype)
     args = [tvm.runtime.tensor(a) for a in [*arrays, out]]
     built["main"](*args)
     return np.asarray(args[-1].numpy())
@@ -51,7 +54,7 @@ def run(schedule: Any, arrays: list[np.ndarray], shape: tuple[int, ...]) -> np.n
 
 SHAPES = [
     (4, 9, 8, 32), (1, 1, 1, 5), (3, 1, 7, 2), (7, 11, 13, 3), (2, 64, 64, 1), (1, 2, 2, 300),
-    (32, 7, 7, 513),
+    (32, 7, 7, 513), (1, 2, 2, 4),
 ]  # fmt: skip
 
 
@@ -77,14 +80,24 @@ def test_the_numbers(shape: tuple[int, ...], kind: str) -> None:
     assert np.linalg.norm(got - want) <= 1e-6 * max(np.linalg.norm(x), np.linalg.norm(want))
 
 
-def test_half_precision() -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("channels", [24, 12])
+def test_half_precision(dtype: str, channels: int) -> None:
+    """Packs of eight channels where they are multiples of eight; sums in float32."""
+
     def body(emit: Any, x: Any) -> Any:
         return emit(relax.op.sum(emit(relax.op.astype(x, "float32")), [0, 1, 2]))
 
-    (func,) = functions({"x": (4, 6, 5, 24)}, body, "float16").values()
+    shape = (4, 24, 25, channels)
+    (func,) = functions({"x": shape}, body, dtype).values()
     schedule = OnTheHost().apply(func, CUDA, False)
-    assert schedule is not None
+    assert ("T.vectorized(T.int64(8))" in schedule.mod.script()) == (channels == 24)
     assert "rf" in schedule.mod.script()
+    x = np.ones(shape, numpy_dtype(dtype))
+    x[:, :, :, 5] = np.random.default_rng(0).standard_normal(shape[:3])
+    out = run(schedule, [x], (channels,), np.float32)
+    want = x.astype("float64").sum((0, 1, 2))
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +122,9 @@ def test_other_targets_are_left() -> None:
 
 
 @pytest.mark.parametrize(("pixels", "channels"), [(100352, 64), (1568, 2048), (7, 3), (1009, 8)])
-def test_parts_divide_the_pixels(pixels: int, channels: int) -> None:
-    cut = parts(pixels, channels)
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_parts_divide_the_pixels(pixels: int, channels: int, lanes: int) -> None:
+    cut = parts(pixels, channels, lanes)
     assert pixels % cut == 0
     assert cut == 1 or pixels // cut >= 8
 

@@ -264,8 +264,13 @@ class Graph {
                    size_t condition = kAbsent) {
     Descriptor how(CUDNN_BACKEND_POINTWISE_DESCRIPTOR, "an epilogue's function");
     how.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode)
-        .set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT)
-        .finalize();
+        .set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
+    if (mode == CUDNN_POINTWISE_RELU_FWD) {
+      // Else a network whose parameters have become NaN would go on to report a loss.
+      how.set(CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, CUDNN_TYPE_NAN_PROPOGATION,
+              CUDNN_PROPAGATE_NAN);
+    }
+    how.finalize();
     const size_t out = output(result, last);
     Descriptor op(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, "an epilogue");
     op.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how)

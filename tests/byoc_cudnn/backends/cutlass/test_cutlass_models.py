@@ -24,8 +24,8 @@ from tests.support.partition_cases import regions
 GROUPED = {"shufflenet": 51}
 # name -> how many of the data gradients take ReLU's mask along
 MASKED = {
-    "alexnet": 2, "densenet121": 119, "inception_v1": 19, "inception_v2": 31, "resnet50": 32,
-    "vgg19": 11, "zfnet512": 2,
+    "alexnet": 2, "densenet121": 119, "inception_v1": 19, "inception_v2": 32, "resnet50": 32,
+    "squeezenet": 9, "vgg19": 15, "zfnet512": 2,
 }  # fmt: skip
 
 

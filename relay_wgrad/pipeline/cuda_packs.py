@@ -1,0 +1,132 @@
+"""A schedule rule for CUDA: element-wise kernels whose threads read and write 16 bytes at a time.
+
+Upstream's fallback gives a thread one element: of half precision two bytes, so that most of the
+requests that a multiprocessor can have on the way carry little, and each element pays for the
+division of its index by all axes.  Here a thread has neighbours along the last axis, 16 bytes of
+the widest tensor.  What it reads comes as packs into registers, and so does its result leave.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir import TensorLoad
+from tvm.s_tir import Schedule, dlight
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.target import Target
+from tvm_ffi import structural_equal, structural_walk
+
+from .inlining import inlined
+
+THREADS = 256  # of a block
+_BYTES = 16
+# What TVM has vectors of in CUDA's words, as many as are 16 bytes.
+_PACKED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+
+
+class Packs(dlight.base.ScheduleRule):
+    """For a kernel of element-wise blocks, each element of which comes from the same place of the
+    last axis of all that it reads, or does not depend on that place."""
+
+    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+        """The schedule, or None for another kind of function."""
+        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
+            return None
+        sch = Schedule(func)
+        infos = normalize_prim_func(sch)
+        if infos is None or not all(info.is_injective() for info in infos):
+            return None
+        rest = inlined(sch, infos)
+        taken = [self._scheduled(sch, info.block_rv) for info in rest]
+        return sch if taken and all(taken) else None
+
+    def _scheduled(self, sch: Schedule, block: Any) -> bool:
+        """Whether a block could be scheduled so."""
+        loops, this = sch.get_loops(block), sch.get(block)
+        extents = [sch.get(loop).extent for loop in loops]
+        packed = packed_reads(this)
+        if not loops or packed is None or not all(isinstance(n, tirx.IntImm) for n in extents):
+            return False
+        written = [w.source for w in this.writes if str(w.source.dtype) in _PACKED]
+        lanes = lanes_of([*written, *packed])
+        last, count = int(extents[-1]), math.prod(map(int, extents))
+        if lanes < 2 or last % lanes:
+            return False
+        copies = read_in_packs(sch, block, packed)
+        if written:
+            copies.append(sch.cache_write(block, 0, "local"))
+        *outer, axis = sch.get_loops(block)
+        packs, lane = sch.split(axis, [last // lanes, lanes])
+        # A thread without a pack writes none, but where there is only one: TVM forgets to ask then.
+        threads = min(THREADS, count // lanes)
+        of_grid, thread = sch.split(sch.fuse(*outer, packs), [None, threads])
+        self.bind(sch, of_grid, "blockIdx.x")
+        self.bind(sch, thread, "threadIdx.x")
+        for copy in copies[: len(packed)]:
+            sch.compute_at(copy, thread)
+        for copy in copies[len(packed) :]:
+            sch.reverse_compute_at(copy, thread)
+        for copy in copies:
+            sch.vectorize(sch.get_loops(copy)[-1])
+        sch.unroll(lane)
+        return True
+
+    def bind(self, sch: Schedule, loop: Any, axis: str) -> None:
+        """Binds a loop to threads."""
+        sch.bind(loop, axis)
+
+
+def packed_reads(block: Any) -> list[Any] | None:
+    """The tensors that a block reads in packs by the last axis of what it writes, of dtypes that
+    can be; None where it reads another one otherwise than element by element along that axis.
+
+    Each of them it reads in one place only: at the element's own place of the tensor's last axis.
+    Whether that is on the tensor, as padding asks, is the other axes' matter.
+    """
+    if len(block.writes) != 1 or not block.writes[0].region:
+        return None
+    *before, written = (r.min for r in block.writes[0].region)
+    if not isinstance(written, tirx.Var) or any(_reads(index, written) for index in before):
+        return None
+    loads: list[Any] = []
+    structural_walk(block.body, (TensorLoad, loads.append))
+    found: dict[Any, Any] = {}
+    for load in loads:
+        if load.source.same_as(block.writes[0].source) or not any(
+            _reads(index, written) for index in load.indices
+        ):
+            continue
+        *others, last = load.indices
+        if not last.same_as(written) or any(_reads(index, written) for index in others):
+            return None
+        known = found.setdefault(load.source, load)
+        if not all(
+            structural_equal(a, b) for a, b in zip(known.indices, load.indices, strict=True)
+        ):
+            return None
+    return [buffer for buffer in found if str(buffer.dtype) in _PACKED]
+
+
+def lanes_of(buffers: list[Any]) -> int:
+    """How many neighbours are 16 bytes of the widest tensor; 1 where rows are no such packs."""
+    if not buffers:
+        return 1
+    lanes = _BYTES // max(tvm.DataType(str(buffer.dtype)).bits // 8 for buffer in buffers)
+    rows = [buffer.shape[-1] for buffer in buffers]
+    return lanes if all(isinstance(n, tirx.IntImm) and int(n) % lanes == 0 for n in rows) else 1
+
+
+def read_in_packs(sch: Schedule, block: Any, buffers: list[Any]) -> list[Any]:
+    """Copies of tensors in registers, which a schedule has still to place and to vectorize."""
+    reads = [region.source for region in sch.get(block).reads]
+    return [sch.cache_read(block, reads.index(buffer), "local") for buffer in buffers]
+
+
+def _reads(index: Any, axis: Any) -> bool:
+    """Whether an index depends on an axis."""
+    seen: list[Any] = []
+    structural_walk(index, (tirx.Var, lambda var: seen.append(var) if var.same_as(axis) else None))
+    return bool(seen)
