@@ -216,10 +216,14 @@ def accumulate_wide(mod: tvm.IRModule, fn: str, *, weight_gradients: bool = True
 
 def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function:
     bindings = [b for block in func.body.blocks for b in block.bindings]
+    products = {b.var for b in bindings if op_name(b.value) == "relax.matmul"}
     direct = {
         b.var: b.value
         for b in bindings
-        if op_name(b.value) in direct_ops and str(b.value.ty.dtype) in HALVES
+        if op_name(b.value) in direct_ops
+        and str(b.value.ty.dtype) in HALVES
+        # A weight's gradient, as a sum over images of products, becomes one product.
+        and not (op_name(b.value) == _COLLAPSE and b.value.args[0] in products)
     }
     bb = relax.BlockBuilder()
     value: dict[relax.Var, Any] = {}
