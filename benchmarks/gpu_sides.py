@@ -15,8 +15,9 @@ are made in it.
 
 `memory` is what the side takes of the device beside CUDA's context, once it has run: what
 allocators hold.  Of PyTorch's it is the most that its allocator held after algorithms were chosen;
-`allocated`: the most that lived.  `host_ms`: the host's part of a call.  `build_s`: from the
-network to the end of the first call, without waiting for turns.  `split`: `benchmarks.gpu_split`.
+`allocated`: the most that lived.  `vm_memory`: ours before the graph.  `host_ms`: the host's part
+of a call.  `build_s`: from the network to the end of the first call, without waiting for turns.
+`split`: `benchmarks.gpu_split`.
 """
 
 from __future__ import annotations
@@ -174,11 +175,11 @@ def pytorch(
     sides: Sequence[str], row: Row, built: Built, device: str, turns: Turns
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """PyTorch's sides, or `step`."""
-    memory = Memory(device)
+    memory, batch = Memory(device), batch_of(row, built)
     with turns.short():
         _settings(row)
         memory.begin()
-        x, labels = (t.to(device) for t in batch_of(row, built))
+        x, labels = (t.to(device) for t in batch)
         module = built.module.to(device)
         if "step" not in sides:
             module = module.to(memory_format=torch.channels_last)
@@ -303,6 +304,7 @@ def ours(row: Row, built: Built, device: str, turns: Turns, select: str) -> dict
         found["ms"] = statistics.median(found["rounds"])
         if library is not None:
             found["vm_ms"], found["vm_host_ms"] = found["ms"], _host_ms(call)
+            found["vm_memory"] = memory.now()
             found |= _replayed(vm, args, where.device)
             found["ms"] = min(found["ms"], found.get("graph_ms", math.inf))
             found["memory"] = memory.now()
