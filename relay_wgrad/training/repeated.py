@@ -12,12 +12,24 @@ from typing import Any, Protocol
 
 import tvm
 
-from .whole_step import Run, Tensors
+from .whole_step import Made, Run, Tensors
 
 WARM = 2
 """Steps before the one that is captured: libraries choose, memory is taken and given back once."""
 TRIES = 2
 """Captures that are tried: where someone holds an earlier step's results, one wants memory."""
+
+
+class Step(Protocol):
+    """What is repeated: `relay_wgrad.training.whole_step.WholeStep`."""
+
+    def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
+        """New parameters, state, control."""
+
+    def held(
+        self, inputs: Tensors, params: Tensors, state: Tensors, control: Any
+    ) -> tuple[Made, list[Any]]:
+        """(those, all that must live as long as a graph of the call)."""
 
 
 class Work(Protocol):
@@ -39,12 +51,12 @@ class Repeated:
     Where it cannot be captured it is called as before, and `note` is told why.
     """
 
-    def __init__(self, step: Run, work: Work, note: Callable[[str], None]) -> None:
+    def __init__(self, step: Step, work: Work, note: Callable[[str], None]) -> None:
         self._step, self._work, self._note = step, work, note
         self._calls, self._tries = 0, TRIES
         self._launch: Callable[[], None] | None = None
         self._fixed: tuple[list[Any], list[Any], list[Any], Any] = ([], [], [], None)
-        self._kept: Any = None  # the captured call's results: the graph has their addresses
+        self._kept: Any = None  # all that the captured call made: else others would get its memory
 
     @property
     def is_graph(self) -> bool:
@@ -56,9 +68,7 @@ class Repeated:
         """The step that is called."""
         return self._step
 
-    def __call__(
-        self, inputs: Tensors, params: Tensors, state: Tensors, control: Any
-    ) -> tuple[list[Any], list[Any], Any]:
+    def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
         self._calls += 1
         if self._launch is None and self._calls > WARM and self._tries:
             self._capture(inputs, params, state, control)
@@ -81,11 +91,11 @@ class Repeated:
         fixed = (places, list(params), list(state), control)
 
         def whole() -> Any:
-            made = self._step(*fixed)
+            made, held = self._step.held(*fixed)
             for before, after in zip(fixed[1:3], made[:2], strict=True):
                 self._settle(before, after)
             self._settle([control], [made[2]])
-            return made
+            return held
 
         try:
             self._kept, self._launch = self._work.captured(whole)

@@ -90,7 +90,8 @@ def with_watch(module: tvm.IRModule, graph: TrainingGraph) -> tvm.IRModule:
 
 
 Tensors = Sequence[Any]
-Run = Callable[[Tensors, Tensors, Tensors, Any], tuple[list[Any], list[Any], Any]]
+Made = tuple[list[Any], list[Any], Any]
+Run = Callable[[Tensors, Tensors, Tensors, Any], Made]
 
 
 class WholeStep:
@@ -117,10 +118,22 @@ class WholeStep:
         parts = {SCALE_OF: self._scaled, ADJOINT: True, FOUND: self._dynamic, CONTROL: True}
         return [name for name, there in parts.items() if there] + [UPDATE]
 
-    def __call__(
+    def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
+        return self.held(inputs, params, state, control)[0]
+
+    def held(
         self, inputs: Tensors, params: Tensors, state: Tensors, control: Any
-    ) -> tuple[list[Any], list[Any], Any]:
-        f = self._function
+    ) -> tuple[Made, list[Any]]:
+        """(a call's results, all that its functions gave): a graph has the addresses of both."""
+        held: list[Any] = []
+
+        def f(name: str) -> Callable[..., Any]:
+            def called(*args: Any) -> Any:
+                held.append(self._function(name)(*args))
+                return held[-1]
+
+            return called
+
         scale = [f(SCALE_OF)(control)] if self._scaled else []
         outputs, gradients = f(ADJOINT)(*inputs, *params, *scale)
         found = [f(FOUND)(gradients)] if self._dynamic else []
@@ -134,7 +147,7 @@ class WholeStep:
             made[place] = value
         for place, value in zip(self._kept, statistics, strict=True):
             made[place] = value
-        return made, list(state), control
+        return (made, list(state), control), held
 
 
 def described(optimizer: Any) -> dict[str, Any] | None:

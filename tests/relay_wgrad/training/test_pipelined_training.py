@@ -13,6 +13,7 @@ from tvm import relax
 
 from legalize.cpu import configure_threads
 from relay_wgrad.frontend import from_onnx
+from relay_wgrad.training import loss_scale
 from relay_wgrad.training import trainer as module
 from relay_wgrad.training.capture import refusal
 from relay_wgrad.training.devices import Options, Place, place
@@ -203,6 +204,43 @@ def test_what_cannot_be_captured_is_called_and_said(both: Any) -> None:
         "steps are not one CUDA graph but called kernel by kernel: cudaMalloc: operation not"
         " permitted (900)"
     )
+
+
+def test_all_that_a_captured_call_makes_lives_on(both: Any) -> None:
+    """Its memory is the graph's: given back, it would become another's tensors."""
+    _, ahead, _ = both
+    machine, places = ahead.compiled.vm, dict[str, list[int]]()
+
+    def leaves(result: Any) -> list[Any]:
+        if hasattr(result, "data_ptr"):
+            return [result]
+        return [leaf for part in result for leaf in leaves(part)]
+
+    def function(name: str) -> Any:
+        def called(*args: Any) -> Any:
+            result = machine[name](*args)
+            places[name] = [t.data_ptr() for t in leaves(result)]
+            return result
+
+        return called
+
+    class Once(Repeating):
+        def captured(self, function: Any) -> Any:
+            return function(), lambda: None
+
+    step = WholeStep(function, ahead.graph, scaled=True, dynamic=True)
+    repeated = Repeated(step, Once(), ahead.place.notes.append)
+    given = batches(ahead, 3)
+    inputs = [tvm.runtime.tensor(value) for value in ahead.graph.batch_values(given[0])]
+    now = tvm.runtime.tensor(loss_scale.control(1.0, 0, 0, 0))
+    made: Any = ahead._params.all, ahead._state, now
+    for _ in range(WARM + 1):
+        made = repeated(inputs, *made)
+    assert repeated.is_graph
+    assert set(places) == set(step.functions)
+    captured = {place for some in places.values() for place in some}
+    others = [leaves(ahead.gradients(batch)) for batch in given]
+    assert captured.isdisjoint(t.data_ptr() for some in others for t in some)
 
 
 def test_a_capture_is_tried_again(both: Any) -> None:
