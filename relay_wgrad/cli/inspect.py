@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from ..display import Display, warn
 from ..facts import Lowered
 from ..inspection import Inspection, inspect_step
 from ..problem import ConvProblem
+from ..training.cuda_tools import cuda_runtime
+from ..training.devices import machine_of, place
+from ..training.kernel_times import KernelTime, kernel_times
+from ..training.step import ADJOINT
 from ..training.trainer import Trainer
 from . import arguments
 
@@ -29,6 +34,7 @@ Without --measure nothing is compiled.  Exit codes: 0 done; 1 the model cannot b
 examples:
   python -m relay_wgrad inspect resnet50 --report report.html
   python -m relay_wgrad inspect mine.onnx --batch 8 --layout NHWC --report report.html --measure
+  python -m relay_wgrad inspect resnet50 --dtype f16 --layout NHWC --measure --device cuda
   python -m relay_wgrad inspect squeezenet --format markdown
 """
 
@@ -41,7 +47,7 @@ def add_parser(commands: Any) -> None:
         description=(
             "Makes the training graph of a model, forward and backward, and reports what it is\n"
             "made of, what libraries would take, and, with --measure, how long its convolutions\n"
-            "take on this machine's CPU."
+            "take on this machine's CPU, or all of its kernels on a GPU."
         ),
         epilog=EPILOG,
         formatter_class=arguments.Help,
@@ -55,7 +61,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--backends", type=arguments.backends, default="cudnn",
                         help="libraries, joined by commas, the preferred first")  # fmt: skip
     parser.add_argument("--measure", action="store_true",
-                        help="compile the step for this CPU and time its convolutions")  # fmt: skip
+                        help="compile the step for this CPU, or --device, and time it")  # fmt: skip
+    parser.add_argument("--device", default="cpu", metavar="{cpu,cuda,cuda:N,auto}",
+                        help="of --measure; on a GPU each kernel is timed between two events, and"
+                             " the report has its bytes and TB/s")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress display")
 
 
@@ -69,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
                   f" is, got {args.report!r}", file=sys.stderr)  # fmt: skip
             return 2
         form = FORMATS[ending]
+    if args.device != "cpu" and not args.measure:
+        print("inspect: --device is for --measure", file=sys.stderr)
+        return 2
     output.check_all({"--report": args.report}, {"MODEL": args.model})
     found = _inspected(args)
     text = {"html": found.to_html, "json": found.to_json, "markdown": found.to_markdown}[form]()
@@ -81,13 +93,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """A step that was compiled and timed; `floor` on a CPU, `kernels` on a GPU."""
+
+    module: tvm.IRModule
+    convolutions: Sequence[Lowered] = ()
+    floor: Callable[[ConvProblem], float] | None = None
+    planned_bytes: int = 0
+    kernels: Sequence[KernelTime] = ()
+
+
 def _inspected(args: argparse.Namespace) -> Inspection:
     registry.register()
     from byoc_cudnn import partition
 
     display = Display(args.quiet)
-    measured: Sequence[Lowered] = ()
-    floor: Callable[[ConvProblem], float] | None = None
     with display.progress:
         with display.part("importing"):
             graph = arguments.graph_of(args)
@@ -95,27 +116,29 @@ def _inspected(args: argparse.Namespace) -> Inspection:
             "model": graph.name, "batch": graph.batch, "dtype": args.dtype, "layout": args.layout,
             "batch_normalization": args.bn, "tvm": tvm.__version__,
         }  # fmt: skip
-        planned = 0
         if args.measure:
-            module, measured, floor, planned = _measured(args, graph, display, facts)
+            where = place(args.device)
+            step = (_on_gpu if where.is_gpu else _on_cpu)(args, graph, display, facts)
         else:
             with display.part("differentiating"):
-                module = arguments.step_of(args, graph)
+                step = _Measured(arguments.step_of(args, graph))
         with display.part("partitioning"):
-            entries = partition(module, args.backends)[1].entries
+            entries = partition(step.module, args.backends)[1].entries
         with display.part("inspecting"):
             found = inspect_step(
-                module, facts=facts, inputs=[spec.name for spec in graph.inputs],
-                entries=entries, measured=measured, floor=floor,
+                step.module, facts=facts, inputs=[spec.name for spec in graph.inputs],
+                entries=entries, measured=step.convolutions, floor=step.floor,
             )  # fmt: skip
-    if planned:
-        found.data["totals"]["planned_bytes"] = planned
+    if step.planned_bytes:
+        found.data["totals"]["planned_bytes"] = step.planned_bytes
+    if step.kernels:
+        found.data["kernels"] = [asdict(kernel) for kernel in step.kernels]
     return found
 
 
-def _measured(
+def _on_cpu(
     args: argparse.Namespace, graph: Any, display: Display, facts: dict[str, Any]
-) -> tuple[tvm.IRModule, list[Lowered], Callable[[ConvProblem], float], int]:
+) -> _Measured:
     from legalize.cpu import configure_threads, host_target
     from legalize.cpu.ceilings import ceilings
 
@@ -132,4 +155,29 @@ def _measured(
     )  # fmt: skip
     compiled = trainer.compiled
     warn(compiled.scatter)
-    return trainer.module, compiled.convolutions, limits.floor, compiled.planned_bytes
+    return _Measured(
+        trainer.module, compiled.convolutions, limits.floor, compiled.planned_bytes
+    )  # fmt: skip
+
+
+def _on_gpu(
+    args: argparse.Namespace, graph: Any, display: Display, facts: dict[str, Any]
+) -> _Measured:
+    from byoc_cudnn.report import PRODUCT
+
+    with display.parts() as begin:
+        trainer = Trainer(
+            graph, args.device, dtype=args.dtype, layout=args.layout, progress=begin
+        )  # fmt: skip
+    device, compiled = trainer.place.device, trainer.compiled
+    with display.part("timing every kernel"):
+        values = trainer.arguments(graph.random_batch(args.seed))
+        kernels = kernel_times(cuda_runtime(), machine_of(compiled), ADJOINT, values, device)
+    facts["gpu"] = str(device.device_name)
+    each = {kernel.name: kernel.seconds / kernel.calls for kernel in kernels}
+    convolutions = [conv for conv in compiled.convolutions if conv.op != PRODUCT]
+    for conv in convolutions:
+        conv.seconds = each.get(conv.kernel)
+    return _Measured(
+        trainer.module, convolutions, planned_bytes=compiled.planned_bytes, kernels=kernels
+    )

@@ -33,7 +33,8 @@ class Inspection:
     calls in program order, then results, with the layer and the part that each belongs to;
     `edges` : pairs of indices into them; `convolutions` : one entry for each, with its problem,
     layout, backend, reason, and its time where it was measured; `changes` : every change of
-    layout with its reason; `memory` : bytes alive at each call.
+    layout with its reason; `memory` : bytes alive at each call; `kernels`, of a step that was timed
+    on a GPU: name, calls, seconds and bytes of each.
     """
 
     data: dict[str, Any]

@@ -26,9 +26,10 @@ def markdown(data: dict[str, Any]) -> str:
         where = ", ".join(f"{name} {n}" for name, n in totals["backends"].items())
         lines.append(f"- backends: {where}")
     if "seconds" in totals:
+        floor = totals["floor_seconds"]
         lines.append(
-            f"- time in convolutions: {totals['seconds'] * 1e3:.2f} ms,"
-            f" floor {totals['floor_seconds'] * 1e3:.2f} ms"
+            f"- time in convolutions: {totals['seconds'] * 1e3:.2f} ms"
+            + (f", floor {floor * 1e3:.2f} ms" if floor else "")
         )
     blocks = [layer["block"] for layer in data["layers"]]
     rows = []
@@ -46,6 +47,16 @@ def markdown(data: dict[str, Any]) -> str:
     lines += _table(
         ("#", "block", "kind", "problem", "layout", "dtype", "backend", "reason", "ms", "floor ms",
          "% of floor"), rows)  # fmt: skip
+    if kernels := data.get("kernels"):
+        lines += ["", "## Kernels", ""]
+        lines += _table(
+            ("kernel", "calls", "ms", "MB", "TB/s"),
+            [
+                [k["name"], k["calls"], _number(k["seconds"], 1e3), _number(k["bytes"], 1e-6, 1),
+                 _number(k["bytes"] / k["seconds"] if k["seconds"] else None, 1e-12, 2)]
+                for k in kernels
+            ],
+        )  # fmt: skip
     lines += ["", "## Layout changes", ""]
     lines += _table(
         ("tensor", "shape", "reason", "moves memory"),

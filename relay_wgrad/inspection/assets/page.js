@@ -247,3 +247,14 @@ table(el("changes"), [
   { title: "moves memory", value: (c) => c.moves ? "yes" : "no" },
   { title: "could be avoided", value: (c) => c.avoidable ? "yes" : "no" },
 ], D.changes, () => true);
+
+if (D.kernels) {
+  el("kernels-part").hidden = false;
+  table(el("kernels"), [
+    { title: "kernel", value: (k) => k.name },
+    { title: "calls", value: (k) => k.calls },
+    { title: "ms", value: (k) => (k.seconds * 1e3).toFixed(3) },
+    { title: "MB", value: (k) => (k.bytes / 1e6).toFixed(1) },
+    { title: "TB/s", value: (k) => k.seconds ? (k.bytes / k.seconds / 1e12).toFixed(2) : "" },
+  ], D.kernels, () => true);
+}

@@ -9,7 +9,9 @@ from typing import Any
 import onnx
 import pytest
 
+from relay_wgrad.cli import inspect as inspection
 from relay_wgrad.cli import train as command
+from relay_wgrad.inspection import Inspection
 from relay_wgrad.training import devices
 from relay_wgrad.training import trainer as training
 from tests.support.cuda_stand_in import runtime, stand_in
@@ -47,3 +49,33 @@ def test_train(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> No
     found, on_gpu = json.loads(figures.read_text()), found
     assert found["device"] == "cpu"
     assert found["losses"][0] == on_gpu["losses"][-1]
+
+
+def test_inspect(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runtime(tmp_path)
+
+    def place(device: Any, options: Any = None) -> Any:
+        return stand_in(made) if device == "cuda" else devices.place(device, options)
+
+    for module in (training, inspection):
+        monkeypatch.setattr(module, "place", place)
+    monkeypatch.setattr(inspection, "cuda_runtime", lambda: made)
+    path, report = tmp_path / "n.onnx", tmp_path / "r.json"
+    onnx.save(residual_net(blocks=0, size=6), path)
+    assert call("inspect", str(path), "--device", "cuda") == (
+        2, "", "inspect: --device is for --measure\n"
+    )  # fmt: skip
+    args = ["inspect", str(path), "--measure", "--device", "cuda", "--quiet"]
+    code, _, error = call(*args, "--report", str(report))
+    assert code == 0, error
+    found = json.loads(report.read_text())
+    kernels = found["kernels"]
+    assert len(kernels) > 10
+    # A millisecond between the stand-in's moments: one for each call.
+    assert all(round(k["seconds"] * 1e3) == k["calls"] > 0 for k in kernels)
+    assert all(c["seconds"] > 0 and "floor_seconds" not in c for c in found["convolutions"])
+    conv = found["convolutions"][0]
+    assert conv["bytes"] in [k["bytes"] // k["calls"] for k in kernels]
+    inspected = Inspection(found)
+    assert "| kernel | calls | ms | MB | TB/s |" in inspected.to_markdown()
+    assert 'id="kernels-part"' in inspected.to_html()
