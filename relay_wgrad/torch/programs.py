@@ -75,7 +75,7 @@ class Program:
         parts = two_parts(
             graph, wrt=wrt, dtype=asked.half,
             layout=where.layout if asked.layout is None else asked.layout,
-            checkpoint=asked.checkpoint, wide_weight_gradients=not is_gpu, raise_norms=where.norms,
+            checkpoint=asked.checkpoint, wide_weight_gradients=where.wide, raise_norms=where.norms,
             blocks=where.blocks,
         )  # fmt: skip
         self.outputs, self.sources = parts.outputs, parts.sources

@@ -56,6 +56,8 @@ class Options:
         keep their memory between steps.
     blocks : whether convolutions of few channels go to a library as such of blocks of pixels
         (`relay_wgrad.transform.space_to_depth`), in NHWC.
+    wide : whether weights' gradients and matrix products of half operands are float32 sums that are
+        never rounded to half, as on a CPU; without, rounded once, as PyTorch's autocast does.
     """
 
     backends: Sequence[str] | None = None
@@ -66,6 +68,7 @@ class Options:
     norms: bool = True
     graph: bool = True
     blocks: bool = True
+    wide: bool = False
 
 
 @dataclass
@@ -81,6 +84,7 @@ class Place:
     norms : whether there are kernels for batch normalization as one operator.
     work : makes where steps are captured (`relay_wgrad.training.repeated`); None: nowhere.
     blocks : whether convolutions of few channels are wanted on blocks of pixels.
+    wide : whether sums of half operands that are float32 stay so (`Options`).
     notes : what a user should know of it, one line each.
     """
 
@@ -93,6 +97,7 @@ class Place:
     norms: bool = False
     work: Callable[[], Work] | None = None
     blocks: bool = False
+    wide: bool = True
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -232,8 +237,9 @@ def _cuda(index: int, options: Options) -> Place:
     work = partial(Lane, runtime, device) if options.graph else None
     blocks = options.blocks and bool(chosen)
     return Place(
-        f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, work, blocks, notes
-    )
+        f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, work, blocks,
+        options.wide, notes,
+    )  # fmt: skip
 
 
 def _backends(options: Options, notes: list[str]) -> list[str]:

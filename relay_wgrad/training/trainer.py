@@ -79,8 +79,8 @@ class Trainer:
     optimizer : "sgd", "momentum" (0.9) or "adam".
     lr : the learning rate; by default `default_lr`'s for the optimizer and the network.
     dtype : None for the graph's own, or "float16" or "bfloat16": convolutions and matrix products
-        take operands in that type and add up in float32; parameters, optimizer state, normalization
-        and loss stay float32.
+        take operands in that type and add up in float32; parameters, optimizer state and loss stay
+        float32, and on a CPU normalizations and weights' gradients (see `on_gpu`).
     loss_scale : what the loss is multiplied by before differentiation, and the gradients divided by
         after; a positive number, or "dynamic": starts at 65536, halves and leaves out the update
         when a gradient is not finite, doubles after 200 good steps.  By default 1024 with float16,
@@ -135,6 +135,7 @@ class Trainer:
             dtype=dtype,
             checkpoint=graph.checkpoint if checkpoint == "graph" else checkpoint,
             scaled=self._scale is not None,
+            wide_weight_gradients=self.place.wide,
             raise_norms=self.place.norms,
         )
         before = mod[ADJOINT]
