@@ -32,7 +32,7 @@ class Lane:
     def done(self, function: Callable[[], Any]) -> Any:
         """What a function gives; what was before it is over first, and so is its work after."""
         self.runtime.call("cudaSetDevice", int(self._device.index))
-        self._device.sync()
+        self.runtime.call("cudaStreamSynchronize", self._current())
         with tvm_ffi.use_raw_stream(self._device, self._stream.handle):
             result = function()
         self.runtime.call("cudaStreamSynchronize", self._stream.handle)
@@ -51,15 +51,19 @@ class Lane:
                 return function()
 
         result = self.done(capture)
-        return result, lambda: graph.launch(int(tvm_ffi.get_raw_stream(self._device)) or None)
+        return result, lambda: graph.launch(self._current())
 
     def copy(self, to: Any, source: Any) -> None:
         """Gives the current stream a copy from one of the device's tensors to another."""
         size = cudart.bytes_of(source.shape, str(source.dtype))
-        stream = int(tvm_ffi.get_raw_stream(self._device)) or None
         if size:
             pointers = (to.data_ptr(), source.data_ptr())
-            self.runtime.call("cudaMemcpyAsync", *pointers, size, cudart.ON_DEVICE, stream)
+            where = (cudart.ON_DEVICE, self._current())
+            self.runtime.call("cudaMemcpyAsync", *pointers, size, *where)
+
+    def _current(self) -> int | None:
+        """TVM's stream, in this thread."""
+        return int(tvm_ffi.get_raw_stream(self._device)) or None
 
 
 class Captured:

@@ -34,7 +34,6 @@ class Compiled:
     seconds: dict[str, float] = field(default_factory=dict)
     planned_bytes: int = 0  # for intermediate results, by the static memory plan
     scatter: float = 1.0  # of the times of `Trainer.profile`: `relay_wgrad.timing.scatter`
-    machine: Callable[[], relax.VirtualMachine] | None = None  # another one of the same program
     plans: Callable[[], list[str]] = list  # what a library chose so far for each problem
     direct: Sequence[Any] = ()  # `byoc_cudnn.build`'s entries: what goes to kernels of our own
 
@@ -67,12 +66,8 @@ def compile_module(
         executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
     seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
 
-    def machine() -> relax.VirtualMachine:
-        return relax.VirtualMachine(executable, tvm.cpu())
-
-    return Compiled(
-        machine(), executable, convolutions, seconds, plan.bytes.get(function, 0), machine=machine
-    )
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    return Compiled(vm, executable, convolutions, seconds, plan.bytes.get(function, 0))
 
 
 @contextlib.contextmanager

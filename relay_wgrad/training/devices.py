@@ -292,8 +292,7 @@ def _compiled(
         vm = library.virtual_machine(device)
     seconds = {"partition": split - start, "build": time.perf_counter() - split}
     return Compiled(
-        vm, library.executable, convolutions, seconds,
-        plan.bytes.get(ADJOINT, 0), machine=lambda: library.virtual_machine(device),
+        vm, library.executable, convolutions, seconds, plan.bytes.get(ADJOINT, 0),
         plans=library.plans, direct=library.direct,
     )  # fmt: skip
 
@@ -385,9 +384,3 @@ def _lowered(entry: Any, symbol: str) -> Lowered:
     return Lowered(
         entry.op, problem, source, symbol, reason=entry.reason or "the first that takes it"
     )
-
-
-def machine_of(compiled: Compiled) -> relax.VirtualMachine:
-    """Another virtual machine of the same program, to be instrumented."""
-    assert compiled.machine is not None
-    return compiled.machine()

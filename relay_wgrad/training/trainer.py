@@ -19,7 +19,7 @@ from ..timing import scatter
 from . import loss_scale as scales
 from .capture import refusal
 from .compiled import Compiled, Progress, compile_module, silent
-from .devices import Options, machine_of, place
+from .devices import Options, place
 from .kept import Axes, Kept, kept_in_layout
 from .lines import Row
 from .optim import OPTIMIZERS, UNNORMALIZED, default_lr, initial_state, optimizer_for
@@ -368,19 +368,22 @@ class Trainer:
                 names.append(name)
             return 0  # VMInstrumentReturnKind.NO_OP: go on with the call
 
-        vm = machine_of(self.compiled)
+        vm = self.compiled.vm  # another one would keep memory of its own
         arguments = self.arguments(batch)
         vm[ADJOINT](*arguments)  # warm
-        vm.set_instrument(instrument)
         least: list[float] = []
         totals: list[float] = []
         begin = time.perf_counter()
-        while len(totals) < rounds or time.perf_counter() - begin < seconds:
-            names.clear()
-            current.clear()
-            vm[ADJOINT](*arguments)
-            totals.append(sum(current))
-            least = [min(pair) for pair in zip(least or current, current, strict=True)]
+        vm.set_instrument(instrument)
+        try:
+            while len(totals) < rounds or time.perf_counter() - begin < seconds:
+                names.clear()
+                current.clear()
+                vm[ADJOINT](*arguments)
+                totals.append(sum(current))
+                least = [min(pair) for pair in zip(least or current, current, strict=True)]
+        finally:
+            vm.set_instrument(None)
         self.compiled.scatter = scatter(totals)
         total: dict[str, float] = {}
         for name, one in zip(names, least, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +16,9 @@ from legalize.cpu import configure_threads
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training import loss_scale
 from relay_wgrad.training import trainer as module
-from relay_wgrad.training.capture import refusal
+from relay_wgrad.training.capture import Lane, refusal
 from relay_wgrad.training.devices import Options, Place, place
-from relay_wgrad.training.repeated import WARM, Repeated
+from relay_wgrad.training.repeated import TRIES, WARM, Repeated
 from relay_wgrad.training.trainer import CHECK_EVERY, Trainer
 from relay_wgrad.training.whole_step import WholeStep
 from tests.support.cuda_stand_in import Counting, Repeating, runtime, stand_in
@@ -159,7 +160,7 @@ def test_who_stops_asking_leaves_a_whole_state(both: Any) -> None:
 # ---- steps as a graph ----------------------------------------------------------------------------
 
 
-def again(one: Trainer, work: Repeating) -> Repeating:
+def again(one: Trainer, work: Any) -> Any:
     """As if the trainer were new: its next steps are called, and then captured."""
     one._step = Repeated(
         WholeStep(one.compiled.vm.__getitem__, one.graph, scaled=True, dynamic=True),
@@ -204,6 +205,33 @@ def test_what_cannot_be_captured_is_called_and_said(both: Any) -> None:
         "steps are not one CUDA graph but called kernel by kernel: cudaMalloc: operation not"
         " permitted (900)"
     )
+
+
+def test_a_runtime_that_captures_nothing(both: Any) -> None:
+    """The lane itself: each call waits for what was before and for its own work."""
+    on_cpu, ahead, counted = both
+    again(ahead, Lane(counted, tvm.cpu()))
+    before, given = list(ahead.place.notes), batches(on_cpu, 5)
+    counted.calls.clear()
+    assert [ahead.step(one) for one in given] == [on_cpu.step(one) for one in given]
+    assert counted.calls["cudaStreamSynchronize"] == 2 * (WARM + 1) + TRIES
+    assert counted.calls["cudaStreamBeginCapture"] == TRIES
+    (note,) = ahead.place.notes[len(before) :]
+    assert note.endswith("cudaStreamBeginCapture: unknown (801)")
+    assert gc.isenabled()
+    copied = tvm.runtime.empty((3,), "float32")
+    Lane(counted, tvm.cpu()).copy(copied, tvm.runtime.tensor(np.array([1, 2, 3], "float32")))
+    assert copied.numpy().tolist() == [1, 2, 3]
+
+
+def test_a_profile_leaves_the_machine_as_it_was(both: Any) -> None:
+    on_cpu, ahead, _ = both
+    (one,) = batches(on_cpu, 1)
+    seconds = ahead.profile(one, rounds=2, seconds=0.0)
+    assert all(conv.kernel in seconds for conv in ahead.compiled.convolutions)
+    seen = dict(seconds)
+    assert ahead.step(one) == on_cpu.step(one)
+    assert seconds == seen
 
 
 def test_all_that_a_captured_call_makes_lives_on(both: Any) -> None:
