@@ -17,7 +17,7 @@ from ..facts import Lowered
 from ..inspection import Inspection, inspect_step
 from ..problem import ConvProblem
 from ..training.cuda_tools import cuda_runtime
-from ..training.devices import machine_of, place
+from ..training.devices import place
 from ..training.kernel_times import KernelTime, kernel_times
 from ..training.step import ADJOINT
 from ..training.trainer import Trainer
@@ -172,7 +172,7 @@ def _on_gpu(
     device, compiled = trainer.place.device, trainer.compiled
     with display.part("timing every kernel"):
         values = trainer.arguments(graph.random_batch(args.seed))
-        kernels = kernel_times(cuda_runtime(), machine_of(compiled), ADJOINT, values, device)
+        kernels = kernel_times(cuda_runtime(), compiled.vm, ADJOINT, values, device)
     facts["gpu"] = str(device.device_name)
     each = {kernel.name: kernel.seconds / kernel.calls for kernel in kernels}
     convolutions = [conv for conv in compiled.convolutions if conv.op != PRODUCT]

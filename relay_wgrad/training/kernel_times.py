@@ -69,10 +69,7 @@ def kernel_times(
     args: Sequence[Any],
     device: Any,
 ) -> list[KernelTime]:
-    """The kernels of one call of a function, the longest first.
-
-    The virtual machine keeps the instrument: it is of no use for anything else afterwards.
-    """
+    """The kernels of one call of a function, the longest first."""
     for _ in range(2):  # libraries choose their algorithms
         vm[function](*args)
     device.sync()
@@ -80,7 +77,10 @@ def kernel_times(
     for _ in range(BEFORE):
         vm[function](*args)
     vm.set_instrument(watch)
-    vm[function](*args)
+    try:
+        vm[function](*args)
+    finally:
+        vm.set_instrument(None)
     device.sync()
     found: dict[str, KernelTime] = {}
     for name, start, stop, size in watch.calls:
