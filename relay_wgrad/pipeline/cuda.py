@@ -18,6 +18,7 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 
 from .cuda_depth import SpaceToDepth
+from .cuda_joins import Joins
 from .cuda_packs import Packs
 from .cuda_reduction import ChannelSum, Registers
 from .fused_kernels import fused_kernels
@@ -89,8 +90,8 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
 
     gpu = dlight.gpu
     rules = [
-        SpaceToDepth(), Packs(), ChannelSum(), _CudaCores(gpu.Matmul()), gpu.GEMV(),
-        gpu.Reduction(), gpu.GeneralReduction(), Registers(), gpu.Fallback(),
+        SpaceToDepth(), Joins(), Packs(), ChannelSum(), _CudaCores(gpu.Matmul()),
+        gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), Registers(), gpu.Fallback(),
     ]  # fmt: skip
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")

@@ -22,9 +22,10 @@ from tvm_ffi import structural_equal, structural_walk
 from .inlining import inlined
 
 THREADS = 256  # of a block
+CHOICE = "prim.if_then_else"
 _BYTES = 16
 # What TVM has vectors of in CUDA's words, as many as are 16 bytes.
-_PACKED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+PACKED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
 
 class Packs(dlight.base.ScheduleRule):
@@ -50,7 +51,7 @@ class Packs(dlight.base.ScheduleRule):
         packed = packed_reads(this)
         if not loops or packed is None or not all(isinstance(n, tirx.IntImm) for n in extents):
             return False
-        written = [w.source for w in this.writes if str(w.source.dtype) in _PACKED]
+        written = [w.source for w in this.writes if str(w.source.dtype) in PACKED]
         lanes = lanes_of([*written, *packed])
         last, count = int(extents[-1]), math.prod(map(int, extents))
         if lanes < 2 or last % lanes:
@@ -83,31 +84,36 @@ def packed_reads(block: Any) -> list[Any] | None:
     """The tensors that a block reads in packs by the last axis of what it writes, of dtypes that
     can be; None where it reads another one otherwise than element by element along that axis.
 
-    Each of them it reads in one place only: at the element's own place of the tensor's last axis.
-    Whether that is on the tensor, as padding asks, is the other axes' matter.
+    Each of them it reads in one place only: at the element's own place of the tensor's last axis,
+    or a constant number of packs further on.  Whether that is on the tensor, as padding asks, is
+    the other axes' matter.
     """
     if len(block.writes) != 1 or not block.writes[0].region:
         return None
     *before, written = (r.min for r in block.writes[0].region)
-    if not isinstance(written, tirx.Var) or any(_reads(index, written) for index in before):
+    if not isinstance(written, tirx.Var) or any(reads(index, written) for index in before):
         return None
-    loads: list[Any] = []
-    structural_walk(block.body, (TensorLoad, loads.append))
+    loads, choices = loads_and_choices(block.body)
+    if any(reads(choice, written) for choice in choices):
+        return None
     found: dict[Any, Any] = {}
     for load in loads:
         if load.source.same_as(block.writes[0].source) or not any(
-            _reads(index, written) for index in load.indices
+            reads(index, written) for index in load.indices
         ):
             continue
         *others, last = load.indices
-        if not last.same_as(written) or any(_reads(index, written) for index in others):
+        offset = tvm.sym.Analyzer().simplify(last - written)
+        if not isinstance(offset, tirx.IntImm) or int(offset) % _aligned(load.source):
+            return None
+        if any(reads(index, written) for index in others):
             return None
         known = found.setdefault(load.source, load)
         if not all(
             structural_equal(a, b) for a, b in zip(known.indices, load.indices, strict=True)
         ):
             return None
-    return [buffer for buffer in found if str(buffer.dtype) in _PACKED]
+    return [buffer for buffer in found if str(buffer.dtype) in PACKED]
 
 
 def lanes_of(buffers: list[Any]) -> int:
@@ -121,11 +127,29 @@ def lanes_of(buffers: list[Any]) -> int:
 
 def read_in_packs(sch: Schedule, block: Any, buffers: list[Any]) -> list[Any]:
     """Copies of tensors in registers, which a schedule has still to place and to vectorize."""
-    reads = [region.source for region in sch.get(block).reads]
-    return [sch.cache_read(block, reads.index(buffer), "local") for buffer in buffers]
+    sources = [region.source for region in sch.get(block).reads]
+    return [sch.cache_read(block, sources.index(buffer), "local", [block]) for buffer in buffers]
 
 
-def _reads(index: Any, axis: Any) -> bool:
+def _aligned(buffer: Any) -> int:
+    """How many of a tensor's elements are 16 bytes."""
+    return _BYTES * 8 // max(8, tvm.DataType(str(buffer.dtype)).bits)
+
+
+def loads_and_choices(body: Any) -> tuple[list[Any], list[Any]]:
+    """Of a block's body: what reads a tensor, and the conditions under which it does."""
+    loads: list[Any] = []
+    choices: list[Any] = []
+
+    def call(node: Any) -> None:
+        if getattr(node.op, "name", "") == CHOICE:
+            choices.append(node.args[0])
+
+    structural_walk(body, [(TensorLoad, loads.append), (tvm.ir.Call, call)])
+    return loads, choices
+
+
+def reads(index: Any, axis: Any) -> bool:
     """Whether an index depends on an axis."""
     seen: list[Any] = []
     structural_walk(index, (tirx.Var, lambda var: seen.append(var) if var.same_as(axis) else None))

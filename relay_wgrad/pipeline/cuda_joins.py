@@ -1,0 +1,118 @@
+"""A schedule rule for CUDA: tensors that are joined, 16 bytes at a time.
+
+Which tensor an element comes from is asked for each element by TVM's kernel, and so is its index.
+Where they end between packs of 16 bytes it is the same for a whole pack: asked once, by the
+number of the pack.  Upstream's fallback gives each thread one element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir import TensorLoad
+from tvm.s_tir import Schedule, dlight
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.target import Target
+from tvm_ffi import structural_map
+
+from .cuda_packs import CHOICE, PACKED, THREADS, lanes_of, loads_and_choices, reads
+from .inlining import inlined
+
+
+class Joins(dlight.base.ScheduleRule):
+    """For a kernel that is one block, each of whose elements is that of one of several tensors."""
+
+    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+        """The schedule, or None for another kind of function."""
+        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
+            return None
+        sch = Schedule(func)
+        infos = normalize_prim_func(sch)
+        if infos is None or not all(info.is_injective() for info in infos):
+            return None
+        rest = inlined(sch, infos)
+        if len(rest) != 1 or not _only_moves(sch.get(rest[0].block_rv)):
+            return None
+        block = rest[0].block_rv
+        extents = [sch.get(loop).extent for loop in sch.get_loops(block)]
+        buffers = [region.source for region in (*sch.get(block).reads, *sch.get(block).writes)]
+        if any(str(buffer.dtype) not in PACKED for buffer in buffers):
+            return None
+        lanes = lanes_of(buffers)
+        if lanes < 2 or not all(isinstance(n, tirx.IntImm) for n in extents):
+            return None
+        by_pack = tirx.IndexMap.from_func(
+            lambda *i: [*i[:-1], i[-1] // lanes, i[-1] % lanes], ndim=len(extents)
+        )
+        sch.transform_block_layout(block, by_pack)
+        name = sch.get(block).name_hint
+        ((_, packed),) = sch.mod.functions_items()
+        pack, lane = (v.var for v in sch.get(block).iter_vars[-2:])
+        rules = [(kind, _by_pack(pack, lane, lanes)) for kind in (tirx.LE, tirx.LT)]
+        sch = Schedule(packed.with_body(structural_map(packed.body, rules)))
+        block = sch.get_sblock(name)
+        loads, choices = loads_and_choices(sch.get(block).body)
+        lane = sch.get(block).iter_vars[-1].var
+        if any(reads(choice, lane) for choice in choices):
+            return None
+        if not all(_is_packed(load, lane, lanes) for load in loads):
+            return None
+        *outer, last = sch.get_loops(block)
+        count = 1
+        for loop in outer:
+            count *= int(sch.get(loop).extent)
+        of_grid, thread = sch.split(sch.fuse(*outer), [None, min(THREADS, count)])
+        self.bind(sch, of_grid, "blockIdx.x")
+        self.bind(sch, thread, "threadIdx.x")
+        sch.vectorize(last)
+        return sch
+
+    def bind(self, sch: Schedule, loop: Any, axis: str) -> None:
+        """Binds a loop to threads."""
+        sch.bind(loop, axis)
+
+
+def _only_moves(block: Any) -> bool:
+    """Whether each element of a block's result is one that it reads, chosen by where it is."""
+    value = block.body.value if isinstance(block.body, tirx.BufferStore) else None
+    count = 0
+    while isinstance(value, tvm.ir.Call) and value.op.name == CHOICE:
+        _, one, value = value.args
+        count += 1
+        if not isinstance(one, TensorLoad):
+            return False
+    return count > 0 and isinstance(value, TensorLoad)
+
+
+def _by_pack(pack: Any, lane: Any, lanes: int) -> Callable[[Any], Any]:
+    """Comparisons of a number with pack · lanes + lane + constant, as comparisons of the pack."""
+    place = pack * lanes + lane
+
+    def rule(node: Any) -> Any:
+        for first in (True, False):
+            number, other = (node.a, node.b) if first else (node.b, node.a)
+            if not isinstance(number, tirx.IntImm) or not reads(other, lane):
+                continue
+            offset = tvm.sym.Analyzer().simplify(other - place)
+            # number <= place and place < number change where a pack begins.
+            if isinstance(offset, tirx.IntImm) and isinstance(node, tirx.LE) == first:
+                whole, rest = divmod(int(number) - int(offset), lanes)
+                if rest == 0:
+                    bound = tirx.const(whole, str(pack.ty.dtype))
+                    return type(node)(*((bound, pack) if first else (pack, bound)))
+        return node
+
+    return rule
+
+
+def _is_packed(load: Any, lane: Any, lanes: int) -> bool:
+    """Whether neighbouring lanes read neighbours of a pack, the first at the pack's begin."""
+    *others, last = load.indices
+    if any(reads(index, lane) for index in others):
+        return False
+    begin = tvm.sym.Analyzer().simplify(last - lane)
+    rest = tvm.sym.Analyzer().simplify(tirx.floormod(begin, tirx.const(lanes, "int64")))
+    return not reads(begin, lane) and isinstance(rest, tirx.IntImm) and int(rest) == 0

@@ -1,0 +1,89 @@
+"""Element-wise kernels as the tests on CPUs and GPUs build them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from relay_wgrad.dtypes import numpy_dtype
+from relay_wgrad.pipeline.fused_kernels import fused_kernels
+from tests.support.partition_cases import module
+
+CUDA = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
+op = relax.op
+S = (2, 5, 6, 16)
+
+
+def function(operands: dict[str, Any], body: Any) -> Any:
+    """The one kernel of a module."""
+    with CUDA:
+        mod = tvm.transform.Sequential(fused_kernels())(module(operands, body))
+    (func,) = (f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc))
+    return func
+
+
+def half(dtype: str) -> Any:
+    return relax.const(0, dtype)
+
+
+# name -> operands, what is made of them
+CASES: dict[str, tuple[dict[str, Any], Any]] = {
+    "mask": (
+        {"x": (S, "float16"), "g": (S, "float16")},
+        lambda e, x, g: e(op.where(e(op.less_equal(x, half("float16"))), half("float16"), g)),
+    ),
+    "bytes read": (
+        {"m": (S, "bool"), "g": (S, "bfloat16")},
+        lambda e, m, g: e(op.where(m, half("bfloat16"), g)),
+    ),
+    "bytes written": (
+        {"x": (S, "bfloat16")}, lambda e, x: e(op.less_equal(x, half("bfloat16"))),
+    ),
+    "two sizes": (
+        {"x": (S, "float16"), "b": ((16,), "float32")},
+        lambda e, x, b: e(op.astype(e(op.add(e(op.astype(x, "float32")), b)), "bfloat16")),
+    ),
+    "by image and channel": (
+        {"x": (S, "float32"), "s": ((2, 1, 1, 16), "float32"), "t": ((2, 1, 1, 1), "float32")},
+        lambda e, x, s, t: e(op.add(e(op.multiply(x, s)), t)),
+    ),
+    "double": ({"x": (S, "float64")}, lambda e, x: e(op.sin(x))),
+    "broadcast": ({"x": ((2, 1, 1, 16), "float32")}, lambda e, x: e(op.broadcast_to(x, S))),
+    "padded": ({"x": (S, "float16")}, lambda e, x: e(op.nn.pad(x, (0, 0, 1, 2, 3, 0, 0, 0)))),
+    "same twice": ({"x": (S, "float32")}, lambda e, x: e(op.multiply(x, e(op.exp(x))))),
+    "a slice of rows": (
+        {"x": (S, "float16")}, lambda e, x: e(op.strided_slice(x, [1, 2], [1, 0], [4, 5])),
+    ),
+    "a slice of channels": (
+        {"x": (S, "float16")}, lambda e, x: e(op.strided_slice(x, [3], [8], [16])),
+    ),
+    "few": ({"x": ((1, 8), "float16")}, lambda e, x: e(op.negative(x))),
+    "a prime number of packs": ({"x": ((1009, 8), "float16")}, lambda e, x: e(op.negative(x))),
+}  # fmt: skip
+
+
+def run(func: Any, arrays: list[np.ndarray], out: np.ndarray) -> np.ndarray:
+    built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), "llvm")
+    args = [tvm.runtime.tensor(a) for a in (*arrays, out)]
+    built["main"](*args)
+    return np.asarray(args[-1].numpy())
+
+
+def arrays_of(operands: dict[str, Any]) -> list[np.ndarray]:
+    """Random operands, seeded."""
+    rng = np.random.default_rng(0)
+    found = []
+    for shape, dtype in operands.values():
+        values = rng.standard_normal(shape)
+        found.append(values > 0.5 if dtype == "bool" else values.astype(numpy_dtype(dtype)))
+    return found
+
+
+def result_of(operands: dict[str, Any], body: Any) -> np.ndarray:
+    """A place for the result, of ones."""
+    ty = module(operands, body)["main"].ret_ty
+    dtype = "bool" if str(ty.dtype) == "bool" else numpy_dtype(str(ty.dtype))
+    return np.ones([int(n) for n in ty.shape.values], dtype)
