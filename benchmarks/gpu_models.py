@@ -19,7 +19,7 @@ from tests.support.torch.onnx_module import OnnxModule
 TORCHVISION = (
     "resnet50", "mobilenet_v2", "efficientnet_b0", "vgg16", "densenet121", "squeezenet1_1",
 )  # fmt: skip
-DEFAULT = (*TORCHVISION, "unet")
+DEFAULT = (*TORCHVISION, "unet", "onnx:inception_v1")
 _SYNONYMS = {"squeezenet": "squeezenet1_1"}
 _RANDOM = ("Dropout", "Dropout2d", "StochasticDepth", "DropPath")
 CLASSES = 1000

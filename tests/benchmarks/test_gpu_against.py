@@ -206,6 +206,13 @@ def test_pytorchs_side_has_every_operator(name: str) -> None:
     assert module(torch.empty(graph.inputs[0].shape, device="meta")).shape == (2, 1000)
 
 
+def test_torch_compile_sees_through_a_bundled_network() -> None:
+    """One graph, as of a module of PyTorch's own, or its sides would be slower than they are."""
+    module = gpu_models.OnnxModule("squeezenet", from_onnx("squeezenet", batch=1)).to("meta")
+    whole = torch.compile(module, backend="eager", fullgraph=True)
+    assert whole(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 1000)
+
+
 def test_the_unet() -> None:
     with torch.device("meta"):
         network = gpu_models.UNet()

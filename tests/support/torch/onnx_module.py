@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,6 +83,20 @@ OPS: dict[str, Callable[..., Any]] = {
 }
 
 
+class Node(NamedTuple):
+    """A node of a file in Python's own types, through which `torch.compile` sees."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    output: str
+    attributes: Attributes
+
+
+def _plain(attributes: Any) -> Attributes:
+    values = {a.name: helper.get_attribute_value(a) for a in attributes}
+    return {n: v if isinstance(v, (int, float, bytes)) else list(v) for n, v in values.items()}
+
+
 class OnnxNetwork:
     """A file's nodes up to the softmax, on PyTorch's tensors.
 
@@ -99,7 +113,7 @@ class OnnxNetwork:
             if t.name not in parameters and len(t.dims) == 1
         }
         self.nodes = [
-            (item, {a.name: helper.get_attribute_value(a) for a in item.attribute})
+            Node(item.op_type, tuple(item.input), item.output[0], _plain(item.attribute))
             for item in graph.node
             if item.op_type != "ConstantOfShape"
         ]
@@ -112,15 +126,15 @@ class OnnxNetwork:
         """
         env: dict[str, Any] = {**self.shapes, **given}
         last: Any = None
-        for item, attr in self.nodes:
-            if item.op_type == "Softmax":
+        for kind, inputs, output, attr in self.nodes:
+            if kind == "Softmax":
                 break
-            args = [env[i] for i in item.input if i in env]
-            if item.op_type == "BatchNormalization":
-                last = norm(list(item.input), args, attr.get("epsilon", 1e-5))
+            args = [env[i] for i in inputs if i in env]
+            if kind == "BatchNormalization":
+                last = norm(list(inputs), args, attr.get("epsilon", 1e-5))
             else:
-                last = OPS[item.op_type](attr, *args)
-            env[item.output[0]] = last
+                last = OPS[kind](attr, *args)
+            env[output] = last
         return last.flatten(1)
 
 
