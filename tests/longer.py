@@ -57,6 +57,7 @@ LONGER = {
     f"{TRAINING}/test_training.py::test_mixed_precision_and_checkpoints": NETWORKS,
     "tests/byoc_cudnn/updates/test_updates.py::test_a_step_is_what_the_operators_give[adam": MORE,
     "tests/byoc_cudnn/updates/test_updates.py::test_a_trainer_updates_in_place": MORE,
+    f"{TRAINING}/test_pipelined_training.py::test_a_gpu_keeps_weights_as_its_kernels": MORE,
     f"{TRAINING}/test_resnet50.py": NETWORKS,
     f"{TRAINING}/test_training_networks.py": NETWORKS,
     f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[adam": MORE,

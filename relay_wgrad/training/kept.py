@@ -40,11 +40,12 @@ def kept_in_layout(
 class Kept:
     """Tensors as they are kept, and as the network has them.
 
-    axes : of `kept_in_layout`.  trainable : the names of parameters with state, in its order.
+    axes : of `kept_in_layout`.
+    of_state : the parameter that each of the optimizer's tensors is of, "" for none.
     """
 
-    def __init__(self, axes: Axes, trainable: Sequence[str], device: Any) -> None:
-        self._axes, self._trainable, self._device = axes, list(trainable), device
+    def __init__(self, axes: Axes, of_state: Sequence[str], device: Any) -> None:
+        self._axes, self._of_state, self._device = axes, of_state, device
 
     def put(self, name: str, value: Any) -> Any:
         """A parameter's value, or one of its state's, on the device."""
@@ -62,15 +63,10 @@ class Kept:
 
     def put_state(self, values: Sequence[Any]) -> list[Any]:
         """An optimizer's state on the device."""
-        names = self._of_state(len(values))
-        return [self.put(name, value) for name, value in zip(names, values, strict=True)]
+        pairs = zip(self._of_state, values, strict=True)
+        return [self.put(name, value) for name, value in pairs]
 
     def read_state(self, tensors: Sequence[Any]) -> list[Any]:
         """An optimizer's state as for the network's parameters."""
-        names = self._of_state(len(tensors))
-        return [self.read(name, tensor) for name, tensor in zip(names, tensors, strict=True)]
-
-    def _of_state(self, count: int) -> list[str]:
-        """Whose each tensor is: scalars are nobody's, then there are some for each parameter."""
-        each, scalars = divmod(count, len(self._trainable))
-        return [""] * scalars + self._trainable * each
+        pairs = zip(self._of_state, tensors, strict=True)
+        return [self.read(name, tensor) for name, tensor in pairs]

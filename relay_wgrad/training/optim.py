@@ -43,16 +43,18 @@ def _adam(lr: float, weight_decay: float, momentum: float = 0.0) -> Any:
 
 
 class Rule(NamedTuple):
-    """An optimizer: what makes it of (lr, weight_decay, momentum), and its default rate."""
+    """An optimizer: what makes it of (lr, weight_decay, momentum), its default rate, and how many
+    tensors of state it has for each parameter, which come last."""
 
     make: Callable[..., Any]
     lr: float
+    slots: int
 
 
 OPTIMIZERS: dict[str, Rule] = {
-    "sgd": Rule(_sgd, 1e-3),
-    "momentum": Rule(partial(_sgd, momentum=0.9), 1e-3),
-    "adam": Rule(_adam, 1e-4),
+    "sgd": Rule(_sgd, 1e-3, 0),
+    "momentum": Rule(partial(_sgd, momentum=0.9), 1e-3, 1),
+    "adam": Rule(_adam, 1e-4, 2),
 }
 """By their names in Python and on the command line.
 
@@ -103,6 +105,12 @@ def optimizer_for(
 def initial_state(graph: TrainingGraph, optimizer: str) -> list[Any]:
     """The tensors that an optimizer starts from: as many, and of such shapes, it always has."""
     return list(optimizer_for(graph, optimizer, 1.0).state)
+
+
+def state_of(trainable: Sequence[str], name: str, count: int) -> list[str]:
+    """The parameter that each of an optimizer's `count` tensors is of, "" for none."""
+    own = list(trainable) * _rule(name).slots
+    return [""] * (count - len(own)) + own
 
 
 def _rule(name: str) -> Rule:

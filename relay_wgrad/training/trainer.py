@@ -22,7 +22,14 @@ from .compiled import Compiled, Progress, compile_module, silent
 from .devices import Options, place
 from .kept import Axes, Kept, kept_in_layout
 from .lines import Row
-from .optim import OPTIMIZERS, UNNORMALIZED, default_lr, initial_state, optimizer_for
+from .optim import (
+    OPTIMIZERS,
+    UNNORMALIZED,
+    default_lr,
+    initial_state,
+    optimizer_for,
+    state_of,
+)  # fmt: skip
 from .repeated import Repeated
 from .step import ADJOINT, changes, converted, step_module
 from .whole_step import NOT_FINITE, Run, WholeStep, with_update, with_watch
@@ -158,7 +165,8 @@ class Trainer:
             step = WholeStep(self.compiled.vm.__getitem__, graph, **how)
             self._step = self._repeated(step)
             self._line = self.place.line(graph)
-            self._kept = kept = Kept(axes, graph.trainable, self.place.device)
+            whose = state_of(graph.trainable, optimizer, len(rule.state))
+            self._kept = kept = Kept(axes, whose, self.place.device)
             values = [kept.put(name, value) for name, value in graph.params.items()]
             self._params = Tensors(graph.params, values, kept)
             self._state: Any = [self._tensor(value) for value in rule.state]

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import relax
 
+from byoc_cudnn.updates.call import SLOTS
 from legalize.cpu import configure_threads, host_target
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training import state
+from relay_wgrad.training.optim import OPTIMIZERS, make_optimizer, state_of
 from relay_wgrad.training.trainer import Trainer, initial_state
 from tests.support.training_models import residual_net
 
@@ -173,3 +176,17 @@ def test_tensors_that_no_training_has(made: Any, tmp_path: Path) -> None:
 def test_loss_scales_that_float32_does_not_hold(scale: float, made: Any) -> None:
     with pytest.raises(ValueError, match="loss_scale must be a positive number"):
         Trainer(made[0], host_target(), dtype="float16", loss_scale=scale)
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_whose_each_tensor_is(optimizer: str) -> None:
+    """Also where there are as few parameters as scalars."""
+    for count in (1, 2, 3, 5):
+        names = [f"p{i}" for i in range(count)]
+        variables = [relax.Var(name, relax.TensorType((2, 3), "float32")) for name in names]
+        found = list(make_optimizer(optimizer, lr=0.1).init(variables).state)
+        whose = state_of(names, optimizer, len(found))
+        assert [name != "" for name in whose] == [tuple(t.shape) == (2, 3) for t in found]
+        each = OPTIMIZERS[optimizer].slots
+        assert SLOTS[optimizer] == each  # of the kernel
+        assert [name for name in whose if name] == names * each
