@@ -8,8 +8,11 @@ returns.  On a GPU nothing here waits for it but `read`.
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +23,7 @@ from . import cudart
 from .loss_scale import FIELDS
 
 _WIDTH = len(FIELDS)
+_COPIERS, _PART = 4, 1 << 22  # threads that copy a batch, and bytes that are worth one
 
 
 class Row(NamedTuple):
@@ -59,6 +63,31 @@ class HostLine:
     def done(self, control: Any, wrong: Any) -> HostReport:
         count = 0 if wrong is None else int(wrong.numpy())
         return HostReport(Row(control.numpy(), count, time.perf_counter() - self._began))
+
+
+class Filler:
+    """Copies arrays within the host's memory, large ones by several threads.
+
+    One thread copies 154 MB, 256 images of 224x224, in 20 ms: as long as a step takes.
+    """
+
+    def __init__(self, threads: int | None = None, part: int = _PART) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        self._threads, self._part = threads or min(_COPIERS, cores), part
+        self._pool: ThreadPoolExecutor | None = None
+
+    def copy(self, to: Any, source: Any) -> None:
+        """Into an array of the same shape and dtype."""
+        rows = to.shape[0] if to.ndim else 1
+        parts = min(self._threads, to.nbytes // self._part, rows)
+        if parts < 2:
+            np.copyto(to, source)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, "relay_wgrad.batches")
+        ends = [rows * i // parts for i in range(parts + 1)]
+        ranges = [slice(*pair) for pair in itertools.pairwise(ends)]
+        list(self._pool.map(lambda some: np.copyto(to[some], source[some]), ranges))
 
 
 class _Slot:
@@ -111,7 +140,7 @@ class CudaLine:
         runtime.call("cudaSetDevice", index)
         self._copies = cudart.Stream(runtime)
         self._slots = [_Slot(runtime, specs, device) for _ in range(2)]
-        self._turn = 0
+        self._turn, self._filler = 0, Filler()
         self.free: list[_Cell] = []
         self._last: _Cell | None = None
 
@@ -127,7 +156,7 @@ class CudaLine:
         slot.copied.wait()  # of two batches ago: its pinned memory is free
         slot.used.hold(self._copies.handle)
         for pinned, tensor, value in zip(slot.pinned, slot.tensors, values, strict=True):
-            np.copyto(pinned.array, value)
+            self._filler.copy(pinned.array, value)
             self._copy(
                 tensor.data_ptr(), pinned.address, pinned.size, cudart.TO_DEVICE,
                 self._copies.handle,

@@ -65,7 +65,7 @@ def library(folder: Path, source: str, name: str = "updates") -> Any:
     host = folder / f"{name}.cc"
     text = source.replace("kDLCUDA", "kDLCPU").replace("OnDevice on(device);", "")
     host.write_text(text, encoding="utf-8")
-    objects = []
+    objects, running = [], []
     for _, kernel in UPDATES.kernels_of(source):
         path = folder / f"{kernel}.cc"
         made = path.with_suffix(".o")
@@ -78,7 +78,8 @@ def library(folder: Path, source: str, name: str = "updates") -> Any:
             *find().compiler, *own.split(), "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-fPIC",
             "-pthread", *includes(), "-c", str(path), "-o", str(made),
         ]  # fmt: skip
-        subprocess.run(command, check=True)
+        running.append(subprocess.Popen(command))
+    assert not any(process.wait() for process in running)
     command = library_command(host, folder / f"{name}.so", inputs=objects)
     subprocess.run(command, check=True)
     return tvm_ffi.load_module(str(folder / f"{name}.so"))

@@ -18,6 +18,7 @@ from relay_wgrad.training import loss_scale
 from relay_wgrad.training import trainer as module
 from relay_wgrad.training.capture import Lane, refusal
 from relay_wgrad.training.devices import Options, Place, place
+from relay_wgrad.training.lines import Filler
 from relay_wgrad.training.repeated import TRIES, WARM, Repeated
 from relay_wgrad.training.trainer import CHECK_EVERY, Trainer
 from relay_wgrad.training.whole_step import WholeStep
@@ -155,6 +156,15 @@ def test_who_stops_asking_leaves_a_whole_state(both: Any) -> None:
     assert ahead.steps == 6
     list(on_cpu.train(given[:6]))
     check_same(ahead, on_cpu)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7, 5), (64, 3), (2, 100), (0, 4)])
+def test_large_batches_are_copied_by_several_threads(shape: tuple[int, ...]) -> None:
+    source = np.random.default_rng(0).standard_normal(shape)
+    to, filler = np.full(shape, np.nan), Filler(threads=3, part=64)
+    for given in (source, -source):
+        filler.copy(to, given)
+        np.testing.assert_array_equal(to, given)
 
 
 # ---- steps as a graph ----------------------------------------------------------------------------
