@@ -51,7 +51,9 @@ def lowered(model: str, batch: int, dtype: str | None, raise_norms: bool = True)
         graph, dtype=dtype, scaled=dtype == "float16", wide_weight_gradients=False,
         raise_norms=raise_norms,
     )  # fmt: skip
-    module, _ = byoc_cudnn.partition_for_cudnn(converted(module, "NHWC", blocks=True))
+    module, _ = byoc_cudnn.partition_for_cudnn(
+        converted(module, "NHWC", blocks=True), products=True
+    )
     module, _ = lower_norms(module, 90)
     module, _ = lower_pools(module, 90)
     module, _ = lower_moves(module, 90)

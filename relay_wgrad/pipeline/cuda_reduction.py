@@ -1,6 +1,7 @@
-"""A schedule rule for CUDA: sums over all pixels for each channel, where channels are last.
+"""A schedule rule for CUDA: sums over pixels for each channel, where channels are last.
 
-Batch normalization's statistics and gradients are such sums, and a bias's gradient is one.
+Batch normalization's statistics and gradients are such sums, and a bias's gradient is one; for each
+image apart, global average pooling and what multiplies channels, squeeze and excitation.
 Upstream's rules give a channel to a block, so neighbouring threads read what is far apart.  Here
 they read neighbouring channels, each thread a pack of 16 bytes at a time where channels are such
 packs.  Each thread sums a part of the pixels in order, and a second kernel adds the parts.  How
@@ -9,6 +10,7 @@ many there are depends on sizes and dtypes alone, so equal inputs give equal bit
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm import tirx
@@ -30,7 +32,7 @@ _FLOATS = 4  # of a vector in CUDA's words
 def parts(pixels: int, channels: int, lanes: int = 1) -> int:
     """Into how many parts a sum over the pixels is cut: a divisor of their number.
 
-    lanes : channels that a thread has.
+    channels : of all images, if each has sums of its own; lanes : channels that a thread has.
     """
     wanted = WANTED if lanes == 1 else WANTED_OF_PACKS
     most = max(1, min(pixels // LEAST, wanted * lanes // channels))
@@ -57,9 +59,10 @@ class ChannelSum(dlight.base.ScheduleRule):
         before, the_sum, after = found
         for info in before:
             sch.compute_inline(info.block_rv)
-        channel, *pixels = sch.get_loops(the_sum.block_rv)
-        channels = int(sch.get(channel).extent)
-        pixel = sch.fuse(*pixels)
+        loops = sch.get_loops(the_sum.block_rv)
+        kept = the_sum.dom_kind().count("S")
+        channels = math.prod(int(sch.get(loop).extent) for loop in loops[:kept])
+        pixel = sch.fuse(*loops[kept:])
         count = int(sch.get(pixel).extent)
         packed = packed_reads(sch.get(the_sum.block_rv)) or []
         lanes = lanes_of(packed)
@@ -67,20 +70,19 @@ class ChannelSum(dlight.base.ScheduleRule):
         outer, _ = sch.split(pixel, [cut, count // cut])
         first = sch.rfactor(outer, 0)
         self._parts(sch, first, packed if lanes > 1 else [], lanes)
-        self._whole(sch, the_sum.block_rv, cut)
+        self._whole(sch, the_sum.block_rv, cut, channels)
         for info in after:
-            (loop,) = sch.get_loops(info.block_rv)
-            self._spread(sch, loop)
+            self._spread(sch, sch.fuse(*sch.get_loops(info.block_rv)))
         return sch
 
     def _parts(self, sch: Schedule, block: Any, packed: list[Any], lanes: int) -> None:
         """A thread for each part of each pack of channels: its sums stay in registers."""
         reads = read_in_packs(sch, block, packed)
         copy = sch.cache_write(block, 0, "local")
-        channel, part, pixel = sch.get_loops(block)
+        *images, channel, part, pixel = sch.get_loops(block)
         pack, lane = sch.split(channel, [None, lanes])
-        sch.reorder(part, pack, pixel, lane)
-        thread = self._spread(sch, sch.fuse(part, pack))
+        sch.reorder(*images, part, pack, pixel, lane)
+        thread = self._spread(sch, sch.fuse(*images, part, pack))
         sch.reverse_compute_at(copy, thread)
         *_, pixel, lane = sch.get_loops(block)
         length = int(sch.get(pixel).extent)
@@ -95,9 +97,15 @@ class ChannelSum(dlight.base.ScheduleRule):
             sch.vectorize(four)
         sch.decompose_reduction(block, outer)
 
-    def _whole(self, sch: Schedule, block: Any, cut: int) -> None:
-        """A block of threads for each channel adds its parts."""
-        channel, part = sch.get_loops(block)
+    def _whole(self, sch: Schedule, block: Any, cut: int, channels: int) -> None:
+        """A block of threads for each channel adds its parts; where these are fewer than channels
+        a thread does."""
+        *kept, part = sch.get_loops(block)
+        channel = sch.fuse(*kept)
+        if cut <= UNROLLED or cut * cut <= channels:
+            copy = sch.cache_write(block, 0, "local")
+            sch.reverse_compute_at(copy, self._spread(sch, channel))
+            return
         threads = 1
         while threads < min(THREADS, cut):
             threads *= 2
@@ -169,20 +177,27 @@ def _split(
         return None
     (at,) = sums
     kinds, doms = infos[at].dom_kind(), infos[at].dom()
-    if kinds[:1] != "S" or set(kinds[1:]) != {"R"} or not all(isinstance(d, int) for d in doms):
+    kept = kinds.count("S")
+    if not 0 < kept < len(kinds) or kinds != "S" * kept + "R" * (len(kinds) - kept):
+        return None
+    if not all(isinstance(d, int) for d in doms):
         return None
     before, after = infos[:at], infos[at + 1 :]
     if any(not info.is_injective() for info in [*before, *after]):
         return None
-    if any(len(info.iters) != 1 for info in after):
+    if any(len(info.iters) != kept for info in after):
         return None
     return before, infos[at], after
 
 
 def _reads_channels_last(sch: Schedule, the_sum: SBlockInfo) -> bool:
-    """Whether the sum's channel is the last index of what it reads."""
+    """Whether the sum's channel is the last index of what it reads, and all indices are axes: no
+    windows."""
     block = sch.get(the_sum.block_rv)
     variables = [v.var for v in block.iter_vars]
-    (spatial,) = (v for v, kind in zip(variables, the_sum.dom_kind(), strict=True) if kind == "S")
+    *_, channel = (v for v, kind in zip(variables, the_sum.dom_kind(), strict=True) if kind == "S")
     regions = [read.region for read in block.reads]
-    return bool(regions) and all(region[-1].min.same_as(spatial) for region in regions)
+    indices = [index.min for region in regions for index in region]
+    plain = all(isinstance(index, tirx.Var | tirx.IntImm) for index in indices)
+    alone = len(block.writes) == 1
+    return alone and plain and all(r[-1].min.same_as(channel) for r in regions) and bool(regions)
