@@ -1,20 +1,26 @@
 """First layers on a GPU, with few channels as they are and on blocks of pixels, and PyTorch's.
 
     python -m benchmarks.gpu_stem [--layers resnet50,vgg16] [--dtypes bf16,f16,tf32] [--batch 256]
-                                  [--json FILE]
+                                  [--sides ours,blocks,rows,torch] [--json FILE]
 
 A row is a layer's convolution and its weight gradient, from an image in NCHW and float32 to a
 gradient in OIHW and float32; cuDNN's algorithms are chosen by their times on all sides.  "ours" are
-channels last as they are, "blocks" after `relay_wgrad.transform.space_to_depth`, "torch" is
-PyTorch's channels_last.  Medians of rounds in turns, by events; each kernel's time is a profile's
-of one more call, where CUPTI is there.  Errors are relative, in norm, to PyTorch's in float64.
+channels last as they are; "blocks", "rows" and "windows" are the forms of
+`relay_wgrad.transform.space_to_depth`, with "128" after it filled up to 128 bytes of channels;
+"torch" is PyTorch's channels_last.  A form that is like one before it, as patches' are, is not
+measured again ("=").  "auto" is the form that steps get, "predicted" are milliseconds by which it
+is chosen (`relay_wgrad.transform.depth_forms`).  Medians of rounds in turns, by events; each
+kernel's time is a profile's of one more call, where CUPTI is there.  Errors are relative, in norm,
+to PyTorch's in float64.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from typing import Any
 
@@ -32,7 +38,11 @@ from relay_wgrad import output
 from relay_wgrad.attrs import ConvAttrs
 from relay_wgrad.ops.algebra import fprop_call, wgrad_call
 from relay_wgrad.pipeline.cuda import cuda_pipeline
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 from relay_wgrad.transform import space_to_depth
+from relay_wgrad.transform.depth_blocks import FORMS, Blocks
+from relay_wgrad.transform.depth_forms import form_of, seconds
+from relay_wgrad.transform.space_to_depth import MOST, READ_AT_ONCE
 from tests.support.gpu.runner import choose_compiler
 
 # channels, filters, side, taps, stride, padding
@@ -45,6 +55,11 @@ LAYERS = {
     "vit": (3, 768, 224, 16, 16, 0),
 }
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "tf32": "float32", "f32": "float32"}
+TORCH = "torch"
+SIDES = {  # form, and to how many bytes channels are filled up
+    "ours": None, "blocks": ("blocks", 16), "rows": ("rows", 16), "rows128": ("rows", 128),
+    "windows": ("windows", 16), "windows128": ("windows", 128),
+}  # fmt: skip
 ROUNDS, CALLS = 7, 10
 Call = Callable[[], Any]
 
@@ -77,13 +92,45 @@ def module(layer: tuple[int, ...], batch: int, dtype: str) -> tvm.IRModule:
     return bb.get()
 
 
-def ours(mod: tvm.IRModule, args: list[Any], tf32: bool) -> Call:
-    """A call of a module's function."""
+def forms(plain: tvm.IRModule, sides: Sequence[str]) -> tuple[dict[str, tvm.IRModule], Any]:
+    """The modules of our sides, without those that are like another, and what became of each."""
+    modules, became = dict[str, tvm.IRModule](), dict[str, list[str]]()
+    for side in sides:
+        if side == TORCH:
+            continue
+        made, found = plain, list[str]()
+        if (form := SIDES[side]) is not None:
+            made, entries = space_to_depth(plain, form=form[0], filled_to=form[1])
+            found = [entry.became for entry in entries]
+        if found not in became.values():
+            modules[side], became[side] = made, found
+    return modules, became
+
+
+def compiled(mod: tvm.IRModule, tf32: bool) -> byoc_cudnn.Library:
+    """A module whose convolutions are cuDNN's, by their times; it is not loaded."""
     mod, report = byoc_cudnn.partition_for_cudnn(mod, benchmark=True, allow_tf32=tf32, strict=True)
     assert report.offloaded == 2
-    library = byoc_cudnn.build(mod, pipeline=cuda_pipeline(keep_memory=True))
+    return byoc_cudnn.build(mod, pipeline=cuda_pipeline(keep_memory=True))
+
+
+def ours(library: byoc_cudnn.Library, args: list[Any]) -> Call:
+    """A call of a module's function."""
     vm = library.virtual_machine(tvm.cuda(0))
     return lambda: vm["main"](*args)
+
+
+def predicted(layer: tuple[int, ...], mode: str) -> tuple[str, dict[str, float]]:
+    """The form that steps get, and milliseconds of an image in each form, by the model."""
+    c, k, side, taps, stride, pad = layer
+    dtypes = (DTYPES[mode],) * 3
+    problem = ConvProblem(
+        ConvKind.FPROP, 1, c, side, side, k, taps, taps, (stride,) * 2, (pad,) * 4, (1, 1), 1,
+        "NHWC", "OHWI", "NHWC", *dtypes,
+    )  # fmt: skip
+    unit = READ_AT_ONCE // DTYPE_BYTES[DTYPES[mode]]
+    times = {form: seconds(problem, Blocks.of(problem, unit, form)) * 1e3 for form in FORMS}
+    return form_of(problem, unit, MOST), times
 
 
 def by_torch(layer: tuple[int, ...], given: list[torch.Tensor], dtype: torch.dtype) -> Call:
@@ -133,7 +180,9 @@ def tensors(result: Any) -> list[torch.Tensor]:
     return [t if isinstance(t, torch.Tensor) else torch.from_dlpack(t) for t in result]
 
 
-def measure(name: str, mode: str, batch: int) -> dict[str, Any]:
+def measure(
+    name: str, mode: str, batch: int, sides: Sequence[str], libraries: Mapping[str, Any]
+) -> dict[str, Any]:
     layer, dtype = LAYERS[name], getattr(torch, DTYPES[mode])
     c, k, side, taps, stride, pad = layer
     size, generator = (side + 2 * pad - taps) // stride + 1, torch.Generator("cuda").manual_seed(0)
@@ -145,17 +194,14 @@ def measure(name: str, mode: str, batch: int) -> dict[str, Any]:
         )
     ]  # fmt: skip
     args = [tvm.runtime.from_dlpack(t) for t in given]
-    plain = module(layer, batch, DTYPES[mode])
-    blocks, entries = space_to_depth(plain)
-    tf32 = mode != "f32"
-    with arithmetic(tf32):
-        calls = {
-            "ours": ours(plain, args, tf32), "blocks": ours(blocks, args, tf32),
-            "torch": by_torch(layer, given, dtype),
-        }  # fmt: skip
-        rounded = [t.to(dtype).double() for t in given]
+    rounded = [t.to(dtype).double() for t in given]
+    with arithmetic(tf32=False, benchmark=False):
         exact = by_torch(layer, rounded, torch.float64)()
-        del rounded
+    del rounded
+    with arithmetic(mode != "f32"):
+        calls = {side: ours(library, args) for side, library in libraries.items()}
+        if TORCH in sides:
+            calls[TORCH] = by_torch(layer, given, dtype)
         errors = {
             side: [relative(a, b) for a, b in zip(tensors(call()), exact, strict=True)]
             for side, call in calls.items()
@@ -164,23 +210,28 @@ def measure(name: str, mode: str, batch: int) -> dict[str, Any]:
         torch.cuda.empty_cache()
         rounds = [{side: milliseconds(call) for side, call in calls.items()} for _ in range(ROUNDS)]
         spent = {side: kernels(call) for side, call in calls.items()}
+    chosen, times = predicted(layer, mode)
     return {
-        "layer": name, "mode": mode, "batch": batch, "became": [e.became for e in entries],
+        "layer": name, "mode": mode, "batch": batch, "auto": chosen,
+        "predicted_ms": {form: batch * ms for form, ms in times.items()},
         "ms": {side: statistics.median(r[side] for r in rounds) for side in calls},
         "error": errors, "kernels_us": spent,
     }  # fmt: skip
 
 
 def main() -> int:
-    """Measures what the command line asks for; 1 where blocks are further off than PyTorch."""
+    """Measures what the command line asks for; 1 where a form is further off than PyTorch."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_stem")
     parser.add_argument("--layers", default=",".join(LAYERS))
     parser.add_argument("--dtypes", default="bf16,f16,tf32")
+    parser.add_argument("--sides", default="ours,blocks,rows,torch")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
+    layers, dtypes, sides = (getattr(args, k).split(",") for k in ("layers", "dtypes", "sides"))
     for what, names, known in (
-        ("--layers", args.layers.split(","), LAYERS), ("--dtypes", args.dtypes.split(","), DTYPES),
+        ("--layers", layers, LAYERS), ("--dtypes", dtypes, DTYPES),
+        ("--sides", sides, (*SIDES, TORCH)),
     ):  # fmt: skip
         if unknown := [n for n in names if n not in known]:
             parser.error(f"{what}: {', '.join(unknown)} is none of {', '.join(known)}")
@@ -189,27 +240,48 @@ def main() -> int:
     choose_compiler()
     relay_wgrad.register()
     table = Table(title=f"first layers, batch {args.batch}: fprop and wgrad, ms")
-    for column in ("layer", "dtype", "ours", "blocks", "torch", "errors", "torch's", "kernels, us"):
-        table.add_column(column, justify="left" if column[0] in "lk" else "right")
+    for column in ("layer", "dtype", "auto", "predicted", *sides, "errors, at most", "torch's"):
+        table.add_column(column, justify="left" if column[0] in "ldta" else "right")
+    parts = Table("layer", "dtype", "side", "us", "kernel")
     rows, good = [], True
-    for mode in args.dtypes.split(","):
-        for name in args.layers.split(","):
-            r = measure(name, mode, args.batch)
-            rows.append(r)
-            mine, theirs = r["error"]["blocks"], r["error"]["torch"]
-            good &= all(a <= 2 * b + 1e-5 for a, b in zip(mine, theirs, strict=True))
-            parts = [f"{us:.0f} {key[:44]}" for key, us in r["kernels_us"]["blocks"].items()]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        # TVM's part in turns, the C++ compiler's beside it and beside what is measured.
+        wanted = [
+            (name, mode, *forms(module(LAYERS[name], args.batch, DTYPES[mode]), sides))
+            for mode in dtypes for name in layers
+        ]  # fmt: skip
+        built, loading = [], []
+        for _, mode, modules, _ in wanted:
+            built.append({side: compiled(m, mode != "f32") for side, m in modules.items()})
+            loading.append([pool.submit(library.load) for library in built[-1].values()])
+        for (name, mode, _, became), libraries, loads in zip(wanted, built, loading, strict=True):
+            for load in loads:
+                load.result()
+            r = measure(name, mode, args.batch, sides, libraries)
+            libraries.clear()  # and their memory
+            rows.append({**r, "became": became})
+            mine = [e for side, e in r["error"].items() if side != TORCH]
+            worst = [max(pair) for pair in zip(*mine, strict=True)]
+            theirs = r["error"].get(TORCH, [])
+            good &= all(a <= 2 * b + 1e-5 for a, b in zip(worst, theirs, strict=False))
             table.add_row(
-                name, mode, *(f"{ms:.3f}" for ms in r["ms"].values()),
-                *(" ".join(f"{e:.1e}" for e in pair) for pair in (mine, theirs)), "\n".join(parts),
+                name, mode, r["auto"],
+                " ".join(f"{form} {ms:.2f}" for form, ms in r["predicted_ms"].items()),
+                *(f"{r['ms'][side]:.3f}" if side in r["ms"] else "=" for side in sides),
+                *(" ".join(f"{e:.1e}" for e in pair) for pair in (worst, theirs)),
             )  # fmt: skip
+            for side, spent in r["kernels_us"].items():
+                for key, us in spent.items():
+                    parts.add_row(name, mode, side, f"{us:.0f}", key)
             if args.json:
                 facts = {
                     "date": date.today().isoformat(), "gpu": torch.cuda.get_device_name(),
                     "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
                 }  # fmt: skip
                 output.write_json(args.json, {**facts, "rows": rows})
-    Console(width=150).print(table)
+    console = Console(width=150)
+    console.print(parts)
+    console.print(table)
     return 0 if good else 1
 
 

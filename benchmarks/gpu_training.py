@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_training [--model resnet50] [--batch 64] [--dtypes f32,f16]
                                       [--image-size N] [--layout NHWC] [--written-out] [--json FILE]
-                                      [--without-blocks]
+                                      [--without-blocks] [--form blocks|rows|windows]
     python -m benchmarks.gpu_training --against eager,compile,graphs [--model all|NAMES]
                                       [--batch 256] [--dtypes f16,bf16,tf32] [--json FILE]
                                       [--resume] [--time-budget SECONDS] [--jobs N] [--together]
@@ -46,6 +46,7 @@ from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.training.capture import Captured
 from relay_wgrad.training.cuda_tools import cuda_runtime
 from relay_wgrad.training.step import ADJOINT, converted, step_module
+from relay_wgrad.transform.depth_blocks import FORMS
 from tests.support.gpu.runner import choose_compiler
 from tests.support.torch.model import prepared
 
@@ -80,7 +81,7 @@ def measure(
     row: str,
     layout: str,
     raise_norms: bool,
-    blocks: bool,
+    blocks: bool | str,
 ) -> dict[str, Any]:
     dtype, _, more = row.partition("+")
     half, wide = DTYPES[dtype], more == "wide"
@@ -178,6 +179,7 @@ def main() -> int:
     parser.add_argument(
         "--without-blocks", action="store_true", help="convolutions of few channels as they are"
     )
+    parser.add_argument("--form", default="auto", choices=("auto", *FORMS), help="of those")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--against", help="sides of PyTorch's: eager, compile, graphs; or step")
     parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
@@ -216,7 +218,7 @@ def main() -> int:
     for dtype in args.dtypes.split(","):
         r = measure(
             args.model, args.batch, args.image_size, dtype, args.layout, not args.written_out,
-            not args.without_blocks,
+            False if args.without_blocks else args.form,
         )  # fmt: skip
         rows.append(r)
         table.add_row(

@@ -1,8 +1,9 @@
 """A schedule rule for CUDA: images whose blocks of pixels become channels (`space_to_depth`).
 
 A thread makes as many neighbouring channels as a store of 16 bytes takes, from loads of which all
-are under way at once, and neighbouring threads write what is side by side.  Upstream's fallback
-gives each thread one element.
+are under way at once.  Two threads write a sector of memory, 32 bytes, and a warp's are of 16
+pixels side by side: its loads then are of two rows of the image, where those of all channels of a
+pixel are of as many rows as there are.  Upstream's fallback gives each thread one element.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..transform.depth_blocks import IMAGE, READ
 
 THREADS = 256  # of a block
 STORED = 128  # bits that a thread stores at once
+SECTOR = 2  # threads that store one
 
 
 class SpaceToDepth(dlight.base.ScheduleRule):
@@ -44,7 +46,12 @@ class SpaceToDepth(dlight.base.ScheduleRule):
             return None
         copy = sch.cache_write(last, 0, "local")
         chunk, one = sch.split(channel, [None, at_once])
-        blocks, thread = sch.split(sch.fuse(*outer, chunk), [None, THREADS])
+        sector = SECTOR if int(count) // at_once % SECTOR == 0 else 1
+        rows, column = outer[:-1], outer[-1]
+        chunks, chunk = sch.split(chunk, [None, sector])
+        sch.reorder(*rows, chunks, column, chunk)
+        every = sch.fuse(*rows, chunks, column, chunk)
+        blocks, thread = sch.split(every, [None, THREADS])
         self.bind(sch, blocks, "blockIdx.x")
         self.bind(sch, thread, "threadIdx.x")
         sch.reverse_compute_at(copy, thread)

@@ -25,6 +25,7 @@ from ..frontend import TrainingGraph
 from ..pipeline.cuda import cuda_pipeline
 from ..pipeline.fused_kernels import legalize_ops
 from ..problem import ConvProblem
+from ..transform.depth_blocks import FORMS
 from .capture import Lane
 from .compiled import Compiled, Progress, compile_module, planned_memory
 from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc
@@ -55,7 +56,8 @@ class Options:
     graph : whether steps become one CUDA graph, after some that are not; intermediate results then
         keep their memory between steps.
     blocks : whether convolutions of few channels go to a library as such of blocks of pixels
-        (`relay_wgrad.transform.space_to_depth`), in NHWC.
+        (`relay_wgrad.transform.space_to_depth`), in NHWC; "blocks", "rows" or "windows": in that
+        form, and not in the one that is predicted to be the fastest.
     wide : whether weights' gradients and matrix products of half operands are float32 sums that are
         never rounded to half, as on a CPU; without, rounded once, as PyTorch's autocast does.
     """
@@ -67,7 +69,7 @@ class Options:
     select: str = "first"
     norms: bool = True
     graph: bool = True
-    blocks: bool = True
+    blocks: bool | str = True
     wide: bool = False
 
 
@@ -83,7 +85,7 @@ class Place:
     memory : (free, all) bytes of the device, None where the process's own is what counts.
     norms : whether there are kernels for batch normalization as one operator.
     work : makes where steps are captured (`relay_wgrad.training.repeated`); None: nowhere.
-    blocks : whether convolutions of few channels are wanted on blocks of pixels.
+    blocks : whether convolutions of few channels are wanted on blocks of pixels, or in which form.
     wide : whether sums of half operands that are float32 stay so (`Options`).
     notes : what a user should know of it, one line each.
     """
@@ -96,7 +98,7 @@ class Place:
     memory: Callable[[], tuple[int, int]] | None = None
     norms: bool = False
     work: Callable[[], Work] | None = None
-    blocks: bool = False
+    blocks: bool | str = False
     wide: bool = True
     notes: list[str] = field(default_factory=list)
 
@@ -127,6 +129,8 @@ def place(device: str | Target, options: Options | None = None) -> Place:
     options = Options() if options is None else options
     if options.select not in SELECT:
         raise ValueError(f"select must be {' or '.join(SELECT)}, got {options.select!r}")
+    if options.blocks not in (True, False, *FORMS):
+        raise ValueError(f"blocks must be a bool or of {', '.join(FORMS)}, got {options.blocks!r}")
     if isinstance(device, Target):
         if str(device.kind.name) == "cuda":
             raise ValueError("Trainer: for a GPU give device='cuda', not a target")
@@ -235,7 +239,7 @@ def _cuda(index: int, options: Options) -> Place:
 
     norms = options.norms and not direct.missing(toolchain.find())
     work = partial(Lane, runtime, device) if options.graph else None
-    blocks = options.blocks and bool(chosen)
+    blocks = options.blocks if chosen else False
     return Place(
         f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, work, blocks,
         options.wide, notes,

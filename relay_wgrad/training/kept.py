@@ -20,7 +20,7 @@ Axes = Mapping[str, tuple[int, ...]]
 
 
 def kept_in_layout(
-    module: tvm.IRModule, layout: str | None, graph: TrainingGraph, *, blocks: bool = False
+    module: tvm.IRModule, layout: str | None, graph: TrainingGraph, *, blocks: bool | str = False
 ) -> tuple[tvm.IRModule, Axes]:
     """`converted`, but that parameters come, and gradients go, as kernels want them.
 

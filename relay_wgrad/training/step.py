@@ -91,12 +91,12 @@ def _cuts(graph: TrainingGraph, checkpoint: str | Sequence[str] | None) -> list[
 
 
 def converted(
-    module: tvm.IRModule, layout: str | None, *, blocks: bool = False, params: str = "keep"
+    module: tvm.IRModule, layout: str | None, *, blocks: bool | str = False, params: str = "keep"
 ) -> tvm.IRModule:
     """The step in another layout of activations; parameters and gradients keep theirs.
 
     blocks : in NHWC, convolutions of few channels are such of blocks of pixels, which libraries of
-        a GPU compute faster (`relay_wgrad.transform.space_to_depth`).
+        a GPU compute faster (`relay_wgrad.transform.space_to_depth`); a name is the form of all.
     params : "convert": parameters and gradients get kernels' own (`kept.kept_in_layout`).
     """
     if layout in (None, "NCHW"):
@@ -104,7 +104,9 @@ def converted(
     from ..transform import ConvertLayout, SpaceToDepth
 
     module = ConvertLayout(str(layout), functions=[ADJOINT], params=params)(module)
-    return SpaceToDepth([ADJOINT])(module) if blocks and layout == "NHWC" else module
+    if not blocks or layout != "NHWC":
+        return module
+    return SpaceToDepth([ADJOINT], form="auto" if blocks is True else str(blocks))(module)
 
 
 def changes(func: relax.Function) -> int:

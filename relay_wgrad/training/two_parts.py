@@ -74,7 +74,7 @@ def two_parts(
     checkpoint: str | Sequence[str] | None = None,
     wide_weight_gradients: bool = True,
     raise_norms: bool = False,
-    blocks: bool = False,
+    blocks: bool | str = False,
 ) -> TwoParts:
     """The two parts of a graph, differentiated by `wrt`, parameters or inputs by name.
 

@@ -10,9 +10,14 @@ Write r + front = s r' + d with 0 <= d < s.  Then, with zero wherever an index i
     x'[i, d] = x[i s + d - before - front]      w'[r', d] = w[r' s + d - front]
 
 The d of both axes become channels, channel (c bh + dh) bw + dw of the blocks' C bh bw, and zeros
-follow up to a multiple of what a library reads at once.  `front` is 0, or what makes before + front
-a multiple of s where the last block of taps has room for it, so that blocks begin where rows of
-memory do.  Where R < s, d < R are all that is read.  Elements of x that no y has are zero in x'.
+follow up to a multiple of what a library reads at once; where that leaves room, each row of a block
+is filled up as well (`width`).  `front` is 0, or what makes before + front a multiple of s where
+the last block of taps has room for it, so that blocks begin where rows of memory do.  Where R < s,
+d < R are all that is read.  Elements of x that no y has are zero in x'.
+
+An axis may also be whole: 0 <= d < R and r' = 0, whatever s is.  Elements of x then stand in x' as
+often as windows have them, and x' has many channels of few taps, which a matrix product takes in
+larger pieces.  Where the columns are whole, the taps of a row are side by side in x'.
 """
 
 from __future__ import annotations
@@ -29,8 +34,8 @@ IMAGE, FILTER, GRADIENT = "space_to_depth", "filter_to_depth", "filter_from_dept
 """The kernels' names."""
 READ = "nearest_pixel"
 """The first step of an image's."""
-
-_ALIGNED = 16  # bytes that a library's kernels read at once
+FORMS = {"blocks": (False, False), "rows": (False, True), "windows": (True, True)}
+"""Which axes are whole: those of rows, of columns."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +46,17 @@ class Axis:
     stride: int
     before: int
     results: int
+    whole: bool = False
 
     @property
     def block(self) -> int:
         """How many d there are."""
-        return min(self.stride, self.taps)
+        return self.taps if self.whole else min(self.stride, self.taps)
 
     @property
     def new_taps(self) -> int:
         """How many r' there are."""
-        return -(-self.taps // self.stride)
+        return 1 if self.whole else -(-self.taps // self.stride)
 
     @property
     def front(self) -> int:
@@ -92,27 +98,48 @@ class Blocks:
     unit: int  # what the number of new channels is a multiple of
 
     @staticmethod
-    def of(problem: ConvProblem, unit: int) -> Blocks:
-        top, left, _, _ = problem.padding
+    def of(problem: ConvProblem, unit: int, form: str = "blocks") -> Blocks:
+        """On blocks, or with whole axes (`FORMS`), but for those of one block."""
         p: Any = problem
-        return Blocks(
-            Axis(p.r, problem.strides[0], top, p.p), Axis(p.s, problem.strides[1], left, p.q),
-            p.c, unit,
-        )  # fmt: skip
+        rows, columns = (
+            Axis(taps, stride, before, results, whole and taps > stride)
+            for taps, stride, before, results, whole in zip(
+                (p.r, p.s), p.strides, p.padding[:2], (p.p, p.q), FORMS[form], strict=True
+            )
+        )
+        return Blocks(rows, columns, p.c, unit)
+
+    @property
+    def width(self) -> int:
+        """Channels of a block's row: a power of two where zeros for it cost no more channels.
+
+        What a thread of the image's kernel writes at once then is one row's.
+        """
+        block = self.columns.block
+        wide = 1 << (block - 1).bit_length()
+        return wide if self._channels(wide) == self._channels(block) else block
 
     @property
     def filled(self) -> int:
-        """Channels that are not all zeros."""
-        return self.channels * self.rows.block * self.columns.block
+        """Channels before the zeros at their end."""
+        return self.channels * self.rows.block * self.width
 
     @property
     def new_channels(self) -> int:
-        return -(-self.filled // self.unit) * self.unit
+        return self._channels(self.width)
+
+    def _channels(self, width: int) -> int:
+        return -(-self.channels * self.rows.block * width // self.unit) * self.unit
 
     def split(self, channel: Any) -> tuple[Any, Any, Any]:
-        """(c, dh, dw) of a new channel."""
-        height, width = self.rows.block, self.columns.block
+        """(c, dh, dw) of a new channel; it is zero where dw is not of a block."""
+        height, width = self.rows.block, self.width
         return channel // (height * width), channel // width % height, channel % width
+
+    def _has(self, channel: Any, dw: Any) -> tuple[Any, ...]:
+        """The conditions for a new channel not to be zero."""
+        in_row = (dw < self.columns.block,) if self.width > self.columns.block else ()
+        return channel < self.filled, *in_row
 
     def image(self, data: Any, layout: str) -> Any:
         """x' of x, both in `layout`."""
@@ -123,16 +150,16 @@ class Blocks:
         def place(index: tuple[Any, ...]) -> tuple[Any, ...]:
             n, channel, i, j = to_layout(index, layout, ACTIVATION)
             c, dh, dw = self.split(channel)
-            return n, channel, c, self.rows.source(i, dh), self.columns.source(j, dw)
+            return self._has(channel, dw), n, c, self.rows.source(i, dh), self.columns.source(j, dw)
 
         def nearest(*index: Any) -> Any:
-            n, _, c, y, x = place(index)
+            _, n, c, y, x = place(index)
             c, y, x = (_clamped(*at) for at in ((c, self.channels), (y, h), (x, w)))
             return data(*to_layout((n, c, y, x), ACTIVATION, layout))
 
         def element(*index: Any) -> Any:
-            _, channel, _, y, x = place(index)
-            inside = tirx.all(*_within(y, top), *_within(x, left), channel < self.filled)
+            has, _, _, y, x = place(index)
+            inside = tirx.all(*_within(y, top), *_within(x, left), *has)
             return tirx.if_then_else(inside, read(*index), tirx.const(0, data.dtype))
 
         # Two steps, so that a GPU's loads wait for no comparison.
@@ -148,7 +175,7 @@ class Blocks:
             k, channel, r, s = to_layout(index, layout, KERNEL)
             c, dh, dw = self.split(channel)
             y, x = self.rows.tap(r, dh), self.columns.tap(s, dw)
-            inside = tirx.all(*_within(y, height), *_within(x, width), channel < self.filled)
+            inside = tirx.all(*_within(y, height), *_within(x, width), *self._has(channel, dw))
             value = weight(*to_layout((k, c, y, x), KERNEL, layout))
             return tirx.if_then_else(inside, value, tirx.const(0, weight.dtype))
 
@@ -158,7 +185,7 @@ class Blocks:
         """dw of dw', both in `layout`."""
         count, *_ = to_layout(weight.shape, layout, KERNEL)
         shape = (count, self.channels, self.rows.taps, self.columns.taps)
-        height, width = self.rows.block, self.columns.block
+        height, width = self.rows.block, self.width
 
         def element(*index: Any) -> Any:
             k, c, r, s = to_layout(index, layout, KERNEL)
@@ -167,11 +194,6 @@ class Blocks:
             return weight(*to_layout((k, channel, y, x), KERNEL, layout))
 
         return te.compute(to_layout(shape, KERNEL, layout), element, name=GRADIENT)
-
-
-def aligned(nbytes: int) -> int:
-    """How many elements of a size a library reads at once."""
-    return max(1, _ALIGNED // nbytes)
 
 
 def _within(index: Any, size: Any) -> tuple[Any, Any]:

@@ -2,14 +2,15 @@
 
 The first layer of a network reads images of 3 channels, where a tensor core wants 8 halves at once.
 On images whose blocks of pixels have become channels, 3 channels of 7x7 taps and stride 2 are 12,
-filled up to 16, of 4x4 taps and stride 1.  The convolution and its weight gradient then have new
+filled up to 16, of 4x4 taps and stride 1, or 48 of 4x1 where the taps of a row are channels as well
+(`depth_forms` says when).  The convolution and its weight gradient then have new
 operands; those made of one image, or of one filter, are made once:
 
     y  = fprop(x, w)     ->   fprop(x', w')
     dw = wgrad(dy, x)    ->   from_depth(wgrad(dy, x'))
 
 A result's window of pixels may be one row or column of blocks larger than it was, by taps that are
-zero: a pixel that is not finite makes those results NaN too.
+zero: a pixel that is not finite makes those results NaN too.  A whole row is no larger.
 
 For the end of a training step's making: after the gradient and the change of layouts, before a
 partition.  Layouts, dtypes and the names of results stay.
@@ -32,7 +33,8 @@ from ..ops.algebra import DGRAD_NAME, WGRAD_NAME, fprop_call, get_op, wgrad_call
 from ..ops.conv2d_backward_weight import read as read_wgrad
 from ..problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ..relation import as_size
-from .depth_blocks import FILTER, GRADIENT, IMAGE, Blocks, aligned
+from .depth_blocks import FILTER, FORMS, GRADIENT, IMAGE, Blocks
+from .depth_forms import AUTO, form_of
 from .raising.walk import bodies_of, rebuilt
 from .surface import ModulePass, check_relax_module
 
@@ -41,6 +43,8 @@ FEW = 4
 """Channels that are few."""
 MOST = 1024
 """New channels that are not too many: 16x16 blocks of 3 channels, as a vision transformer has."""
+
+READ_AT_ONCE = 16  # bytes that a library's kernels read
 
 DTYPES = ("float16", "bfloat16", "float32")
 _READ: dict[str, tuple[ConvKind, Callable[[relax.Call], ConvAttrs]]] = {
@@ -64,18 +68,47 @@ class DepthEntry:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """What `space_to_depth` is asked for."""
+
+    stride_one: bool
+    form: str
+    filled_to: int
+
+    def __post_init__(self) -> None:
+        if self.form not in (AUTO, *FORMS):
+            raise ValueError(
+                f"space_to_depth: form must be one of {', '.join((AUTO, *FORMS))},"
+                f" got {self.form!r}"
+            )
+        least = max(DTYPE_BYTES[dtype] for dtype in DTYPES)
+        if self.filled_to < least or self.filled_to & (self.filled_to - 1):
+            raise ValueError(
+                f"space_to_depth: filled_to must be a power of 2 from {least} bytes on,"
+                f" got {self.filled_to}"
+            )
+
+    def blocks(self, problem: ConvProblem) -> Blocks:
+        """What becomes of a convolution and of its weight gradient."""
+        unit = self.filled_to // DTYPE_BYTES[problem.data_dtype]
+        form = form_of(problem, unit, MOST) if self.form == AUTO else self.form
+        return Blocks.of(problem, unit, form)
+
+
 def SpaceToDepth(  # noqa: N802
-    functions: Collection[str] | None = None, *, stride_one: bool = True
-) -> tvm.transform.Pass:
+    functions: Collection[str] | None = None, *, stride_one: bool = True, form: str = AUTO,
+    filled_to: int = READ_AT_ONCE,
+) -> tvm.transform.Pass:  # fmt: skip
     """The pass; `functions` by name, by default all; see `space_to_depth`."""
-    return ModulePass(
-        "SpaceToDepth", lambda mod, _: space_to_depth(mod, functions, stride_one=stride_one)[0]
-    )
+    settings = _Settings(stride_one, form, filled_to)
+    return ModulePass("SpaceToDepth", lambda mod, _: _applied(mod, functions, settings)[0])
 
 
 def space_to_depth(
-    mod: tvm.IRModule, functions: Collection[str] | None = None, *, stride_one: bool = True
-) -> tuple[tvm.IRModule, list[DepthEntry]]:
+    mod: tvm.IRModule, functions: Collection[str] | None = None, *, stride_one: bool = True,
+    form: str = AUTO, filled_to: int = READ_AT_ONCE,
+) -> tuple[tvm.IRModule, list[DepthEntry]]:  # fmt: skip
     """The module with its convolutions of few channels on blocks, and an entry for each.
 
     Taken are `relax.nn.conv2d` and `relax.nn.conv2d_backward_weight` of at most 4 channels, one
@@ -87,12 +120,24 @@ def space_to_depth(
     mod : any module; functions that a backend has taken stay.
     functions : by name, by default all.
     stride_one : convolutions of stride 1 get more channels too, filled up with zeros.
+    form : "blocks": blocks of pixels, as large as the stride, are channels; "rows": all taps of a
+        row of the window are; "windows": all of its taps are, and the filter is 1x1; "auto": what
+        is predicted to be the fastest on a GPU, in half precision.
+    filled_to : channels are filled up with zeros to a multiple of so many bytes, a power of 2 from
+        4, the largest element's.
 
     Raises
     ------
     TypeError : for what is no module.
+    ValueError : for another `form` or `filled_to`.
     RuntimeError : before `relay_wgrad.register()`.
     """
+    return _applied(mod, functions, _Settings(stride_one, form, filled_to))
+
+
+def _applied(
+    mod: tvm.IRModule, functions: Collection[str] | None, settings: _Settings
+) -> tuple[tvm.IRModule, list[DepthEntry]]:
     check_relax_module("space_to_depth", mod)
     get_op(WGRAD_NAME)
     builder, entries = relax.BlockBuilder(mod), list[DepthEntry]()
@@ -102,7 +147,7 @@ def space_to_depth(
         named = functions is None or str(gv.name_hint) in functions
         if not is_body or not named or is_taken(func):
             continue
-        work = _Function(str(gv.name_hint), func, builder, stride_one)
+        work = _Function(str(gv.name_hint), func, builder, settings)
         made = rebuilt(func, work.bindings)
         entries += work.entries
         if any(entry.became for entry in work.entries):
@@ -115,9 +160,9 @@ class _Function:
     """One function: what becomes of the convolutions in its blocks."""
 
     def __init__(
-        self, name: str, func: relax.Function, builder: relax.BlockBuilder, stride_one: bool
+        self, name: str, func: relax.Function, builder: relax.BlockBuilder, settings: _Settings
     ) -> None:
-        self.name, self.builder, self.stride_one = name, builder, stride_one
+        self.name, self.builder, self.settings = name, builder, settings
         self.entries: list[DepthEntry] = []
         self.value: dict[Any, Any] = {}
         # Of data gradients: the first and second operands.
@@ -160,7 +205,7 @@ class _Function:
                 reason = reason or self._refusal(problem, value)
             blocks, became = None, ""
             if problem is not None and not reason:
-                blocks = Blocks.of(problem, aligned(DTYPE_BYTES[problem.data_dtype]))
+                blocks = self.settings.blocks(problem)
                 became = _became(problem, blocks).repro()
             node, text = str(binding.var.name), problem.repro() if problem is not None else ""
             self.entries.append(DepthEntry(self.name, node, text, became, reason))
@@ -179,15 +224,16 @@ class _Function:
             return f"{p.groups} groups"
         if p.dilation != (1, 1):
             return f"dilation {p.dilation[0]}x{p.dilation[1]}"
-        if p.strides == (1, 1) and not self.stride_one:
+        if p.strides == (1, 1) and not self.settings.stride_one:
             return "stride 1, which was not asked for"
         for dtype in (p.data_dtype, p.weight_dtype, p.grad_dtype):
             if dtype not in DTYPES:
                 return f"{dtype}: only {', '.join(DTYPES)}"
-        blocks = Blocks.of(p, aligned(DTYPE_BYTES[p.data_dtype]))
+        blocks = self.settings.blocks(problem)
         if blocks.new_channels > MOST:
             return f"{blocks.new_channels} channels in blocks: at most {MOST}"
-        if p.strides == (1, 1) and blocks.new_channels == p.c:
+        is_whole = blocks.rows.whole or blocks.columns.whole
+        if p.strides == (1, 1) and blocks.new_channels == p.c and not is_whole:
             return f"{p.c} channels of {p.data_dtype} are as many as a library reads at once"
         grads, weights = self.differentiated
         first, second = (self._root(operand) for operand in call.args)

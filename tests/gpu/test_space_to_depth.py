@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,17 @@ def _compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("mode", LIMITS)
-@pytest.mark.parametrize("name", LAYERS)
-def test_both_gradients(name: str, mode: str) -> None:
+FORMS = {
+    "blocks": (LAYERS, LIMITS), "rows": (("stem", "even", "one channel"), ("tf32", "f16", "bf16")),
+    "windows": (("one channel", "odd"), ("bf16",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "mode"),
+    [(form, *case) for form, cases in FORMS.items() for case in product(*cases)],
+)
+def test_both_gradients(form: str, name: str, mode: str) -> None:
     layer, dtype = LAYERS[name], gpu_stem.DTYPES[mode]
     c, k, side, taps, stride, pad = layer
     size, batch = (side + 2 * pad - taps) // stride + 1, 3
@@ -53,7 +62,7 @@ def test_both_gradients(name: str, mode: str) -> None:
         torch.randn(batch, c, side, side), torch.randn(k, c, taps, taps),
         torch.randn(batch, size, size, k).to(getattr(torch, dtype)),
     ]  # fmt: skip
-    mod, entries = space_to_depth(gpu_stem.module(layer, batch, dtype))
+    mod, entries = space_to_depth(gpu_stem.module(layer, batch, dtype), form=form)
     assert all(entry.became for entry in entries)
     mod, report = byoc_cudnn.partition_for_cudnn(
         mod, deterministic=True, allow_tf32=mode == "tf32", strict=True
@@ -73,9 +82,9 @@ def test_both_gradients(name: str, mode: str) -> None:
 
 
 def test_a_trainer() -> None:
-    """The same losses with blocks and without, and a first layer of other sizes."""
+    """The same losses with blocks, whole rows and without, and a first layer of other sizes."""
 
-    def losses(blocks: bool) -> Any:
+    def losses(blocks: bool | str, channels: int) -> Any:
         torch.manual_seed(0)
         net = nn.Sequential(
             nn.Conv2d(3, 16, 7, 2, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
@@ -85,9 +94,10 @@ def test_a_trainer() -> None:
         options = Options(["cudnn"], strict=True, tf32=False, blocks=blocks)
         trainer = Trainer(graph, "cuda", lr=0.1, on_gpu=options)
         problems = [str(c.problem) for c in trainer.compiled.convolutions]
-        assert any("c=12" in problem for problem in problems) == blocks
+        assert any(f"c={channels} " in problem for problem in problems)
         return list(trainer.train(graph.random_batch(0) for _ in range(8)))
 
-    with_blocks, without = losses(True), losses(False)
-    assert with_blocks[-1] < 0.9 * with_blocks[0]
-    assert np.allclose(with_blocks, without, rtol=1e-4)
+    without = losses(False, 3)
+    assert without[-1] < 0.9 * without[0]
+    for blocks, channels in ((True, 12), ("rows", 44)):
+        assert np.allclose(losses(blocks, channels), without, rtol=1e-4)

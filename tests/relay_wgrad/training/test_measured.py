@@ -95,3 +95,5 @@ def test_all_libraries_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices._backends(Options(), []) == ["cudnn"]
     with pytest.raises(ValueError, match="select must be first or measured, got 'fastest'"):
         place("cpu", Options(select="fastest"))
+    with pytest.raises(ValueError, match="a bool or of blocks, rows, windows, got 'columns'"):
+        place("cpu", Options(blocks="columns"))

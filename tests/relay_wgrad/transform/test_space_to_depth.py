@@ -17,7 +17,7 @@ from relay_wgrad.ops.algebra import dgrad_call, fprop_call, wgrad_call
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import DepthEntry, SpaceToDepth, space_to_depth
-from relay_wgrad.transform.depth_blocks import Blocks
+from relay_wgrad.transform.depth_blocks import FORMS, Blocks
 from tests.support.problems import (
     random_operands,
     random_problem,
@@ -72,8 +72,11 @@ def module(problems: Sequence[ConvProblem], n: Any = None) -> tvm.IRModule:
     return bb.get()
 
 
-def check(problems: Sequence[ConvProblem], n: Any = None) -> None:
-    out, entries = space_to_depth(module(problems, n))
+def check(problems: Sequence[ConvProblem], forms: Sequence[str], n: Any = None) -> None:
+    out, entries = module(problems, n), list[DepthEntry]()
+    for i, form in enumerate(forms):
+        out, found = space_to_depth(out, [f"f{i}"], form=form)
+        entries += found
     assert [e.reason for e in entries if not e.became] == []
     assert len(entries) == 2 * len(problems)
     relax.analysis.well_formed(out)
@@ -91,18 +94,20 @@ def check(problems: Sequence[ConvProblem], n: Any = None) -> None:
 
 
 def test_every_index() -> None:
-    """The arithmetic alone, on many problems: blocks gathered by NumPy."""
+    """The arithmetic alone, on many problems in each form: blocks gathered by NumPy."""
     rng = np.random.default_rng(0)
-    for _ in range(60):
+    wider = set()
+    for form in [*FORMS] * 20:
         p: Any = replace(
             drawn(rng, 1e5), data_layout="NCHW", kernel_layout="OIHW", grad_layout="NCHW",
             data_dtype="float64", weight_dtype="float64", grad_dtype="float64",
         )  # fmt: skip
-        b = Blocks.of(p, 8)
+        b = Blocks.of(p, 8, form)
+        wider.add(b.width > b.columns.block)
         x, w = rng.standard_normal(p.shape("data")), rng.standard_normal(p.shape("weight"))
         c, dh, dw = b.split(np.arange(b.filled))
         image, filters = (
-            gathered(tensor, c, *(
+            gathered(tensor, c, dw < b.columns.block, *(
                 (at(np.arange(count)[:, None], d[None]) for at, count, d in axes)
             ), b.new_channels)
             for tensor, axes in (
@@ -119,15 +124,16 @@ def test_every_index() -> None:
         assert relative_error(torch_reference(new, image, filters), want) < 1e-13, p.repro()
         r, s = np.meshgrid(np.arange(p.r), np.arange(p.s), indexing="ij")
         (i, dh), (j, dw) = b.rows.place(r), b.columns.place(s)
-        first = (np.arange(p.c)[:, None, None] * b.rows.block + dh) * b.columns.block + dw
+        first = (np.arange(p.c)[:, None, None] * b.rows.block + dh) * b.width + dw
         assert np.array_equal(filters[:, first, i, j], w), p.repro()
+    assert wider == {False, True}
 
 
-def gathered(tensor: Any, c: Any, rows: Any, columns: Any, channels: int) -> Any:
-    """(n, channels, i, j) of `tensor[n, c, rows, columns]`, zero outside."""
+def gathered(tensor: Any, c: Any, has: Any, rows: Any, columns: Any, channels: int) -> Any:
+    """(n, channels, i, j) of `tensor[n, c, rows, columns]`, zero outside and where it `has` not."""
     _, _, h, w = tensor.shape
     y, x = rows.T[:, :, None], columns.T[:, None, :]
-    inside = (y >= 0) & (y < h) & (x >= 0) & (x < w)
+    inside = (y >= 0) & (y < h) & (x >= 0) & (x < w) & has[:, None, None]
     found = tensor[:, c[:, None, None], np.clip(y, 0, h - 1), np.clip(x, 0, w - 1)] * inside
     return np.pad(found, ((0, 0), (0, channels - len(c)), (0, 0), (0, 0)))
 
@@ -139,26 +145,28 @@ STEMS = (
 )
 
 
-@pytest.mark.parametrize("text", STEMS)
-def test_both_are_what_they_were(text: str) -> None:
-    check([ConvProblem.parse(f"fprop {text}")])
+@pytest.mark.parametrize(("form", "stems"), [
+    ("blocks", STEMS[::2]), ("rows", STEMS[:2]), ("windows", STEMS[1:]),
+])  # fmt: skip
+def test_both_are_what_they_were(form: str, stems: Sequence[str]) -> None:
+    check([ConvProblem.parse(f"fprop {text}") for text in stems], [form] * len(stems))
 
 
 def test_random_problems() -> None:
     rng = np.random.default_rng(2)
-    check([drawn(rng) for _ in range(16)])
+    check([drawn(rng) for _ in range(24)], [*FORMS] * 8)
 
 
 def test_what_was_not_read() -> None:
     """Pixels behind the last window, and those between windows, may be anything."""
-    for text, rows in (
-        ("n=1 c=3 h=10 w=10 k=4 r=3 s=3 stride=4,4 pad=0,0,0,0", (3, 7, 8, 9)),
-        ("n=1 c=3 h=11 w=11 k=4 r=5 s=5 stride=3,3 pad=1,1,1,1", (10,)),
+    for text, form, rows in (
+        ("n=1 c=3 h=10 w=10 k=4 r=3 s=3 stride=4,4 pad=0,0,0,0", "blocks", (3, 7, 8, 9)),
+        ("n=1 c=3 h=11 w=11 k=4 r=5 s=5 stride=3,3 pad=1,1,1,1", "blocks", (10,)),
+        ("n=1 c=3 h=11 w=11 k=4 r=5 s=5 stride=3,3 pad=1,1,1,1", "windows", (10,)),
     ):
         p = ConvProblem.parse(f"fprop {text} layout=NHWC/OHWI/NHWC")
-        executable = tvm.compile(
-            SpaceToDepth()(module([p])), legalize.cpu.host_target(), relax_pipeline=cpu_pipeline()
-        )
+        made = SpaceToDepth(form=form)(module([p]))
+        executable = tvm.compile(made, legalize.cpu.host_target(), relax_pipeline=cpu_pipeline())
         rng = np.random.default_rng(0)
         (x, w), (dy, _) = (random_operands(q, rng) for q in (p, p.with_kind(ConvKind.WGRAD)))
         x[:, rows, :] = x[:, :, rows] = np.nan
@@ -167,8 +175,25 @@ def test_what_was_not_read() -> None:
             assert np.isfinite(result.numpy()).all(), text
 
 
+def test_a_whole_row_is_no_larger() -> None:
+    """An infinite pixel reaches those columns of a result that it is in, though rows are filled."""
+    p = ConvProblem.parse(
+        "fprop n=1 c=3 h=8 w=16 k=4 r=7 s=7 stride=2,2 pad=3,3,3,3"
+        " layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
+    )
+    assert Blocks.of(p, 8, "rows").width == 8
+    made = SpaceToDepth(form="rows")(module([p]))
+    executable = tvm.compile(made, legalize.cpu.host_target(), relax_pipeline=cpu_pipeline())
+    rng = np.random.default_rng(0)
+    (x, w), (dy, _) = (random_operands(q, rng) for q in (p, p.with_kind(ConvKind.WGRAD)))
+    x[:, 4, 8] = np.inf
+    y, _ = relax.VirtualMachine(executable, tvm.cpu())["f0"](*map(tvm.runtime.tensor, (x, w, dy)))
+    columns = np.flatnonzero(~np.isfinite(y.numpy()).all((0, 1, 3)))
+    assert columns.tolist() == [3, 4, 5]  # 2 q - 3 <= 8 <= 2 q + 3
+
+
 def test_symbolic_batch() -> None:
-    check([ConvProblem.parse(f"fprop {STEMS[1]}")], n=tirx.Var("n", "int64"))
+    check([ConvProblem.parse(f"fprop {STEMS[1]}")], ["blocks"], n=tirx.Var("n", "int64"))
 
 
 def ops(func: relax.Function) -> list[str]:
@@ -197,7 +222,7 @@ def test_an_image_is_made_once() -> None:
             dw = bb.emit(wgrad_call(t["grad"], again, replace(a, kernel_size=(3, 3))), "dw")
             both = bb.emit_output(relax.Tuple([y, dw]))
         bb.emit_func_output(both)
-    out = SpaceToDepth()(bb.get())
+    out = SpaceToDepth(form="blocks")(bb.get())
     assert ops(out["main"]) == [
         "relax.permute_dims", "relax.astype", "space_to_depth", "filter_to_depth",
         "relax.nn.conv2d", "relax.nn.conv2d_backward_weight", "filter_from_depth",
@@ -264,23 +289,51 @@ def test_what_else_stays() -> None:
     ]  # fmt: skip
     with pytest.raises(TypeError, match="space_to_depth: mod must be an IRModule, got int"):
         space_to_depth(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="form must be one of auto, blocks, rows, windows, got 'x"):
+        SpaceToDepth(form="x")
+    with pytest.raises(ValueError, match="filled_to must be a power of 2 from 4 bytes on, got 24"):
+        space_to_depth(mod, filled_to=24)
+
+
+FLOAT32: Any = dict.fromkeys(("data_dtype", "weight_dtype", "grad_dtype"), "float32")
+KNOWN = {  # on blocks, and what is predicted to be faster
+    "c=3 h=224 w=224 k=64 r=7 s=7 stride=2,2 pad=3,3,3,3": (
+        "c=16 h=115 w=115 k=64 r=4 s=4", "c=48 h=115 w=112 k=64 r=4 s=1",
+    ),
+    "c=3 h=224 w=224 k=32 r=3 s=3 stride=2,2 pad=1,1,1,1": (
+        "c=16 h=113 w=113 k=32 r=2 s=2", "c=24 h=113 w=112 k=32 r=2 s=1",
+    ),
+    "c=3 h=224 w=224 k=64 r=3 s=3 pad=1,1,1,1": (
+        "c=8 h=226 w=226 k=64 r=3 s=3", "c=16 h=226 w=224 k=64 r=3 s=1",
+    ),
+    "c=1 h=256 w=256 k=64 r=3 s=3 pad=1,1,1,1": (
+        "c=8 h=258 w=258 k=64 r=3 s=3", "c=8 h=258 w=256 k=64 r=3 s=1",
+    ),
+    "c=1 h=28 w=28 k=32 r=5 s=5 pad=2,2,2,2": (
+        "c=8 h=32 w=32 k=32 r=5 s=5", "c=32 h=28 w=28 k=32 r=1 s=1",
+    ),
+    "c=3 h=224 w=224 k=64 r=11 s=11 stride=4,4 pad=2,2,2,2": (
+        "c=48 h=57 w=57 k=64 r=3 s=3", "",
+    ),
+    "c=3 h=224 w=224 k=96 r=4 s=4 stride=4,4": ("c=48 h=56 w=56 k=96 r=1 s=1", ""),
+    "c=3 h=224 w=224 k=768 r=16 s=16 stride=16,16": ("c=768 h=14 w=14 k=768 r=1 s=1", ""),
+}  # fmt: skip
 
 
 def test_shapes_of_known_networks() -> None:
-    """ResNet's first layer, patches of ConvNeXt and of a vision transformer, VGG's first layer."""
-    rows = {
-        "c=3 h=224 w=224 k=64 r=7 s=7 stride=2,2 pad=3,3,3,3": "c=16 h=115 w=115 k=64 r=4 s=4",
-        "c=3 h=224 w=224 k=96 r=4 s=4 stride=4,4": "c=48 h=56 w=56 k=96 r=1 s=1",
-        "c=3 h=224 w=224 k=768 r=16 s=16 stride=16,16": "c=768 h=14 w=14 k=768 r=1 s=1",
-        "c=3 h=224 w=224 k=64 r=3 s=3 pad=1,1,1,1": "c=8 h=226 w=226 k=64 r=3 s=3",
-    }
-    tail = "layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
-    _, entries = space_to_depth(
-        module([ConvProblem.parse(f"fprop n=8 {row} {tail}") for row in rows])
-    )
-    want = [ConvProblem.parse(f"fprop n=8 {row} {tail}").repro() for row in rows.values()]
-    assert [e.became for e in entries[::2]] == want
-    assert [e.became for e in entries[1::2]] == [w.replace("fprop", "wgrad") for w in want]
+    """First layers of networks, on blocks, and in the form that the model of times gives them."""
+    for row, (blocks, chosen) in KNOWN.items():
+        problem, *want = (
+            ConvProblem.parse(f"fprop n=8 {text} layout=NHWC/OHWI/NHWC dtype=f16/f16/f16")
+            for text in (row, blocks, chosen or blocks)
+        )
+        mod = module([problem])
+        for form, became in zip(("blocks", "auto"), want, strict=True):
+            _, (y, dw) = space_to_depth(mod, form=form)
+            assert y.became == became.repro()
+            assert dw.became == y.became.replace("fprop", "wgrad")
+        wide = module([replace(problem, **FLOAT32)])
+        assert space_to_depth(wide)[1] == space_to_depth(wide, form="blocks")[1]
 
 
 def test_spans_stay() -> None:
