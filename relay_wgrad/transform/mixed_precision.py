@@ -10,8 +10,9 @@ types, before differentiation, by inserting casts:
 * relu and max pooling, whose results are roundings of nothing, take and make half;
 * training batch normalization that is one operator takes and makes half tensors, a residual among
   them, beside float32 parameters and statistics;
-* reshaping, joining and splitting follow their operands;
-* everything else (normalization, average pooling, softmax, loss, residual sums, biases of matrix
+* reshaping, joining and splitting follow their operands, and so does average pooling but for one
+  of whole images, which may be a network's result (its sums are float32 in any case);
+* everything else (normalization, means, softmax, loss, residual sums, biases of matrix
   products) is float32.
 
 Parameters stay float32: their casts are part of the function, and the cast's gradient brings the
@@ -133,7 +134,7 @@ class _Rewriter:
             return relax.Call(value.op, args, value.attrs, value.ty_args)
         if name in _ALWAYS or self.adds_bias(value):
             dtype = self.half
-        elif name in _FOLLOW:
+        elif name in _FOLLOW or _pools_parts(value):
             leaves = [leaf for arg in value.args for leaf in self.leaves(arg)]
             # Parameters' reshapings stay float32: they are cast where they are used.
             halves = [self.dtype_of(leaf) == self.half for leaf in leaves]
@@ -188,6 +189,14 @@ class _Rewriter:
                 relax.op.astype(new, dtype), name_hint=f"{new.name}_{dtype}"
             )
         return self.casts[key]
+
+
+def _pools_parts(call: relax.Call) -> bool:
+    """Whether a call is an average pooling of parts of images."""
+    if op_name(call) != "relax.nn.avg_pool2d":
+        return False
+    sizes, layout = sizes_of(call.ty), str(call.attrs.out_layout) or str(call.attrs.layout)
+    return sizes is not None and [sizes[layout.find(c)] for c in "HW"] != [1, 1]
 
 
 _WGRAD = "relax.nn.conv2d_backward_weight"

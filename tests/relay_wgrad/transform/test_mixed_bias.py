@@ -1,4 +1,4 @@
-"""Biases of convolutions in mixed precision: added in half, their gradients summed in float32."""
+"""What mixed precision keeps in half: biases of convolutions, average pooling of half tensors."""
 
 from __future__ import annotations
 
@@ -70,3 +70,20 @@ def test_gradients_are_float32_sums(half: str, wide: bool) -> None:
     args = [np.ones(s, "float32") for s in (X, W, (1, 4, 1, 1))]
     got = relax.VirtualMachine(made, tvm.cpu())[ADJOINT](*map(tvm.runtime.tensor, args))[1][0]
     np.testing.assert_array_equal(got.numpy(), np.full((1, 4, 1, 1), 3600))
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2, "float16"), (60, "float32")])
+def test_average_pooling_follows_but_of_whole_images(size: int, dtype: str) -> None:
+    """Joined with a half tensor it would make all of a dense block float32."""
+    x, w = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in (("x", X), ("w", W)))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w]):
+        with bb.dataflow():
+            y = bb.emit(nn.conv2d(x, w))
+            z = bb.emit(nn.avg_pool2d(y, (size, size), (size, size)))
+            out = bb.emit_output(op.sum(bb.emit(op.concat([z, z], 1))))
+        bb.emit_func_output(out)
+    mod = mixed_precision(bb.get(), dtype="float16")
+    assert dtypes(mod, "main", "nn.avg_pool2d") == [dtype]
+    (joined,) = (b.value for b in mod["main"].body.blocks[0].bindings if "concat" in str(b.value))
+    assert str(joined.ty.dtype) == dtype
