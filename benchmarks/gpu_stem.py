@@ -6,7 +6,8 @@
 A row is a layer's convolution and its weight gradient, from an image in NCHW and float32 to a
 gradient in OIHW and float32; cuDNN's algorithms are chosen by their times on all sides.  "ours" are
 channels last as they are; "blocks", "rows" and "windows" are the forms of
-`relay_wgrad.transform.space_to_depth`, with "128" after it filled up to 128 bytes of channels;
+`relay_wgrad.transform.space_to_depth`, with "128" after it filled up to 128 bytes of channels, with
+"-wgmma" by CUTLASS's kernels for Hopper, which nvcc builds, and which take half precision alone;
 "torch" is PyTorch's channels_last.  A form that is like one before it, as patches' are, is not
 measured again ("=").  "auto" is the form that steps get, "predicted" are milliseconds by which it
 is chosen (`relay_wgrad.transform.depth_forms`).  Medians of rounds in turns, by events; each
@@ -56,10 +57,13 @@ LAYERS = {
 }
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "tf32": "float32", "f32": "float32"}
 TORCH = "torch"
-SIDES = {  # form, and to how many bytes channels are filled up
-    "ours": None, "blocks": ("blocks", 16), "rows": ("rows", 16), "rows128": ("rows", 128),
-    "windows": ("windows", 16), "windows128": ("windows", 128),
+SIDES = {  # form, to how many bytes channels are filled up, and whose kernels
+    "ours": ("", 16, "cudnn"), "blocks": ("blocks", 16, "cudnn"), "rows": ("rows", 16, "cudnn"),
+    "rows128": ("rows", 128, "cudnn"), "windows": ("windows", 16, "cudnn"),
+    "blocks-wgmma": ("blocks", 16, "cutlass"), "rows-wgmma": ("rows", 16, "cutlass"),
+    "rows128-wgmma": ("rows", 128, "cutlass"), "windows-wgmma": ("windows", 16, "cutlass"),
 }  # fmt: skip
+HOPPERS: dict[str, Any] = {"arch": 90, "wgmma": True}
 ROUNDS, CALLS = 7, 10
 Call = Callable[[], Any]
 
@@ -98,18 +102,23 @@ def forms(plain: tvm.IRModule, sides: Sequence[str]) -> tuple[dict[str, tvm.IRMo
     for side in sides:
         if side == TORCH:
             continue
-        made, found = plain, list[str]()
-        if (form := SIDES[side]) is not None:
-            made, entries = space_to_depth(plain, form=form[0], filled_to=form[1])
-            found = [entry.became for entry in entries]
+        form, filled_to, library = SIDES[side]
+        made, found = plain, [library]
+        if form:
+            made, entries = space_to_depth(plain, form=form, filled_to=filled_to)
+            found += [entry.became for entry in entries]
         if found not in became.values():
             modules[side], became[side] = made, found
     return modules, became
 
 
-def compiled(mod: tvm.IRModule, tf32: bool) -> byoc_cudnn.Library:
-    """A module whose convolutions are cuDNN's, by their times; it is not loaded."""
-    mod, report = byoc_cudnn.partition_for_cudnn(mod, benchmark=True, allow_tf32=tf32, strict=True)
+def compiled(mod: tvm.IRModule, side: str, tf32: bool) -> byoc_cudnn.Library:
+    """A module whose convolutions are cuDNN's, by their times, or CUTLASS's; it is not loaded."""
+    library = SIDES[side][2]
+    options = {"benchmark": True} if library == "cudnn" else HOPPERS
+    mod, report = byoc_cudnn.partition(
+        mod, (library,), strict=True, **{library: {**options, "allow_tf32": tf32}}
+    )
     assert report.offloaded == 2
     return byoc_cudnn.build(mod, pipeline=cuda_pipeline(keep_memory=True))
 
@@ -252,7 +261,7 @@ def main() -> int:
         ]  # fmt: skip
         built, loading = [], []
         for _, mode, modules, _ in wanted:
-            built.append({side: compiled(m, mode != "f32") for side, m in modules.items()})
+            built.append({side: compiled(m, side, mode != "f32") for side, m in modules.items()})
             loading.append([pool.submit(library.load) for library in built[-1].values()])
         for (name, mode, _, became), libraries, loads in zip(wanted, built, loading, strict=True):
             for load in loads:

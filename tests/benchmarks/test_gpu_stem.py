@@ -26,17 +26,27 @@ def channels(layer: str) -> dict[str, str]:
     mod = gpu_stem.module(gpu_stem.LAYERS[layer], 2, "float16")
     modules, became = gpu_stem.forms(mod, (*gpu_stem.SIDES, gpu_stem.TORCH))
     assert list(modules) == list(became)
-    return {side: " ".join(problems[:1]).split(" h=")[0] for side, problems in became.items()}
+    return {side: " ".join(problems[:2]).split(" h=")[0] for side, problems in became.items()}
 
 
 def test_a_form_is_measured_once() -> None:
     assert channels("convnext") == {
-        "ours": "", "blocks": "fprop n=2 c=48", "rows128": "fprop n=2 c=64",
+        "ours": "cudnn", "blocks": "cudnn fprop n=2 c=48", "rows128": "cudnn fprop n=2 c=64",
+        "blocks-wgmma": "cutlass fprop n=2 c=48", "rows128-wgmma": "cutlass fprop n=2 c=64",
     }  # fmt: skip
-    assert channels("resnet50") == {
-        "ours": "", "blocks": "fprop n=2 c=16", "rows": "fprop n=2 c=48",
-        "rows128": "fprop n=2 c=64", "windows": "fprop n=2 c=152", "windows128": "fprop n=2 c=192",
-    }  # fmt: skip
+    each = {"blocks": 16, "rows": 48, "rows128": 64, "windows": 152}
+    assert channels("resnet50") == {"ours": "cudnn"} | {
+        f"{form}{side}": f"{library} fprop n=2 c={c}"
+        for side, library in (("", "cudnn"), ("-wgmma", "cutlass"))
+        for form, c in each.items()
+    }
+
+
+def test_sides_are_of_their_library() -> None:
+    for side, (_, _, library) in gpu_stem.SIDES.items():
+        modules, _ = gpu_stem.forms(gpu_stem.module((3, 16, 8, 3, 2, 1), 2, "float16"), [side])
+        if side != "ours":
+            assert f"_{library}_" in gpu_stem.compiled(modules[side], side, True).sources[0]
 
 
 def test_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
