@@ -20,7 +20,7 @@ from tvm.target import Target
 from .cuda_depth import SpaceToDepth
 from .cuda_joins import Joins
 from .cuda_packs import Packs
-from .cuda_reduction import ChannelSum, Registers
+from .cuda_reduction import ChannelSum, Registers, Windows
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
@@ -90,7 +90,7 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
 
     gpu = dlight.gpu
     rules = [
-        SpaceToDepth(), Joins(), Packs(), ChannelSum(), _CudaCores(gpu.Matmul()),
+        SpaceToDepth(), Joins(), Packs(), ChannelSum(), _CudaCores(gpu.Matmul()), Windows(),
         gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), Registers(), gpu.Fallback(),
     ]  # fmt: skip
 

@@ -206,3 +206,20 @@ def test_one_result_is_written_by_one_thread() -> None:
     search = code.split(" max_kernel(", 2)[2].split("__global__")[0]
     assert "widened_red_local_ptr" in search
     assert "threadIdx" not in search
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(("batch", "alone"), [(8, True), (1, False)])
+def test_a_thread_has_a_window(batch: int, alone: bool) -> None:
+    """Average pooling had a block of threads for each 2x2 pixels; where results are few it may."""
+    window = {"pool_size": (2, 2), "strides": (2, 2), "layout": "NHWC"}
+    mod = module(
+        {"x": ((batch, 32, 32, 32), "float32")},
+        lambda emit, x: [emit(relax.op.nn.avg_pool2d(x, **window))],
+    )
+    built = tvm.compile(mod, TARGET, relax_pipeline=cuda_pipeline())
+    (host,) = built.mod.imports
+    (device,) = host.imports
+    code = device.inspect_source("cuda")
+    assert read_back(code) == []
+    assert ("__shfl" not in code and "__syncthreads" not in code) == alone
