@@ -24,6 +24,7 @@ from .inlining import inlined
 THREADS = 256  # of a block
 CHOICE = "prim.if_then_else"
 _BYTES = 16
+_SMALL = 8  # a tensor of so many times fewer elements than the result is small
 # What TVM has vectors of in CUDA's words, as many as are 16 bytes.
 PACKED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
@@ -52,9 +53,11 @@ class Packs(dlight.base.ScheduleRule):
         if not loops or packed is None or not all(isinstance(n, tirx.IntImm) for n in extents):
             return False
         written = [w.source for w in this.writes if str(w.source.dtype) in PACKED]
-        lanes = lanes_of([*written, *packed])
         last, count = int(extents[-1]), math.prod(map(int, extents))
-        if lanes < 2 or last % lanes:
+        # What is much smaller than the result, such as a vector, comes from a cache.
+        large = [b for b in packed if _SMALL * math.prod(map(_size, b.shape)) > count]
+        lanes = lanes_of([*written, *large])
+        if lanes < 2 or last % lanes or any(_size(b.shape[-1]) % lanes for b in packed):
             return False
         copies = read_in_packs(sch, block, packed)
         if written:
@@ -71,7 +74,7 @@ class Packs(dlight.base.ScheduleRule):
         for copy in copies[len(packed) :]:
             sch.reverse_compute_at(copy, thread)
         for copy in copies:
-            sch.vectorize(sch.get_loops(copy)[-1])
+            vectorized(sch, copy, lanes)
         sch.unroll(lane)
         return True
 
@@ -129,6 +132,21 @@ def read_in_packs(sch: Schedule, block: Any, buffers: list[Any]) -> list[Any]:
     """Copies of tensors in registers, which a schedule has still to place and to vectorize."""
     sources = [region.source for region in sch.get(block).reads]
     return [sch.cache_read(block, sources.index(buffer), "local", [block]) for buffer in buffers]
+
+
+def vectorized(sch: Schedule, copy: Any, lanes: int) -> None:
+    """The last loop of a copy, of so many lanes, as accesses of 16 bytes at most."""
+    most = _aligned(sch.get(copy).writes[0].source)
+    loop = sch.get_loops(copy)[-1]
+    if lanes > most:
+        several, loop = sch.split(loop, [None, most])
+        sch.unroll(several)
+    sch.vectorize(loop)
+
+
+def _size(length: Any) -> int:
+    """A tensor's length along an axis; 0 where it is not known."""
+    return int(length) if isinstance(length, tirx.IntImm) else 0
 
 
 def _aligned(buffer: Any) -> int:

@@ -18,7 +18,7 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
 from tvm.target import Target
 
-from .cuda_packs import lanes_of, packed_reads, read_in_packs
+from .cuda_packs import lanes_of, packed_reads, read_in_packs, vectorized
 from .inlining import inlined
 
 THREADS = 256  # of a block
@@ -27,7 +27,6 @@ WANTED_OF_PACKS = 1 << 15  # with eight packs on the way each, half of what its 
 LEAST = 8  # elements that a thread sums, at least
 SHORT, MANY = 64, 1 << 15  # elements of a sum, and sums, of which each thread has one
 UNROLLED = 8  # loads that are under way at once, at most
-_FLOATS = 4  # of a vector in CUDA's words
 
 
 def parts(pixels: int, channels: int, lanes: int = 1) -> int:
@@ -94,8 +93,7 @@ class ChannelSum(dlight.base.ScheduleRule):
         sch.unroll(inner)
         sch.unroll(lane)
         if lanes > 1:
-            _, four = sch.split(sch.get_loops(copy)[-1], [None, min(lanes, _FLOATS)])
-            sch.vectorize(four)
+            vectorized(sch, copy, lanes)
         sch.decompose_reduction(block, outer)
 
     def _whole(self, sch: Schedule, block: Any, cut: int, channels: int) -> None:

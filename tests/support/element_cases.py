@@ -50,6 +50,12 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
         {"x": (S, "float32"), "s": ((2, 1, 1, 16), "float32"), "t": ((2, 1, 1, 1), "float32")},
         lambda e, x, s, t: e(op.add(e(op.multiply(x, s)), t)),
     ),
+    "halves by a float of each channel": (
+        {"x": ((9, 4, 6, 16), "bfloat16"), "s": ((9, 1, 1, 16), "float32")},
+        lambda e, x, s: e(
+            op.astype(e(op.multiply(e(op.astype(x, "float32")), s)), "bfloat16")
+        ),
+    ),
     "double": ({"x": (S, "float64")}, lambda e, x: e(op.sin(x))),
     "broadcast": ({"x": ((2, 1, 1, 16), "float32")}, lambda e, x: e(op.broadcast_to(x, S))),
     "padded": ({"x": (S, "float16")}, lambda e, x: e(op.nn.pad(x, (0, 0, 1, 2, 3, 0, 0, 0)))),
