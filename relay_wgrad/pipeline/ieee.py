@@ -32,15 +32,15 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
     Those of convolutions, which are generated as they should be, stay as they are.  `cuda`: in
     CUDA's words, where TVM's are no C++.
     """
-    rules = [*_RULES, (tvm.ir.Call, _bits)] if cuda else _RULES
-
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.exact_floats")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         new = {}
         for var, func in mod.functions_items():
             is_kernel = isinstance(func, tirx.PrimFunc)
             if is_kernel and not (func.attrs and func.attrs.get(keys.SOURCE)):
-                body = structural_map(func.body, rules)
+                body = structural_map(func.body, _RULES)
+                if cuda:  # of what the rules have written too
+                    body = structural_map(body, [(tvm.ir.Call, _bits)])
                 if not body.same_as(func.body):
                     new[var] = func.with_body(body)
         mod = mod.clone() if new else mod

@@ -35,14 +35,16 @@ def test_relay_folds_comparisons_as_numbers_are() -> None:
         assert bool(folded["main"].body.data.numpy()) is want, op
 
 
-def test_cuda_makes_zeros_of_bits_in_its_own_words() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_cuda_makes_zeros_of_bits_in_its_own_words(dtype: str) -> None:
     """TVM's `reinterpret` of a number takes the number's address, which no C++ compiler does."""
-    x = relax.Var("x", relax.TensorType((8,), "float32"))
+    x = relax.Var("x", relax.TensorType((1, 4, 4, 8), dtype))
     bb = relax.BlockBuilder()
     with bb.function("main", [x]):
         with bb.dataflow():
-            out = bb.emit(R.negative(bb.emit(R.multiply(x, R.const(0.0, "float32")))))
-            result = bb.emit_output(out)
+            out = bb.emit(R.negative(bb.emit(R.multiply(x, R.const(0.0, dtype)))))
+            pooled = bb.emit(R.nn.avg_pool2d(out, (1, 1), layout="NHWC"))  # begins at 0 / 1
+            result = bb.emit_output(relax.Tuple([out, pooled]))
         bb.emit_func_output(result)
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
     made = [tvm.compile(bb.get(), target=target, relax_pipeline=cuda_pipeline()).mod]
