@@ -9,7 +9,6 @@ import pytest
 import tvm
 from tvm import relax
 
-from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from tests.support.element_cases import CASES, arrays_of, op
 from tests.support.gpu.runner import choose_compiler
@@ -28,52 +27,73 @@ JOINS: dict[str, tuple[dict[str, Any], Any]] = {
 ALL = {**CASES, **JOINS}
 
 
-def run(mod: tvm.IRModule, target: Any, pipeline: Any, arrays: list[np.ndarray]) -> list[Any]:
+def together(cases: dict[str, tuple[dict[str, Any], Any]]) -> tuple[tvm.IRModule, list[Any]]:
+    """One module of all cases, which is compiled once, and its operands."""
+    given, cuts = {}, []
+    for i, (operands, _) in enumerate(cases.values()):
+        given |= {f"{name}_{i}": what for name, what in operands.items()}
+        cuts.append(len(operands))
+
+    def body(emit: Any, *every: Any) -> list[Any]:
+        rest = iter(every)
+        bodies = [one for _, one in cases.values()]
+        return [
+            one(emit, *(next(rest) for _ in range(n))) for one, n in zip(bodies, cuts, strict=True)
+        ]
+
+    arrays = [a for operands, _ in cases.values() for a in arrays_of(operands)]
+    return module(given, body), arrays
+
+
+def run(mod: tvm.IRModule, target: Any, pipeline: Any, arrays: list[Any], times: int = 1) -> Any:
     device = tvm.cuda(0) if target.kind.name == "cuda" else tvm.cpu()
     vm = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=pipeline), device)
-    made = vm["main"](*(tvm.runtime.tensor(a, device) for a in arrays))
-    return [t.numpy() for t in (made if isinstance(made, tvm.ir.Array | list | tuple) else [made])]
+    args = [tvm.runtime.tensor(a, device) for a in arrays]
+    return [[t.numpy() for t in vm["main"](*args)] for _ in range(times)]
 
 
 def test_the_numbers() -> None:
-    """Of all in one module, as a CPU has them."""
+    """As a CPU has them."""
     choose_compiler()
+    mod, arrays = together(ALL)
     target = tvm.target.Target.from_device(tvm.cuda(0))
+    (got,) = run(mod, target, cuda_pipeline(), arrays)
+    (want,) = run(mod, tvm.target.Target("llvm"), "default", arrays)
     wrong = []
-    for name, (operands, body) in ALL.items():
-        mod, arrays = module(operands, body), arrays_of(operands)
-        (got,), (want,) = (
-            run(mod, t, p, arrays)
-            for t, p in ((target, cuda_pipeline()), (tvm.target.Target("llvm"), "default"))
-        )
-        limit = TOLERANCE["bool" if want.dtype == bool else str(mod["main"].ret_ty.dtype)]
-        error = np.abs(got.astype("float64") - want.astype("float64"))
-        if not np.all(error <= limit * (1 + np.abs(want.astype("float64")))):
+    for name, a, b in zip(ALL, got, want, strict=True):
+        limit = TOLERANCE[str(b.dtype)]
+        error = np.abs(a.astype("float64") - b.astype("float64"))
+        if not np.all(error <= limit * (1 + np.abs(b.astype("float64")))):
             wrong.append(f"{name}: {error.max():.3g}")
     assert wrong == []
 
 
-@pytest.mark.parametrize("images", [1, None])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("shape", [(32, 28, 28, 96), (7, 13, 11, 24), (1, 2, 2, 8), (3, 9, 7, 12)])
-def test_sums_over_pixels(shape: tuple[int, ...], dtype: str, images: int | None) -> None:
+def sums(kept: tuple[int, ...]) -> Any:
+    def body(emit: Any, x: Any) -> Any:
+        return emit(op.collapse_sum_to(emit(op.astype(x, "float32")), relax.ShapeExpr(kept)))
+
+    return body
+
+
+def test_sums_over_pixels() -> None:
     """Biases' gradients, and for each image apart squeeze and excitation's: float32 sums of half
     tensors; the second run gives the same bits."""
     choose_compiler()
-    kept = (images or shape[0], 1, 1, shape[3])
-
-    def body(emit: Any, x: Any) -> Any:
-        wide = emit(op.astype(x, "float32"))
-        return emit(op.collapse_sum_to(wide, relax.ShapeExpr(kept)))
-
-    mod = module({"x": (shape, dtype)}, body)
-    x = np.random.default_rng(0).standard_normal(shape).astype(numpy_dtype(dtype))
+    shapes = [(32, 28, 28, 96), (7, 13, 11, 24), (1, 2, 2, 8), (3, 9, 7, 12)]
+    cases = {
+        f"{dtype} {shape} {images}": ({"x": (shape, dtype)}, sums((images, 1, 1, shape[3])))
+        for dtype in ("float16", "bfloat16")
+        for shape in shapes
+        for images in {1, shape[0]}
+    }
+    mod, arrays = together(cases)
     target = tvm.target.Target.from_device(tvm.cuda(0))
-    device = tvm.cuda(0)
-    vm = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=cuda_pipeline()), device)
-    first, second = (vm["main"](tvm.runtime.tensor(x, device)).numpy() for _ in range(2))
-    assert first.tobytes() == second.tobytes()
-    axes = (0, 1, 2) if images else (1, 2)
-    want = x.astype("float64").sum(axes, keepdims=True)
-    limit = 1e-6 * np.abs(x.astype("float64")).sum(axes).max()
-    np.testing.assert_allclose(first, want, rtol=0, atol=limit)
+    first, second = run(mod, target, cuda_pipeline(), arrays, 2)
+    wrong = [name for name, a, b in zip(cases, first, second, strict=True) if np.any(a != b)]
+    for name, got, x in zip(cases, first, arrays, strict=True):
+        wide = x.astype("float64")
+        axes = (0, 1, 2) if got.shape[0] == 1 else (1, 2)
+        limit = 1e-6 * np.abs(wide).sum(axes).max()
+        if not np.abs(got - wide.sum(axes, keepdims=True)).max() <= limit:
+            wrong.append(name)
+    assert wrong == []
