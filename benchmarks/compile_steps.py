@@ -8,7 +8,8 @@ A step is made as `benchmarks.gpu_training` makes it: channels last, its convolu
 products to libraries, normalizations and poolings to generated kernels, the rest to TVM's.  A row
 says whether that was done, in how many seconds, what went to a library, and for each call that did
 not the reason.  A process that dies, or takes more time or memory than it may, is a row too; so is
-one in which a call stayed that no report names.  With --objects nvcc builds CUTLASS's kernels.
+one in which a call stayed that no report names.  Where there is an nvcc, it makes PTX of TVM's
+kernels; with --objects it builds CUTLASS's.
 """
 
 from __future__ import annotations
@@ -147,9 +148,12 @@ def compiled(
                 source = Path(folder, f"{i}.cc")
                 source.write_text(text, encoding="utf-8")
                 library_command(source, Path(folder, f"{i}.so"))
+    checked = _checked_by_nvcc(library)
     fallbacks = Counter(f"{entry.op}: {entry.reason}" for entry in report.left)
     fallbacks.update(f"{entry.op}: {entry.reason}" for entry in library.direct if not entry.symbol)
-    row: dict[str, Any] = {"partition_s": partitioned - began, "build_s": built - partitioned}
+    row: dict[str, Any] = {
+        "partition_s": partitioned - began, "build_s": built - partitioned, "nvcc_s": checked,
+    }  # fmt: skip
     for key, are in (("convolutions", False), ("products", True)):
         found = [entry for entry in report.entries if (entry.op == PRODUCT) is are]
         row[key] = {"total": len(found), "offloaded": sum(bool(e.backend) for e in found)}
@@ -161,6 +165,33 @@ def compiled(
     }  # fmt: skip
     row["fallbacks"] = dict(fallbacks.most_common())
     return row
+
+
+def _checked_by_nvcc(library: Any) -> float | None:
+    """Seconds in which nvcc makes PTX of TVM's kernels; None without it.
+
+    Raises RuntimeError with its errors.
+    """
+    from byoc_cudnn.building.toolchain import find
+
+    nvcc = find().nvcc
+    if nvcc is None:
+        return None
+    began, modules = time.perf_counter(), [library.executable.mod]
+    while modules:
+        module = modules.pop()
+        modules += list(module.imports)
+        if str(module.kind) != "cuda":
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "kernels.cu")
+            source.write_text(module.inspect_source("cuda"), encoding="utf-8")
+            command = [str(nvcc), f"-arch={TARGET['arch']}", "-w", "-ptx", str(source), "-o",
+                       str(source.with_suffix(".ptx"))]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"nvcc takes TVM's kernels for wrong: {done.stderr[:2000]}")
+    return time.perf_counter() - began
 
 
 def _staying(module: Any) -> dict[str, int]:
