@@ -32,6 +32,7 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
     Those of convolutions, which are generated as they should be, stay as they are.  `cuda`: in
     CUDA's words, where TVM's are no C++.
     """
+
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.exact_floats")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         new = {}
