@@ -26,12 +26,14 @@ OF_RELAX: dict[str, tuple[Callable[[Any], Any], str]] = {
     "RaiseConvBackward": (lambda m: relax_passes.RaiseConvBackward()(m), "RaiseConvBackward"),
     "raise_conv_backward": (relax_passes.raise_conv_backward, "RaiseConvBackward"),
     "grad": (relax_passes.grad, "FirstOrderGradient"),
+    "SpaceToDepth": (lambda m: relax_passes.SpaceToDepth()(m), ""),
+    "space_to_depth": (relax_passes.space_to_depth, ""),
     "checkpoint": (lambda m: relax_passes.checkpoint(m, inputs=["x"]), ""),
     "mixed_precision": (lambda m: relax_passes.mixed_precision(m, dtype="float16"), ""),
 }
 # What takes or gives no module.
 NO_PASSES = {
-    "LayoutChange", "RaiseEntry", "RaiseReport", "converted_params", "converted_results",
+    "DepthEntry", "LayoutChange", "RaiseEntry", "RaiseReport", "converted_params", "converted_results",
     "count_reasons", "layout_changes",
 }  # fmt: skip
 
