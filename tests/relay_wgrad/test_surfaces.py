@@ -33,8 +33,8 @@ OF_RELAX: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 # What takes or gives no module.
 NO_PASSES = {
-    "DepthEntry", "LayoutChange", "RaiseEntry", "RaiseReport", "converted_params", "converted_results",
-    "count_reasons", "layout_changes",
+    "DepthEntry", "LayoutChange", "RaiseEntry", "RaiseReport", "converted_params",
+    "converted_results", "count_reasons", "layout_changes",
 }  # fmt: skip
 
 # Each pass for Relay modules, with what the same is called elsewhere.
