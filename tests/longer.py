@@ -4,6 +4,7 @@ Whatever is not here runs in `make test`.  In `LONGER` a name is the beginning o
 identifier; in `SHARES` it is a test with many cases, of which some stay.
 """
 
+CHILDREN = "starts processes of TVM; make test has others of the kind"
 NETWORKS = "whole networks against PyTorch; make test has smaller ones of the same operators"
 GROWTH = "programs long enough to tell linear time from quadratic"
 MORE = "more cases of what make test has one of"
@@ -58,6 +59,22 @@ LONGER = {
     "tests/byoc_cudnn/updates/test_updates.py::test_a_step_is_what_the_operators_give[adam": MORE,
     "tests/byoc_cudnn/updates/test_updates.py::test_a_trainer_updates_in_place": MORE,
     f"{TRAINING}/test_pipelined_training.py::test_a_gpu_keeps_weights_as_its_kernels": MORE,
+    f"{PASSES}/layout/test_convert_layout.py::test_same_numbers_and_nothing_between[conv_bi": MORE,
+    f"{PASSES}/layout/test_convert_layout.py::test_second_order": MORE,
+    f"{PASSES}/layout/test_convert_layout.py::test_other_layouts": MORE,
+    f"{PASSES}/test_raise_norm_step.py": NETWORKS,
+    "tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_each_row_is_compared": MORE,
+    "tests/relay_wgrad/cli/test_cli_files.py::test_an_interrupt_while_training": CHILDREN,
+    "tests/relay_wgrad/cli/test_cli_files.py::test_a_closed_output[emit": CHILDREN,
+    "tests/relay_wgrad/cli/test_cli_files.py::test_a_reader_of_a_program": CHILDREN,
+    "tests/fuzz/test_harness.py::test_one_kind_and_one_line": CHILDREN,
+    "tests/relay_wgrad/test_registry.py::test_never_registered": CHILDREN,
+    "tests/relay_wgrad/test_registry.py::test_a_rule_registered_above_ours_stays": CHILDREN,
+    "tests/relay_wgrad/test_registry.py::test_an_op_that_is_taken_is_refused": CHILDREN,
+    f"{RELAY}/test_constants.py::test_arguments_of_the_run_end_no_process": CHILDREN,
+    "tests/benchmarks/test_compile_steps.py::test_a_child": CHILDREN,
+    "tests/byoc_cudnn/building/test_toolchain.py::test_preload_lets_tvm_load_its_cuda": CHILDREN,
+    "tests/relay_wgrad/pipeline/test_cpu_pipeline.py::test_a_training_step_has_no": NETWORKS,
     f"{TRAINING}/test_resnet50.py": NETWORKS,
     f"{TRAINING}/test_training_networks.py": NETWORKS,
     f"{TRAINING}/test_cuda_step_source.py::test_a_whole_step_becomes_device_code[adam": MORE,
@@ -103,6 +120,7 @@ LONGER = {
         for problem in _WINOGRAD
     },
     "tests/relay_wgrad/layout_rules/test_convert_layout_stock.py::test_same_numbers[pools": MORE,
+    "tests/fuzz/test_fuzz_share.py::test_share[0]": MORE,
     "tests/fuzz/test_fuzz_share.py::test_share[5]": MORE,
     "tests/fuzz/test_fuzz_share.py::test_share[10]": MORE,
     "tests/fuzz/test_fuzz_share.py::test_share[15]": MORE,
@@ -157,4 +175,13 @@ SHARES = {
     "tests/relay_wgrad/ops/test_batch_norm_numbers.py::test_values_and_gradients": 3,
     "tests/relay_wgrad/ops/test_batch_norm_numbers.py::test_second_order": 3,
     "tests/relay_wgrad/ops/test_ties.py::test_norms_losses_and_reductions": 3,
+    "tests/legalize/test_generic_kernels.py::test_expression": 2,
+    "tests/legalize/test_generic_kernels.py::test_cuda_kernels_thread_by_thread": 2,
+    "tests/legalize/test_generic_kernels.py::test_cuda_compiles": 2,
+    "tests/legalize/test_generic_kernels.py::test_cpu_schedule": 2,
+    "tests/relay_wgrad/frontend/torch/test_frontend_torch.py::test_training_step_is_pytorchs": 2,
+    "tests/relay_wgrad/frontend/torch/test_frontend_torch.py::test_layers": 3,
+    "tests/byoc_cudnn/backends/cudnn/test_emit.py::test_reference": 5,
+    "tests/byoc_cudnn/backends/cudnn/test_emit.py::test_programs_build": 3,
+    "tests/byoc_cudnn/split/test_partition_adapt.py::test_random_problems_against_pytorch": 3,
 }
