@@ -12,29 +12,25 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import DataType, tirx
-from tvm.s_tir import Schedule, dlight
-from tvm.s_tir.dlight.analysis import normalize_prim_func
-from tvm.target import Target
+from tvm.s_tir import Schedule
+from tvm.s_tir.dlight.analysis import SBlockInfo
 
 from ..transform.depth_blocks import IMAGE, READ
+from .cuda_rule import CudaRule
 
 THREADS = 256  # of a block
 STORED = 128  # bits that a thread stores at once
 SECTOR = 2  # threads that store one
 
 
-class SpaceToDepth(dlight.base.ScheduleRule):
+class SpaceToDepth(CudaRule):
     """For a kernel that ends in blocks of an image, its channels last."""
 
-    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+    def scheduled(self, sch: Schedule, infos: list[SBlockInfo]) -> Any:
         """The schedule, or None for another kind of function."""
-        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
-            return None
-        sch = Schedule(func)
-        infos = normalize_prim_func(sch)
-        names = [info.name for info in infos or ()]
+        names = [info.name for info in infos]
         wanted = len(names) > 1 and names[-2].startswith(READ) and names[-1].startswith(IMAGE)
-        if infos is None or not wanted or not all(info.is_injective() for info in infos):
+        if not wanted or not all(info.is_injective() for info in infos):
             return None
         *before, read, last = (info.block_rv for info in infos)
         for block in before:
@@ -62,7 +58,3 @@ class SpaceToDepth(dlight.base.ScheduleRule):
         for loop in (one, sch.get_loops(read)[-1]):
             sch.unroll(loop)
         return sch
-
-    def bind(self, sch: Schedule, loop: Any, axis: str) -> None:
-        """Binds a loop to threads."""
-        sch.bind(loop, axis)

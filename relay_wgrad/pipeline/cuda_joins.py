@@ -13,25 +13,21 @@ from typing import Any
 import tvm
 from tvm import tirx
 from tvm.ir import TensorLoad
-from tvm.s_tir import Schedule, dlight
-from tvm.s_tir.dlight.analysis import normalize_prim_func
-from tvm.target import Target
+from tvm.s_tir import Schedule
+from tvm.s_tir.dlight.analysis import SBlockInfo
 from tvm_ffi import structural_map
 
 from .cuda_packs import CHOICE, PACKED, THREADS, lanes_of, loads_and_choices, reads
+from .cuda_rule import CudaRule
 from .inlining import inlined
 
 
-class Joins(dlight.base.ScheduleRule):
+class Joins(CudaRule):
     """For a kernel that is one block, each of whose elements is that of one of several tensors."""
 
-    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+    def scheduled(self, sch: Schedule, infos: list[SBlockInfo]) -> Any:
         """The schedule, or None for another kind of function."""
-        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
-            return None
-        sch = Schedule(func)
-        infos = normalize_prim_func(sch)
-        if infos is None or not all(info.is_injective() for info in infos):
+        if not all(info.is_injective() for info in infos):
             return None
         rest = inlined(sch, infos)
         if len(rest) != 1 or not _only_moves(sch.get(rest[0].block_rv)):
@@ -69,10 +65,6 @@ class Joins(dlight.base.ScheduleRule):
         self.bind(sch, thread, "threadIdx.x")
         sch.vectorize(last)
         return sch
-
-    def bind(self, sch: Schedule, loop: Any, axis: str) -> None:
-        """Binds a loop to threads."""
-        sch.bind(loop, axis)
 
 
 def _only_moves(block: Any) -> bool:

@@ -14,11 +14,11 @@ from typing import Any
 import tvm
 from tvm import tirx
 from tvm.ir import TensorLoad
-from tvm.s_tir import Schedule, dlight
-from tvm.s_tir.dlight.analysis import normalize_prim_func
-from tvm.target import Target
+from tvm.s_tir import Schedule
+from tvm.s_tir.dlight.analysis import SBlockInfo
 from tvm_ffi import structural_equal, structural_walk
 
+from .cuda_rule import CudaRule
 from .inlining import inlined
 
 THREADS = 256  # of a block
@@ -29,17 +29,13 @@ _SMALL = 8  # a tensor of so many times fewer elements than the result is small
 PACKED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 
 
-class Packs(dlight.base.ScheduleRule):
+class Packs(CudaRule):
     """For a kernel of element-wise blocks, each element of which comes from the same place of the
     last axis of all that it reads, or does not depend on that place."""
 
-    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+    def scheduled(self, sch: Schedule, infos: list[SBlockInfo]) -> Any:
         """The schedule, or None for another kind of function."""
-        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
-            return None
-        sch = Schedule(func)
-        infos = normalize_prim_func(sch)
-        if infos is None or not all(info.is_injective() for info in infos):
+        if not all(info.is_injective() for info in infos):
             return None
         rest = inlined(sch, infos)
         taken = [self._scheduled(sch, info.block_rv) for info in rest]
@@ -77,10 +73,6 @@ class Packs(dlight.base.ScheduleRule):
             vectorized(sch, copy, lanes)
         sch.unroll(lane)
         return True
-
-    def bind(self, sch: Schedule, loop: Any, axis: str) -> None:
-        """Binds a loop to threads."""
-        sch.bind(loop, axis)
 
 
 def packed_reads(block: Any) -> list[Any] | None:

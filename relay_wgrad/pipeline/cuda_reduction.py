@@ -14,11 +14,11 @@ import math
 from typing import Any
 
 from tvm import tirx
-from tvm.s_tir import Schedule, dlight
-from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
-from tvm.target import Target
+from tvm.s_tir import Schedule
+from tvm.s_tir.dlight.analysis import SBlockInfo
 
 from .cuda_packs import lanes_of, packed_reads, read_in_packs, vectorized
+from .cuda_rule import CudaRule
 from .inlining import inlined
 
 THREADS = 256  # of a block
@@ -44,16 +44,12 @@ def _divisor(number: int, most: int) -> int:
     return max(d for d in range(1, most + 1) if number % d == 0)
 
 
-class ChannelSum(dlight.base.ScheduleRule):
+class ChannelSum(CudaRule):
     """For element-wise blocks, one sum of that kind, and element-wise blocks over its result."""
 
-    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+    def scheduled(self, sch: Schedule, infos: list[SBlockInfo]) -> Any:
         """The schedule, or None for another kind of function."""
-        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
-            return None
-        sch = Schedule(func)
-        infos = normalize_prim_func(sch)
-        found = _split(infos) if infos is not None else None
+        found = _split(infos)
         if found is None or not _reads_channels_last(sch, found[1]):
             return None
         before, the_sum, after = found
@@ -120,12 +116,8 @@ class ChannelSum(dlight.base.ScheduleRule):
         self.bind(sch, inner, "threadIdx.x")
         return inner
 
-    def bind(self, sch: Schedule, loop: Any, axis: str) -> None:
-        """Binds a loop to threads."""
-        sch.bind(loop, axis)
 
-
-class Registers(dlight.base.ScheduleRule):
+class Registers(CudaRule):
     """Upstream's fallback with sums and extrema in registers until they are done.
 
     Upstream's are in memory, read and written again for each element: slow, and with a choice as in
@@ -133,13 +125,9 @@ class Registers(dlight.base.ScheduleRule):
     for what a kernel never writes, which has the value of an earlier kernel.
     """
 
-    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+    def scheduled(self, sch: Schedule, infos: list[SBlockInfo]) -> Any:
         """The schedule, or None where upstream's fallback has none or nothing is reduced."""
-        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
-            return None
-        sch = Schedule(func)
-        infos = normalize_prim_func(sch)
-        if infos is None or not any("R" in info.dom_kind() for info in infos):
+        if not any("R" in info.dom_kind() for info in infos):
             return None
         for info in inlined(sch, infos):
             kinds, block = info.dom_kind(), info.block_rv
@@ -174,15 +162,10 @@ class Windows(Registers):
     hundred times what its bytes need (DenseNet-121's three, 19 ms at batch 128 on an H200).
     """
 
-    def apply(self, func: Any, target: Target, tunable: bool) -> Any:
+    def scheduled(self, sch: Schedule, infos: list[SBlockInfo]) -> Any:
         """The schedule, or None for few results or long sums."""
-        if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
-            return None
-        infos = normalize_prim_func(Schedule(func))
-        sums = [info for info in infos or () if "R" in info.dom_kind()]
-        if not sums or not all(_is_short(info) for info in sums):
-            return None
-        return super().apply(func, target, tunable)
+        sums = [info for info in infos if "R" in info.dom_kind()]
+        return super().scheduled(sch, infos) if all(map(_is_short, sums)) else None
 
 
 def _is_short(info: SBlockInfo) -> bool:
