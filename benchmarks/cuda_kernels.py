@@ -20,6 +20,7 @@ import tvm
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.gpu_timing import timed
 from benchmarks.layers import problems
 from legalize.cuda import prim_func
 from relay_wgrad import output
@@ -27,17 +28,6 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.gpu.runner import choose_compiler
 
 ROUNDS, CALLS = 5, 10
-
-
-def timed(call: Callable[[], Any]) -> float:
-    """Seconds per call by device events, all on the default stream."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(CALLS):
-        call()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) * 1e-3 / CALLS
 
 
 def tensor_in(problem: ConvProblem, role: str, value: torch.Tensor) -> torch.Tensor:
@@ -87,7 +77,7 @@ def measure(problem: ConvProblem, kernel: Any) -> dict[str, Any]:
             call()
     torch.cuda.synchronize()
     error = float((canonical(problem, result, out).double() - wide).norm() / wide.norm())
-    times = [[timed(call) for call in calls] for _ in range(ROUNDS)]
+    times = [[timed([call], CALLS, idle=0) for call in calls] for _ in range(ROUNDS)]
     ours = statistics.median(t[0] for t in times)
     theirs = min(statistics.median(t[i] for t in times) for i in (1, 2))
     return {"problem": problem.repro(), "error": error, "seconds": ours, "torch": theirs,

@@ -38,7 +38,7 @@ from benchmarks.gpu_norm_shapes import (
     relative,
     wanted,
 )
-from benchmarks.gpu_timing import L2_BYTES
+from benchmarks.gpu_timing import L2_BYTES, timed
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.norm import generate, inputs
 from relay_wgrad import output
@@ -61,18 +61,6 @@ def load(calls: list[Any], folder: Path, generate: Any, inputs: Any) -> Any:
     source.write_text(text, encoding="utf-8")
     subprocess.run(library_command(source, library, inputs=inputs(text)), check=True)
     return tvm_ffi.load_module(str(library))
-
-
-def timed(calls: list[Call], count: int, idle: int) -> float:
-    """Seconds of a call by device events; the device waits until the host has enqueued them."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(idle * count)
-    start.record()
-    for i in range(count):
-        calls[i % len(calls)]()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) * 1e-3 / count
 
 
 def median(calls: list[Call], idle: int = IDLE) -> float:

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks import gpu_timing
 from benchmarks.gpu_models import Built, build
 from benchmarks.gpu_turns import Turns
 
@@ -66,19 +67,9 @@ def milliseconds(call: Callable[[], Any], device: str) -> list[float]:
         began = time.perf_counter()
         call()
         return [(time.perf_counter() - began) * 1e3]
-    one = _between(call, 1)
+    one = gpu_timing.milliseconds([call], 1)
     calls = min(MOST_CALLS, max(1, math.ceil(ROUND_MS / max(one, 1e-3))))
-    return [_between(call, calls) for _ in range(ROUNDS)]
-
-
-def _between(call: Callable[[], Any], calls: int) -> float:
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(calls):
-        call()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) / calls
+    return [gpu_timing.milliseconds([call], calls) for _ in range(ROUNDS)]
 
 
 def batch_of(row: Row, built: Built) -> tuple[Any, Any]:

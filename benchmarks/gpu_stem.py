@@ -34,7 +34,7 @@ from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
-from benchmarks.gpu_timing import arithmetic, relative
+from benchmarks.gpu_timing import arithmetic, milliseconds, relative
 from relay_wgrad import output
 from relay_wgrad.attrs import ConvAttrs
 from relay_wgrad.ops.algebra import fprop_call, wgrad_call
@@ -161,16 +161,6 @@ def by_torch(layer: tuple[int, ...], given: list[torch.Tensor], dtype: torch.dty
     return call
 
 
-def milliseconds(call: Call) -> float:
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(CALLS):
-        call()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) / CALLS
-
-
 def kernels(call: Call) -> dict[str, float]:
     """Microseconds of each kernel of a call, by CUPTI; empty without it."""
     try:
@@ -217,7 +207,10 @@ def measure(
         }
         del exact
         torch.cuda.empty_cache()
-        rounds = [{side: milliseconds(call) for side, call in calls.items()} for _ in range(ROUNDS)]
+        rounds = [
+            {side: milliseconds([call], CALLS) for side, call in calls.items()}
+            for _ in range(ROUNDS)
+        ]
         spent = {side: kernels(call) for side, call in calls.items()}
     chosen, times = predicted(layer, mode)
     return {

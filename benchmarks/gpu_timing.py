@@ -165,16 +165,25 @@ def checked(case: Case, t: Tensors, theirs: torch.Tensor) -> dict[str, Any]:
 # ---- times -------------------------------------------------------------------------------------
 
 
-def timed(calls: list[Call], count: int) -> float:
-    """Seconds per call by device events: `count` calls, taking turns among the sets of inputs."""
+def timed(calls: list[Call], count: int, idle: int = _IDLE) -> float:
+    """Seconds per call by device events: `count` calls, taking turns among the sets of inputs.
+
+    idle : clocks for which the device waits for each call, until the host has enqueued them.
+    """
+    if idle:
+        torch.cuda._sleep(idle * count)
+    return milliseconds(calls, count) * 1e-3
+
+
+def milliseconds(calls: list[Call], count: int) -> float:
+    """Of a call by device events, the host's part in it where the device is the faster."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_IDLE * count)
     start.record()
     for i in range(count):
         calls[i % len(calls)]()
     stop.record()
     stop.synchronize()
-    return float(start.elapsed_time(stop)) * 1e-3 / count
+    return float(start.elapsed_time(stop)) / count
 
 
 def spread(times: list[float]) -> float:

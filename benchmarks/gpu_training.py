@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 from datetime import date
 from typing import Any
 
@@ -39,6 +38,7 @@ from rich.table import Table
 import byoc_cudnn
 import relay_wgrad
 from benchmarks import gpu_against
+from benchmarks.gpu_timing import milliseconds
 from byoc_cudnn.norm import CODEGEN
 from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, from_onnx
@@ -62,16 +62,6 @@ def distance(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
         (((a.double() - b) ** 2).sum(), (b**2).sum()) for a, b in zip(got, want, strict=True)
     ]
     return float((sum(s for s, _ in squares) / sum(s for _, s in squares)) ** 0.5)
-
-
-def milliseconds(call: Callable[[], Any]) -> float:
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(CALLS):
-        call()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) / CALLS
 
 
 def measure(
@@ -121,10 +111,10 @@ def measure(
     theirs = distance(list(pytorch()[2]), want)
     got = [torch.from_numpy(g.numpy()).cuda() for g in ours()[1]]
     mine = distance(got, want)
-    rounds = [(milliseconds(ours), milliseconds(pytorch)) for _ in range(ROUNDS)]
+    rounds = [(milliseconds([ours], CALLS), milliseconds([pytorch], CALLS)) for _ in range(ROUNDS)]
     graph_of_step = Captured(cuda_runtime(), vm, ADJOINT, args, device)
     repeated = [torch.from_numpy(g.numpy()).cuda() for g in graph_of_step.replay()[1]]
-    replays = [milliseconds(graph_of_step.replay) for _ in range(ROUNDS)]
+    replays = [milliseconds([graph_of_step.replay], CALLS) for _ in range(ROUNDS)]
     spent = _profile(library, vm, args)
     return {
         "model": model, "batch": batch, "image": list(graph.inputs[0].shape[2:]), "dtype": row,

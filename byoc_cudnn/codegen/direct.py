@@ -81,6 +81,16 @@ class Family:
         """The text of a file of the room's templates."""
         return _text(self.room, name)
 
+    def exported(self, name: str, parts: Sequence[str], function: str) -> str:
+        """A kernel's own text: its parts, and what its object exports, which calls `function`."""
+        return "\n".join([
+            *parts,
+            f'extern "C" int {name}(const RelayWgrad{self.row}Call& call, cudaStream_t stream) {{',
+            f"  return {function}(call, stream);",
+            "}",
+            "",
+        ])  # fmt: skip
+
     def source_of(self, kernel: str) -> str:
         """The CUDA source of a kernel.  Raises ValueError for another name."""
         body = self.body_of(kernel)

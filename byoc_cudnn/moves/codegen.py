@@ -26,13 +26,7 @@ def _body(name: str) -> str:
     if not found:
         raise ValueError(f"{name!r} is no kernel of moves")
     types = ", ".join(_ELEMENTS[dtype][1] for dtype in found.groups())
-    return "\n".join([
-        MOVES.template("moves_device.h"),
-        f'extern "C" int {name}(const RelayWgradMovesCall& call, cudaStream_t stream) {{',
-        f"  return move_all<{types}>(call, stream);",
-        "}",
-        "",
-    ])  # fmt: skip
+    return MOVES.exported(name, [MOVES.template("moves_device.h")], f"move_all<{types}>")
 
 
 def _row(call: MovesCall) -> str:

@@ -74,14 +74,11 @@ def _body(name: str) -> str:
         parts[-1] = "pooled"
     elif residual != "_second":
         parts = ["device", "together", direction]
-    return "\n".join([
-        *([shared("device_maxima.h")] if windows[0] else []),
-        *(NORMS.template(f"norm_{part}.h") for part in parts),
-        f'extern "C" int {name}(const RelayWgradNormCall& call, cudaStream_t stream) {{',
-        f"  return {function}<{_ELEMENTS[dtype][1]}, Activation::{act}, {last}>(call, stream);",
-        "}",
-        "",
-    ])  # fmt: skip
+    texts = [NORMS.template(f"norm_{part}.h") for part in parts]
+    if windows[0]:
+        texts.insert(0, shared("device_maxima.h"))
+    function = f"{function}<{_ELEMENTS[dtype][1]}, Activation::{act}, {last}>"
+    return NORMS.exported(name, texts, function)
 
 
 def _row(call: NormCall) -> str:

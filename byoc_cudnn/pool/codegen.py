@@ -29,14 +29,8 @@ def _body(name: str) -> str:
     if not found:
         raise ValueError(f"{name!r} is no kernel of a pooling")
     direction, dtype, *sizes = found.groups()
-    return "\n".join([
-        shared("device_maxima.h"),
-        POOLS.template("pool_device.h"),
-        f'extern "C" int {name}(const RelayWgradPoolCall& call, cudaStream_t stream) {{',
-        f"  return {direction}<{_ELEMENTS[dtype][1]}, {', '.join(sizes)}>(call, stream);",
-        "}",
-        "",
-    ])  # fmt: skip
+    parts = [shared("device_maxima.h"), POOLS.template("pool_device.h")]
+    return POOLS.exported(name, parts, f"{direction}<{_ELEMENTS[dtype][1]}, {', '.join(sizes)}>")
 
 
 def _row(call: PoolCall) -> str:

@@ -28,13 +28,7 @@ def _body(name: str) -> str:
     function = (
         f"count_all<{element}>" if rule == COUNT else f"update_all<{element}, {_RULES[rule]}>"
     )
-    return "\n".join([
-        UPDATES.template("updates_device.h"),
-        f'extern "C" int {name}(const RelayWgradUpdatesCall& call, cudaStream_t stream) {{',
-        f"  return {function}(call, stream);",
-        "}",
-        "",
-    ])  # fmt: skip
+    return UPDATES.exported(name, [UPDATES.template("updates_device.h")], function)
 
 
 def one_minus(beta: float) -> float:
