@@ -1,13 +1,14 @@
-"""A small set of offloaded convolutions, for a memory checker:
+"""Small cases of all kernels, for a memory checker:
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m tests.gpu.memcheck
-    compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m tests.gpu.memcheck norm
+    compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m tests.gpu.memcheck own
 
-The kernels of our own, normalizations and updates, alone with `norm`; they are right under
-racecheck too.
-Each problem runs twice, in the heuristic's choice and under the workspace's poison, and is compared
-with PyTorch on the CPU: on cuDNN, whose own kernels are checked along with what is handed to them,
-and on CUTLASS where nvcc is there.
+Parts may be named: of PARTS, or `own`, which is all but cudnn; what needs nvcc or headers that are
+not there is left out, and said so.  Each result is compared with PyTorch's, NumPy's or TVM's on the
+CPU.  Problems of the libraries run twice, in the heuristic's choice and under the workspace's
+poison.  cuDNN's own kernels are checked along with what is handed to them; racecheck could only
+tell about those what nobody here can mend.  What racecheck does not follow: bulk copies (TMA) and
+the barriers that wait for them, so that of CUTLASS's kernels for Hopper it sees the rest alone.
 """
 
 from __future__ import annotations
@@ -15,20 +16,31 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+import tvm
+from tvm import relax
 
+import byoc_cudnn
+import relay_wgrad
 from benchmarks import gpu_norm, gpu_norm_shapes
 from byoc_cudnn.backends.cutlass import check as cutlass
 from byoc_cudnn.backends.cutlass import objects as cutlass_objects
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.direct import missing as direct_missing
 from byoc_cudnn.codegen.regions import Region
+from byoc_cudnn.pool import PoolCall
+from byoc_cudnn.pool import generate as generate_pools
+from byoc_cudnn.pool import inputs as pool_inputs
+from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support import element_cases, moves
 from tests.support.gpu import cutlass_runner, norm_runner
 from tests.support.gpu.cudnn_runner import (
     destination,
@@ -38,6 +50,7 @@ from tests.support.gpu.cudnn_runner import (
     regions_of,
     to_numpy,
 )
+from tests.support.gpu.runner import choose_compiler
 from tests.support.gpu.updates_runner import wrong_updates
 from tests.support.problems import random_operands, relative_error, torch_reference
 
@@ -48,42 +61,32 @@ LINES = (
     "{} n=2 c=32 h=14 w=13 k=32 r=3 s=3 pad=1,1,1,1 groups=32 dtype=bf16/bf16/bf16",
     "{} n=1 c=16 h=15 w=15 k=16 r=3 s=3 pad=2,2,2,2 dil=2,2 stride=2,2",
 )
+# The three forms of CUTLASS's kernels for Hopper: implicit, plain, and of strides.
+HOPPER = tuple(
+    f"{{}} n=2 c=72 h=11 w=10 k=136 {taps} layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
+    for taps in ("r=3 s=3 pad=1,1,1,1", "r=1 s=1", "r=3 s=3 pad=1,1,1,1 stride=2,2")
+)
+WINDOWS = (((3, 3), (2, 2), 1), ((2, 2), (2, 2), 0), ((3, 3), (1, 1), 1), ((1, 2), (3, 3), 0))
+TOLERANCE = 1e-2  # of half results
 
 
-def main() -> int:
-    """The number of problems that went wrong."""
-    os.environ["RELAY_WGRAD_POISON"] = "1"
-    return norms() if sys.argv[1:] == ["norm"] else norms() + convolutions()
-
-
-def norms() -> int:
+def norms(folder: Path) -> list[str]:
     """Normalizations: a pixel, odd channels, short chunks, several blocks; each mask."""
-    if direct_missing(find()):
-        print("no nvcc: normalizations are left out")
-        return 0
     kinds = [("bfloat16", "relu"), ("float32", ""), ("float64", "silu")]
-    wrong = []
-    with tempfile.TemporaryDirectory() as folder:
-        operands = [
-            norm_runner.Operands(shape, dtype, activation, residual, bits=bits, summed=summed)
-            for shape in ((1, 1, 1, 8), (3, 5, 7, 13), (2, 9, 9, 72), (40, 8, 8, 264))
-            for dtype, activation in kinds
-            for residual, bits, summed in norm_runner.HOW
-            if activation == "relu" or not (bits or summed)
-        ]
-        calls = {call.symbol: call for t in operands for call in t.calls()}
-        functions = norm_runner.load(list(calls.values()), Path(folder))
-        for t in operands:
-            found = norm_runner.wrong_results(functions, t)
-            print("WRONG" if found else "right", tuple(t.x.shape), t.calls()[0].symbol, *found)
-            wrong += found
-        wrong += followed(Path(folder))
-        own = Path(folder, "updates")
-        own.mkdir()
-        found = wrong_updates(own)
-        print("WRONG" if found else "right", "updates", *found)
-        wrong += found
-    return len(wrong)
+    operands = [
+        norm_runner.Operands(shape, dtype, activation, residual, bits=bits, summed=summed)
+        for shape in ((1, 1, 1, 8), (3, 5, 7, 13), (2, 9, 9, 72), (40, 8, 8, 264))
+        for dtype, activation in kinds
+        for residual, bits, summed in norm_runner.HOW
+        if activation == "relu" or not (bits or summed)
+    ]
+    calls = {call.symbol: call for t in operands for call in t.calls()}
+    functions = norm_runner.load(list(calls.values()), folder)
+    return [
+        f"{tuple(t.x.shape)} {t.calls()[0].symbol}: {found}"
+        for t in operands
+        for found in norm_runner.wrong_results(functions, t)
+    ]
 
 
 def followed(folder: Path) -> list[str]:
@@ -95,10 +98,7 @@ def followed(folder: Path) -> list[str]:
         for mode in ("bf16", "f32")
     ]
     calls = {c.symbol: c for case in cases for c in map(case.call, ("forward", "backward"))}
-    # A folder of its own: a library of the same path would not be loaded anew.
-    own = folder / "followed"
-    own.mkdir()
-    functions = norm_runner.load(list(calls.values()), own)
+    functions = norm_runner.load(list(calls.values()), folder)
     wrong = []
     for case in cases:
         t = gpu_norm_shapes.Tensors(case)
@@ -108,32 +108,122 @@ def followed(folder: Path) -> list[str]:
             error = gpu_norm_shapes.relative(getattr(t, name), want)
             if not error <= gpu_norm.LIMITS[case.mode]:
                 wrong.append(f"{case} {name}: {error:.1e}")
-        print("WRONG" if wrong else "right", case)
     return wrong
 
 
-def convolutions() -> int:
-    problems = [ConvProblem.parse(line.format(kind.value)) for line in LINES for kind in ConvKind]
-    wrong = 0
-    with tempfile.TemporaryDirectory() as folder:
-        regions = regions_of(problems)
-        wrong += run(regions, load(regions, Path(folder)))
-        if cutlass_objects.missing(find(), cutlass_objects.find_cutlass()):
-            print("no nvcc or no headers: CUTLASS is left out")
-        else:
-            nhwc = [replace(p, **NHWC, groups=1) for p in problems]
-            some = [cutlass_runner.region_of(f"f{i}", p) for i, p in enumerate(nhwc)]
-            some = [region for region in some if cutlass.check(region.problem, "")]
-            # A folder of its own: a library of the same path would not be loaded anew.
-            own = Path(folder, "cutlass")
-            own.mkdir()
-            wrong += run(some, cutlass_runner.load(some, own))
+def pools(folder: Path) -> list[str]:
+    """Max pooling: windows that overlap, that touch, and with gaps; by an index."""
+    dtypes = ("bfloat16", "float64")
+    calls = [
+        PoolCall(f"{direction}_{dtype}_{i}", direction, dtype, kernel, strides, (pad,) * 4, True)
+        for i, (kernel, strides, pad) in enumerate(WINDOWS)
+        for dtype in dtypes
+        for direction in ("forward", "backward")
+    ]
+    functions = norm_runner.load_source(generate_pools, pool_inputs, calls, folder)
+    wrong = []
+    for i, (kernel, strides, pad) in enumerate(WINDOWS):
+        generator = torch.Generator().manual_seed(i)
+        wide = torch.randint(-5, 6, (2, 13, 17, 11), generator=generator).double().requires_grad_()
+        want = F.max_pool2d(wide, kernel, strides, pad)
+        grad = torch.randint(-4, 5, want.shape, generator=generator).double()
+        want.backward(grad)
+        assert wide.grad is not None
+        for dtype in dtypes:
+            x, dy = _on_device(wide, dtype), _on_device(grad, dtype)
+            y, dx = torch.full_like(dy, 7), torch.full_like(x, torch.nan)
+            index = torch.full(y.shape, 255, device="cuda", dtype=torch.uint8)
+            functions[f"forward_{dtype}_{i}"](x, y, index)
+            functions[f"backward_{dtype}_{i}"](dy, index, dx)
+            for what, got, exact in (("y", y, want), ("dx", dx, wide.grad)):
+                if not torch.equal(got, _on_device(exact, dtype)):
+                    wrong.append(f"window {i} {dtype}: {what}")
     return wrong
 
 
-def run(regions: list[Region], functions: Any) -> int:
+def elements(folder: Path) -> list[str]:
+    """What TVM compiles by schedules of ours: packs, joins, and sums."""
+    return _as_on_the_cpu(*element_cases.together(element_cases.ALL))
+
+
+def casts(folder: Path) -> list[str]:
+    """Casts and transpositions of many tensors in one launch."""
+    shapes = [(64, 3, 7, 7), (5, 7, 3, 1), (31, 33, 1, 1), (8, 2048, 1, 1), (1, 1, 1, 1)] * 5
     rng = np.random.default_rng(0)
-    wrong = 0
+    arrays = [rng.standard_normal(shape, "float32") for shape in shapes]
+    return _as_on_the_cpu(moves.step(shapes, True, "float16"), [*arrays, np.float32(7)])
+
+
+def cudnn(folder: Path) -> list[str]:
+    problems = [ConvProblem.parse(line.format(kind.value)) for line in LINES for kind in ConvKind]
+    regions = regions_of(problems)
+    return _wrong_convolutions(regions, load(regions, folder))
+
+
+def cutlass_kernels(folder: Path) -> list[str]:
+    problems = [ConvProblem.parse(line.format(kind.value)) for line in LINES for kind in ConvKind]
+    problems = [replace(p, **NHWC, groups=1) for p in problems]
+    some = [cutlass_runner.region_of(f"f{i}", p) for i, p in enumerate(problems)]
+    some = [region for region in some if cutlass.check(region.problem, "")]
+    return _wrong_convolutions(some, cutlass_runner.load(some, folder))
+
+
+def hopper(folder: Path) -> list[str]:
+    problems = [ConvProblem.parse(line.format(kind.value)) for line in HOPPER for kind in ConvKind]
+    some = [
+        cutlass_runner.region_of(f"f{i}", p, arch=90, wgmma=True) for i, p in enumerate(problems)
+    ]
+    return _wrong_convolutions(some, cutlass_runner.load(some, folder))
+
+
+def _no_nvcc() -> str | None:
+    return "no nvcc" if direct_missing(find()) else None
+
+
+def _no_cutlass() -> str | None:
+    missing = cutlass_objects.missing(find(), cutlass_objects.find_cutlass())
+    return "no nvcc or no headers" if missing else None
+
+
+def _no_hopper() -> str | None:
+    found = cutlass_objects.find_cutlass()
+    if found is None or not found.has_builders:
+        return "no headers of CUTLASS 3.x"
+    there = torch.cuda.get_device_capability() == (9, 0)
+    return _no_cutlass() if there else "no GPU of sm_90"
+
+
+Part = Callable[[Path], list[str]]  # what is wrong, of kernels that it builds in a folder
+PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't be done here
+    "norms": (norms, _no_nvcc),
+    "followed": (followed, _no_nvcc),
+    "pools": (pools, _no_nvcc),
+    "updates": (wrong_updates, _no_nvcc),
+    "elements": (elements, lambda: None),
+    "casts": (casts, _no_nvcc),
+    "cudnn": (cudnn, lambda: None),
+    "cutlass": (cutlass_kernels, _no_cutlass),
+    "hopper": (hopper, _no_hopper),
+}
+
+
+def _on_device(nchw: torch.Tensor, dtype: str) -> torch.Tensor:
+    return nchw.detach().permute(0, 2, 3, 1).contiguous().to("cuda", getattr(torch, dtype))
+
+
+def _as_on_the_cpu(mod: tvm.IRModule, arrays: list[Any]) -> list[str]:
+    device = tvm.cuda(0)
+    library = byoc_cudnn.build(mod, pipeline=cuda_pipeline())
+    got = library.virtual_machine(device)["main"](*(tvm.runtime.tensor(a, device) for a in arrays))
+    cpu = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    want = cpu["main"](*(tvm.runtime.tensor(a) for a in arrays))
+    wide = [[t.numpy().astype("float64") for t in results] for results in (got, want)]
+    errors = [relative_error(a, b) for a, b in zip(*wide, strict=True)]
+    return [f"result {i}: {error:.1e}" for i, error in enumerate(errors) if not error <= TOLERANCE]
+
+
+def _wrong_convolutions(regions: list[Region], functions: Any) -> list[str]:
+    rng, wrong = np.random.default_rng(0), []
     for region in regions:
         p = region.problem
         values = random_operands(p, rng)
@@ -142,10 +232,34 @@ def run(regions: list[Region], functions: Any) -> int:
             functions[region.symbol](*args, out)
         torch.cuda.synchronize()
         error = relative_error(to_numpy(out), torch_reference(p, *values))
-        good = error <= library_tolerance(p, tf32=True)
-        wrong += not good
-        print(f"{'right' if good else 'WRONG'} {error:.1e} {p}")
+        if not error <= library_tolerance(p, tf32=True):
+            wrong.append(f"{error:.1e} {p}")
     return wrong
+
+
+def main() -> int:
+    """1 where a result is wrong."""
+    own = [name for name in PARTS if name != "cudnn"]
+    asked = [n for name in sys.argv[1:] or PARTS for n in (own if name == "own" else [name])]
+    if unknown := [name for name in asked if name not in PARTS]:
+        raise ValueError(f"no part {', '.join(unknown)}; there are own, {', '.join(PARTS)}")
+    os.environ["RELAY_WGRAD_POISON"] = "1"
+    relay_wgrad.register()
+    choose_compiler()
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in asked:
+            run, lacking = PARTS[name]
+            if reason := lacking():
+                print(f"{name}: left out, {reason}", flush=True)
+                continue
+            # A folder of its own: a library of the same path would not be loaded anew.
+            made = Path(folder, name)
+            made.mkdir()
+            found = run(made)
+            print(f"{name}: {'WRONG' if found else 'right'}", *found, sep="\n  ", flush=True)
+            wrong += found
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -10,39 +10,11 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.pipeline.cuda import cuda_pipeline
-from tests.support.element_cases import CASES, arrays_of, op
+from tests.support.element_cases import ALL, op, together
 from tests.support.gpu.runner import choose_compiler
-from tests.support.partition_cases import module
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-12, "bool": 0}
-N = (3, 7, 5)
-JOINS: dict[str, tuple[dict[str, Any], Any]] = {
-    f"{count} joined": (
-        {f"x{i}": ((*N, 8 * (i % 3 + 1)), "bfloat16") for i in range(count)},
-        lambda e, *x: e(op.concat(x, 3)),
-    )
-    for count in (2, 3, 9)
-}
-ALL = {**CASES, **JOINS}
-
-
-def together(cases: dict[str, tuple[dict[str, Any], Any]]) -> tuple[tvm.IRModule, list[Any]]:
-    """One module of all cases, which is compiled once, and its operands."""
-    given, cuts = {}, []
-    for i, (operands, _) in enumerate(cases.values()):
-        given |= {f"{name}_{i}": what for name, what in operands.items()}
-        cuts.append(len(operands))
-
-    def body(emit: Any, *every: Any) -> list[Any]:
-        rest = iter(every)
-        bodies = [one for _, one in cases.values()]
-        return [
-            one(emit, *(next(rest) for _ in range(n))) for one, n in zip(bodies, cuts, strict=True)
-        ]
-
-    arrays = [a for operands, _ in cases.values() for a in arrays_of(operands)]
-    return module(given, body), arrays
 
 
 def run(mod: tvm.IRModule, target: Any, pipeline: Any, arrays: list[Any], times: int = 1) -> Any:

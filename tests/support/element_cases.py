@@ -93,3 +93,32 @@ def result_of(operands: dict[str, Any], body: Any) -> np.ndarray:
     ty = module(operands, body)["main"].ret_ty
     dtype = "bool" if str(ty.dtype) == "bool" else numpy_dtype(str(ty.dtype))
     return np.ones([int(n) for n in ty.shape.values], dtype)
+
+
+N = (3, 7, 5)
+JOINS: dict[str, tuple[dict[str, Any], Any]] = {
+    f"{count} joined": (
+        {f"x{i}": ((*N, 8 * (i % 3 + 1)), "bfloat16") for i in range(count)},
+        lambda e, *x: e(op.concat(x, 3)),
+    )
+    for count in (2, 3, 9)
+}
+ALL = {**CASES, **JOINS}
+
+
+def together(cases: dict[str, tuple[dict[str, Any], Any]]) -> tuple[tvm.IRModule, list[Any]]:
+    """One module of all cases, which is compiled once, and its operands."""
+    given, cuts = {}, []
+    for i, (operands, _) in enumerate(cases.values()):
+        given |= {f"{name}_{i}": what for name, what in operands.items()}
+        cuts.append(len(operands))
+
+    def body(emit: Any, *every: Any) -> list[Any]:
+        rest = iter(every)
+        bodies = [one for _, one in cases.values()]
+        return [
+            one(emit, *(next(rest) for _ in range(n))) for one, n in zip(bodies, cuts, strict=True)
+        ]
+
+    arrays = [a for operands, _ in cases.values() for a in arrays_of(operands)]
+    return module(given, body), arrays
