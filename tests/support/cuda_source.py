@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+
+def cuda_source(module: Any) -> str:
+    """The CUDA text of a compiled module and all that it imports."""
+    own = module.inspect_source("cuda") if module.kind == "cuda" else ""
+    return "".join([own, *map(cuda_source, module.imports)])
 
 
 def read_back(code: str) -> list[str]:

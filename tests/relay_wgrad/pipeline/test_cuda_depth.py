@@ -22,7 +22,7 @@ from relay_wgrad.ops.algebra import fprop_call, wgrad_call
 from relay_wgrad.pipeline.cuda_depth import SpaceToDepth
 from relay_wgrad.training.two_parts import BACKWARD, FORWARD, two_parts
 from relay_wgrad.transform import space_to_depth
-from tests.support.cuda_source import read_back
+from tests.support.cuda_source import cuda_source, read_back
 from tests.support.partition_cases import module
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -130,9 +130,7 @@ def test_an_image_is_read_once(form: str, became: str) -> None:
     }  # fmt: skip
     assert all(became in e.problem for e in report.entries)
     library = byoc_cudnn.build(mod, tvm.target.Target(TARGET, host="llvm"))
-    code = "".join(
-        m.inspect_source("cuda") for m in _all(library.executable.mod) if m.kind == "cuda"
-    )
+    code = cuda_source(library.executable.mod)
     bodies = re.findall(r"__global__ [^;{]*\{.*?^\}", code, re.MULTILINE | re.DOTALL)
     assert len(bodies) == 3  # the image's, the filter's and its gradient's
     (reads,) = (text for text in bodies if "image_ptr" in text)

@@ -11,7 +11,7 @@ from tvm import tirx
 
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.cuda_packs import Packs
-from tests.support.cuda_source import read_back
+from tests.support.cuda_source import cuda_source, read_back
 from tests.support.element_cases import CASES, CUDA, S, arrays_of, function, op, result_of, run
 from tests.support.partition_cases import module
 
@@ -95,8 +95,7 @@ def test_the_source_has_accesses_of_16_bytes(dtype: str, word: str) -> None:
         {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
          "max_shared_memory_per_block": 49152, "thread_warp_size": 32}, host="llvm",
     )  # fmt: skip
-    (host,) = tvm.compile(mod, target, relax_pipeline=cuda_pipeline()).mod.imports
-    source = host.imports[0].inspect_source("cuda")
+    source = cuda_source(tvm.compile(mod, target, relax_pipeline=cuda_pipeline()).mod)
     assert source.count(f"*({word}*)(x_local_ptr + 0) = *({word}*)(x_ptr + ") == 1
     assert source.count(f"{word}*)") == 6
     assert read_back(source) == []

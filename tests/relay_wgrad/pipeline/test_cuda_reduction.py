@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.cuda_reduction import ChannelSum, parts
-from tests.support.cuda_source import read_back
+from tests.support.cuda_source import cuda_source, read_back
 from tests.support.partition_cases import module
 
 CUDA = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
@@ -188,9 +188,7 @@ def test_what_is_reduced_waits_in_registers(layout: str) -> None:
 
     mod = module({name: (shape, "float32") for name, shape in shapes.items()}, body)
     built = tvm.compile(mod, TARGET, relax_pipeline=cuda_pipeline())
-    (host,) = built.mod.imports
-    (device,) = host.imports
-    code = device.inspect_source("cuda")
+    code = cuda_source(built.mod)
     assert code.count("__global__") > 4
     assert read_back(code) == []
 
@@ -200,9 +198,7 @@ def test_one_result_is_written_by_one_thread() -> None:
     """The maximum of everything was what 255 threads without an element had in their registers."""
     mod = module({"x": ((5, 4), "float64")}, lambda emit, x: [emit(relax.op.max(x))])
     built = tvm.compile(mod, TARGET, relax_pipeline=cuda_pipeline())
-    (host,) = built.mod.imports
-    (device,) = host.imports
-    code = device.inspect_source("cuda")
+    code = cuda_source(built.mod)
     search = code.split(" max_kernel(", 2)[2].split("__global__")[0]
     assert "widened_red_local_ptr" in search
     assert "threadIdx" not in search
@@ -218,8 +214,6 @@ def test_a_thread_has_a_window(batch: int, alone: bool) -> None:
         lambda emit, x: [emit(relax.op.nn.avg_pool2d(x, **window))],
     )
     built = tvm.compile(mod, TARGET, relax_pipeline=cuda_pipeline())
-    (host,) = built.mod.imports
-    (device,) = host.imports
-    code = device.inspect_source("cuda")
+    code = cuda_source(built.mod)
     assert read_back(code) == []
     assert ("__shfl" not in code and "__syncthreads" not in code) == alone

@@ -18,7 +18,7 @@ from relay_wgrad.training.kept import kept_in_layout
 from relay_wgrad.training.optim import OPTIMIZERS, optimizer_for
 from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.training.whole_step import FOUND, NOT_FINITE, UPDATE, with_update, with_watch
-from tests.support.cuda_source import read_back
+from tests.support.cuda_source import cuda_source, read_back
 from tests.support.training_models import residual_net
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -52,18 +52,12 @@ def test_a_whole_step_becomes_device_code(optimizer: str, dtype: str | None) -> 
     library = byoc_cudnn.build(module, TARGET)
     (source,) = (text for text in library.sources if "cudnn" in text)
     assert all(f'"{op} n=' in source for op in ("fprop", "dgrad", "wgrad"))
-    code = "".join(
-        m.inspect_source("cuda") for m in _all(library.executable.mod) if m.kind == "cuda"
-    )
+    code = cuda_source(library.executable.mod)
     assert code.count("__global__") > 40
     assert read_back(code) == []
     assert UPDATE in library.executable.stats()
     own = [entry for entry in library.direct if entry.op == "updates"]
     assert missing(find()) or {e.function for e in own if e.symbol} == {UPDATE, FOUND, NOT_FINITE}
-
-
-def _all(module: Any) -> list[Any]:
-    return [module, *(inner for part in module.imports for inner in _all(part))]
 
 
 def test_options_are_those_that_a_library_has() -> None:
