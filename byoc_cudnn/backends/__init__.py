@@ -1,7 +1,7 @@
 """The backends, each a folder that ends in its record; this is the one list of them."""
 
-from . import cudnn, cutlass
+from . import cuda_direct, cudnn, cutlass
 
-GIVEN = (cudnn.BACKEND, cutlass.BACKEND)
+GIVEN = (cudnn.BACKEND, cutlass.BACKEND, cuda_direct.BACKEND)
 
 __all__ = ["GIVEN"]

@@ -1,0 +1,114 @@
+"""Our own kernels: what they take, and the options of a call.  Static rules only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+from ...decision import YES, Decision, no
+from ...fused import MASKS
+from ..rules import known_channels
+from .families import FAMILIES
+
+NAME = "cuda_direct"
+CODEGEN = "relay_wgrad_cuda_direct"
+
+LAYOUTS = (("NHWC", "OHWI", "NHWC"), ("NCHW", "OIHW", "NCHW"))
+"""(data, weight, grad): one memory order for all three."""
+
+ARCHS = (75, 80, 86, 89, 90, 100, 120)
+
+EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
+    ConvKind.FPROP: ("bias_relu", "residual_relu", "bias", "residual", "relu", ""),
+    ConvKind.DGRAD: ("bias_relu", "residual_relu", "bias", "residual", "relu", *MASKS, ""),
+    ConvKind.WGRAD: ("",),
+}
+"""Kind -> its epilogues, big to small: each kernel's store computes them in float32."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the kernels are built.  Raises TypeError or ValueError naming a field and its value.
+
+    arch : the oldest GPU that must run the code, as nvcc numbers them: one of `ARCHS`.  Several, as
+        (80, 90): one library has machine code for each.
+    deterministic : the same bits every time.  All kernels here give them, so this changes nothing.
+    kernel : the name of the kernel to use, as a tuning record has it; None: the model's choice.
+    """
+
+    arch: int | tuple[int, ...] = 80
+    deterministic: bool = False
+    kernel: str | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.deterministic) is not bool:
+            raise TypeError(f"{NAME}: deterministic must be bool, got {self.deterministic!r}")
+        if self.kernel is not None and type(self.kernel) is not str:
+            raise TypeError(f"{NAME}: kernel must be str, got {self.kernel!r}")
+        several = isinstance(self.arch, (tuple, list))  # a list, in what was JSON
+        archs = tuple(self.arch) if isinstance(self.arch, (tuple, list)) else (self.arch,)
+        if not all(type(arch) is int for arch in archs):
+            raise TypeError(f"{NAME}: arch must be int, or a tuple of them, got {self.arch!r}")
+        if not archs or not set(archs) <= set(ARCHS):
+            known = ", ".join(map(str, ARCHS))
+            raise ValueError(f"{NAME}: arch must be one of {known}, got {self.arch}")
+        if several:
+            archs = tuple(sorted(set(archs)))
+            object.__setattr__(self, "arch", archs if len(archs) > 1 else archs[0])
+
+    @property
+    def archs(self) -> tuple[int, ...]:
+        """All that are asked for, the oldest first."""
+        return (self.arch,) if isinstance(self.arch, int) else self.arch
+
+
+def bound(options: Options) -> Callable[[ConvProblem, str], Decision]:
+    """`check` under options: they change nothing of it."""
+    return check
+
+
+def check(problem: ConvProblem, epilogue: str) -> Decision:
+    """Whether one of the families takes a problem with an epilogue, as it stands."""
+    for rule in (_layouts, _dtypes, known_channels, _empty):
+        decision = rule(problem)
+        if not decision:
+            return decision
+    if epilogue not in EPILOGUES[problem.kind]:
+        return no(f"no epilogue {epilogue!r} for {problem.kind.value}")
+    reasons = []
+    for family in FAMILIES.values():
+        if decision := family.accepts(problem, epilogue):
+            return YES
+        reasons.append(decision.reason)
+    return no("; ".join(dict.fromkeys(reasons)))
+
+
+def _layouts(problem: ConvProblem) -> Decision:
+    found = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
+    if found in LAYOUTS:
+        return YES
+    known = " or ".join("/".join(triple) for triple in LAYOUTS)
+    return no(f"layouts {'/'.join(found)}: there is {known}")
+
+
+def _dtypes(problem: ConvProblem) -> Decision:
+    first, second, result = (problem.dtype(role) for role in problem.roles)
+    known = ("float16", "bfloat16", "float32")
+    for dtype in (first, second, result):
+        if dtype not in known:
+            return no(f"dtype {dtype}: there is {', '.join(known)}")
+    if first != second or result not in (first, "float32"):
+        return no(
+            f"dtypes {first} and {second} to {result}: both operands must be of one dtype, and the"
+            " result of theirs or float32"
+        )
+    return YES
+
+
+def _empty(problem: ConvProblem) -> Decision:
+    for role in ("data", "weight", "grad"):
+        if any(isinstance(size, int) and size < 1 for size in problem.canonical_shape(role)):
+            return no(f"{role} is empty: {list(problem.shape(role))}")
+    return YES

@@ -1,0 +1,58 @@
+"""What a family of kernels is: templates, what they take, and which instances of them to consider.
+
+A kernel is an instance of a family's templates.  For a problem of kind `fprop` it is the function
+template `<family>_fprop<T, Out, After, numbers...>(const RelayWgradDirectCall&, cudaStream_t)`:
+`T` is the operands' type, `Out` the result's, `After` the epilogue (`direct_epilogue.h`).  It
+launches kernels and returns 0, or a CUDA error's number below 0.  One that needs a workspace says
+how many bytes where `call.wanted` is no null pointer, and launches nothing then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from relay_wgrad.problem import ConvProblem
+
+from ...decision import Decision
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family.
+
+    name : lower-case words joined by "_"; it begins the names of its functions.
+    templates : files of `templates`, after `direct_problem.h`, `device_packs.h` and
+        `direct_epilogue.h`.
+    accepts : whether it takes a problem with an epilogue's name; layouts and dtypes are checked.
+        Batch, height and width may be symbolic.
+    candidates : the template arguments to consider for a problem with sizes and a GPU, as nvcc
+        numbers it; never empty where `accepts` says yes.  The epilogue is given as steps' names.
+    predict : microseconds that are expected of one on a GPU.
+    alignment : bytes at which all tensors must lie, of the numbers and an element's size.
+    """
+
+    name: str
+    templates: tuple[str, ...]
+    accepts: Callable[[ConvProblem, str], Decision]
+    candidates: Callable[[ConvProblem, tuple[str, ...], int], Sequence[Numbers]]
+    predict: Callable[[ConvProblem, Numbers, int], float]
+    alignment: Callable[[ConvProblem, Numbers], int]
+
+
+ASSUMED = {"n": 32, "h": 56, "w": 56}  # where a size is not known
+
+
+def sized(problem: ConvProblem) -> ConvProblem:
+    """The problem with numbers for its symbolic sizes, of which one pixel at least comes out."""
+    missing = {n: v for n, v in ASSUMED.items() if not isinstance(getattr(problem, n), int)}
+    for name, taps, dilation in (
+        ("h", problem.r, problem.dilation[0]), ("w", problem.s, problem.dilation[1]),
+    ):  # fmt: skip
+        if name in missing:
+            missing[name] = max(missing[name], dilation * taps)
+    changes: dict[str, Any] = dict(missing)
+    return replace(problem, **changes)

@@ -1,0 +1,48 @@
+"""Objects of our own kernels: built by nvcc, once for each, and kept in a private folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ...building import nvcc
+from ...building.private_folder import private_folder
+from ...building.toolchain import Toolchain, ToolchainError, find
+from ...codegen.direct import missing
+from .codegen import kernels_of
+from .kernels import Kernel
+
+
+def version(toolchain: Toolchain) -> str | None:
+    """Of the compiler that builds the kernels; None where there is none."""
+    text = nvcc.nvcc_version(toolchain.nvcc) if toolchain.nvcc is not None else None
+    built = nvcc.release(text) if text is not None else None
+    return None if built is None else f"nvcc {built[0]}.{built[1]}"
+
+
+def objects(
+    source: str,
+    toolchain: Toolchain | None = None,
+    environ: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Path]:
+    """The objects of all kernels that a generated source names, built where they are not there.
+
+    They are kept in the cache's folder `direct-objects`.
+
+    Raises ToolchainError for what is missing, how to get it; for a cache folder that is not
+    private; or with nvcc's words, if it fails.
+    """
+    wanted = kernels_of(source)
+    if not wanted:
+        return []
+    found = find() if toolchain is None else toolchain
+    if text := missing(found):
+        raise ToolchainError(text)
+    assert found.nvcc is not None
+    units = [
+        nvcc.Unit(name, Kernel.parse(name).source(), nvcc.options(archs)) for archs, name in wanted
+    ]
+    folder = private_folder("direct-objects", os.environ if environ is None else environ)
+    return nvcc.build(found.nvcc, folder, units, progress)

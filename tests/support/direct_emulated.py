@@ -1,0 +1,97 @@
+"""Our own convolution kernels on a device that is the CPU: operands made, run, and compared."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from byoc_cudnn.backends.cuda_direct.kernels import Kernel
+from byoc_cudnn.backends.cuda_direct.model import ranked
+from byoc_cudnn.building.toolchain import find
+from byoc_cudnn.fused import STEPS, operand_shape, reference
+from relay_wgrad.problem import ConvProblem
+from tests.support.cuda_emulated import DTYPES, aligned, emulated, includes
+from tests.support.problems import random_operands, relative_error, tolerance, torch_reference
+
+
+class _Call(ctypes.Structure):
+    """`RelayWgradDirectCall` of direct_problem.h."""
+
+    _fields_ = (
+        *((n, ctypes.c_int) for n in ("n", "h", "w", "c", "k", "r", "s", "p", "q", "groups")),
+        *((n, ctypes.c_int) for n in ("top", "left")),
+        ("stride", ctypes.c_int * 2), ("dilation", ctypes.c_int * 2), ("nchw", ctypes.c_bool),
+        *((n, ctypes.c_void_p) for n in ("first", "second", "source", "result", "workspace")),
+        ("wanted", ctypes.POINTER(ctypes.c_int64)),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _library(folder: Path, name: str) -> Any:
+    source, library = folder / f"{name}.cc", folder / f"{name}.so"
+    source.write_text(emulated(Kernel.parse(name).source()), encoding="utf-8")
+    compiler = find().compiler
+    if not compiler:
+        pytest.skip("no C++ compiler")
+    command = [
+        *compiler, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", *includes(),
+        str(source), "-o", str(library),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library))
+
+
+def kernels(problem: ConvProblem, epilogue: tuple[str, ...] = (), arch: int = 90) -> list[Kernel]:
+    """All that are considered for a problem, the fastest expected first."""
+    return [choice.kernel for choice in ranked(problem, epilogue, arch)]
+
+
+def share(
+    folder: Path,
+    kernel: Kernel,
+    problem: ConvProblem,
+    epilogue: tuple[str, ...] = (),
+    seed: int = 0,
+) -> float:
+    """The error of a kernel on random operands, as a share of what rounding explains."""
+    rng = np.random.default_rng(seed)
+    values = random_operands(problem, rng)
+    first, second, result = problem.roles
+    operands = [
+        aligned(v.astype(DTYPES[problem.dtype(role)]))
+        for v, role in zip(values, (first, second), strict=True)
+    ]
+    dtype = DTYPES[problem.dtype(result)]
+    extra: dict[str, np.ndarray] = {}
+    for step in (STEPS[name] for name in epilogue):
+        if step.operand:
+            x = rng.integers(-2, 3, operand_shape(step, problem)).astype(np.float64)
+            if step.form.inner is not None:
+                x.reshape(-1)[::7] = np.nan
+            extra[step.operand] = x
+    source = [aligned(x.astype(dtype)) for x in extra.values()]
+    out = aligned(np.full(problem.shape(result), np.nan, dtype))
+    p = problem
+    wanted = ctypes.c_int64(-1)
+    call = _Call(
+        *(p.n, p.h, p.w, p.c, p.k, p.r, p.s, p.p, p.q, p.groups), *p.padding[:2], p.strides,
+        p.dilation, p.data_layout == "NCHW", *(x.ctypes.data for x in operands),
+        source[0].ctypes.data if source else None, out.ctypes.data, None,
+        ctypes.pointer(wanted),
+    )  # fmt: skip
+    function = getattr(_library(folder, kernel.name), kernel.name)
+    assert function(ctypes.byref(call), None) == 0
+    assert wanted.value >= 0
+    workspace = np.full(wanted.value + 64, 255, np.uint8)
+    kept = aligned(workspace)
+    call.workspace, call.wanted = kept.ctypes.data, None
+    assert function(ctypes.byref(call), None) == 0
+    assert (kept[wanted.value :] == 255).all(), "written beyond the workspace"
+    want = reference([STEPS[e] for e in epilogue], torch_reference(p, *values), extra, p)
+    return relative_error(out.astype(np.float64), want) / tolerance(p)
