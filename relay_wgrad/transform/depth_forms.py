@@ -1,15 +1,16 @@
 """Which form a convolution of few channels gets: blocks, whole rows or whole windows of taps.
 
 More taps as channels make an image of more bytes, written once and read twice, and products whose
-pieces are better filled: a kernel takes 64 bytes of channels at a time, per tap, and 64 filters.  A
-form's time is that of writing the image, a convolution and its weight gradient, each the larger of
+pieces are better filled.  A form's time is that of writing the image, of a convolution and of its
+weight gradient.  The image is bytes alone; each of the others takes the longer of
 
-    bytes of image and result / RATE          products, channels and filters filled up / PRODUCTS
+    bytes of image and result / a rate       products, channels and filters filled up / PRODUCTS
 
-RATE is what kernels that move tensors reach on an H200.  PRODUCTS is what cuDNN 9.19 made there of
-16 channels, filled up to 32, and 64 filters of 4x4 taps on 115x115 pixels, 256 images, bfloat16:
-1.05e11 in 0.432 ms forward, as many in 0.657 ms backward.  All of it grows with the number of
-images, which is no part of it.  Only for half precision: of tf32 nothing is measured.
+where a window of one tap is a matrix product, at the rate of memory, and others are not.  A weight
+gradient in float32 first writes the result's gradient in another layout, if it has columns of taps.
+All constants are an H200's with cuDNN 9.19, batch 256 (`benchmarks.gpu_stem`): of 21 times of five
+layers they give 0.70 to 1.28, and of each layer the form that was fastest.  All of it grows with
+the number of images, which is no part of it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from ..problem import DTYPE_BYTES, ConvProblem
 from .depth_blocks import FORMS, Blocks
 
 AUTO = "auto"
-RATE = 3.8e12  # bytes a second
-PRODUCTS = 193e12  # a second
+# Bytes a second: of the kernel that makes the image, of matrix products, of other convolutions, and
+# of cuDNN's conversion of a float32 gradient, which reads and writes it.
+IMAGE_RATE, PRODUCT_RATE, RATE, CONVERSION_RATE = 2.8e12, 3.8e12, 2.2e12, 2.4e12
+PRODUCTS = {2: 193e12, 4: 75e12}
+"""A second, by bytes of an element."""
 CHANNELS_AT_ONCE = 64  # bytes
 FILTERS_AT_ONCE = 64
-WORTH = 0.8
-"""Of the blocks' time, what another form may take to be chosen: no more than is beyond doubt."""
+WORTH = 0.95
+"""Of the blocks' time, what another form may take to be chosen."""
 
-_HALF = 2  # bytes
+_READ = 4  # bytes of an element of the image as it comes
 
 
 def seconds(problem: ConvProblem, blocks: Blocks) -> float:
@@ -35,19 +39,27 @@ def seconds(problem: ConvProblem, blocks: Blocks) -> float:
     p: Any = problem
     nbytes = DTYPE_BYTES[problem.data_dtype]
     rows, columns = blocks.rows, blocks.columns
-    image = rows.length * columns.length * blocks.new_channels * nbytes / RATE
-    result = p.p * p.q * p.k * nbytes / RATE
+    image = rows.length * columns.length * blocks.new_channels * nbytes
+    result = p.p * p.q * p.k * nbytes
     channels = _filled(blocks.new_channels, CHANNELS_AT_ONCE // nbytes)
     taps = rows.new_taps * columns.new_taps
-    products = p.p * p.q * _filled(p.k, FILTERS_AT_ONCE) * channels * taps / PRODUCTS
-    return float(image + 2 * max(image + result, products))
+    products = p.p * p.q * _filled(p.k, FILTERS_AT_ONCE) * channels * taps / PRODUCTS[nbytes]
+    one = max((image + result) / (RATE if taps > 1 else PRODUCT_RATE), products)
+    written = (image + p.c * p.h * p.w * _READ) / IMAGE_RATE
+    converted = 2 * result / CONVERSION_RATE if nbytes == 4 and columns.new_taps > 1 else 0.0
+    return float(written + 2 * one + converted)
 
 
 def form_of(problem: ConvProblem, unit: int, most: int) -> str:
-    """The form with the least predicted time, of at most `most` channels; "blocks" if in doubt."""
-    if DTYPE_BYTES[problem.data_dtype] != _HALF:
-        return "blocks"
+    """The form with the least predicted time, of at most `most` channels; "blocks" if in doubt.
+
+    Channels that are as many as a library reads at once stay as they are where they can: nothing
+    was measured of them.
+    """
     forms = {form: Blocks.of(problem, unit, form) for form in FORMS}
+    as_they_are = problem.strides == (1, 1) and forms["blocks"].new_channels == problem.c
+    if as_they_are or DTYPE_BYTES[problem.data_dtype] not in PRODUCTS:
+        return "blocks"
     times = {f: seconds(problem, b) for f, b in forms.items() if b.new_channels <= most}
     best = min(times, key=lambda form: times[form], default="blocks")
     worth = best in times and times[best] <= WORTH * times.get("blocks", 0.0)

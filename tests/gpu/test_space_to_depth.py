@@ -45,7 +45,7 @@ def _compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 FORMS = {
     "blocks": (LAYERS, LIMITS), "rows": (("stem", "even", "one channel"), ("tf32", "f16", "bf16")),
-    "windows": (("one channel", "odd"), ("bf16",)),
+    "windows": (("even", "one channel", "odd"), ("tf32", "bf16")),
 }  # fmt: skip
 
 
@@ -99,5 +99,5 @@ def test_a_trainer() -> None:
 
     without = losses(False, 3)
     assert without[-1] < 0.9 * without[0]
-    for blocks, channels in ((True, 12), ("rows", 44)):
+    for blocks, channels in (("blocks", 12), (True, 44), ("windows", 148)):
         assert np.allclose(losses(blocks, channels), without, rtol=1e-4)
