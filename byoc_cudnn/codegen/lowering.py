@@ -94,13 +94,32 @@ class FunctionView:
         self.bindings = [b for block in func.body.blocks for b in block.bindings]
         self.index = {b.var: i for i, b in enumerate(self.bindings)}
         self.value = {b.var: b.value for b in self.bindings}
-        self.users = Counter(v for b in self.bindings for v in variables_of(b.value))
+        uses = [variables_of(b.value) for b in self.bindings]
+        self.users = Counter(v for used in uses for v in used)
         self.results = set(variables_of(func.body.body))
         # What is used as a tuple has to stay the tuple that it is.
         self.whole = self.results | {
-            v for b in self.bindings if not isinstance(b.value, relax.TupleGetItem)
-            for v in variables_of(b.value)
+            v for b, used in zip(self.bindings, uses, strict=True)
+            if not isinstance(b.value, relax.TupleGetItem) for v in used
         }  # fmt: skip
+        self._places: dict[relax.Var, list[int]] = {}  # of the bindings that use a variable
+        self._fields: dict[relax.Var, list[tuple[int, relax.Var]]] = {}
+        for place, used in enumerate(uses):
+            for var in used:
+                self._places.setdefault(var, []).append(place)
+        for b in self.bindings:
+            if isinstance(b.value, relax.TupleGetItem):
+                call = self.resolved(b.value.tuple_value)
+                self._fields.setdefault(call, []).append((int(b.value.index), b.var))
+
+    def users_of(self, *variables: relax.Var) -> list[Any]:
+        """The bindings that use some of these variables, once each, in program order."""
+        places = {place for var in variables for place in self._places.get(var, ())}
+        return [self.bindings[place] for place in sorted(places)]
+
+    def fields_of(self, call: relax.Var) -> list[tuple[int, relax.Var]]:
+        """The variables that are fields of what a call gives, each with its index."""
+        return self._fields.get(call, [])
 
     def resolved(self, expr: Expr) -> Expr:
         """What a variable was bound to first, where it only renames."""

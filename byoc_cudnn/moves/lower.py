@@ -94,11 +94,15 @@ class _Function:
 
     def _of_parameters(self) -> list[_Chain]:
         params, kernels = set(self.view.func.params), self._of_kernels()
+        direct: dict[Expr, list[Any]] = {}  # of a variable the bindings of which it is an operand
+        for binding in self.view.bindings:
+            for var in {o for o in self._operands(binding) if isinstance(o, relax.Var)}:
+                direct.setdefault(var, []).append(binding)
         chains = []
         for binding in self.view.bindings:
             if not isinstance(binding.var, relax.DataflowVar) or not self._is_move(binding.var):
                 continue
-            users = [b for b in self.view.bindings if binding.var in self._operands(b)]
+            users = direct.get(binding.var, [])
             if len(users) == 1 and self._is_move(users[0].var):
                 continue  # a part of a longer one
             chain = self._chain(binding.var)

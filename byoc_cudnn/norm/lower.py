@@ -17,7 +17,6 @@ from tvm import relax
 from relay_wgrad.ir import op_name
 from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
 from relay_wgrad.ops.batch_norm import BACKWARD, FORWARD, dtype_of
-from relay_wgrad.transform.raising.walk import variables_of
 
 from ..codegen.lowering import DirectEntry, Field, FunctionView, Plan, Site, lower, same_type
 from .call import NormCall, check
@@ -144,16 +143,13 @@ def _is(a: Any, b: Any) -> bool:
 
 def _used_before(view: FunctionView, call: relax.Var, end: relax.Var) -> bool:
     """Whether a statistic that a call gives is used before a binding."""
-    fields = {
-        b.var for b in view.bindings
-        if isinstance(b.value, relax.TupleGetItem) and int(b.value.index) > 0
-        and _is(view.resolved(b.value.tuple_value), call)
-    }  # fmt: skip
-    for binding in view.bindings[: view.index[end]]:
-        if fields.intersection(variables_of(binding.value)):
-            if not isinstance(binding.value, relax.Var):
-                return True
-            fields.add(binding.var)  # another name, which may wait too
+    waiting = [var for index, var in view.fields_of(call) if index > 0]
+    while waiting:
+        for binding in view.users_of(waiting.pop()):
+            if view.index[binding.var] < view.index[end]:
+                if not isinstance(binding.value, relax.Var):
+                    return True
+                waiting.append(binding.var)  # another name, which may wait too
     return False
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from tvm import relax
 
 from relay_wgrad.ir import op_name
-from relay_wgrad.transform.raising.walk import variables_of
 
 from ..codegen.lowering import FunctionView, Plan
 from ..pool.lower import BACKWARD, CAST, FORWARD, windows_of
@@ -28,10 +27,10 @@ def take_pools(plan: Plan) -> None:
 
 def _take(plan: Plan, forward: relax.Var) -> None:
     view = plan.function
-    ys = {v for v in _fields(view, forward, 0) if v not in view.results}
-    users = [b for b in view.bindings if ys.intersection(variables_of(b.value))]
+    ys = {v for i, v in view.fields_of(forward) if i == 0 and v not in view.results}
+    users = view.users_of(*ys)
     casts = {b.var for b in users if op_name(b.value) == CAST}
-    wider = [b for b in view.bindings if casts.intersection(variables_of(b.value))]
+    wider = view.users_of(*casts)
     pools = [b for b in users if op_name(b.value) == FORWARD]
     backs = [b for b in (*users, *wider) if op_name(b.value) == BACKWARD]
     if len(pools) != 1 or len(backs) != 1 or len(users) + len(wider) != 2 + len(casts):
@@ -54,14 +53,6 @@ def _take(plan: Plan, forward: relax.Var) -> None:
     other.args = [dy, dy, *other.args[1:]]  # the second is the index, once it is there
     plan.takes[gradient] = (1, forward)
     plan.dropped |= ys | casts | between | {back.var}
-
-
-def _fields(view: FunctionView, call: relax.Var, index: int) -> list[relax.Var]:
-    return [
-        b.var for b in view.bindings
-        if isinstance(b.value, relax.TupleGetItem) and int(b.value.index) == index
-        and view.resolved(b.value.tuple_value).same_as(call)
-    ]  # fmt: skip
 
 
 def _source(view: FunctionView, expr: Any, dtype: str) -> Any:
@@ -89,8 +80,8 @@ def _gradient(
                 value.args[0] if op_name(value) == CAST else None
             )  # fmt: skip
         operands = view.value[var].args
-        told = [v for i, arg in ((1, operands[4]), (2, operands[5]))
-                for v in _fields(view, forward, i) if view.resolved(arg).same_as(v)]  # fmt: skip
+        told = [v for i, v in view.fields_of(forward)
+                if i in (1, 2) and view.resolved(operands[3 + i]).same_as(v)]  # fmt: skip
         if at is not None and at.same_as(pooled) and view.only_use(pooled) and len(told) == 2:
             return var, between
     return None

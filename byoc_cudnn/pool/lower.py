@@ -15,7 +15,6 @@ from tvm import relax
 from relay_wgrad.attrs import padding4, pair
 from relay_wgrad.dtypes import HALVES
 from relay_wgrad.ir import op_name
-from relay_wgrad.transform.raising.walk import variables_of
 
 from ..codegen.lowering import DirectEntry, FunctionView, Plan, Site, lower
 from .call import PoolCall, check
@@ -84,7 +83,7 @@ def _without_casts(view: FunctionView, var: relax.Var, value: relax.Call, site: 
     casts = [view.call(arg, CAST) for arg in value.args]
     inner = [cast.args[0] for cast in casts if cast is not None]
     dtypes = {str(arg.ty.dtype) for arg in inner}
-    users = [b for b in view.bindings if var in variables_of(b.value)]
+    users = view.users_of(var)
     back = {str(b.var.ty.dtype) for b in users if op_name(b.value) == CAST}
     same = len(inner) == 2 and len(dtypes) == 1 and dtypes == back and dtypes <= set(HALVES)
     if same and all(op_name(b.value) == CAST for b in users) and var not in view.results:
