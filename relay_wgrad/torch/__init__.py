@@ -2,7 +2,8 @@
 
 `convolution` and `convolution_transpose`, their gradients by input, weight and bias as functions of
 their own, and `Conv2d` and `ConvTranspose2d` in place of `torch.nn`'s.  `TrainingStep` compiles a
-whole module's forward and backward passes.  See docs/torch.md.
+whole module's forward and backward passes; `optimize` puts
+the kernels under a model's layers where they are faster.  See docs/torch.md.
 """
 
 try:
@@ -24,11 +25,14 @@ from .functions import (
 from .kernels import allow_winograd
 from .modules import Conv2d, ConvTranspose2d
 from .ops import no_weight_gradients
+from .optimizing import Measured, Optimized, optimize
 from .training_step import TrainingStep
 
 __all__ = [
     "Conv2d",
     "ConvTranspose2d",
+    "Measured",
+    "Optimized",
     "TrainingStep",
     "allow_winograd",
     "cache_info",
@@ -42,5 +46,6 @@ __all__ = [
     "convolution_transpose_backward_input",
     "convolution_transpose_backward_weight",
     "no_weight_gradients",
+    "optimize",
     "set_cache_size",
 ]

@@ -1,0 +1,279 @@
+"""`optimize`: a model's convolutions on this package's kernels, where those are faster here.
+
+Each layer is measured as it is used: with the operand's shape, type, memory order and device, under
+autocast where the model runs so, the gradients that it needs included.  A layer that wins becomes
+`relay_wgrad.torch.Conv2d` (`ConvTranspose2d`) in place: parameters, hooks and names stay.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .modules import Conv2d, ConvTranspose2d
+
+_OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+    torch.nn.Conv2d: Conv2d,
+    torch.nn.ConvTranspose2d: ConvTranspose2d,
+}
+_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+# Largest distance of two results of the same layer, relative in norm.
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+_ROUNDS, _ROUND_SECONDS, _MOST_CALLS = 5, 0.02, 50
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one layer takes.
+
+    name : the layer's in the model.  operand : its input, as "float32 8x3x224x224".
+    passes : "forward", or "forward and backward" where gradients are needed.  ours, theirs :
+    milliseconds of them, NaN where a side was not measured.  replaced : whether it is ours now.
+    reason : why it is not, or "".
+    """
+
+    name: str
+    operand: str
+    passes: str
+    ours: float = math.nan
+    theirs: float = math.nan
+    replaced: bool = False
+    reason: str = ""
+
+
+@dataclass
+class Optimized:
+    """What became of a model's convolutions; printed, a table.
+
+    layers : of each that was measured or cannot be ours, in the order of their calls.
+    """
+
+    layers: list[Measured] = field(default_factory=list)
+    _waiting: dict[str, tuple[torch.nn.Module, Any]] = field(default_factory=dict, repr=False)
+    _replaced: dict[str, torch.nn.Module] = field(default_factory=dict, repr=False)
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Names of the layers that are ours now."""
+        return tuple(self._replaced)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Names of the layers that have not been called: they are measured by their first call."""
+        return tuple(self._waiting)
+
+    def undo(self) -> None:
+        """Makes all layers what they were; those that wait are not measured any more."""
+        for module in self._replaced.values():
+            module.__class__ = _THEIRS[type(module)]
+        self._replaced.clear()
+        self.stop()
+
+    def stop(self) -> None:
+        """Layers that have not been called stay as they are."""
+        for _, handle in self._waiting.values():
+            handle.remove()
+        self._waiting.clear()
+
+    def __str__(self) -> str:
+        table = Table(box=box.SIMPLE, title=self._title())
+        for column in ("layer", "operand", "passes", "ours, ms", "torch, ms", "ratio", "now"):
+            table.add_column(column, justify="right" if "ms" in column else "left")
+        for row in self.layers:
+            times = [f"{t:.3f}" if not math.isnan(t) else "" for t in (row.ours, row.theirs)]
+            ratio = row.ours / row.theirs
+            table.add_row(
+                row.name or "(itself)", row.operand, row.passes, *times,
+                "" if math.isnan(ratio) else f"{ratio:.2f}",
+                "ours" if row.replaced else f"torch: {row.reason}",
+            )  # fmt: skip
+        console = Console(width=140)
+        with console.capture() as text:
+            console.print(table)
+        return text.get()
+
+    def _title(self) -> str:
+        known = [r for r in self.layers if not math.isnan(r.ours) and not math.isnan(r.theirs)]
+        before = sum(r.theirs for r in known)
+        after = sum(r.ours if r.replaced else r.theirs for r in known)
+        text = f"{len(self._replaced)} of {len(self.layers)} layers are ours"
+        if known:
+            text += f": {before:.3f} ms before, {after:.3f} after"
+        return text + (f"; {len(self._waiting)} not called yet" if self._waiting else "")
+
+
+def optimize(model: torch.nn.Module, *example: Any, margin: float = 0.05) -> Optimized:
+    """Puts this package's kernels under a model's convolutions where they are faster, in place.
+
+    Parameters
+    ----------
+    model : its `torch.nn.Conv2d` and `torch.nn.ConvTranspose2d` layers are measured; subclasses of
+        those, which may do something else, stay, as do layers whose results differ.
+    example : what the model is called with once for it, its buffers and random numbers put back;
+        without any, a layer is measured by its first call, which then takes longer.
+    margin : how much faster, as a share of PyTorch's time, a layer must be.
+
+    The choice is of the shapes, types and mode (training or not) of that call.  For other shapes
+    kernels are built when they come (docs/torch.md).  Kernels that `torch.compile` makes of a layer
+    are not compared.
+
+    Raises TypeError for a model that is no module, ValueError for a margin outside of [0, 1).
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"optimize: model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(margin, int | float) or not 0 <= margin < 1:
+        raise ValueError(f"optimize: margin must be a share in [0, 1), got {margin!r}")
+    report = Optimized()
+    known: dict[Any, tuple[float, float, str]] = {}
+    for name, module in model.named_modules():
+        if type(module) in _OURS:
+            hook = _first_call(report, name, margin, known)
+            report._waiting[name] = (module, module.register_forward_pre_hook(hook))
+        elif isinstance(module, tuple(_OURS)) and type(module) not in _THEIRS:
+            reason = f"a {type(module).__name__}, which may do something else"
+            report.layers.append(Measured(name, "", "", reason=reason))
+    if example:
+        try:
+            _call(model, example)
+        except BaseException:
+            report.undo()
+            raise
+    return report
+
+
+def _call(model: torch.nn.Module, example: tuple[Any, ...]) -> None:
+    """Calls a model once; buffers, random numbers and gradients are as before."""
+    before = [(b, b.detach().clone()) for b in model.buffers()]
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng([index for index in devices if index is not None]):
+        model(*example)
+    with torch.no_grad():
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+def _first_call(
+    report: Optimized, name: str, margin: float, known: dict[Any, tuple[float, float, str]]
+) -> Callable[[torch.nn.Module, Any], None]:
+    def hook(module: torch.nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or name not in report._waiting:
+            return
+        report._waiting.pop(name)[1].remove()
+        x = inputs[0]
+        operand = f"{str(x.dtype).removeprefix('torch.')} {'x'.join(map(str, x.shape))}"
+        gradients = torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad)
+        passes = "forward and backward" if gradients else "forward"
+        if type(module) not in _OURS or type(x) not in (torch.Tensor, torch.nn.Parameter):
+            report.layers.append(Measured(name, operand, passes, reason="changed, or a subclass"))
+            return
+        key = _key(module, inputs)
+        if key not in known:
+            known[key] = _measure(module, inputs, gradients)
+        ours, theirs, reason = known[key]
+        if not reason and not ours <= (1 - margin) * theirs:
+            reason = "faster" if ours > theirs else f"within {margin:.0%}"
+        report.layers.append(Measured(name, operand, passes, ours, theirs, not reason, reason))
+        if not reason:
+            module.__class__ = _OURS[type(module)]
+            report._replaced[name] = module
+
+    return hook
+
+
+def _key(module: Any, inputs: tuple[Any, ...]) -> Any:
+    """What a measurement depends on."""
+    x, *rest = inputs
+    settings = [
+        getattr(module, name, None)
+        for name in ("stride", "padding", "dilation", "groups", "padding_mode", "output_padding")
+    ]
+    w = module.weight
+    has_bias = module.bias is not None and module.bias.requires_grad
+    kind = x.device.type
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return (
+        type(module), *map(str, settings), tuple(x.shape), x.stride(), x.dtype, x.device,
+        tuple(w.shape), w.stride(), w.dtype, torch.is_grad_enabled(), x.requires_grad,
+        w.requires_grad, module.bias is not None, has_bias, cast, tuple(map(str, rest)),
+    )  # fmt: skip
+
+
+def _measure(
+    module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool
+) -> tuple[float, float, str]:
+    """(our milliseconds, PyTorch's, why ours cannot be, or "")."""
+    theirs, ours = (_twin(module, kind) for kind in (type(module), _OURS[type(module)]))
+    x = inputs[0].detach()
+    generator = torch.Generator(x.device).manual_seed(0)
+    noise = torch.empty_like(x).normal_(generator=generator)
+    data = noise.requires_grad_(inputs[0].requires_grad)
+    wanted = [t for t in (data, *theirs.parameters()) if t.requires_grad] if gradients else []
+    given = (data, *inputs[1:])
+
+    def call(layer: torch.nn.Module) -> list[torch.Tensor]:
+        y = layer(*given)
+        return [y, *torch.autograd.grad(y, wanted, grad)] if wanted else [y]
+
+    with torch.no_grad():
+        grad = torch.empty_like(theirs(*given)).normal_(generator=generator)
+    try:
+        results = [[t.detach() for t in call(layer)] for layer in (ours, theirs)]
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        return math.nan, math.nan, f"{type(error).__name__}: {str(error)[:80]}"
+    for a, b in zip(*results, strict=True):
+        wide = b.double()
+        distance = float((a.double() - wide).norm() / wide.norm().clamp(min=1e-30))
+        if not distance <= _TOLERANCE[b.dtype]:
+            return math.nan, math.nan, f"results differ by {distance:.1e}"
+    del results
+    times = _times({"ours": partial(call, ours), "theirs": partial(call, theirs)}, x)
+    return times["ours"], times["theirs"], ""
+
+
+def _twin(module: torch.nn.Module, kind: type[torch.nn.Module]) -> torch.nn.Module:
+    """A layer on the same parameters, without hooks."""
+    twin: torch.nn.Module = object.__new__(kind)
+    twin.__dict__.update(module.__dict__)
+    for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+        twin.__dict__[hooks] = type(module.__dict__[hooks])()
+    return twin
+
+
+def _times(calls: dict[str, Callable[[], Any]], on: torch.Tensor) -> dict[str, float]:
+    """Milliseconds of each: the median of rounds, in turns."""
+    clock = _events if on.is_cuda else _host
+    counts = {
+        side: min(_MOST_CALLS, 1 + int(_ROUND_SECONDS * 1e3 / max(clock(call, 1), 1e-3)))
+        for side, call in calls.items()
+    }
+    rounds = [
+        {side: clock(call, counts[side]) for side, call in calls.items()} for _ in range(_ROUNDS)
+    ]
+    return {side: statistics.median(r[side] for r in rounds) for side in calls}
+
+
+def _host(call: Callable[[], Any], count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - began) * 1e3 / count
+
+
+def _events(call: Callable[[], Any], count: int) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / count
