@@ -123,4 +123,6 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
   return out;
 }
 using std::exp;
+using std::max;
+using std::min;
 using std::sqrt;

@@ -10,10 +10,12 @@ from relay_wgrad.problem import ConvProblem
 from tests.support.direct_emulated import kernels, share
 
 NHWC, NCHW = "layout=NHWC/OHWI/NHWC", "layout=NCHW/OIHW/NCHW"
-# Lines of `ConvProblem.parse` after `.format(kind)`, with the epilogues of fprop and dgrad.
+# Lines of `ConvProblem.parse` after `.format(kind)`; the epilogue of fprop and dgrad.
 CASES = (
     (f"{{}} n=2 c=5 h=7 w=6 k=10 r=3 s=2 stride=2,1 pad=1,0,2,1 groups=5 {NHWC}", "bias_relu"),
     (f"{{}} n=1 c=3 h=6 w=7 k=3 r=2 s=3 dil=2,1 pad=0,1,1,2 groups=3 {NCHW}", "residual_relu"),
+    (f"{{}} n=2 c=24 h=9 w=8 k=24 r=3 s=3 pad=1,1,1,1 groups=24 {NHWC} dtype=f16/f16/f16", "bias"),
+    (f"{{}} n=1 c=8 h=11 w=9 k=8 r=5 s=3 stride=2,3 pad=1,2,3,0 groups=8 {NHWC}", "residual"),
 )
 
 

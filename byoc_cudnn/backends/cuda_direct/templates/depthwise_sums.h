@@ -1,0 +1,151 @@
+// ---- depthwise, channels last: wgrad -----------------------------------------------------------------------
+
+namespace {
+
+// A thread has all taps of V channels, and of each of its items the gradients of A rows: in step t
+// come rows t * SR + j of the data, and r = a * SR + j with the gradients of a steps ago.  The sums of a
+// block's threads are added in a fixed order and are a slab of the workspace: [slab][tap][channel].
+template <typename T, int V, int R, int S, int SR, int SS, int TQ, int B, int D>
+__global__ void __launch_bounds__(B)
+    rows_sums(RelayWgradDirectCall z, Cover cover, int chunk, int slabs) {
+  constexpr int A = (R + SR - 1) / SR, N = (TQ - 1) * SS + S;
+  static_assert(N <= 32);
+  __shared__ __align__(16) float shared[S * B * V];
+  __shared__ Raw<T, V> ring[Feed<D, SR, N, T, V, B>::kShared], below_ring[Feed<D, 1, TQ, T, V, B>::kShared];
+  const int side = threadIdx.x % cover.packs, lane = threadIdx.x / cover.packs;
+  const int group = blockIdx.x % cover.groups, first = group * cover.packs * V;
+  const int slab = blockIdx.x / cover.groups, channel = first + side * V;
+  const int64_t line = int64_t{z.w} * z.c, below = int64_t{z.q} * z.c;
+  float sums[R * S][V] = {};
+  begin();
+  for (int index = slab * cover.lanes + lane; index < cover.items && channel < z.c;
+       index += slabs * cover.lanes) {
+    const Item item(index, cover);
+    const int q0 = item.strip * TQ, w0 = q0 * SS - z.left, p0 = item.chunk * chunk;
+    const int rows = min(chunk, z.p - p0), needed = (rows - 1) * SR + R, h0 = p0 * SR - z.top;
+    const auto *const data = static_cast<const T*>(z.second), *grad = static_cast<const T*>(z.first);
+    const RowsOf<T> lines{data, data + item.image * z.h * line + int64_t{w0} * z.c + channel, line, h0,
+                          needed, z.h, existing<N>(w0, z.w)};
+    const RowsOf<T> grads{grad, grad + item.image * z.p * below + int64_t{q0} * z.c + channel, below, p0,
+                          rows, z.p, existing<TQ>(q0, z.q)};
+    Feed<D, SR, N, T, V, B> feed;
+    Feed<D, 1, TQ, T, V, B> coming;
+    coming.start(grads, z.c, below_ring);
+    feed.start(lines, z.c, ring);
+    const auto ask = [&](int t) {
+      coming.ask_step(grads, t, z.c);
+      feed.ask_step(lines, t, z.c);
+    };
+    ask_first<D>(ask);
+    float g[A][TQ][V] = {};
+#pragma unroll 1
+    for (int t = 0; t < rows + A - 1; ++t) {
+      begin_step<D>(ask, t);
+#pragma unroll
+      for (int a = A - 1; a > 0; --a) {
+#pragma unroll
+        for (int q = 0; q < TQ; ++q) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) g[a][q][v] = g[a - 1][q][v];
+        }
+      }
+      Raw<T, V> now[TQ];
+      coming.take(now, grads, t, z.c);
+#pragma unroll
+      for (int q = 0; q < TQ; ++q) now[q].widened(g[0][q]);
+#pragma unroll
+      for (int j = 0; j < SR; ++j) {
+        Raw<T, V> row[N];
+        feed.take(row, lines, t * SR + j, z.c);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          float x[V];
+          row[i].widened(x);
+#pragma unroll
+          for (int a = 0; a < A; ++a) {
+            if (a * SR + j >= R) continue;
+#pragma unroll
+            for (int q = 0; q < TQ; ++q) {
+              const int s = i - q * SS;
+              if (s < 0 || s >= S) continue;
+#pragma unroll
+              for (int v = 0; v < V; ++v) {
+                float& sum = sums[(a * SR + j) * S + s][v];
+                sum = fmaf(x[v], g[a][q][v], sum);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  const int count = cover.packs * V, width = cover.packs * cover.lanes;
+  auto* const parts = static_cast<float*>(z.workspace) + int64_t{slab} * R * S * z.c + first;
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < S; ++s) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) shared[(s * cover.lanes + lane) * count + side * V + v] = sums[r * S + s][v];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < S * count; i += width) {
+      const int s = i / count, c = i % count;
+      float sum = 0.f;
+      for (int l = 0; l < cover.lanes; ++l) sum += shared[(s * cover.lanes + l) * count + c];
+      if (first + c < z.c) parts[int64_t{r * S + s} * z.c + c] = sum;
+    }
+  }
+}
+
+constexpr int kAcross = 32, kDown = 16;
+
+// Adds slabs: kDown threads for an element, each every kDown-th slab, then one of them what they have.
+template <typename Out>
+__global__ void __launch_bounds__(kAcross * kDown)
+    slabs_added(const float* __restrict__ parts, Out* __restrict__ out, int taps, int channels, int slabs) {
+  __shared__ float shared[kDown][kAcross];
+  begin();
+  const int across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
+  const int64_t all = int64_t{taps} * channels, i = int64_t{blockIdx.x} * kAcross + across;
+  float sum = 0.f;
+  if (i < all) {
+#pragma unroll 8
+    for (int slab = down; slab < slabs; slab += kDown) sum += parts[slab * all + i];
+  }
+  shared[down][across] = sum;
+  __syncthreads();
+  if (down > 0 || i >= all) return;
+#pragma unroll
+  for (int other = 1; other < kDown; ++other) sum += shared[other][across];
+  const int64_t tap = i / channels, channel = i % channels;
+  out[channel * taps + tap] = narrow<Out>(sum);
+}
+
+template <typename T, typename Out, typename After, int V, int R, int S, int SR, int SS, int TQ, int B,
+          int F, int D>
+int depthwise_sums_wgrad(const RelayWgradDirectCall& z, cudaStream_t stream) {
+  const int strips = divided(z.q, TQ), ramp = divided(R, SR) - 1;
+  const int chunk = chunk_of(z.n, z.p, strips, z.c / V, ramp, kMultiprocessors * F * B);
+  if (too_many(z.n, strips, divided(z.p, chunk))) return -static_cast<int>(cudaErrorInvalidValue);
+  const Cover cover = cover_of(z.n, z.c, strips, divided(z.p, chunk), V, B);
+  // As many blocks as run at once, with as many items each.
+  const int most = std::max(1, kMultiprocessors * F / cover.groups);
+  const int turns = divided(divided(cover.items, cover.lanes), most);
+  const int slabs = divided(divided(cover.items, cover.lanes), turns);
+  if (z.wanted != nullptr) {
+    *z.wanted = int64_t{4} * slabs * R * S * z.c;
+    return 0;
+  }
+  const cudaError_t error = launch(rows_sums<T, V, R, S, SR, SS, TQ, B, D>,
+                                   dim3(static_cast<unsigned>(slabs) * cover.groups),
+                                   cover.packs * cover.lanes, stream, z, cover, chunk, slabs);
+  if (error != cudaSuccess) return finished(error);
+  const unsigned blocks = static_cast<unsigned>((int64_t{R} * S * z.c + kAcross - 1) / kAcross);
+  return finished(launch(slabs_added<Out>, dim3(blocks), kAcross * kDown, stream,
+                         static_cast<const float*>(z.workspace), static_cast<Out*>(z.result), R * S,
+                         z.c, slabs));
+}
+
+}  // namespace

@@ -1,0 +1,50 @@
+"""Random depthwise problems with epilogues, for our own kernels on a device and on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from byoc_cudnn.backends.cuda_direct.check import EPILOGUES, check
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+_LAYOUTS = ("NHWC/OHWI/NHWC", "NHWC/OHWI/NHWC", "NCHW/OIHW/NCHW")
+
+
+def drawn(rng: np.random.Generator, kind: ConvKind, small: bool = False) -> tuple[ConvProblem, str]:
+    """A problem of a kind and an epilogue's name.
+
+    Sizes that nothing divides, one pixel, one channel, any padding, strides to 4, dilation, several
+    filters for a channel, large kernels.
+    """
+    while True:
+        usual, large = rng.random() < 0.6, rng.random() < 0.1
+        most = 12 if small else 31
+        if usual:
+            taps = [int(rng.choice([1, 3, 3, 5, 7]))] * 2
+            strides, dilation = [int(rng.choice([1, 2]))] * 2, [1, 1]
+        else:
+            taps = [int(x) for x in rng.integers(1, most + 1 if large else 8, 2)]
+            strides = [int(x) for x in rng.choice([1, 1, 2, 3, 4], 2)]
+            dilation = [int(x) for x in rng.choice([1, 1, 1, 2, 3], 2)]
+        c = int(rng.choice([1, 2, 3, 5, 6, 8, 12, 16, 24, 40] + ([] if small else [72, 136, 264])))
+        multiplier = int(rng.choice([1, 1, 1, 1, 2, 3]))
+        reach = [d * (t - 1) for d, t in zip(dilation, taps, strict=True)]
+        pad = [int(rng.integers(0, x + 2)) for x in (*reach, *reach)]
+        side = [
+            max(1, r + 1 - pad[i] - pad[i + 2]) + int(rng.integers(0, 12 if small else 40))
+            for i, r in enumerate(reach)
+        ]
+        dtype = str(rng.choice(["f16", "bf16", "f32"]))
+        dtypes = [dtype] * 3
+        if rng.random() < 0.2:
+            dtypes[{"fprop": 2, "dgrad": 0, "wgrad": 1}[kind.value]] = "f32"
+        n = int(rng.integers(1, 4 if small else 9))
+        p = ConvProblem.parse(
+            f"{kind.value} n={n} c={c} h={side[0]} w={side[1]}"
+            f" k={c * multiplier} r={taps[0]} s={taps[1]} stride={strides[0]},{strides[1]}"
+            f" pad={','.join(map(str, pad))} dil={dilation[0]},{dilation[1]} groups={c}"
+            f" layout={rng.choice(_LAYOUTS)} dtype={'/'.join(dtypes)}"
+        )
+        name = str(rng.choice(EPILOGUES[kind]))
+        if check(p, name) and p.flop < (4e5 if small else 4e8):
+            return p, name
