@@ -24,6 +24,7 @@ from tvm.target import Target
 from tvm_ffi.structural import structural_walk
 
 from ..keys import SCHEDULED
+from .arena import with_arena
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
@@ -65,7 +66,7 @@ def cpu_pipeline() -> Callable[..., tvm.IRModule]:
             parallel_kernels(),
             exact_floats(),
             *dataflow_lower_passes(target),
-            *finalize_passes(target),
+            *with_arena(finalize_passes(target)),
         ]
         return tvm.transform.Sequential(passes)(mod)
 

@@ -17,6 +17,7 @@ from tvm.s_tir import dlight
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 
+from .arena import with_arena
 from .cuda_depth import SpaceToDepth
 from .cuda_joins import Joins
 from .cuda_packs import Packs
@@ -24,7 +25,6 @@ from .cuda_reduction import ChannelSum, Registers, Windows
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
-from .storages import KeepStorages
 
 
 class _Careful(dlight.base.ScheduleRule):
@@ -97,10 +97,6 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = Target.current(allow_none=False)
-        planned: list[Any] = finalize_passes(target)
-        if keep_memory:
-            names = [str(step.info.name) for step in planned]
-            planned.insert(names.index("StaticPlanBlockMemory") + 1, KeepStorages())
         passes = [
             HalfScans(),
             *library_dispatch_passes(target),
@@ -108,7 +104,7 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
             dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
             exact_floats(cuda=True),
             *dataflow_lower_passes(target),
-            *planned,
+            *with_arena(finalize_passes(target), keep=keep_memory),
         ]
         return tvm.transform.Sequential(passes)(mod)
 

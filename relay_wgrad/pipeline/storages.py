@@ -1,8 +1,8 @@
 """Memory of intermediate results that a virtual machine keeps from call to call.
 
-TVM's static plan gives a function some storages, which each call takes from a pool and gives back.
-A captured CUDA graph holds their addresses, so they must stay its own: here the first call of a
-function takes them, and they live as long as its virtual machine.
+A static plan gives a function some storages, which each call takes from a pool and gives back, and
+makes tensors in them.  A captured CUDA graph holds their addresses, so they must stay its own: here
+the first call of a function takes and makes them, and they live as long as its virtual machine.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import tvm
 from tvm import relax
 
 from ..ir import op_name
+from ..transform.raising.walk import variables_of, with_type
 
 _CACHED = "vm.builtin.cuda_graph.get_cached_alloc"  # (function, number): made once for a machine
 _STORAGE = "relax.memory.alloc_storage"
+TENSOR = "relax.memory.alloc_tensor"
+MOVED = "vm.builtin.ensure_zero_offset"
 
 
 @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.KeepStorages")
 class KeepStorages:
-    """Moves static storages out of functions; to run right after `StaticPlanBlockMemory`."""
+    """Moves static storages and their tensors out of functions; to run once both are planned."""
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module whose functions take their storages from a function that runs once."""
@@ -29,17 +32,51 @@ class KeepStorages:
         for var, func in mod.functions_items():
             if not isinstance(func, relax.Function):
                 continue
-            bindings = (b for block in func.body.blocks for b in block.bindings)
-            storages = [b for b in bindings if static_bytes(b.value) is not None]
-            if not storages:
+            kept = _kept([b for block in func.body.blocks for b in block.bindings])
+            if not kept:
                 continue
             maker = tvm.ir.GlobalVar(f"{var.name_hint}_storages")
-            made = _maker([b.value for b in storages])
+            used = _used(func, kept)
+            made = _maker(list(kept.values()), used)
             relax.expr._update_type(maker, made.ty)
             out[maker] = made
-            out[var] = _taking(func, [b.var for b in storages], maker, made.ret_ty, number)
+            out[var] = _taking(func, kept, used, maker, made.ret_ty, number)
             number += 1
         return out
+
+
+def _kept(bindings: list[Any]) -> dict[Any, Any]:
+    """The bindings of static storages and of their tensors of known shapes, by their variables."""
+    kept: dict[Any, Any] = {}
+    for binding in bindings:
+        value = binding.value
+        of_one = (op_name(value) == TENSOR and is_static(value.args[2])) or is_moved(value)
+        if static_bytes(value) is not None or (of_one and value.args[0] in kept):
+            kept[binding.var] = binding
+    return kept
+
+
+def _used(func: relax.Function, kept: dict[Any, Any]) -> list[Any]:
+    """Those that something mentions which stays."""
+    rest = [
+        variables_of(b.value)
+        for block in func.body.blocks
+        for b in block.bindings
+        if b.var not in kept
+    ]
+    mentioned = {var for found in [*rest, variables_of(func.body.body)] for var in found}
+    return [var for var in kept if var in mentioned]
+
+
+def is_moved(value: Any) -> bool:
+    """Whether it makes of a tensor at an offset one whose data pointer is moved."""
+    called = value.op if isinstance(value, relax.Call) else None
+    return isinstance(called, relax.ExternFunc) and str(called.global_symbol) == MOVED
+
+
+def is_static(shape: Any) -> bool:
+    """Whether all lengths are known."""
+    return all(isinstance(length, tvm.tirx.IntImm) for length in shape.values)
 
 
 def static_bytes(value: Any) -> int | None:
@@ -50,32 +87,35 @@ def static_bytes(value: Any) -> int | None:
     return int(size) if isinstance(size, tvm.tirx.IntImm) else None
 
 
-def _maker(calls: list[relax.Call]) -> relax.Function:
+def _maker(bindings: list[Any], used: list[Any]) -> relax.Function:
+    made: dict[Any, Any] = {}
     bb = relax.BlockBuilder()
     with bb.function("storages", [], attrs={"relax.force_pure": True}, private=True):
-        made = [bb.emit(call) for call in calls]
-        bb.emit_func_output(relax.Tuple(made))
+        for binding in bindings:
+            value = binding.value
+            args = [made.get(arg, arg) for arg in value.args]
+            made[binding.var] = bb.emit(relax.Call(value.op, args, value.attrs, value.ty_args))
+        bb.emit_func_output(relax.Tuple([made[var] for var in used]))
     return bb.get()["storages"]
 
 
 def _taking(
-    func: relax.Function, storages: list[Any], maker: Any, kind: Any, number: int
+    func: relax.Function, kept: dict[Any, Any], used: list[Any], maker: Any, kind: Any, number: int
 ) -> relax.Function:
     taken = relax.Var("storages", kind)
     builtin = tvm.ir.Op.get("relax.call_builtin_with_ctx")
     args = relax.Tuple([maker, tvm.tirx.IntImm("int64", number)])
     call = relax.Call(builtin, [relax.ExternFunc(_CACHED), args], ty_args=[kind])
-    relax.expr._update_type(call, kind)
-    blocks = [relax.BindingBlock([relax.VarBinding(taken, call)])]
-    places = {var: i for i, var in enumerate(storages)}
+    blocks = [relax.BindingBlock([relax.VarBinding(taken, with_type(call, kind))])]
+    places = {var: i for i, var in enumerate(used)}
     for block in func.body.blocks:
         bindings = []
         for binding in block.bindings:
             if binding.var in places:
                 item = relax.TupleGetItem(taken, places[binding.var])
-                binding = relax.VarBinding(binding.var, item)
-            bindings.append(binding)
+                bindings.append(relax.VarBinding(binding.var, item))
+            elif binding.var not in kept:
+                bindings.append(binding)
         blocks.append(relax.BindingBlock(bindings))
-    body = relax.SeqExpr(blocks, func.body.body)
-    relax.expr._update_type(body, func.body.ty)
+    body = with_type(relax.SeqExpr(blocks, func.body.body), func.body.ty)
     return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)

@@ -17,6 +17,7 @@ from tvm import relax
 from .. import keys
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
+from ..pipeline.arena import NAME as ARENA
 from ..pipeline.storages import static_bytes
 from ..transform import grad
 from ..transform.mask_order import masks_early
@@ -169,16 +170,16 @@ def _unscaled(func: relax.Function) -> relax.Function:
 class PlannedMemory:
     """Within a PassContext: what the static plan sets aside for intermediate results.
 
-    `bytes[function]` is the sum of all storages of a function, each of which serves several tensors
-    one after another.  Arguments, results and kernels' own scratch are not in it.
+    `bytes[function]` is the sum of all storages of a function, in which tensors are at places that
+    others had before.  Arguments, results and kernels' own scratch are not in it.
     """
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
 
     def run_after_pass(self, mod: tvm.IRModule, info: Any) -> None:
-        """Reads the plan where it has just been made."""
-        if str(info.name) != "StaticPlanBlockMemory":
+        """Reads the plan where it has just been made, and where it has been packed."""
+        if str(info.name) not in ("StaticPlanBlockMemory", ARENA):
             return
         for var, func in mod.functions_items():
             if isinstance(func, relax.Function):

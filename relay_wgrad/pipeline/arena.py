@@ -1,0 +1,191 @@
+"""One block of memory for all intermediate results of a function, each at a place of its own.
+
+TVM's static plan gives a storage to several tensors one after another, but only whole.  A training
+step's tensors come in many sizes, and what one of them leaves free fits none of the next: U-Net's
+step took 9.1 GiB so where at most 7.6 are alive at once.  Here each tensor has an offset
+(`packing`).
+
+TVM's kernels take no tensor that begins at an offset, so each becomes one whose data pointer is
+moved, which the virtual machine can do on CPUs and CUDA (`vm.builtin.ensure_zero_offset`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from ..ir import op_name
+from ..transform.raising.walk import variables_of, with_type
+from .packing import Lifetime, packed
+from .storages import MOVED, TENSOR, KeepStorages, is_static, static_bytes
+
+_PLANS = ("StaticPlanBlockMemory", "RewriteCUDAGraph")
+# A tensor's place, or those of a tuple's fields; of what may be any of several, all of them.
+_Parts = frozenset[int] | list[Any]
+
+
+NAME = "relay_wgrad.Arena"
+
+
+def with_arena(passes: Sequence[Any], *, keep: bool = False) -> list[Any]:
+    """Upstream's last passes with `Arena` behind its plan.
+
+    keep : a virtual machine keeps the memory from call to call (`KeepStorages`).
+    """
+    names = [str(step.info.name) for step in passes]
+    # Upstream's CUDA graphs, if somebody wants them, take their storages from its plan.
+    place = max(names.index(name) for name in _PLANS if name in names) + 1
+    return [*passes[:place], Arena(), *([KeepStorages()] if keep else []), *passes[place:]]
+
+
+@tvm.transform.module_pass(opt_level=0, name=NAME)
+class Arena:
+    """Packs static storages of functions; to run after `StaticPlanBlockMemory`.
+
+    A function with branches stays as it is, and so do storages of other memory than a device's
+    global one, and those whose tensors the function returns, of which TVM's plan has none.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        """The module with one storage for each device of a function, where that is smaller."""
+        new = {
+            var: packed_function(func)
+            for var, func in mod.functions_items()
+            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
+        }
+        out = mod.clone()
+        for var, func in new.items():
+            if not func.same_as(mod[var]):
+                out.update_func(var, func)
+        return out
+
+
+@dataclass
+class Planned:
+    """A tensor of a static storage: its binding, its storage, bytes, and steps of its life."""
+
+    binding: relax.VarBinding
+    storage: relax.Var
+    size: int
+    first: int
+    last: int
+
+
+def lifetimes(func: relax.Function) -> list[Planned]:
+    """The tensors that a function's static plan places, in their order; a step is a binding.
+
+    Empty for a function with branches.
+    """
+    bindings = [b for block in func.body.blocks for b in block.bindings]
+    if any(isinstance(b.value, relax.If) for b in bindings):
+        return []
+    sizes: dict[Any, int] = {}
+    found: list[Planned] = []
+    parts: dict[Any, _Parts] = {}
+    for step, binding in enumerate(bindings):
+        value = binding.value
+        for i in _all(_parts(value, parts)):
+            found[i].last = step
+        if (size := _packable(value)) is not None:
+            sizes[binding.var] = size
+        elif op_name(value) == TENSOR and value.args[0] in sizes:
+            parts[binding.var] = frozenset([len(found)])
+            size = _bytes(value) or sizes[value.args[0]]
+            found.append(Planned(binding, value.args[0], size, step, step))
+        else:
+            parts[binding.var] = _parts(value, parts)
+            used = set(variables_of(value)) & sizes.keys()
+            for storage in used:  # by something else than a tensor of its own
+                del sizes[storage]
+    stay = {found[i].storage for i in _all(_parts(func.body.body, parts))}
+    stay |= {t.storage for t in found} - sizes.keys()
+    return [t for t in found if t.storage not in stay]
+
+
+def packed_function(func: relax.Function) -> relax.Function:
+    """The function with its static storages as one for each device, or as it was."""
+    tensors = lifetimes(func)
+    calls = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    groups: dict[int, list[Planned]] = {}
+    for tensor in tensors:
+        groups.setdefault(int(calls[tensor.storage].args[1]), []).append(tensor)
+    arenas: list[relax.VarBinding] = []
+    rows: dict[Any, list[relax.VarBinding]] = {}
+    for device, group in groups.items():
+        places = packed([Lifetime(t.size, t.first, t.last) for t in group])
+        storages = list(dict.fromkeys(t.storage for t in group))
+        if places.size >= sum(static_bytes(calls[s]) or 0 for s in storages):
+            continue
+        arena = _arena(places.size, device)
+        arenas.append(arena)
+        rows |= {storage: [] for storage in storages}
+        for tensor, offset in zip(group, places.offsets, strict=True):
+            rows[tensor.binding.var] = _placed(tensor.binding, arena.var, offset)
+    if not arenas:
+        return func
+    blocks = [
+        relax.BindingBlock([row for b in block.bindings for row in rows.get(b.var, [b])])
+        for block in func.body.blocks
+    ]
+    body = with_type(
+        relax.SeqExpr([relax.BindingBlock(arenas), *blocks], func.body.body), func.body.ty
+    )
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+
+def _arena(size: int, device: int) -> relax.VarBinding:
+    shape = relax.ShapeExpr([tvm.tirx.IntImm("int64", size)])
+    call = relax.op.memory.alloc_storage(shape, device, "global", "uint8")
+    with_type(call, relax.AnyType())
+    return relax.VarBinding(relax.Var("arena", relax.AnyType()), call)
+
+
+def _placed(binding: relax.VarBinding, arena: relax.Var, offset: int) -> list[relax.VarBinding]:
+    """The tensor at a place of the arena, its data pointer moved there."""
+    call, ty = binding.value, binding.var.ty
+    args = [arena, tvm.tirx.IntImm("int64", offset), *list(call.args)[2:]]
+    taken = with_type(relax.Call(call.op, args, call.attrs, call.ty_args), ty)
+    if not offset:
+        return [relax.VarBinding(binding.var, taken)]
+    at = relax.Var(f"{binding.var.name}_at", ty)
+    moved = with_type(relax.Call(relax.ExternFunc(MOVED), [at], ty_args=[ty]), ty)
+    return [relax.VarBinding(at, taken), relax.VarBinding(binding.var, moved)]
+
+
+def _packable(value: Any) -> int | None:
+    """The size of a static storage of a device's global memory."""
+    size = static_bytes(value)
+    if size is None or str(value.args[2].value) != "global":
+        return None
+    return size if isinstance(value.args[1], tvm.tirx.IntImm) else None
+
+
+def _bytes(call: relax.Call) -> int | None:
+    """Of a tensor, if its shape is known."""
+    if not is_static(call.args[2]):
+        return None
+    bits = tvm.DataType(str(call.args[3].value)).bits
+    return math.prod(map(int, call.args[2].values)) * ((bits + 7) // 8)
+
+
+def _parts(value: Any, parts: dict[Any, _Parts]) -> _Parts:
+    """The tensors whose memory a value may be; any that it mentions, but for tuples."""
+    if isinstance(value, relax.Var):
+        return parts.get(value, frozenset())
+    if isinstance(value, relax.Tuple):
+        return [_parts(field, parts) for field in value.fields]
+    if isinstance(value, relax.TupleGetItem):
+        whole = _parts(value.tuple_value, parts)
+        return whole[value.index] if isinstance(whole, list) else whole
+    return frozenset(i for var in variables_of(value) for i in _all(_parts(var, parts)))
+
+
+def _all(parts: _Parts) -> frozenset[int]:
+    if isinstance(parts, frozenset):
+        return parts
+    return frozenset(i for part in parts for i in _all(part))
