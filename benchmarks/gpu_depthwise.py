@@ -154,18 +154,25 @@ def _mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values))) if values else math.nan
 
 
+def _short(name: str) -> str:
+    """Of a kernel's numbers the first, and where there are more, that of columns and the last."""
+    numbers = name.split("_n")[-1].split("x")
+    return "x".join([*numbers[:1], *numbers[-4:-3], *numbers[-1:]])
+
+
 def _print(rows: Sequence[Row], bandwidth: float) -> None:
+    print("µs: floor, ours, PyTorch's; of floor; error; our kernels' times and what was expected")
     for row in rows:
         f, p = row.found, row.problem
         short = "" if p.bytes >= LARGE else " small"
         names = " ".join(
-            f"{name.split('_n')[-1]}={us:.0f}({said:.0f})"
+            f"{_short(name)}={us:.0f}({said:.0f})"
             for name, us, said in zip(f["kernels"], f["quick_us"], f["predicted_us"], strict=True)
         )
         print(
-            f"{row.name:30} floor {p.bytes / bandwidth * 1e6:5.0f} ours {f['seconds'] * 1e6:6.1f}"
-            f" torch {f['torch_seconds'] * 1e6:6.1f} of floor {_share(row, bandwidth):.2f}"
-            f" error {f['error']:.0e} {names}{short} {f.get('reason', '')}"
+            f"{row.name:24} {p.bytes / bandwidth * 1e6:4.0f} {f['seconds'] * 1e6:6.1f}"
+            f" {f['torch_seconds'] * 1e6:6.1f} {_share(row, bandwidth):.2f}"
+            f" {f['error']:.0e} {names}{short} {f.get('reason', '')}"
         )
     print(f"copy {bandwidth / 1e12:.2f} TB/s; means over tensors of {LARGE / 1e6:.0f} MB or more:")
     suites = dict.fromkeys(suite for row in rows for suite in row.suites)
