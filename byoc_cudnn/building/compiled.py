@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from ..pool.lower import lower_pools
 from ..table import BACKENDS
 from ..updates import UPDATES
 from ..updates.lower import lower_updates
+from .kernels import kept_kernels
+from .link import Linker
 from .toolchain import Toolchain, find, preload
 
 _EXACT = {
@@ -105,10 +108,9 @@ class Library:
         if not sources:
             return {}
         found = find() if toolchain is None else toolchain
-        linked = [str(p) for inputs, text in sources for p in inputs(text, found, None)]
         preload(found)
-        program, *flags = found.compiler
-        return {"options": [*flags, *found.options, *linked], "cc": program}
+        kernels = [partial(inputs, text, found, None) for inputs, text in sources]
+        return {"fcompile": Linker(found, kernels)}
 
 
 def build(
@@ -147,7 +149,7 @@ def build(
             mod, found = lower(mod, arch_of(chosen) or _OLDEST)
             entries += found
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
-    with exact_division():
+    with exact_division(), kept_kernels():
         return Library(tvm.compile(mod, target=chosen, relax_pipeline=chosen_pipeline), entries)
 
 

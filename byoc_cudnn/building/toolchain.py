@@ -229,11 +229,14 @@ def _ffi_includes() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(path) for path in found))
 
 
-def run_tool(command: Sequence[str], who: str, seconds: float) -> str:
-    """What a command prints; `who` is its name.  Raises ToolchainError with its words."""
+def run_tool(command: Sequence[str], who: str, seconds: float, folder: Path | None = None) -> str:
+    """What a command prints; `who` is its name.  Raises ToolchainError with its words.
+
+    folder : where it runs, if not where this process does.
+    """
     try:
         done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, check=False, timeout=seconds
+            command, capture_output=True, text=True, check=False, timeout=seconds, cwd=folder
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"{who}: {' '.join(command)}: {error}") from error

@@ -8,7 +8,6 @@ build at the same time do no harm; and it ends with its own digest, so a damaged
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import warnings
@@ -17,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import tvm_ffi
-from tvm_ffi import libinfo
 
-from relay_wgrad.output import replacing, working_folder
+from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
 from ...building.compiled import library_command
+from ...building.kept import key_of, read, write
+from ...building.link import host_facts
 from ...building.private_folder import private_folder
 from ...building.toolchain import Toolchain, ToolchainError, find, preload, run_tool
 from .any_problem import CONVOLUTION, arguments, source
@@ -30,7 +30,6 @@ from .check import Options
 from .codegen import PLANS
 
 _SECONDS = 600  # for the compiler, which takes ten
-_DIGEST = hashlib.sha256
 
 _lock = threading.Lock()
 loaded: Any = None
@@ -85,16 +84,13 @@ def load(environ: Mapping[str, str] | None = None) -> Any:
         path = private_folder("cudnn-library", environ) / name
     except ToolchainError as error:
         return _load_new(text, found, None, str(error))
-    return tvm_ffi.load_module(str(path)) if _whole(path) else _load_new(text, found, path)
+    if read(path) is not None:
+        return tvm_ffi.load_module(str(path))
+    return _load_new(text, found, path)
 
 
 def _digest(text: str, found: Toolchain) -> str:
-    facts = [
-        text, *found.compiler, _run([*found.compiler, "--version"]), *found.options,
-        libinfo.find_libtvm_ffi(), tvm_ffi.__version__, found.cudnn.version_text,
-        found.cuda.version_text, os.uname().machine,
-    ]  # fmt: skip
-    return _DIGEST("\0".join(facts).encode()).hexdigest()[:20]
+    return key_of([text, *host_facts(found)])[:20]
 
 
 def _load_new(text: str, found: Toolchain, path: Path | None, reason: str = "") -> Any:
@@ -104,7 +100,7 @@ def _load_new(text: str, found: Toolchain, path: Path | None, reason: str = "") 
         _run(library_command(unit, made, found))
         if path is not None:
             try:
-                _keep(made.read_bytes(), path)
+                write(path, made.read_bytes())
                 made = path
             except OSError as error:
                 reason = f"{path}: {error.strerror}"
@@ -114,23 +110,6 @@ def _load_new(text: str, found: Toolchain, path: Path | None, reason: str = "") 
                 stacklevel=2,
             )  # fmt: skip
         return tvm_ffi.load_module(str(made))  # which stays loaded
-
-
-def _keep(content: bytes, path: Path) -> None:
-    if path.is_symlink():  # nothing of ours, and what it points to is not this cache's
-        path.unlink()
-    with replacing(path, 0o600) as made:
-        made.write_bytes(content + _DIGEST(content).digest())
-
-
-def _whole(path: Path) -> bool:
-    """Whether a library is there, as it was written."""
-    size = _DIGEST().digest_size
-    try:
-        content = b"" if path.is_symlink() else path.read_bytes()
-    except OSError:
-        return False
-    return content[-size:] == _DIGEST(content[:-size]).digest()
 
 
 def _run(command: Sequence[str]) -> str:

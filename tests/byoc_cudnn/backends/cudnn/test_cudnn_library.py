@@ -18,6 +18,7 @@ import torch
 from byoc_cudnn.backends.cudnn import loaded as cudnn_library
 from byoc_cudnn.backends.cudnn.any_problem import CONVOLUTION, arguments, source
 from byoc_cudnn.backends.cudnn.check import Options
+from byoc_cudnn.building import kept
 from byoc_cudnn.building.toolchain import ToolchainError, find
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.torch import kernels
@@ -258,7 +259,7 @@ def test_a_folder_that_cannot_be_trusted(
     (path,) = copied.files
     path.unlink()
     library = b"no library"
-    path.write_bytes(library + cudnn_library._DIGEST(library).digest())
+    kept.write(path, library)
     message = "the folder must be yours alone"
     if fault == "foreign":
         other = os.geteuid() + 1

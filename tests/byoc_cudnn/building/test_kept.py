@@ -1,0 +1,92 @@
+"""What compilers made is kept: whole, in a folder of limited size, or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from byoc_cudnn.building.kept import MOST, Kept, key_of, most_bytes
+
+
+def environ(folder: Path, **more: str) -> dict[str, str]:
+    return {"RELAY_WGRAD_CACHE": str(folder), **more}
+
+
+def test_what_was_kept_is_found(tmp_path: Path) -> None:
+    key = key_of(["text", b"\0content"])
+    kept = Kept(environ(tmp_path))
+    assert kept.get(key) is None
+    kept.put(key, b"machine code")
+    assert Kept(environ(tmp_path)).get(key) == b"machine code"
+    assert [path.name for _, _, path in kept.files()] == [key]
+    assert (tmp_path / "built").stat().st_mode & 0o777 == 0o700
+
+
+def test_facts_are_told_from_their_neighbours() -> None:
+    facts = [["ab"], ["a", "b"], ["b", "a"], ["", "ab"], ["ab", ""], ["1\na"], [b"a", "1\n"]]
+    assert len({key_of(each) for each in facts}) == len(facts)
+    assert key_of(["a"]) == key_of([b"a"])
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "empty", "a link", "another's content"])
+def test_a_damaged_one_is_not_there(how: str, tmp_path: Path) -> None:
+    kept, key, other = Kept(environ(tmp_path)), key_of(["a"]), key_of(["b"])
+    kept.put(key, b"machine code")
+    path = tmp_path / "built" / key
+    content = path.read_bytes()
+    if how == "a link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.write_bytes({
+            "cut": content[:-1], "changed": b"M" + content[1:], "empty": b"",
+            "another's content": b"x" * len(content),
+        }[how])  # fmt: skip
+    assert kept.get(key) is None
+    kept.put(key, b"anew")
+    assert kept.get(key) == b"anew"
+    assert kept.get(other) is None
+    if how == "a link":
+        assert (tmp_path / "elsewhere").read_bytes() == content
+
+
+def test_those_that_nobody_used_for_longest_go(tmp_path: Path) -> None:
+    kept = Kept(environ(tmp_path, **{MOST: "1"}))
+    keys = [key_of([str(i)]) for i in range(4)]
+    for age, key in enumerate(keys[:3]):
+        kept.put(key, b"x" * 300_000)
+        os.utime(tmp_path / "built" / key, (age, age))
+    assert kept.get(keys[0]) is not None  # used now
+    kept.put(keys[3], b"x" * 300_000)
+    assert [kept.get(key) is not None for key in keys] == [True, False, True, True]
+    kept.put(keys[1], b"x" * 2_000_000)  # more than all together may be
+    assert [kept.get(key) is not None for key in keys] == [True, False, True, True]
+
+
+def test_nothing_is_kept_where_it_is_not_wanted(tmp_path: Path) -> None:
+    key = key_of(["a"])
+    Kept(environ(tmp_path)).put(key, b"code")
+    off = Kept(environ(tmp_path, **{MOST: "0"}))
+    assert off.get(key) is None
+    off.put(key_of(["b"]), b"code")
+    assert len(list((tmp_path / "built").iterdir())) == 1
+
+
+def test_the_limit_is_a_whole_number() -> None:
+    assert most_bytes({}) == 2 << 30
+    assert most_bytes({MOST: "5"}) == 5 << 20
+    for wrong in ("-1", "1.5", "many", "²"):
+        with pytest.raises(ValueError, match=f"{MOST} must be .*, got '{wrong}'"):
+            most_bytes({MOST: wrong})
+
+
+def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built").chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="is not kept.*must be yours alone"):
+        kept = Kept(environ(tmp_path))
+    kept.put(key_of(["a"]), b"code")
+    assert kept.get(key_of(["a"])) is None
+    assert not list((tmp_path / "built").iterdir())
