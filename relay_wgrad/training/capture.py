@@ -71,7 +71,9 @@ class Captured:
 
     The function must keep its memory (`cuda_pipeline(keep_memory=True)`) and be one that `refusal`
     has nothing against.  Sizes that only the run knows are those of the captured call.  It is
-    called twice before, in which libraries choose their algorithms and memory is taken.
+    called twice before, in which libraries choose their algorithms and memory is taken: on the
+    current stream, for which they may have a workspace already, and each call's results are given
+    up before the next, whose memory theirs is.
 
     results : of the last `replay`, always the same tensors; what they held before is gone.
     """
@@ -83,7 +85,8 @@ class Captured:
         self._kept = (machine, tuple(args))  # the graph has their addresses
         lane = Lane(runtime, device)
         for _ in range(2):
-            self.results = lane.done(lambda: machine[name](*args))
+            machine[name](*args)
+            device.sync()
         self.results, self._launch = lane.captured(lambda: machine[name](*args))
 
     def replay(self) -> Any:
