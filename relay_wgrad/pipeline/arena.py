@@ -23,7 +23,7 @@ from ..ir import op_name
 from ..transform.raising.walk import variables_of, with_type
 from .aliases import Parts, all_of, parts_of
 from .packing import Lifetime, packed
-from .storages import MOVED, TENSOR, KeepStorages, is_static, static_bytes
+from .storages import MOVED, TENSOR, KeepStorages, LetGo, is_static, static_bytes
 
 _PLANS = ("StaticPlanBlockMemory", "RewriteCUDAGraph")
 
@@ -32,14 +32,15 @@ NAME = "relay_wgrad.Arena"
 
 
 def with_arena(passes: Sequence[Any], *, keep: bool = False) -> list[Any]:
-    """Upstream's last passes with `Arena` behind its plan.
+    """Upstream's last passes with `Arena` and `LetGo` behind its plan.
 
     keep : a virtual machine keeps the memory from call to call (`KeepStorages`).
     """
     names = [str(step.info.name) for step in passes]
     # Upstream's CUDA graphs, if somebody wants them, take their storages from its plan.
     place = max(names.index(name) for name in _PLANS if name in names) + 1
-    return [*passes[:place], Arena(), *([KeepStorages()] if keep else []), *passes[place:]]
+    kept = [KeepStorages()] if keep else []
+    return [*passes[:place], Arena(), *kept, LetGo(), *passes[place:]]
 
 
 @tvm.transform.module_pass(opt_level=0, name=NAME)
