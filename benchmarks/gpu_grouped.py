@@ -82,16 +82,17 @@ def problems(args: argparse.Namespace) -> list[tuple[str, str, ConvProblem]]:
 
 def sources(problem: ConvProblem, most: int) -> list[tuple[str, str]]:
     """What a kernel is, and its CUDA source, for some tiles."""
-    made = []
     if problem.groups > 1:
         if text := grouped.reason(problem):
             raise ValueError(f"{problem}: {text}")
-        for shape in islice(grouped.shapes(problem), most):
-            made.append((str(astuple(shape)[9:]), grouped.body(problem, shape, "kernel")))
+        made = [
+            (str(astuple(shape)[9:]), grouped.body(problem, shape, "kernel"))
+            for shape in islice(grouped.shapes(problem), most)
+        ]
     else:
         if text := few.reason(problem):
             raise ValueError(f"{problem}: {text}")
-        made.append(("", few.body(problem, "kernel")))
+        made = [("", few.body(problem, "kernel"))]
     room = files("byoc_cudnn") / "backends" / "cuda_direct" / "templates"
     return [
         (words, "\n".join([*((room / part).read_text() for part in parts), text]))
@@ -228,9 +229,7 @@ def show_row(row: dict[str, Any], copy: float) -> None:
 
 
 def show(rows: list[dict[str, Any]], copy: float) -> None:
-    print(
-        f"\na copy {copy / 1e12:.2f} TB/s; geomean by suite and kind: share of the floor, of PyTorch's"
-    )
+    print(f"\na copy {copy / 1e12:.2f} TB/s; geomeans: share of the floor, share of PyTorch's time")
     for suite in dict.fromkeys(row["suite"] for row in rows):
         for kind in ConvKind:
             some = [r for r in rows if r["suite"] == suite and r["problem"].startswith(kind.value)]

@@ -79,7 +79,7 @@ def reason(problem: ConvProblem) -> str:
     return "" if next(shapes(p), None) else "no tile fits into shared memory"
 
 
-# Whether a block has half the channels, its units of 8 pixels, stages, and times 16 pixels of a warp.
+# Whether a block has half the channels, its units of 8 pixels, stages, a warp's times 16 pixels.
 _VARIANTS = (
     (False, 28, 1, 1), (True, 28, 2, 1), (False, 28, 1, 2), (True, 56, 1, 1), (False, 14, 2, 1),
     (True, 28, 1, 1), (True, 14, 2, 1), (False, 14, 1, 1), (True, 8, 1, 1),
