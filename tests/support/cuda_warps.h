@@ -232,6 +232,11 @@ inline uint4 read_16(Spot at) {
   return v;
 }
 inline void write_16(Spot at, uint4 v) { std::memcpy(emulated::at(at, 16, 16), &v, 16); }
+inline unsigned read_4(Spot at) {
+  unsigned v;
+  std::memcpy(&v, emulated::at(at, 4, 4), 4);
+  return v;
+}
 inline void write_4(Spot at, unsigned v) { std::memcpy(emulated::at(at, 4, 4), &v, 4); }
 inline void write_2(Spot at, unsigned short v) { std::memcpy(emulated::at(at, 2, 2), &v, 2); }
 inline void write_f(Spot at, float v) { std::memcpy(emulated::at(at, 4, 4), &v, 4); }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,17 @@ def share(
     problem: ConvProblem,
     epilogue: tuple[str, ...] = (),
     seed: int = 0,
+    library: Any = None,
 ) -> float:
-    """The error of a kernel on random operands, as a share of what rounding explains."""
+    """The error of a kernel on random operands, as a share of what rounding explains.
+
+    It is built in the folder, or `library` has it.
+    """
     rng = np.random.default_rng(seed)
     values = random_operands(problem, rng)
     first, second, result = problem.roles
     operands = [
-        aligned(v.astype(DTYPES[problem.dtype(role)]))
+        v.astype(DTYPES[problem.dtype(role)])
         for v, role in zip(values, (first, second), strict=True)
     ]
     dtype = DTYPES[problem.dtype(result)]
@@ -75,17 +80,26 @@ def share(
             if step.form.inner is not None:
                 x.reshape(-1)[::7] = np.nan
             extra[step.operand] = x
-    source = [aligned(x.astype(dtype)) for x in extra.values()]
-    out = aligned(np.full(problem.shape(result), np.nan, dtype))
-    p = problem
+    source = [x.astype(dtype) for x in extra.values()]
+    out = run(library or _library(folder, kernel.name), kernel, problem, [*operands, *source])
+    exact = torch_reference(problem, *values)
+    want = reference([STEPS[e] for e in epilogue], exact, extra, problem)
+    return relative_error(out.astype(np.float64), want) / tolerance(problem)
+
+
+def run(library: Any, kernel: Kernel, p: ConvProblem, given: Sequence[np.ndarray]) -> np.ndarray:
+    """The result of two operands, and an epilogue's; it and the workspace begin as NaN."""
+    operands = [aligned(x) for x in given]
+    result = p.roles[2]
+    out = aligned(np.full(p.shape(result), np.nan, DTYPES[p.dtype(result)]))
     wanted = ctypes.c_int64(-1)
     call = _Call(
         *(p.n, p.h, p.w, p.c, p.k, p.r, p.s, p.p, p.q, p.groups), *p.padding[:2], p.strides,
-        p.dilation, p.data_layout == "NCHW", *(x.ctypes.data for x in operands),
-        source[0].ctypes.data if source else None, out.ctypes.data, None,
+        p.dilation, p.data_layout == "NCHW", *(x.ctypes.data for x in operands[:2]),
+        operands[2].ctypes.data if operands[2:] else None, out.ctypes.data, None,
         ctypes.pointer(wanted),
     )  # fmt: skip
-    function = getattr(_library(folder, kernel.name), kernel.name)
+    function = getattr(library, kernel.name)
     assert function(ctypes.byref(call), None) == 0
     assert wanted.value >= 0
     workspace = np.full(wanted.value + 64, 255, np.uint8)
@@ -93,5 +107,4 @@ def share(
     call.workspace, call.wanted = kept.ctypes.data, None
     assert function(ctypes.byref(call), None) == 0
     assert (kept[wanted.value :] == 255).all(), "written beyond the workspace"
-    want = reference([STEPS[e] for e in epilogue], torch_reference(p, *values), extra, p)
-    return relative_error(out.astype(np.float64), want) / tolerance(p)
+    return out

@@ -1,45 +1,55 @@
-"""Convolutions of few filters on tensor cores: which kernel serves a problem.
+"""Convolutions of few filters on tensor cores: what they take, and how long they should take.
 
-The device's code is `templates/few_*.h`.
+The device's code is `templates/few_*.h`.  Taps are columns of a product as filters are, so that the
+image is read once.
 """
 
 from __future__ import annotations
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from .grouped import ELEMENTS, exported
+from ...decision import YES, Decision, no
+from . import warps
+from .family import Family, Numbers
 
-PARTS = ("few_call.h", "warp_device.h", "few_parts.h", "few_image.h")
-MOST = 8  # filters
-_COLUMNS = 160  # taps times filters, at most
+MOST, MOST_COLUMNS = 8, 160  # filters; filters times taps
+_PRODUCTS = 2.0  # cycles of a multiprocessor for a product of 16 x 8 x 16
 
 
-def reason(problem: ConvProblem) -> str:
-    """Why there is no kernel for a problem; empty if there is."""
+def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p = problem
-    dtypes = {p.data_dtype, p.weight_dtype, p.grad_dtype}
-    if len(dtypes) != 1 or p.data_dtype not in ELEMENTS:
-        return f"kernels of few filters are of {', '.join(ELEMENTS)}, got {sorted(dtypes)}"
-    if (p.data_layout, p.kernel_layout, p.grad_layout) != ("NHWC", "OHWI", "NHWC"):
-        return "kernels of few filters are of NHWC and OHWI"
     if p.groups != 1:
-        return "several groups"
-    if p.k > MOST or p.k * p.r * p.s > _COLUMNS:
-        return f"more than {MOST} filters, or more than {_COLUMNS} filters times taps"
-    if p.c % 8:
-        return f"{p.c} channels do not come by 8"
-    if p.strides[0] != p.strides[1] or p.dilation[0] != p.dilation[1]:
-        return "strides and dilation must be the same down and across"
-    return ""
+        return no(f"groups={p.groups}: kernels of few filters have one group")
+    if p.k > MOST:
+        return no(f"K={p.k}: there are kernels of up to {MOST} filters")
+    if not (decision := warps.accepts(p, "few filters")):
+        return decision
+    if p.k * p.r * p.s > MOST_COLUMNS:
+        return no(f"{p.k} filters of {p.r}x{p.s}: more than {MOST_COLUMNS} filters times taps")
+    return no(f"C={p.c}: channels do not come by 8") if p.c % 8 else YES
 
 
-def body(problem: ConvProblem, name: str) -> tuple[list[str], str]:
-    """The templates of a kernel, and what its object exports."""
+def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
     p = problem
-    constants = (p.k, p.r, p.s, p.strides[0], p.dilation[0], *p.padding[:2])
-    z = f"Few<{ELEMENTS[p.data_dtype]}, {', '.join(map(str, constants))}>"
-    if p.kind is ConvKind.WGRAD:
-        text = exported(name, f"few_filter_gradient<{z}>", f"few_workspace<{z}>(call)")
-        return [*PARTS, "few_weight.h"], text
-    function = "few_forward" if p.kind is ConvKind.FPROP else "few_backward"
-    return [*PARTS], exported(name, f"{function}<{z}>", "0")
+    return [(p.k, p.r, p.s, p.strides[0], p.dilation[0], *p.padding[:2])]
+
+
+def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
+    """Expected: memory, and what stands before and after the products without hiding behind it."""
+    p = problem
+    pixels, columns = p.n * p.h * p.w, p.k * p.r * p.s
+    device = warps.SMS * warps.CYCLES
+    blocks, steps = -(-columns // 8), -(-p.c // 16)
+    products = _PRODUCTS * pixels / 16 * blocks * steps / device
+    gathered = pixels * columns * (0.25 if p.kind is ConvKind.FPROP else 0.4) / device
+    if p.kind is ConvKind.FPROP:
+        products += pixels / 128 * 16 * blocks * steps / device  # the filters, from the cache
+    memory = p.bytes / warps.BANDWIDTH
+    busy = products + gathered
+    return warps.us(p, max(busy, memory) + 0.4 * min(busy, memory))
+
+
+FAMILY = Family(
+    "few", (*warps.TEMPLATES, "few_image.h", "few_weight.h"),
+    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+)  # fmt: skip

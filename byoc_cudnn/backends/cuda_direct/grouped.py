@@ -1,4 +1,4 @@
-"""Grouped convolutions between depthwise and dense on tensor cores: which shape a kernel has.
+"""Grouped convolutions between depthwise and dense on tensor cores: what they take, their tiles.
 
 The device's code is `templates/grouped_*.h`; its `Shape` has a kernel's constants.  Groups of few
 channels are taken several as one, with zeros between, so that channels come by 16 bytes.
@@ -12,13 +12,14 @@ from dataclasses import astuple, dataclass, replace
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
-PARTS = ("few_call.h", "warp_device.h", "few_parts.h", "grouped_taps.h")
-_SHARED = 227 << 10  # bytes of a block, at most
+from ...decision import YES, Decision, no
+from . import warps
+from .family import Family, Numbers, sized
+
 _ENOUGH = 113 << 10  # bytes with which two blocks are on a multiprocessor
 _CHANNELS = 64  # of a block, about: 128 bytes of a pixel
 _SUMS = 80  # registers of a thread's sums, at most
-MOST = 64  # channels or filters of a group, at most
+MOST, MOST_TAPS, MOST_STRIDE = 64, 7, 4  # channels of a group; along an axis; dgrad's
 _MERGED = 4  # groups taken as one, at most
 
 
@@ -55,28 +56,23 @@ def merged(problem: ConvProblem) -> int:
     return many if problem.groups % many == 0 and many <= _MERGED else 0
 
 
-def reason(problem: ConvProblem) -> str:
-    """Why there is no kernel for a problem; empty if there is."""
+def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p = problem
-    dtypes = {p.data_dtype, p.weight_dtype, p.grad_dtype}
-    if len(dtypes) != 1 or p.data_dtype not in ELEMENTS:
-        return f"grouped kernels are of {', '.join(ELEMENTS)}, got {sorted(dtypes)}"
-    if (p.data_layout, p.kernel_layout, p.grad_layout) != ("NHWC", "OHWI", "NHWC"):
-        return "grouped kernels are of NHWC and OHWI"
     if p.groups == 1:
-        return "one group"
-    many = merged(p)
+        return no("one group")
+    if not (decision := warps.accepts(p, "grouped convolutions")):
+        return decision
+    cg, kg, many = p.c // p.groups, p.k // p.groups, merged(p)
     if not many:
-        return f"{p.c // p.groups} channels and {p.k // p.groups} filters a group do not come by 8"
-    if max(p.c, p.k) // p.groups * many > MOST:
-        return f"more than {MOST} channels a group"
-    if p.strides[0] != p.strides[1] or p.dilation[0] != p.dilation[1]:
-        return "strides and dilation must be the same down and across"
-    if p.kind is ConvKind.DGRAD and p.strides[0] > 4:
-        return "a gradient's stride is at most 4"
-    if max(p.r, p.s) > 7:
-        return "more than 7 taps"
-    return "" if next(shapes(p), None) else "no tile fits into shared memory"
+        return no(f"C={cg} and K={kg} a group of {p.groups} do not come by 8 channels")
+    if max(cg, kg) * many > MOST:
+        return no(f"C={cg} and K={kg} a group: more than {MOST} channels")
+    if p.kind is ConvKind.DGRAD and p.strides[0] > MOST_STRIDE:
+        return no(f"strides={p.strides}: a gradient's is at most {MOST_STRIDE}")
+    if max(p.r, p.s) > MOST_TAPS:
+        return no(f"a kernel of {p.r}x{p.s}: there are up to {MOST_TAPS} taps along an axis")
+    shape = next(shapes(sized(p), min(warps.SHARED.values())), None)
+    return YES if shape else no("no tile fits into shared memory")
 
 
 # Whether a block has half the channels, its units of 8 pixels, stages, a warp's times 16 pixels.
@@ -86,8 +82,8 @@ _VARIANTS = (
 )  # fmt: skip
 
 
-def shapes(problem: ConvProblem) -> Iterator[Shape]:
-    """Shapes of a kernel for a problem, the likely best first."""
+def shapes(problem: ConvProblem, shared: int) -> Iterator[Shape]:
+    """Shapes of a kernel for a problem that fit into some bytes, the likely best first."""
     p, many = problem, merged(problem)
     cg, kg, back = p.c // p.groups, p.k // p.groups, p.kind is ConvKind.DGRAD
     stride = p.strides[0]
@@ -101,7 +97,7 @@ def shapes(problem: ConvProblem) -> Iterator[Shape]:
             *_tile(p.n, rows, columns, units), 1 if p.kind is ConvKind.WGRAD else mt, 0, stages,
         )  # fmt: skip
         shape = replace(shape, warps=_warps(p, shape))
-        if shape.warps <= 16 and (size := shared_bytes(p.kind, shape)) <= _SHARED:
+        if shape.warps <= 16 and (size := shared_bytes(p.kind, shape)) <= shared:
             found.setdefault(shape, size)
     yield from sorted(found, key=lambda shape: found[shape] > _ENOUGH)
 
@@ -130,8 +126,8 @@ def _warps(problem: ConvProblem, z: Shape) -> int:
     return z.groups * apart
 
 
-def shared_bytes(kind: ConvKind, z: Shape) -> int:
-    """What `Image::BYTES` or `Weight::BYTES` is."""
+def _tile_bytes(kind: ConvKind, z: Shape) -> int:
+    """What is read for a tile: the image's, or of dgrad the gradient's; of wgrad both."""
     back = kind is ConvKind.DGRAD
     ci, ki = z.cg * z.merged, z.kg * z.merged
     step = 1 if back else z.stride
@@ -149,28 +145,60 @@ def shared_bytes(kind: ConvKind, z: Shape) -> int:
     tile = z.images * rows * wide * (z.groups * (ki if back else ci) // 8 | 1) * 16
     if kind is ConvKind.WGRAD:
         grad = z.images * z.rows * z.units * 8 * (z.groups * ki // 8 | 1) * 16
-        return z.stages * (tile + grad)
-    ins, outs = (ki, ci) if back else (ci, ki)
+        return tile + grad
+    return tile
+
+
+def shared_bytes(kind: ConvKind, z: Shape) -> int:
+    """What `Image::BYTES` or `Weight::BYTES` is."""
+    if kind is ConvKind.WGRAD:
+        return z.stages * _tile_bytes(kind, z)
+    ci, ki = z.cg * z.merged, z.kg * z.merged
+    ins, outs = (ki, ci) if kind is ConvKind.DGRAD else (ci, ki)
     filters = (z.groups * outs * (z.r * z.s * ins // 8 | 1) + 4) * 16
-    return filters + z.warps * z.mt * 16 * (z.groups * outs // 8 | 1) * 16 + z.stages * tile
+    staged = z.warps * z.mt * 16 * (z.groups * outs // 8 | 1) * 16
+    return filters + staged + z.stages * _tile_bytes(kind, z)
 
 
-def body(problem: ConvProblem, shape: Shape, name: str) -> tuple[list[str], str]:
-    """The templates of a kernel, and what its object exports."""
-    constants = ", ".join(map(str, astuple(shape)))
-    z = f"Shape<{ELEMENTS[problem.data_dtype]}, {constants}>"
-    if problem.kind is ConvKind.WGRAD:
-        run, bytes_ = f"grouped_filters<{z}>", f"grouped_workspace<{z}>(call)"
+def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
+    return [astuple(shape) for shape in shapes(problem, warps.SHARED[arch])]
+
+
+def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
+    """Expected: memory, with what tiles read twice, or what passes through shared memory."""
+    p, z, back = problem, Shape(*numbers), problem.kind is ConvKind.DGRAD
+    ci, ki = z.cg * z.merged, z.kg * z.merged
+    ins, outs = (ki, ci) if back else (ci, ki)
+    phases = z.stride**2 if back else 1
+    rows, columns = (_ceil(p.h, z.stride), _ceil(p.w, z.stride)) if back else (p.p, p.q)
+    tiles = _ceil(p.n, z.images) * _ceil(rows, z.rows) * _ceil(columns, 8 * z.units)
+    slabs = _ceil(p.groups, z.groups * z.merged)
+    units, chunks = z.images * z.rows * z.units, z.r * z.s * ins // 8
+    tile = _tile_bytes(p.kind, z)
+    wavefronts = 2 * tile / 128  # of 128 bytes, of a block for a tile
+    if p.kind is ConvKind.WGRAD:
+        chunks, blocks = z.r * z.s * ci // 8, ki // 8
+        apart = z.warps // z.groups
+        each = 4 * (_ceil(_ceil(chunks, 2), apart) + _ceil(blocks, 2))  # of a warp, of two units
+        wavefronts += z.warps * units / 2 * each
+        products = z.warps * units / 2 * _ceil(_ceil(chunks, 2), apart) * blocks
     else:
-        run, bytes_ = f"grouped<{z}, {str(problem.kind is ConvKind.DGRAD).lower()}>", "0"
-    part = "grouped_weight.h" if problem.kind is ConvKind.WGRAD else "grouped_image.h"
-    return [*PARTS, part], exported(name, run, bytes_)
+        items = _ceil(units, 2 * z.mt)
+        steps = phases * (_ceil(chunks // phases, 4) + (phases > 1))
+        each = z.groups * 4 * (steps * (outs // 8) + z.mt * _ceil(chunks, 2))
+        each += phases * z.mt * (2 * z.groups * outs // 8 + z.groups * outs // 4)
+        wavefronts += items * each
+        products = items * z.groups * z.mt * _ceil(chunks, 2) * (outs // 8)
+    fit = max(1, min(4, warps.SHARED_OF_SM // (shared_bytes(p.kind, z) + 1024)))
+    # Two cycles of a multiprocessor for a product of 16 x 8 x 16.
+    busy = tiles * slabs * (wavefronts + 2 * products) / (warps.SMS * warps.CYCLES)
+    read = tiles * slabs * tile * (0.3 if p.kind is not ConvKind.WGRAD else 0.15)
+    memory = (p.bytes + max(0.0, read - p.bytes / 4)) / warps.BANDWIDTH
+    waits = {1: 0.7, 2: 0.35}.get(fit * z.stages, 0.2)  # of the shorter, of a block that is alone
+    return warps.us(p, max(busy, memory) + waits * min(busy, memory))
 
 
-def exported(name: str, run: str, workspace: str) -> str:
-    return (
-        f'extern "C" int {name}(const RelayWgradFewCall& call, cudaStream_t stream) {{\n'
-        f"  return {run}(call, stream);\n}}\n"
-        f'extern "C" int64_t {name}_workspace(const RelayWgradFewCall& call) {{\n'
-        f"  return {workspace};\n}}\n"
-    )
+FAMILY = Family(
+    "grouped", (*warps.TEMPLATES, "grouped_taps.h", "grouped_image.h", "grouped_weight.h"),
+    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+)  # fmt: skip

@@ -14,17 +14,17 @@ struct Few {
   static constexpr int KRS = K * RS, NB = ceil_of(KRS, 8);
   static constexpr int WARPS = 8, THREADS = 32 * WARPS;
   // The result's: pixels of the image at once, and how many of the result's rows a thread has.
-  static constexpr int MT = NB <= 8 ? 2 : 1, PIXELS = 16 * MT * WARPS, OUTS = 12;
+  static constexpr int MT = NB <= 8 ? 2 : 1, PIXELS = 16 * MT * WARPS, OUTS = 10;
   static constexpr int PITCH = KRS | 1, BYTES = PIXELS * PITCH * 4;
   static_assert(K <= 8 && KRS <= 160);
 };
 
 // ---- the result
 
-template <typename Z>
+template <typename Z, typename Out, typename After>
 __global__ void __launch_bounds__(Z::THREADS, Z::NB <= 8 ? 2 : 1)
     few_result(const typename Z::T* __restrict__ image, const typename Z::T* __restrict__ weight,
-               typename Z::T* __restrict__ out, RelayWgradFewCall z, int tall, int wide, int down,
+               Out* __restrict__ out, WideCall z, int tall, int broad, int down,
                int across) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int channels = static_cast<int>(z.c), height = static_cast<int>(z.h);
@@ -32,24 +32,25 @@ __global__ void __launch_bounds__(Z::THREADS, Z::NB <= 8 ? 2 : 1)
   const Spot sums_at = shared_memory();
   const int tile = blockIdx.x % (down * across);
   const int64_t n = blockIdx.x / (down * across);
-  const int p0 = tile / across * tall, q0 = tile % across * wide;
-  const int p1 = min(p0 + tall, static_cast<int>(z.p)), q1 = min(q0 + wide, static_cast<int>(z.q));
+  const int p0 = tile / across * tall, q0 = tile % across * broad;
+  const int p1 = min(p0 + tall, static_cast<int>(z.p)), q1 = min(q0 + broad, static_cast<int>(z.q));
   // What of the image is in reach.
   const int h0 = max(p0 * Z::ST - Z::PH, 0), w0 = max(q0 * Z::ST - Z::PW, 0);
   const int h1 = min((p1 - 1) * Z::ST - Z::PH + (Z::R - 1) * Z::DI + 1, height);
   const int w1 = min((q1 - 1) * Z::ST - Z::PW + (Z::S - 1) * Z::DI + 1, width);
   const int columns = max(w1 - w0, 1), many = Z::PIXELS / columns;  // rows at once
   // Of this thread: a filter and a column of the result, and every some rows of it.
-  const int line = wide * Z::K, down_by = Z::THREADS / line;
-  const int k = threadIdx.x % line % Z::K, q = q0 + threadIdx.x % line / Z::K;
-  const int first = p0 + static_cast<int>(threadIdx.x) / line;
-  const bool mine = static_cast<int>(threadIdx.x) / line < down_by && q < q1;
+  const int beside = broad * Z::K, down_by = Z::THREADS / beside;
+  const int k = threadIdx.x % beside % Z::K, q = q0 + threadIdx.x % beside / Z::K;
+  const int first = p0 + static_cast<int>(threadIdx.x) / beside;
+  const bool mine = static_cast<int>(threadIdx.x) / beside < down_by && q < q1;
   float outs[Z::OUTS] = {};
   after_the_one_before();
   const typename Z::T* const pixels = image + (n * height * width) * channels;
   for (int row = h0; row < h1; row += many) {
     const int rows = min(many, h1 - row);
-    const typename Z::T* from[Z::MT][2];
+    const typename Z::T* const line = pixels + int64_t{row} * width * channels;
+    unsigned from[Z::MT][2];
     bool there[Z::MT][2];
 #pragma unroll
     for (int m = 0; m < Z::MT; ++m) {
@@ -57,8 +58,8 @@ __global__ void __launch_bounds__(Z::THREADS, Z::NB <= 8 ? 2 : 1)
       for (int half = 0; half < 2; ++half) {
         const int pixel = (warp * Z::MT + m) * 16 + half * 8 + lane / 4, y = pixel / columns;
         there[m][half] = y < rows;
-        from[m][half] = pixels + (int64_t{row + (y < rows ? y : 0)} * width + w0 + pixel % columns) *
-                                     channels + lane % 4 * 8;
+        from[m][half] =
+            ((y < rows ? y : 0) * width + w0 + pixel % columns) * channels + lane % 4 * 8;
       }
     }
     float sums[Z::MT][Z::NB][4] = {};
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::NB <= 8 ? 2 : 1)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const bool read = there[m][half] && c + lane % 4 * 8 < channels;
-          to[m][half] = read ? global_16(from[m][half] + c) : zero;
+          to[m][half] = read ? global_16(line + from[m][half] + c) : zero;
         }
       }
     };
@@ -133,22 +134,25 @@ __global__ void __launch_bounds__(Z::THREADS, Z::NB <= 8 ? 2 : 1)
     }
   }
   if (mine) {
+    const Out* const source = static_cast<const Out*>(z.source);
+    float operand = 0;
+    if constexpr (After::kPerChannel) operand = wide(source[k]);
 #pragma unroll
     for (int j = 0; j < Z::OUTS; ++j) {
       const int p = first + j * down_by;
       if (p >= p1) break;
-      typename Z::T* const to = out + ((n * z.p + p) * z.q + q) * Z::K + k;
-      if constexpr (std::is_same_v<typename Z::T, __half>) {
-        *to = __float2half_rn(outs[j]);
-      } else {
-        *to = __float2bfloat16_rn(outs[j]);
-      }
+      const int64_t to = ((n * z.p + p) * z.q + q) * Z::K + k;
+      if constexpr (After::kWhole) operand = wide(source[to]);
+      out[to] = narrow<Out>(After::of(outs[j], operand));
     }
   }
 }
 
-template <typename Z>
-int few_forward(const RelayWgradFewCall& z, cudaStream_t stream) {
+template <typename T, typename Out, typename After, int... numbers>
+int few_fprop(const RelayWgradDirectCall& call, cudaStream_t stream) {
+  using Z = Few<T, numbers...>;
+  if (call.wanted != nullptr) return *call.wanted = 0, 0;
+  const WideCall z = wide_call(call);
   // A tile's columns: as many as a thread's places allow and a batch of pixels holds.
   const int reach = (Z::S - 1) * Z::DI + 1, most = Z::PIXELS / 2 > 64 ? 64 : Z::PIXELS / 2;
   int64_t wide = z.w <= most ? z.q : (most - reach) / Z::ST + 1;
@@ -162,10 +166,12 @@ int few_forward(const RelayWgradFewCall& z, cudaStream_t stream) {
   }
   tall = ceil_of64(z.p, ceil_of64(z.p, tall));
   const int64_t down = ceil_of64(z.p, tall), across = ceil_of64(z.q, wide);
-  using T = typename Z::T;
-  return finished_with(launch_with(
-      few_result<Z>, dim3(static_cast<unsigned>(z.n * down * across)), Z::THREADS, Z::BYTES, stream,
-      static_cast<const T*>(z.first), static_cast<const T*>(z.second), static_cast<T*>(z.out), z,
+  // A kernel counts elements of what it reads at once in 32 bits.
+  if (z.n * down * across > kMostTiles || Z::PIXELS * z.w * z.c >= int64_t{1} << 31) return finished(cudaErrorInvalidValue);
+  return finished(launch_with(
+      few_result<Z, Out, After>, dim3(static_cast<unsigned>(z.n * down * across)), Z::THREADS,
+      Z::BYTES, stream, static_cast<const T*>(z.first), static_cast<const T*>(z.second),
+      static_cast<Out*>(z.out), z,
       static_cast<int>(tall), static_cast<int>(wide), static_cast<int>(down),
       static_cast<int>(across)));
 }
@@ -176,7 +182,7 @@ int few_forward(const RelayWgradFewCall& z, cudaStream_t stream) {
 // in the order of taps and filters, filled with zeros.
 template <typename Z, int count, int pitch>
 __device__ inline void gather_pixels(Spot to, const typename Z::T* grad, int64_t begin, int64_t end,
-                                     const RelayWgradFewCall& z) {
+                                     const WideCall& z) {
   const auto* bits = reinterpret_cast<const unsigned short*>(grad);
   const int height = static_cast<int>(z.h), width = static_cast<int>(z.w);
   const int rows = static_cast<int>(z.p), columns = static_cast<int>(z.q);
@@ -216,13 +222,13 @@ template <typename Z>
 struct FewBack {
   static constexpr int STEPS = ceil_of(Z::KRS, 16), PIXELS = 128, PITCH = odd_of(2 * STEPS);
   static constexpr int MOST = STEPS <= 5 ? 512 : 256;  // threads: filters are in registers
-  static constexpr int BYTES = PIXELS * PITCH * 16;
+  static constexpr int REGISTERS = STEPS <= 5 ? 96 : 256, BYTES = PIXELS * PITCH * 16;
 };
 
-template <typename Z>
-__global__ void __launch_bounds__(FewBack<Z>::MOST)
+template <typename Z, typename After>
+__global__ void __launch_bounds__(FewBack<Z>::MOST, 1)
     few_gradient(const typename Z::T* __restrict__ grad, const typename Z::T* __restrict__ weight,
-                 typename Z::T* __restrict__ out, RelayWgradFewCall z, int chunks, int parts,
+                 typename Z::T* __restrict__ out, WideCall z, int chunks, int parts,
                  int64_t tiles) {
   using B = FewBack<Z>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -231,6 +237,7 @@ __global__ void __launch_bounds__(FewBack<Z>::MOST)
   const Spot lines = shared_memory();
   unsigned b[B::STEPS][4][2];
   int has = -1;  // 32 channels, whose filters are in registers
+  const auto* const source = static_cast<const typename Z::T*>(z.source);
   after_the_one_before();
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     gather_pixels<Z, B::PIXELS, B::PITCH>(lines, grad, tile * B::PIXELS, end, z);
@@ -261,6 +268,7 @@ __global__ void __launch_bounds__(FewBack<Z>::MOST)
           }
         }
       }
+      bool some = false;  // is NaN
       for (int m = part; m < B::PIXELS / 16; m += parts) {
         float sums[4][4] = {};
         const Spot mine = lines + static_cast<Spot>(((m * 16 + lane % 16) * B::PITCH + lane / 16) * 16);
@@ -269,38 +277,62 @@ __global__ void __launch_bounds__(FewBack<Z>::MOST)
           unsigned a[4];
           matrices_4<false>(a, mine + step * 32);
 #pragma unroll
-          for (int n = 0; n < 4; ++n) multiply_16(sums[n], a, b[step][n][0], b[step][n][1], typename Z::T{});
+          for (int n = 0; n < 4; ++n) {
+            multiply_16(sums[n], a, b[step][n][0], b[step][n][1], typename Z::T{});
+          }
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int64_t pixel = tile * B::PIXELS + m * 16 + half * 8 + lane / 4;
+          if (pixel >= end || c >= channels) continue;
+          const int64_t to = pixel * channels + c;
+          uint4 operands = make_uint4(0, 0, 0, 0);
+          if constexpr (After::kReads) operands = global_16(source + (After::kWhole ? to : c));
+          auto two = [&](unsigned bits, const float(&sum)[4]) {
+            const float2 operand = both_of<typename Z::T>(bits);
+            return two_of<typename Z::T>(After::of(sum[2 * half], operand.x),
+                                         After::of(sum[2 * half + 1], operand.y));
+          };
           uint4 all;
-          all.x = two_of<typename Z::T>(sums[0][2 * half], sums[0][2 * half + 1]);
-          all.y = two_of<typename Z::T>(sums[1][2 * half], sums[1][2 * half + 1]);
-          all.z = two_of<typename Z::T>(sums[2][2 * half], sums[2][2 * half + 1]);
-          all.w = two_of<typename Z::T>(sums[3][2 * half], sums[3][2 * half + 1]);
-          if (pixel < end && c < channels) *reinterpret_cast<uint4*>(out + pixel * channels + c) = all;
+          all.x = two(operands.x, sums[0]), all.y = two(operands.y, sums[1]);
+          all.z = two(operands.z, sums[2]), all.w = two(operands.w, sums[3]);
+          *reinterpret_cast<uint4*>(out + to) = all;
+          some = some || has_nan<typename Z::T>(all);
         }
       }
+#pragma unroll 1
+      for (int i = part * 2; some && i < B::PIXELS / 8; i += i % 2 ? 2 * parts - 1 : 1) {
+        const int64_t pixel = tile * B::PIXELS + i * 8 + lane / 4;
+        if (pixel >= end || c >= channels) continue;
+        const int64_t line = pixel / z.w, n = line / z.h;
+        mend<Z, After, true>(out, pixel * channels + c, grad, weight, z, channels, Z::K, n,
+                             static_cast<int>(line - n * z.h),
+                             static_cast<int>(pixel - line * z.w), c);
+      }
+      __syncwarp();
     }
     __syncthreads();
   }
 }
 
-template <typename Z>
-int few_backward(const RelayWgradFewCall& z, cudaStream_t stream) {
+template <typename T, typename Out, typename After, int... numbers>
+int few_dgrad(const RelayWgradDirectCall& call, cudaStream_t stream) {
+  static_assert(std::is_same_v<T, Out>);
+  using Z = Few<T, numbers...>;
   using B = FewBack<Z>;
-  using T = typename Z::T;
+  if (call.wanted != nullptr) return *call.wanted = 0, 0;
+  const WideCall z = wide_call(call);
   const int chunks = static_cast<int>(ceil_of64(z.c, 32));
   const int parts = chunks >= 8 ? 1 : ceil_of(8, chunks);
   const int warps = chunks * parts <= B::MOST / 32 ? chunks * parts : B::MOST / 32;
   const int64_t tiles = ceil_of64(z.n * z.h * z.w, B::PIXELS);
-  const int64_t most = int64_t{multiprocessors()} * (1024 / (32 * warps));
+  const int fit = 65536 / (B::REGISTERS * 32 * warps);  // on a multiprocessor
+  const int64_t most = int64_t{multiprocessors()} * (fit < 1 ? 1 : fit);
   const int64_t each = ceil_of64(tiles, most), blocks = ceil_of64(tiles, each);
-  return finished_with(launch_with(few_gradient<Z>, dim3(static_cast<unsigned>(blocks)), 32 * warps,
-                                   B::BYTES, stream, static_cast<const T*>(z.first),
-                                   static_cast<const T*>(z.second), static_cast<T*>(z.out), z, chunks,
-                                   parts, tiles));
+  return finished(launch_with(few_gradient<Z, After>, dim3(static_cast<unsigned>(blocks)), 32 * warps,
+                              B::BYTES, stream, static_cast<const T*>(z.first),
+                              static_cast<const T*>(z.second), static_cast<T*>(z.out), z, chunks, parts,
+                              tiles));
 }
 
 }  // namespace

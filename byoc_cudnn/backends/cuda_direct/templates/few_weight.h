@@ -19,7 +19,7 @@ struct FewWeight {
 template <typename Z, typename W>
 __global__ void __launch_bounds__(Z::THREADS)
     few_filters(const typename Z::T* __restrict__ grad, const typename Z::T* __restrict__ image,
-                float* __restrict__ parts, RelayWgradFewCall z, int tiles) {
+                float* __restrict__ parts, WideCall z, int tiles) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = warp % W::BESIDE * W::MW, other = warp / W::BESIDE;
   const int channels = static_cast<int>(z.c), first = blockIdx.x * W::CHANNELS;
@@ -75,70 +75,92 @@ __global__ void __launch_bounds__(Z::THREADS)
     turn ^= 1;
   }
   float* const mine = parts + (int64_t{blockIdx.y} * W::OTHERS + other) * Z::KRS * z.c;
+  auto each = [&](auto&& what) {
 #pragma unroll
-  for (int m = 0; m < W::MW; ++m) {
+    for (int m = 0; m < W::MW; ++m) {
 #pragma unroll
-    for (int n = 0; n < Z::NB; ++n) {
+      for (int n = 0; n < Z::NB; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int c = first + (row + m) * 16 + i / 2 * 8 + lane / 4;
-        const int column = n * 8 + lane % 4 * 2 + i % 2;
-        if (c < channels && column < Z::KRS) {
-          mine[int64_t{column % Z::K * Z::RS + column / Z::K} * channels + c] = sums[m][n][i];
+        for (int i = 0; i < 4; ++i) {
+          const int c = first + (row + m) * 16 + i / 2 * 8 + lane / 4;
+          const int column = n * 8 + lane % 4 * 2 + i % 2, tap = column / Z::K, k = column % Z::K;
+          if (c < channels && column < Z::KRS) {
+            what(mine + int64_t{k * Z::RS + tap} * channels + c, sums[m][n][i]);
+          }
         }
       }
     }
+  };
+  bool some = false;  // is NaN
+  each([&](float* to, float sum) {
+    *to = sum;
+    some = some || sum != sum;
+  });
+  if (!some) return;
+  // A pixel has been multiplied with zeros where a tap does not meet a result: again without those.
+#pragma unroll 1
+  for (int i = 0; i < W::MW * Z::NB * 4; ++i) {
+    const int c = first + (row + i / 4 / Z::NB) * 16 + i % 4 / 2 * 8 + lane / 4;
+    const int column = i / 4 % Z::NB * 8 + lane % 4 * 2 + i % 2, tap = column / Z::K, k = column % Z::K;
+    if (c >= channels || column >= Z::KRS) continue;
+    float* const to = mine + int64_t{k * Z::RS + tap} * channels + c;
+    if (*to == *to) continue;
+    float sum = 0;
+#pragma unroll 1
+    for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+#pragma unroll 1
+      for (int pixel = other * 16; pixel < W::PIXELS; pixel += pixel % 16 < 15 ? 1 : W::OTHERS * 16 - 15) {
+        const int64_t at = int64_t{tile} * W::PIXELS + pixel;
+        const int64_t line = at / z.w, n = line / z.h;
+        const int y = static_cast<int>(line - n * z.h) + Z::PH - tap / Z::S * Z::DI;
+        const int x = static_cast<int>(at - line * z.w) + Z::PW - tap % Z::S * Z::DI;
+        const int p = y / Z::ST, q = x / Z::ST;
+        if (at < end && y >= 0 && x >= 0 && y % Z::ST == 0 && x % Z::ST == 0 && p < z.p && q < z.q) {
+          sum += wide(grad[((n * z.p + p) * z.q + q) * Z::K + k]) * wide(image[at * channels + c]);
+        }
+      }
+    }
+    *to = sum;
   }
 }
 
 // Of the problem alone, so that sums are the same on all devices.
 template <typename Z, typename W>
-inline int64_t parts_of(const RelayWgradFewCall& z) {
+inline int64_t parts_of(const WideCall& z) {
   const int64_t tiles = ceil_of64(z.n * z.h * z.w, W::PIXELS);
   int64_t many = ceil_of64(264, ceil_of64(z.c, W::CHANNELS));
   if (many > tiles) many = tiles;
   return ceil_of64(tiles, ceil_of64(tiles, many));
 }
 
-template <typename Z, typename W>
-int few_with(const RelayWgradFewCall& z, cudaStream_t stream, int64_t* bytes) {
+template <typename Z, typename W, typename Out>
+int few_with(const WideCall& z, cudaStream_t stream, int64_t* wanted) {
   using T = typename Z::T;
   const int64_t many = parts_of<Z, W>(z), count = int64_t{Z::KRS} * z.c;
-  const int64_t needed = many * W::OTHERS * count * 4;
-  if (bytes != nullptr) return *bytes = needed, 0;
-  if (z.workspace_bytes < needed) return -static_cast<int>(cudaErrorInvalidValue);
+  if (wanted != nullptr) return *wanted = many * W::OTHERS * count * 4, 0;
   const int64_t tiles = ceil_of64(z.n * z.h * z.w, W::PIXELS);
+  if (tiles > kMostTiles) return finished(cudaErrorInvalidValue);
   const auto slabs = static_cast<unsigned>(ceil_of64(z.c, W::CHANNELS));
   cudaError_t error = launch_with(few_filters<Z, W>, dim3(slabs, static_cast<unsigned>(many)),
                                   Z::THREADS, W::BYTES, stream, static_cast<const T*>(z.first),
                                   static_cast<const T*>(z.second), static_cast<float*>(z.workspace), z,
                                   static_cast<int>(tiles));
   if (error == cudaSuccess) {
-    error = sum_parts<T>(z, count, static_cast<int>(many) * W::OTHERS, stream);
+    error = sum_parts<Out>(z, count, static_cast<int>(many) * W::OTHERS, stream);
   }
-  return finished_with(error);
+  return finished(error);
 }
 
-template <typename Z>
-int few_by(const RelayWgradFewCall& z, cudaStream_t stream, int64_t* bytes) {
-  if (z.c <= 64) return few_with<Z, FewWeight<Z, 1, 4>>(z, stream, bytes);
+template <typename T, typename Out, typename After, int... numbers>
+int few_wgrad(const RelayWgradDirectCall& call, cudaStream_t stream) {
+  using Z = Few<T, numbers...>;
+  const WideCall z = wide_call(call);
+  if (z.c <= 64) return few_with<Z, FewWeight<Z, 1, 4>, Out>(z, stream, call.wanted);
   if constexpr (Z::NB <= 8) {
-    if (z.c > 256 && z.c <= 384) return few_with<Z, FewWeight<Z, 3, 8>>(z, stream, bytes);
-    if (z.c > 128) return few_with<Z, FewWeight<Z, 2, 8>>(z, stream, bytes);
+    if (z.c > 256 && z.c <= 384 && FewWeight<Z, 3, 8>::BYTES <= most_shared()) return few_with<Z, FewWeight<Z, 3, 8>, Out>(z, stream, call.wanted);
+    if (z.c > 128) return few_with<Z, FewWeight<Z, 2, 8>, Out>(z, stream, call.wanted);
   }
-  return few_with<Z, FewWeight<Z, 1, 8>>(z, stream, bytes);
-}
-
-template <typename Z>
-int few_filter_gradient(const RelayWgradFewCall& z, cudaStream_t stream) {
-  return few_by<Z>(z, stream, nullptr);
-}
-
-template <typename Z>
-int64_t few_workspace(const RelayWgradFewCall& z) {
-  int64_t bytes = 0;
-  few_by<Z>(z, nullptr, &bytes);
-  return bytes;
+  return few_with<Z, FewWeight<Z, 1, 8>, Out>(z, stream, call.wanted);
 }
 
 }  // namespace

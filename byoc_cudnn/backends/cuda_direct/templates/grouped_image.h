@@ -60,10 +60,12 @@ __device__ inline void read_filters(Spot to, const typename Z::T* weight, int sl
   }
 }
 
-// The products of MT × 16 pixels with all filters of a block, for the taps of a phase; their sums go to
-// `out`, a line of the block's channels for each pixel.
-template <typename Z, bool back, int phase>
-__device__ inline void multiply_taps(Spot tile, Spot filters, Spot out, int unit) {
+// The products of MT × 16 pixels with all filters of a block, for the taps of a phase; their sums,
+// and what follows them, go to `out`, a line of the block's channels for each pixel; an operand of the
+// result's shape has been put there.  `bias` is that of the block's first channel, `left` the channels.
+template <typename Z, typename After, bool back, int phase>
+__device__ inline void multiply_taps(Spot tile, Spot filters, Spot out, int unit,
+                                     const typename Z::T* bias, int left) {
   using I = Image<Z, back>;
   using X = typename I::X;
   constexpr Taps<Z::R, Z::S> taps = X::kTaps;
@@ -114,10 +116,21 @@ __device__ inline void multiply_taps(Spot tile, Spot filters, Spot out, int unit
     for (int m = 0; m < Z::MT; ++m) {
 #pragma unroll
       for (int n = 0; n < NB; ++n) {
-        const Spot at = out + static_cast<Spot>((m * 16 + lane / 4) * I::OUT_PITCH * 16 +
-                                                (group * I::OUT + n * 8 + lane % 4 * 2) * 2);
-        write_4(at, two_of<typename Z::T>(sums[m][n][0], sums[m][n][1]));
-        write_4(at + 8 * I::OUT_PITCH * 16, two_of<typename Z::T>(sums[m][n][2], sums[m][n][3]));
+        const int channel = group * I::OUT + n * 8 + lane % 4 * 2;
+        const Spot at = out + static_cast<Spot>((m * 16 + lane / 4) * I::OUT_PITCH * 16 + channel * 2);
+        float2 operand = make_float2(0, 0);
+        if constexpr (After::kPerChannel) {
+          if (channel < left) {
+            operand = both_of<typename Z::T>(__ldg(reinterpret_cast<const unsigned*>(bias + channel)));
+          }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const Spot mine = at + half * 8 * I::OUT_PITCH * 16;
+          if constexpr (After::kWhole) operand = both_of<typename Z::T>(read_4(mine));
+          write_4(mine, two_of<typename Z::T>(After::of(sums[m][n][2 * half], operand.x),
+                                              After::of(sums[m][n][2 * half + 1], operand.y)));
+        }
       }
       pixels[m] += each * 16;
     }
@@ -125,21 +138,22 @@ __device__ inline void multiply_taps(Spot tile, Spot filters, Spot out, int unit
   }
 }
 
-template <typename Z, bool back, int phase>
-__device__ inline void multiply_phase(int wanted, Spot tile, Spot filters, Spot out, int unit) {
+template <typename Z, typename After, bool back, int phase>
+__device__ inline void multiply_phase(int wanted, Spot tile, Spot filters, Spot out, int unit,
+                                      const typename Z::T* bias, int left) {
   if constexpr (phase < (back ? Z::ST * Z::ST : 1)) {
     if (wanted == phase) {
-      multiply_taps<Z, back, phase>(tile, filters, out, unit);
+      multiply_taps<Z, After, back, phase>(tile, filters, out, unit, bias, left);
     } else {
-      multiply_phase<Z, back, phase + 1>(wanted, tile, filters, out, unit);
+      multiply_phase<Z, After, back, phase + 1>(wanted, tile, filters, out, unit, bias, left);
     }
   }
 }
 
-template <typename Z, bool back>
+template <typename Z, typename After, bool back>
 __global__ void __launch_bounds__(Z::THREADS, Image<Z, back>::RESIDENT)
     grouped_image(const typename Z::T* __restrict__ in, const typename Z::T* __restrict__ weight,
-                  typename Z::T* __restrict__ out, RelayWgradFewCall z, int down, int across,
+                  typename Z::T* __restrict__ out, WideCall z, int down, int across,
                   int tiles) {
   using I = Image<Z, back>;
   using X = typename I::X;
@@ -151,7 +165,8 @@ __global__ void __launch_bounds__(Z::THREADS, Image<Z, back>::RESIDENT)
   const int height = static_cast<int>(back ? z.p : z.h), width = static_cast<int>(back ? z.q : z.w);
   const int ins = static_cast<int>(back ? z.k : z.c), outs = static_cast<int>(back ? z.c : z.k);
   const int rows = static_cast<int>(back ? z.h : z.p), columns = static_cast<int>(back ? z.w : z.q);
-  const int channel = slab * Z::GB * I::IN;
+  const int channel = slab * Z::GB * I::IN, first = slab * I::FILTERS;
+  const auto* const source = static_cast<const typename Z::T*>(z.source);
   after_the_one_before();
   int turn = 0;
   auto read = [&](int tile, int to) {
@@ -174,21 +189,40 @@ __global__ void __launch_bounds__(Z::THREADS, Image<Z, back>::RESIDENT)
     const Where at = where_of<Z>(tile, down, across);
     for (int item = warp; item < parts * phases; item += Z::WARPS) {
       const int unit = item / phases * 2 * Z::MT, phase = item % phases;
-      multiply_phase<Z, back, 0>(phase, tile_0 + turn * X::BYTES, filters, staged, unit);
-      __syncwarp();
-      constexpr int count = Z::MT * 16 * I::OUT_CHUNKS;
+      // Eight channels of a pixel at a time, those that there are.
+      auto each = [&](auto&& what) {
+        constexpr int count = Z::MT * 16 * I::OUT_CHUNKS;
 #pragma unroll 4
-      for (int i = lane; i < count; i += 32) {
-        const int pixel = i / I::OUT_CHUNKS, chunk = i % I::OUT_CHUNKS, u = unit + pixel / 8;
-        const int64_t n = at.n + u / (Z::TP * Z::TU);
-        const int h = (at.row + u / Z::TU % Z::TP) * step + phase / step;
-        const int w = (at.column + u % Z::TU * 8 + pixel % 8) * step + phase % step;
-        const int c = slab * I::FILTERS + chunk * 8;
-        if (u < Z::UNITS && n < z.n && h < rows && w < columns && c < outs) {
-          *reinterpret_cast<uint4*>(out + ((n * rows + h) * columns + w) * outs + c) =
-              read_16(staged + static_cast<Spot>((pixel * I::OUT_PITCH + chunk) * 16));
+        for (int i = lane; i < count; i += 32) {
+          const int pixel = i / I::OUT_CHUNKS, chunk = i % I::OUT_CHUNKS, u = unit + pixel / 8;
+          const int64_t n = at.n + u / (Z::TP * Z::TU);
+          const int h = (at.row + u / Z::TU % Z::TP) * step + phase / step;
+          const int w = (at.column + u % Z::TU * 8 + pixel % 8) * step + phase % step;
+          const int c = first + chunk * 8;
+          if (u < Z::UNITS && n < z.n && h < rows && w < columns && c < outs) {
+            what(staged + static_cast<Spot>((pixel * I::OUT_PITCH + chunk) * 16),
+                 ((n * rows + h) * columns + w) * outs + c, n, h, w, c);
+          }
         }
+      };
+      if constexpr (After::kWhole) {
+        each([&](Spot to, int64_t from, int64_t, int, int, int) {
+          write_16(to, global_16(source + from));
+        });
+        __syncwarp();
       }
+      multiply_phase<Z, After, back, 0>(phase, tile_0 + turn * X::BYTES, filters, staged, unit,
+                                        source + first, outs - first);
+      __syncwarp();
+      each([&](Spot from, int64_t to, int64_t n, int h, int w, int c) {
+        const uint4 eight = read_16(from);
+        *reinterpret_cast<uint4*>(out + to) = eight;
+        if constexpr (Z::MERGED > 1) {
+          if (has_nan<typename Z::T>(eight)) {
+            mend<Z, After, back>(out, to, in, weight, z, Z::CG, Z::KG, n, h, w, c);
+          }
+        }
+      });
       __syncwarp();
     }
     __syncthreads();
@@ -201,21 +235,36 @@ __global__ void __launch_bounds__(Z::THREADS, Image<Z, back>::RESIDENT)
   }
 }
 
-template <typename Z, bool back>
-int grouped(const RelayWgradFewCall& z, cudaStream_t stream) {
+template <typename Z, typename After, bool back>
+int grouped(const WideCall& z, cudaStream_t stream) {
   using I = Image<Z, back>;
   const int64_t rows = back ? ceil_of64(z.h, Z::ST) : z.p, columns = back ? ceil_of64(z.w, Z::ST) : z.q;
   const int down = static_cast<int>(ceil_of64(rows, Z::TP));
   const int across = static_cast<int>(ceil_of64(columns, 8 * Z::TU));
   const int64_t tiles = ceil_of64(z.n, Z::TN) * down * across;
+  if (tiles > kMostTiles) return finished(cudaErrorInvalidValue);
   const int slabs = static_cast<int>(ceil_of64(back ? z.c : z.k, I::FILTERS));
   const int64_t blocks = ceil_of64(int64_t{multiprocessors()} * I::RESIDENT, slabs);
   const int64_t each = ceil_of64(tiles, blocks), high = ceil_of64(tiles, each);
   using T = typename Z::T;
-  return finished_with(launch_with(
-      grouped_image<Z, back>, dim3(static_cast<unsigned>(slabs), static_cast<unsigned>(high)),
+  return finished(launch_with(
+      grouped_image<Z, After, back>, dim3(static_cast<unsigned>(slabs), static_cast<unsigned>(high)),
       Z::THREADS, I::BYTES, stream, static_cast<const T*>(z.first), static_cast<const T*>(z.second),
       static_cast<T*>(z.out), z, down, across, static_cast<int>(tiles)));
+}
+
+template <typename T, typename Out, typename After, int... numbers>
+int grouped_fprop(const RelayWgradDirectCall& call, cudaStream_t stream) {
+  static_assert(std::is_same_v<T, Out>);
+  if (call.wanted != nullptr) return *call.wanted = 0, 0;
+  return grouped<Shape<T, numbers...>, After, false>(wide_call(call), stream);
+}
+
+template <typename T, typename Out, typename After, int... numbers>
+int grouped_dgrad(const RelayWgradDirectCall& call, cudaStream_t stream) {
+  static_assert(std::is_same_v<T, Out>);
+  if (call.wanted != nullptr) return *call.wanted = 0, 0;
+  return grouped<Shape<T, numbers...>, After, true>(wide_call(call), stream);
 }
 
 }  // namespace

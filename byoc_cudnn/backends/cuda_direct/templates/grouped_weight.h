@@ -20,7 +20,7 @@ struct Weight {
 
 template <typename Z>
 __device__ inline void read_gradient(Spot to, const typename Z::T* grad, const Where& at,
-                                     const RelayWgradFewCall& z, int channel) {
+                                     const WideCall& z, int channel) {
   using W = Weight<Z>;
   for (int i = threadIdx.x; i < Z::UNITS * 8 * W::GRAD_CHUNKS; i += Z::THREADS) {
     const int chunk = i % W::GRAD_CHUNKS, pixel = i / W::GRAD_CHUNKS, u = pixel / 8;
@@ -33,10 +33,27 @@ __device__ inline void read_gradient(Spot to, const typename Z::T* grad, const W
   }
 }
 
+// Of the pixels that this lane multiplies, two of each of two units, which there are: all bits of those.
+// Whether some of the units' are not.
+template <typename Z>
+__device__ inline bool rests_of(unsigned (&keep)[2], int unit, const Where& at, const WideCall& z) {
+  bool some = false;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int u = unit + i, column = at.column + u % Z::TU * 8;
+    const bool there = at.n + u / (Z::TP * Z::TU) < z.n && at.row + u / Z::TU % Z::TP < z.p;
+    const int left = there ? static_cast<int>(z.q) - column : 0;  // pixels of the unit
+    const int mine = left - static_cast<int>(threadIdx.x) % 4 * 2;
+    keep[i] = mine >= 2 ? ~0u : mine == 1 ? 0xffffu : 0u;
+    some = some || left < 8;
+  }
+  return some;
+}
+
 template <typename Z>
 __global__ void __launch_bounds__(Z::THREADS)
     grouped_weight(const typename Z::T* __restrict__ grad, const typename Z::T* __restrict__ image,
-                   float* __restrict__ parts, RelayWgradFewCall z, int down, int across, int tiles) {
+                   float* __restrict__ parts, WideCall z, int down, int across, int tiles) {
   using W = Weight<Z>;
   using X = typename W::X;
   constexpr Taps<Z::R, Z::S> taps = X::kTaps;
@@ -77,6 +94,7 @@ __global__ void __launch_bounds__(Z::THREADS)
       wait_copies<0>();
     }
     __syncthreads();
+    const Where at = where_of<Z>(tile, down, across);
     const Spot pixels = stage_0 + turn * W::STAGE;
     const Spot filters = pixels + X::BYTES +
                          static_cast<Spot>((lane % 8 * W::GRAD_PITCH + group * W::NB) * 16);
@@ -93,14 +111,25 @@ __global__ void __launch_bounds__(Z::THREADS)
       }
       const Spot mine = pixels +
                         static_cast<Spot>((X::of_unit(unit + lane / 16) + lane % 8) * X::PITCH * 16);
+      // Where there is no result its gradient is zeros, but what its taps read need not be numbers.
+      unsigned keep[2];
+      const bool some = rests_of<Z>(keep, unit, at, z);
+      auto multiply = [&](bool all) {
 #pragma unroll
-      for (int m = 0; m < W::MW; ++m) {
-        unsigned a[4];
-        matrices_4<true>(a, mine + places[m]);
+        for (int m = 0; m < W::MW; ++m) {
+          unsigned a[4];
+          matrices_4<true>(a, mine + places[m]);
+          if (!all) a[0] &= keep[0], a[1] &= keep[0], a[2] &= keep[1], a[3] &= keep[1];
 #pragma unroll
-        for (int n = 0; n < W::NB; ++n) {
-          multiply_16(sums[m][n], a, b[n][0], b[n][1], typename Z::T{});
+          for (int n = 0; n < W::NB; ++n) {
+            multiply_16(sums[m][n], a, b[n][0], b[n][1], typename Z::T{});
+          }
         }
+      };
+      if (some) {
+        multiply(false);
+      } else {
+        multiply(true);
       }
     }
     __syncthreads();
@@ -132,7 +161,7 @@ __global__ void __launch_bounds__(Z::THREADS)
 
 // How many parts a gradient is the sum of: of the problem alone, so that sums are the same on all devices.
 template <typename Z>
-inline int64_t parts_of(const RelayWgradFewCall& z) {
+inline int64_t parts_of(const WideCall& z) {
   const int64_t tiles = ceil_of64(z.n, Z::TN) * ceil_of64(z.p, Z::TP) * ceil_of64(z.q, 8 * Z::TU);
   const int64_t slabs = ceil_of64(z.k, Z::GB * Z::KI);
   // Enough blocks for a large device, as long as the parts are not more than the tensors are.
@@ -144,28 +173,24 @@ inline int64_t parts_of(const RelayWgradFewCall& z) {
   return ceil_of64(tiles, ceil_of64(tiles, many));
 }
 
-template <typename Z>
-int64_t grouped_workspace(const RelayWgradFewCall& z) {
-  return parts_of<Z>(z) * z.k * Z::RS * Z::CG * 4;
-}
-
-template <typename Z>
-int grouped_filters(const RelayWgradFewCall& z, cudaStream_t stream) {
+template <typename T, typename Out, typename After, int... numbers>
+int grouped_wgrad(const RelayWgradDirectCall& call, cudaStream_t stream) {
+  using Z = Shape<T, numbers...>;
   using W = Weight<Z>;
-  using T = typename Z::T;
+  const WideCall z = wide_call(call);
+  const int64_t many = parts_of<Z>(z), count = z.k * Z::RS * Z::CG;
+  if (call.wanted != nullptr) return *call.wanted = many * count * 4, 0;
   const int down = static_cast<int>(ceil_of64(z.p, Z::TP));
   const int across = static_cast<int>(ceil_of64(z.q, 8 * Z::TU));
-  const int64_t tiles = ceil_of64(z.n, Z::TN) * down * across, many = parts_of<Z>(z);
-  if (z.workspace_bytes < grouped_workspace<Z>(z)) return -static_cast<int>(cudaErrorInvalidValue);
+  const int64_t tiles = ceil_of64(z.n, Z::TN) * down * across;
+  if (tiles > kMostTiles) return finished(cudaErrorInvalidValue);
   const auto slabs = static_cast<unsigned>(ceil_of64(z.k, Z::GB * Z::KI));
   cudaError_t error = launch_with(
       grouped_weight<Z>, dim3(slabs, static_cast<unsigned>(many)), Z::THREADS, W::BYTES, stream,
       static_cast<const T*>(z.first), static_cast<const T*>(z.second),
       static_cast<float*>(z.workspace), z, down, across, static_cast<int>(tiles));
-  if (error == cudaSuccess) {
-    error = sum_parts<T>(z, z.k * Z::RS * Z::CG, static_cast<int>(many), stream);
-  }
-  return finished_with(error);
+  if (error == cudaSuccess) error = sum_parts<Out>(z, count, static_cast<int>(many), stream);
+  return finished(error);
 }
 
 }  // namespace

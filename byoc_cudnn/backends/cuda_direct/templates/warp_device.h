@@ -108,6 +108,12 @@ __device__ inline void write_16(Spot at, uint4 v) {
                : "memory");
 }
 
+__device__ inline unsigned read_4(Spot at) {
+  unsigned v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+
 __device__ inline void write_4(Spot at, unsigned v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
