@@ -67,9 +67,7 @@ def facts() -> list[tuple[str, str]]:
 
 
 def build_facts(found: Toolchain) -> list[tuple[str, str]]:
-    """The rows on what a build for cuDNN needs, and on what is kept of builds."""
-    from byoc_cudnn.building import kept
-
+    """The rows on what a build for cuDNN needs."""
     rows = []
     for part in (found.cudnn, found.cuda):
         if part.complete:
@@ -82,7 +80,6 @@ def build_facts(found: Toolchain) -> list[tuple[str, str]]:
         rows += [(f"{part.name}, passed over", reason) for reason in part.rejected]
     rows.append(("C++ compiler", _compiler(found)))
     rows.append(("nvcc (for CUTLASS)", str(found.nvcc or "not found")))
-    rows.append(("compiled and kept", kept.described()))
     rows.append(("missing", found.missing() or "nothing"))
     return rows
 

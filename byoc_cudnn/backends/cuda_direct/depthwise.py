@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from .family import Family, Numbers
+from .machine import BANDWIDTH, ITEM, MULTIPROCESSORS, REGISTERS, SHARED, STAGED, TAP, Work
 
 MOST_TAPS = 31  # along an axis
 MOST_UNROLLED = 7  # the same, of kernels that hold their filters in registers
 
-# An H200, as our kernels see it.
-_BANDWIDTH = 3.9e6  # bytes per microsecond
-_SMS = 132
-_ISSUED = _SMS * 128 * 1.75e3  # instructions of threads per microsecond
-_REGISTERS, _MOST_REGISTERS = 65536, 215
-_THREADS = 128
-_SHARED, _MOST_SHARED = 227 << 10, 48 << 10  # bytes of an SM, and of a block
-_LAUNCH = 3.0  # microseconds
+_MOST_REGISTERS, _MOST_SHARED = 215, 48 << 10  # of a thread; bytes of a block
+_THREADS, _MOST_PACKS = 128, 64  # of a block
+_BEGIN, _ALONE = 3, 1.3  # as in `chunk_of`
 
 
 def _is_depthwise(problem: ConvProblem, epilogue: str) -> Decision:
@@ -55,6 +52,10 @@ def _backward(problem: ConvProblem, epilogue: str) -> Decision:
     return _in_registers(problem, epilogue)
 
 
+def _size(problem: ConvProblem) -> int:
+    return DTYPE_BYTES[problem.dtype(problem.roles[0])]
+
+
 @dataclass(frozen=True)
 class Strip:
     """How a thread slides: V channels, `across` results of a row (of dgrad: blocks of pixels of a
@@ -73,6 +74,11 @@ class Strip:
         return self.problem.kind is ConvKind.DGRAD and self.problem.strides != (1, 1)
 
     @property
+    def size(self) -> int:
+        """Bytes of an operand's element."""
+        return _size(self.problem)
+
+    @property
     def columns(self) -> int:
         """Packs of a row that are read."""
         p = self.problem
@@ -82,22 +88,38 @@ class Strip:
         return (self.across - 1) * stride + p.s
 
     @property
+    def _results(self) -> int:
+        """Packs that a step has done."""
+        p = self.problem
+        return self.across * (p.strides[0] * p.strides[1] if self._scatters else 1)
+
+    @property
     def registers(self) -> int:
         """Of a thread, roughly."""
         p, v = self.problem, self.vector
-        raw = -(-v * DTYPE_BYTES[p.data_dtype] // 4)
+        raw = 0 if self.ahead else -(-v * self.size // 4)
         under_way = -(-p.r // (1 if p.kind is ConvKind.DGRAD else p.strides[0]))
         results = self.across * (p.strides[1] if self._scatters else 1)
-        taps, held = p.r * p.s * v, 1 if self.ahead else 2
-        if p.kind is ConvKind.WGRAD:
-            own = raw * (held * self.columns + (held - 1) * self.across)
-            return 34 + taps + under_way * self.across * v + own
-        return 34 + taps + under_way * results * v + held * raw * self.columns
+        columns = self.columns + (self.across if p.kind is ConvKind.WGRAD else 0)
+        return 28 + v * (p.r * p.s + under_way * results) + raw * columns
+
+    @property
+    def issued(self) -> float:
+        """Instructions of a step, as nvcc's code has them."""
+        p, v, size = self.problem, self.vector, self.size
+        widened = v if size < 4 else 0  # by an instruction each; narrowed by one for two
+        rows = 1 if p.kind is ConvKind.DGRAD else p.strides[0]
+        pack = widened + (4.5 if self.ahead else 2 + max(1, v * size // 8) + 3 * (rows > 1))
+        packs = self.columns * rows
+        all_ = p.r * p.s * self.across * v + packs * pack + (25 if self.ahead else 12)
+        if p.kind is ConvKind.WGRAD:  # gradients of rows before are moved
+            return all_ + self.across * (pack + v * (-(-p.r // p.strides[0]) - 1))
+        return all_ + self._results * (widened / 2 + 2) + 15 * self._scatters
 
     @property
     def shared(self) -> int:
         """Bytes of a block."""
-        p, size = self.problem, DTYPE_BYTES[self.problem.data_dtype]
+        p, size = self.problem, self.size
         rows = p.strides[0] * self.columns if p.kind is not ConvKind.DGRAD else self.columns
         packs = self.ahead * (rows + (self.across if p.kind is ConvKind.WGRAD else 0))
         taps = p.s * 4 * self.threads if p.kind is ConvKind.WGRAD else p.r * p.s * 64 * size
@@ -110,58 +132,78 @@ class Strip:
             return int(-(-p.w // (self.across * p.strides[1])))
         return int(-(-p.q // self.across))
 
+    def _load(self, blocks: int) -> float:
+        """`load_of` of `depthwise_tiles.h`."""
+        full, left = divmod(-(-blocks // MULTIPROCESSORS), self.fit)
+        return full * max(self.fit, _ALONE) + (max(left, _ALONE) if left else 0)
+
     def chunk(self, rows: int, ramp: int) -> int:
         """`chunk_of` of `depthwise_tiles.h`."""
         p, best, least = self.problem, rows, 0.0
         for cut in range(1, rows + 1):
             chunk = -(-rows // cut)
             threads = p.n * self.strips * -(-rows // chunk) * (p.c // self.vector)
-            waves = threads / (_SMS * self.fit * self.threads)
-            cost = (chunk + ramp + 3) * (1 if waves < 1 else waves + 0.3)
+            cost = (chunk + ramp + _BEGIN) * self._load(-(-threads // self.threads))
             if cut == 1 or cost < 0.99 * least:
                 least, best = cost, chunk
         return best
 
-    def us(self) -> float:
-        """Expected: the slower of memory and instructions, and what the last blocks leave idle."""
+    @cached_property
+    def cover(self) -> tuple[int, int, int, float]:
+        """`cover_of` of `depthwise_tiles.h`: packs and lanes of a block, groups, use of sectors."""
+        packs, best, most = self.problem.c // self.vector, (1, 1, 1, 1.0), 0.0
+        pack = self.vector * self.size
+        for side in range(1, min(packs, _MOST_PACKS, self.threads) + 1):
+            groups, lanes = -(-packs // side), self.threads // side
+            threads = lanes * side
+            used = packs / (groups * side) * threads / (32 * -(-threads // 32))
+            used *= 0.75 + 0.25 * threads / self.threads
+            row = (packs if groups == 1 else side) * pack
+            whole = row / (32 * -(-row // 32) + (24 if row % 32 else 0))
+            score = used * min(1, 0.5 + side / 32) * whole
+            if score > most * 1.001:
+                most, best = score, (side, lanes, groups, whole)
+        return best
+
+    def work(self) -> Work:
+        """What a launch does."""
         p, v = self.problem, self.vector
-        rows = -(-p.h // p.strides[0]) if p.kind is ConvKind.DGRAD else p.p
+        wgrad, dgrad = p.kind is ConvKind.WGRAD, p.kind is ConvKind.DGRAD
+        rows = -(-p.h // p.strides[0]) if dgrad else p.p
         ramp = -(-p.r // p.strides[0]) - 1
-        down = self.chunk(rows, ramp)
-        threads = p.n * self.strips * -(-rows // down) * p.c / v
-        steps = down + ramp
-        pixels = p.strides[0] if p.kind is not ConvKind.DGRAD else 1  # rows read in a step
-        fma = p.r * p.s * self.across * v
-        loaded = pixels * self.columns + (self.across if p.kind is ConvKind.WGRAD else 0)
-        each = steps * (fma + loaded * (3 + v) + self.across * (v + 4) + 12)
-        each += 3 * p.r * p.s * v + 60
-        waves = threads / (_SMS * self.fit * self.threads)
-        tail = 1.0 / waves if waves < 1 else 1 + 0.25 / waves
-        instructions = 1.15 * threads * each / _ISSUED
-        memory = p.bytes * (1 + 0.3 * (steps / down - 1)) / _BANDWIDTH
-        busy = max(instructions, memory) + 0.25 * min(instructions, memory)
-        busy *= 0.999 if self.ahead else 1  # measured the same
-        return _LAUNCH * (2 if p.kind is ConvKind.WGRAD else 1) + busy * tail
+        chunk = self.chunk(rows, ramp)
+        side, lanes, groups, whole = self.cover
+        lines = -(-p.n * self.strips * -(-rows // chunk) // lanes)
+        turns = -(-lines // max(1, MULTIPROCESSORS * self.fit // groups)) if wgrad else 1
+        pieces = side * v * p.r * p.s * self.size / 16 / (side * lanes)
+        begin = turns * ITEM + TAP * p.r * p.s * v if wgrad else STAGED * -(-pieces // 1)
+        together = 1 if dgrad else p.strides[0]  # rows of a step, each asked for one before
+        return Work(
+            blocks=-(-lines // turns) * groups, warps=-(-side * lanes // 32), resident=self.fit,
+            steps=turns * (chunk + ramp), issued=self.issued,
+            waits=1 / 3 if self.ahead else float(together), begin=begin, bytes=p.bytes / whole,
+            second=wgrad,
+        )  # fmt: skip
 
 
 def _strips(problem: ConvProblem) -> Iterator[Strip]:
-    size = DTYPE_BYTES[problem.data_dtype]
+    size = _size(problem)
     for vector in (8, 4, 2, 1):
         if problem.c % vector or vector * size > 16:
             continue
-        for across in (1, 2, 3, 4, 7):
+        for across in (1, 2) if vector == 8 else (1, 2, 3, 4, 7):  # wider ones never won
             for ahead in (0, 4):
                 strip = Strip(problem, vector, across, _THREADS, 1, ahead)
                 if (ahead and vector * size < 4) or strip.shared > _MOST_SHARED:
                     continue
                 if strip.registers <= _MOST_REGISTERS and strip.columns <= 32:
-                    fit = _REGISTERS // (_THREADS * ((strip.registers + 7) // 8 * 8))
-                    yield replace(strip, fit=max(1, min(fit, _SHARED // (strip.shared + 1024))))
+                    fit = REGISTERS // (_THREADS * ((strip.registers + 7) // 8 * 8))
+                    yield replace(strip, fit=max(1, min(fit, SHARED // (strip.shared + 1024))))
 
 
 def _of_strip(strip: Strip) -> Numbers:
     p = strip.problem
-    head: Numbers = (strip.vector, p.r, p.s, *p.strides)
+    head: Numbers = (strip.vector, p.c, p.r, p.s, *p.strides)
     if p.kind is ConvKind.DGRAD:
         head += (p.padding[0] % p.strides[0], p.padding[1] % p.strides[1])
     return (*head, strip.across, strip.threads, strip.fit, strip.ahead)
@@ -172,12 +214,12 @@ def _rows(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Nu
 
 
 def _rows_us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
-    return Strip(problem, numbers[0], *numbers[-4:]).us()
+    return Strip(problem, numbers[0], *numbers[-4:]).work().us()
 
 
 def _rows_alignment(problem: ConvProblem, numbers: Numbers) -> int:
-    result = problem.dtype(problem.roles[2])
-    return min(16, numbers[0] * max(DTYPE_BYTES[d] for d in (problem.data_dtype, result)))
+    result = DTYPE_BYTES[problem.dtype(problem.roles[2])]
+    return min(16, numbers[0] * max(_size(problem), result))
 
 
 def _any(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
@@ -188,7 +230,7 @@ def _any_us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     """Each element is read again for each tap, by single loads."""
     loads = problem.flop / 2
     slow = 8.0 if problem.kind is ConvKind.WGRAD else 1.0
-    return _LAUNCH + slow * loads / 1.2e6 + problem.bytes / _BANDWIDTH
+    return 4 + slow * loads / 1.2e6 + problem.bytes / BANDWIDTH
 
 
 FAMILIES = (
@@ -202,6 +244,6 @@ FAMILIES = (
     ),
     Family(
         "depthwise_any", ("depthwise_any.h",), _is_depthwise, _any, _any_us,
-        lambda problem, numbers: DTYPE_BYTES[problem.data_dtype],
+        lambda problem, numbers: _size(problem),
     ),
 )  # fmt: skip

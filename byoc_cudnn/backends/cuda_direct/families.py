@@ -1,9 +1,7 @@
 """The one table of kernel families; `family.py` says what a family is."""
 
-from . import depthwise, few, grouped
+from . import depthwise
 from .family import Family
 
-FAMILIES: dict[str, Family] = {
-    family.name: family for family in (*depthwise.FAMILIES, grouped.FAMILY, few.FAMILY)
-}
+FAMILIES: dict[str, Family] = {family.name: family for family in (*depthwise.FAMILIES,)}
 """By name.  Of the kernels of all families that take a problem, the fastest expected is chosen."""

@@ -71,8 +71,9 @@ struct Cover {
 
 inline int divided(int a, int b) { return (a + b - 1) / b; }
 
-// Few idle threads, and rows of memory that are as long as can be.
-inline Cover cover_of(int images, int channels, int strips, int chunks, int vector, int most) {
+// Few idle threads, and rows of memory that are long and end where a sector of 32 bytes does: of a
+// sector that two blocks share, half of what is moved is wasted.
+inline Cover cover_of(int images, int channels, int strips, int chunks, int vector, int most, int size) {
   const int packs = channels / vector;
   Cover best{};
   double score = 0;
@@ -81,8 +82,10 @@ inline Cover cover_of(int images, int channels, int strips, int chunks, int vect
     const double used = static_cast<double>(packs) / (groups * side) * threads /
                         (32.0 * divided(threads, 32)) * (0.75 + 0.25 * threads / most);
     const double length = std::min(1.0, 0.5 + side / 32.0);
-    if (used * length > score * 1.001) {
-      score = used * length;
+    const int row = (groups == 1 ? packs : side) * vector * size;
+    const double whole = row / (32.0 * divided(row, 32) + (row % 32 ? 24 : 0));
+    if (used * length * whole > score * 1.001) {
+      score = used * length * whole;
       best = {side, lanes, groups, strips, chunks, images * strips * chunks};
     }
   }
@@ -90,18 +93,25 @@ inline Cover cover_of(int images, int channels, int strips, int chunks, int vect
 }
 
 // Into how many rows a strip is cut: `ramp` steps more are taken for each, and a thread's beginning
-// takes as long as some.  `resident` threads run at once on an H100 or H200; what is chosen is of the
-// problem and not of the GPU that is here, and so are the bits of sums.
+// takes as long as some.  `fit` blocks run at once on a multiprocessor, and one alone does not keep it
+// busy.  What is chosen is of the problem and not of the GPU that is here (numbers are an H100's and an
+// H200's), and so are the bits of sums.
 constexpr int kMultiprocessors = 132, kBegin = 3;
+constexpr double kAlone = 1.3;
 
-inline int chunk_of(int images, int rows, int strips, int packs, int ramp, int resident) {
+inline double load_of(int64_t blocks, int fit) {
+  const int64_t each = (blocks + kMultiprocessors - 1) / kMultiprocessors, left = each % fit;
+  return static_cast<double>(each / fit) * std::max<double>(fit, kAlone) +
+         (left > 0 ? std::max<double>(static_cast<double>(left), kAlone) : 0.0);
+}
+
+inline int chunk_of(int images, int rows, int strips, int packs, int ramp, int fit, int threads) {
   int best = rows;
   double least = 0;
   for (int cut = 1; cut <= rows; ++cut) {
     const int chunk = divided(rows, cut);
-    const double threads = 1.0 * images * strips * divided(rows, chunk) * packs;
-    const double waves = threads / resident;
-    const double cost = (chunk + ramp + kBegin) * (waves < 1 ? 1 : waves + 0.3);
+    const int64_t all = int64_t{images} * strips * divided(rows, chunk) * packs;
+    const double cost = (chunk + ramp + kBegin) * load_of((all + threads - 1) / threads, fit);
     if (cut == 1 || cost < 0.99 * least) least = cost, best = chunk;
   }
   return best;
@@ -122,28 +132,6 @@ struct Item {
     chunk = static_cast<int>(all) - image * cover.chunks;
   }
 };
-
-// The filters of a block's channels, in shared memory by taps: read once, in order, then turned.
-template <int kTaps, bool kFlip, typename T>
-__device__ __forceinline__ void stage(T* taps, const T* weight, int begin, int count, int channels,
-                                      int threads) {
-  const int64_t all = int64_t{channels} * kTaps, first = int64_t{begin} * kTaps;
-  for (int i = threadIdx.x; i < count * kTaps && first + i < all; i += threads) {
-    const int tap = i % kTaps;
-    taps[(kFlip ? kTaps - 1 - tap : tap) * count + i / kTaps] = weight[first + i];
-  }
-}
-
-template <int kTaps, int V, typename T>
-__device__ __forceinline__ void taken(float (&to)[kTaps][V], const T* taps, int count, int channel) {
-#pragma unroll
-  for (int tap = 0; tap < kTaps; ++tap) {
-    Raw<T, V> raw;
-    memcpy(raw.bits, __builtin_assume_aligned(taps + tap * count + channel, Raw<T, V>::kBytes),
-           sizeof(raw.bits));
-    raw.widened(to[tap]);
-  }
-}
 
 // Asks for bytes of shared memory, zeros where nothing is there.
 template <int kBytes>
@@ -176,72 +164,141 @@ __device__ __forceinline__ void grouped() {
 #endif
 }
 
+// Elements in a row, asked for in pieces as large as where they lie allows; they come with the group
+// of copies that is made next.  Those that have no 4 bytes of their own are read here.
+template <typename T>
+__device__ __forceinline__ void stage(T* to, const T* from, int count, int threads) {
+  const auto at = reinterpret_cast<uintptr_t>(from);
+  const int size = at % 16 == 0 ? 16 : at % 4 == 0 ? 4 : 0, bytes = count * static_cast<int>(sizeof(T));
+  const int pieces = size > 0 ? bytes / size : 0;
+  auto* const shared = reinterpret_cast<char*>(to);
+  const auto* const global = reinterpret_cast<const char*>(from);
+  for (int i = threadIdx.x; i < pieces; i += threads) {
+    if (size == 16) {
+      copy<16>(shared + i * 16, global + i * 16, true);
+    } else {
+      copy<4>(shared + i * 4, global + i * 4, true);
+    }
+  }
+  for (int i = pieces * size / static_cast<int>(sizeof(T)) + threadIdx.x; i < count; i += threads) {
+    to[i] = from[i];
+  }
+}
+
+// A thread's filters, which lie one after another; turned around with `kFlip`.
+template <int kTaps, int V, bool kFlip, typename T>
+__device__ __forceinline__ void taken(float (&to)[kTaps][V], const T* taps) {
+  Raw<T, V> raw[kTaps];
+  const auto* const bits = static_cast<const typename Raw<T, V>::Bits*>(
+      __builtin_assume_aligned(taps, Raw<T, V>::kBytes));
+#pragma unroll
+  for (int i = 0; i < kTaps; ++i) {
+#pragma unroll
+    for (int part = 0; part < Raw<T, V>::kParts; ++part) {
+      raw[i].bits[part] = bits[i * Raw<T, V>::kParts + part];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kTaps; ++i) {
+    float value[V];
+    raw[i].widened(value);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const int at = i * V + v, tap = at % kTaps;  // the elements are [v][tap]
+      to[kFlip ? kTaps - 1 - tap : tap][at / kTaps] = value[v];
+    }
+  }
+}
+
+// Of an image: rows of `line` elements, of which those before `end` from row `begin` on exist.
+template <typename T>
+struct RowsOf {
+  const T* at;  // the first pack of the next row
+  int64_t line;
+  int next, all;  // it exists if it is one of 0 to all - 1
+  unsigned columns;
+
+  // `first`: of an image's row 0; rows from `begin` on, `needed` of them, if they are among `rows`.
+  __device__ __forceinline__ RowsOf(const T* first, int64_t line, int begin, int needed, int rows,
+                                    unsigned columns)
+      : at(first + begin * line), line(line), next(min(begin, 0)),
+        all(max(0, min(needed, rows - begin) + min(begin, 0))), columns(columns) {}
+
+  // Its packs that exist, as bits; `at` moves on.
+  __device__ __forceinline__ unsigned move(const T*& row) {
+    row = at;
+    at += line;
+    return static_cast<unsigned>(next++) < static_cast<unsigned>(all) ? columns : 0u;
+  }
+};
+
 // Rows of N packs that a thread reads one after another, C elements apart, K in a step: with D = 0 one
 // row ahead, in registers; else D - 1 steps ahead, in shared memory that is the thread's own, so nobody
-// waits for another.  `Rows` gives a row's first pack and which of its packs exist, as bits.
-template <int D, int K, int N, typename T, int V, int B>
+// waits for another.
+template <int D, int K, int N, typename T, int V, int B, int C>
 struct Feed {
   using Pack = Raw<T, V>;
   static constexpr int kShared = D == 0 ? 1 : D * K * N * B;  // packs of a block
 
+  RowsOf<T> rows;
   Pack next[D == 0 ? N : 1];
-  Pack* ring;
+  Pack *ring, *row;
+  const T* from;
+  unsigned there;
 
-  template <typename Rows>
-  __device__ __forceinline__ void ask(const Rows& rows, int u, int64_t apart) {
-    unsigned there;
-    const T* const at = rows(u, there);
+  __device__ __forceinline__ Feed(const RowsOf<T>& rows, Pack* shared) : rows(rows) {
+    ring = shared + threadIdx.x;
+    if constexpr (D == 0) {
+      there = this->rows.move(from);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const bool one = there >> i & 1;
-      if constexpr (D == 0) {
-        if (one) {
-          next[i].read(at + i * apart);
-        } else {
-          next[i].zero();
-        }
-      } else {
-        const T* const from = one ? at + i * apart : rows.base;
-        auto* const to = reinterpret_cast<char*>(ring + (u % (D * K) * N + i) * B);
-        constexpr int kBytes = Pack::kBytes < 4 ? 4 : Pack::kBytes;
-#pragma unroll
-        for (int part = 0; part < Pack::kParts; ++part) {
-          copy<kBytes>(to + part * kBytes, reinterpret_cast<const char*>(from) + part * kBytes, one);
-        }
-      }
+      for (int i = 0; i < N; ++i) ask(i);
+    }
+  }
+
+  __device__ __forceinline__ void ask(int i) {
+    if (there >> i & 1) {
+      next[D == 0 ? i : 0].read(from + i * C);
+    } else {
+      next[D == 0 ? i : 0].zero();
     }
   }
 
   // The rows of step t, where they are copied; a group of copies has those of all feeds.
-  template <typename Rows>
-  __device__ __forceinline__ void ask_step(const Rows& rows, int t, int64_t apart) {
+  __device__ __forceinline__ void ask_step(int t) {
     if constexpr (D > 0) {
+      Pack* const to = ring + t % D * (K * N * B);
 #pragma unroll
-      for (int j = 0; j < K; ++j) ask(rows, t * K + j, apart);
-    }
-  }
-
-  template <typename Rows>
-  __device__ __forceinline__ void start(const Rows& rows, int64_t apart, Pack* shared) {
-    if constexpr (D == 0) {
-      ask(rows, 0, apart);
-    } else {
-      ring = shared + threadIdx.x;
-    }
-  }
-
-  // Row u; rows come in their order.
-  template <typename Rows>
-  __device__ __forceinline__ void take(Pack (&row)[N], const Rows& rows, int u, int64_t apart) {
+      for (int j = 0; j < K; ++j) {
+        there = rows.move(from);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if constexpr (D == 0) {
-        row[i] = next[i];
-      } else {
-        row[i] = ring[(u % (D * K) * N + i) * B];
+        for (int i = 0; i < N; ++i) {
+          constexpr int kBytes = Pack::kBytes < 4 ? 4 : Pack::kBytes;
+#pragma unroll
+          for (int part = 0; part < Pack::kParts; ++part) {
+            copy<kBytes>(reinterpret_cast<char*>(to + (j * N + i) * B) + part * kBytes,
+                         reinterpret_cast<const char*>(from + i * C) + part * kBytes, there >> i & 1);
+          }
+        }
       }
     }
-    if constexpr (D == 0) ask(rows, u + 1, apart);
+  }
+
+  // Row j of step t comes next; then its packs, in their order, each once.
+  __device__ __forceinline__ void begin_row(int t, int j) {
+    if constexpr (D == 0) {
+      there = rows.move(from);
+    } else {
+      row = ring + t % D * (K * N * B) + j * N * B;
+    }
+  }
+
+  __device__ __forceinline__ void take(float (&x)[V], int i) {
+    if constexpr (D == 0) {
+      next[i].widened(x);
+      ask(i);
+    } else {
+      row[i * B].widened(x);
+    }
   }
 };
 
@@ -264,22 +321,6 @@ __device__ __forceinline__ void begin_step(const Ask& ask, int t) {
   }
 }
 
-// Of an image: rows of `line` elements, of which those before `end` from row `begin` on exist.
-template <typename T>
-struct RowsOf {
-  const T* base;   // somewhere that may be read
-  const T* first;  // the first pack of row 0
-  int64_t line;
-  int begin, needed, all;  // row u is `begin + u`, if that is one of `all` and u < needed
-  unsigned columns;
-
-  __device__ __forceinline__ const T* operator()(int u, unsigned& there) const {
-    const int row = begin + u;
-    there = u < needed && row >= 0 && row < all ? columns : 0u;
-    return first + row * line;
-  }
-};
-
 // Which of N columns from `first` on exist.
 template <int N>
 __device__ __forceinline__ unsigned existing(int first, int columns) {
@@ -289,13 +330,15 @@ __device__ __forceinline__ unsigned existing(int first, int columns) {
   return bits;
 }
 
+// Computed whether it is there or not, so that only the access itself depends on it.
 template <typename After, typename Out, int V>
-__device__ __forceinline__ void put(const RelayWgradDirectCall& z, int64_t at, float (&value)[V],
+__device__ __forceinline__ void put(Out* to, const Out* source, bool there, float (&value)[V],
                                     const float (&bias)[V]) {
   Raw<Out, V> raw;
   float operand[V];
   if constexpr (After::kWhole) {
-    raw.read(static_cast<const Out*>(z.source) + at);
+    raw.zero();
+    if (there) raw.read(source);
     raw.widened(operand);
   }
 #pragma unroll
@@ -303,7 +346,7 @@ __device__ __forceinline__ void put(const RelayWgradDirectCall& z, int64_t at, f
     value[v] = After::of(value[v], After::kWhole ? operand[v] : After::kPerChannel ? bias[v] : 0.f);
   }
   raw.narrowed(value);
-  raw.write(static_cast<Out*>(z.result) + at);
+  if (there) raw.write(to);
 }
 
 inline bool no_workspace(const RelayWgradDirectCall& z) {
