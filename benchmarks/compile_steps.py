@@ -140,7 +140,7 @@ def compiled(
     options: dict[str, Any] = {name: {"allow_tf32": dtype != "f32"} for name in backends}
     module, report = byoc_cudnn.partition(step, backends, products=True, **options)
     partitioned = time.perf_counter()
-    library = byoc_cudnn.build(module, tvm.target.Target(TARGET, host="llvm"), direct=True)
+    library = byoc_cudnn.build(module, tvm.target.Target(TARGET), direct=True)
     built = time.perf_counter()
     if objects:
         with tempfile.TemporaryDirectory() as folder:

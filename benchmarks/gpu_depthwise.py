@@ -113,7 +113,7 @@ def regions_of(rows: Sequence[Row]) -> list[Region]:
     ]
 
 
-def _load(rows: Sequence[Row], folder: Path) -> Any:
+def load(rows: Sequence[Row], folder: Path) -> Any:
     source, library = folder / "regions.cc", folder / "regions.so"
     source.write_text(generate(regions_of(rows)), encoding="utf-8")
     subprocess.run(library_command(source, library), check=True)
@@ -134,7 +134,7 @@ def _quick(row: Row, functions: Sequence[Any]) -> list[float]:
     return times
 
 
-def _measured(row: Row, index: int, module: Any, mode: str) -> None:
+def measured(row: Row, index: int, module: Any, mode: str) -> None:
     functions = [module[f"f{index}_{j}"] for j in range(len(row.choices))]
     quick = _quick(row, functions)
     best = min(range(len(quick)), key=quick.__getitem__)
@@ -160,7 +160,7 @@ def _short(name: str) -> str:
     return "x".join([*numbers[:1], *numbers[-4:-3], *numbers[-1:]])
 
 
-def _print(rows: Sequence[Row], bandwidth: float) -> None:
+def print_rows(rows: Sequence[Row], bandwidth: float) -> None:
     print("µs: floor, ours, PyTorch's; of floor; error; our kernels' times and what was expected")
     for row in rows:
         f, p = row.found, row.problem
@@ -217,20 +217,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     bandwidth = float(floors([])["bandwidth"])
     done: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        module = _load(rows, Path(folder))
+        module = load(rows, Path(folder))
         print(f"built {len(regions_of(rows))} kernels: {time.perf_counter() - begin:.0f} s")
         # The largest first: those that the means are over.
         for i in sorted(range(len(rows)), key=lambda i: -rows[i].problem.bytes):
             if time.perf_counter() - begin > args.time_budget:
                 print(f"time is up: {len(rows) - len(done)} problems are left out")
                 break
-            _measured(rows[i], i, module, args.dtype)
+            measured(rows[i], i, module, args.dtype)
             done.append(rows[i])
             gc.collect()
     if args.json:
         values = [{"problem": r.problem.repro(), "suites": r.suites, **r.found} for r in done]
         args.json.write_text(json.dumps({"bandwidth": bandwidth, "rows": values}, indent=1))
-    _print(done, bandwidth)
+    print_rows(done, bandwidth)
     return sum("reason" in row.found for row in done)
 
 

@@ -56,6 +56,7 @@ LONGER = {
     "tests/fuzz/test_harness.py::test_every_end_is_told": "starts a process of TVM for each end",
     f"{TRAINING}/test_training.py::test_checkpoints_lower_the_planned_memory": NETWORKS,
     f"{TRAINING}/test_training.py::test_mixed_precision_and_checkpoints": NETWORKS,
+    "tests/byoc_cudnn/backends/cuda_direct/test_warps_emulated.py::test_many_random": MORE,
     "tests/byoc_cudnn/updates/test_updates.py::test_a_step_is_what_the_operators_give[adam": MORE,
     "tests/byoc_cudnn/updates/test_updates.py::test_a_trainer_updates_in_place": MORE,
     f"{TRAINING}/test_pipelined_training.py::test_a_gpu_keeps_weights_as_its_kernels": MORE,

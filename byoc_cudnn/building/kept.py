@@ -18,7 +18,7 @@ from pathlib import Path
 
 from relay_wgrad.output import replacing
 
-from .private_folder import private_folder
+from .private_folder import cache_folder, private_folder
 from .toolchain import ToolchainError
 
 FOLDER, MOST = "built", "RELAY_WGRAD_CACHE_MIB"
@@ -62,6 +62,19 @@ def write(path: Path, content: bytes) -> None:
         made.write_bytes(content + hashlib.sha256(content).digest())
 
 
+def described(environ: Mapping[str, str] | None = None) -> str:
+    """Where it is kept, how much is there, and how to be rid of it; makes no folder."""
+    environ = os.environ if environ is None else environ
+    folder = cache_folder(environ) / FOLDER
+    try:
+        most = most_bytes(environ) // _MIB
+    except ValueError as error:
+        return str(error)
+    used = sum(size for _, size, _ in _files(folder)) / _MIB if folder.is_dir() else 0.0
+    limit = f"at most {most} ({MOST})" if most else f"nothing more is kept ({MOST}=0)"
+    return f"{folder}: {used:.1f} MiB, {limit}; may be deleted at any time"
+
+
 class Kept:
     """The folder's contents.
 
@@ -96,23 +109,13 @@ class Kept:
             return
         try:
             write(self.folder / key, content)
-            self._trim(key)
+            self._trim(self.folder, key)
         except OSError as error:
             self._warn(f"{self.folder}: {error.strerror}")
             self.folder = None
 
-    def files(self) -> list[tuple[float, int, Path]]:
-        """(when it was used last, bytes, path) of each content."""
-        found = []
-        for path in self.folder.iterdir() if self.folder is not None else ():
-            with contextlib.suppress(FileNotFoundError):  # another process removes too
-                if _NAME.fullmatch(path.name):
-                    info = path.lstat()
-                    found.append((info.st_mtime, info.st_size, path))
-        return found
-
-    def _trim(self, newest: str) -> None:
-        files = self.files()
+    def _trim(self, folder: Path, newest: str) -> None:
+        files = _files(folder)
         size = sum(n for _, n, _ in files)
         for _, n, path in sorted(files):
             if size <= self.most:
@@ -126,3 +129,14 @@ class Kept:
             f"what compilers make is not kept, and is made anew in each process: {reason}",
             RuntimeWarning, stacklevel=2,
         )  # fmt: skip
+
+
+def _files(folder: Path) -> list[tuple[float, int, Path]]:
+    """(when it was used last, bytes, path) of each content."""
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process removes too
+            if _NAME.fullmatch(path.name):
+                info = path.lstat()
+                found.append((info.st_mtime, info.st_size, path))
+    return found

@@ -9,21 +9,22 @@ from pathlib import Path
 from .toolchain import ToolchainError
 
 
-def private_folder(name: str, environ: Mapping[str, str]) -> Path:
-    """The folder of that name in $RELAY_WGRAD_CACHE, made if it is not there.
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """$RELAY_WGRAD_CACHE, or else relay-wgrad in $XDG_CACHE_HOME or ~/.cache."""
+    own, cache = environ.get("RELAY_WGRAD_CACHE"), environ.get("XDG_CACHE_HOME", "")
+    if own:
+        return Path(own)
+    if cache.startswith("/"):
+        return Path(cache) / "relay-wgrad"
+    return Path(environ.get("HOME") or Path.home()) / ".cache" / "relay-wgrad"
 
-    Without that variable it is in relay-wgrad in $XDG_CACHE_HOME or ~/.cache.
+
+def private_folder(name: str, environ: Mapping[str, str]) -> Path:
+    """The folder of that name in `cache_folder`, made if it is not there.
 
     Raises ToolchainError if it is a link, another user's, or one that others may write.
     """
-    own, cache = environ.get("RELAY_WGRAD_CACHE"), environ.get("XDG_CACHE_HOME", "")
-    if own:
-        base = Path(own)
-    elif cache.startswith("/"):
-        base = Path(cache) / "relay-wgrad"
-    else:
-        base = Path(environ.get("HOME") or Path.home()) / ".cache" / "relay-wgrad"
-    folder = base / name
+    folder = cache_folder(environ) / name
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = folder.lstat()

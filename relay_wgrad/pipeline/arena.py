@@ -21,26 +21,26 @@ from tvm import relax
 
 from ..ir import op_name
 from ..transform.raising.walk import variables_of, with_type
+from .aliases import Parts, all_of, parts_of
 from .packing import Lifetime, packed
-from .storages import MOVED, TENSOR, KeepStorages, is_static, static_bytes
+from .storages import MOVED, TENSOR, KeepStorages, LetGo, is_static, static_bytes
 
 _PLANS = ("StaticPlanBlockMemory", "RewriteCUDAGraph")
-# A tensor's place, or those of a tuple's fields; of what may be any of several, all of them.
-_Parts = frozenset[int] | list[Any]
 
 
 NAME = "relay_wgrad.Arena"
 
 
 def with_arena(passes: Sequence[Any], *, keep: bool = False) -> list[Any]:
-    """Upstream's last passes with `Arena` behind its plan.
+    """Upstream's last passes with `Arena` and `LetGo` behind its plan.
 
     keep : a virtual machine keeps the memory from call to call (`KeepStorages`).
     """
     names = [str(step.info.name) for step in passes]
     # Upstream's CUDA graphs, if somebody wants them, take their storages from its plan.
     place = max(names.index(name) for name in _PLANS if name in names) + 1
-    return [*passes[:place], Arena(), *([KeepStorages()] if keep else []), *passes[place:]]
+    kept = [KeepStorages()] if keep else []
+    return [*passes[:place], Arena(), *kept, LetGo(), *passes[place:]]
 
 
 @tvm.transform.module_pass(opt_level=0, name=NAME)
@@ -86,10 +86,10 @@ def lifetimes(func: relax.Function) -> list[Planned]:
         return []
     sizes: dict[Any, int] = {}
     found: list[Planned] = []
-    parts: dict[Any, _Parts] = {}
+    parts: dict[Any, Parts] = {}
     for step, binding in enumerate(bindings):
         value = binding.value
-        for i in _all(_parts(value, parts)):
+        for i in all_of(parts_of(value, parts)):
             found[i].last = step
         if (size := _packable(value)) is not None:
             sizes[binding.var] = size
@@ -98,11 +98,11 @@ def lifetimes(func: relax.Function) -> list[Planned]:
             size = _bytes(value) or sizes[value.args[0]]
             found.append(Planned(binding, value.args[0], size, step, step))
         else:
-            parts[binding.var] = _parts(value, parts)
+            parts[binding.var] = parts_of(value, parts)
             used = set(variables_of(value)) & sizes.keys()
             for storage in used:  # by something else than a tensor of its own
                 del sizes[storage]
-    stay = {found[i].storage for i in _all(_parts(func.body.body, parts))}
+    stay = {found[i].storage for i in all_of(parts_of(func.body.body, parts))}
     stay |= {t.storage for t in found} - sizes.keys()
     return [t for t in found if t.storage not in stay]
 
@@ -171,21 +171,3 @@ def _bytes(call: relax.Call) -> int | None:
         return None
     bits = tvm.DataType(str(call.args[3].value)).bits
     return math.prod(map(int, call.args[2].values)) * ((bits + 7) // 8)
-
-
-def _parts(value: Any, parts: dict[Any, _Parts]) -> _Parts:
-    """The tensors whose memory a value may be; any that it mentions, but for tuples."""
-    if isinstance(value, relax.Var):
-        return parts.get(value, frozenset())
-    if isinstance(value, relax.Tuple):
-        return [_parts(field, parts) for field in value.fields]
-    if isinstance(value, relax.TupleGetItem):
-        whole = _parts(value.tuple_value, parts)
-        return whole[value.index] if isinstance(whole, list) else whole
-    return frozenset(i for var in variables_of(value) for i in _all(_parts(var, parts)))
-
-
-def _all(parts: _Parts) -> frozenset[int]:
-    if isinstance(parts, frozenset):
-        return parts
-    return frozenset(i for part in parts for i in _all(part))

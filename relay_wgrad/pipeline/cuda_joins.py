@@ -29,6 +29,8 @@ class Joins(CudaRule):
         """The schedule, or None for another kind of function."""
         if not all(info.is_injective() for info in infos):
             return None
+        if not any(loads_and_choices(sch.get(info.block_rv).body)[1] for info in infos):
+            return None  # before more work
         rest = inlined(sch, infos)
         if len(rest) != 1 or not _only_moves(sch.get(rest[0].block_rv)):
             return None

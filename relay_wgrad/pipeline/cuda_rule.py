@@ -17,7 +17,8 @@ class CudaRule(dlight.base.ScheduleRule):
         """The schedule, or None for another kind of function, or target."""
         if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
             return None
-        sch = Schedule(func)
+        # What cannot be done is tried often, and nobody reads why: that prints the whole kernel.
+        sch = Schedule(func, error_render_level="none")
         infos = normalize_prim_func(sch)
         return None if infos is None else self.scheduled(sch, infos)
 

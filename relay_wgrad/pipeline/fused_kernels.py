@@ -20,6 +20,7 @@ from tvm import relax, te, tirx, topi
 from ..dtypes import HALVES
 from .fold_constant import fold_constants, made_at_the_run
 from .ieee import hidden
+from .order import Order
 from .recompute import Recompute
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -38,6 +39,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         Recompute(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
+        Order(),
     ]
 
 

@@ -12,10 +12,13 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from .. import keys
 from ..ir import op_name
 from ..transform.raising.walk import variables_of, with_type
 
 _CACHED = "vm.builtin.cuda_graph.get_cached_alloc"  # (function, number): made once for a machine
+_INVOKE = "vm.builtin.invoke_closure"
+_NOTHING = "nothing"
 _STORAGE = "relax.memory.alloc_storage"
 TENSOR = "relax.memory.alloc_tensor"
 MOVED = "vm.builtin.ensure_zero_offset"
@@ -68,6 +71,49 @@ def _used(func: relax.Function, kept: dict[Any, Any]) -> list[Any]:
     return [var for var in kept if var in mentioned]
 
 
+@tvm.transform.module_pass(opt_level=0, name="relay_wgrad.LetGo")
+class LetGo:
+    """Functions that begin with giving up what their machine's last call returned.
+
+    A virtual machine holds that until another call returns, so while a step runs the gradients of
+    the one before were there too, though nobody could see them.  Here each call first makes one
+    that returns nothing.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        """The module with such a call in each function that others may call."""
+        called = {
+            var: func
+            for var, func in mod.functions_items()
+            if isinstance(func, relax.Function)
+            and isinstance(func.body, relax.SeqExpr)
+            and func.attrs is not None
+            and keys.SYMBOL in func.attrs
+        }
+        if not called:
+            return mod
+        bb = relax.BlockBuilder(mod.clone())
+        nothing = bb.add_func(_giving_nothing(), _NOTHING)
+        out = bb.get()
+        for var, func in called.items():
+            made = _with_context(_INVOKE, [nothing], out[nothing].ret_ty)
+            binding = relax.VarBinding(relax.Var(_NOTHING, made.ty), made)
+            blocks = [relax.BindingBlock([binding]), *func.body.blocks]
+            body = with_type(relax.SeqExpr(blocks, func.body.body), func.body.ty)
+            out[var] = relax.Function(
+                func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span
+            )
+        return out
+
+
+def _giving_nothing() -> relax.Function:
+    bb = relax.BlockBuilder()
+    with bb.function(_NOTHING, [], attrs={"relax.force_pure": True}, private=True):
+        # No empty tuple, for which the machine has no register.
+        bb.emit_func_output(relax.ShapeExpr([]))
+    return bb.get()[_NOTHING]
+
+
 def is_moved(value: Any) -> bool:
     """Whether it makes of a tensor at an offset one whose data pointer is moved."""
     called = value.op if isinstance(value, relax.Call) else None
@@ -103,10 +149,8 @@ def _taking(
     func: relax.Function, kept: dict[Any, Any], used: list[Any], maker: Any, kind: Any, number: int
 ) -> relax.Function:
     taken = relax.Var("storages", kind)
-    builtin = tvm.ir.Op.get("relax.call_builtin_with_ctx")
-    args = relax.Tuple([maker, tvm.tirx.IntImm("int64", number)])
-    call = relax.Call(builtin, [relax.ExternFunc(_CACHED), args], ty_args=[kind])
-    blocks = [relax.BindingBlock([relax.VarBinding(taken, with_type(call, kind))])]
+    call = _with_context(_CACHED, [maker, tvm.tirx.IntImm("int64", number)], kind)
+    blocks = [relax.BindingBlock([relax.VarBinding(taken, call)])]
     places = {var: i for i, var in enumerate(used)}
     for block in func.body.blocks:
         bindings = []
@@ -119,3 +163,11 @@ def _taking(
         blocks.append(relax.BindingBlock(bindings))
     body = with_type(relax.SeqExpr(blocks, func.body.body), func.body.ty)
     return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+
+def _with_context(name: str, args: list[Any], kind: Any) -> relax.Call:
+    """A call of one of the virtual machine's functions, which is given the machine."""
+    builtin = tvm.ir.Op.get("relax.call_builtin_with_ctx")
+    call = relax.Call(builtin, [relax.ExternFunc(name), relax.Tuple(args)], ty_args=[kind])
+    made: relax.Call = with_type(call, kind)
+    return made

@@ -3,7 +3,8 @@
 Importing both takes three seconds of a processor, more than most commands that the tests run.  A
 server (the standard library's) has imported them and forks a process for each program: arguments,
 environment, folder, standard streams and exit code are a new process's.  What a test must see from
-the very start, such as what importing itself does, or signals, runs as `subprocess` does.
+the very start, such as what importing itself does, or signals, runs as `subprocess` does; so does
+all under coverage, which follows no fork of a process that it has not begun.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+_COVERAGE = "COVERAGE_PROCESS_CONFIG"  # in the environment, where processes are to be measured
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tvm", "torch", "relay_wgrad", "legalize", "byoc_cudnn", "onnx"])
 
@@ -49,6 +51,13 @@ def _run(
     env: Mapping[str, str] | None = None, timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Raises subprocess.TimeoutExpired, with the child killed, after `timeout` seconds."""
+    if _COVERAGE in os.environ:
+        kind, name = what
+        command = [sys.executable, "-W", "error", *(["-m"] if kind == "module" else []), name]
+        return subprocess.run(
+            [*command, *args], cwd=cwd, env={**os.environ, **(env or {})}, timeout=timeout,
+            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         given = {**os.environ, **(env or {})}

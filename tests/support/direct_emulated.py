@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -79,7 +80,7 @@ def share(
     values = random_operands(problem, rng)
     first, second, result = problem.roles
     operands = [
-        aligned(v.astype(DTYPES[problem.dtype(role)]))
+        v.astype(DTYPES[problem.dtype(role)])
         for v, role in zip(values, (first, second), strict=True)
     ]
     dtype = DTYPES[problem.dtype(result)]
@@ -90,14 +91,22 @@ def share(
             if step.form.inner is not None:
                 x.reshape(-1)[::7] = np.nan
             extra[step.operand] = x
-    source = [aligned(x.astype(dtype)) for x in extra.values()]
-    out = aligned(np.full(problem.shape(result), np.nan, dtype))
-    p = problem
+    out = run(functions, kernel, problem, [*operands, *(x.astype(dtype) for x in extra.values())])
+    exact = torch_reference(problem, *values)
+    want = reference([STEPS[e] for e in epilogue], exact, extra, problem)
+    return relative_error(out.astype(np.float64), want) / tolerance(problem)
+
+
+def run(functions: Any, kernel: Kernel, p: ConvProblem, given: Sequence[np.ndarray]) -> np.ndarray:
+    """The result of two operands, and an epilogue's; it and the workspace begin as NaN."""
+    operands = [aligned(x) for x in given]
+    result = p.roles[2]
+    out = aligned(np.full(p.shape(result), np.nan, DTYPES[p.dtype(result)]))
     wanted = ctypes.c_int64(-1)
     call = _Call(
         *(p.n, p.h, p.w, p.c, p.k, p.r, p.s, p.p, p.q, p.groups), *p.padding[:2], p.strides,
-        p.dilation, p.data_layout == "NCHW", *(x.ctypes.data for x in operands),
-        source[0].ctypes.data if source else None, out.ctypes.data, None,
+        p.dilation, p.data_layout == "NCHW", *(x.ctypes.data for x in operands[:2]),
+        operands[2].ctypes.data if operands[2:] else None, out.ctypes.data, None,
         ctypes.pointer(wanted),
     )  # fmt: skip
     function = getattr(functions, kernel.name)
@@ -108,5 +117,4 @@ def share(
     call.workspace, call.wanted = kept.ctypes.data, None
     assert function(ctypes.byref(call), None) == 0
     assert (kept[wanted.value :] == 255).all(), "written beyond the workspace"
-    want = reference([STEPS[e] for e in epilogue], torch_reference(p, *values), extra, p)
-    return relative_error(out.astype(np.float64), want) / tolerance(p)
+    return out

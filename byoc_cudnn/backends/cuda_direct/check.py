@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -65,12 +66,15 @@ class Options:
 
 
 def bound(options: Options) -> Callable[[ConvProblem, str], Decision]:
-    """`check` under options: they change nothing of it."""
-    return check
+    """`check` under options: families that the oldest GPU cannot run are left out."""
+    return partial(check, oldest=options.archs[0])
 
 
-def check(problem: ConvProblem, epilogue: str) -> Decision:
-    """Whether one of the families takes a problem with an epilogue, as it stands."""
+def check(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
+    """Whether one of the families takes a problem with an epilogue, as it stands.
+
+    oldest : the oldest GPU that must run the code.
+    """
     for rule in (_layouts, _dtypes, known_channels, _empty):
         decision = rule(problem)
         if not decision:
@@ -79,9 +83,10 @@ def check(problem: ConvProblem, epilogue: str) -> Decision:
         return no(f"no epilogue {epilogue!r} for {problem.kind.value}")
     reasons = []
     for family in FAMILIES.values():
-        if decision := family.accepts(problem, epilogue):
+        decision = family.accepts(problem, epilogue)
+        if decision and family.oldest <= oldest:
             return YES
-        reasons.append(decision.reason)
+        reasons.append(decision.reason or f"arch {oldest}: {family.name} needs {family.oldest}")
     return no("; ".join(dict.fromkeys(reasons)))
 
 

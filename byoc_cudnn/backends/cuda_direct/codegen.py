@@ -16,7 +16,7 @@ from ...codegen.regions import Region
 from ...codegen.templates import template
 from ...fused import has_bias
 from ..base import plans_of
-from .check import CODEGEN, Options, check
+from .check import CODEGEN, Options, bound
 from .families import FAMILIES
 from .kernels import Kernel
 from .model import choose
@@ -104,7 +104,7 @@ def kernels_of(source: str) -> list[tuple[tuple[int, ...], str]]:
 
 def _row(region: Region, options: Options, arch: int) -> tuple[str, Kernel]:
     p = region.problem
-    decision = check(p, "_".join(region.epilogue))
+    decision = bound(options)(p, "_".join(region.epilogue))
     if not decision:
         raise ValueError(f"{region.symbol}: {decision.reason}")
     kernel = choose(p, region.epilogue, options, arch)

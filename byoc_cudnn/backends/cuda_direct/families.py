@@ -1,7 +1,9 @@
 """The one table of kernel families; `family.py` says what a family is."""
 
-from . import depthwise
+from . import depthwise, few, grouped
 from .family import Family
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (*depthwise.FAMILIES,)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (*depthwise.FAMILIES, grouped.FAMILY, few.FAMILY)
+}
 """By name.  Of the kernels of all families that take a problem, the fastest expected is chosen."""

@@ -33,6 +33,7 @@ class Family:
         numbers it; never empty where `accepts` says yes.  The epilogue is given as steps' names.
     predict : microseconds that are expected of one on a GPU.
     alignment : bytes at which all tensors must lie, of the numbers and an element's size.
+    oldest : the oldest GPU that runs its kernels, as nvcc numbers it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Family:
     candidates: Callable[[ConvProblem, tuple[str, ...], int], Sequence[Numbers]]
     predict: Callable[[ConvProblem, Numbers, int], float]
     alignment: Callable[[ConvProblem, Numbers], int]
+    oldest: int = 75
 
 
 ASSUMED = {"n": 32, "h": 56, "w": 56}  # where a size is not known

@@ -28,12 +28,12 @@ class Choice:
 
 @lru_cache(maxsize=1024)
 def ranked(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> tuple[Choice, ...]:
-    """All kernels that are considered, the fastest expected first."""
+    """All kernels that are considered for a GPU, the fastest expected first."""
     known, name = sized(problem), "_".join(epilogue)
     found = [
         Choice(Kernel.of(family, problem, epilogue, numbers), family.predict(known, numbers, arch))
         for family in FAMILIES.values()
-        if family.accepts(problem, name)
+        if family.oldest <= arch and family.accepts(problem, name)
         for numbers in family.candidates(known, epilogue, arch)
     ]
     return tuple(sorted(found, key=lambda choice: choice.us))
@@ -41,7 +41,13 @@ def ranked(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> tuple[
 
 def choose(problem: ConvProblem, epilogue: tuple[str, ...], options: Options, arch: int) -> Kernel:
     """The kernel to use.  Raises ValueError for a pinned one that does not serve the problem."""
-    choices = ranked(problem, epilogue, arch)
+    # Of several GPUs that one library is for, all must run it.
+    others = [
+        {choice.kernel for choice in ranked(problem, epilogue, other)}
+        for other in options.archs
+        if other < arch
+    ]
+    choices = [c for c in ranked(problem, epilogue, arch) if all(c.kernel in o for o in others)]
     if options.kernel is None:
         return choices[0].kernel
     for choice in choices:

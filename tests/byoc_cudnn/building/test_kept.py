@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from byoc_cudnn.building.kept import MOST, Kept, key_of, most_bytes
+from byoc_cudnn.building.kept import MOST, Kept, described, key_of, most_bytes
 
 
 def environ(folder: Path, **more: str) -> dict[str, str]:
@@ -20,7 +20,7 @@ def test_what_was_kept_is_found(tmp_path: Path) -> None:
     assert kept.get(key) is None
     kept.put(key, b"machine code")
     assert Kept(environ(tmp_path)).get(key) == b"machine code"
-    assert [path.name for _, _, path in kept.files()] == [key]
+    assert [path.name for path in (tmp_path / "built").iterdir()] == [key]
     assert (tmp_path / "built").stat().st_mode & 0o777 == 0o700
 
 
@@ -80,6 +80,15 @@ def test_the_limit_is_a_whole_number() -> None:
     for wrong in ("-1", "1.5", "many", "²"):
         with pytest.raises(ValueError, match=f"{MOST} must be .*, got '{wrong}'"):
             most_bytes({MOST: wrong})
+
+
+def test_users_are_told_where_it_is(tmp_path: Path) -> None:
+    nothing = described(environ(tmp_path))
+    assert nothing.startswith(f"{tmp_path / 'built'}: 0.0 MiB, at most 2048 ({MOST})")
+    assert not (tmp_path / "built").exists()
+    Kept(environ(tmp_path)).put(key_of(["a"]), b"x" * (3 << 20))
+    assert ": 3.0 MiB, nothing more is kept" in described(environ(tmp_path, **{MOST: "0"}))
+    assert described(environ(tmp_path, **{MOST: "x"})).startswith(f"{MOST} must be")
 
 
 def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:

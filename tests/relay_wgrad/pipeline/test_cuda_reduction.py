@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.pipeline.cuda import cuda_pipeline
-from relay_wgrad.pipeline.cuda_reduction import ChannelSum, parts
+from relay_wgrad.pipeline.cuda_reduction import ChannelSum, Windows, parts
 from tests.support.cuda_source import cuda_source, read_back
 from tests.support.partition_cases import module
 
@@ -217,3 +218,54 @@ def test_a_thread_has_a_window(batch: int, alone: bool) -> None:
     code = cuda_source(built.mod)
     assert read_back(code) == []
     assert ("__shfl" not in code and "__syncthreads" not in code) == alone
+
+
+class WindowsOnTheHost(Windows):
+    """The same loops, none of them bound to threads."""
+
+    def bind(self, sch: Any, loop: Any, axis: str) -> None:
+        """Leaves it."""
+
+
+def scratch(schedule: Any) -> int:
+    """Tensors of global memory that a kernel has besides its operands and its result."""
+    made = [line for line in schedule.mod.script().splitlines() if "sblock_alloc_buffer" in line]
+    return sum('scope="local"' not in line for line in made)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_what_follows_a_window_has_its_sum_in_registers(padded: bool) -> None:
+    shape = (4, 28, 28, 16)
+
+    def body(emit: Any, x: Any) -> Any:
+        options = {"layout": "NHWC", "count_include_pad": padded}
+        y = emit(relax.op.nn.avg_pool2d(x, (3, 3), (1, 1), (1, 1, 1, 1), **options))
+        return emit(relax.op.exp(y))
+
+    (func,) = functions({"x": shape}, body).values()
+    schedule = WindowsOnTheHost().apply(func, CUDA, False)
+    assert scratch(schedule) == 0
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    pooled = torch.nn.functional.avg_pool2d(
+        torch.tensor(x).double().permute(0, 3, 1, 2), 3, 1, 1, count_include_pad=padded
+    )
+    want = pooled.exp().permute(0, 2, 3, 1).numpy()
+    np.testing.assert_allclose(run(schedule, [x], shape), want, rtol=1e-5)
+
+
+def test_what_two_sums_are_read_by_stays_behind_them() -> None:
+    shape = (64, 32, 16, 9)
+
+    def total(t: Any) -> Any:
+        k = te.reduce_axis((0, 9), name="k")
+        return te.compute(shape[:3], lambda *i: te.sum(t(*i, k), axis=k), name="total")
+
+    x, y = (te.placeholder(shape, name=name) for name in "xy")
+    sums = total(x), total(y)
+    product = te.compute(shape[:3], lambda *i: sums[0](*i) * sums[1](*i), name="product")
+    func = te.create_prim_func([x, y, product])
+    schedule = WindowsOnTheHost().apply(func, CUDA, False)
+    assert scratch(schedule) == 2
+    a, b = np.random.default_rng(0).standard_normal((2, *shape)).astype("float32")
+    want = a.astype("float64").sum(3) * b.astype("float64").sum(3)
+    np.testing.assert_allclose(run(schedule, [a, b], shape[:3]), want, rtol=0, atol=1e-4)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 from tvm import relax
 
 from relay_wgrad.ir import op_name
+from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.cuda import cuda_pipeline
-from relay_wgrad.pipeline.storages import KeepStorages
+from relay_wgrad.pipeline.storages import KeepStorages, LetGo
 
 
 def planned(size: Any) -> tvm.IRModule:
@@ -69,3 +71,37 @@ def test_in_the_pipeline(keep: bool) -> None:
         lowered = cuda_pipeline(keep_memory=keep)(bb.get())
     names = {var.name_hint for var in lowered.get_global_vars()}
     assert ("main_storages" in names) is keep
+
+
+@pytest.mark.parametrize("name", ["main", "nothing"])
+def test_a_call_has_the_memory_of_results_that_nobody_holds(name: str) -> None:
+    """A machine keeps what it returned: without `LetGo` two sets of results take turns."""
+    x = relax.Var("x", relax.TensorType((512, 64), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function(name, [x]):
+        with bb.dataflow():
+            out = [bb.emit_output(relax.op.exp(x)), bb.emit_output(relax.op.tanh(x))]
+        bb.emit_func_output(relax.Tuple(out))
+    built = tvm.compile(bb.get(), target="llvm", relax_pipeline=cpu_pipeline())
+    machine = relax.VirtualMachine(built, tvm.cpu())
+    given = tvm.runtime.tensor(np.linspace(-1, 1, 512 * 64, dtype="float32").reshape(512, 64))
+
+    def places() -> list[int]:
+        return [result.data_ptr() for result in machine[name](given)]
+
+    first = places()
+    assert [sorted(places()) for _ in range(3)] == [sorted(first)] * 3
+    held = machine[name](given)
+    before = held[0].numpy()
+    assert not set(places()) & {result.data_ptr() for result in held}
+    assert np.array_equal(held[0].numpy(), before)
+
+
+def test_only_functions_that_others_call_begin_so() -> None:
+    before = planned(3)
+    after = LetGo()(KeepStorages()(before))
+    relax.analysis.well_formed(after)  # raises
+    text = after["main"].script()
+    assert text.count("invoke_closure") == 1
+    assert "invoke_closure" not in after["main_storages"].script()
+    tvm.ir.assert_structural_equal(LetGo()(tvm.IRModule()), tvm.IRModule())

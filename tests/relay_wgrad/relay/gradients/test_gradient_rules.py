@@ -226,6 +226,17 @@ def test_gradient_is_the_slope(programs: Any, index: int) -> None:
     np.testing.assert_allclose(inner, slope, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.usefixtures("registered")
+def test_every_gradient_is_made_and_lowered() -> None:
+    """Of all cases: what compilers make of them is the slope of a share in make test."""
+    for index in CHECKED:
+        made = _program(index)
+        lowered = lower(IRModule({"gradient": made.gradient}))
+        tvm.relax.analysis.well_formed(lowered)
+        partials = infer_expr(made.gradient).checked_type.ret_type.fields[1].fields
+        assert [tuple(map(int, ty.shape)) for ty in partials] == [a.shape for a in made.arrays]
+
+
 @pytest.mark.parametrize("index", [i for i in RULED if _refused(ALL[i])])
 def test_refused_with_a_reason(index: int) -> None:
     with pytest.raises(ValueError, match=f"the gradient of {ALL[index].op}: only w"):

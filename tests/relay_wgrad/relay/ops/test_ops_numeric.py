@@ -172,5 +172,14 @@ def test_gradient_is_the_slope(adjoints: relax.VirtualMachine, index: int) -> No
     np.testing.assert_allclose(inner, slope, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("registered")
+def test_every_gradient_is_well_formed() -> None:
+    """Of all cases: what compilers make of them is the slope of a share in make test."""
+    for index in SMOOTH:
+        case = _wide_case(CASES[index])
+        module = grad(tvm.IRModule({"main": function_of(case, case.args, scalar=True)}))
+        relax.analysis.well_formed(module)
+
+
 def _moved(x: Any, step: float, way: Any) -> Any:
     return x + step * way if str(x.dtype) in FLOATS else x

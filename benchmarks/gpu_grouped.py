@@ -1,0 +1,110 @@
+"""Grouped convolutions and those of few filters by our own kernels, PyTorch's beside them.
+
+    python -m benchmarks.gpu_grouped [--suites resnext,regnet,few] [--dtype f16] [--batch 64]
+                                     [--kinds fprop,dgrad,wgrad] [--tries 2]
+                                     [--time-budget SECONDS] [--json FILE]
+
+`benchmarks.gpu_depthwise` says how it is measured and what is printed.  Here `tries` takes our
+kernels as the model ranks them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.gpu_depthwise import FULL, Row, load, measured, print_rows
+from benchmarks.gpu_timing import floors
+from byoc_cudnn.backends.cuda_direct.model import ranked
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+# suite -> (channels, filters, groups, side, taps, stride, padding)
+SUITES: dict[str, tuple[tuple[int, int, int, int, int, int, int], ...]] = {
+    "resnext": (
+        (128, 128, 32, 56, 3, 1, 1), (256, 256, 32, 56, 3, 2, 1), (256, 256, 32, 28, 3, 1, 1),
+        (512, 512, 32, 28, 3, 2, 1), (512, 512, 32, 14, 3, 1, 1), (1024, 1024, 32, 14, 3, 2, 1),
+        (1024, 1024, 32, 7, 3, 1, 1),
+    ),
+    "few": (
+        (320, 4, 1, 64, 3, 1, 1), (64, 3, 1, 128, 7, 1, 3), (256, 4, 1, 56, 3, 1, 1),
+        (512, 1, 1, 31, 4, 1, 1),
+    ),
+    "regnet": (
+        (104, 104, 13, 28, 3, 1, 1), (208, 208, 26, 28, 3, 2, 1), (128, 128, 8, 28, 3, 1, 1),
+        (120, 120, 5, 28, 3, 1, 1), (336, 336, 14, 14, 3, 1, 1), (192, 192, 4, 28, 3, 1, 1),
+        (448, 448, 8, 28, 3, 1, 1), (896, 896, 16, 28, 3, 2, 1), (896, 896, 16, 14, 3, 1, 1),
+    ),
+}  # fmt: skip
+
+
+class Layer(Row):
+    """A row with its filters and groups in its name."""
+
+    @property
+    def name(self) -> str:
+        p = self.problem
+        return f"{p.kind.value} {p.r}x{p.s}/{p.strides[0]} {p.c}>{p.k}/{p.groups} {p.h}²"
+
+
+def rows_of(
+    suites: Iterable[str], kinds: Iterable[str], dtype: str, batch: int, tries: int
+) -> list[Row]:
+    """A row for each problem, and the kernels to time."""
+    rows: list[Row] = []
+    for suite in suites:
+        for c, k, groups, side, taps, stride, pad in SUITES[suite]:
+            for kind in kinds:
+                p = ConvProblem(
+                    ConvKind(kind), batch, c, side, side, k, taps, taps, (stride,) * 2, (pad,) * 4,
+                    groups=groups, data_layout="NHWC", kernel_layout="OHWI", grad_layout="NHWC",
+                    data_dtype=FULL[dtype], weight_dtype=FULL[dtype], grad_dtype=FULL[dtype],
+                ).check()  # fmt: skip
+                rows.append(Layer(p, list(ranked(p, (), 90)[:tries]), [suite]))
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The number of problems with wrong results."""
+    begin = time.perf_counter()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--suites", default=",".join(SUITES))
+    parser.add_argument("--kinds", default="fprop,dgrad,wgrad")
+    parser.add_argument("--dtype", default="f16", choices=("f16", "bf16"))
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--tries", type=int, default=2)
+    parser.add_argument("--time-budget", type=float, default=math.inf)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(argv)
+    rows = rows_of(
+        args.suites.split(","), args.kinds.split(","), args.dtype, args.batch, args.tries
+    )
+    bandwidth = float(floors([])["bandwidth"])
+    done: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        module = load(rows, Path(folder))
+        many = sum(len(row.choices) for row in rows)
+        print(f"built {many} kernels: {time.perf_counter() - begin:.0f} s")
+        for i, row in enumerate(rows):
+            if time.perf_counter() - begin > args.time_budget:
+                print(f"time is up: {len(rows) - len(done)} problems are left out")
+                break
+            measured(row, i, module, args.dtype)
+            done.append(row)
+            gc.collect()
+    if args.json:
+        values = [{"problem": r.problem.repro(), "suites": r.suites, **r.found} for r in done]
+        args.json.write_text(json.dumps({"bandwidth": bandwidth, "rows": values}, indent=1))
+    print_rows(done, bandwidth)
+    return sum("reason" in row.found for row in done)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

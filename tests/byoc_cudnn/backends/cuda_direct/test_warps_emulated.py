@@ -1,0 +1,113 @@
+"""What kernels on tensor cores compute, on a device that is the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from byoc_cudnn.backends.cuda_direct.check import check
+from byoc_cudnn.backends.cuda_direct.grouped import Shape
+from byoc_cudnn.backends.cuda_direct.kernels import Kernel
+from byoc_cudnn.backends.cuda_direct.model import ranked
+from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.direct_emulated import run, share
+from tests.support.grouped_cases import FAMILY_NAMES, drawn
+from tests.support.special_values import wrong
+from tests.support.warps_emulated import together
+
+SEED, COUNT = 11, 3  # problems of a family and kind
+Case = tuple[ConvProblem, tuple[str, ...], Kernel]
+
+# Groups that are taken several as one; strides that leave gaps; images whose edge no tile has.
+SPECIAL = (
+    "n=1 c=8 h=5 w=9 k=8 r=3 s=3 pad=1,1,1,1 groups=2",
+    "n=2 c=8 h=3 w=3 k=16 r=2 s=2 pad=1,0,0,1 groups=4",
+    "n=1 c=16 h=6 w=7 k=16 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=2",
+    "n=1 c=16 h=5 w=7 k=3 r=3 s=3 stride=2,2 pad=1,1,1,1",
+    "n=2 c=8 h=4 w=3 k=2 r=3 s=2 pad=1,1,0,0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+def _cases(family: str, count: int, seed: int) -> list[Case]:
+    found = []
+    for index, kind in enumerate(ConvKind):
+        rng = np.random.default_rng((seed, FAMILY_NAMES.index(family), index))
+        for i in range(count):
+            problem, name = drawn(rng, kind, family, small=True)
+            epilogue = tuple(x for x in name.split("_") if x)
+            choices = ranked(problem, epilogue, 90)
+            chosen = choices[int(rng.integers(len(choices))) * (i % 2)]
+            found.append((problem, epilogue, chosen.kernel))
+    return found
+
+
+def _off(folder: Path, cases: list[Case]) -> list[str]:
+    library = together(folder, [kernel for _, _, kernel in cases])
+    shares = [share(library, kernel, p, after) for p, after, kernel in cases]
+    named = zip(shares, cases, strict=True)
+    return [f"{x:.3g} {kernel.name} {p}" for x, (p, _, kernel) in named if not x <= 1]
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_random_problems(folder: Path, family: str) -> None:
+    assert _off(folder, _cases(family, COUNT, SEED)) == []
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_many_random_problems(folder: Path, family: str) -> None:
+    assert _off(folder, _cases(family, 30, SEED + 1)) == []
+
+
+def test_special_values(folder: Path) -> None:
+    """What is no number reaches the results whose taps read it, and not those of other groups."""
+    problems = [
+        ConvProblem.parse(f"{kind.value} {line} layout=NHWC/OHWI/NHWC dtype=f16/f16/f16")
+        for line in SPECIAL
+        for kind in ConvKind
+    ]
+    first = {p: ranked(p, (), 90)[0].kernel for p in problems}
+    assert any(k.family == "grouped" and Shape(*k.numbers).merged > 1 for k in first.values())
+    library = together(folder, list(first.values()))
+    found = []
+    for problem, kernel in first.items():
+        found += wrong(problem, lambda given, k=kernel, p=problem: run(library, k, p, given))
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("c=24 k=24 groups=8", "C=3 and K=3 a group of 8 do not come by 8 channels"),
+        ("c=8 k=8 groups=4 h=9 stride=1,2", "strides=(1, 2)"),
+        ("c=256 k=256 groups=2", "C=128 and K=128 a group: more than 64 channels"),
+        ("c=16 k=16 groups=2 r=9 h=9", "a kernel of 9x3: there are up to 7 taps"),
+        ("c=16 k=16 groups=2 dtype=f32/f32/f32", "dtype float32: grouped convolutions are"),
+        ("c=16 k=16 groups=2 layout=NCHW/OIHW/NCHW", "layout NCHW: grouped convolutions are"),
+        ("c=16 k=16 groups=2 dtype=f16/f16/f32", "float16 to float32: grouped convolutions have"),
+        ("c=16 k=9", "K=9: there are kernels of up to 8 filters"),
+        ("c=20 k=4", "C=20: channels do not come by 8"),
+        ("c=16 k=8 r=7 s=7 h=9 w=9", "8 filters of 7x7: more than 160 filters times taps"),
+    ],
+)  # fmt: skip
+def test_refusals(line: str, reason: str) -> None:
+    words = {"n": "2", "h": "5", "w": "5", "r": "3", "s": "3", "layout": "NHWC/OHWI/NHWC",
+             "dtype": "f16/f16/f16"}  # fmt: skip
+    words.update(word.split("=") for word in line.split())
+    text = " ".join(f"{key}={value}" for key, value in words.items())
+    decision = check(ConvProblem.parse(f"fprop {text}"), "")
+    assert not decision
+    assert reason in decision.reason
+
+
+def test_old_gpus_are_refused() -> None:
+    line = "fprop n=2 c=16 h=5 w=5 k=16 r=3 s=3 groups=2 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
+    problem = ConvProblem.parse(line)
+    assert check(problem, "")
+    assert "arch 75: grouped needs 80" in check(problem, "", 75).reason

@@ -1,0 +1,264 @@
+// CUDA kernels of whole warps on the CPU: what g++ needs to build them, for tests of what they compute.
+// A thread is a fiber; warps run one after another from barrier to barrier, blocks one after another.
+// In place of `warp_device.h`: fragments are exchanged and multiplied in float32 as a warp would.
+
+#include <cuda_runtime_api.h>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <vector_types.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+
+struct Index {
+  unsigned x, y, z;
+};
+
+inline Index threadIdx, blockIdx, gridDim, blockDim;
+
+namespace emulated {
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  bool done = false, waits = false;
+};
+
+struct Warp {
+  int arrived = 0, turn = 0;
+  unsigned exchanged[2][32][8];
+};
+
+inline ucontext_t home;
+inline std::vector<Fiber> fibers;
+inline std::vector<Warp> warps;
+inline std::vector<char> shared;
+inline std::function<void()> kernel;
+inline size_t current;
+
+inline void leave() { swapcontext(&fibers[current].context, &home); }
+
+inline void body() {
+  kernel();
+  fibers[current].done = true;
+  leave();
+}
+
+inline void enter(size_t i) {
+  current = i;
+  threadIdx = {static_cast<unsigned>(i), 0, 0};
+  swapcontext(&home, &fibers[i].context);
+}
+
+inline void sync_warp() {
+  Warp& warp = warps[current / 32];
+  const int turn = warp.turn;
+  if (++warp.arrived == 32) {
+    warp.arrived = 0;
+    ++warp.turn;
+  } else {
+    while (warp.turn == turn) leave();
+  }
+}
+
+// All lanes' words; two operations never share a buffer.
+inline unsigned (*exchange(const unsigned* words, int count))[8] {
+  Warp& warp = warps[current / 32];
+  unsigned(*all)[8] = warp.exchanged[warp.turn % 2];
+  std::memcpy(all[current % 32], words, sizeof(unsigned) * count);
+  sync_warp();
+  return all;
+}
+
+inline void run(dim3 size, int threads, int bytes) {
+  gridDim = {size.x, size.y, size.z};
+  blockDim = {static_cast<unsigned>(threads), 1, 1};
+  for (unsigned b = 0; b < size.x * size.y * size.z; ++b) {
+    blockIdx = {b % size.x, b / size.x % size.y, b / (size.x * size.y)};
+    fibers.assign(static_cast<size_t>(threads), {});
+    warps.assign(static_cast<size_t>(threads / 32), {});
+    shared.assign(static_cast<size_t>(bytes), '\xff');  // NaN, if it is read before it is written
+    for (Fiber& fiber : fibers) {
+      fiber.stack.resize(64 << 10);
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.data();
+      fiber.context.uc_stack.ss_size = fiber.stack.size();
+      fiber.context.uc_link = &home;
+      makecontext(&fiber.context, body, 0);
+    }
+    for (bool live = true; live;) {
+      live = false;
+      for (size_t w = 0; w < warps.size(); ++w) {
+        for (bool runs = true; runs;) {
+          runs = false;
+          for (size_t i = 32 * w; i < 32 * w + 32; ++i) {
+            if (fibers[i].done || fibers[i].waits) continue;
+            enter(i);
+            runs = runs || !(fibers[i].done || fibers[i].waits);
+          }
+        }
+      }
+      for (Fiber& fiber : fibers) {
+        live = live || !fiber.done;
+        fiber.waits = false;
+      }
+    }
+  }
+}
+
+inline float wide(unsigned short bits, __half) {
+  __half x;
+  std::memcpy(&x, &bits, 2);
+  return __half2float(x);
+}
+
+inline float wide(unsigned short bits, __nv_bfloat16) {
+  __nv_bfloat16 x;
+  std::memcpy(&x, &bits, 2);
+  return __bfloat162float(x);
+}
+
+inline char* at(unsigned place, size_t bytes, size_t align) {
+  if (place + bytes > shared.size() || place % align != 0) {
+    std::fprintf(stderr, "shared memory: %zu bytes at %u of %zu\n", bytes, place, shared.size());
+    std::abort();
+  }
+  return shared.data() + place;
+}
+
+// sums += a (16 × terms) times b (terms × 8)
+template <int terms, typename T>
+void multiply(float (&sums)[4], const unsigned* a, const unsigned* b, T type) {
+  unsigned words[6] = {a[0], a[1], terms == 16 ? a[2] : 0, terms == 16 ? a[3] : 0, b[0],
+                       terms == 16 ? b[1] : 0};
+  unsigned(*all)[8] = exchange(words, 6);
+  const int lane = static_cast<int>(current % 32);
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < terms; ++k) {
+      const unsigned one = all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      const unsigned two = all[column * 4 + k % 8 / 2][4 + k / 8];
+      sums[i] += wide(static_cast<unsigned short>(one >> (k % 2 * 16)), type) *
+                 wide(static_cast<unsigned short>(two >> (k % 2 * 16)), type);
+    }
+  }
+}
+
+}  // namespace emulated
+
+inline void __syncwarp() { emulated::sync_warp(); }
+
+inline void __syncthreads() {
+  emulated::fibers[emulated::current].waits = true;
+  emulated::leave();
+}
+
+using std::max;
+using std::min;
+
+template <typename T>
+T __ldg(const T* at) {
+  return *at;
+}
+
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
+  const uint64_t both = uint64_t{b} << 32 | a;
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) out |= (both >> ((which >> (4 * i) & 7) * 8) & 255) << (8 * i);
+  return out;
+}
+
+namespace {
+
+using Spot = unsigned;
+
+inline Spot shared_memory() { return 0; }
+
+inline void copy_16(Spot to, const void* from, bool there) {
+  if (there && reinterpret_cast<uintptr_t>(from) % 16 != 0) std::abort();
+  if (there) {
+    std::memcpy(emulated::at(to, 16, 16), from, 16);
+  } else {
+    std::memset(emulated::at(to, 16, 16), 0, 16);
+  }
+}
+
+inline void copies_end() {}
+template <int left>
+void wait_copies() {}
+
+template <bool across>
+void matrices_4(unsigned (&to)[4], Spot at) {
+  unsigned(*all)[8] = emulated::exchange(&at, 1);
+  const unsigned lane = static_cast<unsigned>(emulated::current % 32);
+  for (unsigned m = 0; m < 4; ++m) {
+    unsigned short two[2];
+    for (unsigned i = 0; i < 2; ++i) {
+      const unsigned row = across ? lane % 4 * 2 + i : lane / 4;
+      const unsigned column = across ? lane / 4 : lane % 4 * 2 + i;
+      std::memcpy(&two[i], emulated::at(all[m * 8 + row][0], 16, 16) + 2 * column, 2);
+    }
+    to[m] = two[0] | unsigned{two[1]} << 16;
+  }
+}
+
+template <typename T>
+void multiply_16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, T type) {
+  const unsigned b[2] = {b0, b1};
+  emulated::multiply<16>(sums, a, b, type);
+}
+
+template <typename T>
+void multiply_8(float (&sums)[4], const unsigned (&a)[4], unsigned b, T type) {
+  emulated::multiply<8>(sums, a, &b, type);
+}
+
+inline void after_the_one_before() {}
+
+inline uint4 read_16(Spot at) {
+  uint4 v;
+  std::memcpy(&v, emulated::at(at, 16, 16), 16);
+  return v;
+}
+inline void write_16(Spot at, uint4 v) { std::memcpy(emulated::at(at, 16, 16), &v, 16); }
+inline unsigned read_4(Spot at) {
+  unsigned v;
+  std::memcpy(&v, emulated::at(at, 4, 4), 4);
+  return v;
+}
+inline void write_4(Spot at, unsigned v) { std::memcpy(emulated::at(at, 4, 4), &v, 4); }
+inline void write_2(Spot at, unsigned short v) { std::memcpy(emulated::at(at, 2, 2), &v, 2); }
+inline void write_f(Spot at, float v) { std::memcpy(emulated::at(at, 4, 4), &v, 4); }
+inline float read_f(Spot at) {
+  float v;
+  std::memcpy(&v, emulated::at(at, 4, 4), 4);
+  return v;
+}
+
+template <typename... P, typename... A>
+cudaError_t launch_with(void (*kernel)(P...), dim3 grid, int threads, int bytes, cudaStream_t,
+                        A... arguments) {
+  emulated::kernel = [=] { kernel(arguments...); };
+  emulated::run(grid, threads, bytes);
+  return cudaSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+inline cudaError_t emulated_device(int* device) { return *device = 0, cudaSuccess; }
+}
+#define cudaGetDevice emulated_device
+#define cudaDeviceGetAttribute(to, ...) (*(to) = 2, cudaSuccess)
+#define cudaGetLastError() cudaSuccess

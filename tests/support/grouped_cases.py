@@ -1,0 +1,49 @@
+"""Random grouped problems, and those of few filters, with epilogues: for a device and the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from byoc_cudnn.backends.cuda_direct.check import EPILOGUES
+from byoc_cudnn.backends.cuda_direct.families import FAMILIES
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+FAMILY_NAMES = ("grouped", "few")
+
+
+def drawn(
+    rng: np.random.Generator, kind: ConvKind, family: str, small: bool = False
+) -> tuple[ConvProblem, str]:
+    """A problem of a kind that a family takes, and an epilogue's name.
+
+    Sizes that no tile divides, one pixel, groups of 2 to 64 channels, any padding, strides to 5,
+    dilation, kernels to 7 taps along an axis; float32 results of weights' gradients.
+    """
+    while True:
+        r, s = (int(x) for x in rng.choice([1, 2, 3, 3, 3, 5, 7], 2))
+        stride, dilation = int(rng.choice([1, 1, 2, 3, 4, 5])), int(rng.choice([1, 1, 1, 2, 3]))
+        if family == "grouped":
+            groups = int(rng.choice([2, 3, 4, 5, 8] if small else [2, 3, 4, 5, 8, 13, 16, 32]))
+            cg = int(rng.choice([2, 4, 8, 16] if small else [2, 4, 6, 8, 12, 16, 24, 40, 56, 64]))
+            kg = cg if rng.random() < 0.6 else int(rng.choice([2, 4, 8, 16, 24]))
+        else:
+            groups, kg = 1, int(rng.integers(1, 9))
+            cg = 8 * int(rng.integers(1, 9 if small else 49))
+        reach = [dilation * (r - 1), dilation * (s - 1)]
+        pad = [int(rng.integers(0, x + 2)) for x in (*reach, *reach)]
+        side = [
+            max(1, x + 1 - pad[i] - pad[i + 2]) + int(rng.integers(0, 10 if small else 40))
+            for i, x in enumerate(reach)
+        ]
+        dtypes = [str(rng.choice(["f16", "bf16"]))] * 3
+        if kind is ConvKind.WGRAD and rng.random() < 0.3:
+            dtypes[1] = "f32"
+        p = ConvProblem.parse(
+            f"{kind.value} n={int(rng.integers(1, 4 if small else 9))} c={cg * groups} h={side[0]}"
+            f" w={side[1]} k={kg * groups} r={r} s={s} stride={stride},{stride}"
+            f" pad={','.join(map(str, pad))} dil={dilation},{dilation} groups={groups}"
+            f" layout=NHWC/OHWI/NHWC dtype={'/'.join(dtypes)}"
+        )
+        name = str(rng.choice(EPILOGUES[kind]))
+        if FAMILIES[family].accepts(p, name) and p.flop < (1e6 if small else 1e9):
+            return p, name
