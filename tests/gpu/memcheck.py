@@ -30,6 +30,7 @@ from tvm import relax
 import byoc_cudnn
 import relay_wgrad
 from benchmarks import gpu_norm, gpu_norm_shapes
+from byoc_cudnn.backends.cuda_direct.model import ranked
 from byoc_cudnn.backends.cutlass import check as cutlass
 from byoc_cudnn.backends.cutlass import objects as cutlass_objects
 from byoc_cudnn.building.toolchain import find
@@ -41,7 +42,8 @@ from byoc_cudnn.pool import inputs as pool_inputs
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support import element_cases, moves
-from tests.support.gpu import cutlass_runner, norm_runner
+from tests.support.depthwise_cases import SMALL
+from tests.support.gpu import cutlass_runner, direct_runner, norm_runner
 from tests.support.gpu.cudnn_runner import (
     destination,
     library_tolerance,
@@ -176,6 +178,20 @@ def hopper(folder: Path) -> list[str]:
     return _wrong_convolutions(some, cutlass_runner.load(some, folder))
 
 
+def direct(folder: Path) -> list[str]:
+    """Our own depthwise convolutions: each family, and each way to read rows."""
+    regions = []
+    for problem, epilogue in SMALL:
+        found: dict[tuple[Any, ...], str] = {}
+        for choice in ranked(problem, epilogue, 90):
+            kernel = choice.kernel
+            found.setdefault((kernel.family, kernel.numbers[-1:]), kernel.name)
+        for name in found.values():
+            symbol = f"f{len(regions)}"
+            regions.append(Region.of(symbol, problem, epilogue, kernel=name, arch=90))
+    return direct_runner.wrong_ones(regions, folder, 0)
+
+
 def _no_nvcc() -> str | None:
     return "no nvcc" if direct_missing(find()) else None
 
@@ -204,6 +220,7 @@ PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't
     "cudnn": (cudnn, lambda: None),
     "cutlass": (cutlass_kernels, _no_cutlass),
     "hopper": (hopper, _no_hopper),
+    "direct": (direct, _no_nvcc),
 }
 
 

@@ -7,6 +7,27 @@ import numpy as np
 from byoc_cudnn.backends.cuda_direct.check import EPILOGUES, check
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+_NHWC, _NCHW = "layout=NHWC/OHWI/NHWC", "layout=NCHW/OIHW/NCHW"
+# Lines of `ConvProblem.parse` after `.format(kind)`; the epilogue of fprop and dgrad.
+_LINES = (
+    (f"{{}} n=1 c=5 h=5 w=4 k=10 r=3 s=2 stride=2,1 pad=1,0,2,1 groups=5 {_NHWC}", "bias relu"),
+    (f"{{}} n=1 c=3 h=6 w=5 k=3 r=2 s=3 dil=2,1 pad=0,1,1,2 groups=3 {_NCHW}", "residual relu"),
+    (f"{{}} n=2 c=24 h=5 w=6 k=24 r=3 s=3 pad=1,1,1,1 groups=24 {_NHWC} dtype=f16/f16/f16", "bias"),
+    (f"{{}} n=1 c=6 h=9 w=7 k=6 r=5 s=3 stride=2,3 pad=1,2,3,0 groups=6 {_NHWC}", "residual"),
+    (f"{{}} n=1 c=3 h=4 w=9 k=3 r=3 s=3 pad=1,1,1,1 groups=3 {_NHWC} dtype=bf16/bf16/bf16", ""),
+)
+# Single elements of half precision, which no copy is as small as, and a wide result.
+_WIDE = f"dgrad n=1 c=1 h=4 w=9 k=1 r=3 s=3 groups=1 {_NHWC} dtype=f32/bf16/bf16"
+SMALL: list[tuple[ConvProblem, tuple[str, ...]]] = [
+    *(
+        (ConvProblem.parse(line.format(kind)), () if kind == "wgrad" else tuple(name.split()))
+        for line, name in _LINES
+        for kind in ("fprop", "dgrad", "wgrad")
+    ),
+    (ConvProblem.parse(_WIDE), ()),
+]
+"""Problems with epilogues, each family's and each way to read rows among their kernels."""
+
 _LAYOUTS = ("NHWC/OHWI/NHWC", "NHWC/OHWI/NHWC", "NCHW/OIHW/NCHW")
 
 
