@@ -107,6 +107,8 @@ class Backend:
     accepts : decides on a problem with an epilogue.
     rows : what it takes, from big to small; the first that accepts a call gets it.
     bound : `accepts` under options, for a backend whose options change what it takes.
+    helps : whether its option `faster` leaves it what it is known to do faster than the others, so
+        that it can be asked before them.
     wider : the problem with more channels that it would rather solve under options, or None.
 
     What makes programs of it; a backend that registers a code generator of its own has none:
@@ -141,6 +143,7 @@ class Backend:
     check_pins: CheckPins = any_pins
     tried: Tried = one_try
     version: Version = no_version
+    helps: bool = False
 
     @property
     def plans(self) -> str:

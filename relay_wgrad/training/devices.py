@@ -58,6 +58,9 @@ class Options:
     blocks : whether convolutions of few channels go to a library as such of blocks of pixels
         (`relay_wgrad.transform.space_to_depth`), in NHWC; "blocks", "rows" or "windows": in that
         form, and not in the one that is predicted to be the fastest.
+    helpers : whether libraries are asked first for what they are known to do faster than the others
+        on this GPU, where nothing is measured here: depthwise convolutions in float16 by kernels of
+        our own on sm_90, which need nvcc.
     wide : whether weights' gradients and matrix products of half operands are float32 sums that are
         never rounded to half, as on a CPU; without, rounded once, as PyTorch's autocast does.
     """
@@ -70,6 +73,7 @@ class Options:
     norms: bool = True
     graph: bool = True
     blocks: bool | str = True
+    helpers: bool = False
     wide: bool = False
 
 
@@ -225,7 +229,7 @@ def _cuda(index: int, options: Options) -> Place:
     runtime = cuda_runtime()
     device = tvm.cuda(index)
     notes: list[str] = []
-    chosen = _backends(options, notes)
+    chosen = _backends(options, notes, device)
 
     def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
         return _compiled(mod, device, chosen, options, notes, progress)
@@ -246,16 +250,22 @@ def _cuda(index: int, options: Options) -> Place:
     )  # fmt: skip
 
 
-def _backends(options: Options, notes: list[str]) -> list[str]:
+def _backends(options: Options, notes: list[str], device: Any = None) -> list[str]:
     """The libraries to ask; what is missing goes into the notes.
 
     Raises ValueError for an unknown name, and with `strict` where one is missing.
     """
-    from byoc_cudnn.table import backend_of
+    from byoc_cudnn.table import BACKENDS, backend_of
+    from byoc_cudnn.tuning.versions import arch_of
 
     usable, reasons = libraries()
-    if options.backends is None:
-        chosen, wanted = usable[: 1 if options.select == "first" else None], not usable
+    if options.backends is None and options.select == "first":
+        helpers = [name for name in usable if BACKENDS[name].helps]
+        main = [name for name in usable if name not in helpers][:1]
+        helped = options.helpers and device is not None and arch_of(device) == HOPPER
+        chosen, wanted = (helpers if helped else []) + main, not main
+    elif options.backends is None:
+        chosen, wanted = usable, not usable
     else:
         for name in options.backends:
             backend_of(name)
@@ -371,7 +381,7 @@ def backend_options(
     compared = options.select == "measured"
     wanted: dict[str, Any] = {
         "allow_tf32": options.tf32, "deterministic": True,
-        "benchmark": options.benchmark or compared,
+        "benchmark": options.benchmark or compared, "faster": not compared and len(backends) > 1,
     }  # fmt: skip
     if compared and arch is not None and arch >= HOPPER:
         wanted |= {"arch": HOPPER, "wgmma": True}

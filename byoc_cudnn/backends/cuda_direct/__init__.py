@@ -1,7 +1,7 @@
 """Our own CUDA C++ for convolutions that libraries leave slow: families of kernels in a table."""
 
 from ..base import Backend, rows_of
-from . import check, codegen, model, objects
+from . import check, codegen, faster, model, objects
 
 BACKEND = Backend(
     name=check.NAME,
@@ -10,7 +10,8 @@ BACKEND = Backend(
     layouts=check.LAYOUTS,
     accepts=check.check,
     rows=rows_of(check.NAME, check.EPILOGUES, check.check),
-    bound=check.bound,
+    bound=faster.bound,
+    helps=True,
     generate=codegen.generate,
     inputs=lambda source, toolchain, progress: objects.objects(
         source, toolchain, progress=progress

@@ -37,15 +37,18 @@ class Options:
         (80, 90): one library has machine code for each.
     deterministic : the same bits every time.  All kernels here give them, so this changes nothing.
     kernel : the name of the kernel to use, as a tuning record has it; None: the model's choice.
+    faster : whether it takes only what an H200's times say is faster than by cuDNN.
     """
 
     arch: int | tuple[int, ...] = 80
     deterministic: bool = False
     kernel: str | None = None
+    faster: bool = False
 
     def __post_init__(self) -> None:
-        if type(self.deterministic) is not bool:
-            raise TypeError(f"{NAME}: deterministic must be bool, got {self.deterministic!r}")
+        for name in ("deterministic", "faster"):
+            if type(value := getattr(self, name)) is not bool:
+                raise TypeError(f"{NAME}: {name} must be bool, got {value!r}")
         if self.kernel is not None and type(self.kernel) is not str:
             raise TypeError(f"{NAME}: kernel must be str, got {self.kernel!r}")
         several = isinstance(self.arch, (tuple, list))  # a list, in what was JSON

@@ -93,6 +93,12 @@ def test_all_libraries_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "libraries", lambda: (list(LIBRARIES), []))
     assert devices._backends(MEASURED, []) == list(LIBRARIES)
     assert devices._backends(Options(), []) == ["cudnn"]
+    helped = Options(helpers=True)
+    monkeypatch.setattr(devices, "libraries", lambda: ([*LIBRARIES, "cuda_direct"], []))
+    assert devices._backends(helped, [], GPU) == ["cuda_direct", "cudnn"]
+    assert devices._backends(helped, []) == devices._backends(Options(), [], GPU) == ["cudnn"]
+    assert backend_options(["cuda_direct", "cudnn"], helped, 90)["cuda_direct"]["faster"]
+    assert not backend_options(["cuda_direct"], helped, 90)["cuda_direct"]["faster"]
     with pytest.raises(ValueError, match="select must be first or measured, got 'fastest'"):
         place("cpu", Options(select="fastest"))
     with pytest.raises(ValueError, match="a bool or of blocks, rows, windows, got 'columns'"):
