@@ -41,7 +41,7 @@ from byoc_cudnn.pool import generate as generate_pools
 from byoc_cudnn.pool import inputs as pool_inputs
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support import element_cases, moves
+from tests.support import element_cases, grouped_cases, moves
 from tests.support.depthwise_cases import SMALL
 from tests.support.gpu import cutlass_runner, direct_runner, norm_runner
 from tests.support.gpu.cudnn_runner import (
@@ -192,6 +192,21 @@ def direct(folder: Path) -> list[str]:
     return direct_runner.wrong_ones(regions, folder, 0)
 
 
+def grouped(folder: Path) -> list[str]:
+    """Grouped convolutions and few filters: random problems, epilogues among them."""
+    rng = np.random.default_rng(3)
+    regions = []
+    for family in grouped_cases.FAMILY_NAMES:
+        for kind in ConvKind:
+            for _ in range(4):
+                problem, name = grouped_cases.drawn(rng, kind, family, small=True)
+                steps = tuple(step for step in name.split("_") if step)
+                kernel = ranked(problem, steps, 80)[0].kernel.name
+                symbol = f"f{len(regions)}"
+                regions.append(Region.of(symbol, problem, steps, kernel=kernel, arch=80))
+    return direct_runner.wrong_ones(regions, folder, 3)
+
+
 def _no_nvcc() -> str | None:
     return "no nvcc" if direct_missing(find()) else None
 
@@ -215,6 +230,7 @@ PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't
     "followed": (followed, _no_nvcc),
     "pools": (pools, _no_nvcc),
     "updates": (wrong_updates, _no_nvcc),
+    "grouped": (grouped, _no_nvcc),
     "elements": (elements, lambda: None),
     "casts": (casts, _no_nvcc),
     "cudnn": (cudnn, lambda: None),

@@ -9,6 +9,18 @@ from byoc_cudnn.backends.cuda_direct.families import FAMILIES
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 FAMILY_NAMES = ("grouped", "few")
+# For infinities and NaN: groups that are taken several as one, strides that leave gaps, images
+# whose edge no tile has.
+SPECIAL = tuple(
+    f"{line} layout=NHWC/OHWI/NHWC"
+    for line in (
+        "n=1 c=8 h=5 w=9 k=8 r=3 s=3 pad=1,1,1,1 groups=2",
+        "n=2 c=8 h=3 w=3 k=16 r=2 s=2 pad=1,0,0,1 groups=4",
+        "n=1 c=16 h=6 w=7 k=16 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=2",
+        "n=1 c=16 h=5 w=7 k=3 r=3 s=3 stride=2,2 pad=1,1,1,1",
+        "n=2 c=8 h=4 w=3 k=2 r=3 s=2 pad=1,1,0,0",
+    )
+)
 
 
 def drawn(

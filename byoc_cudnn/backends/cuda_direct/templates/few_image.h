@@ -50,16 +50,15 @@ __global__ void __launch_bounds__(Z::THREADS, Z::NB <= 8 ? 2 : 1)
   for (int row = h0; row < h1; row += many) {
     const int rows = min(many, h1 - row);
     const typename Z::T* const line = pixels + int64_t{row} * width * channels;
+    constexpr unsigned none = ~0u;
     unsigned from[Z::MT][2];
-    bool there[Z::MT][2];
 #pragma unroll
     for (int m = 0; m < Z::MT; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int pixel = (warp * Z::MT + m) * 16 + half * 8 + lane / 4, y = pixel / columns;
-        there[m][half] = y < rows;
         from[m][half] =
-            ((y < rows ? y : 0) * width + w0 + pixel % columns) * channels + lane % 4 * 8;
+            y < rows ? (y * width + w0 + pixel % columns) * channels + lane % 4 * 8 : none;
       }
     }
     float sums[Z::MT][Z::NB][4] = {};
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::NB <= 8 ? 2 : 1)
       for (int m = 0; m < Z::MT; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const bool read = there[m][half] && c + lane % 4 * 8 < channels;
+          const bool read = from[m][half] != none && c + lane % 4 * 8 < channels;
           to[m][half] = read ? global_16(line + from[m][half] + c) : zero;
         }
       }

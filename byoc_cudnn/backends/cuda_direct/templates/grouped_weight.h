@@ -56,7 +56,6 @@ __global__ void __launch_bounds__(Z::THREADS)
                    float* __restrict__ parts, WideCall z, int down, int across, int tiles) {
   using W = Weight<Z>;
   using X = typename W::X;
-  constexpr Taps<Z::R, Z::S> taps = X::kTaps;
   constexpr int each = Z::CI / 8;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slab = blockIdx.x;
   const int group = warp / W::APART, part = warp % W::APART;
@@ -65,11 +64,7 @@ __global__ void __launch_bounds__(Z::THREADS)
 #pragma unroll
   for (int m = 0; m < W::MW; ++m) {
     const int mine = 2 * (part * W::MW + m) + lane / 8 % 2, chunk = mine < W::CHUNKS ? mine : 0;
-    int place = 0;
-#pragma unroll
-    for (int tap = 0; tap < Z::RS; ++tap) {
-      if (chunk / each == tap) place = X::of_tap(taps.row[tap], taps.column[tap]);
-    }
+    const int tap = chunk / each, place = X::of_tap(tap / Z::S * Z::DI, tap % Z::S * Z::DI);
     places[m] = static_cast<Spot>((place * X::PITCH + group * each + chunk % each) * 16);
   }
   float sums[W::MW][W::NB][4] = {};

@@ -13,21 +13,12 @@ from byoc_cudnn.backends.cuda_direct.kernels import Kernel
 from byoc_cudnn.backends.cuda_direct.model import ranked
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.direct_emulated import run, share
-from tests.support.grouped_cases import FAMILY_NAMES, drawn
+from tests.support.grouped_cases import FAMILY_NAMES, SPECIAL, drawn
 from tests.support.special_values import wrong
 from tests.support.warps_emulated import together
 
 SEED, COUNT = 11, 3  # problems of a family and kind
 Case = tuple[ConvProblem, tuple[str, ...], Kernel]
-
-# Groups that are taken several as one; strides that leave gaps; images whose edge no tile has.
-SPECIAL = (
-    "n=1 c=8 h=5 w=9 k=8 r=3 s=3 pad=1,1,1,1 groups=2",
-    "n=2 c=8 h=3 w=3 k=16 r=2 s=2 pad=1,0,0,1 groups=4",
-    "n=1 c=16 h=6 w=7 k=16 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=2",
-    "n=1 c=16 h=5 w=7 k=3 r=3 s=3 stride=2,2 pad=1,1,1,1",
-    "n=2 c=8 h=4 w=3 k=2 r=3 s=2 pad=1,1,0,0",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +59,7 @@ def test_many_random_problems(folder: Path, family: str) -> None:
 def test_special_values(folder: Path) -> None:
     """What is no number reaches the results whose taps read it, and not those of other groups."""
     problems = [
-        ConvProblem.parse(f"{kind.value} {line} layout=NHWC/OHWI/NHWC dtype=f16/f16/f16")
+        ConvProblem.parse(f"{kind.value} {line} dtype=f16/f16/f16")
         for line in SPECIAL
         for kind in ConvKind
     ]
