@@ -23,7 +23,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ import tvm_ffi
 from benchmarks.gpu_cases import Case
 from benchmarks.gpu_timing import floors, measure, milliseconds, random
 from byoc_cudnn.backends.cuda_direct.codegen import generate
+from byoc_cudnn.backends.cuda_direct.depthwise import strip_of
+from byoc_cudnn.backends.cuda_direct.kernels import Kernel
 from byoc_cudnn.backends.cuda_direct.model import Choice, ranked
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
@@ -143,7 +145,15 @@ def measured(row: Row, index: int, module: Any, mode: str) -> None:
     row.found |= {
         "quick_us": quick, "best": best, "kernels": [c.kernel.name for c in row.choices],
         "predicted_us": [c.us for c in row.choices],
+        "work": [_work(row.problem, c.kernel) for c in row.choices],
     }  # fmt: skip
+
+
+def _work(problem: ConvProblem, kernel: Kernel) -> dict[str, Any]:
+    """What the model of depthwise kernels counts, to be fitted to other times."""
+    if kernel.family not in ("depthwise_rows", "depthwise_sums"):
+        return {}
+    return asdict(strip_of(problem, kernel.numbers).work())
 
 
 def _share(row: Row, bandwidth: float) -> float:
@@ -158,6 +168,23 @@ def _short(name: str) -> str:
     """Of a kernel's numbers the first, and where there are more, that of columns and the last."""
     numbers = name.split("_n")[-1].split("x")
     return "x".join([*numbers[:1], *numbers[-4:-3], *numbers[-1:]])
+
+
+def _print_model(rows: Sequence[Row]) -> None:
+    """How good its first choices are, and its times."""
+    lost, ratios = [], []
+    for f in (row.found for row in rows):
+        said, took = f["predicted_us"], f["quick_us"]
+        lost.append(took[said.index(min(said))] / min(took))
+        ratios += [a / b for a, b in zip(said, took, strict=True)]
+    if rows:
+        near = sum(x <= 1.05 for x in lost)
+        rms = math.sqrt(statistics.fmean(math.log(x) ** 2 for x in ratios))
+        print(
+            f"the model's first choice is within 5 % of the best tried for {near} of {len(rows)},"
+            f" mean {_mean(lost):.3f}, worst {max(lost):.2f}; its times are {_mean(ratios):.2f} of"
+            f" those measured, rms {rms:.2f}"
+        )
 
 
 def print_rows(rows: Sequence[Row], bandwidth: float) -> None:
@@ -193,6 +220,7 @@ def print_rows(rows: Sequence[Row], bandwidth: float) -> None:
                 f" {_mean([_share(r, bandwidth) for r in some]):.2f} of PyTorch's time"
                 f" {_mean(ratios):.2f} worst {max(ratios):.2f}"
             )
+    _print_model(rows)
     wrong = [row.name for row in rows if "reason" in row.found]
     print(f"{len(rows)} problems, wrong: {', '.join(wrong) or 'none'}")
 

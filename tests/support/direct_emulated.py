@@ -97,18 +97,29 @@ def share(
     return relative_error(out.astype(np.float64), want) / tolerance(problem)
 
 
+def _call(p: ConvProblem, given: Sequence[np.ndarray | None], wanted: ctypes.c_int64) -> _Call:
+    """Of two operands, an epilogue's, and the result; a workspace is asked for."""
+    return _Call(
+        *(p.n, p.h, p.w, p.c, p.k, p.r, p.s, p.p, p.q, p.groups), *p.padding[:2], p.strides,
+        p.dilation, p.data_layout == "NCHW", *(x if x is None else x.ctypes.data for x in given),
+        None, ctypes.pointer(wanted),
+    )  # fmt: skip
+
+
+def workspace(functions: Any, kernel: Kernel, p: ConvProblem) -> int:
+    """The bytes that a kernel wants."""
+    wanted = ctypes.c_int64(-1)
+    assert getattr(functions, kernel.name)(ctypes.byref(_call(p, [None] * 4, wanted)), None) == 0
+    return wanted.value
+
+
 def run(functions: Any, kernel: Kernel, p: ConvProblem, given: Sequence[np.ndarray]) -> np.ndarray:
     """The result of two operands, and an epilogue's; it and the workspace begin as NaN."""
     operands = [aligned(x) for x in given]
     result = p.roles[2]
     out = aligned(np.full(p.shape(result), np.nan, DTYPES[p.dtype(result)]))
     wanted = ctypes.c_int64(-1)
-    call = _Call(
-        *(p.n, p.h, p.w, p.c, p.k, p.r, p.s, p.p, p.q, p.groups), *p.padding[:2], p.strides,
-        p.dilation, p.data_layout == "NCHW", *(x.ctypes.data for x in operands[:2]),
-        operands[2].ctypes.data if operands[2:] else None, out.ctypes.data, None,
-        ctypes.pointer(wanted),
-    )  # fmt: skip
+    call = _call(p, [*operands[:2], *(operands[2:] or [None]), out], wanted)
     function = getattr(functions, kernel.name)
     assert function(ctypes.byref(call), None) == 0
     assert wanted.value >= 0

@@ -213,8 +213,13 @@ def _rows(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Nu
     return [_of_strip(strip) for strip in _strips(problem)]
 
 
+def strip_of(problem: ConvProblem, numbers: Numbers) -> Strip:
+    """Of the numbers of a kernel that slides."""
+    return Strip(problem, numbers[0], *numbers[-4:])
+
+
 def _rows_us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
-    return Strip(problem, numbers[0], *numbers[-4:]).work().us()
+    return strip_of(problem, numbers).work().us()
 
 
 def _rows_alignment(problem: ConvProblem, numbers: Numbers) -> int:

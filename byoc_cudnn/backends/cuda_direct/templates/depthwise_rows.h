@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(B) rows_gather(RelayWgradDirectCall z, Cover c
   const int q0 = item.strip * TQ, w0 = q0 * SS - z.left, p0 = item.chunk * chunk;
   const int rows = min(chunk, z.p - p0);
   const int64_t line = int64_t{z.w} * C, below = int64_t{z.q} * C;
-  Feed<D, SR, N, T, V, B, C> feed({static_cast<const T*>(z.first) + item.image * z.h * line +
+  Feed<D, SR, N, T, V, B, C> feed({static_cast<const T*>(z.first) + int64_t{item.image} * z.h * line +
                                        int64_t{w0} * C + channel,
                                    line, p0 * SR - z.top, active ? (rows - 1) * SR + R : 0, z.h,
                                    existing<N>(w0, z.w)},
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(B) rows_scatter(RelayWgradDirectCall z, Cover 
   const int q0 = c0 + z.left / SS - Across::kAfter;
   const int steps = rows + A - 1;
   const int64_t line = int64_t{z.q} * C, below = int64_t{z.w} * C;
-  Feed<D, 1, N, T, V, B, C> feed({static_cast<const T*>(z.first) + item.image * z.p * line +
+  Feed<D, 1, N, T, V, B, C> feed({static_cast<const T*>(z.first) + int64_t{item.image} * z.p * line +
                                       int64_t{q0} * C + channel,
                                   line, p0, active ? steps : 0, z.p, existing<N>(q0, z.q)},
                                  ring);

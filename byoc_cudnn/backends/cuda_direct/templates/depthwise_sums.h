@@ -25,10 +25,11 @@ __global__ void __launch_bounds__(B)
     const int q0 = item.strip * TQ, w0 = q0 * SS - z.left, p0 = item.chunk * chunk;
     const int rows = min(chunk, z.p - p0);
     const auto *const data = static_cast<const T*>(z.second), *grad = static_cast<const T*>(z.first);
-    Feed<D, 1, TQ, T, V, B, C> coming({grad + item.image * z.p * below + int64_t{q0} * C + channel, below,
-                                       p0, rows, z.p, existing<TQ>(q0, z.q)},
+    const int64_t image = item.image;
+    Feed<D, 1, TQ, T, V, B, C> coming({grad + image * z.p * below + int64_t{q0} * C + channel, below, p0,
+                                       rows, z.p, existing<TQ>(q0, z.q)},
                                       below_ring);
-    Feed<D, SR, N, T, V, B, C> feed({data + item.image * z.h * line + int64_t{w0} * C + channel, line,
+    Feed<D, SR, N, T, V, B, C> feed({data + image * z.h * line + int64_t{w0} * C + channel, line,
                                      p0 * SR - z.top, (rows - 1) * SR + R, z.h, existing<N>(w0, z.w)},
                                     ring);
     const auto ask = [&](int t) {
