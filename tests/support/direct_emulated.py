@@ -34,12 +34,53 @@ class _Call(ctypes.Structure):
     )  # fmt: skip
 
 
+# Copies into shared memory are made at the last moment: when a thread waits for their group.
+_COPIES = """\
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+};
+inline thread_local std::vector<Copy> asked;
+inline thread_local std::vector<std::vector<Copy>> under_way;
+
+template <int kBytes>
+void copy(void* to, const void* from, bool there) {
+  asked.push_back({to, there ? from : nullptr, kBytes});
+}
+inline void grouped() {
+  under_way.push_back(asked);
+  asked.clear();
+}
+template <int kLeft>
+void arrived() {
+  for (; under_way.size() > kLeft; under_way.erase(under_way.begin())) {
+    for (const Copy& one : under_way.front()) {
+      if (one.from != nullptr) {
+        memcpy(one.to, one.from, one.bytes);
+      } else {
+        memset(one.to, 0, one.bytes);
+      }
+    }
+  }
+}
+
+"""
+
+
+def _late(source: str) -> str:
+    begin = source.find("// Asks for bytes of shared memory")
+    if begin < 0:
+        return source
+    return source[:begin] + _COPIES + source[source.index("// Elements in a row", begin) :]
+
+
 @lru_cache(maxsize=8)
 def library(folder: Path, *kernels: Kernel) -> Any:
     """Their functions, built together: most of g++'s time goes into headers."""
     number = len(list(folder.iterdir()))
     source, built = folder / f"{number}.cc", folder / f"{number}.so"
-    source.write_text(emulated(source_of(kernels)), encoding="utf-8")
+    source.write_text(_late(emulated(source_of(kernels))), encoding="utf-8")
     compiler = find().compiler
     if not compiler:
         pytest.skip("no C++ compiler")
