@@ -5,6 +5,8 @@
 // A grid-wide barrier lies between the sums and their use, so all blocks must run at once: the launch
 // is a cooperative one.
 
+// Without all of libcu++, which takes nvcc as long as the kernels do; of it nothing is used here.
+#define _CG_LIMIT_INCLUDED_DEPENDENCIES
 #include <cooperative_groups.h>
 
 #ifndef RW_NORM_MANY
