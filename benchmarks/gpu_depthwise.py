@@ -76,6 +76,11 @@ class Row:
         p = self.problem
         return f"{p.kind.value} {p.r}x{p.s}/{p.strides[0]} {p.c}ch {p.h}²"
 
+    def short(self, name: str) -> str:
+        """Of a kernel's numbers the first, and where there are more, of columns and the last."""
+        numbers = name.split("_n")[-1].split("x")
+        return "x".join([*numbers[:1], *numbers[-4:-3], *numbers[-1:]])
+
 
 def different(choices: Sequence[Choice], most: int) -> list[Choice]:
     """The first of each family and tile, at most so many."""
@@ -164,12 +169,6 @@ def _mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values))) if values else math.nan
 
 
-def _short(name: str) -> str:
-    """Of a kernel's numbers the first, and where there are more, that of columns and the last."""
-    numbers = name.split("_n")[-1].split("x")
-    return "x".join([*numbers[:1], *numbers[-4:-3], *numbers[-1:]])
-
-
 def _print_model(rows: Sequence[Row]) -> None:
     """How good its first choices are, and its times."""
     lost, ratios = [], []
@@ -193,7 +192,7 @@ def print_rows(rows: Sequence[Row], bandwidth: float) -> None:
         f, p = row.found, row.problem
         short = "" if p.bytes >= LARGE else " small"
         names = " ".join(
-            f"{_short(name)}={us:.0f}({said:.0f})"
+            f"{row.short(name)}={us:.0f}({said:.0f})"
             for name, us, said in zip(f["kernels"], f["quick_us"], f["predicted_us"], strict=True)
         )
         print(

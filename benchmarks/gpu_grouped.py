@@ -51,6 +51,10 @@ class Layer(Row):
         p = self.problem
         return f"{p.kind.value} {p.r}x{p.s}/{p.strides[0]} {p.c}>{p.k}/{p.groups} {p.h}²"
 
+    def short(self, name: str) -> str:
+        """A kernel's tile: groups, images, rows, times 8 columns; a warp's rows, warps, stages."""
+        return "x".join(name.split("_n")[-1].split("x")[9:]) or "the only"
+
 
 def rows_of(
     suites: Iterable[str], kinds: Iterable[str], dtype: str, batch: int, tries: int

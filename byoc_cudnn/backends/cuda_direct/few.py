@@ -9,7 +9,7 @@ from __future__ import annotations
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from . import warps
+from . import machine, warps
 from .family import Family, Numbers
 
 MOST, MOST_COLUMNS = 8, 160  # filters; filters times taps
@@ -38,13 +38,13 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     """Expected: memory, and what stands before and after the products without hiding behind it."""
     p = problem
     pixels, columns = p.n * p.h * p.w, p.k * p.r * p.s
-    device = warps.SMS * warps.CYCLES
+    device = machine.MULTIPROCESSORS * machine.CLOCK
     blocks, steps = -(-columns // 8), -(-p.c // 16)
     products = _PRODUCTS * pixels / 16 * blocks * steps / device
     gathered = pixels * columns * (0.25 if p.kind is ConvKind.FPROP else 0.4) / device
     if p.kind is ConvKind.FPROP:
         products += pixels / 128 * 16 * blocks * steps / device  # the filters, from the cache
-    memory = p.bytes / warps.BANDWIDTH
+    memory = p.bytes / machine.BANDWIDTH
     busy = products + gathered
     return warps.us(p, max(busy, memory) + 0.4 * min(busy, memory))
 

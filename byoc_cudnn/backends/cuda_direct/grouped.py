@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, replace
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from . import warps
+from . import machine, warps
 from .family import Family, Numbers, sized
 
 _ENOUGH = 113 << 10  # bytes with which two blocks are on a multiprocessor
@@ -189,11 +189,11 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
         each += phases * z.mt * (2 * z.groups * outs // 8 + z.groups * outs // 4)
         wavefronts += items * each
         products = items * z.groups * z.mt * _ceil(chunks, 2) * (outs // 8)
-    fit = max(1, min(4, warps.SHARED_OF_SM // (shared_bytes(p.kind, z) + 1024)))
+    fit = max(1, min(4, machine.SHARED // (shared_bytes(p.kind, z) + 1024)))
     # Two cycles of a multiprocessor for a product of 16 x 8 x 16.
-    busy = tiles * slabs * (wavefronts + 2 * products) / (warps.SMS * warps.CYCLES)
+    busy = tiles * slabs * (wavefronts + 2 * products) / (machine.MULTIPROCESSORS * machine.CLOCK)
     read = tiles * slabs * tile * (0.3 if p.kind is not ConvKind.WGRAD else 0.15)
-    memory = (p.bytes + max(0.0, read - p.bytes / 4)) / warps.BANDWIDTH
+    memory = (p.bytes + max(0.0, read - p.bytes / 4)) / machine.BANDWIDTH
     waits = {1: 0.7, 2: 0.35}.get(fit * z.stages, 0.2)  # of the shorter, of a block that is alone
     return warps.us(p, max(busy, memory) + waits * min(busy, memory))
 

@@ -13,7 +13,7 @@ REGISTERS, SHARED = 65536, 227 << 10  # of a multiprocessor; bytes
 CLOCK = 1750.0  # cycles per microsecond
 BANDWIDTH = 4.5e6  # bytes per microsecond
 STAGED, ITEM, TAP = 300.0, 3000.0, 45.0  # cycles, as `Work.begin` says
-_LAUNCH, _SECOND = 4.0, 1.5  # microseconds
+LAUNCH, SECOND = 4.0, 1.5  # microseconds
 _ISSUE, _ALONE = 0.92, 1.3  # cycles of an instruction, of many warps and of one
 _LATENCY = 600.0  # cycles until a row is there
 
@@ -45,7 +45,7 @@ class Work:
     def us(self) -> float:
         """Microseconds: instructions and memory, which hide each other in part."""
         busy = _norm(1.4, self._cycles() / CLOCK, self.bytes / BANDWIDTH)
-        return _LAUNCH + _SECOND * self.second + busy
+        return LAUNCH + SECOND * self.second + busy
 
     def _cycles(self) -> float:
         each = -(-self.blocks // MULTIPROCESSORS)

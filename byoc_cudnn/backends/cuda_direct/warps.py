@@ -6,16 +6,13 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from .family import Numbers
+from .machine import LAUNCH, SECOND
 
 TEMPLATES = ("warp_device.h", "warp_parts.h")
 OLDEST = 80  # the first GPUs with asynchronous copies and bfloat16's products
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Bytes of shared memory that a block may have, by GPU; what is taken has a kernel for each."""
 DTYPES = ("float16", "bfloat16")
-
-# An H200, as these kernels should see it: bytes and cycles per microsecond.
-BANDWIDTH, CYCLES, SMS, SHARED_OF_SM = 3.9e6, 1750.0, 132, 227 << 10
-_LAUNCH = 3.0  # microseconds
 
 
 def accepts(problem: ConvProblem, what: str) -> Decision:
@@ -37,7 +34,7 @@ def accepts(problem: ConvProblem, what: str) -> Decision:
 
 def us(problem: ConvProblem, busy: float) -> float:
     """Microseconds, with the launches: a weight's gradient has two."""
-    return busy + _LAUNCH * (2 if problem.kind is ConvKind.WGRAD else 1)
+    return LAUNCH + SECOND * (problem.kind is ConvKind.WGRAD) + busy
 
 
 def alignment(problem: ConvProblem, numbers: Numbers) -> int:
