@@ -178,7 +178,7 @@ def _first_call(
             return
         key = _key(module, inputs)
         if key not in known:
-            known[key] = _measure(module, inputs, gradients)
+            known[key] = measured(module, inputs, gradients)
         ours, theirs, reason = known[key]
         if not reason and not ours <= (1 - margin) * theirs:
             reason = "faster" if ours > theirs else f"within {margin:.0%}"
@@ -208,7 +208,7 @@ def _key(module: Any, inputs: tuple[Any, ...]) -> Any:
     )  # fmt: skip
 
 
-def _measure(
+def measured(
     module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool
 ) -> tuple[float, float, str]:
     """(our milliseconds, PyTorch's, why ours cannot be, or "")."""
@@ -236,7 +236,7 @@ def _measure(
         if not distance <= _TOLERANCE[b.dtype]:
             return math.nan, math.nan, f"results differ by {distance:.1e}"
     del results
-    times = _times({"ours": partial(call, ours), "theirs": partial(call, theirs)}, x)
+    times = times_of({"ours": partial(call, ours), "theirs": partial(call, theirs)}, x)
     return times["ours"], times["theirs"], ""
 
 
@@ -249,7 +249,7 @@ def _twin(module: torch.nn.Module, kind: type[torch.nn.Module]) -> torch.nn.Modu
     return twin
 
 
-def _times(calls: dict[str, Callable[[], Any]], on: torch.Tensor) -> dict[str, float]:
+def times_of(calls: dict[str, Callable[[], Any]], on: torch.Tensor) -> dict[str, float]:
     """Milliseconds of each: the median of rounds, in turns."""
     clock = _events if on.is_cuda else _host
     counts = {

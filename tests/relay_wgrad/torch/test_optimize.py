@@ -37,7 +37,7 @@ def times(ours: float, theirs: float) -> Any:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours take half of PyTorch's time."""
-    monkeypatch.setattr(optimizing, "_times", times(1.0, 2.0))
+    monkeypatch.setattr(optimizing, "times_of", times(1.0, 2.0))
 
 
 @pytest.mark.usefixtures("fast")
@@ -103,14 +103,14 @@ def test_equal_layers_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
         found.append((type(module), gradients))
         return 1.0, 2.0, ""
 
-    monkeypatch.setattr(optimizing, "_measure", measure)
+    monkeypatch.setattr(optimizing, "measured", measure)
     rt.optimize(Net(), torch.randn(2, 3, 9, 10))
     assert found == [(nn.Conv2d, True), (nn.Conv2d, True), (nn.ConvTranspose2d, True)]
 
 
 @pytest.mark.parametrize(("ours", "why"), [(3.0, "faster"), (1.95, "within 5%")])
 def test_what_is_not_faster_stays(monkeypatch: pytest.MonkeyPatch, ours: float, why: str) -> None:
-    monkeypatch.setattr(optimizing, "_times", times(ours, 2.0))
+    monkeypatch.setattr(optimizing, "times_of", times(ours, 2.0))
     net = nn.Conv2d(3, 4, 3)
     report = rt.optimize(net, torch.randn(1, 3, 5, 5))
     assert type(net) is nn.Conv2d
