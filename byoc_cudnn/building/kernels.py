@@ -85,11 +85,11 @@ def _facts(given: inspect.BoundArguments) -> list[str] | None:
     if dumped or "nvshmem" in text:  # whose library is linked
         return None
     kind = named.get("compiler")
-    compiler = {"nvcc": _nvcc, "nvrtc": _nvrtc}.get(str(kind), lambda: None)()
     try:
+        compiler = {"nvcc": _nvcc, "nvrtc": _nvrtc}.get(str(kind), lambda: None)()
         arch = stock.get_target_compute_version(tvm.target.Target.current(allow_none=True))
-    except ValueError:
-        return None  # TVM says it better
+    except (ValueError, OSError):
+        return None  # TVM says it better; or a file that has been loaded is gone
     if compiler is None:
         return None
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items())

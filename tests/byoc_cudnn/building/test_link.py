@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tvm
@@ -146,6 +149,42 @@ def test_kernels_of_tvms_are_kept(
     assert started(tmp_path) == ["nvcc"] * 5
     compile_text()
     assert started(tmp_path) == []
+
+
+def test_kernels_by_nvrtc_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the library that its bindings have loaded, and the headers that it is given."""
+    found = list(find().cuda.includes[0].parent.glob("lib/libnvrtc.so.*"))
+    if not found:
+        pytest.skip("needs NVRTC's library")
+    library = tmp_path / "libnvrtc.so.13"
+    shutil.copy(found[0], library)
+    loaded = ctypes.CDLL(str(library))
+    header = tmp_path / "cuda" / "include" / "cuda_runtime.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("")
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda"))
+    bindings = SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0))
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", bindings)
+    calls: list[str] = []
+    monkeypatch.setattr(
+        stock, "_compile_cuda_nvrtc", lambda text, *rest: calls.append(text) or b"cubin"
+    )
+
+    def compile_() -> int:
+        with tvm.target.Target(TARGET), kept_kernels():
+            assert stock.compile_cuda("kernel", target_format="cubin") == b"cubin"
+        return len(calls)
+
+    assert [compile_(), compile_()] == [1, 1]
+    header.write_text("// another version")
+    assert [compile_(), compile_()] == [2, 2]
+    bindings.nvrtcVersion = lambda: (0, 13, 1)
+    assert [compile_(), compile_()] == [3, 3]
+    library.unlink()  # which one it was is not known any more
+    assert [compile_(), compile_()] == [4, 5]
+    assert loaded
 
 
 def test_what_writes_files_is_compiled_each_time(
