@@ -29,8 +29,16 @@ inline Index threadIdx, blockIdx, gridDim, blockDim;
 
 namespace emulated {
 
+// 16 bytes into shared memory, or zeros; made when a thread waits for them, and not before.
+struct Copy {
+  unsigned to;
+  const void* from;
+};
+
 struct Fiber {
   ucontext_t context;
+  std::vector<Copy> asked;
+  std::vector<std::vector<Copy>> under_way;
   std::vector<char> stack;
   bool done = false, waits = false;
 };
@@ -187,16 +195,28 @@ inline Spot shared_memory() { return 0; }
 
 inline void copy_16(Spot to, const void* from, bool there) {
   if (there && reinterpret_cast<uintptr_t>(from) % 16 != 0) std::abort();
-  if (there) {
-    std::memcpy(emulated::at(to, 16, 16), from, 16);
-  } else {
-    std::memset(emulated::at(to, 16, 16), 0, 16);
-  }
+  emulated::fibers[emulated::current].asked.push_back({to, there ? from : nullptr});
 }
 
-inline void copies_end() {}
+inline void copies_end() {
+  emulated::Fiber& fiber = emulated::fibers[emulated::current];
+  fiber.under_way.push_back(std::move(fiber.asked));
+  fiber.asked.clear();
+}
+
 template <int left>
-void wait_copies() {}
+void wait_copies() {
+  auto& under_way = emulated::fibers[emulated::current].under_way;
+  for (; under_way.size() > left; under_way.erase(under_way.begin())) {
+    for (const emulated::Copy& one : under_way.front()) {
+      if (one.from != nullptr) {
+        std::memcpy(emulated::at(one.to, 16, 16), one.from, 16);
+      } else {
+        std::memset(emulated::at(one.to, 16, 16), 0, 16);
+      }
+    }
+  }
+}
 
 template <bool across>
 void matrices_4(unsigned (&to)[4], Spot at) {
