@@ -96,7 +96,8 @@ inline void run(dim3 size, int threads, int bytes) {
     blockIdx = {b % size.x, b / size.x % size.y, b / (size.x * size.y)};
     fibers.assign(static_cast<size_t>(threads), {});
     warps.assign(static_cast<size_t>(threads / 32), {});
-    shared.assign(static_cast<size_t>(bytes), '\xff');  // NaN, if it is read before it is written
+    // Large numbers, if it is read before it is written; what is NaN would be computed again.
+    shared.assign(static_cast<size_t>(bytes), '\x7b');
     for (Fiber& fiber : fibers) {
       fiber.stack.resize(64 << 10);
       getcontext(&fiber.context);

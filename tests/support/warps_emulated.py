@@ -39,7 +39,8 @@ def _library(folder: Path, kernels: tuple[Kernel, ...]) -> Any:
     # Each library has its own device, also beside those of `cuda_emulated`.
     command = [
         *compiler, "-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
-        "-fno-gnu-unique", "-shared", "-fPIC", *includes(), str(file), "-o", str(library),
+        "-fno-gnu-unique", "-DRW_DIRECT_BLOCKS=3", "-shared", "-fPIC", *includes(), str(file),
+        "-o", str(library),
     ]  # fmt: skip
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))

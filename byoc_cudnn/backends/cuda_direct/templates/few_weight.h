@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(Z::THREADS)
 template <typename Z, typename W>
 inline int64_t parts_of(const WideCall& z) {
   const int64_t tiles = ceil_of64(z.n * z.h * z.w, W::PIXELS);
-  int64_t many = ceil_of64(264, ceil_of64(z.c, W::CHANNELS));
+  int64_t many = ceil_of64(RW_DIRECT_BLOCKS, ceil_of64(z.c, W::CHANNELS));
   if (many > tiles) many = tiles;
   return ceil_of64(tiles, ceil_of64(tiles, many));
 }

@@ -159,10 +159,10 @@ template <typename Z>
 inline int64_t parts_of(const WideCall& z) {
   const int64_t tiles = ceil_of64(z.n, Z::TN) * ceil_of64(z.p, Z::TP) * ceil_of64(z.q, 8 * Z::TU);
   const int64_t slabs = ceil_of64(z.k, Z::GB * Z::KI);
-  // Enough blocks for a large device, as long as the parts are not more than the tensors are.
+  // As long as the parts are not more than the tensors are.
   const int64_t tensors = 2 * z.n * (z.h * z.w * z.c + z.p * z.q * z.k);
   const int64_t most = tensors / (4 * z.k * Z::RS * Z::CG) + 1;
-  int64_t many = ceil_of64(264, slabs);
+  int64_t many = ceil_of64(RW_DIRECT_BLOCKS, slabs);
   if (many > most) many = most;
   if (many > tiles) many = tiles;
   return ceil_of64(tiles, ceil_of64(tiles, many));

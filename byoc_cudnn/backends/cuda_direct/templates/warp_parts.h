@@ -54,6 +54,11 @@ constexpr int resident_of(int bytes, int threads, int registers) {
   return both < 1 ? 1 : both < 4 ? both : 4;
 }
 
+// Blocks of a gradient of filters, so that a large device is full; tests on CPUs have fewer.
+#ifndef RW_DIRECT_BLOCKS
+#define RW_DIRECT_BLOCKS 264
+#endif
+
 constexpr int64_t kMostTiles = int64_t{1} << 30;
 
 inline int multiprocessors() {
