@@ -122,6 +122,25 @@ def test_types_without_vectors(dtype: str, shape: tuple[int, int], make: Any) ->
     assert got.flat[0] in (0, 1)
 
 
+@pytest.mark.usefixtures("registered")
+def test_every_row_is_lowered() -> None:
+    """Numbers are those of the lines above, and of the generator's."""
+    from tests.support.half_cases import RELAX, operands
+
+    for row in RELAX:
+        arrays = operands(row.specs(8), "float16", "uniform", 0)
+        params = [
+            relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype)))
+            for i, a in enumerate(arrays)
+        ]
+        bb = relax.BlockBuilder()
+        with bb.function("main", params):
+            with bb.dataflow():
+                out = bb.emit_output(bb.emit(row.call(relax.op, params, 8)))
+            bb.emit_func_output(out)
+        relax.analysis.well_formed(relax.transform.LegalizeOps()(bb.get()))
+
+
 def test_stock_pipeline() -> None:
     line = "surface=relax op=mean mode=value dtype=float16 n=100352 fill=uniform"
     assert half.check(f"{line} pipeline=stock seed=0") is None

@@ -154,6 +154,18 @@ def test_subclasses_stay() -> None:
 
 
 @pytest.mark.usefixtures("fast")
+def test_tensors_of_a_subclass() -> None:
+    class Own(torch.Tensor):
+        pass
+
+    net, x = nn.Conv2d(3, 4, 1), torch.randn(1, 3, 5, 5)
+    report = rt.optimize(net)
+    net(x.as_subclass(Own))
+    assert [row.reason for row in report.layers] == ["changed, or a subclass"]
+    assert type(net) is nn.Conv2d
+
+
+@pytest.mark.usefixtures("fast")
 def test_a_model_that_fails_is_as_it_was() -> None:
     net = Net()
     with pytest.raises(RuntimeError):

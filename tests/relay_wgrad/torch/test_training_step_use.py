@@ -67,6 +67,31 @@ def test_what_has_no_gradient_gets_none() -> None:
     assert not rt.TrainingStep(module, torch.ones(3, 2))(torch.ones(3, 2)).requires_grad
 
 
+class Noise(nn.Module):
+    """Numbers of each distribution, which the step draws by PyTorch's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.drop = nn.Parameter(torch.ones(4)), nn.Dropout(0.5)
+
+    def forward(self, x: Any) -> Any:
+        coins = torch.bernoulli(torch.full_like(x, 0.25)) + torch.randint_like(x, 3, 7)
+        return self.drop(x * self.scale) + torch.rand_like(x) + 10 * torch.randn_like(x) + coins
+
+
+def test_random_numbers_are_drawn_anew() -> None:
+    x = torch.zeros(5000, 4)
+    step = rt.TrainingStep(Noise(), x)
+    torch.manual_seed(1)
+    first, second = step(x).detach(), step(x).detach()
+    torch.manual_seed(1)
+    assert torch.equal(step(x), first)
+    assert not torch.equal(first, second)
+    mean, variance = 0.5 + 0.25 + 4.5, 1 / 12 + 100 + 0.25 * 0.75 + 1.25
+    assert abs(float(first.mean()) - mean) < 0.4
+    assert abs(float(first.var()) / variance - 1) < 0.1
+
+
 DATA_PARALLEL = """
 import sys, torch
 import torch.distributed as dist, torch.multiprocessing as mp

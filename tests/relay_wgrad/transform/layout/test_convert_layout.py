@@ -87,6 +87,15 @@ def test_same_numbers_and_nothing_between(name: str, machine: relax.VirtualMachi
     assert_close(run(machine, args, f"{name}_after"), run(machine, args, f"{name}_before"))
 
 
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_every_case_converts_of_each_order(layout: str) -> None:
+    """Numbers are those of a share of the cases in make test."""
+    for name in CASES:
+        for order in (1, 2):
+            mod = case(name, order)
+            relax.analysis.well_formed(ConvertLayout(layout)(mod))
+
+
 def test_chain_keeps_its_boundary_only() -> None:
     # Stock: 18 or more.  x, two weights and the gradients of the three; the bias is a vector.
     before = case("conv_bias_relu_conv")
