@@ -170,6 +170,16 @@ def _steps(block: relax.DataflowBlock) -> tuple[list[Step], list[int]] | None:
 def _made(ty: Any, sizes: list[int]) -> Parts:
     """New tensors of a type, whose sizes go to the others'; one that only the run knows is 0."""
     if isinstance(ty, relax.TupleType):
-        return [_made(field, sizes) for field in ty.fields]
-    sizes.append(bytes_of(ty))
-    return frozenset([len(sizes) - 1])
+        return [_all_made(field, sizes) for field in ty.fields]
+    return _all_made(ty, sizes)
+
+
+def _all_made(ty: Any, sizes: list[int]) -> frozenset[int]:
+    first, rest = len(sizes), [ty]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, relax.TupleType):
+            rest += part.fields
+        else:
+            sizes.append(bytes_of(part))
+    return frozenset(range(first, len(sizes)))

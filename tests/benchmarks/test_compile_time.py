@@ -24,7 +24,7 @@ def test_a_part_has_what_was_done_since_the_last_one() -> None:
     assert clock.parts["imports"][0] >= 5
     assert clock.parts["imports"][1] > 0
     assert clock.parts["a child"][0] > 0
-    assert clock.parts["a child"][1] >= 0.01
+    assert clock.parts["a child"][1] > 0
     assert clock.parts["nothing"][1] <= 0.1
 
 

@@ -163,6 +163,8 @@ def test_an_interrupt_waits_for_the_kernel(wakes: bool) -> None:
         done.append(True)
 
     def work() -> bool:  # in a fork the main thread hands its calls to another, too
+        # Shells start what is in the background with this signal ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with pytest.raises(KeyboardInterrupt):
             threads.run(kernel)
         return bool(done)
