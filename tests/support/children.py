@@ -55,8 +55,9 @@ def _run(
         kind, name = what
         command = [sys.executable, "-W", "error", *(["-m"] if kind == "module" else []), name]
         return subprocess.run(
-            [*command, *args], cwd=cwd, env={**os.environ, **(env or {})}, timeout=timeout,
-            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+            [*command, *args], cwd=cwd, timeout=timeout, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": _path(cwd), **(env or {})}, stdin=subprocess.DEVNULL,
+            check=False,
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
@@ -71,6 +72,11 @@ def _run(
         return subprocess.CompletedProcess(
             [*what, *args], child.exitcode, out.read_text(), err.read_text()
         )
+
+
+def _path(cwd: Path) -> str:
+    """The folder that a program runs in comes first, as it does for a fork."""
+    return os.pathsep.join(filter(None, [str(cwd), os.environ.get("PYTHONPATH")]))
 
 
 def _child(
