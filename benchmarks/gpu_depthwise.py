@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -224,15 +224,22 @@ def print_rows(rows: Sequence[Row], bandwidth: float) -> None:
     print(f"{len(rows)} problems, wrong: {', '.join(wrong) or 'none'}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The number of problems with wrong results."""
+def run(
+    argv: Sequence[str] | None, about: str | None, suites: Iterable[str], dtypes: Iterable[str],
+    rows_of: Callable[..., list[Row]], order: Callable[[Row], int],
+) -> int:  # fmt: skip
+    """A command line's benchmark; the number of problems with wrong results.
+
+    rows_of : (suites, kinds, dtype, batch, tries) -> rows.  order : those come first of which it is
+    least.
+    """
     begin = time.perf_counter()
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--suites", default=",".join(SUITES))
+    parser.add_argument("--suites", default=",".join(suites))
     parser.add_argument("--kinds", default="fprop,dgrad,wgrad")
-    parser.add_argument("--dtype", default="f16", choices=FULL)
+    parser.add_argument("--dtype", default="f16", choices=tuple(dtypes))
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--tries", type=int, default=2)
     parser.add_argument("--time-budget", type=float, default=math.inf)
@@ -246,8 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         module = load(rows, Path(folder))
         print(f"built {len(regions_of(rows))} kernels: {time.perf_counter() - begin:.0f} s")
-        # The largest first: those that the means are over.
-        for i in sorted(range(len(rows)), key=lambda i: -rows[i].problem.bytes):
+        for i in sorted(range(len(rows)), key=lambda i: order(rows[i])):
             if time.perf_counter() - begin > args.time_budget:
                 print(f"time is up: {len(rows) - len(done)} problems are left out")
                 break
@@ -259,6 +265,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.json.write_text(json.dumps({"bandwidth": bandwidth, "rows": values}, indent=1))
     print_rows(done, bandwidth)
     return sum("reason" in row.found for row in done)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The number of problems with wrong results."""
+    # The largest first: those that the means are over.
+    return run(argv, __doc__, SUITES, FULL, rows_of, lambda row: -row.problem.bytes)
 
 
 if __name__ == "__main__":

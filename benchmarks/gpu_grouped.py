@@ -10,17 +10,9 @@ kernels as the model ranks them.
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
-import math
-import tempfile
-import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from benchmarks.gpu_depthwise import FULL, Row, load, measured, print_rows
-from benchmarks.gpu_timing import floors
+from benchmarks.gpu_depthwise import FULL, Row, run
 from byoc_cudnn.backends.cuda_direct.model import ranked
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -75,39 +67,7 @@ def rows_of(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The number of problems with wrong results."""
-    begin = time.perf_counter()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--suites", default=",".join(SUITES))
-    parser.add_argument("--kinds", default="fprop,dgrad,wgrad")
-    parser.add_argument("--dtype", default="f16", choices=("f16", "bf16"))
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--tries", type=int, default=2)
-    parser.add_argument("--time-budget", type=float, default=math.inf)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
-    rows = rows_of(
-        args.suites.split(","), args.kinds.split(","), args.dtype, args.batch, args.tries
-    )
-    bandwidth = float(floors([])["bandwidth"])
-    done: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        module = load(rows, Path(folder))
-        many = sum(len(row.choices) for row in rows)
-        print(f"built {many} kernels: {time.perf_counter() - begin:.0f} s")
-        for i, row in enumerate(rows):
-            if time.perf_counter() - begin > args.time_budget:
-                print(f"time is up: {len(rows) - len(done)} problems are left out")
-                break
-            measured(row, i, module, args.dtype)
-            done.append(row)
-            gc.collect()
-    if args.json:
-        values = [{"problem": r.problem.repro(), "suites": r.suites, **r.found} for r in done]
-        args.json.write_text(json.dumps({"bandwidth": bandwidth, "rows": values}, indent=1))
-    print_rows(done, bandwidth)
-    return sum("reason" in row.found for row in done)
+    return run(argv, __doc__, SUITES, ("f16", "bf16"), rows_of, lambda row: 0)
 
 
 if __name__ == "__main__":

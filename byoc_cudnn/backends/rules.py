@@ -14,3 +14,29 @@ def known_channels(problem: ConvProblem) -> Decision:
     if symbolic:
         return no(f"symbolic channels or kernel: {', '.join(symbolic)}")
     return YES
+
+
+def not_empty(problem: ConvProblem) -> Decision:
+    """Yes where no tensor is known to have no elements."""
+    for role in ("data", "weight", "grad"):
+        if any(isinstance(size, int) and size < 1 for size in problem.canonical_shape(role)):
+            return no(f"{role} is empty: {list(problem.shape(role))}")
+    return YES
+
+
+def one_dtype(problem: ConvProblem, there_is: str) -> Decision:
+    """Yes where both operands are of one dtype, and the result of theirs or float32.
+
+    there_is : what the reason says before the dtypes that there are.
+    """
+    first, second, result = (problem.dtype(role) for role in problem.roles)
+    known = ("float16", "bfloat16", "float32")
+    for dtype in (first, second, result):
+        if dtype not in known:
+            return no(f"dtype {dtype}: {there_is} {', '.join(known)}")
+    if first != second or result not in (first, "float32"):
+        return no(
+            f"dtypes {first} and {second} to {result}: both operands must be of one dtype, and the"
+            " result of theirs or float32"
+        )
+    return YES

@@ -10,7 +10,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from ...fused import MASKS
-from ..rules import known_channels
+from ..rules import known_channels, not_empty, one_dtype
 from .families import FAMILIES
 
 NAME = "cuda_direct"
@@ -78,7 +78,7 @@ def check(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
 
     oldest : the oldest GPU that must run the code.
     """
-    for rule in (_layouts, _dtypes, known_channels, _empty):
+    for rule in (_layouts, _dtypes, known_channels, not_empty):
         decision = rule(problem)
         if not decision:
             return decision
@@ -102,21 +102,4 @@ def _layouts(problem: ConvProblem) -> Decision:
 
 
 def _dtypes(problem: ConvProblem) -> Decision:
-    first, second, result = (problem.dtype(role) for role in problem.roles)
-    known = ("float16", "bfloat16", "float32")
-    for dtype in (first, second, result):
-        if dtype not in known:
-            return no(f"dtype {dtype}: there is {', '.join(known)}")
-    if first != second or result not in (first, "float32"):
-        return no(
-            f"dtypes {first} and {second} to {result}: both operands must be of one dtype, and the"
-            " result of theirs or float32"
-        )
-    return YES
-
-
-def _empty(problem: ConvProblem) -> Decision:
-    for role in ("data", "weight", "grad"):
-        if any(isinstance(size, int) and size < 1 for size in problem.canonical_shape(role)):
-            return no(f"{role} is empty: {list(problem.shape(role))}")
-    return YES
+    return one_dtype(problem, "there is")

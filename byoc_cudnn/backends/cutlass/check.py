@@ -13,7 +13,7 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from ...fused import MASKS, STEPS
-from ..rules import known_channels
+from ..rules import known_channels, not_empty, one_dtype
 from .hopper import hopper_algorithm
 
 NAME = "cutlass"
@@ -110,7 +110,7 @@ def check(problem: ConvProblem, epilogue: str, options: Options | None = None) -
     the channels have, and are told where the padding begins and how large the output is.
     """
     options = options or Options()
-    for rule in (_layouts, _dtypes, known_channels, _groups, _dilation, _empty):
+    for rule in (_layouts, _dtypes, known_channels, _groups, _dilation, not_empty):
         decision = rule(problem)
         if not decision:
             return decision
@@ -130,17 +130,7 @@ def _layouts(problem: ConvProblem) -> Decision:
 
 
 def _dtypes(problem: ConvProblem) -> Decision:
-    first, second, result = (problem.dtype(role) for role in problem.roles)
-    known = ("float16", "bfloat16", "float32")
-    for dtype in (first, second, result):
-        if dtype not in known:
-            return no(f"dtype {dtype}: CUTLASS's kernels here have {', '.join(known)}")
-    if first != second or result not in (first, "float32"):
-        return no(
-            f"dtypes {first} and {second} to {result}: both operands must be of one dtype, and the"
-            " result of theirs or float32"
-        )
-    return YES
+    return one_dtype(problem, "CUTLASS's kernels here have")
 
 
 def _groups(problem: ConvProblem) -> Decision:
@@ -163,13 +153,6 @@ def _dilation(problem: ConvProblem) -> Decision:
             f"dgrad with strides={problem.strides}, dilation={problem.dilation}: CUTLASS's strided"
             " dgrad has no dilation"
         )
-    return YES
-
-
-def _empty(problem: ConvProblem) -> Decision:
-    for role in ("data", "weight", "grad"):
-        if any(isinstance(size, int) and size < 1 for size in problem.canonical_shape(role)):
-            return no(f"{role} is empty: {list(problem.shape(role))}")
     return YES
 
 
