@@ -2,12 +2,13 @@
 
     python -m benchmarks.digits_curves [--sides cpu,cuda,cuda:bfloat16,torch:cpu,torch:cuda]
                                        [--seeds 3] [--steps 300] [--data FILE.npz]
-                                       [--json FILE] [--png FILE]
+                                       [--json FILE] [--png FILE] [--beside FILES]
 
 The network, the images and their order are those of examples/digits.py.  A side is a device and a
 dtype; all begin at the same parameters and see the same batches.  "resumed" says whether a trainer
 that went on from a saved state half-way has the parameters of one that was never interrupted, bit
-for bit.
+for bit.  `--beside` shows sides that ran elsewhere, by their `--json`, so that sides of two
+machines, or those of one in processes side by side, come into one table and one picture.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import json
 import statistics
 import tempfile
 from datetime import date
@@ -131,6 +133,36 @@ def run(side: str, task: Task, steps: int) -> dict[str, Any]:
     return ours(task, device, dtype or None, steps)
 
 
+def earlier(paths: str | None, seeds: int, steps: int) -> list[dict[str, Any]]:
+    """Rows of other runs' JSON; ValueError where they had other seeds or steps."""
+    rows: list[dict[str, Any]] = []
+    for path in paths.split(",") if paths else ():
+        rows += json.loads(Path(path).read_text())["rows"]
+    for row in rows:
+        had = len(row["runs"]), len(row["runs"][0]["losses"])
+        if had != (seeds, steps):
+            raise ValueError(
+                f"{row['side']}: {had[0]} seeds of {had[1]} steps, not {seeds} of {steps}"
+            )
+    return rows
+
+
+def show(rows: list[dict[str, Any]], title: str, held: int) -> None:
+    """Last losses, accuracy and what resuming gave, a line a side."""
+    table = Table(title=title)
+    for column in ("side", "last losses", f"right of {held}", "resumed"):
+        table.add_column(column)
+    for row in rows:
+        runs = row["runs"]
+        last = ", ".join(f"{statistics.fmean(r['losses'][-20:]):.4f}" for r in runs)
+        same = {r["resumed"] for r in runs if "resumed" in r}
+        table.add_row(
+            row["side"], last, ", ".join(str(r["right"]) for r in runs),
+            "" if not same else "differs" if False in same else "same bits",
+        )  # fmt: skip
+    Console(width=110).print(table)
+
+
 def draw(rows: list[dict[str, Any]], path: str) -> None:
     """Each side's losses, a running mean over ten steps, of its first seed."""
     import matplotlib
@@ -160,24 +192,15 @@ def main() -> int:
     parser.add_argument("--data", metavar="FILE", help="an .npz with `images` and `labels`")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--png", metavar="FILE")
+    parser.add_argument("--beside", metavar="FILES", help="earlier --json, separated by commas")
     args = parser.parse_args()
     relay_wgrad.register()
     configure_threads()
     tasks = [Task(seed, args.data) for seed in range(args.seeds)]
-    table = Table(title=f"digits, {args.steps} steps, {args.seeds} seeds")
-    for column in ("side", "last losses", f"right of {len(tasks[0].held[1])}", "resumed"):
-        table.add_column(column)
-    rows = []
-    for side in args.sides.split(","):
-        runs = [run(side, task, args.steps) for task in tasks]
-        rows.append({"side": side, "runs": runs})
-        last = ", ".join(f"{statistics.fmean(r['losses'][-20:]):.4f}" for r in runs)
-        same = {r["resumed"] for r in runs if "resumed" in r}
-        table.add_row(
-            side, last, ", ".join(str(r["right"]) for r in runs),
-            "" if not same else "differs" if False in same else "same bits",
-        )  # fmt: skip
-    Console(width=110).print(table)
+    rows = earlier(args.beside, args.seeds, args.steps)
+    for side in args.sides.split(",") if args.sides else ():
+        rows.append({"side": side, "runs": [run(side, task, args.steps) for task in tasks]})
+    show(rows, f"digits, {args.steps} steps, {args.seeds} seeds", len(tasks[0].held[1]))
     if args.json:
         output.write_json(args.json, {"date": date.today().isoformat(), "rows": rows})
     if args.png:

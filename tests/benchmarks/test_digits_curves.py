@@ -21,3 +21,11 @@ def test_sides_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ours["resumed"]
     np.testing.assert_allclose(ours["losses"], theirs["losses"], rtol=1e-3)
     assert png.stat().st_size > 1000
+
+    again = tmp_path / "again.json"
+    argv[1:] = ["--sides", "", *given[2:], "--beside", str(path), "--json", str(again)]
+    assert digits_curves.main() == 0
+    assert json.loads(again.read_text())["rows"] == json.loads(path.read_text())["rows"]
+    argv[argv.index("--steps") + 1] = "13"
+    with pytest.raises(ValueError, match="1 seeds of 12 steps, not 1 of 13"):
+        digits_curves.main()
