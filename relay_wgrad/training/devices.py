@@ -59,7 +59,7 @@ class Options:
         (`relay_wgrad.transform.space_to_depth`), in NHWC; "blocks", "rows" or "windows": in that
         form, and not in the one that is predicted to be the fastest.
     helpers : whether libraries are asked first for what they are known to do faster than the others
-        on this GPU, where nothing is measured here: depthwise convolutions in float16 by kernels of
+        on this GPU, where nothing is measured here: convolutions in float16 by kernels of
         our own on sm_90, which need nvcc.
     wide : whether weights' gradients and matrix products of half operands are float32 sums that are
         never rounded to half, as on a CPU; without, rounded once, as PyTorch's autocast does.

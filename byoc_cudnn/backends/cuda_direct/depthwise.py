@@ -182,8 +182,16 @@ class Strip:
             blocks=-(-lines // turns) * groups, warps=-(-side * lanes // 32), resident=self.fit,
             steps=turns * (chunk + ramp), issued=self.issued,
             waits=1 / 3 if self.ahead else float(together), begin=begin, bytes=p.bytes / whole,
-            second=wgrad,
+            access=v * self.size, requests=self._requests(side), second=wgrad,
         )  # fmt: skip
+
+    def _requests(self, side: int) -> float:
+        """Copies of several rows in a step go by lines; each item of a warp has its own."""
+        p, beside = self.problem, min(side, 32)
+        if not self.ahead or p.kind is ConvKind.DGRAD or p.strides[0] == 1:
+            return 0.0
+        packs = p.strides[0] * self.columns + (self.across if p.kind is ConvKind.WGRAD else 0)
+        return packs * 32 / beside * max(1.0, beside * self.vector * self.size / 128)
 
 
 def _strips(problem: ConvProblem) -> Iterator[Strip]:

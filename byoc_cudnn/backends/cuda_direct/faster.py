@@ -1,7 +1,9 @@
 """Which convolutions go to our own kernels only because they are faster than cuDNN's.
 
-By an H200's times in float16, PyTorch's beside them (`gpu_depthwise_h200.json` of the benchmarks'
-results, 2026-11-23): what was not measured there, in kind or size, is not known to be faster.
+By an H200's times in float16, PyTorch's with `cudnn.benchmark` beside them in the same run
+(`gpu_depthwise_h200.json` and `gpu_grouped_h200.json` of the benchmarks' results, 2026-11-23):
+what was not measured there, in kind or shape, is not known to be faster.  A trainer's
+`Options(helpers=True)` and `cuda_direct={"faster": True}` take what this says and nothing else.
 """
 
 from __future__ import annotations
@@ -18,19 +20,56 @@ from .family import sized
 from .model import ranked
 
 _FPROP, _DGRAD, _WGRAD = ConvKind.FPROP, ConvKind.DGRAD, ConvKind.WGRAD
-_COPY, _LAUNCH = 4.29e6, 4.0  # bytes per microsecond; microseconds
+COPY = 4.26e6  # bytes per microsecond
+BEGIN = {_FPROP: 4.0, _DGRAD: 4.0, _WGRAD: 12.0}  # microseconds that cuDNN's take beside moving
 _ARCH = 90
+MARGIN = 0.97  # of cuDNN's time: what takes more is not known to be faster
 
-CUDNN: dict[tuple[ConvKind, int, int], tuple[float, float]] = {
-    (_FPROP, 3, 1): (1.5, 0.98), (_FPROP, 3, 2): (1.5, 0.90),
-    (_FPROP, 5, 1): (3.4, 0.94), (_FPROP, 5, 2): (2.4, 0.91), (_FPROP, 7, 1): (7.4, 0.60),
-    (_DGRAD, 3, 1): (2.1, 0.72), (_DGRAD, 3, 2): (5.2, 0.33),
-    (_DGRAD, 5, 1): (3.2, 0.97), (_DGRAD, 5, 2): (12.0, 0.24), (_DGRAD, 7, 1): (18.5, 0.30),
-    (_WGRAD, 3, 1): (1.7, 1.02), (_WGRAD, 3, 2): (1.5, 1.04),
-    (_WGRAD, 5, 1): (3.5, 0.87), (_WGRAD, 5, 2): (3.2, 0.71), (_WGRAD, 7, 1): (5.7, 1.05),
+Shape = tuple[ConvKind, int, int, int, int]
+
+CUDNN: dict[Shape, tuple[float, float, int]] = {
+    (_FPROP, 1, 1, 3, 1): (1.52, 0.82, 0), (_DGRAD, 1, 1, 3, 1): (1.99, 0.59, 0),
+    (_WGRAD, 1, 1, 3, 1): (1.37, 0.96, 0),
+    (_FPROP, 1, 1, 3, 2): (1.49, 0.85, 192), (_DGRAD, 1, 1, 3, 2): (5.4, 0.25, 0),
+    (_WGRAD, 1, 1, 3, 2): (1.35, 0.85, 0),
+    (_FPROP, 1, 1, 5, 1): (3.42, 0.70, 0), (_DGRAD, 1, 1, 5, 1): (3.14, 0.73, 0),
+    (_WGRAD, 1, 1, 5, 1): (2.8, 0.91, 0),
+    (_FPROP, 1, 1, 5, 2): (2.41, 0.82, 0), (_DGRAD, 1, 1, 5, 2): (12.09, 0.15, 0),
+    (_WGRAD, 1, 1, 5, 2): (2.76, 0.62, 0),
+    (_FPROP, 1, 1, 7, 1): (7.37, 0.48, 0), (_DGRAD, 1, 1, 7, 1): (18.52, 0.23, 0),
+    (_WGRAD, 1, 1, 7, 1): (4.77, 0.70, 0),
+    (_FPROP, 4, 4, 3, 1): (3.29, 0.77, 0), (_DGRAD, 4, 4, 3, 1): (3.58, 0.70, 0),
+    (_WGRAD, 4, 4, 3, 1): (5.11, 0.65, 0),
+    (_FPROP, 8, 8, 3, 1): (4.07, 0.59, 0), (_DGRAD, 8, 8, 3, 1): (4.21, 0.66, 0),
+    (_WGRAD, 8, 8, 3, 1): (2.58, 1.16, 0),
+    (_FPROP, 8, 8, 3, 2): (1.8, 1.13, 0), (_DGRAD, 8, 8, 3, 2): (4.44, 0.38, 0),
+    (_WGRAD, 8, 8, 3, 2): (1.14, 1.50, 0),
+    (_FPROP, 16, 16, 3, 1): (3.12, 0.80, 0), (_DGRAD, 16, 16, 3, 1): (3.25, 1.04, 0),
+    (_WGRAD, 16, 16, 3, 1): (2.57, 1.00, 0),
+    (_FPROP, 16, 16, 3, 2): (1.33, 1.31, 0), (_DGRAD, 16, 16, 3, 2): (4.81, 0.49, 0),
+    (_WGRAD, 16, 16, 3, 2): (1.09, 1.43, 0),
+    (_FPROP, 24, 24, 3, 1): (15.87, 0.26, 0), (_DGRAD, 24, 24, 3, 1): (31.22, 0.17, 0),
+    (_WGRAD, 24, 24, 3, 1): (19.96, 0.34, 0),
+    (_FPROP, 32, 32, 3, 1): (4.34, 0.77, 0), (_DGRAD, 32, 32, 3, 1): (4.52, 1.60, 0),
+    (_WGRAD, 32, 32, 3, 1): (2.06, 2.10, 0),
+    (_FPROP, 32, 32, 3, 2): (1.7, 1.14, 0), (_DGRAD, 32, 32, 3, 2): (5.7, 0.58, 0),
+    (_WGRAD, 32, 32, 3, 2): (1.29, 1.81, 0),
+    (_FPROP, 48, 48, 3, 1): (11.03, 0.37, 0), (_DGRAD, 48, 48, 3, 1): (10.91, 0.53, 0),
+    (_WGRAD, 48, 48, 3, 1): (16.22, 0.41, 0),
+    (_FPROP, 56, 56, 3, 1): (12.61, 0.39, 0), (_DGRAD, 56, 56, 3, 1): (12.27, 0.48, 0),
+    (_WGRAD, 56, 56, 3, 1): (13.33, 0.48, 0),
+    (_FPROP, 56, 56, 3, 2): (10.72, 0.26, 0), (_DGRAD, 56, 56, 3, 2): (13.88, 0.28, 0),
+    (_WGRAD, 56, 56, 3, 2): (10.52, 0.43, 0),
+    (_FPROP, 0, 1, 4, 1): (10.52, 0.22, 0), (_DGRAD, 0, 1, 4, 1): (5.73, 0.34, 0),
+    (_WGRAD, 0, 1, 4, 1): (9.67, 0.19, 0),
+    (_FPROP, 0, 3, 7, 1): (26.01, 1.28, 0), (_DGRAD, 0, 3, 7, 1): (15.8, 0.67, 0),
+    (_WGRAD, 0, 3, 7, 1): (36.7, 0.23, 0),
+    (_FPROP, 0, 4, 3, 1): (5.03, 0.57, 0), (_DGRAD, 0, 4, 3, 1): (4.05, 0.43, 0),
+    (_WGRAD, 0, 4, 3, 1): (3.81, 0.48, 0),
 }  # fmt: skip
-"""(kind, taps along an axis, stride) -> how often cuDNN could have moved all tensors in its time,
-the least of the sizes measured; and our time as a share of its, the largest."""
+"""(kind, channels a group or 0 of one group, filters a group, taps along an axis, stride) -> how
+often cuDNN could have moved all tensors in its time, the least of the sizes measured; our time as a
+share of its, the largest; and where smaller sizes were not faster, the megabytes from which on."""
 
 
 def bound(options: Options) -> Callable[[ConvProblem, str], Decision]:
@@ -38,24 +77,32 @@ def bound(options: Options) -> Callable[[ConvProblem, str], Decision]:
     return partial(faster, oldest=options.archs[0]) if options.faster else check.bound(options)
 
 
+def shape_of(problem: ConvProblem) -> Shape:
+    """A row of `CUDNN`, of a problem whose taps and strides are the same down and across."""
+    p = problem
+    channels = 0 if p.groups == 1 else p.c // p.groups
+    return (p.kind, channels, p.k // p.groups, p.r, p.strides[0])
+
+
 def faster(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
     """Whether a problem that `check` takes is also known to be faster than by cuDNN."""
     if not (decision := check.check(problem, epilogue, oldest)):
         return decision
-    p, square = problem, (problem.r, problem.strides[0])
-    known = (p.kind, *square)
-    half = {p.dtype(role) for role in p.roles} == {"float16"}
-    if p.groups != p.c or not half or (p.s, p.strides[1]) != square:
-        return no("not known to be faster than cuDNN's: measured are depthwise ones in float16")
-    if known not in CUDNN:
+    p, known = problem, shape_of(problem)
+    if {p.dtype(role) for role in p.roles} != {"float16"}:
+        return no("not known to be faster than cuDNN's: measured is float16")
+    if known not in CUDNN or (p.s, p.strides[1]) != known[3:]:
         return no(
-            f"not known to be faster than cuDNN's: {p.kind.value} of {p.r}x{p.s}, stride"
-            f" {p.strides[0]} was not measured"
+            f"not known to be faster than cuDNN's: {p.kind.value} of {p.r}x{p.s}, strides"
+            f" {p.strides}, C={p.c} and K={p.k} of {p.groups} groups was not measured"
         )
-    moved, share = CUDNN[known]
-    if share > 1:
+    moved, share, least = CUDNN[known]
+    if share > MARGIN:
         return no(f"{share:.2f} of cuDNN's time at one of the sizes measured")
-    theirs = _LAUNCH + moved * sized(p).bytes / _COPY
+    size = sized(p).bytes
+    if size < least * 1e6:
+        return no(f"{size / 1e6:.0f} MB are moved: known to be faster from {least} MB on")
+    theirs = BEGIN[p.kind] + moved * size / COPY
     ours = ranked(p, tuple(word for word in epilogue.split("_") if word), _ARCH)[0].us
     if ours > theirs:
         return no(f"{ours:.0f} µs are expected, and {theirs:.0f} of cuDNN")

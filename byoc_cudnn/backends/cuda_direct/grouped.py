@@ -21,6 +21,8 @@ _CHANNELS = 64  # of a block, about: 128 bytes of a pixel
 _SUMS = 80  # registers of a thread's sums, at most
 MOST, MOST_TAPS, MOST_STRIDE = 64, 7, 4  # channels of a group; along an axis; dgrad's
 _MERGED = 4  # groups taken as one, at most
+_LONGER = {ConvKind.FPROP: 1.1, ConvKind.DGRAD: 1.35, ConvKind.WGRAD: 1.5}  # measured, of the count
+_PARTS, _PARTS_BANDWIDTH = 264, 2.0e6  # of a weight's gradient; bytes per microsecond, out and in
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,11 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     read = tiles * slabs * tile * (0.3 if p.kind is not ConvKind.WGRAD else 0.15)
     memory = (p.bytes + max(0.0, read - p.bytes / 4)) / machine.BANDWIDTH
     waits = {1: 0.7, 2: 0.35}.get(fit * z.stages, 0.2)  # of the shorter, of a block that is alone
-    return warps.us(p, max(busy, memory) + waits * min(busy, memory))
+    longer = _LONGER[p.kind] * (max(busy, memory) + waits * min(busy, memory))
+    if p.kind is ConvKind.WGRAD:
+        parts = min(tiles, max(1, _PARTS // slabs))
+        longer += parts * p.k * z.cg * z.r * z.s * 4 / _PARTS_BANDWIDTH
+    return warps.us(p, longer)
 
 
 FAMILY = Family(

@@ -4,53 +4,81 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import byoc_cudnn
-from byoc_cudnn.backends.cuda_direct.faster import CUDNN, faster
-from byoc_cudnn.backends.cuda_direct.machine import Work
+from byoc_cudnn.backends.cuda_direct.families import FAMILIES
+from byoc_cudnn.backends.cuda_direct.faster import (
+    BEGIN,
+    COPY,
+    CUDNN,
+    MARGIN,
+    Shape,
+    faster,
+    shape_of,
+)
+from byoc_cudnn.backends.cuda_direct.kernels import PREFIX, Kernel
 from relay_wgrad.problem import ConvProblem
 from tests.support.partition_cases import problem_module
 
-RESULTS = Path(__file__).parents[4] / "benchmarks/results/gpu_depthwise_h200.json"
+RESULTS = Path(__file__).parents[4] / "benchmarks/results"
 
 
-def test_the_first_choice_is_nearly_the_best() -> None:
-    """Among the kernels that were measured, with nvcc's registers and instructions for each."""
-    found = json.loads(RESULTS.read_text())
+def _measured(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"gpu_{name}_h200.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "near", "worst", "mean", "rms"),
+    [("depthwise", 39, 1.4, 1.03, 0.13), ("grouped", 49, 1.17, 1.02, 0.2)],
+)
+def test_the_first_choice_is_nearly_the_best(
+    name: str, near: int, worst: float, mean: float, rms: float
+) -> None:
+    """Among the kernels that were measured; and what is expected of each of them."""
     lost, errors = [], []
-    for row in found["rows"]:
-        kernels = [dict(zip(found["columns"], values, strict=True)) for values in row["kernels"]]
-        said = []
-        for kernel in kernels:
-            facts = {f.name: kernel[f.name] for f in fields(Work) if f.name in kernel}
-            said.append(Work(**facts, second=row["problem"].startswith("wgrad")).us())
-        errors += [math.log(us / k["us"]) for us, k in zip(said, kernels, strict=True)]
-        first = kernels[said.index(min(said))]["us"]
-        lost.append(first / min(kernel["us"] for kernel in kernels))
-    assert sum(ratio <= 1.05 for ratio in lost) >= 31  # of 39
-    assert max(lost) < 1.31
-    assert math.exp(sum(map(math.log, lost)) / len(lost)) < 1.03
-    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < 0.11
+    for row in _measured(name)["rows"]:
+        problem, took = ConvProblem.parse(row["problem"]), [us for _, us in row["kernels"]]
+        kernels = [Kernel.parse(f"{PREFIX}_{text}") for text, _ in row["kernels"]]
+        said = [FAMILIES[k.family].predict(problem, k.numbers, 90) for k in kernels]
+        errors += [math.log(a / b) for a, b in zip(said, took, strict=True)]
+        lost.append(took[said.index(min(said))] / min(took))
+    assert sum(ratio <= 1.05 for ratio in lost) >= near
+    assert max(lost) < worst
+    assert math.exp(sum(map(math.log, lost)) / len(lost)) < mean
+    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < rms
 
 
 def test_cudnns_times_are_those_measured() -> None:
     """The least of the sizes, so that none of them is thought to be slower than it is."""
-    found = json.loads(RESULTS.read_text())
-    moved: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-    for row in found["rows"]:
-        p = ConvProblem.parse(row["problem"])
-        copies = (row["torch_us"] - 4) / (p.bytes / found["bytes_per_second"] * 1e6)
-        ratio = row["us"] / row["torch_us"]
-        moved.setdefault((p.kind, p.r, p.strides[0]), []).append((copies, ratio))
-    assert moved.keys() == CUDNN.keys()
-    for key, (times, share) in CUDNN.items():
-        least, largest = min(x for x, _ in moved[key]), max(x for _, x in moved[key])
-        assert 0.96 * least < times <= least + 0.02
-        assert share == pytest.approx(largest, abs=0.01)
+    sizes: dict[Shape, list[tuple[float, float, float]]] = {}
+    for name in ("depthwise", "grouped"):
+        for row in _measured(name)["rows"]:
+            p = ConvProblem.parse(row["problem"])
+            moved = (row["torch_us"] - BEGIN[p.kind]) / (p.bytes / COPY)
+            found = (p.bytes / 1e6, moved, row["us"] / row["torch_us"])
+            sizes.setdefault(shape_of(p), []).append(found)
+    assert sizes.keys() == CUDNN.keys()
+    for key, (moved, share, least) in CUDNN.items():
+        from_on = [size for size in sizes[key] if size[0] >= least]
+        fewest = min(size[1] for size in from_on)
+        assert 0.96 * fewest < moved <= fewest + 0.02
+        assert share == pytest.approx(max(size[2] for size in from_on), abs=0.01)
+        assert all(size[2] > MARGIN for size in sizes[key] if size not in from_on)
+
+
+def test_all_that_was_faster_is_taken() -> None:
+    """But for shapes of which one size was slower."""
+    for name in ("depthwise", "grouped"):
+        for row in _measured(name)["rows"]:
+            p = ConvProblem.parse(row["problem"])
+            _, share, least = CUDNN[shape_of(p)]
+            expected = share <= MARGIN and p.bytes >= least * 1e6
+            assert bool(faster(p, "")) is expected, row["problem"]
 
 
 LINE = (
@@ -64,11 +92,13 @@ LINE = (
     [
         ("fprop", (), ""),
         ("dgrad", ("n=64", "n=256"), ""),
-        ("wgrad", (), "1.02 of cuDNN's time"),
-        ("fprop", ("f16/f16/f16", "f32/f32/f32"), "measured are depthwise ones in float16"),
+        ("wgrad", (), ""),
+        ("wgrad", ("groups=144", "groups=9"), "1.00 of cuDNN's time"),
+        ("fprop", ("h=56 w=56", "h=28 w=28 stride=2,2"), "known to be faster from 192 MB on"),
+        ("fprop", ("f16/f16/f16", "f32/f32/f32"), "measured is float16"),
         ("fprop", ("NHWC/OHWI/NHWC", "NCHW/OIHW/NCHW"), "µs are expected, and"),
-        ("fprop", ("r=3 s=3", "r=9 s=9"), "fprop of 9x9, stride 1 was not measured"),
-        ("fprop", ("groups=144", "groups=18"), "not known to be faster"),
+        ("fprop", ("r=3 s=3", "r=9 s=9"), "fprop of 9x9, strides (1, 1)"),
+        ("fprop", ("groups=144", "groups=12"), "not known to be faster"),
         ("dgrad", ("groups=144", "groups=144 dil=2,2"), "µs are expected, and"),
     ],
 )
@@ -82,7 +112,8 @@ def test_what_is_known_to_be_faster(kind: str, changed: tuple[str, str], reason:
 @pytest.mark.usefixtures("registered")
 def test_cudnn_gets_what_is_not() -> None:
     both, options = ("cuda_direct", "cudnn"), {"faster": True}
-    for kind, backend in (("fprop", "cuda_direct"), ("wgrad", "cudnn")):
-        module = problem_module(ConvProblem.parse(LINE.format(kind)))
+    for kind, groups, backend in (("wgrad", 144, "cuda_direct"), ("wgrad", 9, "cudnn")):
+        line = LINE.replace("groups=144", f"groups={groups}")
+        module = problem_module(ConvProblem.parse(line.format(kind)))
         report = byoc_cudnn.partition(module, both, strict=True, cuda_direct=options)[1]
         assert report.rows() == {f"{backend}.{kind}": 1}
