@@ -66,6 +66,7 @@ def compiled(model: str, dtype: str, batch: int, began: float) -> dict[str, tupl
     import relay_wgrad
     from benchmarks.gpu_models import build
     from byoc_cudnn.building import toolchain
+    from byoc_cudnn.building.exact import exact_kernels
     from byoc_cudnn.building.kernels import kept_kernels
     from relay_wgrad.frontend import from_torch
     from relay_wgrad.training.step import converted, step_module
@@ -94,7 +95,7 @@ def compiled(model: str, dtype: str, batch: int, began: float) -> dict[str, tupl
     os.environ["PATH"] += f"{os.pathsep}{Path(str(toolchain.find().nvcc)).parent}"
     for module in _modules(library.executable.mod):
         if str(module.kind) == "cuda":
-            with target, kept_kernels(), byoc_cudnn.building.compiled.exact_division():
+            with target, kept_kernels(), exact_kernels():
                 text = module.inspect_source("cuda")
                 nvcc.compile_cuda(text, target_format="fatbin", compiler="nvcc")
     clock.part("TVM's kernels")

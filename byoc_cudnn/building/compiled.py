@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,14 +27,11 @@ from ..pool.lower import lower_pools
 from ..table import BACKENDS
 from ..updates import UPDATES
 from ..updates.lower import lower_updates
+from .exact import exact_kernels
 from .kernels import kept_kernels
 from .link import Linker
 from .toolchain import Toolchain, find, preload
 
-_EXACT = {
-    "TVM_CUDA_NVCC_NO_FAST_MATH": "1",
-    "TVM_CUDA_NVRTC_EXTRA_OPTS": "--ftz=false --prec-div=true --prec-sqrt=true",
-}
 # The host's part checks arguments and launches kernels.  To optimize it LLVM takes three times as
 # long, DenseNet-121's 22 seconds, and a call gains 0.01 us, one with 40 tensors 0.2.
 _HOST = {"kind": "llvm", "opt-level": 0}
@@ -152,26 +147,8 @@ def build(
             mod, found = lower(mod, arch_of(chosen) or _OLDEST)
             entries += found
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
-    with exact_division(), kept_kernels():
+    with exact_kernels(), kept_kernels():
         return Library(tvm.compile(mod, target=chosen, relax_pipeline=chosen_pipeline), entries)
-
-
-@contextlib.contextmanager
-def exact_division() -> Iterator[None]:
-    """Within it TVM's CUDA kernels divide and take roots as IEEE 754 says, and keep small numbers.
-
-    TVM hands nvcc and NVRTC `--use_fast_math`, which PyTorch does not; what the user has set stays.
-    NVRTC's functions (exp, log, …) stay the approximate ones, which no later flag takes back.
-    """
-    before = {name: os.environ.get(name) for name in _EXACT}
-    for name, value in _EXACT.items():
-        os.environ.setdefault(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                os.environ.pop(name, None)
 
 
 def _target(target: Target | str | Mapping[str, Any] | None) -> Target:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tvm
@@ -20,6 +21,7 @@ from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
 from .. import keys
+from .functions import right_function
 
 _WORDS = {"float32": "int32", "float64": "int64"}
 _OF_BITS = {"float32": "__int_as_float", "float64": "__longlong_as_double"}
@@ -32,14 +34,16 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
     Those of convolutions, which are generated as they should be, stay as they are.  `cuda`: in
     CUDA's words, where TVM's are no C++.
     """
+    target = "cuda" if cuda else "llvm"
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.exact_floats")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        rules = [*_RULES, (tvm.ir.Call, partial(right_function, target=target))]
         new = {}
         for var, func in mod.functions_items():
             is_kernel = isinstance(func, tirx.PrimFunc)
             if is_kernel and not (func.attrs and func.attrs.get(keys.SOURCE)):
-                body = structural_map(func.body, _RULES)
+                body = structural_map(func.body, rules)
                 if cuda:  # of what the rules have written too
                     body = structural_map(body, [(tvm.ir.Call, _bits)])
                 if not body.same_as(func.body):
