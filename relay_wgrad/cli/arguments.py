@@ -68,6 +68,16 @@ def loss_scale(text: str) -> float | str:
     return text if text == "dynamic" else rate(text)
 
 
+def loss(text: str) -> str:
+    """The text of a loss that there is."""
+    from ..frontend.loss import loss_of
+
+    try:
+        return str(loss_of(text, "own"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("loss=")) from error
+
+
 def dtype(text: str) -> str:
     """A dtype's short or long name."""
     if text not in DTYPES and text not in DTYPES.values():
@@ -146,10 +156,11 @@ def add_graph(
     parser.add_argument("--image-size", type=positive, default=None,
                         help="height and width; the model's own if not given; the fully connected"
                              " layers of alexnet, vgg19 and zfnet512 take no other")  # fmt: skip
-    parser.add_argument("--loss", choices=("cross_entropy", "mse", "own"),
-                        default="cross_entropy",
-                        help="cross_entropy: logits (N, classes) against labels; mse: the mean"
-                             " squared distance from a target of the output's shape; own: a .pt2"
+    parser.add_argument("--loss", type=loss, default="cross_entropy", metavar="LOSS",
+                        help="cross_entropy: logits (N, classes) against labels, or (N, classes,"
+                             " H, W) against pixels'; mse, l1, smooth_l1, huber, bce_with_logits: a"
+                             " target of the output's shape; with options as"
+                             " 'cross_entropy(label_smoothing=0.1, ignore_index=255)'; own: a .pt2"
                              " file's scalar output")  # fmt: skip
     parser.add_argument("--output-name", metavar="NAME",
                         help="the result that the loss is of, where the model has several; of a"

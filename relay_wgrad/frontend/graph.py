@@ -37,6 +37,7 @@ class InputSpec:
     dtype: str
     keep: float = 1.0  # masks: the probability that an element is kept
     distribution: Distribution = ("normal", 0.0, 1.0)  # of `random`
+    ignored: int | None = None  # labels: one that counts for nothing
 
     def random(self, rng: np.random.Generator, classes: int | None = None) -> Array:
         """A value: normal data, uniform labels, a mask that is scaled by 1/keep.
@@ -122,7 +123,7 @@ class TrainingGraph:
         A value is a NumPy array, or a PyTorch or TVM tensor on the CPU.  Raises ValueError for a
         missing name, another shape or dtype, and for a label that is no class: compiled code looks
         labels up without asking, so a wrong one would read foreign memory.  No label means
-        "ignore".
+        "ignore" but the loss's own `ignore_index`.
         """
         values: list[Array] = []
         for spec in self.inputs:
@@ -134,7 +135,7 @@ class TrainingGraph:
                 )
             value = self._checked(spec.name, spec.shape, spec.dtype, batch[spec.name])
             if spec.kind == "labels" and self.classes is not None:
-                check_labels(spec.name, value, self.classes)
+                check_labels(spec.name, value, self.classes, spec.ignored)
             values.append(value)
         return values
 
@@ -211,10 +212,17 @@ class TrainingGraph:
         return grad(self.checkpointed(), "main", wrt=list(names))
 
 
-def check_labels(name: str, labels: Array, classes: int) -> None:
-    """Raises ValueError for a label that is not 0 … classes - 1, naming the first."""
-    if labels.size and not (labels.min() >= 0 and labels.max() < classes):
-        index = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
+def check_labels(name: str, labels: Array, classes: int, ignored: int | None = None) -> None:
+    """Raises ValueError for a label that is not 0 … classes - 1 or `ignored`, naming the first."""
+    if not labels.size or (labels.min() >= 0 and labels.max() < classes):
+        return
+    wrong = (labels < 0) | (labels >= classes)
+    if ignored is not None:
+        wrong &= labels != ignored
+    if wrong.any():
+        index = int(np.flatnonzero(wrong)[0])
+        at = index if labels.ndim < 2 else [int(i) for i in np.unravel_index(index, labels.shape)]
+        other = "" if ignored is None else f", or {ignored} to be ignored"
         raise ValueError(
-            f"{name} must be 0 … {classes - 1}, got {labels.flat[index]} at index {index}"
+            f"{name} must be 0 … {classes - 1}{other}, got {labels.flat[index]} at index {at}"
         )

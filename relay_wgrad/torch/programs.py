@@ -23,7 +23,7 @@ Place = tuple[dict[str, Any], str]  # a module's `_parameters` or `_buffers`, an
 class Asked(NamedTuple):
     """What a program is compiled for, besides the module's own state."""
 
-    loss: str
+    loss: Any  # of `from_torch`
     half: str | None
     differentiates: bool
     layout: str | None

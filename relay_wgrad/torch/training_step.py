@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .kernels import DTYPES
 from .programs import Asked, Program
 
+if TYPE_CHECKING:
+    from ..frontend import Loss
+
 PROGRAMS = 8
 """Of one step, for different shapes, modes and the like; the least recently called one goes."""
-_LOSSES = (None, "cross_entropy", "mse")
 
 
 class _Compiled(torch.autograd.Function):
@@ -52,7 +54,8 @@ class TrainingStep(torch.nn.Module):
     example : the module's arguments, a tuple of tensors, or one: it is compiled for them at once.
         Other shapes, dtypes and devices, modes (`train()`, `eval()`, `requires_grad`, `no_grad`)
         and autocast types are compiled for when they come.
-    loss : None: a call gives the module's output, of any shape.  "cross_entropy" (int64 labels) or
+    loss : None: a call gives the module's output, of any shape.  A loss of
+        `relay_wgrad.frontend.LOSSES`, by its record or text, as "cross_entropy" (int64 labels) or
         "mse": a call takes the labels or the target last and gives the loss, which is then part of
         what is compiled.
     layout : of activations inside; by default "NCHW", on CUDA "NHWC".
@@ -74,17 +77,20 @@ class TrainingStep(torch.nn.Module):
         module: torch.nn.Module,
         example: torch.Tensor | Sequence[torch.Tensor],
         *,
-        loss: str | None = None,
+        loss: str | Loss | None = None,
         layout: str | None = None,
         checkpoint: str | None = None,
     ) -> None:
         super().__init__()
+        from ..frontend.loss import loss_of
+
         if not isinstance(module, torch.nn.Module):
             raise TypeError(
                 f"TrainingStep: module must be a torch.nn.Module, got {type(module).__name__}"
             )
-        if loss not in _LOSSES:
-            raise ValueError(f"TrainingStep: loss must be one of {_LOSSES}, got {loss!r}")
+        if loss == "own":
+            raise ValueError("TrainingStep: for a module that gives its loss give None, got 'own'")
+        wanted = "none" if loss is None else loss_of(loss)
         if checkpoint not in (None, "auto"):
             raise ValueError(f"TrainingStep: checkpoint must be None or 'auto', got {checkpoint!r}")
         inputs = (example,) if isinstance(example, torch.Tensor) else example
@@ -97,7 +103,7 @@ class TrainingStep(torch.nn.Module):
         ours["_wrapped"] = module
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             ours[name] = getattr(module, name)
-        ours["_options"] = (len(inputs), loss or "none", layout, checkpoint)
+        ours["_options"] = (len(inputs), wanted, layout, checkpoint)
         ours["_programs"] = OrderedDict()
         self._program(tuple(inputs))
 

@@ -103,7 +103,7 @@ def _samples(origin: str, spec: InputSpec, given: Any, classes: int | None) -> A
     if array.ndim != len(spec.shape) or array.shape[1:] != spec.shape[1:] or not converts:
         raise ValueError(f"{origin}: samples are {_wanted(spec)}, got {_text(array)}")
     if spec.kind == "labels" and classes is not None:
-        check_labels(f"{origin}: {spec.name}", array, classes)
+        check_labels(f"{origin}: {spec.name}", array, classes, spec.ignored)
     if array.size:
         _representable(f"{origin}: {spec.name}", array, np.dtype(spec.dtype))
     return np.asarray(array)

@@ -12,9 +12,9 @@ import onnx
 from onnx import helper
 from tvm import relax
 
-from ..context import FLOATS, Context, Options, Value, initializer, shape_of
+from ..context import FLOATS, Context, Options, Value, initializer
 from ..graph import InputSpec, TrainingGraph
-from ..loss import LOSSES, add_loss
+from ..loss import CrossEntropy, Loss, add_loss, loss_of
 from ..weights import STATES, Array, Role, default_role, seeded
 from .bundled import load
 from .file import NUMBERS
@@ -25,7 +25,6 @@ OLDEST_OPSET = 9
 _CHOICES = {
     "dtype": ("float32", "float64"),
     "bn": ("train", "eval"),
-    "loss": LOSSES,
     "weights": ("seeded", "initial", "auto"),
     "dropout": ("off", "mask"),
     "random": ("input", "off"),
@@ -39,7 +38,7 @@ def from_onnx(
     image_size: int | tuple[int, int] | None = None,
     dtype: str = "float32",
     bn: str = "train",
-    loss: str = "cross_entropy",
+    loss: str | Loss = "cross_entropy",
     weights: str = "seeded",
     seed: int = 0,
     dropout: str = "off",
@@ -53,11 +52,12 @@ def from_onnx(
     (height, width)) replace the sizes for which the file was made: batches baked into a Reshape
     are rewritten, and an average pooling over the whole feature map stays one over the whole map.
     `bn`: "train" normalizes by batch statistics and returns the updated running ones, "eval" uses
-    the running ones.  `loss`: "cross_entropy" (int64 labels (N,); a final Softmax is removed and
-    the mean over the batch taken) or "mse" (against a target of the output's shape).  `weights`:
-    "seeded" (He's normal weights, zero biases, unit scales; by `seed`), "initial" (the file's) or
-    "auto": the file's if it has any (a weight that is not one constant), else seeded; the graph's
-    `weights` says which.
+    the running ones.  `loss`: of `relay_wgrad.frontend.LOSSES`, by its record or as text with its
+    options: "cross_entropy" (int64 labels (N,), or of each pixel; a final Softmax is removed and
+    the mean taken), "mse", "l1", "huber(delta=2)", … (against a target of the output's shape).
+    `weights`: "seeded" (He's normal weights, zero biases, unit scales; by `seed`), "initial" (the
+    file's) or "auto": the file's if it has any (a weight that is not one constant), else seeded;
+    the graph's `weights` says which.
     `dropout`: "off" makes it the identity, "mask" multiplies by masks that are inputs of `main`
     (`TrainingGraph.random_batch` draws them).  `random`: Random* and Bernoulli are
     "input"s of `main` too, or "off", their means, which the graph's `notes` say.  `output` picks
@@ -70,8 +70,7 @@ def from_onnx(
     option's unknown value, for an input too large to address; TypeError for a `model` or `batch` of
     another type.
     """
-    given = {"dtype": dtype, "bn": bn, "loss": loss, "weights": weights, "dropout": dropout,
-             "random": random}  # fmt: skip
+    given = {"dtype": dtype, "bn": bn, "weights": weights, "dropout": dropout, "random": random}
     for key, value in given.items():
         if value not in _CHOICES[key]:
             raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
@@ -81,13 +80,15 @@ def from_onnx(
         raise TypeError(f"batch={batch!r}: expected a number of images")
     if batch is not None and batch < 1:
         raise ValueError(f"batch={batch}: expected a positive number of images")
+    chosen = loss_of(loss)
+    assert isinstance(chosen, Loss)
     name, proto = load(model)
     opset = _opset(name, proto)
     original = _original_shapes(proto)
     initial = {t.name: initializer(proto, t) for t in proto.graph.initializer}
     wanted = output_name(name, proto, output)
-    if loss == "cross_entropy":
-        wanted = before_softmax(proto, wanted)
+    if isinstance(chosen, CrossEntropy):
+        wanted = before_softmax(proto, wanted, opset, original.get(wanted))
     nodes = needed(proto, wanted)
     specs = _inputs(proto, set(initial), nodes, batch, image_size, dtype)
     made_for = [original.get(old, ())[2:] for old in specs]
@@ -114,7 +115,7 @@ def from_onnx(
                 if wanted not in values:
                     raise ValueError(f"{name}: no node makes the output {wanted!r}")
                 result = ctx.tensor(values[wanted])
-                target, logits, scalar = add_loss(ctx, loss, wanted, result)
+                target, logits, scalar, classes = add_loss(ctx, chosen, wanted, result)
                 outputs = [scalar, logits, *(new for _, new in ctx.states)]
                 returned = relax.Tuple([builder.emit_output(e) for e in outputs])
         except Exception:
@@ -136,7 +137,7 @@ def from_onnx(
         outputs=("loss", "logits", *(f"{n}_new" for n, _ in ctx.states)),
         updates={f"{n}_new": n for n, _ in ctx.states},
         onnx_names=dict(ctx.onnx_names),
-        classes=shape_of(logits)[1] if loss == "cross_entropy" else None,
+        classes=classes,
         dtype=dtype,
         checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
         tensors={

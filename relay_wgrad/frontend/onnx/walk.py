@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import onnx
@@ -18,13 +19,21 @@ def output_name(name: str, proto: onnx.ModelProto, output: str | None) -> str:
     return cast(str, output)
 
 
-def before_softmax(proto: onnx.ModelProto, wanted: str) -> str:
+def before_softmax(
+    proto: onnx.ModelProto, wanted: str, opset: int, shape: tuple[int, ...] | None = None
+) -> str:
     """The logits: the operand of a final (Log)Softmax of the classes, through Log and Identity.
 
     One is taken away, and LogSoftmax before it, which changes nothing; two Softmax are no one.
+    shape : of the wanted tensor, where more is known than the file says.  Of pixels the classes are
+        axis 1; before opset 13 Softmax goes over all axes from there on, and stays.
     """
     makers = {out: node for node in proto.graph.node for out in node.output}
-    axes = (1, -1)
+    axes: tuple[int, ...] = (1, -1)
+    outputs = {o.name: o.type.tensor_type.shape.dim for o in proto.graph.output}
+    sizes = [d.dim_value for d in outputs[wanted]] if shape is None else list(shape)
+    if math.prod(sizes[2:]) != 1:
+        axes = (1, 1 - len(sizes)) if opset >= 13 else ()
     taken = False
     while (node := makers.get(wanted)) is not None:
         before = makers.get(node.input[0]) if node.input else None

@@ -13,7 +13,7 @@ from tvm import relax
 from ...ir import op_name
 from ..context import Context, Options, shape_of
 from ..graph import InputSpec, TrainingGraph
-from ..loss import LOSSES, add_loss
+from ..loss import Loss, add_loss, loss_of
 from ..onnx.bundled import near
 from ..weights import Array
 from .call import Call, Noted, NotedNames, Unset, check_result
@@ -22,7 +22,6 @@ from .program import exported, pytorch
 
 _CHOICES = {
     "bn": ("module", "train", "eval"),
-    "loss": (*LOSSES, "own", "none"),
     "dropout": ("off", "mask"),
     "random": ("input", "off"),
 }
@@ -39,7 +38,7 @@ def from_torch(
     example_inputs: Sequence[Any] | None = None,
     *,
     bn: str = "module",
-    loss: str = "cross_entropy",
+    loss: str | Loss = "cross_entropy",
     dropout: str = "off",
     random: str = "input",
     output: int = 0,
@@ -57,10 +56,11 @@ def from_torch(
         for an exported program, which has them.
     bn : "module" normalizes as each layer was when it was exported (`train()` or `eval()`), "train"
         by batch statistics, "eval" by running ones.
-    loss : "cross_entropy" (int64 labels (N,); the module gives logits), "mse" (against a target
-        of the output's shape) or "own": the output is the scalar loss.  "none": the output comes in
-        the loss's place, of any shape; such a graph can be differentiated by `relay_wgrad.torch`
-        and not be trained as it is.
+    loss : of `relay_wgrad.frontend.LOSSES`, by its record or as text with its options:
+        "cross_entropy" (int64 labels (N,), or of each pixel; the module gives logits), "mse", "l1",
+        "huber(delta=2)", … (against a target of the output's shape); or "own": the output is the
+        scalar loss.  "none": the output comes in the loss's place, of any shape; such a graph can
+        be differentiated by `relay_wgrad.torch` and not be trained as it is.
     dropout : "off" makes it the identity; "mask" multiplies by masks that are inputs of `main`.
     random : every other random op (`torch.rand`, `bernoulli_` as of stochastic depth, …) is
         "input", an input of `main` that is drawn for each batch (`TrainingGraph.draws`), or "off",
@@ -78,15 +78,16 @@ def from_torch(
     FileNotFoundError : for a path where there is no file.
     ModuleNotFoundError : without PyTorch.
     """
-    given = {"bn": bn, "loss": loss, "dropout": dropout, "random": random}
+    given = {"bn": bn, "dropout": dropout, "random": random}
     for key, value in given.items():
         if value not in _CHOICES[key]:
             raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
     if isinstance(checkpoint, str) and checkpoint != "auto":
         raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of names")
+    wanted = loss_of(loss, "own", "none")
     program, title = exported(pytorch(), module, example_inputs)
     options = Options(_dtype(program), bn, dropout, 0, random=random)
-    return _Import(program, name or title, options).graph(loss, output, checkpoint)
+    return _Import(program, name or title, options).graph(wanted, output, checkpoint)
 
 
 def _dtype(program: Any) -> str:
@@ -110,7 +111,7 @@ class _Import:
         self.trainable: list[str] = []
 
     def graph(
-        self, loss: str, output: int, checkpoint: str | Sequence[str] | None
+        self, loss: Loss | str, output: int, checkpoint: str | Sequence[str] | None
     ) -> TrainingGraph:
         ctx, builder = self.ctx, self.ctx.builder
         self._inputs()
@@ -120,13 +121,15 @@ class _Import:
                     for node in self.program.graph.nodes:
                         if node.op == "call_function":
                             self.env[node] = self._call(node)
-                    result = self._output(output, loss)
+                    result, classes = self._output(output, loss), None
                     if loss == "own":
                         outputs, names = [_scalar(result)], ["loss"]
-                    elif loss == "none":
+                    elif not isinstance(loss, Loss):
                         outputs, names = [_of_floats(result)], ["output"]
                     else:
-                        target, logits, scalar = add_loss(ctx, loss, f"output {output}", result)
+                        target, logits, scalar, classes = add_loss(
+                            ctx, loss, f"output {output}", result
+                        )
                         self.arguments.append(target)
                         outputs, names = [scalar, logits], ["loss", "logits"]
                     outputs += [new for _, new in ctx.states]
@@ -148,7 +151,7 @@ class _Import:
             outputs=(*names, *(f"{n}_new" for n, _ in ctx.states)),
             updates={f"{n}_new": n for n, _ in ctx.states},
             onnx_names=dict(ctx.onnx_names),
-            classes=shape_of(outputs[1])[1] if loss == "cross_entropy" else None,
+            classes=classes,
             dtype=ctx.options.dtype,
             checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
             tensors={
@@ -279,7 +282,7 @@ class _Import:
             return [self._operands(v) for v in value]
         return self.env[value] if hasattr(value, "op") and hasattr(value, "users") else value
 
-    def _output(self, index: int, loss: str) -> Any:
+    def _output(self, index: int, loss: Loss | str) -> Any:
         (node,) = (n for n in self.program.graph.nodes if n.op == "output")
         kinds = [s.kind.name for s in self.program.graph_signature.output_specs]
         given = [n for n, kind in zip(node.args[0], kinds, strict=True) if kind == "USER_OUTPUT"]

@@ -14,6 +14,7 @@ from typing import Any
 from tvm import relax
 
 from .. import activations as act
+from .. import loss_terms as terms
 from ..context import FLOATS, Context, shape_of
 from .call import Builder, Call, as_dtype, constant, promoted
 
@@ -208,42 +209,61 @@ def _attention(ctx: Context, call: Call) -> Any:
 
 # ---- losses --------------------------------------------------------------------------------------
 
-_REDUCTIONS = (None, op.mean, op.sum)
 
+def _elementwise_loss(each: Callable[..., Any], at: int, *settings: int) -> Builder:
+    """A loss of two operands in the result's dtype; `at` is where its reduction is, then numbers,
+    1 by default."""
 
-def _distance(absolute: bool) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
-        error = ctx.emit(op.subtract(call.args[0], call.args[1]))
-        each = ctx.emit(op.abs(error) if absolute else op.multiply(error, error))
-        reduce = _REDUCTIONS[call.arg(2, 1)]
-        return each if reduce is None else ctx.emit(reduce(each))
+        a, b = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
+        made = each(ctx, a, b, *(float(call.arg(i, 1.0)) for i in settings))
+        return terms.reduced(ctx, made, terms.REDUCTIONS[call.arg(at, 1)])
 
     return build
 
 
-def _rounded(huber: bool) -> Builder:
-    """Half the square of errors below a limit, beyond it linear: SmoothL1 over its limit, Huber."""
+def _huber(ctx: Context, a: Any, b: Any, delta: float) -> Any:
+    return terms.rounded(ctx, a, b, delta, huber=True)
 
-    def build(ctx: Context, call: Call) -> Any:
-        error = ctx.emit(op.subtract(call.args[0], call.args[1]))
-        each = act.rounded_corner(ctx, error, float(call.arg(3, 1.0)), huber)
-        reduce = _REDUCTIONS[call.arg(2, 1)]
-        return each if reduce is None else ctx.emit(reduce(each))
 
-    return build
+def _smooth_l1(ctx: Context, a: Any, b: Any, beta: float) -> Any:
+    return terms.rounded(ctx, a, b, beta, huber=False)
+
+
+def _bce(ctx: Context, call: Call) -> Any:
+    x, target = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
+    weight, positive = (
+        None if call.arg(i) is None else as_dtype(ctx, call.args[i], call.dtype) for i in (2, 3)
+    )
+    each = terms.bce_with_logits(ctx, x, target, weight, positive)
+    return terms.reduced(ctx, each, terms.REDUCTIONS[call.arg(4, 1)])
+
+
+def _class_weight(ctx: Context, call: Call) -> Any:
+    return None if call.arg(2) is None else as_dtype(ctx, call.args[2], call.dtype)
 
 
 def _cross_entropy(ctx: Context, call: Call) -> Any:
-    x, labels = call.args[0], call.args[1]
-    if len(shape_of(x)) != 2 or str(labels.ty.dtype) != "int64":
-        raise ValueError(
-            f"expected logits (N, classes) and int64 labels, got {list(shape_of(x))} and"
-            f" {labels.ty.dtype}{list(shape_of(labels))}"
-        )
-    reduction = ("none", "mean", "sum")[call.arg(3, 1)]
-    logs = ctx.emit(op.nn.log_softmax(x, 1))
+    x, target = as_dtype(ctx, call.args[0], call.dtype), call.args[1]
+    given = {
+        "reduction": terms.REDUCTIONS[call.arg(3, 1)],
+        "weight": _class_weight(ctx, call),
+        "smoothing": float(call.arg(5, 0.0)),
+    }
+    logs = ctx.emit(op.nn.log_softmax(x, min(1, len(shape_of(x)) - 1)))
     ignored = int(call.arg(4, -100))
-    return ctx.emit(op.nn.nll_loss(logs, labels, reduction=reduction, ignore_index=ignored))
+    if str(target.ty.dtype) in FLOATS:
+        return terms.cross_entropy_of(ctx, logs, as_dtype(ctx, target, call.dtype), **given)
+    return terms.cross_entropy(ctx, logs, as_dtype(ctx, target, "int64"), ignored=ignored, **given)
+
+
+def _nll(ctx: Context, call: Call) -> Any:
+    """Of log-probabilities."""
+    labels = as_dtype(ctx, call.args[1], "int64")
+    return terms.cross_entropy(
+        ctx, call.args[0], labels, ignored=int(call.arg(4, -100)),
+        reduction=terms.REDUCTIONS[call.arg(3, 1)], weight=_class_weight(ctx, call),
+    )  # fmt: skip
 
 
 # ---- types ---------------------------------------------------------------------------------------
@@ -273,6 +293,7 @@ MATH: dict[str, Builder] = {
     "add.Scalar": _binary(op.add),
     "add.Tensor": _binary(op.add),
     "alias.default": _identity,
+    "binary_cross_entropy_with_logits.default": _bce,
     "bitwise_and.Tensor": _bitwise(op.logical_and),
     "bitwise_not.default": _bitwise(op.logical_not),
     "bitwise_or.Tensor": _bitwise(op.logical_or),
@@ -292,8 +313,8 @@ MATH: dict[str, Builder] = {
     "ge.Tensor": _compared(op.greater_equal),
     "gt.Scalar": _compared(op.greater),
     "gt.Tensor": _compared(op.greater),
-    "huber_loss.default": _rounded(huber=True),
-    "l1_loss.default": _distance(absolute=True),
+    "huber_loss.default": _elementwise_loss(_huber, 2, 3),
+    "l1_loss.default": _elementwise_loss(terms.absolute, 2),
     "le.Scalar": _compared(op.less_equal),
     "le.Tensor": _compared(op.less_equal),
     "linalg_vector_norm.default": _norm,
@@ -314,12 +335,13 @@ MATH: dict[str, Builder] = {
     "mean.dim": _reduced(op.mean),
     "minimum.default": _binary(op.minimum),
     "mm.default": _matmul,
-    "mse_loss.default": _distance(absolute=False),
+    "mse_loss.default": _elementwise_loss(terms.squared, 2),
     "mul.Scalar": _product,
     "mul.Tensor": _product,
     "ne.Scalar": _compared(op.not_equal),
     "ne.Tensor": _compared(op.not_equal),
     "neg.default": _unary(op.negative),
+    "nll_loss_nd.default": _nll,
     "pow.Tensor_Scalar": _power,
     "pow.Tensor_Tensor": _power,
     "reciprocal.default": _unary(lambda x: op.divide(constant(1, str(x.ty.dtype)), x)),
@@ -332,7 +354,7 @@ MATH: dict[str, Builder] = {
     "sign.default": _fixed(op.sign),
     "silu.default": _unary(op.nn.silu),
     "sin.default": _unary(op.sin),
-    "smooth_l1_loss.default": _rounded(huber=False),
+    "smooth_l1_loss.default": _elementwise_loss(_smooth_l1, 2, 3),
     "softmax.int": _softmax(op.nn.softmax),
     "sqrt.default": _unary(op.sqrt),
     "square.default": _unary(lambda x: op.multiply(x, x)),

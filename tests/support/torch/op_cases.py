@@ -25,6 +25,11 @@ def _like(y: Tensor, *shape: int) -> Tensor:
     return torch.sin(torch.arange(count, dtype=y.dtype) + 1).reshape(shape or y.shape)
 
 
+def _labels() -> Tensor:
+    """Classes of pixels."""
+    return torch.tensor([i * 7 % 11 % 4 for i in range(72)]).reshape(2, 6, 6)
+
+
 MATH: dict[str, Function] = {
     "abs": torch.abs,
     "add alpha": lambda y: torch.add(y, y * y, alpha=3) + 2,
@@ -95,6 +100,28 @@ SUMS: dict[str, Function] = {
     "distances": lambda y: (
         fn.mse_loss(y, _like(y)) + fn.l1_loss(y, _like(y), reduction="sum")
         + fn.mse_loss(y, 2 * y, reduction="none").mean()
+    ),
+    "cross entropy, of pixels": lambda y: (
+        fn.cross_entropy(
+            y, _labels(), weight=_like(y, 4) + 2, ignore_index=2, label_smoothing=0.2
+        )
+        + fn.cross_entropy(y, _labels(), reduction="none").mean()
+        + fn.cross_entropy(y, _labels(), _like(y, 4) + 2, reduction="sum")
+        + fn.cross_entropy(y[0, :, 0, 0], torch.tensor(3))
+    ),
+    "cross entropy, smoothed": lambda y: (
+        fn.cross_entropy(y.mean((2, 3)), torch.arange(2), label_smoothing=0.1)
+        + fn.cross_entropy(y.mean((2, 3)), torch.arange(2), weight=torch.arange(4) + y.new_ones(4))
+    ),
+    "cross entropy, of probabilities": lambda y: (
+        fn.cross_entropy(y, torch.softmax(_like(y) + y, 1), _like(y, 4) + 2, label_smoothing=0.3)
+        + fn.nll_loss(torch.log_softmax(y, 1), _labels(), ignore_index=1)
+    ),
+    "bce": lambda y: (
+        fn.binary_cross_entropy_with_logits(40 * y, torch.sigmoid(_like(y)))
+        + fn.binary_cross_entropy_with_logits(
+            y, torch.sigmoid(y), _like(y, 4, 1, 1) + 1, reduction="sum", pos_weight=_like(y, 6) + 2
+        )
     ),
     "linear": lambda y: fn.linear(y, _like(y, 5, 6), _like(y, 5)),
     "matmul": lambda y: y @ y.transpose(2, 3) + y.sum() + y.mean(),

@@ -64,7 +64,6 @@ STRANGERS: dict[str, Callable[[Tensor], Tensor]] = {
     "average pool 1d": lambda y: fn.avg_pool1d(y.flatten(2), 2),
     "backward of one's own": Straight.apply,
     "baddbmm": lambda y: torch.baddbmm(y[0], y[0], y[1], alpha=2),
-    "bce": lambda y: fn.binary_cross_entropy_with_logits(y, torch.sigmoid(y).detach()),
     "behind autograd's back": _behind,
     "bicubic": lambda y: fn.interpolate(y, size=(9, 9), mode="bicubic"),
     "bilinear": lambda y: fn.interpolate(y, scale_factor=2, mode="bilinear"),
@@ -88,12 +87,8 @@ STRANGERS: dict[str, Callable[[Tensor], Tensor]] = {
     "gumbel": lambda y: fn.gumbel_softmax(y, dim=1),
     "half": lambda y: y.half().to(y.dtype),
     "hook": _hooked,
-    "huber": lambda y: fn.huber_loss(y, 2 * y),
     "index": lambda y: y[:, torch.tensor([0, 2, 1])],
     "instance norm": fn.instance_norm,
-    "label smoothing": lambda y: fn.cross_entropy(
-        y.mean((2, 3)), torch.arange(2), label_smoothing=0.1
-    ),
     "linalg": lambda y: torch.linalg.inv(y @ y.transpose(2, 3) + 9 * torch.eye(6, dtype=y.dtype)),
     "log1p": lambda y: torch.log1p(y * y),
     "logsumexp": lambda y: y.logsumexp(1),
@@ -125,9 +120,6 @@ STRANGERS: dict[str, Callable[[Tensor], Tensor]] = {
     "top k": lambda y: y.topk(2, 1)[0],
     "triangle": torch.tril,
     "view as complex": lambda y: torch.view_as_complex(y.reshape(2, 4, 18, 2)).abs(),
-    "weighted": lambda y: fn.cross_entropy(
-        y.mean((2, 3)), torch.arange(2), weight=torch.arange(4, dtype=y.dtype) + 1
-    ),
     "xor": lambda y: y * ((y > 0) ^ (y > 1)),
 }
 """Name -> a function of images (2, 4, 6, 6)."""

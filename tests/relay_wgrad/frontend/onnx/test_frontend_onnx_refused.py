@@ -41,8 +41,8 @@ def test_refused_options() -> None:
     refused("dtype='float16': expected float32 or float64", "resnet50", dtype="float16")
     refused("batch=0: expected a positive number", "resnet50", batch=0)
     refused("no output 'z': choose output= one of y", tiny([node("Relu")], (1, 2)), output="z")
-    model = tiny([node("Relu")], (1, 2, 3, 3))
-    refused("cross_entropy wants logits (N, classes), but 'y' is [1, 2, 3, 3]", model)
+    refused("classes, d…), but 'y' is [2]; loss='mse'", tiny([node("Relu")], (2,)))
+    refused("loss='l2': expected cross_entropy,", tiny([node("Relu")], (1, 2)), loss="l2")
     refused("is no (N, C, H, W)", tiny([node("Relu")], (1, 2)), image_size=8)
     refused("opset 7; 9 is the oldest supported", tiny([node("Relu")], (1, 2), opset=7))
 

@@ -139,10 +139,6 @@ REFUSED = {
         lambda y, w: y[:, torch.randperm(4)], "op randperm.default .*pass it as an input"
     ),
     "an alternative": (lambda y, w: y.cumsum(1), "PyTorch op cumsum.default .* is not supported"),
-    "an argument": (
-        lambda y, w: fn.cross_entropy(y[..., 0, 0], torch.arange(2), label_smoothing=0.1),
-        r"cross_entropy_loss.default \(.*label_smoothing=0.1 is not supported",
-    ),
     "never set": (lambda y, w: y * torch.empty(6), r"mul.Tensor.*never set \(torch.empty\)"),
     "half precision": (lambda y, w: y.half(), r"_to_copy.default .*: computes in float16: "),
     "a causal mask": (
