@@ -58,6 +58,7 @@ LONGER = {
     f"{TRAINING}/test_training.py::test_mixed_precision_and_checkpoints": NETWORKS,
     "tests/byoc_cudnn/backends/cuda_direct/test_warps_emulated.py::test_many_random": MORE,
     "tests/byoc_cudnn/backends/cuda_direct/test_warps_nvcc.py": "nvcc, of nine kernels twice",
+    "tests/byoc_cudnn/backends/cuda_direct/test_direct_library.py::test_a_k": "a kernel by nvcc",
     "tests/byoc_cudnn/updates/test_updates.py::test_a_step_is_what_the_operators_give[adam": MORE,
     "tests/byoc_cudnn/updates/test_updates.py::test_a_trainer_updates_in_place": MORE,
     f"{TRAINING}/test_pipelined_training.py::test_a_gpu_keeps_weights_as_its_kernels": MORE,

@@ -29,7 +29,8 @@ UPWARD = {
     "relay_wgrad/cli/train.py", "relay_wgrad/cli/emit.py", "relay_wgrad/inspection/environment.py",
     "relay_wgrad/cli/arguments.py", "relay_wgrad/cli/partition.py", "relay_wgrad/cli/bench.py",
     "relay_wgrad/cli/inspect.py",
-    "relay_wgrad/torch/kernels.py", "relay_wgrad/cli/tune.py", "relay_wgrad/threads.py",
+    "relay_wgrad/torch/kernels.py", "relay_wgrad/torch/cuda_kernels.py",
+    "relay_wgrad/cli/tune.py", "relay_wgrad/threads.py",
     "relay_wgrad/training/cuda_tools.py", "relay_wgrad/training/devices.py",
 }  # fmt: skip
 STDLIB = __import__("sys").stdlib_module_names
@@ -249,7 +250,7 @@ NAMING = {
     "byoc_cudnn/cudnn_library.py",  # a public path
     "byoc_cudnn/building/components.py",  # a component of the toolchain: cuDNN's headers
     "relay_wgrad/cli/emit.py",  # programs of cuDNN alone
-    "relay_wgrad/torch/kernels.py",  # PyTorch's functions on CUDA are cuDNN's
+    "relay_wgrad/torch/cuda_kernels.py",  # PyTorch's functions on CUDA are cuDNN's
     "relay_wgrad/conventions/__init__.py",  # cuDNN's words for a problem, which no backend needs
 }
 """The list may only shrink: files that name a backend whose folder they are not in."""

@@ -27,6 +27,7 @@ Inputs = Callable[[str, Toolchain, "Progress | None"], Sequence[Path]]
 CheckPins = Callable[[Mapping[str, Any]], None]
 Version = Callable[[Toolchain], "str | None"]
 Tried = Callable[[Region, int, int], Sequence[Mapping[str, Any]]]
+Alone = Callable[[ConvProblem, Any, int], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,9 @@ class Backend:
     inputs : the objects that a generated source is linked with, built where they are not there yet.
         Raises ToolchainError for what is missing.
 
+    alone : a function of a problem's two operands and its result under options on a GPU, without a
+        module; None: a library of `generate`'s source for the one problem is that.
+
     What measures it:
 
     pins : names of the options that a measurement chooses.
@@ -144,6 +148,7 @@ class Backend:
     tried: Tried = one_try
     version: Version = no_version
     helps: bool = False
+    alone: Alone | None = None
 
     @property
     def plans(self) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import tvm
 from tvm import relax
 from tvm.target import Target
-from tvm_ffi import libinfo
 
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 
@@ -29,7 +28,7 @@ from ..updates import UPDATES
 from ..updates.lower import lower_updates
 from .exact import exact_kernels
 from .kernels import kept_kernels
-from .link import Linker
+from .link import Linker, shared_command
 from .toolchain import Toolchain, find, preload
 
 # The host's part checks arguments and launches kernels.  To optimize it LLVM takes three times as
@@ -207,9 +206,4 @@ def library_command(
         text = source.read_text(encoding="utf-8")
         owners = (needs for plans, needs in _owners().items() if f"({plans}," in text)
         inputs = next(owners, no_inputs)(text, found, None)
-    ffi = Path(libinfo.find_libtvm_ffi())
-    return [
-        *found.compiler, *found.compile_options, "-shared", str(source), *map(str, inputs),
-        "-o", str(output), *found.link_options,
-        "-Xlinker", "-rpath", "-Xlinker", str(ffi.parent), str(ffi),
-    ]  # fmt: skip
+    return shared_command(source, output, found, inputs)

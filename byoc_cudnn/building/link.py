@@ -42,6 +42,18 @@ def host_facts(found: Toolchain) -> list[str]:
     ]  # fmt: skip
 
 
+def shared_command(
+    source: Path, output: Path, found: Toolchain, inputs: Sequence[Path] = ()
+) -> list[str]:
+    """The command that builds a source, and objects, into a library that `tvm_ffi` loads."""
+    ffi = Path(libinfo.find_libtvm_ffi())
+    return [
+        *found.compiler, *found.compile_options, "-shared", str(source), *map(str, inputs),
+        "-o", str(output), *found.link_options,
+        "-Xlinker", "-rpath", "-Xlinker", str(ffi.parent), str(ffi),
+    ]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Linker:
     """What TVM's `export_library` calls with a library's name and the files that it is made of.

@@ -8,23 +8,17 @@ result is compared with the first one's: a kernel that disagrees is left out, wi
 
 from __future__ import annotations
 
-import math
-import statistics
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tvm
 import tvm_ffi
 
-from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.keys import CODEGEN
-from relay_wgrad.operands import poisoned
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
@@ -32,39 +26,17 @@ from ..building.compiled import library_command
 from ..building.toolchain import Toolchain, find, preload, run_tool
 from ..codegen.regions import Region, read_region
 from ..codegen.templates import shared
-from ..fused import STEPS, operand_shape
 from ..split.partition import partition_part
 from ..table import STOCK, backend_of
-from .record import Measurement, Record, without_pins
+from .record import Record
+from .timing import Candidate, Task, fastest, time_all
 from .versions import arch_of, machine_name, versions
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 Stock = Callable[[ConvProblem], Callable[..., Any]]
 
 CANDIDATES = 8  # of a backend for a problem
-_ROUNDS, _MOST_CALLS, _ENOUGH_MS = 5, 40, 4.0
 _SECONDS = 1800  # for the host's compiler
-_CACHES = 3  # sets of operands together are that many times the L2 cache
-_CLOSE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-2}  # tf32 beside float32
-
-
-@dataclass
-class _Task:
-    """A problem with its epilogue, and everything that may compute it."""
-
-    region: Region
-    candidates: list[_Candidate] = field(default_factory=list)
-
-
-@dataclass
-class _Candidate:
-    backend: str
-    version: str
-    options: Mapping[str, Any]
-    pins: Mapping[str, Any]
-    symbol: str
-    call: Callable[..., Any] | None = None
-    ms: float = math.inf
 
 
 def tune(
@@ -112,7 +84,7 @@ def tune(
     tasks = _tasks(what, backends, options, known, arch_of(target), candidates)
     if stock is not None:
         for task in (t for t in tasks if not t.region.epilogue):
-            task.candidates.append(_Candidate(STOCK, known[STOCK] or "", {}, {}, ""))
+            task.candidates.append(Candidate(STOCK, known[STOCK] or "", {}, {}, ""))
     for task in tasks:
         task.candidates = [c for c in task.candidates if not _is_known(record, task, c)]
     tasks = [task for task in tasks if task.candidates]
@@ -125,8 +97,8 @@ def tune(
             say(f"timing {task.region.problem}", number, len(tasks))
             if stock is not None and (last := task.candidates[-1]).backend == STOCK:
                 last.call = stock(task.region.problem)
-            _time(task, timer, target)
-            for measured in _fastest(task, machine):
+            time_all(task, timer, target)
+            for measured in fastest(task, machine):
                 record.add(measured)
         say("timed", len(tasks), len(tasks))
     return record
@@ -142,8 +114,8 @@ def _tasks(
     known: Mapping[str, str | None],
     arch: int,
     most: int,
-) -> list[_Task]:
-    tasks: dict[tuple[str, tuple[str, ...]], _Task] = {}
+) -> list[Task]:
+    tasks: dict[tuple[str, tuple[str, ...]], Task] = {}
     numbers = count()
     for name in backends:
         backend = backend_of(name)
@@ -154,9 +126,9 @@ def _tasks(
             key = (region.problem.repro(), region.epilogue)
             if key in tasks and any(c.backend == name for c in tasks[key].candidates):
                 continue  # the same problem again
-            task = tasks.setdefault(key, _Task(region))
+            task = tasks.setdefault(key, Task(region))
             task.candidates += [
-                _Candidate(name, known[name] or "", asdict(made), pins, f"t{next(numbers)}")
+                Candidate(name, known[name] or "", asdict(made), pins, f"t{next(numbers)}")
                 for pins in backend.tried(region, arch, most)
             ]
     return list(tasks.values())
@@ -178,7 +150,7 @@ def _regions(what: Any, name: str, options: Any) -> list[Region]:
     return [r for r, values in sizes if all(isinstance(v, int) for v in values)]
 
 
-def _is_known(record: Record, task: _Task, candidate: _Candidate) -> bool:
+def _is_known(record: Record, task: Task, candidate: Candidate) -> bool:
     epilogue = "_".join(task.region.epilogue)
     found = record.find(
         candidate.backend, task.region.problem.repro(), epilogue, candidate.options,
@@ -191,7 +163,7 @@ def _is_known(record: Record, task: _Task, candidate: _Candidate) -> bool:
 
 
 def _build_all(
-    tasks: Sequence[_Task], folder: Path, found: Toolchain, arch: int, say: Progress
+    tasks: Sequence[Task], folder: Path, found: Toolchain, arch: int, say: Progress
 ) -> Any:
     """Gives every candidate of a library its function; returns the timer."""
     names = dict.fromkeys(c.backend for t in tasks for c in t.candidates if c.backend != STOCK)
@@ -217,87 +189,3 @@ def _library(text: str, folder: Path, name: str, found: Toolchain, inputs: Seque
     source.write_text(text, encoding="utf-8")
     run_tool(library_command(source, library, found, inputs), "tune: the compiler", _SECONDS)
     return tvm_ffi.load_module(str(library))
-
-
-# ---- timing --------------------------------------------------------------------------------------
-
-
-def _time(task: _Task, timer: Any, device: tvm.runtime.Device) -> None:
-    """Fills in the candidates' times; those that fail or disagree keep an infinite one."""
-    problem = task.region.problem
-    cache = int(device.l2_cache_size_bytes or (64 << 20))
-    wanted = max(1, min(16, math.ceil(_CACHES * cache / problem.bytes)))
-    sets = [_operands(task.region, device, seed) for seed in range(wanted)]
-    out, poison = sets[0][-1], poisoned(problem)
-    first: np.ndarray | None = None
-    for c in task.candidates:
-        out.copyfrom(poison)
-        try:
-            assert c.call is not None
-            c.call(*sets[0])
-            device.sync()
-            result = _sample(out.numpy())
-            if first is None and np.isfinite(result).all():
-                first = result
-            _expect_close(result, first, problem)
-            c.ms = float(timer(c.call, sets, 3, device.index))
-        except (RuntimeError, ValueError) as error:
-            warnings.warn(f"tune: {c.backend} {dict(c.pins)}: {error}", UserWarning, stacklevel=3)
-    best = min((c.ms for c in task.candidates), default=math.inf)
-    alive = [c for c in task.candidates if c.ms <= 2 * best]
-    calls = max(3, min(_MOST_CALLS, math.ceil(_ENOUGH_MS / max(best, 1e-3))))
-    times: dict[str, list[float]] = {c.symbol: [] for c in alive}
-    for turn in range(_ROUNDS):
-        for c in alive if turn % 2 == 0 else alive[::-1]:
-            times[c.symbol].append(float(timer(c.call, sets, calls, device.index)))
-    for c in alive:
-        c.ms = statistics.median(times[c.symbol])
-
-
-def _operands(region: Region, device: tvm.runtime.Device, seed: int) -> list[Any]:
-    p = region.problem
-    result = p.roles[2]
-    shapes = {role: (p.shape(role), p.dtype(role)) for role in p.roles}
-    for step in (STEPS[name] for name in region.epilogue):
-        shapes[step.operand] = (operand_shape(step, p), p.dtype(result))
-    rng = np.random.default_rng(seed)
-    return [
-        tvm.runtime.tensor(_random(*shapes[name], rng), device)
-        for name in (*region.operands, result)
-    ]
-
-
-def _sample(values: np.ndarray) -> np.ndarray:
-    """Some hundred thousand of the values, in float64."""
-    flat = values.reshape(-1)
-    return flat[:: max(1, flat.size >> 18) | 1].astype("float64")  # an odd step meets all channels
-
-
-def _random(shape: Sequence[int], dtype: str, rng: np.random.Generator) -> np.ndarray:
-    """Normal numbers; a million of them over and over: many are faster made, and no time tells."""
-    some = rng.standard_normal(1 << 20).astype("float32").astype(numpy_dtype(dtype))
-    return np.resize(some, tuple(shape))
-
-
-def _expect_close(result: np.ndarray, first: np.ndarray | None, problem: ConvProblem) -> None:
-    if not np.isfinite(result).all():
-        raise ValueError(f"wrong, left out: not all of the result was written: {problem}")
-    assert first is not None
-    norm = float(np.linalg.norm(first))
-    error = float(np.linalg.norm(result - first)) / (norm or 1.0)
-    if not error <= _CLOSE[problem.dtype(problem.roles[0])]:
-        raise ValueError(f"wrong, left out: differs by {error:.2g} from the first: {problem}")
-
-
-def _fastest(task: _Task, machine: str) -> Iterable[Measurement]:
-    """The best of each backend."""
-    best: dict[str, _Candidate] = {}
-    for c in task.candidates:
-        if c.ms < math.inf and (c.backend not in best or c.ms < best[c.backend].ms):
-            best[c.backend] = c
-    for c in best.values():
-        kept = without_pins(c.backend, c.options)
-        yield Measurement(
-            machine, c.backend, c.version, task.region.problem.repro(),
-            "_".join(task.region.epilogue), c.ms, kept, c.pins,
-        )  # fmt: skip

@@ -12,6 +12,7 @@ except ImportError as error:
     raise ImportError("relay_wgrad.torch needs PyTorch: pip install relay-wgrad[torch]") from error
 
 from .cache import cache_info, clear_cache, set_cache_size
+from .cuda_kernels import set_backends
 from .functions import (
     convolution,
     convolution_backward_bias,
@@ -47,5 +48,6 @@ __all__ = [
     "convolution_transpose_backward_weight",
     "no_weight_gradients",
     "optimize",
+    "set_backends",
     "set_cache_size",
 ]

@@ -26,12 +26,12 @@ clock = itertools.count(1).__next__
 
 
 class Slot:
-    """A kernel, and when it was last called."""
+    """A kernel, whose it is, and when it was last called."""
 
-    __slots__ = ("is_pinned", "kernel", "used")
+    __slots__ = ("is_pinned", "kernel", "used", "what")
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.used, self.is_pinned = kernel, clock(), False
+        self.kernel, self.used, self.is_pinned, self.what = kernel, clock(), False, ""
 
 
 class CacheInfo(NamedTuple):

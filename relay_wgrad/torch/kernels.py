@@ -1,32 +1,30 @@
 """Kernels for PyTorch's tensors: built once for each problem of a process, called by DLPack.
 
-On the CPU they are those of `legalize.cpu`.  On CUDA cuDNN's, of a library that the host's compiler
-builds once, where it takes the problem and is found, else those of `legalize.cuda`.
+On the CPU they are those of `legalize.cpu`.  For CUDA see `cuda_kernels`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import threads
-from ..keys import SYMBOL
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind, ConvProblem, out_size
-from . import cache, narrow
+from . import cache, cuda_kernels, narrow
 from .cache import Kernel, Slot, clock
 
 # (strides, padding (top, left, bottom, right), dilation, groups)
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 Options = tuple[bool | None, bool | None, bool | None]  # benchmark, deterministic, allow_tf32
 # Of CUDA: those, resolved.  Of the CPU: whether Winograd's algorithm is allowed.
-Resolved = tuple[bool, bool, bool] | bool
+Resolved = cuda_kernels.Asked | bool
 
 DTYPES = {
     torch.float16: "float16",
@@ -67,6 +65,18 @@ class allow_winograd:  # noqa: N801 - called as a function, as `torch.set_grad_e
 
 
 _lock = threading.RLock()
+_heard: list[tuple[ConvKind, str]] | None = None  # see `heard`
+
+
+@contextmanager
+def heard() -> Iterator[list[tuple[ConvKind, str]]]:
+    """Within it, (kind, whose kernel it was) of each call, in any thread."""
+    global _heard
+    before, _heard = _heard, []
+    try:
+        yield _heard
+    finally:
+        _heard = before
 
 
 class Prepared(NamedTuple):
@@ -157,10 +167,10 @@ def run(
         with torch.cuda.device(first.device):
             return run(kind, first, second, bias, size, geometry, options)
     dtype, device = first.dtype, first.device
-    resolved = _resolved(options) if first.is_cuda else _winograd
+    asked = resolved(options) if first.is_cuda else _winograd
     key = (
         kind, first.shape, first.stride(), second.shape, second.stride(), dtype, device, size,
-        geometry, resolved,
+        geometry, asked,
     )  # fmt: skip
     prepared = cache.kept.prepared  # of calls that differ in nothing but numbers and addresses
     slot, shape, strides, dense, last, alignment = prepared.get(key) or _prepare(key, first, second)
@@ -169,6 +179,8 @@ def run(
         out.zero_()
     else:
         slot.used = clock()
+        if _heard is not None:
+            _heard.append((kind, slot.what))
         if first.is_cuda and torch.cuda.is_current_stream_capturing():
             slot.is_pinned = True  # replays of the graph call it, whoever else does not
         # Kernels load whole vectors; and DLPack does not know of a lazy minus.
@@ -188,6 +200,9 @@ def run(
 
 def _prepare(key: Any, first: torch.Tensor, second: torch.Tensor) -> Prepared:
     kind, _, _, _, _, dtype, device, size, geometry, options = key
+    if device.type == "cuda" and options.benchmark and torch.cuda.is_current_stream_capturing():
+        options = options._replace(benchmark=False, backends=())  # nothing can be measured now
+        key = (*key[:-1], options)
     last = (channels_last(first), channels_last(second))
     out_last = last[0] or last[1]
     if device.type == "cuda":
@@ -214,22 +229,25 @@ def _dense(tensor: torch.Tensor, is_last: bool, alignment: int) -> torch.Tensor:
     return tensor.clone() if tensor.data_ptr() % alignment else tensor
 
 
-def _resolved(options: Options) -> Resolved:
+def resolved(options: Options) -> cuda_kernels.Asked:
+    """CUDA's options, with what `torch.backends.cudnn` says where they say nothing."""
     benchmark, deterministic, allow_tf32 = options
     flags = torch.backends.cudnn
     if deterministic is None:
         deterministic = flags.deterministic or torch.are_deterministic_algorithms_enabled()
-    return (
-        bool(flags.benchmark if benchmark is None else benchmark),
+    benchmark = bool(flags.benchmark if benchmark is None else benchmark)
+    return cuda_kernels.Asked(
+        benchmark,
         bool(deterministic),
         bool(flags.allow_tf32 if allow_tf32 is None else allow_tf32),
+        cuda_kernels.compared if benchmark else (),
     )
 
 
 def _kernel(key: Any) -> tuple[Any, Slot]:
     """A problem's kernel, and the key that it is kept under."""
     device, options = key[-2:]
-    problem, kept, shared = _problem(key), cache.kept, False
+    problem, kept, shared = problem_of(key), cache.kept, False
     with _lock:
         if device.type == "cpu" and not options:
             # Of a layer whose batches differ, the second and all further ones share a kernel of
@@ -240,18 +258,29 @@ def _kernel(key: Any) -> tuple[Any, Slot]:
                 key = family
         slot = kept.find(key)
         if slot is None:
-            slot = kept.add(key, narrow.kernel(problem, _builder(device, options, shared)))
+            whose: list[str] = []
+            slot = kept.add(key, narrow.kernel(problem, _builder(device, options, shared, whose)))
+            slot.what = ", ".join(dict.fromkeys(whose))
         return key, slot
 
 
-def _builder(device: torch.device, options: Any, shared: bool) -> Callable[[ConvProblem], Kernel]:
-    """`shared`: of CPU kernels, whether for any number of images."""
-    if device.type == "cpu":
-        return lambda problem: cpu_kernel(problem, options, shared)
-    return lambda problem: cuda_kernel(problem, device, options)
+def _builder(
+    device: torch.device, options: Any, shared: bool, whose: list[str]
+) -> Callable[[ConvProblem], Kernel]:
+    """`shared`: of CPU kernels, whether for any number of images.  `whose`: is told of each."""
+
+    def build(problem: ConvProblem) -> Kernel:
+        if device.type == "cpu":
+            whose.append("tvm")
+            return cpu_kernel(problem, options, shared)
+        name, kernel = cuda_kernels.kernel(problem, device, options)
+        whose.append(name)
+        return kernel
+
+    return build
 
 
-def _problem(key: Any) -> ConvProblem:
+def problem_of(key: Any) -> ConvProblem:
     """The problem of a key.  Raises ValueError where it is none."""
     kind, first, second, out, (strides, padding, dilation, groups), last, dtype, _, _ = key
     probe = ConvProblem(kind, 1, 1, 1, 1, 1, 1, 1)
@@ -288,19 +317,12 @@ def cpu_kernel(problem: ConvProblem, winograd: bool, shared: bool = False) -> Ke
         from tvm import tirx
 
         problem = replace(problem, n=tirx.Var("n", "int64"))
-    kernel: Kernel = _compiled(cpu.prim_func(problem, target), target)
+    kernel: Kernel = cuda_kernels.compiled(cpu.prim_func(problem, target), target)
     if serial:
         return kernel
     return lambda first, second, out: threads.run(
         kernel, first, second, out, threads=torch.get_num_threads()
     )
-
-
-def _compiled(func: Any, target: Any) -> Any:
-    import tvm
-
-    module = tvm.compile(tvm.IRModule({"main": func.with_attr(SYMBOL, "main")}), target=target)
-    return module["main"]
 
 
 def _after_fork() -> None:
@@ -312,70 +334,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-# ---- CUDA ----------------------------------------------------------------------------------------
-
-
-def cuda_kernel(
-    problem: ConvProblem, device: torch.device, options: tuple[bool, bool, bool]
-) -> Kernel:
-    """cuDNN's where it takes the problem and is found, else one of `legalize.cuda`."""
-    from byoc_cudnn.backends.cudnn import check as cudnn
-    from byoc_cudnn.building import toolchain
-
-    found = toolchain.find()
-    if not found.missing():
-        if cudnn.check(problem, ""):
-            return _cudnn(problem, options)
-        if cudnn.check(inner := _unpadded(problem), ""):
-            return _padded(problem, _cudnn(inner, options))
-    toolchain.preload(found)
-    if find_spec("cuda") is None:  # TVM compiles with NVRTC through NVIDIA's bindings, or with nvcc
-        os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
-    import tvm
-
-    from legalize import cuda
-
-    target = tvm.target.Target.from_device(tvm.cuda(device.index or 0))
-    return _compiled(cuda.prim_func(problem, target), target)
-
-
-def _unpadded(problem: ConvProblem) -> ConvProblem:
-    """The problem of which the padding is a part of the data."""
-    top, left, bottom, right = problem.padding
-    h, w = problem.h + top + bottom, problem.w + left + right
-    return replace(problem, padding=(0, 0, 0, 0), h=h, w=w)
-
-
-def _padded(problem: ConvProblem, kernel: Kernel) -> Kernel:
-    """The kernel of a problem, made of that of `_unpadded(problem)`."""
-    top, left, bottom, right = problem.padding
-    place = problem.roles.index("data")
-    # What `pad` reads: the last axis first.  Channels are the last in NHWC.
-    widths = [left, right, top, bottom]
-    if problem.data_layout != ACTIVATION:
-        widths = [0, 0, *widths]
-    rows, columns = (problem.data_layout.index(letter) for letter in "HW")
-
-    def padded(*tensors: torch.Tensor) -> None:
-        given = list(tensors)
-        data = given[place] = torch.nn.functional.pad(tensors[place], widths)
-        kernel(given[0], given[1], given[2])
-        if place == 2:  # the result, of which this takes what is within the padding
-            inner = data.narrow(rows, top, problem.h).narrow(columns, left, problem.w)
-            tensors[place].copy_(inner)
-
-    return padded
-
-
-def _cudnn(problem: ConvProblem, options: tuple[bool, bool, bool]) -> Kernel:
-    from byoc_cudnn.backends.cudnn.check import Options
-    from byoc_cudnn.backends.cudnn.loaded import convolution
-
-    benchmark, deterministic, allow_tf32 = options
-    kernel: Kernel = convolution(
-        problem,
-        Options(benchmark=benchmark, deterministic=deterministic, allow_tf32=allow_tf32),
-    )
-    return kernel

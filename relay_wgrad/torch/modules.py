@@ -16,7 +16,12 @@ torch.fx.wrap("convolution_transpose")
 
 
 class Conv2d(torch.nn.Conv2d):
-    """`torch.nn.Conv2d` on `relay_wgrad.torch.convolution`; all its options."""
+    """`torch.nn.Conv2d` on `relay_wgrad.torch.convolution`; all its options.
+
+    benchmark : an attribute, `convolution`'s argument; None: what `torch.backends.cudnn` says.
+    """
+
+    benchmark: bool | None = None
 
     def _conv_forward(
         self,
@@ -32,11 +37,18 @@ class Conv2d(torch.nn.Conv2d):
             padding = 0
         elif isinstance(padding, str):  # "same" may be lopsided, which costs no copy here
             padding = (top, left, bottom, right)
-        return convolution(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return convolution(
+            input, weight, bias, self.stride, padding, self.dilation, self.groups, self.benchmark
+        )
 
 
 class ConvTranspose2d(torch.nn.ConvTranspose2d):
-    """`torch.nn.ConvTranspose2d` on `relay_wgrad.torch.convolution_transpose`; all its options."""
+    """`torch.nn.ConvTranspose2d` on `relay_wgrad.torch.convolution_transpose`; all its options.
+
+    benchmark : an attribute, as `Conv2d`'s.
+    """
+
+    benchmark: bool | None = None
 
     def forward(
         self,
@@ -48,5 +60,5 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
         )
         return convolution_transpose(
             input, self.weight, self.bias, self.stride, self.padding, extra, self.dilation,
-            self.groups,
+            self.groups, self.benchmark,
         )  # fmt: skip

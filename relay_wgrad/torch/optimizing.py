@@ -2,7 +2,8 @@
 
 Each layer is measured as it is used: with the operand's shape, type, memory order and device, under
 autocast where the model runs so, the gradients that it needs included.  A layer that wins becomes
-`relay_wgrad.torch.Conv2d` (`ConvTranspose2d`) in place: parameters, hooks and names stay.
+`relay_wgrad.torch.Conv2d` (`ConvTranspose2d`) in place: parameters, hooks and names stay.  On CUDA
+each of its passes has the backend's kernel that was fastest (`cuda_kernels`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..problem import ConvKind, ConvProblem
+from . import cuda_kernels, kernels
 from .modules import Conv2d, ConvTranspose2d
 
 _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
@@ -39,7 +42,7 @@ class Measured:
     name : the layer's in the model.  operand : its input, as "float32 8x3x224x224".
     passes : "forward", or "forward and backward" where gradients are needed.  ours, theirs :
     milliseconds of them, NaN where a side was not measured.  replaced : whether it is ours now.
-    reason : why it is not, or "".
+    reason : why it is not, or "".  kernels : whose each pass is with ours, "fprop cudnn, dgrad …".
     """
 
     name: str
@@ -49,6 +52,7 @@ class Measured:
     theirs: float = math.nan
     replaced: bool = False
     reason: str = ""
+    kernels: str = ""
 
 
 @dataclass
@@ -76,6 +80,7 @@ class Optimized:
         """Makes all layers what they were; those that wait are not measured any more."""
         for module in self._replaced.values():
             module.__class__ = _THEIRS[type(module)]
+            module.__dict__.pop("benchmark", None)
         self._replaced.clear()
         self.stop()
 
@@ -95,9 +100,9 @@ class Optimized:
             table.add_row(
                 row.name or "(itself)", row.operand, row.passes, *times,
                 "" if math.isnan(ratio) else f"{ratio:.2f}",
-                "ours" if row.replaced else f"torch: {row.reason}",
+                f"ours: {row.kernels}" if row.replaced else f"torch: {row.reason}",
             )  # fmt: skip
-        console = Console(width=140)
+        console = Console(width=160)
         with console.capture() as text:
             console.print(table)
         return text.get()
@@ -125,7 +130,8 @@ def optimize(model: torch.nn.Module, *example: Any, margin: float = 0.05) -> Opt
 
     The choice is of the shapes, types and mode (training or not) of that call.  For other shapes
     kernels are built when they come (docs/torch.md).  Kernels that `torch.compile` makes of a layer
-    are not compared.
+    are not compared.  On CUDA a machine's first time takes some ten seconds of compiling; times are
+    kept in the user's tuning record.
 
     Raises TypeError for a model that is no module, ValueError for a margin outside of [0, 1).
     """
@@ -134,7 +140,9 @@ def optimize(model: torch.nn.Module, *example: Any, margin: float = 0.05) -> Opt
     if not isinstance(margin, int | float) or not 0 <= margin < 1:
         raise ValueError(f"optimize: margin must be a share in [0, 1), got {margin!r}")
     report = Optimized()
-    known: dict[Any, tuple[float, float, str]] = {}
+    known: dict[Any, _Times] = {}
+    if example:
+        _prefetch(model, example)
     for name, module in model.named_modules():
         if type(module) in _OURS:
             hook = _first_call(report, name, margin, known)
@@ -155,15 +163,67 @@ def _call(model: torch.nn.Module, example: tuple[Any, ...]) -> None:
     """Calls a model once; buffers, random numbers and gradients are as before."""
     before = [(b, b.detach().clone()) for b in model.buffers()]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng([index for index in devices if index is not None]):
+    indices = [index for index in devices if index is not None]
+    with torch.random.fork_rng(indices), torch.compiler.set_stance("force_eager"):
         model(*example)
     with torch.no_grad():
         for buffer, value in before:
             buffer.copy_(value)
 
 
+def _prefetch(model: torch.nn.Module, example: tuple[Any, ...]) -> None:
+    """Builds what layers on CUDA will want, all at once; by a call of the model."""
+    problems: dict[torch.device, list[ConvProblem]] = {}
+
+    def hook(module: Any, inputs: Any) -> None:
+        x = inputs[0]
+        if isinstance(x, torch.Tensor) and x.is_cuda and cuda_kernels.compared:
+            cast = torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
+            dtype = torch.get_autocast_dtype("cuda") if cast else x.dtype
+            gradients = torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad)
+            problems.setdefault(x.device, []).extend(_problems(module, x, dtype, gradients))
+
+    layers = [m for m in model.modules() if type(m) in _OURS and m.weight.is_cuda]
+    handles = [m.register_forward_pre_hook(hook) for m in layers]
+    try:
+        if handles:
+            _call(model, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for device, wanted in problems.items():
+        asked = kernels.resolved((True, None, None))
+        cuda_kernels.prefetch(wanted, device, asked)
+
+
+def _problems(
+    module: Any, x: torch.Tensor, dtype: torch.dtype, gradients: bool
+) -> Iterator[ConvProblem]:
+    """What a layer asks for on CUDA; for building ahead, so none where that is not simple."""
+    if type(module) is not torch.nn.Conv2d or module.padding_mode != "zeros" or x.ndim != 4:
+        return
+    left, right, top, bottom = module._reversed_padding_repeated_twice
+    geometry = (module.stride, (top, left, bottom, right), module.dilation, module.groups)
+    last = kernels.channels_last(x) or kernels.channels_last(module.weight)
+    if dtype not in kernels.DTYPES or not x.numel():
+        return
+    w, size = module.weight.shape, tuple(x.shape)
+    y = kernels.result_shape(ConvKind.FPROP, size, w, (), geometry)
+    operands = {ConvKind.FPROP: (size, w, y)}
+    if gradients:
+        operands |= {ConvKind.DGRAD: (y, w, size), ConvKind.WGRAD: (y, size, w)}
+    for kind, (first, second, out) in operands.items():
+        if min(out) > 0:
+            yield kernels.problem_of(
+                (kind, first, second, out, geometry, (last, last), dtype, x.device, None)
+            )
+
+
+_Times = tuple[float, float, str, str]
+
+
 def _first_call(
-    report: Optimized, name: str, margin: float, known: dict[Any, tuple[float, float, str]]
+    report: Optimized, name: str, margin: float, known: dict[Any, _Times]
 ) -> Callable[[torch.nn.Module, Any], None]:
     def hook(module: torch.nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or name not in report._waiting:
@@ -179,12 +239,15 @@ def _first_call(
         key = _key(module, inputs)
         if key not in known:
             known[key] = measured(module, inputs, gradients)
-        ours, theirs, reason = known[key]
+        ours, theirs, reason, whose = known[key]
         if not reason and not ours <= (1 - margin) * theirs:
             reason = "faster" if ours > theirs else f"within {margin:.0%}"
-        report.layers.append(Measured(name, operand, passes, ours, theirs, not reason, reason))
+        row = Measured(name, operand, passes, ours, theirs, not reason, reason, whose)
+        report.layers.append(row)
         if not reason:
             module.__class__ = _OURS[type(module)]
+            if x.is_cuda:
+                module.benchmark = True
             report._replaced[name] = module
 
     return hook
@@ -208,12 +271,12 @@ def _key(module: Any, inputs: tuple[Any, ...]) -> Any:
     )  # fmt: skip
 
 
-def measured(
-    module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool
-) -> tuple[float, float, str]:
-    """(our milliseconds, PyTorch's, why ours cannot be, or "")."""
+def measured(module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool) -> _Times:
+    """(our milliseconds, PyTorch's, why ours cannot be, or "", whose kernels ours are)."""
     theirs, ours = (_twin(module, kind) for kind in (type(module), _OURS[type(module)]))
     x = inputs[0].detach()
+    if x.is_cuda:
+        ours.__dict__["benchmark"] = True
     generator = torch.Generator(x.device).manual_seed(0)
     noise = torch.empty_like(x).normal_(generator=generator)
     data = noise.requires_grad_(inputs[0].requires_grad)
@@ -227,17 +290,19 @@ def measured(
     with torch.no_grad():
         grad = torch.empty_like(theirs(*given)).normal_(generator=generator)
     try:
-        results = [[t.detach() for t in call(layer)] for layer in (ours, theirs)]
+        with kernels.heard() as heard:
+            results = [[t.detach() for t in call(layer)] for layer in (ours, theirs)]
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        return math.nan, math.nan, f"{type(error).__name__}: {str(error)[:80]}"
+        return math.nan, math.nan, f"{type(error).__name__}: {str(error)[:80]}", ""
     for a, b in zip(*results, strict=True):
         wide = b.double()
         distance = float((a.double() - wide).norm() / wide.norm().clamp(min=1e-30))
         if not distance <= _TOLERANCE[b.dtype]:
-            return math.nan, math.nan, f"results differ by {distance:.1e}"
+            return math.nan, math.nan, f"results differ by {distance:.1e}", ""
     del results
     times = times_of({"ours": partial(call, ours), "theirs": partial(call, theirs)}, x)
-    return times["ours"], times["theirs"], ""
+    whose = ", ".join(dict.fromkeys(f"{kind.value} {what}" for kind, what in heard if what))
+    return times["ours"], times["theirs"], "", whose
 
 
 def _twin(module: torch.nn.Module, kind: type[torch.nn.Module]) -> torch.nn.Module:

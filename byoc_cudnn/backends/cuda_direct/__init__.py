@@ -1,7 +1,7 @@
 """Our own CUDA C++ for convolutions that libraries leave slow: families of kernels in a table."""
 
 from ..base import Backend, rows_of
-from . import check, codegen, faster, model, objects
+from . import check, codegen, faster, loaded, model, objects
 
 BACKEND = Backend(
     name=check.NAME,
@@ -20,4 +20,5 @@ BACKEND = Backend(
     check_pins=model.check_pins,
     tried=model.tried,
     version=objects.version,
+    alone=loaded.convolution,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...building import nvcc
@@ -35,8 +35,19 @@ def objects(
     private; or with nvcc's words, if it fails.
     """
     wanted = kernels_of(source)
-    if not wanted:
-        return []
+    return objects_of(wanted, toolchain, environ, progress) if wanted else []
+
+
+def objects_of(
+    wanted: Sequence[tuple[tuple[int, ...], str]],
+    toolchain: Toolchain | None = None,
+    environ: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Path]:
+    """The objects of kernels, each with the GPUs that it has machine code for.
+
+    Raises ToolchainError as `objects` does.
+    """
     found = find() if toolchain is None else toolchain
     if text := missing(found):
         raise ToolchainError(text)

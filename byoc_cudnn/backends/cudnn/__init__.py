@@ -8,7 +8,7 @@ from typing import Any
 from ...building.toolchain import Toolchain
 from ...codegen.regions import Region
 from ..base import Backend, rows_of
-from . import check, codegen
+from . import check, codegen, loaded
 
 
 def _tried(region: Region, arch: int, most: int) -> Sequence[Mapping[str, Any]]:
@@ -31,4 +31,5 @@ BACKEND = Backend(
     pins=("benchmark",),
     tried=_tried,
     version=_version,
+    alone=lambda problem, options, _: loaded.convolution(problem, options),
 )

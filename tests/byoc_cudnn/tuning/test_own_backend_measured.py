@@ -21,6 +21,7 @@ from byoc_cudnn.building.toolchain import Toolchain, ToolchainError, find
 from byoc_cudnn.table import CODEGENS
 from byoc_cudnn.tuning import tune as tuning
 from byoc_cudnn.tuning.record import STOCK, Measurement, Record
+from byoc_cudnn.tuning.timing import fastest
 from byoc_cudnn.tuning.versions import versions
 from relay_wgrad.cli.main import main
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -249,7 +250,7 @@ def test_its_candidates_are_built_and_timed(tmp_path: Path, monkeypatch: Any) ->
         c.call(tvm.runtime.tensor(x), tvm.runtime.tensor(w), result)
         assert np.allclose(result.numpy(), np.einsum("nhwc,kc->nhwk", x, w[:, 0, 0]), atol=1e-5)
     task.candidates = [replace(c, ms=1.0 / (i + 1)) for i, c in enumerate(task.candidates)]
-    (best,) = tuning._fastest(task, "GPU sm_80")
+    (best,) = fastest(task, "GPU sm_80")
     assert (best.pins, best.options) == ({"tile": 2}, {"fast": False})
     assert Record([best]).find("mine", PROBLEM.repro(), "", {"fast": False, "tile": 1}) == best
 

@@ -99,9 +99,9 @@ def test_by_the_first_call() -> None:
 def test_equal_layers_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
 
-    def measure(module: Any, inputs: Any, gradients: bool) -> tuple[float, float, str]:
+    def measure(module: Any, inputs: Any, gradients: bool) -> tuple[float, float, str, str]:
         found.append((type(module), gradients))
-        return 1.0, 2.0, ""
+        return 1.0, 2.0, "", ""
 
     monkeypatch.setattr(optimizing, "measured", measure)
     rt.optimize(Net(), torch.randn(2, 3, 9, 10))

@@ -11,7 +11,7 @@ import torch
 
 import relay_wgrad.torch as rt
 from relay_wgrad.problem import ConvKind, ConvProblem
-from relay_wgrad.torch import cache, kernels, ops
+from relay_wgrad.torch import cache, cuda_kernels, kernels, ops
 from tests.support.torch.cases import Config, error, gradients, quick_kernels, random_config
 
 F = torch.nn.functional
@@ -295,7 +295,8 @@ def test_explicit_padding(kind: ConvKind, layouts: tuple[str, str]) -> None:
     shapes = [problem.shape(role) for role in problem.roles]
     a, b = (torch.randn(shape, dtype=torch.float64) for shape in shapes[:2])
     got, want = (torch.full(shapes[2], torch.nan, dtype=torch.float64) for _ in range(2))
-    kernels._padded(problem, kernels.cpu_kernel(kernels._unpadded(problem), False))(a, b, got)
+    inner = kernels.cpu_kernel(cuda_kernels._unpadded(problem), False)
+    cuda_kernels._padded(problem, inner)(a, b, got)
     kernels.cpu_kernel(problem, False)(a, b, want)
     assert error(got, want) < 1e-12
 

@@ -234,8 +234,8 @@ def test_fork() -> None:
     with kernels._lock:
         assert in_child(lambda: rt.convolution(x[:, :, :20], w).shape[2] == 16) == 0
     # The lock under which CUDA's kernels are built, too.
-    with cudnn_library._lock:
-        assert in_child(lambda: cudnn_library._lock.acquire(timeout=5)) == 0
+    with cudnn_library.LIBRARY._lock:
+        assert in_child(lambda: cudnn_library.LIBRARY._lock.acquire(timeout=5)) == 0
     assert in_child(lambda: in_child(work) == 0) == 0
 
 

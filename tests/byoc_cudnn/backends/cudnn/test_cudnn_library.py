@@ -18,10 +18,10 @@ import torch
 from byoc_cudnn.backends.cudnn import loaded as cudnn_library
 from byoc_cudnn.backends.cudnn.any_problem import CONVOLUTION, arguments, source
 from byoc_cudnn.backends.cudnn.check import Options
-from byoc_cudnn.building import kept
+from byoc_cudnn.building import kept, standing
 from byoc_cudnn.building.toolchain import ToolchainError, find
 from relay_wgrad.problem import ConvKind, ConvProblem
-from relay_wgrad.torch import kernels
+from relay_wgrad.torch import cuda_kernels
 from tests.support.children import run_code
 
 ROOT = Path(__file__).parents[4]
@@ -61,7 +61,7 @@ class Setting:
         program.chmod(0o755)
 
     def load(self) -> Any:
-        return cudnn_library.load(self.environ)
+        return cudnn_library.LIBRARY.load(self.environ)
 
     @property
     def compilations(self) -> int:
@@ -186,12 +186,14 @@ def test_pytorchs_kernels(
     kind: ConvKind, pad: str, real: tuple[Setting, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are the library's, lopsided padding or not; nothing is compiled for them."""
-    monkeypatch.setattr(cudnn_library, "loaded", real[1])
-    monkeypatch.setattr(cudnn_library, "run_tool", None)
+    monkeypatch.setattr(cudnn_library.LIBRARY, "loaded", real[1])
+    monkeypatch.setattr(standing, "run_tool", None)
     problem = ConvProblem.parse(f"{kind.value} n=1 c=4 h=5 w=6 k=2 r=2 s=2 pad={pad}")
-    kernel = kernels.cuda_kernel(problem, torch.device("cuda"), (False, True, True))
+    asked = cuda_kernels.Asked(False, True, True)
+    name, kernel = cuda_kernels.kernel(problem, torch.device("cuda"), asked)
+    assert name == "cudnn"
     top, left, bottom, right = problem.padding
-    inner = problem if (top, left) == (bottom, right) else kernels._unpadded(problem)
+    inner = problem if (top, left) == (bottom, right) else cuda_kernels._unpadded(problem)
     with pytest.raises(ValueError, match=rf"^{inner.repro()}: data is not on the CUDA device"):
         kernel(*(torch.zeros(problem.shape(role)) for role in problem.roles))
 
@@ -206,17 +208,17 @@ def test_a_library_is_built_once(copied: Setting) -> None:
 def test_the_key_has_what_the_library_depends_on(copied: Setting) -> None:
     found, text = find(copied.environ), source()
     digests = [
-        cudnn_library._digest(text, found),
-        cudnn_library._digest(text + "\n", found),
-        cudnn_library._digest(text, replace(found, compiler=(*found.compiler, "-O3"))),
-        cudnn_library._digest(text, replace(found, cudnn=replace(found.cudnn, version=(9, 99)))),
-        cudnn_library._digest(text, replace(found, cuda=replace(found.cuda, version=(13, 9)))),
-        cudnn_library._digest(text, replace(found, cuda=replace(found.cuda, includes=()))),
+        standing.digest(text, found),
+        standing.digest(text + "\n", found),
+        standing.digest(text, replace(found, compiler=(*found.compiler, "-O3"))),
+        standing.digest(text, replace(found, cudnn=replace(found.cudnn, version=(9, 99)))),
+        standing.digest(text, replace(found, cuda=replace(found.cuda, version=(13, 9)))),
+        standing.digest(text, replace(found, cuda=replace(found.cuda, includes=()))),
     ]
     copied.compiler(COPIES, version=2, first="", library="")
-    digests.append(cudnn_library._digest(text, found))
+    digests.append(standing.digest(text, found))
     assert len(set(digests)) == len(digests)
-    assert cudnn_library._digest(text, found) == digests[-1]
+    assert standing.digest(text, found) == digests[-1]
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "flipped", "longer", "link", "not a file"])
@@ -312,8 +314,8 @@ def test_threads_build_it_once(real: tuple[Setting, Any], monkeypatch: pytest.Mo
         time.sleep(0.1)
         return real[1]
 
-    monkeypatch.setattr(cudnn_library, "loaded", None)
-    monkeypatch.setattr(cudnn_library, "load", load)
+    monkeypatch.setattr(cudnn_library.LIBRARY, "loaded", None)
+    monkeypatch.setattr(cudnn_library.LIBRARY, "load", load)
     assert cudnn_library.plans() == []
     with ThreadPoolExecutor(4) as pool:
         problems = [replace(PROBLEM, n=n) for n in (1, 1, 2, 2)]
