@@ -45,9 +45,14 @@ INNER: dict[str, tuple[int, frozenset[str]]] = {
 """Op on the way -> which argument another op makes that is fused too, and which ops those are."""
 
 CALLS: dict[ConvKind, tuple[tuple[str, int], ...]] = {
-    ConvKind.FPROP: (("relax.nn.conv2d", 2),),
-    ConvKind.DGRAD: (("relax.nn.conv2d_backward_data", 3), ("relax.nn.conv2d_transpose", 2)),
-    ConvKind.WGRAD: (("relax.nn.conv2d_backward_weight", 2),),
+    kind: tuple(
+        (name.replace("conv2d", f"conv{rank}d"), count) for rank in (2, 3) for name, count in calls
+    )
+    for kind, calls in {
+        ConvKind.FPROP: (("relax.nn.conv2d", 2),),
+        ConvKind.DGRAD: (("relax.nn.conv2d_backward_data", 3), ("relax.nn.conv2d_transpose", 2)),
+        ConvKind.WGRAD: (("relax.nn.conv2d_backward_weight", 2),),
+    }.items()
 }
 """Kind -> its ops and how many arguments each takes."""
 
@@ -197,10 +202,12 @@ def _check_bias(found: Match, problem: ConvProblem) -> Decision:
         return no("a weight's gradient has no bias")
     layout = problem.layout(role)
     channels = problem.canonical_shape(role)[1]
-    if sizes is None or len(sizes) > 4:
-        return no(f"the {what} has an unknown shape or more than 4 axes: {found.operand.ty}")
+    if sizes is None or len(sizes) > len(layout):
+        return no(
+            f"the {what} has an unknown shape or more than {len(layout)} axes: {found.operand.ty}"
+        )
     want = [channels if letter == "C" else 1 for letter in layout]
-    aligned = [1] * (4 - len(sizes)) + sizes
+    aligned = [1] * (len(layout) - len(sizes)) + sizes
     if not all(_equal(a, b) for a, b in zip(aligned, want, strict=True)):
         return no(f"the {what} is not one value per channel of {layout}: its shape is {sizes}")
     return YES

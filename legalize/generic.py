@@ -16,7 +16,7 @@ from typing import Any
 from tvm import s_tir, te, tirx
 
 from relay_wgrad.keys import SCHEDULED
-from relay_wgrad.layouts import ACTIVATION, KERNEL, to_layout
+from relay_wgrad.layouts import to_layout
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from .quotient import quotient
@@ -40,7 +40,8 @@ def te_conv(
 
     Whatever size the operands' shapes give is taken from there, so that a caller which renames
     symbolic variables (`call_te` does) needs to rename them in the tensors only.  Dgrad's result
-    has a size that its operands leave open: `data_size` is its (H, W), by default the problem's.
+    has a size that its operands leave open: `data_size` is its (H, W) or (D, H, W), by default the
+    problem's.
     """
     if problem.kind is ConvKind.FPROP:
         shape, reduction, term = _fprop(problem, a, b)
@@ -49,8 +50,7 @@ def te_conv(
     else:
         shape, reduction, term = _wgrad(problem, a, b)
     result = problem.roles[2]
-    letters = KERNEL if result == "weight" else ACTIVATION
-    layout = problem.layout(result)
+    letters, layout = problem.canonical(result), problem.layout(result)
     accum = problem.accum_dtype
 
     def body(*index: Expr) -> Expr:
@@ -61,7 +61,7 @@ def te_conv(
             product = tirx.if_then_else(tirx.all(*guard), product, tirx.const(0, accum))
         return te.sum(product, axis=reduction)
 
-    name = f"conv2d_{problem.kind.value}"
+    name = f"conv{problem.rank}d_{problem.kind.value}"
     channels = [layout.index(x) for x in ("OI" if result == "weight" else "C")]
     out = te.compute(
         to_layout(shape, letters, layout), body, name=name, attrs={CHANNEL_AXES: channels}
@@ -78,8 +78,8 @@ _Parts = tuple[tuple[Expr, ...], list[Expr], Callable[..., tuple[list[Expr], Exp
 
 
 def _sizes(problem: ConvProblem, role: str, tensor: Expr) -> tuple[Expr, ...]:
-    letters = KERNEL if role == "weight" else ACTIVATION
-    return to_layout(tuple(_static(x) for x in tensor.shape), problem.layout(role), letters)
+    sizes = tuple(_static(x) for x in tensor.shape)
+    return to_layout(sizes, problem.layout(role), problem.canonical(role))
 
 
 def _static(size: Expr) -> Expr:
@@ -87,82 +87,87 @@ def _static(size: Expr) -> Expr:
 
 
 def _read(problem: ConvProblem, role: str, tensor: Expr, *index: Expr) -> Expr:
-    letters = KERNEL if role == "weight" else ACTIVATION
-    return tensor(*to_layout(index, letters, problem.layout(role)))
+    return tensor(*to_layout(index, problem.canonical(role), problem.layout(role)))
+
+
+def _axes(names: str, sizes: Sequence[Expr]) -> list[Expr]:
+    """Axes of a reduction; the last letters name them where there are fewer sizes."""
+    named = names[0] + names[len(names) - len(sizes) + 1 :]
+    return [te.reduce_axis((0, x), name) for x, name in zip(sizes, named, strict=True)]
 
 
 def _fprop(problem: ConvProblem, data: Expr, weight: Expr) -> _Parts:
-    n, _, h, w = _sizes(problem, "data", data)
-    k, cg, r, s = _sizes(problem, "weight", weight)
-    sized = ConvProblem(
-        problem.kind, n, problem.c, h, w, k, r, s,
-        problem.strides, problem.padding, problem.dilation,
+    n, c, *size = _sizes(problem, "data", data)
+    k, cg, *taps = _sizes(problem, "weight", weight)
+    sized = ConvProblem.of(
+        problem.kind, (n, c, *size), (k, cg, *taps),
+        strides=problem.strides, padding=problem.padding, dilation=problem.dilation,
     )  # fmt: skip
-    c0, r0, s0 = (te.reduce_axis((0, x), name) for x, name in ((cg, "c"), (r, "r"), (s, "s")))
+    c0, *tap = reduction = _axes("ctrs", (cg, *taps))
 
-    def term(n0: Expr, k0: Expr, p0: Expr, q0: Expr) -> tuple[list[Expr], Expr, Expr]:
+    def term(n0: Expr, k0: Expr, *pixel: Expr) -> tuple[list[Expr], Expr, Expr]:
         channel = c0 if problem.groups == 1 else k0 // (k // problem.groups) * cg + c0
-        y, x, guard = _gather(problem, (h, w), (p0, q0), (r0, s0))
+        where, guard = _gather(problem, size, pixel, tap)
         return (
             guard,
-            _read(problem, "data", data, n0, channel, y, x),
-            _read(problem, "weight", weight, k0, c0, r0, s0),
+            _read(problem, "data", data, n0, channel, *where),
+            _read(problem, "weight", weight, k0, c0, *tap),
         )
 
-    return (n, k, sized.p, sized.q), [c0, r0, s0], term
+    return (n, k, *sized.pixels), reduction, term
 
 
 def _wgrad(problem: ConvProblem, grad: Expr, data: Expr) -> _Parts:
-    n, k, p, q = _sizes(problem, "grad", grad)
-    _, c, h, w = _sizes(problem, "data", data)
+    n, k, *out = _sizes(problem, "grad", grad)
+    _, c, *size = _sizes(problem, "data", data)
     cg = c // problem.groups
-    n0, p0, q0 = (te.reduce_axis((0, x), name) for x, name in ((n, "n"), (p, "p"), (q, "q")))
+    n0, *pixel = reduction = _axes("nzpq", (n, *out))
 
-    def term(k0: Expr, c0: Expr, r0: Expr, s0: Expr) -> tuple[list[Expr], Expr, Expr]:
+    def term(k0: Expr, c0: Expr, *tap: Expr) -> tuple[list[Expr], Expr, Expr]:
         channel = c0 if problem.groups == 1 else k0 // (k // problem.groups) * cg + c0
-        y, x, guard = _gather(problem, (h, w), (p0, q0), (r0, s0))
+        where, guard = _gather(problem, size, pixel, tap)
         return (
             guard,
-            _read(problem, "grad", grad, n0, k0, p0, q0),
-            _read(problem, "data", data, n0, channel, y, x),
+            _read(problem, "grad", grad, n0, k0, *pixel),
+            _read(problem, "data", data, n0, channel, *where),
         )
 
-    return (k, cg, problem.r, problem.s), [n0, p0, q0], term
+    return (k, cg, *problem.taps), reduction, term
 
 
 def _dgrad(
     problem: ConvProblem, grad: Expr, weight: Expr, data_size: Sequence[Expr] | None
 ) -> _Parts:
-    n, k, p, q = _sizes(problem, "grad", grad)
-    _, cg, r, s = _sizes(problem, "weight", weight)
-    h, w = (problem.h, problem.w) if data_size is None else (_static(x) for x in data_size)
+    n, k, *out = _sizes(problem, "grad", grad)
+    _, cg, *taps = _sizes(problem, "weight", weight)
+    size = problem.spatial if data_size is None else tuple(_static(x) for x in data_size)
     kg = k // problem.groups
-    k0, *back = (te.reduce_axis((0, x), name) for x, name in ((kg, "k"), (r, "r"), (s, "s")))
+    k0, *back = reduction = _axes("ktrs", (kg, *taps))
     # Taps in reverse, so that a pixel's quotient by the stride has no variable of negative sign:
     # TVM simplifies remainders of those wrongly (`quotient`).
-    r0, s0 = r - 1 - back[0], s - 1 - back[1]
+    tap0 = [x - 1 - b for x, b in zip(taps, back, strict=True)]
 
-    def term(n0: Expr, c0: Expr, h0: Expr, w0: Expr) -> tuple[list[Expr], Expr, Expr]:
+    def term(n0: Expr, c0: Expr, *pixel: Expr) -> tuple[list[Expr], Expr, Expr]:
         filter_, tap = k0, c0
         if problem.groups > 1:
             filter_, tap = c0 // cg * kg + k0, c0 % cg
-        y, x, guard = _scatter(problem, (p, q), (h0, w0), (r, s), (back[0], back[1]))
+        where, guard = _scatter(problem, out, pixel, taps, back)
         return (
             guard,
-            _read(problem, "grad", grad, n0, filter_, y, x),
-            _read(problem, "weight", weight, filter_, tap, r0, s0),
+            _read(problem, "grad", grad, n0, filter_, *where),
+            _read(problem, "weight", weight, filter_, tap, *tap0),
         )
 
-    return (n, cg * problem.groups, h, w), [k0, *back], term
+    return (n, cg * problem.groups, *size), reduction, term
 
 
 def _gather(
-    problem: ConvProblem, size: tuple[Expr, Expr], pixel: tuple[Expr, Expr], tap: tuple[Expr, Expr]
-) -> tuple[Expr, Expr, list[Expr]]:
+    problem: ConvProblem, size: Sequence[Expr], pixel: Sequence[Expr], tap: Sequence[Expr]
+) -> tuple[list[Expr], list[Expr]]:
     """The data pixel under a tap of an output pixel, and when it is not on the padding."""
     where, guard = [], []
-    for axis in (0, 1):
-        before, after = problem.padding[axis], problem.padding[axis + 2]
+    for axis in range(problem.rank):
+        before, after = problem.padding[axis], problem.padding[axis + problem.rank]
         x = pixel[axis] * problem.strides[axis] + tap[axis] * problem.dilation[axis] - before
         if before > 0:
             guard.append(x >= 0)
@@ -171,17 +176,17 @@ def _gather(
         if after > 0 or not isinstance(size[axis], int):
             guard.append(x < size[axis])
         where.append(x)
-    return where[0], where[1], guard
+    return where, guard
 
 
 def _scatter(
-    problem: ConvProblem, out: tuple[Expr, Expr], pixel: tuple[Expr, Expr],
-    taps: tuple[Expr, Expr], back: tuple[Expr, Expr],
-) -> tuple[Expr, Expr, list[Expr]]:  # fmt: skip
+    problem: ConvProblem, out: Sequence[Expr], pixel: Sequence[Expr],
+    taps: Sequence[Expr], back: Sequence[Expr],
+) -> tuple[list[Expr], list[Expr]]:  # fmt: skip
     """The output pixel that reads a data pixel through a tap, `back` from the last one, and when
     there is one."""
     where, guard = [], []
-    for axis in (0, 1):
+    for axis in range(problem.rank):
         stride, dilation = problem.strides[axis], problem.dilation[axis]
         x = pixel[axis] + back[axis] * dilation
         x = x + (problem.padding[axis] - (taps[axis] - 1) * dilation)
@@ -191,7 +196,7 @@ def _scatter(
             x = quotient(x, stride)  # where x < 0 it is not read
         guard.append(x < out[axis])
         where.append(x)
-    return where[0], where[1], guard
+    return where, guard
 
 
 def cpu_schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -28,6 +28,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 from . import generic
 
 KERNELS = {"llvm": "legalize.cpu", "cuda": "legalize.cuda"}  # target kind -> kernel generator
+MISSING = {("cuda", 3): "CUDA kernels are of two dimensions"}  # (target kind, dimensions) -> why
 
 
 def legalize_rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
@@ -49,21 +50,22 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
     target = Target.current(allow_none=True)
     kind = str(target.kind.name) if target is not None else ""
     facts = {keys.OP: name, keys.PROBLEM: problem.repro()}
-    if problem.is_static and kind in KERNELS:
+    if problem.is_static and kind in KERNELS and (kind, problem.rank) not in MISSING:
         func, chosen, reason = _kernel(KERNELS[kind], problem.repro(), str(target))
         # A global symbol would make the kernel public, and clash with others of its name.
         func = func.without_attr(keys.SYMBOL)
         facts |= {keys.SOURCE: f"{kind} {chosen}", keys.REASON: reason}
         func = func.with_attr({keys.OP_PATTERN: OPAQUE, **facts})
         return relax.call_tir(bb.add_func(func, name), list(call.args[:2]), out_ty=call.ty)
-    # The result's height and width, of which dgrad's operands know nothing, go along as sizes.
+    # The result's pixels, of which dgrad's operands know nothing, go along as sizes.
     func, args, out_ty = gen_call_tir_inputs(
         lambda a, b, size: generic.te_conv(problem, a, b, size),
         call.args[0],
         call.args[1],
-        [problem.h, problem.w] if problem.kind is ConvKind.DGRAD else None,
+        list(problem.spatial) if problem.kind is ConvKind.DGRAD else None,
     )
     reason = "sizes are symbolic" if kind in KERNELS else f"target {kind or 'none'} has no other"
+    reason = MISSING.get((kind, problem.rank), reason)
     func = func.with_attr({keys.SOURCE: "generic", keys.REASON: reason, **facts})
     if kind == "llvm":
         func = generic.cpu_schedule(func).with_attr(keys.OP_PATTERN, OPAQUE)

@@ -17,6 +17,7 @@ from .ops.conv2d_transpose import (
     conv2d_transpose_backward_data,
     conv2d_transpose_backward_weight,
 )
+from .ops.conv3d import conv3d, conv3d_backward_data, conv3d_backward_weight
 from .ops.view import problem_of
 from .problem import ConvKind, ConvProblem
 from .registry import check_tvm, is_registered, register, unregister
@@ -33,6 +34,9 @@ __all__ = [
     "conv2d_transpose",
     "conv2d_transpose_backward_data",
     "conv2d_transpose_backward_weight",
+    "conv3d",
+    "conv3d_backward_data",
+    "conv3d_backward_weight",
     "is_registered",
     "problem_of",
     "register",

@@ -1,4 +1,4 @@
-"""Attributes of the convolution family: one record for four ops.
+"""Attributes of the convolution family: one record for all its ops.
 
 Each op writes its attributes its own way (`nn.conv2d_transpose` calls the gradient's layout
 `data_layout` and swaps the letters of the weight's); here they become one `ConvAttrs`, named by the
@@ -15,27 +15,42 @@ from typing import Any
 
 from tvm import DataType, relax, tirx
 
-from .layouts import ACTIVATION, KERNEL, is_permutation, swap_io
+from .layouts import ACTIVATION, ACTIVATIONS, KERNEL, KERNELS, is_permutation, swap_io
 
 
 @dataclass(frozen=True)
 class ConvAttrs:
-    """Attributes in the forward convolution's terms.
+    """Attributes in the forward convolution's terms, of `rank` dimensions, by default two.
 
     `grad_layout` is the layout of the convolution's output and of its gradient.  `kernel_size` is
     stored by wgrad only, `output_padding` by the transposed convolution only.
     """
 
-    strides: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    strides: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1)
     groups: int = 1
     data_layout: str = ACTIVATION
     kernel_layout: str = KERNEL
     grad_layout: str = ACTIVATION
     out_dtype: str | None = None
-    kernel_size: tuple[int, int] | None = None
-    output_padding: tuple[int, int] | None = None
+    kernel_size: tuple[int, ...] | None = None
+    output_padding: tuple[int, ...] | None = None
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of an image."""
+        return len(self.strides)
+
+    @property
+    def activation(self) -> str:
+        """The canonical order of data and grad."""
+        return ACTIVATIONS[self.rank]
+
+    @property
+    def kernel(self) -> str:
+        """The canonical order of the weight."""
+        return KERNELS[self.rank]
 
 
 ATTRIBUTE_BOUND = 2**30  # of an attribute's size
@@ -65,24 +80,33 @@ def as_ints(op: str, name: str, value: Any) -> tuple[int, ...]:
 
 def pair(op: str, name: str, value: Any) -> tuple[int, int]:
     """(height, width) from one or two ints."""
+    height, width = each(op, name, value, 2)
+    return (height, width)
+
+
+def each(op: str, name: str, value: Any, rank: int) -> tuple[int, ...]:
+    """One int for each dimension, depth first, from one int or all of them."""
     v = as_ints(op, name, value)
-    if len(v) == 1:
-        return (v[0], v[0])
-    if len(v) != 2:
-        raise ValueError(f"{op}: {name} must have 1 or 2 values, got {len(v)}: {list(v)}")
-    return (v[0], v[1])
+    if len(v) not in (1, rank):
+        raise ValueError(f"{op}: {name} must have 1 or {rank} values, got {len(v)}: {list(v)}")
+    return v * rank if len(v) == 1 else v
+
+
+def ends(op: str, value: Any, rank: int) -> tuple[int, ...]:
+    """(top, left, bottom, right), or (front, top, left, back, bottom, right), from one int, one
+    for each dimension or all."""
+    v = as_ints(op, "padding", value)
+    if len(v) not in (1, rank, 2 * rank):
+        raise ValueError(
+            f"{op}: padding must have 1, {rank} or {2 * rank} values, got {len(v)}: {list(v)}"
+        )
+    return v * (2 * rank // len(v))
 
 
 def padding4(op: str, value: Any) -> tuple[int, int, int, int]:
     """(top, left, bottom, right) from 1, 2 (vertical, horizontal) or 4 ints."""
-    v = as_ints(op, "padding", value)
-    if len(v) == 1:
-        return (v[0],) * 4
-    if len(v) == 2:
-        return (v[0], v[1], v[0], v[1])
-    if len(v) != 4:
-        raise ValueError(f"{op}: padding must have 1, 2 or 4 values, got {len(v)}: {list(v)}")
-    return (v[0], v[1], v[2], v[3])
+    top, left, bottom, right = ends(op, value, 2)
+    return (top, left, bottom, right)
 
 
 def layout(op: str, name: str, value: Any) -> str:
@@ -105,16 +129,21 @@ def dtype_name(op: str, value: Any) -> str | None:
 
 # The new ops' attributes in the order in which constructors take them, with their readers.
 _READERS: dict[str, Any] = {
-    "kernel_size": lambda op, v: pair(op, "kernel_size", v),
-    "strides": lambda op, v: pair(op, "strides", v),
-    "padding": padding4,
-    "dilation": lambda op, v: pair(op, "dilation", v),
-    "groups": lambda op, v: as_int(op, "groups", v),
-    "grad_layout": lambda op, v: layout(op, "grad_layout", v),
-    "data_layout": lambda op, v: layout(op, "data_layout", v),
-    "kernel_layout": lambda op, v: layout(op, "kernel_layout", v),
-    "out_dtype": dtype_name,
+    "kernel_size": lambda op, v, rank: each(op, "kernel_size", v, rank),
+    "strides": lambda op, v, rank: each(op, "strides", v, rank),
+    "padding": ends,
+    "dilation": lambda op, v, rank: each(op, "dilation", v, rank),
+    "groups": lambda op, v, _: as_int(op, "groups", v),
+    "grad_layout": lambda op, v, _: layout(op, "grad_layout", v),
+    "data_layout": lambda op, v, _: layout(op, "data_layout", v),
+    "kernel_layout": lambda op, v, _: layout(op, "kernel_layout", v),
+    "out_dtype": lambda op, v, _: dtype_name(op, v),
 }
+
+
+def rank_of(op: str) -> int:
+    """How many dimensions an op is of: `conv3d` is of three."""
+    return int(op[len("conv")])
 
 
 def read_attrs(op: str, attrs: Mapping[str, Any], keys: Sequence[str]) -> ConvAttrs:
@@ -123,7 +152,7 @@ def read_attrs(op: str, attrs: Mapping[str, Any], keys: Sequence[str]) -> ConvAt
     unknown = sorted(key for key in attrs if key not in keys)
     if missing or unknown:
         raise ValueError(f"{op}: attributes missing {missing}, unknown {unknown}")
-    return ConvAttrs(**{key: _READERS[key](op, attrs[key]) for key in keys})
+    return ConvAttrs(**{key: _READERS[key](op, attrs[key], rank_of(op)) for key in keys})
 
 
 def write_attrs(a: ConvAttrs, keys: Sequence[str]) -> dict[str, Any]:
@@ -168,14 +197,16 @@ def _stored_layout(call: relax.Call, op: str, name: str, canonical: str) -> str:
 
 def _read_upstream(call: relax.Call, op: str) -> ConvAttrs:
     """What conv2d and conv2d_transpose store alike, under the attributes' own names."""
+    rank = rank_of(op)
+    activation, kernel = ACTIVATIONS[rank], KERNELS[rank]
     return ConvAttrs(
-        strides=pair(op, "strides", _stored(call, op, "strides")),
-        padding=padding4(op, _stored(call, op, "padding")),
-        dilation=pair(op, "dilation", _stored(call, op, "dilation")),
+        strides=each(op, "strides", _stored(call, op, "strides"), rank),
+        padding=ends(op, _stored(call, op, "padding"), rank),
+        dilation=each(op, "dilation", _stored(call, op, "dilation"), rank),
         groups=as_int(op, "groups", _stored(call, op, "groups")),
-        data_layout=_stored_layout(call, op, "data_layout", ACTIVATION),
-        kernel_layout=_stored_layout(call, op, "kernel_layout", KERNEL),
-        grad_layout=_stored_layout(call, op, "out_layout", ACTIVATION),
+        data_layout=_stored_layout(call, op, "data_layout", activation),
+        kernel_layout=_stored_layout(call, op, "kernel_layout", kernel),
+        grad_layout=_stored_layout(call, op, "out_layout", activation),
         out_dtype=dtype_name(op, _stored(call, op, "out_dtype")),
     )
 
@@ -185,14 +216,27 @@ def read_conv2d(call: relax.Call) -> ConvAttrs:
     return _read_upstream(call, "conv2d")
 
 
+def read_conv3d(call: relax.Call) -> ConvAttrs:
+    """`relax.nn.conv3d`'s attributes."""
+    return _read_upstream(call, "conv3d")
+
+
 def read_conv2d_transpose(call: relax.Call) -> ConvAttrs:
     """`relax.nn.conv2d_transpose`'s attributes: its data plays the gradient."""
-    op = "conv2d_transpose"
+    return _read_transposed(call, "conv2d_transpose")
+
+
+def read_conv3d_transpose(call: relax.Call) -> ConvAttrs:
+    """`relax.nn.conv3d_transpose`'s attributes."""
+    return _read_transposed(call, "conv3d_transpose")
+
+
+def _read_transposed(call: relax.Call, op: str) -> ConvAttrs:
     a = _read_upstream(call, op)
     return replace(
         a,
         data_layout=a.grad_layout,
         kernel_layout=swap_io(a.kernel_layout),
         grad_layout=a.data_layout,
-        output_padding=pair(op, "output_padding", _stored(call, op, "output_padding")),
+        output_padding=each(op, "output_padding", _stored(call, op, "output_padding"), rank_of(op)),
     )

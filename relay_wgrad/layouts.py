@@ -1,8 +1,9 @@
 """Layout strings and the permutations they stand for.
 
 A layout names each axis of a tensor by one letter.  Inside the package all arithmetic is written
-for one canonical order, `NCHW` for activations and `OIHW` for weights; a layout string is turned
-into a permutation once, at the border, and the result is permuted back.
+for one canonical order, `NCHW` for activations and `OIHW` for weights (`NCDHW` and `OIDHW` in
+three dimensions); a layout string is turned into a permutation once, at the border, and the result
+is permuted back.
 
 The letters of a weight are those of the *forward* convolution wherever it appears: O counts its
 K output channels, I its C/groups input channels per group.  Only `nn.conv2d_transpose`, which
@@ -16,6 +17,8 @@ from typing import TypeVar
 
 ACTIVATION = "NCHW"
 KERNEL = "OIHW"
+ACTIVATIONS = {2: ACTIVATION, 3: "NCDHW"}  # dimensions of the image -> the canonical order
+KERNELS = {2: KERNEL, 3: "OIDHW"}
 
 T = TypeVar("T")
 
@@ -43,6 +46,15 @@ def to_layout(values: Sequence[T], src: str, dst: str) -> tuple[T, ...]:
     (8, 224, 112, 3)
     """
     return tuple(values[axis] for axis in permutation(src, dst))
+
+
+def with_rank(layout: str, rank: int) -> str:
+    """A layout of two dimensions with as many as that: depth stands before height.
+
+    >>> with_rank("OHWI", 3)
+    'ODHWI'
+    """
+    return layout.replace("H", "DH") if rank == 3 else layout
 
 
 def swap_io(kernel_layout: str) -> str:

@@ -1,4 +1,4 @@
-"""The shape arithmetic of a 2-D convolution and of its two gradients: one value type.
+"""The shape arithmetic of a convolution and of its two gradients: one value type.
 
 Letters are those of the field.  The trilinear form
 
@@ -8,6 +8,7 @@ Letters are those of the field.  The trilinear form
 has three partial derivatives: **fprop** (by y: the convolution), **dgrad** (by x: the data
 gradient, which is also the transposed convolution) and **wgrad** (by w: the weight gradient).
 All three share one problem: N images, C → K channels in `groups`, H×W → P×Q pixels, R×S taps.
+In three dimensions, D×H×W → Z×P×Q voxels and T×R×S taps: `rank` is how many, depth comes first.
 
 Nothing here imports TVM.  Sizes are ints, or any objects with `+ - * //` such as TVM's symbolic
 expressions; what needs numbers (FLOP, bytes) says so.
@@ -16,11 +17,13 @@ expressions; what needs numbers (FLOP, bytes) says so.
 from __future__ import annotations
 
 import enum
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .layouts import ACTIVATION, KERNEL, is_permutation, to_layout
+from .layouts import ACTIVATION, ACTIVATIONS, KERNEL, KERNELS, is_permutation, to_layout
 from .rules import Rules
 from .rules import Size as Size
 from .rules import out_size as out_size
@@ -62,6 +65,9 @@ class ConvProblem:
     `data` is the convolution's input (N, C, H, W), `weight` its filter (K, C/groups, R, S) and
     `grad` its output, or that output's gradient (N, K, P, Q); which of them are operands and which
     is the result follows from `kind`.  `padding` is (top, left, bottom, right).
+
+    With `d` and `t`, the depths of data and weight, all of it has three dimensions: depth is first
+    in strides and dilation, and padding is (front, top, left, back, bottom, right).
     """
 
     kind: ConvKind
@@ -72,9 +78,9 @@ class ConvProblem:
     k: Size
     r: Size
     s: Size
-    strides: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    strides: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1)
     groups: int = 1
     data_layout: str = ACTIVATION
     kernel_layout: str = KERNEL
@@ -82,25 +88,65 @@ class ConvProblem:
     data_dtype: str = "float32"
     weight_dtype: str = "float32"
     grad_dtype: str = "float32"
+    d: Size = None
+    t: Size = None
+
+    @staticmethod
+    def of(
+        kind: ConvKind, data: Sequence[Size], weight: Sequence[Size], **attributes: Any
+    ) -> ConvProblem:
+        """The problem of these canonical shapes: (N, C, H, W) and (K, C/groups, R, S), or with
+        depth third in both."""
+        n, c, *depth, h, w = data
+        k, _, *taps, r, s = weight
+        volume = {"d": depth[0], "t": taps[0]} if depth else {}
+        return ConvProblem(kind, n, c, h, w, k, r, s, **volume, **attributes)
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of an image: 2, or 3 where it has a depth."""
+        return 2 if self.d is None else 3
+
+    @property
+    def spatial(self) -> tuple[Size, ...]:
+        """(H, W) or (D, H, W)."""
+        return (self.h, self.w) if self.d is None else (self.d, self.h, self.w)
+
+    @property
+    def taps(self) -> tuple[Size, ...]:
+        """(R, S) or (T, R, S)."""
+        return (self.r, self.s) if self.d is None else (self.t, self.r, self.s)
+
+    @property
+    def pixels(self) -> tuple[Size, ...]:
+        """(P, Q) or (Z, P, Q): what the convolution makes of `spatial`."""
+        ends = zip(self.padding[: self.rank], self.padding[self.rank :], strict=True)
+        return tuple(
+            out_size(size, before + after, kernel, stride, dilation)
+            for size, (before, after), kernel, stride, dilation in zip(
+                self.spatial, ends, self.taps, self.strides, self.dilation, strict=True
+            )
+        )
 
     @property
     def p(self) -> Size:
         """Output rows."""
-        top, _, bottom, _ = self.padding
-        return out_size(self.h, top + bottom, self.r, self.strides[0], self.dilation[0])
+        return self.pixels[-2]
 
     @property
     def q(self) -> Size:
         """Output columns."""
-        _, left, _, right = self.padding
-        return out_size(self.w, left + right, self.s, self.strides[1], self.dilation[1])
+        return self.pixels[-1]
+
+    @property
+    def z(self) -> Size:
+        """Output depth; 1 in two dimensions."""
+        return self.pixels[0] if self.rank == 3 else 1
 
     @property
     def is_static(self) -> bool:
         """Whether every size is a plain int."""
-        return all(
-            isinstance(v, int) for v in (self.n, self.c, self.h, self.w, self.k, self.r, self.s)
-        )
+        return all(isinstance(getattr(self, v), int) for v in _SIZES[self.rank])
 
     @property
     def is_depthwise(self) -> bool:
@@ -113,27 +159,25 @@ class ConvProblem:
         Raises ValueError naming the rule and the values that break it.
         """
         rules = Rules()
-        sizes = ("n", "c", "h", "w", "k", "r", "s")
-        for name in (*sizes, "groups", "strides", "dilation", "padding"):
+        for name in (*_SIZES[self.rank], "groups", "strides", "dilation", "padding"):
             value = getattr(self, name)
             rules.least(name, value, 0 if name == "padding" else 1)
             values = value if isinstance(value, tuple) else (value,)
             if any(isinstance(v, int) and v >= SIZE_BOUND for v in values):
                 raise ValueError(f"{name} must be less than 2**31, got {name}={value}")
-        data, weight = (self.n, self.c, self.h, self.w), (self.k, None, self.r, self.s)
-        rules.fit(self, data, weight, None)
+        rules.fit(self, self.canonical_shape("data"), (self.k, None, *self.taps), None)
         return self
 
     # ---- tensors, by role --------------------------------------------------------------------
 
     def canonical_shape(self, role: str) -> tuple[Size, ...]:
-        """Shape of `data`/`grad` in NCHW order, of `weight` in OIHW order."""
+        """Shape of `data`/`grad` in NCHW order, of `weight` in OIHW order, or with depth third."""
         if role == "data":
-            return (self.n, self.c, self.h, self.w)
+            return (self.n, self.c, *self.spatial)
         if role == "weight":
-            return (self.k, self.c // self.groups, self.r, self.s)
+            return (self.k, self.c // self.groups, *self.taps)
         if role == "grad":
-            return (self.n, self.k, self.p, self.q)
+            return (self.n, self.k, *self.pixels)
         raise ValueError(f"a convolution has no tensor {role!r}: expected data, weight or grad")
 
     def layout(self, role: str) -> str:
@@ -146,8 +190,11 @@ class ConvProblem:
 
     def shape(self, role: str) -> tuple[Size, ...]:
         """Shape of a tensor in its own layout."""
-        canonical = KERNEL if role == "weight" else ACTIVATION
-        return to_layout(self.canonical_shape(role), canonical, self.layout(role))
+        return to_layout(self.canonical_shape(role), self.canonical(role), self.layout(role))
+
+    def canonical(self, role: str) -> str:
+        """The letters of a tensor's layout in canonical order, such as NCHW."""
+        return (KERNELS if role == "weight" else ACTIVATIONS)[self.rank]
 
     @property
     def roles(self) -> tuple[str, str, str]:
@@ -165,8 +212,8 @@ class ConvProblem:
     @property
     def gemm(self) -> tuple[Size, Size, Size]:
         """(M, N, K) of the implicit GEMM, per group."""
-        npq, nhw = self.n * self.p * self.q, self.n * self.h * self.w
-        cg, kg, rs = self.c // self.groups, self.k // self.groups, self.r * self.s
+        npq, nhw = self.n * math.prod(self.pixels), self.n * math.prod(self.spatial)
+        cg, kg, rs = self.c // self.groups, self.k // self.groups, math.prod(self.taps)
         return {
             ConvKind.FPROP: (npq, kg, cg * rs),
             ConvKind.DGRAD: (nhw, cg, kg * rs),
@@ -179,9 +226,8 @@ class ConvProblem:
 
         Taps that fall on padding are counted, as everyone counts them.
         """
-        return int(
-            2 * self.n * self.p * self.q * self.k * (self.c // self.groups) * self.r * self.s
-        )
+        sizes = math.prod(self.pixels) * math.prod(self.taps)
+        return int(2 * self.n * self.k * (self.c // self.groups) * sizes)
 
     @property
     def bytes(self) -> int:
@@ -198,7 +244,7 @@ class ConvProblem:
 
     def repro(self) -> str:
         """The whole problem on one line; `ConvProblem.parse` reads it back."""
-        sizes = " ".join(f"{x}={getattr(self, x)}" for x in ("n", "c", "h", "w", "k", "r", "s"))
+        sizes = " ".join(f"{x}={getattr(self, x)}" for x in _SIZES[self.rank])
         dtypes = "/".join(_SHORT[self.dtype(role)] for role in ("data", "weight", "grad"))
         return (
             f"{self.kind.value} {sizes} stride={_join(self.strides)} pad={_join(self.padding)}"
@@ -234,13 +280,16 @@ class ConvProblem:
                 )
             fields[key] = value
         args: dict[str, Any] = {}
-        for key in ("n", "c", "h", "w", "k", "r", "s"):
+        rank = 3 if "d" in fields or "t" in fields else 2
+        for key in _SIZES[rank]:
             if key not in fields:
                 raise ValueError(f"size {key!r} is missing in problem {line!r}")
             args[key] = _ints(key, fields[key], 1)[0]
-        for key, (name, count) in _VECTORS.items():
-            if key in fields:
-                args[name] = _ints(key, fields[key], count)
+        for key, (name, default, ends) in _VECTORS.items():
+            given = fields.get(key, _join((default,) * (ends * rank)))
+            args[name] = _ints(key, given, ends * rank)
+        args |= {"kernel_layout": KERNELS[rank]}
+        args |= {f"{name}_layout": ACTIVATIONS[rank] for name in ("data", "grad")}
         args["groups"] = _ints("groups", fields.get("groups", "1"), 1)[0]
         for key, suffix, table in (("layout", "layout", None), ("dtype", "dtype", _LONG)):
             if key in fields:
@@ -249,7 +298,7 @@ class ConvProblem:
                     raise ValueError(f"{key}={fields[key]!r}: expected data/weight/grad")
                 names = ("data", "kernel" if suffix == "layout" else "weight", "grad")
                 for name, part in zip(names, parts, strict=True):
-                    canonical = KERNEL if name == "kernel" else ACTIVATION
+                    canonical = (KERNELS if name == "kernel" else ACTIVATIONS)[rank]
                     if table is None and not is_permutation(part, canonical):
                         raise ValueError(
                             f"{key}={fields[key]!r}: the {name}'s must have the letters"
@@ -265,18 +314,23 @@ class ConvProblem:
 
 def symmetric(problem: ConvProblem) -> ConvProblem:
     """The problem on explicitly padded data; itself where its padding is symmetric."""
-    top, left, bottom, right = problem.padding
-    v, h = min(top, bottom), min(left, right)
-    return replace(
-        problem,
-        h=problem.h + (top - v) + (bottom - v),
-        w=problem.w + (left - h) + (right - h),
-        padding=(v, h, v, h),
-    )
+    before, after = problem.padding[: problem.rank], problem.padding[problem.rank :]
+    least = tuple(min(pads) for pads in zip(before, after, strict=True))
+    sizes = [
+        size + (b - low) + (a - low)
+        for size, b, a, low in zip(problem.spatial, before, after, least, strict=True)
+    ]
+    named = dict(zip(("d", "h", "w")[-problem.rank :], sizes, strict=True))
+    return replace(problem, padding=(*least, *least), **named)
 
 
-_VECTORS = {"stride": ("strides", 2), "pad": ("padding", 4), "dil": ("dilation", 2)}
-_FIELDS = {"n", "c", "h", "w", "k", "r", "s", "groups", "layout", "dtype", *_VECTORS}
+_SIZES = {
+    2: ("n", "c", "h", "w", "k", "r", "s"),
+    3: ("n", "c", "d", "h", "w", "k", "t", "r", "s"),
+}
+# key in text -> (field, default, values for each dimension)
+_VECTORS = {"stride": ("strides", 1, 1), "pad": ("padding", 0, 2), "dil": ("dilation", 1, 1)}
+_FIELDS = {*_SIZES[3], "groups", "layout", "dtype", *_VECTORS}
 
 
 def _join(values: tuple[int, ...]) -> str:

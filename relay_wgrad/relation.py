@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm.sym import Analyzer
 
 from .attrs import ConvAttrs
-from .layouts import ACTIVATION, KERNEL, is_permutation, to_layout
+from .layouts import is_permutation, to_layout
 from .problem import DTYPE_BYTES
 from .rules import Rules, Size
 
@@ -70,12 +70,13 @@ class Relation(Checks):
             raise self.error(
                 "output_padding must be smaller than strides, got"
                 f" output_padding={list(a.output_padding)}, strides={list(a.strides)}"
-                " (conv2d_backward_data takes the result's size itself and has no such limit)"
+                f" (conv{a.rank}d_backward_data takes the result's size itself and has no such"
+                " limit)"
             )
         for name, value, canonical in (
-            ("data_layout", a.data_layout, ACTIVATION),
-            ("grad_layout", a.grad_layout, ACTIVATION),
-            ("kernel_layout", a.kernel_layout, KERNEL),
+            ("data_layout", a.data_layout, a.activation),
+            ("grad_layout", a.grad_layout, a.activation),
+            ("kernel_layout", a.kernel_layout, a.kernel),
         ):
             if not is_permutation(value, canonical):
                 raise self.error(f"{name} must be a permutation of {canonical}, got {value!r}")
@@ -87,9 +88,10 @@ class Relation(Checks):
         ty = arg.ty
         if not isinstance(ty, relax.TensorType):
             raise TypeError(f"{self.op}: {name} must be a tensor, got {ty}")
-        if ty.ndim not in (-1, 4):
+        if ty.ndim not in (-1, len(canonical)):
             raise self.error(
-                f"{name} with layout {layout} must have 4 dimensions, got {ty.ndim}: {ty}"
+                f"{name} with layout {layout} must have {len(canonical)} dimensions,"
+                f" got {ty.ndim}: {ty}"
             )
         dtype = str(ty.dtype) if ty.dtype is not None else None
         if dtype is not None and dtype not in DTYPE_BYTES:
@@ -108,15 +110,17 @@ class Relation(Checks):
         ty = arg.ty
         if not isinstance(ty, relax.ShapeType):
             raise TypeError(f"{self.op}: {name} must be a shape, got {ty}")
-        if ty.ndim not in (-1, 4):
-            raise self.error(f"{name} must have the 4 sizes of {layout}, got {ty.ndim}: {ty}")
+        if ty.ndim not in (-1, len(layout)):
+            raise self.error(
+                f"{name} must have the {len(layout)} sizes of {layout}, got {ty.ndim}: {ty}"
+            )
         values = arg.values if isinstance(arg, relax.ShapeExpr) else ty.values
         if values is None:
             return None
         sizes = tuple(as_size(v) for v in values)
         for letter, size in zip(layout, sizes, strict=True):
             self.positive(letter, size, f"{name} {list(sizes)}")
-        return to_layout(sizes, layout, ACTIVATION)
+        return to_layout(sizes, layout, self.attrs.activation)
 
     # ---- the convolution itself ---------------------------------------------------------------
 
@@ -127,8 +131,8 @@ class Relation(Checks):
         grad: Sequence[Size] | None,
     ) -> None:
         """All rules between the canonical shapes of data, weight and grad (None: unknown)."""
-        r, s = self.attrs.kernel_size or (None, None)
-        self.fit(self.attrs, data, weight if weight is not None else (None, None, r, s), grad)
+        taps = self.attrs.kernel_size or (None,) * self.attrs.rank
+        self.fit(self.attrs, data, weight if weight is not None else (None, None, *taps), grad)
 
     # ---- the result --------------------------------------------------------------------------
 
@@ -142,7 +146,7 @@ class Relation(Checks):
         """The result's type from the operands' dtypes and its canonical shape."""
         dtype, vdevice = self.result_dtype(operands), self.result_vdevice(operands)
         if shape is None:
-            return relax.TensorType(None, dtype, vdevice, ndim=4)
+            return relax.TensorType(None, dtype, vdevice, ndim=len(layout))
         sizes = to_layout([self.simplify(v) for v in shape], canonical, layout)
         return relax.TensorType(list(sizes), dtype, vdevice)
 

@@ -92,12 +92,14 @@ class Rules:
     ) -> None:
         """All rules between the shapes of data (N, C, H, W), weight (K, C/groups, R, S) and grad.
 
-        `a` has strides, padding (top, left, bottom, right), dilation and groups.  A shape, or a
-        size, that is None is unknown.
+        `a` has strides, padding (top, left, bottom, right), dilation and groups; strides say how
+        many dimensions an image has.  A shape, or a size, that is None is unknown.
         """
-        n, c, h, w = data if data is not None else (None,) * 4
-        k, cg, r, s = weight if weight is not None else (None,) * 4
-        gn, gk, p, q = grad if grad is not None else (None,) * 4
+        rank = len(a.strides)
+        unknown = (None,) * (rank + 2)
+        n, c, *sizes = data if data is not None else unknown
+        k, cg, *taps = weight if weight is not None else unknown
+        gn, gk, *made_sizes = grad if grad is not None else unknown
         in_, filters, out = (self.word(name) for name in ("data", "weight", "grad"))
         self.same(f"{out} and {in_} must have the same batch N", f"{out} N", gn, f"{in_} N", n)
         self.same(
@@ -113,14 +115,13 @@ class Rules:
                 f"{in_}'s C must be {filters}'s C/{groups} times {groups} ({groups}={a.groups})",
                 f"{in_} C", c, share, cg * a.groups,
             )  # fmt: skip
-        top, left, bottom, right = a.padding
-        axes = (
-            ("P", h, r, p, top + bottom, a.strides[0], a.dilation[0], "H", "R"),
-            ("Q", w, s, q, left + right, a.strides[1], a.dilation[1], "W", "S"),
-        )
-        for name, size, kernel, pixels, pad, stride, dilation, in_name, k_name in axes:
+        letters = ("ZPQ"[-rank:], "DHW"[-rank:], "TRS"[-rank:])
+        for axis, (name, in_name, k_name) in enumerate(zip(*letters, strict=True)):
+            size, kernel, pixels = sizes[axis], taps[axis], made_sizes[axis]
             if size is None or kernel is None:
                 continue
+            pad = a.padding[axis] + a.padding[axis + rank]
+            stride, dilation = a.strides[axis], a.dilation[axis]
             made = out_size(size, pad, kernel, stride, dilation)
             why = (
                 f"{in_name}={size}, {k_name}={kernel}, padding {pad} in all,"

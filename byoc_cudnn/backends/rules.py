@@ -16,6 +16,11 @@ def known_channels(problem: ConvProblem) -> Decision:
     return YES
 
 
+def two_dimensions(problem: ConvProblem) -> Decision:
+    """Yes for images, no for volumes."""
+    return YES if problem.rank == 2 else no("three dimensions: the kernels here are of two")
+
+
 def not_empty(problem: ConvProblem) -> Decision:
     """Yes where no tensor is known to have no elements."""
     for role in ("data", "weight", "grad"):

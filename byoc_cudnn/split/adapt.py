@@ -67,7 +67,8 @@ def in_layouts(problem: ConvProblem, layouts: Triple) -> ConvProblem:
 
 
 def nearest(problem: ConvProblem, layouts: Sequence[Triple]) -> list[Triple]:
-    """Layouts by what it costs to get there: bytes to move, or tensors where a size is symbolic."""
+    """Layouts of the problem's dimensions by what it costs to get there: bytes to move, or tensors
+    where a size is symbolic."""
 
     def cost(triple: Triple) -> tuple[int, int]:
         changed = [
@@ -81,7 +82,7 @@ def nearest(problem: ConvProblem, layouts: Sequence[Triple]) -> list[Triple]:
             moved += count
         return moved, len(changed)
 
-    return sorted(layouts, key=cost)
+    return sorted((x for x in layouts if len(x[0]) == problem.rank + 2), key=cost)
 
 
 def adapted(
@@ -256,10 +257,12 @@ class _Writer:
 
 def _around(role: str, old: ConvProblem, new: ConvProblem) -> dict[str, tuple[int, int]]:
     """Letter of a tensor's layout -> how many zeros the new problem has before and after it."""
-    top, left, bottom, right = (a - b for a, b in zip(old.padding, new.padding, strict=True))
+    rank = old.rank
+    more = [a - b for a, b in zip(old.padding, new.padding, strict=True)]
+    ends = zip("DHW"[-rank:], zip(more[:rank], more[rank:], strict=True), strict=True)
     c, k = (0, new.c - old.c), (0, new.k - old.k)
     return {
-        "data": {"C": c, "H": (top, bottom), "W": (left, right)},
+        "data": {"C": c, **dict(ends)},
         "weight": {"I": c, "O": k},
         "grad": {"C": k},
     }[role]
@@ -297,7 +300,8 @@ def _call(call: relax.Call, args: dict[str, relax.Expr], new: ConvProblem) -> re
     if attrs.output_padding is None:
         return dgrad_call(args["grad"], args["weight"], relax.ShapeExpr(new.shape("data")), attrs)
     # A transposed convolution names layouts and the weight's letters from its own side.
-    return relax.op.nn.conv2d_transpose(
+    transposed = {2: relax.op.nn.conv2d_transpose, 3: relax.op.nn.conv3d_transpose}[attrs.rank]
+    return transposed(
         args["grad"], args["weight"], attrs.strides, attrs.padding, attrs.output_padding,
         attrs.dilation, attrs.groups, attrs.grad_layout, swap_io(attrs.kernel_layout),
         attrs.data_layout, attrs.out_dtype,

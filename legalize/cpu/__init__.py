@@ -8,6 +8,9 @@ tile sizes follow the target (`machine`).
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.target import Target
@@ -16,9 +19,10 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
+from . import volume
 from .choose import choose
 from .direct.product import as_product
-from .machine import configure_threads, host_target, machine
+from .machine import Machine, configure_threads, host_target, machine
 from .words.loops import argument, one_core
 from .words.memory import Memory
 
@@ -38,9 +42,11 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
     """
     problem.check()
     target = _llvm(target)
-    sizes = (problem.c, problem.h, problem.w, problem.k, problem.r, problem.s)
+    sizes = (problem.c, *problem.spatial, problem.k, *problem.taps)
     if not all(isinstance(size, int) for size in sizes):
         raise ValueError(f"CPU kernels are for static sizes (the batch excepted): {problem}")
+    if problem.rank == 3 and not problem.is_static:
+        raise ValueError(f"CPU kernels of three dimensions are for a static batch: {problem}")
     m = machine(target)
     with one_core(m.cores == 1), IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
@@ -48,16 +54,26 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
         buffers = {
             role: argument(role, problem.dtype(role), problem.shape(role)) for role in problem.roles
         }
-        problem = as_product(problem)
-        memory = Memory(problem, buffers, problem.accum_dtype, m)
-        choose(problem, m).write(problem, m, memory)
-        memory.scratch.keep()
+        if problem.rank == 3:
+            volume.write(problem, m, buffers, partial(_write, m=m))
+        else:
+            _write(problem, buffers, m)
     return builder.get()
+
+
+def _write(problem: ConvProblem, buffers: dict[str, Any], m: Machine) -> None:
+    problem = as_product(problem)
+    memory = Memory(problem, buffers, problem.accum_dtype, m)
+    choose(problem, m).write(problem, m, memory)
+    memory.scratch.keep()
 
 
 def choice(problem: ConvProblem, target: Target | str) -> tuple[str, str]:
     """(name, reason) of the kernel that `prim_func` gives the problem; raises as it does."""
-    rule = choose(as_product(problem.check()), machine(_llvm(target)))
+    flat = volume.flattened(problem.check()) if problem.rank == 3 else problem.check()
+    rule = choose(as_product(flat), machine(_llvm(target)))
+    if problem.rank == 3:
+        return f"{volume.NAME}, {rule.name}", rule.reason
     return rule.name, rule.reason
 
 

@@ -39,6 +39,8 @@ def prim_func(
     Raises TypeError for anything else, ValueError for text that is no target and for a problem that
     is not valid.
     """
+    if problem.rank != 2:
+        raise ValueError(f"CUDA kernels are of two dimensions: {problem}")
     view = view_of(problem.check())
     target = _target(target)
     choice = choice or plan_of(view, target)

@@ -91,8 +91,8 @@ def to_descriptors(found: Any, format: str | None = None) -> Descriptors:  # noq
         before = [zeros - cut for zeros, cut in zip(found.around, before, strict=True)]
     return Descriptors(
         FUNCTIONS[p.kind], even.canonical_shape("data"), p.canonical_shape("weight"),
-        p.canonical_shape("grad"), format, even.padding[:2], p.strides, p.dilation, p.groups,
-        p.data_dtype, (before[0], before[1], before[2], before[3]),
+        p.canonical_shape("grad"), format, (even.padding[0], even.padding[1]), p.strides,
+        p.dilation, p.groups, p.data_dtype, (before[0], before[1], before[2], before[3]),
     )  # fmt: skip
 
 

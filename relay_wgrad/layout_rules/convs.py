@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import relax
 
-from ..layouts import ACTIVATION, KERNEL, is_permutation, permutation, swap_io
+from ..layouts import ACTIVATIONS, KERNELS, is_permutation, permutation, swap_io, with_rank
 from .in_layout import InLayout, Taken, attr_fields, attrs_with, shape_arg
 from .perms import Perm, identity, is_identity, reorder
 
@@ -18,22 +18,34 @@ class ConvLayouts:
     """Which attribute holds the layout of each operand and of the result.
 
     `weights` says which of the three is a weight; `swapped` whether the op spells it in the
-    letters of a transposed convolution.  `shape` is the argument that holds the result's shape.
+    letters of a transposed convolution.  `shape` is the argument that holds the result's shape,
+    `rank` how many dimensions an image has.
     """
 
     fields: tuple[str, str, str]
     weights: tuple[bool, bool, bool]
     swapped: bool = False
     shape: int | None = None
+    rank: int = 2
 
     def wanted(self, activation: str, kernel: str) -> tuple[str, str, str]:
-        """The layouts as the op spells them; `kernel` has the forward convolution's letters."""
+        """The layouts as the op spells them, given in two dimensions and with the forward
+        convolution's letters: NHWC is NDHWC for an image with depth."""
+        activation, kernel = with_rank(activation, self.rank), with_rank(kernel, self.rank)
         spelled = swap_io(kernel) if self.swapped else kernel
         first, second, result = (spelled if weight else activation for weight in self.weights)
         return (first, second, result)
 
+    @property
+    def canonical(self) -> tuple[str, str, str]:
+        """The canonical orders of both operands and of the result."""
+        first, second, result = (
+            (KERNELS if weight else ACTIVATIONS)[self.rank] for weight in self.weights
+        )
+        return (first, second, result)
 
-CONVS: dict[str, ConvLayouts] = {
+
+_CONVS: dict[str, ConvLayouts] = {
     "relax.nn.conv2d": ConvLayouts(
         ("data_layout", "kernel_layout", "out_layout"), (False, True, False)
     ),
@@ -47,6 +59,9 @@ CONVS: dict[str, ConvLayouts] = {
         ("grad_layout", "kernel_layout", "data_layout"), (False, True, False), shape=2
     ),
 }
+CONVS = _CONVS | {
+    name.replace("conv2d", "conv3d"): replace(conv, rank=3) for name, conv in _CONVS.items()
+}
 
 
 def stored_layouts(name: str, call: relax.Call) -> tuple[str, str, str] | None:
@@ -54,8 +69,7 @@ def stored_layouts(name: str, call: relax.Call) -> tuple[str, str, str] | None:
     conv = CONVS[name]
     fields = attr_fields(call.attrs)
     values = tuple(str(fields[field]) for field in conv.fields)
-    canonical = [KERNEL if weight else ACTIVATION for weight in conv.weights]
-    if not all(is_permutation(v, c) for v, c in zip(values, canonical, strict=True)):
+    if not all(is_permutation(v, c) for v, c in zip(values, conv.canonical, strict=True)):
         return None
     return (values[0], values[1], values[2])
 
@@ -72,7 +86,7 @@ def wanted_perms(
     # A result's shape that is only known at run time cannot be permuted here.
     shape = CONVS[name].shape
     if shape is not None and shape_arg(call.args[shape]) is None:
-        c = identity(4)
+        c = identity(CONVS[name].rank + 2)
     return (a, b, c)
 
 
@@ -108,19 +122,20 @@ def desired_perms(
     """
     short = name.rpartition(".")[2]
     values = [str(v) for v in desired]
-    expected = (ACTIVATION, KERNEL, ACTIVATION)[: len(values)]
+    conv = CONVS[name]
+    letters = (ACTIVATIONS[conv.rank], KERNELS[conv.rank], ACTIVATIONS[conv.rank])
+    expected = letters[: len(values)]
     good = len(values) in (2, 3) and all(
         is_permutation(v, c) for v, c in zip(values, expected, strict=True)
     )
     if not good:
         raise ValueError(
             f"{short}: ConvertLayout takes [activations, weight] or [data, weight, grad] as"
-            f" permutations of {ACTIVATION}, {KERNEL}, {ACTIVATION}, got {values}"
+            f" permutations of {', '.join(letters)}, got {values}"
         )
     stored = stored_layouts(name, call)
     if stored is None:
         return None
-    conv = CONVS[name]
     by_field = {"data_layout": values[0], "kernel_layout": values[1],
                 "grad_layout": values[-1] if len(values) == 3 else values[0],
                 "out_layout": values[-1] if len(values) == 3 else values[0]}  # fmt: skip

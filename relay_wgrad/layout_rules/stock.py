@@ -83,12 +83,12 @@ def conv_rule(name: str) -> InferLayout:
             first, second = (_present(arg, layouts) for arg in call.args[:2])
             # The result is stored as the operand of its kind is; a weight's gradient as it was.
             kinds = CONVS[name].weights
-            result = identity(4) if kinds[2] else first
+            result = identity(CONVS[name].rank + 2) if kinds[2] else first
             perms = None if first is None or second is None else (first, second, result or first)
         shape = CONVS[name].shape
         unknown = shape is not None and not isinstance(call.args[shape], relax.ShapeExpr)
         if perms is not None and unknown:
-            perms = (*perms[:2], identity(4))
+            perms = (*perms[:2], identity(CONVS[name].rank + 2))
         moved = conv_in_layout(name, call, perms) if perms is not None else None
         return _as_it_was(call) if moved is None else _output(call, moved)
 

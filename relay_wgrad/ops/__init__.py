@@ -14,6 +14,7 @@ from . import (
     conv2d_backward_data,
     conv2d_backward_weight,
     conv2d_transpose,
+    conv3d,
 )
 
 FAMILY: dict[str, OpDef] = {
@@ -23,6 +24,7 @@ FAMILY: dict[str, OpDef] = {
         conv2d_transpose.DEF,
         conv2d_backward_weight.DEF,
         conv2d_backward_data.DEF,
+        *conv3d.DEFS,
     )
 }
 NORMS: dict[str, OpDef] = {d.name: d for d in (batch_norm_train.DEF, batch_norm_train_backward.DEF)}

@@ -29,12 +29,14 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..attrs import ConvAttrs, write_attrs
-from ..layouts import KERNEL, to_layout
+from ..layouts import to_layout
 from ..problem import ROLES, ConvKind
 from ..relation import as_size
 
-WGRAD_NAME = "relax.nn.conv2d_backward_weight"
-DGRAD_NAME = "relax.nn.conv2d_backward_data"
+FPROPS = {2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}  # dimensions -> upstream's constructor
+WGRADS = {2: "relax.nn.conv2d_backward_weight", 3: "relax.nn.conv3d_backward_weight"}
+DGRADS = {2: "relax.nn.conv2d_backward_data", 3: "relax.nn.conv3d_backward_data"}
+WGRAD_NAME, DGRAD_NAME = WGRADS[2], DGRADS[2]
 
 _SHARED = ("strides", "padding", "dilation", "groups", "grad_layout", "data_layout",
            "kernel_layout", "out_dtype")  # fmt: skip
@@ -67,31 +69,32 @@ def make_call(name: str, args: list[relax.Expr], a: ConvAttrs, keys: tuple[str, 
 
 
 def fprop_call(data: relax.Expr, weight: relax.Expr, a: ConvAttrs) -> relax.Expr:
-    return relax.op.nn.conv2d(
+    return FPROPS[a.rank](
         data, weight, a.strides, a.padding, a.dilation, a.groups,
         a.data_layout, a.kernel_layout, a.grad_layout, a.out_dtype,
     )  # fmt: skip
 
 
 def dgrad_call(grad: relax.Expr, weight: relax.Expr, shape: relax.Expr, a: ConvAttrs) -> relax.Expr:
-    return make_call(DGRAD_NAME, [grad, weight, shape], a, DGRAD_KEYS)
+    return make_call(DGRADS[a.rank], [grad, weight, shape], a, DGRAD_KEYS)
 
 
 def wgrad_call(grad: relax.Expr, data: relax.Expr, a: ConvAttrs) -> relax.Expr:
-    return make_call(WGRAD_NAME, [grad, data], a, WGRAD_KEYS)
+    return make_call(WGRADS[a.rank], [grad, data], a, WGRAD_KEYS)
 
 
-def kernel_size_of(op: str, weight: relax.Expr, layout: str) -> tuple[int, int]:
-    """(R, S) of a weight; wgrad stores them, so they must be known."""
+def kernel_size_of(op: str, weight: relax.Expr, a: ConvAttrs) -> tuple[int, ...]:
+    """(R, S) of a weight, or (T, R, S); wgrad stores them, so they must be known."""
     shape = weight.ty.shape
     if not isinstance(shape, relax.ShapeExpr):
         raise ValueError(
             f"{op}: the weight's shape must be known to differentiate, got {weight.ty}"
         )
-    _, _, r, s = to_layout([as_size(v) for v in shape.values], layout, KERNEL)
-    if not (isinstance(r, int) and isinstance(s, int)):
-        raise ValueError(f"{op}: the kernel size must be static to differentiate, got R={r}, S={s}")
-    return (r, s)
+    _, _, *taps = to_layout([as_size(v) for v in shape.values], a.kernel_layout, a.kernel)
+    if not all(isinstance(v, int) for v in taps):
+        got = ", ".join(f"{x}={v}" for x, v in zip("TRS"[-a.rank :], taps, strict=True))
+        raise ValueError(f"{op}: the kernel size must be static to differentiate, got {got}")
+    return tuple(taps)
 
 
 def _shape_of(tensor: relax.Expr) -> relax.Expr:
@@ -116,7 +119,7 @@ def partial(role: str, tensors: dict[str, relax.Expr], a: ConvAttrs, op: str) ->
         return fprop_call(others["data"], others["weight"], a)
     if role == "data":
         return dgrad_call(others["grad"], others["weight"], _shape_of(wanted), a)
-    a = replace(a, kernel_size=kernel_size_of(op, wanted, a.kernel_layout))
+    a = replace(a, kernel_size=kernel_size_of(op, wanted, a))
     return wgrad_call(others["grad"], others["data"], a)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from tvm import relax
 
 from .. import opdef
-from ..attrs import ConvAttrs, as_int, dtype_name, layout, padding4, pair, read_conv2d
+from ..attrs import ConvAttrs, as_int, dtype_name, each, ends, layout, rank_of, read_conv2d
 from ..layouts import ACTIVATION, KERNEL, is_permutation
 from ..problem import DTYPE_BYTES, ConvKind
 from ..relation import Relation
@@ -58,18 +58,29 @@ def conv2d(
     ------
     TypeError, ValueError : naming attribute and value.
     """
-    operands(OP, data=data, weight=weight)
-    a = ConvAttrs(
-        strides=pair(OP, "strides", strides),
-        padding=padding4(OP, padding),
-        dilation=pair(OP, "dilation", dilation),
-        groups=positive_groups(OP, groups),
-        data_layout=layout(OP, "data_layout", data_layout),
-        kernel_layout=layout(OP, "kernel_layout", kernel_layout),
-        grad_layout=layout(OP, "out_layout", out_layout or data_layout),
-        out_dtype=dtype_name(OP, out_dtype),
+    a = forward_attrs(
+        OP, strides, padding, dilation, groups, data_layout, kernel_layout, out_layout, out_dtype
     )
+    operands(OP, data=data, weight=weight)
     return fprop_call(data, weight, a)
+
+
+def forward_attrs(
+    op: str, strides: Any, padding: Any, dilation: Any, groups: Any,
+    data_layout: Any, kernel_layout: Any, out_layout: Any, out_dtype: Any,
+) -> ConvAttrs:  # fmt: skip
+    """The attributes of a forward convolution from its constructor's arguments."""
+    rank = rank_of(op)
+    return ConvAttrs(
+        strides=each(op, "strides", strides, rank),
+        padding=ends(op, padding, rank),
+        dilation=each(op, "dilation", dilation, rank),
+        groups=positive_groups(op, groups),
+        data_layout=layout(op, "data_layout", data_layout),
+        kernel_layout=layout(op, "kernel_layout", kernel_layout),
+        grad_layout=layout(op, "out_layout", out_layout or data_layout),
+        out_dtype=dtype_name(op, out_dtype),
+    )
 
 
 def positive_groups(op: str, groups: Any) -> int:
@@ -88,59 +99,56 @@ def is_float(expr: relax.Expr) -> bool:
 
 def is_family(call: relax.Call, *layouts: str) -> bool:
     """Whether a call of upstream's op is one the family's rules cover: float, unblocked."""
-    return all(len(str(v)) == 4 and str(v).isalpha() for v in layouts) and all(
-        is_float(x) for x in call.args[:2]
+    return all(str(v).isalpha() for v in layouts) and all(is_float(x) for x in call.args[:2])
+
+
+def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
+    """The record of upstream's convolution `op`."""
+
+    def infer_type(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """The family's rules first, then upstream's relation."""
+
+        def rule(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
+            given, a = call.attrs, read(call)
+            rel = Relation(op, a)
+            rel.arity(call, ("data", "weight"))
+            if is_family(call, given.data_layout, given.kernel_layout, given.out_layout):
+                rel.check_attrs()
+                data = rel.tensor("data", call.args[0], a.data_layout, a.activation)
+                weight = rel.tensor("weight", call.args[1], a.kernel_layout, a.kernel)
+                rel.check_conv(data, weight, None)
+                rel.result_dtype(call.args)
+                rel.result_vdevice(call.args)
+            return upstream(call, ctx)
+
+        return rule
+
+    def gradient(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        ours = gradient_rule(op, ConvKind.FPROP, read)
+
+        def rule(var: Any, call: relax.Call, cotangent: relax.Var, ctx: Any) -> list[relax.Expr]:
+            a = read(call)
+            for value, canonical in (
+                (a.data_layout, a.activation),
+                (a.kernel_layout, a.kernel),
+                (a.grad_layout, a.activation),
+            ):
+                if not is_permutation(value, canonical):
+                    raise ValueError(f"{op}: no gradient for layout {value!r}: {PACKED}")
+            return ours(var, call, cotangent, ctx)
+
+        return rule
+
+    return opdef.OpDef(
+        name=f"relax.nn.{op}",
+        summary=f"{rank_of(op)}-D convolution (fprop); upstream's op",
+        kind=ConvKind.FPROP,
+        read_attrs=read,
+        legalizer=opdef.FAMILY_LEGALIZER,
+        rules={opdef.INFER_TYPE: infer_type, opdef.GRADIENT: gradient},
+        missing=dict.fromkeys(UPSTREAMS, "upstream's"),
     )
 
 
-def infer_type(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """The family's rules first, then upstream's relation."""
-
-    def rule(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
-        a = call.attrs
-        rel = Relation(OP, read_conv2d(call))
-        rel.arity(call, ("data", "weight"))
-        if is_family(call, a.data_layout, a.kernel_layout, a.out_layout):
-            rel.check_attrs()
-            data = rel.tensor("data", call.args[0], rel.attrs.data_layout, ACTIVATION)
-            weight = rel.tensor("weight", call.args[1], rel.attrs.kernel_layout, KERNEL)
-            rel.check_conv(data, weight, None)
-            rel.result_dtype(call.args)
-            rel.result_vdevice(call.args)
-        return upstream(call, ctx)
-
-    return rule
-
-
-def gradient(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    ours = gradient_rule(OP, ConvKind.FPROP, read_conv2d)
-
-    def rule(var: relax.Var, call: relax.Call, cotangent: relax.Var, ctx: Any) -> list[relax.Expr]:
-        a = call.attrs
-        layouts = (
-            (a.data_layout, ACTIVATION),
-            (a.kernel_layout, KERNEL),
-            (a.out_layout, ACTIVATION),
-        )
-        for value, canonical in layouts:
-            if not is_permutation(str(value), canonical):
-                raise ValueError(f"{OP}: no gradient for layout {value!r}: {PACKED}")
-        return ours(var, call, cotangent, ctx)
-
-    return rule
-
-
-DEF = opdef.OpDef(
-    name=NAME,
-    summary="2-D convolution (fprop); upstream's op",
-    kind=ConvKind.FPROP,
-    read_attrs=read_conv2d,
-    legalizer=opdef.FAMILY_LEGALIZER,
-    rules={opdef.INFER_TYPE: infer_type, opdef.GRADIENT: gradient},
-    missing={
-        opdef.PURITY: "upstream's",
-        opdef.MIXED_POLICY: "upstream's",
-        opdef.MIXED_INFER: "upstream's",
-        opdef.INFER_LAYOUT: "upstream's",
-    },
-)
+UPSTREAMS = (opdef.PURITY, opdef.MIXED_POLICY, opdef.MIXED_INFER, opdef.INFER_LAYOUT)
+DEF = define(OP, read_conv2d)

@@ -19,12 +19,12 @@ from tvm import relax
 from tvm.ir import is_prim_expr
 
 from .. import opdef
-from ..attrs import ConvAttrs, as_int, dtype_name, read_attrs, read_dict_attrs
+from ..attrs import ConvAttrs, as_int, dtype_name, rank_of, read_attrs, read_dict_attrs
 from ..layout_rules.stock import conv_rule
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind
 from ..relation import Relation
-from .algebra import DGRAD_KEYS, DGRAD_NAME, dgrad_call, get_op, gradient_rule, operands
+from .algebra import DGRAD_KEYS, DGRADS, dgrad_call, get_op, gradient_rule, operands
 
 OP = "conv2d_backward_data"
 
@@ -67,68 +67,78 @@ def conv2d_backward_data(
         do not fit when the call's type is inferred.
     RuntimeError : before `relay_wgrad.register()`.
     """
-    get_op(DGRAD_NAME)
-    operands(OP, grad=grad, weight=weight)
-    given = {
-        "strides": strides, "padding": padding, "dilation": dilation, "groups": groups,
-        "grad_layout": grad_layout, "data_layout": data_layout, "kernel_layout": kernel_layout,
-        "out_dtype": out_dtype,
-    }  # fmt: skip
+    return construct(
+        OP, grad, weight, shape,
+        strides=strides, padding=padding, dilation=dilation, groups=groups, grad_layout=grad_layout,
+        data_layout=data_layout, kernel_layout=kernel_layout, out_dtype=out_dtype,
+    )  # fmt: skip
+
+
+def construct(
+    op: str, grad: relax.Expr, weight: relax.Expr, shape: Any, **given: Any
+) -> relax.Expr:
+    """What the constructors of all dimensions do."""
+    get_op(DGRADS[rank_of(op)])
+    operands(op, grad=grad, weight=weight)
     if not isinstance(shape, relax.Expr):
-        shape = relax.ShapeExpr(_sizes(shape))
-    return dgrad_call(grad, weight, shape, read_attrs(OP, given, DGRAD_KEYS))
+        shape = relax.ShapeExpr(_sizes(op, shape))
+    return dgrad_call(grad, weight, shape, read_attrs(op, given, DGRAD_KEYS))
 
 
-def _sizes(shape: Any) -> list[Any]:
+def _sizes(op: str, shape: Any) -> list[Any]:
     """Ints and symbolic integers, as a ShapeExpr takes them."""
     if isinstance(shape, str) or not isinstance(shape, Sequence):
-        raise TypeError(f"{OP}: shape must be the result's 4 sizes, got {shape!r}")
+        raise TypeError(f"{op}: shape must be the result's {rank_of(op) + 2} sizes, got {shape!r}")
     return [
-        size if isinstance(size, relax.Expr) and is_prim_expr(size) else as_int(OP, "shape", size)
+        size if isinstance(size, relax.Expr) and is_prim_expr(size) else as_int(op, "shape", size)
         for size in shape
     ]
 
 
-def read(call: relax.Call) -> ConvAttrs:
-    return read_dict_attrs(call, OP, DGRAD_KEYS)
+def define(op: str, constructor: opdef.Rule) -> opdef.OpDef:
+    """The record of the data gradient `op`."""
+
+    def read(call: relax.Call) -> ConvAttrs:
+        return read_dict_attrs(call, op, DGRAD_KEYS)
+
+    def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
+        """(grad, weight, shape) -> shape."""
+        rel = Relation(op, read(call))
+        rel.arity(call, ("grad", "weight", "shape"))
+        rel.check_attrs()
+        a = rel.attrs
+        grad = rel.tensor("grad", call.args[0], a.grad_layout, a.activation)
+        weight = rel.tensor("weight", call.args[1], a.kernel_layout, a.kernel)
+        data = rel.shape("shape", call.args[2], a.data_layout)
+        rel.check_conv(data, weight, grad)
+        return rel.result(call.args[:2], data, a.data_layout, a.activation)
+
+    def infer_mixed_precision(call: relax.Call, out_dtype: Any) -> relax.Call:
+        a = replace(read(call), out_dtype=dtype_name(op, str(out_dtype)))
+        return dgrad_call(call.args[0], call.args[1], call.args[2], a)
+
+    rank = rank_of(op)
+    return opdef.OpDef(
+        name=DGRADS[rank],
+        summary=f"{rank}-D convolution's gradient by its input (dgrad)",
+        arguments=(
+            ("grad", "Tensor", "The gradient of the convolution's output."),
+            ("weight", "Tensor", "The convolution's weight."),
+            ("shape", "Shape", "The shape of the convolution's input."),
+        ),
+        kind=ConvKind.DGRAD,
+        read_attrs=read,
+        constructor=constructor,
+        legalizer=opdef.FAMILY_LEGALIZER,
+        rules={
+            opdef.INFER_TYPE: infer_type,
+            opdef.GRADIENT: gradient_rule(op, ConvKind.DGRAD, read),
+            opdef.INFER_LAYOUT: conv_rule(DGRADS[rank]),
+            opdef.PURITY: True,
+            opdef.MIXED_POLICY: opdef.MIXED_ALWAYS,
+            opdef.MIXED_INFER: infer_mixed_precision,
+        },
+    )
 
 
-def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
-    """(grad, weight, shape) -> shape."""
-    rel = Relation(OP, read(call))
-    rel.arity(call, ("grad", "weight", "shape"))
-    rel.check_attrs()
-    a = rel.attrs
-    grad = rel.tensor("grad", call.args[0], a.grad_layout, ACTIVATION)
-    weight = rel.tensor("weight", call.args[1], a.kernel_layout, KERNEL)
-    data = rel.shape("shape", call.args[2], a.data_layout)
-    rel.check_conv(data, weight, grad)
-    return rel.result(call.args[:2], data, a.data_layout, ACTIVATION)
-
-
-def infer_mixed_precision(call: relax.Call, out_dtype: Any) -> relax.Call:
-    a = replace(read(call), out_dtype=dtype_name(OP, str(out_dtype)))
-    return dgrad_call(call.args[0], call.args[1], call.args[2], a)
-
-
-DEF = opdef.OpDef(
-    name=DGRAD_NAME,
-    summary="2-D convolution's gradient by its input (dgrad)",
-    arguments=(
-        ("grad", "Tensor", "The gradient of the convolution's output."),
-        ("weight", "Tensor", "The convolution's weight."),
-        ("shape", "Shape", "The shape of the convolution's input."),
-    ),
-    kind=ConvKind.DGRAD,
-    read_attrs=read,
-    constructor=conv2d_backward_data,
-    legalizer=opdef.FAMILY_LEGALIZER,
-    rules={
-        opdef.INFER_TYPE: infer_type,
-        opdef.GRADIENT: gradient_rule(OP, ConvKind.DGRAD, read),
-        opdef.INFER_LAYOUT: conv_rule(DGRAD_NAME),
-        opdef.PURITY: True,
-        opdef.MIXED_POLICY: opdef.MIXED_ALWAYS,
-        opdef.MIXED_INFER: infer_mixed_precision,
-    },
-)
+DEF = define(OP, conv2d_backward_data)

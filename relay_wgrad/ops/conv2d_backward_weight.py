@@ -18,12 +18,12 @@ from typing import Any
 from tvm import relax
 
 from .. import opdef
-from ..attrs import ConvAttrs, dtype_name, read_attrs, read_dict_attrs
+from ..attrs import ConvAttrs, dtype_name, rank_of, read_attrs, read_dict_attrs
 from ..layout_rules.stock import conv_rule
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind
 from ..relation import Relation
-from .algebra import WGRAD_KEYS, WGRAD_NAME, get_op, gradient_rule, operands, wgrad_call
+from .algebra import WGRAD_KEYS, WGRADS, get_op, gradient_rule, operands, wgrad_call
 
 OP = "conv2d_backward_weight"
 
@@ -65,58 +65,67 @@ def conv2d_backward_weight(
         do not fit when the call's type is inferred.
     RuntimeError : before `relay_wgrad.register()`.
     """
-    get_op(WGRAD_NAME)
-    operands(OP, grad=grad, data=data)
-    given = {
-        "kernel_size": kernel_size, "strides": strides, "padding": padding, "dilation": dilation,
-        "groups": groups, "grad_layout": grad_layout, "data_layout": data_layout,
-        "kernel_layout": kernel_layout, "out_dtype": out_dtype,
-    }  # fmt: skip
-    return wgrad_call(grad, data, read_attrs(OP, given, WGRAD_KEYS))
+    return construct(
+        OP, grad, data,
+        kernel_size=kernel_size, strides=strides, padding=padding, dilation=dilation, groups=groups,
+        grad_layout=grad_layout, data_layout=data_layout, kernel_layout=kernel_layout,
+        out_dtype=out_dtype,
+    )  # fmt: skip
 
 
-def read(call: relax.Call) -> ConvAttrs:
-    return read_dict_attrs(call, OP, WGRAD_KEYS)
+def construct(op: str, grad: relax.Expr, data: relax.Expr, **given: Any) -> relax.Expr:
+    """What the constructors of all dimensions do."""
+    get_op(WGRADS[rank_of(op)])
+    operands(op, grad=grad, data=data)
+    return wgrad_call(grad, data, read_attrs(op, given, WGRAD_KEYS))
 
 
-def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
-    """(grad, data) -> (K, C/groups, R, S)."""
-    rel = Relation(OP, read(call))
-    rel.arity(call, ("grad", "data"))
-    rel.check_attrs()
-    a = rel.attrs
-    grad = rel.tensor("grad", call.args[0], a.grad_layout, ACTIVATION)
-    data = rel.tensor("data", call.args[1], a.data_layout, ACTIVATION)
-    rel.check_conv(data, None, grad)
-    assert a.kernel_size is not None
-    shape = None
-    if grad is not None and data is not None:
-        shape = (grad[1], data[1] // a.groups, *a.kernel_size)
-    return rel.result(call.args[:2], shape, a.kernel_layout, KERNEL)
+def define(op: str, constructor: opdef.Rule) -> opdef.OpDef:
+    """The record of the weight gradient `op`."""
+
+    def read(call: relax.Call) -> ConvAttrs:
+        return read_dict_attrs(call, op, WGRAD_KEYS)
+
+    def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
+        """(grad, data) -> (K, C/groups, R, S)."""
+        rel = Relation(op, read(call))
+        rel.arity(call, ("grad", "data"))
+        rel.check_attrs()
+        a = rel.attrs
+        grad = rel.tensor("grad", call.args[0], a.grad_layout, a.activation)
+        data = rel.tensor("data", call.args[1], a.data_layout, a.activation)
+        rel.check_conv(data, None, grad)
+        assert a.kernel_size is not None
+        shape = None
+        if grad is not None and data is not None:
+            shape = (grad[1], data[1] // a.groups, *a.kernel_size)
+        return rel.result(call.args[:2], shape, a.kernel_layout, a.kernel)
+
+    def infer_mixed_precision(call: relax.Call, out_dtype: Any) -> relax.Call:
+        a = replace(read(call), out_dtype=dtype_name(op, str(out_dtype)))
+        return wgrad_call(call.args[0], call.args[1], a)
+
+    rank = rank_of(op)
+    return opdef.OpDef(
+        name=WGRADS[rank],
+        summary=f"{rank}-D convolution's gradient by its weight (wgrad)",
+        arguments=(
+            ("grad", "Tensor", "The gradient of the convolution's output."),
+            ("data", "Tensor", "The convolution's input."),
+        ),
+        kind=ConvKind.WGRAD,
+        read_attrs=read,
+        constructor=constructor,
+        legalizer=opdef.FAMILY_LEGALIZER,
+        rules={
+            opdef.INFER_TYPE: infer_type,
+            opdef.GRADIENT: gradient_rule(op, ConvKind.WGRAD, read),
+            opdef.INFER_LAYOUT: conv_rule(WGRADS[rank]),
+            opdef.PURITY: True,
+            opdef.MIXED_POLICY: opdef.MIXED_ALWAYS,
+            opdef.MIXED_INFER: infer_mixed_precision,
+        },
+    )
 
 
-def infer_mixed_precision(call: relax.Call, out_dtype: Any) -> relax.Call:
-    a = replace(read(call), out_dtype=dtype_name(OP, str(out_dtype)))
-    return wgrad_call(call.args[0], call.args[1], a)
-
-
-DEF = opdef.OpDef(
-    name=WGRAD_NAME,
-    summary="2-D convolution's gradient by its weight (wgrad)",
-    arguments=(
-        ("grad", "Tensor", "The gradient of the convolution's output."),
-        ("data", "Tensor", "The convolution's input."),
-    ),
-    kind=ConvKind.WGRAD,
-    read_attrs=read,
-    constructor=conv2d_backward_weight,
-    legalizer=opdef.FAMILY_LEGALIZER,
-    rules={
-        opdef.INFER_TYPE: infer_type,
-        opdef.GRADIENT: gradient_rule(OP, ConvKind.WGRAD, read),
-        opdef.INFER_LAYOUT: conv_rule(WGRAD_NAME),
-        opdef.PURITY: True,
-        opdef.MIXED_POLICY: opdef.MIXED_ALWAYS,
-        opdef.MIXED_INFER: infer_mixed_precision,
-    },
-)
+DEF = define(OP, conv2d_backward_weight)

@@ -22,13 +22,14 @@ from ..attrs import (
     layout,
     padding4,
     pair,
+    rank_of,
     read_conv2d_transpose,
 )
-from ..layouts import ACTIVATION, KERNEL, swap_io
+from ..layouts import ACTIVATION, swap_io
 from ..problem import ConvKind, transposed_size
 from ..relation import Relation
 from .algebra import WGRAD_NAME, fprop_call, get_op, gradient_rule, operands, wgrad_call
-from .conv2d import is_family, positive_groups
+from .conv2d import UPSTREAMS, is_family, positive_groups
 
 OP = "conv2d_transpose"
 NAME = "relax.nn.conv2d_transpose"
@@ -148,25 +149,6 @@ def _forward_attrs(
     )
 
 
-def infer_type(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """The family's rules first, then upstream's relation."""
-
-    def rule(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
-        a = call.attrs
-        rel = Relation(OP, read_conv2d_transpose(call))
-        rel.arity(call, ("data", "weight"))
-        if is_family(call, a.data_layout, a.kernel_layout, a.out_layout):
-            rel.check_attrs()
-            data = rel.tensor("data", call.args[0], str(a.data_layout), ACTIVATION)
-            weight = rel.tensor("weight", call.args[1], rel.attrs.kernel_layout, KERNEL)
-            _check_transposed(rel, data, weight)
-            rel.result_dtype(call.args)
-            rel.result_vdevice(call.args)
-        return upstream(call, ctx)
-
-    return rule
-
-
 def _check_transposed(rel: Relation, data: Any, weight: Any) -> None:
     """Channels and output sizes; the weight is in the forward convolution's order (K, C/groups)."""
     a = rel.attrs
@@ -181,33 +163,50 @@ def _check_transposed(rel: Relation, data: Any, weight: Any) -> None:
         "data channels", data[1], "weight I", weight[0],
     )  # fmt: skip
     assert a.output_padding is not None
-    top, left, bottom, right = a.padding
-    for name, axis, pad in (("output height", 0, top + bottom), ("output width", 1, left + right)):
-        size, kernel = data[2 + axis], weight[2 + axis]
+    for axis, name in enumerate(("depth", "height", "width")[-a.rank :]):
+        size, kernel, pad = data[2 + axis], weight[2 + axis], a.padding[axis :: a.rank]
         stride, dilation, extra = a.strides[axis], a.dilation[axis], a.output_padding[axis]
-        made = transposed_size(size, pad, kernel, stride, dilation, extra)
+        made = transposed_size(size, sum(pad), kernel, stride, dilation, extra)
         why = (
-            f"input size {size}, kernel {kernel}, padding {pad} in all, stride {stride},"
+            f"input size {size}, kernel {kernel}, padding {sum(pad)} in all, stride {stride},"
             f" dilation {dilation}, output padding {extra}"
         )
-        rel.positive(name, made, why)
+        rel.positive(f"output {name}", made, why)
 
 
-def gradient(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    return gradient_rule(OP, ConvKind.DGRAD, read_conv2d_transpose)
+def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
+    """The record of upstream's transposed convolution `op`."""
+
+    def infer_type(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """The family's rules first, then upstream's relation."""
+
+        def rule(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
+            given, a = call.attrs, read(call)
+            rel = Relation(op, a)
+            rel.arity(call, ("data", "weight"))
+            if is_family(call, given.data_layout, given.kernel_layout, given.out_layout):
+                rel.check_attrs()
+                data = rel.tensor("data", call.args[0], a.grad_layout, a.activation)
+                weight = rel.tensor("weight", call.args[1], a.kernel_layout, a.kernel)
+                _check_transposed(rel, data, weight)
+                rel.result_dtype(call.args)
+                rel.result_vdevice(call.args)
+            return upstream(call, ctx)
+
+        return rule
+
+    return opdef.OpDef(
+        name=f"relax.nn.{op}",
+        summary=f"{rank_of(op)}-D transposed convolution (a dgrad); upstream's op",
+        kind=ConvKind.DGRAD,
+        read_attrs=read,
+        legalizer=opdef.FAMILY_LEGALIZER,
+        rules={
+            opdef.INFER_TYPE: infer_type,
+            opdef.GRADIENT: lambda upstream: gradient_rule(op, ConvKind.DGRAD, read),
+        },
+        missing=dict.fromkeys(UPSTREAMS, "upstream's"),
+    )
 
 
-DEF = opdef.OpDef(
-    name=NAME,
-    summary="2-D transposed convolution (a dgrad); upstream's op",
-    kind=ConvKind.DGRAD,
-    read_attrs=read_conv2d_transpose,
-    legalizer=opdef.FAMILY_LEGALIZER,
-    rules={opdef.INFER_TYPE: infer_type, opdef.GRADIENT: gradient},
-    missing={
-        opdef.PURITY: "upstream's",
-        opdef.MIXED_POLICY: "upstream's",
-        opdef.MIXED_INFER: "upstream's",
-        opdef.INFER_LAYOUT: "upstream's",
-    },
-)
+DEF = define(OP, read_conv2d_transpose)

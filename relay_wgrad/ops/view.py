@@ -7,7 +7,7 @@ from typing import Any
 from tvm import relax
 from tvm.ir import Op
 
-from ..layouts import ACTIVATION, KERNEL, is_permutation, to_layout
+from ..layouts import is_permutation, to_layout
 from ..opdef import OpDef
 from ..problem import ROLES, ConvProblem, Size
 from ..relation import as_size
@@ -39,7 +39,7 @@ def problem_of(call: relax.Call) -> ConvProblem:
     types = {first: call.args[0].ty, second: call.args[1].ty, result: call.ty}
     sizes: dict[str, tuple[Size, ...]] = {}
     for role, ty in types.items():
-        canonical = KERNEL if role == "weight" else ACTIVATION
+        canonical = a.kernel if role == "weight" else a.activation
         if not is_permutation(layouts[role], canonical):
             raise ValueError(f"{definition.short}: {role} has the blocked layout {layouts[role]}")
         known = isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
@@ -47,10 +47,8 @@ def problem_of(call: relax.Call) -> ConvProblem:
             raise ValueError(f"{definition.short}: shape or dtype of {role} is unknown: {ty}")
         values = [as_size(v) for v in ty.shape.values]
         sizes[role] = to_layout(values, layouts[role], canonical)
-    n, c, h, w = sizes["data"]
-    k, _, r, s = sizes["weight"]
-    return ConvProblem(
-        definition.kind, n, c, h, w, k, r, s,
+    return ConvProblem.of(
+        definition.kind, sizes["data"], sizes["weight"],
         strides=a.strides, padding=a.padding, dilation=a.dilation, groups=a.groups,
         data_layout=a.data_layout, kernel_layout=a.kernel_layout, grad_layout=a.grad_layout,
         data_dtype=str(types["data"].dtype), weight_dtype=str(types["weight"].dtype),

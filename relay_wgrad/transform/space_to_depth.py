@@ -30,7 +30,7 @@ from ..ir import is_taken, op_name
 from ..layout_rules.table import permute_axes
 from ..layouts import ACTIVATION, KERNEL, is_permutation, to_layout
 from ..ops.algebra import DGRAD_NAME, WGRAD_NAME, fprop_call, get_op, wgrad_call
-from ..ops.conv2d_backward_weight import read as read_wgrad
+from ..ops.conv2d_backward_weight import DEF as WGRAD
 from ..problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ..relation import as_size
 from .depth_blocks import FILTER, FORMS, GRADIENT, IMAGE, Blocks
@@ -47,8 +47,9 @@ MOST = 1024
 READ_AT_ONCE = 16  # bytes that a library's kernels read
 
 DTYPES = ("float16", "bfloat16", "float32")
+assert WGRAD.read_attrs is not None
 _READ: dict[str, tuple[ConvKind, Callable[[relax.Call], ConvAttrs]]] = {
-    FPROP_NAME: (ConvKind.FPROP, read_conv2d), WGRAD_NAME: (ConvKind.WGRAD, read_wgrad),
+    FPROP_NAME: (ConvKind.FPROP, read_conv2d), WGRAD_NAME: (ConvKind.WGRAD, WGRAD.read_attrs),
 }  # fmt: skip
 _NO_PADDING = (0, 0, 0, 0)
 

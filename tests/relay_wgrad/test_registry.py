@@ -20,6 +20,7 @@ from tests.support.malformed import (
     NEW,
     OPS,
     STORED,
+    VOLUMES,
     built,
     constructed,
     hand_made,
@@ -119,6 +120,7 @@ for _ in range(2):
         f"relax.nn.{name}"
         for name in (
             "conv2d_backward_weight", "conv2d_backward_data",
+            "conv3d_backward_weight", "conv3d_backward_data",
             "batch_norm_train", "batch_norm_train_backward",
         )
     }, new
@@ -344,7 +346,7 @@ def test_a_failure_half_way_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_every_op_of_the_family_has_every_rule_or_a_reason() -> None:
     relay_wgrad.register()
-    assert set(FAMILY) == {f"relax.nn.{op}" for op in OPS}
+    assert set(FAMILY) == {f"relax.nn.{op}" for op in (*OPS, *VOLUMES)}
     keys = ("FInferType", "FPrimalGradient", "FLegalize", "FPurity", "TMixedPrecisionPolicy")
     for name, definition in FAMILY.items():
         op = Op.get(name)

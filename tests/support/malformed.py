@@ -13,6 +13,7 @@ import relay_wgrad
 
 OPS = ("conv2d", "conv2d_transpose", "conv2d_backward_weight", "conv2d_backward_data")
 NEW = OPS[2:]
+VOLUMES = tuple(op.replace("2d", "3d") for op in OPS)
 ROLES = {
     "conv2d": ("data", "weight"),
     "conv2d_transpose": ("grad", "weight"),

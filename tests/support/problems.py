@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
+from relay_wgrad.layouts import ACTIVATIONS, KERNELS, permutation, with_rank
 from relay_wgrad.operands import poisoned as poisoned
 from relay_wgrad.operands import random_operands as random_operands
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -111,8 +111,9 @@ def random_problem(
     max_flop: float = 2e7,
     layouts: Sequence[tuple[str, str, str]] | None = None,
     mixed: bool = True,
+    rank: int = 2,
 ) -> ConvProblem:
-    """One problem with P, Q >= 1.
+    """One problem of `rank` dimensions with P, Q >= 1.
 
     It may have groups, depthwise groups with or without a channel multiplier, dilation, strides
     (also beyond the kernel), asymmetric padding, 1x1 kernels, one channel, one image, and sizes
@@ -122,23 +123,25 @@ def random_problem(
     while True:
         theme = _pick(rng, _THEMES)
         n, c, k, groups = _sizes(rng, theme)
-        h, r, stride_h, dilation_h, top, bottom = _axis(rng, theme)
-        w, s, stride_w, dilation_w, left, right = _axis(rng, theme)
+        axes = [_axis(rng, theme) for _ in range(rank)]
+        size, taps, strides, dilation, before, after = zip(*axes, strict=True)
         if layouts is not None:
             layout = _pick(rng, layouts)
         elif rng.random() < 0.5:
-            layout = _pick(rng, USUAL_LAYOUTS)
+            layout = [with_rank(x, rank) for x in _pick(rng, USUAL_LAYOUTS)]
         else:
-            layout = tuple(_shuffled(rng, x) for x in (ACTIVATION, KERNEL, ACTIVATION))
+            letters = (ACTIVATIONS[rank], KERNELS[rank], ACTIVATIONS[rank])
+            layout = [_shuffled(rng, x) for x in letters]
         dtype = [_pick(rng, dtypes)] * 3
         if mixed and rng.random() < 0.25:
             dtype = [_pick(rng, dtypes) for _ in range(3)]
-        problem = ConvProblem(
+        problem = ConvProblem.of(
             kind,
-            *(n, c, h, w, k, r, s),
-            strides=(stride_h, stride_w),
-            padding=(top, left, bottom, right),
-            dilation=(dilation_h, dilation_w),
+            (n, c, *size),
+            (k, c // groups, *taps),
+            strides=strides,
+            padding=(*before, *after),
+            dilation=dilation,
             groups=groups,
             data_layout=layout[0],
             kernel_layout=layout[1],
@@ -147,13 +150,12 @@ def random_problem(
             weight_dtype=dtype[1],
             grad_dtype=dtype[2],
         )
-        if problem.flop <= max_flop and problem.p >= 1 and problem.q >= 1:
+        if problem.flop <= max_flop and min(problem.pixels) >= 1:
             return problem
 
 
 def _canonical(problem: ConvProblem, role: str, value: np.ndarray[Any, Any]) -> torch.Tensor:
-    letters = KERNEL if role == "weight" else ACTIVATION
-    axes = permutation(problem.layout(role), letters)
+    axes = permutation(problem.layout(role), problem.canonical(role))
     return torch.from_numpy(np.ascontiguousarray(value.astype(np.float64).transpose(axes)))
 
 
@@ -166,12 +168,16 @@ def torch_reference(
     """
     first, second, result = problem.roles
     tensors = {first: _canonical(problem, first, a), second: _canonical(problem, second, b)}
-    top, left, bottom, right = problem.padding
-    n, c, h, w = problem.canonical_shape("data")
+    rank = problem.rank
+    before, after = problem.padding[:rank], problem.padding[rank:]
+    ends = list(zip(before, after, strict=True))
+    n, c, *sizes = problem.canonical_shape("data")
     if "data" in tensors:
-        tensors["data"] = torch.nn.functional.pad(tensors["data"], (left, right, top, bottom))
+        flat = [width for pair in reversed(ends) for width in pair]  # the last axis first
+        tensors["data"] = torch.nn.functional.pad(tensors["data"], flat)
     if problem.kind is ConvKind.FPROP:
-        out = torch.nn.functional.conv2d(
+        conv = {2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}[rank]
+        out = conv(
             tensors["data"],
             tensors["weight"],
             stride=problem.strides,
@@ -182,7 +188,7 @@ def torch_reference(
         dgrad = problem.kind is ConvKind.DGRAD
         # The operand that is differentiated by is only looked at for its shape.
         absent = torch.empty(1, dtype=torch.float64)
-        shape = (n, c, h + top + bottom, w + left + right)
+        shape = (n, c, *(size + sum(pads) for size, pads in zip(sizes, ends, strict=True)))
         data = absent.expand(shape) if dgrad else tensors["data"]
         weight = tensors["weight"] if dgrad else absent.expand(problem.canonical_shape("weight"))
         out = torch.ops.aten.convolution_backward(
@@ -191,17 +197,17 @@ def torch_reference(
             weight,
             None,
             list(problem.strides),
-            [0, 0],
+            [0] * rank,
             list(problem.dilation),
             False,
-            [0, 0],
+            [0] * rank,
             problem.groups,
             [dgrad, not dgrad, False],
         )[0 if dgrad else 1]
         if dgrad:
-            out = out[:, :, top : top + h, left : left + w]
-    letters = KERNEL if result == "weight" else ACTIVATION
-    axes = permutation(letters, problem.layout(result))
+            kept = [slice(first, first + size) for first, size in zip(before, sizes, strict=True)]
+            out = out[(slice(None), slice(None), *kept)]
+    axes = permutation(problem.canonical(result), problem.layout(result))
     return np.ascontiguousarray(out.numpy().transpose(axes))
 
 

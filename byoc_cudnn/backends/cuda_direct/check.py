@@ -10,7 +10,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from ...fused import MASKS
-from ..rules import known_channels, not_empty, one_dtype
+from ..rules import known_channels, not_empty, one_dtype, two_dimensions
 from .families import FAMILIES
 
 NAME = "cuda_direct"
@@ -78,7 +78,7 @@ def check(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
 
     oldest : the oldest GPU that must run the code.
     """
-    for rule in (_layouts, _dtypes, known_channels, not_empty):
+    for rule in (two_dimensions, _layouts, _dtypes, known_channels, not_empty):
         decision = rule(problem)
         if not decision:
             return decision

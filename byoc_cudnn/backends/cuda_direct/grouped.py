@@ -95,7 +95,7 @@ def shapes(problem: ConvProblem, shared: int) -> Iterator[Shape]:
     for half, units, stages, mt in _VARIANTS:
         groups = max(1, most // 2) if half else most
         shape = Shape(
-            cg, kg, many, p.r, p.s, stride, p.dilation[0], *p.padding[:2], groups,
+            cg, kg, many, p.r, p.s, stride, p.dilation[0], p.padding[0], p.padding[1], groups,
             *_tile(p.n, rows, columns, units), 1 if p.kind is ConvKind.WGRAD else mt, 0, stages,
         )  # fmt: skip
         shape = replace(shape, warps=_warps(p, shape))

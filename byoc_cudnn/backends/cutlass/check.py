@@ -13,7 +13,7 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from ...fused import MASKS, STEPS
-from ..rules import known_channels, not_empty, one_dtype
+from ..rules import known_channels, not_empty, one_dtype, two_dimensions
 from .hopper import hopper_algorithm
 
 NAME = "cutlass"
@@ -110,7 +110,7 @@ def check(problem: ConvProblem, epilogue: str, options: Options | None = None) -
     the channels have, and are told where the padding begins and how large the output is.
     """
     options = options or Options()
-    for rule in (_layouts, _dtypes, known_channels, _groups, _dilation, not_empty):
+    for rule in (two_dimensions, _layouts, _dtypes, known_channels, _groups, _dilation, not_empty):
         decision = rule(problem)
         if not decision:
             return decision

@@ -228,7 +228,7 @@ class Analysis:
             assert step.call is not None
             perms = wanted_perms(step.name, step.call, self.activation, self.kernel)
             keys = [step.args[0], step.args[1], step.results[0]]
-            if perms is None or any(self.rank(key) != 4 for key in keys):
+            if perms is None or any(self.rank(key) != CONVS[step.name].rank + 2 for key in keys):
                 step.kind = "fixed"
             else:
                 for key, perm, weight in zip(keys, perms, CONVS[step.name].weights, strict=True):

@@ -1,0 +1,248 @@
+"""Convolutions of three dimensions by the kernels of two: depth becomes images and channels.
+
+    y[n, k, z, p, q] = sum over t of sum over c, r, s of
+        x[n, c, z*stride + t*dilation - front, …] w[k, c, t, r, s]
+
+For each (n, z) that is a convolution of one image whose channels are all (t, c): N*Z images with T
+times as many channels, the data's depths beside each other as its *columns*.  So
+
+    fprop   columns of the data, one 2-D fprop
+    wgrad   columns of the data, one 2-D wgrad
+    dgrad   one 2-D dgrad to columns, which are summed to the data
+
+with as many multiplications as there are, and sums in the accumulator's dtype throughout.  Columns
+take T times the data's memory; where one depth of the data makes one of the output there are none.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import ConvProblem
+
+from .machine import Machine
+from .words.loops import Expr, Scratch, bind, flat, parallel, serial, vector, when, zero
+from .words.move import Copy, Dim, move
+
+NAME = "depth as channels"
+
+
+def flattened(problem: ConvProblem) -> ConvProblem:
+    """The 2-D problem that a 3-D one becomes."""
+    accum, z = problem.accum_dtype, problem.z
+    return ConvProblem(
+        problem.kind, problem.n * z, problem.c * problem.t, problem.h, problem.w,
+        problem.k, problem.r, problem.s,
+        strides=problem.strides[1:], dilation=problem.dilation[1:], groups=problem.groups,
+        padding=(*problem.padding[1:3], *problem.padding[4:]),
+        data_layout=_flat_layout(problem, "data"), kernel_layout="OHWI",
+        grad_layout=_flat_layout(problem, "grad"),
+        data_dtype=problem.data_dtype if _in_place(problem, "data") else accum,
+        weight_dtype=accum,
+        grad_dtype=problem.grad_dtype if _in_place(problem, "grad") else accum,
+    )  # fmt: skip
+
+
+def _in_place(problem: ConvProblem, role: str) -> bool:
+    """Whether the caller's memory is that of the flattened problem's tensor."""
+    if role == "data" and not (
+        problem.t == 1 and problem.strides[0] == 1 and problem.z == problem.d
+        and not (problem.padding[0] or problem.padding[3])
+    ):  # fmt: skip
+        return False
+    return "ND" in problem.layout(role)
+
+
+def _flat_layout(problem: ConvProblem, role: str) -> str:
+    return problem.layout(role).replace("ND", "N") if _in_place(problem, role) else "NHWC"
+
+
+def write(problem: ConvProblem, m: Machine, buffers: dict[str, Expr], inner: Any) -> None:
+    """The kernel: `inner(flattened problem, buffers)` writes that of two dimensions."""
+    v = Volume(problem, m, buffers)
+    tensors = {role: v.tensor(role) for role in problem.roles}
+    result = problem.roles[2]
+    for role, tensor in tensors.items():
+        if tensor is not buffers[role] and role != result:
+            v.copy(role, tensor, to_core=True)
+    inner(v.flattened, tensors)
+    if tensors[result] is not buffers[result]:
+        v.copy(result, tensors[result], to_core=False)
+    v.scratch.keep()
+
+
+def _add(sums: Expr, core: Expr, here: Expr, there: Expr, c: Expr, lanes: int) -> None:
+    place = vector(here + c, lanes)
+    T.buffer_store(sums, sums[place] + core[vector(there + c, lanes)], [place])
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """A tap in depth: the outputs [first, last) that it reaches, of which `first` meets `start`."""
+
+    index: int
+    first: int
+    last: int
+    start: int
+
+
+class Volume:
+    """Makes the copies of one kernel."""
+
+    def __init__(self, problem: ConvProblem, m: Machine, buffers: dict[str, Expr]) -> None:
+        self.problem, self.flattened, self.buffers = problem, flattened(problem), buffers
+        self.accum = problem.accum_dtype
+        self.lanes = m.lanes(self.accum)
+        self.scratch = Scratch()
+        self._flat = {
+            role: flat(buffers[role], problem.dtype(role), problem.shape(role))
+            for role in problem.roles
+        }
+
+    def tensor(self, role: str) -> Expr:
+        """Memory for a tensor of the flattened problem: the caller's own, or some more."""
+        if role != "weight" and _in_place(self.problem, role):
+            return self.buffers[role]
+        return self.scratch.new(f"{role}_flat", math.prod(self.flattened.shape(role)), self.accum)
+
+    def copy(self, role: str, core: Expr, to_core: bool) -> None:
+        """Between the caller's tensor and the flattened problem's."""
+        if role == "weight":
+            self._move_weight(core, to_core)
+        elif role == "grad":
+            self._move(role, core, to_core, self.problem.z, self.problem.k, (1, 0))
+        elif to_core:
+            self._columns(core)
+        else:
+            self._sum_columns(core)
+
+    # ---- words ---------------------------------------------------------------------------------
+
+    def _steps(self, role: str) -> dict[str, int]:
+        shape, layout = self.problem.shape(role), self.problem.layout(role)
+        return {x: math.prod(shape[i + 1 :]) for i, x in enumerate(layout)}
+
+    def _taps(self) -> list[_Tap]:
+        p, found = self.problem, []
+        for t in range(p.t):
+            offset = t * p.dilation[0] - p.padding[0]
+            first = max(0, -(offset // p.strides[0]))
+            last = min(p.z, (p.d - 1 - offset) // p.strides[0] + 1)
+            last = max(first, last)
+            found.append(_Tap(t, min(first, p.z), last, first * p.strides[0] + offset))
+        return found
+
+    def _move(
+        self, role: str, core: Expr, to_core: bool, depth: int, channels: int,
+        taps: tuple[int, int], tap: _Tap | None = None, stride: int = 1,
+    ) -> None:  # fmt: skip
+        """Copies an activation: all its depths, or those that a tap meets; `taps` is among how many
+        it stands, and where."""
+        step, (_, _, _, h, w) = self._steps(role), self.problem.canonical_shape(role)
+        count, index = taps
+        groups = self.problem.groups if count > 1 else 1
+        lane = channels // groups
+        row = channels * count  # of all channels of a pixel
+        first, last, start = (tap.first, tap.last, tap.start) if tap else (0, depth, 0)
+        if first == last:
+            return
+        letters = {
+            "N": Dim(self.problem.n, step["N"], depth * h * w * row),
+            "D": Dim(last - first, stride * step["D"], h * w * row),
+            "H": Dim(h, step["H"], w * row),
+            "W": Dim(w, step["W"], row),
+            "C": Dim(groups, lane * step["C"], lane * count),
+        }
+        dims = [letters[x] for x in self.problem.layout(role) if x != "C" or groups > 1]
+        block = 1 << 30  # one block: channels of a group are contiguous
+        move(
+            Copy(
+                self._flat[role], self.problem.dtype(role), core, self.accum,
+                first * h * w * row + index * lane, dims, Dim(lane, step["C"], 1), block, block,
+                to_core, start * step["D"],
+            ),
+            self.lanes,
+        )  # fmt: skip
+
+    def _move_weight(self, core: Expr, to_core: bool) -> None:
+        p, step = self.problem, self._steps("weight")
+        cg = p.c // p.groups
+        letters = {
+            "O": Dim(p.k, step["O"], p.r * p.s * p.t * cg),
+            "D": Dim(p.t, step["D"], cg),
+            "H": Dim(p.r, step["H"], p.s * p.t * cg),
+            "W": Dim(p.s, step["W"], p.t * cg),
+        }
+        dims, block = [letters[x] for x in p.layout("weight") if x != "I"], 1 << 30
+        lane = Dim(cg, step["I"], 1)
+        move(
+            Copy(self._flat["weight"], p.weight_dtype, core, self.accum, 0, dims, lane, block,
+                 block, to_core),
+            self.lanes,
+        )  # fmt: skip
+
+    # ---- columns -------------------------------------------------------------------------------
+
+    def _columns(self, core: Expr) -> None:
+        """core[n, z, h, w, g, t, c] = data[n, z*stride + t*dilation - front, h, w, g, c]"""
+        p = self.problem
+        for tap in self._taps():
+            taps = (p.t, tap.index)
+            self._move("data", core, True, p.z, p.c, taps, tap, p.strides[0])
+            for begin, end in ((0, tap.first), (tap.last, p.z)):
+                if begin < end:
+                    self._clear(core, tap.index, begin, end)
+
+    def _clear(self, core: Expr, tap: int, begin: int, end: int) -> None:
+        """Zeros where a tap meets the padding before or behind the data."""
+        p, cg = self.problem, self.problem.c // self.problem.groups
+        with parallel(p.n, end - begin, p.h) as (n, z, h):
+            row = bind(((n * p.z + begin + z) * p.h + h) * p.w)
+            with serial(p.w) as w, serial(p.groups) as g:
+                place = bind((((row + w) * p.groups + g) * p.t + tap) * cg)
+                self._each(cg, lambda c, lanes: T.buffer_store(
+                    core, zero(self.accum, lanes), [vector(place + c, lanes)]
+                ))  # fmt: skip
+
+    def _each(self, count: int, body: Any) -> None:
+        """`body(start, lanes)` over `count` elements."""
+        full, tail = divmod(count, self.lanes)
+        if full:
+            with serial(full) as v:
+                body(v * self.lanes, self.lanes)
+        if tail:
+            body(full * self.lanes, tail)
+
+    def _sum_columns(self, core: Expr) -> None:
+        """data[n, d, h, w, g, c] = the sum of core[n, z, h, w, g, t, c] with
+        d = z*stride + t*dilation - front"""
+        p, cg = self.problem, self.problem.c // self.problem.groups
+        plain = p.layout("data") == "NDHWC" and p.data_dtype == self.accum
+        count = math.prod(p.shape("data"))
+        sums = self._flat["data"] if plain else self.scratch.new("sums", count, self.accum)
+        with parallel(p.n, p.d, p.h) as (n, d, h):
+            row = bind(((n * p.d + d) * p.h + h) * (p.w * p.c))
+            self._each(p.w * p.c, lambda c, lanes: T.buffer_store(
+                sums, zero(self.accum, lanes), [vector(row + c, lanes)]
+            ))  # fmt: skip
+            for t in range(p.t):
+                # Never negative, so that quotient and remainder are what they are elsewhere.
+                ahead = (p.t - 1) * p.dilation[0] // p.strides[0] + 1
+                at = bind(d + (p.padding[0] - t * p.dilation[0] + ahead * p.strides[0]))
+                z = bind(at // p.strides[0] - ahead)
+                reached = tirx.all(at % p.strides[0] == 0, z >= 0, z < p.z)
+                with when(reached):
+                    source = bind(((n * p.z + z) * p.h + h) * (p.w * p.t * p.c) + t * cg)
+                    with serial(p.w) as w, serial(p.groups) as g:
+                        here = bind(row + w * p.c + g * cg)
+                        there = bind(source + w * (p.t * p.c) + g * (p.t * cg))
+
+                        self._each(cg, partial(_add, sums, core, here, there))
+        if not plain:
+            self._move("data", sums, False, p.d, p.c, (1, 0))

@@ -1,0 +1,82 @@
+"""CPU kernels of three dimensions: random problems in every layout and dtype against PyTorch in
+float64, and the plain tensor expression of symbolic sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+
+from legalize import cpu, cuda
+from legalize.cpu.volume import flattened
+from legalize.generic import cpu_schedule, te_conv
+from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.cpu_kernels import error_of
+from tests.support.fast import FAST
+from tests.support.problems import random_problem, tolerance
+
+KINDS = list(ConvKind)
+# What chance may leave out: no tap reaches some depths, all taps on the padding at one end, one
+# tap, depths that are one run of memory on both sides.
+CORNERS = (
+    "{} n=1 c=1 d=1 h=1 w=1 k=1 t=1 r=1 s=1",
+    "{} n=2 c=6 d=5 h=6 w=5 k=4 t=2 r=3 s=2 stride=3,1,2 pad=3,1,0,4,1,1 dil=4,1,1 groups=2",
+    "{} n=2 c=5 d=7 h=4 w=5 k=3 t=1 r=1 s=1 stride=3,1,1 pad=1,0,0,0,0,0",
+    "{} n=2 c=8 d=4 h=6 w=5 k=16 t=1 r=3 s=3 pad=0,1,1,0,1,1 layout=NDHWC/ODHWI/NDHWC",
+    "{} n=2 c=6 d=5 h=5 w=5 k=6 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=6",
+    "{} n=2 c=17 d=5 h=5 w=5 k=19 t=3 r=3 s=3 pad=1,1,1,1,1,1 dtype=bf16/bf16/f32",
+)
+
+
+def problems(kind: ConvKind, count: int, seed: int) -> list[ConvProblem]:
+    rng = np.random.default_rng(seed)
+    drawn = [random_problem(rng, kind, max_flop=2e6, rank=3) for _ in range(count)]
+    return drawn + [ConvProblem.parse(line.format(kind.value)) for line in CORNERS]
+
+
+def wrong(funcs: list[tirx.PrimFunc], given: list[ConvProblem]) -> list[str]:
+    named = {f"f{i}": f.with_attr("global_symbol", f"f{i}") for i, f in enumerate(funcs)}
+    module = tvm.compile(tvm.IRModule(named), target=FAST)
+    errors = [error_of(p, module[f"f{i}"]) / tolerance(p) for i, p in enumerate(given)]
+    return [f"{p}: {e:.2g}" for p, e in zip(given, errors, strict=True) if not e <= 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels(kind: ConvKind) -> None:
+    given = problems(kind, 6, 3)
+    assert wrong([cpu.prim_func(p, FAST) for p in given], given) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_expression(kind: ConvKind) -> None:
+    given = problems(kind, 6, 4)
+    funcs = []
+    for p in given:
+        a, b = (te.placeholder(p.shape(role), p.dtype(role), role) for role in p.roles[:2])
+        funcs.append(cpu_schedule(te.create_prim_func([a, b, te_conv(p, a, b)])))
+    assert wrong(funcs, given) == []
+
+
+def test_as_many_multiplications_as_there_are() -> None:
+    for kind in KINDS:
+        for p in problems(kind, 20, 5):
+            assert flattened(p).flop == p.flop
+
+
+def test_what_is_chosen_is_said() -> None:
+    p = ConvProblem.parse("fprop n=2 c=16 d=8 h=8 w=8 k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1")
+    name, reason = cpu.choice(p, FAST)
+    assert name.startswith("depth as channels, ")
+    assert reason
+
+
+def test_refused() -> None:
+    p = ConvProblem.parse("fprop n=2 c=4 d=3 h=3 w=3 k=4 t=3 r=3 s=3")
+    with pytest.raises(ValueError, match="CUDA kernels are of two dimensions"):
+        cuda.prim_func(p)
+    symbolic = replace(p, n=tirx.Var("n", "int64"))
+    with pytest.raises(ValueError, match="of three dimensions are for a static batch"):
+        cpu.prim_func(symbolic, FAST)
