@@ -78,6 +78,13 @@ def loss(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error).removeprefix("loss=")) from error
 
 
+def patterns(text: str) -> str:
+    """Patterns joined by commas."""
+    if not text.replace(",", " ").strip():
+        raise argparse.ArgumentTypeError(f"must be patterns of parameters' names, got {text!r}")
+    return text
+
+
 def dtype(text: str) -> str:
     """A dtype's short or long name."""
     if text not in DTYPES and text not in DTYPES.values():
@@ -165,8 +172,15 @@ def add_graph(
     parser.add_argument("--output-name", metavar="NAME",
                         help="the result that the loss is of, where the model has several; of a"
                              " .pt2 file its number")  # fmt: skip
-    parser.add_argument("--bn", choices=("train", "eval"), default="train",
-                        help="batch normalization: batch or running statistics")  # fmt: skip
+    parser.add_argument("--bn", choices=("train", "eval", "frozen"), default="train",
+                        help="batch normalization: batch or running statistics, or running ones"
+                             " where a layer's parameters are not trained")  # fmt: skip
+    parser.add_argument("--train", dest="trainable", type=patterns, metavar="NAMES",
+                        help="train these parameters alone: patterns of names, or of layers, joined"
+                             " by commas, as 'layer4.*,fc'; the rest is neither differentiated nor"
+                             " kept")  # fmt: skip
+    parser.add_argument("--freeze", type=patterns, metavar="NAMES",
+                        help="do not train these, as 'conv1,bn*'")  # fmt: skip
     parser.add_argument("--dtype", type=dtype, default="float32", metavar="{f32,f16,bf16,f64}",
                         help="f16 and bf16 are mixed precision: half-precision operands of"
                              " convolutions and matrix products, float32 for all else")  # fmt: skip
@@ -196,12 +210,12 @@ def graph_of(args: argparse.Namespace) -> TrainingGraph:
         raise ValueError(re.sub(_OPTION, _spelled, str(error))) from error
 
 
-_OPTION = r"\b(batch|image_size|loss|output|bn|dropout|random)=('?)(\w*)\2"
+_OPTION = r"\b(batch|image_size|loss|output|bn|dropout|random|trainable|freeze)=(?:'([^']*)'|(\w*))"
 
 
 def _spelled(found: re.Match[str]) -> str:
-    name = {"output": "output-name"}.get(found[1], found[1].replace("_", "-"))
-    return f"--{name} {found[3]}".rstrip()
+    name = {"output": "output-name", "trainable": "train"}.get(found[1], found[1].replace("_", "-"))
+    return f"--{name} {found[2] or found[3] or ''}".rstrip()
 
 
 def _onnx(args: argparse.Namespace) -> TrainingGraph:
@@ -213,6 +227,7 @@ def _onnx(args: argparse.Namespace) -> TrainingGraph:
         dtype=master, output=args.output_name, bn=args.bn, loss=args.loss,
         weights=args.weights, seed=args.seed,
         dropout=args.dropout, random=args.random, checkpoint=args.checkpoint,
+        trainable=args.trainable, freeze=args.freeze,
     )  # fmt: skip
 
 
@@ -233,7 +248,8 @@ def _exported(args: argparse.Namespace) -> TrainingGraph:
         raise ValueError(f"--output-name of {args.model} is a number from 0 on, got {number!r}")
     graph = from_torch(
         args.model, bn=args.bn, loss=args.loss, output=int(number), dropout=args.dropout,
-        random=args.random, checkpoint=args.checkpoint,
+        random=args.random, checkpoint=args.checkpoint, trainable=args.trainable,
+        freeze=args.freeze,
     )  # fmt: skip
     if args.batch not in (None, graph.batch):
         raise ValueError(

@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import onnx
 import tvm
 
 from .. import output, registry
-from ..display import Display, warn
+from ..display import Display, print_whole, warn
 from ..frontend import TrainingGraph, to_onnx
 from ..frontend.graph import DRAWN
+from ..inspection.partial import left_out
 from ..problem import ConvProblem
 from ..training import state
 from ..training.data import Data
@@ -49,6 +51,7 @@ examples:
   python -m relay_wgrad train mine.onnx --data mine.npz --steps 500 --export trained.onnx
   python -m relay_wgrad train mine.onnx --steps 100 --no-check --save state.safetensors
   python -m relay_wgrad train mine.onnx --steps 100 --no-check --resume state.safetensors
+  python -m relay_wgrad train mine.onnx --data mine.npz --train 'layer4.*,fc' --bn frozen
   python -m relay_wgrad train resnet50 --device cuda --dtype bf16 --batch 256 --steps 100
 """
 
@@ -177,6 +180,10 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             if args.export:
                 to_onnx(graph, graph.params, args.model)  # what it refuses, now and not at the end
         report.out.print(_start(args, graph, data), markup=False, soft_wrap=True)
+        if graph.frozen:
+            found = left_out(graph)
+            figures["left_out"] = asdict(found)
+            print_whole(found.table(), report.out)
         start = time.perf_counter()
         with report.parts() as begin:
             trainer = Trainer(

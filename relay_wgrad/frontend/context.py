@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from tvm import relax
 
 from .graph import Distribution, InputSpec, mean_of
+from .partial import Choice
 from .weights import Array, Role
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -95,6 +96,7 @@ class Options:
     resized: bool = False  # a size other than the file's was asked for
     size: str = ""  # " at HxW", the image size for which the file was made
     random: str = "input"  # what random ops become: inputs of `main`, or with "off" their means
+    choice: Choice = field(default_factory=Choice)  # of parameters to train
 
 
 @dataclass
@@ -112,6 +114,7 @@ class Context:
     states: list[tuple[str, Any]] = field(default_factory=list)  # (parameter, its new value)
     names: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)  # what the graph leaves out
+    constant: set[str] = field(default_factory=set)  # parameters that the model does not train
 
     def unique(self, name: str) -> str:
         """`name` as an identifier that no argument of the function has yet."""
@@ -143,6 +146,18 @@ class Context:
     def note(self, what: str) -> None:
         """Keeps a line of what was switched off."""
         self.notes.append(f"switched off: {what}")
+
+    def is_frozen(self, *parameters: Any) -> bool:
+        """Whether these variables are parameters that are not trained, all of them."""
+        names = [getattr(var, "name", "") for var in parameters if var is not None]
+        return bool(names) and all(
+            name in self.constant
+            or (
+                name in self.parameters
+                and not self.options.choice.trains(name, self.onnx_names[name])
+            )
+            for name in names
+        )
 
     def emit(self, expr: Any) -> Any:
         """Binds an expression to a new variable of the dataflow block."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
+from .partial import Choice, Patterns
 from .weights import Array, as_array
 
 Distribution = tuple[str, float] | tuple[str, float, float]
@@ -91,6 +92,7 @@ class TrainingGraph:
     tensors: dict[str, str] = field(default_factory=dict)  # tensor in the file -> variable of main
     weights: str = "initial"  # where `params` are from: the model ("initial"), or "seeded"
     notes: tuple[str, ...] = ()  # a line for each random op that was switched off
+    frozen: tuple[str, ...] = ()  # parameters that `partial` left out
 
     @property
     def batch(self) -> int:
@@ -167,6 +169,23 @@ class TrainingGraph:
                 f"got {array.dtype}{list(array.shape)}"
             )
         return array
+
+    def partial(self, trainable: Patterns = None, freeze: Patterns = None) -> TrainingGraph:
+        """The graph with a part of `trainable`: only what it needs is differentiated and kept.
+
+        Patterns are those of the shell, for names in the model or here, joined by commas or in a
+        list; one that matches a layer is for all its parameters.  `trainable`: what is trained, by
+        default all; `freeze`: what of it is not.  What is left out is in `frozen`.  Batch
+        normalization goes on as it was: `bn="frozen"` on import freezes its statistics too.
+
+        Raises ValueError for a pattern that matches none, naming what is near it, and where none is
+        left.
+        """
+        choice = Choice.of(trainable, freeze)
+        names = {name: self.onnx_names.get(name, name) for name in self.trainable}
+        kept = choice.of_names(self.name, names)
+        out = tuple(name for name in self.trainable if name not in kept)
+        return replace(self, trainable=kept, frozen=(*self.frozen, *out))
 
     def variables(self, names: Sequence[str]) -> list[relax.Var]:
         """The parameters of `main` with these names.  Raises ValueError for an unknown one."""

@@ -25,14 +25,15 @@ def kept_in_layout(
     """`converted`, but that parameters come, and gradients go, as kernels want them.
 
     Returns the module and, by the names of such parameters, which axes of the network's they have.
-    There are none where a parameter's gradient would not be like itself.
+    There are none where a parameter's gradient, or what renews it, would not be like itself.
     """
     if layout in (None, "NCHW"):
         return module, {}
     made = converted(module, layout, blocks=blocks, params="convert")
     axes, results = converted_params(made[ADJOINT]), converted_results(made[ADJOINT])
     gradients = {(1, i): axes[name] for i, name in enumerate(graph.trainable) if name in axes}
-    if results != gradients or len(gradients) != len(axes):
+    renewed = set(axes).intersection(graph.updates.values())
+    if results != gradients or renewed:
         return converted(module, layout, blocks=blocks), {}
     return made, axes
 

@@ -15,6 +15,7 @@ from tvm import relax
 from ..context import FLOATS, Context, Options, Value, initializer
 from ..graph import InputSpec, TrainingGraph
 from ..loss import CrossEntropy, Loss, add_loss, loss_of
+from ..partial import Choice, Patterns
 from ..weights import STATES, Array, Role, default_role, seeded
 from .bundled import load
 from .file import NUMBERS
@@ -24,7 +25,7 @@ from .walk import before_softmax, needed, output_name
 OLDEST_OPSET = 9
 _CHOICES = {
     "dtype": ("float32", "float64"),
-    "bn": ("train", "eval"),
+    "bn": ("train", "eval", "frozen"),
     "weights": ("seeded", "initial", "auto"),
     "dropout": ("off", "mask"),
     "random": ("input", "off"),
@@ -45,6 +46,8 @@ def from_onnx(
     random: str = "input",
     output: str | None = None,
     checkpoint: str | Sequence[str] | None = None,
+    trainable: Patterns = None,
+    freeze: Patterns = None,
 ) -> TrainingGraph:
     """The training graph of an ONNX model.
 
@@ -52,7 +55,8 @@ def from_onnx(
     (height, width)) replace the sizes for which the file was made: batches baked into a Reshape
     are rewritten, and an average pooling over the whole feature map stays one over the whole map.
     `bn`: "train" normalizes by batch statistics and returns the updated running ones, "eval" uses
-    the running ones.  `loss`: of `relay_wgrad.frontend.LOSSES`, by its record or as text with its
+    the running ones, "frozen" those, which then stay, where a layer's scale and bias are not
+    trained.  `loss`: of `relay_wgrad.frontend.LOSSES`, by its record or as text with its
     options: "cross_entropy" (int64 labels (N,), or of each pixel; a final Softmax is removed and
     the mean taken), "mse", "l1", "huber(delta=2)", … (against a target of the output's shape).
     `weights`: "seeded" (He's normal weights, zero biases, unit scales; by `seed`), "initial" (the
@@ -64,6 +68,8 @@ def from_onnx(
     one of several outputs.
     `checkpoint`: None keeps every intermediate result for the backward part; "auto", or names of
     node outputs, keeps those only and computes the others again (`TrainingGraph.checkpointed`).
+    `trainable`, `freeze`: patterns of parameters' names, as of `TrainingGraph.partial`: what is
+    trained, by default all, and what of it is not.
 
     Raises FileNotFoundError; ValueError for what is not an ONNX model, for an op that the table
     lacks, for a node that cannot be built at these sizes (named, with the reason), and for an
@@ -80,7 +86,7 @@ def from_onnx(
         raise TypeError(f"batch={batch!r}: expected a number of images")
     if batch is not None and batch < 1:
         raise ValueError(f"batch={batch}: expected a positive number of images")
-    chosen = loss_of(loss)
+    chosen, choice = loss_of(loss), Choice.of(trainable, freeze)
     assert isinstance(chosen, Loss)
     name, proto = load(model)
     opset = _opset(name, proto)
@@ -98,7 +104,8 @@ def from_onnx(
     size = " at " + "x".join(map(str, made_for[0])) if made_for[0] else ""
 
     builder = relax.BlockBuilder()
-    ctx = Context(Options(dtype, bn, dropout, opset, resized, size, random), builder, original)
+    options = Options(dtype, bn, dropout, opset, resized, size, random, choice)
+    ctx = Context(options, builder, original)
     values = {n: Value(n, array=a, weight=is_weight(a)) for n, a in initial.items()}
     arguments: list[tuple[InputSpec, relax.Var]] = []
     for old, spec in specs.items():
@@ -148,6 +155,8 @@ def from_onnx(
         weights=weights,
         notes=tuple(ctx.notes),
     )
+    if choice != Choice():
+        graph = graph.partial(choice.trainable or None, choice.freeze or None)
     graph.checkpointed()  # raises for a name that cannot be one
     return graph
 

@@ -185,7 +185,7 @@ def batch_norm(ctx: Context, node: Node) -> Any:
     def lift(vector: Any) -> Any:
         return ctx.emit(relax.op.reshape(vector, column))
 
-    if ctx.options.bn == "eval":
+    if ctx.options.bn == "eval" or (ctx.options.bn == "frozen" and ctx.is_frozen(gamma, beta)):
         deviation = ctx.emit(relax.op.sqrt(relax.op.add(var, epsilon)))
         scale = ctx.emit(relax.op.divide(gamma, deviation))
         centred = ctx.emit(relax.op.subtract(x, lift(mean)))

@@ -15,13 +15,14 @@ from ..context import Context, Options, shape_of
 from ..graph import InputSpec, TrainingGraph
 from ..loss import Loss, add_loss, loss_of
 from ..onnx.bundled import near
+from ..partial import Choice, Patterns
 from ..weights import Array
 from .call import Call, Noted, NotedNames, Unset, check_result
 from .ops import HINTS, OPS
 from .program import exported, pytorch
 
 _CHOICES = {
-    "bn": ("module", "train", "eval"),
+    "bn": ("module", "train", "eval", "frozen"),
     "dropout": ("off", "mask"),
     "random": ("input", "off"),
 }
@@ -43,6 +44,8 @@ def from_torch(
     random: str = "input",
     output: int = 0,
     checkpoint: str | Sequence[str] | None = None,
+    trainable: Patterns = None,
+    freeze: Patterns = None,
     name: str | None = None,
 ) -> TrainingGraph:
     """The training graph of a PyTorch module, with the module's own parameters as initial values.
@@ -55,7 +58,8 @@ def from_torch(
     example_inputs : the module's arguments, tensors whose shapes and dtypes the graph takes; None
         for an exported program, which has them.
     bn : "module" normalizes as each layer was when it was exported (`train()` or `eval()`), "train"
-        by batch statistics, "eval" by running ones.
+        by batch statistics, "eval" by running ones; "frozen" as "module", but by running ones,
+        which stay, where a layer's weight and bias are not trained.
     loss : of `relay_wgrad.frontend.LOSSES`, by its record or as text with its options:
         "cross_entropy" (int64 labels (N,), or of each pixel; the module gives logits), "mse", "l1",
         "huber(delta=2)", … (against a target of the output's shape); or "own": the output is the
@@ -67,6 +71,8 @@ def from_torch(
         its mean, which the graph's `notes` say.
     output : which of several outputs.
     checkpoint : as for `from_onnx`; tensors go by their names in the exported graph.
+    trainable, freeze : patterns of parameters' names, as of `TrainingGraph.partial`: what is
+        trained, by default all, and what of it is not.
     name : the graph's; by default the module's class.
 
     Raises
@@ -86,7 +92,8 @@ def from_torch(
         raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of names")
     wanted = loss_of(loss, "own", "none")
     program, title = exported(pytorch(), module, example_inputs)
-    options = Options(_dtype(program), bn, dropout, 0, random=random)
+    choice = Choice.of(trainable, freeze)
+    options = Options(_dtype(program), bn, dropout, 0, random=random, choice=choice)
     return _Import(program, name or title, options).graph(wanted, output, checkpoint)
 
 
@@ -161,6 +168,9 @@ class _Import:
             },
             notes=tuple(ctx.notes),
         )
+        choice = ctx.options.choice
+        if choice != Choice():
+            graph = graph.partial(choice.trainable or None, choice.freeze or None)
         _check_gradients(graph)
         graph.checkpointed()  # raises for a name that cannot be one
         return graph
@@ -233,6 +243,8 @@ class _Import:
         ctx.parameters[name], ctx.initial[name], ctx.onnx_names[name] = var, array, target
         if trained and held.requires_grad:
             self.trainable.append(name)
+        elif trained:
+            ctx.constant.add(name)
         return var
 
     # ---- ops -----------------------------------------------------------------------------------

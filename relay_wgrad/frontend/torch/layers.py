@@ -130,8 +130,10 @@ def _normalized(
     x, weight, bias, mean, var = args
     shape = shape_of(x)
     column = (1, shape[1]) + (1,) * (len(shape) - 2)
-    if ctx.options.bn != "module" and mean is not None:
+    if ctx.options.bn in ("train", "eval") and mean is not None:
         training = ctx.options.bn == "train"
+    elif ctx.options.bn == "frozen" and mean is not None:
+        training = training and not ctx.is_frozen(weight, bias)
 
     def lift(vector: Any) -> Any:
         return ctx.emit(relax.op.reshape(vector, column))

@@ -1,0 +1,119 @@
+"""What a partial training leaves out, beside the training of all parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.table import Table
+from tvm import relax
+
+from ..display import columns
+from ..frontend import TrainingGraph
+from ..ir import op_name
+from ..ops.view import family_def
+from ..transform import grad
+from ..transform.checkpoint import bytes_of
+
+_WGRAD = "relax.nn.conv2d_backward_weight"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a training: tensors and numbers that are trained, convolutions' gradients by their weights
+    and by their data, and what of the forward part is kept for the backward part, in bytes.
+
+    What is kept are results that the backward part reads, each in memory of its own.  In a compiled
+    program fusion leaves some of them out; a comparison's operand counts as its result, which is
+    made at once.
+    """
+
+    tensors: int
+    numbers: int
+    wgrads: int
+    dgrads: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """`part` is of the graph as it is, `whole` with what `TrainingGraph.partial` left out."""
+
+    part: Part
+    whole: Part
+
+    def table(self) -> Table:
+        """The two beside each other."""
+        table = columns("what is trained", "", "all", "here", "left out", left=1)
+        for text, name, unit in (
+            ("parameters", "tensors", 1),
+            ("numbers in them", "numbers", 1),
+            ("convolutions' weight gradients", "wgrads", 1),
+            ("convolutions' data gradients", "dgrads", 1),
+            ("kept for the backward part, MiB", "kept", 2**20),
+        ):
+            whole, part = (getattr(side, name) / unit for side in (self.whole, self.part))
+            form = "{:,.0f}" if unit == 1 else "{:,.1f}"
+            table.add_row(text, *map(form.format, (whole, part, whole - part)))
+        return table
+
+
+def left_out(graph: TrainingGraph) -> LeftOut:
+    """Differentiates a graph twice, by what is trained and by all.  Raises as `grad` does."""
+    names = {*graph.trainable, *graph.frozen}
+    whole = replace(graph, trainable=tuple(n for n in graph.params if n in names), frozen=())
+    part = _part(graph)
+    return LeftOut(part, _part(whole) if graph.frozen else part)
+
+
+def _part(graph: TrainingGraph) -> Part:
+    func = grad(graph.module, "main", wrt=list(graph.trainable))["main_adjoint"]
+    func = relax.analysis.remove_all_unused(func)
+    forward = _convolutions(graph.main)
+    both = _convolutions(func)
+    wgrads = both[_WGRAD] - forward[_WGRAD]
+    sizes = [graph.params[name].size for name in graph.trainable]
+    return Part(
+        len(sizes), sum(sizes), wgrads, both.total() - forward.total() - wgrads,
+        _kept(func, graph.main),
+    )  # fmt: skip
+
+
+def _convolutions(func: relax.Function) -> Counter[str]:
+    values = (b.value for block in func.body.blocks for b in block.bindings)
+    return Counter(op_name(value) for value in values if family_def(value) is not None)
+
+
+def _kept(func: relax.Function, main: relax.Function) -> int:
+    """The bytes of results of the forward part, `main`, that the backward part of `func` reads."""
+    bindings = [b for block in func.body.blocks for b in block.bindings]
+    count = sum(len(block.bindings) for block in main.body.blocks)
+    names = {b.var.name for block in main.body.blocks for b in block.bindings}
+    forward = {b.var for b in bindings[:count] if b.var.name in names}
+    values: dict[Any, Any] = {b.var: b.value for b in bindings}
+    sizes: dict[Any, int] = {}
+    for binding in bindings:
+        if binding.var in forward:
+            continue
+        for var in relax.analysis.free_vars(binding.value):
+            if var in forward and isinstance(var.ty, relax.TensorType):
+                made = min(bytes_of(binding.var.ty), bytes_of(var.ty))
+                small = isinstance(binding.value, relax.Call) and _is_mask(binding.var)
+                root = _root(var, values)
+                sizes[root] = max(sizes.get(root, 0), made if small else bytes_of(var.ty))
+    return sum(sizes.values())
+
+
+def _is_mask(var: Any) -> bool:
+    return isinstance(var.ty, relax.TensorType) and str(var.ty.dtype) == "bool"
+
+
+def _root(var: Any, values: dict[Any, Any]) -> Any:
+    """The result of which a variable is a view."""
+    while op_name(values.get(var)) in ("relax.reshape", "relax.expand_dims", "relax.squeeze"):
+        source = values[var].args[0]
+        if source not in values:
+            return source
+        var = source
+    return var

@@ -1,0 +1,161 @@
+"""Training of some parameters: beside PyTorch with the others frozen, and what is left out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import tvm
+from torch import nn
+from torch.nn import functional as fn
+
+from relay_wgrad.frontend import TrainingGraph, from_onnx, from_torch
+from relay_wgrad.inspection.partial import left_out
+from relay_wgrad.training import state
+from relay_wgrad.training.kept import kept_in_layout
+from relay_wgrad.training.step import ADJOINT, step_module
+from relay_wgrad.training.trainer import Trainer
+from tests.support.fast import FAST
+from tests.support.onnx.models import relative
+from tests.support.training_models import residual_net
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+X = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+class Net(nn.Module):
+    """Three convolutions, each with a norm, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.layer1 = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.layer2 = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.bn1(self.conv1(x)))
+        return self.fc(self.layer2(self.layer1(x)).mean((2, 3)))
+
+
+def trained(names: list[str]) -> list[str]:
+    return [n for n in names if n.startswith(("layer2", "fc"))]
+
+
+@pytest.mark.parametrize("bn", ["module", "frozen"])
+def test_steps_are_pytorchs_with_the_others_frozen(bn: str) -> None:
+    """In training mode running statistics of what is frozen go on, as PyTorch's do."""
+    graph = from_torch(Net().double(), (X,), trainable="layer2,fc", bn=bn)
+    trainer = Trainer(graph, FAST, optimizer="momentum", lr=0.1)
+    twin = Net().double()
+    for name, parameter in twin.named_parameters():
+        parameter.requires_grad_(name.startswith(("layer2", "fc")))
+    if bn == "frozen":
+        twin.bn1.eval()
+        twin.layer1.eval()
+    rule = torch.optim.SGD([p for p in twin.parameters() if p.requires_grad], 0.1, momentum=0.9)
+    for step in range(3):
+        batch = graph.random_batch(step)
+        loss = trainer.step(batch)
+        want = fn.cross_entropy(twin(torch.tensor(batch["x"])), torch.tensor(batch["labels"]))
+        rule.zero_grad()
+        want.backward()
+        rule.step()
+        assert abs(loss - float(want.detach())) < 1e-12
+    theirs = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    for name, value in trainer.params.items():
+        assert relative(value, theirs[graph.onnx_names[name]].detach().numpy()) < 1e-10, name
+    assert len(trainer.state) == 1 + 6
+
+
+def test_patterns() -> None:
+    """Of parameters and layers, in the model's names and in the graph's."""
+    whole = from_torch(Net().double(), (X,))
+
+    def names(trainable: Any = None, freeze: Any = None) -> list[str]:
+        graph = whole.partial(trainable, freeze)
+        assert {*graph.trainable} | {*graph.frozen} == {*whole.trainable}
+        return [graph.onnx_names[name] for name in graph.trainable]
+
+    everything = [whole.onnx_names[name] for name in whole.trainable]
+    assert names("layer2.*,fc") == trained(everything) == names(["layer2", "fc.*"])
+    assert names(freeze="conv1,bn1,layer1") == trained(everything)
+    assert names("*.bias", "fc") == ["conv1.bias", "bn1.bias", "layer1.0.bias", "layer1.1.bias",
+                                     "layer2.0.bias", "layer2.1.bias"]  # fmt: skip
+    assert names("fc_weight") == ["fc.weight"]
+    again = whole.partial("layer*").partial("layer2")
+    assert set(again.frozen) | set(again.trainable) == set(whole.trainable)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trainable": "layer3"}, "trainable='layer3' matches no parameter; near it: layer"),
+        ({"freeze": "fc,bn1.running_mean"}, "freeze='bn1.running_mean' matches no parameter; near"),
+        (
+            {"trainable": "zzz"},
+            "matches no parameter; there are conv1, conv1.weight, conv1.b",
+        ),
+        ({"trainable": "fc", "freeze": "fc"}, "no parameter is left to train: trainable=('fc',), "),
+        ({"trainable": " , "}, "trainable: expected patterns of parameters' names, got ' , '"),
+    ],
+)
+def test_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_torch(Net().double(), (X,), **options)  # type: ignore[arg-type]
+
+
+def test_what_is_left_out() -> None:
+    graph = from_torch(Net().double(), (X,), trainable="layer2,fc")
+    found = left_out(graph)
+    assert (found.whole.wgrads, found.whole.dgrads) == (3, 2)
+    assert (found.part.wgrads, found.part.dgrads) == (1, 0)
+    assert (found.whole.tensors, found.part.tensors) == (14, 6)
+    assert found.part.kept < 0.6 * found.whole.kept
+    biases = left_out(from_torch(Net().double().eval(), (X,), trainable="*.bias"))
+    assert (biases.part.wgrads, biases.part.dgrads) == (0, 2)
+    # The masks of three ReLUs, a byte each, and what the loss keeps.
+    assert 3 * 4 * 4 * 36 <= biases.part.kept < 3 * 4 * 4 * 36 + 1000
+
+
+def test_frozen_weights_are_kept_as_kernels_read_them() -> None:
+    """On a GPU a frozen convolution's weight is not turned in each step either."""
+    graph = from_torch(Net(), (X.float(),), trainable="layer2,fc")
+    module, axes = kept_in_layout(step_module(graph), "NHWC", graph)
+    assert set(axes) == {"conv1_weight", "layer1_0_weight", "layer2_0_weight"}
+    text = module[ADJOINT].script()
+    assert not re.search(r"permute_dims\((conv1|layer)\w*weight", text)
+
+
+def test_a_state_of_other_parameters(tmp_path: Any) -> None:
+    def trainer(graph: TrainingGraph) -> Trainer:
+        return Trainer(graph, FAST, optimizer="momentum")
+
+    whole = from_onnx(residual_net(blocks=0, size=6))
+    part = trainer(whole.partial("fc_*"))
+    part.step(whole.random_batch(0))
+    path = tmp_path / "s.safetensors"
+    state.save(part, path)
+    with pytest.raises(ValueError, match=r"its optimizer\.1 is float32\[5, 8\], but 'res"):
+        state.check(path, whole, "momentum")
+    state.check(path, whole.partial("fc_*"), "momentum")
+    before = {name: value.numpy() for name, value in part.params.items()}
+    other = trainer(whole.partial("fc_*"))
+    state.restore(other, path)
+    batch = whole.random_batch(1)
+    assert other.step(batch) == part.step(batch)
+    after = {name: value.numpy() for name, value in part.params.items()}
+    changed = {name for name in after if (after[name] != before[name]).any()}
+    assert changed == {"fc_w", "fc_b", "stem_mean", "stem_var"}
+
+
+def test_frozen_norms_of_a_file() -> None:
+    graph = from_onnx(residual_net(blocks=1, size=6), bn="frozen", freeze="stem*,b0?_scale")
+    assert {*graph.updates.values()} == {"b01_mean", "b01_var", "b02_mean", "b02_var"}
+    graph = from_onnx(residual_net(blocks=1, size=6), freeze="stem*")
+    assert len(graph.updates) == 6
+    assert isinstance(graph.module, tvm.IRModule)
