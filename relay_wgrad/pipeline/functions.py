@@ -39,7 +39,7 @@ _Q = {
 def right_function(call: Any, target: str) -> Any:
     """What a call of a function is to be on a target ("cuda" or "llvm"): itself, if it is right."""
     name = str(getattr(call.op, "name", "")).removeprefix("tirx.")
-    dtype = str(call.ty.dtype)
+    dtype = str(getattr(call.ty, "dtype", ""))  # a pointer has none
     if name in _WIDE.get((target, dtype), ()):
         wide = tirx.call_intrin("float32", call.op, *(x.astype("float32") for x in call.args))
         return right_function(wide, target).astype(dtype)
