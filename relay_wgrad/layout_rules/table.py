@@ -67,6 +67,13 @@ def one_axis(call: relax.Call, perm: Perm) -> InLayout | None:
     return _with_attrs(call, perm, axis=_axis(axis, perm))
 
 
+def resample(call: relax.Call, perm: Perm) -> InLayout | None:
+    """An attribute `axis`; index and weight stay."""
+    axis = _axis(attr_fields(call.attrs)["axis"], perm)
+    inputs = (Taken(perm), *(Taken(identity(2)) for _ in call.args[1:]))
+    return InLayout(inputs, (perm,), attrs_with(call.attrs, axis=axis))
+
+
 def normalization(call: relax.Call, perm: Perm) -> InLayout | None:
     """batch_norm (`axis`), layer_norm (`axes`), group_norm and instance_norm (both)."""
     fields = attr_fields(call.attrs)
@@ -201,6 +208,7 @@ _BROADCASTING = """
 _BY_RULE: tuple[tuple[LayoutRule, str], ...] = (
     (follow, _UNARY + _BROADCASTING),
     (one_axis, "nn.softmax nn.log_softmax concat split flip cumsum cumprod"),
+    (resample, "nn.resample"),
     (normalization, "nn.batch_norm nn.layer_norm nn.group_norm nn.instance_norm"),
     (training_norm, "nn.batch_norm_train nn.batch_norm_train_backward"),
     (reduction, "sum mean max min prod variance std"),

@@ -15,6 +15,7 @@ from . import (
     conv2d_backward_weight,
     conv2d_transpose,
     conv3d,
+    resample,
 )
 
 FAMILY: dict[str, OpDef] = {
@@ -28,4 +29,4 @@ FAMILY: dict[str, OpDef] = {
     )
 }
 NORMS: dict[str, OpDef] = {d.name: d for d in (batch_norm_train.DEF, batch_norm_train_backward.DEF)}
-ALL: tuple[OpDef, ...] = (*FAMILY.values(), *NORMS.values(), *auxiliary.DEFS)
+ALL: tuple[OpDef, ...] = (*FAMILY.values(), *NORMS.values(), resample.DEF, *auxiliary.DEFS)

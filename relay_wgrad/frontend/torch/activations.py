@@ -123,6 +123,8 @@ ACTIVATIONS: dict[str, Builder] = {
     "clamp.default": _clamp,
     "clamp_max.default": lambda ctx, call: act.clamp(ctx, call.args[0], None, float(call.args[1])),
     "clamp_min.default": lambda ctx, call: act.clamp(ctx, call.args[0], float(call.args[1]), None),
+    "clip.Tensor": _clamp_tensor,
+    "clip.default": _clamp,
     "elu.default": _elu,
     "fmax.default": _first_where(op.greater_equal),
     "fmin.default": _first_where(op.less_equal),

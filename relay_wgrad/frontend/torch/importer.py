@@ -17,7 +17,8 @@ from ..loss import Loss, add_loss, loss_of
 from ..onnx.bundled import near
 from ..partial import Choice, Patterns
 from ..weights import Array
-from .call import Call, Noted, NotedNames, Unset, check_result
+from .call import Call, Noted, NotedNames, Unset, check_result, constant
+from .known import Known
 from .ops import HINTS, OPS
 from .program import exported, pytorch
 
@@ -113,6 +114,7 @@ class _Import:
     def __init__(self, program: Any, name: str, options: Options) -> None:
         self.program, self.name = program, name
         self.env: dict[Any, Any] = {}
+        self.known = Known(pytorch())
         self.ctx = Context(options, relax.BlockBuilder(), {})
         self.arguments: list[tuple[InputSpec, relax.Var]] = []
         self.trainable: list[str] = []
@@ -126,7 +128,7 @@ class _Import:
             try:
                 with builder.dataflow():
                     for node in self.program.graph.nodes:
-                        if node.op == "call_function":
+                        if node.op == "call_function" and not self.known.takes(node):
                             self.env[node] = self._call(node)
                     result, classes = self._output(output, loss), None
                     if loss == "own":
@@ -190,8 +192,7 @@ class _Import:
                 if kind == "PARAMETER" or spec.target in changed:
                     self.env[node] = self._parameter(spec.target, held, kind == "PARAMETER")
                 else:
-                    array = held.detach().cpu().numpy()
-                    self.env[node] = relax.const(array, str(array.dtype))
+                    self.known.values[node] = held.detach().cpu()
         if not self.arguments:
             raise ValueError(f"{self.name}: the module has no input")
         if not self.arguments[0][0].shape:
@@ -292,7 +293,19 @@ class _Import:
         """What the graph's nodes have become, within lists too."""
         if isinstance(value, (list, tuple)):
             return [self._operands(v) for v in value]
-        return self.env[value] if hasattr(value, "op") and hasattr(value, "users") else value
+        return self._value(value) if hasattr(value, "op") and hasattr(value, "users") else value
+
+    def _value(self, node: Any) -> Any:
+        """What a node has become, a constant where PyTorch has computed it."""
+        if node not in self.env:
+            known = self.known.values[node]
+            if not hasattr(known, "dtype"):
+                return known
+            dtype = str(known.dtype).removeprefix("torch.")
+            if dtype not in _DTYPES:
+                raise ValueError(f"computes in {dtype}: {_MIXED}")
+            self.env[node] = constant(known.numpy(), dtype)
+        return self.env[node]
 
     def _output(self, index: int, loss: Loss | str) -> Any:
         (node,) = (n for n in self.program.graph.nodes if n.op == "output")
@@ -309,15 +322,16 @@ class _Import:
         ]
         if changed:
             raise ValueError(f"{self.name}: it changes the parameter {changed[0]!r} in its forward")
+        states = self._states()
         changed = [
             spec.target for spec in self.program.graph_signature.output_specs
             if spec.kind.name == "BUFFER_MUTATION"
-            and spec.target not in self._states()
+            and spec.target not in states
             and not spec.target.endswith("num_batches_tracked")
         ]  # fmt: skip
         if changed:
             raise ValueError(f"{self.name}: it changes the buffer {changed[0]!r}: not supported")
-        return self.env[given[index]]
+        return self._value(given[index])
 
 
 def _scalar(result: Any) -> Any:

@@ -7,13 +7,14 @@ ONNX has the layer too, its builder does the work.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from ..context import Context, shape_of
 from ..onnx import nn as onnx_nn
-from ..onnx import shapes as onnx_shapes
 from ..onnx.reduce import standardized
 from .activations import ACTIVATIONS
 from .call import Args, Builder, Call
@@ -77,28 +78,33 @@ def _average_pool(ctx: Context, call: Call) -> Any:
     return onnx_nn.average_pool(ctx, node)
 
 
-def _adaptive_average_pool(ctx: Context, call: Call) -> Any:
-    size, out = shape_of(call.args[0])[-2:], _list(call.args[1], 2)
-    if out == [1, 1]:
-        return onnx_nn.global_average_pool(ctx, call.onnx("GlobalAveragePool", [call.args[0]]))
-    if any(s % o for s, o in zip(size, out, strict=True)):
-        raise ValueError(
-            f"windows differ in size: {list(size)} pixels to {out} (only multiples are supported)"
-        )
-    kernel = [s // o for s, o in zip(size, out, strict=True)]
-    node = call.onnx("AveragePool", [call.args[0]], kernel_shape=kernel, strides=kernel)
-    return onnx_nn.average_pool(ctx, node)
+def _with_indices(ctx: Context, call: Call) -> Any:
+    """As `_max_pool`; nothing is known of the places of the maxima."""
+    return _max_pool(ctx, call), None
+
+
+def _as_rows(pool: Builder, settings: range) -> Builder:
+    """Pooling of (N, C, L) as of images with one row; `settings`: its sizes, but for padding."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        x = call.args[0]
+        shape = shape_of(x)
+        if len(shape) != 3:
+            raise ValueError(f"expected (N, C, L), got shape {list(shape)}")
+        args = [ctx.emit(relax.op.reshape(x, (*shape[:2], 1, shape[2]))), *call.args[1:]]
+        for i in settings:
+            if i < len(args) and args[i] != []:
+                args[i] = [0 if i == 3 else 1, *_list(args[i], 1)]
+        made = pool(ctx, replace(call, args=args))
+        return ctx.emit(relax.op.reshape(made, call.shape))
+
+    return build
 
 
 def _linear(ctx: Context, call: Call) -> Any:
     turned = ctx.emit(relax.op.permute_dims(call.args[1]))
     out = ctx.emit(relax.op.matmul(call.args[0], turned))
     return out if call.arg(2) is None else ctx.emit(relax.op.add(out, call.args[2]))
-
-
-def _addmm(ctx: Context, call: Call) -> Any:
-    product = ctx.emit(relax.op.matmul(call.args[1], call.args[2]))
-    return ctx.emit(relax.op.add(product, call.args[0]))
 
 
 # ---- normalization and dropout ------------------------------------------------------------------
@@ -198,6 +204,26 @@ def _group_norm(ctx: Context, call: Call) -> Any:
     return _grouped(ctx, call.args[0], int(call.args[1]), operands, float(call.arg(4, 1e-5)))
 
 
+def _instance_norm(ctx: Context, call: Call) -> Any:
+    """(x, weight, bias, running mean, running variance, by x's own, momentum, epsilon, cudnn)."""
+    x, shape = call.args[0], shape_of(call.args[0])
+    if not call.args[5] or call.args[3] is not None:
+        raise ValueError("running statistics are not supported")
+    _ = call.args[6], call.args[8]  # momentum of what there is not, and where it is computed
+    return _grouped(ctx, x, shape[1], [call.args[1], call.args[2]], float(call.args[7]))
+
+
+def _rms_norm(ctx: Context, call: Call) -> Any:
+    """(x, the shape of the last axes, weight, epsilon): over the root of the mean square."""
+    x, rank = call.args[0], len(shape_of(call.args[0]))
+    axes = list(range(rank - len(call.args[1]), rank))
+    epsilon = call.arg(3)
+    given = float(np.finfo(call.dtype).eps if epsilon is None else epsilon)
+    square = ctx.emit(relax.op.mean(relax.op.multiply(x, x), axes, keepdims=True))
+    root = ctx.emit(relax.op.sqrt(relax.op.add(square, ctx.const(given))))
+    return _affine(ctx, ctx.emit(relax.op.divide(x, root)), call.arg(2), None)
+
+
 def _native_layer_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
     return _layer_norm(ctx, call), None, None
 
@@ -217,33 +243,13 @@ def _dropout(ctx: Context, call: Call) -> Any:
     return onnx_nn.masked(ctx, x, rate)
 
 
-# ---- elementwise and shapes ---------------------------------------------------------------------
-
-
-def _pad(ctx: Context, call: Call) -> Any:
-    """Constant padding, given from the last axis on."""
-    mode, value = "constant", call.arg(2, 0.0)
-    if isinstance(value, str):
-        mode, value = value, call.arg(3, 0.0)
-    if mode != "constant":
-        raise ValueError(f"mode {mode!r} is not supported, only 'constant'")
-    rank, given = len(shape_of(call.args[0])), _list(call.args[1], 1)
-    before, after = [0] * rank, [0] * rank
-    for i in range(len(given) // 2):
-        before[rank - 1 - i], after[rank - 1 - i] = given[2 * i], given[2 * i + 1]
-    node = call.onnx("Pad", [call.args[0]], pads=[*before, *after], value=float(value or 0.0))
-    return onnx_shapes.pad(ctx, node)
-
-
 LAYERS: dict[str, Builder] = {
     **ACTIVATIONS,
     "_native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
     "_native_batch_norm_legit_functional.default": _batch_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
-    "adaptive_avg_pool2d.default": _adaptive_average_pool,
-    "addmm.default": _addmm,
     "avg_pool2d.default": _average_pool,
-    "constant_pad_nd.default": _pad,
+    "avg_pool1d.default": _as_rows(_average_pool, range(1, 4)),
     "conv1d.default": _convolution(1),
     "conv1d.padding": _convolution(1),
     "conv2d.default": _convolution(2),
@@ -253,9 +259,12 @@ LAYERS: dict[str, Builder] = {
     "group_norm.default": _group_norm,
     "layer_norm.default": _layer_norm,
     "linear.default": _linear,
+    "instance_norm.default": _instance_norm,
+    "max_pool1d.default": _as_rows(_max_pool, range(1, 5)),
     "max_pool2d.default": _max_pool,
+    "max_pool2d_with_indices.default": _with_indices,
     "native_dropout.default": lambda ctx, call: (_dropout(ctx, call), None),
     "native_group_norm.default": _native_group_norm,
     "native_layer_norm.default": _native_layer_norm,
-    "pad.default": _pad,
+    "rms_norm.default": _rms_norm,
 }

@@ -140,6 +140,39 @@ def _softmax(function: Callable[[Any, int], Any]) -> Builder:
     return build
 
 
+def _third(function: Callable[[Any, Any], Any]) -> Builder:
+    """x + value (a · b), or over."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        x, a, b = (as_dtype(ctx, call.args[i], call.dtype) for i in range(3))
+        made = ctx.emit(function(a, b))
+        value = call.setting("value", 1)
+        if value != 1:
+            made = ctx.emit(op.multiply(made, constant(value, call.dtype)))
+        return ctx.emit(op.add(x, made))
+
+    return build
+
+
+_ROUNDINGS = {"floor": op.floor, "trunc": op.trunc}
+
+
+def _divided(ctx: Context, call: Call) -> Any:
+    """x / y, rounded: its gradient is zero."""
+    mode = call.setting("rounding_mode")
+    if mode is None:
+        return _binary(op.divide)(ctx, call)
+    a, b = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
+    if mode == "floor" and call.dtype in _INTEGERS:
+        return ctx.emit(op.floor_divide(a, b))
+    if call.dtype in _INTEGERS:
+        raise ValueError(f"rounding_mode={mode!r} of {call.dtype} is not supported")
+    return ctx.emit(op.grad.no_grad(ctx.emit(_ROUNDINGS[mode](ctx.emit(op.divide(a, b))))))
+
+
+_INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
+
+
 # ---- sums ----------------------------------------------------------------------------------------
 
 
@@ -187,24 +220,6 @@ def _norm(ctx: Context, call: Call) -> Any:
     x = call.args[0]
     axes, keep = _axes(call.arg(2), len(shape_of(x))), bool(call.arg(3, False))
     return act.norm(ctx, x, axes, keep)
-
-
-# ---- products ------------------------------------------------------------------------------------
-
-
-def _matmul(ctx: Context, call: Call) -> Any:
-    return ctx.emit(op.matmul(call.args[0], call.args[1]))
-
-
-def _attention(ctx: Context, call: Call) -> Any:
-    """softmax(q·kᵀ·scale)·v, without a mask and without dropout."""
-    q, k, v = (call.args[i] for i in range(3))
-    given = call.setting("scale")
-    scale = 1 / math.sqrt(shape_of(q)[-1]) if given is None else float(given)
-    rank = len(shape_of(k))
-    turned = ctx.emit(op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
-    weights = ctx.emit(op.multiply(op.matmul(q, turned), constant(scale, call.dtype)))
-    return ctx.emit(op.matmul(ctx.emit(op.nn.softmax(weights, -1)), v))
 
 
 # ---- losses --------------------------------------------------------------------------------------
@@ -288,25 +303,31 @@ def _stopped(ctx: Context, call: Call) -> Any:
 MATH: dict[str, Builder] = {
     "__and__.Tensor": _bitwise(op.logical_and),
     "__or__.Tensor": _bitwise(op.logical_or),
+    "__xor__.Tensor": _bitwise(op.logical_xor),
     "_to_copy.default": _cast,
     "abs.default": _unary(op.abs),
     "add.Scalar": _binary(op.add),
     "add.Tensor": _binary(op.add),
+    "addcdiv.default": _third(op.divide),
+    "addcmul.default": _third(op.multiply),
     "alias.default": _identity,
     "binary_cross_entropy_with_logits.default": _bce,
     "bitwise_and.Tensor": _bitwise(op.logical_and),
     "bitwise_not.default": _bitwise(op.logical_not),
     "bitwise_or.Tensor": _bitwise(op.logical_or),
-    "bmm.default": _matmul,
+    "bitwise_xor.Tensor": _bitwise(op.logical_xor),
     "ceil.default": _fixed(op.ceil),
     "clone.default": _identity,
     "cos.default": _unary(op.cos),
     "cross_entropy_loss.default": _cross_entropy,
     "detach.default": _stopped,
     "div.Scalar": _binary(op.divide),
+    "div.Scalar_mode": _divided,
     "div.Tensor": _binary(op.divide),
+    "div.Tensor_mode": _divided,
     "eq.Scalar": _compared(op.equal),
     "eq.Tensor": _compared(op.equal),
+    "erf.default": _unary(op.erf),
     "exp.default": _unary(op.exp),
     "floor.default": _fixed(op.floor),
     "ge.Scalar": _compared(op.greater_equal),
@@ -325,16 +346,15 @@ MATH: dict[str, Builder] = {
     "logical_and.default": _logical(op.logical_and),
     "logical_not.default": _logical(op.logical_not),
     "logical_or.default": _logical(op.logical_or),
+    "logical_xor.default": _logical(op.logical_xor),
     "lt.Scalar": _compared(op.less),
     "lt.Tensor": _compared(op.less),
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,
-    "matmul.default": _matmul,
     "maximum.default": _binary(op.maximum),
     "mean.default": _reduced(op.mean),
     "mean.dim": _reduced(op.mean),
     "minimum.default": _binary(op.minimum),
-    "mm.default": _matmul,
     "mse_loss.default": _elementwise_loss(terms.squared, 2),
     "mul.Scalar": _product,
     "mul.Tensor": _product,
@@ -342,6 +362,7 @@ MATH: dict[str, Builder] = {
     "ne.Tensor": _compared(op.not_equal),
     "neg.default": _unary(op.negative),
     "nll_loss_nd.default": _nll,
+    "pow.Scalar": _power,
     "pow.Tensor_Scalar": _power,
     "pow.Tensor_Tensor": _power,
     "reciprocal.default": _unary(lambda x: op.divide(constant(1, str(x.ty.dtype)), x)),
@@ -349,7 +370,6 @@ MATH: dict[str, Builder] = {
     "round.default": _fixed(op.round),
     "rsqrt.default": _unary(lambda x: op.divide(constant(1, str(x.ty.dtype)), op.sqrt(x))),
     "rsub.Scalar": _binary(op.subtract, swapped=True),
-    "scaled_dot_product_attention.default": _attention,
     "sigmoid.default": _unary(op.sigmoid),
     "sign.default": _fixed(op.sign),
     "silu.default": _unary(op.nn.silu),
@@ -366,6 +386,7 @@ MATH: dict[str, Builder] = {
     "sum.dim_IntList": _reduced(op.sum),
     "tanh.default": _unary(op.tanh),
     "trunc.default": _fixed(op.trunc),
+    "type_as.default": _cast,
     "var.correction": _variance(root=False),
     "var.dim": _variance(root=False),
     "where.Scalar": _where,

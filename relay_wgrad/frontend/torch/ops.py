@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from .call import Builder
+from .indexing import INDEXING
 from .layers import LAYERS
 from .math import MATH
+from .products import PRODUCTS
 from .random import RANDOM
+from .resizing import RESIZING
 from .shapes import SHAPES
 
-OPS: dict[str, Builder] = {**LAYERS, **MATH, **SHAPES, **RANDOM}
+OPS: dict[str, Builder] = {
+    **LAYERS,
+    **MATH,
+    **SHAPES,
+    **RANDOM,
+    **RESIZING,
+    **INDEXING,
+    **PRODUCTS,
+}
 """ATen overload, as `torch.export` names it after decompositions -> builder."""
 
 _ASSIGNED = "assignment to a part of a tensor; make a new one by torch.where or torch.cat"
@@ -16,13 +27,9 @@ _ASSIGNED = "assignment to a part of a tensor; make a new one by torch.where or 
 HINTS: dict[str, str] = {
     "_local_scalar_dense": "a number read from a tensor is not known on import",
     "item": "a number read from a tensor is not known on import",
-    "copy": _ASSIGNED,
-    "div": "rounding has no gradient: use torch.floor(x / y)",
     "exponential": "draw it as -torch.log(1 - torch.rand_like(x))",
-    "index": "use index_select, or slices",
+    "index_put": _ASSIGNED,
     "multinomial": "draw it outside and pass it as an input",
     "randperm": "draw it outside and pass it as an input",
-    "select_scatter": _ASSIGNED,
-    "slice_scatter": _ASSIGNED,
 }
 """What to do instead of some ops that are not taken."""

@@ -20,6 +20,7 @@ from typing import Any
 from .file import check_file, first_line
 
 _REGION = "wrap_with_set_grad_enabled"
+_AUTOCAST = "wrap_with_autocast"  # switched off, it is what is in it
 _EXPORT_AGAIN = "pass the module, or the program as torch.export.export returns it"
 
 
@@ -149,15 +150,15 @@ def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
 def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
     """The program with every `no_grad` region inlined, its results detached; `theirs` is copied."""
     _check_in_place(program.graph_module, {})
-    if not any(n.op == "call_function" and _name(n) == _REGION for n in program.graph.nodes):
+    if not any(_is_region(n) for n in program.graph.nodes):
         return program
     program = copy.deepcopy(program) if theirs else program
     graph = program.graph
-    regions = [n for n in graph.nodes if n.op == "call_function" and _name(n) == _REGION]
+    regions = [n for n in graph.nodes if _is_region(n)]
     detach = torch.ops.aten.detach.default
     for node in regions:
-        enabled, holder, *operands = node.args
-        if enabled:
+        stops, holder, operands = _region(node)
+        if not stops and _name(node) == _REGION:
             raise RefusedError(f"it was exported under torch.no_grad(): {_EXPORT_AGAIN}")
         body = getattr(program.graph_module, holder.target).graph
         values = dict(zip((n for n in body.nodes if n.op == "placeholder"), operands, strict=True))
@@ -171,7 +172,7 @@ def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
                 results = []
                 for result in (_itself(torch, x) for x in inner.args[0]):
                     new = values[result]
-                    if result.op != "placeholder" and _floats(result):
+                    if stops and result.op != "placeholder" and _floats(result):
                         new = graph.call_function(detach, (new,))
                         new.meta = dict(result.meta)
                     results.append(new)
@@ -186,6 +187,25 @@ def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
     graph.eliminate_dead_code()
     program.graph_module.recompile()
     return program
+
+
+def _is_region(node: Any) -> bool:
+    return node.op == "call_function" and _name(node) in (_REGION, _AUTOCAST)
+
+
+def _region(node: Any) -> tuple[bool, Any, list[Any]]:
+    """(whether gradients stop at it, what holds its body, its operands).
+
+    Raises RefusedError for another kind of region.
+    """
+    if _name(node) == _REGION:
+        enabled, holder, *operands = node.args
+        return not enabled, holder, operands
+    if _name(node) == _AUTOCAST:
+        _, _, enabled, _, holder, *operands = node.args
+        if not enabled:
+            return False, holder, operands
+    raise RefusedError(f"{_name(node)} ({node.name}) is not supported")
 
 
 def _itself(torch: Any, node: Any) -> Any:
@@ -230,9 +250,9 @@ def _check_in_place(module: Any, outside: dict[Any, Any]) -> None:
         if node.op != "call_function":
             continue
         if "higher_order" in str(getattr(node.target, "namespace", "")):
-            if _name(node) != _REGION:
-                raise RefusedError(f"{_name(node)} ({node.name}) is not supported")
-            _check_in_place(getattr(module, node.args[1].target), {node: True})
+            _, holder, _ = _region(node)
+            inside = outside if _name(node) == _AUTOCAST else {node: True}
+            _check_in_place(getattr(module, holder.target), inside)
             continue
         for argument in _written(node):
             if _hidden(module, argument, bool(outside)):

@@ -105,6 +105,44 @@ def _select(ctx: Context, call: Call) -> Any:
     return ctx.emit(op.reshape(cut(ctx, x, axis, index, index + 1), call.shape))
 
 
+def _assigned(ctx: Context, x: Any, part: Any, axis: int, start: int, stop: int) -> Any:
+    """x with another tensor in the place of x[start:stop] along an axis."""
+    size = shape_of(x)[axis]
+    parts = [cut(ctx, x, axis, 0, start)] if start else []
+    parts += [part, *([cut(ctx, x, axis, stop, size)] if stop < size else [])]
+    return ctx.emit(op.concat(parts, axis)) if len(parts) > 1 else part
+
+
+def _slice_scatter(ctx: Context, call: Call) -> Any:
+    """(x, part, axis, start, stop, step): `x[start:stop] = part`."""
+    x, axis = call.args[0], int(call.arg(2, 0)) % len(call.shape)
+    size, step = shape_of(x)[axis], int(call.arg(5, 1))
+    start, stop, _ = slice(call.arg(3), call.arg(4), step).indices(size)
+    part = as_dtype(ctx, call.args[1], call.dtype)
+    if stop <= start:
+        return x
+    if step == 1:
+        return _assigned(ctx, x, part, axis, start, stop)
+    for i, at in enumerate(range(start, stop, step)):
+        x = _assigned(ctx, x, cut(ctx, part, axis, i, i + 1), axis, at, at + 1)
+    return x
+
+
+def _select_scatter(ctx: Context, call: Call) -> Any:
+    """(x, part, axis, index): `x[index] = part`."""
+    x, axis = call.args[0], int(call.args[2]) % len(call.shape)
+    index = int(call.args[3]) % call.shape[axis]
+    shape = [1 if i == axis else s for i, s in enumerate(call.shape)]
+    part = ctx.emit(op.reshape(as_dtype(ctx, call.args[1], call.dtype), shape))
+    return _assigned(ctx, x, part, axis, index, index + 1)
+
+
+def _copied(ctx: Context, call: Call) -> Any:
+    """(x, other): the other in x's shape and dtype; what x was has no gradient."""
+    call.args[0]
+    return broadcast(ctx, as_dtype(ctx, call.args[1], call.dtype), call.shape)
+
+
 def _roll(ctx: Context, call: Call) -> Any:
     x = call.args[0]
     shifts, axes = ([v] if isinstance(v, int) else list(v) for v in (call.args[1], call.arg(2, [])))
@@ -121,38 +159,18 @@ def _roll(ctx: Context, call: Call) -> Any:
     return ctx.emit(op.reshape(x, call.shape)) if flat else x
 
 
+def _pixel_unshuffle(ctx: Context, call: Call) -> Any:
+    x, factor = call.args[0], int(call.args[1])
+    n, c, h, w = shape_of(x)
+    apart = ctx.emit(op.reshape(x, (n, c, h // factor, factor, w // factor, factor)))
+    return ctx.emit(op.reshape(op.permute_dims(apart, [0, 1, 3, 5, 2, 4]), call.shape))
+
+
 def _pixel_shuffle(ctx: Context, call: Call) -> Any:
     x, factor = call.args[0], int(call.args[1])
     n, c, h, w = shape_of(x)
     apart = ctx.emit(op.reshape(x, (n, c // factor**2, factor, factor, h, w)))
     return ctx.emit(op.reshape(op.permute_dims(apart, [0, 1, 4, 2, 5, 3]), call.shape))
-
-
-def _nearest(ctx: Context, call: Call) -> Any:
-    """Each pixel repeated a whole number of times."""
-    x = call.args[0]
-    call.args[1], call.arg(2)
-    (n, c, h, w), (p, q) = shape_of(x), call.shape[2:]
-    if p % h or q % w:
-        raise ValueError(f"{[h, w]} pixels to {[p, q]}: only multiples are supported")
-    scales = call.arg(2)
-    if call.args[1] is None and [s * k for s, k in zip((h, w), scales, strict=True)] != [p, q]:
-        raise ValueError(f"the scale {scales} is no whole number")
-    apart = ctx.emit(op.reshape(x, (n, c, h, 1, w, 1)))
-    wide = ctx.emit(op.broadcast_to(apart, (n, c, h, p // h, w, q // w)))
-    return ctx.emit(op.reshape(wide, call.shape))
-
-
-def _embedding(ctx: Context, call: Call) -> Any:
-    """Rows of a table; the indices are integers."""
-    if int(call.arg(2, -1)) >= 0:
-        raise ValueError("padding_idx stops the gradient of one row: not supported")
-    return ctx.emit(op.take(call.args[0], call.args[1], 0))
-
-
-def _index_select(ctx: Context, call: Call) -> Any:
-    axis = int(call.args[1]) % len(call.shape)
-    return ctx.emit(op.take(call.args[0], call.args[2], axis))
 
 
 # ---- what is made of nothing ---------------------------------------------------------------------
@@ -194,7 +212,7 @@ SHAPES: dict[str, Builder] = {
     "arange.start_step": _arange,
     "broadcast_tensors.default": _broadcast,
     "cat.default": _cat,
-    "embedding.default": _embedding,
+    "copy.default": _copied,
     "empty.memory_format": _unset,
     "empty_like.default": _unset,
     "expand.default": _expand,
@@ -202,7 +220,6 @@ SHAPES: dict[str, Builder] = {
     "fill.Tensor": _filled(None, 1),
     "full.default": _filled(None, 1),
     "full_like.default": _filled(None, 1),
-    "index_select.default": _index_select,
     "new_empty.default": _unset,
     "new_full.default": _filled(None, 2),
     "new_ones.default": _filled(1),
@@ -211,11 +228,14 @@ SHAPES: dict[str, Builder] = {
     "ones_like.default": _filled(1),
     "permute.default": _permute,
     "pixel_shuffle.default": _pixel_shuffle,
+    "pixel_unshuffle.default": _pixel_unshuffle,
     "repeat.default": _repeat,
     "roll.default": _roll,
     "scalar_tensor.default": _filled(None),
     "select.int": _select,
+    "select_scatter.default": _select_scatter,
     "slice.Tensor": _slice,
+    "slice_scatter.default": _slice_scatter,
     "split.Tensor": _split,
     "split_with_sizes.default": _split,
     "squeeze.default": _shaped,
@@ -226,8 +246,8 @@ SHAPES: dict[str, Builder] = {
     "transpose.int": _transpose,
     "unbind.int": _unbind,
     "unsqueeze.default": _shaped,
-    "upsample_nearest2d.vec": _nearest,
     "view.default": _shaped,
+    "zero.default": _filled(0),
     "zeros.default": _filled(0),
     "zeros_like.default": _filled(0),
 }

@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .place_cases import INDEXING, PRODUCTS, RESIZING
+
 Tensor = torch.Tensor
 Function = Callable[[Tensor], Tensor]
 
@@ -173,7 +175,6 @@ SHAPES: dict[str, Function] = {
     "filled by a tensor": lambda y: y * torch.fill(torch.empty(6), torch.ones(())),
     "flatten": lambda y: y.flatten(1).unflatten(1, (4, 36)),
     "index select": lambda y: y.index_select(2, torch.arange(3)),
-    "nearest": lambda y: fn.interpolate(y, scale_factor=2),
     "permute": lambda y: y.permute(0, 2, 3, 1).reshape(2, -1, 4).transpose(0, 1),
     "pixel shuffle": lambda y: fn.pixel_shuffle(y, 2),
     "repeat": lambda y: y.repeat(2, 1, 1, 2, 1),
@@ -294,7 +295,10 @@ RANDOM: dict[str, Function] = {
     "uniform_": lambda y: y * torch.empty(6).uniform_(1, 2),
 }  # fmt: skip
 
-TAKEN: dict[str, Function] = {**MATH, **ACTIVATIONS, **SUMS, **LAYERS, **SHAPES, **STOPS, **RANDOM}
+TAKEN: dict[str, Function] = {
+    **MATH, **ACTIVATIONS, **SUMS, **LAYERS, **SHAPES, **STOPS, **RANDOM,
+    **RESIZING, **INDEXING, **PRODUCTS,
+}  # fmt: skip
 """All that is imported."""
 
 

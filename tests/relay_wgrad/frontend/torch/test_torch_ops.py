@@ -24,7 +24,8 @@ X = torch.randn(2, 4, 6, 6, dtype=torch.float64, generator=torch.Generator().man
 GROUPS = {
     "math": cases.MATH, "activations": cases.ACTIVATIONS, "sums": cases.SUMS,
     "layers": cases.LAYERS, "shapes": cases.SHAPES,
-    "stops": cases.STOPS, "random": cases.RANDOM,
+    "stops": cases.STOPS, "random": cases.RANDOM, "resizing": cases.RESIZING,
+    "indexing": cases.INDEXING, "products": cases.PRODUCTS,
 }  # fmt: skip
 
 
@@ -117,12 +118,6 @@ def automatic(y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return y @ y
 
 
-def assigned(y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    z = y * 1
-    z[0, 0] = 1.0
-    return z
-
-
 REFUSED = {
     "a backward of one's own": (lambda y, w: Straight.apply(y), "the autograd.Function Straight"),
     "a backward of one's own, kept": (
@@ -133,7 +128,6 @@ REFUSED = {
     "in place by detach": (doubled_by_detach, r"aten.mul_.Tensor \(mul_\) changes in place"),
     "a parameter": (clamped, "aten.clamp_.default .*autograd does not"),
     "autocast": (automatic, "wrap_with_autocast"),
-    "assignment": (assigned, "PyTorch op select_scatter.default.*: assignment to a part"),
     "random slopes": (lambda y, w: fn.rrelu(y, training=True), r"rrelu.default .*random slopes"),
     "a drawn index": (
         lambda y, w: y[:, torch.randperm(4)], "op randperm.default .*pass it as an input"
@@ -141,8 +135,10 @@ REFUSED = {
     "an alternative": (lambda y, w: y.cumsum(1), "PyTorch op cumsum.default .* is not supported"),
     "never set": (lambda y, w: y * torch.empty(6), r"mul.Tensor.*never set \(torch.empty\)"),
     "half precision": (lambda y, w: y.half(), r"_to_copy.default .*: computes in float16: "),
-    "a causal mask": (
-        lambda y, w: fn.scaled_dot_product_attention(y, y, y, is_causal=True), "is_causal=True is"
+    "a mask of nothing": (
+        lambda y, w: fn.scaled_dot_product_attention(
+            y, y, y, attn_mask=torch.arange(6)[:, None].expand(6, 6) > 2
+        ), "a mask that may keep nothing of a row is not supported",
     ),
     "no gradient": (lambda y, w: torch.erfc(y), r"erfc.default \(erfc\) is not supported: write"),
 }  # fmt: skip

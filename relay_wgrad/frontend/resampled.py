@@ -1,0 +1,56 @@
+"""`relax.nn.resample` as front ends use it: by matrices, by places along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ..ops.resample import table_of
+from .context import Context, shape_of
+from .moving import chosen
+from .weights import Array
+
+_INTEGERS = ("bool", "int8", "uint8", "int16", "int32", "int64")
+
+
+def by_matrix(ctx: Context, x: Any, axis: int, matrix: Array) -> Any:
+    """The matrix (P, H) times x along an axis of H; x itself where that changes nothing."""
+    if matrix.shape[0] == matrix.shape[1] and np.array_equal(matrix, np.eye(len(matrix))):
+        return x
+    return _resampled(ctx, x, axis, *table_of(matrix))
+
+
+def at_places(ctx: Context, x: Any, axis: int, places: Sequence[int]) -> Any:
+    """x's elements at these places of an axis, each from 0 on, in any order, any number of times.
+
+    Its gradient reads what it sums, where that of `take` writes into what others write.
+    """
+    places = [int(p) for p in places]
+    if places == list(range(places[0], places[0] + len(places))):
+        return chosen(ctx, x, axis, places)
+    if str(x.ty.dtype) in _INTEGERS:
+        index = relax.const(np.asarray(places, "int64"), "int64")
+        return ctx.emit(relax.op.take(x, index, axis))
+    index = np.asarray(places, "int32")[:, None]
+    return _resampled(ctx, x, axis, index, np.ones(index.shape))
+
+
+def padded(ctx: Context, x: Any, widths: Sequence[tuple[int, int]], mode: str) -> Any:
+    """x with a border of what is inside: (before, after) for each axis, not negative.
+
+    mode : `numpy.pad`'s, "reflect", "edge" or "wrap".
+    """
+    for axis, (before, after) in enumerate(widths):
+        if before or after:
+            places = np.pad(np.arange(shape_of(x)[axis]), (before, after), mode=mode)  # type: ignore[call-overload]
+            x = at_places(ctx, x, axis, places)
+    return x
+
+
+def _resampled(ctx: Context, x: Any, axis: int, index: Array, weight: Array) -> Any:
+    wide = "float64" if str(x.ty.dtype) == "float64" else "float32"
+    tables = relax.const(index, "int32"), relax.const(weight.astype(wide), wide)
+    return ctx.emit(relax.op.nn.resample(x, *tables, axis))

@@ -1,0 +1,66 @@
+"""What an exported graph computes of constants alone, computed by PyTorch on import.
+
+Masks and tables of places are made of `arange` and buffers by dozens of ops that have no other use;
+none of them needs a row of its own.  Random ops, parameters and statistics that training changes
+are never constants.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+_BYTES = 64 << 20  # of a result, at most: what is larger stays to be computed in every step
+_UNSET = ("empty", "new_empty")  # their values are nobody's
+_OF_SHAPE = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
+
+
+class Known:
+    """Nodes whose values are known, by PyTorch's tensors."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.values: dict[Any, Any] = {}
+
+    def takes(self, node: Any) -> bool:
+        """Whether a node's value is known now."""
+        like = []
+        if str(getattr(node.target, "__name__", "")).startswith(_OF_SHAPE):
+            like = [n for n in node.all_input_nodes[:1] if n not in self.values]
+        if any(n not in self.values and n not in like for n in node.all_input_nodes):
+            return False
+        if node.target is operator.getitem:
+            source, index = node.args
+            self.values[node] = self.values[source][index]
+            return True
+        if not self._is_plain(node):
+            return False
+        shapes = {n: _like(self.torch, n) for n in like}
+        args, kwargs = self.torch.fx.node.map_arg(
+            (node.args, node.kwargs), lambda n: shapes[n] if n in shapes else self.values[n]
+        )
+        with self.torch.no_grad():
+            value = node.target(*args, **kwargs)
+        self.values[node] = value
+        return True
+
+    def _is_plain(self, node: Any) -> bool:
+        """Whether the op gives the same each time, and not too much."""
+        target = node.target
+        if not hasattr(target, "_schema") or target._schema.is_mutable:
+            return False
+        if str(target.__name__).startswith(_UNSET):
+            return False
+        if self.torch.Tag.nondeterministic_seeded in target.tags:
+            return False
+        made = node.meta.get("val")
+        results = made if isinstance(made, (list, tuple)) else [made]
+        if not all(isinstance(r, self.torch.Tensor) for r in results):
+            return False
+        return sum(r.numel() * r.element_size() for r in results) <= _BYTES
+
+
+def _like(torch: Any, node: Any) -> Any:
+    """A tensor of a node's shape and dtype, one element in memory."""
+    made = node.meta["val"]
+    return torch.zeros((), dtype=made.dtype).expand(tuple(made.shape))

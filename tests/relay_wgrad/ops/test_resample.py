@@ -1,0 +1,134 @@
+"""Sums of few elements along an axis: types, transposes, layouts, kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from relay_wgrad.ops.resample import table_of, transposed
+from relay_wgrad.transform import ConvertLayout, grad
+from tests.support.fast import FAST
+from tests.support.layout_cases import calls
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+op = relax.op
+RNG = np.random.default_rng(5)
+X = (2, 3, 5, 4)
+MATRIX = np.where(RNG.random((7, 5)) < 0.5, RNG.standard_normal((7, 5)), 0.0)
+FULL = RNG.standard_normal((3, 5))
+
+
+def module(matrix: Any, axis: int, shape: Any = X, dtype: str = "float64") -> tvm.IRModule:
+    """sum of y squared, y = x resampled by a matrix along an axis; and y."""
+    index, weight = table_of(matrix)
+    wide = "float64" if dtype == "float64" else "float32"
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            tables = relax.const(index, "int32"), relax.const(weight.astype(wide), wide)
+            y = bb.emit(op.nn.resample(x, *tables, axis))
+            loss = bb.emit_output(op.sum(op.multiply(y, y)))
+            y = bb.emit_output(y)
+        bb.emit_func_output(relax.Tuple([loss, y]))
+    return bb.get()
+
+
+def run(mod: tvm.IRModule, name: str, *arrays: Any) -> Any:
+    vm = relax.VirtualMachine(tvm.compile(mod, FAST), tvm.cpu())
+    return vm[name](*[tvm.runtime.tensor(a) for a in arrays])
+
+
+def test_table_and_its_transpose() -> None:
+    for matrix in (MATRIX, FULL, np.zeros((2, 3)), np.eye(3)[[2, 2, 0]]):
+        index, weight = table_of(matrix)
+        back = transposed(index, weight, matrix.shape[1])
+        for got, want in (((index, weight), matrix), (back, matrix.T)):
+            made = np.zeros(want.shape)
+            for p, t in zip(*np.nonzero(got[0] >= 0), strict=True):
+                made[p, got[0][p, t]] += got[1][p, t]
+            assert np.array_equal(made, want)
+
+
+@pytest.mark.parametrize("matrix", [MATRIX, FULL], ids=["written", "summed"])
+def test_value_and_gradient(matrix: Any) -> None:
+    x = RNG.standard_normal(X)
+    mod = grad(module(matrix, 2), "main", wrt=["x"], target_index=0)
+    (loss, y), (dx,) = run(mod, "main_adjoint", x)
+    want = np.einsum("ph,nchw->ncpw", matrix, x)
+    assert np.allclose(y.numpy(), want, 1e-12, 1e-12)
+    assert np.isclose(loss.numpy(), (want**2).sum())
+    assert np.allclose(dx.numpy(), np.einsum("ph,ncpw->nchw", 2 * matrix, want), 1e-12, 1e-12)
+
+
+def test_half_sums_are_wide() -> None:
+    x = np.ones((1, 4096, 2), "float16")
+    (_, y) = run(module(np.ones((2, 4096)), 1, x.shape, "float16"), "main", x)
+    assert np.array_equal(y.numpy(), np.full((1, 2, 2), 4096, "float16"))
+
+
+def test_infinities_reach_what_reads_them() -> None:
+    x = np.ones(X)
+    x[0, 0, 1, 0] = np.inf
+    (_, y) = run(module(np.eye(5)[[0, 1, 1, 3]], 2), "main", x)
+    assert np.array_equal(np.isinf(y.numpy()[0, 0, :, 0]), [False, True, True, False])
+    assert np.isfinite(y.numpy()[1:]).all()
+
+
+def test_a_layout_moves_the_axis() -> None:
+    bb = relax.BlockBuilder()
+    x, w = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in
+            (("x", (2, 3, 5, 5)), ("w", (4, 3, 1, 1))))  # fmt: skip
+    index, weight = table_of(MATRIX.astype("float32"))
+    with bb.function("main", [x, w]):
+        with bb.dataflow():
+            y = bb.emit(op.nn.conv2d(x, w))
+            y = bb.emit(op.nn.resample(y, relax.const(index), relax.const(weight), 2))
+            y = bb.emit_output(op.nn.conv2d(y, bb.emit(op.permute_dims(w, [1, 0, 2, 3]))))
+        bb.emit_func_output(y)
+    converted = ConvertLayout("NHWC")(bb.get())
+    (call,) = calls(converted, "resample")
+    assert int(call.attrs["axis"]) == 1
+    assert [int(s) for s in call.ty.shape.values] == [2, 7, 5, 4]
+
+
+WRONG = {
+    "axis": ({"axis": 4}, "axis must be one of x's, 0 … 3, got 4"),
+    "no number": ({"axis": "H"}, "axis must be an integer, got 'H'"),
+    "place": ({"index": np.full((2, 1), 5, "int32")}, "index must be -1 … 4, got 5 … 5"),
+    "types": ({"index": np.zeros((2, 1), "int64")}, "index must be int32 for x of float32"),
+    "shapes": ({"index": np.zeros((2, 2), "int32")}, "must be of one shape"),
+    "rank": ({"index": np.zeros(2, "int32")}, "index must have two known sizes"),
+}  # fmt: skip
+
+
+def _typed(x: Any, index: Any, axis: Any) -> Any:
+    weight = relax.const(np.ones((2, 1), "float32"))
+    return relax.BlockBuilder().normalize(op.nn.resample(x, index, weight, axis))
+
+
+@pytest.mark.parametrize(("changed", "message"), WRONG.values(), ids=WRONG)
+def test_refused(changed: dict[str, Any], message: str) -> None:
+    given = {"index": np.zeros((2, 1), "int32"), "axis": 2, **changed}
+    x = relax.Var("x", relax.TensorType(X, "float32"))
+    index = relax.const(given["index"], str(given["index"].dtype))
+    with pytest.raises((TypeError, ValueError), match=message):
+        _typed(x, index, given["axis"])
+
+
+def test_no_gradient_without_constants() -> None:
+    bb = relax.BlockBuilder()
+    x, index = (relax.Var(n, relax.TensorType(s, d)) for n, s, d in
+                (("x", X, "float32"), ("index", (2, 1), "int32")))  # fmt: skip
+    with bb.function("main", [x, index]):
+        with bb.dataflow():
+            weight = relax.const(np.ones((2, 1), "float32"))
+            y = bb.emit_output(op.sum(op.nn.resample(x, index, weight, 2)))
+        bb.emit_func_output(y)
+    with pytest.raises(ValueError, match="no gradient but for constant index and weight"):
+        grad(bb.get(), "main", wrt=["x"])
