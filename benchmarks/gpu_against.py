@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks.gpu_models import DEFAULT
 from benchmarks.gpu_sides import DTYPES, PYTORCH, SIDES, Row
-from benchmarks.gpu_turns import ENDED, Turnstile, converse
+from benchmarks.gpu_turns import ENDED, Turnstile, converse, interruptible
 from relay_wgrad import output
 
 Told = Callable[[str, dict[str, Any]], None]
@@ -274,7 +274,8 @@ def run(args: argparse.Namespace) -> int:
         budget - (time.monotonic() - began), Path(args.json) if args.json else None, args.resume,
         jobs,
     )  # fmt: skip
-    rows, left = campaign.run(wanted)
+    with interruptible():
+        rows, left = campaign.run(wanted)
     console.print(table(rows, sides))
     for line in (*disagreements(rows), *means(rows)):
         console.print(line)

@@ -6,6 +6,8 @@ it is done, or has ended: a process that is waited for has given its memory back
 reads of the device's memory within its turn changes by its own doing alone.  While the one whose
 turn it is measures (`quiet`), the others are stopped: they take no core, and load no code.
 
+A process ends with the run, however that ends: it may be stopped, or keep the GPU, for good else.
+
 Short turns (a context, weights) go before long ones, so that no process waits with its compiling
 for another's measuring; else the row that was asked for first goes first.
 """
@@ -13,6 +15,7 @@ for another's measuring; else the row that was asked for first goes first.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -27,6 +30,7 @@ from typing import Any
 
 Heard = Callable[[dict[str, Any]], None]
 ENDED = "the time budget ended it"
+_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class Turnstile:
@@ -86,6 +90,16 @@ class Turnstile:
                 for other in self._groups:
                     _signal(other, signal.SIGCONT)
                 self._condition.notify_all()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within it Ctrl-C ends the run at once, though threads of it wait for processes."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _signal(group: int, number: int) -> None:
@@ -187,6 +201,8 @@ class Turns:
         self._line = None if line is None else tuple(map(int, line.split(",")))
         for descriptor in self._line or ():
             os.set_inheritable(descriptor, False)
+        if self._line is not None:
+            ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
     def say(self, what: dict[str, Any]) -> None:
         if self._line is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -147,3 +149,43 @@ def test_short_turns_and_earlier_rows_are_first(waiting: list[tuple[bool, int]])
         for task in tasks:
             task.result()
     assert order == sorted(waiting)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_processes_end_with_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    child = (
+        _START
+        + f"""
+open({str(tmp_path / "made")!r}, "w").write(str(os.getpid()))
+os.rename({str(tmp_path / "made")!r}, args.gpu)
+time.sleep(100)
+"""
+    )
+    run = f"""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from benchmarks.gpu_turns import Turnstile, converse, interruptible
+command = [sys.executable, "-c", {child!r}, "name", {str(tmp_path / "pid")!r}]
+with interruptible(), ThreadPoolExecutor(1) as pool:
+    pool.submit(converse, command, 0, Turnstile(), print).result()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    parent = subprocess.Popen([sys.executable, "-c", run], env=environment)
+    while not (tmp_path / "pid").exists():
+        assert parent.poll() is None
+        time.sleep(0.02)
+    pid = int((tmp_path / "pid").read_text())
+    os.kill(pid, signal.SIGSTOP)  # as while another one measures
+    parent.send_signal(number)
+    assert parent.wait(10) == -number
+    end = time.monotonic() + 10
+    while _runs(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
