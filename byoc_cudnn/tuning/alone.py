@@ -23,10 +23,10 @@ from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
 from ..backends.base import Backend, option_names
+from ..building.compilers import missing
 from ..building.link import shared_command
 from ..building.standing import Standing
 from ..building.toolchain import ToolchainError, find, preload, run_tool
-from ..codegen.direct import missing
 from ..codegen.regions import Region
 from ..codegen.templates import shared
 from ..table import backend_of

@@ -68,7 +68,7 @@ def facts() -> list[tuple[str, str]]:
 
 def build_facts(found: Toolchain) -> list[tuple[str, str]]:
     """The rows on what a build for cuDNN needs, and on what is kept of builds."""
-    from byoc_cudnn.building import kept
+    from byoc_cudnn.building import compilers, kept
 
     rows = []
     for part in (found.cudnn, found.cuda):
@@ -82,6 +82,7 @@ def build_facts(found: Toolchain) -> list[tuple[str, str]]:
         rows += [(f"{part.name}, passed over", reason) for reason in part.rejected]
     rows.append(("C++ compiler", _compiler(found)))
     rows.append(("nvcc (for CUTLASS)", str(found.nvcc or "not found")))
+    rows.append(("own convolutions by", compilers.described(found)))
     rows.append(("compiled and kept", kept.described()))
     rows.append(("missing", found.missing() or "nothing"))
     return rows

@@ -12,6 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -164,7 +165,8 @@ def _call(model: torch.nn.Module, example: tuple[Any, ...]) -> None:
     before = [(b, b.detach().clone()) for b in model.buffers()]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     indices = [index for index in devices if index is not None]
-    with torch.random.fork_rng(indices), torch.compiler.set_stance("force_eager"):
+    stance = getattr(torch.compiler, "set_stance", None)  # PyTorch 2.5 has none
+    with torch.random.fork_rng(indices), stance("force_eager") if stance else nullcontext():
         model(*example)
     with torch.no_grad():
         for buffer, value in before:

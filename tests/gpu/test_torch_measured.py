@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import relay_wgrad.torch as rt
+from byoc_cudnn.building.compilers import missing
 from byoc_cudnn.building.toolchain import find
-from byoc_cudnn.codegen.direct import missing
 from byoc_cudnn.tuning import alone
 from relay_wgrad.torch import cache, kernels
 from tests.support.torch.cases import error

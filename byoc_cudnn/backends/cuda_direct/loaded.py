@@ -15,9 +15,9 @@ from typing import Any
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
+from ...building.compilers import missing
 from ...building.standing import Standing
 from ...building.toolchain import Toolchain, find, run_tool
-from ...codegen.direct import missing
 from .any_problem import CONVOLUTION, arguments, source
 from .check import Options
 from .codegen import PLANS

@@ -1,4 +1,4 @@
-"""Objects of our own kernels: built by nvcc, once for each, and kept in a private folder."""
+"""Objects of our own kernels: by nvcc or NVRTC, built once and kept in a private folder."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ...building import nvcc
+from ...building import nvrtc
+from ...building.compilers import compiler
 from ...building.private_folder import private_folder
 from ...building.toolchain import Toolchain, ToolchainError, find
-from ...codegen.direct import missing
 from .codegen import kernels_of
 from .kernels import Kernel
 
 
 def version(toolchain: Toolchain) -> str | None:
     """Of the compiler that builds the kernels; None where there is none."""
-    text = nvcc.nvcc_version(toolchain.nvcc) if toolchain.nvcc is not None else None
-    built = nvcc.release(text) if text is not None else None
-    return None if built is None else f"nvcc {built[0]}.{built[1]}"
+    try:
+        return compiler(toolchain).version
+    except (ToolchainError, ValueError):
+        return None
 
 
 def objects(
@@ -32,7 +33,7 @@ def objects(
     They are kept in the cache's folder `direct-objects`.
 
     Raises ToolchainError for what is missing, how to get it; for a cache folder that is not
-    private; or with nvcc's words, if it fails.
+    private; or with the compiler's words, if it fails.
     """
     wanted = kernels_of(source)
     return objects_of(wanted, toolchain, environ, progress) if wanted else []
@@ -49,11 +50,7 @@ def objects_of(
     Raises ToolchainError as `objects` does.
     """
     found = find() if toolchain is None else toolchain
-    if text := missing(found):
-        raise ToolchainError(text)
-    assert found.nvcc is not None
-    units = [
-        nvcc.Unit(name, Kernel.parse(name).source(), nvcc.options(archs)) for archs, name in wanted
-    ]
-    folder = private_folder("direct-objects", os.environ if environ is None else environ)
-    return nvcc.build(found.nvcc, folder, units, progress)
+    environ = os.environ if environ is None else environ
+    made = compiler(found, environ)
+    units = [nvrtc.Unit(name, Kernel.parse(name).source(), archs) for archs, name in wanted]
+    return made.build(found, private_folder("direct-objects", environ), units, progress)
