@@ -7,19 +7,27 @@ thread runs kernels itself, and any other one hands them to one of a few that st
 threads.
 
 No workers are needed, wherever a kernel runs, if it is serial or is to have one thread.
+
+A process that ends waits for calls that daemon threads are in, and lets them begin no more: a
+thread that comes back from C++ then is taken away within it, which ends in `std::terminate`, and
+CUDA's runtime is gone.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
 
 RUNNERS = 2
 """Threads besides the main one, at most, that run kernels: one call each at a time."""
+_LAST = 2.0  # seconds that a process that ends waits for calls: for a GPU's step, not for ever
 
 
 class _Mine(threading.local):
@@ -27,6 +35,7 @@ class _Mine(threading.local):
 
     set: int | None = 0  # threads that its kernels are set to; None: every core; 0: nothing
     is_runner = False
+    is_inside = False  # a call that counts
     has_lost_workers = False  # it forked
 
 
@@ -41,16 +50,21 @@ def run(function: Callable[..., Any], *args: Any, threads: int | None = None) ->
     or in the main thread what it is set to.  A set TVM_NUM_THREADS comes before either.  Raises
     what the function raises, and ValueError for a TVM_NUM_THREADS that is no number of threads.
     """
-    if threads is not None and _mine.set == threads:
-        return function(*args)
     if _mine.is_runner:  # a function that calls back
         return function(*args)
     if get_ident() == _main:
-        if threads is not None:
+        if threads is not None and _mine.set != threads:
             _share(threads)
         return function(*args)
+    with calls.one():
+        return _elsewhere(function, args, threads)
+
+
+def _elsewhere(function: Callable[..., Any], args: Any, threads: int | None) -> Any:
+    """What `run` does in another thread than the main one."""
     given = os.environ.get("TVM_NUM_THREADS")
-    if given == "1":  # for TVM in every thread
+    as_it_is = threads is not None and _mine.set == threads
+    if as_it_is or given == "1":  # for TVM in every thread
         return function(*args)
     if threads == 1 and given is None and not _mine.has_lost_workers:
         _alone()
@@ -76,6 +90,44 @@ def _alone() -> None:
     if hasattr(os, "sched_setaffinity"):  # TVM has bound the thread to that core
         os.sched_setaffinity(0, cores)
     _mine.set = 1
+
+
+class Calls:
+    """The calls that threads are in, but for the main one's, which ends the process."""
+
+    def __init__(self) -> None:
+        self._lock, self._count, self._ended = threading.Lock(), 0, False
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Within it a call counts.  Where the process ends, its thread stays here for ever."""
+        if get_ident() == _main or _mine.is_inside:
+            yield
+            return
+        with self._lock:
+            self._count += not self._ended
+            begins = not self._ended
+        while not begins:
+            time.sleep(1)
+        _mine.is_inside = True
+        try:
+            yield
+        finally:
+            _mine.is_inside = False
+            with self._lock:
+                self._count -= 1
+
+    def end(self) -> None:
+        """No call begins any more; waits for those that have, but not for ever."""
+        with self._lock:
+            self._ended = True
+        until = time.monotonic() + _LAST
+        while self._count and time.monotonic() < until:
+            time.sleep(0.001)
+
+
+calls = Calls()
+atexit.register(lambda: calls.end())
 
 
 class _Job:
@@ -154,9 +206,10 @@ runners = Runners()
 
 
 def _after_fork() -> None:
-    global _main, runners
-    _main, runners = None, Runners()
-    _mine.set, _mine.is_runner, _mine.has_lost_workers = 0, False, True
+    global _main, runners, calls
+    _main, runners, calls = None, Runners(), Calls()
+    _mine.set, _mine.has_lost_workers = 0, True
+    _mine.is_runner = _mine.is_inside = False
 
 
 if hasattr(os, "register_at_fork"):

@@ -30,6 +30,7 @@ _WINOGRAD = (  # problems whose kin stays
 
 LONGER = {
     f"{PASSES}/test_space_to_depth.py::test_random_problems": MORE,
+    f"{TRAINING}/test_exits.py::test_a_process_ends": CHILDREN,
     f"{TORCH}/test_training_step_use.py::test_data_parallel": MORE,
     f"{TORCH}/test_training_step.py::test_batch_statistics_without_gradients": MORE,
     **{

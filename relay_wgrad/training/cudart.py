@@ -74,6 +74,13 @@ class Runtime:
         """For what ends an object's life, when the driver may be gone."""
         getattr(self._library, name)(*args)
 
+    def at_the_end_of(self, owner: Any, name: str, *args: Any) -> None:
+        """Calls a function when an object is gone.
+
+        Not when the process ends, which gives back all: a daemon thread may still use it.
+        """
+        weakref.finalize(owner, self.quietly, name, *args).atexit = False
+
     def memory(self) -> tuple[int, int]:
         """(free, all) bytes of the current device."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -87,7 +94,7 @@ class Event:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self.handle = runtime, _P()
         runtime.call("cudaEventCreate", ctypes.byref(self.handle))
-        weakref.finalize(self, runtime.quietly, "cudaEventDestroy", self.handle)
+        runtime.at_the_end_of(self, "cudaEventDestroy", self.handle)
 
     def record(self, stream: int | None) -> None:
         self._runtime.call("cudaEventRecord", self.handle, stream)
@@ -115,7 +122,7 @@ class Stream:
         handle = _P()
         runtime.call("cudaStreamCreateWithFlags", ctypes.byref(handle), _NON_BLOCKING)
         self.handle: int | None = handle.value
-        weakref.finalize(self, runtime.quietly, "cudaStreamDestroy", handle)
+        runtime.at_the_end_of(self, "cudaStreamDestroy", handle)
 
 
 class Graph:
@@ -147,7 +154,7 @@ class Graph:
             self._runtime.call("cudaGraphInstantiate", ctypes.byref(self._exec), graph, 0)
         finally:
             self._runtime.quietly("cudaGraphDestroy", graph)
-        weakref.finalize(self, self._runtime.quietly, "cudaGraphExecDestroy", self._exec)
+        self._runtime.at_the_end_of(self, "cudaGraphExecDestroy", self._exec)
 
     def launch(self, stream: int | None) -> None:
         self._runtime.call("cudaGraphLaunch", self._exec, stream)
@@ -177,7 +184,7 @@ class Pinned:
         kind, size = np.dtype(dtype), bytes_of(shape, dtype)
         handle = _P()
         runtime.call("cudaHostAlloc", ctypes.byref(handle), max(size, 1), 0)
-        weakref.finalize(self, runtime.quietly, "cudaFreeHost", handle)
+        runtime.at_the_end_of(self, "cudaFreeHost", handle)
         assert handle.value is not None
         self.address, self.size = handle.value, size
         buffer = (ctypes.c_byte * max(size, 1)).from_address(self.address)

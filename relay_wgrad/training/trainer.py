@@ -242,7 +242,8 @@ class Trainer:
         self._line.begin()
         try:
             for batch in batches:
-                waiting.append(self._send(batch))
+                with threads.calls.one():
+                    waiting.append(self._send(batch))
                 if len(waiting) >= (2 * every if self._line.ahead else 1):
                     for _ in range(every):
                         yield self._read(waiting)
