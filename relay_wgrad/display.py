@@ -73,12 +73,13 @@ def columns(title: str, *names: str, left: int) -> Table:
 
 def short(p: ConvProblem) -> str:
     """`8×64×56×56 → 64 3×3`, with what is not the default."""
-    text = f"{p.n}×{p.c}×{p.h}×{p.w} → {p.k} {p.r}×{p.s}"
-    if p.strides != (1, 1):
+    sizes = "×".join(map(str, (p.n, p.c, *p.spatial)))
+    text = f"{sizes} → {p.k} {'×'.join(map(str, p.taps))}"
+    if set(p.strides) != {1}:
         text += f" s{p.strides[0]}" if len(set(p.strides)) == 1 else f" s{p.strides}"
     if any(p.padding):
         text += f" p{p.padding[0]}" if len(set(p.padding)) == 1 else f" p{p.padding}"
-    if p.dilation != (1, 1):
+    if set(p.dilation) != {1}:
         text += f" d{p.dilation[0]}" if len(set(p.dilation)) == 1 else f" d{p.dilation}"
     return text + (f" g{p.groups}" if p.groups > 1 else "")
 

@@ -16,6 +16,7 @@ from tvm import relax
 
 from relay_wgrad.ir import is_taken, op_name
 from relay_wgrad.keys import CODEGEN, COMPOSITE, OPTIONS, PRIMITIVE, PROBLEM, ROW, SYMBOL
+from relay_wgrad.ops.algebra import DGRADS
 from relay_wgrad.ops.view import problem_of
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
@@ -24,7 +25,7 @@ from relay_wgrad.transform.substitute import substitute
 from ..patterns import Chain
 from ..table import CODEGENS, Row
 
-_DGRAD = "relax.nn.conv2d_backward_data"
+_DGRADS = frozenset(DGRADS.values())
 
 
 class _Sizes:
@@ -87,7 +88,7 @@ def unbound_sizes(chain: Chain, problem: ConvProblem) -> list[str]:
 
 
 def _has_shape(conv: relax.Call) -> bool:
-    return str(conv.op.name) == _DGRAD
+    return str(conv.op.name) in _DGRADS
 
 
 def build_composite(

@@ -37,11 +37,10 @@ void count(const char* what, const tvm::ffi::Array<T>& values, size_t wanted) {
   }
 }
 
-template <size_t n>
-void numbers(const char* what, const tvm::ffi::Array<int64_t>& values, int64_t least,
-             int64_t (&out)[n]) {
-  count(what, values, n);
-  for (size_t i = 0; i < n; ++i) out[i] = number(what, values[i], least);
+inline void numbers(const char* what, const tvm::ffi::Array<int64_t>& values, int64_t least,
+                    int64_t* out, size_t wanted) {
+  count(what, values, wanted);
+  for (size_t i = 0; i < wanted; ++i) out[i] = number(what, values[i], least);
 }
 
 // What every library asks of a convolution's attributes.
@@ -50,9 +49,9 @@ inline void attributes(Conv& conv, const tvm::ffi::String& kind,
                        const tvm::ffi::Array<int64_t>& strides, const tvm::ffi::Array<int64_t>& padding,
                        const tvm::ffi::Array<int64_t>& dilation, int64_t groups) {
   conv.kind = named("kind", kind, kKinds);
-  numbers("strides", strides, 1, conv.stride);
-  numbers("padding", padding, 0, conv.padding);
-  numbers("dilation", dilation, 1, conv.dilation);
+  numbers("strides", strides, 1, conv.stride, 2);
+  numbers("padding", padding, 0, conv.padding, 4);
+  numbers("dilation", dilation, 1, conv.dilation, 2);
   conv.groups = static_cast<int>(number("groups", groups, 1));
   count("dtypes", dtypes, 3);
   conv.data = named("dtype", dtypes[0], kDtypes);

@@ -33,18 +33,15 @@ from ..dtypes import HALVES
 from ..ir import op_name
 from ..keys import SYMBOL
 from ..layout_rules.in_layout import sizes_of
-from ..ops.algebra import WGRAD_KEYS, make_call
+from ..ops import FAMILY
+from ..ops.algebra import WGRADS, wgrad_call
 from ..ops.batch_norm import FORWARD
-from ..ops.conv2d_backward_weight import DEF as WGRAD
 from .substitute import substitute
 from .surface import check_relax_module
 
 # Always in half precision.
-_ALWAYS = frozenset({
-    "relax.nn.conv2d", "relax.nn.conv2d_transpose", "relax.nn.conv2d_backward_weight",
-    "relax.nn.conv2d_backward_data", "relax.matmul", "relax.nn.relu", "relax.nn.max_pool2d",
-})  # fmt: skip
-_CONVOLUTIONS = frozenset({"relax.nn.conv2d", "relax.nn.conv2d_transpose"})
+_ALWAYS = frozenset({*FAMILY, "relax.matmul", "relax.nn.relu", "relax.nn.max_pool2d"})
+_CONVOLUTIONS = frozenset(name for name, op in FAMILY.items() if not op.is_new)
 # In half precision if all their tensors are.
 _FOLLOW = frozenset({
     "relax.reshape", "relax.permute_dims", "relax.concat", "relax.split", "relax.squeeze",
@@ -153,7 +150,7 @@ class _Rewriter:
             axis = self.channels.get(whole) if isinstance(whole, relax.Var) else None
             sizes = sizes_of(bias.ty)
             if axis is not None and sizes is not None:
-                aligned = [1] * (4 - len(sizes)) + sizes
+                aligned = [1] * (whole.ty.ndim - len(sizes)) + sizes
                 wide = [i for i, size in enumerate(aligned) if size != 1]
                 return wide in ([], [axis])
         return False
@@ -199,8 +196,7 @@ def _pools_parts(call: relax.Call) -> bool:
     return sizes is not None and [sizes[layout.find(c)] for c in "HW"] != [1, 1]
 
 
-_WGRAD = "relax.nn.conv2d_backward_weight"
-_DIRECT = frozenset({"relax.matmul", _WGRAD})
+_DIRECT = frozenset({"relax.matmul", *WGRADS.values()})
 _COLLAPSE = "relax.collapse_sum_to"
 _SUMS = frozenset({_COLLAPSE})
 # TVM 0.27 cannot lower its reduction over (index, value) pairs for bfloat16.
@@ -285,9 +281,9 @@ def _wide(call: relax.Call, new: Any, bb: relax.BlockBuilder) -> relax.Expr:
         return relax.op.matmul(*args, out_dtype="float32")
     if op_name(call) == _COLLAPSE:
         return relax.op.collapse_sum_to(bb.emit(relax.op.astype(args[0], "float32")), args[1])
-    assert WGRAD.read_attrs is not None
-    attrs = replace(WGRAD.read_attrs(call), out_dtype="float32")
-    return make_call(WGRAD.name, args, attrs, WGRAD_KEYS)
+    read = FAMILY[str(op_name(call))].read_attrs
+    assert read is not None
+    return wgrad_call(args[0], args[1], replace(read(call), out_dtype="float32"))
 
 
 def _canonical(func: relax.Function) -> relax.Function:

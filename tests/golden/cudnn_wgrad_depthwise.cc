@@ -4,7 +4,7 @@ namespace {
 
 const Conv kConvs[] = {
     {"wgrad n=8 c=96 h=56 w=55 k=96 r=3 s=3 stride=2,2 pad=1,1,1,1 dil=2,1 groups=96 layout=NHWC/OHWI/NHWC dtype=f32/f32/f32",
-     Kind::kWgrad, true, {2, 2}, {1, 1, 1, 1}, {2, 1}, 96, CUDNN_DATA_FLOAT, CUDNN_DATA_FLOAT, CUDNN_DATA_FLOAT, 0, kAllowTf32, 0},
+     Kind::kWgrad, true, 2, {2, 2}, {1, 1, 1, 1}, {2, 1}, 96, CUDNN_DATA_FLOAT, CUDNN_DATA_FLOAT, CUDNN_DATA_FLOAT, 0, kAllowTf32, 0},
 };
 
 }  // namespace

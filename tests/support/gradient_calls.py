@@ -43,8 +43,10 @@ def gradient_call(p: ConvProblem, a: relax.Expr, b: relax.Expr) -> relax.Expr:
         "out_dtype": p.dtype(p.roles[2]),
     }
     if p.kind is ConvKind.WGRAD:
-        return relay_wgrad.conv2d_backward_weight(a, b, (p.r, p.s), **common)
-    return relay_wgrad.conv2d_backward_data(a, b, p.shape("data"), **common)
+        wgrad: Any = getattr(relay_wgrad, f"conv{p.rank}d_backward_weight")
+        return wgrad(a, b, p.taps, **common)
+    dgrad: Any = getattr(relay_wgrad, f"conv{p.rank}d_backward_data")
+    return dgrad(a, b, p.shape("data"), **common)
 
 
 def problem_module(p: ConvProblem) -> tvm.IRModule:

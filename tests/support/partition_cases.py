@@ -63,7 +63,7 @@ def conv_call(problem: ConvProblem, a: relax.Expr, b: relax.Expr) -> relax.Expr:
     """The call of the family that computes a problem."""
     if problem.kind is not ConvKind.FPROP:
         return gradient_call(problem, a, b)
-    return relay_wgrad.conv2d(
+    return getattr(relay_wgrad, f"conv{problem.rank}d")(
         a, b, problem.strides, problem.padding, problem.dilation, problem.groups,
         problem.data_layout, problem.kernel_layout, problem.grad_layout, problem.grad_dtype,
     )  # fmt: skip

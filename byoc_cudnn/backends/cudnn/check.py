@@ -18,6 +18,8 @@ CODEGEN = "relay_wgrad_cudnn"
 
 LAYOUTS = (("NCHW", "OIHW", "NCHW"), ("NHWC", "OHWI", "NHWC"))
 """(data, weight, grad): one memory order for all three."""
+VOLUME_LAYOUTS = (("NCDHW", "OIDHW", "NCDHW"), ("NDHWC", "ODHWI", "NDHWC"))
+"""The same in three dimensions."""
 
 DTYPES = ("float16", "bfloat16", "float32")
 HALVES = ("float16", "bfloat16")
@@ -89,6 +91,8 @@ def _epilogue(problem: ConvProblem, epilogue: str) -> Decision:
     Not fused, a convolution goes alone and TVM computes what follows it, so nothing is lost but one
     more pass over the result.  Asking for more than there is would fail when the program runs.
     """
+    if problem.rank == 3:
+        return no(f"{epilogue} in three dimensions: none was tried, so convolutions go alone")
     channels_last = problem.data_layout == "NHWC"
     c, k, strides = problem.c, problem.k, problem.strides
     if problem.groups != 1 or max(problem.dilation) > 1:
@@ -121,9 +125,10 @@ def _epilogue(problem: ConvProblem, epilogue: str) -> Decision:
 
 def _layouts(problem: ConvProblem) -> Decision:
     found = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
-    if found in LAYOUTS:
+    layouts = LAYOUTS if problem.rank == 2 else VOLUME_LAYOUTS
+    if found in layouts:
         return YES
-    known = " and ".join("/".join(triple) for triple in LAYOUTS)
+    known = " and ".join("/".join(triple) for triple in layouts)
     return no(f"layouts {'/'.join(found)}: cuDNN has {known}")
 
 
@@ -140,9 +145,9 @@ def _dtypes(problem: ConvProblem) -> Decision:
 
 
 def _padding(problem: ConvProblem) -> Decision:
-    top, left, bottom, right = problem.padding
-    if (top, left) != (bottom, right):
-        return no(f"asymmetric padding (top, left, bottom, right) = {problem.padding}")
+    if problem.padding[: problem.rank] != problem.padding[problem.rank :]:
+        names = "top, left, bottom, right" if problem.rank == 2 else "before, then after each axis"
+        return no(f"asymmetric padding ({names}) = {problem.padding}")
     return YES
 
 

@@ -98,8 +98,7 @@ def generate(regions: Sequence[Region]) -> str:
 
 def _row(region: Region) -> str:
     p, o = region.problem, Options(**region.options)
-    top, left, bottom, right = p.padding
-    if (top, left) != (bottom, right):
+    if p.padding[: p.rank] != p.padding[p.rank :]:
         # Measured on an H200 with cuDNN 9.19: some float32 engines take such padding, and give
         # wrong numbers without an error.  A partition pads explicitly.
         raise ValueError(f"{region.symbol}: cuDNN needs symmetric padding, got {p.padding}")
@@ -107,7 +106,8 @@ def _row(region: Region) -> str:
     values = [
         f'"{p.repro()}{"".join(" +" + e for e in region.epilogue)}"',
         f"Kind::{KINDS[p.kind]}",
-        "true" if p.data_layout == "NHWC" else "false",
+        "true" if p.data_layout[-1] == "C" else "false",
+        str(p.rank),
         *("{" + ", ".join(map(str, v)) + "}" for v in (p.strides, p.padding, p.dilation)),
         str(p.groups),
         *(DTYPES[d] for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),

@@ -10,6 +10,7 @@ inline tvm::ffi::Function convolution(
     const tvm::ffi::Array<int64_t>& padding, const tvm::ffi::Array<int64_t>& dilation,
     int64_t groups, const tvm::ffi::Array<tvm::ffi::String>& options, int64_t workspace_limit) {
   Conv conv = {};
+  conv.dims = 2;
   attributes(conv, kind, dtypes, strides, padding, dilation, groups);
   conv.channels_last = named("layouts", layouts, kLayouts);
   if (conv.padding[0] != conv.padding[2] || conv.padding[1] != conv.padding[3]) {

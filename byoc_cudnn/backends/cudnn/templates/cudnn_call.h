@@ -17,31 +17,44 @@ inline void expect(const Conv& conv, const char* name, const TensorView& t, cudn
                 is_float ? 32 : 16, like);
 }
 
+// " H=5 W=6": sizes by the last letters of " DHW".
+inline std::string named_sizes(const char* letters, const Conv& conv, const int64_t* sizes) {
+  std::string out;
+  for (int i = 0; i < conv.dims; ++i) {
+    out += std::string(" ") + letters[1 + kMostDims - conv.dims + i] + "=" + std::to_string(sizes[i]);
+  }
+  return out;
+}
+
 // The sizes of a call, once they fit each other.
 inline Sizes sizes_of(const Conv& conv, const Operands& t) {
   expect(conv, "data", *t.data, conv.data, *t.data);
   expect(conv, "weight", *t.weight, conv.weight, *t.data);
   expect(conv, "gradient", *t.grad, conv.grad, *t.data);
-  if (t.data->ndim() != 4 || t.weight->ndim() != 4 || t.grad->ndim() != 4) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": a tensor does not have 4 dimensions";
+  const int rank = 2 + conv.dims;
+  if (t.data->ndim() != rank || t.weight->ndim() != rank || t.grad->ndim() != rank) {
+    TVM_FFI_THROW(ValueError) << conv.problem << ": a tensor does not have " << rank << " dimensions";
   }
-  const int c = conv.channels_last ? 3 : 1, h = conv.channels_last ? 1 : 2, w = h + 1;
+  const int c = conv.channels_last ? rank - 1 : 1, first = conv.channels_last ? 1 : 2;
   Sizes z;
-  z.n = t.data->size(0), z.c = t.data->size(c), z.h = t.data->size(h), z.w = t.data->size(w);
-  z.k = t.weight->size(0), z.r = t.weight->size(h), z.s = t.weight->size(w);
-  z.p = t.grad->size(h), z.q = t.grad->size(w);
-  const int64_t p = (z.h + conv.padding[0] + conv.padding[2] - conv.dilation[0] * (z.r - 1) - 1) /
-                        conv.stride[0] + 1;
-  const int64_t q = (z.w + conv.padding[1] + conv.padding[3] - conv.dilation[1] * (z.s - 1) - 1) /
-                        conv.stride[1] + 1;
-  if (t.grad->size(0) != z.n || t.grad->size(c) != z.k || p != z.p || q != z.q ||
+  z.n = t.data->size(0), z.c = t.data->size(c), z.k = t.weight->size(0);
+  int64_t made[kMostDims] = {1, 1, 1};
+  for (int i = 0; i < conv.dims; ++i) {
+    z.image[i] = t.data->size(first + i);
+    z.taps[i] = t.weight->size(first + i);
+    z.made[i] = t.grad->size(first + i);
+    made[i] = (z.image[i] + conv.padding[i] + conv.padding[i + conv.dims] -
+               conv.dilation[i] * (z.taps[i] - 1) - 1) / conv.stride[i] + 1;
+  }
+  if (t.grad->size(0) != z.n || t.grad->size(c) != z.k || !std::equal(made, made + kMostDims, z.made) ||
       t.weight->size(c) * conv.groups != z.c) {
     TVM_FFI_THROW(ValueError) << conv.problem << ": shapes that do not fit each other: data N="
-                              << z.n << " C=" << z.c << " H=" << z.h << " W=" << z.w
+                              << z.n << " C=" << z.c << named_sizes(" DHW", conv, z.image)
                               << ", weight K=" << z.k << " C/groups=" << t.weight->size(c)
-                              << " R=" << z.r << " S=" << z.s << ", gradient N="
-                              << t.grad->size(0) << " K=" << t.grad->size(c) << " P=" << z.p
-                              << " Q=" << z.q << ", expected P=" << p << " Q=" << q;
+                              << named_sizes(" TRS", conv, z.taps) << ", gradient N="
+                              << t.grad->size(0) << " K=" << t.grad->size(c)
+                              << named_sizes(" ZPQ", conv, z.made) << ", expected"
+                              << named_sizes(" ZPQ", conv, made);
   }
   const TensorView* result = conv.kind == Kind::kFprop   ? t.grad
                              : conv.kind == Kind::kDgrad ? t.data
@@ -56,8 +69,8 @@ inline Sizes sizes_of(const Conv& conv, const Operands& t) {
   }
   if (t.mask != nullptr) {
     expect(conv, "mask", *t.mask, dtype, *t.data);
-    for (int i = 0; i < 4; ++i) {
-      if (t.mask->ndim() != 4 || t.mask->size(i) != result->size(i)) {
+    for (int i = 0; i < rank; ++i) {
+      if (t.mask->ndim() != rank || t.mask->size(i) != result->size(i)) {
         TVM_FFI_THROW(ValueError) << conv.problem << ": the mask's shape is not the result's";
       }
     }

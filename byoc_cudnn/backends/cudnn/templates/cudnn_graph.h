@@ -8,27 +8,35 @@ enum class Kind { kFprop, kDgrad, kWgrad };
 enum Epilogue : unsigned { kBias = 1, kRelu = 2, kMask = 4, kStrictMask = 8 };
 enum Option : unsigned { kAllowTf32 = 1, kDeterministic = 2, kBenchmark = 4 };
 
+constexpr int kMostDims = 3;  // of an image: height and width, or depth and these
+
 // What is known of a convolution when its code is generated; sizes come with the tensors.
 struct Conv {
   const char* problem;  // as the report prints it
   Kind kind;
   bool channels_last;  // NHWC and OHWI, else NCHW and OIHW
-  int64_t stride[2], padding[4], dilation[2];  // padding: top, left, bottom, right
+  int dims;            // of an image: so many strides and dilations are used, twice as many paddings
+  // padding: top, left, bottom, right, or front, top, left, back, bottom, right
+  int64_t stride[kMostDims], padding[2 * kMostDims], dilation[kMostDims];
   int64_t groups;
   cudnnDataType_t data, weight, grad;
   unsigned epilogue, options;
   int64_t workspace_limit;  // bytes; less than 0: `workspace_limit()` decides
 };
 
-// The sizes of one call, in the letters of the forward convolution.
+// The sizes of one call, in the letters of the forward convolution; 1 beyond an image's dimensions.
 struct Sizes {
-  int64_t n, c, h, w, k, r, s, p, q;
+  int64_t n, c, k;
+  int64_t image[kMostDims] = {1, 1, 1}, taps[kMostDims] = {1, 1, 1}, made[kMostDims] = {1, 1, 1};
   int64_t alignment;  // bytes: of the least aligned tensor, 16 at most
   bool operator==(const Sizes& o) const {
-    return n == o.n && c == o.c && h == o.h && w == o.w && k == o.k && r == o.r && s == o.s &&
-           p == o.p && q == o.q && alignment == o.alignment;
+    auto same = [](const int64_t* a, const int64_t* b) { return std::equal(a, a + kMostDims, b); };
+    return n == o.n && c == o.c && k == o.k && same(image, o.image) && same(taps, o.taps) &&
+           same(made, o.made) && alignment == o.alignment;
   }
 };
+
+inline int64_t product(const int64_t* sizes) { return sizes[0] * sizes[1] * sizes[2]; }
 
 inline int64_t bytes_of(cudnnDataType_t dtype) { return dtype == CUDNN_DATA_FLOAT ? 4 : 2; }
 
@@ -36,9 +44,9 @@ inline int64_t bytes_of(cudnnDataType_t dtype) { return dtype == CUDNN_DATA_FLOA
 // keep copies of them, and Winograd's transforms are that much larger; and some more for small ones.
 inline int64_t workspace_limit(const Conv& conv, const Sizes& z) {
   if (conv.workspace_limit >= 0) return conv.workspace_limit;
-  const int64_t tensors = z.n * z.c * z.h * z.w * bytes_of(conv.data) +
-                          z.k * (z.c / conv.groups) * z.r * z.s * bytes_of(conv.weight) +
-                          z.n * z.k * z.p * z.q * bytes_of(conv.grad);
+  const int64_t tensors = z.n * z.c * product(z.image) * bytes_of(conv.data) +
+                          z.k * (z.c / conv.groups) * product(z.taps) * bytes_of(conv.weight) +
+                          z.n * z.k * product(z.made) * bytes_of(conv.grad);
   return 4 * tensors + (int64_t{256} << 20);
 }
 
@@ -98,29 +106,40 @@ class Descriptor {
 enum Uid : int64_t { kNone = 0, kFirst, kSecond, kResult, kBiasIn, kMaskIn, kZero, kVirtual };
 
 struct Tensor {
-  int64_t dims[4];  // N C H W, or K C/groups R S
+  int64_t dims[2 + kMostDims];  // N C H W, or K C/groups R S; with a depth it comes third
+  int rank;
   cudnnDataType_t dtype;
 };
 
+inline Tensor tensor(const Conv& conv, int64_t first, int64_t second, const int64_t* others,
+                     cudnnDataType_t dtype) {
+  Tensor out = {{first, second}, 2 + conv.dims, dtype};
+  std::copy(others, others + conv.dims, out.dims + 2);
+  return out;
+}
 inline Tensor data_tensor(const Conv& conv, const Sizes& z) {
-  return {{z.n, z.c, z.h, z.w}, conv.data};
+  return tensor(conv, z.n, z.c, z.image, conv.data);
 }
 inline Tensor weight_tensor(const Conv& conv, const Sizes& z) {
-  return {{z.k, z.c / conv.groups, z.r, z.s}, conv.weight};
+  return tensor(conv, z.k, z.c / conv.groups, z.taps, conv.weight);
 }
 inline Tensor grad_tensor(const Conv& conv, const Sizes& z) {
-  return {{z.n, z.k, z.p, z.q}, conv.grad};
+  return tensor(conv, z.n, z.k, z.made, conv.grad);
 }
 
 inline Descriptor describe(const Tensor& t, int64_t uid, bool channels_last, int64_t alignment,
                            bool is_virtual, const char* name) {
-  const int64_t* d = t.dims;
-  const int64_t last[4] = {d[1] * d[2] * d[3], 1, d[3] * d[1], d[1]};
-  const int64_t first[4] = {d[1] * d[2] * d[3], d[2] * d[3], d[3], 1};
+  int64_t strides[2 + kMostDims], step = channels_last ? t.dims[1] : 1;
+  for (int i = t.rank - 1; i >= 2; --i) {
+    strides[i] = step;
+    step *= t.dims[i];
+  }
+  strides[1] = channels_last ? 1 : step;
+  strides[0] = channels_last ? step : step * t.dims[1];
   Descriptor out(CUDNN_BACKEND_TENSOR_DESCRIPTOR, name);
   out.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, t.dtype)
-      .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, d)
-      .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, channels_last ? last : first)
+      .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, t.rank, t.dims)
+      .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, t.rank, strides)
       .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, uid)
       .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, alignment)
       .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, is_virtual);
@@ -138,7 +157,8 @@ class Graph {
     unsigned left = conv.epilogue;
     size_t from = convolution(result, left == 0);
     if (left & kBias) {
-      const Tensor bias = {{1, result.dims[1], 1, 1}, result.dtype};
+      const int64_t ones[kMostDims] = {1, 1, 1};
+      const Tensor bias = tensor(conv, 1, result.dims[1], ones, result.dtype);
       const size_t b = add(describe(bias, kBiasIn, conv.channels_last, z.alignment, false, "bias"));
       left &= ~kBias;
       from = pointwise(CUDNN_POINTWISE_ADD, from, b, result, left == 0);
@@ -153,8 +173,8 @@ class Graph {
       const size_t x = add(
           describe(result, kMaskIn, conv.channels_last, z.alignment, false, "the mask's operand"));
       const size_t zero = add(scalar_zero());
-      const Tensor truth = {
-          {result.dims[0], result.dims[1], result.dims[2], result.dims[3]}, CUDNN_DATA_BOOLEAN};
+      Tensor truth = result;
+      truth.dtype = CUDNN_DATA_BOOLEAN;
       const auto compare = left & kMask ? CUDNN_POINTWISE_CMP_LT : CUDNN_POINTWISE_CMP_LE;
       const size_t less = pointwise(compare, x, zero, truth, false);
       pointwise(CUDNN_POINTWISE_BINARY_SELECT, zero, from, result, true, less);
@@ -187,11 +207,11 @@ class Graph {
   }
 
   Descriptor scalar_zero() const {
-    const int64_t one[4] = {1, 1, 1, 1};
+    const int64_t one[2 + kMostDims] = {1, 1, 1, 1, 1}, rank = 2 + conv_.dims;
     Descriptor out(CUDNN_BACKEND_TENSOR_DESCRIPTOR, "zero");
     out.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT)
-        .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, one)
-        .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, one)
+        .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, rank, one)
+        .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, rank, one)
         .set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, static_cast<int64_t>(kZero))
         .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, static_cast<int64_t>(4))
         .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, false)
@@ -200,14 +220,14 @@ class Graph {
   }
 
   size_t convolution(const Tensor& result, bool last) {
-    const int64_t dims = 2;
+    const int64_t dims = conv_.dims;
     Descriptor how(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, "the convolution");
     how.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT)
         .set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, CUDNN_CROSS_CORRELATION)
         .set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, dims)
         .set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, dims, conv_.stride)
         .set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, dims, conv_.padding)
-        .set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, dims, conv_.padding + 2)
+        .set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, dims, conv_.padding + dims)
         .set(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, dims, conv_.dilation)
         .finalize();
     const bool wgrad = conv_.kind == Kind::kWgrad, dgrad = conv_.kind == Kind::kDgrad;

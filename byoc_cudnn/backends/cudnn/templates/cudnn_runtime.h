@@ -345,12 +345,25 @@ class Entry {
     static const char* const kKinds[3] = {"fprop", "dgrad", "wgrad"};
     const Sizes& z = sizes_;
     std::ostringstream out;
-    out << kKinds[static_cast<int>(conv_.kind)] << " n=" << z.n << " c=" << z.c << " h=" << z.h
-        << " w=" << z.w << " k=" << z.k << " r=" << z.r << " s=" << z.s
-        << " stride=" << conv_.stride[0] << "," << conv_.stride[1] << " pad=" << conv_.padding[0]
-        << "," << conv_.padding[1] << "," << conv_.padding[2] << "," << conv_.padding[3]
-        << " dil=" << conv_.dilation[0] << "," << conv_.dilation[1] << " groups=" << conv_.groups
-        << (conv_.channels_last ? " layout=NHWC/OHWI/NHWC" : " layout=NCHW/OIHW/NCHW")
+    const int dims = conv_.dims;
+    auto sizes = [&out, dims](const char* letters, const int64_t* values) {
+      for (int i = 0; i < dims; ++i) out << " " << letters[kMostDims - dims + i] << "=" << values[i];
+    };
+    auto listed = [&out](const char* name, const int64_t* values, int count) {
+      out << name;
+      for (int i = 0; i < count; ++i) out << (i == 0 ? "" : ",") << values[i];
+    };
+    out << kKinds[static_cast<int>(conv_.kind)] << " n=" << z.n << " c=" << z.c;
+    sizes("dhw", z.image);
+    out << " k=" << z.k;
+    sizes("trs", z.taps);
+    listed(" stride=", conv_.stride, dims);
+    listed(" pad=", conv_.padding, 2 * dims);
+    listed(" dil=", conv_.dilation, dims);
+    const char* hw = dims == 3 ? "DHW" : "HW";
+    out << " groups=" << conv_.groups << " layout="
+        << (conv_.channels_last ? std::string("N") + hw + "C/O" + hw + "I/N" + hw + "C"
+                                : std::string("NC") + hw + "/OI" + hw + "/NC" + hw)
         << " dtype=" << short_name(conv_.data) << "/" << short_name(conv_.weight) << "/"
         << short_name(conv_.grad) << " epilogue=" << conv_.epilogue << " options=" << conv_.options
         << " limit=" << limit_ << " align=" << z.alignment;
