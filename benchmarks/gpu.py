@@ -8,7 +8,10 @@ each dtype: by our generated cuDNN code with plans chosen by timing, and by PyTo
 f32 are both float32 tensors, with and without leave to round operands to tf32, on both sides.
 `--backends cutlass` runs the CUTLASS kernels that the model chooses, `wgmma` has Hopper's among
 them, and `tuned` takes the fastest of those that tuning tries; they need nvcc, and the last two the
-headers of nvidia-cutlass.  With several backends, `best` is the fastest of them for each problem.
+headers of nvidia-cutlass.  `direct` runs our own kernels (`cuda_direct`) where there are any.  With
+several backends, `best` is the fastest of them for each problem that more than one took, and the
+lines `chosen` are of the fastest for every problem: what `benchmark=True` of the functions for
+PyTorch and `select="measured"` get.  "floor" is the larger of the product's and the copy's time.
 
 How it is timed: device events around several calls that were enqueued while the device idled, so
 that launching is no part of it; five rounds in which both take turns; medians.  Inputs are random,
@@ -40,7 +43,18 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import gpu_report
-from benchmarks.gpu_cases import BACKENDS, MODES, PLANS, Case, build, cases, pin, plan_of, tiny
+from benchmarks.gpu_cases import (
+    BACKENDS,
+    MODES,
+    PLANS,
+    Case,
+    build,
+    cases,
+    common,
+    pin,
+    plan_of,
+    tiny,
+)
 from benchmarks.layers import SUITES
 
 # Of PyTorch's cache, between cases: plans of ours must find memory for their workspaces.
@@ -76,6 +90,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=choice(known), default=None, metavar="A,B,…",
                             help=f"some of {','.join(known)};"
                             f" default: {'cudnn' if name == 'backends' else 'all'}")  # fmt: skip
+    parser.add_argument("--common", action="store_true",
+                        help="only what all of the backends take")  # fmt: skip
     parser.add_argument("--batch", type=int, default=None, help="default: 256")
     parser.add_argument("--candidates", type=int, default=8, metavar="N",
                         help="that `tuned` tries for a problem; default: 8")  # fmt: skip
@@ -163,6 +179,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     here = about()
     known = finished(args, here)
     wanted = cases(args.suites, args.kinds, args.dtypes, args.batch, args.backends)
+    if args.common:
+        wanted = common(wanted, args.backends)
     pending = [case for case in wanted if identity(facts(case)) not in known]
     with tempfile.TemporaryDirectory() as folder:
         # Plans are chosen afresh, unless the caller names a tuning record.

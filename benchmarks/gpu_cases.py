@@ -12,6 +12,8 @@ from typing import Any
 
 from benchmarks.layers import Layer, suite
 from byoc_cudnn import BACKENDS as TABLE
+from byoc_cudnn.backends.base import option_names
+from byoc_cudnn.backends.cuda_direct import codegen as direct_code
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.backends.cudnn import codegen as cudnn_code
 from byoc_cudnn.backends.cutlass import check as cutlass
@@ -30,8 +32,10 @@ BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "cutlass": ("cutlass", {}),
     "wgmma": ("cutlass", {"arch": 90, "wgmma": True}),
     "tuned": ("cutlass", {"arch": 90, "wgmma": True}),
+    "direct": ("cuda_direct", {"arch": 90}),
 }
-PLANS = {"cudnn": cudnn_code.PLANS, "cutlass": cutlass_code.PLANS}
+_CODES = {"cudnn": cudnn_code, "cutlass": cutlass_code, "cuda_direct": direct_code}
+PLANS = {name: code.PLANS for name, code in _CODES.items()}
 _ALLOW_TF32, _BENCHMARK = 1, 4  # as `templates/cudnn_graph.h` has them
 MOST_BYTES = 8 << 30  # of a case's three tensors together
 # FLOP of one call: a few milliseconds at the rates of an H200.  Only float32 without tensor cores
@@ -70,7 +74,9 @@ class Case:
 
     def region(self) -> Region:
         first, second, _ = self.problem.roles
-        options = {"allow_tf32": self.allow_tf32, **BACKENDS[self.backend][1], **self.pins}
+        options = {**BACKENDS[self.backend][1], **self.pins}
+        if "allow_tf32" in option_names(TABLE[self.vendor].options):
+            options = {"allow_tf32": self.allow_tf32, **options}
         return Region(self.symbol, self.problem, (), (first, second), options)
 
 
@@ -140,6 +146,15 @@ def _add(
     found[key].uses[suite_name] = found[key].uses.get(suite_name, 0) + layer.count
 
 
+def common(found: Sequence[Case], backends: Sequence[str]) -> list[Case]:
+    """The cases of problems that all of the backends take."""
+    taken: dict[Any, set[str]] = {}
+    for case in found:
+        taken.setdefault((case.problem, case.mode, case.transposed), set()).add(case.backend)
+    all_ = set(backends)
+    return [c for c in found if taken[c.problem, c.mode, c.transposed] == all_]
+
+
 def pin(all_cases: Sequence[Case], candidates: int, say: Callable[[str, int, int], None]) -> int:
     """Tunes the cases that are to be tuned; returns how many kernels were chosen."""
     from byoc_cudnn.tuning.tune import tune
@@ -173,14 +188,15 @@ def build(all_cases: Sequence[Case], folder: Path) -> dict[str, Path]:
     """Generates C++ for all cases and builds it; returns the shared library of each symbol.
 
     One source for a backend would do.  There is one for each processor, since a thousand functions
-    take a compiler minutes.  CUTLASS's are small, and its kernels are built beside each other.
+    take a compiler minutes.  Others than cuDNN's are small; their kernels are built side by side.
 
     Raises ToolchainError for what is missing on this machine, RuntimeError with the compiler's
     words if it fails.
     """
     workers = max(1, min(16, os.cpu_count() or 1, len(all_cases)))
     by_name = {name: [c for c in all_cases if c.vendor == name] for name in PLANS}
-    shares = [by_name["cudnn"][i::workers] for i in range(workers)] + [by_name["cutlass"]]
+    shares = [by_name["cudnn"][i::workers] for i in range(workers)]
+    shares += [mine for name, mine in by_name.items() if name != "cudnn"]
     shares = [share for share in shares if share]
     stems = [folder / f"cases{i}" for i in range(len(shares))]
     with ThreadPoolExecutor(workers) as pool:
@@ -203,11 +219,9 @@ def _gpu() -> int | None:
 def _build(share: Sequence[Case], stem: Path) -> Path:
     source, library = stem.with_suffix(".cc"), stem.with_suffix(".so")
     regions = [case.region() for case in share]
-    text = (
-        cudnn_code.generate(regions)
-        if share[0].vendor == "cudnn"
-        else cutlass_code.generate(regions, _gpu())
-    )
+    vendor = share[0].vendor
+    code = _CODES[vendor]
+    text = code.generate(regions) if vendor == "cudnn" else code.generate(regions, _gpu())
     source.write_text(text, encoding="utf-8")
     command = library_command(source, library)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -229,7 +243,9 @@ def plan_of(case: Case, plans: str) -> str:
     kernel = _kernel(case) if case.vendor == "cutlass" else ""
     for line in plans.splitlines():
         columns = line.split("\t")
-        if case.vendor == "cutlass":
+        if case.vendor == "cuda_direct":
+            ours = columns[0] == case.problem.repro()
+        elif case.vendor == "cutlass":
             ours = columns[0] == case.problem.repro() and kernel in line
         else:
             ours = wanted in columns[0]

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from relay_wgrad import output
+from relay_wgrad.problem import ConvProblem
 
 Row = dict[str, Any]
 KINDS = ("wgrad", "dgrad", "fprop")
@@ -55,6 +56,47 @@ def best(rows: Iterable[Row]) -> list[Row]:
         found.setdefault((row["problem"], row["mode"], row["transposed"]), []).append(row)
     fastest = [min(same, key=lambda r: r["ratio"]) for same in found.values() if len(same) > 1]
     return [{**row, "backend": BEST, "winner": row["backend"]} for row in fastest]
+
+
+LARGE = 20e6  # bytes: of a problem whose time is the memory's, not the launch's
+
+
+def classes_of(row: Row) -> tuple[str, ...]:
+    """What a row counts for beside its networks: all, and its convolution's class."""
+    p = ConvProblem.parse(row["problem"])
+    if p.groups > 1:
+        return "all", "depthwise" if p.groups == p.c else "grouped"
+    if min(p.c, p.k) <= 8:
+        return "all", "few channels" if p.c <= 4 else "few filters"
+    return "all", "dense"
+
+
+def chosen_lines(suites: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """Of the fastest backend for each problem, by network and class, dtype, size and kind: how many
+    problems, the geometric means of the time ratio and of the floor's share, the worst ratio."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(good(rows), key=lambda r: r["seconds"]):
+        found.setdefault((row["problem"], row["mode"], row["transposed"]), row)
+    groups: dict[tuple[str, str, bool], list[Row]] = {}
+    for row in found.values():
+        for name in (*(n for n in suites if n in row["uses"]), *classes_of(row)):
+            groups.setdefault((name, row["mode"], False), []).append(row)
+            if row["bytes"] >= LARGE:
+                groups.setdefault((name, row["mode"], True), []).append(row)
+    lines = []
+    for (name, mode, large), mine in sorted(groups.items()):
+        cells = []
+        for kind in (*KINDS[::-1], "together"):
+            some = [r for r in mine if kind in (r["kind"], "together")]
+            if some:
+                share = statistics.geometric_mean(r["share"] for r in some)
+                worst = max(r["ratio"] for r in some)
+                cells.append(
+                    f"{kind} {len(some)}: {geomean(some):.2f} floor {share:.2f} worst {worst:.2f}"
+                )
+        size = f"{LARGE / 1e6:.0f} MB and more" if large else "all sizes"
+        lines.append(f"chosen {name} {mode}, {size}: {'; '.join(cells)}")
+    return lines
 
 
 def modes(rows: Iterable[Row]) -> list[str]:
@@ -161,6 +203,8 @@ def show(console: Console, suites: Sequence[str], result: dict[str, Any]) -> Non
         console.print(f"left out for want of time: {len(left)}, first {left[0]}", markup=False)
     for text in about_lines(result):
         console.print(text, markup=False, highlight=False)
+    for text in chosen_lines(suites, rows):
+        print(text)
     wins = Counter((row["winner"], row["kind"]) for row in chosen)
     for (winner, kind), count in sorted(wins.items()):
         print(f"fastest of all: {winner} {kind} {count}")

@@ -35,7 +35,8 @@ class Shape:
     @property
     def label(self) -> str:
         words = [f"{self.c}→{self.k}", f"{self.h}²", f"{self.r}×{self.r}"]
-        words += [f"/{self.stride}"] * (self.stride > 1) + ["dw"] * (self.groups > 1)
+        words += [f"/{self.stride}"] * (self.stride > 1)
+        words += ["dw" if self.groups == self.c else f"g{self.groups}"] * (self.groups > 1)
         return " ".join([*words, *["T"] * self.transposed])
 
 
@@ -110,6 +111,96 @@ def _mobilenetv2() -> list[Shape]:
     return [*shapes, _conv(c, h, 1280, 1)]
 
 
+def _efficientnet(h: int, stem: int, wide: int, rows: Sequence[Sequence[int]]) -> list[Shape]:
+    """EfficientNet: Tan and Le 2019 (arXiv 1905.11946), table 1, scaled.  Without the two layers on
+    one pixel of squeeze and excitation.  rows : (expansion, taps, channels, blocks, stride)."""
+    shapes, c, h = [_conv(3, h, stem, 3, 2)], stem, -(-h // 2)
+    for expansion, taps, k, blocks, stride in rows:
+        for block in range(blocks):
+            step, inner = stride if block == 0 else 1, expansion * c
+            shapes += [_conv(c, h, inner, 1)] * (expansion > 1)
+            shapes += [_conv(inner, h, inner, taps, step, groups=inner)]
+            c, h = k, -(-h // step)
+            shapes += [_conv(inner, h, k, 1)]
+    return [*shapes, _conv(c, h, wide, 1)]
+
+
+def _b0() -> list[Shape]:
+    rows = (
+        (1, 3, 16, 1, 1), (6, 3, 24, 2, 2), (6, 5, 40, 2, 2), (6, 3, 80, 3, 2), (6, 5, 112, 3, 1),
+        (6, 5, 192, 4, 2), (6, 3, 320, 1, 1),
+    )  # fmt: skip
+    return _efficientnet(224, 32, 1280, rows)
+
+
+def _b4() -> list[Shape]:
+    rows = (
+        (1, 3, 24, 2, 1), (6, 3, 32, 4, 2), (6, 5, 56, 4, 2), (6, 3, 112, 6, 2), (6, 5, 160, 6, 1),
+        (6, 5, 272, 8, 2), (6, 3, 448, 2, 1),
+    )  # fmt: skip
+    return _efficientnet(380, 48, 1792, rows)
+
+
+def _convnext() -> list[Shape]:
+    """ConvNeXt-T: Liu et al. 2022 (arXiv 2201.03545).  Without what are linear layers."""
+    shapes, c = [Shape(3, 224, 96, 4, 4)], 96
+    for width, blocks, h in ((96, 3, 56), (192, 3, 28), (384, 9, 14), (768, 3, 7)):
+        shapes += [Shape(c, 2 * h, width, 2, 2)] * (width > c)
+        shapes += [_conv(width, h, width, 7, groups=width)] * blocks
+        c = width
+    return shapes
+
+
+def _bottlenecks(
+    stem: Shape, h: int, stages: Sequence[tuple[int, int, int, int, int]]
+) -> list[Shape]:
+    """Stages of (inner channels, groups, channels, blocks, stride of the first)."""
+    shapes, c = [stem], stem.k
+    for width, groups, k, blocks, stride in stages:
+        for block in range(blocks):
+            step = stride if block == 0 else 1
+            shapes += [_conv(c, h, width, 1), _conv(width, h, width, 3, step, groups)]
+            shapes += [_conv(c, h, k, 1, step)] * (block == 0)
+            c, h = k, h // step
+            shapes += [_conv(width, h, k, 1)]
+    return shapes
+
+
+def _resnext() -> list[Shape]:
+    """ResNeXt-50 32×4d: Xie et al. 2016 (arXiv 1611.05431), table 1."""
+    rows = ((128, 3, 1), (256, 4, 2), (512, 6, 2), (1024, 3, 2))
+    stages = [(width, 32, 2 * width, blocks, stride) for width, blocks, stride in rows]
+    return _bottlenecks(_conv(3, 224, 64, 7, 2), 56, stages)
+
+
+def _regnet() -> list[Shape]:
+    """RegNets of 8, 24 and 48 channels a group (Y-400MF without squeeze and excitation, X-1.6GF,
+    X-3.2GF): Radosavovic et al. 2020 (arXiv 2003.13678), tables 2 and 3."""
+    shapes: list[Shape] = []
+    for each, widths, depths in (
+        (8, (48, 104, 208, 440), (1, 3, 6, 6)), (24, (72, 168, 408, 912), (2, 4, 10, 2)),
+        (48, (96, 192, 432, 1008), (2, 6, 15, 2)),
+    ):  # fmt: skip
+        stages = [(w, w // each, w, n, 2) for w, n in zip(widths, depths, strict=True)]
+        shapes += _bottlenecks(_conv(3, 224, 32, 3, 2), 112, stages)
+    return shapes
+
+
+def _first() -> list[Shape]:
+    """First layers: MobileNet's, ResNet's, ConvNeXt's, ViT's, VGG's, U-Net's."""
+    return [
+        _conv(3, 224, 32, 3, 2), _conv(3, 224, 64, 7, 2), Shape(3, 224, 96, 4, 4),
+        Shape(3, 224, 768, 16, 16), _conv(3, 224, 64, 3), _conv(1, 256, 64, 3),
+    ]  # fmt: skip
+
+
+def _few() -> list[Shape]:
+    """Few filters: of a diffusion model's end, an image's generator, a mask, a discriminator."""
+    return [
+        _conv(320, 64, 4, 3), _conv(64, 128, 3, 7), _conv(256, 56, 4, 3), Shape(512, 31, 1, 4, 1, 1)
+    ]  # fmt: skip
+
+
 def _dcgan() -> list[Shape]:
     """DCGAN's generator for 64×64: Radford et al. 2015 (arXiv 1511.06434) in the sizes of PyTorch's
     example (4×4 taps, 100 random numbers, 64 channels before the image)."""
@@ -150,8 +241,16 @@ SUITES: dict[str, Callable[[], list[Shape]]] = {
     "dcgan": _dcgan,
     "unet": _unet,
     "keras": _keras,
+    "efficientnet_b0": _b0,
+    "efficientnet_b4": _b4,
+    "convnext": _convnext,
+    "resnext": _resnext,
+    "regnet": _regnet,
+    "first": _first,
+    "few": _few,
 }
-_PARTS = frozenset({"keras"})  # not whole networks: their first layer is not the network's
+_PARTS = frozenset({"keras", "few"})  # not whole networks: their first layer is not the network's
+_ALL_FIRST = frozenset({"first"})
 
 
 def suite(
@@ -179,7 +278,7 @@ def suite(
             shapes.count(shape),
             _problem(shape, batch, DTYPES[dtype], layouts[layout]),
             shape.transposed,
-            shape == first,
+            shape == first or name in _ALL_FIRST,
         )
         for shape in dict.fromkeys(shapes)
     ]

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from benchmarks import gpu, gpu_cases, gpu_report, gpu_timing
 from benchmarks.layers import DTYPES, LAYERS, ORDERS, SUITES, Layer, problems, suite
+from byoc_cudnn.backends.cuda_direct.codegen import generate as direct_generate
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.backends.cudnn.codegen import generate
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -27,7 +28,8 @@ EVERY = list(KINDS)
 # with a multiplication) and 25557032, 138357544 and 3504872 parameters, which less fully connected
 # layers, biases and normalization are these.  The generator of PyTorch's DCGAN example has 3576704
 # parameters, 1920 of them normalization's; a U-Net of one channel and one class has 31030593 with
-# 6849 biases, and 64 fewer weights than with two classes.
+# 6849 biases, and 64 fewer weights than with two classes.  Of torchvision's others: less the fully
+# connected layer, normalization, then squeeze and excitation; ConvNeXt less all but convolutions.
 TOTALS = {
     "resnet50": (4.087, 25557032 - 2048 * 1000 - 1000 - 53120, 53, 23),
     "vgg16": (15.347, 138357544 - 123642856 - 4224, 13, 9),
@@ -35,6 +37,13 @@ TOTALS = {
     "dcgan": (0.1046, 3576704 - 1920, 5, 5),
     "unet": (48.096, 31030593 - 6849 + 64, 23, 19),
     "keras": (0.00839, 2 * 2 * 256 * 128, 1, 1),
+    "efficientnet_b0": (0.3839, 5288548 - 1281000 - 42016 - 636540, 49, 32),
+    "efficientnet_b4": (4.3889, 19341616 - 1793000 - 125200 - 3146448, 96, 37),
+    "convnext": (0.2930, 28589128 - 769000 - 25942656, 22, 8),
+    "resnext": (4.2284, 25028904 - 2049000 - 68224, 53, 24),
+    "regnet": (5.1783, 4344144 + 9190136 + 15296552 - 2363000 - 133216 - 668024, 192, 60),
+    "first": (0.3834, 607008, 6, 6),
+    "few": (0.2376, 38336, 4, 4),
 }
 
 
@@ -325,3 +334,33 @@ def test_names_are_short() -> None:
     assert max(map(len, names)) < 28
     assert isinstance(suite("keras")[0], Layer)
     assert {*DTYPES} == {"f16", "bf16", "f32"}
+
+
+def test_our_own_kernels_are_cases_where_there_are_some() -> None:
+    found = gpu_cases.cases(["efficientnet_b0"], EVERY, ["f16", "tf32"], 64, ("cudnn", "direct"))
+    direct = [case for case in found if case.backend == "direct"]
+    assert {case.problem.groups == case.problem.c for case in direct} == {True}
+    assert len([c for c in direct if c.mode == "f16"]) == 36
+    both = gpu_cases.common(found, ("cudnn", "direct"))
+    assert len(both) == 2 * len(direct)
+    assert {case.problem for case in both} == {case.problem for case in direct}
+    assert direct[0].region().options == {"arch": 90}
+    text = direct_generate([case.region() for case in direct[:6]])
+    assert text.count("TVM_FFI_DLL_EXPORT int __tvm_ffi_case") == 6
+    plans = f"{direct[0].problem.repro()}\tkernel\t8\t0\n"
+    assert gpu_cases.plan_of(direct[0], plans) == "kernel workspace 8"
+
+
+def test_the_fastest_of_each_problem_is_what_counts() -> None:
+    rows, suites, backends = [], ["first", "few", "convnext"], ("cudnn", "direct")
+    for case in gpu_cases.cases(suites, EVERY, ["f16"], 64, backends):
+        seconds = 1e-3 if case.backend == "direct" else 2e-3
+        found = gpu.facts(case) | {"seconds": seconds, "torch_seconds": 4e-3}
+        rows.append(gpu.derived(found, {"peak": {"f16": 1e15}, "bandwidth": 4e12}))
+    lines = gpu_report.chosen_lines(suites, rows)
+    by_name = {line.split(":")[0]: line for line in lines}
+    assert "fprop 4: 0.25 floor" in by_name["chosen depthwise f16, all sizes"]
+    assert "worst 0.25; together 12" in by_name["chosen depthwise f16, all sizes"]
+    assert "dgrad" not in by_name["chosen first f16, all sizes"]
+    assert "fprop 4: 0.25" in by_name["chosen few filters f16, all sizes"]
+    assert "fprop 8: 0.35" in by_name["chosen convnext f16, all sizes"]
