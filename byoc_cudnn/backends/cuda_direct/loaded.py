@@ -65,14 +65,20 @@ def address(kernel: Kernel, *archs: int) -> int:
     if key not in _addresses:
         found = find()
         (made,) = objects_of([(archs, kernel.name)], found)
-        library = ctypes.CDLL(str(_linked(made, kernel.name, found)))
-        library[_ENTRY].restype = ctypes.c_void_p
+        library = linked(made, kernel.name, found)
         with _lock:
-            _addresses[key] = int(library[_ENTRY]())
+            _addresses[key] = entry(library)
     return _addresses[key]
 
 
-def _linked(made: Path, name: str, found: Toolchain) -> Path:
+def entry(library: Path) -> int:
+    """The address of the function that a library of `linked` is made of; it stays loaded."""
+    given = ctypes.CDLL(str(library))[_ENTRY]  # another object each time it is asked for
+    given.restype = ctypes.c_void_p
+    return int(given())
+
+
+def linked(made: Path, name: str, found: Toolchain) -> Path:
     """The library of an object, beside it."""
     path = made.with_suffix(".so")
     if not path.is_file() or path.is_symlink():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,3 +85,19 @@ def test_a_kernel_by_its_address(library: Any) -> None:
         first(*tensors)
     with pytest.raises(ValueError, match="relay_wgrad_none is no kernel for wgrad n=2"):
         loaded.convolution(PROBLEM, Options(arch=90, kernel="relay_wgrad_none"), 90)
+
+
+def test_an_address_is_whole(tmp_path: Path) -> None:
+    """Libraries lie above 4 GiB: an address read as an int would be another one."""
+    found = find()
+    if text := missing(found):
+        pytest.skip(text)
+    source, made = tmp_path / "f.cc", tmp_path / "f.o"
+    source.write_text(
+        'extern "C" __attribute__((visibility("default"))) int given() { return 4711; }\n'
+    )
+    subprocess.run([*found.compiler, "-c", "-fPIC", source, "-o", made], check=True)
+    library = loaded.linked(made, "given", found)
+    address = loaded.entry(library)
+    assert address > 1 << 32
+    assert ctypes.CFUNCTYPE(ctypes.c_int)(address)() == 4711
