@@ -12,7 +12,7 @@ from ..decision import YES, Decision, no
 COUNT = "count"
 SLOTS = {COUNT: 0, "sgd": 0, "momentum": 1, "adam": 2}
 """Rules, and how many tensors of state they keep for each parameter."""
-NUMBERS = ("lr", "weight_decay", "momentum", "beta1", "beta2", "eps")
+NUMBERS = ("weight_decay", "momentum", "beta1", "beta2", "eps", "decoupled", "clip")
 DTYPES = ("float32", "float64")
 LIMIT = 1 << 30  # elements of a tensor
 TILE = 4096
@@ -26,11 +26,15 @@ class UpdatesCall:
 
     rule : of `SLOTS`.
     numbers : the rule's, in `NUMBERS`' order; a number that it has not is 0.
+        `decoupled`: weight decay takes its part of a parameter, not of its gradient; `clip`: the
+        largest value of a gradient, 0 for any.
     counts : elements of each parameter.
+    undecayed : the places of parameters without weight decay.
     statistics : elements of each running statistic, which becomes its new value.
 
     operands of an update: parameters, gradients, state by slots, count of updates (int64)[, Adam's
-    two products], statistics, new statistics, whether to update, whether anything moves (bool)
+    two products], statistics, new statistics, whether to update, whether anything moves (bool), the
+    learning rate and what gradients are multiplied by
         -> count of updates[, products]; the others are written over
     operands of a count: tensors -> a count for each block (int32), how many in all (float64)
     """
@@ -41,6 +45,7 @@ class UpdatesCall:
     counts: tuple[int, ...]
     statistics: tuple[int, ...] = ()
     numbers: tuple[float, ...] = ()
+    undecayed: tuple[int, ...] = ()
 
     @property
     def scalars(self) -> int:
@@ -66,6 +71,8 @@ def check(call: UpdatesCall) -> Decision:
         return no(f"dtype {call.dtype!r}; there are {', '.join(DTYPES)}")
     if not _IDENTIFIER.fullmatch(call.symbol):
         return no(f"symbol {call.symbol!r} is no identifier")
+    if any(not 0 <= place < len(call.counts) for place in call.undecayed):
+        return no(f"places {call.undecayed} of {len(call.counts)} parameters")
     for count in (*call.counts, *call.statistics):
         if not 0 < count < LIMIT:
             return no(f"a tensor of {count} elements: from 1 to {LIMIT - 1}")

@@ -44,14 +44,16 @@ def numbers(call: UpdatesCall) -> tuple[float, ...]:
 
 def _row(call: UpdatesCall) -> str:
     kernel = kernel_of(call)
-    counts, statistics = (", ".join(map(str, sizes)) for sizes in (call.counts, call.statistics))
+    counts, statistics, undecayed = (
+        ", ".join(map(str, values)) for values in (call.counts, call.statistics, call.undecayed)
+    )
     told = ", ".join(map(repr, numbers(call)))
     words = f"{call.rule} of {len(call.counts)} tensors {call.dtype}"
     return (
         f'    {{"{words}", {kernel}, "{kernel}",\n'
         f"     Element::{_ELEMENTS[call.dtype][0]}, {str(call.rule == COUNT).lower()},"
         f" {SLOTS[call.rule]}, {call.scalars},\n     {{{told}}},\n"
-        f"     {{{counts}}},\n     {{{statistics}}}}},"
+        f"     {{{counts}}},\n     {{{statistics}}},\n     {{{undecayed}}}}},"
     )
 
 

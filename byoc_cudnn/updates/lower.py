@@ -61,10 +61,19 @@ def _call(func: relax.Function, told: dict[str, Any]) -> UpdatesCall:
         # Of the state the first is the count of updates.
         gradients, state, old, new = more[:4]
         types += [*gradients.ty.fields, *state.ty.fields[1:], *old.ty.fields, *new.ty.fields]
+        types.append(more[-1].ty)
     dtype = "and".join(sorted({str(ty.dtype) for ty in types}))
     if rule == COUNT:
         return UpdatesCall("f", rule, dtype, _counts(first))
-    return UpdatesCall("f", rule, dtype, _counts(first), _counts(old), numbers_of(told))
+    return UpdatesCall(
+        "f",
+        rule,
+        dtype,
+        _counts(first),
+        _counts(old),
+        numbers_of(told),
+        tuple(told.get("undecayed", ())),
+    )
 
 
 def _counts(param: relax.Var) -> tuple[int, ...]:

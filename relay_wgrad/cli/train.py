@@ -26,7 +26,8 @@ from ..training import state
 from ..training.data import Data
 from ..training.devices import SELECT, Options, place
 from ..training.trainer import CHECK_EVERY, OPTIMIZERS, Trainer
-from . import arguments
+from ..training.update import Update
+from . import arguments, train_options
 from .training_report import Memory, course, print_report, row
 
 # A kernel agrees with its second opinion when the relative error is below this.  Both sum N·P·Q or
@@ -108,11 +109,13 @@ def add_parser(commands: Any) -> None:
                         help="train on these samples, shuffled by --seed; see below")  # fmt: skip
     parser.add_argument("--steps", type=arguments.positive, default=5, help="training steps")
     parser.add_argument("--lr", type=arguments.rate, default=None,
-                        help="learning rate; by default 0.001, for adam 0.0001, and a tenth of"
+                        help="learning rate; by default 0.001, for adam(w) 0.0001, and a tenth of"
                              " that for networks without batch normalization")  # fmt: skip
     parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default=None,
-                        help="momentum is sgd with a momentum of 0.9; by default sgd, or with"
-                             " --resume the saved one")  # fmt: skip
+                        help="momentum is sgd with a momentum of 0.9, adamw adam with a decay of"
+                             " its own; by default sgd, or with --resume the saved"
+                             " one")  # fmt: skip
+    train_options.add_update(parser)
     parser.add_argument("--loss-scale", type=arguments.loss_scale, default=None,
                         help="a number or 'dynamic'; 1024 with f16, else none")  # fmt: skip
     parser.add_argument("--export", type=arguments.ending(".onnx"), metavar="FILE",
@@ -145,10 +148,13 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--weights seeded is for ONNX files; {args.model} has its own")
     if args.save:
         state.need()
+    args.started, args.saved_update = 0, Update()
     if args.resume:
         saved = state.header(args.resume)
         args.optimizer = args.optimizer or saved["optimizer"]
         args.lr = args.lr or float(saved["lr"])
+        args.started = int(saved["steps"])
+        args.saved_update = state.update_in(args.resume, saved)
     args.optimizer = args.optimizer or "sgd"
     args.weights = args.weights or "auto"
     figures, ok = train(args)
@@ -174,8 +180,9 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     with report.progress:
         with report.part("importing"):
             graph = arguments.graph_of(args)
+            update = train_options.update_from(args, args.saved_update, args.started + args.steps)
             if args.resume:
-                state.check(args.resume, graph, args.optimizer)
+                state.check(args.resume, graph, args.optimizer, update)
             data = Data.load(args.data, graph, args.seed) if args.data else None
             if args.export:
                 to_onnx(graph, graph.params, args.model)  # what it refuses, now and not at the end
@@ -187,9 +194,9 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         start = time.perf_counter()
         with report.parts() as begin:
             trainer = Trainer(
-                graph, args.device, optimizer=args.optimizer, lr=args.lr, dtype=args.dtype,
-                loss_scale=args.loss_scale, layout=args.layout, seed=args.seed, on_gpu=on_gpu,
-                progress=begin,
+                graph, args.device, optimizer=args.optimizer, lr=args.lr, update=update,
+                dtype=args.dtype, loss_scale=args.loss_scale, layout=args.layout, seed=args.seed,
+                on_gpu=on_gpu, progress=begin,
             )  # fmt: skip
         where = trainer.place
         figures.update(
@@ -273,7 +280,9 @@ def _steps(
         state.save(trainer, args.save)
     if args.export:
         with output.replacing(args.export) as made:
-            onnx.save(to_onnx(trainer.graph, trainer.params, args.model), made)
+            averages = {} if trainer.update.ema is None else trainer.averages
+            params = {**trainer.params, **averages}
+            onnx.save(to_onnx(trainer.graph, params, args.model), made)
     for path in (args.save, args.export):
         if path and not args.quiet:
             print(f"saved to {path}", file=sys.stderr)
@@ -310,7 +319,8 @@ def _check_step(
     with report.parts() as begin:
         other = Trainer(
             trainer.graph, "cpu", optimizer=trainer.optimizer, lr=trainer.lr, dtype=args.dtype,
-            loss_scale=args.loss_scale, layout=args.layout, seed=args.seed, progress=begin,
+            update=trainer.update, loss_scale=args.loss_scale, layout=args.layout, seed=args.seed,
+            progress=begin,
         )  # fmt: skip
         other.set_state(
             {name: value.numpy() for name, value in trainer.params.items()},

@@ -8,7 +8,6 @@ Values and reductions are those of PyTorch's functions of these names and option
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from tvm import relax
 
+from ..named import record_of, text_of
 from . import loss_terms as terms
 from .context import Context, shape_of
 from .graph import InputSpec
@@ -64,12 +64,7 @@ class Loss:
 
     def __str__(self) -> str:
         """As `loss_of` reads it."""
-        given = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
-        ]
-        return f"{self.name}({', '.join(given)})" if given else self.name
+        return text_of(self.name, self)
 
     def each(self, ctx: Context, result: Any, target: Any) -> Any:
         """The loss of each element."""
@@ -217,30 +212,7 @@ def loss_of(given: str | Loss, *others: str) -> Loss | str:
         return given
     if not isinstance(given, str):
         raise TypeError(f"loss must be a name or a loss, got {type(given).__name__}")
-    name, options = _parsed(given)
-    if name not in LOSSES:
-        raise ValueError(f"loss={given!r}: expected {', '.join((*LOSSES, *others))}")
-    record = LOSSES[name]
-    known = [f.name for f in dataclasses.fields(record)]
-    for option in options:
-        if option not in known:
-            raise ValueError(f"{name}: {option!r} is none of its options, {', '.join(known)}")
-    return record(**options)
-
-
-def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, options) of a name or a call with literal keywords; ("", {}) for other text."""
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-        if isinstance(node, ast.Name):
-            return node.id, {}
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            options = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords if k.arg}
-            if len(options) == len(node.keywords):
-                return node.func.id, options
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        pass
-    return "", {}
+    return record_of("loss", given, LOSSES, others)
 
 
 def add_loss(

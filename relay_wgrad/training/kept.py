@@ -6,7 +6,7 @@ back; so weights are kept turned, and turned back for who reads them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,3 +71,29 @@ class Kept:
         """An optimizer's state as for the network's parameters."""
         pairs = zip(self._of_state, tensors, strict=True)
         return [self.read(name, tensor) for name, tensor in pairs]
+
+
+class Tensors(MutableMapping[str, Any]):
+    """Tensors by fixed names; what is put in goes to the device."""
+
+    def __init__(self, names: Iterable[str], values: Sequence[Any], kept: Kept) -> None:
+        self._at = {name: index for index, name in enumerate(names)}
+        self.all = values  # as the compiled function takes and gives them
+        self._kept = kept
+
+    def __getitem__(self, name: str) -> Any:
+        return self._kept.read(name, self.all[self._at[name]])
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        changed = list(self.all)
+        changed[self._at[name]] = self._kept.put(name, value)
+        self.all = changed
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"{name!r}: a network's parameters stay")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)

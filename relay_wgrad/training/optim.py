@@ -43,18 +43,21 @@ def _adam(lr: float, weight_decay: float, momentum: float = 0.0) -> Any:
 
 
 class Rule(NamedTuple):
-    """An optimizer: what makes it of (lr, weight_decay, momentum), its default rate, and how many
-    tensors of state it has for each parameter, which come last."""
+    """An optimizer: what makes it of (lr, weight_decay, momentum), its default rate, how many
+    tensors of state it has for each parameter, which come last, and whether weight decay is apart
+    from the gradient."""
 
     make: Callable[..., Any]
     lr: float
     slots: int
+    decoupled: bool = False
 
 
 OPTIMIZERS: dict[str, Rule] = {
     "sgd": Rule(_sgd, 1e-3, 0),
     "momentum": Rule(partial(_sgd, momentum=0.9), 1e-3, 1),
     "adam": Rule(_adam, 1e-4, 2),
+    "adamw": Rule(_adam, 1e-4, 2, decoupled=True),
 }
 """By their names in Python and on the command line.
 
@@ -81,10 +84,13 @@ def make_optimizer(
 ) -> Any:
     """`sgd` or `momentum` (velocity = momentum·velocity + gradient), or `adam` (0.9 and 0.999).
 
+    `adamw` is `adam`; its weight decay is `Update`'s.
     The momentum is 0 or 0.9, by the name, unless it is given.  Raises ValueError for another name,
     for a learning rate that is not positive, for a momentum outside 0…1, and for one given to Adam.
     """
     rule = _rule(name)
+    if rule.decoupled and weight_decay:
+        raise ValueError(f"{name}: give weight_decay={weight_decay} to `Update`")
     if not lr > 0:
         raise ValueError(f"lr={lr}: expected a positive learning rate")
     given = {} if momentum is None else {"momentum": momentum}
@@ -102,15 +108,24 @@ def optimizer_for(
     return make_optimizer(name, lr=lr).init([found[name] for name in graph.trainable])
 
 
-def initial_state(graph: TrainingGraph, optimizer: str) -> list[Any]:
-    """The tensors that an optimizer starts from: as many, and of such shapes, it always has."""
-    return list(optimizer_for(graph, optimizer, 1.0).state)
+def initial_state(graph: TrainingGraph, optimizer: str, ema: bool = False) -> list[Any]:
+    """The tensors that an optimizer starts from: as many, and of such shapes, it always has.
+
+    Those of a moving average come last.
+    """
+    averages = [graph.params[name] for name in graph.trainable] if ema else []
+    return [*optimizer_for(graph, optimizer, 1.0).state, *averages]
 
 
 def state_of(trainable: Sequence[str], name: str, count: int) -> list[str]:
     """The parameter that each of an optimizer's `count` tensors is of, "" for none."""
     own = list(trainable) * _rule(name).slots
     return [""] * (count - len(own)) + own
+
+
+def is_decoupled(name: str) -> bool:
+    """Whether an optimizer's weight decay is apart from the gradient."""
+    return _rule(name).decoupled
 
 
 def _rule(name: str) -> Rule:

@@ -25,6 +25,7 @@ from .. import output
 from .arrays_file import shown
 from .loss_scale import usable
 from .optim import initial_state
+from .update import Update, update_of
 
 if TYPE_CHECKING:
     from ..frontend import TrainingGraph
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT = "relay-wgrad 1"
 _PARAM, _OPTIMIZER = "param.", "optimizer."
+_UPDATE = "update"  # its options as JSON; files from before it have none
 _COUNT = re.compile(r"[0-9]{1,18}")
 _KEYS = ("format", "model", "optimizer", "lr", "steps", "loss_scale", "good_steps", "skipped")
 
@@ -61,9 +63,10 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     tensors = {name: value.numpy() for name, value in _named(trainer.params).items()}
     tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
     numbers = (str(trainer.steps), repr(trainer.loss_scale), str(trainer.good_steps))
+    more = {_UPDATE: trainer.update.text()}
     values = (FORMAT, trainer.graph.name, trainer.optimizer, repr(float(trainer.lr)), *numbers,
               str(trainer.skipped))  # fmt: skip
-    write(path, tensors, dict(zip(_KEYS, values, strict=True)))
+    write(path, tensors, dict(zip(_KEYS, values, strict=True)) | more)
 
 
 def write(
@@ -166,14 +169,20 @@ class _Progress:
         return _Progress(**counts, loss_scale=scale, lr=numbers["lr"])
 
 
-def check(path: str | os.PathLike[str], graph: TrainingGraph, optimizer: str) -> None:
+def check(
+    path: str | os.PathLike[str],
+    graph: TrainingGraph,
+    optimizer: str,
+    update: Update | None = None,
+) -> None:
     """Raises ValueError where `restore` would, before compilation.
 
-    For a state of another optimizer or network it names what differs, with both values;
+    For a state of another optimizer, update or network it names what differs, with both values;
     FileNotFoundError and ValueError as `header` does.
     """
-    start = initial_state(graph, optimizer)
-    _checked(path, graph.name, optimizer, graph.params, start)
+    update = Update() if update is None else update
+    start = initial_state(graph, optimizer, update.ema is not None)
+    _checked(path, graph.name, optimizer, update, graph.params, start)
 
 
 def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
@@ -184,7 +193,7 @@ def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     naming file, key and values.  Then the trainer is unchanged.
     """
     progress, tensors = _checked(
-        path, trainer.graph.name, trainer.optimizer, trainer.params, trainer.state
+        path, trainer.graph.name, trainer.optimizer, trainer.update, trainer.params, trainer.state
     )
     trainer.set_state(
         {name: tensors[_PARAM + name] for name in trainer.params},
@@ -200,12 +209,13 @@ def _checked(
     path: str | os.PathLike[str],
     name: str,
     optimizer: str,
+    update: Update,
     params: Mapping[str, Any],
     state: Sequence[Any],
 ) -> tuple[_Progress, dict[str, Any]]:
     """What a file has for a network's parameters and its optimizer's state."""
     found, tensors = read(path)
-    _same_optimizer(path, found, optimizer)
+    _same_optimizer(path, found, optimizer, update)
     progress = _Progress.parse(path, found)
     wanted = _named(params) | {f"{_OPTIMIZER}{i}": v for i, v in enumerate(state)}
     _same_tensors(path, found, tensors, wanted, name)
@@ -224,7 +234,20 @@ def _named(params: Mapping[str, Any]) -> dict[str, Any]:
     return {_PARAM + name: value for name, value in params.items()}
 
 
-def _same_optimizer(path: Any, found: dict[str, str], optimizer: str) -> None:
+def update_in(path: Any, found: Mapping[str, str]) -> Update:
+    """The options of the update that a state was saved with.  Raises ValueError for others."""
+    try:
+        return update_of(found.get(_UPDATE, "{}"))
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)!r}: {_UPDATE}: {error}") from error
+
+
+def _same_optimizer(path: Any, found: dict[str, str], optimizer: str, update: Update) -> None:
+    saved = update_in(path, found)
+    if (saved.ema is None) != (update.ema is None):  # an average is part of the state
+        raise ValueError(
+            f"{os.fspath(path)!r} was saved with ema={saved.ema}, not ema={update.ema}"
+        )
     if found["optimizer"] != optimizer:
         raise ValueError(
             f"{os.fspath(path)!r} was saved with optimizer={found['optimizer']!r:.60},"

@@ -6,7 +6,8 @@ import contextlib
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,23 +21,25 @@ from . import loss_scale as scales
 from .capture import refusal
 from .compiled import Compiled, Progress, compile_module, silent
 from .devices import Options, place
-from .kept import Axes, Kept, kept_in_layout
+from .kept import Axes, Kept, Tensors, kept_in_layout
 from .lines import Row
 from .optim import (
     OPTIMIZERS,
     UNNORMALIZED,
     default_lr,
     initial_state,
+    is_decoupled,
     optimizer_for,
     state_of,
 )  # fmt: skip
 from .repeated import Repeated
 from .step import ADJOINT, changes, converted, step_module
+from .update import Update, rates, rates_spec
 from .whole_step import NOT_FINITE, Run, WholeStep, with_update, with_watch
 
 __all__ = [
     "CHECK_EVERY", "DEFAULT_LR", "OPTIMIZERS", "UNNORMALIZED", "Compiled", "Trainer",
-    "compile_module", "default_lr", "initial_state",
+    "Update", "compile_module", "default_lr", "initial_state",
 ]  # fmt: skip
 
 DEFAULT_LR = {name: rule.lr for name, rule in OPTIMIZERS.items()}
@@ -49,32 +52,6 @@ _ADVICE = (
 )
 
 
-class Tensors(MutableMapping[str, Any]):
-    """Tensors by fixed names; what is put in goes to the device."""
-
-    def __init__(self, names: Iterable[str], values: Sequence[Any], kept: Kept) -> None:
-        self._at = {name: index for index, name in enumerate(names)}
-        self.all = values  # as the compiled function takes and gives them
-        self._kept = kept
-
-    def __getitem__(self, name: str) -> Any:
-        return self._kept.read(name, self.all[self._at[name]])
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        changed = list(self.all)
-        changed[self._at[name]] = self._kept.put(name, value)
-        self.all = changed
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError(f"{name!r}: a network's parameters stay")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._at)
-
-    def __len__(self) -> int:
-        return len(self._at)
-
-
 class Trainer:
     """Trains a `TrainingGraph` on the CPU or a GPU.
 
@@ -83,8 +60,11 @@ class Trainer:
     graph : the network, its loss and its initial parameters.
     device : "cpu"; "cuda" or "cuda:1", whose convolutions go to cuDNN; "auto", a GPU if one can be
         used; or a CPU's target.  Parameters, optimizer state and running statistics live there.
-    optimizer : "sgd", "momentum" (0.9) or "adam".
-    lr : the learning rate; by default `default_lr`'s for the optimizer and the network.
+    optimizer : "sgd", "momentum" (0.9), "adam" or "adamw".
+    lr : the learning rate; by default `default_lr`'s for the optimizer and the network.  `lr` of
+        the trainer can be set between steps.
+    update : what else becomes of gradients and parameters: decay, clipping, a schedule of the rate,
+        a moving average (`relay_wgrad.training.Update`).
     dtype : None for the graph's own, or "float16" or "bfloat16": convolutions and matrix products
         take operands in that type and add up in float32; parameters, optimizer state and loss stay
         float32, and on a CPU normalizations and weights' gradients (see `on_gpu`).
@@ -115,6 +95,7 @@ class Trainer:
         *,
         optimizer: str = "momentum",
         lr: float | None = None,
+        update: Update | None = None,
         dtype: str | None = None,
         loss_scale: float | str | None = None,
         checkpoint: str | Sequence[str] | None = "graph",
@@ -124,6 +105,7 @@ class Trainer:
         progress: Progress = silent,
     ) -> None:
         self.lr = default_lr(optimizer, graph) if lr is None else lr
+        self.update = update = Update() if update is None else update
         self.graph = graph
         self.seed = seed
         self.dtype = graph.dtype if dtype is None else dtype
@@ -156,20 +138,24 @@ class Trainer:
             mod = converted(mod, layout)
         self.layout_changes = (changes(before), changes(mod[ADJOINT]))  # before, after conversion
         how = {"scaled": self._scale is not None, "dynamic": self._dynamic}
-        mod = with_update(mod, graph, rule, **how)
+        decoupled = is_decoupled(optimizer)
+        mod = with_update(mod, graph, rule, **how, update=update, decoupled=decoupled)
         if self.place.is_gpu:  # the CPU's memory is looked at as it is
             mod = with_watch(mod, graph)
         self.module = mod
         with self.place.memory_errors():
             self.compiled = self.place.compile(mod, progress)
-            step = WholeStep(self.compiled.vm.__getitem__, graph, **how)
+            clips = update.clip_norm is not None
+            step = WholeStep(self.compiled.vm.__getitem__, graph, **how, clips=clips)
             self._step = self._repeated(step)
-            self._line = self.place.line(graph)
+            self._line = self.place.line(replace(graph, inputs=(*graph.inputs, rates_spec(graph))))
             whose = state_of(graph.trainable, optimizer, len(rule.state))
-            self._kept = kept = Kept(axes, whose, self.place.device)
+            averaged = graph.trainable if update.ema is not None else ()
+            self._kept = kept = Kept(axes, [*whose, *averaged], self.place.device)
             values = [kept.put(name, value) for name, value in graph.params.items()]
             self._params = Tensors(graph.params, values, kept)
             self._state: Any = [self._tensor(value) for value in rule.state]
+            self._state += [kept.put(name, graph.params[name]) for name in averaged]
         self._control: Any = None  # on the device; None where the numbers here are what counts
         self.step_seconds = math.nan  # of the last step whose loss was read
 
@@ -185,6 +171,17 @@ class Trainer:
     def state(self) -> list[Any]:
         """The optimizer's tensors, on the device, as `params`."""
         return self._kept.read_state(self._state)
+
+    @property
+    def averages(self) -> Tensors:
+        """The moving averages of the trained parameters by name (`Update.ema`), on the device.
+
+        Raises ValueError for a trainer that has none.
+        """
+        if self.update.ema is None:
+            raise ValueError("averages: the trainer's update has no ema")
+        names = self.graph.trainable
+        return Tensors(names, self._state[-len(names) :], self._kept)
 
     @property
     def loss_scale(self) -> float | None:
@@ -306,7 +303,8 @@ class Trainer:
             now = scales.control(self._scale, self.good_steps, self.skipped, self.steps)
             self._control = self._tensor(now)
         with self.place.memory_errors():
-            inputs = self._line.inputs(values)
+            rate = self.update.rate(self.lr, self.steps)
+            inputs = self._line.inputs([*values, rates(self.graph, rate)])
             made = threads.run(self._step, inputs, self._params.all, self._state, self._control)
             wrong = None
             if self.place.is_gpu and (self.steps + 1) % CHECK_EVERY == 0:

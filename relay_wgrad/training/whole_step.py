@@ -6,8 +6,11 @@ Some functions of Relax, which `WholeStep` calls one after another:
     main_adjoint(inputs…, parameters…, [scale]) -> (outputs, gradients)
     gradients_not_finite((gradients…)) -> how many of their values          of a dynamic scale
     step_control(control, loss, [count]) -> (control, whether to update, whether anything moves)
-    optimizer((trained…), (gradients…), (state…), (statistics…), (new ones…), updates, runs)
+    step_clip(rates, (gradients…)) -> rates                      where the norm is clipped
+    optimizer((trained…), (gradients…), (state…), (statistics…), (new ones…), updates, runs, rates)
         -> ((trained…), (state…), (statistics…))
+
+`rates` are the learning rate and what gradients are multiplied by; they come with a batch.
 
 They never ask the host: where a gradient overflowed, or the loss is not finite, the update is
 computed and not taken.  The control (`loss_scale`) says what happened.  None calls another function
@@ -19,29 +22,35 @@ over what it takes: on a GPU it does, in a few kernels (`byoc_cudnn.updates`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax, te, tirx
-from tvm.relax.training.optimizer import SGD, Adam, MomentumSGD
 
 from .. import keys
 from ..frontend import TrainingGraph
-from ..transform.substitute import substitute
 from . import loss_scale
 from .step import ADJOINT
+from .update import Update
+from .updating import CLIP, UPDATE, Updating, clip_function, joined
 
-SCALE_OF, CONTROL, UPDATE = "step_scale", "step_control", "optimizer"
+SCALE_OF, CONTROL = "step_scale", "step_control"
 FOUND, NOT_FINITE = "gradients_not_finite", "not_finite"
 _CONTROL = relax.TensorType((len(loss_scale.FIELDS),), "float64")
 _FLAG = relax.TensorType((), "bool")
-_TOGETHER = 32  # tensors that one kernel puts together: a CUDA kernel's arguments are few
 
 
 def with_update(
-    module: tvm.IRModule, graph: TrainingGraph, optimizer: Any, *, scaled: bool, dynamic: bool
+    module: tvm.IRModule,
+    graph: TrainingGraph,
+    optimizer: Any,
+    *,
+    scaled: bool,
+    dynamic: bool,
+    update: Update | None = None,
+    decoupled: bool = False,
 ) -> tvm.IRModule:
     """The module with what `WholeStep` calls besides `main_adjoint`.
 
@@ -51,7 +60,9 @@ def with_update(
     graph : whose parameters are updated.
     optimizer : TVM's, after `init` with the module's variables of `graph.trainable`.
     dynamic : gradients that are not finite are looked for, and the scale follows.
+    update : what else becomes of them; `decoupled`: its weight decay is apart from the gradient.
     """
+    update = Update() if update is None else update
     bb = relax.BlockBuilder(module.clone())
     given = relax.Var("control", _CONTROL)
     if scaled:
@@ -76,7 +87,9 @@ def with_update(
         _count(bb, FOUND, gradients)
     statistics = [graph.outputs.index(name) for name in graph.updates]
     kept = relax.TupleType([outputs.fields[i] for i in statistics])
-    _update(bb, optimizer, kept)
+    if update.clip_norm is not None:
+        clip_function(bb, gradients, update.clip_norm)
+    Updating(bb, graph, optimizer, update, decoupled).write(kept)
     return bb.get()
 
 
@@ -99,14 +112,22 @@ class WholeStep:
 
     function : a function of the machine by its name.
 
-    Called with (inputs, parameters in the graph's order, optimizer state, control) it gives new
-    (parameters, state, control), some of which may be the tensors that it was given, written over.
+    Called with (inputs and rates, parameters in the graph's order, optimizer state, control) it
+    gives new (parameters, state, control), some of which may be the tensors that it was given,
+    written over.
     """
 
     def __init__(
-        self, function: Callable[[str], Any], graph: TrainingGraph, *, scaled: bool, dynamic: bool
+        self,
+        function: Callable[[str], Any],
+        graph: TrainingGraph,
+        *,
+        scaled: bool,
+        dynamic: bool,
+        clips: bool = False,
     ) -> None:
         self._function, self._scaled, self._dynamic = function, scaled, dynamic
+        self._clips = clips
         places = {name: index for index, name in enumerate(graph.params)}
         self._trained = [places[name] for name in graph.trainable]
         self._kept = [places[name] for name in graph.updates.values()]
@@ -115,7 +136,8 @@ class WholeStep:
     @property
     def functions(self) -> list[str]:
         """The names of what it calls."""
-        parts = {SCALE_OF: self._scaled, ADJOINT: True, FOUND: self._dynamic, CONTROL: True}
+        parts = {SCALE_OF: self._scaled, ADJOINT: True, FOUND: self._dynamic, CONTROL: True,
+                 CLIP: self._clips}  # fmt: skip
         return [name for name, there in parts.items() if there] + [UPDATE]
 
     def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
@@ -135,12 +157,15 @@ class WholeStep:
             return called
 
         scale = [f(SCALE_OF)(control)] if self._scaled else []
-        outputs, gradients = f(ADJOINT)(*inputs, *params, *scale)
+        *values, rates = inputs
+        outputs, gradients = f(ADJOINT)(*values, *params, *scale)
         found = [f(FOUND)(gradients)] if self._dynamic else []
         control, updates, runs = f(CONTROL)(control, outputs[0], *found)
+        if self._clips:
+            rates = f(CLIP)(rates, gradients)
         trained, state, statistics = f(UPDATE)(
             [params[i] for i in self._trained], gradients, state,
-            [params[i] for i in self._kept], [outputs[i] for i in self._new], updates, runs,
+            [params[i] for i in self._kept], [outputs[i] for i in self._new], updates, runs, rates,
         )  # fmt: skip
         made = list(params)
         for place, value in zip(self._trained, trained, strict=True):
@@ -148,23 +173,6 @@ class WholeStep:
         for place, value in zip(self._kept, statistics, strict=True):
             made[place] = value
         return (made, list(state), control), held
-
-
-def described(optimizer: Any) -> dict[str, Any] | None:
-    """An optimizer's rule and its numbers, for who computes it otherwise; None for another's.
-
-    `rule` is "sgd", "momentum" or "adam".  Numbers are those that TVM rounds to the parameters'
-    dtype.
-    """
-    numbers = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
-    if type(optimizer) is SGD:
-        return {"rule": "sgd", **numbers}
-    if type(optimizer) is MomentumSGD and not (optimizer.dampening or optimizer.nesterov):
-        return {"rule": "momentum", **numbers, "momentum": optimizer.momentum}
-    if isinstance(optimizer, Adam):
-        betas = {"beta1": optimizer.beta1, "beta2": optimizer.beta2}
-        return {"rule": "adam", **numbers, **betas, "eps": optimizer.eps}
-    return None
 
 
 def _scale(control: Any) -> Any:
@@ -209,48 +217,4 @@ def _count_of(bb: relax.BlockBuilder, tensors: relax.Var) -> relax.Var:
         elif ty.ndim == 0:
             wrong = bb.emit(relax.op.reshape(wrong, (1,)))
         counts.append(wrong)
-    while len(counts) > 1:
-        groups = [counts[at : at + _TOGETHER] for at in range(0, len(counts), _TOGETHER)]
-        counts = [bb.emit(relax.op.concat(group, 0)) for group in groups]
-    return bb.emit(relax.op.sum(counts[0]))
-
-
-def _update(bb: relax.BlockBuilder, optimizer: Any, statistics: relax.TupleType) -> None:
-    """The function of the update; without its flags all stays as it was.
-
-    What is computed of a new value is computed of the chosen one, which is the same where it
-    counts: so the choice is part of the kernel that computes the value.
-    """
-    func = optimizer.get_function()  # every parameter's update
-    params, gradients, state = func.params
-    old, new = (relax.Var(name, statistics) for name in ("statistics", "new_statistics"))
-    updates, runs = (relax.Var(name, _FLAG) for name in ("updates", "runs"))
-    bindings = list(func.body.blocks[0].bindings)
-    values: Mapping[Any, Any] = {b.var: b.value for b in bindings}
-    before: dict[Any, tuple[Any, int]] = {}
-    results: Sequence[Any] = func.body.body.fields
-    for var, source in zip(results, (params, state), strict=True):
-        for i, made in enumerate(values[var].fields):
-            before[made] = (source, i)
-    told = described(optimizer)
-    attrs = {} if told is None else {keys.UPDATE: json.dumps(told)}
-    changed: dict[relax.Var, Any] = {}
-    with bb.function(UPDATE, [params, gradients, state, old, new, updates, runs], attrs=attrs):
-        with bb.dataflow():
-            for binding in bindings:
-                if binding.var in results:
-                    continue
-                value = bb.emit(substitute(binding.value, changed), binding.var.name)
-                if binding.var in before:
-                    earlier = bb.emit(relax.TupleGetItem(*before[binding.var]))
-                    value = bb.emit(relax.op.where(updates, value, earlier))
-                changed[binding.var] = value
-            kept = [
-                bb.emit(
-                    relax.op.where(runs, *(bb.emit(relax.TupleGetItem(t, i)) for t in (new, old)))
-                )
-                for i in range(len(statistics.fields))
-            ]
-            fields = [[changed[v] for v in values[var].fields] for var in results]
-            outputs = [bb.emit_output(relax.Tuple(field)) for field in (*fields, kept)]
-        bb.emit_func_output(relax.Tuple(outputs))
+    return bb.emit(relax.op.sum(joined(bb, counts)))

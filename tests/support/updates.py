@@ -19,13 +19,14 @@ from byoc_cudnn.updates.call import NUMBERS, TILE, numbers_of
 from byoc_cudnn.updates.codegen import numbers
 from tests.support.cuda_emulated import aligned, emulated, includes
 
-ADAM = {"lr": 0.003, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+ADAM = {"weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 CASES = {
-    "sgd float64": ("sgd", "float64", {"lr": 0.05, "weight_decay": 1e-4}),
-    "momentum float32": ("momentum", "float32", {"lr": 0.02, "momentum": 0.9}),
+    "sgd float64": ("sgd", "float64", {"weight_decay": 1e-4}),
+    "momentum float32": ("momentum", "float32", {"momentum": 0.9}),
     "adam float32": ("adam", "float32", ADAM),
-    "decayed": ("momentum", "float32", {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.5}),
+    "decayed": ("momentum", "float32", {"momentum": 0.8, "weight_decay": 0.5}),
 }
+CASES["decoupled"] = ("adam", "float32", {**ADAM, "decoupled": 1.0, "clip": 0.3})
 COUNTS = (5, TILE, TILE + 3, 1, 64, 1023)
 STATISTICS = (7, 16)
 
@@ -33,10 +34,18 @@ STATISTICS = (7, 16)
 def some_calls() -> dict[str, UpdatesCall]:
     """A call for each case, one of more tensors than a launch takes, and a count."""
     calls = {
-        name: UpdatesCall(f"f{i}", rule, dtype, COUNTS, STATISTICS, numbers_of(told))
+        name: UpdatesCall(
+            f"f{i}",
+            rule,
+            dtype,
+            COUNTS,
+            STATISTICS,
+            numbers_of(told),
+            (0, 3) if name[:3] == "dec" else (),
+        )
         for i, (name, (rule, dtype, told)) in enumerate(CASES.items())
     }
-    many, told = (3,) * 90, {"lr": 1.0, "momentum": 0.5}
+    many, told = (3,) * 90, {"momentum": 0.5}
     calls["many"] = UpdatesCall("many", "momentum", "float32", many, (), numbers_of(told))
     calls["count"] = UpdatesCall("count", "count", "float32", COUNTS)
     return calls
@@ -52,7 +61,8 @@ def operands(call: UpdatesCall, rng: Any, updates: bool, runs: bool) -> list[np.
     out.append(np.array(6, "int64"))
     out += [np.array(v, call.dtype) for v in (0.5, 0.9)][: call.scalars - 1]
     out += [aligned(rng.standard_normal(n).astype(call.dtype)) for n in call.statistics * 2]
-    return [*out, np.array(updates), np.array(runs)]
+    rates = np.array([0.03, 0.7 if "momentum" in call.rule else 1.0], call.dtype)
+    return [*out, np.array(updates), np.array(runs), rates]
 
 
 def library(folder: Path, source: str, name: str = "updates") -> Any:
@@ -94,7 +104,8 @@ def expected(
     n = {name: kind(value) for name, value in told}
     out = [np.array(a) for a in arrays]
     count, kept = len(call.counts), len(call.statistics)
-    scalars_at = len(out) - call.scalars - 2 * kept - 2
+    scalars_at = len(out) - call.scalars - 2 * kept - 3
+    lr, factor = out[-1]
     scalars = [a.copy() for a in out[scalars_at : scalars_at + call.scalars]]
     if updates:
         scalars[0] = scalars[0] + np.int64(1)
@@ -102,8 +113,15 @@ def expected(
         scalars[1], scalars[2] = kind(scalars[1] * n["beta1"]), kind(scalars[2] * n["beta2"])
     for i in range(count if updates else 0):
         p, g = out[i], out[count + i]
-        if n["weight_decay"]:
-            g = n["weight_decay"] * p + g
+        if factor != 1:
+            g = factor * g
+        if n["clip"]:
+            g = np.clip(g, -n["clip"], n["clip"])
+        if n["weight_decay"] and i not in call.undecayed:
+            if n["decoupled"]:
+                p[...] = p * (kind(1) - kind(lr * n["weight_decay"]))
+            else:
+                g = n["weight_decay"] * p + g
         step = g
         if call.rule != "sgd":
             a = out[2 * count + i]
@@ -115,7 +133,7 @@ def expected(
             b[...] = n["beta2"] * b + n["rest2"] * (g * g)
             left1, left2 = kind(1) - scalars[1], kind(1) - scalars[2]
             step = (a / left1) / (np.sqrt(b / left2) + n["eps"])
-        p[...] = p - n["lr"] * step
+        p[...] = p - lr * step
     old = scalars_at + call.scalars
     for i in range(kept if runs else 0):
         out[old + i][...] = out[old + kept + i]

@@ -13,11 +13,11 @@ struct RelayWgradUpdate {
   const void* gradient;
   void *first, *second;  // state
   int64_t count;
-  bool statistic;
+  bool statistic, decays;
 };
 
 struct RelayWgradNumbers {
-  double lr, weight_decay, momentum, beta1, beta2, epsilon, rest1, rest2;
+  double weight_decay, momentum, beta1, beta2, epsilon, decoupled, clip, rest1, rest2;
 };
 
 // Many of them.  A count has values alone, and writes how many of each block's are not finite to
@@ -27,6 +27,7 @@ struct RelayWgradUpdatesCall {
   int64_t count;
   RelayWgradNumbers numbers;
   const bool *updates, *runs;
+  const void* rates;  // the learning rate, what gradients are multiplied by
   const int64_t* steps;
   int64_t* new_steps;
   const void *product1, *product2;

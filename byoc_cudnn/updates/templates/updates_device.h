@@ -22,17 +22,20 @@ struct Table {
   uint32_t begin[kMost + 1];  // of a tensor's blocks
   bool whole[kMost];          // accesses of 16 bytes fit
   bool statistic[kMost];
+  bool decays[kMost];
 };
 
 template <typename T>
 struct Numbers {
-  T lr, weight_decay, momentum, beta1, beta2, epsilon, rest1, rest2;
+  T weight_decay, momentum, beta1, beta2, epsilon, clip, rest1, rest2;
+  bool decoupled;
 };
 
 // What there is one of; `writes` in the first launch.
 template <typename T>
 struct Scalars {
   const bool *updates, *runs;
+  const T* rates;
   const int64_t* steps;
   int64_t* new_steps;
   const T *product1, *product2;
@@ -75,17 +78,23 @@ __device__ inline void put(T* at, const Pack<T, kVector<T>>& pack, bool whole, i
 }
 
 template <typename T, int R>
-__device__ inline void update(const Numbers<T>& n, T left1, T left2, T& p, T g, T& a, T& b) {
-  if (n.weight_decay != T(0)) g = n.weight_decay * p + g;
+__device__ inline void update(const Numbers<T>& n, T lr, T factor, T decay, T left1, T left2, T& p, T g, T& a, T& b) {
+  if (factor != T(1)) g = factor * g;
+  if (n.clip != T(0)) g = g > n.clip ? n.clip : g < -n.clip ? -n.clip : g;
+  if (decay != T(0) && n.decoupled) {
+    p = p * (T(1) - lr * decay);
+  } else if (decay != T(0)) {
+    g = decay * p + g;
+  }
   if constexpr (R == kSgd) {
-    p = p - n.lr * g;
+    p = p - lr * g;
   } else if constexpr (R == kMomentum) {
     a = n.momentum * a + g;
-    p = p - n.lr * a;
+    p = p - lr * a;
   } else {
     a = n.beta1 * a + n.rest1 * g;
     b = n.beta2 * b + n.rest2 * (g * g);
-    p = p - n.lr * ((a / left1) / (sqrt(b / left2) + n.epsilon));
+    p = p - lr * ((a / left1) / (sqrt(b / left2) + n.epsilon));
   }
 }
 
@@ -112,6 +121,8 @@ __global__ void __launch_bounds__(kThreads)
   const int mine = tensor_of(table, tensors, blockIdx.x);
   const bool statistic = table.statistic[mine];
   if (statistic ? !*s.runs : !updates) return;
+  const T lr = s.rates[0], factor = s.rates[1];
+  const T decay = table.decays[mine] ? n.weight_decay : T(0);
   const uint32_t count = table.count[mine];
   const uint32_t start = (blockIdx.x - table.begin[mine]) * kTile;
   constexpr int V = kVector<T>;
@@ -132,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (R == kAdam) get(b, table.second[mine] + at, whole, left);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      update<T, R>(n, left1, left2, p.value[i], g.value[i], a.value[i], b.value[i]);
+      update<T, R>(n, lr, factor, decay, left1, left2, p.value[i], g.value[i], a.value[i], b.value[i]);
     }
     put(table.value[mine] + at, p, whole, left);
     if constexpr (R != kSgd) put(table.first[mine] + at, a, whole, left);
@@ -199,6 +210,7 @@ int fill(Table<T>& table, const RelayWgradUpdatesCall& call, int64_t start, uint
     table.second[i] = static_cast<T*>(one.second);
     table.count[i] = static_cast<uint32_t>(one.count);
     table.statistic[i] = one.statistic;
+    table.decays[i] = one.decays;
     table.whole[i] = is_whole<T>(0, {one.value, one.gradient, one.first, one.second});
     table.begin[i] = blocks;
     blocks += static_cast<uint32_t>((one.count + kTile - 1) / kTile);
@@ -210,13 +222,14 @@ int fill(Table<T>& table, const RelayWgradUpdatesCall& call, int64_t start, uint
 template <typename T, int R>
 int update_all(const RelayWgradUpdatesCall& call, cudaStream_t stream) {
   const RelayWgradNumbers& d = call.numbers;
-  const Numbers<T> n{T(d.lr),      T(d.weight_decay), T(d.momentum), T(d.beta1),
-                     T(d.beta2),   T(d.epsilon),      T(d.rest1),    T(d.rest2)};
+  const Numbers<T> n{T(d.weight_decay), T(d.momentum), T(d.beta1), T(d.beta2),
+                     T(d.epsilon),      T(d.clip),     T(d.rest1), T(d.rest2), d.decoupled != 0};
   for (int64_t start = 0; start < call.count; start += kMost) {
     Table<T> table{};
     uint32_t blocks = 0;
     const int tensors = fill(table, call, start, blocks);
-    const Scalars<T> s{call.updates, call.runs, call.steps, call.new_steps,
+    const Scalars<T> s{call.updates, call.runs, static_cast<const T*>(call.rates), call.steps,
+                       call.new_steps,
                        static_cast<const T*>(call.product1), static_cast<const T*>(call.product2),
                        static_cast<T*>(call.new_product1), static_cast<T*>(call.new_product2),
                        start == 0};

@@ -12,6 +12,7 @@ struct Updates {
   int slots, scalars;         // of the state: tensors of each parameter, scalars
   RelayWgradNumbers numbers;
   std::vector<int64_t> sizes, statistics;
+  std::vector<size_t> undecayed;  // places
 };
 
 inline void expect_number(const char* words, const char* name, const TensorView& t, int code,
@@ -81,7 +82,7 @@ __attribute__((noinline)) int call(const Updates& row, const TVMFFIAny* args, in
   const size_t expected =
       row.counts ? tensors + 2
                  : (2 + static_cast<size_t>(row.slots)) * tensors +
-                       2 * static_cast<size_t>(row.scalars) + 2 * kept + 2;
+                       2 * static_cast<size_t>(row.scalars) + 2 * kept + 3;
   if (count < 0 || static_cast<size_t>(count) != expected) {
     TVM_FFI_THROW(TypeError) << row.words << ": expected " << expected << " tensors, got " << count
                              << " arguments";
@@ -91,8 +92,10 @@ __attribute__((noinline)) int call(const Updates& row, const TVMFFIAny* args, in
   for (size_t i = 0; i < table.size(); ++i) {
     table[i] = {};
     table[i].statistic = i >= tensors;
+    table[i].decays = true;
     table[i].count = i < tensors ? row.sizes[i] : row.statistics[i - tensors];
   }
+  for (size_t place : row.undecayed) table[place].decays = false;
   RelayWgradUpdatesCall z{};
   z.numbers = row.numbers;
   auto some = [&](size_t begin, size_t end, auto place) {
@@ -119,6 +122,7 @@ __attribute__((noinline)) int call(const Updates& row, const TVMFFIAny* args, in
     some(tensors, tensors + kept, gradient);
     z.updates = reader.number<bool>("whether to update", 1, kDLBool);
     z.runs = reader.number<bool>("whether anything moves", 1, kDLBool);
+    z.rates = reader.tensor(2);
     z.new_steps = reader.number<int64_t>("the count of updates", 1, kDLInt);
     if (row.scalars > 1) z.new_product1 = reader.tensor(1);
     if (row.scalars > 1) z.new_product2 = reader.tensor(1);

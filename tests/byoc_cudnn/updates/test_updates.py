@@ -27,12 +27,13 @@ from relay_wgrad.training.optim import make_optimizer, optimizer_for
 from relay_wgrad.training.repeated import WARM
 from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.training.trainer import Trainer
+from relay_wgrad.training.update import rates
+from relay_wgrad.training.updating import described
 from relay_wgrad.training.whole_step import (
     FOUND,
     NOT_FINITE,
     UPDATE,
     WholeStep,
-    described,
     with_update,
     with_watch,
 )  # fmt: skip
@@ -95,12 +96,12 @@ def test_what_is_checked_of_a_call(made: Any) -> None:
     call, run = made[0]["momentum float32"], made[1]["f1"]
     given = operands(call, np.random.default_rng(3), True, True)
     tensors = [tvm_ffi.from_dlpack(a) for a in (*given, np.array(0, "int64"))]
-    with pytest.raises(TypeError, match="momentum of 6 tensors float32: expected 26 tensors, got"):
+    with pytest.raises(TypeError, match="momentum of 6 tensors float32: expected 27 tensors, got"):
         run(*tensors[1:])
     with pytest.raises(ValueError, match="a tensor of 4096 elements, expected 5"):
         run(tensors[1], *tensors[1:])
     with pytest.raises(TypeError, match="whether to update is of another type"):
-        run(*tensors[:-3], tvm_ffi.from_dlpack(np.array(1, "int8")), *tensors[-2:])
+        run(*tensors[:-4], tvm_ffi.from_dlpack(np.array(1, "int8")), *tensors[-3:])
     count = len(COUNTS)
     with pytest.raises(ValueError, match="a gradient is a tensor that is written over"):
         run(*tensors[:count], tensors[2 * count], *tensors[count + 1 :])
@@ -112,13 +113,14 @@ def test_what_is_checked_of_a_call(made: Any) -> None:
 
 
 def test_what_there_is_no_kernel_for() -> None:
-    good = UpdatesCall("f", "sgd", "float32", (3,), (), numbers_of({"lr": 1.0}))
+    good = UpdatesCall("f", "sgd", "float32", (3,), (), numbers_of({}))
     assert check(good)
     for change, reason in (
         ({"rule": "lion"}, "rule 'lion'"), ({"dtype": "float16"}, "dtype 'float16'"),
         ({"counts": ()}, "no tensor"), ({"counts": (3, 0)}, "a tensor of 0 elements"),
         ({"statistics": (1 << 30,)}, "a tensor of"), ({"symbol": "f-"}, "no identifier"),
         ({"numbers": (float("nan"),) * len(NUMBERS)}, "not finite"),
+        ({"undecayed": (1,)}, "places (1,) of 1 parameters"),
     ):  # fmt: skip
         assert reason in check(UpdatesCall(**{**vars(good), **change})).reason
     assert one_minus(0.9) == 0.1  # and not 1 - 0.9
@@ -130,7 +132,7 @@ def test_rules_that_are_told() -> None:
     from tvm.relax.training.optimizer import MomentumSGD
 
     assert described(make_optimizer("momentum", lr=0.1, weight_decay=0.2)) == {
-        "rule": "momentum", "lr": 0.1, "weight_decay": 0.2, "momentum": 0.9
+        "rule": "momentum", "weight_decay": 0.2, "momentum": 0.9
     }  # fmt: skip
     assert described(make_optimizer("sgd", lr=0.5))["rule"] == "sgd"  # type: ignore[index]
     assert described(make_optimizer("adam", lr=0.5))["beta2"] == 0.999  # type: ignore[index]
@@ -192,7 +194,7 @@ def test_a_step_is_what_the_operators_give(optimizer: str, folder: Path, registe
                 return vm[name]
 
             step = WholeStep(function, one, scaled=True, dynamic=True)
-            made, state, now = step([], values, state, now)
+            made, state, now = step([rates(one, 0.1)], values, state, now)
             if vm is machines[0]:
                 assert [t.data_ptr() for t in made] == [t.data_ptr() for t in values]
             values = made
@@ -255,6 +257,6 @@ def test_kernels_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     if text := missing(find()):
         pytest.skip(text)
     monkeypatch.setenv("RELAY_WGRAD_CACHE", str(tmp_path))
-    calls = [UpdatesCall("f", rule, "float32", (3,), (), (1.0,) * 6) for rule in ("count", "adam")]
+    calls = [UpdatesCall("f", rule, "float32", (3,), (), (1.0,) * 7) for rule in ("count", "adam")]
     assert len(UPDATES.inputs(UPDATES.generate(calls, 90))) == 2
     assert byoc_cudnn.building.compiled._owners()[UPDATES.plans] == UPDATES.inputs

@@ -127,3 +127,34 @@ def test_another_optimizer_is_noticed_at_once(
     onnx.save(residual_net(blocks=0, size=6, channels=4), path)
     error = call("train", str(path), "--resume", str(state))[2]
     assert "its param.fc_w is float32[5, 8], but 'mine' has float32[5, 4]" in error
+
+
+def test_updates_and_parts(tmp_path: Path, call: Any) -> None:
+    """A schedule, decay and averages of a part of the parameters, saved and gone on with."""
+    pytest.importorskip("safetensors")
+    path, state, trained = (tmp_path / n for n in ("m.onnx", "s.safetensors", "t.onnx"))
+    model = residual_net(blocks=0, size=6)
+    onnx.save(model, path)
+    plain = ("train", str(path), "--steps", "2", "--no-check", "--train", "fc_*", "--bn", "frozen")
+    code, out, error = call(
+        *plain, "--schedule", "cosine(warmup=1)", "--optimizer", "adamw", "--weight-decay", "0.1",
+        "--ema", "0.5", "--save", str(state), "--export", str(trained), "--lr", "0.01",
+    )  # fmt: skip
+    assert code == 0, error
+    assert "weight gradients" in out
+    assert "left out" in out
+    names = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    after = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(trained).graph.initializer}
+    assert {n for n in names if (names[n] != after[n]).any()} == {"fc_w", "fc_b"}
+    code, out, error = call(*plain, "--resume", str(state), "--json", str(tmp_path / "f.json"))
+    assert code in (0, 1), error
+    figures = json.loads((tmp_path / "f.json").read_text())
+    # The schedule is the saved one, whose two steps are over: the rate is 0.
+    assert figures["losses"][0] == figures["losses"][-1]
+    for options, message in (
+        (("--decay", "all"), "--decay all: there is no --weight-decay"),
+        (("--train", "fc_x"), "--train fc_x matches no parameter; near it: fc_"),
+        (("--schedule", "cosine(warmup=2)"), "warmup must be less than steps, 2, got 2"),
+    ):
+        code, _, error = call("train", str(path), "--steps", "2", "--no-check", *options)
+        assert (code, message in error) == (1, True), error

@@ -40,7 +40,7 @@ def whole(optimizer: str, **options: Any) -> tvm.IRModule:
     ("optimizer", "dtype"), [("momentum", "float16"), ("adam", "bfloat16"), ("sgd", None)]
 )
 def test_a_whole_step_becomes_device_code(optimizer: str, dtype: str | None) -> None:
-    assert set(OPTIMIZERS) == {"momentum", "adam", "sgd"}
+    assert set(OPTIMIZERS) == {"momentum", "adam", "adamw", "sgd"}
     notes: list[str] = []
     module = whole(optimizer, dtype=dtype)
     module, convolutions = partitioned(module, ["cudnn"], Options(), notes)

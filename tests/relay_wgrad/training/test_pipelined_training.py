@@ -21,6 +21,7 @@ from relay_wgrad.training.devices import Options, Place, place
 from relay_wgrad.training.lines import Filler
 from relay_wgrad.training.repeated import TRIES, WARM, Repeated
 from relay_wgrad.training.trainer import CHECK_EVERY, Trainer
+from relay_wgrad.training.update import rates
 from relay_wgrad.training.whole_step import WholeStep
 from tests.support.cuda_stand_in import Counting, Repeating, runtime, stand_in
 from tests.support.training_models import residual_net
@@ -269,7 +270,8 @@ def test_all_that_a_captured_call_makes_lives_on(both: Any) -> None:
     step = WholeStep(function, ahead.graph, scaled=True, dynamic=True)
     repeated = Repeated(step, Once(), ahead.place.notes.append)
     given = batches(ahead, 3)
-    inputs = [tvm.runtime.tensor(value) for value in ahead.graph.batch_values(given[0])]
+    values = [*ahead.graph.batch_values(given[0]), rates(ahead.graph, 0.1)]
+    inputs = [tvm.runtime.tensor(value) for value in values]
     now = tvm.runtime.tensor(loss_scale.control(1.0, 0, 0, 0))
     made: Any = ahead._params.all, ahead._state, now
     for _ in range(WARM + 1):

@@ -1,0 +1,110 @@
+"""What becomes of gradients and parameters besides the optimizer's rule: `Update`.
+
+Trainer(graph, optimizer="adamw", update=Update(weight_decay=0.05, clip_norm=1.0,
+        schedule="cosine(steps=1000, warmup=50)", ema=0.999))
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from ..frontend import InputSpec, TrainingGraph
+from .schedules import Constant, Schedule, is_between, schedule_of
+
+DECAYS = ("weights", "all")
+_MOST = math.nextafter(math.inf, 0)
+
+
+@dataclass(frozen=True)
+class Update:
+    """How a step updates.
+
+    weight_decay : of `sgd`, `momentum` and `adam` times the parameter is added to its gradient; of
+        `adamw` the rate's part of it is taken from the parameter.
+    decay : what decays: "weights", parameters of two axes or more, and so neither biases nor
+        norms' scales and shifts; or "all".
+    clip_norm : the largest norm of all gradients together; larger ones are scaled down to it, as
+        `torch.nn.utils.clip_grad_norm_` does.
+    clip_value : the largest value of a gradient, either sign; after `clip_norm`, before the decay.
+    schedule : of the learning rate, by the steps so far (`relay_wgrad.training.schedules`).
+    ema : the part of a moving average of the trained parameters that stays in each update; None for
+        no average.
+
+    Raises ValueError for a value that is senseless, naming the option.
+    """
+
+    weight_decay: float = 0.0
+    decay: str = "weights"
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    schedule: str | Schedule = field(default_factory=Constant)
+    ema: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", schedule_of(self.schedule))
+        if not is_between(self.weight_decay, 0, _MOST):
+            self._refuse("weight_decay", "a number from 0 on")
+        if self.decay not in DECAYS:
+            self._refuse("decay", " or ".join(DECAYS))
+        for name in ("clip_norm", "clip_value"):
+            value = getattr(self, name)
+            if value is not None and not (is_between(value, 0, _MOST) and value > 0):
+                self._refuse(name, "a positive number")
+        if self.ema is not None and not (is_between(self.ema, 0, 1) and self.ema < 1):
+            self._refuse("ema", "from 0 to below 1")
+
+    def _refuse(self, name: str, rule: str) -> None:
+        raise ValueError(f"update: {name} must be {rule}, got {getattr(self, name)!r}")
+
+    def decayed(self, graph: TrainingGraph) -> tuple[bool, ...]:
+        """Of each trained parameter, whether it decays."""
+        return tuple(
+            bool(self.weight_decay) and (self.decay == "all" or graph.params[name].ndim > 1)
+            for name in graph.trainable
+        )
+
+    def rate(self, lr: float, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        assert isinstance(self.schedule, Schedule)
+        return lr * self.schedule.factor(step)
+
+    def text(self) -> str:
+        """For a state file: what is not the default."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        given["schedule"] = str(self.schedule)
+        default = {**vars(Update()), "schedule": "constant"}
+        return json.dumps({k: v for k, v in given.items() if v != default[k]}, sort_keys=True)
+
+
+def update_of(text: str) -> Update:
+    """Of a state file's text.  Raises ValueError for another's."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    names = {f.name for f in fields(Update)}
+    if not isinstance(given, dict) or not set(given) <= names:
+        raise ValueError(f"{text!r:.200} is no update's options, {', '.join(sorted(names))}")
+    try:
+        return Update(**given)
+    except TypeError as error:
+        raise ValueError(f"{text!r:.200}: {error}") from error
+
+
+RATES = "rates"
+"""The last input of a step: the learning rate, and what gradients are multiplied by."""
+
+
+def rates_spec(graph: TrainingGraph) -> InputSpec:
+    """The input that a step has besides the graph's."""
+    return InputSpec(RATES, RATES, (2,), graph.dtype)
+
+
+def rates(graph: TrainingGraph, rate: float) -> Any:
+    """Its value."""
+    return np.array([rate, 1.0], graph.dtype)

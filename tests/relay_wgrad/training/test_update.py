@@ -1,0 +1,184 @@
+"""Decay, clipping, schedules and averages beside PyTorch's, resumed, and on a GPU's way."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as fn
+from torch.optim import lr_scheduler as rates
+
+from relay_wgrad.frontend import from_torch
+from relay_wgrad.training import Trainer, Update, state
+from relay_wgrad.training.schedules import SCHEDULES, Cosine, Step, schedule_of
+from relay_wgrad.training.update import update_of
+from tests.support.fast import FAST
+from tests.support.onnx.models import relative
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+X = torch.zeros(4, 3, 5, 5, dtype=torch.float64)
+LR = 0.05
+
+
+class Net(nn.Module):
+    """A convolution, a norm and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+def made(optimizer: str, update: Update, **options: Any) -> Trainer:
+    graph = from_torch(Net().double(), (X,))
+    return Trainer(graph, FAST, optimizer=optimizer, lr=LR, update=update, **options)
+
+
+def groups(net: nn.Module, decay: float, everything: bool) -> list[dict[str, Any]]:
+    weights = [p for p in net.parameters() if p.ndim > 1 or everything]
+    rest = [p for p in net.parameters() if p.ndim <= 1 and not everything]
+    return [{"params": weights, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
+
+
+def adamw(net: nn.Module) -> tuple[Any, Any]:
+    rule = torch.optim.AdamW(groups(net, 0.3, False), LR, eps=1e-8)
+    first = rates.LinearLR(rule, start_factor=1 / 3, total_iters=2)
+    second = rates.CosineAnnealingLR(rule, T_max=5, eta_min=0.1 * LR)
+    return rule, rates.SequentialLR(rule, [first, second], milestones=[3])
+
+
+def momentum(net: nn.Module) -> tuple[Any, Any]:
+    rule = torch.optim.SGD(groups(net, 0.2, True), LR, momentum=0.9)
+    return rule, rates.StepLR(rule, 2, 0.5)
+
+
+CASES = {
+    "adamw": (
+        Update(
+            weight_decay=0.3, clip_norm=0.4, ema=0.8,
+            schedule="cosine(steps=8, warmup=3, last=0.1)",
+        ),
+        adamw,
+    ),
+    "momentum": (
+        Update(weight_decay=0.2, decay="all", clip_value=0.05, schedule=Step(every=2, by=0.5)),
+        momentum,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+@pytest.mark.parametrize("optimizer", CASES)
+def test_steps_are_pytorchs(optimizer: str, tmp_path: Path) -> None:
+    """Six, of which the last four are a resumed training's too, bit for bit."""
+    update, theirs = CASES[optimizer]
+    ours, net = made(optimizer, update), Net().double()
+    rule, schedule = theirs(net)
+    mean = torch.optim.swa_utils.AveragedModel(
+        net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.8)
+    )
+    mean.n_averaged += 1  # it starts with the first parameters
+    batches = [ours.graph.random_batch(seed) for seed in range(6)]
+    losses = []
+    for step, batch in enumerate(batches):
+        losses.append(ours.step(batch))
+        if step == 1:
+            state.save(ours, tmp_path / "s.safetensors")
+        rule.zero_grad()
+        fn.cross_entropy(net(torch.tensor(batch["x"])), torch.tensor(batch["labels"])).backward()
+        if update.clip_norm:
+            norm = nn.utils.clip_grad_norm_(net.parameters(), update.clip_norm)
+            assert norm > update.clip_norm  # it is clipped
+        if update.clip_value:
+            nn.utils.clip_grad_value_(net.parameters(), update.clip_value)
+        rule.step()
+        schedule.step()
+        mean.update_parameters(net)
+    named, averaged = dict(net.named_parameters()), dict(mean.module.named_parameters())
+    names = ours.graph.onnx_names
+    for name in ours.graph.trainable:
+        assert relative(ours.params[name], named[names[name]].detach().numpy()) < 1e-9, name
+        if update.ema:
+            want = averaged[names[name]].detach().numpy()
+            assert relative(ours.averages[name], want) < 1e-9, name
+    other = ours
+    after = [value.numpy().copy() for value in (*ours.params.values(), *ours.state)]
+    state.restore(other, tmp_path / "s.safetensors")
+    assert [other.step(batch) for batch in batches[2:]] == losses[2:]
+    for value, want in zip((*other.params.values(), *other.state), after, strict=True):
+        np.testing.assert_array_equal(value.numpy(), want)
+
+
+def test_a_state_has_its_update(tmp_path: Path) -> None:
+    update = Update(ema=0.9, schedule="linear(steps=10, last=0.5)", weight_decay=0.1)
+    ours, path = made("sgd", update), tmp_path / "s.safetensors"
+    ours.step(ours.graph.random_batch(0))
+    state.save(ours, path)
+    assert state.update_in(path, state.header(path)) == update == update_of(update.text())
+    with pytest.raises(ValueError, match=r"was saved with ema=0.9, not ema=None"):
+        state.check(path, ours.graph, "sgd")
+    state.check(path, ours.graph, "sgd", update)
+    ours.lr = 0.5  # between steps
+    before = ours.params["fc_bias"].numpy().copy()
+    gradient = dict(zip(ours.graph.trainable, ours.gradients(ours.graph.random_batch(1))[1],
+                        strict=True))["fc_bias"].numpy()  # fmt: skip
+    ours.step(ours.graph.random_batch(1))
+    want = before - 0.5 * update.rate(1.0, 1) * gradient
+    np.testing.assert_allclose(ours.params["fc_bias"].numpy(), want, rtol=1e-10)
+    with pytest.raises(ValueError, match="the trainer's update has no ema"):
+        _ = made("sgd", Update()).averages
+
+
+def test_schedules() -> None:
+    assert [schedule_of("constant(warmup=4)").factor(i) for i in range(6)] == [
+        0.25, 0.5, 0.75, 1, 1, 1
+    ]  # fmt: skip
+    at = schedule_of("step(at=[2, 5], by=0.1)")
+    assert [round(at.factor(i), 12) for i in range(7)] == [1, 1, 0.1, 0.1, 0.1, 0.01, 0.01]
+    linear = schedule_of("linear(steps=4)")
+    assert [linear.factor(i) for i in range(6)] == [1, 0.75, 0.5, 0.25, 0, 0]
+    cosine = Cosine(steps=100, warmup=10, last=0.2)
+    assert cosine.factor(10) == 1
+    assert cosine.factor(55) == pytest.approx(0.6)
+    assert cosine.factor(1000) == pytest.approx(0.2)
+    assert schedule_of(str(cosine)) == cosine
+    assert {*SCHEDULES} == {"constant", "step", "cosine", "linear"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weight_decay": -1}, "update: weight_decay must be a number from 0 on, got -1"),
+        ({"decay": "biases"}, "update: decay must be weights or all, got 'biases'"),
+        ({"clip_norm": 0}, "update: clip_norm must be a positive number, got 0"),
+        ({"clip_value": float("inf")}, "clip_value must be a positive number, got inf"),
+        ({"ema": 1.0}, "update: ema must be from 0 to below 1, got 1.0"),
+        ({"schedule": "exponential"}, "expected constant, step, cosine, linear"),
+        ({"schedule": "cosine"}, "cosine: steps must be an integer of at least 1, got 0"),
+        ({"schedule": "cosine(steps=5, warmup=5)"}, "cosine: warmup must be less than steps, 5"),
+        ({"schedule": "step(every=2, at=[3])"}, "step: every or at must be given, one of them"),
+        ({"schedule": "step(at=[3, 2])"}, "step: at must be growing steps of at least 1"),
+        ({"schedule": "step(every=2, by=2)"}, "step: by must be from 0 to 1, got 2"),
+        ({"schedule": "linear(steps=5, end=1)"}, "linear: 'end' is none of its options, warmup"),
+    ],
+)
+def test_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Update(**options)
+
+
+def test_a_damaged_update_is_refused() -> None:
+    for text in ("[]", "{", json.dumps({"lion": 1}), '{"ema": "x"}', '{"schedule": "x"}'):
+        with pytest.raises(ValueError, match=r"options|must be|expected"):
+            update_of(text)
