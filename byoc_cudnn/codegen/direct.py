@@ -40,6 +40,7 @@ _HEAD = """\
 #include <mutex>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 """
@@ -121,8 +122,7 @@ class Family:
         return "\n".join([
             _HEAD.format(what=self.what),
             self.template(f"{self.room}_call.h"),
-            shared("cuda_common.h"),
-            shared("direct_host.h"),
+            *map(shared, ("cuda_common.h", "cuda_tensor.h", "direct_host.h")),
             self.template(f"{self.room}_host.h"),
             "// ---- the calls of this module " + "-" * 69,
             "",

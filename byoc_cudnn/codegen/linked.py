@@ -26,7 +26,9 @@ _HEAD = """\
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 """
 _KERNEL_LINE = re.compile(r"^// kernel for ((?:sm_\d{2,3} ?)+): (\w+)$", re.MULTILINE)

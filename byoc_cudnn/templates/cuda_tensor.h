@@ -6,15 +6,9 @@ inline char* pointer_of(const tvm::ffi::TensorView* t) {
   return t == nullptr ? nullptr : static_cast<char*>(t->data_ptr()) + t->byte_offset();
 }
 
-// What code for any library asks of an operand: the dtype that it was generated for, the device of
-// the others, no gaps.
-inline void expect_tensor(const char* problem, const char* name, const tvm::ffi::TensorView& t,
-                          int code, int bits, const tvm::ffi::TensorView& like) {
-  const DLDataType d = t.dtype();
-  if (d.code != code || d.bits != bits || d.lanes != 1) {
-    TVM_FFI_THROW(TypeError) << problem << ": " << name << " has another dtype than the one"
-                             << " that the code was generated for";
-  }
+// On the device of the others, without gaps.
+inline void expect_on_device(const char* problem, const char* name, const tvm::ffi::TensorView& t,
+                             const tvm::ffi::TensorView& like) {
   if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
     TVM_FFI_THROW(ValueError) << problem << ": " << name << " is not on the CUDA device of "
                               << "the other tensors";
@@ -22,6 +16,17 @@ inline void expect_tensor(const char* problem, const char* name, const tvm::ffi:
   if (!t.IsContiguous()) {
     TVM_FFI_THROW(ValueError) << problem << ": " << name << " is not contiguous";
   }
+}
+
+// And of the dtype that the code was generated for.
+inline void expect_tensor(const char* problem, const char* name, const tvm::ffi::TensorView& t,
+                          int code, int bits, const tvm::ffi::TensorView& like) {
+  const DLDataType d = t.dtype();
+  if (d.code != code || d.bits != bits || d.lanes != 1) {
+    TVM_FFI_THROW(TypeError) << problem << ": " << name << " has another dtype than the one"
+                             << " that the code was generated for";
+  }
+  expect_on_device(problem, name, t, like);
 }
 
 }  // namespace

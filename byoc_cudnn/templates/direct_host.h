@@ -1,62 +1,12 @@
 // ---- calls of our own kernels: what their hosts share ---------------------------------------------------
 //
-// What comes from outside is checked: types, devices, shapes.  Everything in State lives until the
-// process ends: at exit the driver may be gone first.
+// What comes from outside is checked: types, devices, shapes.
 
 namespace {
 
 using tvm::ffi::TensorView;
 
 enum class Element { kHalf, kBfloat16, kFloat, kDouble };
-
-struct State {
-  std::mutex mutex;
-  std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Workspace>> workspaces;
-  std::map<int, int> multiprocessors;                     // by device
-  std::set<std::pair<std::string, std::string>> called;  // calls and their kernels
-
-  static State& get() {
-    static State* state = new State();
-    return *state;
-  }
-
-  Workspace& workspace(int device, cudaStream_t stream) {
-    std::lock_guard<std::mutex> lock(mutex);
-    std::unique_ptr<Workspace>& found = workspaces[{device, stream}];
-    if (!found) found = std::make_unique<Workspace>();
-    return *found;
-  }
-
-  // Of a device, in multiprocessors.
-  int size(int device) {
-    std::lock_guard<std::mutex> lock(mutex);
-    int& found = multiprocessors[device];
-    if (found == 0) {
-      check(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device),
-            "asking for the device's size");
-    }
-    return found;
-  }
-
-  void note(const char* words, const char* kernel) {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (called.emplace(words, kernel).second && debug_level() >= 4) {
-      std::fprintf(stderr, "relay-wgrad: %s -> %s\n", words, kernel);
-    }
-  }
-};
-
-inline char* pointer_of(const TensorView* t) {
-  return t == nullptr ? nullptr : static_cast<char*>(t->data_ptr()) + t->byte_offset();
-}
-
-inline void expect_on_device(const char* words, const char* name, const TensorView& t,
-                             const TensorView& like) {
-  if (t.device().device_type != kDLCUDA || t.device().device_id != like.device().device_id) {
-    TVM_FFI_THROW(ValueError) << words << ": " << name << " is not on the CUDA device of x";
-  }
-  if (!t.IsContiguous()) TVM_FFI_THROW(ValueError) << words << ": " << name << " is not contiguous";
-}
 
 inline void expect_dtype(const char* words, const char* name, const TensorView& t, Element element) {
   const DLDataType d = t.dtype();
@@ -89,16 +39,7 @@ inline std::vector<TensorView> views_of(const TVMFFIAny* args, int32_t count) {
   return views;
 }
 
-inline void launched(int status, const char* kernel) {
-  if (status < 0) check(static_cast<cudaError_t>(-status), std::string("launching ") + kernel);
-}
-
 // One line for each call that has run.
-inline tvm::ffi::String plans() {
-  std::lock_guard<std::mutex> lock(State::get().mutex);
-  std::string out;
-  for (const auto& [words, kernel] : State::get().called) out += words + "\t" + kernel + "\t0\t0\n";
-  return tvm::ffi::String(out);
-}
+inline tvm::ffi::String plans() { return tvm::ffi::String(Called::get().lines()); }
 
 }  // namespace

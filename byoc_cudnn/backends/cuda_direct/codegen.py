@@ -25,7 +25,8 @@ __all__ = ["PLANS", "generate", "head_and_runtime", "kernels_of"]
 
 PLANS = plans_of(CODEGEN)  # an exported function: the kernels called so far, as text
 _TEMPLATES = (
-    "direct_problem.h", "cuda_common.h", "cuda_tensor.h", "direct_call.h", "cuda_entry.h",
+    "direct_problem.h", "cuda_common.h", "cuda_tensor.h", "conv_operands.h", "direct_call.h",
+    "cuda_entry.h",
 )  # fmt: skip
 _HEAD = head("Convolutions by kernels of its own")
 

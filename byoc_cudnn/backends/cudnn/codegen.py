@@ -19,8 +19,8 @@ from .check import CODEGEN, Options
 
 PLANS = plans_of(CODEGEN)  # an exported function: the plans chosen so far, as text
 _TEMPLATES = (
-    "cuda_common.h", "cuda_tensor.h", "cudnn_graph.h", "cudnn_plan.h", "cudnn_record.h",
-    "cudnn_runtime.h", "cudnn_call.h", "cuda_entry.h",
+    "cuda_common.h", "cuda_tensor.h", "conv_operands.h", "cudnn_graph.h", "cudnn_plan.h",
+    "cudnn_record.h", "cudnn_runtime.h", "cudnn_call.h", "cuda_entry.h",
 )  # fmt: skip
 DTYPES = {
     "float16": "CUDNN_DATA_HALF",
@@ -57,8 +57,10 @@ _HEAD = """\
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 

@@ -29,7 +29,8 @@ __all__ = ["PLANS", "generate", "head_and_runtime", "kernels_of"]
 
 PLANS = plans_of(CODEGEN)  # an exported function: the kernels called so far, as text
 _TEMPLATES = (
-    "cutlass_problem.h", "cuda_common.h", "cuda_tensor.h", "cutlass_call.h", "cuda_entry.h",
+    "cutlass_problem.h", "cuda_common.h", "cuda_tensor.h", "conv_operands.h", "cutlass_call.h",
+    "cuda_entry.h",
 )  # fmt: skip
 _HEAD = head("Convolutions on CUTLASS's implicit GEMM")
 _SLICES = f"{DECLARED} int {SLICES}(const float*, void*, int, int64_t, int, cudaStream_t);\n"

@@ -50,7 +50,7 @@ __attribute__((noinline)) int call(const Moves& moves, const TVMFFIAny* args, in
   try {
     const int device = views[0].device().device_id;
     OnDevice on(device);
-    State::get().note(moves.words, moves.name);
+    Called::get().note(moves.words, moves.name);
     const RelayWgradMovesCall z{table.data(), static_cast<int64_t>(tensors), scale};
     launched(moves.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))),
              moves.name);

@@ -158,8 +158,8 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     call.epsilon = norm.epsilon;
     call.momentum = norm.momentum;
     call.unbiased = norm.unbiased;
-    State::get().note(norm.words, norm.name);
-    call.multiprocessors = State::get().size(device);
+    Called::get().note(norm.words, norm.name);
+    call.multiprocessors = attribute_of(device, cudaDevAttrMultiProcessorCount);
     call.together = together();
     call.x = pointer_of(t.x);
     call.dy = pointer_of(t.dy);
@@ -216,24 +216,8 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
       enqueue(norm, call, pointer_of(workspace), given, stream);
       return;
     }
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "asking whether the stream is captured");
-    if (capture != cudaStreamCaptureStatusNone) {
-      // The graph owns its memory: it may be replayed beside anything else on any stream.
-      void* block = nullptr;
-      check(cudaMallocAsync(&block, static_cast<size_t>(bytes), stream),
-            "allocating a workspace in a captured graph");
-      enqueue(norm, call, block, bytes, stream);
-      check(cudaFreeAsync(block, stream), "freeing a workspace in a captured graph");
-      return;
-    }
-    Workspace& space = State::get().workspace(device, stream);
-    std::lock_guard<std::mutex> lock(space.enqueuing);
-    void* block = space.at_least(bytes, bytes);
-    if (poisoning()) {
-      check(cudaMemsetAsync(block, 0xff, static_cast<size_t>(bytes), stream), "poisoning the workspace");
-    }
-    enqueue(norm, call, block, bytes, stream);
+    with_workspace(device, stream, bytes, is_captured(stream),
+                   [&](void* block) { enqueue(norm, call, block, bytes, stream); });
   } catch (const Failure& failure) {
     TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << norm.words;
   }

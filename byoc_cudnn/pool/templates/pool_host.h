@@ -61,7 +61,7 @@ __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int3
   try {
     const int device = x.device().device_id;
     OnDevice on(device);
-    State::get().note(pool.words, pool.name);
+    Called::get().note(pool.words, pool.name);
     const RelayWgradPoolCall z{x.size(0), x.size(1), x.size(2), x.size(3), y.size(1), y.size(2),
                                pool.padding[0], pool.padding[1],
                                pool.backward && pool.index ? nullptr : pointer_of(&x),

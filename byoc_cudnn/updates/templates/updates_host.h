@@ -133,7 +133,7 @@ __attribute__((noinline)) int call(const Updates& row, const TVMFFIAny* args, in
   try {
     const int device = reader.views[0].device().device_id;
     OnDevice on(device);
-    State::get().note(row.words, row.name);
+    Called::get().note(row.words, row.name);
     launched(row.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))), row.name);
   } catch (const Failure& failure) {
     TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << row.words;

@@ -4,12 +4,6 @@
 
 namespace {
 
-struct Operands {
-  const TensorView *data, *weight, *grad;  // one of them is the result
-  const TensorView* bias;
-  const TensorView* mask;
-};
-
 inline void expect(const Conv& conv, const char* name, const TensorView& t, cudnnDataType_t dtype,
                    const TensorView& like) {
   const bool is_float = dtype == CUDNN_DATA_FLOAT, is_half = dtype == CUDNN_DATA_HALF;
@@ -32,9 +26,7 @@ inline Sizes sizes_of(const Conv& conv, const Operands& t) {
   expect(conv, "weight", *t.weight, conv.weight, *t.data);
   expect(conv, "gradient", *t.grad, conv.grad, *t.data);
   const int rank = 2 + conv.dims;
-  if (t.data->ndim() != rank || t.weight->ndim() != rank || t.grad->ndim() != rank) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": a tensor does not have " << rank << " dimensions";
-  }
+  expect_rank(conv, t, rank);
   const int c = conv.channels_last ? rank - 1 : 1, first = conv.channels_last ? 1 : 2;
   Sizes z;
   z.n = t.data->size(0), z.c = t.data->size(c), z.k = t.weight->size(0);
@@ -43,8 +35,8 @@ inline Sizes sizes_of(const Conv& conv, const Operands& t) {
     z.image[i] = t.data->size(first + i);
     z.taps[i] = t.weight->size(first + i);
     z.made[i] = t.grad->size(first + i);
-    made[i] = (z.image[i] + conv.padding[i] + conv.padding[i + conv.dims] -
-               conv.dilation[i] * (z.taps[i] - 1) - 1) / conv.stride[i] + 1;
+    made[i] = positions(z.image[i], conv.padding[i], conv.padding[i + conv.dims], z.taps[i],
+                        conv.stride[i], conv.dilation[i]);
   }
   if (t.grad->size(0) != z.n || t.grad->size(c) != z.k || !std::equal(made, made + kMostDims, z.made) ||
       t.weight->size(c) * conv.groups != z.c) {
@@ -56,25 +48,10 @@ inline Sizes sizes_of(const Conv& conv, const Operands& t) {
                               << named_sizes(" ZPQ", conv, z.made) << ", expected"
                               << named_sizes(" ZPQ", conv, made);
   }
-  const TensorView* result = conv.kind == Kind::kFprop   ? t.grad
-                             : conv.kind == Kind::kDgrad ? t.data
-                                                         : t.weight;
   const cudnnDataType_t dtype = conv.kind == Kind::kFprop ? conv.grad : conv.data;
-  if (t.bias != nullptr) {
-    expect(conv, "bias", *t.bias, dtype, *t.data);
-    if (t.bias->numel() != result->size(c)) {
-      TVM_FFI_THROW(ValueError) << conv.problem << ": the bias has " << t.bias->numel()
-                                << " elements, the result " << result->size(c) << " channels";
-    }
-  }
-  if (t.mask != nullptr) {
-    expect(conv, "mask", *t.mask, dtype, *t.data);
-    for (int i = 0; i < rank; ++i) {
-      if (t.mask->ndim() != rank || t.mask->size(i) != result->size(i)) {
-        TVM_FFI_THROW(ValueError) << conv.problem << ": the mask's shape is not the result's";
-      }
-    }
-  }
+  expect_followers(conv, t, c, [&](const char* name, const TensorView& one) {
+    expect(conv, name, one, dtype, *t.data);
+  });
   uintptr_t bits = 16;
   for (const TensorView* one : {t.data, t.weight, t.grad, t.bias, t.mask}) {
     bits |= reinterpret_cast<uintptr_t>(pointer_of(one));
@@ -97,20 +74,10 @@ inline Entry& find_entry(const Conv& conv, const Sizes& z, int device) {
 inline void run(const Conv& conv, const Operands& t) {
   const Sizes z = sizes_of(conv, t);
   const int device = t.data->device().device_id;
-  const bool dgrad = conv.kind == Kind::kDgrad, wgrad = conv.kind == Kind::kWgrad;
-  const TensorView* result = wgrad ? t.weight : dgrad ? t.data : t.grad;
-  try {
-    OnDevice on(device);
-    cudaStream_t stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
-    if (t.data->numel() == 0 || t.grad->numel() == 0) {
-      // An empty batch: a weight gradient is an empty sum, the others have no elements.
-      const size_t bytes = static_cast<size_t>(result->numel()) * (result->dtype().bits / 8);
-      if (bytes > 0) check(cudaMemsetAsync(pointer_of(result), 0, bytes, stream), "cudaMemsetAsync");
-      return;
-    }
-    const Pointers p = {pointer_of(dgrad || wgrad ? t.grad : t.data),
-                        pointer_of(wgrad ? t.data : t.weight), pointer_of(result),
-                        pointer_of(t.bias), pointer_of(t.mask)};
+  on_stream(conv.problem, device, [&](cudaStream_t stream) {
+    if (is_done(conv.kind, t, stream)) return;
+    const Pointers p = {first_of(conv.kind, t), second_of(conv.kind, t),
+                        pointer_of(&result_of(conv.kind, t)), pointer_of(t.bias), pointer_of(t.mask)};
     Entry& entry = find_entry(conv, z, device);
     Worker worker = State::get().take(device);
     struct Lease {
@@ -120,9 +87,7 @@ inline void run(const Conv& conv, const Operands& t) {
     } lease{device, worker};
     worker.use(stream);
     entry.run(worker, p, stream);
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << conv.problem;
-  }
+  });
 }
 
 // One line for each problem met so far: key, engine and settings, workspace, milliseconds if timed.

@@ -2,9 +2,6 @@
 
 namespace {
 
-using tvm::ffi::TensorView;
-
-enum class Kind { kFprop, kDgrad, kWgrad };
 enum Epilogue : unsigned { kBias = 1, kRelu = 2, kMask = 4, kStrictMask = 8 };
 enum Option : unsigned { kAllowTf32 = 1, kDeterministic = 2, kBenchmark = 4 };
 

@@ -88,19 +88,11 @@ class Stopwatch {
   cudaEvent_t start_ = nullptr, stop_ = nullptr;
 };
 
-inline void release(Workspace& space) {
-  Relaxed relaxed;
-  if (space.block != nullptr) cudaFree(space.block);
-  space.block = nullptr;
-  space.size = 0;
-}
-
 class Entry;
 
 struct State {
   std::mutex mutex;
   std::map<int, std::vector<Worker>> idle;                              // by device
-  std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Workspace>> workspaces;
   std::map<std::pair<const Conv*, int>, std::vector<std::unique_ptr<Entry>>> entries;
   std::unique_ptr<Record> record;  // read when the first problem is timed
 
@@ -130,13 +122,6 @@ struct State {
     idle[device].push_back(worker);
   }
 
-  Workspace& workspace(int device, cudaStream_t stream) {
-    std::lock_guard<std::mutex> lock(mutex);
-    std::unique_ptr<Workspace>& found = workspaces[{device, stream}];
-    if (!found) found = std::make_unique<Workspace>();
-    return *found;
-  }
-
   Record& tuned() {
     if (!record) record = std::make_unique<Record>();
     return *record;
@@ -152,9 +137,7 @@ class Entry {
   const Sizes& sizes() const { return sizes_; }
 
   void run(Worker& worker, const Pointers& p, cudaStream_t stream) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "asking whether the stream is captured");
-    const bool capturing = capture != cudaStreamCaptureStatusNone;
+    const bool capturing = is_captured(stream);
     std::unique_ptr<Plan> plan;
     {
       // The first caller chooses, the others wait for it.
@@ -189,26 +172,8 @@ class Entry {
   // `own`: the workspace to use instead of the stream's, which would stay as large as the largest.
   void execute(Worker& worker, const Plan& plan, const Pointers& p, cudaStream_t stream,
                bool capturing, Workspace* own = nullptr) {
-    if (plan.workspace == 0) return enqueue(worker, plan, p, nullptr);
-    if (capturing) {
-      // The graph owns its memory: it may be replayed beside anything else on any stream.
-      void* block = nullptr;
-      check(cudaMallocAsync(&block, static_cast<size_t>(plan.workspace), stream),
-            "allocating a workspace in a captured graph");
-      enqueue(worker, plan, p, block);
-      check(cudaFreeAsync(block, stream), "freeing a workspace in a captured graph");
-      return;
-    }
-    Workspace& space = own != nullptr ? *own : State::get().workspace(device_, stream);
-    std::lock_guard<std::mutex> lock(space.enqueuing);
-    // No captured graph has this memory, and freeing it waits for whom it serves.
-    if (plan.workspace > space.size) release(space);
-    void* block = space.at_least(plan.workspace, limit_);
-    if (poisoning()) {
-      const size_t bytes = static_cast<size_t>(plan.workspace);
-      check(cudaMemsetAsync(block, 0xff, bytes, stream), "poisoning the workspace");
-    }
-    enqueue(worker, plan, p, block);
+    with_workspace(device_, stream, plan.workspace, capturing,
+                   [&](void* block) { enqueue(worker, plan, p, block); }, own);
   }
 
   void enqueue(Worker& worker, const Plan& plan, const Pointers& p, void* workspace) {
@@ -321,7 +286,7 @@ class Entry {
         milliseconds_ = middle;
       }
     }
-    release(space);
+    space.release();
     // The result must be the winner's.
     if (winner != nullptr) execute(worker, *winner, p, stream, false);
     return winner;

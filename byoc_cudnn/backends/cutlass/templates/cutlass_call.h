@@ -1,13 +1,9 @@
 // ---- calls ----------------------------------------------------------------------------------------------
 //
-// What comes from outside is checked here: types, devices, shapes, alignment.  Everything in State
-// lives until the process ends: at exit the driver may be gone first.
+// What comes from outside is checked here: types, devices, shapes, alignment.
 
 namespace {
 
-using tvm::ffi::TensorView;
-
-enum class Kind { kFprop, kDgrad, kWgrad };
 enum class Element { kHalf, kBfloat16, kFloat };  // in the order of relay_wgrad_cutlass_slices
 
 // A kernel for a convolution.
@@ -29,55 +25,6 @@ struct Conv {
   Element data, weight, grad;
   bool bias;
   Variant variants[5];  // as many GPUs as there are options of; the newest first, then empty ones
-};
-
-struct Operands {
-  const TensorView *data, *weight, *grad;  // one of them is the result
-  const TensorView *bias, *mask;  // a mask or a residual, of the result's shape
-};
-
-struct State {
-  std::mutex mutex;
-  std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Workspace>> workspaces;
-  std::map<int, int> archs;                                // by device
-  // Bytes of workspace of what was called.
-  std::map<std::pair<const Conv*, const Variant*>, std::pair<int64_t, bool>> called;
-
-  static State& get() {
-    static State* state = new State();
-    return *state;
-  }
-
-  Workspace& workspace(int device, cudaStream_t stream) {
-    std::lock_guard<std::mutex> lock(mutex);
-    std::unique_ptr<Workspace>& found = workspaces[{device, stream}];
-    if (!found) found = std::make_unique<Workspace>();
-    return *found;
-  }
-
-  int arch(int device) {
-    std::lock_guard<std::mutex> lock(mutex);
-    int& found = archs[device];
-    if (found == 0) {
-      int major = 0, minor = 0;
-      check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-            "asking for the device's generation");
-      check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
-            "asking for the device's generation");
-      found = 10 * major + minor;
-    }
-    return found;
-  }
-
-  void note(const Conv& conv, const Variant& variant, int64_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex);
-    std::pair<int64_t, bool>& known = called[{&conv, &variant}];
-    if (!known.second && debug_level() >= 4) {
-      std::fprintf(stderr, "relay-wgrad: %s -> %s, slices %d, workspace %lld\n", conv.problem,
-                   variant.name, variant.slices, static_cast<long long>(bytes));
-    }
-    known = {bytes, true};
-  }
 };
 
 inline int64_t bytes_of(Element element) { return element == Element::kFloat ? 4 : 2; }
@@ -113,44 +60,15 @@ inline RelayWgradCall sizes_of(const Conv& conv, const Variant& variant, const O
   expect(conv, "data", *t.data, conv.data, at[fprop ? 0 : wgrad ? 1 : 2], *t.data);
   expect(conv, "weight", *t.weight, conv.weight, at[wgrad ? 2 : 1], *t.data);
   expect(conv, "gradient", *t.grad, conv.grad, at[fprop ? 2 : 0], *t.data);
-  if (t.data->ndim() != 4 || t.weight->ndim() != 4 || t.grad->ndim() != 4) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": a tensor does not have 4 dimensions";
-  }
+  expect_rank(conv, t, 4);
   expect_small(conv, variant, "data", *t.data, conv.data);
   expect_small(conv, variant, "weight", *t.weight, wgrad ? Element::kFloat : conv.weight);
   expect_small(conv, variant, "gradient", *t.grad, conv.grad);
-  const int64_t n = t.data->size(0), h = t.data->size(1), w = t.data->size(2), c = t.data->size(3);
-  const int64_t k = t.weight->size(0), r = t.weight->size(1), s = t.weight->size(2);
-  const int64_t p = (h + conv.padding[0] + conv.padding[2] - conv.dilation[0] * (r - 1) - 1) /
-                        conv.stride[0] + 1;
-  const int64_t q = (w + conv.padding[1] + conv.padding[3] - conv.dilation[1] * (s - 1) - 1) /
-                        conv.stride[1] + 1;
-  if (t.grad->size(0) != n || t.grad->size(3) != k || t.grad->size(1) != p ||
-      t.grad->size(2) != q || t.weight->size(3) * conv.groups != c || k % conv.groups != 0) {
-    TVM_FFI_THROW(ValueError) << conv.problem << ": shapes that do not fit each other: data N=" << n
-                              << " H=" << h << " W=" << w << " C=" << c << ", weight K=" << k
-                              << " R=" << r << " S=" << s << " C=" << t.weight->size(3)
-                              << ", gradient N=" << t.grad->size(0) << " P=" << t.grad->size(1)
-                              << " Q=" << t.grad->size(2) << " K=" << t.grad->size(3)
-                              << ", expected P=" << p << " Q=" << q << ", groups=" << conv.groups;
-  }
-  const TensorView* result = fprop ? t.grad : wgrad ? t.weight : t.data;
+  const auto [n, h, w, c, k, r, s, p, q] = image_sizes(conv, t, false);
   const Element element = fprop ? conv.grad : conv.data;
-  if (t.bias != nullptr) {
-    expect(conv, "bias", *t.bias, element, at[2], *t.data);
-    if (t.bias->numel() != result->size(3)) {
-      TVM_FFI_THROW(ValueError) << conv.problem << ": the bias has " << t.bias->numel()
-                                << " elements, the result " << result->size(3) << " channels";
-    }
-  }
-  if (t.mask != nullptr) {
-    expect(conv, "mask or residual", *t.mask, element, at[2], *t.data);
-    for (int i = 0; i < 4; ++i) {
-      if (t.mask->ndim() != 4 || t.mask->size(i) != result->size(i)) {
-        TVM_FFI_THROW(ValueError) << conv.problem << ": the shape of the mask or residual is not the result's";
-      }
-    }
-  }
+  expect_followers(conv, t, 3, [&](const char* name, const TensorView& one) {
+    expect(conv, name, one, element, at[2], *t.data);
+  });
   // No size is larger than its tensor's pixels or channels, which fit, and padding is less than the kernel's reach.
   auto small = [](int64_t value) { return static_cast<int>(value); };
   return {small(n), small(h), small(w), small(c / conv.groups), small(k / conv.groups), small(r),
@@ -164,7 +82,7 @@ inline RelayWgradCall sizes_of(const Conv& conv, const Variant& variant, const O
 // What a kernel's object returns, in words.
 inline void finish(const Variant& variant, int status) {
   if (status == 0) return;
-  if (status < 0) check(static_cast<cudaError_t>(-status), std::string("launching ") + variant.name);
+  launched(status, variant.name);
   static const char* const kWords[] = {  // of cutlass::Status, in its order
       "", "misaligned operand", "invalid dtype", "invalid layout", "invalid problem",
       "not supported", "no workspace", "internal error", "another architecture",
@@ -211,7 +129,8 @@ inline void enqueue(const Conv& conv, const Variant& variant, const RelayWgradCa
 inline const Variant& variant_for(const Conv& conv, int device) {
   int arch = 0;
   try {
-    arch = State::get().arch(device);
+    arch = 10 * attribute_of(device, cudaDevAttrComputeCapabilityMajor) +
+           attribute_of(device, cudaDevAttrComputeCapabilityMinor);
   } catch (const Failure& failure) {
     TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << conv.problem;
   }
@@ -233,62 +152,23 @@ inline void run(const Conv& conv, const Operands& t) {
   const int device = t.data->device().device_id;
   const Variant& variant = variant_for(conv, device);
   RelayWgradCall call = sizes_of(conv, variant, t);
-  const bool dgrad = conv.kind == Kind::kDgrad, wgrad = conv.kind == Kind::kWgrad;
-  const TensorView& result = wgrad ? *t.weight : dgrad ? *t.data : *t.grad;
-  try {
-    OnDevice on(device);
-    cudaStream_t stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
-    if (t.data->numel() == 0 || t.grad->numel() == 0) {
-      // An empty batch: a weight gradient is an empty sum, the others have no elements.
-      const size_t bytes = static_cast<size_t>(result.numel()) * (result.dtype().bits / 8);
-      if (bytes > 0) check(cudaMemsetAsync(pointer_of(&result), 0, bytes, stream), "cudaMemsetAsync");
-      return;
-    }
-    call.first = pointer_of(dgrad || wgrad ? t.grad : t.data);
-    call.second = pointer_of(wgrad ? t.data : t.weight);
+  const TensorView& result = result_of(conv.kind, t);
+  on_stream(conv.problem, device, [&](cudaStream_t stream) {
+    if (is_done(conv.kind, t, stream)) return;
+    call.first = first_of(conv.kind, t);
+    call.second = second_of(conv.kind, t);
     call.source = pointer_of(t.bias != nullptr ? t.bias : t.mask);
+    const bool wgrad = conv.kind == Kind::kWgrad;
     const bool direct = !wgrad || (call.slices == 1 && conv.weight == Element::kFloat);
     const int64_t bytes = direct ? 0 : 4 * result.numel() * call.slices;
-    State::get().note(conv, variant, bytes);
-    if (direct) {
-      enqueue(conv, variant, call, result, nullptr, stream);
-      return;
-    }
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "asking whether the stream is captured");
-    if (capture != cudaStreamCaptureStatusNone) {
-      // The graph owns its memory: it may be replayed beside anything else on any stream.
-      void* parts = nullptr;
-      check(cudaMallocAsync(&parts, static_cast<size_t>(bytes), stream),
-            "allocating a workspace in a captured graph");
+    Called::get().note(conv.problem, variant.name, bytes, variant.slices);
+    with_workspace(device, stream, bytes, bytes > 0 && is_captured(stream), [&](void* parts) {
       enqueue(conv, variant, call, result, parts, stream);
-      check(cudaFreeAsync(parts, stream), "freeing a workspace in a captured graph");
-      return;
-    }
-    Workspace& space = State::get().workspace(device, stream);
-    std::lock_guard<std::mutex> lock(space.enqueuing);
-    void* parts = space.at_least(bytes, bytes);
-    if (poisoning()) {
-      check(cudaMemsetAsync(parts, 0xff, static_cast<size_t>(bytes), stream),
-            "poisoning the workspace");
-    }
-    enqueue(conv, variant, call, result, parts, stream);
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << conv.problem;
-  }
+    });
+  });
 }
 
 // One line for each convolution called so far: problem, kernel and slices, workspace.
-inline tvm::ffi::String plans() {
-  std::lock_guard<std::mutex> lock(State::get().mutex);
-  std::string out;
-  for (const auto& one : State::get().called) {
-    const auto& [conv, variant] = one.first;
-    out += std::string(conv->problem) + "\t" + variant->name +
-           " slices=" + std::to_string(variant->slices) + "\t" +
-           std::to_string(one.second.first) + "\t0\n";
-  }
-  return tvm::ffi::String(out);
-}
+inline tvm::ffi::String plans() { return tvm::ffi::String(Called::get().lines()); }
 
 }  // namespace
