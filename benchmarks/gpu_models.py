@@ -7,14 +7,13 @@ gives it.  Dropout and stochastic depth are left out, so that all sides compute 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import nn
 
+from benchmarks.network_zoo import torchvision_models
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from tests.support.torch.onnx_module import OnnxModule
 
@@ -96,27 +95,13 @@ def _module(name: str) -> nn.Module:
     if name == "unet":
         return UNet()
     wanted = _SYNONYMS.get(name, name)
-    torchvision = _torchvision()
+    torchvision = torchvision_models()
     if hasattr(torchvision, wanted):
         return getattr(torchvision, wanted)(weights=None)
     timm = importlib.import_module("timm")
     if not timm.is_model(wanted):
         raise ValueError(f"{name!r} is a model neither of torchvision nor of timm")
     return timm.create_model(wanted, pretrained=False)
-
-
-def _torchvision() -> Any:
-    """Its models.  Beside PyTorch's build for CPUs its own compiled operators do not load, and the
-    networks need none: then nothing is registered for them."""
-
-    def none(*args: Any, **kwargs: Any) -> Any:
-        return lambda function: function
-
-    here = mock.patch.object(torch.library, "register_fake", none)
-    with (
-        contextlib.nullcontext() if hasattr(torch.version, "cuda") and torch.version.cuda else here
-    ):
-        return importlib.import_module("torchvision.models")
 
 
 def _still(module: nn.Module) -> nn.Module:

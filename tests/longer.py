@@ -80,6 +80,7 @@ LONGER = {
     "tests/relay_wgrad/test_registry.py::test_an_op_that_is_taken_is_refused": CHILDREN,
     f"{RELAY}/test_constants.py::test_arguments_of_the_run_end_no_process": CHILDREN,
     "tests/benchmarks/test_compile_steps.py::test_a_child": CHILDREN,
+    "tests/benchmarks/test_networks.py::test_train": "a training; the other modes stay",
     "tests/byoc_cudnn/building/test_toolchain.py::test_preload_lets_tvm_load_its_cuda": CHILDREN,
     "tests/relay_wgrad/pipeline/test_cpu_pipeline.py::test_a_training_step_has_no": NETWORKS,
     f"{TRAINING}/test_resnet50.py": NETWORKS,

@@ -147,6 +147,25 @@ def _im2col(ctx: Context, call: Call) -> Any:
     return ctx.emit(op.reshape(op.permute_dims(apart, [0, 1, 2, 4, 3, 5]), call.shape))
 
 
+def _col2im(ctx: Context, call: Call) -> Any:
+    """(x, size, kernel, dilation, padding, stride): windows summed where they lay, `_im2col`'s
+    transpose."""
+    size, kernel, dilation, padding, stride = (ints(call.args[i], 2) for i in range(1, 6))
+    n, c = call.shape[:2]
+    spans = [
+        (size[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+        for i in range(2)
+    ]
+    apart = ctx.emit(op.reshape(call.args[0], (n, c, *kernel, *spans)))
+    whole = ctx.emit(op.permute_dims(apart, [0, 1, 2, 4, 3, 5]))
+    x = ctx.emit(op.reshape(whole, (n, c, kernel[0] * spans[0], kernel[1] * spans[1])))
+    for i in range(2):
+        r, p = np.divmod(np.arange(kernel[i] * spans[i]), spans[i])
+        place = r * dilation[i] + p * stride[i] - padding[i]
+        x = by_matrix(ctx, x, 2 + i, (np.arange(size[i])[:, None] == place).astype("float32"))
+    return x
+
+
 _KINDS = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d",
           "bicubic2d")  # fmt: skip
 
@@ -157,6 +176,7 @@ RESIZING: dict[str, Builder] = {
     "_upsample_bilinear2d_aa.vec": _interpolated,
     "adaptive_avg_pool1d.default": _adaptive_average_pool(1),
     "adaptive_avg_pool2d.default": _adaptive_average_pool(2),
+    "col2im.default": _col2im,
     "constant_pad_nd.default": _pad,
     "im2col.default": _im2col,
     "pad.default": _pad,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,29 @@ def _repeat(ctx: Context, call: Call) -> Any:
     return repeated(ctx, call.args[0], [int(t) for t in call.args[1]])
 
 
+def _tile(ctx: Context, call: Call) -> Any:
+    """As `repeat`, of leading axes once where numbers are left out."""
+    times = [int(t) for t in call.args[1]]
+    rank = len(shape_of(call.args[0]))
+    return repeated(ctx, call.args[0], [1] * (rank - len(times)) + times)
+
+
+def _repeat_each(ctx: Context, call: Call) -> Any:
+    """(x, times, axis): each element that often, one after another; of all elements, flat."""
+    x, times = call.args[0], int(call.args[1])
+    shape = shape_of(x)
+    if call.arg(2) is None:
+        shape, axis = (math.prod(shape),), 0
+    else:
+        axis = int(call.args[2]) % len(shape)
+    apart = ctx.emit(op.reshape(x, (*shape[: axis + 1], 1, *shape[axis + 1 :])))
+    wide = ctx.emit(op.broadcast_to(apart, (*shape[: axis + 1], times, *shape[axis + 1 :])))
+    call.setting("output_size")
+    return ctx.emit(op.reshape(wide, call.shape))
+
+
 def _cat(ctx: Context, call: Call) -> Any:
-    parts = [as_dtype(ctx, x, call.dtype) for x in call.args[0]]
+    parts = [as_dtype(ctx, x, call.dtype) for x in call.args[0] if 0 not in shape_of(x)]
     axis = int(call.arg(1, 0)) % len(call.shape)
     if any(len(shape_of(x)) != len(call.shape) for x in parts):
         raise ValueError("an empty tensor of another rank is not supported")
@@ -94,7 +116,10 @@ def _slice(ctx: Context, call: Call) -> Any:
     size, step = shape_of(x)[axis], int(call.arg(4, 1))
     start, stop, _ = slice(call.arg(2), call.arg(3), step).indices(size)
     if stop <= start:
-        raise ValueError(f"an empty slice, {start}:{stop} of {size}, is not supported")
+        users = {str(getattr(user.target, "__name__", "")) for user in call.node.users}
+        if users != {"cat.default"}:
+            raise ValueError(f"an empty slice, {start}:{stop} of {size}, is not supported")
+        return constant(np.empty(call.shape), call.dtype)  # joined to others, it is nothing
     return cut(ctx, x, axis, start, stop, step)
 
 
@@ -230,6 +255,7 @@ SHAPES: dict[str, Builder] = {
     "pixel_shuffle.default": _pixel_shuffle,
     "pixel_unshuffle.default": _pixel_unshuffle,
     "repeat.default": _repeat,
+    "repeat_interleave.self_int": _repeat_each,
     "roll.default": _roll,
     "scalar_tensor.default": _filled(None),
     "select.int": _select,
@@ -243,6 +269,7 @@ SHAPES: dict[str, Builder] = {
     "squeeze.dims": _shaped,
     "stack.default": _stack,
     "t.default": _matrix_transpose,
+    "tile.default": _tile,
     "transpose.int": _transpose,
     "unbind.int": _unbind,
     "unsqueeze.default": _shaped,

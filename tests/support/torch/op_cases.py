@@ -318,7 +318,7 @@ class Given(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.partition(".")[0]
         if name == "bernoulli_":
-            p = args[1]
+            p = args[1] if len(args) > 1 else 0.5  # PyTorch leaves out what is the default
             made = self.next(1.0 if isinstance(p, Tensor) else p)
             return args[0].copy_(made < p if isinstance(p, Tensor) else made)
         if name == "bernoulli":

@@ -69,6 +69,10 @@ RESIZING: dict[str, Function] = {
         + fn.max_pool1d(y.flatten(2), 2, 1).square().mean()
         + fn.max_pool2d(y, 2, return_indices=True)[0].square().mean()
     ),
+    "columns, summed": lambda y: fn.fold(
+        fn.unfold(y, (3, 2), padding=(1, 0), stride=2) * y[:, :1].flatten(2)[..., :9].sin(),
+        (6, 6), (3, 2), padding=(1, 0), stride=2,
+    ),
     "columns": lambda y: fn.unfold(y, (3, 2), dilation=(1, 2), padding=(1, 0), stride=2),
 }  # fmt: skip
 
@@ -93,6 +97,12 @@ INDEXING: dict[str, Function] = {
         (y[:, 0, 0] > 0).long(), y[0, 0]
     ),
     "select by places that are computed": lambda y: y.index_select(2, (y[0, 0, 0] > 0).long()),
+    "parts that are nothing": lambda y: torch.cat([y[:, :0], y * 2, y[:, 4:]], 1),
+    "repeated": lambda y: (
+        y.repeat_interleave(2, 1)[:, 1:5]
+        + torch.tile(y, (2, 1, 2))[:, 2:6, :, 3:9]
+        + y.repeat_interleave(3)[:36].reshape(6, 6)
+    ),
     "triangle": lambda y: y * torch.tril(torch.ones(6, 6, dtype=y.dtype)),
     "unshuffle": lambda y: fn.pixel_unshuffle(y, 2),
 }

@@ -1,0 +1,132 @@
+"""Gradients and training of whole networks beside PyTorch's: modes of `benchmarks.networks`."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+from torch.overrides import TorchFunctionMode
+from tvm import relax
+
+from benchmarks.network_stages import Send
+from benchmarks.network_zoo import BATCH, CLASSES, Loss, build
+from legalize.cpu import host_target
+from relay_wgrad.frontend import TrainingGraph, from_torch
+from relay_wgrad.training import Trainer
+from relay_wgrad.training.step import ADJOINT, step_module
+from tests.support.torch.op_cases import Given, autograd
+
+BOUND = 1e-9
+FLOOR = 1e-6
+STEPS = 50
+RATE = 2e-4
+# Beside each other two float32 trainings part by rounding: this far, of PyTorch's first loss.
+APART = 0.05
+# LLVM's level 0 compiles in half the time; what is computed is the same.
+_QUICK = {"kind": "llvm", "opt-level": 0}
+
+
+class _Exact(TorchFunctionMode):
+    """PyTorch with a sixth of float64 in hardsigmoid's gradient, where its own has float32's."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.hardsigmoid:
+            return torch.nn.functional.relu6(args[0] + 3) / 6
+        return func(*args, **(kwargs or {}))
+
+
+def check(name: str, send: Send) -> None:
+    """Sends how far loss and gradients in float64 are from autograd's; raises beyond `BOUND`.
+
+    For each parameter ‖error‖ / max(‖gradient‖, 1e-6 ‖all gradients‖): one whose true gradient is
+    0, as a bias's before batch normalization, has nothing but rounding.
+    """
+    torch.set_num_threads(1)
+    network, side = build(name)
+    module = Loss(network.double())
+    _spread(module)
+    images = torch.rand(BATCH, 3, side, side, dtype=torch.float64)
+    graph = from_torch(module, (images,), loss="own", dropout="mask", name=name)
+    batch = graph.random_batch(3)
+    drawn = sum(spec.kind in ("mask", "random") for spec in graph.inputs)
+    send({"image": side, "parameters": len(graph.trainable), "random": drawn})
+    with _Exact():
+        loss, wanted = autograd(copy.deepcopy(module), graph, batch)
+    began = time.perf_counter()
+    outputs, gradients = _run(graph, batch)
+    send({"step_s": round(time.perf_counter() - began, 1)})
+    loss_error = abs(float(outputs[0].numpy()) - float(loss)) / max(abs(float(loss)), 1e-300)
+    total = float(np.sqrt(sum(float((want**2).sum()) for want in wanted.values())))
+    worst, of = 0.0, ""
+    for (parameter, want), got in zip(wanted.items(), gradients, strict=True):
+        size = max(float(np.linalg.norm(want)), FLOOR * total)
+        far = float(np.linalg.norm(got.numpy() - want)) / size
+        if not far <= worst:
+            worst, of = far, parameter
+    send({"loss_error": loss_error, "worst": worst, "worst_of": of, "norm": total})
+    if not (loss_error <= BOUND and worst <= BOUND):
+        raise ValueError(f"the loss is {loss_error:.1e} and the gradient of {of} {worst:.1e} away")
+
+
+def _spread(module: torch.nn.Module) -> None:
+    """Parameters that begin as one constant (gates, scales of residuals) get random numbers."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                noise = torch.rand(parameter.shape, dtype=parameter.dtype, generator=generator)
+                parameter.add_(0.2 * (noise - 0.5))
+
+
+def _run(graph: TrainingGraph, batch: dict[str, Any]) -> Any:
+    module = step_module(graph)
+    machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target(_QUICK)), tvm.cpu())
+    arguments = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in graph.arguments(batch)]
+    return machine[ADJOINT](*arguments)
+
+
+def train(name: str, send: Send) -> None:
+    """Sends losses of 50 steps on one batch in float32, ours and PyTorch's; raises if they part.
+
+    Plain SGD; dropout and stochastic depth as they are drawn, the same for both.
+    """
+    torch.set_num_threads(1)
+    network, side = build(name)
+    module = Loss(network)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(BATCH, 3, side, side, generator=generator)
+    labels = torch.arange(BATCH) % CLASSES
+    graph = from_torch(module, (images, labels), loss="own", dropout="mask", name=name)
+    send({"image": side, "parameters": len(graph.trainable)})
+    data = [spec.name for spec in graph.inputs if spec.kind == "data"]
+    given = dict(zip(data, (images.numpy(), labels.numpy()), strict=True))
+    trainer = Trainer(graph, host_target(), optimizer="sgd", lr=RATE, layout="NHWC")
+    named = dict(module.named_parameters())
+    trained = [named[graph.onnx_names[n]] for n in graph.trainable]
+    optimizer = torch.optim.SGD(trained, lr=RATE)
+    ours, theirs = [], []
+    for step in range(STEPS):
+        batch = {**graph.random_batch(step), **given}
+        ours.append(float(trainer.step(batch)))
+        optimizer.zero_grad()
+        theirs.append(_pytorch_loss(module, graph, batch))
+        optimizer.step()
+    furthest = max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / theirs[0]
+    send({"first": ours[0], "last": ours[-1], "last_pytorch": theirs[-1], "furthest": furthest,
+          "losses": ours, "pytorch": theirs})  # fmt: skip
+    if not furthest <= APART:
+        raise ValueError(f"losses part by {furthest:.1%} of the first")
+
+
+def _pytorch_loss(module: Any, graph: TrainingGraph, batch: dict[str, Any]) -> float:
+    """PyTorch's loss of a batch, with its random numbers; gradients are left in the parameters."""
+    drawn = [(s, batch[s.name]) for s in graph.inputs if s.kind in ("mask", "random")]
+    data = [torch.tensor(batch[s.name]) for s in graph.inputs if s.kind == "data"]
+    with Given(drawn):
+        loss = module(*data)
+    loss.backward()
+    return float(loss.detach())

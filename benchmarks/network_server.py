@@ -1,0 +1,20 @@
+"""What processes of `benchmarks.networks` begin with, imported once by the server that forks."""
+
+from __future__ import annotations
+
+import importlib
+
+import relay_wgrad
+from benchmarks import network_checks, network_stages
+from benchmarks.network_zoo import torchvision_models
+
+torchvision_models()
+importlib.import_module("timm")
+relay_wgrad.register()
+
+MODES = {
+    "table": network_stages.stages,
+    "check": network_checks.check,
+    "train": network_checks.train,
+}
+"""Mode -> what sends the facts of a network."""

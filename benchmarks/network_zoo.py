@@ -1,0 +1,164 @@
+"""The networks of torchvision and timm, as PyTorch modules without downloaded weights.
+
+A network goes by its package and name there, `torchvision/resnet50` or `timm/convnext_tiny`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+BATCH = 2
+CLASSES = 10
+NAMES = Path(__file__).with_name("network_names.txt")
+_SIDES = (64, 96, 128)  # pixels, tried in this order before a network's own size
+
+
+def torchvision_models() -> Any:
+    """`torchvision.models`, also where torchvision's compiled operators cannot be loaded.
+
+    Its wheel on the package index is made for PyTorch with CUDA; beside another PyTorch its
+    operators are missing, and importing it fails where it registers shapes for them.  No network
+    here has one of them, so nothing is registered.
+    """
+
+    def no_fake(*args: Any, **kwargs: Any) -> Any:
+        return lambda function: function
+
+    patched = mock.patch.object(torch.library, "register_fake", no_fake)
+    with contextlib.nullcontext() if torch.version.cuda else patched:
+        return importlib.import_module("torchvision.models")
+
+
+def networks() -> list[str]:
+    """All of torchvision's classifying and segmenting networks, and timm's in `NAMES`."""
+    models = torchvision_models()
+    own = [*models.list_models(module=models), *models.list_models(module=models.segmentation)]
+    return [f"torchvision/{name}" for name in own] + [f"timm/{name}" for name in timm_names()]
+
+
+def timm_names() -> list[str]:
+    """timm's networks of the table: of each of its modules some, of different kinds and sizes.
+
+    The first of each module come first, so that a run that is cut short has seen each kind.
+    """
+    lines = NAMES.read_text(encoding="utf-8").splitlines()
+    families = [line.partition(":")[2].split() for line in lines]
+    return [name for turn in zip_longest(*families) for name in turn if name is not None]
+
+
+def build(name: str, *, initial: bool = True) -> tuple[nn.Module, int]:
+    """(a network in training mode, with seeded weights, the side of a square image that it takes).
+
+    initial : False leaves weights as the memory was, which takes no time; for what looks at the
+        graph alone.
+
+    Raises ValueError for a name of neither package.
+    """
+    package, _, short = name.partition("/")
+    if package not in ("torchvision", "timm"):
+        raise ValueError(f"{name!r}: expected torchvision/NAME or timm/NAME")
+    make = _of_torchvision if package == "torchvision" else _of_timm
+    error: Exception | None = None
+    for side in (*_SIDES, None):
+        torch.manual_seed(0)
+        with contextlib.nullcontext() if initial else _without_initial_values():
+            try:
+                module, own = make(short, side)
+                module.train()
+                if side is not None:
+                    _tried(module, side)
+                return module, own
+            except Exception as raised:  # of many kinds: an image too small for it
+                error = raised
+    assert error is not None
+    raise error
+
+
+def _tried(module: nn.Module, side: int) -> None:
+    """Raises what the network does for an image of this size; its statistics stay."""
+    states = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.no_grad():
+        module(torch.rand(BATCH, 3, side, side))
+    for name, buffer in module.named_buffers():
+        if name in states:
+            buffer.copy_(states[name])
+
+
+def _of_torchvision(name: str, side: int | None) -> tuple[nn.Module, int]:
+    models = torchvision_models()
+    segments = name in models.list_models(module=models.segmentation)
+    options: dict[str, Any] = {"weights": None, "num_classes": CLASSES}
+    if segments:
+        options |= {"weights_backbone": None, "aux_loss": True if "lraspp" not in name else None}
+    options = {key: value for key, value in options.items() if value is not None or "w" in key}
+    if name.startswith("vit") and side is not None:
+        options["image_size"] = side
+    if name.startswith("maxvit"):
+        options["input_size"] = (side or 224, side or 224)
+    return models.get_model(name, **options), side or 299 if "inception" in name else side or 224
+
+
+def _of_timm(name: str, side: int | None) -> tuple[nn.Module, int]:
+    timm = importlib.import_module("timm")
+    if side is None:
+        module = timm.create_model(name, pretrained=False, num_classes=CLASSES)
+        return module, int(module.pretrained_cfg["input_size"][-1])
+    try:
+        module = timm.create_model(name, pretrained=False, num_classes=CLASSES, img_size=side)
+    except TypeError:  # most take any image
+        module = timm.create_model(name, pretrained=False, num_classes=CLASSES)
+    return module, side
+
+
+@contextlib.contextmanager
+def _without_initial_values() -> Iterator[None]:
+    """Within: `torch.nn.init` leaves tensors as they are."""
+
+    def left(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return tensor
+
+    names = ("uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_",
+             "xavier_uniform_", "xavier_normal_", "orthogonal_")  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(nn.init, name, left))
+        yield
+
+
+class Loss(nn.Module):
+    """A network with a scalar loss of all that it returns: logits, auxiliary ones, maps of pixels.
+
+    With labels it is cross-entropy of the first result.  Without, the mean of each result's square
+    and of its product with fixed numbers, so that each element has a gradient of its own.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any, labels: Any = None) -> Any:
+        """The loss of images (N, 3, H, W) and labels (N,)."""
+        results = _tensors(self.network(x))
+        if labels is not None:
+            return nn.functional.cross_entropy(results[0], labels)
+        total = x.new_zeros(())
+        for y in results:
+            fixed = torch.sin(torch.arange(y.numel(), dtype=y.dtype) + 1).reshape(y.shape)
+            total = total + (y * fixed).mean() + (y * y).mean()
+        return total
+
+
+def _tensors(results: Any) -> list[Any]:
+    if isinstance(results, torch.Tensor):
+        return [results]
+    parts = results.values() if hasattr(results, "values") else results
+    return [y for part in parts if part is not None for y in _tensors(part)]

@@ -1,0 +1,217 @@
+"""Networks that people train, of torchvision and timm: what becomes of each as a training step.
+
+    python -m benchmarks.networks [--json FILE [--resume]] [--models PATTERN,…] [--failed]
+                                  [--time-budget 60] [--check | --train] [--seconds 600] [--gib 14]
+
+Without a mode a row says whether the network was imported, whether its gradient was made, in
+float16 as a GPU has it, whether NHWC left no change of layout between operators, and how many of
+its convolutions go to a library (`partition`, which needs no GPU); and in how many seconds.
+`--check`: loss and every parameter's gradient in float64 beside autograd's, in training mode, with
+the same random numbers.  `--train`: 50 steps in float32 beside PyTorch's.  Each network has a
+process of its own, and a row with the reason where it fails, dies or takes too much.  PATTERN is
+the shell's, as `timm/conv*`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import multiprocessing
+import os
+import resource
+import time
+import traceback
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from relay_wgrad import output
+
+GIB = 1 << 30
+STAGES = ("made", "imported", "gradient", "layout", "partition")
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["benchmarks.network_server"])
+Key = tuple[str, str]
+
+
+def _child(pipe: Any, mode: str, name: str, gib: float) -> None:
+    """Sends the facts of a row as they are found, the last one {"done": True} or an error."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(gib * GIB), hard))
+    from benchmarks.network_server import MODES
+
+    try:
+        MODES[mode](name, pipe.send)
+        pipe.send({"done": True})
+    except Exception as error:  # its reason is what the row is for
+        lines = str(error).strip().splitlines() or [""]
+        said = f"{type(error).__name__}: {lines[0]}"
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        pipe.send({"reason": said[:400], "at": f"{Path(where.filename).name}:{where.lineno}"})
+    finally:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
+        pipe.send({"peak_gib": round(peak, 2)})
+
+
+def measured(mode: str, name: str, seconds: float, gib: float) -> dict[str, Any]:
+    """The row of one network, from a process of its own."""
+    here, there = _SERVER.Pipe(duplex=False)
+    process = _SERVER.Process(target=_child, args=(there, mode, name, gib), daemon=True)
+    process.start()
+    there.close()
+    began, row = time.monotonic(), {"mode": mode, "name": name}
+    ended = ""
+    try:
+        while True:
+            if not here.poll(max(began + seconds - time.monotonic(), 0)):
+                ended = f"took more than {seconds:g} s"
+                break
+            row |= here.recv()
+    except EOFError:
+        process.join(30)
+        if not row.get("done") and "reason" not in row:
+            ended = f"the process died (exit status {process.exitcode})"
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+    if ended:
+        row["reason"] = ended
+    row["seconds"] = round(time.monotonic() - began, 1)
+    return row
+
+
+def _ok(row: dict[str, Any]) -> bool:
+    return bool(row.get("done")) and "reason" not in row
+
+
+# ---- all rows ------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Looks at what the command line asks for; 1 where a network is not as it should be."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.networks")
+    parser.add_argument("--models", metavar="PATTERN,…", help="some of the networks; else all")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", action="store_true", help="gradients in float64 by autograd's")
+    mode.add_argument("--train", action="store_true", help="50 steps beside PyTorch's")
+    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE, after each of them")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
+    parser.add_argument("--failed", action="store_true", help="but for those that failed")
+    parser.add_argument("--time-budget", type=float, metavar="MINUTES", help="start no row after")
+    parser.add_argument("--seconds", type=float, default=600, help="of one row, at most")
+    parser.add_argument("--gib", type=float, default=14, help="of memory for one row, at most")
+    parser.add_argument("--nice", type=int, default=0, help="how much to leave to other processes")
+    args = parser.parse_args(argv)
+    if (args.resume or args.failed) and not args.json:
+        parser.error("--resume and --failed need --json")
+    from benchmarks.network_zoo import networks
+
+    names = networks()
+    if args.models:
+        patterns = args.models.split(",")
+        for pattern in patterns:
+            if not fnmatch.filter(names, pattern):
+                parser.error(f"--models: no network is like {pattern!r}")
+        names = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+    chosen = "check" if args.check else "train" if args.train else "table"
+    rows = _resumed(args.json, chosen, args.failed) if args.resume or args.failed else {}
+    os.nice(args.nice)
+    todo = [(chosen, name) for name in names if (chosen, name) not in rows]
+    began, console = time.monotonic(), Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn())  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("networks", total=len(todo))
+        for key in todo:
+            if args.time_budget and time.monotonic() - began > 60 * args.time_budget:
+                break
+            bar.update(task, description=key[1])
+            rows[key] = measured(*key, args.seconds, args.gib)
+            bar.advance(task)
+            if args.json:
+                kept = sorted(rows.values(), key=lambda row: (row["mode"], row["name"]))
+                output.write_json(args.json, {"date": date.today().isoformat(), "rows": kept})
+    asked = [rows[chosen, name] for name in names if (chosen, name) in rows]
+    printed = Console(width=160)
+    printed.print(_TABLES[chosen](asked))
+    printed.print(_summary(asked, len(names)))
+    return int(not all(map(_ok, asked)))
+
+
+def _resumed(path: str, mode: str, failed: bool) -> dict[Key, dict[str, Any]]:
+    """The file's rows; with `failed` without those of this mode that failed."""
+    if not Path(path).exists():
+        return {}
+    rows = json.loads(Path(path).read_text(encoding="utf-8"))["rows"]
+    kept = [row for row in rows if not failed or row["mode"] != mode or _ok(row)]
+    return {(row["mode"], row["name"]): row for row in kept}
+
+
+def _summary(rows: Sequence[dict[str, Any]], wanted: int) -> str:
+    said = [f"{len(rows)} of {wanted} networks, {sum(map(_ok, rows))} without a failure"]
+    for package in ("torchvision", "timm"):
+        own = [row for row in rows if row["name"].startswith(f"{package}/")]
+        if own:
+            said.append(f"{package} {sum(map(_ok, own))} of {len(own)}")
+    total = sum(row.get("convolutions", 0) for row in rows)
+    if total:
+        gone = sum(row.get("offloaded", 0) for row in rows)
+        said.append(f"{gone} of {total} convolutions go to a library")
+    return "; ".join(said)
+
+
+def _stage_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table()
+    for name in ("network", "image", "params", "import s", "of it export", "gradient s", "between",
+                 "fixed", "offloaded", "reason"):  # fmt: skip
+        table.add_column(name, justify="left" if name in ("network", "reason") else "right")
+    for row in rows:
+        table.add_row(
+            row["name"], *(_cell(row, key) for key in ("image", "parameters", "import_s",
+                                                       "export_s", "gradient_s", "between",
+                                                       "fixed")),
+            f"{row['offloaded']}/{row['convolutions']}" if "offloaded" in row else "",
+            escape(row.get("reason", "")),
+        )  # fmt: skip
+    return table
+
+
+def _check_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table()
+    keys = ("image", "parameters", "random", "loss_error", "worst", "worst_of", "seconds")
+    for name in ("network", *keys, "reason"):
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(row["name"], *(_cell(row, k) for k in keys), escape(row.get("reason", "")))
+    return table
+
+
+def _train_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table()
+    keys = ("image", "first", "last", "last_pytorch", "furthest", "seconds")
+    for name in ("network", *keys, "reason"):
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(row["name"], *(_cell(row, k) for k in keys), escape(row.get("reason", "")))
+    return table
+
+
+def _cell(row: dict[str, Any], key: str) -> str:
+    value = row.get(key, "")
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)
+
+
+_TABLES = {"table": _stage_table, "check": _check_table, "train": _train_table}
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,107 @@
+"""The table of networks: its rows, its modes, by a small network of ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import network_checks, network_stages, network_zoo, networks
+
+NAMES = ["torchvision/one", "timm/two", "timm/three"]
+
+
+class Small(nn.Module):
+    """A convolution, a gate, dropout, two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.scale = nn.Parameter(torch.ones(8, 1, 1))
+        self.head = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(), nn.Linear(8, 10)
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = nn.functional.hardsigmoid(self.norm(self.conv(x))) * self.scale
+        return {"out": self.head(y), "aux": nn.functional.interpolate(y, size=(5, 7))}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (network_stages, network_checks):
+        monkeypatch.setattr(module, "build", lambda name, **options: (Small(), 8))
+
+
+@pytest.mark.usefixtures("registered", "small")
+def test_stages() -> None:
+    row: dict[str, Any] = {}
+    network_stages.stages("ours/small", row.update)
+    assert (row["layers"], row["convolutions"], row["offloaded"]) == (1, 2, 2)
+    assert (row["between"], row["fixed"], row["left"]) == (0, 0, [])
+    assert 0 < row["export_s"] < row["import_s"]
+
+
+@pytest.mark.usefixtures("registered", "small")
+def test_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    row: dict[str, Any] = {}
+    network_checks.check("ours/small", row.update)
+    assert row["random"] == 1
+    assert 0 < row["worst"] < 1e-9
+    monkeypatch.setattr(network_checks, "BOUND", 1e-20)
+    with pytest.raises(ValueError, match=r"the gradient of network_\w+ .* away"):
+        network_checks.check("ours/small", row.update)
+
+
+@pytest.mark.usefixtures("registered", "small")
+def test_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_checks, "STEPS", 3)
+    row: dict[str, Any] = {}
+    network_checks.train("ours/small", row.update)
+    assert len(row["losses"]) == len(row["pytorch"]) == 3
+    assert row["furthest"] < 1e-4
+
+
+def test_names() -> None:
+    names = network_zoo.timm_names()
+    assert len(set(names)) == len(names) >= 200
+
+
+def test_no_such_network() -> None:
+    with pytest.raises(ValueError, match="expected torchvision/NAME or timm/NAME"):
+        network_zoo.build("resnet50")
+
+
+def test_rows_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, asked = tmp_path / "rows.json", []
+    broken = {"timm/two"}
+
+    def measured(mode: str, name: str, *rest: Any) -> dict[str, Any]:
+        asked.append(name)
+        row = {"mode": mode, "name": name, "seconds": 1.0, "convolutions": 3, "offloaded": 3}
+        return {**row, "reason": "ValueError: no"} if name in broken else {**row, "done": True}
+
+    monkeypatch.setattr(networks, "measured", measured)
+    monkeypatch.setattr(network_zoo, "networks", lambda: NAMES)
+    given = ["--json", str(path)]
+    assert networks.main([*given, "--models", "torchvision/*,timm/two"]) == 1
+    assert networks.main([*given, "--resume"]) == 1
+    assert asked == NAMES
+    said = capsys.readouterr().out
+    assert "3 of 3 networks, 2 without a failure; torchvision 1 of 1; timm 1 of 2" in said
+    broken.clear()
+    assert networks.main([*given, "--failed"]) == 0
+    assert asked[3:] == ["timm/two"]
+    assert networks.main([*given, "--resume", "--check"]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["mode"] for row in rows] == ["check"] * 3 + ["table"] * 3
+    for wrong in (["--models", "lenet"], ["--resume"], ["--check", "--train"]):
+        with pytest.raises(SystemExit):
+            networks.main(wrong)
