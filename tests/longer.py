@@ -29,6 +29,7 @@ _WINOGRAD = (  # problems whose kin stays
 )  # fmt: skip
 
 LONGER = {
+    "tests/relay_wgrad/cli/test_cli_images.py::test_epochs": "the command line's training, thrice",
     f"{PASSES}/test_space_to_depth.py::test_random_problems": MORE,
     f"{TRAINING}/test_exits.py::test_a_process_ends": CHILDREN,
     f"{TORCH}/test_training_step_use.py::test_data_parallel": MORE,

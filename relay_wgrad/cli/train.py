@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
-import statistics
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import onnx
 import tvm
 
 from .. import output, registry
 from ..display import Display, print_whole, warn
-from ..frontend import TrainingGraph, to_onnx
-from ..frontend.graph import DRAWN
+from ..frontend import to_onnx
 from ..inspection.partial import left_out
 from ..problem import ConvProblem
 from ..training import state
-from ..training.data import Data
 from ..training.devices import SELECT, Options, place
-from ..training.trainer import CHECK_EVERY, OPTIMIZERS, Trainer
+from ..training.trainer import OPTIMIZERS, Trainer
 from ..training.update import Update
 from . import arguments, train_options
-from .training_report import Memory, course, print_report, row
+from .train_loop import run_steps, samples_of, settle, started
+from .training_report import print_report, row
 
 # A kernel agrees with its second opinion when the relative error is below this.  Both sum N·P·Q or
 # C·R·S products in the result's own precision, in different orders: the error grows like the root
@@ -43,13 +37,16 @@ Exit codes: 0 the loss came down (with --data: stayed finite) and every kernel a
 or the network cannot be trained; 2 wrong arguments; 130 interrupted.
 
 --data takes a file of numpy.savez with the samples along the first axis of each array: the model's
-inputs by their names, and `labels` (integers, one for each sample) or, with --loss mse, `target`.
+inputs by their names, and `labels` (integers, one for each sample) or, with --loss mse, `target`;
+or a folder with images in a folder for each class.
 
 examples:
   python -m relay_wgrad train resnet50
   python -m relay_wgrad train squeezenet --dtype bf16 --checkpoint auto
   python -m relay_wgrad train mine.onnx --batch 8 --optimizer adam --json out.json
   python -m relay_wgrad train mine.onnx --data mine.npz --steps 500 --export trained.onnx
+  python -m relay_wgrad train mine.onnx --data flowers/train --test flowers/test --epochs 20 \
+      --log log.csv --save state.safetensors
   python -m relay_wgrad train mine.onnx --steps 100 --no-check --save state.safetensors
   python -m relay_wgrad train mine.onnx --steps 100 --no-check --resume state.safetensors
   python -m relay_wgrad train mine.onnx --data mine.npz --train 'layer4.*,fc' --bn frozen
@@ -105,9 +102,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--weights", choices=("seeded", "initial"), default=None,
                         help="to start from: seeded random ones, or the file's; by default the"
                              " file's if it has any")  # fmt: skip
-    parser.add_argument("--data", type=arguments.ending(".npz"), metavar="FILE",
-                        help="train on these samples, shuffled by --seed; see below")  # fmt: skip
-    parser.add_argument("--steps", type=arguments.positive, default=5, help="training steps")
+    train_options.add_data(parser)
     parser.add_argument("--lr", type=arguments.rate, default=None,
                         help="learning rate; by default 0.001, for adam(w) 0.0001, and a tenth of"
                              " that for networks without batch normalization")  # fmt: skip
@@ -135,8 +130,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains; 1 where the loss did not come down or a kernel is wrong."""
     output.check_all(
-        {"--save": args.save, "--export": args.export, "--json": args.json},
-        {"MODEL": args.model, "--data": args.data, "--resume": args.resume},
+        {"--save": args.save, "--export": args.export, "--json": args.json, "--log": args.log},
+        {"MODEL": args.model, "--data": args.data, "--test": args.test, "--resume": args.resume},
         same={("--save", "--resume")},
     )
     if Path(args.model).suffix == arguments.PT2:
@@ -180,13 +175,15 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     with report.progress:
         with report.part("importing"):
             graph = arguments.graph_of(args)
+            data = samples_of(args, args.data, graph) if args.data else None
+            settle(args, data)
+            figures["arguments"]["steps"] = args.steps
             update = train_options.update_from(args, args.saved_update, args.started + args.steps)
             if args.resume:
                 state.check(args.resume, graph, args.optimizer, update)
-            data = Data.load(args.data, graph, args.seed) if args.data else None
             if args.export:
                 to_onnx(graph, graph.params, args.model)  # what it refuses, now and not at the end
-        report.out.print(_start(args, graph, data), markup=False, soft_wrap=True)
+        report.out.print(started(args, graph, data), markup=False, soft_wrap=True)
         if graph.frozen:
             found = left_out(graph)
             figures["left_out"] = asdict(found)
@@ -208,7 +205,7 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         if args.resume:
             state.restore(trainer, args.resume)
         told = len(where.notes)
-        ok = _steps(args, report, trainer, data, figures)
+        ok = run_steps(args, report, trainer, data, figures)
         report.notes(where.notes[told:])  # such as why steps are no graph
         with report.part("timing every kernel"):
             kernels = trainer.profile(graph.random_batch(args.seed))
@@ -226,85 +223,6 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         worst = max(wrong, key=lambda o: o.error)
         report.out.print(f"[red]{len(wrong)} kernels disagree, the worst: {worst.problem}[/]")
     return figures, ok and not wrong
-
-
-def _start(args: argparse.Namespace, graph: TrainingGraph, data: Data | None) -> str:
-    """Where weights and samples are from."""
-    weights = f"of {args.resume}" if args.resume else "the file's own"
-    if not args.resume and graph.weights == "seeded":
-        weights = f"random, by seed {args.seed}"
-    samples = f"one random batch of {graph.batch}, by seed {args.seed}"
-    if data is not None:
-        samples = f"{data.samples} of {args.data}, {data.batches} batches of {graph.batch} an epoch"
-    return "\n".join([f"weights: {weights}; samples: {samples}", *graph.notes])
-
-
-def _steps(
-    args: argparse.Namespace,
-    report: Display,
-    trainer: Trainer,
-    data: Data | None,
-    figures: dict[str, Any],
-) -> bool:
-    """Trains; whether the loss came down, or with data of the user's own stayed finite."""
-    # The first and the last loss have the same masks; each step between draws its own.
-    fixed = trainer.graph.random_batch(args.seed)
-    drawn = {spec.name for spec in trainer.graph.inputs if spec.kind in DRAWN}
-    samples = {name: value for name, value in fixed.items() if name not in drawn}
-
-    def batches() -> Iterator[dict[str, Any]]:
-        for step in range(trainer.steps, trainer.steps + args.steps):
-            yield samples if data is None else data.batch(step)
-
-    given = batches() if data is not None else itertools.chain([fixed], batches())
-    losses: list[float] = []
-    times = []
-    memory = Memory(trainer.place.memory)
-    try:
-        with report.part("training", args.steps) as advance:
-            for loss in trainer.train(itertools.islice(given, args.steps)):
-                losses.append(loss)
-                if trainer.step_seconds > 0:  # a GPU's first step has none before it
-                    times.append(trainer.step_seconds)
-                if len(losses) % CHECK_EVERY == 1 or not trainer.place.is_gpu:
-                    memory.look()
-                advance(_pace(trainer, times, memory))
-            trainer.check_finite()
-            if data is None:
-                losses.append(trainer.loss(fixed))
-    finally:
-        if losses:
-            report.out.print(course(losses, data))
-    memory.look()
-    if args.save:
-        state.save(trainer, args.save)
-    if args.export:
-        with output.replacing(args.export) as made:
-            averages = {} if trainer.update.ema is None else trainer.averages
-            params = {**trainer.params, **averages}
-            onnx.save(to_onnx(trainer.graph, params, args.model), made)
-    for path in (args.save, args.export):
-        if path and not args.quiet:
-            print(f"saved to {path}", file=sys.stderr)
-    figures.update(
-        losses=losses, step_seconds=times, peak_bytes=memory.most, skipped=trainer.skipped,
-        images_per_second=trainer.graph.batch / statistics.median(times) if times else None,
-        plans=trainer.compiled.plans(),
-        planned_bytes=trainer.compiled.planned_bytes, learning_rate=trainer.lr,
-        layout_changes=trainer.layout_changes[1], layout_changes_before=trainer.layout_changes[0],
-    )  # fmt: skip
-    finite = all(math.isfinite(x) for x in losses)
-    if not finite or (data is None and losses[-1] >= losses[0]):
-        report.out.print("[red]the loss did not come down[/]: try a smaller --lr or more --steps")
-        return False
-    return True
-
-
-def _pace(trainer: Trainer, times: list[float], memory: Memory) -> str:
-    """For the progress: images a second of the last steps, and memory."""
-    last = times[-CHECK_EVERY:]
-    rate = f"{trainer.graph.batch * len(last) / sum(last):.3g} images/s, " if last else ""
-    return f": {rate}{memory.now / 2**30:.1f} GiB"
 
 
 def _check_step(

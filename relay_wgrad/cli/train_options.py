@@ -1,10 +1,13 @@
-"""Options of `train` that say how parameters are updated, and for how long."""
+"""Options of `train` that say on what and how long it trains, and how parameters are updated."""
 
 from __future__ import annotations
 
 import argparse
+import math
+from pathlib import Path
 from typing import Any
 
+from ..training.images import AUGMENT
 from ..training.schedules import SCHEDULES
 from ..training.update import DECAYS, Update
 from . import arguments
@@ -35,6 +38,49 @@ def add_update(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ema", type=average, default=None, metavar="PART",
                        help="keep a moving average of the parameters, of which this part stays in"
                             " each step; --export writes the averages")  # fmt: skip
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Samples to train on and to evaluate on, for how long, and where that is written."""
+    parser.add_argument("--data", type=samples, metavar="PATH",
+                        help="train on these samples, shuffled by --seed: an .npz file or a folder"
+                             " of images, see below")  # fmt: skip
+    parser.add_argument("--test", type=samples, metavar="PATH",
+                        help="after each epoch, and at the end, evaluate on these: loss and"
+                             " accuracy, with running statistics")  # fmt: skip
+    parser.add_argument("--steps", type=arguments.positive, default=None,
+                        help="training steps (default: 5)")  # fmt: skip
+    parser.add_argument("--epochs", type=arguments.positive, default=None,
+                        help="train until so many epochs of --data are over, those before --resume"
+                             " among them; instead of --steps")  # fmt: skip
+    parser.add_argument("--augment", choices=AUGMENT, default="crop",
+                        help="of a folder's images in training: a random part, mirrored or not; the"
+                             " middle, mirrored or not; the middle")  # fmt: skip
+    parser.add_argument("--mean", type=channels, default=None, metavar="R,G,B",
+                        help="taken from images of 0 to 1 (default: ImageNet's)")  # fmt: skip
+    parser.add_argument("--std", type=channels, default=None, metavar="R,G,B",
+                        help="that they are divided by then (default: ImageNet's)")  # fmt: skip
+    parser.add_argument("--log", type=arguments.ending(".csv"), metavar="FILE",
+                        help="write each step's loss and rate, and evaluations, to FILE.csv; with"
+                             " --resume it goes on")  # fmt: skip
+    parser.add_argument("--tensorboard", metavar="FOLDER",
+                        help="write the same as TensorBoard's events")  # fmt: skip
+
+
+def samples(text: str) -> str:
+    """A folder that is there, or a file's name that ends in .npz."""
+    return text if Path(text).is_dir() else arguments.ending(".npz")(text)
+
+
+def channels(text: str) -> tuple[float, ...]:
+    """A number, or one for each channel."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) not in (1, 3) or not all(math.isfinite(v) for v in values):
+        raise argparse.ArgumentTypeError(f"must be one or three numbers, got {text!r}")
+    return values
 
 
 def average(text: str) -> float:

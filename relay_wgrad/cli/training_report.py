@@ -11,7 +11,6 @@ from typing import Any
 from ..display import Display, columns, duration, milliseconds, print_whole, short
 from ..frontend import TrainingGraph
 from ..problem import ConvProblem
-from ..training.data import Data
 from ..training.step import ADJOINT
 from ..training.trainer import Trainer
 from ..transform import count_reasons, layout_changes
@@ -40,7 +39,7 @@ class Memory:
         self.most = max(self.most, self.now)
 
 
-def course(losses: list[float], data: Data | None) -> str:
+def course(losses: list[float], data: Any) -> str:
     """The losses; of many different batches the means of up to ten parts."""
     if data is None or len(losses) <= _PARTS:
         return "loss: " + " → ".join(f"{x:.4f}" for x in losses)

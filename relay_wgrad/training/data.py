@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class Data:
         data, and `labels` or `target`.  Numbers are converted to the input's dtype: images may be
         uint8 (they are not scaled), labels of any integer type.  Others are not looked at.
     seed : of the order, which is another one in each epoch, and of dropout's masks.
+    least : samples that there must be; by default a batch.
 
     Raises
     ------
@@ -41,7 +43,14 @@ class Data:
         input's dtype does not hold.
     """
 
-    def __init__(self, graph: TrainingGraph, arrays: Mapping[str, Any], seed: int = 0) -> None:
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        arrays: Mapping[str, Any],
+        seed: int = 0,
+        *,
+        least: int | None = None,
+    ) -> None:
         self.graph, self.seed = graph, seed
         origin = repr(arrays.path) if isinstance(arrays, ArraysFile) else graph.name
         specs = [spec for spec in graph.inputs if spec.kind in SAMPLED]
@@ -58,20 +67,27 @@ class Data:
         self.samples = min(lengths.values())
         if len({*lengths.values()}) > 1:
             raise ValueError(f"{origin}: not the same number of samples in each: {lengths}")
-        if self.samples < graph.batch:
+        if self.samples < (graph.batch if least is None else least):
             raise ValueError(
                 f"{origin}: {self.samples} samples are less than a batch of {graph.batch}"
             )
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], graph: TrainingGraph, seed: int = 0) -> Data:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        graph: TrainingGraph,
+        seed: int = 0,
+        *,
+        least: int | None = None,
+    ) -> Data:
         """Of a file that `numpy.savez` wrote; arrays that the graph does not take are not read.
 
         Raises FileNotFoundError or another OSError; ValueError for another kind of file, and as the
         class does.
         """
         with ArraysFile(path) as arrays:
-            return cls(graph, arrays, seed)
+            return cls(graph, arrays, seed, least=least)
 
     @property
     def batches(self) -> int:
@@ -80,9 +96,19 @@ class Data:
 
     def batch(self, step: int) -> dict[str, Array]:
         """The minibatch of a step, counted from 0."""
-        epoch, at = divmod(step, self.batches)
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.samples)
-        chosen = order[at * self.graph.batch : (at + 1) * self.graph.batch]
+        return self._of(order_of(self, step), step)
+
+    @property
+    def parts(self) -> int:
+        """Batches that have each sample once, in order, the last filled up."""
+        return -(-self.samples // self.graph.batch)
+
+    def part(self, index: int) -> tuple[dict[str, Array], int]:
+        """(a batch of these, how many of its samples count)."""
+        chosen, count = part_of(self, index)
+        return self._of(np.array(chosen), index), count
+
+    def _of(self, chosen: Any, step: int) -> dict[str, Array]:
         out: dict[str, Array] = {}
         for index, spec in enumerate(self.graph.inputs):
             if spec.kind in SAMPLED:
@@ -90,6 +116,25 @@ class Data:
             else:
                 out[spec.name] = spec.random(np.random.default_rng([self.seed, step, index]))
         return out
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, samples: int) -> Any:
+    return np.random.default_rng([seed, epoch]).permutation(samples)
+
+
+def order_of(data: Any, step: int) -> Any:
+    """The samples of a step's batch, of whoever has `graph`, `seed`, `samples` and `batches`."""
+    epoch, at = divmod(step, data.batches)
+    order = _order(data.seed, epoch, data.samples)
+    return order[at * data.graph.batch : (at + 1) * data.graph.batch]
+
+
+def part_of(data: Any, index: int) -> tuple[list[int], int]:
+    """(the samples of a batch in order, filled up with the first ones, how many count)."""
+    first = index * data.graph.batch
+    count = min(data.graph.batch, data.samples - first)
+    return [(first + i) % data.samples for i in range(data.graph.batch)], count
 
 
 def _samples(origin: str, spec: InputSpec, given: Any, classes: int | None) -> Array:

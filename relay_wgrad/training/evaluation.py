@@ -1,0 +1,103 @@
+"""Loss and accuracy of parameters on samples that are not trained on.
+
+evaluate = Evaluator(from_onnx("mine.onnx", batch=8, bn="eval"), "cpu")
+print(evaluate(trainer.params, data).accuracy)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tvm
+from tvm.target import Target
+
+from .. import threads
+from ..frontend import TrainingGraph
+from .compiled import Progress, silent
+from .devices import Options, place
+from .step import ADJOINT
+from .two_parts import two_parts
+
+
+class Evaluation(NamedTuple):
+    """`loss`: the mean of whole batches' losses; `accuracy`: the part of labels that the largest
+    logit names, NaN where there are none; `samples`: how many."""
+
+    loss: float
+    accuracy: float
+    samples: int
+
+
+class Evaluator:
+    """A network's forward part, compiled.
+
+    graph : imported with `bn="eval"`, and without dropout and random inputs; else it evaluates as
+        it trains.
+    device, dtype, layout, on_gpu, progress : as of `Trainer`.
+    """
+
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        device: str | Target = "cpu",
+        *,
+        dtype: str | None = None,
+        layout: str | None = None,
+        on_gpu: Options | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self.graph, self.place = graph, place(device, on_gpu)
+        progress("the network for evaluation")
+        layout = self.place.layout if layout is None else layout
+        parts = two_parts(
+            graph, wrt=(), dtype=dtype, layout=layout, raise_norms=self.place.norms,
+            wide_weight_gradients=self.place.wide, blocks=self.place.blocks,
+        )  # fmt: skip
+        with self.place.memory_errors():
+            self.compiled = self.place.compile(parts.module, progress)
+
+    def __call__(self, params: Mapping[str, Any], data: Any) -> Evaluation:
+        """Of parameters by name, a trainer's or arrays, on all samples of `Data` or `ImageFolder`.
+
+        The last batch is filled up with samples that do not count; if it is not the only one, the
+        mean of the losses is without it.  Raises ValueError for a parameter that is missing or of
+        another shape.
+        """
+        given = []
+        for name, initial in self.graph.params.items():
+            if name not in params:
+                raise ValueError(f"{self.graph.name}: no value for parameter {name!r}")
+            value = params[name]
+            if tuple(value.shape) != initial.shape:
+                raise ValueError(
+                    f"{self.graph.name}: parameter {name!r} is {list(initial.shape)}, got"
+                    f" {list(value.shape)}"
+                )
+            given.append(self._tensor(value))
+        labels = next((s for s in self.graph.inputs if s.kind == "labels"), None)
+        losses, right, asked = [], 0, 0
+        for index in range(data.parts):
+            batch, count = data.part(index)
+            values = [self._tensor(v) for v in self.graph.batch_values(batch)]
+            with self.place.memory_errors():
+                outputs = threads.run(self.compiled.vm[ADJOINT], *values, *given)
+            losses.append(float(outputs[0].numpy()))
+            if labels is not None and self.graph.classes:
+                wanted = batch[labels.name][:count]
+                found = outputs[1].numpy()[:count].argmax(1).reshape(wanted.shape)
+                counts = np.ones_like(wanted, bool)
+                if labels.ignored is not None:
+                    counts = wanted != labels.ignored
+                right += int(((found == wanted) & counts).sum())
+                asked += int(counts.sum())
+        whole = data.samples // self.graph.batch
+        kept = losses[:whole] if whole else losses
+        accuracy = right / asked if asked else math.nan
+        return Evaluation(math.fsum(kept) / len(kept), accuracy, data.samples)
+
+    def _tensor(self, value: Any) -> Any:
+        array = value.numpy() if hasattr(value, "numpy") else value
+        return tvm.runtime.tensor(array, self.place.device)

@@ -1,0 +1,92 @@
+"""`train` on folders of images: epochs, evaluation, logs, interrupted and gone on with."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.support.training_models import residual_net
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def folders(path: Path) -> tuple[Path, Path]:
+    """Images for training and for evaluation, of two classes that differ in colour."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 6), ("test", 3)):
+        for label in range(2):
+            folder = path / part / f"class{label}"
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 60, (8, 8, 3)).astype("uint8")
+                pixels[..., label] += 180
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    return path / "train", path / "test"
+
+
+def test_epochs(tmp_path: Path, call: Any) -> None:
+    """Three, in one run or in two: the same losses, the same log, the same state."""
+    pytest.importorskip("safetensors")
+    train, test = folders(tmp_path)
+    model = tmp_path / "mine.onnx"
+    onnx.save(residual_net(blocks=0, size=6), model)
+
+    def run(name: str, *options: str) -> tuple[str, list[dict[str, str]], dict[str, Any]]:
+        code, out, error = call(
+            "train", str(model), "--data", str(train), "--test", str(test), "--no-check",
+            "--optimizer", "adamw", "--lr", "0.05", "--weights", "seeded",
+            "--schedule", "cosine(warmup=2)", "--log", str(tmp_path / f"{name}.csv"),
+            "--json", str(tmp_path / "f.json"), "--save", str(tmp_path / f"{name}.safetensors"),
+            *options,
+        )  # fmt: skip
+        assert code == 0, error
+        with (tmp_path / f"{name}.csv").open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        return out, rows, json.loads((tmp_path / "f.json").read_text())
+
+    out, whole, figures = run("whole", "--epochs", "3")
+    assert "12 of " in out
+    assert out.count("after epoch") == 3
+    assert [e["epoch"] for e in figures["evaluations"]] == [1, 2, 3]
+    assert figures["evaluations"][-1]["samples"] == 6
+    assert len(figures["losses"]) == 9
+    assert [r["step"] for r in whole if r["test_loss"]] == ["3", "6", "9"]
+    assert float(whole[0]["rate"]) == pytest.approx(0.025)
+    # As after a crash within the second epoch: its state is of the first one's end.
+    run("part", "--epochs", "2", "--schedule", "cosine(warmup=2, steps=9)")
+    run("part", "--epochs", "3", "--resume", str(tmp_path / "part.safetensors"),
+        "--schedule", "cosine(warmup=2, steps=9)")  # fmt: skip
+    with (tmp_path / "part.csv").open(encoding="utf-8") as file:
+        parts = list(csv.DictReader(file))
+    for row in (*whole, *parts):
+        row["seconds"] = ""
+    assert parts == whole
+    code, _, error = call(
+        "train", str(model), "--data", str(train), "--epochs", "2", "--resume",
+        str(tmp_path / "part.safetensors"),
+    )  # fmt: skip
+    assert (code, "has 9 steps, which are 3 epochs of 3 batches" in error) == (1, True)
+
+
+def test_refused(tmp_path: Path, call: Any) -> None:
+    train, test = folders(tmp_path)
+    model = tmp_path / "mine.onnx"
+    onnx.save(residual_net(blocks=0, size=6), model)
+    data = ("--data", str(train))
+    for options, message in (
+        ((*data, "--epochs", "1", "--steps", "2"), "--epochs 1 and --steps 2: give one of them"),
+        (("--data", str(train / "class0")), "has folders of 0 classes"),
+        (("--epochs", "2"), "--epochs 2: an epoch is of --data, which is not given"),
+        (("--test", str(test)), "there is no --data to train on"),
+        ((*data, "--std", "0"), "std must be positive, got (0.0,)"),
+    ):
+        code, _, error = call("train", str(model), *options)
+        assert (code, message in error) == (1, True), error
+    code, _, error = call("train", str(model), *data, "--mean", "1,2")
+    assert (code, "must be one or three numbers, got '1,2'" in error) == (2, True)
