@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from relay_wgrad.pipeline.cuda import cuda_pipeline
 
 from ..backends.base import Inputs, no_inputs
 from ..codegen import direct as own
+from ..codegen.entry import release_of
 from ..codegen.external import arch_of, register
 from ..codegen.lowering import DirectEntry
 from ..moves import MOVES
@@ -77,6 +79,7 @@ class Library:
         """
         if self._runnable is None:
             self._runnable = self.executable.jit(**self._arguments(toolchain))
+            _loaded.add(self)
 
     def export_library(self, path: str | Path, *, toolchain: Toolchain | None = None) -> None:
         """Writes a shared library that runs where TVM's runtime, CUDA and cuDNN are.
@@ -95,10 +98,18 @@ class Library:
         """
         if self._runnable is None:
             return []
-        modules, names = _all(self._runnable), _owners()
-        texts = [str(m[name]()) for m in modules for name in names if m.implements_function(name)]
+        texts = [str(text) for text in self._told(list(_owners()))]
         # One library can be there as two modules.
         return list(dict.fromkeys(line for text in texts for line in text.splitlines()))
+
+    def release(self) -> int:
+        """Gives back the device's memory that is kept between calls; of how many sources."""
+        return len(self._told([release_of(name) for name in _owners()]))
+
+    def _told(self, names: Sequence[str]) -> list[Any]:
+        """What those functions give that the loaded modules have."""
+        modules = [] if self._runnable is None else _all(self._runnable)
+        return [m[name]() for m in modules for name in names if m.implements_function(name)]
 
     def _arguments(self, toolchain: Toolchain | None) -> dict[str, Any]:
         sources = _sources(self.executable.mod)
@@ -108,6 +119,18 @@ class Library:
         preload(found)
         kernels = [partial(inputs, text, found, None) for inputs, text in sources]
         return {"fcompile": Linker(found, kernels)}
+
+
+_loaded: weakref.WeakSet[Library] = weakref.WeakSet()
+
+
+def release_workspaces() -> None:
+    """Gives back the workspaces that loaded libraries keep; the next call takes its own.
+
+    Worth it once steps are repeated as a CUDA graph, which has memory of its own.
+    """
+    for library in list(_loaded):
+        library.release()
 
 
 def build(

@@ -20,6 +20,7 @@ from ..building import nvcc
 from ..building.private_folder import private_folder
 from ..building.toolchain import Toolchain, ToolchainError, find
 from ..decision import Decision
+from .entry import told
 from .templates import shared
 
 _HEAD = """\
@@ -132,7 +133,7 @@ class Family:
             'extern "C" {\n',
             *functions,
             '\n}  // extern "C"\n',
-            f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({self.plans}, plans);\n",
+            told(self.plans),
             *(f"// kernel for sm_{arch}: {name}" for name in kernels),
             "",
         ])  # fmt: skip

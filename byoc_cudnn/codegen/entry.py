@@ -20,6 +20,17 @@ _ROLES = {"data": "kDataArg", "weight": "kWeightArg", "grad": "kGradArg"} | {
 """Operand -> what `templates/cuda_entry.h` calls it: one value per channel, or a whole tensor."""
 
 
+def release_of(plans: str) -> str:
+    """The function of a generated source that gives back workspaces, by `plans`."""
+    return plans.removesuffix("_plans") + "_release"
+
+
+def told(plans: str) -> str:
+    """What the end of a generated source exports beside its calls."""
+    functions = ((plans, "plans"), (release_of(plans), "release_workspaces"))
+    return "".join(f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, {f});\n" for name, f in functions)
+
+
 def exported(region: Region, index: int) -> str:
     """The definition of a region's function, which runs row `index`."""
     roles = ", ".join(_ROLES[name] for name in [*region.operands, region.problem.roles[2]])

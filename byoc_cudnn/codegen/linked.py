@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from .entry import told
+
 DTYPES = {"float16": "kHalf", "bfloat16": "kBfloat16", "float32": "kFloat"}
 # What is in the objects is hidden in the library, so that another library's is not taken for it.
 DECLARED = 'extern "C" __attribute__((visibility("hidden")))'
@@ -62,7 +64,7 @@ def source(
         'extern "C" {\n',
         *functions,
         '\n}  // extern "C"\n',
-        f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({plans}, plans);\n",
+        told(plans),
         *(
             f"// kernel for {' '.join(f'sm_{arch}' for arch in sorted(archs))}: {name}"
             for name, archs in built.items()

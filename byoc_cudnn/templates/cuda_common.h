@@ -102,14 +102,35 @@ struct Workspace {
   }
 };
 
-// A stream's.  They live until the process ends: at exit the driver may be gone first.
+// All streams'.  They live until the process ends: at exit the driver may be gone first.
+struct Workspaces {
+  std::mutex mutex;
+  std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Workspace>> all;  // by device and stream
+
+  static Workspaces& get() {
+    static Workspaces* workspaces = new Workspaces();
+    return *workspaces;
+  }
+};
+
 inline Workspace& workspace_of(int device, cudaStream_t stream) {
-  static std::mutex* mutex = new std::mutex();
-  static auto* all = new std::map<std::pair<int, cudaStream_t>, std::unique_ptr<Workspace>>();
-  std::lock_guard<std::mutex> lock(*mutex);
-  std::unique_ptr<Workspace>& found = (*all)[{device, stream}];
+  Workspaces& known = Workspaces::get();
+  std::lock_guard<std::mutex> lock(known.mutex);
+  std::unique_ptr<Workspace>& found = known.all[{device, stream}];
   if (!found) found = std::make_unique<Workspace>();
   return *found;
+}
+
+// Gives back what streams keep between calls; the next call takes it again.
+inline void release_workspaces() {
+  Workspaces& known = Workspaces::get();
+  std::lock_guard<std::mutex> lock(known.mutex);
+  for (const auto& [where, space] : known.all) {
+    std::lock_guard<std::mutex> enqueuing(space->enqueuing);
+    if (space->block == nullptr) continue;
+    OnDevice on(where.first);
+    space->release();
+  }
 }
 
 inline bool is_captured(cudaStream_t stream) {

@@ -15,6 +15,7 @@ from tvm import relax
 
 from ..ir import expressions, is_taken
 from . import cudart
+from .cuda_tools import release_workspaces
 
 
 class Lane:
@@ -51,6 +52,7 @@ class Lane:
                 return function()
 
         result = self.done(capture)
+        release_workspaces()  # of the calls before
         return result, lambda: graph.launch(self._current())
 
     def copy(self, to: Any, source: Any) -> None:
@@ -73,7 +75,7 @@ class Captured:
     has nothing against.  Sizes that only the run knows are those of the captured call.  It is
     called twice before, in which libraries choose their algorithms and memory is taken: on the
     current stream, for which they may have a workspace already, and each call's results are given
-    up before the next, whose memory theirs is.
+    up before the next, whose memory theirs is.  The workspaces are given back then.
 
     results : of the last `replay`, always the same tensors; what they held before is gone.
     """

@@ -52,3 +52,10 @@ def cuda_runtime() -> cudart.Runtime:
         with contextlib.suppress(OSError):
             return cudart.Runtime(name)
     raise ValueError("device 'cuda' cannot be trained on: libcudart cannot be loaded")
+
+
+def release_workspaces() -> None:
+    """Gives back what libraries keep for calls, of which a captured step makes none."""
+    from byoc_cudnn.building.compiled import release_workspaces as release
+
+    release()

@@ -18,3 +18,4 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_dgrad_strictmask(void*, const TVMFFIAny* args, 
 }  // extern "C"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cudnn_plans, plans);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cudnn_release, release_workspaces);

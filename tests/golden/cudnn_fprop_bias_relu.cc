@@ -18,3 +18,4 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_fprop_bias_relu(void*, const TVMFFIAny* args, i
 }  // extern "C"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cudnn_plans, plans);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cudnn_release, release_workspaces);

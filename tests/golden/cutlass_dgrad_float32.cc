@@ -22,6 +22,7 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_dgrad_float32(void*, const TVMFFIAny* args, int
 }  // extern "C"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_plans, plans);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_release, release_workspaces);
 
 // kernel for sm_80: relay_wgrad_cutlass_slices
 // kernel for sm_80: relay_wgrad_cutlass_dgrad_f32_f32_optimized_unit_64x64x8_32x64_s4_a1x1x1_bias_sm80

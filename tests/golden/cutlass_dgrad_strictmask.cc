@@ -22,6 +22,7 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_dgrad_strictmask(void*, const TVMFFIAny* args, 
 }  // extern "C"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_plans, plans);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_release, release_workspaces);
 
 // kernel for sm_80: relay_wgrad_cutlass_slices
 // kernel for sm_80: relay_wgrad_cutlass_dgrad_bf16_bf16_optimized_unit_64x64x32_32x32_s5_a8x8x8_strictmask_sm80

@@ -22,6 +22,7 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_dgrad_strided(void*, const TVMFFIAny* args, int
 }  // extern "C"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_plans, plans);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_release, release_workspaces);
 
 // kernel for sm_80: relay_wgrad_cutlass_slices
 // kernel for sm_80: relay_wgrad_cutlass_dgrad_tf32_f32_optimized_strided_64x64x16_32x32_s5_a4x4x4_plain_sm80

@@ -22,6 +22,7 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_strided(void*, const TVMFFIAny* args, int32_t c
 }  // extern "C"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_plans, plans);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_release, release_workspaces);
 
 // kernel for sm_90: relay_wgrad_cutlass_slices
 // kernel for sm_90: relay_wgrad_cutlass_dgrad_f16_f16_wgmma_strided_128x128x64c2x1_128x128_s6_a8x8x8_mask_sm90

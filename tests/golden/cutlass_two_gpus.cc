@@ -25,6 +25,7 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_implicit(void*, const TVMFFIAny* args, int32_t 
 }  // extern "C"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_plans, plans);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(relay_wgrad_cutlass_release, release_workspaces);
 
 // kernel for sm_80 sm_90: relay_wgrad_cutlass_slices
 // kernel for sm_80: relay_wgrad_cutlass_fprop_f16_f16_optimized_unit_128x128x32_64x64_s4_a8x8x8_biasrelu_sm80

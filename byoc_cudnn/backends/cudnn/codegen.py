@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ...codegen.entry import KINDS, exported
+from ...codegen.entry import KINDS, exported, told
 from ...codegen.regions import Region
 from ...codegen.templates import template
 from ...fused import STEPS
@@ -94,7 +94,7 @@ def generate(regions: Sequence[Region]) -> str:
         'extern "C" {\n',
         *functions,
         '\n}  // extern "C"\n',
-        f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({PLANS}, plans);\n",
+        told(PLANS),
     ])  # fmt: skip
 
 

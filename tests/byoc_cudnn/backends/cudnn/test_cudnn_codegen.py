@@ -149,7 +149,7 @@ def test_build_without_a_gpu(tmp_path: Path) -> None:
     assert problem.repro() in source
     library.export_library(tmp_path / "lib.so")
     assert tvm.runtime.load_module(str(tmp_path / "lib.so")) is not None
-    assert library.plans() == []
+    assert (library.plans(), library.release()) == ([], 0)
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +163,9 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return library, library.virtual_machine(tvm.cpu())
 
 
-def test_plans_before_anything_has_run(on_cpu: Any) -> None:
+def test_before_anything_has_run(on_cpu: Any) -> None:
     assert on_cpu[0].plans() == []
+    assert on_cpu[0].release() >= 1  # nothing, of the libraries that are there
 
 
 def test_a_tensor_that_is_not_on_the_device(on_cpu: Any) -> None:
