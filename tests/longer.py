@@ -32,6 +32,7 @@ LONGER = {
     "tests/relay_wgrad/cli/test_cli_images.py::test_epochs": "the command line's training, thrice",
     f"{PASSES}/test_space_to_depth.py::test_random_problems": MORE,
     f"{TRAINING}/test_exits.py::test_a_process_ends": CHILDREN,
+    "tests/relay_wgrad/frontend/test_volumes.py::test_trained_beside_pytorch": NETWORKS,
     f"{TORCH}/test_training_step_use.py::test_data_parallel": MORE,
     f"{TORCH}/test_training_step.py::test_batch_statistics_without_gradients": MORE,
     **{

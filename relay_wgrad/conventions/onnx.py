@@ -99,7 +99,7 @@ def conv_transpose(
             starts.append(quad[i])
             totals.append(full - quad[i] - quad[2 + i])
         else:
-            starts.append(_split(auto, max(full - wanted[i], 0))[0])
+            starts.append(split_total(auto, max(full - wanted[i], 0))[0])
             totals.append(wanted[i])
     return common.transposed(
         TRANSPOSE, _TRANSPOSED, x, w, win, (starts[0], starts[1]), (totals[0], totals[1]),
@@ -127,7 +127,7 @@ def to_conv_transpose(found: Any) -> Written:
 
 def same(auto_pad: str, size: int, extent: int, stride: int) -> Pair:
     """(begin, end) of one axis with SAME_UPPER or SAME_LOWER, for ceil(size / stride) windows."""
-    return _split(auto_pad, max((-(-size // stride) - 1) * stride + extent - size, 0))
+    return split_total(auto_pad, max((-(-size // stride) - 1) * stride + extent - size, 0))
 
 
 def _same_kernel(op: str, given: Any, kernel: Pair) -> None:
@@ -150,7 +150,8 @@ def _pads(op: str, auto_pad: Any, pads: Any) -> tuple[str, Quad]:
     return auto, (values[0], values[1], values[2], values[3])
 
 
-def _split(auto: str, total: int) -> Pair:
+def split_total(auto: str, total: int) -> Pair:
+    """(before, after) of padding in all: the odd one after for SAME_UPPER, else before."""
     half = total // 2
     return (half, total - half) if auto == "SAME_UPPER" else (total - half, half)
 

@@ -7,6 +7,7 @@ of the front ends: `conventions.onnx` asks it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..conventions.common import extent
@@ -18,15 +19,23 @@ Quad = tuple[int, int, int, int]
 
 def pair(node: Node, name: str, default: int | None = 1, least: int = 1) -> tuple[int, int]:
     """A setting of the two spatial axes, at least `least`; required if there is no default."""
-    given = node.attr(name, None if default is None else (default, default))
+    height, width = each(node, name, 2, default, least)
+    return height, width
+
+
+def each(
+    node: Node, name: str, count: int, default: int | None = 1, least: int = 1
+) -> tuple[int, ...]:
+    """A setting of so many spatial axes, as `pair`."""
+    given = node.attr(name, None if default is None else (default,) * count)
     if given is None:
         raise ValueError(f"{name} is missing")
     values = [int(v) for v in given]
-    if len(values) != 2:
-        raise ValueError(f"{name}={values}: only images (two spatial axes) are supported")
+    if len(values) != count:
+        raise ValueError(f"{name}={values}: must have {count} values, one for each spatial axis")
     if min(values) < least:
         raise ValueError(f"{name}={values}: must be at least {least}")
-    return values[0], values[1]
+    return tuple(values)
 
 
 def weight_of(expr: Any) -> tuple[int, int, int, int]:
@@ -45,28 +54,38 @@ def image(expr: Any) -> tuple[int, int, int, int]:
     return shape[0], shape[1], shape[2], shape[3]
 
 
+def quad_of(
+    node: Node,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+) -> Quad:
+    """`padding_of` of an image: (top, left, bottom, right)."""
+    top, left, bottom, right = padding_of(node, size, kernel, strides, dilation)
+    return top, left, bottom, right
+
+
 def padding_of(
     node: Node,
-    size: tuple[int, int],
-    kernel: tuple[int, int],
-    strides: tuple[int, int],
-    dilation: tuple[int, int],
-) -> Quad:
-    """(top, left, bottom, right) from `pads` or `auto_pad`; ONNX's order is the same."""
-    auto = node.attr("auto_pad", "NOTSET")
+    size: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[int, ...]:
+    """Padding before each axis, then after each, from `pads` or `auto_pad`: ONNX's order, too."""
+    auto, rank = node.attr("auto_pad", "NOTSET"), len(size)
     if auto == "NOTSET":
-        pads = [int(p) for p in node.attr("pads") or (0, 0, 0, 0)]
-        if len(pads) != 4 or min(pads) < 0:
-            raise ValueError(f"pads={pads}: expected four sizes that are not negative")
-        return pads[0], pads[1], pads[2], pads[3]
+        pads = [int(p) for p in node.attr("pads") or (0,) * (2 * rank)]
+        if len(pads) != 2 * rank or min(pads) < 0:
+            raise ValueError(f"pads={pads}: expected {2 * rank} sizes that are not negative")
+        return tuple(pads)
     if auto == "VALID":
-        return 0, 0, 0, 0
+        return (0,) * (2 * rank)
     if auto not in ("SAME_UPPER", "SAME_LOWER"):
         raise ValueError(f"unknown auto_pad {auto!r}")
-    (top, bottom), (left, right) = (
-        same(auto, size[i], extent(kernel[i], dilation[i]), strides[i]) for i in range(2)
-    )
-    return top, left, bottom, right
+    ends = [same(auto, size[i], extent(kernel[i], dilation[i]), strides[i]) for i in range(rank)]
+    return (*(before for before, _ in ends), *(after for _, after in ends))
 
 
 def check_window(size: tuple[int, int], kernel: tuple[int, int], pad: Quad) -> None:

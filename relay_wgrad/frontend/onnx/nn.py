@@ -8,7 +8,7 @@ which `relay_wgrad.register` adds one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,18 +16,21 @@ import numpy as np
 from tvm import relax
 
 from ...conventions import onnx
+from .. import volumes
 from ..context import Context, Node, shape_of
 from ..graph import InputSpec
-from ..windows import Quad, check_window, image, padding_of, pair, weight_of
+from ..windows import Quad, check_window, image, pair, quad_of, weight_of
 
 
 def conv(ctx: Context, node: Node) -> Any:
-    """Conv: data (N, C, H, W), weight (K, C/groups, R, S), optional bias (K,); also 1-D."""
+    """Conv: data (N, C, H, W), weight (K, C/groups, R, S), optional bias (K,); also 1-D and 3-D."""
     node, data, weight = _as_image(ctx, node)
+    if volumes.is_volume(data):
+        return _bias(ctx, node, 2, volumes.conv(ctx, node))
     shape, wshape, groups = image(data), weight_of(weight), int(node.attr("group", 1))
     ctx.parameter(node.operand(1), "weight", math.prod(wshape[1:]))
     strides, dilation = pair(node, "strides"), pair(node, "dilations")
-    padding = padding_of(node, shape[2:], wshape[2:], strides, dilation)
+    padding = quad_of(node, shape[2:], wshape[2:], strides, dilation)
     onnx.conv(  # which refuses what does not fit
         shape, wshape, dilations=dilation, group=groups, pads=padding, strides=strides,
         kernel_shape=node.attr("kernel_shape"),
@@ -39,8 +42,12 @@ def conv(ctx: Context, node: Node) -> Any:
 
 
 def conv_transpose(ctx: Context, node: Node) -> Any:
-    """ConvTranspose: data (N, C, H, W), weight (C, K/groups, R, S), bias (K,) or none; also 1-D."""
+    """ConvTranspose: data (N, C, H, W), weight (C, K/groups, R, S), bias (K,) or none; also 1-D
+    and 3-D."""
     node, data, weight = _as_image(ctx, node)
+    if volumes.is_volume(data):
+        out, zeros = volumes.conv_transpose(ctx, node)
+        return _bias(ctx, node, 2, _with_zeros(ctx, out, zeros))
     shape, wshape, groups = image(data), weight_of(weight), int(node.attr("group", 1))
     strides, dilation = pair(node, "strides"), pair(node, "dilations")
     found = onnx.conv_transpose(
@@ -54,20 +61,22 @@ def conv_transpose(ctx: Context, node: Node) -> Any:
     taps = max(math.prod(wshape[2:]) // math.prod(strides), 1)
     ctx.parameter(node.operand(1), "weight", shape[1] // groups * taps)
     written = onnx.to_conv_transpose(found)
+    above, left, below, right = written.around
+    around = ((above, below), (left, right))
     out = ctx.emit(
         relax.op.nn.conv2d_transpose(
             data, weight, strides, written.arguments["pads"], written.arguments["output_padding"],
             dilation, groups,
         )
     )  # fmt: skip
-    return _as_given(ctx, node, _bias(ctx, node, 2, _with_zeros(ctx, out, written.around)))
+    return _as_given(ctx, node, _bias(ctx, node, 2, _with_zeros(ctx, out, around)))
 
 
-def _with_zeros(ctx: Context, out: Any, around: Quad) -> Any:
+def _with_zeros(ctx: Context, out: Any, around: Sequence[tuple[int, int]]) -> Any:
     """Rows and columns of zeros before and after: concat has a gradient, nn.pad has none."""
-    for axis in (2, 3):
+    for axis, (before, after) in enumerate(around, 2):
         parts = [out]
-        for side, at in ((around[axis - 2], 0), (around[axis], 1)):
+        for side, at in ((before, 0), (after, 1)):
             if side:
                 shape = [*shape_of(out)]
                 shape[axis] = side
@@ -107,7 +116,7 @@ def _as_image(ctx: Context, node: Node) -> tuple[Node, Any, Any]:
 
 def _as_given(ctx: Context, node: Node, out: Any) -> Any:
     """The result in the rank of the node's data."""
-    if len(shape_of(ctx.tensor(node.operand(0)))) == 4:
+    if len(shape_of(ctx.tensor(node.operand(0)))) == len(shape_of(out)):
         return out
     n, c, _, size = shape_of(out)
     return ctx.emit(relax.op.reshape(out, (n, c, size)))
@@ -117,12 +126,9 @@ def _bias(ctx: Context, node: Node, index: int, out: Any) -> Any:
     if not node.has(index):
         return out
     bias = ctx.parameter(node.operand(index), "bias")
-    return ctx.emit(relax.op.add(out, _per_channel(ctx, bias)))
-
-
-def _per_channel(ctx: Context, vector: Any) -> Any:
-    (size,) = shape_of(vector)
-    return ctx.emit(relax.op.reshape(vector, (1, size, 1, 1)))
+    (size,) = shape_of(bias)
+    column = (1, size) + (1,) * (len(shape_of(out)) - 2)
+    return ctx.emit(relax.op.add(out, ctx.emit(relax.op.reshape(bias, column))))
 
 
 def gemm(ctx: Context, node: Node) -> Any:
@@ -264,7 +270,7 @@ def _pool(ctx: Context, node: Node) -> tuple[Any, tuple[int, int], tuple[int, in
     if pair(node, "dilations") != (1, 1):
         raise ValueError("dilated pooling has no gradient in TVM")
     kernel, strides = pair(node, "kernel_shape", None), pair(node, "strides")
-    pad = padding_of(node, (h, w), kernel, strides, (1, 1))
+    pad = quad_of(node, (h, w), kernel, strides, (1, 1))
     check_window((h, w), kernel, pad)
     if not node.attr("ceil_mode", 0):
         return data, kernel, strides, pad, pad
@@ -283,6 +289,8 @@ def max_pool(ctx: Context, node: Node) -> Any:
     """MaxPool; padding never wins."""
     if len(node.proto.output) > 1 and node.proto.output[1]:
         raise ValueError("the Indices output is not supported")
+    if volumes.is_volume(ctx.tensor(node.operand(0))):
+        return volumes.pool(ctx, node, max_pool)
     data, kernel, strides, _, padding = _pool(ctx, node)
     return _max_pool(ctx, data, kernel, strides, padding)
 
@@ -320,6 +328,8 @@ def average_pool(ctx: Context, node: Node) -> Any:
     """
     if _is_global(ctx, node):
         return global_average_pool(ctx, node)
+    if volumes.is_volume(ctx.tensor(node.operand(0))):
+        return volumes.pool(ctx, node, average_pool)
     data, kernel, strides, declared, padding = _pool(ctx, node)
     include = bool(node.attr("count_include_pad", 0))
     out = ctx.emit(
@@ -346,7 +356,7 @@ def _is_global(ctx: Context, node: Node) -> bool:
     if before is None or after is None or len(before) != 4 or after[2:] != (1, 1):
         return False
     kernel = pair(node, "kernel_shape", None)
-    pads = padding_of(node, (before[2], before[3]), kernel, pair(node, "strides"), (1, 1))
+    pads = quad_of(node, (before[2], before[3]), kernel, pair(node, "strides"), (1, 1))
     if any(pads) and node.attr("count_include_pad", 0):
         return False
     return all(kernel[i] - pads[i] >= before[2 + i] for i in range(2))
@@ -362,6 +372,8 @@ def global_average_pool(ctx: Context, node: Node) -> Any:
 def global_max_pool(ctx: Context, node: Node) -> Any:
     """GlobalMaxPool, as a pooling whose window is the image."""
     data = ctx.tensor(node.operand(0))
+    if volumes.is_volume(data):
+        return volumes.pool(ctx, node, global_max_pool)
     _, _, h, w = image(data)
     return _max_pool(ctx, data, (h, w), (h, w), (0, 0, 0, 0))
 

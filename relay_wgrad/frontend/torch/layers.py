@@ -56,31 +56,45 @@ def _transposed(rank: int) -> Builder:
     return build
 
 
-def _max_pool(ctx: Context, call: Call) -> Any:
-    kernel = _list(call.args[1], 2)
-    node = call.onnx(
-        "MaxPool", [call.args[0]], kernel_shape=kernel, strides=_list(call.arg(2) or kernel, 2),
-        pads=_list(call.arg(3, 0), 2) * 2, dilations=_list(call.arg(4, 1), 2),
-        ceil_mode=int(call.arg(5, False)),
-    )  # fmt: skip
-    return onnx_nn.max_pool(ctx, node)
+def _max_pool(rank: int) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        kernel = _list(call.args[1], rank)
+        node = call.onnx(
+            "MaxPool", [_batched(call, rank)], kernel_shape=kernel,
+            strides=_list(call.arg(2) or kernel, rank), pads=_list(call.arg(3, 0), rank) * 2,
+            dilations=_list(call.arg(4, 1), rank), ceil_mode=int(call.arg(5, False)),
+        )  # fmt: skip
+        return onnx_nn.max_pool(ctx, node)
+
+    return build
 
 
-def _average_pool(ctx: Context, call: Call) -> Any:
-    if call.arg(6) is not None:
-        raise ValueError("divisor_override is not supported")
-    kernel = _list(call.args[1], 2)
-    node = call.onnx(
-        "AveragePool", [call.args[0]], kernel_shape=kernel,
-        strides=_list(call.arg(2) or kernel, 2), pads=_list(call.arg(3, 0), 2) * 2,
-        ceil_mode=int(call.arg(4, False)), count_include_pad=int(call.arg(5, True)),
-    )  # fmt: skip
-    return onnx_nn.average_pool(ctx, node)
+def _average_pool(rank: int) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        if call.arg(6) is not None:
+            raise ValueError("divisor_override is not supported")
+        kernel = _list(call.args[1], rank)
+        node = call.onnx(
+            "AveragePool", [_batched(call, rank)], kernel_shape=kernel,
+            strides=_list(call.arg(2) or kernel, rank), pads=_list(call.arg(3, 0), rank) * 2,
+            ceil_mode=int(call.arg(4, False)), count_include_pad=int(call.arg(5, True)),
+        )  # fmt: skip
+        return onnx_nn.average_pool(ctx, node)
+
+    return build
 
 
-def _with_indices(ctx: Context, call: Call) -> Any:
-    """As `_max_pool`; nothing is known of the places of the maxima."""
-    return _max_pool(ctx, call), None
+def _batched(call: Call, rank: int) -> Any:
+    """The data, which must have a batch."""
+    shape = shape_of(call.args[0])
+    if len(shape) != rank + 2:
+        raise ValueError(f"expected {rank + 2} axes, got shape {list(shape)}")
+    return call.args[0]
+
+
+def _with_indices(pool: Builder) -> Builder:
+    """A pooling; nothing is known of the places of the maxima."""
+    return lambda ctx, call: (pool(ctx, call), None)
 
 
 def _as_rows(pool: Builder, settings: range) -> Builder:
@@ -248,21 +262,27 @@ LAYERS: dict[str, Builder] = {
     "_native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
     "_native_batch_norm_legit_functional.default": _batch_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
-    "avg_pool2d.default": _average_pool,
-    "avg_pool1d.default": _as_rows(_average_pool, range(1, 4)),
+    "avg_pool2d.default": _average_pool(2),
+    "avg_pool3d.default": _average_pool(3),
+    "avg_pool1d.default": _as_rows(_average_pool(2), range(1, 4)),
     "conv1d.default": _convolution(1),
     "conv1d.padding": _convolution(1),
     "conv2d.default": _convolution(2),
     "conv2d.padding": _convolution(2),
+    "conv3d.default": _convolution(3),
+    "conv3d.padding": _convolution(3),
     "conv_transpose1d.default": _transposed(1),
     "conv_transpose2d.input": _transposed(2),
+    "conv_transpose3d.input": _transposed(3),
     "group_norm.default": _group_norm,
     "layer_norm.default": _layer_norm,
     "linear.default": _linear,
     "instance_norm.default": _instance_norm,
-    "max_pool1d.default": _as_rows(_max_pool, range(1, 5)),
-    "max_pool2d.default": _max_pool,
-    "max_pool2d_with_indices.default": _with_indices,
+    "max_pool1d.default": _as_rows(_max_pool(2), range(1, 5)),
+    "max_pool2d.default": _max_pool(2),
+    "max_pool2d_with_indices.default": _with_indices(_max_pool(2)),
+    "max_pool3d.default": _max_pool(3),
+    "max_pool3d_with_indices.default": _with_indices(_max_pool(3)),
     "native_dropout.default": lambda ctx, call: (_dropout(ctx, call), None),
     "native_group_norm.default": _native_group_norm,
     "native_layer_norm.default": _native_layer_norm,

@@ -71,7 +71,7 @@ def _adaptive_average_pool(rank: int) -> Builder:
         if out == [1] * rank:
             return onnx_nn.global_average_pool(ctx, call.onnx("GlobalAveragePool", [x]))
         sizes = shape[2:]
-        if rank == 2 and not any(s % o for s, o in zip(sizes, out, strict=True)):
+        if rank > 1 and not any(s % o for s, o in zip(sizes, out, strict=True)):
             kernel = [s // o for s, o in zip(sizes, out, strict=True)]
             node = call.onnx("AveragePool", [x], kernel_shape=kernel, strides=kernel)
             return onnx_nn.average_pool(ctx, node)
@@ -176,14 +176,17 @@ RESIZING: dict[str, Builder] = {
     "_upsample_bilinear2d_aa.vec": _interpolated,
     "adaptive_avg_pool1d.default": _adaptive_average_pool(1),
     "adaptive_avg_pool2d.default": _adaptive_average_pool(2),
+    "adaptive_avg_pool3d.default": _adaptive_average_pool(3),
     "col2im.default": _col2im,
     "constant_pad_nd.default": _pad,
     "im2col.default": _im2col,
     "pad.default": _pad,
     "reflection_pad1d.default": _border("reflect"),
     "reflection_pad2d.default": _border("reflect"),
+    "reflection_pad3d.default": _border("reflect"),
     "replication_pad1d.default": _border("replicate"),
     "replication_pad2d.default": _border("replicate"),
+    "replication_pad3d.default": _border("replicate"),
     "unfold.default": _unfold,
 }
 """ATen overload -> builder."""

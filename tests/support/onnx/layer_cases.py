@@ -65,7 +65,7 @@ def _kernel(w: Writer) -> list[int]:
 
 
 def conv(w: Writer) -> Step:
-    w.as_rank(w.rng.choice((4, 4, 4, 3)))
+    w.as_rank(w.rng.choice((4, 4, 4, 3, 5)))
     channels = w.shape[1]
     groups = w.rng.choice([g for g in (1, 1, 2, channels) if channels % g == 0])
     kernel = _kernel(w)
@@ -78,7 +78,7 @@ def conv(w: Writer) -> Step:
     if groups > 1:
         given["group"] = groups
     w.emit("Conv", w.value, weight, bias, **given)
-    step: Any = fn.conv2d if len(kernel) == 2 else fn.conv1d
+    step: Any = (fn.conv1d, fn.conv2d, fn.conv3d)[len(kernel) - 1]
     return lambda x, p: step(
         fn.pad(x, _turned(pads)), p[weight], p[bias] if bias else None, strides, 0, dilations,
         groups,
@@ -86,7 +86,7 @@ def conv(w: Writer) -> Step:
 
 
 def conv_transpose(w: Writer) -> Step:
-    w.as_rank(w.rng.choice((4, 4, 3)))
+    w.as_rank(w.rng.choice((4, 4, 3, 5)))
     channels = w.shape[1]
     groups = w.rng.choice([g for g in (1, 1, 2) if channels % g == 0])
     kernel = _kernel(w)
@@ -108,7 +108,7 @@ def conv_transpose(w: Writer) -> Step:
     if any(extra):
         given["output_padding"] = extra
     w.emit("ConvTranspose", w.value, weight, bias, **given)
-    step: Any = fn.conv_transpose2d if len(kernel) == 2 else fn.conv_transpose1d
+    step: Any = (fn.conv_transpose1d, fn.conv_transpose2d, fn.conv_transpose3d)[len(kernel) - 1]
 
     def run(x: T, p: Leaves) -> T:
         # PyTorch wants an output padding below the stride or dilation: zeros of its own.
@@ -124,14 +124,17 @@ def conv_transpose(w: Writer) -> Step:
 
 def pool(op: str) -> Row:
     def write(w: Writer) -> Step:
-        w.as_rank(4)
+        w.as_rank(w.rng.choice((4, 4, 5)))
         kernel = _kernel(w)
+        rank = len(kernel)
+        most: Any = fn.max_pool2d if rank == 2 else fn.max_pool3d
+        mean: Any = fn.avg_pool2d if rank == 2 else fn.avg_pool3d
         given, strides, _, pads = _window(w, kernel, dilate=False)
         given["kernel_shape"] = kernel
         include = op == "AveragePool" and w.rng.random() < 0.5
         ceil = w.opset >= 10 and "pads" in given and w.rng.random() < 0.4
         if ceil:
-            pads = [min(p, k // 2) for p, k in zip(pads[:2], kernel, strict=True)] * 2
+            pads = [min(p, k // 2) for p, k in zip(pads[:rank], kernel, strict=True)] * 2
             given |= {"ceil_mode": 1, "pads": pads}
         if include:
             given["count_include_pad"] = 1
@@ -140,18 +143,16 @@ def pool(op: str) -> Row:
         w.emit(op, w.value, **given)
         if op == "MaxPool":
             if ceil:
-                return lambda x, p: fn.max_pool2d(x, kernel, strides, pads[:2], ceil_mode=True)
-            return lambda x, p: fn.max_pool2d(
-                fn.pad(x, _turned(pads), value=-math.inf), kernel, strides
-            )
+                return lambda x, p: most(x, kernel, strides, pads[:rank], ceil_mode=True)
+            return lambda x, p: most(fn.pad(x, _turned(pads), value=-math.inf), kernel, strides)
         if ceil:
-            return lambda x, p: fn.avg_pool2d(x, kernel, strides, pads[:2], True, include)
+            return lambda x, p: mean(x, kernel, strides, pads[:rank], True, include)
 
         def run(x: T, p: Leaves) -> T:
-            total = fn.avg_pool2d(fn.pad(x, _turned(pads)), kernel, strides)
+            total = mean(fn.pad(x, _turned(pads)), kernel, strides)
             if include:
                 return total
-            return total / fn.avg_pool2d(fn.pad(torch.ones_like(x), _turned(pads)), kernel, strides)
+            return total / mean(fn.pad(torch.ones_like(x), _turned(pads)), kernel, strides)
 
         return run
 
@@ -160,17 +161,19 @@ def pool(op: str) -> Row:
 
 def global_pool(op: str) -> Row:
     def write(w: Writer) -> Step:
-        w.as_rank(4)
+        w.as_rank(w.rng.choice((4, 5)))
+        axes = tuple(range(2, len(w.shape)))
         w.emit(op, w.value)
         if op == "GlobalMaxPool":
-            return lambda x, p: fn.max_pool2d(x, tuple(x.shape[2:]))
-        return lambda x, p: x.mean((2, 3), keepdim=True)
+            most: Any = fn.max_pool2d if len(axes) == 2 else fn.max_pool3d
+            return lambda x, p: most(x, tuple(x.shape[2:]))
+        return lambda x, p: x.mean(axes, keepdim=True)
 
     return Row(write, exact=op == "GlobalMaxPool")
 
 
 def batch_norm(w: Writer) -> Step:
-    w.as_rank(4 if w.rng.random() < 0.7 else 2)
+    w.as_rank(w.rng.choice((4, 4, 4, 5, 2)))
     c = w.shape[1]
     scale, bias = w.weight(c), w.weight(c)
     mean, var = w.weight(c, trained=False), w.weight(c, positive=True, trained=False)

@@ -12,6 +12,7 @@ from torch.nn import functional as fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .place_cases import INDEXING, PRODUCTS, RESIZING
+from .volume_cases import VOLUMES
 
 Tensor = torch.Tensor
 Function = Callable[[Tensor], Tensor]
@@ -297,7 +298,7 @@ RANDOM: dict[str, Function] = {
 
 TAKEN: dict[str, Function] = {
     **MATH, **ACTIVATIONS, **SUMS, **LAYERS, **SHAPES, **STOPS, **RANDOM,
-    **RESIZING, **INDEXING, **PRODUCTS,
+    **RESIZING, **INDEXING, **PRODUCTS, **VOLUMES,
 }  # fmt: skip
 """All that is imported."""
 

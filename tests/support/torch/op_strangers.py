@@ -57,7 +57,7 @@ STRANGERS: dict[str, Callable[[Tensor], Tensor]] = {
     "backward of one's own": Straight.apply,
     "behind autograd's back": _behind,
     "by detach": _by_detach,
-    "conv3d": lambda y: fn.conv3d(y[:, None], torch.ones(1, 1, 2, 2, 2, dtype=y.dtype)),
+    "adaptive max pool 3-D": lambda y: fn.adaptive_max_pool3d(y[:, None], 1),
     "copysign": lambda y: torch.copysign(y, y.roll(1)),
     "cosine similarity": lambda y: fn.cosine_similarity(y, 2 * y + 1),
     "cumsum": lambda y: y.cumsum(1),

@@ -1,8 +1,7 @@
 """ONNX's own tests of Conv and ConvTranspose, as `onnx.backend.test` has them, through `from_onnx`.
 
 Their weights are inputs of the graph; here they are its parameters, with the values of the tests.
-All are run that are there: images, and sequences (1-D) as images of height 1.  Volumes (3-D) are
-refused, which is tested too, so that nothing is left out unseen.
+All are run that are there: images, sequences (1-D) as images of height 1, and volumes (3-D).
 """
 
 from __future__ import annotations
@@ -62,10 +61,6 @@ def _stored(kind: str) -> list[Any]:
 CASES = [*_generated(), *(case for kind in FILES for case in _stored(kind))]
 
 
-def _rank(case: Any) -> int:
-    return next(iter(case[3].values())).ndim
-
-
 def _training_graph(case: Any) -> Any:
     """The model with all inputs but the first one as weights."""
     _, _, model, values, _ = case
@@ -82,17 +77,17 @@ def _training_graph(case: Any) -> Any:
 
 def test_how_many_there_are() -> None:
     """Of onnx 1.23; other versions may have more."""
-    run = Counter(case[0] for case in CASES if _rank(case) < 5)
-    assert run["node"] >= 16
-    assert run["pytorch-converted"] >= 21
+    run = Counter(case[0] for case in CASES)
+    assert run["node"] >= 17
+    assert run["pytorch-converted"] >= 28
     assert run["pytorch-operator"] >= 2
     ops = Counter(c[2].graph.node[0].op_type for c in CASES if c[0] == "node")
     assert ops["Conv"] >= 6
     assert ops["ConvTranspose"] >= 11
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if _rank(c) < 5], ids=lambda c: c[1])
-def test_node(case: Any) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c[1])
+def test_node(case: Any, registered: None) -> None:
     graph = _training_graph(case)
     batch = graph.random_batch()
     batch[graph.inputs[0].name] = next(iter(case[3].values()))
@@ -101,20 +96,24 @@ def test_node(case: Any) -> None:
     np.testing.assert_allclose(result.numpy(), case[4], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if _rank(c) == 5], ids=lambda c: c[1])
-def test_volumes_are_refused(case: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected an \(N, C, H, W\) tensor, got shape"):
-        _training_graph(case)
-
-
 @pytest.mark.parametrize(
     ("made", "weight", "shape"),
     [
         (node("Conv", "w", pads=[2, 0], strides=[2], dilations=[2]), (4, 3, 2), (2, 3, 9)),
         (node("ConvTranspose", "w", pads=[1, 0], strides=[3]), (3, 4, 2), (2, 3, 5)),
         (node("ConvTranspose", "w", output_shape=[9, 12]), (3, 4, 2, 3), (2, 3, 5, 4)),
+        (
+            node("Conv", "w", auto_pad="SAME_LOWER", strides=[2, 1, 1]),
+            (4, 3, 2, 3, 1),
+            (2, 3, 5, 4, 2),
+        ),
+        (
+            node("ConvTranspose", "w", pads=[1, 0, 0, 0, 0, 1], strides=[2, 1, 3]),
+            (3, 2, 3, 2, 2),
+            (2, 3, 3, 4, 2),
+        ),
     ],
-    ids=["1-D", "1-D transposed", "zeros around"],
+    ids=["1-D", "1-D transposed", "zeros around", "3-D", "3-D transposed"],
 )
 def test_gradients(made: onnx.NodeProto, weight: Any, shape: Any, registered: None) -> None:
     model = tiny([made], shape, {"w": draw(*weight)})

@@ -25,7 +25,7 @@ GROUPS = {
     "math": cases.MATH, "activations": cases.ACTIVATIONS, "sums": cases.SUMS,
     "layers": cases.LAYERS, "shapes": cases.SHAPES,
     "stops": cases.STOPS, "random": cases.RANDOM, "resizing": cases.RESIZING,
-    "indexing": cases.INDEXING, "products": cases.PRODUCTS,
+    "indexing": cases.INDEXING, "products": cases.PRODUCTS, "volumes": cases.VOLUMES,
 }  # fmt: skip
 
 

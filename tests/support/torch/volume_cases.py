@@ -1,0 +1,53 @@
+"""PyTorch's layers of volumes: each a function of images (2, 4, 6, 6), of which it makes
+(2, 2, 4, 6, 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as fn
+
+Tensor = torch.Tensor
+
+
+def _volume(y: Tensor) -> Tensor:
+    return torch.cat([y.reshape(2, 1, 4, 6, 6), y.reshape(2, 1, 4, 6, 6).flip(2) * 2], 1)[..., ::2]
+
+
+def _like(y: Tensor, *shape: int) -> Tensor:
+    count = torch.Size(shape).numel()
+    return torch.sin(torch.arange(count, dtype=y.dtype) + 1).reshape(shape)
+
+
+VOLUMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "conv3d": lambda y: fn.conv3d(
+        _volume(y), _like(y, 4, 1, 2, 3, 2), _like(y, 4), (1, 2, 1), (1, 0, 1), (2, 1, 1), 2
+    ),
+    "conv3d same": lambda y: fn.conv3d(_volume(y), _like(y, 3, 2, 1, 3, 3), padding="same"),
+    "transposed 3-D": lambda y: fn.conv_transpose3d(
+        _volume(y), _like(y, 2, 2, 3, 2, 2), _like(y, 4), (2, 1, 3), (1, 0, 0), (1, 0, 2), 2,
+    ),
+    "transposed 3-D, dilated": lambda y: fn.conv_transpose3d(
+        _volume(y), _like(y, 2, 1, 2, 2, 2), output_padding=(1, 0, 2), dilation=(2, 1, 3)
+    ),
+    "batch norm 3-D": lambda y: fn.batch_norm(_volume(y), None, None, training=True),
+    "average pool 3-D": lambda y: (
+        fn.avg_pool3d(_volume(y), (3, 2, 2), (2, 3, 1), (1, 1, 1), ceil_mode=True)
+        + fn.avg_pool3d(
+            _volume(y), (3, 2, 2), (2, 3, 1), (1, 1, 1), ceil_mode=True, count_include_pad=False
+        )
+    ),
+    "adaptive pool 3-D": lambda y: (
+        fn.adaptive_avg_pool3d(_volume(y), (2, 3, 1)) + fn.adaptive_avg_pool3d(_volume(y), 1)
+        + fn.adaptive_avg_pool3d(_volume(y), (3, 4, 2)).sum()
+    ),
+    "max pool 3-D": lambda y: (
+        fn.max_pool3d(_volume(y).round(), (3, 2, 2), 2, 1, ceil_mode=True)
+        + fn.max_pool3d(_volume(y), (3, 2, 2), 2, 1, ceil_mode=True, return_indices=True)[0]
+    ),
+    "pad 3-D": lambda y: (
+        torch.ops.aten.replication_pad3d(_volume(y), (1, 1, 0, 2, 1, 0))
+        + torch.ops.aten.reflection_pad3d(_volume(y), (0, 2, 2, 0, 0, 1))
+    ),
+}  # fmt: skip
