@@ -17,7 +17,7 @@ from .. import opdef
 from ..attrs import as_ints
 from ..layout_rules import stock, table
 from ..relation import as_size
-from . import half, ties
+from . import conv1d, half, ties
 
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
@@ -196,6 +196,8 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     "relax.squeeze": squeeze,
     "relax.stack": stack,
     "relax.nn.pad": pad,
+    "relax.nn.conv1d": conv1d.conv1d,
+    "relax.nn.conv1d_transpose": conv1d.conv1d_transpose,
     "relax.strided_slice": strided_slice,
     "relax.grad.avg_pool2d_backward": avg_pool2d_backward,
     "relax.grad.max_pool2d_backward": max_pool2d_backward,

@@ -1,7 +1,8 @@
 """PyTorch functions and modules on this package's kernels (extra `torch`).
 
 `convolution` and `convolution_transpose`, their gradients by input, weight and bias as functions of
-their own, and `Conv2d` and `ConvTranspose2d` in place of `torch.nn`'s.  `TrainingStep` compiles a
+their own, and `Conv2d` and `ConvTranspose2d` in place of `torch.nn`'s; the same of one dimension.
+`TrainingStep` compiles a
 whole module's forward and backward passes; `optimize` puts
 the kernels under a model's layers where they are faster.  See docs/torch.md.
 """
@@ -24,13 +25,16 @@ from .functions import (
     convolution_transpose_backward_weight,
 )
 from .kernels import allow_winograd
-from .modules import Conv2d, ConvTranspose2d
+from .lines import conv1d, conv1d_backward_input, conv1d_backward_weight, conv_transpose1d
+from .modules import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from .ops import no_weight_gradients
 from .optimizing import Measured, Optimized, optimize
 from .training_step import TrainingStep
 
 __all__ = [
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
     "Measured",
     "Optimized",
@@ -38,6 +42,10 @@ __all__ = [
     "allow_winograd",
     "cache_info",
     "clear_cache",
+    "conv1d",
+    "conv1d_backward_input",
+    "conv1d_backward_weight",
+    "conv_transpose1d",
     "convolution",
     "convolution_backward_bias",
     "convolution_backward_input",

@@ -1,4 +1,4 @@
-"""`Conv2d` and `ConvTranspose2d`: `torch.nn`'s, with this package's kernels.
+"""`Conv1d`, `Conv2d` and their transposed ones: `torch.nn`'s, with this package's kernels.
 
 Constructor, parameters, names in a `state_dict` and initialisation are inherited, so a model
 changes its import line and nothing else.
@@ -9,10 +9,60 @@ from __future__ import annotations
 import torch
 
 from .functions import convolution, convolution_transpose
+from .lines import conv1d, conv_transpose1d
 
 # `torch.fx.symbolic_trace` sees the calls below and not what is inside.
 torch.fx.wrap("convolution")
 torch.fx.wrap("convolution_transpose")
+torch.fx.wrap("conv1d")
+torch.fx.wrap("conv_transpose1d")
+
+
+class Conv1d(torch.nn.Conv1d):
+    """`torch.nn.Conv1d` on `relay_wgrad.torch.conv1d`; all its options.
+
+    benchmark : an attribute, as `Conv2d`'s.
+    """
+
+    benchmark: bool | None = None
+
+    def _conv_forward(
+        self,
+        input: torch.Tensor,  # noqa: A002
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        padding, ends = self.padding, tuple(self._reversed_padding_repeated_twice)
+        if self.padding_mode != "zeros":
+            input = torch.nn.functional.pad(input, ends, mode=self.padding_mode)  # noqa: A001
+            padding = 0
+        elif isinstance(padding, str):
+            padding = ends
+        return conv1d(
+            input, weight, bias, self.stride, padding, self.dilation, self.groups, self.benchmark
+        )
+
+
+class ConvTranspose1d(torch.nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d` on `relay_wgrad.torch.conv_transpose1d`; all its options.
+
+    benchmark : an attribute, as `Conv2d`'s.
+    """
+
+    benchmark: bool | None = None
+
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002
+        output_size: list[int] | None = None,
+    ) -> torch.Tensor:
+        extra = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, 1, self.dilation
+        )
+        return conv_transpose1d(
+            input, self.weight, self.bias, self.stride, self.padding, extra, self.groups,
+            self.dilation, self.benchmark,
+        )  # fmt: skip
 
 
 class Conv2d(torch.nn.Conv2d):

@@ -1,0 +1,88 @@
+"""Gradients of upstream's convolutions of one dimension, against autograd in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import tvm
+from tvm import relax, tirx
+
+from relay_wgrad.transform import grad
+from tests.support.fast import FAST
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+
+def network(n: Any) -> tvm.IRModule:
+    """sum((conv_transpose(conv(x, w)^2, v))^3)"""
+    shapes = [[n, 4, 9], [6, 2, 3], [6, 2, 2]]
+    x, w, v = (
+        relax.Var(name, relax.TensorType(shape, "float64"))
+        for name, shape in zip("xwv", shapes, strict=True)
+    )
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w, v]):
+        with bb.dataflow():
+            y = bb.emit(relax.op.nn.conv1d(x, w, 2, (2, 1), 2, 2))
+            y = bb.emit(relax.op.multiply(y, y))
+            y = bb.emit(relax.op.nn.conv1d_transpose(y, v, 3, (1, 0), 2, groups=2))
+            cube = bb.emit(relax.op.multiply(bb.emit(relax.op.multiply(y, y)), y))
+            out = bb.emit_output(relax.op.sum(cube))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+def torch_value(x: Any, w: Any, v: Any) -> Any:
+    y = F.conv1d(F.pad(x, (2, 1)), w, stride=2, dilation=2, groups=2) ** 2
+    full = F.conv_transpose1d(y, v, stride=3, output_padding=2, groups=2)
+    return (full[..., 1:] ** 3).sum()
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_against_autograd(order: int, symbolic: bool) -> None:
+    mod = grad(network(tirx.Var("n", "int64") if symbolic else 2), order=order)
+    rng = np.random.default_rng(order)
+    shapes = [(2, 4, 9), (6, 2, 3), (6, 2, 2)]
+    args = [rng.standard_normal(s) for s in shapes]
+    directions = [rng.standard_normal(s) for s in shapes * (order - 1)]
+    vm = relax.VirtualMachine(tvm.compile(mod, target=FAST), tvm.cpu())
+    value, gradients = vm["main_adjoint" + ("2" if order == 2 else "")](
+        *[tvm.runtime.tensor(a) for a in args + directions]
+    )
+    params = [torch.tensor(a, requires_grad=True) for a in args]
+    scalar = torch_value(*params)
+    if order == 2:
+        partials = torch.autograd.grad(scalar, params, create_graph=True)
+        given = zip(partials, directions, strict=True)
+        scalar = sum((p * torch.tensor(d)).sum() for p, d in given)
+    wanted = (scalar, *torch.autograd.grad(scalar, params))
+    for mine, theirs in zip((value, *gradients), wanted, strict=True):
+        want = theirs.detach().numpy()
+        assert np.linalg.norm(mine.numpy() - want) <= 1e-11 * np.linalg.norm(want)
+
+
+def test_other_layouts() -> None:
+    """Channels last in data and result, the weight's letters in another order."""
+    x = relax.Var("x", relax.TensorType([2, 9, 4], "float64"))
+    w = relax.Var("w", relax.TensorType([3, 4, 6], "float64"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w]):
+        with bb.dataflow():
+            y = bb.emit(relax.op.nn.conv1d(x, w, 1, 1, data_layout="NWC", kernel_layout="WIO"))
+            out = bb.emit_output(relax.op.sum(bb.emit(relax.op.multiply(y, y))))
+        bb.emit_func_output(out)
+    mod = grad(bb.get())
+    rng = np.random.default_rng(0)
+    args = [rng.standard_normal((2, 9, 4)), rng.standard_normal((3, 4, 6))]
+    vm = relax.VirtualMachine(tvm.compile(mod, target=FAST), tvm.cpu())
+    _, gradients = vm["main_adjoint"](*map(tvm.runtime.tensor, args))
+    params = [torch.tensor(a, requires_grad=True) for a in args]
+    (F.conv1d(params[0].mT, params[1].permute(2, 1, 0), padding=1) ** 2).sum().backward()
+    for mine, param in zip(gradients, params, strict=True):
+        want = param.grad.numpy()
+        assert np.linalg.norm(mine.numpy() - want) <= 1e-12 * np.linalg.norm(want)
