@@ -12,7 +12,7 @@ from ..training.schedules import SCHEDULES
 from ..training.update import DECAYS, Update
 from . import arguments
 
-_NAMES = ("weight_decay", "decay", "clip_norm", "clip_value", "schedule", "ema")
+_NAMES = ("weight_decay", "decay", "clip_norm", "clip_value", "schedule", "ema", "accumulate")
 
 
 def add_update(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +35,9 @@ def add_update(parser: argparse.ArgumentParser) -> None:
                             " 'step(every=30, by=0.1)', 'step(at=[60, 80])', 'cosine(warmup=5)',"
                             " 'linear(steps=100, last=0.1)', 'constant(warmup=5)', all in steps;"
                             " steps are by default all of this run's")  # fmt: skip
+    group.add_argument("--accumulate", type=arguments.positive, default=None, metavar="BATCHES",
+                       help="update after each so many steps, by their gradients' mean; schedules"
+                            " then count updates")  # fmt: skip
     group.add_argument("--ema", type=average, default=None, metavar="PART",
                        help="keep a moving average of the parameters, of which this part stays in"
                             " each step; --export writes the averages")  # fmt: skip
@@ -122,7 +125,8 @@ def update_from(args: argparse.Namespace, saved: Update, steps: int) -> Update:
         name: getattr(args, name) for name in _NAMES if getattr(args, name) is not None
     }
     if "schedule" in given:
-        given["schedule"] = _whole(given["schedule"], steps)
+        each = given.get("accumulate", saved.accumulate)
+        given["schedule"] = _whole(given["schedule"], max(steps // each, 1))
     if args.decay is not None and not given.get("weight_decay", saved.weight_decay):
         raise ValueError(f"--decay {args.decay}: there is no --weight-decay")
     return Update(**{**{name: getattr(saved, name) for name in _NAMES}, **given})

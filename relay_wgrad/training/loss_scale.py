@@ -55,12 +55,14 @@ def control(scale: float | None, good_steps: int, skipped: int, steps: int) -> A
     return np.array(values, "float64")
 
 
-def moved(before: Any, loss: Any, infinite: Any | None = None) -> Any:
+def moved(before: Any, loss: Any, infinite: Any | None = None, rates: Any | None = None) -> Any:
     """A tensor expression of the control after a step.
 
     before : the control.
     loss : the step's, a scalar.
     infinite : of a dynamic scale: how many values of the gradients are not finite, float64.
+    rates : of accumulated gradients: its fourth number says whether the step is the last of some;
+        the others update nothing and leave the scale.
     """
     most = float(np.finfo(str(loss.dtype)).max)
     one = tirx.const(1.0, "float64")
@@ -77,18 +79,21 @@ def moved(before: Any, loss: Any, infinite: Any | None = None) -> Any:
     good = (
         tirx.const(True, "bool") if infinite is None else infinite() <= tirx.const(0.0, "float64")
     )
+    last = tirx.const(True, "bool") if rates is None else rates[3] > tirx.const(0.5, rates.dtype)
+    good = tirx.Or(good, tirx.Not(last))
     at_one = field("scale") <= one
     fails = choose(good_loss, choose(tirx.Or(good, tirx.Not(at_one)), RUNNING, GRADIENT), LOSS)
     stopped = choose(field("stopped") > 0.0, field("stopped"), fails)
     runs = stopped <= 0.0
-    updates = tirx.And(runs, good)
+    updates = tirx.And(tirx.And(runs, good), last)
     scale, count = field("scale"), field("good_steps")
     if infinite is not None:
-        grows = count + one >= tirx.const(float(GROWTH), "float64")
+        grows = tirx.And(last, count + one >= tirx.const(float(GROWTH), "float64"))
         half = tirx.max(scale * tirx.const(0.5, "float64"), one)
         new_scale = choose(good, choose(grows, scale * tirx.const(2.0, "float64"), scale), half)
         new_count = choose(tirx.And(good, tirx.Not(grows)), count + one, 0)
-        scale, count = choose(runs, new_scale, scale), choose(runs, new_count, count)
+        counts = tirx.And(runs, last)
+        scale, count = choose(counts, new_scale, scale), choose(counts, new_count, count)
     new = {
         "scale": scale,
         "good_steps": count,

@@ -16,6 +16,7 @@ from tvm.relax.training.optimizer import SGD, MomentumSGD
 from tvm.relax.training.optimizer import Adam as _Adam
 
 from ..frontend import TrainingGraph
+from .update import Update
 
 
 class Adam(_Adam):
@@ -108,13 +109,21 @@ def optimizer_for(
     return make_optimizer(name, lr=lr).init([found[name] for name in graph.trainable])
 
 
-def initial_state(graph: TrainingGraph, optimizer: str, ema: bool = False) -> list[Any]:
+def initial_state(graph: TrainingGraph, optimizer: str, update: Update | None = None) -> list[Any]:
     """The tensors that an optimizer starts from: as many, and of such shapes, it always has.
 
-    Those of a moving average come last.
+    Accumulated gradients come after the optimizer's own, a moving average last.
     """
-    averages = [graph.params[name] for name in graph.trainable] if ema else []
-    return [*optimizer_for(graph, optimizer, 1.0).state, *averages]
+    update = Update() if update is None else update
+    more = [graph.params[name] for name in graph.trainable]
+    sums, averages = update.accumulate > 1, update.ema is not None
+    return [*optimizer_for(graph, optimizer, 1.0).state, *more * sums, *more * averages]
+
+
+def sums_in_state(graph: TrainingGraph, optimizer: str, update: Update) -> range:
+    """The places of accumulated gradients in the state."""
+    own = len(initial_state(graph, optimizer))
+    return range(own, own + (len(graph.trainable) if update.accumulate > 1 else 0))
 
 
 def state_of(trainable: Sequence[str], name: str, count: int) -> list[str]:

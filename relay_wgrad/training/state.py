@@ -24,7 +24,7 @@ import numpy as np
 from .. import output
 from .arrays_file import shown
 from .loss_scale import usable
-from .optim import initial_state
+from .optim import initial_state, sums_in_state
 from .update import Update, update_of
 
 if TYPE_CHECKING:
@@ -181,8 +181,8 @@ def check(
     FileNotFoundError and ValueError as `header` does.
     """
     update = Update() if update is None else update
-    start = initial_state(graph, optimizer, update.ema is not None)
-    _checked(path, graph.name, optimizer, update, graph.params, start)
+    start = initial_state(graph, optimizer, update)
+    _checked(path, graph, optimizer, update, graph.params, start)
 
 
 def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
@@ -193,7 +193,7 @@ def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     naming file, key and values.  Then the trainer is unchanged.
     """
     progress, tensors = _checked(
-        path, trainer.graph.name, trainer.optimizer, trainer.update, trainer.params, trainer.state
+        path, trainer.graph, trainer.optimizer, trainer.update, trainer.params, trainer.state
     )
     trainer.set_state(
         {name: tensors[_PARAM + name] for name in trainer.params},
@@ -207,7 +207,7 @@ def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
 
 def _checked(
     path: str | os.PathLike[str],
-    name: str,
+    graph: TrainingGraph,
     optimizer: str,
     update: Update,
     params: Mapping[str, Any],
@@ -218,14 +218,18 @@ def _checked(
     _same_optimizer(path, found, optimizer, update)
     progress = _Progress.parse(path, found)
     wanted = _named(params) | {f"{_OPTIMIZER}{i}": v for i, v in enumerate(state)}
-    _same_tensors(path, found, tensors, wanted, name)
-    _finite(path, tensors)
-    updates = progress.steps - progress.skipped
+    _same_tensors(path, found, tensors, wanted, graph.name)
+    # What overflowed is not taken, and overwritten.
+    sums = {f"{_OPTIMIZER}{i}" for i in sums_in_state(graph, optimizer, update)}
+    _finite(path, {name: tensor for name, tensor in tensors.items() if name not in sums})
+    each = update.accumulate
+    updates = progress.steps // each - progress.skipped
     counted = int(tensors[f"{_OPTIMIZER}0"])  # by each of TVM's optimizers, first in its state
     if counted != updates:
         raise ValueError(
             f"{os.fspath(path)!r}: its {_OPTIMIZER}0 counts {counted} updates, but"
-            f" {progress.steps} steps less {progress.skipped} skipped are {updates}"
+            f" {progress.steps} steps{f' by {each}' if each > 1 else ''} less {progress.skipped}"
+            f" skipped are {updates}"
         )
     return progress, tensors
 
@@ -244,6 +248,11 @@ def update_in(path: Any, found: Mapping[str, str]) -> Update:
 
 def _same_optimizer(path: Any, found: dict[str, str], optimizer: str, update: Update) -> None:
     saved = update_in(path, found)
+    if saved.accumulate != update.accumulate:
+        raise ValueError(
+            f"{os.fspath(path)!r} was saved with accumulate={saved.accumulate}, not"
+            f" {update.accumulate}"
+        )
     if (saved.ema is None) != (update.ema is None):  # an average is part of the state
         raise ValueError(
             f"{os.fspath(path)!r} was saved with ema={saved.ema}, not ema={update.ema}"

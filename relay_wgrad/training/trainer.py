@@ -145,16 +145,19 @@ class Trainer:
         self.module = mod
         with self.place.memory_errors():
             self.compiled = self.place.compile(mod, progress)
-            clips = update.clip_norm is not None
-            step = WholeStep(self.compiled.vm.__getitem__, graph, **how, clips=clips)
+            own = len(rule.state)
+            step = WholeStep(self.compiled.vm.__getitem__, graph, **how, update=update, own=own)
             self._step = self._repeated(step)
-            self._line = self.place.line(replace(graph, inputs=(*graph.inputs, rates_spec(graph))))
+            taken = replace(graph, inputs=(*graph.inputs, rates_spec(graph, update)))
+            self._line = self.place.line(taken)
             whose = state_of(graph.trainable, optimizer, len(rule.state))
+            summed = graph.trainable if update.accumulate > 1 else ()
             averaged = graph.trainable if update.ema is not None else ()
-            self._kept = kept = Kept(axes, [*whose, *averaged], self.place.device)
+            self._kept = kept = Kept(axes, [*whose, *summed, *averaged], self.place.device)
             values = [kept.put(name, value) for name, value in graph.params.items()]
             self._params = Tensors(graph.params, values, kept)
             self._state: Any = [self._tensor(value) for value in rule.state]
+            self._state += [kept.put(name, 0 * graph.params[name]) for name in summed]
             self._state += [kept.put(name, graph.params[name]) for name in averaged]
         self._control: Any = None  # on the device; None where the numbers here are what counts
         self.step_seconds = math.nan  # of the last step whose loss was read
@@ -303,8 +306,8 @@ class Trainer:
             now = scales.control(self._scale, self.good_steps, self.skipped, self.steps)
             self._control = self._tensor(now)
         with self.place.memory_errors():
-            rate = self.update.rate(self.lr, self.steps)
-            inputs = self._line.inputs([*values, rates(self.graph, rate)])
+            rate = rates(self.graph, self.update, self.lr, self.steps)
+            inputs = self._line.inputs([*values, rate])
             made = threads.run(self._step, inputs, self._params.all, self._state, self._control)
             wrong = None
             if self.place.is_gpu and (self.steps + 1) % CHECK_EVERY == 0:

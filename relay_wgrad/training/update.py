@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from ..frontend import InputSpec, TrainingGraph
-from .schedules import Constant, Schedule, is_between, schedule_of
+from .schedules import Constant, Schedule, is_between, is_count, schedule_of
 
 DECAYS = ("weights", "all")
 _MOST = math.nextafter(math.inf, 0)
@@ -31,7 +32,10 @@ class Update:
     clip_norm : the largest norm of all gradients together; larger ones are scaled down to it, as
         `torch.nn.utils.clip_grad_norm_` does.
     clip_value : the largest value of a gradient, either sign; after `clip_norm`, before the decay.
-    schedule : of the learning rate, by the steps so far (`relay_wgrad.training.schedules`).
+    schedule : of the learning rate, by the steps so far, with `accumulate` by updates
+        (`relay_wgrad.training.schedules`).
+    accumulate : batches whose gradients' mean an update takes: parameters move after each so many
+        steps, running statistics in each.
     ema : the part of a moving average of the trained parameters that stays in each update; None for
         no average.
 
@@ -44,6 +48,7 @@ class Update:
     clip_value: float | None = None
     schedule: str | Schedule = field(default_factory=Constant)
     ema: float | None = None
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", schedule_of(self.schedule))
@@ -55,6 +60,8 @@ class Update:
             value = getattr(self, name)
             if value is not None and not (is_between(value, 0, _MOST) and value > 0):
                 self._refuse(name, "a positive number")
+        if not is_count(self.accumulate, 1):
+            self._refuse("accumulate", "an integer of at least 1")
         if self.ema is not None and not (is_between(self.ema, 0, 1) and self.ema < 1):
             self._refuse("ema", "from 0 to below 1")
 
@@ -71,7 +78,7 @@ class Update:
     def rate(self, lr: float, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         assert isinstance(self.schedule, Schedule)
-        return lr * self.schedule.factor(step)
+        return lr * self.schedule.factor(step // self.accumulate)
 
     def text(self) -> str:
         """For a state file: what is not the default."""
@@ -97,14 +104,25 @@ def update_of(text: str) -> Update:
 
 
 RATES = "rates"
-"""The last input of a step: the learning rate, and what gradients are multiplied by."""
+"""The last input of a step: the learning rate, and what gradients are multiplied by.  Where
+gradients are accumulated also whether it is the first, and the last, of so many."""
 
 
-def rates_spec(graph: TrainingGraph) -> InputSpec:
+def rates_type(update: Update, dtype: str) -> relax.TensorType:
+    """Its type."""
+    return relax.TensorType((2 if update.accumulate == 1 else 4,), dtype)
+
+
+def rates_spec(graph: TrainingGraph, update: Update) -> InputSpec:
     """The input that a step has besides the graph's."""
-    return InputSpec(RATES, RATES, (2,), graph.dtype)
+    shape = tuple(int(n) for n in rates_type(update, graph.dtype).shape.values)
+    return InputSpec(RATES, RATES, shape, graph.dtype)
 
 
-def rates(graph: TrainingGraph, rate: float) -> Any:
-    """Its value."""
-    return np.array([rate, 1.0], graph.dtype)
+def rates(graph: TrainingGraph, update: Update, lr: float, step: int) -> Any:
+    """Its value for a step, counted from 0."""
+    values: list[float] = [update.rate(lr, step), 1.0]
+    if update.accumulate > 1:
+        place = step % update.accumulate
+        values += [place == 0, place == update.accumulate - 1]
+    return np.array(values, graph.dtype)

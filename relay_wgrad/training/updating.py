@@ -13,9 +13,9 @@ from tvm.relax.training.optimizer import SGD, Adam, MomentumSGD
 
 from .. import keys
 from ..frontend import TrainingGraph
-from .update import Update
+from .update import Update, rates_type
 
-CLIP, UPDATE = "step_clip", "optimizer"
+CLIP, UPDATE, ACCUMULATE = "step_clip", "optimizer", "step_accumulate"
 _FLAG = relax.TensorType((), "bool")
 _MARK = 3 * 2.0**-40  # a rate that no other constant of a rule is: where the rate is to be
 _TOGETHER = 32  # tensors that one kernel puts together: a CUDA kernel's arguments are few
@@ -48,13 +48,34 @@ def joined(bb: relax.BlockBuilder, parts: list[Any]) -> Any:
     return parts[0]
 
 
-def clip_function(bb: relax.BlockBuilder, gradients: relax.TupleType, most: float) -> None:
+def accumulate_function(
+    bb: relax.BlockBuilder, gradients: relax.TupleType, update: Update, dtype: str
+) -> None:
+    """A function of rates, what was accumulated and all gradients: with these, the mean's part."""
+    rates = relax.Var("rates", rates_type(update, dtype))
+    before, new = (relax.Var(name, gradients) for name in ("accumulated", "gradients"))
+    part = relax.const(np.asarray(1 / update.accumulate, dtype), dtype)
+    with bb.function(ACCUMULATE, [rates, before, new]):
+        with bb.dataflow():
+            first = bb.emit(bb.call_te(_flag, rates, place=2))
+            made = []
+            for i in range(len(gradients.fields)):
+                old, one = (bb.emit(relax.TupleGetItem(t, i)) for t in (before, new))
+                share = bb.emit(op.multiply(one, part))
+                made.append(bb.emit(op.where(first, share, bb.emit(op.add(old, share)))))
+            made = [bb.emit_output(relax.Tuple(made))]
+        bb.emit_func_output(made[0])
+
+
+def clip_function(
+    bb: relax.BlockBuilder, gradients: relax.TupleType, update: Update, most: float
+) -> None:
     """A function of rates and all gradients: the rates with min(1, most / (norm + 1e-6)) second.
 
     First the rows of each tensor by themselves, in parallel, then all of them.
     """
     dtype = str(gradients.fields[0].dtype)
-    rates = relax.Var("rates", relax.TensorType((2,), dtype))
+    rates = relax.Var("rates", rates_type(update, dtype))
     tensors = relax.Var("gradients", gradients)
     with bb.function(CLIP, [rates, tensors]):
         with bb.dataflow():
@@ -79,9 +100,9 @@ def _clipped(rates: Any, norm: Any, most: float) -> Any:
 
     def at(i: Any) -> Any:
         part = tirx.const(most, dtype) / (norm() + tirx.const(_TINY, dtype))
-        return tirx.Select(i == 0, rates[0], rates[1] * tirx.Select(part >= one, one, part))
+        return tirx.Select(i == 1, rates[1] * tirx.Select(part >= one, one, part), rates[i])
 
-    return te.compute((2,), at, name="clipped")
+    return te.compute(rates.shape, at, name="clipped")
 
 
 class Updating:
@@ -108,7 +129,7 @@ class Updating:
     def told(self) -> dict[str, Any] | None:
         """What `keys.UPDATE` says: the rule, its numbers, which parameters do not decay."""
         told = described(self.optimizer)
-        if told is None or self.update.ema is not None:
+        if told is None or self.update.ema is not None or self.update.accumulate > 1:
             return None
         undecayed = []
         if self.update.weight_decay:
@@ -130,12 +151,13 @@ class Updating:
         for var, source in zip(results, (params, state), strict=True):
             for i, made in enumerate(values[var].fields):
                 before[made] = (source, i)
+        sums = list(params.ty.fields) if self.update.accumulate > 1 else []
         averages = list(params.ty.fields) if self.update.ema is not None else []
         own = len(state.ty.fields)
-        whole = relax.Var("optim_states", relax.TupleType([*state.ty.fields, *averages]))
+        whole = relax.Var("optim_states", relax.TupleType([*state.ty.fields, *sums, *averages]))
         old, new = (relax.Var(name, statistics) for name in ("statistics", "new_statistics"))
         flags = [relax.Var(name, _FLAG) for name in ("updates", "runs")]
-        rates = relax.Var("rates", relax.TensorType((2,), self.dtype))
+        rates = relax.Var("rates", rates_type(self.update, self.dtype))
         told = self.told()
         attrs = {} if told is None else {keys.UPDATE: json.dumps(told)}
         given = [params, gradients, whole, old, new, *flags, rates]
@@ -159,8 +181,11 @@ class Updating:
                     for i in range(len(statistics.fields))
                 ]
                 fields = [[changed[v] for v in values[var].fields] for var in results]
+                for i in range(len(sums)):
+                    pair = (self._item(gradients, i), self._item(whole, own + i))
+                    fields[1].append(bb.emit(op.where(flags[1], *pair)))
                 for i in range(len(averages)):
-                    earlier = self._item(whole, own + i)
+                    earlier = self._item(whole, own + len(sums) + i)
                     fields[1].append(self._average(earlier, fields[0][i], flags[0]))
                 outputs = [bb.emit_output(relax.Tuple(field)) for field in (*fields, kept)]
             bb.emit_func_output(relax.Tuple(outputs))
@@ -216,6 +241,10 @@ class Updating:
 
 def _at(rates: Any, place: int) -> Any:
     return te.compute((), lambda: rates[place], name="rate")
+
+
+def _flag(rates: Any, place: int) -> Any:
+    return te.compute((), lambda: rates[place] > tirx.const(0.5, rates.dtype), name="flag")
 
 
 def _bounded(x: Any, most: float) -> Any:

@@ -6,6 +6,7 @@ Some functions of Relax, which `WholeStep` calls one after another:
     main_adjoint(inputs…, parameters…, [scale]) -> (outputs, gradients)
     gradients_not_finite((gradients…)) -> how many of their values          of a dynamic scale
     step_control(control, loss, [count]) -> (control, whether to update, whether anything moves)
+    step_accumulate(rates, (so far…), (gradients…)) -> (gradients…)   where they are accumulated
     step_clip(rates, (gradients…)) -> rates                      where the norm is clipped
     optimizer((trained…), (gradients…), (state…), (statistics…), (new ones…), updates, runs, rates)
         -> ((trained…), (state…), (statistics…))
@@ -33,8 +34,8 @@ from .. import keys
 from ..frontend import TrainingGraph
 from . import loss_scale
 from .step import ADJOINT
-from .update import Update
-from .updating import CLIP, UPDATE, Updating, clip_function, joined
+from .update import Update, rates_type
+from .updating import ACCUMULATE, CLIP, UPDATE, Updating, accumulate_function, clip_function, joined
 
 SCALE_OF, CONTROL = "step_scale", "step_control"
 FOUND, NOT_FINITE = "gradients_not_finite", "not_finite"
@@ -73,10 +74,12 @@ def with_update(
     outputs, gradients = module[ADJOINT].ret_ty.fields
     count = relax.Var("count", relax.TensorType((), "float64"))
     given, loss = relax.Var("control", _CONTROL), relax.Var("loss", outputs.fields[0])
-    found = [count] if dynamic else []
-    with bb.function(CONTROL, [given, loss, *found]):
+    found = {"infinite": count} if dynamic else {}
+    if update.accumulate > 1:
+        found["rates"] = relax.Var("rates", rates_type(update, graph.dtype))
+    with bb.function(CONTROL, [given, loss, *found.values()]):
         with bb.dataflow():
-            new = bb.emit_te(loss_scale.moved, given, loss, *found, primfunc_name_hint="control")
+            new = bb.emit_te(loss_scale.moved, given, loss, **found, primfunc_name_hint="control")
             flags = [
                 bb.emit_te(rule, new, primfunc_name_hint=rule.__name__.strip("_"))
                 for rule in (_updates, _runs)
@@ -88,7 +91,9 @@ def with_update(
     statistics = [graph.outputs.index(name) for name in graph.updates]
     kept = relax.TupleType([outputs.fields[i] for i in statistics])
     if update.clip_norm is not None:
-        clip_function(bb, gradients, update.clip_norm)
+        clip_function(bb, gradients, update, update.clip_norm)
+    if update.accumulate > 1:
+        accumulate_function(bb, gradients, update, graph.dtype)
     Updating(bb, graph, optimizer, update, decoupled).write(kept)
     return bb.get()
 
@@ -111,6 +116,7 @@ class WholeStep:
     """A step, of a virtual machine of `with_update`'s module.
 
     function : a function of the machine by its name.
+    update : as of `with_update`; `own`: how many tensors of state the optimizer's rule has.
 
     Called with (inputs and rates, parameters in the graph's order, optimizer state, control) it
     gives new (parameters, state, control), some of which may be the tensors that it was given,
@@ -124,10 +130,13 @@ class WholeStep:
         *,
         scaled: bool,
         dynamic: bool,
-        clips: bool = False,
+        update: Update | None = None,
+        own: int = 0,
     ) -> None:
         self._function, self._scaled, self._dynamic = function, scaled, dynamic
-        self._clips = clips
+        update = Update() if update is None else update
+        self._clips, self._accumulates = update.clip_norm is not None, update.accumulate > 1
+        self._sums = slice(own, own + len(graph.trainable))
         places = {name: index for index, name in enumerate(graph.params)}
         self._trained = [places[name] for name in graph.trainable]
         self._kept = [places[name] for name in graph.updates.values()]
@@ -137,7 +146,7 @@ class WholeStep:
     def functions(self) -> list[str]:
         """The names of what it calls."""
         parts = {SCALE_OF: self._scaled, ADJOINT: True, FOUND: self._dynamic, CONTROL: True,
-                 CLIP: self._clips}  # fmt: skip
+                 ACCUMULATE: self._accumulates, CLIP: self._clips}  # fmt: skip
         return [name for name, there in parts.items() if there] + [UPDATE]
 
     def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
@@ -159,7 +168,10 @@ class WholeStep:
         scale = [f(SCALE_OF)(control)] if self._scaled else []
         *values, rates = inputs
         outputs, gradients = f(ADJOINT)(*values, *params, *scale)
+        if self._accumulates:
+            gradients = f(ACCUMULATE)(rates, state[self._sums], gradients)
         found = [f(FOUND)(gradients)] if self._dynamic else []
+        found += [rates] if self._accumulates else []
         control, updates, runs = f(CONTROL)(control, outputs[0], *found)
         if self._clips:
             rates = f(CLIP)(rates, gradients)

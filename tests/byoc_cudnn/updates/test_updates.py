@@ -27,7 +27,7 @@ from relay_wgrad.training.optim import make_optimizer, optimizer_for
 from relay_wgrad.training.repeated import WARM
 from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.training.trainer import Trainer
-from relay_wgrad.training.update import rates
+from relay_wgrad.training.update import Update, rates
 from relay_wgrad.training.updating import described
 from relay_wgrad.training.whole_step import (
     FOUND,
@@ -194,7 +194,7 @@ def test_a_step_is_what_the_operators_give(optimizer: str, folder: Path, registe
                 return vm[name]
 
             step = WholeStep(function, one, scaled=True, dynamic=True)
-            made, state, now = step([rates(one, 0.1)], values, state, now)
+            made, state, now = step([rates(one, Update(), 0.1, 0)], values, state, now)
             if vm is machines[0]:
                 assert [t.data_ptr() for t in made] == [t.data_ptr() for t in values]
             values = made

@@ -270,7 +270,7 @@ def test_all_that_a_captured_call_makes_lives_on(both: Any) -> None:
     step = WholeStep(function, ahead.graph, scaled=True, dynamic=True)
     repeated = Repeated(step, Once(), ahead.place.notes.append)
     given = batches(ahead, 3)
-    values = [*ahead.graph.batch_values(given[0]), rates(ahead.graph, 0.1)]
+    values = [*ahead.graph.batch_values(given[0]), rates(ahead.graph, ahead.update, 0.1, 0)]
     inputs = [tvm.runtime.tensor(value) for value in values]
     now = tvm.runtime.tensor(loss_scale.control(1.0, 0, 0, 0))
     made: Any = ahead._params.all, ahead._state, now

@@ -120,6 +120,68 @@ def test_steps_are_pytorchs(optimizer: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(value.numpy(), want)
 
 
+def test_accumulated_gradients(tmp_path: Path) -> None:
+    """Of three batches each, resumed within such; running statistics move in each."""
+    update = Update(accumulate=3, clip_norm=0.3, ema=0.8, schedule="step(every=1, by=0.5)")
+    ours, net = made("momentum", update), Net().double()
+    rule = torch.optim.SGD(net.parameters(), LR, momentum=0.9)
+    schedule = rates.StepLR(rule, 1, 0.5)
+    batches = [ours.graph.random_batch(seed) for seed in range(7)]
+    losses, mean = [], [p.detach().clone() for p in net.parameters()]
+    for step, batch in enumerate(batches):
+        losses.append(ours.step(batch))
+        if step == 3:
+            state.save(ours, tmp_path / "s.safetensors")
+        loss = fn.cross_entropy(net(torch.tensor(batch["x"])), torch.tensor(batch["labels"]))
+        assert losses[-1] == pytest.approx(float(loss.detach()), rel=1e-10)
+        (loss / 3).backward()
+        if step % 3 == 2:
+            assert nn.utils.clip_grad_norm_(net.parameters(), 0.3) > 0.3
+            rule.step()
+            schedule.step()
+            rule.zero_grad()
+            mean = [0.8 * m + 0.2 * p.detach() for m, p in zip(mean, net.parameters(), strict=True)]
+    theirs = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    names = ours.graph.onnx_names
+    for name, value in ours.params.items():
+        assert relative(value, theirs[names[name]].detach().numpy()) < 1e-9, name
+    for (name, _), want in zip(net.named_parameters(), mean, strict=True):
+        own = next(key for key, known in names.items() if known == name)
+        assert relative(ours.averages[own], want.numpy()) < 1e-9, name
+    after = [value.numpy().copy() for value in (*ours.params.values(), *ours.state)]
+    state.restore(ours, tmp_path / "s.safetensors")
+    assert [ours.step(batch) for batch in batches[4:]] == losses[4:]
+    for value, want in zip((*ours.params.values(), *ours.state), after, strict=True):
+        np.testing.assert_array_equal(value.numpy(), want)
+    with pytest.raises(ValueError, match="was saved with accumulate=3, not 1"):
+        state.check(tmp_path / "s.safetensors", ours.graph, "momentum", Update(ema=0.8))
+
+
+def test_an_overflow_leaves_out_all_that_is_accumulated(tmp_path: Path) -> None:
+    """Once, at the last of them, and the scale is halved once."""
+    graph = from_torch(Net(), (X.float(),))
+    ours = Trainer(
+        graph, FAST, optimizer="sgd", dtype="float16", loss_scale="dynamic",
+        update=Update(accumulate=2), lr=LR,
+    )  # fmt: skip
+    ours.loss_scale = 2.0**40
+    before = {name: ours.params[name].numpy().copy() for name in graph.trainable}
+    seen = []
+    for step in range(2):
+        ours.step(graph.random_batch(step))
+        seen.append((ours.loss_scale, ours.skipped))
+    assert seen == [(2.0**40, 0), (2.0**39, 1)]
+    state.save(ours, tmp_path / "s.safetensors")
+    state.check(tmp_path / "s.safetensors", graph, "sgd", Update(accumulate=2))
+    ours.loss_scale = 64.0
+    for name in graph.trainable:
+        np.testing.assert_array_equal(ours.params[name].numpy(), before[name])
+    for step in range(2):
+        ours.step(graph.random_batch(step))
+        assert (ours.params["fc_bias"].numpy() != before["fc_bias"]).any() == (step == 1)
+    assert (ours.loss_scale, ours.skipped, ours.good_steps) == (64.0, 1, 1)
+
+
 def test_a_state_has_its_update(tmp_path: Path) -> None:
     update = Update(ema=0.9, schedule="linear(steps=10, last=0.5)", weight_decay=0.1)
     ours, path = made("sgd", update), tmp_path / "s.safetensors"
@@ -163,6 +225,7 @@ def test_schedules() -> None:
         ({"decay": "biases"}, "update: decay must be weights or all, got 'biases'"),
         ({"clip_norm": 0}, "update: clip_norm must be a positive number, got 0"),
         ({"clip_value": float("inf")}, "clip_value must be a positive number, got inf"),
+        ({"accumulate": 0}, "update: accumulate must be an integer of at least 1, got 0"),
         ({"ema": 1.0}, "update: ema must be from 0 to below 1, got 1.0"),
         ({"schedule": "exponential"}, "expected constant, step, cosine, linear"),
         ({"schedule": "cosine"}, "cosine: steps must be an integer of at least 1, got 0"),
