@@ -116,5 +116,5 @@ def test_nvcc_and_the_compiler_take_it(tmp_path: Path) -> None:
     )
     assert sorted(word for word in names.stdout.split() if word.startswith("__tvm_ffi")) == [
         "__tvm_ffi_f_dgrad", "__tvm_ffi_f_fprop", "__tvm_ffi_f_wgrad",
-        "__tvm_ffi_relay_wgrad_cuda_direct_plans",
+        "__tvm_ffi_relay_wgrad_cuda_direct_plans", "__tvm_ffi_relay_wgrad_cuda_direct_release",
     ]  # fmt: skip
