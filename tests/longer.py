@@ -29,6 +29,14 @@ _WINOGRAD = (  # problems whose kin stays
 )  # fmt: skip
 
 LONGER = {
+    **{
+        f"tests/relay_wgrad/frontend/test_losses.py::test_value_and_gradient[{name}": MORE
+        for name in ("smoothing", "a sum", "huber", "smooth l1", "l1")
+    },
+    f"{TRAINING}/test_update.py::test_steps_are_pytorchs[momentum": MORE,
+    f"{TRAINING}/test_partial.py::test_steps_are_pytorchs_with_the_others_frozen[module": MORE,
+    f"{TRAINING}/test_cuda_step_source.py::test_an_update_becomes_device_code[acc": MORE,
+    "tests/relay_wgrad/cli/test_cli_own_data.py::test_updates_and_parts": "two trainings",
     "tests/relay_wgrad/cli/test_cli_images.py::test_epochs": "the command line's training, thrice",
     f"{PASSES}/test_space_to_depth.py::test_random_problems": MORE,
     f"{TRAINING}/test_exits.py::test_a_process_ends": CHILDREN,

@@ -17,11 +17,11 @@ from ..frontend import to_onnx
 from ..inspection.partial import left_out
 from ..problem import ConvProblem
 from ..training import state
-from ..training.devices import SELECT, Options, place
+from ..training.devices import SELECT, place
 from ..training.trainer import OPTIMIZERS, Trainer
 from ..training.update import Update
 from . import arguments, train_options
-from .train_loop import run_steps, samples_of, settle, started
+from .train_loop import options_of, run_steps, samples_of, settle, started
 from .training_report import print_report, row
 
 # A kernel agrees with its second opinion when the relative error is below this.  Both sum N·P·Q or
@@ -165,10 +165,7 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 
     report = Display(args.quiet)
     threads, target = configure_threads(), host_target()
-    on_gpu = Options(
-        strict=args.strict, tf32=not args.no_tf32, benchmark=args.benchmark, select=args.select,
-        graph=not args.no_graph,
-    )  # fmt: skip
+    on_gpu = options_of(args)
     place(args.device, on_gpu)  # what it refuses, now
     figures: dict[str, Any] = {"arguments": arguments.vars_of(args), "tvm": tvm.__version__,
                                "threads": threads}  # fmt: skip

@@ -21,6 +21,7 @@ from ..frontend import TrainingGraph, to_onnx
 from ..frontend.graph import DRAWN
 from ..training import state
 from ..training.data import Data
+from ..training.devices import Options
 from ..training.evaluation import Evaluator
 from ..training.images import ImageFolder, Reading
 from ..training.logs import Log, need_events
@@ -41,6 +42,14 @@ def samples_of(
     reading = Reading(args.augment)
     given = {name: getattr(args, name) for name in ("mean", "std") if getattr(args, name)}
     return ImageFolder(graph, path, args.seed, replace(reading, **given), least=least)
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """How convolutions are computed on a GPU."""
+    return Options(
+        strict=args.strict, tf32=not args.no_tf32, benchmark=args.benchmark, select=args.select,
+        graph=not args.no_graph,
+    )  # fmt: skip
 
 
 def settle(args: argparse.Namespace, data: Samples | None) -> None:
@@ -220,8 +229,9 @@ def _evaluator(args: argparse.Namespace, report: Display, trainer: Trainer) -> A
             if known != data.classes:
                 raise ValueError(f"--test {args.test}: its classes are not those of {args.data}")
         evaluator = Evaluator(
-            graph, trainer.place.name, dtype=args.dtype, layout=args.layout, progress=begin
-        )
+            graph, trainer.place.name, dtype=args.dtype, layout=args.layout,
+            on_gpu=options_of(args), progress=begin,
+        )  # fmt: skip
     return lambda params: evaluator(params, data)
 
 

@@ -15,8 +15,9 @@ from relay_wgrad.frontend import from_onnx
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.training.devices import Options, backend_options, partitioned
 from relay_wgrad.training.kept import kept_in_layout
-from relay_wgrad.training.optim import OPTIMIZERS, optimizer_for
+from relay_wgrad.training.optim import OPTIMIZERS, is_decoupled, optimizer_for
 from relay_wgrad.training.step import ADJOINT, step_module
+from relay_wgrad.training.update import Update
 from relay_wgrad.training.whole_step import FOUND, NOT_FINITE, UPDATE, with_update, with_watch
 from tests.support.cuda_source import cuda_source, read_back
 from tests.support.training_models import residual_net
@@ -27,13 +28,14 @@ TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
           "max_shared_memory_per_block": 49152, "thread_warp_size": 32}  # fmt: skip
 
 
-def whole(optimizer: str, **options: Any) -> tvm.IRModule:
+def whole(optimizer: str, update: Update | None = None, **options: Any) -> tvm.IRModule:
     graph = from_onnx(residual_net(blocks=1))
     step = step_module(graph, scaled=True, raise_norms=True, **options)
     step, axes = kept_in_layout(step, "NHWC", graph, blocks=True)
     assert set(axes) == {name for name in graph.trainable if graph.params[name].ndim == 4}
     rule = optimizer_for(graph, optimizer, 0.1, step[ADJOINT].params)
-    return with_watch(with_update(step, graph, rule, scaled=True, dynamic=True), graph)
+    how = {"update": update, "decoupled": is_decoupled(optimizer)}
+    return with_watch(with_update(step, graph, rule, scaled=True, dynamic=True, **how), graph)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,27 @@ def test_a_whole_step_becomes_device_code(optimizer: str, dtype: str | None) -> 
     assert UPDATE in library.executable.stats()
     own = [entry for entry in library.direct if entry.op == "updates"]
     assert missing(find()) or {e.function for e in own if e.symbol} == {UPDATE, FOUND, NOT_FINITE}
+
+
+@pytest.mark.parametrize(
+    ("update", "in_place"),
+    [
+        (Update(weight_decay=0.1, clip_norm=1.0, clip_value=0.1), True),
+        (Update(weight_decay=0.1, ema=0.9, accumulate=2), False),
+    ],
+    ids=["clipped", "accumulated"],
+)
+def test_an_update_becomes_device_code(update: Update, in_place: bool) -> None:
+    module = whole("adamw", update)
+    del module[ADJOINT]
+    library = byoc_cudnn.build(module, TARGET)
+    code = cuda_source(library.executable.mod)
+    assert read_back(code) == []
+    # No sum is one thread's.
+    assert "__launch_bounds__(1)" not in code
+    own = {entry.function for entry in library.direct if entry.op == "updates" and entry.symbol}
+    if not missing(find()):
+        assert (UPDATE in own) == in_place
 
 
 def test_options_are_those_that_a_library_has() -> None:
