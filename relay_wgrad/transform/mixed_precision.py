@@ -11,7 +11,8 @@ types, before differentiation, by inserting casts:
 * training batch normalization that is one operator takes and makes half tensors, a residual among
   them, beside float32 parameters and statistics;
 * reshaping, joining and splitting follow their operands, and so does average pooling but for one
-  of whole images, which may be a network's result (its sums are float32 in any case);
+  of whole images, which may be a network's result, and resampling (their sums are float32 in any
+  case);
 * everything else (normalization, means, softmax, loss, residual sums, biases of matrix
   products) is float32.
 
@@ -36,6 +37,7 @@ from ..layout_rules.in_layout import sizes_of
 from ..ops import FAMILY
 from ..ops.algebra import WGRADS, wgrad_call
 from ..ops.batch_norm import FORWARD
+from ..ops.resample import NAME as RESAMPLE
 from .substitute import substitute
 from .surface import check_relax_module
 
@@ -129,6 +131,9 @@ class _Rewriter:
                 self.cast(arg, "float32" if arg.ty.ndim == 1 else self.half) for arg in value.args
             ]
             return relax.Call(value.op, args, value.attrs, value.ty_args)
+        if name == RESAMPLE:  # as PyTorch's autocast; its weights are float32 in any case
+            x = self.value.get(value.args[0], value.args[0])
+            return relax.Call(value.op, [x, *value.args[1:]], value.attrs, value.ty_args)
         if name in _ALWAYS or self.adds_bias(value):
             dtype = self.half
         elif name in _FOLLOW or _pools_parts(value):

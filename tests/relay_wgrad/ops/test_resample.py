@@ -10,33 +10,14 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.ops.resample import table_of, transposed
-from relay_wgrad.transform import ConvertLayout, grad
+from relay_wgrad.transform import ConvertLayout, grad, mixed_precision
 from tests.support.fast import FAST
 from tests.support.layout_cases import calls
+from tests.support.resample_cases import FULL, MATRIX, RNG, X, module
 
 pytestmark = pytest.mark.usefixtures("registered")
 
 op = relax.op
-RNG = np.random.default_rng(5)
-X = (2, 3, 5, 4)
-MATRIX = np.where(RNG.random((7, 5)) < 0.5, RNG.standard_normal((7, 5)), 0.0)
-FULL = RNG.standard_normal((3, 5))
-
-
-def module(matrix: Any, axis: int, shape: Any = X, dtype: str = "float64") -> tvm.IRModule:
-    """sum of y squared, y = x resampled by a matrix along an axis; and y."""
-    index, weight = table_of(matrix)
-    wide = "float64" if dtype == "float64" else "float32"
-    bb = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, dtype))
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            tables = relax.const(index, "int32"), relax.const(weight.astype(wide), wide)
-            y = bb.emit(op.nn.resample(x, *tables, axis))
-            loss = bb.emit_output(op.sum(op.multiply(y, y)))
-            y = bb.emit_output(y)
-        bb.emit_func_output(relax.Tuple([loss, y]))
-    return bb.get()
 
 
 def run(mod: tvm.IRModule, name: str, *arrays: Any) -> Any:
@@ -80,7 +61,7 @@ def test_infinities_reach_what_reads_them() -> None:
     assert np.isfinite(y.numpy()[1:]).all()
 
 
-def test_a_layout_moves_the_axis() -> None:
+def between_convolutions() -> tvm.IRModule:
     bb = relax.BlockBuilder()
     x, w = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in
             (("x", (2, 3, 5, 5)), ("w", (4, 3, 1, 1))))  # fmt: skip
@@ -91,10 +72,22 @@ def test_a_layout_moves_the_axis() -> None:
             y = bb.emit(op.nn.resample(y, relax.const(index), relax.const(weight), 2))
             y = bb.emit_output(op.nn.conv2d(y, bb.emit(op.permute_dims(w, [1, 0, 2, 3]))))
         bb.emit_func_output(y)
-    converted = ConvertLayout("NHWC")(bb.get())
+    return bb.get()
+
+
+def test_a_layout_moves_the_axis() -> None:
+    converted = ConvertLayout("NHWC")(between_convolutions())
     (call,) = calls(converted, "resample")
     assert int(call.attrs["axis"]) == 1
     assert [int(s) for s in call.ty.shape.values] == [2, 7, 5, 4]
+
+
+def test_half_follows_what_is_resampled() -> None:
+    (call,) = calls(mixed_precision(between_convolutions(), dtype="float16"), "resample")
+    assert [str(arg.ty.dtype) for arg in call.args] == ["float16", "int32", "float32"]
+    wide = mixed_precision(module(MATRIX, 2, dtype="float32"), dtype="float16")
+    (call,) = calls(wide, "resample")
+    assert str(call.ty.dtype) == "float32"
 
 
 WRONG = {
