@@ -2,7 +2,7 @@
 
 namespace {
 
-enum Epilogue : unsigned { kBias = 1, kRelu = 2, kMask = 4, kStrictMask = 8 };
+enum Epilogue : unsigned { kBias = 1, kRelu = 2, kMask = 4, kStrictMask = 8, kResidual = 16 };
 enum Option : unsigned { kAllowTf32 = 1, kDeterministic = 2, kBenchmark = 4 };
 
 constexpr int kMostDims = 3;  // of an image: height and width, or depth and these
@@ -159,6 +159,12 @@ class Graph {
       const size_t b = add(describe(bias, kBiasIn, conv.channels_last, z.alignment, false, "bias"));
       left &= ~kBias;
       from = pointwise(CUDNN_POINTWISE_ADD, from, b, result, left == 0);
+    }
+    if (left & kResidual) {  // for `benchmarks.cudnn_epilogues`: no row of the table asks for it
+      const size_t other = add(
+          describe(result, kMaskIn, conv.channels_last, z.alignment, false, "the residual"));
+      left &= ~kResidual;
+      from = pointwise(CUDNN_POINTWISE_ADD, from, other, result, left == 0);
     }
     if (left & kRelu) {
       left &= ~kRelu;

@@ -186,10 +186,8 @@ class Entry {
       pointers[count++] = pointer;
     };
     if (conv_.epilogue & kBias) also(kBiasIn, p.bias);
-    if (conv_.epilogue & (kMask | kStrictMask)) {
-      also(kMaskIn, p.mask);
-      also(kZero, &zero);
-    }
+    if (conv_.epilogue & (kMask | kStrictMask | kResidual)) also(kMaskIn, p.mask);
+    if (conv_.epilogue & (kMask | kStrictMask)) also(kZero, &zero);
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, "the variant pack");
     pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, uids)
         .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers)
