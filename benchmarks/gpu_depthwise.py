@@ -79,17 +79,24 @@ class Row:
     def short(self, name: str) -> str:
         """Of a kernel's numbers the first, and where there are more, of columns and the last."""
         numbers = name.split("_n")[-1].split("x")
+        if "_bands_" in name:
+            return "b" + "x".join([numbers[0], *numbers[-4:]])
         return "x".join([*numbers[:1], *numbers[-4:-3], *numbers[-1:]])
 
 
 def different(choices: Sequence[Choice], most: int) -> list[Choice]:
-    """The first of each family and tile, at most so many."""
+    """The first of each family and tile, at most so many, and of a family half of those."""
     found: dict[tuple[Any, ...], Choice] = {}
     for choice in choices:
-        found.setdefault(
-            (choice.kernel.family, choice.kernel.numbers[:1], choice.kernel.numbers[-4:]), choice
-        )
-    return list(found.values())[:most]
+        kernel = choice.kernel
+        found.setdefault((kernel.family, kernel.numbers[:1], kernel.numbers[-4:]), choice)
+    families: dict[str, list[Choice]] = {}
+    for choice in found.values():
+        if choice.kernel.family != "depthwise_any":
+            families.setdefault(choice.kernel.family, []).append(choice)
+    each = most if len(families) < 2 else -(-most // 2)
+    kept = [choice for some in families.values() for choice in some[:each]] or list(found.values())
+    return sorted(kept, key=lambda choice: choice.us)[:most]
 
 
 def rows_of(

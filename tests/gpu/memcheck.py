@@ -201,7 +201,11 @@ def grouped(folder: Path) -> list[str]:
             for _ in range(4):
                 problem, name = grouped_cases.drawn(rng, kind, family, small=True)
                 steps = tuple(step for step in name.split("_") if step)
-                kernel = ranked(problem, steps, 80)[0].kernel.name
+                kernel = next(
+                    choice.kernel.name
+                    for choice in ranked(problem, steps, 80)
+                    if choice.kernel.family == family
+                )
                 symbol = f"f{len(regions)}"
                 regions.append(Region.of(symbol, problem, steps, kernel=kernel, arch=80))
     return direct_runner.wrong_ones(regions, folder, 3)

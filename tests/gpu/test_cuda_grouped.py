@@ -31,7 +31,7 @@ def test_random_problems(kind: ConvKind, family: str, tmp_path: Path) -> None:
     while len(regions) < COUNT:
         problem, name = drawn(rng, kind, family)
         epilogue = tuple(x for x in name.split("_") if x)
-        choices = ranked(problem, epilogue, 90)
+        choices = [c for c in ranked(problem, epilogue, 90) if c.kernel.family == family]
         chosen = choices[0 if len(regions) % 2 else int(rng.integers(len(choices)))].kernel
         regions.append(
             Region.of(f"f{len(regions)}", problem, epilogue, kernel=chosen.name, arch=90)

@@ -253,6 +253,17 @@ inline uint4 read_16(Spot at) {
   return v;
 }
 inline void write_16(Spot at, uint4 v) { std::memcpy(emulated::at(at, 16, 16), &v, 16); }
+inline uint2 read_8(Spot at) {
+  uint2 v;
+  std::memcpy(&v, emulated::at(at, 8, 8), 8);
+  return v;
+}
+inline void write_8(Spot at, uint2 v) { std::memcpy(emulated::at(at, 8, 8), &v, 8); }
+inline unsigned read_2(Spot at) {
+  unsigned short v;
+  std::memcpy(&v, emulated::at(at, 2, 2), 2);
+  return v;
+}
 inline unsigned read_4(Spot at) {
   unsigned v;
   std::memcpy(&v, emulated::at(at, 4, 4), 4);

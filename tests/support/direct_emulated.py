@@ -96,11 +96,14 @@ def some(problem: ConvProblem, epilogue: tuple[str, ...] = (), arch: int = 90) -
     """Of each family, with rows ahead in registers and in shared memory, the fastest expected.
 
     With a warp for a block: a thread of the CPU is more dear than one of a GPU.  For the same
-    reason the family that takes everything is there only where it is alone.
+    reason the family that takes everything is there only where it is alone; those on tensor cores
+    have `warps_emulated`.
     """
     found: dict[tuple[str, int], Kernel] = {}
     for choice in ranked(problem, epilogue, arch):
         kernel, numbers = choice.kernel, list(choice.kernel.numbers)
+        if kernel.family == "depthwise_bands":
+            continue
         if numbers:
             numbers[-3] = 32
         key = (kernel.family, numbers[-1] if numbers else 0)

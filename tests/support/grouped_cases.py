@@ -1,4 +1,4 @@
-"""Random grouped problems, and those of few filters, with epilogues: for a device and the CPU."""
+"""Random problems of the families on tensor cores, with epilogues: for a device and the CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from byoc_cudnn.backends.cuda_direct.check import EPILOGUES
 from byoc_cudnn.backends.cuda_direct.families import FAMILIES
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-FAMILY_NAMES = ("grouped", "few")
+FAMILY_NAMES = ("grouped", "few", "depthwise_bands")
 # For infinities and NaN: groups that are taken several as one, strides that leave gaps, images
 # whose edge no tile has.
 SPECIAL = tuple(
@@ -19,6 +19,8 @@ SPECIAL = tuple(
         "n=1 c=16 h=6 w=7 k=16 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=2",
         "n=1 c=16 h=5 w=7 k=3 r=3 s=3 stride=2,2 pad=1,1,1,1",
         "n=2 c=8 h=4 w=3 k=2 r=3 s=2 pad=1,1,0,0",
+        "n=3 c=8 h=6 w=10 k=8 r=5 s=5 pad=2,2,2,2 groups=8",
+        "n=1 c=8 h=6 w=9 k=8 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=8",
     )
 )
 
@@ -38,9 +40,14 @@ def drawn(
             groups = int(rng.choice([2, 3, 4, 5, 8] if small else [2, 3, 4, 5, 8, 13, 16, 32]))
             cg = int(rng.choice([2, 4, 8, 16] if small else [2, 4, 6, 8, 12, 16, 24, 40, 56, 64]))
             kg = cg if rng.random() < 0.6 else int(rng.choice([2, 4, 8, 16, 24]))
+        elif family == "depthwise_bands":
+            groups, cg, kg = 8 * int(rng.integers(1, 6 if small else 25)), 1, 1
+            stride, dilation = min(stride, 2 if kind is ConvKind.FPROP else 1), 1
         else:
             groups, kg = 1, int(rng.integers(1, 9))
             cg = 8 * int(rng.integers(1, 9 if small else 49))
+        # Of many images a block has many rows, in depthwise ones.
+        most = 4 if small else 65 if family == "depthwise_bands" else 9
         reach = [dilation * (r - 1), dilation * (s - 1)]
         pad = [int(rng.integers(0, x + 2)) for x in (*reach, *reach)]
         side = [
@@ -51,7 +58,7 @@ def drawn(
         if kind is ConvKind.WGRAD and rng.random() < 0.3:
             dtypes[1] = "f32"
         p = ConvProblem.parse(
-            f"{kind.value} n={int(rng.integers(1, 4 if small else 9))} c={cg * groups} h={side[0]}"
+            f"{kind.value} n={int(rng.integers(1, most))} c={cg * groups} h={side[0]}"
             f" w={side[1]} k={kg * groups} r={r} s={s} stride={stride},{stride}"
             f" pad={','.join(map(str, pad))} dil={dilation},{dilation} groups={groups}"
             f" layout=NHWC/OHWI/NHWC dtype={'/'.join(dtypes)}"

@@ -18,6 +18,9 @@ MOST_UNROLLED = 7  # the same, of kernels that hold their filters in registers
 _MOST_REGISTERS, _MOST_SHARED = 215, 48 << 10  # of a thread; bytes of a block
 _THREADS, _MOST_PACKS = 128, 64  # of a block
 _BEGIN, _ALONE = 3, 1.3  # as in `chunk_of`
+# (kind, taps, stride, channels, columns) of a thread that take 1.6 times what others do as nvcc
+# builds them: loads are made one after another.
+_SLOW = {(ConvKind.WGRAD, 3, 2, 4, 3), (ConvKind.WGRAD, 3, 2, 2, 7)}
 
 
 def _is_depthwise(problem: ConvProblem, epilogue: str) -> Decision:
@@ -50,6 +53,11 @@ def _backward(problem: ConvProblem, epilogue: str) -> Decision:
     if problem.kind is not ConvKind.WGRAD:
         return no("not a weight's gradient")
     return _in_registers(problem, epilogue)
+
+
+def _together(problem: ConvProblem) -> int:
+    """Rows of a step, each asked for one before."""
+    return 1 if problem.kind is ConvKind.DGRAD else problem.strides[0]
 
 
 def _size(problem: ConvProblem) -> int:
@@ -108,7 +116,7 @@ class Strip:
         """Instructions of a step, as nvcc's code has them."""
         p, v, size = self.problem, self.vector, self.size
         widened = v if size < 4 else 0  # by an instruction each; narrowed by one for two
-        rows = 1 if p.kind is ConvKind.DGRAD else p.strides[0]
+        rows = _together(p)
         pack = widened + (4.5 if self.ahead else 2 + max(1, v * size // 8) + 3 * (rows > 1))
         packs = self.columns * rows
         all_ = p.r * p.s * self.across * v + packs * pack + (25 if self.ahead else 12)
@@ -177,11 +185,11 @@ class Strip:
         turns = -(-lines // max(1, MULTIPROCESSORS * self.fit // groups)) if wgrad else 1
         pieces = side * v * p.r * p.s * self.size / 16 / (side * lanes)
         begin = turns * ITEM + TAP * p.r * p.s * v if wgrad else STAGED * -(-pieces // 1)
-        together = 1 if dgrad else p.strides[0]  # rows of a step, each asked for one before
         return Work(
             blocks=-(-lines // turns) * groups, warps=-(-side * lanes // 32), resident=self.fit,
             steps=turns * (chunk + ramp), issued=self.issued,
-            waits=1 / 3 if self.ahead else float(together), begin=begin, bytes=p.bytes / whole,
+            waits=1 / (self.ahead - 1) if self.ahead else float(_together(p)),
+            begin=begin, bytes=p.bytes / whole,
             access=v * self.size, requests=self._requests(side), second=wgrad,
         )  # fmt: skip
 
@@ -200,9 +208,11 @@ def _strips(problem: ConvProblem) -> Iterator[Strip]:
         if problem.c % vector or vector * size > 16:
             continue
         for across in (1, 2) if vector == 8 else (1, 2, 3, 4, 7):  # wider ones never won
-            for ahead in (0, 4):
+            for ahead in (0, 4) if _together(problem) == 1 else (0, 2, 3, 4):
                 strip = Strip(problem, vector, across, _THREADS, 1, ahead)
                 if (ahead and vector * size < 4) or strip.shared > _MOST_SHARED:
+                    continue
+                if (problem.kind, problem.r, problem.strides[0], vector, across) in _SLOW:
                     continue
                 if strip.registers <= _MOST_REGISTERS and strip.columns <= 32:
                     fit = REGISTERS // (_THREADS * ((strip.registers + 7) // 8 * 8))

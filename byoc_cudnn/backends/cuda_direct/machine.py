@@ -1,6 +1,6 @@
 """How long a launch takes on a GPU: what its blocks do, and an H200's constants.
 
-The constants are fitted to the times of 192 depthwise kernels (`gpu_depthwise_h200.json` of the
+The constants are fitted to the times of depthwise kernels (`gpu_depthwise_h200.json` of the
 benchmarks' results), their errors and the ranking within each problem.
 """
 

@@ -114,6 +114,22 @@ __device__ inline unsigned read_4(Spot at) {
   return v;
 }
 
+__device__ inline uint2 read_8(Spot at) {
+  uint2 out;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(out.x), "=r"(out.y) : "r"(at) : "memory");
+  return out;
+}
+
+__device__ inline void write_8(Spot at, uint2 v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(v.x), "r"(v.y) : "memory");
+}
+
+__device__ inline unsigned read_2(Spot at) {
+  unsigned short v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+  return v;
+}
+
 __device__ inline void write_4(Spot at, unsigned v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }

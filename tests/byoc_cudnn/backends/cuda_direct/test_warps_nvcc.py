@@ -19,9 +19,11 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 LAYERS = (
     ("n=64 c=128 h=56 w=56 k=128 r=3 s=3 pad=1,1,1,1 groups=32", ("bias", "relu")),
     ("n=64 c=512 h=28 w=28 k=512 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=32", ("residual",)),
+    ("n=64 c=96 h=56 w=56 k=96 r=7 s=7 pad=3,3,3,3 groups=96", ("residual",)),
     ("n=64 c=320 h=64 w=64 k=4 r=3 s=3 pad=1,1,1,1", ("bias",)),
 )
-LOCAL = {"few_result": 8, "grouped_image": 16}  # bytes of a thread, so that two blocks fit
+# Bytes of a thread, so that two blocks fit.
+LOCAL = {"few_result": 8, "grouped_image": 16, "bands_image": 24}
 
 
 @pytest.mark.parametrize("arch", [80, 90])

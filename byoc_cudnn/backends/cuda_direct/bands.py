@@ -1,0 +1,186 @@
+"""Depthwise convolutions on tensor cores: which kernels there are, and their times.
+
+The device's code is `templates/bands_*.h`; its `Bands` has a kernel's constants.  Of a channel, a
+row of the filter as a banded matrix gives 8 results beside each other from 16 columns of the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+from ...decision import YES, Decision, no
+from . import machine, warps
+from .family import Family, Numbers
+
+MOST_TAPS = 7  # along an axis
+_ITEMS = 16  # of a block: rows of a product
+_CHANNELS = (48, 32, 16, 8)  # of a block, four for each of its warps
+# Fitted to an H200's times (`gpu_depthwise_h200.json` of the benchmarks' results), by which
+# products hold nothing up.
+_SHARED, _STRIDED = 0.89, 2.0  # cycles of each that `step` counts; as often with a stride
+_STEP, _WAIT = 270.0, 290.0  # cycles of a step beside it, and of its waiting with one row ahead
+_BEGIN, _FILL = 3475.0, 0.013  # cycles of a block's beginning, and of each byte of its rows ahead
+_SECTORS = 11.0  # channels of a block, of which rows of memory as short cost as much again
+_NARROW = 1.35  # the same of 8 channels: half a sector
+_SECOND = 1.6  # microseconds more of a weight's gradient
+_POWER = 3.1  # of a norm: how well memory and steps hide each other
+
+
+@dataclass(frozen=True)
+class Bands:
+    """A kernel's numbers, in the order of the template's.
+
+    channels : of a block.  r, s, stride, top, left : taps, and how they lie.
+    across, images : of a block, times 8 columns.
+    ahead : rows in shared memory.  fit : blocks that run at once on a multiprocessor.
+    """
+
+    channels: int
+    r: int
+    s: int
+    stride: int
+    top: int
+    left: int
+    across: int
+    images: int
+    ahead: int
+    fit: int
+
+    @property
+    def numbers(self) -> Numbers:
+        return astuple(self)
+
+    @property
+    def threads(self) -> int:
+        return 8 * self.channels
+
+    @property
+    def under_way(self) -> int:
+        """Rows of results that a row of the image reaches."""
+        return _ceil(self.r, self.stride)
+
+    def step(self, kind: ConvKind) -> float:
+        """Cycles of a multiprocessor for a warp's step: what passes shared memory."""
+        if kind is ConvKind.WGRAD:
+            return _SHARED * 76
+        fours = (6 + _ceil(self.s, self.stride)) // 4 + 1
+        cycles = _SHARED * (8 * self.stride**2 * fours + 14 * self.stride + 20)
+        return cycles * _STRIDED if self.stride > 1 else cycles
+
+    @property
+    def pitch(self) -> int:
+        """Bytes of a pixel in shared memory."""
+        return 16 * (self.channels // 8 | 1)
+
+    @property
+    def filled(self) -> int:
+        """Bytes of the rows ahead, about."""
+        return self.ahead * self.images * (self.across + 1) * 8 * self.stride * self.pitch
+
+    def shared(self, kind: ConvKind) -> int:
+        """Bytes of a block."""
+        eight, one = 8 * self.stride * self.pitch, self.stride == 1
+        eight += 64 if one else 16
+        odd = self.across % 2 if one else 0
+        row = self.images * ((self.across + 1) * eight + 64 * odd)
+        if kind is ConvKind.WGRAD:
+            row += self.images * (self.across * eight + 64 * (1 - odd))
+            return max(self.ahead * row, 512 * self.channels)
+        results = 2 * _ITEMS * (8 * self.pitch + 16)
+        return self.channels * self.r * self.s * 2 + self.ahead * self.stride * row + results
+
+    def registers(self, kind: ConvKind) -> int:
+        """Of a thread, with which nvcc spills nothing, or next to nothing."""
+        if self.r <= 3:  # 128 were enough, and slower
+            return 168
+        if self.r > 5 or self.stride > 1:
+            return 255
+        return 224 if kind is ConvKind.WGRAD else 168
+
+
+def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
+    p = problem
+    if p.groups != p.c or p.k != p.c:
+        return no(f"groups={p.groups} of C={p.c} and K={p.k}: not one filter for each channel")
+    if not (decision := warps.accepts(p, "depthwise ones on tensor cores")):
+        return decision
+    if max(p.strides) > (2 if p.kind is ConvKind.FPROP else 1) or max(p.dilation) > 1:
+        return no(f"strides={p.strides} dilation={p.dilation}: not on tensor cores")
+    if max(p.r, p.s) > MOST_TAPS or p.c % 8:
+        return no(f"a kernel of {p.r}x{p.s} of C={p.c}: up to {MOST_TAPS} taps, channels by 8")
+    return YES
+
+
+def _size(problem: ConvProblem) -> tuple[int, int]:
+    """Rows and columns of the result."""
+    p = problem
+    return (p.h, p.w) if p.kind is ConvKind.DGRAD else (p.p, p.q)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _tile(problem: ConvProblem) -> tuple[int, int]:
+    """Times 8 columns, and images, of a block: up to 16 items, of which few are idle."""
+    columns, halo = _size(problem)[1], problem.s - 1
+    best, most = (1, 1), 0.0
+    for across in range(min(_ceil(columns, 8), _ITEMS), 0, -1):
+        images = max(1, min(problem.n, _ITEMS // across))
+        used = images * columns / _ceil(columns, 8 * across)
+        score = used * (8 * across / (8 * across + halo)) ** 0.5  # columns that are read twice
+        if score > 1.001 * most:
+            most, best = score, (across, images)
+    return best
+
+
+def _shapes(problem: ConvProblem, shared: int) -> Iterator[Bands]:
+    p, (across, images), (top, left) = problem, _tile(problem), problem.padding[:2]
+    for channels in _CHANNELS:
+        if channels - 8 >= p.c:
+            continue
+        for ahead in (6, 4) if p.strides[0] == 1 else (4, 3):
+            z = Bands(channels, p.r, p.s, p.strides[0], top, left, across, images, ahead, 1)
+            size = z.shared(p.kind)
+            fit = machine.REGISTERS // (z.threads * z.registers(p.kind))
+            fit = min(fit, machine.SHARED // (size + 1024), 8)
+            if size <= shared and fit:
+                yield replace(z, fit=fit)
+
+
+def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
+    return [z.numbers for z in _shapes(problem, warps.SHARED[arch])]
+
+
+def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
+    """Expected: whole rounds of blocks, and memory, which hide each other in part."""
+    p, z = problem, Bands(*numbers)
+    rows, columns = _size(p)
+    beside = _ceil(p.n, z.images) * _ceil(p.c, z.channels) * _ceil(columns, 8 * z.across)
+    least, steps, blocks = 0, 0, 0
+    for cut in range(1, rows + 1):  # `band_rows` of bands_rows.h
+        chunk = _ceil(rows, cut)
+        many = beside * _ceil(rows, chunk)
+        cost = _ceil(many, machine.MULTIPROCESSORS) * (chunk + z.under_way - 1 + 3)
+        if cut == 1 or cost < least:
+            least, steps, blocks = cost, chunk + z.under_way - 1, many
+    full, left = divmod(_ceil(blocks, machine.MULTIPROCESSORS), z.fit)
+    busy = 0.0
+    for together, times in ((z.fit, full), (left, 1 if left else 0)):
+        each = together * z.channels / 4 * z.step(p.kind) + _STEP + _WAIT / z.ahead
+        busy += times * (steps * each + _BEGIN + _FILL * together * z.filled)
+    busy /= machine.CLOCK
+    memory = p.bytes * (1 + _SECTORS / z.channels) / machine.BANDWIDTH
+    if z.channels == 8:
+        memory *= _NARROW
+    both = float((busy**_POWER + memory**_POWER) ** (1 / _POWER))
+    return warps.us(p, both) + _SECOND * (p.kind is ConvKind.WGRAD)
+
+
+FAMILY = Family(
+    "depthwise_bands", (*warps.TEMPLATES, "bands_rows.h", "bands_image.h", "bands_weight.h"),
+    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+)  # fmt: skip
