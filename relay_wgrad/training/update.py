@@ -19,6 +19,7 @@ from .schedules import Constant, Schedule, is_between, is_count, schedule_of
 
 DECAYS = ("weights", "all")
 _MOST = math.nextafter(math.inf, 0)
+_BATCHES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Update:
             value = getattr(self, name)
             if value is not None and not (is_between(value, 0, _MOST) and value > 0):
                 self._refuse(name, "a positive number")
-        if not is_count(self.accumulate, 1):
-            self._refuse("accumulate", "an integer of at least 1")
+        if not is_count(self.accumulate, 1) or self.accumulate > _BATCHES:
+            self._refuse("accumulate", f"an integer from 1 to {_BATCHES}")
         if self.ema is not None and not (is_between(self.ema, 0, 1) and self.ema < 1):
             self._refuse("ema", "from 0 to below 1")
 

@@ -134,7 +134,7 @@ def test_dynamic_loss_scale_leaves_out_steps() -> None:
         ({"dtype": "int8"}, "dtype='int8': expected float16, bfloat16 or the graph's own, float32"),
         ({"loss_scale": -1.0}, "loss_scale must be a positive number or 'dynamic', got -1.0"),
         ({"loss_scale": "big"}, "loss_scale must be a positive number or 'dynamic', got 'big'"),
-        ({"optimizer": "rms"}, "optimizer must be one of sgd, momentum, adam, got 'rms'"),
+        ({"optimizer": "rms"}, "optimizer must be one of sgd, momentum, adam, adamw, got 'rms'"),
         ({"checkpoint": ["nothing"]}, "has no computed tensor 'nothing'"),
         ({"lr": 0.0}, "lr=0.0: expected a positive learning rate"),
         ({"layout": "HWNN"}, "layout must be a permutation of NCHW, got 'HWNN'"),
