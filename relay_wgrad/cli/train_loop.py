@@ -27,6 +27,7 @@ from ..training.images import ImageFolder, Reading
 from ..training.logs import Log, need_events
 from ..training.trainer import CHECK_EVERY, Trainer
 from . import arguments
+from .interrupts import held_interrupt
 from .training_report import Memory, course
 
 Samples = Data | ImageFolder
@@ -110,6 +111,7 @@ class _Steps:
     ) -> None:
         self.args, self.report, self.trainer, self.data = args, report, trainer, data
         self.evaluate, self.log = evaluate, log
+        self.interrupts: list[int] = []
         self.losses: list[float] = []
         self.times: list[float] = []
         self.evaluations: list[dict[str, float]] = []
@@ -122,18 +124,25 @@ class _Steps:
     def run(self, figures: dict[str, Any]) -> bool:
         trainer, args, losses = self.trainer, self.args, self.losses
         try:
-            with self.report.part("training", args.steps) as advance:
+            with (
+                self.report.part("training", args.steps) as advance,
+                held_interrupt(bool(args.save)) as self.interrupts,
+            ):
                 end = trainer.steps + args.steps
-                while trainer.steps < end:
+                while trainer.steps < end and not self.interrupts:
                     self._some(self._pause(end), advance)
-                    if trainer.steps < end:
+                    if trainer.steps < end and not self.interrupts:
                         self._after()
                 trainer.check_finite()
-                if self.data is None:
+                if self.data is None and not self.interrupts:
                     losses.append(trainer.loss(self.fixed))
         finally:
             if losses:
                 self.report.out.print(course(losses, self.data))
+        if self.interrupts:
+            state.save(trainer, args.save)
+            print(f"saved to {args.save}", file=sys.stderr)
+            raise KeyboardInterrupt
         self.memory.look()
         self._after(last=True)
         if args.export:
@@ -169,6 +178,8 @@ class _Steps:
 
     def _batches(self, end: int) -> Iterator[dict[str, Any]]:
         for step in range(self.trainer.steps, end):
+            if self.interrupts:
+                return
             yield self.plain if self.data is None else self.data.batch(step)
 
     def _some(self, end: int, advance: Any) -> None:

@@ -17,6 +17,7 @@ import pytest
 from legalize.cpu import configure_threads
 from relay_wgrad import output
 from relay_wgrad.cli.main import main
+from relay_wgrad.training import Trainer, state
 from tests.support.training_models import residual_net
 
 ROOT = Path(__file__).parents[3]
@@ -74,6 +75,41 @@ def test_an_interrupt_while_training(tmp_path: Path) -> None:
     assert "Traceback" not in error
     assert figures.read_text() == "before"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "made", "net.onnx"]
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_while_training_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step that it comes in is whole; a second one ends at once, and what was saved stays."""
+    train, count = Trainer.train, 1
+
+    def interrupted(self: Trainer, *args: Any) -> Iterator[float]:
+        for loss in train(self, *args):
+            if self.steps == 3:
+                for _ in range(count):
+                    signal.raise_signal(signal.SIGINT)
+            yield loss
+
+    monkeypatch.setattr(Trainer, "train", interrupted)
+    onnx.save(residual_net(blocks=1), tmp_path / "net.onnx")
+    saved = tmp_path / "state.safetensors"
+    args = [
+        "train",
+        str(tmp_path / "net.onnx"),
+        "--steps",
+        "50",
+        "--no-check",
+        "--save",
+        str(saved),
+    ]
+    assert main(args) == 130
+    assert state.header(saved)["steps"] == "3"
+    content = saved.read_bytes()
+    assert f"saved to {saved}" in capsys.readouterr().err
+    count = 2
+    assert main([*args, "--lr", "0.1"]) == 130
+    assert saved.read_bytes() == content
 
 
 @pytest.mark.usefixtures("interruptible")
