@@ -39,7 +39,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--count", type=int, default=25, help="problems for each op (default 25)")
     parser.add_argument("--orders", default="1,2", help="of 0, 1, 2 (default 1,2; 1 checks 0 too)")
-    parser.add_argument("--ops", default=",".join(OPS), help="default: all four")
+    parser.add_argument("--ops", default=",".join(OPS), help="default: all")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="default: all four")
     parser.add_argument("--seed", type=int, default=0, help="names the run's problems (default 0)")
     parser.add_argument("--start", type=int, default=0, help="index of the first problem")

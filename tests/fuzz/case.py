@@ -7,15 +7,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from relay_wgrad.attrs import rank_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.problems import DTYPES, random_problem
 
 # op -> which derivative of the trilinear form it computes
 OPS = {
-    "conv2d": ConvKind.FPROP,
-    "conv2d_transpose": ConvKind.DGRAD,
-    "conv2d_backward_weight": ConvKind.WGRAD,
-    "conv2d_backward_data": ConvKind.DGRAD,
+    f"conv{rank}d{rest}": kind
+    for rank in (2, 3)
+    for rest, kind in (
+        ("", ConvKind.FPROP),
+        ("_transpose", ConvKind.DGRAD),
+        ("_backward_weight", ConvKind.WGRAD),
+        ("_backward_data", ConvKind.DGRAD),
+    )
 }
 ORDERS = (0, 1, 2)
 MAX_FLOP = 2e6
@@ -29,7 +34,7 @@ class Case:
 
     `symbolic` holds those of the letters n, h, w whose sizes the compiled function leaves open; it
     is called with the problem's sizes and with those of `also` (n, h, w).  For conv2d_transpose the
-    operand's P and Q are open in place of h and w, which follow from them.
+    operand's P and Q are open in place of h and w, which follow from them.  A depth is never open.
     """
 
     op: str
@@ -37,6 +42,10 @@ class Case:
     seed: int = 0
     symbolic: str = ""
     also: tuple[int, int, int] | None = None
+
+    @property
+    def is_transpose(self) -> bool:
+        return self.op.endswith("_transpose")
 
     def line(self, order: int) -> str:
         """The case and an order on one line; `parse` reads it back."""
@@ -86,11 +95,11 @@ def random_case(
 ) -> Case:
     """The `index`-th case of an op under a seed: the same one whatever else is run.
 
-    All ops get the same problem and values, as they compute with the same three kernels, whose
-    compilation is what a case costs.
+    All ops of as many dimensions get the same problem and values, as they compute with the same
+    three kernels, whose compilation is what a case costs.
     """
     rng = np.random.default_rng([seed, index])
-    problem = random_problem(rng, OPS[op], dtypes=dtypes, max_flop=max_flop)
+    problem = random_problem(rng, OPS[op], dtypes=dtypes, max_flop=max_flop, rank=rank_of(op))
     if rng.random() < 0.06:  # one filter a group: rare among the channel numbers drawn
         problem = replace(problem, k=problem.groups)
     if rng.random() < 0.03:
@@ -107,7 +116,7 @@ def _made_symbolic(case: Case, rng: np.random.Generator) -> Case:
     if "n" in symbolic:
         n = int(rng.integers(1, 5))
     # A transposed convolution's output padding is fixed: its result grows by whole strides.
-    steps = problem.strides if case.op == "conv2d_transpose" else (1, 1)
+    steps = problem.strides[-2:] if case.is_transpose else (1, 1)
     if "h" in symbolic:
         h += steps[0] * int(rng.integers(1, 6))
     if "w" in symbolic:

@@ -16,8 +16,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
-from relay_wgrad.layouts import ACTIVATION, KERNEL, swap_io, to_layout
-from relay_wgrad.problem import transposed_size
+from relay_wgrad.layouts import swap_io, to_layout
+from relay_wgrad.problem import ConvKind, transposed_size
 from relay_wgrad.transform.grad import grad
 
 from .case import Case
@@ -66,13 +66,13 @@ def _sizes(case: Case) -> dict[str, tuple[Any, ...]]:
     p = case.problem
     n = tirx.Var("n", "int64") if "n" in case.symbolic else p.n
     pixels: dict[str, list[Any]] = {"data": [], "grad": []}
-    for axis, letter in enumerate("hw"):
-        size, out = (p.h, p.p) if axis == 0 else (p.w, p.q)
+    for axis, letter in enumerate("dhw"[-p.rank :]):
+        size, out = p.spatial[axis], p.pixels[axis]
         if letter in case.symbolic:
-            kernel, stride, dilation = (p.r, p.s)[axis], p.strides[axis], p.dilation[axis]
-            pad = p.padding[axis] + p.padding[axis + 2]
+            kernel, stride, dilation = p.taps[axis], p.strides[axis], p.dilation[axis]
+            pad = p.padding[axis] + p.padding[axis + p.rank]
             var = tirx.Var(letter, "int64")
-            if case.op == "conv2d_transpose":
+            if case.is_transpose:
                 extra = output_padding(case)[axis]
                 size, out = transposed_size(var, pad, kernel, stride, dilation, extra), var
             else:
@@ -87,19 +87,19 @@ def _sizes(case: Case) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def output_padding(case: Case) -> tuple[int, int]:
+def output_padding(case: Case) -> tuple[int, ...]:
     """Pixels after the last one that a tap reaches: what a transposed convolution is told."""
     p = case.problem
-    plain = (
-        transposed_size(p.p, p.padding[0] + p.padding[2], p.r, p.strides[0], p.dilation[0], 0),
-        transposed_size(p.q, p.padding[1] + p.padding[3], p.s, p.strides[1], p.dilation[1], 0),
+    ends = zip(p.padding[: p.rank], p.padding[p.rank :], strict=True)
+    axes = zip(p.spatial, p.pixels, ends, p.taps, p.strides, p.dilation, strict=True)
+    return tuple(
+        size - transposed_size(out, sum(pads), kernel, stride, dilation, 0)
+        for size, out, pads, kernel, stride, dilation in axes
     )
-    return p.h - plain[0], p.w - plain[1]
 
 
 def _shape(case: Case, role: str, sizes: dict[str, tuple[Any, ...]]) -> tuple[Any, ...]:
-    letters = KERNEL if role == "weight" else ACTIVATION
-    return to_layout(sizes[role], letters, case.problem.layout(role))
+    return to_layout(sizes[role], case.problem.canonical(role), case.problem.layout(role))
 
 
 def _module(case: Case, order: int) -> tvm.IRModule:
@@ -138,22 +138,22 @@ def _call(
     p = case.problem
     dtypes = {p.dtype(role) for role in case.operands}
     out = p.dtype(case.operands[2]) if len(dtypes) > 1 else None
-    if case.op == "conv2d":
-        return relax.op.nn.conv2d(
+    made: Any = getattr(relax.op.nn, case.op)
+    if p.kind is ConvKind.FPROP:
+        return made(
             a, b, p.strides, p.padding, p.dilation, p.groups,
             p.data_layout, p.kernel_layout, p.grad_layout, out,
         )  # fmt: skip
-    if case.op == "conv2d_transpose":
-        return relax.op.nn.conv2d_transpose(
+    if case.is_transpose:
+        return made(
             a, b, p.strides, p.padding, output_padding(case), p.dilation, p.groups,
             p.grad_layout, swap_io(p.kernel_layout), p.data_layout, out,
         )  # fmt: skip
     rest = (p.strides, p.padding, p.dilation, p.groups)
     layouts = (p.grad_layout, p.data_layout, p.kernel_layout, out)
-    if case.op == "conv2d_backward_weight":
-        return relax.op.nn.conv2d_backward_weight(a, b, (p.r, p.s), *rest, *layouts)
-    shape = relax.ShapeExpr(list(_shape(case, "data", sizes)))
-    return relax.op.nn.conv2d_backward_data(a, b, shape, *rest, *layouts)
+    if p.kind is ConvKind.WGRAD:
+        return made(a, b, p.taps, *rest, *layouts)
+    return made(a, b, relax.ShapeExpr(list(_shape(case, "data", sizes))), *rest, *layouts)
 
 
 def _contraction(case: Case, adjoint: relax.Function) -> tvm.IRModule:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from relay_wgrad.dtypes import numpy_dtype
-from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
+from relay_wgrad.layouts import permutation
 from relay_wgrad.problem import ROLES, ConvKind, ConvProblem
 from tests.support.problems import UNIT, tolerance
 
@@ -67,7 +67,7 @@ def reference(
         if name == "scalar":
             return value
         role = roles[name]
-        return value.transpose(permutation(_letters(role), problem.layout(role)))
+        return value.transpose(permutation(problem.canonical(role), problem.layout(role)))
 
     return (
         {name: stored(name, t) for name, t in wanted.items()},
@@ -76,12 +76,8 @@ def reference(
     )
 
 
-def _letters(role: str) -> str:
-    return KERNEL if role == "weight" else ACTIVATION
-
-
 def _canonical(problem: ConvProblem, role: str, value: np.ndarray[Any, Any]) -> torch.Tensor:
-    axes = permutation(problem.layout(role), _letters(role))
+    axes = permutation(problem.layout(role), problem.canonical(role))
     return torch.from_numpy(np.ascontiguousarray(value.astype(np.float64).transpose(axes)))
 
 
@@ -105,23 +101,25 @@ def _results(
 
 
 def _op(case: Case, problem: ConvProblem, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if case.op == "conv2d":
-        return _conv2d(problem, a, b)
-    if case.op == "conv2d_transpose":
-        return _conv2d_transpose(problem, a, b)
+    if problem.kind is ConvKind.FPROP:
+        return _conv(problem, a, b)
+    if case.is_transpose:
+        return _conv_transpose(problem, a, b)
     shape = problem.canonical_shape("weight" if problem.kind is ConvKind.WGRAD else "data")
     # The operand it is differentiated by occurs linearly: its value is of no account.
     absent = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
         wgrad = problem.kind is ConvKind.WGRAD
-        made = _conv2d(problem, b, absent) if wgrad else _conv2d(problem, absent, b)
+        made = _conv(problem, b, absent) if wgrad else _conv(problem, absent, b)
         return torch.autograd.grad(made, absent, a, create_graph=True)[0]
 
 
-def _conv2d(problem: ConvProblem, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    top, left, bottom, right = problem.padding
-    return torch.nn.functional.conv2d(
-        torch.nn.functional.pad(data, (left, right, top, bottom)),
+def _conv(problem: ConvProblem, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    before, after = problem.padding[: problem.rank], problem.padding[problem.rank :]
+    ends = zip(reversed(before), reversed(after), strict=True)  # PyTorch has the last axis first
+    conv: Any = getattr(torch.nn.functional, f"conv{problem.rank}d")
+    return conv(
+        torch.nn.functional.pad(data, [width for pair in ends for width in pair]),
         weight,
         stride=problem.strides,
         dilation=problem.dilation,
@@ -129,19 +127,21 @@ def _conv2d(problem: ConvProblem, data: torch.Tensor, weight: torch.Tensor) -> t
     )
 
 
-def _conv2d_transpose(
-    problem: ConvProblem, data: torch.Tensor, weight: torch.Tensor
-) -> torch.Tensor:
-    top, left, _, _ = problem.padding
+def _conv_transpose(problem: ConvProblem, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     # Output padding by hand: PyTorch wants it below the stride or the dilation, and so it is, but
     # zeros after the last row make no use of its own rule.
-    whole = torch.nn.functional.conv_transpose2d(
+    transposed: Any = getattr(torch.nn.functional, f"conv_transpose{problem.rank}d")
+    whole = transposed(
         data, weight, stride=problem.strides, dilation=problem.dilation, groups=problem.groups
     )
-    rows = max(0, top + problem.h - whole.shape[2])
-    columns = max(0, left + problem.w - whole.shape[3])
-    whole = torch.nn.functional.pad(whole, (0, columns, 0, rows))
-    return whole[:, :, top : top + problem.h, left : left + problem.w]
+    kept = [slice(None), slice(None)]
+    missing: list[int] = []
+    for axis, (first, size) in enumerate(
+        zip(problem.padding[: problem.rank], problem.spatial, strict=True), 2
+    ):
+        missing[:0] = (0, max(0, first + size - whole.shape[axis]))
+        kept.append(slice(first, first + size))
+    return torch.nn.functional.pad(whole, missing)[tuple(kept)]
 
 
 def tolerances(case: Case, problem: ConvProblem, order: int) -> dict[str, tuple[str, float]]:

@@ -62,6 +62,7 @@ SURFACES = ("kernel", "kernel", "kernel", "gradient", "relay", "network", *LAYER
 DTYPES = ("float64", "float32", "float64", "float32", "float16", "bfloat16")
 # Asymmetric padding of few channels: kernels that copy rows of odd lengths to the stack.
 FEW = 0.4
+VOLUMES = 0.15  # share of kernels of three dimensions
 
 
 def case(seed: int, index: int) -> str:
@@ -71,16 +72,17 @@ def case(seed: int, index: int) -> str:
     if surface in LAYERS:
         return f"{surface} {target} {LAYERS[surface][0](rng)}"
     if surface == "gradient":
-        op = list(cases.OPS)[int(rng.integers(4))]
+        op = list(cases.OPS)[int(rng.integers(len(cases.OPS)))]
         found = cases.random_case(op, seed, index, dtypes=DTYPES[:4])
         return f"{surface} {target} {found.line(int(rng.integers(3)))}"
     kind = list(ConvKind)[int(rng.integers(3))] if surface == "kernel" else ConvKind.FPROP
+    rank = 3 if surface == "kernel" and rng.random() < VOLUMES else 2
     problem = random_problem(
         rng, kind, dtypes=DTYPES if surface == "kernel" else DTYPES[:4], max_flop=2e6,
         layouts=None if surface == "kernel" else [("NCHW", "OIHW", "NCHW")],
-        mixed=surface == "kernel",
+        mixed=surface == "kernel", rank=rank,
     )  # fmt: skip
-    if rng.random() < FEW:
+    if rank == 2 and rng.random() < FEW:
         problem = _few_channels(problem, rng)
     width = int(rng.integers(4)) if surface == "kernel" else 0
     return f"{surface} {target} {width} {int(rng.integers(2**31))} {problem.repro()}"
