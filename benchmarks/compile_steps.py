@@ -8,7 +8,8 @@ A step is made as `benchmarks.gpu_training` makes it: channels last, its convolu
 products to libraries, normalizations and poolings to generated kernels, the rest to TVM's.  A row
 says whether that was done, in how many seconds, what went to a library, and for each call that did
 not the reason.  A process that dies, or takes more time or memory than it may, is a row too; so is
-one in which a call stayed that no report names.  Where there is an nvcc, it makes PTX of TVM's
+one in which a call stayed that no report names, or a kernel asks TVM's pool for memory, which a
+captured graph would lose.  Where there is an nvcc, it makes PTX of TVM's
 kernels; with --objects it builds CUTLASS's.
 """
 
@@ -127,6 +128,7 @@ def compiled(
     from byoc_cudnn.report import PRODUCT
     from relay_wgrad.frontend import from_onnx
     from relay_wgrad.training.step import converted, step_module
+    from tests.support.cuda_source import pool_calls
 
     relay_wgrad.register()
     graph = OWN[model](batch) if model in OWN else from_onnx(model, batch=batch)
@@ -159,6 +161,7 @@ def compiled(
         row[key] = {"total": len(found), "offloaded": sum(bool(e.backend) for e in found)}
     stay = Counter(e.op == PRODUCT for e in report.left)
     silent = {name: count - stay[name == "products"] for name, count in _staying(module).items()}
+    silent["calls of TVM's memory pool"] = pool_calls(library.executable.mod)
     row["silent"] = {name: count for name, count in silent.items() if count}
     row["kernels"] = {
         "generated": sum(bool(entry.symbol) for entry in library.direct), "all": len(library.direct)

@@ -25,6 +25,7 @@ from .cuda_reduction import ChannelSum, Registers, Windows
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
+from .workspaces import Workspaces
 
 
 class _Careful(dlight.base.ScheduleRule):
@@ -103,6 +104,7 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
             *fused_kernels(),
             dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
             exact_floats(cuda=True),
+            Workspaces(),
             *dataflow_lower_passes(target),
             *with_arena(finalize_passes(target), keep=keep_memory),
         ]

@@ -113,7 +113,7 @@ def _base(problem: ConvProblem, device: torch.device, asked: Asked) -> tuple[str
     from legalize import cuda
 
     target = tvm.target.Target.from_device(tvm.cuda(device.index or 0))
-    return STOCK, {}, compiled(cuda.prim_func(problem, target), target)
+    return STOCK, {}, of_its_memory(cuda.prim_func(problem, target), target)
 
 
 def _unpadded(problem: ConvProblem) -> ConvProblem:
@@ -149,6 +149,25 @@ def _cudnn(problem: ConvProblem, options: Any) -> Kernel:
 
     kernel: Kernel = convolution(problem, options)
     return kernel
+
+
+def of_its_memory(func: Any, target: Any) -> Kernel:
+    """The kernel of a function of two operands and a result, compiled by TVM.
+
+    What it keeps between its launches is PyTorch's memory: TVM's own is one for all streams of a
+    thread, and goes back to the device while a captured graph has its address.
+    """
+    from ..pipeline.workspaces import with_workspaces
+
+    func, buffers = with_workspaces(func, 3)
+    kernel: Kernel = compiled(func, target)
+    wanted = [([int(n) for n in b.ty.shape], getattr(torch, str(b.ty.dtype))) for b in buffers]
+
+    def called(first: Any, second: Any, out: Any) -> None:
+        more = [torch.empty(shape, dtype=dtype, device=out.device) for shape, dtype in wanted]
+        kernel(first, second, out, *more)
+
+    return called if wanted else kernel
 
 
 def compiled(func: Any, target: Any) -> Any:

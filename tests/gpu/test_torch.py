@@ -284,3 +284,24 @@ def test_forward_mode() -> None:
     wide = [t.cpu().double() for t in (x, w, b, *tangents)]
     want = torch.func.jvp(TYPICAL.theirs, tuple(wide[:3]), tuple(wide[3:]))[1]
     assert error(got, want) < 1e-5
+
+
+def test_a_graph_keeps_what_its_kernels_need() -> None:
+    """A sum in parts is captured, then others want more memory of that kind."""
+    x, y = (torch.randn(2, 8, 24, 24, dtype=torch.float64, device="cuda") for _ in range(2))
+
+    def gradient(data: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        return rt.convolution_backward_weight(data, (8, 8, 3, 3), grad, padding=1)
+
+    want = gradient(x, y).cpu()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = gradient(x, y)
+    gradient(*(t.repeat(4, 1, 2, 2) for t in (x, y)))
+    others = [
+        torch.full((n,), 7.0, dtype=torch.float64, device="cuda") for n in (64, 9216, 1 << 20)
+    ]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(got.cpu(), want)
+    assert all(bool((other == 7).all()) for other in others)

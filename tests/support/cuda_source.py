@@ -28,3 +28,9 @@ def read_back(code: str) -> list[str]:
             if writes and len(uses) > len(writes):
                 found.append(f"{function}:{name}")
     return found
+
+
+def pool_calls(module: Any) -> int:
+    """How often a compiled module and all that it imports ask for memory of TVM's pool."""
+    own = module.inspect_source("ll") if module.kind == "llvm" else ""
+    return own.count("TVMBackendAllocWorkspace") + sum(map(pool_calls, module.imports))

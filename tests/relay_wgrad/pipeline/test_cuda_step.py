@@ -49,6 +49,7 @@ for features in (1280, 2048):
     (host,) = made.mod.imports
     (device,) = host.imports
     source = device.inspect_source("cuda")
+    assert "AllocWorkspace" not in host.inspect_source("ll")  # a captured graph would lose it
     assert device.kind == "cuda" and source.count("__global__") > 40, source[:500]
     print("compiled", source.count("__global__"))
 """

@@ -1,0 +1,137 @@
+"""Memory that a kernel needs between its parts, given by who calls it.
+
+A kernel whose later launch reads what an earlier one wrote (sums in parts) has a buffer in a
+device's memory.  TVM takes it from a pool of the thread that calls, when it is called.  The pool
+has one such buffer for all streams of the thread, and gives it back to the device when a later
+kernel wants more: a captured CUDA graph then writes to what is somebody else's by now.  So such
+buffers become results of the kernel that nobody reads: the caller's plan gives them memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+from tvm import relax, s_tir, tirx
+
+from ..ir import expressions, op_name
+from ..keys import SYMBOL
+from ..layout_rules.in_layout import attrs_with
+from ..transform.raising.walk import rebuilt, with_type
+
+_CALLS = ("relax.call_tir", "relax.call_tir_inplace")
+
+
+@tvm.transform.module_pass(opt_level=0, name="relay_wgrad.Workspaces")
+class Workspaces:
+    """Kernels get their buffers from callers; to run before `CallTIRRewrite`.
+
+    Buffers whose sizes only the run knows, and kernels that are called in another way or by their
+    symbol, stay as they are.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        """The module with kernels and their calls changed."""
+        functions = dict(mod.functions_items())
+        wanted: dict[Any, tuple[Any, list[Any]]] = {}
+        for var, place in _places(mod).items():
+            made, found = with_workspaces(mod[var], place)
+            if found:
+                new = with_type(tvm.ir.GlobalVar(var.name_hint), made.ty)
+                wanted[var] = new, [_type(buffer) for buffer in found]
+                del functions[var]
+                functions[new] = made
+        if not wanted:
+            return mod
+        for var, func in functions.items():
+            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
+                functions[var] = rebuilt(func, lambda block: _given(block, wanted))
+        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _places(mod: tvm.IRModule) -> dict[Any, int]:
+    """Of kernels that are only called with results: how many parameters are operands and results."""
+    found: dict[Any, int] = {}
+    others: set[Any] = set()
+    for _, func in mod.functions_items():
+        if not isinstance(func, relax.Function):
+            continue
+        for part in expressions(func):
+            if not isinstance(part, relax.Call):
+                continue
+            args = part.args
+            if op_name(part) in _CALLS:
+                kind = part.ty_args[0]
+                results = len(kind.fields) if isinstance(kind, relax.TupleType) else 1
+                place = len(args[1].fields) + results
+                if found.setdefault(args[0], place) != place:
+                    others.add(args[0])
+                args = args[1:]
+            others.update(arg for arg in (part.op, *args) if isinstance(arg, tvm.ir.GlobalVar))
+    return {
+        var: place for var, place in found.items()
+        if var not in others and isinstance(mod[var], tirx.PrimFunc)
+        and SYMBOL not in (mod[var].attrs or {})
+    }  # fmt: skip
+
+
+def _given(block: Any, wanted: Mapping[Any, tuple[Any, list[Any]]]) -> list[Any]:
+    """A block's bindings, in which those kernels' calls give what the kernels want."""
+    rows = []
+    for binding in block.bindings:
+        value = binding.value
+        if op_name(value) not in _CALLS or value.args[0] not in wanted:
+            rows.append(binding)
+            continue
+        kind, (kernel, more) = value.ty_args[0], wanted[value.args[0]]
+        is_tuple = isinstance(kind, relax.TupleType)
+        results = list(kind.fields) if is_tuple else [kind]
+        whole, attrs = relax.TupleType([*results, *more]), value.attrs
+        if op_name(value) == _CALLS[1]:
+            places = [*map(int, attrs.inplace_indices), *(-1 for _ in more)]
+            attrs = attrs_with(attrs, inplace_indices=places)
+        call = with_type(relax.Call(value.op, [kernel, *value.args[1:]], attrs, [whole]), whole)
+        variable, name = type(binding.var), binding.var.name
+        made = variable(f"{name}_with", whole)
+        parts = [variable(f"{name}_{i}", ty) for i, ty in enumerate(results)]
+        rows.append(relax.VarBinding(made, call))
+        if is_tuple:
+            items = [relax.TupleGetItem(made, i) for i in range(len(parts))]
+            rows += [relax.VarBinding(part, item) for part, item in zip(parts, items, strict=True)]
+            rows.append(relax.VarBinding(binding.var, relax.Tuple(parts)))
+        else:
+            rows.append(relax.VarBinding(binding.var, relax.TupleGetItem(made, 0)))
+    return rows
+
+
+def _type(buffer: Any) -> relax.TensorType:
+    return relax.TensorType([int(length) for length in buffer.ty.shape], str(buffer.ty.dtype))
+
+
+def with_workspaces(func: Any, place: int) -> tuple[Any, list[Any]]:
+    """(a kernel that takes its buffers as parameters from a place on, those buffers).
+
+    The kernel itself and none, where it has no such buffers of known sizes.
+    """
+    root = func.body
+    if not isinstance(root, s_tir.SBlockRealize):
+        return func, []
+    block = root.block
+    found = [b for b in block.alloc_buffers if _is_workspace(b)]
+    if not found:
+        return func, []
+    kept = [b for b in block.alloc_buffers if not _is_workspace(b)]
+    inner = s_tir.SBlock(
+        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init, kept,
+        block.match_buffers, block.annotations, block.span,
+    )  # fmt: skip
+    body = s_tir.SBlockRealize(root.iter_values, root.predicate, inner, root.span)
+    params = [*func.params[:place], *found, *func.params[place:]]
+    return tirx.PrimFunc(params, body, func.ret_type, func.attrs, func.span), found
+
+
+def _is_workspace(buffer: Any) -> bool:
+    """Whether a buffer lies in the device's memory and its size is known."""
+    sizes = all(isinstance(length, tirx.IntImm) for length in buffer.ty.shape)
+    return sizes and str(buffer.ty.storage_scope) in ("", "global")
