@@ -51,7 +51,7 @@ class Workspaces:
 
 
 def _places(mod: tvm.IRModule) -> dict[Any, int]:
-    """How many parameters of a kernel are operands and results, of those only called with results."""
+    """Of kernels that are only called with results: parameters that are operands and results."""
     found: dict[Any, int] = {}
     others: set[Any] = set()
     for _, func in mod.functions_items():
