@@ -59,8 +59,8 @@ class Options:
         (`relay_wgrad.transform.space_to_depth`), in NHWC; "blocks", "rows" or "windows": in that
         form, and not in the one that is predicted to be the fastest.
     helpers : whether libraries are asked first for what they are known to do faster than the others
-        on this GPU, where nothing is measured here: convolutions in float16 by kernels of
-        our own on sm_90, which need nvcc.
+        on this GPU, where nothing is measured here: convolutions in float16 by kernels of our own
+        on sm_90, beside cuDNN or CUTLASS; they need nvcc or NVRTC.  Nothing is known of other GPUs.
     wide : whether weights' gradients and matrix products of half operands are float32 sums that are
         never rounded to half, as on a CPU; without, rounded once, as PyTorch's autocast does.
     """
@@ -73,7 +73,7 @@ class Options:
     norms: bool = True
     graph: bool = True
     blocks: bool | str = True
-    helpers: bool = False
+    helpers: bool = True
     wide: bool = False
 
 
@@ -263,7 +263,7 @@ def _backends(options: Options, notes: list[str], device: Any = None) -> list[st
         helpers = [name for name in usable if BACKENDS[name].helps]
         main = [name for name in usable if name not in helpers][:1]
         helped = options.helpers and device is not None and arch_of(device) == HOPPER
-        chosen, wanted = (helpers if helped else []) + main, not main
+        chosen, wanted = (helpers if helped and main else []) + main, not main
     elif options.backends is None:
         chosen, wanted = usable, not usable
     else:

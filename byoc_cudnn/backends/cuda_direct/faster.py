@@ -2,8 +2,8 @@
 
 By an H200's times in float16, PyTorch's with `cudnn.benchmark` beside them in the same run
 (`gpu_depthwise_h200.json` and `gpu_grouped_h200.json` of the benchmarks' results, 2026-11-23):
-what was not measured there, in kind or shape, is not known to be faster.  A trainer's
-`Options(helpers=True)` and `cuda_direct={"faster": True}` take what this says and nothing else.
+what was not measured there, in kind or shape, is not known to be faster.  A trainer on sm_90 (its
+`Options.helpers`) and `cuda_direct={"faster": True}` take what this says and nothing else.
 """
 
 from __future__ import annotations

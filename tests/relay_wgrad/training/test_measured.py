@@ -93,10 +93,16 @@ def test_all_libraries_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "libraries", lambda: (list(LIBRARIES), []))
     assert devices._backends(MEASURED, []) == list(LIBRARIES)
     assert devices._backends(Options(), []) == ["cudnn"]
-    helped = Options(helpers=True)
+    helped, alone = Options(), Options(helpers=False)
     monkeypatch.setattr(devices, "libraries", lambda: ([*LIBRARIES, "cuda_direct"], []))
     assert devices._backends(helped, [], GPU) == ["cuda_direct", "cudnn"]
-    assert devices._backends(helped, []) == devices._backends(Options(), [], GPU) == ["cudnn"]
+    assert devices._backends(helped, []) == devices._backends(alone, [], GPU) == ["cudnn"]
+    ampere = SimpleNamespace(**{**vars(GPU), "compute_version": "8.0"})
+    assert devices._backends(helped, [], ampere) == ["cudnn"]
+    notes: list[str] = []
+    monkeypatch.setattr(devices, "libraries", lambda: (["cuda_direct"], ["cudnn: not installed"]))
+    assert devices._backends(helped, notes, GPU) == []  # it would take what it is slow at
+    assert "generated CUDA kernels" in notes[0]
     assert backend_options(["cuda_direct", "cudnn"], helped, 90)["cuda_direct"]["faster"]
     assert not backend_options(["cuda_direct"], helped, 90)["cuda_direct"]["faster"]
     with pytest.raises(ValueError, match="select must be first or measured, got 'fastest'"):
