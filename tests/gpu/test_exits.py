@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import onnx
 import pytest
 
+from relay_wgrad.training import state
 from tests.support.exits import CODES
+from tests.support.training_models import residual_net
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
@@ -23,3 +28,27 @@ def test_a_process_ends(how: str) -> None:
     )  # fmt: skip
     assert done.returncode == CODES[how], done.stderr
     assert "terminate called" not in done.stderr
+
+
+def test_an_interrupted_command_saves(tmp_path: Path) -> None:
+    onnx.save(residual_net(blocks=1), tmp_path / "net.onnx")
+    log, saved = tmp_path / "log.csv", tmp_path / "state.safetensors"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "relay_wgrad", "train", "net.onnx", "--device", "cuda",
+         "--steps", "100000000", "--no-check", "--log", str(log), "--save", str(saved)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, cwd=tmp_path,
+        stdout=subprocess.DEVNULL, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        for _ in range(2000):
+            if process.poll() is not None or (log.exists() and log.read_text().count("\n") > 40):
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, error
+    assert error.splitlines()[-2:] == [f"saved to {saved}", "interrupted"]
+    assert int(state.header(saved)["steps"]) >= 40
