@@ -146,7 +146,10 @@ def test_updates_are_pytorchs(name: str, momentum: float) -> None:
 
 def test_refused_optimizers() -> None:
     for options, message in (
-        (("rmsprop", 0.1, 0.0), "optimizer must be one of sgd, momentum, adam, got 'rmsprop'"),
+        (
+            ("rmsprop", 0.1, 0.0),
+            "optimizer must be one of sgd, momentum, adam, adamw, got 'rmsprop'",
+        ),
         (("sgd", 0.0, 0.0), "lr=0.0: expected a positive learning rate"),
         (("sgd", 0.1, 1.0), "momentum=1.0: expected a number from 0 to below 1"),
         (("adam", 0.1, 0.5), "adam has betas of its own"),
