@@ -13,6 +13,7 @@ from .context import Context, shape_of
 from .moving import chosen
 from .weights import Array
 
+_SPARE, _SMALL = 16, 1 << 20  # a transpose's table: so many times the elements, or so large
 _INTEGERS = ("bool", "int8", "uint8", "int16", "int32", "int64")
 
 
@@ -31,7 +32,10 @@ def at_places(ctx: Context, x: Any, axis: int, places: Sequence[int]) -> Any:
     places = [int(p) for p in places]
     if places == list(range(places[0], places[0] + len(places))):
         return chosen(ctx, x, axis, places)
-    if str(x.ty.dtype) in _INTEGERS:
+    # Where few elements are taken very often, the transpose's table would be mostly empty.
+    size = shape_of(x)[axis]
+    table = int(np.bincount(places, minlength=size).max()) * size
+    if str(x.ty.dtype) in _INTEGERS or table > max(_SPARE * (size + len(places)), _SMALL):
         index = relax.const(np.asarray(places, "int64"), "int64")
         return ctx.emit(relax.op.take(x, index, axis))
     index = np.asarray(places, "int32")[:, None]

@@ -60,20 +60,25 @@ def table_of(matrix: Array) -> tuple[Array, Array]:
     """(index, weight) of a matrix (P, H), which multiplies each column of x: its elements that
     are not 0."""
     rows, columns = np.nonzero(matrix)
-    counts = np.bincount(rows, minlength=matrix.shape[0])
-    index = np.full((matrix.shape[0], max(int(counts.max(initial=0)), 1)), -1, "int32")
-    weight = np.zeros(index.shape, matrix.dtype)
-    places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    index[rows, places], weight[rows, places] = columns, matrix[rows, columns]
-    return index, weight
+    return _table(rows, columns, matrix[rows, columns], matrix.shape[0])
 
 
 def transposed(index: Array, weight: Array, size: int) -> tuple[Array, Array]:
     """The table of the transpose, for x of `size` elements along the axis."""
-    matrix = np.zeros((index.shape[0], size), weight.dtype)
     rows, terms = np.nonzero(index >= 0)
-    np.add.at(matrix, (rows, index[rows, terms]), weight[rows, terms])
-    return table_of(matrix.T)
+    return _table(index[rows, terms], rows, weight[rows, terms], size)
+
+
+def _table(rows: Array, columns: Array, values: Array, count: int) -> tuple[Array, Array]:
+    """The table of `count` rows with these elements, in each row by their columns."""
+    order = np.lexsort((columns, rows))
+    rows, columns, values = rows[order], columns[order], values[order]
+    counts = np.bincount(rows, minlength=count)
+    index = np.full((count, max(int(counts.max(initial=0)), 1)), -1, "int32")
+    weight = np.zeros(index.shape, values.dtype)
+    places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    index[rows, places], weight[rows, places] = columns, values
+    return index, weight
 
 
 def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:

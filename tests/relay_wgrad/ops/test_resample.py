@@ -9,6 +9,8 @@ import pytest
 import tvm
 from tvm import relax
 
+from relay_wgrad.frontend.context import Context, Options
+from relay_wgrad.frontend.resampled import at_places
 from relay_wgrad.ops.resample import table_of, transposed
 from relay_wgrad.transform import ConvertLayout, grad, mixed_precision
 from tests.support.fast import FAST
@@ -34,6 +36,25 @@ def test_table_and_its_transpose() -> None:
             for p, t in zip(*np.nonzero(got[0] >= 0), strict=True):
                 made[p, got[0][p, t]] += got[1][p, t]
             assert np.array_equal(made, want)
+
+
+def test_large_tables_take_no_more_than_their_elements() -> None:
+    index = np.arange(200_000, dtype="int32")[::-1, None]
+    back, weight = transposed(index, np.ones(index.shape, "float32"), len(index))
+    assert back.shape == weight.shape == index.shape
+    assert np.array_equal(back, index)
+
+
+@pytest.mark.parametrize(("often", "op"), [(2, "resample"), (30_000, "take")])
+def test_places_that_are_taken_very_often(often: int, op: str) -> None:
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((600, 2), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            ctx = Context(Options("float32", "module", "off", 0), bb, {})
+            y = bb.emit_output(at_places(ctx, x, 0, [0, *[7] * often, 3]))
+        bb.emit_func_output(y)
+    assert len(calls(bb.get(), op)) == 1
 
 
 @pytest.mark.parametrize("matrix", [MATRIX, FULL], ids=["written", "summed"])
