@@ -24,6 +24,7 @@ SEED, COUNT = 53, 24
 F16 = "layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
 LAYERS = (
     "n=8 c=64 h=29 w=28 k=64 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=8",
+    "n=16 c=96 h=28 w=28 k=96 r=7 s=7 pad=3,3,3,3 groups=96",
     "n=4 c=64 h=29 w=28 k=4 r=3 s=3 pad=1,1,1,1",
 )
 
@@ -40,7 +41,7 @@ def by_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", list(ConvKind))
 def test_random_problems(kind: ConvKind, tmp_path: Path) -> None:
-    """Depthwise by any kernel, for one GPU or several; grouped and few filters by the first."""
+    """Depthwise by any kernel, for one GPU or several; those on tensor cores by the first."""
     rng = np.random.default_rng((SEED, list(ConvKind).index(kind)))
     regions: list[Region] = []
     while len(regions) < COUNT:

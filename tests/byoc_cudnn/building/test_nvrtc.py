@@ -22,6 +22,7 @@ from tests.support.children import run_code
 F16 = "layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
 LAYERS = {
     "depthwise": "n=2 c=16 h=9 w=8 k=16 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=16",
+    "bands": "n=64 c=96 h=28 w=28 k=96 r=7 s=7 pad=3,3,3,3 groups=96",
     "any": "n=2 c=16 h=9 w=8 k=16 r=9 s=3 pad=1,1,1,1 groups=16",
     "grouped": "n=2 c=64 h=19 w=18 k=64 r=3 s=3 pad=1,1,1,1 groups=8",
     "few": "n=2 c=64 h=19 w=18 k=4 r=3 s=3 pad=1,1,1,1",
