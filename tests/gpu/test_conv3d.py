@@ -16,8 +16,12 @@ import byoc_cudnn
 import relay_wgrad
 from byoc_cudnn.backends.cudnn.check import VOLUME_LAYOUTS, check
 from byoc_cudnn.split.adapt import symmetric
+from relay_wgrad.frontend import from_torch
 from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.training import Trainer
+from relay_wgrad.training.devices import Options
 from relay_wgrad.transform import ConvertLayout, grad
+from tests.relay_wgrad.frontend.test_volumes import Small
 from tests.support.gpu.cudnn_runner import (
     destination,
     kind_problems,
@@ -164,3 +168,23 @@ def test_a_network_and_its_gradient(layout: str) -> None:
     assert abs(float(loss.numpy()) / float(want) - 1) < 1e-5
     for mine, theirs in zip(grads, params, strict=True):
         assert relative_error(mine.numpy(), theirs.grad.numpy()) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])
+def test_a_trainer(dtype: str | None) -> None:
+    """Its losses are the CPU's; in half precision they fall."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(SEED)
+    x = rng.standard_normal((2, 2, 4, 6, 6)).astype("float32")
+    graph = from_torch(Small(), (torch.tensor(x),), loss="cross_entropy")
+    data, target = (spec.name for spec in graph.inputs)
+    batch = {data: x, target: np.array([0, 2], graph.inputs[1].dtype)}
+    how = {"optimizer": "momentum", "lr": 0.05, "dtype": dtype}
+    trainer = Trainer(graph, "cuda", on_gpu=Options(tf32=False), **how)
+    losses = [trainer.step(batch) for _ in range(10)]
+    print(f"\nconv3d trainer {dtype or 'float32'}: {losses[0]:.4f} to {losses[-1]:.4f}")
+    if dtype is not None:
+        assert losses[-1] < 0.8 * losses[0]
+        return
+    on_cpu = Trainer(graph, "cpu", **how)
+    np.testing.assert_allclose(losses, [on_cpu.step(batch) for _ in range(10)], rtol=1e-3)
