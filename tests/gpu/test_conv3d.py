@@ -21,7 +21,6 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.training import Trainer
 from relay_wgrad.training.devices import Options
 from relay_wgrad.transform import ConvertLayout, grad
-from tests.relay_wgrad.frontend.test_volumes import Small
 from tests.support.gpu.cudnn_runner import (
     destination,
     kind_problems,
@@ -34,6 +33,7 @@ from tests.support.gpu.cudnn_runner import (
 from tests.support.gpu.runner import choose_compiler
 from tests.support.partition_cases import conv_call, module
 from tests.support.problems import random_operands, random_problem, relative_error, torch_reference
+from tests.support.torch.volume_cases import Small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered", "poisoned_workspaces")]
 

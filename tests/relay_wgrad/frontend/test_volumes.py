@@ -10,26 +10,9 @@ from torch import nn
 from relay_wgrad import training
 from relay_wgrad.frontend import from_torch
 from tests.support.fast import FAST
+from tests.support.torch.volume_cases import Small
 
 pytestmark = pytest.mark.usefixtures("registered")
-
-
-class Small(nn.Module):
-    """An encoder, a decoder with a skip, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv3d(2, 4, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm3d(4)
-        self.down = nn.Conv3d(4, 6, (3, 2, 2), stride=2, padding=(1, 0, 0), groups=2)
-        self.up = nn.ConvTranspose3d(6, 4, 2, stride=2)
-        self.pool = nn.MaxPool3d((1, 2, 2))
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.norm(self.first(x)))
-        x = x + self.up(torch.relu(self.down(x)))
-        return self.head(self.pool(x).mean((2, 3, 4)))
 
 
 def test_trained_beside_pytorch() -> None:

@@ -1,11 +1,12 @@
 """PyTorch's layers of volumes: each a function of images (2, 4, 6, 6), of which it makes
-(2, 2, 4, 6, 3)."""
+(2, 2, 4, 6, 3); and a small network of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.nn import functional as fn
 
 Tensor = torch.Tensor
@@ -51,3 +52,21 @@ VOLUMES: dict[str, Callable[[Tensor], Tensor]] = {
         + torch.ops.aten.reflection_pad3d(_volume(y), (0, 2, 2, 0, 0, 1))
     ),
 }  # fmt: skip
+
+
+class Small(nn.Module):
+    """An encoder, a decoder with a skip, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv3d(2, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm3d(4)
+        self.down = nn.Conv3d(4, 6, (3, 2, 2), stride=2, padding=(1, 0, 0), groups=2)
+        self.up = nn.ConvTranspose3d(6, 4, 2, stride=2)
+        self.pool = nn.MaxPool3d((1, 2, 2))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        x = x + self.up(torch.relu(self.down(x)))
+        return self.head(self.pool(x).mean((2, 3, 4)))
