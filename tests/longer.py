@@ -91,6 +91,7 @@ LONGER = {
     f"{RELAY}/test_constants.py::test_arguments_of_the_run_end_no_process": CHILDREN,
     "tests/benchmarks/test_compile_steps.py::test_a_child": CHILDREN,
     "tests/benchmarks/test_networks.py::test_train": "a training; the other modes stay",
+    "tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_group[resizing]": MORE,
     "tests/byoc_cudnn/building/test_toolchain.py::test_preload_lets_tvm_load_its_cuda": CHILDREN,
     "tests/relay_wgrad/pipeline/test_cpu_pipeline.py::test_a_training_step_has_no": NETWORKS,
     f"{TRAINING}/test_resnet50.py": NETWORKS,
