@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tvm
 from tvm import tirx
+from tvm_ffi import structural_walk
+from tvm_ffi.structural import VisitInterrupt, WalkResult
 
 _LACKING = ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "nearbyint", "round", "sinh")
 # By target and type: which are computed in float32.
@@ -36,6 +39,11 @@ _Q = {
 }
 
 
+# Expressions are trees, in which x is there 25 times: of more than so many, and so of another tanh,
+# it is the C library's, which is no vector.
+_FEW = 24
+
+
 def right_function(call: Any, target: str) -> Any:
     """What a call of a function is to be on a target ("cuda" or "llvm"): itself, if it is right."""
     name = str(getattr(call.op, "name", "")).removeprefix("tirx.")
@@ -53,6 +61,9 @@ def right_function(call: Any, target: str) -> Any:
 
 
 def _tanh(x: Any, dtype: str) -> Any:
+    if _is_long(x):
+        return tirx.call_pure_extern(dtype, "tanhf" if dtype == "float32" else "tanh", x)
+
     def number(value: float) -> Any:
         return tirx.const(value, dtype)
 
@@ -70,3 +81,16 @@ def _tanh(x: Any, dtype: str) -> Any:
     far = number(1.0) + number(-2.0) / (tirx.exp(size + size) + number(1.0))
     far = tirx.Select(x < number(0.0), far * number(-1.0), far)
     return tirx.Select(size >= number(_NEAR), far, x + x * z * ratio)
+
+
+def _is_long(value: Any) -> bool:
+    """Whether an expression has more than a few of floating-point numbers, as a tree."""
+    found = 0
+
+    def visit(node: Any) -> Any:
+        nonlocal found
+        found += "float" in str(getattr(node.ty, "dtype", ""))
+        return VisitInterrupt(True) if found > _FEW else WalkResult.ADVANCE
+
+    structural_walk(value, [(tvm.ir.Expr, visit)], order="pre")
+    return found > _FEW
