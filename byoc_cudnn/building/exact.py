@@ -11,37 +11,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from .in_use import InUse
 
 _NOT_FAST = "TVM_CUDA_NVCC_NO_FAST_MATH"
 _FAST = b"--use_fast_math"
-
-_lock = threading.Lock()
-_users = 0
-_undo = contextlib.ExitStack()
-
-
-@contextlib.contextmanager
-def exact_kernels() -> Iterator[None]:
-    """Within it TVM compiles CUDA without fast arithmetic, with NVRTC and with nvcc.
-
-    What the user has set stays: an empty TVM_CUDA_NVCC_NO_FAST_MATH, and what
-    TVM_CUDA_NVRTC_EXTRA_OPTS asks for.
-    """
-    global _users
-    with _lock:
-        if _users == 0:
-            _enter(_undo)
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                _undo.close()
 
 
 def _enter(undo: contextlib.ExitStack) -> None:
@@ -62,3 +38,15 @@ def _enter(undo: contextlib.ExitStack) -> None:
 
     nvrtc.nvrtcCompileProgram = compile_program
     undo.callback(setattr, nvrtc, "nvrtcCompileProgram", inner)
+
+
+_in_use = InUse(_enter)
+
+
+def exact_kernels() -> contextlib.AbstractContextManager[None]:
+    """Within it TVM compiles CUDA without fast arithmetic, with NVRTC and with nvcc.
+
+    What the user has set stays: an empty TVM_CUDA_NVCC_NO_FAST_MATH, and what
+    TVM_CUDA_NVRTC_EXTRA_OPTS asks for.
+    """
+    return _in_use()

@@ -13,14 +13,14 @@ import importlib
 import inspect
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm.support import nvcc as stock
 
+from .in_use import InUse
 from .kept import Kept, key_of
 from .nvcc import nvcc_version
 
@@ -29,31 +29,23 @@ _PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "COMPILER_PATH")
 _HEADERS = ("cuda_runtime.h", "cuda_fp16.hpp", "cuda_bf16.hpp", "cuda_fp8.hpp", "mma.h")
 _DUMPS = "cuda.kernels_output_dir"
 
-_lock = threading.Lock()
-_users = 0
-_before: Any = None
+
+def _enter(undo: contextlib.ExitStack) -> None:
+    before = stock.compile_cuda
+    if _is_tvms(before):
+        stock.compile_cuda = _keeping(before)
+    undo.callback(setattr, stock, "compile_cuda", before)
 
 
-@contextlib.contextmanager
-def kept_kernels() -> Iterator[None]:
+_in_use = InUse(_enter)
+
+
+def kept_kernels() -> contextlib.AbstractContextManager[None]:
     """Within it TVM's compiler of CUDA is asked for what is not kept, and for nothing else.
 
     A compiler that somebody else has put in its place stays; then nothing is kept.
     """
-    global _users, _before
-    with _lock:
-        if _users == 0:
-            _before = stock.compile_cuda
-            if _is_tvms(_before):
-                stock.compile_cuda = _keeping(_before)
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                stock.compile_cuda, _before = _before, None
+    return _in_use()
 
 
 def _is_tvms(function: Any) -> bool:
