@@ -102,26 +102,41 @@ def is_family(call: relax.Call, *layouts: str) -> bool:
     return all(str(v).isalpha() for v in layouts) and all(is_float(x) for x in call.args[:2])
 
 
-def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
-    """The record of upstream's convolution `op`."""
+def before_upstreams(
+    op: str,
+    read: Callable[[relax.Call], ConvAttrs],
+    check: Callable[[Relation, Sequence[relax.Expr]], None],
+) -> opdef.Rule:
+    """The type rule of upstream's convolution `op`: the family's rules, then upstream's relation.
+
+    check : of the relation, whose attributes are right, and the operands.
+    """
 
     def infer_type(upstream: Callable[..., Any]) -> Callable[..., Any]:
-        """The family's rules first, then upstream's relation."""
-
         def rule(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
-            given, a = call.attrs, read(call)
-            rel = Relation(op, a)
+            given = call.attrs
+            rel = Relation(op, read(call))
             rel.arity(call, ("data", "weight"))
             if is_family(call, given.data_layout, given.kernel_layout, given.out_layout):
                 rel.check_attrs()
-                data = rel.tensor("data", call.args[0], a.data_layout, a.activation)
-                weight = rel.tensor("weight", call.args[1], a.kernel_layout, a.kernel)
-                rel.check_conv(data, weight, None)
+                check(rel, call.args)
                 rel.result_dtype(call.args)
                 rel.result_vdevice(call.args)
             return upstream(call, ctx)
 
         return rule
+
+    return infer_type
+
+
+def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
+    """The record of upstream's convolution `op`."""
+
+    def check(rel: Relation, args: Sequence[relax.Expr]) -> None:
+        a = rel.attrs
+        data = rel.tensor("data", args[0], a.data_layout, a.activation)
+        weight = rel.tensor("weight", args[1], a.kernel_layout, a.kernel)
+        rel.check_conv(data, weight, None)
 
     def gradient(upstream: Callable[..., Any]) -> Callable[..., Any]:
         ours = gradient_rule(op, ConvKind.FPROP, read)
@@ -145,7 +160,7 @@ def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
         kind=ConvKind.FPROP,
         read_attrs=read,
         legalizer=opdef.FAMILY_LEGALIZER,
-        rules={opdef.INFER_TYPE: infer_type, opdef.GRADIENT: gradient},
+        rules={opdef.INFER_TYPE: before_upstreams(op, read, check), opdef.GRADIENT: gradient},
         missing=dict.fromkeys(UPSTREAMS, "upstream's"),
     )
 

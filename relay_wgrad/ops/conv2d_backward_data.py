@@ -12,19 +12,18 @@ an argument; pixels that no tap reaches are zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from tvm import relax
 from tvm.ir import is_prim_expr
 
 from .. import opdef
-from ..attrs import ConvAttrs, as_int, dtype_name, rank_of, read_attrs, read_dict_attrs
-from ..layout_rules.stock import conv_rule
+from ..attrs import as_int, rank_of, read_attrs
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind
 from ..relation import Relation
-from .algebra import DGRAD_KEYS, DGRADS, dgrad_call, get_op, gradient_rule, operands
+from .algebra import DGRAD_KEYS, DGRADS, dgrad_call, get_op, operands
+from .dedicated import dedicated
 
 OP = "conv2d_backward_data"
 
@@ -95,50 +94,29 @@ def _sizes(op: str, shape: Any) -> list[Any]:
     ]
 
 
+def _typed(rel: Relation, args: Sequence[relax.Expr]) -> relax.TensorType:
+    """(grad, weight, shape) -> shape."""
+    a = rel.attrs
+    grad = rel.tensor("grad", args[0], a.grad_layout, a.activation)
+    weight = rel.tensor("weight", args[1], a.kernel_layout, a.kernel)
+    data = rel.shape("shape", args[2], a.data_layout)
+    rel.check_conv(data, weight, grad)
+    return rel.result(args[:2], data, a.data_layout, a.activation)
+
+
 def define(op: str, constructor: opdef.Rule) -> opdef.OpDef:
     """The record of the data gradient `op`."""
-
-    def read(call: relax.Call) -> ConvAttrs:
-        return read_dict_attrs(call, op, DGRAD_KEYS)
-
-    def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
-        """(grad, weight, shape) -> shape."""
-        rel = Relation(op, read(call))
-        rel.arity(call, ("grad", "weight", "shape"))
-        rel.check_attrs()
-        a = rel.attrs
-        grad = rel.tensor("grad", call.args[0], a.grad_layout, a.activation)
-        weight = rel.tensor("weight", call.args[1], a.kernel_layout, a.kernel)
-        data = rel.shape("shape", call.args[2], a.data_layout)
-        rel.check_conv(data, weight, grad)
-        return rel.result(call.args[:2], data, a.data_layout, a.activation)
-
-    def infer_mixed_precision(call: relax.Call, out_dtype: Any) -> relax.Call:
-        a = replace(read(call), out_dtype=dtype_name(op, str(out_dtype)))
-        return dgrad_call(call.args[0], call.args[1], call.args[2], a)
-
     rank = rank_of(op)
-    return opdef.OpDef(
-        name=DGRADS[rank],
+    return dedicated(
+        op, DGRADS[rank], ConvKind.DGRAD, DGRAD_KEYS,
         summary=f"{rank}-D convolution's gradient by its input (dgrad)",
         arguments=(
             ("grad", "Tensor", "The gradient of the convolution's output."),
             ("weight", "Tensor", "The convolution's weight."),
             ("shape", "Shape", "The shape of the convolution's input."),
         ),
-        kind=ConvKind.DGRAD,
-        read_attrs=read,
-        constructor=constructor,
-        legalizer=opdef.FAMILY_LEGALIZER,
-        rules={
-            opdef.INFER_TYPE: infer_type,
-            opdef.GRADIENT: gradient_rule(op, ConvKind.DGRAD, read),
-            opdef.INFER_LAYOUT: conv_rule(DGRADS[rank]),
-            opdef.PURITY: True,
-            opdef.MIXED_POLICY: opdef.MIXED_ALWAYS,
-            opdef.MIXED_INFER: infer_mixed_precision,
-        },
-    )
+        constructor=constructor, typed=_typed, made=dgrad_call,
+    )  # fmt: skip
 
 
 DEF = define(OP, conv2d_backward_data)

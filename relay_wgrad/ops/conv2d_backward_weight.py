@@ -12,18 +12,17 @@ with g the group of k, and data zero outside the image.  Also known as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from tvm import relax
 
 from .. import opdef
-from ..attrs import ConvAttrs, dtype_name, rank_of, read_attrs, read_dict_attrs
-from ..layout_rules.stock import conv_rule
+from ..attrs import rank_of, read_attrs
 from ..layouts import ACTIVATION, KERNEL
 from ..problem import ConvKind
 from ..relation import Relation
-from .algebra import WGRAD_KEYS, WGRADS, get_op, gradient_rule, operands, wgrad_call
+from .algebra import WGRAD_KEYS, WGRADS, get_op, operands, wgrad_call
+from .dedicated import dedicated
 
 OP = "conv2d_backward_weight"
 
@@ -80,52 +79,31 @@ def construct(op: str, grad: relax.Expr, data: relax.Expr, **given: Any) -> rela
     return wgrad_call(grad, data, read_attrs(op, given, WGRAD_KEYS))
 
 
+def _typed(rel: Relation, args: Sequence[relax.Expr]) -> relax.TensorType:
+    """(grad, data) -> (K, C/groups, R, S)."""
+    a = rel.attrs
+    grad = rel.tensor("grad", args[0], a.grad_layout, a.activation)
+    data = rel.tensor("data", args[1], a.data_layout, a.activation)
+    rel.check_conv(data, None, grad)
+    assert a.kernel_size is not None
+    shape = None
+    if grad is not None and data is not None:
+        shape = (grad[1], data[1] // a.groups, *a.kernel_size)
+    return rel.result(args[:2], shape, a.kernel_layout, a.kernel)
+
+
 def define(op: str, constructor: opdef.Rule) -> opdef.OpDef:
     """The record of the weight gradient `op`."""
-
-    def read(call: relax.Call) -> ConvAttrs:
-        return read_dict_attrs(call, op, WGRAD_KEYS)
-
-    def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
-        """(grad, data) -> (K, C/groups, R, S)."""
-        rel = Relation(op, read(call))
-        rel.arity(call, ("grad", "data"))
-        rel.check_attrs()
-        a = rel.attrs
-        grad = rel.tensor("grad", call.args[0], a.grad_layout, a.activation)
-        data = rel.tensor("data", call.args[1], a.data_layout, a.activation)
-        rel.check_conv(data, None, grad)
-        assert a.kernel_size is not None
-        shape = None
-        if grad is not None and data is not None:
-            shape = (grad[1], data[1] // a.groups, *a.kernel_size)
-        return rel.result(call.args[:2], shape, a.kernel_layout, a.kernel)
-
-    def infer_mixed_precision(call: relax.Call, out_dtype: Any) -> relax.Call:
-        a = replace(read(call), out_dtype=dtype_name(op, str(out_dtype)))
-        return wgrad_call(call.args[0], call.args[1], a)
-
     rank = rank_of(op)
-    return opdef.OpDef(
-        name=WGRADS[rank],
+    return dedicated(
+        op, WGRADS[rank], ConvKind.WGRAD, WGRAD_KEYS,
         summary=f"{rank}-D convolution's gradient by its weight (wgrad)",
         arguments=(
             ("grad", "Tensor", "The gradient of the convolution's output."),
             ("data", "Tensor", "The convolution's input."),
         ),
-        kind=ConvKind.WGRAD,
-        read_attrs=read,
-        constructor=constructor,
-        legalizer=opdef.FAMILY_LEGALIZER,
-        rules={
-            opdef.INFER_TYPE: infer_type,
-            opdef.GRADIENT: gradient_rule(op, ConvKind.WGRAD, read),
-            opdef.INFER_LAYOUT: conv_rule(WGRADS[rank]),
-            opdef.PURITY: True,
-            opdef.MIXED_POLICY: opdef.MIXED_ALWAYS,
-            opdef.MIXED_INFER: infer_mixed_precision,
-        },
-    )
+        constructor=constructor, typed=_typed, made=wgrad_call,
+    )  # fmt: skip
 
 
 DEF = define(OP, conv2d_backward_weight)

@@ -29,7 +29,7 @@ from ..layouts import ACTIVATION, swap_io
 from ..problem import ConvKind, transposed_size
 from ..relation import Relation
 from .algebra import WGRAD_NAME, fprop_call, get_op, gradient_rule, operands, wgrad_call
-from .conv2d import UPSTREAMS, is_family, positive_groups
+from .conv2d import UPSTREAMS, before_upstreams, positive_groups
 
 OP = "conv2d_transpose"
 NAME = "relax.nn.conv2d_transpose"
@@ -149,9 +149,11 @@ def _forward_attrs(
     )
 
 
-def _check_transposed(rel: Relation, data: Any, weight: Any) -> None:
+def _check_transposed(rel: Relation, args: Sequence[relax.Expr]) -> None:
     """Channels and output sizes; the weight is in the forward convolution's order (K, C/groups)."""
     a = rel.attrs
+    data = rel.tensor("data", args[0], a.grad_layout, a.activation)
+    weight = rel.tensor("weight", args[1], a.kernel_layout, a.kernel)
     if weight is not None:
         rel.divides(a.groups, "the weight's input channels I", weight[0])
     if data is not None:
@@ -177,24 +179,6 @@ def _check_transposed(rel: Relation, data: Any, weight: Any) -> None:
 def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
     """The record of upstream's transposed convolution `op`."""
 
-    def infer_type(upstream: Callable[..., Any]) -> Callable[..., Any]:
-        """The family's rules first, then upstream's relation."""
-
-        def rule(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
-            given, a = call.attrs, read(call)
-            rel = Relation(op, a)
-            rel.arity(call, ("data", "weight"))
-            if is_family(call, given.data_layout, given.kernel_layout, given.out_layout):
-                rel.check_attrs()
-                data = rel.tensor("data", call.args[0], a.grad_layout, a.activation)
-                weight = rel.tensor("weight", call.args[1], a.kernel_layout, a.kernel)
-                _check_transposed(rel, data, weight)
-                rel.result_dtype(call.args)
-                rel.result_vdevice(call.args)
-            return upstream(call, ctx)
-
-        return rule
-
     return opdef.OpDef(
         name=f"relax.nn.{op}",
         summary=f"{rank_of(op)}-D transposed convolution (a dgrad); upstream's op",
@@ -202,7 +186,7 @@ def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
         read_attrs=read,
         legalizer=opdef.FAMILY_LEGALIZER,
         rules={
-            opdef.INFER_TYPE: infer_type,
+            opdef.INFER_TYPE: before_upstreams(op, read, _check_transposed),
             opdef.GRADIENT: lambda upstream: gradient_rule(op, ConvKind.DGRAD, read),
         },
         missing=dict.fromkeys(UPSTREAMS, "upstream's"),
