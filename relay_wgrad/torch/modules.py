@@ -6,6 +6,8 @@ changes its import line and nothing else.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .functions import convolution, convolution_transpose
@@ -16,6 +18,19 @@ torch.fx.wrap("convolution")
 torch.fx.wrap("convolution_transpose")
 torch.fx.wrap("conv1d")
 torch.fx.wrap("conv_transpose1d")
+
+
+def _padded(
+    layer: torch.nn.Conv1d | torch.nn.Conv2d,
+    input: torch.Tensor,  # noqa: A002
+) -> tuple[torch.Tensor, Any]:
+    """(the input, the padding that is left): what is before each axis, then what is after."""
+    widths = tuple(layer._reversed_padding_repeated_twice)  # of the last axis first
+    if layer.padding_mode != "zeros":
+        return torch.nn.functional.pad(input, widths, mode=layer.padding_mode), 0
+    if isinstance(layer.padding, str):  # "same" may be lopsided, which costs no copy here
+        return input, (*widths[-2::-2], *widths[::-2])
+    return input, layer.padding
 
 
 class Conv1d(torch.nn.Conv1d):
@@ -32,12 +47,7 @@ class Conv1d(torch.nn.Conv1d):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        padding, ends = self.padding, tuple(self._reversed_padding_repeated_twice)
-        if self.padding_mode != "zeros":
-            input = torch.nn.functional.pad(input, ends, mode=self.padding_mode)  # noqa: A001
-            padding = 0
-        elif isinstance(padding, str):
-            padding = ends
+        input, padding = _padded(self, input)  # noqa: A001
         return conv1d(
             input, weight, bias, self.stride, padding, self.dilation, self.groups, self.benchmark
         )
@@ -79,14 +89,7 @@ class Conv2d(torch.nn.Conv2d):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        padding = self.padding
-        left, right, top, bottom = self._reversed_padding_repeated_twice
-        if self.padding_mode != "zeros":
-            widths = (left, right, top, bottom)
-            input = torch.nn.functional.pad(input, widths, mode=self.padding_mode)  # noqa: A001
-            padding = 0
-        elif isinstance(padding, str):  # "same" may be lopsided, which costs no copy here
-            padding = (top, left, bottom, right)
+        input, padding = _padded(self, input)  # noqa: A001
         return convolution(
             input, weight, bias, self.stride, padding, self.dilation, self.groups, self.benchmark
         )
