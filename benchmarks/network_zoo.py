@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import library, nn
 
 BATCH = 2
 CLASSES = 10
@@ -33,7 +33,7 @@ def torchvision_models() -> Any:
     def no_fake(*args: Any, **kwargs: Any) -> Any:
         return lambda function: function
 
-    patched = mock.patch.object(torch.library, "register_fake", no_fake)
+    patched = mock.patch.object(library, "register_fake", no_fake)
     with contextlib.nullcontext() if torch.version.cuda else patched:
         return importlib.import_module("torchvision.models")
 
