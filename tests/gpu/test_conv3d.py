@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +29,8 @@ from tests.support.gpu.cudnn_runner import (
     regions_of,
     to_numpy,
 )
+from tests.support.gpu.partitioned import wrong_partitioned
 from tests.support.gpu.runner import choose_compiler
-from tests.support.partition_cases import conv_call, module
 from tests.support.problems import random_operands, random_problem, relative_error, torch_reference
 from tests.support.torch.volume_cases import Small
 
@@ -110,28 +109,7 @@ def test_any_layout_and_padding() -> None:
             rng, kind, 8, random_problem, dtypes=("float16", "float32"), mixed=False, rank=3
         )
     ]
-    shapes = {
-        f"{side}{i}": (p.shape(role), p.dtype(role))
-        for i, p in enumerate(given)
-        for side, role in zip("ab", p.roles[:2], strict=True)
-    }
-
-    def body(emit: Any, *params: Any) -> list[Any]:
-        pairs = zip(given, params[::2], params[1::2], strict=True)
-        return [emit(conv_call(p, a, b)) for p, a, b in pairs]
-
-    out, report = byoc_cudnn.partition_for_cudnn(module(shapes, body), strict=True)
-    assert report.share == 1
-    device = tvm.cuda(0)
-    vm = byoc_cudnn.build(out).virtual_machine(device)
-    operands = [random_operands(p, rng) for p in given]
-    results = vm["main"](*[tvm.runtime.tensor(x, device) for pair in operands for x in pair])
-    wrong = []
-    for p, pair, result in zip(given, operands, results, strict=True):
-        error = relative_error(result.numpy(), torch_reference(p, *pair))
-        if not error <= library_tolerance(p, tf32=True):
-            wrong.append(f"{p}: {error:.3g}")
-    assert wrong == []
+    assert wrong_partitioned(given, rng) == []
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

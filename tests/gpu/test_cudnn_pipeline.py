@@ -15,6 +15,7 @@ from tvm import relax, tirx
 import byoc_cudnn
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.gpu.cudnn_runner import kind_problems, library_tolerance
+from tests.support.gpu.partitioned import many, wrong_partitioned
 from tests.support.gpu.runner import choose_compiler
 from tests.support.partition_cases import conv_call, module
 from tests.support.problems import random_operands, random_problem, relative_error, torch_reference
@@ -30,40 +31,13 @@ def _compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELAY_WGRAD_CACHE", str(tmp_path / "cache"))
 
 
-def many(problems: list[ConvProblem]) -> tvm.IRModule:
-    """Every problem as one call of one function."""
-    shapes = {
-        f"{side}{i}": (p.shape(role), p.dtype(role))
-        for i, p in enumerate(problems)
-        for side, role in zip("ab", p.roles[:2], strict=True)
-    }
-
-    def body(emit: Any, *params: Any) -> list[Any]:
-        pairs = zip(problems, params[::2], params[1::2], strict=True)
-        return [emit(conv_call(p, a, b)) for p, a, b in pairs]
-
-    return module(shapes, body)
-
-
 @pytest.mark.parametrize("kind", list(ConvKind))
 def test_any_layout_and_padding(kind: ConvKind) -> None:
     rng = np.random.default_rng((SEED, list(ConvKind).index(kind)))
     problems = kind_problems(
         rng, kind, 40, random_problem, dtypes=("float16", "float32"), mixed=False
     )
-    out, report = byoc_cudnn.partition_for_cudnn(many(problems), strict=True)
-    assert report.share == 1
-    device = tvm.cuda(0)
-    vm = byoc_cudnn.build(out).virtual_machine(device)
-    operands = [random_operands(p, rng) for p in problems]
-    args = [tvm.runtime.tensor(x, device) for pair in operands for x in pair]
-    results = vm["main"](*args)
-    wrong = []
-    for p, pair, result in zip(problems, operands, results, strict=True):
-        error = relative_error(result.numpy(), torch_reference(p, *pair))
-        if not error <= library_tolerance(p, tf32=True):
-            wrong.append(f"{p}: {error:.3g}")
-    assert wrong == []
+    assert wrong_partitioned(problems, rng) == []
 
 
 EXPORTED = r"""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from byoc_cudnn.backends.cuda_direct import loaded, objects
 from byoc_cudnn.backends.cuda_direct.check import Options
-from byoc_cudnn.backends.cuda_direct.model import ranked
 from byoc_cudnn.building import nvrtc
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support.depthwise_cases import drawn
+from tests.support.depthwise_cases import drawn_regions
 from tests.support.gpu.direct_runner import wrong_ones
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered", "poisoned_workspaces")]
@@ -42,17 +40,7 @@ def by_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", list(ConvKind))
 def test_random_problems(kind: ConvKind, tmp_path: Path) -> None:
     """Depthwise by any kernel, for one GPU or several; those on tensor cores by the first."""
-    rng = np.random.default_rng((SEED, list(ConvKind).index(kind)))
-    regions: list[Region] = []
-    while len(regions) < COUNT:
-        problem, name = drawn(rng, kind)
-        epilogue = tuple(x for x in name.split("_") if x)
-        choices = ranked(problem, epilogue, 80)
-        chosen = choices[0 if len(regions) % 2 else int(rng.integers(len(choices)))].kernel
-        arch = (80, 90) if len(regions) % 3 == 0 else 80
-        regions.append(
-            Region.of(f"f{len(regions)}", problem, epilogue, kernel=chosen.name, arch=arch)
-        )
+    regions = drawn_regions(SEED, kind, COUNT, 80, [(80, 90), 80, 80])
     for number, line in enumerate(LAYERS):
         problem = ConvProblem.parse(f"{kind.value} {line} {F16}")
         regions.append(Region.of(f"g{number}", problem, (), arch=90))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from byoc_cudnn.backends.cuda_direct.check import EPILOGUES, check
+from byoc_cudnn.backends.cuda_direct.model import ranked
+from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 _NHWC, _NCHW = "layout=NHWC/OHWI/NHWC", "layout=NCHW/OIHW/NCHW"
@@ -69,3 +73,24 @@ def drawn(rng: np.random.Generator, kind: ConvKind, small: bool = False) -> tupl
         name = str(rng.choice(EPILOGUES[kind]))
         if check(p, name) and p.flop < (4e5 if small else 4e8):
             return p, name
+
+
+def drawn_regions(
+    seed: int, kind: ConvKind, count: int, oldest: int, archs: Sequence[int | tuple[int, ...]]
+) -> list[Region]:
+    """Random problems, half of them by the kernel expected to be fastest, half by any.
+
+    oldest : the GPU whose kernels they are.  archs : what they are built for, in turns.
+    """
+    rng = np.random.default_rng((seed, list(ConvKind).index(kind)))
+    regions: list[Region] = []
+    while len(regions) < count:
+        problem, name = drawn(rng, kind)
+        epilogue = tuple(x for x in name.split("_") if x)
+        choices = ranked(problem, epilogue, oldest)
+        chosen = choices[0 if len(regions) % 2 else int(rng.integers(len(choices)))].kernel
+        arch = archs[len(regions) % len(archs)]
+        regions.append(
+            Region.of(f"f{len(regions)}", problem, epilogue, kernel=chosen.name, arch=arch)
+        )
+    return regions
