@@ -56,8 +56,8 @@ def _run(
         command = [sys.executable, "-W", "error", *(["-m"] if kind == "module" else []), name]
         return subprocess.run(
             [*command, *args], cwd=cwd, timeout=timeout, capture_output=True, text=True,
-            env={**os.environ, "PYTHONPATH": _path(cwd), **(env or {})}, stdin=subprocess.DEVNULL,
-            check=False,
+            env={**os.environ, "PYTHONPATH": python_path(cwd), **(env or {})},
+            stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
@@ -74,7 +74,7 @@ def _run(
         )
 
 
-def _path(cwd: Path) -> str:
+def python_path(cwd: Path) -> str:
     """The folder that a program runs in comes first, as it does for a fork."""
     return os.pathsep.join(filter(None, [str(cwd), os.environ.get("PYTHONPATH")]))
 

@@ -18,6 +18,7 @@ from legalize.cpu import configure_threads
 from relay_wgrad import output
 from relay_wgrad.cli.main import main
 from relay_wgrad.training import Trainer, state
+from tests.support.children import python_path
 from tests.support.training_models import residual_net
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +28,8 @@ LINE = "wgrad n=1 c=8 h=8 w=8 k=8 r=3 s=3"
 def started(*args: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "relay_wgrad", *args],
-        text=True, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}, **options,
+        text=True, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": python_path(ROOT)}, **options,
     )  # fmt: skip
 
 
@@ -61,7 +63,7 @@ def test_an_interrupt_while_training(tmp_path: Path) -> None:
             "--json", str(figures)]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-c", code, *args], text=True, stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": python_path(ROOT)},
     )  # fmt: skip
     try:
         while not saved.exists() and process.poll() is None:
@@ -184,7 +186,7 @@ def test_a_closed_output(shell: str) -> None:
     command = f"{sys.executable} -m relay_wgrad {shell.format(LINE)}"
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
