@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
 
 from ...ir import op_name
-from ..context import Context, Options, shape_of
+from ..context import Options, shape_of
 from ..graph import InputSpec, TrainingGraph
 from ..loss import Loss, add_loss, loss_of
-from ..onnx.bundled import near
 from ..partial import Choice, Patterns
 from ..weights import Array
-from .call import Call, Noted, NotedNames, Unset, check_result, constant
-from .known import Known
-from .ops import HINTS, OPS
+from .ops import OPS
 from .program import exported, pytorch
+from .reader import Reader
 
 _CHOICES = {
     "bn": ("module", "train", "eval", "frozen"),
     "dropout": ("off", "mask"),
     "random": ("input", "off"),
 }
-_IGNORED = ("_assert_tensor_metadata.default",)  # they check what has been checked on export
-_FILLING = ("bernoulli", "uniform", "normal", "fill", "full_like", "zeros_like", "ones_like",
-            "rand", "empty_like", "new_")  # fmt: skip
-_DTYPES = ("float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
-_MIXED = "import in float32 or float64; half precision is an option of Trainer and step_module"
 _NO_BATCH = "its first input has no axis for the batch"
 
 
@@ -108,14 +99,12 @@ def _dtype(program: Any) -> str:
     return found.pop()
 
 
-class _Import:
+class _Import(Reader):
     """One exported program on its way."""
 
     def __init__(self, program: Any, name: str, options: Options) -> None:
-        self.program, self.name = program, name
-        self.env: dict[Any, Any] = {}
-        self.known = Known(pytorch())
-        self.ctx = Context(options, relax.BlockBuilder(), {})
+        super().__init__(name, options, OPS)
+        self.program = program
         self.arguments: list[tuple[InputSpec, relax.Var]] = []
         self.trainable: list[str] = []
 
@@ -129,7 +118,7 @@ class _Import:
                 with builder.dataflow():
                     for node in self.program.graph.nodes:
                         if node.op == "call_function" and not self.known.takes(node):
-                            self.env[node] = self._call(node)
+                            self.env[node] = self.call(node)
                     result, classes = self._output(output, loss), None
                     if loss == "own":
                         outputs, names = [_scalar(result)], ["loss"]
@@ -248,64 +237,7 @@ class _Import:
             ctx.constant.add(name)
         return var
 
-    # ---- ops -----------------------------------------------------------------------------------
-
-    def _call(self, node: Any) -> Any:
-        op = str(getattr(node.target, "__name__", node.target))
-        if op in _IGNORED or not node.users:
-            return None
-        label = f"PyTorch op {op} ({node.name})"
-        if node.target is operator.getitem:
-            source, index = node.args
-            found = self.env[source][index]
-            if found is None:
-                raise ValueError(
-                    f"{self.name}: {label}: result {index} of {source.target} is not supported"
-                )
-            return found
-        if op not in OPS:
-            close = near(op, list(OPS))
-            known = f"; near it: {', '.join(close)}" if close else ""
-            hint = HINTS.get(op.partition(".")[0], f"write it by those that are{known}")
-            raise ValueError(f"{self.name}: {label} is not supported: {hint}")
-        args = self._operands(list(node.args))
-        values = tuple(a.meta.get("val") if hasattr(a, "meta") else a for a in node.args)
-        kwargs = NotedNames({key: self._operands(value) for key, value in node.kwargs.items()})
-        call = Call(node.name, Noted(args), kwargs, node, values, node.meta.get("val"))
-        try:
-            if call.dtype not in _DTYPES:
-                raise ValueError(f"computes in {call.dtype}: {_MIXED}")
-            unset = [a for a in (*args, *kwargs.values()) if isinstance(a, Unset)]
-            if unset and not op.startswith(_FILLING):
-                raise ValueError("it takes values that were never set (torch.empty)")
-            built = OPS[op](self.ctx, call)
-            if unread := call.unread():
-                raise ValueError(f"{', '.join(unread)} is not supported")
-            check_result(call, built)
-            return built
-        except (ArithmeticError, LookupError, AttributeError, AssertionError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{self.name}: {label} cannot be built ({what})") from error
-        except (ValueError, TypeError, NotImplementedError, tvm.error.InternalError) as error:
-            raise ValueError(f"{self.name}: {label}: {error}") from error
-
-    def _operands(self, value: Any) -> Any:
-        """What the graph's nodes have become, within lists too."""
-        if isinstance(value, (list, tuple)):
-            return [self._operands(v) for v in value]
-        return self._value(value) if hasattr(value, "op") and hasattr(value, "users") else value
-
-    def _value(self, node: Any) -> Any:
-        """What a node has become, a constant where PyTorch has computed it."""
-        if node not in self.env:
-            known = self.known.values[node]
-            if not hasattr(known, "dtype"):
-                return known
-            dtype = str(known.dtype).removeprefix("torch.")
-            if dtype not in _DTYPES:
-                raise ValueError(f"computes in {dtype}: {_MIXED}")
-            self.env[node] = constant(known.numpy(), dtype)
-        return self.env[node]
+    # ---- what comes out ---------------------------------------------------------------------
 
     def _output(self, index: int, loss: Loss | str) -> Any:
         (node,) = (n for n in self.program.graph.nodes if n.op == "output")
@@ -331,7 +263,7 @@ class _Import:
         ]  # fmt: skip
         if changed:
             raise ValueError(f"{self.name}: it changes the buffer {changed[0]!r}: not supported")
-        return self._value(given[index])
+        return self.value(given[index])
 
 
 def _scalar(result: Any) -> Any:

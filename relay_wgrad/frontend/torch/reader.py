@@ -1,0 +1,95 @@
+"""A graph of ATen ops, node by node, by a table: what the importers of PyTorch's graphs share."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from ..context import Context, Options
+from ..onnx.bundled import near
+from .call import Builder, Call, Noted, NotedNames, Unset, check_result, constant
+from .known import Known
+from .ops import HINTS
+from .program import pytorch
+
+_IGNORED = ("_assert_tensor_metadata.default",)  # they check what has been checked on export
+_FILLING = ("bernoulli", "uniform", "normal", "fill", "full_like", "zeros_like", "ones_like",
+            "rand", "empty_like", "new_")  # fmt: skip
+_DTYPES = ("float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+_MIXED = "import in float32 or float64; half precision is an option of Trainer and step_module"
+
+
+class Reader:
+    """One graph on its way: what its nodes have become, and the function under construction.
+
+    name : of the graph, in errors.
+    ops : ATen overload -> builder.
+    """
+
+    def __init__(self, name: str, options: Options, ops: Mapping[str, Builder]) -> None:
+        self.name, self.ops = name, ops
+        self.env: dict[Any, Any] = {}
+        self.known = Known(pytorch())
+        self.ctx = Context(options, relax.BlockBuilder(), {})
+
+    def call(self, node: Any) -> Any:
+        """What a node becomes.  Raises ValueError naming an op without a row, or one it refuses."""
+        op = str(getattr(node.target, "__name__", node.target))
+        if op in _IGNORED or not node.users:
+            return None
+        label = f"PyTorch op {op} ({node.name})"
+        if node.target is operator.getitem:
+            source, index = node.args
+            found = self.env[source][index]
+            if found is None:
+                raise ValueError(
+                    f"{self.name}: {label}: result {index} of {source.target} is not supported"
+                )
+            return found
+        if op not in self.ops:
+            close = near(op, list(self.ops))
+            known = f"; near it: {', '.join(close)}" if close else ""
+            hint = HINTS.get(op.partition(".")[0], f"write it by those that are{known}")
+            raise ValueError(f"{self.name}: {label} is not supported: {hint}")
+        args = self.operands(list(node.args))
+        values = tuple(a.meta.get("val") if hasattr(a, "meta") else a for a in node.args)
+        kwargs = NotedNames({key: self.operands(value) for key, value in node.kwargs.items()})
+        call = Call(node.name, Noted(args), kwargs, node, values, node.meta.get("val"))
+        try:
+            if call.dtype not in _DTYPES:
+                raise ValueError(f"computes in {call.dtype}: {_MIXED}")
+            unset = [a for a in (*args, *kwargs.values()) if isinstance(a, Unset)]
+            if unset and not op.startswith(_FILLING):
+                raise ValueError("it takes values that were never set (torch.empty)")
+            built = self.ops[op](self.ctx, call)
+            if unread := call.unread():
+                raise ValueError(f"{', '.join(unread)} is not supported")
+            check_result(call, built)
+            return built
+        except (ArithmeticError, LookupError, AttributeError, AssertionError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{self.name}: {label} cannot be built ({what})") from error
+        except (ValueError, TypeError, NotImplementedError, tvm.error.InternalError) as error:
+            raise ValueError(f"{self.name}: {label}: {error}") from error
+
+    def operands(self, value: Any) -> Any:
+        """What the graph's nodes have become, within lists too."""
+        if isinstance(value, (list, tuple)):
+            return [self.operands(v) for v in value]
+        return self.value(value) if hasattr(value, "op") and hasattr(value, "users") else value
+
+    def value(self, node: Any) -> Any:
+        """What a node has become, a constant where PyTorch has computed it."""
+        if node not in self.env:
+            known = self.known.values[node]
+            if not hasattr(known, "dtype"):
+                return known
+            dtype = str(known.dtype).removeprefix("torch.")
+            if dtype not in _DTYPES:
+                raise ValueError(f"computes in {dtype}: {_MIXED}")
+            self.env[node] = constant(known.numpy(), dtype)
+        return self.env[node]
