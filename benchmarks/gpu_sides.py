@@ -42,11 +42,11 @@ from benchmarks.gpu_turns import Turns
 HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 DTYPES = ("tf32", "f32", *HALVES)
 PYTORCH = ("eager", "compile", "graphs")
-OURS = ("ours", "helped")  # without and with our own convolution kernels
+OURS = ("ours", "cudnn")  # as a trainer's step, and without our own convolution kernels
 SIDES = (*OURS, *PYTORCH, "step")
-# How our side's libraries are chosen; "helped": our own kernels where they are known to be faster.
+# How our side's libraries are chosen; "first": our own kernels where they are known to be faster.
 LIBRARIES = {
-    "first": ("cudnn",), "helped": ("cuda_direct", "cudnn"), "measured": ("cudnn", "cutlass"),
+    "first": ("cuda_direct", "cudnn"), "cudnn": ("cudnn",), "measured": ("cudnn", "cutlass"),
 }  # fmt: skip
 SCALE = 1024.0
 ROUNDS, WARM = 7, 3
@@ -383,8 +383,8 @@ def measure(
     built = build(row.model, row.batch, row.image)
     if "ours" in sides:
         yield "ours", ours(row, built, device, turns, select)
-    if "helped" in sides:
-        yield "helped", ours(row, built, device, turns, "helped")
+    if "cudnn" in sides:
+        yield "cudnn", ours(row, built, device, turns, "cudnn")
     if theirs := [name for name in sides if name not in OURS]:
         yield from pytorch(theirs, row, built, device, turns)
 

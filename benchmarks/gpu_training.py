@@ -10,8 +10,8 @@
 
 With `--against` each side is a process of its own, or all of PyTorch's are one (`--together`), and
 a model is one of torchvision's or timm's, `unet`, or `onnx:` and a bundled one:
-`benchmarks.gpu_against`, `gpu_turns`, `gpu_sides`, `gpu_models`.  `--against helped,…` has a step
-with our own convolution kernels too, where they are known to be faster than cuDNN's ("ours": none).
+`benchmarks.gpu_against`, `gpu_turns`, `gpu_sides`, `gpu_models`.  `--against cudnn,…` has our step
+without our own convolution kernels too, which "ours" has where they are known to be faster.
 
 A dtype followed by "+wide" keeps weights' gradients in float32 to the end; without it they are
 rounded to half once, as PyTorch's are.
@@ -172,7 +172,7 @@ def main() -> int:
     )
     parser.add_argument("--form", default="auto", choices=("auto", *FORMS), help="of those")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--against", help="PyTorch's eager, compile, graphs; or step, helped")
+    parser.add_argument("--against", help="PyTorch's eager, compile, graphs; or step, cudnn")
     parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
     parser.add_argument("--time-budget", type=float, metavar="SECONDS")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="of --against")

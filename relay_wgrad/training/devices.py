@@ -61,7 +61,6 @@ class Options:
     helpers : whether libraries are asked first for what they are known to do faster than the others
         on this GPU, where nothing is measured here: convolutions in float16 by kernels of our own
         on sm_90, beside cuDNN or CUTLASS; they need nvcc or NVRTC.  Nothing is known of other GPUs.
-        Off: of these kernels each has run alone, but no step.
     wide : whether weights' gradients and matrix products of half operands are float32 sums that are
         never rounded to half, as on a CPU; without, rounded once, as PyTorch's autocast does.
     """
@@ -74,7 +73,7 @@ class Options:
     norms: bool = True
     graph: bool = True
     blocks: bool | str = True
-    helpers: bool = False
+    helpers: bool = True
     wide: bool = False
 
 

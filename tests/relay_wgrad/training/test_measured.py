@@ -93,7 +93,7 @@ def test_all_libraries_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "libraries", lambda: (list(LIBRARIES), []))
     assert devices._backends(MEASURED, []) == list(LIBRARIES)
     assert devices._backends(Options(), []) == ["cudnn"]
-    helped, alone = Options(helpers=True), Options()
+    helped, alone = Options(), Options(helpers=False)
     monkeypatch.setattr(devices, "libraries", lambda: ([*LIBRARIES, "cuda_direct"], []))
     assert devices._backends(helped, [], GPU) == ["cuda_direct", "cudnn"]
     assert devices._backends(helped, []) == devices._backends(alone, [], GPU) == ["cudnn"]
