@@ -108,10 +108,8 @@ def max_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., 
         )  # fmt: skip
         target = Target.current(allow_none=True)
         kind = str(target.kind.name) if target is not None else ""
-        if kind == "llvm" and str(a.layout) == "NCHW" and _is_static(*call.args[:2]):
-            grad, data = (tuple(map(int, arg.ty.shape.values)) for arg in call.args[:2])
-            func = _finished(max_pool.planes(data, grad, str(call.ty.dtype), *window))
-            return relax.call_tir(bb.add_func(func, name), call.args[:2], call.ty)
+        if kind == "llvm" and (made := _by_taps(bb, call, name, axes, window)) is not None:
+            return made
         func, args, out_ty = gen_call_tir_inputs(
             lambda grad, data: te_max_pool2d_backward(grad, data, axes, *window), *call.args[:2]
         )
@@ -122,8 +120,32 @@ def max_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., 
     return rule
 
 
-def _is_static(*tensors: relax.Expr) -> bool:
-    return all(isinstance(n, tirx.IntImm) for x in tensors for n in x.ty.shape.values)
+def _by_taps(
+    bb: relax.BlockBuilder,
+    call: relax.Call,
+    name: str,
+    axes: tuple[int, int],
+    window: tuple[tuple[int, int], ...],
+) -> relax.Expr | None:
+    """Two kernels, of the data and of the gradient; None where sizes must be known and are not."""
+    grad, data = call.args[:2]
+    (n, *rest), (_, *out) = (list(x.ty.shape.values) for x in (data, grad))
+    if not all(isinstance(size, tirx.IntImm) for size in (*rest, *out)):
+        return None
+    planes = axes[0] == 2
+    found = max_pool.Window(
+        int(n) if isinstance(n, tirx.IntImm) else tirx.Var("n", "int64"),
+        int(rest[0 if planes else 2]), planes, str(call.ty.dtype),
+        *((int(sizes[axes[0] - 1]), int(sizes[axes[1] - 1])) for sizes in (rest, out)),
+        *window,
+    )  # fmt: skip
+
+    def called(func: tirx.PrimFunc, args: list[Any], ty: Any) -> relax.Call:
+        return relax.call_tir(bb.add_func(_finished(func), name), args, ty)
+
+    kept = relax.TensorType(grad.ty.shape, found.taps_dtype)
+    taps = bb.emit(called(max_pool.first_maxima(found), [data], kept))
+    return called(max_pool.sums(found), [grad, taps], call.ty)
 
 
 def _parallel(sch: s_tir.Schedule, stage: Any) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+import tvm
 from rich.table import Table
 from tvm import relax
 
@@ -15,8 +16,9 @@ from ..ir import op_name
 from ..ops.view import family_def
 from ..transform import grad
 from ..transform.checkpoint import bytes_of
+from ..transform.mask_order import masks_early
 
-_WGRAD = "relax.nn.conv2d_backward_weight"
+_WGRAD, _POOL = "relax.nn.conv2d_backward_weight", "relax.grad.max_pool2d_backward"
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Part:
 
     What is kept are results that the backward part reads, each in memory of its own.  In a compiled
     program fusion leaves some of them out; a comparison's operand counts as its result, which is
-    made at once.
+    made at once, and max pooling's as a byte for each window.
     """
 
     tensors: int
@@ -68,7 +70,8 @@ def left_out(graph: TrainingGraph) -> LeftOut:
 
 
 def _part(graph: TrainingGraph) -> Part:
-    func = grad(graph.module, "main", wrt=list(graph.trainable))["main_adjoint"]
+    module = grad(graph.module, "main", wrt=list(graph.trainable))
+    func = masks_early(module, "main_adjoint")["main_adjoint"]
     func = relax.analysis.remove_all_unused(func)
     forward = _convolutions(graph.main)
     both = _convolutions(func)
@@ -98,11 +101,20 @@ def _kept(func: relax.Function, main: relax.Function) -> int:
             continue
         for var in relax.analysis.free_vars(binding.value):
             if var in forward and isinstance(var.ty, relax.TensorType):
-                made = min(bytes_of(binding.var.ty), bytes_of(var.ty))
-                small = isinstance(binding.value, relax.Call) and _is_mask(binding.var)
                 root = _root(var, values)
-                sizes[root] = max(sizes.get(root, 0), made if small else bytes_of(var.ty))
+                sizes[root] = max(sizes.get(root, 0), _read(binding, var))
     return sum(sizes.values())
+
+
+def _read(binding: Any, var: relax.Var) -> int:
+    """What must be kept of a variable, in bytes, for a binding that reads it."""
+    call, size = binding.value, bytes_of(var.ty)
+    if op_name(call) == _POOL and var.same_as(call.args[1]):
+        windows = call.args[0].ty
+        return min(size, bytes_of(windows) * 8 // int(tvm.DataType(str(windows.dtype)).bits))
+    if isinstance(call, relax.Call) and _is_mask(binding.var):
+        return min(size, bytes_of(binding.var.ty))
+    return size
 
 
 def _is_mask(var: Any) -> bool:

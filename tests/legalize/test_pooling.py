@@ -26,6 +26,8 @@ CASES = [
     ((10, 11), (3, 2), (1, 3), (1, 0, 1, 1), (1, 1)),
     ((11, 10), (3, 3), (2, 1), (0, 1, 1, 0), (2, 2)),
     ((5, 5), (1, 1), (2, 2), (0, 0, 0, 0), (1, 1)),
+    ((4, 6), (1, 2), (1, 1), (1, 2, 1, 2), (1, 1)),  # windows of padding alone
+    ((18, 17), (16, 16), (1, 1), (0, 0, 0, 0), (1, 1)),  # more taps than a byte tells
 ]
 
 
@@ -65,7 +67,7 @@ def test_dtypes(dtype: str, layout: str) -> None:
     np.testing.assert_array_equal(run(arrays, dtype, *attributes).astype("float64"), want)
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])  # each has a kernel of its own
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_equal_maxima_go_to_the_first(layout: str) -> None:
     x = np.ones((1, 1, 4, 4))
     g = np.arange(1.0, 5.0).reshape(1, 1, 2, 2)
@@ -77,11 +79,18 @@ def test_equal_maxima_go_to_the_first(layout: str) -> None:
     np.testing.assert_array_equal(got, want.transpose(AXES[layout]))
 
 
-def test_nan_and_infinity_are_pixels_as_others() -> None:
-    """NaN is taken as PyTorch takes it; where all are minus infinity, the first."""
-    x = np.array([[[[1.0, np.nan, 3.0, 2.0], [0.0, 2.0, 1.0, 0.0]]]])
-    x = np.concatenate([x, np.full_like(x, -np.inf)], axis=1)
-    g = np.array([[[[5.0, 7.0]], [[2.0, 3.0]]]])
-    data = torch.tensor(x, requires_grad=True)
-    want = torch.autograd.grad(F.max_pool2d(data, 2), data, torch.tensor(g))[0].numpy()
-    np.testing.assert_array_equal(run((g, x), "float64", (2, 2), (2, 2)), want)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("layout", "channels"), [("NCHW", 2), ("NHWC", 1), ("NHWC", 151)])
+def test_ties_nan_and_infinity_are_pixels_as_others(layout: str, channels: int, dtype: str) -> None:
+    """The first of equal ones, of NaN the last, as in PyTorch; also where all are infinite.  In
+    vectors of neighbours, the last of which overlap, and beside them."""
+    rng = np.random.default_rng(3)
+    values = np.array([-np.inf, -1.0, -0.0, 0.0, 2.0, np.nan])
+    x = rng.choice(values, (2, channels, 7, 39), p=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+    data = torch.tensor(x, dtype=getattr(torch, dtype), requires_grad=True)
+    y = F.max_pool2d(data, (2, 3), (2, 1), (0, 1))
+    g = torch.tensor(rng.integers(-8, 9, y.shape), dtype=data.dtype)
+    want = torch.autograd.grad(y, data, g)[0].numpy().transpose(AXES[layout])
+    arrays = [a.numpy().transpose(AXES[layout]).copy() for a in (g, data.detach())]
+    attributes = ((2, 3), (2, 1), (0, 1, 0, 1), (1, 1), False, False, layout)
+    np.testing.assert_array_equal(run(arrays, dtype, *attributes), want)

@@ -159,3 +159,19 @@ def test_frozen_norms_of_a_file() -> None:
     graph = from_onnx(residual_net(blocks=1, size=6), freeze="stem*")
     assert len(graph.updates) == 6
     assert isinstance(graph.module, tvm.IRModule)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_max_pooling_keeps_a_byte_for_each_window(layout: str) -> None:
+    """What it pools, and ReLU before it, are not alive in the backward part."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 4, 3, stride=2),
+        nn.ReLU(), nn.Flatten(), nn.Linear(4 * 49, 3),
+    ).eval()  # fmt: skip
+    graph = from_torch(net, (torch.zeros(4, 3, 32, 32),), trainable="*.bias")
+    pooled = 4 * 16 * 32 * 32
+    assert left_out(graph).part.kept < pooled  # of 4 pooled bytes, were they kept
+    trainer = Trainer(graph, FAST, optimizer="sgd", layout=layout)
+    # A convolution and its ReLU: no more in the backward part, where the pooled is not any more.
+    assert trainer.compiled.planned_bytes < 8.5 * pooled
