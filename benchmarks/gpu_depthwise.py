@@ -9,7 +9,7 @@ than the cache, results are compared with float64, times are medians of rounds b
 how many of our kernels are timed for a problem, those of different widths that the model ranks
 highest; the row has the fastest, `model` says which of them the model would have taken.  "floor" is
 each tensor moved once at the rate of a copy, "of floor" the floor's share of our time; means are
-over tensors of 20 MB or more.
+over tensors of 20 MB or more.  What `json` has from a run before is not measured again.
 """
 
 from __future__ import annotations
@@ -231,6 +231,23 @@ def print_rows(rows: Sequence[Row], bandwidth: float) -> None:
     print(f"{len(rows)} problems, wrong: {', '.join(wrong) or 'none'}")
 
 
+def _kept(rows: Sequence[Row], file: Path | None) -> list[Row]:
+    """The rows that a file has, of the same kernels; they get what was measured."""
+    if not file or not file.exists():
+        return []
+    known = {value["problem"]: value for value in json.loads(file.read_text())["rows"]}
+    for row in rows:
+        value = known.get(row.problem.repro())
+        if value and value["kernels"] == [choice.kernel.name for choice in row.choices]:
+            row.found = {k: v for k, v in value.items() if k not in ("problem", "suites")}
+    return [row for row in rows if row.found]
+
+
+def _keep(rows: Sequence[Row], bandwidth: float, file: Path) -> None:
+    values = [{"problem": r.problem.repro(), "suites": r.suites, **r.found} for r in rows]
+    file.write_text(json.dumps({"bandwidth": bandwidth, "rows": values}, indent=1))
+
+
 def run(
     argv: Sequence[str] | None, about: str | None, suites: Iterable[str], dtypes: Iterable[str],
     rows_of: Callable[..., list[Row]], order: Callable[[Row], int],
@@ -246,30 +263,37 @@ def run(
     )
     parser.add_argument("--suites", default=",".join(suites))
     parser.add_argument("--kinds", default="fprop,dgrad,wgrad")
-    parser.add_argument("--dtype", default="f16", choices=tuple(dtypes))
+    parser.add_argument("--dtype", default="f16", help=f"some of {','.join(dtypes)}")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--tries", type=int, default=2)
     parser.add_argument("--time-budget", type=float, default=math.inf)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
-    rows = rows_of(
-        args.suites.split(","), args.kinds.split(","), args.dtype, args.batch, args.tries
-    )
+    if unknown := set(args.dtype.split(",")) - set(dtypes):
+        parser.error(f"--dtype: {', '.join(sorted(unknown))} is none of {', '.join(dtypes)}")
+    modes = {FULL[dtype]: dtype for dtype in args.dtype.split(",")}
+    rows = [
+        row
+        for dtype in modes.values()
+        for row in rows_of(
+            args.suites.split(","), args.kinds.split(","), dtype, args.batch, args.tries
+        )
+    ]
     bandwidth = float(floors([])["bandwidth"])
-    done: list[Row] = []
+    done = _kept(rows, args.json)
+    rows = [row for row in rows if not row.found]
     with tempfile.TemporaryDirectory() as folder:
-        module = load(rows, Path(folder))
+        module = load(rows, Path(folder)) if rows else None
         print(f"built {len(regions_of(rows))} kernels: {time.perf_counter() - begin:.0f} s")
         for i in sorted(range(len(rows)), key=lambda i: order(rows[i])):
             if time.perf_counter() - begin > args.time_budget:
-                print(f"time is up: {len(rows) - len(done)} problems are left out")
+                print(f"time is up: {sum(not row.found for row in rows)} problems are left out")
                 break
-            measured(rows[i], i, module, args.dtype)
+            measured(rows[i], i, module, modes[rows[i].problem.data_dtype])
             done.append(rows[i])
             gc.collect()
-    if args.json:
-        values = [{"problem": r.problem.repro(), "suites": r.suites, **r.found} for r in done]
-        args.json.write_text(json.dumps({"bandwidth": bandwidth, "rows": values}, indent=1))
+            if args.json:
+                _keep(done, bandwidth, args.json)
     print_rows(done, bandwidth)
     return sum("reason" in row.found for row in done)
 

@@ -1,11 +1,11 @@
-"""Grouped convolutions and those of few filters by our own kernels, PyTorch's beside them.
+"""Grouped convolutions, few filters, first layers by our own kernels, PyTorch's beside them.
 
-    python -m benchmarks.gpu_grouped [--suites resnext,regnet,few] [--dtype f16] [--batch 64]
-                                     [--kinds fprop,dgrad,wgrad] [--tries 2]
+    python -m benchmarks.gpu_grouped [--suites resnext,regnet,few,first] [--dtype f16,bf16]
+                                     [--batch 64] [--kinds fprop,dgrad,wgrad] [--tries 2]
                                      [--time-budget SECONDS] [--json FILE]
 
 `benchmarks.gpu_depthwise` says how it is measured and what is printed.  Here `tries` takes our
-kernels as the model ranks them.
+kernels as the model ranks them, of first layers those whose warps or blocks are of other sizes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from benchmarks.gpu_depthwise import FULL, Row, run
-from byoc_cudnn.backends.cuda_direct.model import ranked
+from byoc_cudnn.backends.cuda_direct.check import check
+from byoc_cudnn.backends.cuda_direct.first import First
+from byoc_cudnn.backends.cuda_direct.model import Choice, ranked
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 # suite -> (channels, filters, groups, side, taps, stride, padding)
@@ -32,6 +34,11 @@ SUITES: dict[str, tuple[tuple[int, int, int, int, int, int, int], ...]] = {
         (120, 120, 5, 28, 3, 1, 1), (336, 336, 14, 14, 3, 1, 1), (192, 192, 4, 28, 3, 1, 1),
         (448, 448, 8, 28, 3, 1, 1), (896, 896, 16, 28, 3, 2, 1), (896, 896, 16, 14, 3, 1, 1),
     ),
+    "first": (
+        (3, 16, 1, 224, 3, 2, 1), (3, 24, 1, 224, 3, 2, 1), (3, 32, 1, 224, 3, 2, 1),
+        (3, 40, 1, 224, 3, 2, 1), (3, 48, 1, 224, 3, 2, 1), (3, 64, 1, 224, 3, 1, 1),
+        (3, 96, 1, 224, 4, 4, 0), (3, 64, 1, 224, 7, 2, 3),
+    ),
 }  # fmt: skip
 
 
@@ -41,11 +48,31 @@ class Layer(Row):
     @property
     def name(self) -> str:
         p = self.problem
-        return f"{p.kind.value} {p.r}x{p.s}/{p.strides[0]} {p.c}>{p.k}/{p.groups} {p.h}²"
+        dtype = "" if p.data_dtype == "float16" else " bf16"
+        return f"{p.kind.value} {p.r}x{p.s}/{p.strides[0]} {p.c}>{p.k}/{p.groups} {p.h}²{dtype}"
 
     def short(self, name: str) -> str:
-        """A kernel's tile: groups, images, rows, times 8 columns; a warp's rows, warps, stages."""
-        return "x".join(name.split("_n")[-1].split("x")[9:]) or "the only"
+        """A kernel's tile: groups, images, rows, times 8 columns; a warp's rows, warps, stages.
+
+        Of first layers rows, times 8 columns, what a warp has of both operands, warps, stages.
+        """
+        return (
+            "x".join(name.split("_n")[-1].split("x")[7 if "_first_" in name else 9 :]) or "the only"
+        )
+
+
+def tried(p: ConvProblem, most: int) -> list[Choice]:
+    """The kernels to time."""
+    choices = ranked(p, (), 90)
+    found: dict[object, Choice] = {}
+    for choice in choices:
+        kernel = choice.kernel
+        key: object = kernel.name
+        if kernel.family == "first":
+            shape = First(*kernel.numbers)
+            key = (shape.resident(p.kind), shape.mt, shape.nt)
+        found.setdefault(key, choice)
+    return list(found.values())[:most]
 
 
 def rows_of(
@@ -61,7 +88,9 @@ def rows_of(
                     groups=groups, data_layout="NHWC", kernel_layout="OHWI", grad_layout="NHWC",
                     data_dtype=FULL[dtype], weight_dtype=FULL[dtype], grad_dtype=FULL[dtype],
                 ).check()  # fmt: skip
-                rows.append(Layer(p, list(ranked(p, (), 90)[:tries]), [suite]))
+                if check(p, ""):  # there is no gradient of an image
+                    of = suite if dtype == "f16" else f"{suite} {dtype}"
+                    rows.append(Layer(p, tried(p, tries), [of]))
     return rows
 
 

@@ -29,10 +29,11 @@ inline Index threadIdx, blockIdx, gridDim, blockDim;
 
 namespace emulated {
 
-// 16 bytes into shared memory, or zeros; made when a thread waits for them, and not before.
+// Bytes into shared memory, or zeros; made when a thread waits for them, and not before.
 struct Copy {
   unsigned to;
   const void* from;
+  unsigned bytes;
 };
 
 struct Fiber {
@@ -194,10 +195,12 @@ using Spot = unsigned;
 
 inline Spot shared_memory() { return 0; }
 
-inline void copy_16(Spot to, const void* from, bool there) {
-  if (there && reinterpret_cast<uintptr_t>(from) % 16 != 0) std::abort();
-  emulated::fibers[emulated::current].asked.push_back({to, there ? from : nullptr});
+inline void copy_some(Spot to, const void* from, bool there, unsigned bytes) {
+  if (there && reinterpret_cast<uintptr_t>(from) % bytes != 0) std::abort();
+  emulated::fibers[emulated::current].asked.push_back({to, there ? from : nullptr, bytes});
 }
+inline void copy_16(Spot to, const void* from, bool there) { copy_some(to, from, there, 16); }
+inline void copy_4(Spot to, const void* from, bool there) { copy_some(to, from, there, 4); }
 
 inline void copies_end() {
   emulated::Fiber& fiber = emulated::fibers[emulated::current];
@@ -211,9 +214,9 @@ void wait_copies() {
   for (; under_way.size() > left; under_way.erase(under_way.begin())) {
     for (const emulated::Copy& one : under_way.front()) {
       if (one.from != nullptr) {
-        std::memcpy(emulated::at(one.to, 16, 16), one.from, 16);
+        std::memcpy(emulated::at(one.to, one.bytes, one.bytes), one.from, one.bytes);
       } else {
-        std::memset(emulated::at(one.to, 16, 16), 0, 16);
+        std::memset(emulated::at(one.to, one.bytes, one.bytes), 0, one.bytes);
       }
     }
   }

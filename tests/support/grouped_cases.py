@@ -8,7 +8,10 @@ from byoc_cudnn.backends.cuda_direct.check import EPILOGUES
 from byoc_cudnn.backends.cuda_direct.families import FAMILIES
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-FAMILY_NAMES = ("grouped", "few", "depthwise_bands")
+FAMILY_NAMES = ("grouped", "few", "depthwise_bands", "first")
+KINDS_OF = {name: tuple(ConvKind) for name in FAMILY_NAMES}
+KINDS_OF["first"] = (ConvKind.FPROP, ConvKind.WGRAD)  # of an image there is no gradient
+FAMILY_KINDS = tuple((family, kind) for family in FAMILY_NAMES for kind in KINDS_OF[family])
 # For infinities and NaN: groups that are taken several as one, strides that leave gaps, images
 # whose edge no tile has.
 SPECIAL = tuple(
@@ -21,6 +24,10 @@ SPECIAL = tuple(
         "n=2 c=8 h=4 w=3 k=2 r=3 s=2 pad=1,1,0,0",
         "n=3 c=8 h=6 w=10 k=8 r=5 s=5 pad=2,2,2,2 groups=8",
         "n=1 c=8 h=6 w=9 k=8 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=8",
+        "n=2 c=3 h=7 w=10 k=8 r=3 s=3 stride=2,2 pad=1,1,1,1",
+        "n=1 c=3 h=5 w=7 k=16 r=3 s=3 pad=1,1,1,1",
+        "n=2 c=1 h=5 w=8 k=8 r=2 s=3 stride=3,3 pad=0,2,1,1",
+        "n=1 c=4 h=9 w=9 k=8 r=4 s=4 stride=4,4",
     )
 )
 
@@ -31,7 +38,8 @@ def drawn(
     """A problem of a kind that a family takes, and an epilogue's name.
 
     Sizes that no tile divides, one pixel, groups of 2 to 64 channels, any padding, strides to 5,
-    dilation, kernels to 7 taps along an axis; float32 results of weights' gradients.
+    dilation, kernels to 7 taps along an axis, of first layers to 16 and strides to 16; float32
+    results of weights' gradients.
     """
     while True:
         r, s = (int(x) for x in rng.choice([1, 2, 3, 3, 3, 5, 7], 2))
@@ -43,6 +51,18 @@ def drawn(
         elif family == "depthwise_bands":
             groups, cg, kg = 8 * int(rng.integers(1, 6 if small else 25)), 1, 1
             stride, dilation = min(stride, 2 if kind is ConvKind.FPROP else 1), 1
+        elif family == "first":
+            groups, cg, kg = (
+                1,
+                int(rng.integers(1, 5)),
+                8 * int(rng.integers(1, 5 if small else 17)),
+            )
+            sizes = [1, 2, 3, 3, 4, 7] if small else [1, 2, 3, 3, 3, 4, 5, 6, 7, 11, 16]
+            r, s = (int(x) for x in rng.choice(sizes, 2))
+            stride, dilation = (
+                int(rng.choice([1, 2, 3, 4, stride] if small else [1, 2, 4, 9, 16])),
+                1,
+            )
         else:
             groups, kg = 1, int(rng.integers(1, 9))
             cg = 8 * int(rng.integers(1, 9 if small else 49))

@@ -26,6 +26,7 @@ LAYERS = {
     "any": "n=2 c=16 h=9 w=8 k=16 r=9 s=3 pad=1,1,1,1 groups=16",
     "grouped": "n=2 c=64 h=19 w=18 k=64 r=3 s=3 pad=1,1,1,1 groups=8",
     "few": "n=2 c=64 h=19 w=18 k=4 r=3 s=3 pad=1,1,1,1",
+    "first": "n=2 c=3 h=19 w=18 k=16 r=3 s=3 stride=2,2 pad=1,1,1,1",
 }
 
 SOURCE = """\

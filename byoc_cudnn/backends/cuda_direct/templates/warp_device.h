@@ -22,6 +22,12 @@ __device__ inline void copy_16(Spot to, const void* from, bool there) {
                : "memory");
 }
 
+// The same of 4.
+__device__ inline void copy_4(Spot to, const void* from, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0)
+               : "memory");
+}
+
 __device__ inline void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // All but the last `left` groups of copies of this thread are done.
