@@ -193,21 +193,20 @@ def direct(folder: Path) -> list[str]:
 
 
 def grouped(folder: Path) -> list[str]:
-    """Grouped convolutions and few filters: random problems, epilogues among them."""
+    """Grouped convolutions, few filters, first layers: random problems, epilogues among them."""
     rng = np.random.default_rng(3)
     regions = []
-    for family in grouped_cases.FAMILY_NAMES:
-        for kind in ConvKind:
-            for _ in range(4):
-                problem, name = grouped_cases.drawn(rng, kind, family, small=True)
-                steps = tuple(step for step in name.split("_") if step)
-                kernel = next(
-                    choice.kernel.name
-                    for choice in ranked(problem, steps, 80)
-                    if choice.kernel.family == family
-                )
-                symbol = f"f{len(regions)}"
-                regions.append(Region.of(symbol, problem, steps, kernel=kernel, arch=80))
+    for family, kind in grouped_cases.FAMILY_KINDS:
+        for _ in range(4):
+            problem, name = grouped_cases.drawn(rng, kind, family, small=True)
+            steps = tuple(step for step in name.split("_") if step)
+            kernel = next(
+                choice.kernel.name
+                for choice in ranked(problem, steps, 80)
+                if choice.kernel.family == family
+            )
+            symbol = f"f{len(regions)}"
+            regions.append(Region.of(symbol, problem, steps, kernel=kernel, arch=80))
     return direct_runner.wrong_ones(regions, folder, 3)
 
 
