@@ -26,15 +26,15 @@ BOUND = 2**30
 def signature(op: str, first: Any, second: Any, bias: Any, *given: Any) -> tuple[Any, ...] | None:
     """What the checks of a call read, so that they run once; None where they have to run.
 
-    That is where the call is traced, where autocast may change its tensors, and where an argument
-    is not of the usual types: True and 1.0 are equal to 1 and yet refused.
+    That is where the call is traced, and where an argument is not of the usual types: True and 1.0
+    are equal to 1 and yet refused.
     """
     if not is_plain(first, second, bias):
         return None
     dtype, device = first.dtype, first.device
     if second.dtype != dtype or second.device != device or second.layout != torch.strided:
         return None
-    if first.layout != torch.strided or torch.is_autocast_enabled(_autocast(first)):
+    if first.layout != torch.strided:
         return None
     count = None
     if bias is not None:
@@ -80,10 +80,6 @@ _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 _LEGACY_VMAP = torch._C._dispatch_key_parse("VmapMode")
 _SEQUENCES = (tuple, list, torch.Size)
 _INT = {int}
-
-
-def _autocast(tensor: torch.Tensor) -> str:
-    return "cuda" if tensor.is_cuda else "cpu"
 
 
 known = _checked.get

@@ -35,11 +35,12 @@ Size = Sequence[int]
 def _cast(*given: torch.Tensor | None) -> Any:
     """What autocast makes of a convolution's operands."""
     first = given[0]
-    if not isinstance(first, torch.Tensor) or first.device.type not in ("cpu", "cuda"):
+    if not isinstance(first, torch.Tensor):
         return given
-    if not torch.is_autocast_enabled(first.device.type):
+    device = "cuda" if first.is_cuda else "cpu"
+    if not torch.is_autocast_enabled(device) or not (first.is_cuda or first.is_cpu):
         return given
-    dtype = torch.get_autocast_dtype(first.device.type)
+    dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and _is_cast(t) else t for t in given)
 
 
@@ -73,9 +74,9 @@ def convolution(
     (N, K, P, Q), with P = (H + top + bottom - dilation*(R-1) - 1) // stride + 1.
     """
     op = "convolution"
+    input, weight, bias = _cast(input, weight, bias)  # noqa: A001
     key = check.signature(op, input, weight, bias, stride, padding, dilation, groups)
     if key is None or (found := check.known(key)) is None:
-        input, weight, bias = _cast(input, weight, bias)  # noqa: A001
         if isinstance(input, torch.Tensor) and input.dim() == 3:
             return convolution(
                 input.unsqueeze(0), weight, bias, stride, padding, dilation, groups, benchmark,
@@ -112,11 +113,11 @@ def convolution_backward_input(
     `weight` and `grad_output` have the shapes that `convolution` gives them.
     """
     op = "convolution_backward_input"
+    weight, grad_output = _cast(weight, grad_output)
     key = check.signature(
         op, grad_output, weight, None, input_size, stride, padding, dilation, groups
     )
     if key is None or (found := check.known(key)) is None:
-        weight, grad_output = _cast(weight, grad_output)
         check.tensors(op, weight=weight, grad_output=grad_output)
         g = check.geometry(op, stride, padding, dilation, groups)
         size = check.shape(op, "input_size", input_size)
@@ -145,11 +146,11 @@ def convolution_backward_weight(
     `input` and `grad_output` have the shapes that `convolution` gives them.
     """
     op = "convolution_backward_weight"
+    input, grad_output = _cast(input, grad_output)  # noqa: A001
     key = check.signature(
         op, grad_output, input, None, weight_size, stride, padding, dilation, groups
     )
     if key is None or (found := check.known(key)) is None:
-        input, grad_output = _cast(input, grad_output)  # noqa: A001
         check.tensors(op, input=input, grad_output=grad_output)
         g = check.geometry(op, stride, padding, dilation, groups)
         size = check.shape(op, "weight_size", weight_size)
@@ -188,11 +189,11 @@ def convolution_transpose(
     """
     op = "convolution_transpose"
     options = (benchmark, deterministic, allow_tf32)
+    input, weight, bias = _cast(input, weight, bias)  # noqa: A001
     key = check.signature(
         op, input, weight, bias, stride, padding, output_padding, dilation, groups
     )
     if key is None or (found := check.known(key)) is None:
-        input, weight, bias = _cast(input, weight, bias)  # noqa: A001
         if isinstance(input, torch.Tensor) and input.dim() == 3:
             return convolution_transpose(
                 input.unsqueeze(0), weight, bias, stride, padding, output_padding, dilation,
@@ -251,11 +252,11 @@ def convolution_transpose_backward_input(
     size follows from them, unless `output_padding` was a stride or more: then say it.
     """
     op = "convolution_transpose_backward_input"
+    grad_output, weight = _cast(grad_output, weight)
     key = check.signature(
         op, grad_output, weight, None, stride, padding, dilation, groups, output_padding
     )
     if key is None or (found := check.known(key)) is None:
-        grad_output, weight = _cast(grad_output, weight)
         check.tensors(op, grad_output=grad_output, weight=weight)
         g = check.geometry(op, stride, padding, dilation, groups)
         names = ("grad_output", "weight", "input")
@@ -296,11 +297,11 @@ def convolution_transpose_backward_weight(
     `input` and `grad_output` have the shapes that `convolution_transpose` gives them.
     """
     op = "convolution_transpose_backward_weight"
+    input, grad_output = _cast(input, grad_output)  # noqa: A001
     key = check.signature(
         op, input, grad_output, None, weight_size, stride, padding, dilation, groups
     )
     if key is None or (found := check.known(key)) is None:
-        input, grad_output = _cast(input, grad_output)  # noqa: A001
         check.tensors(op, input=input, grad_output=grad_output)
         g = check.geometry(op, stride, padding, dilation, groups)
         size = check.shape(op, "weight_size", weight_size)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich import box
@@ -34,6 +34,18 @@ _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 # Largest distance of two results of the same layer, relative in norm.
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 _ROUNDS, _ROUND_SECONDS, _MOST_CALLS = 5, 0.02, 50
+_CYCLES = 2_000_000  # of a GPU's clock in a millisecond, at most
+_AHEAD = 1.5  # how much longer than the host needs for its part the device waits for it
+
+
+class Took(NamedTuple):
+    """Milliseconds of a call: on the device, and of the host, which are one on the CPU."""
+
+    ms: float
+    host: float
+
+
+_UNKNOWN = Took(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -42,8 +54,9 @@ class Measured:
 
     name : the layer's in the model.  operand : its input, as "float32 8x3x224x224".
     passes : "forward", or "forward and backward" where gradients are needed.  ours, theirs :
-    milliseconds of them, NaN where a side was not measured.  replaced : whether it is ours now.
-    reason : why it is not, or "".  kernels : whose each pass is with ours, "fprop cudnn, dgrad …".
+    milliseconds of them on the device, NaN where a side was not measured; ours_host, theirs_host :
+    those of the host, which on CUDA run beside.  replaced : whether it is ours now.  reason : why
+    it is not, or "".  kernels : whose each pass is with ours, "fprop cudnn, dgrad …".
     """
 
     name: str
@@ -51,6 +64,8 @@ class Measured:
     passes: str
     ours: float = math.nan
     theirs: float = math.nan
+    ours_host: float = math.nan
+    theirs_host: float = math.nan
     replaced: bool = False
     reason: str = ""
     kernels: str = ""
@@ -115,6 +130,10 @@ class Optimized:
         text = f"{len(self._replaced)} of {len(self.layers)} layers are ours"
         if known:
             text += f": {before:.3f} ms before, {after:.3f} after"
+        if any(r.ours_host != r.ours for r in known):
+            before = sum(r.theirs_host for r in known)
+            after = sum(r.ours_host if r.replaced else r.theirs_host for r in known)
+            text += f" (of the host {before:.3f} and {after:.3f})"
         return text + (f"; {len(self._waiting)} not called yet" if self._waiting else "")
 
 
@@ -221,7 +240,7 @@ def _problems(
             )
 
 
-_Times = tuple[float, float, str, str]
+_Times = tuple[Took, Took, str, str]
 
 
 def _first_call(
@@ -242,9 +261,14 @@ def _first_call(
         if key not in known:
             known[key] = measured(module, inputs, gradients)
         ours, theirs, reason, whose = known[key]
-        if not reason and not ours <= (1 - margin) * theirs:
-            reason = "faster" if ours > theirs else f"within {margin:.0%}"
-        row = Measured(name, operand, passes, ours, theirs, not reason, reason, whose)
+        if not reason and not ours.ms <= (1 - margin) * theirs.ms:
+            reason = "faster" if ours.ms > theirs.ms else f"within {margin:.0%}"
+        elif not reason and ours.host > max(theirs):
+            reason = f"ours would keep the host for {ours.host:.3f} ms"
+        row = Measured(
+            name, operand, passes, ours.ms, theirs.ms, ours.host, theirs.host, not reason, reason,
+            whose,
+        )  # fmt: skip
         report.layers.append(row)
         if not reason:
             module.__class__ = _OURS[type(module)]
@@ -274,7 +298,7 @@ def _key(module: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 def measured(module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool) -> _Times:
-    """(our milliseconds, PyTorch's, why ours cannot be, or "", whose kernels ours are)."""
+    """(our times, PyTorch's, why ours cannot be, or "", whose kernels ours are)."""
     theirs, ours = (_twin(module, kind) for kind in (type(module), _OURS[type(module)]))
     x = inputs[0].detach()
     if x.is_cuda:
@@ -295,12 +319,12 @@ def measured(module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool) 
         with kernels.heard() as heard:
             results = [[t.detach() for t in call(layer)] for layer in (ours, theirs)]
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        return math.nan, math.nan, f"{type(error).__name__}: {str(error)[:80]}", ""
+        return _UNKNOWN, _UNKNOWN, f"{type(error).__name__}: {str(error)[:80]}", ""
     for a, b in zip(*results, strict=True):
         wide = b.double()
         distance = float((a.double() - wide).norm() / wide.norm().clamp(min=1e-30))
         if not distance <= _TOLERANCE[b.dtype]:
-            return math.nan, math.nan, f"results differ by {distance:.1e}", ""
+            return _UNKNOWN, _UNKNOWN, f"results differ by {distance:.1e}", ""
     del results
     times = times_of({"ours": partial(call, ours), "theirs": partial(call, theirs)}, x)
     whose = ", ".join(dict.fromkeys(f"{kind.value} {what}" for kind, what in heard if what))
@@ -316,31 +340,42 @@ def _twin(module: torch.nn.Module, kind: type[torch.nn.Module]) -> torch.nn.Modu
     return twin
 
 
-def times_of(calls: dict[str, Callable[[], Any]], on: torch.Tensor) -> dict[str, float]:
-    """Milliseconds of each: the median of rounds, in turns."""
+def times_of(calls: dict[str, Callable[[], Any]], on: torch.Tensor) -> dict[str, Took]:
+    """Of each the median of rounds, in turns."""
     clock = _events if on.is_cuda else _host
+    first = {side: clock(call, 1, _UNKNOWN) for side, call in calls.items()}
     counts = {
-        side: min(_MOST_CALLS, 1 + int(_ROUND_SECONDS * 1e3 / max(clock(call, 1), 1e-3)))
-        for side, call in calls.items()
+        side: min(_MOST_CALLS, 1 + int(_ROUND_SECONDS * 1e3 / max(*took, 1e-3)))
+        for side, took in first.items()
     }
     rounds = [
-        {side: clock(call, counts[side]) for side, call in calls.items()} for _ in range(_ROUNDS)
+        {side: clock(call, counts[side], first[side]) for side, call in calls.items()}
+        for _ in range(_ROUNDS)
     ]
-    return {side: statistics.median(r[side] for r in rounds) for side in calls}
+    return {
+        side: Took(*(statistics.median(r[side][i] for r in rounds) for i in (0, 1)))
+        for side in calls
+    }
 
 
-def _host(call: Callable[[], Any], count: int) -> float:
+def _host(call: Callable[[], Any], count: int, expected: Took) -> Took:
     began = time.perf_counter()
     for _ in range(count):
         call()
-    return (time.perf_counter() - began) * 1e3 / count
+    took = (time.perf_counter() - began) * 1e3 / count
+    return Took(took, took)
 
 
-def _events(call: Callable[[], Any], count: int) -> float:
+def _events(call: Callable[[], Any], count: int, expected: Took) -> Took:
+    """The device waits until the host has done its part of all calls, as far as that is known."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if not math.isnan(expected.host):
+        torch.cuda._sleep(int(_AHEAD * expected.host * count * _CYCLES))
     start.record()
+    began = time.perf_counter()
     for _ in range(count):
         call()
+    host = (time.perf_counter() - began) * 1e3 / count
     stop.record()
     stop.synchronize()
-    return float(start.elapsed_time(stop)) / count
+    return Took(float(start.elapsed_time(stop)) / count, host)

@@ -12,6 +12,7 @@ from torch import nn
 
 import relay_wgrad.torch as rt
 from relay_wgrad.torch import optimizing
+from relay_wgrad.torch.optimizing import Took
 
 
 class Net(nn.Module):
@@ -30,8 +31,15 @@ class Net(nn.Module):
         return self.up(self.drop(self.norm(x)))
 
 
-def times(ours: float, theirs: float) -> Any:
-    return lambda calls, on: {"ours": ours, "theirs": theirs}
+def times(ours: float, theirs: float, host: float = math.nan) -> Any:
+    """`host`: of a call of ours on a device, where PyTorch's take 0.5 of it."""
+
+    def of(calls: Any, on: Any) -> dict[str, Took]:
+        if math.isnan(host):
+            return {"ours": Took(ours, ours), "theirs": Took(theirs, theirs)}
+        return {"ours": Took(ours, host), "theirs": Took(theirs, 0.5)}
+
+    return of
 
 
 @pytest.fixture
@@ -99,9 +107,9 @@ def test_by_the_first_call() -> None:
 def test_equal_layers_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
 
-    def measure(module: Any, inputs: Any, gradients: bool) -> tuple[float, float, str, str]:
+    def measure(module: Any, inputs: Any, gradients: bool) -> tuple[Took, Took, str, str]:
         found.append((type(module), gradients))
-        return 1.0, 2.0, "", ""
+        return Took(1.0, 1.0), Took(2.0, 2.0), "", ""
 
     monkeypatch.setattr(optimizing, "measured", measure)
     rt.optimize(Net(), torch.randn(2, 3, 9, 10))
@@ -116,6 +124,21 @@ def test_what_is_not_faster_stays(monkeypatch: pytest.MonkeyPatch, ours: float, 
     assert type(net) is nn.Conv2d
     assert [(row.replaced, row.reason) for row in report.layers] == [(False, why)]
     assert f"torch: {why}" in str(report)
+
+
+def test_what_would_keep_the_host_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than PyTorch's takes on either."""
+    for host, replaced, sums in ((1.9, ("",), "0.500 and 1.900"), (2.1, (), "0.500 and 0.500")):
+        monkeypatch.setattr(optimizing, "times_of", times(1.0, 2.0, host))
+        report = rt.optimize(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5))
+        assert report.replaced == replaced
+        assert f"after (of the host {sums})" in str(report)
+    assert "torch: ours would keep the host for 2.100 ms" in str(report)
+
+
+def test_times_of_a_host() -> None:
+    took = optimizing.times_of({"a": lambda: None, "b": lambda: None}, torch.zeros(1))
+    assert all(0 <= one.ms == one.host < 1 for one in took.values())
 
 
 @pytest.mark.usefixtures("fast")
