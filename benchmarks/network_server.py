@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 import relay_wgrad
-from benchmarks import network_checks, network_stages
+from benchmarks import network_checks, network_onnx, network_stages
 from benchmarks.network_zoo import torchvision_models
 
 torchvision_models()
@@ -14,6 +14,7 @@ relay_wgrad.register()
 
 MODES = {
     "table": network_stages.stages,
+    "onnx": network_onnx.stages,
     "check": network_checks.check,
     "train": network_checks.train,
 }

@@ -13,7 +13,7 @@ import torch
 import byoc_cudnn
 from benchmarks.network_zoo import BATCH, Loss, build
 from byoc_cudnn.report import PRODUCT
-from relay_wgrad.frontend import from_torch
+from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from relay_wgrad.transform import count_reasons, layout_changes
 
@@ -36,9 +36,15 @@ def _timed_export(spent: list[float]) -> Iterator[None]:
         yield
 
 
-def stages(name: str, send: Send) -> None:
-    """Sends the facts of a network after each stage; raises where one fails."""
-    torch.set_num_threads(1)
+def facts_of_network(network: torch.nn.Module, side: int) -> dict[str, Any]:
+    """What a row says of a network before anything is done with it."""
+    convolutions = sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in network.modules())
+    count = sum(p.numel() for p in network.parameters())
+    return {"image": side, "parameters": count, "layers": convolutions}
+
+
+def _watch() -> Callable[[], float]:
+    """Seconds since it was asked last."""
     began = time.perf_counter()
 
     def lap() -> float:
@@ -47,10 +53,15 @@ def stages(name: str, send: Send) -> None:
         began = now
         return round(now - last, 2)
 
+    return lap
+
+
+def stages(name: str, send: Send) -> None:
+    """Sends the facts of a network after each stage; raises where one fails."""
+    torch.set_num_threads(1)
+    lap = _watch()
     network, side = build(name, initial=False)
-    convolutions = sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in network.modules())
-    count = sum(p.numel() for p in network.parameters())
-    send({"image": side, "parameters": count, "layers": convolutions, "made_s": lap()})
+    send({**facts_of_network(network, side), "made_s": lap()})
     spent: list[float] = []
     with _timed_export(spent):
         graph = from_torch(
@@ -58,6 +69,12 @@ def stages(name: str, send: Send) -> None:
             name=name,
         )  # fmt: skip
     send({"import_s": lap(), "export_s": round(sum(spent), 2), "notes": list(graph.notes)})
+    rest(graph, send)
+
+
+def rest(graph: TrainingGraph, send: Send) -> None:
+    """Sends the facts of a training graph after each stage from its gradient on."""
+    lap = _watch()
     step = step_module(
         graph, dtype="float16", scaled=True, wide_weight_gradients=False, raise_norms=True
     )

@@ -156,7 +156,7 @@ class Loss(nn.Module):
 
     def forward(self, x: Any, labels: Any = None) -> Any:
         """The loss of images (N, 3, H, W) and labels (N,)."""
-        results = _tensors(self.network(x))
+        results = tensors_of(self.network(x))
         if labels is not None:
             return nn.functional.cross_entropy(results[0], labels)
         total = x.new_zeros(())
@@ -166,8 +166,9 @@ class Loss(nn.Module):
         return total
 
 
-def _tensors(results: Any) -> list[Any]:
+def tensors_of(results: Any) -> list[Any]:
+    """All tensors of what a network returns: a tensor, or a dictionary or list of such."""
     if isinstance(results, torch.Tensor):
         return [results]
     parts = results.values() if hasattr(results, "values") else results
-    return [y for part in parts if part is not None for y in _tensors(part)]
+    return [y for part in parts if part is not None for y in tensors_of(part)]

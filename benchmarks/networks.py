@@ -1,15 +1,17 @@
 """Networks that people train, of torchvision and timm: what becomes of each as a training step.
 
     python -m benchmarks.networks [--json FILE [--resume]] [--models PATTERN,…] [--failed]
-                                  [--time-budget 60] [--check | --train] [--seconds 600] [--gib 14]
+                                  [--time-budget 60] [--onnx | --check | --train]
+                                  [--seconds 600] [--gib 14]
 
 Without a mode a row says whether the network was imported, whether its gradient was made, in
 float16 as a GPU has it, whether NHWC left no change of layout between operators, and how many of
 its convolutions go to a library (`partition`, which needs no GPU); and in how many seconds.
-`--check`: loss and every parameter's gradient in float64 beside autograd's, in training mode, with
-the same random numbers.  `--train`: 50 steps in float32 beside PyTorch's.  Each network has a
-process of its own, and a row with the reason where it fails, dies or takes too much.  PATTERN is
-the shell's, as `timm/conv*`.
+`--onnx`: the same of what `torch.onnx.export` writes of the network in training mode, imported by
+`from_onnx` (`pip install onnxscript`).  `--check`: loss and every parameter's gradient in float64
+beside autograd's, in training mode, with the same random numbers.  `--train`: 50 steps in float32
+beside PyTorch's.  Each network has a process of its own, and a row with the reason where it fails,
+dies or takes too much.  PATTERN is the shell's, as `timm/conv*`.
 """
 
 from __future__ import annotations
@@ -100,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.networks")
     parser.add_argument("--models", metavar="PATTERN,…", help="some of the networks; else all")
     mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--onnx", action="store_true", help="the table, by way of ONNX")
     mode.add_argument("--check", action="store_true", help="gradients in float64 by autograd's")
     mode.add_argument("--train", action="store_true", help="50 steps beside PyTorch's")
     parser.add_argument("--json", metavar="FILE", help="write the rows to FILE, after each of them")
@@ -121,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not fnmatch.filter(names, pattern):
                 parser.error(f"--models: no network is like {pattern!r}")
         names = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
-    chosen = "check" if args.check else "train" if args.train else "table"
+    chosen = next((m for m in ("onnx", "check", "train") if getattr(args, m)), "table")
     rows = _resumed(args.json, chosen, args.failed) if args.resume or args.failed else {}
     os.nice(args.nice)
     todo = [(chosen, name) for name in names if (chosen, name) not in rows]
@@ -211,7 +214,12 @@ def _cell(row: dict[str, Any], key: str) -> str:
     return str(value)
 
 
-_TABLES = {"table": _stage_table, "check": _check_table, "train": _train_table}
+_TABLES = {
+    "table": _stage_table,
+    "onnx": _stage_table,
+    "check": _check_table,
+    "train": _train_table,
+}
 
 if __name__ == "__main__":
     raise SystemExit(main())

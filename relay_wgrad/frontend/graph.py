@@ -91,7 +91,7 @@ class TrainingGraph:
     checkpoint: str | tuple[str, ...] | None = None  # "auto", or names of tensors in the file
     tensors: dict[str, str] = field(default_factory=dict)  # tensor in the file -> variable of main
     weights: str = "initial"  # where `params` are from: the model ("initial"), or "seeded"
-    notes: tuple[str, ...] = ()  # a line for each random op that was switched off
+    notes: tuple[str, ...] = ()  # a line for what was switched off, or is shared
     frozen: tuple[str, ...] = ()  # parameters that `partial` left out
 
     @property

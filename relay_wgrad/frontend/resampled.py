@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ..ops.resample import table_of
+from ..ops.resample import resample, table_of
 from .context import Context, shape_of
 from .moving import chosen
 from .weights import Array
@@ -57,4 +57,4 @@ def padded(ctx: Context, x: Any, widths: Sequence[tuple[int, int]], mode: str) -
 def _resampled(ctx: Context, x: Any, axis: int, index: Array, weight: Array) -> Any:
     wide = "float64" if str(x.ty.dtype) == "float64" else "float32"
     tables = relax.const(index, "int32"), relax.const(weight.astype(wide), wide)
-    return ctx.emit(relax.op.nn.resample(x, *tables, axis))
+    return ctx.emit(resample(x, *tables, axis))

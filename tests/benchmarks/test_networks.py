@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import network_checks, network_stages, network_zoo, networks
+from benchmarks import network_checks, network_onnx, network_stages, network_zoo, networks
 
 NAMES = ["torchvision/one", "timm/two", "timm/three"]
 
@@ -34,7 +34,7 @@ class Small(nn.Module):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (network_stages, network_checks):
+    for module in (network_stages, network_onnx, network_checks):
         monkeypatch.setattr(module, "build", lambda name, **options: (Small(), 8))
 
 
@@ -45,6 +45,17 @@ def test_stages() -> None:
     assert (row["layers"], row["convolutions"], row["offloaded"]) == (1, 2, 2)
     assert (row["between"], row["fixed"], row["left"]) == (0, 0, [])
     assert 0 < row["export_s"] < row["import_s"]
+
+
+@pytest.mark.usefixtures("registered", "small")
+def test_stages_of_onnx() -> None:
+    """By the older exporter where onnxscript is not installed."""
+    row: dict[str, Any] = {}
+    network_onnx.stages("ours/small", row.update)
+    assert (row["layers"], row["convolutions"], row["offloaded"]) == (1, 2, 2)
+    assert (row["between"], row["left"], row["constant"]) == (0, [], [])
+    assert row["trained"] == 7
+    assert row["exporter"] == "dynamo" or "onnxscript" in row["why"]
 
 
 @pytest.mark.usefixtures("registered", "small")

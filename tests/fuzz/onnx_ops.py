@@ -19,7 +19,7 @@ from typing import Any
 from .harness import REFUSED, Generator, main
 
 DTYPES = {"f64": "float64", "f32": "float32"}
-OPSETS = (9, 10, 11, 12, 13, 14, 15, 17, 18, 20, 21)
+OPSETS = (9, 10, 11, 12, 13, 14, 15, 17, 18, 20, 21, 23, 24)
 _BOUND = {"f64": 1e-8, "f32": 2e-3}
 # Of the largest gradient: a bias before batch normalization has none but rounding.
 _FLOOR = {"f64": 1e-6, "f32": 1e-2}
@@ -31,11 +31,13 @@ _KNOWN = ("batch statistics of",)
 
 
 def rows() -> dict[str, Any]:
+    from tests.support.onnx.index_cases import INDEXING
     from tests.support.onnx.layer_cases import LAYERS
+    from tests.support.onnx.mixing_cases import MIXING
     from tests.support.onnx.op_cases import ELEMENTWISE
     from tests.support.onnx.shape_cases import MOVING, REDUCTIONS
 
-    return {**ELEMENTWISE, **REDUCTIONS, **MOVING, **LAYERS}
+    return {**ELEMENTWISE, **REDUCTIONS, **MOVING, **INDEXING, **MIXING, **LAYERS}
 
 
 def case(seed: int, index: int) -> str:

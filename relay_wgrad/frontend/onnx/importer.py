@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,7 +154,7 @@ def from_onnx(
             if isinstance(v.expr, relax.DataflowVar) and v.batched
         },
         weights=weights,
-        notes=tuple(ctx.notes),
+        notes=(*ctx.notes, *_shared(ctx, nodes, roles)),
     )
     if choice != Choice():
         graph = graph.partial(choice.trainable or None, choice.freeze or None)
@@ -275,6 +276,17 @@ def _params(ctx: Context, roles: dict[str, Role], weights: str, seed: int) -> di
         raise ValueError(
             f"parameters of {size / 2**30:.1f} GiB are more than memory has"
         ) from error
+
+
+def _shared(ctx: Context, nodes: Sequence[onnx.NodeProto], roles: dict[str, Role]) -> list[str]:
+    """A line for each trained parameter that several nodes take: some exporters make one of those
+    that are equal, as all scales are before a training."""
+    users = Counter(operand for node in nodes for operand in set(node.input))
+    return [
+        f"{file!r} is one parameter of {users[file]} nodes, and trained as one"
+        for name, file in ctx.onnx_names.items()
+        if users[file] > 1 and roles[name].kind not in STATES
+    ]
 
 
 def _trained(initial: dict[str, Array], roles: dict[str, Role]) -> bool:

@@ -286,9 +286,7 @@ def _pool(ctx: Context, node: Node) -> tuple[Any, tuple[int, int], tuple[int, in
 
 
 def max_pool(ctx: Context, node: Node) -> Any:
-    """MaxPool; padding never wins."""
-    if len(node.proto.output) > 1 and node.proto.output[1]:
-        raise ValueError("the Indices output is not supported")
+    """MaxPool; padding never wins.  Indices have no value: what takes them is refused."""
     if volumes.is_volume(ctx.tensor(node.operand(0))):
         return volumes.pool(ctx, node, max_pool)
     data, kernel, strides, _, padding = _pool(ctx, node)

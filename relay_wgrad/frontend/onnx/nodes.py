@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import numpy as np
 import onnx
-import tvm
 from onnx import helper, numpy_helper
 
 from ..context import FLOATS, Context, Node, Value, array_of, shape_of
@@ -41,7 +40,7 @@ def build(
     try:
         missing = [o for o in node.input if o and o not in values]
         if missing:
-            raise ValueError(f"nothing makes its operand {missing[0]!r}")
+            raise ValueError(_nothing_makes(proto, missing[0]))
         if any(o is not None and not _constant(o) for o in operands):
             _check_supported(view)  # what is wrong with it otherwise is of no use
         onnx_schema.check(view, ctx.options.opset)
@@ -57,6 +56,17 @@ def build(
         raise ValueError(f"{view.label}: {_reason(error)}{follower}") from error
 
 
+def _nothing_makes(proto: onnx.ModelProto, operand: str) -> str:
+    for other in proto.graph.node:
+        if operand in list(other.output)[1:]:
+            at = list(other.output).index(operand)
+            return (
+                f"its operand {operand!r:.80} is result {at} of {Node(other, [], {}).label}, which"
+                " is not supported"
+            )
+    return f"nothing makes its operand {operand!r}"
+
+
 class _UnsupportedError(ValueError):
     """An op that the table lacks: its message names the node already."""
 
@@ -64,7 +74,7 @@ class _UnsupportedError(ValueError):
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    if text and isinstance(error, (ValueError, TypeError, tvm.error.InternalError)):
+    if text and isinstance(error, (ValueError, TypeError, RuntimeError)):
         return text
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, MemoryError):
@@ -84,7 +94,8 @@ def _check_supported(view: Node) -> None:
         close = near(node.op_type, list(OPS))
         hint = f"near it: {', '.join(close)}; " if close else ""
         raise _UnsupportedError(
-            f"ONNX op {full:.80} ({view.label}) is not supported; {hint}supported: {', '.join(OPS)}"
+            f"ONNX op {full:.80} ({view.label}) is not supported; {hint}supported:"
+            f" {', '.join(sorted(OPS))}"
         )
 
 
@@ -127,12 +138,14 @@ def _known(ctx: Context, proto: onnx.ModelProto, node: Node) -> dict[str, Value]
         size = whole.array.shape if whole.array is not None else shape_of(ctx.tensor(whole))
         part = size[node.attr("start", 0) : node.attr("end")]
         return {out: Value(out, array=np.asarray(part, np.int64), measured=True)}
+    if op == "CastLike" and _constant(node.operand(0)):
+        return {out: _cast_like(node, out)}
     if not all(map(_constant, present)) or (not present and op != "Constant"):
         return None
     if op in NEVER_FOLDED:
         return None
-    if any(o.expr is not None for o in present):
-        return None  # it is in the function already: stay there
+    if any(o.param is not None for o in present):
+        return None  # it is a parameter already
     arrays = {o.name: cast(Array, o.array) for o in present}
     measured = any(o.measured for o in present)
     made = [n for n in node.proto.output if n]
@@ -140,6 +153,14 @@ def _known(ctx: Context, proto: onnx.ModelProto, node: Node) -> dict[str, Value]
         n: Value(n, array=np.asarray(r), measured=measured)
         for n, r in zip(made, _evaluated(ctx, proto, node, arrays), strict=True)
     }
+
+
+def _cast_like(node: Node, out: str) -> Value:
+    """A constant in the dtype of a tensor that may be anything."""
+    number, like = node.operand(0), node.operand(1)
+    kind = like.array.dtype if like.expr is None and like.array is not None else like.expr.ty.dtype
+    array = np.asarray(number.array).astype(str(kind))
+    return Value(out, array=array, measured=number.measured)
 
 
 def _filled(node: Node, out: str) -> Value:

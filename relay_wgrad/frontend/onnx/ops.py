@@ -18,9 +18,12 @@ from tvm import relax
 from ...ops.ties import SELU_ALPHA, SELU_SCALE
 from .. import activations as act
 from ..context import FLOATS, Context, Node, shape_of
+from .indexing import INDEXING
 from .nn import LAYERS
+from .products import PRODUCTS
 from .random import RANDOM
 from .reduce import REDUCTIONS
+from .resize import RESIZING
 from .shapes import RESHAPING, SHAPES
 
 __all__ = ["OPS", "RESHAPING"]
@@ -153,6 +156,17 @@ def _compared(function: Callable[[Any, Any], Any]) -> Builder:
     return build
 
 
+def _tested(function: Callable[[Any], Any]) -> Builder:
+    """A truth value of one tensor."""
+
+    def build(ctx: Context, node: Node) -> Any:
+        if not (node.attr("detect_negative", 1) and node.attr("detect_positive", 1)):
+            raise ValueError("infinities of one sign alone are not supported")
+        return ctx.emit(function(ctx.tensor(node.operand(0))))
+
+    return build
+
+
 def _fixed(function: Callable[[Any], Any]) -> Builder:
     """A step function: its gradient is zero."""
 
@@ -182,37 +196,90 @@ def _float(ctx: Context, x: Any) -> Any:
     return x if dtype in FLOATS else ctx.emit(op.astype(x, ctx.options.dtype))
 
 
-_INTEGERS = {6: "int32", 7: "int64"}
+_OTHERS = {6: "int32", 7: "int64", 9: "bool"}
 
 
 def cast(ctx: Context, node: Node) -> Any:
     """Cast: to a float the graph's dtype, between floats the identity; to others no gradient."""
     x, to = ctx.tensor(node.operand(0)), int(node.attr("to"))
-    dtype = str(x.ty.dtype)
     if to in (1, 10, 11, 16):
         return _float(ctx, x)
+    if to not in _OTHERS:
+        raise ValueError(f"to={to}: only floats, {', '.join(_OTHERS.values())} are supported")
+    return _cast(ctx, x, _OTHERS[to])
+
+
+def _cast(ctx: Context, x: Any, to: str) -> Any:
+    """To what is no float: no gradient flows."""
+    dtype = str(x.ty.dtype)
+    if dtype == to:
+        return x
     if dtype in FLOATS:
         x = ctx.emit(op.grad.no_grad(x))
-    if to == 9:
-        return x if dtype == "bool" else ctx.emit(op.not_equal(x, relax.const(0, dtype)))
-    if to not in _INTEGERS:
-        raise ValueError(f"to={to}: only floats, int32, int64 and bool are supported")
-    return ctx.emit(op.astype(x, _INTEGERS[to]))
+    if to == "bool":
+        return ctx.emit(op.not_equal(x, relax.const(0, dtype)))
+    return ctx.emit(op.astype(x, to))
+
+
+def cast_like(ctx: Context, node: Node) -> Any:
+    """CastLike: as Cast, to the second operand's dtype."""
+    x, like = ctx.tensor(node.operand(0)), str(ctx.tensor(node.operand(1)).ty.dtype)
+    return _float(ctx, x) if like in FLOATS else _cast(ctx, x, like)
+
+
+def swish(ctx: Context, x: Any, alpha: float) -> Any:
+    """x sigmoid(alpha x)."""
+    return ctx.emit(op.multiply(x, op.sigmoid(op.multiply(x, ctx.const(alpha)))))
+
+
+def shrink(ctx: Context, x: Any, limit: float, bias: float) -> Any:
+    """x nearer to 0 by `bias` where |x| is above the limit, else 0."""
+    low = act.where(ctx, op.less(x, ctx.const(-limit)), op.add(x, ctx.const(bias)), 0.0)
+    return act.where(ctx, op.greater(x, ctx.const(limit)), op.subtract(x, ctx.const(bias)), low)
+
+
+def powers(sign: float) -> Callable[[Any], Any]:
+    """Half of e^x plus or minus e^-x."""
+
+    def of(x: Any) -> Any:
+        half = relax.const(np.asarray(0.5, str(x.ty.dtype)), str(x.ty.dtype))
+        both = (op.add if sign > 0 else op.subtract)(op.exp(x), op.exp(op.negative(x)))
+        return op.multiply(half, both)
+
+    return of
+
+
+def mod(ctx: Context, node: Node) -> Any:
+    """Mod: of floats C's fmod, x - y trunc(x / y), of integers with the sign of y or x."""
+    x, y = (ctx.tensor(node.operand(i)) for i in range(2))
+    plain = bool(node.attr("fmod", 0))
+    if str(x.ty.dtype) not in FLOATS:
+        return ctx.emit((op.mod if plain else op.floor_mod)(x, y))
+    if not plain:
+        raise ValueError("fmod=0 of floats: ONNX has only fmod=1 for them")
+    rest = op.mod(x, y)
+    times = ctx.emit(op.grad.no_grad(ctx.emit(op.round(op.divide(op.subtract(x, rest), y)))))
+    return ctx.emit(op.subtract(x, op.multiply(times, y)))
 
 
 OPS: dict[str, Builder] = {
+    **INDEXING,
     **LAYERS,
+    **PRODUCTS,
     **RANDOM,
     **REDUCTIONS,
+    **RESIZING,
     **SHAPES,
     "Abs": _unary(op.abs),
     "Add": _binary(op.add, "shift"),
     "And": _compared(op.logical_and),
     "Cast": cast,
+    "CastLike": cast_like,
     "Ceil": _fixed(op.ceil),
     "Celu": _numbered(act.celu, alpha=1.0),
     "Clip": clip,
     "Cos": _unary(op.cos),
+    "Cosh": _unary(powers(1.0)),
     "Div": _binary(op.divide, "scale"),
     "Elu": _numbered(act.elu, alpha=1.0),
     "Equal": _compared(op.equal),
@@ -224,6 +291,8 @@ OPS: dict[str, Builder] = {
     "GreaterOrEqual": _compared(op.greater_equal),
     "HardSigmoid": _numbered(act.hard_sigmoid, alpha=0.2, beta=0.5),
     "HardSwish": _numbered(act.hard_swish),
+    "IsInf": _tested(op.isinf),
+    "IsNaN": _tested(op.isnan),
     "LeakyRelu": _numbered(act.leaky_relu, alpha=0.01),
     "Less": _compared(op.less),
     "LessOrEqual": _compared(op.less_equal),
@@ -232,6 +301,7 @@ OPS: dict[str, Builder] = {
     "Max": extremum(op.maximum),
     "Min": extremum(op.minimum),
     "Mish": _numbered(act.mish),
+    "Mod": mod,
     "Mul": _binary(op.multiply, "scale"),
     "Neg": _unary(op.negative),
     "Not": _unary(op.logical_not),
@@ -244,19 +314,24 @@ OPS: dict[str, Builder] = {
     "Relu": _unary(op.nn.relu),
     "Round": _fixed(op.round),
     "Selu": selu,
+    "Shrink": _numbered(shrink, lambd=0.5, bias=0.0),
     "Sigmoid": _unary(op.sigmoid),
     "Sign": _fixed(op.sign),
     "Sin": _unary(op.sin),
+    "Sinh": _unary(powers(-1.0)),
     "Softmax": softmax,
     "Softplus": _numbered(act.softplus),
     "Softsign": _numbered(act.softsign),
     "Sqrt": _unary(op.sqrt),
     "Sub": _binary(op.subtract, "shift"),
     "Sum": sum_,
+    "Swish": _numbered(swish, alpha=1.0),
+    "Tan": _unary(lambda x: op.divide(op.sin(x), op.cos(x))),
     "Tanh": _unary(op.tanh),
     "ThresholdedRelu": _numbered(
         lambda ctx, x, limit: act.threshold(ctx, x, limit, 0.0), alpha=1.0
     ),
     "Where": where,
+    "Xor": _compared(op.logical_xor),
 }
 """ONNX op -> builder.  A split returns a list of results, every other builder one."""

@@ -43,6 +43,24 @@ def _extremum(largest: bool) -> Reduction:
     return lambda ctx, x, axes, keep: act.extremum(ctx, x, axes, keep, largest)
 
 
+def _absolute(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
+    return ctx.emit(op.sum(op.abs(x), axes, keepdims=keep))
+
+
+def _logarithm(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
+    return ctx.emit(op.log(op.sum(x, axes, keepdims=keep)))
+
+
+def _log_of_powers(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
+    """log(sum(exp(x))), of exponentials that are 1 at most."""
+    most = ctx.emit(op.grad.no_grad(ctx.emit(op.max(x, axes, keepdims=True))))
+    total = ctx.emit(op.sum(op.exp(op.subtract(x, most)), axes, keepdims=True))
+    out = ctx.emit(op.add(op.log(total), most))
+    if keep:
+        return out
+    return ctx.emit(op.reshape(out, [s for a, s in enumerate(shape_of(x)) if a not in axes]))
+
+
 def standardized(ctx: Context, x: Any, axes: Sequence[int], epsilon: float) -> Any:
     """x less its mean over its deviation, both over these axes."""
     centred = ctx.emit(op.subtract(x, ctx.emit(op.mean(x, list(axes), keepdims=True))))
@@ -77,6 +95,29 @@ def layer_norm(ctx: Context, node: Node) -> Any:
     return _affine(ctx, node, out, None)
 
 
+def rms_norm(ctx: Context, node: Node) -> Any:
+    """RMSNormalization over the axes from `axis` on."""
+    x = ctx.tensor(node.operand(0))
+    rank, first = len(shape_of(x)), int(node.attr("axis", -1))
+    if not -rank <= first < rank:
+        raise ValueError(f"axis {first} of a tensor with {rank} axes")
+    axes = list(range(first % rank, rank))
+    squares = ctx.emit(op.mean(op.multiply(x, x), axes, keepdims=True))
+    root = ctx.emit(op.sqrt(op.add(squares, ctx.const(float(node.attr("epsilon", 1e-5))))))
+    return _affine(ctx, node, ctx.emit(op.divide(x, root)), None)
+
+
+def lp_normalization(ctx: Context, node: Node) -> Any:
+    """LpNormalization: by the norm of order 1 or 2 along an axis, 0 where that is 0."""
+    x = ctx.tensor(node.operand(0))
+    rank, axis, order = len(shape_of(x)), int(node.attr("axis", -1)), int(node.attr("p", 2))
+    if not -rank <= axis < rank or order not in (1, 2):
+        raise ValueError(f"axis {axis}, p={order} of a tensor with {rank} axes: p is 1 or 2")
+    size = (_absolute if order == 1 else act.norm)(ctx, x, [axis % rank], True)
+    none = ctx.emit(op.equal(size, ctx.const(0.0)))
+    return act.where(ctx, none, 0.0, ctx.emit(op.divide(x, act.where(ctx, none, 1.0, size))))
+
+
 def _in_groups(ctx: Context, node: Node, groups: int) -> Any:
     x = ctx.tensor(node.operand(0))
     shape = shape_of(x)
@@ -104,7 +145,12 @@ REDUCTIONS: dict[str, Callable[[Context, Node], Any]] = {
     "GroupNormalization": group_norm,
     "InstanceNormalization": instance_norm,
     "LayerNormalization": layer_norm,
+    "LpNormalization": lp_normalization,
+    "RMSNormalization": rms_norm,
+    "ReduceL1": _reduced(_absolute),
     "ReduceL2": _reduced(act.norm),
+    "ReduceLogSum": _reduced(_logarithm),
+    "ReduceLogSumExp": _reduced(_log_of_powers),
     "ReduceMax": _reduced(_extremum(largest=True)),
     "ReduceMean": _reduced(_plain(op.mean)),
     "ReduceMin": _reduced(_extremum(largest=False)),

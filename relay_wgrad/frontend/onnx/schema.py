@@ -11,12 +11,17 @@ from typing import Any
 
 import onnx
 from onnx import defs
+from tvm import relax
 
 from ..context import FLOATS, Node, Value
 
 _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
 _NAMES = {"float32": "float", "float64": "double", "object": "string"}  # of others: their own
-_FLOATS = frozenset(f"tensor({_NAMES.get(name, name)})" for name in FLOATS)
+_FLOATS = frozenset(
+    kind.format(f"tensor({_NAMES.get(name, name)})")
+    for name in FLOATS
+    for kind in ("{}", "seq({})")
+)
 
 
 def check(node: Node, opset: int) -> None:
@@ -99,5 +104,11 @@ def _allowed(schema: Any, index: int) -> set[str]:
 def _dtype(value: Value) -> str:
     """A value's dtype, as ONNX writes it."""
     held = value.array if value.expr is None else value.expr.ty
+    if isinstance(held, relax.TupleType):
+        return f"seq({_named(held.fields[0])})"
+    return _named(held)
+
+
+def _named(held: Any) -> str:
     name = str(held.dtype) if held is not None else ""
     return f"tensor({_NAMES.get(name, name)})"

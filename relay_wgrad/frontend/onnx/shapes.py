@@ -10,10 +10,11 @@ import numpy as np
 from tvm import relax
 
 from ..context import Context, Node, shape_of
-from ..moving import broadcast, chosen, cut, repeated
+from ..moving import broadcast, cut, repeated
+from ..resampled import at_places, padded
 
 
-def _axis(axis: Any, rank: int) -> int:
+def axis_of(axis: Any, rank: int) -> int:
     """From 0 on.  Raises ValueError for one that is not there."""
     if not -rank <= int(axis) < rank:
         raise ValueError(f"axis {axis} of a tensor with {rank} axes")
@@ -79,7 +80,7 @@ def squeeze(ctx: Context, node: Node) -> Any:
     axes = node.setting("axes", 1)
     if axes is None:
         axes = [i for i, d in enumerate(shape) if d == 1]
-    drop = {_axis(a, len(shape)) for a in axes}
+    drop = {axis_of(a, len(shape)) for a in axes}
     if any(shape[a] != 1 for a in drop):
         raise ValueError(f"axes {sorted(drop)} of {list(shape)} are not all of size 1")
     return _reshape(ctx, node, [d for i, d in enumerate(shape) if i not in drop])
@@ -90,7 +91,7 @@ def unsqueeze(ctx: Context, node: Node) -> Any:
     shape = list(shape_of(ctx.tensor(node.operand(0))))
     axes = [int(a) for a in node.setting("axes", 1, [])]
     rank = len(shape) + len(axes)
-    places = [_axis(a, rank) for a in axes]
+    places = [axis_of(a, rank) for a in axes]
     if len(set(places)) != len(places):
         raise ValueError(f"axes {axes} name one twice")
     for axis in sorted(places):
@@ -114,7 +115,7 @@ def concat(ctx: Context, node: Node) -> Any:
 def split(ctx: Context, node: Node) -> list[Any]:
     """Split along `axis` into the given sizes, or into equal parts."""
     x = ctx.tensor(node.operand(0))
-    axis = _axis(node.attr("axis", 0), len(shape_of(x)))
+    axis = axis_of(node.attr("axis", 0), len(shape_of(x)))
     total, count = shape_of(x)[axis], len(node.proto.output)
     sizes = node.setting("split", 1)
     if sizes is None:
@@ -129,29 +130,69 @@ def split(ctx: Context, node: Node) -> list[Any]:
     return [ctx.emit(relax.TupleGetItem(parts, i)) for i in range(count)]
 
 
+def split_to_sequence(ctx: Context, node: Node) -> Any:
+    """SplitToSequence: parts of constant sizes, from which SequenceAt chooses."""
+    x = ctx.tensor(node.operand(0))
+    axis = axis_of(node.attr("axis", 0), len(shape_of(x)))
+    total, given = shape_of(x)[axis], node.setting("split", 1)
+    if given is None and not node.attr("keepdims", 1):
+        raise ValueError("keepdims=0 is not supported")
+    size = 1 if given is None else given
+    sizes = size if isinstance(size, list) else [size] * (total // size) + [total % size]
+    sizes = [int(s) for s in sizes if s]
+    if sum(sizes) != total or min(sizes) < 1:
+        raise ValueError(f"sizes {given} do not split an axis of {total}")
+    if len(sizes) == 1:
+        return ctx.emit(relax.Tuple([x]))
+    return ctx.emit(relax.op.split(x, [int(c) for c in np.cumsum(sizes)[:-1]], axis))
+
+
+def sequence_at(ctx: Context, node: Node) -> Any:
+    """SequenceAt: one of a sequence's tensors, by a constant number."""
+    parts = ctx.tensor(node.operand(0))
+    index = int(np.asarray(node.static(1, "the position")).item())
+    place = axis_of(index, len(parts.ty.fields))
+    return ctx.emit(relax.TupleGetItem(parts, place))
+
+
+_BORDERS = {"constant": "", "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+
+
 def pad(ctx: Context, node: Node) -> Any:
-    """Pad with a constant, as concatenations: relax.nn.pad has no gradient."""
+    """Pad with a constant or with what is inside, and crop where a width is negative.
+
+    A constant's borders are concatenations: relax.nn.pad has no gradient of every order.
+    """
     x = ctx.tensor(node.operand(0))
     rank = len(shape_of(x))
-    if node.attr("mode", "constant") != "constant":
-        raise ValueError(f"mode {node.attr('mode')!r}: only 'constant' is supported")
+    mode = node.attr("mode", "constant")
+    if mode not in _BORDERS:
+        raise ValueError(f"mode {mode!r}: only {', '.join(_BORDERS)} are supported")
     pads = [int(p) for p in node.setting("pads", 1)]
     fill = node.setting("value", 2, 0.0)
     fill = fill[0] if isinstance(fill, list) else fill
-    axes = node.setting("axes", 3, list(range(rank)))
-    if min(pads, default=0) < 0:
-        raise ValueError(f"pads {pads}: cropping is not supported")
-    for i, axis in enumerate(int(a) % rank for a in axes):
-        parts = []
-        for side in (0, 1):
-            if size := pads[i + side * len(axes)]:
+    axes = [axis_of(a, rank) for a in node.setting("axes", 3, list(range(rank)))]
+    if len(pads) != 2 * len(axes):
+        raise ValueError(f"pads {pads}: expected two for each of the axes {axes}")
+    widths = [(0, 0)] * rank
+    for i, axis in enumerate(axes):
+        before, after = pads[i], pads[i + len(axes)]
+        size = shape_of(x)[axis]
+        if max(-before, 0) + max(-after, 0) >= size:
+            raise ValueError(f"pads {pads} leave nothing of the {size} elements of axis {axis}")
+        x = cut(ctx, x, axis, max(-before, 0), size - max(-after, 0))
+        widths[axis] = (max(before, 0), max(after, 0))
+    if mode != "constant":
+        return padded(ctx, x, widths, _BORDERS[mode])
+    for axis, sides in enumerate(widths):
+        parts = [x]
+        for at, size in enumerate(sides):
+            if size:
                 shape = [*shape_of(x)]
                 shape[axis] = size
-                parts.append((side, ctx.const(np.full(shape, fill))))
-        if parts:
-            before = [e for side, e in parts if side == 0]
-            after = [e for side, e in parts if side == 1]
-            x = ctx.emit(relax.op.concat([*before, x, *after], axis))
+                border = relax.const(np.full(shape, fill, str(x.ty.dtype)), str(x.ty.dtype))
+                parts = [border, *parts] if at == 0 else [*parts, border]
+        x = ctx.emit(relax.op.concat(parts, axis)) if len(parts) > 1 else x
     return x
 
 
@@ -167,7 +208,7 @@ def slice_(ctx: Context, node: Node) -> Any:
     if not len(axes) == len(steps) == len(starts):
         raise ValueError(f"axes={axes}, steps={steps}: expected {len(starts)} of each")
     for start, end, given, step in zip(starts, ends, axes, steps, strict=True):
-        axis = _axis(given, rank)
+        axis = axis_of(given, rank)
         size = shape_of(x)[axis]
         first, stop, step = slice(int(start), int(end), int(step)).indices(size)
         indices = range(first, stop, step)
@@ -176,24 +217,8 @@ def slice_(ctx: Context, node: Node) -> Any:
         if step > 0:
             x = cut(ctx, x, axis, first, indices[-1] + 1, step)
         else:
-            x = chosen(ctx, x, axis, indices)
+            x = at_places(ctx, x, axis, indices)
     return x
-
-
-def gather(ctx: Context, node: Node) -> Any:
-    """Gather at constant indices, which may count from the end."""
-    x = ctx.tensor(node.operand(0))
-    shape = shape_of(x)
-    axis = _axis(node.attr("axis", 0), len(shape))
-    given = node.static(1, "the indices")
-    if given.dtype.kind != "i" or not given.size:
-        raise ValueError(f"indices of {given.dtype}{list(given.shape)}: expected integers")
-    if given.min() < -shape[axis] or given.max() >= shape[axis]:
-        wrong = int(given.max() if given.max() >= shape[axis] else given.min())
-        raise ValueError(f"index {wrong} of an axis of {shape[axis]}")
-    out = chosen(ctx, x, axis, [int(i) % shape[axis] for i in given.ravel()])
-    wanted = (*shape[:axis], *given.shape, *shape[axis + 1 :])
-    return ctx.emit(relax.op.reshape(out, wanted)) if wanted != shape_of(out) else out
 
 
 def expand(ctx: Context, node: Node) -> Any:
@@ -249,13 +274,14 @@ SHAPES: dict[str, Callable[[Context, Node], Any]] = {
     "DepthToSpace": depth_to_space,
     "Expand": expand,
     "Flatten": flatten,
-    "Gather": gather,
     "Identity": identity,
     "Pad": pad,
     "Reshape": reshape,
+    "SequenceAt": sequence_at,
     "Slice": slice_,
     "SpaceToDepth": space_to_depth,
     "Split": split,
+    "SplitToSequence": split_to_sequence,
     "Squeeze": squeeze,
     "Tile": tile,
     "Transpose": transpose,

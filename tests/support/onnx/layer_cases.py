@@ -381,11 +381,10 @@ LAYERS: dict[str, Row] = {
 }  # fmt: skip
 
 _STRANGERS = """
-    Acos Acosh ArgMax Asin Atan Atanh BitShift Compress Cosh CumSum Det DynamicQuantizeLinear
-    Einsum EyeLike GRU GatherElements GatherND GridSample Hardmax IsInf IsNaN LSTM LpNormalization
-    LpPool MaxRoiPool MaxUnpool MeanVarianceNormalization Mod Multinomial NonMaxSuppression NonZero
-    OneHot QuantizeLinear RNN ReduceL1 ReduceLogSum ReduceLogSumExp ReduceProd Resize
-    ReverseSequence RoiAlign ScatterElements ScatterND Shrink Sinh Tan TopK Trilu Unique Upsample
-    Xor FusedConv Attention"""
+    Acos Acosh Asin Asinh Atan Atanh BitShift Compress ConvInteger Det DynamicQuantizeLinear
+    EyeLike GRU GridSample Hardmax If LSTM Loop LpPool MatMulInteger MaxRoiPool MaxUnpool
+    MeanVarianceNormalization Multinomial NonMaxSuppression NonZero OneHot QLinearConv QLinearMatMul
+    QuantizeLinear RNN ReduceProd ReverseSequence RoiAlign RotaryEmbedding Scan TensorScatter TopK
+    Unique FusedConv"""
 STRANGERS = tuple(_STRANGERS.split())
 """Ops that are refused by name."""

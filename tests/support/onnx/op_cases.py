@@ -244,6 +244,51 @@ def cast(w: Writer) -> Step:
     return lambda x, p: x * ((x > 0.5) if kind == "mask" else x.detach().long()).to(x.dtype)
 
 
+def cast_like(w: Writer) -> Step:
+    """A constant in the value's dtype, or truths in it."""
+    source = w.value
+    if w.rng.random() < 0.5:
+        w.emit("CastLike", w.ints([2]), source)
+        w.emit("Mul", w.value, source)
+        return lambda x, p: x * 2
+    w.emit("CastLike", w.emit("Greater", source, w.scalar(0.5)), source)
+    w.emit("Mul", w.value, source)
+    return lambda x, p: x * (x > 0.5).to(x.dtype)
+
+
+def strays(op: str, step: Callable[[T], T], value: float, since: int = 9) -> Row:
+    """A choice by what is no finite number."""
+
+    def write(w: Writer) -> Step:
+        source = w.value
+        wild = w.emit("Where", w.emit("Greater", source, w.scalar(0.0)), w.scalar(value), source)
+        w.emit("Where", w.emit(op, wild), w.scalar(0.25), source)
+        return lambda x, p: torch.where(x > 0, 0.25, x)
+
+    return Row(write, since, exact=True)
+
+
+def mod(w: Writer) -> Step:
+    value = w.rng.choice((0.75, -1.5))
+    if w.rng.random() < 0.5:
+        w.emit("Mod", w.value, w.scalar(value), fmod=1)
+        return lambda x, p: torch.fmod(x, value)
+    name = w.weight(*broadcastable(w), positive=True)
+    w.emit("Mod", w.value, name, fmod=1)
+    return lambda x, p: x - p[name] * torch.trunc(x / p[name]).detach()
+
+
+def shrink(w: Writer) -> Step:
+    limit, bias = w.rng.choice((None, 0.25)), w.rng.choice((None, 0.5))
+    w.emit("Shrink", w.value, lambd=limit, bias=bias)
+    low, by = limit or 0.5, bias or 0.0
+
+    def run(x: T, p: Leaves) -> T:
+        return torch.where(x < -low, x + by, torch.where(x > low, x - by, torch.zeros_like(x)))
+
+    return run
+
+
 def floor(op: str, step: Callable[[T], T]) -> Row:
     """Its gradient is zero: the value goes on beside it."""
 
@@ -266,10 +311,12 @@ ELEMENTWISE: dict[str, Row] = {
     "Add": binary("Add", torch.add, exact=True),
     "And": logic("And", torch.logical_and),
     "Cast": Row(cast),
+    "CastLike": Row(cast_like, 15, exact=True),
     "Ceil": floor("Ceil", torch.ceil),
     "Celu": numbered("Celu", lambda x, a: fn.celu(x, a), since=12, alpha=1.0),
     "Clip": Row(clip, exact=True),
     "Cos": unary("Cos", torch.cos),
+    "Cosh": unary("Cosh", torch.cosh),
     "Div": binary("Div", torch.div, safe=True),
     "Elu": numbered("Elu", lambda x, a: fn.elu(x, a), alpha=1.0),
     "Erf": unary("Erf", torch.erf),
@@ -281,12 +328,15 @@ ELEMENTWISE: dict[str, Row] = {
     ),
     "HardSwish": unary("HardSwish", fn.hardswish, 14),
     "Identity": unary("Identity", lambda x: x, exact=True),
+    "IsInf": strays("IsInf", torch.isinf, math.inf, 10),
+    "IsNaN": strays("IsNaN", torch.isnan, math.nan),
     "LeakyRelu": numbered("LeakyRelu", lambda x, a: fn.leaky_relu(x, a), exact=True, alpha=0.01),
     "Log": positive("Log", torch.log),
     "LogSoftmax": softmax("LogSoftmax"),
     "Max": many("Max", torch.maximum),
     "Min": many("Min", torch.minimum),
     "Mish": unary("Mish", fn.mish, 18),
+    "Mod": Row(mod, 10),
     "Mul": binary("Mul", torch.mul, exact=True),
     "Neg": unary("Neg", torch.neg, exact=True),
     "Not": logic("Not", torch.logical_not),
@@ -297,19 +347,24 @@ ELEMENTWISE: dict[str, Row] = {
     "Relu": unary("Relu", fn.relu, exact=True),
     "Round": Row(floor("Round", torch.round).write, 11, True),
     "Selu": unary("Selu", fn.selu),
+    "Shrink": Row(shrink),
     "Sigmoid": unary("Sigmoid", torch.sigmoid),
     "Sign": floor("Sign", torch.sign),
     "Sin": unary("Sin", torch.sin),
+    "Sinh": unary("Sinh", torch.sinh),
     "Softmax": softmax("Softmax"),
     "Softplus": unary("Softplus", fn.softplus),
     "Softsign": unary("Softsign", fn.softsign),
     "Sqrt": positive("Sqrt", torch.sqrt),
     "Sub": binary("Sub", torch.sub, exact=True),
     "Sum": many("Sum", torch.add),
+    "Swish": numbered("Swish", lambda x, a: x * torch.sigmoid(a * x), 24, alpha=1.0),
+    "Tan": unary("Tan", torch.tan),
     "Tanh": unary("Tanh", torch.tanh),
     "ThresholdedRelu": numbered(
         "ThresholdedRelu", lambda x, a: fn.threshold(x, a, 0.0), since=10, exact=True, alpha=1.0
     ),
     "Where": Row(where, exact=True),
+    "Xor": logic("Xor", torch.logical_xor),
     **{name: compared(name, *how) for name, how in _COMPARED.items()},
 }

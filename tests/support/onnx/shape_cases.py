@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as fn
 
@@ -44,6 +43,28 @@ def reduced(op: str, step: Callable[[T, list[int], bool], T], exact: bool = Fals
         return lambda x, p: step(x, every, keep != 0) if every else x
 
     return Row(write, exact=exact)
+
+
+def sequence(w: Writer) -> Step:
+    """A part of a sequence of equal parts, the last one maybe smaller."""
+    axis = w.rng.randrange(len(w.shape))
+    size = w.rng.randint(1, w.shape[axis])
+    count = math.ceil(w.shape[axis] / size)
+    pick = w.rng.randrange(-count, count)
+    sizes = [size] * (w.shape[axis] // size) + [w.shape[axis] % size] * (
+        count * size > w.shape[axis]
+    )
+    given = "" if size == 1 and w.rng.random() < 0.5 else w.ints(w.rng.choice((size, sizes)))
+    parts = w.emit("SplitToSequence", w.value, given, axis=axis)
+    w.emit("SequenceAt", parts, w.ints(pick))
+    return lambda x, p: torch.split(x, size, axis)[pick]
+
+
+def log_of_sum(w: Writer) -> Step:
+    """Of |x| + 1/2."""
+    w.emit("Add", w.emit("Abs", w.value), w.scalar(0.5))
+    w.then(lambda x, p: x.abs() + 0.5)
+    return reduced("ReduceLogSum", lambda x, a, k: x.sum(a, k).log()).write(w)
 
 
 # ---- shapes --------------------------------------------------------------------------------------
@@ -151,16 +172,50 @@ def split(w: Writer) -> Step:
     return lambda x, p: torch.cat(torch.split(x, sizes, axis)[::-1], axis)
 
 
+_INSIDE = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+
+
 def pad(w: Writer) -> Step:
     rank = len(w.shape)
-    widths = [w.rng.choice((0, 0, 1, 2)) for _ in range(2 * rank)]
-    value = w.rng.choice((None, 0.5))
+    mode = w.rng.choice((None, "constant", "reflect", "edge", "wrap"))
+    mode = "edge" if mode == "wrap" and w.opset < 19 else mode
+    least = -1 if w.rng.random() < 0.3 else 0
+    widths = [0] * (2 * rank)
+    for axis in range(rank):
+        most = w.shape[axis] - 1 if mode in _INSIDE else 2
+        for end in range(2):
+            low = least if w.shape[axis] > 2 else 0
+            widths[axis + end * rank] = w.rng.choice((0, 0, low, min(1, most), min(2, most)))
+    # What is cut is gone before a border copies: then at most a width of what is left.
+    if mode in _INSIDE and least:
+        widths = [min(v, 0) for v in widths]
+    value = w.rng.choice((None, 0.5)) if mode not in _INSIDE else None
     if w.opset < 11:
-        w.emit("Pad", w.value, pads=widths, value=value, mode=w.rng.choice((None, "constant")))
+        w.emit("Pad", w.value, pads=widths, value=value, mode=mode)
+    elif w.opset >= 18 and w.rng.random() < 0.5:
+        axes = w.rng.sample(range(rank), rank)
+        some = [widths[a] for a in axes] + [widths[a + rank] for a in axes]
+        fill = "" if value is None else w.scalar(value)
+        w.emit("Pad", w.value, w.ints(some), fill, w.ints(axes), mode=mode)
     else:
-        w.emit("Pad", w.value, w.ints(widths), "" if value is None else w.scalar(value))
-    turned = [v for a in reversed(range(rank)) for v in (widths[a], widths[rank + a])]
-    return lambda x, p: fn.pad(x, turned, value=value or 0.0)
+        fill = "" if value is None else w.scalar(value)
+        w.emit("Pad", w.value, w.ints(widths), fill, mode=mode)
+
+    def run(x: T, p: Leaves) -> T:
+        for a in range(rank):
+            before, after = widths[a], widths[a + rank]
+            x = x.narrow(a, max(-before, 0), x.shape[a] + min(before, 0) + min(after, 0))
+            if mode in _INSIDE:
+                row = torch.arange(x.shape[a], dtype=torch.float64).reshape(1, 1, -1)
+                ends = max(before, 0), max(after, 0)
+                places = fn.pad(row, ends, mode=_INSIDE[mode]) if any(ends) else row
+                x = x.index_select(a, places.reshape(-1).long())
+        if mode in _INSIDE:
+            return x
+        turned = [max(v, 0) for a in reversed(range(rank)) for v in (widths[a], widths[rank + a])]
+        return fn.pad(x, turned, value=value or 0.0)
+
+    return run
 
 
 def slice_(w: Writer) -> Step:
@@ -201,19 +256,6 @@ def slice_(w: Writer) -> Step:
     return run
 
 
-def gather(w: Writer) -> Step:
-    axis = w.rng.randrange(len(w.shape))
-    size = w.shape[axis]
-    shape = w.rng.choice(((), (1,), (3,), (2, 2)))
-    indices = w.numbers.integers(-size if w.opset >= 11 else 0, size, shape)
-    axis_given = axis if axis or w.rng.random() < 0.5 else None
-    w.emit("Gather", w.value, w.stored(np.asarray(indices, "int64")), axis=axis_given)
-    flat = torch.tensor(np.asarray(indices % size).ravel())
-    return lambda x, p: x.index_select(axis, flat).reshape(
-        x.shape[:axis] + tuple(shape) + x.shape[axis + 1 :]
-    )
-
-
 def expand(w: Writer) -> Step:
     source, name = w.value, w.weight(*broadcastable(w))
     w.emit("Expand", name, w.ints(list(w.shape)))
@@ -228,7 +270,10 @@ def tile(w: Writer) -> Step:
 
 
 REDUCTIONS: dict[str, Row] = {
+    "ReduceL1": reduced("ReduceL1", lambda x, a, k: x.abs().sum(a, k), exact=True),
     "ReduceL2": reduced("ReduceL2", lambda x, a, k: torch.linalg.vector_norm(x, dim=a, keepdim=k)),
+    "ReduceLogSum": Row(log_of_sum),
+    "ReduceLogSumExp": reduced("ReduceLogSumExp", lambda x, a, k: x.logsumexp(a, k)),
     "ReduceMax": reduced("ReduceMax", lambda x, a, k: x.amax(a, k), exact=True),
     "ReduceMean": reduced("ReduceMean", lambda x, a, k: x.mean(a, k)),
     "ReduceMin": reduced("ReduceMin", lambda x, a, k: x.amin(a, k), exact=True),
@@ -238,8 +283,9 @@ REDUCTIONS: dict[str, Row] = {
 MOVING: dict[str, Row] = {
     name: Row(write, exact=True)
     for name, write in {
-        "Concat": concat, "Expand": expand, "Flatten": flatten, "Gather": gather, "Pad": pad,
-        "Reshape": reshape, "Slice": slice_, "Split": split, "Squeeze": squeeze, "Tile": tile,
-        "Transpose": transpose, "Unsqueeze": unsqueeze,
+        "Concat": concat, "Expand": expand, "Flatten": flatten, "Pad": pad,
+        "Reshape": reshape, "SequenceAt": sequence, "Slice": slice_, "Split": split,
+        "SplitToSequence": sequence, "Squeeze": squeeze, "Tile": tile, "Transpose": transpose,
+        "Unsqueeze": unsqueeze,
     }.items()
 }  # fmt: skip

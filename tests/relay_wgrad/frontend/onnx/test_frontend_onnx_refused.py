@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import helper
 
@@ -144,3 +145,63 @@ def test_refused_batches() -> None:
         refused(
             f"batch={batch!r}: expected a number of images", "squeezenet", TypeError, batch=batch
         )
+
+
+ONE, BOTH = np.array([1, 1, 2, 2], "float32"), np.array([2, 3, 8, 8])
+
+
+@pytest.mark.parametrize(
+    ("message", "made"),
+    [
+        ("antialias=1 is not supported", node("Resize", "", "one", antialias=1)),
+        (
+            "coordinate_transformation_mode='tf_crop_and_resize': only half_pixel, half",
+            node("Resize", "", "one", coordinate_transformation_mode="tf_crop_and_resize"),
+        ),
+        ("mode='bicubic': only nearest, linear, cubic", node("Resize", "", "one", mode="bicubic")),
+        (
+            "keep_aspect_ratio_policy='not_larger': only 'stretch'",
+            node("Resize", "", "", "both", keep_aspect_ratio_policy="not_larger"),
+        ),
+        ("index 4 of an axis of 3", node("GatherND", "far")),
+        ("reduction='mul': only 'none' and 'add'", node("ScatterND", "near", "u", reduction="mul")),
+        ("pads [0, 0, -2, 0, 0, 0, -2, 0] leave nothing", node("Pad", "cut", mode="edge")),
+        ("fmod=0 of floats", node("Mod", "x")),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_refused_settings(message: str, made: Any) -> None:
+    weights = {
+        "one": ONE, "both": BOTH, "far": np.array([[0, 4]]), "near": np.array([[0, 1]]),
+        "u": draw(1, 4, 4), "cut": np.array([0, 0, -2, 0, 0, 0, -2, 0]),
+    }  # fmt: skip
+    given = {name: weights[name] for name in made.input if name in weights}
+    refused(message, tiny([made], (2, 3, 4, 4), given))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_size_that_has_no_counterpart() -> None:
+    """Baked sizes follow a new batch and image; what would be no whole size is refused."""
+    made = tiny([node("Resize", "", "", "sizes")], (2, 3, 4, 4), {"sizes": np.array([2, 3, 5, 8])})
+    graph = from_onnx(made, loss="mse", batch=5, image_size=(8, 6))
+    assert graph.inputs[1].shape == (5, 3, 10, 12)
+    refused("a size of 5 for 4 elements has no counterpart for 6", made, loss="mse", image_size=6)
+
+
+def test_a_second_result_that_is_used() -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p", "i"], name="pool", kernel_shape=[2, 2]),
+        helper.make_node("Cast", ["i"], ["y"], to=1),
+    ]
+    refused(
+        "its operand 'i' is result 1 of MaxPool node 'pool', which is", tiny(nodes, (1, 2, 4, 4))
+    )
+    from_onnx(tiny([nodes[0], node("Relu")], (1, 2, 4, 4)), loss="mse")
+
+
+def test_a_parameter_of_two_nodes_is_told() -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["h"]), helper.make_node("Mul", ["h", "w"], ["y"]),
+    ]  # fmt: skip
+    graph = from_onnx(tiny(nodes, (1, 2), {"w": draw(2)}), loss="mse")
+    assert graph.notes == ("'w' is one parameter of 2 nodes, and trained as one",)

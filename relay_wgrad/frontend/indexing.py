@@ -1,0 +1,80 @@
+"""Elements of a tensor by indices: constants become tables, others are computed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from .context import Context, shape_of
+from .resampled import at_places
+from .weights import Array
+
+op = relax.op
+
+
+def known(index: Any) -> Array | None:
+    """The values of indices that are constants."""
+    return np.asarray(index.value.numpy()) if isinstance(index, tvm.ir.Constant) else None
+
+
+def wrapped(ctx: Context, index: Any, size: int) -> Any:
+    """Indices from 0 on: negative ones count from the end."""
+    dtype = str(index.ty.dtype)
+    below = ctx.emit(op.less(index, relax.const(0, dtype)))
+    return ctx.emit(op.where(below, op.add(index, relax.const(size, dtype)), index))
+
+
+def taken(ctx: Context, x: Any, axis: int, index: Any) -> Any:
+    """x's elements along an axis, by indices of any shape, which takes the axis' place; negative
+    ones count from the end.
+
+    Raises ValueError for a constant index that the axis does not have.
+    """
+    return at(ctx, x, axis, index if known(index) is not None
+              else wrapped(ctx, index, shape_of(x)[axis]))  # fmt: skip
+
+
+def at(ctx: Context, x: Any, axis: int, index: Any) -> Any:
+    """`taken`, but an index that is not constant must be from 0 on."""
+    shape, places = shape_of(x), known(index)
+    if places is not None:
+        out = at_places(ctx, x, axis, checked(places, shape[axis]).reshape(-1).tolist())
+    else:
+        flat = ctx.emit(op.reshape(index, (math.prod(shape_of(index)),)))
+        out = ctx.emit(op.take(x, flat, axis))
+    wanted = (*shape[:axis], *shape_of(index), *shape[axis + 1 :])
+    return out if wanted == shape_of(out) else ctx.emit(op.reshape(out, wanted))
+
+
+def checked(places: Array, size: int) -> Array:
+    """Constant indices from 0 on.  Raises ValueError for one that an axis of `size` lacks."""
+    if places.dtype.kind not in "iu" or not places.size:
+        raise ValueError(f"indices of {places.dtype}{list(places.shape)}: expected integers")
+    if places.min() < -size or places.max() >= size:
+        wrong = int(places.max() if places.max() >= size else places.min())
+        raise ValueError(f"index {wrong} of an axis of {size}")
+    return places % size
+
+
+def gathered(ctx: Context, x: Any, axis: int, index: Any) -> Any:
+    """Each element from the place along the axis that `index`, of x's rank, has there."""
+    shape, some = shape_of(x), shape_of(index)
+    strides = [math.prod(shape[a + 1 :]) for a in range(len(shape))]
+    base = sum(
+        np.arange(n).reshape([-1 if b == a else 1 for b in range(len(some))]) * strides[a]
+        for a, n in enumerate(some) if a != axis
+    )  # fmt: skip
+    base = np.broadcast_to(np.asarray(base, "int64"), some)
+    flat = ctx.emit(op.reshape(x, (math.prod(shape),)))
+    places = known(index)
+    if places is not None:
+        linear: Any = relax.const(base + checked(places, shape[axis]) * strides[axis], "int64")
+    else:
+        place = wrapped(ctx, ctx.emit(op.astype(index, "int64")), shape[axis])
+        step = op.multiply(place, relax.const(strides[axis], "int64"))
+        linear = ctx.emit(op.add(step, relax.const(base, "int64")))
+    return at(ctx, flat, 0, linear)
