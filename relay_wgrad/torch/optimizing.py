@@ -137,7 +137,9 @@ class Optimized:
         return text + (f"; {len(self._waiting)} not called yet" if self._waiting else "")
 
 
-def optimize(model: torch.nn.Module, *example: Any, margin: float = 0.05) -> Optimized:
+def optimize(
+    model: torch.nn.Module, *example: Any, margin: float = 0.05, host: bool = True
+) -> Optimized:
     """Puts this package's kernels under a model's convolutions where they are faster, in place.
 
     Parameters
@@ -146,26 +148,31 @@ def optimize(model: torch.nn.Module, *example: Any, margin: float = 0.05) -> Opt
         those, which may do something else, stay, as do layers whose results differ.
     example : what the model is called with once for it, its buffers and random numbers put back;
         without any, a layer is measured by its first call, which then takes longer.
-    margin : how much faster, as a share of PyTorch's time, a layer must be.
+    margin : how much faster, as a share of PyTorch's time, a layer must be on the device.
+    host : whether on CUDA a layer stays PyTorch's where a call of ours would keep the host for
+        longer than PyTorch's takes on device and host; False for steps that are captured as graphs.
 
     The choice is of the shapes, types and mode (training or not) of that call.  For other shapes
     kernels are built when they come (docs/torch.md).  Kernels that `torch.compile` makes of a layer
     are not compared.  On CUDA a machine's first time takes some ten seconds of compiling; times are
     kept in the user's tuning record.
 
-    Raises TypeError for a model that is no module, ValueError for a margin outside of [0, 1).
+    Raises TypeError for a model that is no module or a `host` that is no bool, ValueError for a
+    margin outside of [0, 1).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"optimize: model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(margin, int | float) or not 0 <= margin < 1:
         raise ValueError(f"optimize: margin must be a share in [0, 1), got {margin!r}")
+    if not isinstance(host, bool):
+        raise TypeError(f"optimize: host must be a bool, got {host!r}")
     report = Optimized()
     known: dict[Any, _Times] = {}
     if example:
         _prefetch(model, example)
     for name, module in model.named_modules():
         if type(module) in _OURS:
-            hook = _first_call(report, name, margin, known)
+            hook = _first_call(report, name, margin, host, known)
             report._waiting[name] = (module, module.register_forward_pre_hook(hook))
         elif isinstance(module, tuple(_OURS)) and type(module) not in _THEIRS:
             reason = f"a {type(module).__name__}, which may do something else"
@@ -244,7 +251,7 @@ _Times = tuple[Took, Took, str, str]
 
 
 def _first_call(
-    report: Optimized, name: str, margin: float, known: dict[Any, _Times]
+    report: Optimized, name: str, margin: float, host: bool, known: dict[Any, _Times]
 ) -> Callable[[torch.nn.Module, Any], None]:
     def hook(module: torch.nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or name not in report._waiting:
@@ -263,7 +270,7 @@ def _first_call(
         ours, theirs, reason, whose = known[key]
         if not reason and not ours.ms <= (1 - margin) * theirs.ms:
             reason = "faster" if ours.ms > theirs.ms else f"within {margin:.0%}"
-        elif not reason and ours.host > max(theirs):
+        elif not reason and host and ours.host > max(theirs):
             reason = f"ours would keep the host for {ours.host:.3f} ms"
         row = Measured(
             name, operand, passes, ours.ms, theirs.ms, ours.host, theirs.host, not reason, reason,
@@ -310,6 +317,7 @@ def measured(module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool) 
     given = (data, *inputs[1:])
 
     def call(layer: torch.nn.Module) -> list[torch.Tensor]:
+        torch.clear_autocast_cache()  # PyTorch's casts of weights, once for all calls in a row
         y = layer(*given)
         return [y, *torch.autograd.grad(y, wanted, grad)] if wanted else [y]
 

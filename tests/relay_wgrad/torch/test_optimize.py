@@ -134,6 +134,9 @@ def test_what_would_keep_the_host_stays(monkeypatch: pytest.MonkeyPatch) -> None
         assert report.replaced == replaced
         assert f"after (of the host {sums})" in str(report)
     assert "torch: ours would keep the host for 2.100 ms" in str(report)
+    assert rt.optimize(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5), host=False).replaced == ("",)
+    with pytest.raises(TypeError, match="optimize: host must be a bool, got 1"):
+        rt.optimize(nn.Conv2d(3, 4, 3), host=1)  # type: ignore[arg-type]
 
 
 def test_times_of_a_host() -> None:
