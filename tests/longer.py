@@ -81,6 +81,24 @@ LONGER = {
     f"{PASSES}/layout/test_convert_layout.py::test_other_layouts": MORE,
     f"{PASSES}/test_raise_norm_step.py": NETWORKS,
     "tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_each_row_is_compared": MORE,
+    **{
+        f"tests/relay_wgrad/frontend/torch/test_aot.py::test_gradients_of_each_op[{group}": MORE
+        for group in (
+            "activations",
+            "indexing",
+            "layers",
+            "math",
+            "products",
+            "resizing",
+            "shapes",
+            "sums",
+            "volumes",
+        )
+    },
+    **{
+        f"tests/relay_wgrad/frontend/torch/test_aot.py::test_nets[{name}": MORE
+        for name in ("evaluated", "volumes", "windows")
+    },
     "tests/relay_wgrad/cli/test_cli_files.py::test_an_interrupt_while_training": CHILDREN,
     "tests/relay_wgrad/cli/test_cli_files.py::test_a_closed_output[emit": CHILDREN,
     "tests/relay_wgrad/cli/test_cli_files.py::test_a_reader_of_a_program": CHILDREN,

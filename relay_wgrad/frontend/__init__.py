@@ -3,14 +3,17 @@
 Importing this changes nothing in TVM and needs no PyTorch; `from_torch` needs it when called.
 """
 
+from .gradient_graph import GradientGraph
 from .graph import InputSpec, TrainingGraph
 from .loss import L1, LOSSES, MSE, BCEWithLogits, CrossEntropy, Huber, Loss, SmoothL1
 from .onnx.bundled import BUNDLED
 from .onnx.export import to_onnx
 from .onnx.importer import from_onnx
+from .torch.aot import from_aot
 from .torch.importer import from_torch
 
 __all__ = [
-    "BUNDLED", "L1", "LOSSES", "MSE", "BCEWithLogits", "CrossEntropy", "Huber", "InputSpec", "Loss",
-    "SmoothL1", "TrainingGraph", "from_onnx", "from_torch", "to_onnx",
+    "BUNDLED", "L1", "LOSSES", "MSE", "BCEWithLogits", "CrossEntropy", "GradientGraph", "Huber",
+    "InputSpec", "Loss", "SmoothL1", "TrainingGraph", "from_aot", "from_onnx", "from_torch",
+    "to_onnx",
 ]  # fmt: skip

@@ -76,16 +76,21 @@ class Call:
         return self.kwargs.get(name, default)
 
     @property
+    def first(self) -> Any:
+        """The result, or the first of several that is there."""
+        if not isinstance(self.result, (tuple, list)):
+            return self.result
+        return next((r for r in self.result if r is not None), None)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The (first) result's, by PyTorch."""
-        first = self.result[0] if isinstance(self.result, (tuple, list)) else self.result
-        return tuple(int(s) for s in first.shape)
+        return tuple(int(s) for s in self.first.shape)
 
     @property
     def dtype(self) -> str:
         """The (first) result's, by PyTorch; "" where it is no tensor."""
-        first = self.result[0] if isinstance(self.result, (tuple, list)) else self.result
-        return dtype_name(first) if hasattr(first, "dtype") else ""
+        return dtype_name(self.first) if hasattr(self.first, "dtype") else ""
 
     def unread(self) -> list[str]:
         """Arguments that no builder has looked at and that are not their schema's defaults."""

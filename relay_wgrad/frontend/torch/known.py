@@ -21,6 +21,7 @@ class Known:
     def __init__(self, torch: Any) -> None:
         self.torch = torch
         self.values: dict[Any, Any] = {}
+        self.most = _BYTES
 
     def takes(self, node: Any) -> bool:
         """Whether a node's value is known now."""
@@ -39,6 +40,8 @@ class Known:
         args, kwargs = self.torch.fx.node.map_arg(
             (node.args, node.kwargs), lambda n: shapes[n] if n in shapes else self.values[n]
         )
+        if "device" in kwargs:  # of a graph that was traced for another
+            kwargs = {**kwargs, "device": "cpu"}
         with self.torch.no_grad():
             value = node.target(*args, **kwargs)
         self.values[node] = value
@@ -57,7 +60,7 @@ class Known:
         results = made if isinstance(made, (list, tuple)) else [made]
         if not all(isinstance(r, self.torch.Tensor) for r in results):
             return False
-        return sum(r.numel() * r.element_size() for r in results) <= _BYTES
+        return sum(r.numel() * r.element_size() for r in results) <= self.most
 
 
 def _like(torch: Any, node: Any) -> Any:

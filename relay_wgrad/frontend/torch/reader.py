@@ -23,6 +23,12 @@ _DTYPES = ("float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int
 _MIXED = "import in float32 or float64; half precision is an option of Trainer and step_module"
 
 
+def check_dtype(what: str, dtype: str) -> None:
+    """Raises ValueError for a dtype that no builder computes in."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"{what} {dtype}: {_MIXED}")
+
+
 class Reader:
     """One graph on its way: what its nodes have become, and the function under construction.
 
@@ -60,8 +66,7 @@ class Reader:
         kwargs = NotedNames({key: self.operands(value) for key, value in node.kwargs.items()})
         call = Call(node.name, Noted(args), kwargs, node, values, node.meta.get("val"))
         try:
-            if call.dtype not in _DTYPES:
-                raise ValueError(f"computes in {call.dtype}: {_MIXED}")
+            check_dtype("computes in", call.dtype)
             unset = [a for a in (*args, *kwargs.values()) if isinstance(a, Unset)]
             if unset and not op.startswith(_FILLING):
                 raise ValueError("it takes values that were never set (torch.empty)")
@@ -89,7 +94,6 @@ class Reader:
             if not hasattr(known, "dtype"):
                 return known
             dtype = str(known.dtype).removeprefix("torch.")
-            if dtype not in _DTYPES:
-                raise ValueError(f"computes in {dtype}: {_MIXED}")
+            check_dtype("computes in", dtype)
             self.env[node] = constant(known.numpy(), dtype)
         return self.env[node]

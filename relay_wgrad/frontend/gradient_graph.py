@@ -1,0 +1,67 @@
+"""A gradient graph that others made, as one Relax function, and what calls it in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tvm.ir import IRModule
+
+from .graph import InputSpec
+from .weights import Array
+
+
+class Result(NamedTuple):
+    """One result of the graph: "result" number `value` of `main`, "input" number `value` as it was
+    given, "copy of result" or "copy of input", the same in memory of its own, or a known "value".
+    """
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class GradientGraph:
+    """Forward, backward or both: `module["main"]` takes `inputs` and then `drawn`, and returns a
+    tuple of the results that are computed.
+
+    name : of the graph, in errors.
+    inputs : the graph's own, in its order; what is no tensor there (an int) is None.
+    drawn : random numbers that the graph draws, `InputSpec`s to be drawn for each call.
+    outputs : what each of the graph's results is, in its order.
+    state : values of inputs that are parameters, buffers or constants of an exported program.
+    last : of each input and each computed result of four axes, whether it goes with the channels
+        last, (N, H, W, C), since the graph's tensor lies so.
+    """
+
+    name: str
+    module: IRModule
+    inputs: tuple[InputSpec | None, ...]
+    outputs: tuple[Result, ...]
+    drawn: tuple[InputSpec, ...] = ()
+    state: dict[str, Array] = field(default_factory=dict)
+    last: tuple[tuple[bool, ...], tuple[bool, ...]] = ((), ())
+
+    def arguments(self, inputs: Sequence[Any], drawn: Sequence[Any] = ()) -> list[Any]:
+        """The arguments of `main` of the graph's own, what is no tensor left out.
+
+        Raises ValueError for another number of either.
+        """
+        if len(inputs) != len(self.inputs) or len(drawn) != len(self.drawn):
+            raise ValueError(
+                f"{self.name}: takes {len(self.inputs)} inputs and {len(self.drawn)} drawn, got"
+                f" {len(inputs)} and {len(drawn)}"
+            )
+        pairs = zip(self.inputs, inputs, strict=True)
+        return [*(x for spec, x in pairs if spec is not None), *drawn]
+
+    def results(self, inputs: Sequence[Any], made: Sequence[Any], copy: Any = None) -> list[Any]:
+        """The graph's results, from its inputs and what `main` gave; `copy` makes copies."""
+        of = {"result": made, "input": inputs}
+        found = []
+        for kind, value in self.outputs:
+            source = of.get(kind.removeprefix("copy of "))
+            one = value if source is None else source[value]
+            found.append(copy(one) if copy is not None and kind.startswith("copy") else one)
+        return found

@@ -1,0 +1,335 @@
+"""`from_aot`: graphs that AOTAutograd or `torch.export` made, forward, backward or both, in Relax.
+
+The graph is traced again for the sizes of the example, which makes numbers of symbolic ones, and by
+PyTorch's decompositions of the ops that have no row.  Whole stay convolutions, batch
+normalization, pooling, resampling and their backward ops, softmax, attention, scatters.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ...ops.algebra import WGRAD_NAME, get_op
+from ..context import FLOATS, Options
+from ..gradient_graph import GradientGraph, Result
+from ..graph import InputSpec
+from ..weights import Array
+from .backward import BACKWARD
+from .call import Builder, dtype_name
+from .convolutions import CONVOLUTIONS
+from .normalized import NORMALIZED
+from .ops import OPS
+from .program import pytorch
+from .reader import Reader, check_dtype
+from .scattered import SCATTERED
+
+_PARTIAL = ("native_layer_norm.default", "native_group_norm.default")  # rows of the first result
+_SAME = {
+    "_adaptive_avg_pool2d.default": "adaptive_avg_pool2d.default",
+    "_adaptive_avg_pool3d.default": "adaptive_avg_pool3d.default",
+    "_unsafe_index.Tensor": "index.Tensor",
+    **{f"{name}.default": f"{name}.Tensor" for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+}
+"""Other names of the same: of what checks less, of primitives that decompositions end in."""
+AOT_OPS: dict[str, Builder] = {
+    **{name: row for name, row in OPS.items() if name not in _PARTIAL},
+    **BACKWARD,
+    **CONVOLUTIONS,
+    **NORMALIZED,
+    **SCATTERED,
+    **{name: OPS[same] for name, same in _SAME.items()},
+}
+"""ATen overload -> builder: what is kept whole."""
+
+_ALIASES = ("detach.default", "alias.default")
+_LAST, _FIRST = [0, 2, 3, 1], [0, 3, 1, 2]  # to NHWC and back
+
+
+def from_aot(
+    graph: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    name: str | None = None,
+    channels_last: bool = False,
+) -> GradientGraph:
+    """A graph of ATen ops in which gradients are ops already, as a Relax function.
+
+    Parameters
+    ----------
+    graph : a `torch.fx.GraphModule` as AOTAutograd gives it to compilers: functional, its inputs
+        and outputs flat; or as `make_fx` of a function with `torch.func.grad` does; or a
+        `torch.export.ExportedProgram` of one (its parameters, buffers and constants come first, as
+        its graph has them).
+    example_inputs : tensors (also fake ones) and numbers, in the graph's order, whose sizes the
+        function has; by default what the graph's placeholders say.
+    name : in errors; by default the graph's class.
+    channels_last : whether tensors of four axes that lie so in the example, and results that the
+        graph gives so, are (N, H, W, C) in Relax; else all are as PyTorch indexes them.
+
+    Returns
+    -------
+    GradientGraph : each `convolution_backward` in it is `conv2d_backward_data`,
+        `conv2d_backward_weight` and a sum, only what its mask asks for and someone reads.
+
+    Raises
+    ------
+    ValueError : for an op that is neither in `AOT_OPS` nor decomposed by PyTorch (named), other
+        dtypes than float32, float64, integers and bool, sizes that are unknown, a program of which
+        `torch.export` lost values.
+    TypeError : for a `graph` of another type.
+    RuntimeError : before `relay_wgrad.register()`.
+    ModuleNotFoundError : without PyTorch.
+    """
+    torch = pytorch()
+    get_op(WGRAD_NAME)
+    state: dict[str, Array] = {}
+    title = name or type(graph).__name__
+    if isinstance(graph, torch.export.ExportedProgram):
+        title = name or "exported program"
+        graph, state = _of_program(title, graph)
+    if not isinstance(graph, torch.fx.GraphModule):
+        raise TypeError(f"from_aot: expected a torch.fx.GraphModule, got {type(graph).__name__}")
+    values = _examples(title, graph, example_inputs)
+    names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+    return _Import(title, _traced(torch, title, graph, values), names).graph(state, channels_last)
+
+
+def _of_program(title: str, program: Any) -> tuple[Any, dict[str, Array]]:
+    """(the graph after its decompositions, values of what it lifted, by placeholder)."""
+    wrapped = pytorch()._C._functorch.is_functorch_wrapped_tensor
+    lost = [name for name, value in program.constants.items() if wrapped(value)]
+    if lost:
+        raise ValueError(
+            f"{title}: torch.export made constants of {len(lost)} values within torch.func.grad:"
+            " trace the function by make_fx, and pass that graph or what is exported of it"
+        )
+    program = program.run_decompositions({})
+    held = {**program.state_dict, **program.constants}
+    state = {
+        spec.arg.name: np.array(held[spec.target].detach().cpu().numpy())
+        for spec in program.graph_signature.input_specs
+        if spec.target in held
+    }
+    return program.graph_module, state
+
+
+def _examples(title: str, graph: Any, given: Sequence[Any] | None) -> list[Any]:
+    """A value for each placeholder: tensors, or numbers."""
+    nodes = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    values = [n.meta.get("val") for n in nodes] if given is None else list(given)
+    if len(values) != len(nodes):
+        raise ValueError(f"{title}: takes {len(nodes)} inputs, got {len(values)} example_inputs")
+    for node, value in zip(nodes, values, strict=True):
+        if value is None and node.users:
+            raise ValueError(f"{title}: nothing is known of input {node.name!r}: example_inputs")
+    return values
+
+
+# ---- tracing again -------------------------------------------------------------------------------
+
+
+def number(value: Any) -> Any:
+    """A size as a number, a symbolic one as its example."""
+    node = getattr(value, "node", None)
+    return value if node is None else node.hint
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions, but of what has a row: for `aot_autograd` and for `from_aot`."""
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    found = {**decomposition_table, **dict(core_aten_decompositions().items())}
+    return {
+        overload: rule for overload, rule in found.items()
+        if str(getattr(overload, "__name__", overload)) not in AOT_OPS
+    }  # fmt: skip
+
+
+def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
+    """The graph with numbers for sizes, each node with its `meta["val"]`."""
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return number(value)
+        sizes = [number(s) for s in value.shape]
+        strides = [number(s) for s in value.stride()]
+        if not all(isinstance(s, int) for s in (*sizes, *strides)):
+            raise ValueError(f"{title}: sizes {list(map(str, sizes))} are not known")
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+
+    def run(*inputs: Any) -> Any:
+        interpreter = torch.fx.Interpreter(graph)
+        return interpreter.run(*inputs, enable_io_processing=False)
+
+    try:
+        with warnings.catch_warnings(), tracing(None), torch.no_grad():
+            warnings.simplefilter("ignore")  # of PyTorch, about PyTorch
+            with mode:
+                fakes = [fake(v) for v in values]
+            trace = make_fx(
+                run, decomposition_table=decompositions(), tracing_mode="fake",
+                _allow_non_fake_inputs=True,
+            )  # fmt: skip
+            traced = trace(*fakes)
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{title}: cannot be traced: {first}") from error
+    for node in list(traced.graph.nodes):
+        if node.op == "call_function" and str(node.target.__name__) in _ALIASES:
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def _lies_last(value: Any) -> bool:
+    import torch
+
+    return (
+        value.dim() == 4
+        and not value.is_contiguous()
+        and value.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+class _Import(Reader):
+    """One traced graph on its way."""
+
+    def __init__(self, title: str, traced: Any, names: Sequence[str]) -> None:
+        options = Options("float32", "module", "mask", 0)
+        super().__init__(title, options, AOT_OPS)
+        self.known.most = 4 << 20  # what is larger is computed, and lies in no library
+        self.traced, self.names = traced, list(names)
+        self.nodes = list(traced.graph.nodes)
+        self.inputs: list[tuple[InputSpec, relax.Var] | None] = []
+        self.of_input: dict[Any, int] = {}  # placeholder -> its number
+
+    def graph(self, state: dict[str, Array], channels_last: bool) -> GradientGraph:
+        """What `from_aot` gives."""
+        ctx, builder = self.ctx, self.ctx.builder
+        with builder.function("main"):
+            try:
+                with builder.dataflow():
+                    last = self._arguments(channels_last)
+                    for node in self.nodes:
+                        if node.op == "get_attr":
+                            self.known.values[node] = self._attribute(node)
+                        elif node.op == "call_function" and not self.known.takes(node):
+                            self.env[node] = self.call(node)
+                    outputs, exprs, flags = self._results(channels_last)
+                    returned = relax.Tuple([builder.emit_output(e) for e in exprs])
+            except Exception:
+                builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
+                raise
+            given = [pair[1] for pair in self.inputs if pair is not None]
+            builder.emit_func_output(returned, given + [var for _, var in ctx.masks])
+        module = relax.transform.DeadCodeElimination(["main"])(builder.get())
+        return GradientGraph(
+            self.name, module, tuple(None if p is None else p[0] for p in self.inputs),
+            tuple(outputs), tuple(spec for spec, _ in ctx.masks), state,
+            (tuple(last), tuple(flags)),
+        )  # fmt: skip
+
+    def call(self, node: Any) -> Any:
+        """As `Reader.call`; constants are of the dtype in which the node computes."""
+        if node.target is operator.getitem and all(_finds_places(user) for user in node.users):
+            return self.env[node.args[0]][node.args[1]]
+        made = node.meta.get("val")
+        values = [*(made if isinstance(made, (tuple, list)) else [made])]
+        values += [n.meta.get("val") for n in node.all_input_nodes]
+        for value in values:
+            if hasattr(value, "dtype") and dtype_name(value) in FLOATS:
+                self.ctx.options.dtype = dtype_name(value)
+                break
+        return super().call(node)
+
+    def _arguments(self, channels_last: bool) -> list[bool]:
+        last = []
+        nodes = [n for n in self.nodes if n.op == "placeholder"]
+        for i, (node, name) in enumerate(zip(nodes, self.names, strict=True)):
+            self.of_input[node] = i
+            value = node.meta.get("val")
+            if not hasattr(value, "shape"):
+                self.known.values[node] = value
+                self.inputs.append(None)
+                continue
+            dtype = dtype_name(value)
+            if node.users:
+                check_dtype(f"{self.name}: input {name!r} is", dtype)
+            is_last = channels_last and _lies_last(value)
+            shape = [int(s) for s in value.shape]
+            shape = [shape[a] for a in _LAST] if is_last else shape
+            spec = InputSpec(self.ctx.unique(name), "data", tuple(shape), dtype)
+            var = relax.Var(spec.name, relax.TensorType(shape, dtype))
+            self.inputs.append((spec, var))
+            last.append(is_last)
+            if is_last and node.users:
+                var = self.ctx.emit(relax.op.permute_dims(var, _FIRST))
+            self.env[node] = var
+        return last
+
+    def _attribute(self, node: Any) -> Any:
+        owner, _, attribute = str(node.target).rpartition(".")
+        return getattr(self.traced.get_submodule(owner), attribute).detach().cpu()
+
+    def _results(self, channels_last: bool) -> tuple[list[Result], list[Any], list[bool]]:
+        (output,) = (n for n in self.nodes if n.op == "output")
+        given = output.args[0]
+        given = list(given) if isinstance(given, (tuple, list)) else [given]
+        outputs: list[Result] = []
+        exprs: list[Any] = []
+        last: list[bool] = []
+        seen: dict[Any, Any] = {}  # variable -> (its result, the node that it is of)
+        for i, pair in enumerate(zip(self.of_input, self.inputs, strict=True)):
+            if pair[1] is not None:
+                seen[self.env[pair[0]]] = (Result("input", i), pair[0])
+        for node in given:
+            if not hasattr(node, "op"):
+                outputs.append(Result("value", node))
+                continue
+            value = node.meta.get("val")
+            if not hasattr(value, "shape"):
+                outputs.append(Result("value", self.known.values.get(node, value)))
+                continue
+            expr = self.value(node)
+            if expr in seen:
+                result, of = seen[expr]
+                copied = f"copy of {result.kind}"
+                outputs.append(result if of is node else Result(copied, result.value))
+                continue
+            outputs.append(Result("result", len(exprs)))
+            seen[expr] = (outputs[-1], node)
+            last.append(channels_last and _lies_last(value))
+            exprs.append(relax.op.permute_dims(expr, _LAST) if last[-1] else expr)
+        return outputs, exprs, last
+
+
+def _finds_places(node: Any) -> bool:
+    """Whether a node is a maximum's backward op, whose row does not read the places."""
+    return "_with_indices_backward" in str(node.target)
+
+
+def convolution_gradients(graph: Any) -> int:
+    """How many gradients of convolutions by data or weight a graph asks for, and someone reads."""
+    count = 0
+    for node in graph.graph.nodes:
+        if str(getattr(node.target, "__name__", "")) == "convolution_backward.default":
+            read = {u.args[1] for u in node.users if u.target is operator.getitem and u.users}
+            count += len(read & {0, 1})
+    return count

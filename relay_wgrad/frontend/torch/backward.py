@@ -1,0 +1,350 @@
+"""AOTAutograd's backward ops: poolings, resampling, parts of tensors.
+
+In a graph that autograd has made already nothing is differentiated again, so a row says what the op
+is and needs no gradient.  What resamples an axis by a matrix has the transpose as its gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ...ops.auxiliary import LOWEST
+from ..context import Context, shape_of
+from ..onnx import nn as onnx_nn
+from ..resampled import at_places, by_matrix
+from ..weights import Array
+from .call import Builder, Call, constant
+from .program import pytorch
+from .resizing import ints
+
+op = relax.op
+# ---- maxima --------------------------------------------------------------------------------------
+
+
+def _window(call: Call, at: int, rank: int) -> tuple[list[int], list[int], list[int], list[int]]:
+    """(kernel, strides, padding, dilation) of arguments from `at` on, and `ceil_mode` is read."""
+    kernel = ints(call.args[at], rank)
+    strides = ints(call.arg(at + 1) or kernel, rank)
+    padding, dilation = (ints(call.arg(at + i, 1 - 3 + i), rank) for i in (2, 3))
+    call.arg(at + 4)
+    return kernel, strides, padding, dilation
+
+
+def _max_pool(rank: int) -> Builder:
+    """(y, places of the maxima): an operand of one batch axis and `rank` pixel axes."""
+
+    def build(ctx: Context, call: Call) -> tuple[Any, Any]:
+        kernel, strides, padding, dilation = _window(call, 1, rank)
+        node = call.onnx(
+            "MaxPool", [call.args[0]], kernel_shape=kernel, strides=strides, pads=padding * 2,
+            dilations=dilation, ceil_mode=int(call.arg(5, False)),
+        )  # fmt: skip
+        if len(shape_of(call.args[0])) != rank + 2:
+            raise ValueError(f"expected {rank + 2} axes, got {list(shape_of(call.args[0]))}")
+        indices = None
+        if rank == 2 and _are_wanted(call):
+            indices = _places(ctx, call, kernel, strides, padding, dilation)
+        return onnx_nn.max_pool(ctx, node), indices
+
+    return build
+
+
+def _are_wanted(call: Call) -> bool:
+    """Whether the places of the maxima go elsewhere than to the pooling's own backward op."""
+    return any(
+        user.args[1] == 1 and any("backward" not in str(u.target) for u in user.users)
+        for user in call.node.users
+    )
+
+
+def _places(
+    ctx: Context, call: Call, kernel: list[int], strides: list[int], padding: list[int],
+    dilation: list[int],
+) -> Any:  # fmt: skip
+    """The number h W + w of each window's first maximum: its taps are gone through in order."""
+    x, (h, w), out = call.args[0], shape_of(call.args[0])[2:], call.shape[2:]
+    need = [(out[i] - 1) * strides[i] + (kernel[i] - 1) * dilation[i] + 1 for i in range(2)]
+    after = [max(need[i] - n - padding[i], padding[i]) for i, n in enumerate((h, w))]
+    widths = [0, 0, 0, 0, padding[0], after[0], padding[1], after[1]]
+    rows, columns = np.arange(-padding[0], h + after[0]), np.arange(-padding[1], w + after[1])
+    numbers = (rows[:, None] * w + columns)[None, None]
+    if any(widths):
+        x = ctx.emit(op.nn.pad(x, widths, pad_value=LOWEST[str(x.ty.dtype)]))
+    best = places = None
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            begin = [i * dilation[0], j * dilation[1]]
+            end = [b + (out[k] - 1) * strides[k] + 1 for k, b in enumerate(begin)]
+            tap = ctx.emit(op.strided_slice(x, [2, 3], begin, end, strides))
+            number = numbers[:, :, begin[0] : end[0] : strides[0], begin[1] : end[1] : strides[1]]
+            here = constant(number, "int64")
+            if best is None:
+                best, places = tap, ctx.emit(op.broadcast_to(here, call.shape))
+                continue
+            larger = ctx.emit(op.logical_or(op.greater(tap, best), op.isnan(tap)))
+            places = ctx.emit(op.where(larger, here, places))
+            best = ctx.emit(op.where(larger, tap, best))
+    return places
+
+
+def _max_pool2d_backward(ctx: Context, call: Call) -> Any:
+    """(dy, x, kernel, stride, padding, dilation, ceil mode, places): found again from x."""
+    kernel, strides, padding, dilation = _window(call, 2, 2)
+    call.arg(7)
+    return _of_maxima(ctx, call.args[0], call.args[1], kernel, strides, padding, dilation)
+
+
+def _of_maxima(
+    ctx: Context, dy: Any, x: Any, kernel: list[int], strides: list[int], padding: list[int],
+    dilation: list[int],
+) -> Any:  # fmt: skip
+    made = op.grad.max_pool2d_backward(dy, x, kernel, strides, padding * 2, dilation)
+    return ctx.emit(made)
+
+
+def _max_pool3d_backward(ctx: Context, call: Call) -> Any:
+    """As that of images, of which a volume's is two: along (H, W), then along D."""
+    kernel, strides, padding, dilation = _window(call, 2, 3)
+    call.arg(7)
+    dy, x = call.args[0], call.args[1]
+    n, c, d, h, w = shape_of(x)
+    p = shape_of(dy)
+    planes = ctx.emit(op.reshape(x, (n, c * d, h, w)))
+    node = call.onnx(
+        "MaxPool", [planes], kernel_shape=kernel[1:], strides=strides[1:], pads=padding[1:] * 2,
+        dilations=dilation[1:], ceil_mode=int(call.args[6]),
+    )  # fmt: skip
+    pooled = onnx_nn.max_pool(ctx, node)
+    columns = ctx.emit(op.reshape(pooled, (n, c, d, math.prod(p[3:]))))
+    grad = ctx.emit(op.reshape(dy, (n, c, p[2], math.prod(p[3:]))))
+    of_columns = _of_maxima(
+        ctx, grad, columns, [kernel[0], 1], [strides[0], 1], [padding[0], 0], [dilation[0], 1]
+    )
+    grad = ctx.emit(op.reshape(of_columns, (n, c * d, *p[3:])))
+    made = _of_maxima(ctx, grad, planes, kernel[1:], strides[1:], padding[1:], dilation[1:])
+    return ctx.emit(op.reshape(made, shape_of(x)))
+
+
+# ---- what resamples each axis by a matrix --------------------------------------------------------
+
+
+def _along(ctx: Context, dy: Any, matrices: list[Array]) -> Any:
+    """The transposes of matrices (P, H), one for each of the last axes."""
+    first = len(shape_of(dy)) - len(matrices)
+    for i, matrix in enumerate(matrices):
+        dy = by_matrix(ctx, dy, first + i, np.ascontiguousarray(matrix.T))
+    return dy
+
+
+def _average_pool_backward(rank: int) -> Builder:
+    """(dy, x, kernel, stride, padding, ceil mode, whether padding counts, divisor)."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        kernel = ints(call.args[2], rank)
+        strides, padding = ints(call.args[3] or kernel, rank), ints(call.args[4], rank)
+        counted, divisor = bool(call.args[6]), call.arg(7)
+        call.args[5]
+        sizes, outs = shape_of(call.args[1])[-rank:], shape_of(call.args[0])[-rank:]
+        matrices = [
+            _averages(*axis, counted, divisor is not None)
+            for axis in zip(sizes, outs, kernel, strides, padding, strict=True)
+        ]
+        made = _along(ctx, call.args[0], matrices)
+        return made if divisor is None else ctx.emit(op.divide(made, ctx.const(divisor)))
+
+    return build
+
+
+def _averages(
+    size: int, out: int, kernel: int, stride: int, padding: int, counted: bool, plain: bool
+) -> Array:
+    """(out, size): each window's mean; `counted`: with its padding; `plain`: its sum."""
+    start = (np.arange(out) * stride - padding)[:, None]
+    end = np.minimum(start + kernel, size + padding)
+    here = np.arange(size)
+    inside = (here >= start) & (here < end)
+    count = (end - start) if counted else inside.sum(1, keepdims=True)
+    return np.asarray(inside / (1 if plain else count))
+
+
+def _adaptive_backward(rank: int) -> Builder:
+    """(dy, x)."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        dy, x = call.args[0], call.args[1]
+        sizes, outs = shape_of(x)[-rank:], shape_of(dy)[-rank:]
+        if all(out == 1 for out in outs):
+            share = ctx.emit(op.multiply(dy, ctx.const(1 / math.prod(sizes))))
+            return ctx.emit(op.broadcast_to(share, shape_of(x)))
+        matrices = []
+        for size, out in zip(sizes, outs, strict=True):
+            place, here = np.arange(out)[:, None], np.arange(size)
+            inside = (here >= place * size // out) & (here < -(-(place + 1) * size // out))
+            matrices.append(np.asarray(inside / inside.sum(1, keepdims=True)))
+        return _along(ctx, dy, matrices)
+
+    return build
+
+
+def _resampled(rank: int, backward: bool) -> Builder:
+    """(x, sizes[, x's shape], [align_corners,] scales…): one matrix for each axis, by PyTorch."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        torch = pytorch()
+        schema = call.node.target._schema
+        given = [call.arg(i, a.default_value) for i, a in enumerate(schema.arguments)]
+        sizes = ints(call.args[1], rank)
+        before = [int(v) for v in (given[2] if backward else call.values[0].shape)][-rank:]
+        flags, scales = given[2 + backward : -rank], given[-rank:]
+        target = call.node.target
+        if backward:
+            target = getattr(torch.ops.aten, schema.name[6:].removesuffix("_backward")).default
+        matrices = []
+        for i in range(rank):
+            beside = [2 if j != i else sizes[i] for j in range(rank)]
+            unit = torch.eye(before[i], dtype=torch.float64)
+            shape = [1, before[i], *(before[i] if j == i else 1 for j in range(rank))]
+            times = [1, 1, *(1 if j == i else 2 for j in range(rank))]
+            unit = unit.reshape(shape).repeat(times)
+            alone = [s if j == i else None for j, s in enumerate(scales)]
+            made = target(unit, beside, *flags, *alone).movedim(2 + i, 2)
+            matrix = made.reshape(before[i], sizes[i], -1)[..., 0].T.numpy()
+            matrices.append(np.asarray(matrix))
+        x = call.args[0]
+        if backward:
+            return _along(ctx, x, matrices)
+        for i, matrix in enumerate(matrices):
+            x = by_matrix(ctx, x, 2 + i, matrix)
+        return x
+
+    return build
+
+
+def _border_backward(mode: str) -> Builder:
+    """(dy, x, widths from the last axis on)."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        widths = ints(call.args[2], 1)
+        sizes = shape_of(call.args[1])[-(len(widths) // 2) :]
+        matrices = []
+        for i, size in enumerate(reversed(sizes)):
+            pads: Any = (widths[2 * i], widths[2 * i + 1])
+            if min(pads) < 0:
+                raise ValueError(f"negative widths {list(pads)} are not supported")
+            places = np.pad(np.arange(size), pads, mode=mode)  # type: ignore[call-overload]
+            matrices.append((places[:, None] == np.arange(size)).astype("float64"))
+        return _along(ctx, call.args[0], matrices[::-1])
+
+    return build
+
+
+# ---- parts of tensors ----------------------------------------------------------------------------
+
+
+def _slice_backward(ctx: Context, call: Call) -> Any:
+    """(dy, sizes, axis, start, stop, step): dy between zeros."""
+    sizes = [int(v) for v in call.args[1]]
+    axis = int(call.args[2]) % len(sizes)
+    step, size = int(call.args[5]), sizes[axis]
+    places = range(*slice(call.args[3], call.args[4], step).indices(size))
+    dy = call.args[0]
+    if not len(places):
+        return ctx.emit(op.zeros(sizes, call.dtype))
+    if step > 1:
+        matrix = np.arange(size)[:, None] == np.asarray(places)
+        return by_matrix(ctx, dy, axis, matrix.astype("float64"))
+    return _between_zeros(ctx, dy, axis, places.start, size - places.stop)
+
+
+def _select_backward(ctx: Context, call: Call) -> Any:
+    """(dy, sizes, axis, index)."""
+    sizes = [int(v) for v in call.args[1]]
+    axis = int(call.args[2]) % len(sizes)
+    index = int(call.args[3]) % sizes[axis]
+    shape = [1 if i == axis else s for i, s in enumerate(sizes)]
+    part = ctx.emit(op.reshape(call.args[0], shape))
+    return _between_zeros(ctx, part, axis, index, sizes[axis] - index - 1)
+
+
+def _strided(ctx: Context, call: Call) -> Any:
+    """(x, sizes, strides, offset): elements of x's memory, which must be in x's order."""
+    x, value = call.args[0], call.values[0]
+    sizes, strides = ([int(v) for v in call.args[i]] for i in (1, 2))
+    offset = int(call.arg(3) or 0)
+    if not value.is_contiguous():
+        raise ValueError("of a tensor that is not contiguous")
+    flat = ctx.emit(op.reshape(x, (math.prod(shape_of(x)),)))
+    steps = [np.arange(n) * s for n, s in zip(sizes, strides, strict=True)]
+    places = sum(np.ix_(*steps), np.asarray(offset)) if steps else np.asarray(offset)
+    taken = at_places(ctx, flat, 0, np.asarray(places).reshape(-1).tolist())
+    return ctx.emit(op.reshape(taken, sizes))
+
+
+def _between_zeros(ctx: Context, x: Any, axis: int, before: int, after: int) -> Any:
+    widths = [0] * (2 * len(shape_of(x)))
+    widths[2 * axis : 2 * axis + 2] = [before, after]
+    return ctx.emit(op.nn.pad(x, widths)) if any(widths) else x
+
+
+def _filled(place: int | None, value: float = 0) -> Builder:
+    """A tensor of one value, made when it is needed: an argument, or the given one."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        filling = value if place is None else call.args[place]
+        for i in range(len(call.args)):
+            call.args[i]
+        if hasattr(filling, "ty"):
+            return ctx.emit(op.broadcast_to(filling, call.shape))
+        return ctx.emit(op.full(call.shape, constant(filling, call.dtype), call.dtype))
+
+    return build
+
+
+def _same(ctx: Context, call: Call) -> Any:
+    return call.args[0]
+
+
+_UPSAMPLED = {"nearest": (1, 2, 3), "_nearest_exact": (1, 2, 3), "linear": (1,), "bilinear": (2,),
+              "trilinear": (3,), "bicubic": (2,)}  # fmt: skip
+_RESAMPLING = {
+    f"{'_' * kind.startswith('_')}upsample_{kind.lstrip('_')}{rank}d": rank
+    for kind, ranks in _UPSAMPLED.items() for rank in ranks
+} | {"_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 2}  # fmt: skip
+
+BACKWARD: dict[str, Builder] = {
+    "_adaptive_avg_pool2d_backward.default": _adaptive_backward(2),
+    "_adaptive_avg_pool3d_backward.default": _adaptive_backward(3),
+    "alias.default": _same,
+    "as_strided.default": _strided,
+    "avg_pool2d_backward.default": _average_pool_backward(2),
+    "avg_pool3d_backward.default": _average_pool_backward(3),
+    "detach.default": _same,
+    "empty.memory_format": _filled(None),  # their values are nobody's
+    "empty_like.default": _filled(None),
+    "empty_strided.default": _filled(None),
+    "full.default": _filled(1),
+    "full_like.default": _filled(1),
+    "max_pool2d_with_indices.default": _max_pool(2),
+    "max_pool2d_with_indices_backward.default": _max_pool2d_backward,
+    "max_pool3d_with_indices.default": _max_pool(3),
+    "max_pool3d_with_indices_backward.default": _max_pool3d_backward,
+    "new_empty.default": _filled(None),
+    "new_full.default": _filled(2),
+    "new_ones.default": _filled(None, 1),
+    "new_zeros.default": _filled(None),
+    "ones.default": _filled(None, 1),
+    "ones_like.default": _filled(None, 1),
+    "select_backward.default": _select_backward,
+    "slice_backward.default": _slice_backward,
+    "zeros.default": _filled(None),
+    "zeros_like.default": _filled(None),
+    **{f"{name}.default": _resampled(rank, False) for name, rank in _RESAMPLING.items()},
+    **{f"{name}_backward.default": _resampled(rank, True) for name, rank in _RESAMPLING.items()},
+    **{f"reflection_pad{r}d_backward.default": _border_backward("reflect") for r in (1, 2, 3)},
+    **{f"replication_pad{r}d_backward.default": _border_backward("edge") for r in (1, 2, 3)},
+}
+"""ATen overload -> builder, before those of `ops.OPS`."""

@@ -1,0 +1,250 @@
+"""ATen's batch normalization with all its results, its backward op, softmax, attention, dropout.
+
+Batch normalization keeps its two ops, so that whoever looks for them finds them; other layers'
+forward and backward ops are decomposed by PyTorch where they have no row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ..context import Context, shape_of
+from .call import Builder, Call, as_dtype, constant
+
+op = relax.op
+
+
+# ---- batch normalization -------------------------------------------------------------------------
+
+
+def _forward(
+    training: int | bool, momentum: int, epsilon: int, results: str, statistics: int | None = 3
+) -> Builder:
+    """(x, weight, bias, …): where the settings and the running statistics are, and which results
+    there are, by letters: y, m (mean), r (1 / deviation), n and v (new running mean and variance),
+    e (nothing of use)."""
+
+    def build(ctx: Context, call: Call) -> tuple[Any, ...]:
+        given = [call.args[i] for i in range(len(call.args))]
+        x, weight, bias = given[:3]
+        mean, var = (None, None) if statistics is None else given[statistics : statistics + 2]
+        trains = training if isinstance(training, bool) else bool(given[training])
+        if trains and mean is not None and "n" not in results:
+            raise ValueError("it changes running statistics in place: functionalize the graph")
+        shape = shape_of(x)
+        axes = [0, *range(2, len(shape))]
+        count = math.prod(shape[a] for a in axes)
+        if trains:
+            center = ctx.emit(op.mean(x, axes, keepdims=True))
+            centred = ctx.emit(op.subtract(x, center))
+            spread = ctx.emit(op.mean(op.multiply(centred, centred), axes, keepdims=True))
+        else:
+            center, spread = _lift(ctx, mean, shape), _lift(ctx, var, shape)
+            centred = ctx.emit(op.subtract(x, center))
+        root = op.sqrt(op.add(spread, ctx.const(float(given[epsilon]))))
+        rstd = ctx.emit(op.divide(ctx.const(1.0), root))
+        y = ctx.emit(op.multiply(centred, rstd))
+        if weight is not None:
+            y = ctx.emit(op.multiply(y, _lift(ctx, weight, shape)))
+        if bias is not None:
+            y = ctx.emit(op.add(y, _lift(ctx, bias, shape)))
+        made: dict[str, Any] = {"y": y, "n": mean, "v": var}
+        for letter, column in (("m", center), ("r", rstd)):
+            made[letter] = ctx.emit(op.reshape(column, shape[1:2]))
+        if trains and mean is not None:
+            rate, share = float(given[momentum]), count / max(count - 1, 1)
+            for letter, old, fresh, by in (("n", mean, "m", 1.0), ("v", var, "v", share)):
+                batch = made[fresh] if fresh == "m" else op.reshape(spread, shape[1:2])
+                kept = op.multiply(old, ctx.const(1 - rate))
+                made[letter] = ctx.emit(op.add(kept, op.multiply(batch, ctx.const(rate * by))))
+        # PyTorch gives empty ones where there is nothing to keep.
+        return tuple(
+            _empty(ctx, said) if c == "e" or tuple(said.shape) == (0,) else made[c]
+            for c, said in zip(results, call.result, strict=True)
+        )
+
+    return build
+
+
+def _empty(ctx: Context, said: Any) -> Any:
+    dtype = str(said.dtype).removeprefix("torch.")
+    return ctx.emit(op.zeros([int(size) for size in said.shape], dtype))
+
+
+def _lift(ctx: Context, vector: Any, shape: tuple[int, ...]) -> Any:
+    return ctx.emit(op.reshape(vector, (1, shape[1], *(1,) * (len(shape) - 2))))
+
+
+def _backward(training: int | bool, epsilon: int, mask: int, order: tuple[int, ...]) -> Builder:
+    """The gradients by x, weight and bias that the mask (none: all) wants; `order`: where
+    dy, x, weight, the running and the batch's statistics are."""
+
+    def build(ctx: Context, call: Call) -> tuple[Any, ...]:
+        dy, x, weight, mean, var, batch_mean, batch_rstd = (call.args[i] for i in order)
+        for i in range(len(call.args)):
+            call.args[i]
+        trains = training if isinstance(training, bool) else bool(call.args[training])
+        wanted = call.args[mask] if mask >= 0 else (True, True, True)
+        shape = shape_of(x)
+        axes = [0, *range(2, len(shape))]
+        if trains:
+            center, rstd = _lift(ctx, batch_mean, shape), _lift(ctx, batch_rstd, shape)
+        else:
+            center = _lift(ctx, mean, shape)
+            root = ctx.emit(op.sqrt(op.add(var, ctx.const(float(call.args[epsilon])))))
+            rstd = _lift(ctx, ctx.emit(op.divide(ctx.const(1.0), root)), shape)
+        normal = ctx.emit(op.multiply(op.subtract(x, center), rstd))
+        of_bias = ctx.emit(op.sum(dy, axes, keepdims=True))
+        of_weight = ctx.emit(op.sum(op.multiply(dy, normal), axes, keepdims=True))
+        of_x = None
+        if wanted[0]:
+            of_x = dy
+            if trains:
+                count = ctx.const(1 / math.prod(shape[a] for a in axes))
+                along = ctx.emit(op.multiply(normal, ctx.emit(op.multiply(of_weight, count))))
+                level = ctx.emit(op.multiply(of_bias, count))
+                of_x = ctx.emit(op.subtract(op.subtract(dy, level), along))
+            scale = rstd
+            if weight is not None:
+                scale = ctx.emit(op.multiply(rstd, _lift(ctx, weight, shape)))
+            of_x = ctx.emit(op.multiply(of_x, scale))
+        flat = [ctx.emit(op.reshape(v, shape[1:2])) for v in (of_weight, of_bias)]
+        return of_x, flat[0] if wanted[1] else None, flat[1] if wanted[2] else None
+
+    return build
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+def _variance_and_mean(ctx: Context, call: Call) -> tuple[Any, Any]:
+    """(x, axes): the mean square from the mean over n - correction, and the mean."""
+    x = call.args[0]
+    shape, given = shape_of(x), call.arg(1)
+    axes = [int(a) % len(shape) for a in (given or range(len(shape)))]
+    correction, keep = call.setting("correction"), bool(call.setting("keepdim", False))
+    count = math.prod(shape[a] for a in axes) - (1 if correction is None else correction)
+    mean = ctx.emit(op.mean(x, axes, keepdims=True))
+    centred = ctx.emit(op.subtract(x, mean))
+    squares = ctx.emit(op.sum(op.multiply(centred, centred), axes, keepdims=keep))
+    variance = ctx.emit(op.divide(squares, ctx.const(count)))
+    return variance, ctx.emit(op.reshape(mean, shape_of(variance)))
+
+
+def _softmax(function: Any) -> Builder:
+    """(x, axis, whether half becomes float)."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        call.args[2]
+        return ctx.emit(function(as_dtype(ctx, call.args[0], call.dtype), int(call.args[1])))
+
+    return build
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+
+def _weights(
+    ctx: Context, call: Call, q: Any, k: Any, rate: Any, causal: Any
+) -> tuple[Any, Any, float]:
+    """(softmax of the scaled products, log of its sums, the scale)."""
+    if rate:
+        raise ValueError("dropout within attention is not supported")
+    if shape_of(q)[:-2] != shape_of(k)[:-2]:
+        raise ValueError(
+            f"heads of q {list(shape_of(q))} and k {list(shape_of(k))} are not as many"
+        )
+    given = call.setting("scale")
+    scale = 1 / math.sqrt(shape_of(q)[-1]) if given is None else float(given)
+    turned = ctx.emit(op.permute_dims(k, [0, 1, 3, 2]))
+    logits = ctx.emit(op.multiply(op.matmul(q, turned), ctx.const(scale)))
+    mask = call.setting("attn_mask")
+    if causal:
+        rows = np.tril(np.ones(shape_of(logits)[-2:], bool))
+        logits = ctx.emit(op.where(constant(rows, "bool"), logits, ctx.const(-math.inf)))
+    if mask is not None and str(mask.ty.dtype) == "bool":
+        logits = ctx.emit(op.where(mask, logits, ctx.const(-math.inf)))
+    elif mask is not None:
+        logits = ctx.emit(op.add(logits, mask))
+    most = ctx.emit(op.max(logits, [-1], keepdims=True))
+    sums = ctx.emit(op.sum(op.exp(op.subtract(logits, most)), [-1], keepdims=True))
+    logs = ctx.emit(op.add(op.log(sums), most))
+    return ctx.emit(op.nn.softmax(logits, -1)), logs, scale
+
+
+def _attention(ctx: Context, call: Call) -> tuple[Any, Any]:
+    """(q, k, v (N, heads, L, E), dropout, causal): the result and the logarithms of the sums."""
+    q, k, v = (call.args[i] for i in range(3))
+    weights, logs, _ = _weights(ctx, call, q, k, call.arg(3, 0.0), call.arg(4, False))
+    out = ctx.emit(op.matmul(weights, v))
+    said = call.result[1]
+    flat = ctx.emit(op.reshape(logs, [int(s) for s in said.shape]))
+    return out, as_dtype(ctx, flat, str(said.dtype).removeprefix("torch."))
+
+
+def _attention_backward(ctx: Context, call: Call) -> tuple[Any, Any, Any]:
+    """(dout, q, k, v, out, logarithms, dropout, causal): the weights are computed again."""
+    dout, q, k, v = (call.args[i] for i in range(4))
+    call.args[4:6]
+    weights, _, scale = _weights(ctx, call, q, k, call.args[6], call.args[7])
+
+    def turned(x: Any) -> Any:
+        return ctx.emit(op.permute_dims(x, [0, 1, 3, 2]))
+
+    of_v = ctx.emit(op.matmul(turned(weights), dout))
+    of_weights = ctx.emit(op.matmul(dout, turned(v)))
+    inner = ctx.emit(op.sum(op.multiply(of_weights, weights), [-1], keepdims=True))
+    steps = ctx.emit(op.multiply(weights, op.subtract(of_weights, inner)))
+    steps = ctx.emit(op.multiply(steps, ctx.const(scale)))
+    return ctx.emit(op.matmul(steps, k)), ctx.emit(op.matmul(turned(steps), q)), of_v
+
+
+# ---- random --------------------------------------------------------------------------------------
+
+
+def _dropout(ctx: Context, call: Call) -> tuple[Any, Any]:
+    """(x, rate, training): x times a mask that is drawn, over what is kept, and the mask."""
+    x, rate = call.args[0], float(call.args[1])
+    if call.arg(2) is False or rate == 0.0:
+        return x, ctx.emit(op.full(call.shape, constant(True, "bool"), "bool"))
+    keep = 1.0 - rate
+    mask = ctx.draw(call.name, call.shape, "bool", ("bernoulli", keep))
+    factor = ctx.const(1 / keep if keep else 0.0)
+    return ctx.emit(op.multiply(op.multiply(x, op.astype(mask, call.dtype)), factor)), mask
+
+
+def _about_one(function: Callable[[Any, Any], Any]) -> Builder:
+    """A function of x and 1."""
+    return lambda ctx, call: ctx.emit(function(call.args[0], ctx.const(1.0)))
+
+
+def _cast(ctx: Context, call: Call) -> Any:
+    call.args[1]
+    return as_dtype(ctx, call.args[0], call.dtype)
+
+
+NORMALIZED: dict[str, Builder] = {
+    "_batch_norm_with_update_functional.default": _forward(True, 5, 6, "ymrenv"),
+    "_log_softmax.default": _softmax(op.nn.log_softmax),
+    "_native_batch_norm_legit.no_stats": _forward(3, 4, 5, "ymr", None),
+    "_native_batch_norm_legit_functional.default": _forward(5, 6, 7, "ymrnv"),
+    "_native_batch_norm_legit_no_training.default": _forward(False, 5, 6, "ymr"),
+    "_scaled_dot_product_flash_attention_for_cpu.default": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+    "_softmax.default": _softmax(op.nn.softmax),
+    "batch_norm_backward.default": _backward(7, 8, 9, (0, 1, 2, 3, 4, 5, 6)),
+    "convert_element_type.default": _cast,
+    "cudnn_batch_norm.default": _forward(5, 6, 7, "ymre"),
+    "cudnn_batch_norm_backward.default": _backward(True, 7, -1, (1, 0, 2, 3, 4, 5, 6)),
+    "expm1.default": _about_one(lambda x, one: op.subtract(op.exp(x), one)),
+    "log1p.default": _about_one(lambda x, one: op.log(op.add(x, one))),
+    "native_batch_norm_backward.default": _backward(7, 8, 9, (0, 1, 2, 3, 4, 5, 6)),
+    "native_dropout.default": _dropout,
+    "var_mean.correction": _variance_and_mean,
+}
+"""ATen overload -> builder, before those of `ops.OPS`."""

@@ -1,0 +1,177 @@
+"""ATen's scatters and the losses that are made by them, with their backward ops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from .. import loss_terms as terms
+from ..context import Context, shape_of
+from ..moving import cut
+from ..resampled import by_matrix
+from .call import Builder, Call, as_dtype, constant
+from .indexing import known
+
+op = relax.op
+
+
+def _scatter(reduction: str) -> Builder:
+    """(x, axis, index, source): a number at, or sums of elements to, places along an axis."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        x, axis, index = call.args[0], int(call.args[1]), call.args[2]
+        shape = shape_of(index)
+        source = as_dtype(ctx, call.args[3], call.dtype)
+        axis %= len(shape_of(x))
+        rest = [n for a, n in enumerate(shape_of(x)) if a != axis]
+        if (
+            not shape_of(source)
+            and shape[axis] == 1
+            and rest == [*shape[:axis], *shape[axis + 1 :]]
+        ):
+            column = [-1 if a == axis else 1 for a in range(len(shape))]
+            places = np.arange(shape_of(x)[axis], dtype="int64").reshape(column)
+            chosen = op.equal(as_dtype(ctx, index, "int64"), constant(places, "int64"))
+            return ctx.emit(op.where(ctx.emit(chosen), source, x))
+        if not shape_of(source):
+            source = ctx.emit(op.broadcast_to(source, shape))
+        for a, n in enumerate(shape):  # what is beyond the indices is not read
+            source = cut(ctx, source, a, 0, n)
+        return ctx.emit(op.scatter_elements(x, index, source, axis, reduction))
+
+    return build
+
+
+def _embedding_backward(ctx: Context, call: Call) -> Any:
+    """(dy, indices, rows, padding index, whether by frequency): the sums of what rows gave."""
+    dy, index, rows, padding = (call.args[i] for i in range(4))
+    if call.args[4]:
+        raise ValueError("scale_grad_by_freq is not supported")
+    width = shape_of(dy)[-1]
+    flat = ctx.emit(op.reshape(dy, (math.prod(shape_of(index)), width)))
+    index = ctx.emit(op.reshape(as_dtype(ctx, index, "int64"), (shape_of(flat)[0], 1)))
+    if int(padding) >= 0:
+        kept = ctx.emit(op.not_equal(index, constant(int(padding), "int64")))
+        flat = ctx.emit(op.where(kept, flat, ctx.const(0.0)))
+    zeros = ctx.emit(op.zeros((int(rows), width), call.dtype))
+    return ctx.emit(op.scatter_nd(zeros, index, flat, "add"))
+
+
+def _index_put(ctx: Context, call: Call) -> Any:
+    """(x, indices or None for a whole axis, values, whether they are added)."""
+    x, given, adds = call.args[0], list(call.args[1]), bool(call.arg(3, False))
+    axes = [a for a, index in enumerate(given) if index is not None]
+    first, count, size = axes[0], len(axes), shape_of(x)
+    apart = axes != list(range(first, first + count))
+    indices = [given[a] for a in axes]
+    if any(str(i.ty.dtype) == "bool" for i in indices):
+        raise ValueError("by a mask the number of elements is not known on import")
+    shape = np.broadcast_shapes(*(shape_of(i) for i in indices))
+    order = [*axes, *(a for a in range(len(size)) if a not in axes)]
+    if apart:  # PyTorch: then the indices' axes come first
+        first, wide = 0, (*shape, *(size[a] for a in order[count:]))
+    else:
+        wide = (*size[:first], *shape, *size[first + count :])
+    values = ctx.emit(op.broadcast_to(as_dtype(ctx, call.args[2], call.dtype), wide))
+    places = [known(i) for i in indices]
+    if adds and not apart and len(shape) == count and all(p is not None for p in places):
+        lines = [_line(p, i, len(shape)) for i, p in enumerate(places)]
+        if all(line is not None for line in lines):  # each axis by itself
+            for i, line in enumerate(lines):
+                matrix = np.arange(size[first + i])[:, None] == line % size[first + i]
+                values = by_matrix(ctx, values, first + i, matrix.astype("float64"))
+            return ctx.emit(op.add(x, values))
+    columns = []
+    for axis, index in zip(axes, indices, strict=True):
+        index = as_dtype(ctx, index, "int64")
+        below = ctx.emit(op.less(index, constant(0, "int64")))
+        index = ctx.emit(op.where(below, op.add(index, constant(size[axis], "int64")), index))
+        index = ctx.emit(op.broadcast_to(index, shape))
+        columns.append(ctx.emit(op.reshape(index, (math.prod(shape), 1))))
+    table = ctx.emit(op.concat(columns, 1)) if count > 1 else columns[0]
+    inner = list(range(first, first + len(shape)))
+    moved = [*inner, *(a for a in range(len(wide)) if a not in inner)]
+    values = ctx.emit(op.permute_dims(values, moved))
+    flat = ctx.emit(op.reshape(values, (math.prod(shape), *(size[a] for a in order[count:]))))
+    x = ctx.emit(op.permute_dims(x, order))
+    made = ctx.emit(op.scatter_nd(x, table, flat, "add" if adds else "update"))
+    return ctx.emit(op.permute_dims(made, [order.index(a) for a in range(len(size))]))
+
+
+def _line(places: Any, axis: int, rank: int) -> Any:
+    """Indices that vary along one axis alone, flat; None where they vary along others."""
+    shape = (1,) * (rank - places.ndim) + places.shape
+    others = shape[:axis] + shape[axis + 1 :]
+    return places.reshape(-1) if math.prod(others) == 1 else None
+
+
+# ---- losses --------------------------------------------------------------------------------------
+
+
+def _chosen(ctx: Context, call: Call, at: int) -> tuple[Any, Any, Any]:
+    """(whether a class is the label, whether that counts, each label's weight): labels (N, d…)
+    of scores (N, C, d…), with a weight of each class and an ignored one."""
+    x, target, weight = call.args[at], call.args[at + 1], call.args[at + 2]
+    shape = shape_of(x)
+    axis = 1 if len(shape) > 1 else 0
+    column = [shape[axis] if a == axis else 1 for a in range(len(shape))]
+    names = constant(np.arange(shape[axis]).reshape(column), "int64")
+    labels = ctx.emit(op.expand_dims(as_dtype(ctx, target, "int64"), axis))
+    counts = ctx.emit(op.not_equal(labels, constant(int(call.args[at + 4]), "int64")))
+    chosen = ctx.emit(op.logical_and(op.equal(labels, names), counts))
+    each = ctx.const(1.0) if weight is None else ctx.emit(op.reshape(weight, column))
+    weights = ctx.emit(op.where(chosen, each, ctx.const(0.0)))
+    return chosen, counts, weights
+
+
+def _nll(ctx: Context, call: Call) -> tuple[Any, Any]:
+    """(logarithms, labels, weights, reduction, ignored): the loss, and the weights' sum.
+
+    A label that is no class makes it NaN.
+    """
+    x, reduction = call.args[0], terms.REDUCTIONS[call.args[3]]
+    _, counts, weights = _chosen(ctx, call, 0)
+    if reduction == "none":
+        weight, ignored = call.args[2], int(call.args[4])
+        labels = as_dtype(ctx, call.args[1], "int64")
+        each = terms.cross_entropy(ctx, x, labels, reduction="none", weight=weight, ignored=ignored)
+        return each, ctx.const(0.0)
+    labels = as_dtype(ctx, call.args[1], "int64")
+    high = constant(shape_of(x)[min(1, len(shape_of(x)) - 1)], "int64")
+    wrong = op.logical_or(op.less(labels, constant(0, "int64")), op.greater_equal(labels, high))
+    wrong = ctx.emit(op.logical_and(wrong, op.reshape(counts, shape_of(labels))))
+    nothing = ctx.emit(op.where(wrong, ctx.const(math.nan), ctx.const(0.0)))
+    total = terms.total(ctx, weights)
+    loss = terms.total(ctx, ctx.emit(op.negative(op.multiply(x, weights))))
+    loss = ctx.emit(op.add(loss, terms.total(ctx, nothing)))
+    return ctx.emit(op.divide(loss, total)) if reduction == "mean" else loss, total
+
+
+def _nll_backward(ctx: Context, call: Call) -> Any:
+    """(dy, logarithms, labels, weights, reduction, ignored, the weights' sum)."""
+    dy, mean = call.args[0], terms.REDUCTIONS[call.args[4]] == "mean"
+    _, _, weights = _chosen(ctx, call, 1)
+    total = call.args[6]
+    if mean:
+        dy = ctx.emit(op.divide(dy, total))
+    elif shape_of(dy):
+        dy = ctx.emit(op.expand_dims(dy, min(1, len(shape_of(weights)) - 1)))
+    return ctx.emit(op.negative(op.multiply(weights, dy)))
+
+
+SCATTERED: dict[str, Builder] = {
+    "embedding_dense_backward.default": _embedding_backward,
+    "_unsafe_index_put.default": _index_put,
+    "index_put.default": _index_put,
+    "nll_loss2d_backward.default": _nll_backward,
+    "nll_loss2d_forward.default": _nll,
+    "nll_loss_backward.default": _nll_backward,
+    "nll_loss_forward.default": _nll,
+    "scatter.src": _scatter("update"),
+    "scatter.value": _scatter("update"),
+    "scatter_add.default": _scatter("add"),
+}
+"""ATen overload -> builder."""
