@@ -30,7 +30,7 @@ APART = 0.05
 _QUICK = {"kind": "llvm", "opt-level": 0}
 
 
-class _Exact(TorchFunctionMode):
+class Exact(TorchFunctionMode):
     """PyTorch with a sixth of float64 in hardsigmoid's gradient, where its own has float32's."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,14 +48,22 @@ def check(name: str, send: Send) -> None:
     torch.set_num_threads(1)
     network, side = build(name)
     module = Loss(network.double())
-    _spread(module)
+    spread(module)
     images = torch.rand(BATCH, 3, side, side, dtype=torch.float64)
     graph = from_torch(module, (images,), loss="own", dropout="mask", name=name)
     batch = graph.random_batch(3)
     drawn = sum(spec.kind in ("mask", "random") for spec in graph.inputs)
     send({"image": side, "parameters": len(graph.trainable), "random": drawn})
-    with _Exact():
+    with Exact():
         loss, wanted = autograd(copy.deepcopy(module), graph, batch)
+    compared(graph, batch, loss, wanted, send, BOUND)
+
+
+def compared(
+    graph: TrainingGraph, batch: dict[str, Any], loss: Any, wanted: dict[str, Any], send: Send,
+    bound: float,
+) -> None:  # fmt: skip
+    """Sends how far the graph's step is from this loss and these gradients; raises beyond."""
     began = time.perf_counter()
     outputs, gradients = _run(graph, batch)
     send({"step_s": round(time.perf_counter() - began, 1)})
@@ -68,11 +76,11 @@ def check(name: str, send: Send) -> None:
         if not far <= worst:
             worst, of = far, parameter
     send({"loss_error": loss_error, "worst": worst, "worst_of": of, "norm": total})
-    if not (loss_error <= BOUND and worst <= BOUND):
+    if not (loss_error <= bound and worst <= bound):
         raise ValueError(f"the loss is {loss_error:.1e} and the gradient of {of} {worst:.1e} away")
 
 
-def _spread(module: torch.nn.Module) -> None:
+def spread(module: torch.nn.Module) -> None:
     """Parameters that begin as one constant (gates, scales of residuals) get random numbers."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

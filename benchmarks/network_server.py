@@ -15,6 +15,7 @@ relay_wgrad.register()
 MODES = {
     "table": network_stages.stages,
     "onnx": network_onnx.stages,
+    "onnx-check": network_onnx.check,
     "check": network_checks.check,
     "train": network_checks.train,
 }

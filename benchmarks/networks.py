@@ -1,7 +1,7 @@
 """Networks that people train, of torchvision and timm: what becomes of each as a training step.
 
     python -m benchmarks.networks [--json FILE [--resume]] [--models PATTERN,…] [--failed]
-                                  [--time-budget 60] [--onnx | --check | --train]
+                                  [--time-budget 60] [--onnx] [--check | --train]
                                   [--seconds 600] [--gib 14]
 
 Without a mode a row says whether the network was imported, whether its gradient was made, in
@@ -9,9 +9,9 @@ float16 as a GPU has it, whether NHWC left no change of layout between operators
 its convolutions go to a library (`partition`, which needs no GPU); and in how many seconds.
 `--onnx`: the same of what `torch.onnx.export` writes of the network in training mode, imported by
 `from_onnx` (`pip install onnxscript`).  `--check`: loss and every parameter's gradient in float64
-beside autograd's, in training mode, with the same random numbers.  `--train`: 50 steps in float32
-beside PyTorch's.  Each network has a process of its own, and a row with the reason where it fails,
-dies or takes too much.  PATTERN is the shell's, as `timm/conv*`.
+beside autograd's, in training mode, with the same random numbers (by way of ONNX with none).
+`--train`: 50 steps in float32 beside PyTorch's.  Each network has a process of its own, and a row
+with the reason where it fails, dies or takes too much.  PATTERN is the shell's, as `timm/conv*`.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Looks at what the command line asks for; 1 where a network is not as it should be."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.networks")
     parser.add_argument("--models", metavar="PATTERN,…", help="some of the networks; else all")
+    parser.add_argument("--onnx", action="store_true", help="table or gradients by way of ONNX")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--onnx", action="store_true", help="the table, by way of ONNX")
     mode.add_argument("--check", action="store_true", help="gradients in float64 by autograd's")
     mode.add_argument("--train", action="store_true", help="50 steps beside PyTorch's")
     parser.add_argument("--json", metavar="FILE", help="write the rows to FILE, after each of them")
@@ -124,7 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not fnmatch.filter(names, pattern):
                 parser.error(f"--models: no network is like {pattern!r}")
         names = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
-    chosen = next((m for m in ("onnx", "check", "train") if getattr(args, m)), "table")
+    if args.onnx and args.train:
+        parser.error("--onnx is not for --train")
+    chosen = "check" if args.check else "train" if args.train else "table"
+    if args.onnx:
+        chosen = "onnx-check" if args.check else "onnx"
     rows = _resumed(args.json, chosen, args.failed) if args.resume or args.failed else {}
     os.nice(args.nice)
     todo = [(chosen, name) for name in names if (chosen, name) not in rows]
@@ -215,11 +219,9 @@ def _cell(row: dict[str, Any], key: str) -> str:
 
 
 _TABLES = {
-    "table": _stage_table,
-    "onnx": _stage_table,
-    "check": _check_table,
-    "train": _train_table,
-}
+    "table": _stage_table, "onnx": _stage_table, "check": _check_table,
+    "onnx-check": _check_table, "train": _train_table,
+}  # fmt: skip
 
 if __name__ == "__main__":
     raise SystemExit(main())

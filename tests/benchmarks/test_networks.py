@@ -59,6 +59,14 @@ def test_stages_of_onnx() -> None:
 
 
 @pytest.mark.usefixtures("registered", "small")
+def test_check_of_onnx() -> None:
+    row: dict[str, Any] = {}
+    network_onnx.check("ours/small", row.update)
+    assert (row["parameters"], row["random"]) == (7, 0)
+    assert 0 < row["worst"] < 1e-6
+
+
+@pytest.mark.usefixtures("registered", "small")
 def test_check(monkeypatch: pytest.MonkeyPatch) -> None:
     row: dict[str, Any] = {}
     network_checks.check("ours/small", row.update)

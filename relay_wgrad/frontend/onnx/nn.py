@@ -7,6 +7,7 @@ which `relay_wgrad.register` adds one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -100,18 +101,23 @@ def _as_image(ctx: Context, node: Node) -> tuple[Node, Any, Any]:
         )
     if rank != 3:
         return node, data, weight
+    return _row(node), _lifted(ctx, data), _lifted(ctx, weight)
+
+
+def _row(node: Node) -> Node:
+    """A node of one spatial axis as that of images of height 1."""
     attributes = dict(node.attributes)
     for name in {*_LIFTED, "pads"} & set(attributes):
         values, count = list(attributes[name]), 2 if name == "pads" else 1
         if len(values) != count:
             raise ValueError(f"{name}={values}: must have {count} values for one spatial axis")
         attributes[name] = [0, values[0], 0, values[1]] if count == 2 else [_LIFTED[name], *values]
+    return replace(node, attributes=attributes)
 
-    def lifted(tensor: Any) -> Any:
-        n, c, size = shape_of(tensor)
-        return ctx.emit(relax.op.reshape(tensor, (n, c, 1, size)))
 
-    return replace(node, attributes=attributes), lifted(data), lifted(weight)
+def _lifted(ctx: Context, tensor: Any) -> Any:
+    n, c, size = shape_of(tensor)
+    return ctx.emit(relax.op.reshape(tensor, (n, c, 1, size)))
 
 
 def _as_given(ctx: Context, node: Node, out: Any) -> Any:
@@ -285,10 +291,26 @@ def _pool(ctx: Context, node: Node) -> tuple[Any, tuple[int, int], tuple[int, in
     return data, kernel, strides, pad, (pad[0], pad[1], ends[0], ends[1])
 
 
+def _any_rank(of_images: Callable[[Context, Node], Any]) -> Callable[[Context, Node], Any]:
+    """A pooling of images, of volumes too, and of rows as images of height 1."""
+
+    @functools.wraps(of_images)
+    def build(ctx: Context, node: Node) -> Any:
+        data = ctx.tensor(node.operand(0))
+        if volumes.is_volume(data):
+            return volumes.pool(ctx, node, of_images)
+        if len(shape_of(data)) != 3:
+            return of_images(ctx, node)
+        lifted = replace(node.operand(0), expr=_lifted(ctx, data))
+        out = of_images(ctx, replace(_row(node), operands=[lifted]))
+        return _as_given(ctx, node, out)
+
+    return build
+
+
+@_any_rank
 def max_pool(ctx: Context, node: Node) -> Any:
     """MaxPool; padding never wins.  Indices have no value: what takes them is refused."""
-    if volumes.is_volume(ctx.tensor(node.operand(0))):
-        return volumes.pool(ctx, node, max_pool)
     data, kernel, strides, _, padding = _pool(ctx, node)
     return _max_pool(ctx, data, kernel, strides, padding)
 
@@ -318,6 +340,7 @@ def _max_pool(
     return out
 
 
+@_any_rank
 def average_pool(ctx: Context, node: Node) -> Any:
     """AveragePool; padding is averaged only with count_include_pad=1.
 
@@ -326,8 +349,6 @@ def average_pool(ctx: Context, node: Node) -> Any:
     """
     if _is_global(ctx, node):
         return global_average_pool(ctx, node)
-    if volumes.is_volume(ctx.tensor(node.operand(0))):
-        return volumes.pool(ctx, node, average_pool)
     data, kernel, strides, declared, padding = _pool(ctx, node)
     include = bool(node.attr("count_include_pad", 0))
     out = ctx.emit(
@@ -367,11 +388,10 @@ def global_average_pool(ctx: Context, node: Node) -> Any:
     return ctx.emit(relax.op.mean(data, axes, keepdims=True))
 
 
+@_any_rank
 def global_max_pool(ctx: Context, node: Node) -> Any:
     """GlobalMaxPool, as a pooling whose window is the image."""
     data = ctx.tensor(node.operand(0))
-    if volumes.is_volume(data):
-        return volumes.pool(ctx, node, global_max_pool)
     _, _, h, w = image(data)
     return _max_pool(ctx, data, (h, w), (h, w), (0, 0, 0, 0))
 

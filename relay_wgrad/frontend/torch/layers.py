@@ -7,7 +7,6 @@ ONNX has the layer too, its builder does the work.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,24 +94,6 @@ def _batched(call: Call, rank: int) -> Any:
 def _with_indices(pool: Builder) -> Builder:
     """A pooling; nothing is known of the places of the maxima."""
     return lambda ctx, call: (pool(ctx, call), None)
-
-
-def _as_rows(pool: Builder, settings: range) -> Builder:
-    """Pooling of (N, C, L) as of images with one row; `settings`: its sizes, but for padding."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        x = call.args[0]
-        shape = shape_of(x)
-        if len(shape) != 3:
-            raise ValueError(f"expected (N, C, L), got shape {list(shape)}")
-        args = [ctx.emit(relax.op.reshape(x, (*shape[:2], 1, shape[2]))), *call.args[1:]]
-        for i in settings:
-            if i < len(args) and args[i] != []:
-                args[i] = [0 if i == 3 else 1, *_list(args[i], 1)]
-        made = pool(ctx, replace(call, args=args))
-        return ctx.emit(relax.op.reshape(made, call.shape))
-
-    return build
 
 
 def _linear(ctx: Context, call: Call) -> Any:
@@ -264,7 +245,7 @@ LAYERS: dict[str, Builder] = {
     "_native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
     "avg_pool2d.default": _average_pool(2),
     "avg_pool3d.default": _average_pool(3),
-    "avg_pool1d.default": _as_rows(_average_pool(2), range(1, 4)),
+    "avg_pool1d.default": _average_pool(1),
     "conv1d.default": _convolution(1),
     "conv1d.padding": _convolution(1),
     "conv2d.default": _convolution(2),
@@ -278,7 +259,7 @@ LAYERS: dict[str, Builder] = {
     "layer_norm.default": _layer_norm,
     "linear.default": _linear,
     "instance_norm.default": _instance_norm,
-    "max_pool1d.default": _as_rows(_max_pool(2), range(1, 5)),
+    "max_pool1d.default": _max_pool(1),
     "max_pool2d.default": _max_pool(2),
     "max_pool2d_with_indices.default": _with_indices(_max_pool(2)),
     "max_pool3d.default": _max_pool(3),

@@ -124,11 +124,11 @@ def conv_transpose(w: Writer) -> Step:
 
 def pool(op: str) -> Row:
     def write(w: Writer) -> Step:
-        w.as_rank(w.rng.choice((4, 4, 5)))
+        w.as_rank(w.rng.choice((4, 4, 5, 3)))
         kernel = _kernel(w)
         rank = len(kernel)
-        most: Any = fn.max_pool2d if rank == 2 else fn.max_pool3d
-        mean: Any = fn.avg_pool2d if rank == 2 else fn.avg_pool3d
+        most: Any = (fn.max_pool1d, fn.max_pool2d, fn.max_pool3d)[rank - 1]
+        mean: Any = (fn.avg_pool1d, fn.avg_pool2d, fn.avg_pool3d)[rank - 1]
         given, strides, _, pads = _window(w, kernel, dilate=False)
         given["kernel_shape"] = kernel
         include = op == "AveragePool" and w.rng.random() < 0.5
@@ -161,11 +161,11 @@ def pool(op: str) -> Row:
 
 def global_pool(op: str) -> Row:
     def write(w: Writer) -> Step:
-        w.as_rank(w.rng.choice((4, 5)))
+        w.as_rank(w.rng.choice((4, 5, 3)))
         axes = tuple(range(2, len(w.shape)))
         w.emit(op, w.value)
         if op == "GlobalMaxPool":
-            most: Any = fn.max_pool2d if len(axes) == 2 else fn.max_pool3d
+            most: Any = (fn.max_pool1d, fn.max_pool2d, fn.max_pool3d)[len(axes) - 1]
             return lambda x, p: most(x, tuple(x.shape[2:]))
         return lambda x, p: x.mean(axes, keepdim=True)
 
