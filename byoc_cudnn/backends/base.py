@@ -90,6 +90,11 @@ def any_pins(pins: Mapping[str, Any]) -> None:
     """The options' own checks are enough."""
 
 
+def not_known(problem: ConvProblem) -> float | None:
+    """No times."""
+    return None
+
+
 def no_version(toolchain: Toolchain) -> str | None:
     """None: a measurement of any version counts."""
     return None
@@ -110,6 +115,8 @@ class Backend:
     bound : `accepts` under options, for a backend whose options change what it takes.
     helps : whether its option `faster` leaves it what it is known to do faster than the others, so
         that it can be asked before them.
+    microseconds : expected of a problem's fprop and wgrad together, on the GPU that `helps` is
+        known of, if both are known to be faster than the others'; else None.
     wider : the problem with more channels that it would rather solve under options, or None.
 
     What makes programs of it; a backend that registers a code generator of its own has none:
@@ -148,6 +155,7 @@ class Backend:
     tried: Tried = one_try
     version: Version = no_version
     helps: bool = False
+    microseconds: Callable[[ConvProblem], float | None] = not_known
     alone: Alone | None = None
 
     @property

@@ -26,6 +26,7 @@ from ..pipeline.cuda import cuda_pipeline
 from ..pipeline.fused_kernels import legalize_ops
 from ..problem import ConvProblem
 from ..transform.depth_blocks import FORMS
+from ..transform.depth_forms import Wanted
 from .capture import Lane
 from .compiled import Compiled, Progress, compile_module, planned_memory
 from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc
@@ -89,7 +90,8 @@ class Place:
     memory : (free, all) bytes of the device, None where the process's own is what counts.
     norms : whether there are kernels for batch normalization as one operator.
     work : makes where steps are captured (`relay_wgrad.training.repeated`); None: nowhere.
-    blocks : whether convolutions of few channels are wanted on blocks of pixels, or in which form.
+    blocks : whether convolutions of few channels are wanted on blocks of pixels, or in which form,
+        or what kernels need that may take them as they are.
     wide : whether sums of half operands that are float32 stay so (`Options`).
     notes : what a user should know of it, one line each.
     """
@@ -102,7 +104,7 @@ class Place:
     memory: Callable[[], tuple[int, int]] | None = None
     norms: bool = False
     work: Callable[[], Work] | None = None
-    blocks: bool | str = False
+    blocks: Wanted = False
     wide: bool = True
     notes: list[str] = field(default_factory=list)
 
@@ -243,7 +245,7 @@ def _cuda(index: int, options: Options) -> Place:
 
     norms = options.norms and not direct.missing(toolchain.find())
     work = partial(Lane, runtime, device) if options.graph else None
-    blocks = options.blocks if chosen else False
+    blocks = _blocks(options, chosen, device) if chosen else False
     return Place(
         f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, work, blocks,
         options.wide, notes,
@@ -279,6 +281,17 @@ def _backends(options: Options, notes: list[str], device: Any = None) -> list[st
         by = ", ".join(chosen) or "generated CUDA kernels"
         notes.append(f"convolutions by {by}, which is slower or the same: {text}")
     return chosen
+
+
+def _blocks(options: Options, chosen: Sequence[str], device: Any) -> Wanted:
+    """Forms for convolutions of few channels, or those kernels that are asked before the others."""
+    from byoc_cudnn.table import BACKENDS
+    from byoc_cudnn.tuning.versions import arch_of
+
+    first = BACKENDS[chosen[0]]
+    asked = len(chosen) > 1 and first.helps and options.select == "first" and not options.wide
+    known = options.blocks is True and asked and arch_of(device) == HOPPER
+    return first.microseconds if known else options.blocks
 
 
 def _compiled(

@@ -14,13 +14,14 @@ import tvm
 
 from ..frontend import TrainingGraph
 from ..transform import converted_params, converted_results
+from ..transform.depth_forms import Wanted
 from .step import ADJOINT, converted
 
 Axes = Mapping[str, tuple[int, ...]]
 
 
 def kept_in_layout(
-    module: tvm.IRModule, layout: str | None, graph: TrainingGraph, *, blocks: bool | str = False
+    module: tvm.IRModule, layout: str | None, graph: TrainingGraph, *, blocks: Wanted = False
 ) -> tuple[tvm.IRModule, Axes]:
     """`converted`, but that parameters come, and gradients go, as kernels want them.
 

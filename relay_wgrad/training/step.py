@@ -20,6 +20,7 @@ from ..frontend import TrainingGraph
 from ..pipeline.arena import NAME as ARENA
 from ..pipeline.storages import static_bytes
 from ..transform import grad
+from ..transform.depth_forms import AUTO, Wanted
 from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
@@ -92,12 +93,13 @@ def _cuts(graph: TrainingGraph, checkpoint: str | Sequence[str] | None) -> list[
 
 
 def converted(
-    module: tvm.IRModule, layout: str | None, *, blocks: bool | str = False, params: str = "keep"
+    module: tvm.IRModule, layout: str | None, *, blocks: Wanted = False, params: str = "keep"
 ) -> tvm.IRModule:
     """The step in another layout of activations; parameters and gradients keep theirs.
 
     blocks : in NHWC, convolutions of few channels are such of blocks of pixels, which libraries of
-        a GPU compute faster (`relay_wgrad.transform.space_to_depth`); a name is the form of all.
+        a GPU compute faster (`relay_wgrad.transform.space_to_depth`); a name is the form of all;
+        where kernels are known that take them as they are, those stay that are faster so.
     params : "convert": parameters and gradients get kernels' own (`kept.kept_in_layout`).
     """
     if layout in (None, "NCHW"):
@@ -107,7 +109,8 @@ def converted(
     module = ConvertLayout(str(layout), functions=[ADJOINT], params=params)(module)
     if not blocks or layout != "NHWC":
         return module
-    return SpaceToDepth([ADJOINT], form="auto" if blocks is True else str(blocks))(module)
+    form = blocks if isinstance(blocks, str) else AUTO
+    return SpaceToDepth([ADJOINT], form=form, known=blocks if callable(blocks) else None)(module)
 
 
 def changes(func: relax.Function) -> int:

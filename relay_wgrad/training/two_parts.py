@@ -25,6 +25,7 @@ from ..frontend import TrainingGraph
 from ..ir import op_name
 from ..transform import grad
 from ..transform.checkpoint import bytes_of
+from ..transform.depth_forms import Wanted
 from ..transform.grad_paths import NO_GRAD
 from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
@@ -74,7 +75,7 @@ def two_parts(
     checkpoint: str | Sequence[str] | None = None,
     wide_weight_gradients: bool = True,
     raise_norms: bool = False,
-    blocks: bool | str = False,
+    blocks: Wanted = False,
 ) -> TwoParts:
     """The two parts of a graph, differentiated by `wrt`, parameters or inputs by name.
 

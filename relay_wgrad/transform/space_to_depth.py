@@ -34,7 +34,7 @@ from ..ops.conv2d_backward_weight import DEF as WGRAD
 from ..problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ..relation import as_size
 from .depth_blocks import FILTER, FORMS, GRADIENT, IMAGE, Blocks
-from .depth_forms import AUTO, form_of
+from .depth_forms import AS_IT_IS, AUTO, Known, form_of
 from .raising.walk import bodies_of, rebuilt
 from .surface import ModulePass, check_relax_module
 
@@ -76,6 +76,7 @@ class _Settings:
     stride_one: bool
     form: str
     filled_to: int
+    known: Known | None = None
 
     def __post_init__(self) -> None:
         if self.form not in (AUTO, *FORMS):
@@ -90,25 +91,25 @@ class _Settings:
                 f" got {self.filled_to}"
             )
 
-    def blocks(self, problem: ConvProblem) -> Blocks:
-        """What becomes of a convolution and of its weight gradient."""
+    def blocks(self, problem: ConvProblem) -> Blocks | None:
+        """What becomes of a convolution and of its weight gradient; None: they stay."""
         unit = self.filled_to // DTYPE_BYTES[problem.data_dtype]
-        form = form_of(problem, unit, MOST) if self.form == AUTO else self.form
-        return Blocks.of(problem, unit, form)
+        form = form_of(problem, unit, MOST, self.known) if self.form == AUTO else self.form
+        return None if form == AS_IT_IS else Blocks.of(problem, unit, form)
 
 
 def SpaceToDepth(  # noqa: N802
     functions: Collection[str] | None = None, *, stride_one: bool = True, form: str = AUTO,
-    filled_to: int = READ_AT_ONCE,
+    filled_to: int = READ_AT_ONCE, known: Known | None = None,
 ) -> tvm.transform.Pass:  # fmt: skip
     """The pass; `functions` by name, by default all; see `space_to_depth`."""
-    settings = _Settings(stride_one, form, filled_to)
+    settings = _Settings(stride_one, form, filled_to, known)
     return ModulePass("SpaceToDepth", lambda mod, _: _applied(mod, functions, settings)[0])
 
 
 def space_to_depth(
     mod: tvm.IRModule, functions: Collection[str] | None = None, *, stride_one: bool = True,
-    form: str = AUTO, filled_to: int = READ_AT_ONCE,
+    form: str = AUTO, filled_to: int = READ_AT_ONCE, known: Known | None = None,
 ) -> tuple[tvm.IRModule, list[DepthEntry]]:  # fmt: skip
     """The module with its convolutions of few channels on blocks, and an entry for each.
 
@@ -126,6 +127,8 @@ def space_to_depth(
         is predicted to be the fastest on a GPU, in half precision.
     filled_to : channels are filled up with zeros to a multiple of so many bytes, a power of 2 from
         4, the largest element's.
+    known : microseconds of fprop and wgrad by kernels that take a convolution as it is, None where
+        none are known: with "auto" those stay that are predicted to be faster so.
 
     Raises
     ------
@@ -133,7 +136,7 @@ def space_to_depth(
     ValueError : for another `form` or `filled_to`.
     RuntimeError : before `relay_wgrad.register()`.
     """
-    return _applied(mod, functions, _Settings(stride_one, form, filled_to))
+    return _applied(mod, functions, _Settings(stride_one, form, filled_to, known))
 
 
 def _applied(
@@ -204,10 +207,10 @@ class _Function:
             problem, reason = _problem_of(kind, value, attrs)
             if problem is not None:
                 reason = reason or self._refusal(problem, value)
-            blocks, became = None, ""
+            blocks = None
             if problem is not None and not reason:
                 blocks = self.settings.blocks(problem)
-                became = _became(problem, blocks).repro()
+            became = "" if problem is None or blocks is None else _became(problem, blocks).repro()
             node, text = str(binding.var.name), problem.repro() if problem is not None else ""
             self.entries.append(DepthEntry(self.name, node, text, became, reason))
             if blocks is None:
@@ -231,6 +234,8 @@ class _Function:
             if dtype not in DTYPES:
                 return f"{dtype}: only {', '.join(DTYPES)}"
         blocks = self.settings.blocks(problem)
+        if blocks is None:
+            return "by kernels that are expected to be faster as it is"
         if blocks.new_channels > MOST:
             return f"{blocks.new_channels} channels in blocks: at most {MOST}"
         is_whole = blocks.rows.whole or blocks.columns.whole

@@ -12,6 +12,7 @@ BACKEND = Backend(
     rows=rows_of(check.NAME, check.EPILOGUES, check.check),
     bound=faster.bound,
     helps=True,
+    microseconds=faster.microseconds,
     generate=codegen.generate,
     inputs=lambda source, toolchain, progress: objects.objects(
         source, toolchain, progress=progress

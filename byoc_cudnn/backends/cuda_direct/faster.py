@@ -1,14 +1,14 @@
 """Which convolutions go to our own kernels only because they are faster than cuDNN's.
 
-By an H200's times in float16, PyTorch's with `cudnn.benchmark` beside them in the same run
-(`gpu_depthwise_h200.json` and `gpu_grouped_h200.json` of the benchmarks' results, 2026-11-23):
-what was not measured there, in kind or shape, is not known to be faster.  A trainer on sm_90 (its
+By an H200's times, PyTorch's with `cudnn.benchmark` beside them in the same run (`gpu_*_h200.json`
+of the benchmarks' results for depthwise, grouped and first layers, 2026-11-23): what was not
+measured there, in kind, shape or dtype, is not known to be faster.  A trainer on sm_90 (its
 `Options.helpers`) and `cuda_direct={"faster": True}` take what this says and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -17,6 +17,7 @@ from ...decision import YES, Decision, no
 from . import check
 from .check import Options
 from .family import sized
+from .first import MOST_CHANNELS
 from .model import ranked
 
 _FPROP, _DGRAD, _WGRAD = ConvKind.FPROP, ConvKind.DGRAD, ConvKind.WGRAD
@@ -26,8 +27,9 @@ _ARCH = 90
 MARGIN = 0.97  # of cuDNN's time: what takes more is not known to be faster
 
 Shape = tuple[ConvKind, int, int, int, int]
+Times = tuple[float, float, int]
 
-CUDNN: dict[Shape, tuple[float, float, int]] = {
+CUDNN: dict[Shape, Times] = {
     (_FPROP, 1, 1, 3, 1): (1.52, 0.82, 0), (_DGRAD, 1, 1, 3, 1): (2.0, 0.58, 0),
     (_WGRAD, 1, 1, 3, 1): (1.38, 0.95, 0),
     (_FPROP, 1, 1, 3, 2): (1.18, 0.87, 0), (_DGRAD, 1, 1, 3, 2): (5.25, 0.25, 0),
@@ -66,10 +68,24 @@ CUDNN: dict[Shape, tuple[float, float, int]] = {
     (_WGRAD, 0, 3, 7, 1): (36.7, 0.23, 0),
     (_FPROP, 0, 4, 3, 1): (5.03, 0.57, 0), (_DGRAD, 0, 4, 3, 1): (4.05, 0.43, 0),
     (_WGRAD, 0, 4, 3, 1): (3.81, 0.48, 0),
+    (_FPROP, -3, 16, 3, 2): (3.56, 0.67, 0), (_WGRAD, -3, 16, 3, 2): (11.65, 0.18, 0),
+    (_FPROP, -3, 24, 3, 2): (3.96, 0.50, 0), (_WGRAD, -3, 24, 3, 2): (10.31, 0.17, 0),
+    (_FPROP, -3, 32, 3, 2): (3.22, 0.48, 0), (_WGRAD, -3, 32, 3, 2): (8.12, 0.21, 0),
+    (_FPROP, -3, 40, 3, 2): (5.35, 0.35, 0), (_WGRAD, -3, 40, 3, 2): (6.89, 0.21, 0),
+    (_FPROP, -3, 48, 3, 2): (4.59, 0.33, 0), (_WGRAD, -3, 48, 3, 2): (6.06, 0.28, 0),
+    (_FPROP, -3, 64, 3, 1): (3.89, 0.33, 0), (_WGRAD, -3, 64, 3, 1): (3.0, 0.48, 0),
+    (_FPROP, -3, 96, 4, 4): (4.78, 0.29, 0), (_WGRAD, -3, 96, 4, 4): (7.6, 0.22, 0),
+    (_FPROP, -3, 64, 7, 2): (5.44, 0.43, 0), (_WGRAD, -3, 64, 7, 2): (5.61, 0.54, 0),
 }  # fmt: skip
-"""(kind, channels a group or 0 of one group, filters a group, taps along an axis, stride) -> how
+"""In float16: (kind, channels a group, filters a group, taps along an axis, stride) -> how
 often cuDNN could have moved all tensors in its time, the least of the sizes measured; our time as a
-share of its, the largest; and where smaller sizes were not faster, the megabytes from which on."""
+share of its, the largest; and where smaller sizes were not faster, the megabytes from which on.
+Channels of one group are 0, and of first layers theirs below 0."""
+
+BFLOAT16: dict[Shape, Times] = {}
+"""The same of what was measured in bfloat16."""
+
+TIMES: Mapping[str, Mapping[Shape, Times]] = {"float16": CUDNN, "bfloat16": BFLOAT16}
 
 
 def bound(options: Options) -> Callable[[ConvProblem, str], Decision]:
@@ -78,9 +94,11 @@ def bound(options: Options) -> Callable[[ConvProblem, str], Decision]:
 
 
 def shape_of(problem: ConvProblem) -> Shape:
-    """A row of `CUDNN`, of a problem whose taps and strides are the same down and across."""
+    """A row of `TIMES`, of a problem whose taps and strides are the same down and across."""
     p = problem
-    channels = 0 if p.groups == 1 else p.c // p.groups
+    channels = p.c // p.groups
+    if p.groups == 1:
+        channels = -p.c if p.c <= MOST_CHANNELS else 0
     return (p.kind, channels, p.k // p.groups, p.r, p.strides[0])
 
 
@@ -89,14 +107,20 @@ def faster(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
     if not (decision := check.check(problem, epilogue, oldest)):
         return decision
     p, known = problem, shape_of(problem)
-    if {p.dtype(role) for role in p.roles} != {"float16"}:
-        return no("not known to be faster than cuDNN's: measured is float16")
-    if known not in CUDNN or (p.s, p.strides[1]) != known[3:]:
+    dtypes = {p.dtype(role) for role in p.roles}
+    times = TIMES.get(p.data_dtype, {}) if len(dtypes) == 1 else {}
+    if not times:
+        of = " and ".join(dtype for dtype, some in TIMES.items() if some)
+        return no(f"not known to be faster than cuDNN's: measured is {of}")
+    if known not in times or (p.s, p.strides[1]) != known[3:]:
         return no(
             f"not known to be faster than cuDNN's: {p.kind.value} of {p.r}x{p.s}, strides"
-            f" {p.strides}, C={p.c} and K={p.k} of {p.groups} groups was not measured"
+            f" {p.strides}, C={p.c} and K={p.k} of {p.groups} groups was not measured in"
+            f" {p.data_dtype}"
         )
-    moved, share, least = CUDNN[known]
+    if known[1] < 0 and (not isinstance(p.w, int) or p.w * p.c % 8):
+        return no(f"not known to be faster than cuDNN's: rows of {p.w}x{p.c} were not measured")
+    moved, share, least = times[known]
     if share > MARGIN:
         return no(f"{share:.2f} of cuDNN's time at one of the sizes measured")
     size = sized(p).bytes
@@ -107,3 +131,11 @@ def faster(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
     if ours > theirs:
         return no(f"{ours:.0f} µs are expected, and {theirs:.0f} of cuDNN")
     return YES
+
+
+def microseconds(problem: ConvProblem) -> float | None:
+    """Expected of a problem's fprop and wgrad together, if both are known to be faster."""
+    both = [problem.with_kind(kind) for kind in (_FPROP, _WGRAD)]
+    if not all(faster(p, "") for p in both):
+        return None
+    return sum(ranked(p, (), _ARCH)[0].us for p in both)

@@ -6,6 +6,7 @@ product are pairs of elements of rows of the image, which lie in shared memory a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
@@ -17,13 +18,20 @@ from .family import Family, Numbers, sized
 
 MOST_CHANNELS, MOST_TAPS, MOST_STRIDE = 4, 16, 16  # taps along an axis
 _SUMS = 160  # registers of a thread's sums, at most
+_REGISTERS = 250  # of a thread, at most
 _UNITS = 16  # times 8 columns of a phase, of a tile
 _WARPS = 8  # of a block, about
-# Cycles of a multiprocessor: of a product of 16 x 8 x 16, until a tile is there, beside its
-# products, and of a block's beginning.
-_PRODUCT, _WAIT, _TILE, _BEGIN = 2.0, 1100.0, 250.0, 1500.0
-_AGAIN = 0.15  # of the bytes of tiles, which come from the cache
-_POWER = 3.0  # of a norm: how well memory and the rest hide each other
+_SETS = 4  # of a warp's sums that are considered
+# Fitted to an H200's times.  Cycles of a multiprocessor that is full: of 16 bytes that 32 threads
+# copy, beside a tile's work, and of a block's beginning; so many times as long takes a warp alone.
+_COPY = {ConvKind.FPROP: 18.0, ConvKind.WGRAD: 14.0}
+_ALONE = {ConvKind.FPROP: 8.8, ConvKind.WGRAD: 7.6}
+_TILE = {ConvKind.FPROP: 125.0, ConvKind.WGRAD: 1160.0}
+_BEGIN = {ConvKind.FPROP: 8000.0, ConvKind.WGRAD: 3900.0}
+_AGAIN = {ConvKind.FPROP: 0.46, ConvKind.WGRAD: 1.0}  # of the bytes of tiles, from the cache
+_POWER = {ConvKind.FPROP: 3.3, ConvKind.WGRAD: 4.2}  # of a norm: how well memory and the rest hide
+_NARROW = {8: 0.0, 4: 3.0, 2: 3.0, 1: 11.0}  # times as much for copies of less: not measured
+_TOGETHER = 8.0  # of a norm: blocks side by side, and one alone
 _PARTS, _PARTS_BANDWIDTH = 264, 2.0e6  # of a weight's gradient; bytes per microsecond, out and in
 
 
@@ -140,7 +148,7 @@ def shapes(problem: ConvProblem, shared: int) -> Iterator[First]:
     found: dict[First, None] = {}
     many = _gradients(problem) if problem.kind is ConvKind.WGRAD else _results(problem)
     for shape in many:
-        fits = shape.shared(problem.kind) <= shared and shape.registers(problem.kind) <= 250
+        fits = shape.shared(problem.kind) <= shared and shape.registers(problem.kind) <= _REGISTERS
         if (
             fits
             and 128 * _ceil(shape.warps, 4) * shape.registers(problem.kind) <= machine.REGISTERS
@@ -181,59 +189,73 @@ def _results(problem: ConvProblem) -> Iterator[First]:
 def _gradients(problem: ConvProblem) -> Iterator[First]:
     p = problem
     fixed = (p.c, p.k, p.r, p.s, p.strides[0], p.padding[0], p.padding[1])
-    blocks, filters = First(*fixed, 1, 1, 1, 1, 1, 1).blocks, p.k // 8
-    sums = {
-        (_ceil(blocks, down), _ceil(filters, beside)): None
-        for down in range(1, min(blocks, 10) + 1)
-        for beside in range(1, min(filters, 8) + 1)
-    }
     for most in (_UNITS, _UNITS // 2, 4):
         for rows, across in _tiles(p, (4, 2, 1, 8), most):
-            for mt, nt in sums:
+            for mt, nt in _sums(First(*fixed, 1, 1, 1, 1, 1, 1)):
                 one = First(*fixed, rows, across, mt, nt, 1, 2)
                 apart, splits = one.apart(), 1
                 while 2 * splits * apart <= _WARPS and 4 * splits <= rows * across:
                     splits *= 2
-                idle = one.apart() // one.phases * mt * nt / (blocks * filters)
-                if 4 * mt * nt <= _SUMS and apart * splits <= 12 and idle < 1.4:
-                    yield replace(one, warps=apart * splits)
+                yield replace(one, warps=apart * splits)
+
+
+def _sums(problem: First) -> list[tuple[int, int]]:
+    """Of a gradient's warp: MT and NT of which a step of all its warps is the cheapest."""
+    blocks, filters = problem.blocks, problem.k // 8
+    found: dict[tuple[int, int], float] = {}
+    for down in range(1, min(blocks, 10) + 1):
+        for beside in range(1, min(filters, 8) + 1):
+            mt, nt = _ceil(blocks, down), _ceil(filters, beside)
+            one = replace(problem, mt=mt, nt=nt)
+            fits = 4 * mt * nt <= _SUMS and one.registers(ConvKind.WGRAD) <= _REGISTERS
+            if fits and one.apart() <= 12:
+                found[mt, nt] = one.apart() * _step(mt, nt)
+    return sorted(found, key=lambda two: found[two])[:_SETS]
 
 
 def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
     return [astuple(shape) for shape in shapes(problem, warps.SHARED[arch])]
 
 
+def _step(mt: int, nt: int) -> float:
+    """Cycles of a gradient's warp: 16 pixels."""
+    return 15 + 3.6 * mt + nt * (0.5 + 1.47 * mt)
+
+
+def _item(z: First) -> float:
+    """Cycles of a result's warp: its pixels, all filters."""
+    loads = z.blocks * (10 + 4 * z.mt + 2 * z.nt + 16 * z.mt * z.nt)
+    return 0.3 * (30 + z.groups / z.nt * (loads + 139 * z.mt * z.nt))
+
+
 def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     """Expected: whole rounds of tiles, and memory, with rows that are read again."""
-    p, z = problem, First(*numbers)
+    p, z, kind = problem, First(*numbers), problem.kind
     tiles = p.n * _ceil(p.p, z.rows) * _ceil(p.q, z.columns)
-    units, fit = z.rows * z.units, z.resident(p.kind)
-    if p.kind is ConvKind.WGRAD:
-        steps = _ceil(units // 2, z.warps // z.apart())  # of a warp, of 16 pixels
-        all_steps = units / 2 * z.apart()
-        products = all_steps * z.mt * z.nt
-        wavefronts = all_steps * (6 * z.mt + 4 * z.nt)
-        wavefronts += 2 * (z.tile + units * z.phases * 16 * p.k) / 128
-        issued = all_steps * (9 * z.mt + z.nt * (z.mt + 0.5) + 24)
-        chain = steps * (100 + 15 * z.mt + 2 * z.mt * z.nt)
+    units, fit, copied = z.rows * z.units, z.resident(kind), z.tile
+    if kind is ConvKind.WGRAD:
+        all_steps, each = units // 2 * z.apart(), _step(z.mt, z.nt)
+        steps = _ceil(units // 2, z.warps // z.apart())  # of a warp
+        copied += units * z.phases * 16 * p.k
     else:
-        items = _ceil(units, 2 * z.mt) * z.phases
-        products = items * z.mt * z.blocks * 4 * z.groups
-        loads = items * z.blocks * z.groups / z.nt
-        wavefronts = loads * (6 * z.mt + 8 * z.nt) + 2 * z.tile / 128
-        issued = loads * (6 * z.mt + 2 * z.nt) + products + items * z.groups * z.mt * 60
-        each = z.groups // z.nt * (150 + z.blocks * (30 + 8 * z.mt * z.nt) + 40 * z.mt * z.nt)
-        chain = _ceil(items, z.warps) * (60 + each)
-    busy = max(_PRODUCT * products, wavefronts, issued / 2)
+        all_steps, each = _ceil(units, 2 * z.mt) * z.phases, _item(z)
+        steps = _ceil(all_steps, z.warps)
+    by = math.gcd(p.w * p.c, 8)  # elements of a row that are copied at once
+    copies = copied / 512 * _COPY[kind] + z.tile / 512 * _COPY[kind] * _NARROW[by]
+    busy = all_steps * each + copies
+    alone = _ALONE[kind] * (steps * each + copies / z.warps)
     rounds = _ceil(tiles, machine.MULTIPROCESSORS * fit)
-    whole = rounds * (max(fit * busy, chain, _WAIT) + _TILE) + _BEGIN
-    whole += z.filters() / 2 / (32 * z.warps) * 4 if p.kind is not ConvKind.WGRAD else 0
-    memory = (p.bytes + tiles * z.tile * _AGAIN) / machine.BANDWIDTH
-    both = float(((whole / machine.CLOCK) ** _POWER + memory**_POWER) ** (1 / _POWER))
-    if p.kind is ConvKind.WGRAD:
+    whole = rounds * (_norm(_TOGETHER, fit * busy, alone) + _TILE[kind]) + _BEGIN[kind]
+    memory = (p.bytes + tiles * z.tile * _AGAIN[kind]) / machine.BANDWIDTH
+    both = _norm(_POWER[kind], whole / machine.CLOCK, memory)
+    if kind is ConvKind.WGRAD:
         parts = min(tiles, _PARTS * fit // 2) * z.phases
         both += parts * p.k * p.c * p.r * p.s * 4 / _PARTS_BANDWIDTH
     return warps.us(p, both)
+
+
+def _norm(power: float, *values: float) -> float:
+    return float(sum(value**power for value in values) ** (1 / power))
 
 
 FAMILY = Family(

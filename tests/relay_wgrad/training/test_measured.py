@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tvm import relax
 
+from byoc_cudnn.backends.cuda_direct.faster import microseconds
 from byoc_cudnn.table import backend_of
 from byoc_cudnn.tuning import measured as measuring
 from byoc_cudnn.tuning.record import Measurement, Record, without_pins
@@ -103,6 +104,18 @@ def test_all_libraries_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "libraries", lambda: (["cuda_direct"], ["cudnn: not installed"]))
     assert devices._backends(helped, notes, GPU) == []  # it would take what it is slow at
     assert "generated CUDA kernels" in notes[0]
+    for options, chosen, device, known in (
+        (helped, ["cuda_direct", "cudnn"], GPU, True),
+        (helped, ["cuda_direct", "cudnn"], ampere, False),
+        (helped, ["cudnn", "cuda_direct"], GPU, False),  # cuDNN would take them as they are
+        (helped, ["cudnn"], GPU, False),
+        (MEASURED, ["cuda_direct", "cudnn"], GPU, False),
+        (Options(wide=True), ["cuda_direct", "cudnn"], GPU, False),
+    ):
+        forms = devices._blocks(options, chosen, device)
+        assert forms is (microseconds if known else True)
+    rows = devices._blocks(Options(blocks="rows"), ["cuda_direct", "cudnn"], GPU)
+    assert rows == "rows"
     assert backend_options(["cuda_direct", "cudnn"], helped, 90)["cuda_direct"]["faster"]
     assert not backend_options(["cuda_direct"], helped, 90)["cuda_direct"]["faster"]
     with pytest.raises(ValueError, match="select must be first or measured, got 'fastest'"):

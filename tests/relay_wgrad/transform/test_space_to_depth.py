@@ -18,6 +18,7 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import DepthEntry, SpaceToDepth, space_to_depth
 from relay_wgrad.transform.depth_blocks import FORMS, Blocks
+from relay_wgrad.transform.depth_forms import seconds
 from tests.support.problems import (
     random_operands,
     random_problem,
@@ -323,6 +324,33 @@ KNOWN = {  # in half on blocks, as predicted to be fastest; that in float32
     "c=3 h=224 w=224 k=96 r=4 s=4 stride=4,4": ("c=48 h=56 w=56 k=96 r=1 s=1",) * 3,
     "c=3 h=224 w=224 k=768 r=16 s=16 stride=16,16": ("c=768 h=14 w=14 k=768 r=1 s=1",) * 3,
 }  # fmt: skip
+
+
+def test_kernels_that_are_known() -> None:
+    """Convolutions stay where these are predicted to be faster, with the conversion of an image."""
+    p = ConvProblem.parse(
+        "fprop n=64 c=3 h=224 w=224 k=64 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC"
+        " dtype=f16/f16/f16"
+    )
+    fastest = 64 * min(seconds(p, Blocks.of(p, 8, form)) for form in FORMS) * 1e6
+    for took, n, stays in (
+        (0.5 * fastest, None, True), (0.9 * fastest, None, False), (None, None, False),
+        (0.5 * fastest, tirx.Var("n", "int64"), False),
+    ):  # fmt: skip
+        asked = list[ConvProblem]()
+
+        def known(
+            problem: ConvProblem, took: float | None = took, asked: list[ConvProblem] = asked
+        ) -> float | None:
+            asked.append(problem)
+            return took
+
+        _, entries = space_to_depth(module([p], n), known=known)
+        reasons = {"by kernels that are expected to be faster as it is" if stays else ""}
+        assert {entry.reason for entry in entries} == reasons
+        assert {problem.kind for problem in asked} >= {ConvKind.FPROP, ConvKind.WGRAD}
+    _, entries = space_to_depth(module([p]), form="rows", known=lambda problem: 1.0)
+    assert all(entry.became for entry in entries)
 
 
 def test_shapes_of_known_networks() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from byoc_cudnn.backends.cuda_direct.faster import (
     COPY,
     CUDNN,
     MARGIN,
+    TIMES,
     Shape,
     faster,
+    microseconds,
     shape_of,
 )
 from byoc_cudnn.backends.cuda_direct.kernels import PREFIX, Kernel
@@ -25,6 +28,7 @@ from byoc_cudnn.backends.cuda_direct.model import ranked
 from relay_wgrad.problem import ConvProblem
 from tests.support.partition_cases import problem_module
 
+MEASURED = ("depthwise", "grouped", "first")
 RESULTS = Path(__file__).parents[4] / "benchmarks/results"
 
 
@@ -35,7 +39,11 @@ def _measured(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "near", "worst", "mean", "rms"),
-    [("depthwise", 43, 1.17, 1.02, 0.1), ("grouped", 49, 1.17, 1.02, 0.2)],
+    [
+        ("depthwise", 43, 1.17, 1.02, 0.1),
+        ("grouped", 49, 1.17, 1.02, 0.2),
+        ("first", 15, 1.07, 1.025, 0.1),
+    ],
 )
 def test_the_first_choice_is_nearly_the_best(
     name: str, near: int, worst: float, mean: float, rms: float
@@ -59,15 +67,16 @@ def test_the_first_choice_is_nearly_the_best(
 
 def test_cudnns_times_are_those_measured() -> None:
     """The least of the sizes, so that none of them is thought to be slower than it is."""
-    sizes: dict[Shape, list[tuple[float, float, float]]] = {}
-    for name in ("depthwise", "grouped"):
+    sizes: dict[tuple[str, Shape], list[tuple[float, float, float]]] = {}
+    for name in MEASURED:
         for row in _measured(name)["rows"]:
             p = ConvProblem.parse(row["problem"])
             moved = (row["torch_us"] - BEGIN[p.kind]) / (p.bytes / COPY)
             found = (p.bytes / 1e6, moved, row["us"] / row["torch_us"])
-            sizes.setdefault(shape_of(p), []).append(found)
-    assert sizes.keys() == CUDNN.keys()
-    for key, (moved, share, least) in CUDNN.items():
+            sizes.setdefault((p.data_dtype, shape_of(p)), []).append(found)
+    known = {(dtype, shape): row for dtype, rows in TIMES.items() for shape, row in rows.items()}
+    assert sizes.keys() == known.keys()
+    for key, (moved, share, least) in known.items():
         from_on = [size for size in sizes[key] if size[0] >= least]
         fewest = min(size[1] for size in from_on)
         assert 0.96 * fewest < moved <= fewest + 0.02
@@ -78,10 +87,10 @@ def test_cudnns_times_are_those_measured() -> None:
 def test_all_that_was_faster_is_taken() -> None:
     """But for shapes of which one size was slower, and one of which a little much is expected."""
     late = "fprop n=64 c=240 h=28 w=28 k=240 r=3 s=3 stride=2,2 "
-    for name in ("depthwise", "grouped"):
+    for name in MEASURED:
         for row in _measured(name)["rows"]:
             p = ConvProblem.parse(row["problem"])
-            _, share, least = CUDNN[shape_of(p)]
+            _, share, least = TIMES[p.data_dtype][shape_of(p)]
             expected = share <= MARGIN and p.bytes >= least * 1e6
             expected = expected and not row["problem"].startswith(late)
             assert bool(faster(p, "")) is expected, row["problem"]
@@ -119,6 +128,43 @@ def test_what_is_faster_from_a_size_on(monkeypatch: pytest.MonkeyPatch) -> None:
     p = ConvProblem.parse(LINE.format("fprop"))
     monkeypatch.setitem(CUDNN, shape_of(p), (1.52, 0.8, 192))
     assert "known to be faster from 192 MB on" in faster(p, "").reason
+
+
+STEM = (
+    "{} n=64 c=3 h=224 w=224 k=64 r=3 s=3 stride=1,1 pad=1,1,1,1 layout=NHWC/OHWI/NHWC"
+    " dtype=f16/f16/f16"
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ((), ""),
+        (("n=64", "n=256"), ""),
+        (("k=64", "k=72"), "C=3 and K=72 of 1 groups was not measured in float16"),
+        (("c=3", "c=4"), "C=4 and K=64 of 1 groups was not measured in float16"),
+        (("h=224 w=224", "h=299 w=299"), "rows of 299x3 were not measured"),
+        (("f16/f16/f16", "bf16/bf16/bf16"), "was not measured in bfloat16|measured is float16"),
+        (("f16/f16/f16", "f16/f32/f16"), "float16"),
+    ],
+)
+def test_first_layers_that_are_faster(changed: tuple[str, str], reason: str) -> None:
+    line = STEM.replace(*changed) if changed else STEM
+    problems = [ConvProblem.parse(line.format(kind)) for kind in ("fprop", "wgrad")]
+    for p in problems:
+        decision = faster(p, "")
+        assert bool(decision) is not bool(reason)
+        assert re.search(reason, decision.reason)
+    took = microseconds(problems[0])
+    assert (took is None) is bool(reason)
+    if took is not None:
+        assert took == sum(ranked(p, (), 90)[0].us for p in problems)
+
+
+def test_groups_are_no_first_layers() -> None:
+    line = STEM.replace("c=3", "c=24").replace("k=64", "k=512 groups=8").format("fprop")
+    assert (ConvProblem.parse(line).c // 8, shape_of(ConvProblem.parse(line))[1]) == (3, 3)
+    assert shape_of(ConvProblem.parse(STEM.format("fprop")))[1] == -3
 
 
 @pytest.mark.usefixtures("registered")

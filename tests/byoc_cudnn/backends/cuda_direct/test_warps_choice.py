@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import byoc_cudnn
 from byoc_cudnn import BACKENDS
 from byoc_cudnn.backends.cuda_direct import grouped, warps
 from byoc_cudnn.backends.cuda_direct.check import Options
+from byoc_cudnn.backends.cuda_direct.faster import microseconds
 from byoc_cudnn.backends.cuda_direct.grouped import Shape
 from byoc_cudnn.backends.cuda_direct.kernels import Kernel
 from byoc_cudnn.backends.cuda_direct.model import choose, ranked, tried
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.transform import space_to_depth
 from tests.support.partition_cases import problem_module
 
 LINES = {
     "grouped": "{} n=64 c=448 h=28 w=28 k=448 r=3 s=3 pad=1,1,1,1 groups=8",
     "few": "{} n=64 c=320 h=64 w=64 k=4 r=3 s=3 pad=1,1,1,1",
+    "first": "{} n=64 c=3 h=224 w=224 k=64 r=3 s=3 pad=1,1,1,1",
 }
-CASES = [(family, kind) for family in LINES for kind in ConvKind]
+CASES = [
+    (family, kind)
+    for family in LINES
+    for kind in ConvKind
+    if (family, kind) != ("first", ConvKind.DGRAD)
+]
 
 
 def problem_of(family: str, kind: ConvKind) -> ConvProblem:
@@ -40,11 +50,25 @@ def test_they_are_taken_when_asked_for(family: str, kind: ConvKind) -> None:
     assert faster.takes(problem_of(family, kind))
 
 
+@pytest.mark.usefixtures("registered")
+def test_first_layers_as_they_are_or_on_blocks() -> None:
+    """In a trainer's step: where they are expected to be faster than on blocks they stay."""
+    vgg = problem_of("first", ConvKind.FPROP)
+    resnet = replace(vgg, r=7, s=7, strides=(2, 2), padding=(3, 3, 3, 3))
+    both, options = ("cuda_direct", "cudnn"), {"faster": True}
+    for stem, backend in ((vgg, "cuda_direct"), (resnet, "cudnn")):
+        for kind in (ConvKind.FPROP, ConvKind.WGRAD):
+            module, found = space_to_depth(problem_module(stem.with_kind(kind)), known=microseconds)
+            assert bool(found[0].became) is (backend == "cudnn")
+            report = byoc_cudnn.partition(module, both, strict=True, cuda_direct=options)[1]
+            assert report.rows() == {f"{backend}.{kind.value}": 1}
+
+
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_kernels_are_tried_by_name(family: str, kind: ConvKind) -> None:
     problem = problem_of(family, kind)
     pins = tried(Region.of("f", problem), 90, 4)
-    assert len(pins) > (family == "grouped")
+    assert len(pins) > (family != "few")
     for pin in pins:
         kernel = Kernel.parse(pin["kernel"])
         assert kernel.family == family
