@@ -1,14 +1,15 @@
 """FLegalize of the convolution family: from a call to the kernel that computes it.
 
-Static problems get a kernel generated for them: `legalize.cpu` for LLVM, `legalize.cuda` for CUDA.
-Symbolic sizes, and targets without kernels of ours, get the one reduction of `legalize.generic`,
-which is right everywhere.  What is not the family's at all (integers, blocked layouts) goes to
-upstream's rule.
+Static problems get a kernel generated for them: `legalize.cpu` for LLVM, also where the number of
+images is open, `legalize.cuda` for CUDA.  Other symbolic sizes, and targets without kernels of
+ours, get the one reduction of `legalize.generic`, which is right everywhere.  What is not the
+family's at all (integers, blocked layouts) goes to upstream's rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -28,6 +29,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 from . import generic
 
 KERNELS = {"llvm": "legalize.cpu", "cuda": "legalize.cuda"}  # target kind -> kernel generator
+OPEN = {("llvm", 2)}  # (target kind, dimensions) whose kernels take any number of images
 MISSING = {("cuda", 3): "CUDA kernels are of two dimensions"}  # (target kind, dimensions) -> why
 
 
@@ -50,8 +52,10 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
     target = Target.current(allow_none=True)
     kind = str(target.kind.name) if target is not None else ""
     facts = {keys.OP: name, keys.PROBLEM: problem.repro()}
-    if problem.is_static and kind in KERNELS and (kind, problem.rank) not in MISSING:
-        func, chosen, reason = _kernel(KERNELS[kind], problem.repro(), str(target))
+    is_open = (kind, problem.rank) in OPEN and _is_open(problem)
+    if (problem.is_static or is_open) and kind in KERNELS and (kind, problem.rank) not in MISSING:
+        line = (replace(problem, n=1) if is_open else problem).repro()
+        func, chosen, reason = _kernel(KERNELS[kind], line, str(target), is_open)
         # A global symbol would make the kernel public, and clash with others of its name.
         func = func.without_attr(keys.SYMBOL)
         facts |= {keys.SOURCE: f"{kind} {chosen}", keys.REASON: reason}
@@ -73,10 +77,19 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
     return relax.call_tir(bb.add_func(func, name), args, out_ty)
 
 
+def _is_open(problem: ConvProblem) -> bool:
+    """Whether the number of images is all that is symbolic."""
+    return not problem.is_static and replace(problem, n=1).is_static
+
+
 @lru_cache(maxsize=1024)
-def _kernel(module: str, repro: str, given: str) -> tuple[tvm.tirx.PrimFunc, str, str]:
+def _kernel(
+    module: str, repro: str, given: str, is_open: bool
+) -> tuple[tvm.tirx.PrimFunc, str, str]:
     """(kernel, its name, why it was chosen).  Networks repeat their layers: one for each distinct
-    problem and target."""
+    problem and target, for any number of images where that is open."""
     generator = import_module(module)
     problem, target = ConvProblem.parse(repro), Target(given)
+    if is_open:
+        problem = replace(problem, n=tvm.tirx.Var("n", "int64"))
     return generator.prim_func(problem, target), *generator.choice(problem, target)

@@ -34,6 +34,8 @@ LONGER = {
         for name in ("smoothing", "a sum", "huber", "smooth l1", "l1")
     },
     f"{TRAINING}/test_update.py::test_steps_are_pytorchs[momentum": MORE,
+    "tests/relay_wgrad/frontend/torch/test_open_batch.py::test_value_and_gradient[steps1": MORE,
+    "tests/relay_wgrad/frontend/torch/test_open_batch.py::test_the_same_as_of_a_number": MORE,
     f"{TRAINING}/test_partial.py::test_steps_are_pytorchs_with_the_others_frozen[module": MORE,
     f"{TRAINING}/test_cuda_step_source.py::test_an_update_becomes_device_code[acc": MORE,
     "tests/relay_wgrad/cli/test_cli_own_data.py::test_updates_and_parts": "two trainings",

@@ -11,8 +11,10 @@ import onnx
 from onnx import numpy_helper
 from tvm import relax
 
+from ..relation import as_size
 from .graph import Distribution, InputSpec, mean_of
 from .partial import Choice
+from .sizes import Limits, is_open, spec_of, type_of
 from .weights import Array, Role
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -37,9 +39,9 @@ class Value:
     measured: bool = False
 
 
-def shape_of(expr: Any) -> tuple[int, ...]:
-    """The static shape of a Relax tensor."""
-    return tuple(int(d) for d in expr.ty.shape.values)
+def shape_of(expr: Any) -> tuple[Any, ...]:
+    """The shape of a Relax tensor: ints, and expressions of the batch where that is open."""
+    return tuple(as_size(d) for d in expr.ty.shape.values)
 
 
 @dataclass
@@ -115,6 +117,8 @@ class Context:
     names: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)  # what the graph leaves out
     constant: set[str] = field(default_factory=set)  # parameters that the model does not train
+    batch: Any = None  # the variable of an open batch
+    limits: Limits = field(default_factory=Limits)  # of it
 
     def unique(self, name: str) -> str:
         """`name` as an identifier that no argument of the function has yet."""
@@ -129,7 +133,7 @@ class Context:
     def draw(
         self,
         name: str,
-        shape: tuple[int, ...],
+        shape: tuple[Any, ...],
         dtype: str,
         distribution: Distribution,
         option: str = "random",
@@ -137,11 +141,30 @@ class Context:
         """Random numbers: an input of `main`, or their mean where the option is "off"."""
         if getattr(self.options, option) == "off":
             self.note(f"{name} ({distribution[0]}) is its mean, {mean_of(distribution):g}")
-            return relax.const(np.full(shape, mean_of(distribution), dtype), dtype)
-        spec = InputSpec(self.unique(name), "random", shape, dtype, distribution=distribution)
-        var = relax.Var(spec.name, relax.TensorType(shape, dtype))
+            return self.full(shape, mean_of(distribution), dtype)
+        spec, var = self.input(name, "random", shape, dtype, distribution=distribution)
         self.masks.append((spec, var))
         return var
+
+    def input(
+        self, name: str, kind: str, shape: tuple[Any, ...], dtype: str, **given: Any
+    ) -> tuple[InputSpec, relax.Var]:
+        """A new argument of `main`; a shape may be a tensor's, or a specification's."""
+        whole = spec_of(shape)
+        spec = InputSpec(self.unique(name), kind, whole, dtype, **given)
+        return spec, relax.Var(spec.name, type_of(whole, dtype, self.batch))
+
+    def full(self, shape: tuple[Any, ...], value: Any, dtype: str) -> Any:
+        """A tensor of one number."""
+        if is_open(shape):
+            return self.emit(
+                relax.op.broadcast_to(relax.const(np.asarray(value, dtype), dtype), shape)
+            )
+        return relax.const(np.full(shape, value, dtype), dtype)
+
+    def at_least(self, batch: int, why: str) -> None:
+        """Notes that an open batch must have so many images."""
+        self.limits = self.limits.from_(batch, why)
 
     def note(self, what: str) -> None:
         """Keeps a line of what was switched off."""

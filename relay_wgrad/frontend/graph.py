@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.ir import IRModule
 
 from .partial import Choice, Patterns
+from .sizes import Limits, Open, Size, at, is_open
 from .weights import Array, as_array
 
 Distribution = tuple[str, float] | tuple[str, float, float]
@@ -30,31 +31,42 @@ DRAWN = ("mask", "random")
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One non-parameter argument of `main`; `kind` is data, labels, target, mask or random."""
+    """One non-parameter argument of `main`; `kind` is data, labels, target, mask or random.
+
+    Of a graph with an open batch sizes may be `Open`, a multiple of the batch.
+    """
 
     name: str
     kind: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: str
     keep: float = 1.0  # masks: the probability that an element is kept
     distribution: Distribution = ("normal", 0.0, 1.0)  # of `random`
     ignored: int | None = None  # labels: one that counts for nothing
 
-    def random(self, rng: np.random.Generator, classes: int | None = None) -> Array:
+    def random(
+        self, rng: np.random.Generator, classes: int | None = None, batch: int | None = None
+    ) -> Array:
         """A value: normal data, uniform labels, a mask that is scaled by 1/keep.
 
-        Drawn in float32 and cast, so that float64 and float32 graphs get the same.
+        Drawn in float32 and cast, so that float64 and float32 graphs get the same.  Raises
+        ValueError for open sizes without a batch.
         """
         value: Array
+        shape = at(self.shape, batch)
         if self.kind == "labels":
-            value = rng.integers(0, classes or 2, self.shape)
+            value = rng.integers(0, classes or 2, shape)
         elif self.kind == "mask":
-            value = (rng.random(self.shape) < self.keep) / self.keep
+            value = (rng.random(shape) < self.keep) / self.keep
         elif self.kind == "random":
-            value = _drawn(rng, self.distribution, self.shape)
+            value = _drawn(rng, self.distribution, shape)
         else:
-            value = rng.standard_normal(self.shape, dtype=np.float32)
+            value = rng.standard_normal(shape, dtype=np.float32)
         return np.asarray(value, dtype=self.dtype)
+
+    def of(self, batch: int) -> InputSpec:
+        """The same in numbers, of a batch."""
+        return replace(self, shape=at(self.shape, batch))
 
 
 def _drawn(rng: np.random.Generator, distribution: Distribution, shape: tuple[int, ...]) -> Array:
@@ -93,28 +105,81 @@ class TrainingGraph:
     weights: str = "initial"  # where `params` are from: the model ("initial"), or "seeded"
     notes: tuple[str, ...] = ()  # a line for what was switched off, or is shared
     frozen: tuple[str, ...] = ()  # parameters that `partial` left out
+    limits: Limits = field(default_factory=Limits)  # of an open batch
 
     @property
     def batch(self) -> int:
-        """N, the images in a batch."""
-        return self.inputs[0].shape[0]
+        """N, the images in a batch.  Raises ValueError where it is open."""
+        size = self.inputs[0].shape[0]
+        if isinstance(size, Open):
+            raise ValueError(
+                f"{self.name}: its batch is open, and a number is needed here: `of_batch(n)` is the"
+                " graph for n images"
+            )
+        return size
+
+    @property
+    def is_open(self) -> bool:
+        """Whether one compiled step takes any number of images."""
+        return any(is_open(spec.shape) for spec in self.inputs)
+
+    def of_batch(self, batch: int) -> TrainingGraph:
+        """The graph for so many images, of one with an open batch; itself of its own number.
+
+        Raises ValueError for a number that it does not take.
+        """
+        if not self.is_open:
+            if batch != self.batch:
+                raise ValueError(f"{self.name}: its batch is {self.batch}, got {batch}")
+            return self
+        self.limits.check(self.name, batch)
+        main = self.main
+        (size,) = relax.analysis.defined_symbolic_vars(main)
+        module = self.module.clone()
+        del module["main"]  # its GlobalVar has the old type
+        module["main"] = main.bind_symbolic_vars({size: batch})
+        inputs = tuple(spec.of(batch) for spec in self.inputs)
+        return replace(self, module=module, inputs=inputs, limits=Limits())
+
+    def images(self, batch: Mapping[str, Any]) -> int | None:
+        """How many images a batch has, by its data; None of a graph of a fixed number.
+
+        Raises ValueError for a number that the graph does not take.
+        """
+        if not self.is_open:
+            return None
+        for spec in self.inputs:
+            if spec.name in batch and spec.shape and isinstance(first := spec.shape[0], Open):
+                shape = np.shape(batch[spec.name])
+                if len(shape) == len(spec.shape) and first.times == 1:
+                    self.limits.check(self.name, shape[0])
+                    return int(shape[0])
+        return None
 
     @property
     def main(self) -> Any:
         """The function from (inputs…, parameters…) to (loss, logits, statistics…)."""
         return self.module["main"]
 
-    def random_batch(self, seed: int = 0) -> dict[str, Array]:
-        """Seeded values for every input: normal images, uniform labels, what is random drawn."""
+    def random_batch(self, seed: int = 0, batch: int | None = None) -> dict[str, Array]:
+        """Seeded values for every input: normal images, uniform labels, what is random drawn.
+
+        batch : how many images, where that is open.
+        """
+        if batch is not None:
+            self.limits.check(self.name, batch)
         return {
-            spec.name: spec.random(np.random.default_rng([seed, index]), self.classes)
+            spec.name: spec.random(np.random.default_rng([seed, index]), self.classes, batch)
             for index, spec in enumerate(self.inputs)
         }
 
-    def draws(self, seed: int, step: int) -> dict[str, Array]:
-        """Dropout's masks and other random inputs of one step; no others."""
+    def draws(self, seed: int, step: int, batch: int | None = None) -> dict[str, Array]:
+        """Dropout's masks and other random inputs of one step; no others.
+
+        batch : how many images, where that is open.
+        """
         return {
-            spec.name: spec.random(np.random.default_rng([seed, step, index]))
+            spec.name: spec.random(np.random.default_rng([seed, step, index]), batch=batch)
             for index, spec in enumerate(self.inputs)
             if spec.kind in DRAWN
         }
@@ -128,6 +193,7 @@ class TrainingGraph:
         "ignore" but the loss's own `ignore_index`.
         """
         values: list[Array] = []
+        images = self.images(batch)
         for spec in self.inputs:
             if spec.name not in batch:
                 given = ", ".join(map(str, batch)) or "nothing"
@@ -135,7 +201,8 @@ class TrainingGraph:
                     f"{self.name}: no value for argument {spec.name!r}; a batch is"
                     f" {self.batch_text()}, got {given}"
                 )
-            value = self._checked(spec.name, spec.shape, spec.dtype, batch[spec.name])
+            shape = spec.shape if images is None else at(spec.shape, images)
+            value = self._checked(spec.name, shape, spec.dtype, batch[spec.name])
             if spec.kind == "labels" and self.classes is not None:
                 check_labels(spec.name, value, self.classes, spec.ignored)
             values.append(value)
@@ -161,7 +228,7 @@ class TrainingGraph:
             values.append(self._checked(name, initial.shape, self.dtype, given[name]))
         return values
 
-    def _checked(self, name: str, shape: tuple[int, ...], dtype: str, value: Any) -> Array:
+    def _checked(self, name: str, shape: tuple[Size, ...], dtype: str, value: Any) -> Array:
         array = as_array(value)
         if tuple(array.shape) != tuple(shape) or str(array.dtype) != dtype:
             raise ValueError(

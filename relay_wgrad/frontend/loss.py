@@ -274,10 +274,9 @@ def _cross_entropy(
 
 
 def _input(
-    ctx: Context, kind: str, shape: tuple[int, ...], dtype: str, ignored: int | None = None
+    ctx: Context, kind: str, shape: tuple[Any, ...], dtype: str, ignored: int | None = None
 ) -> tuple[InputSpec, relax.Var]:
-    spec = InputSpec(ctx.unique(kind), kind, shape, dtype, ignored=ignored)
-    return spec, relax.Var(spec.name, relax.TensorType(shape, dtype))
+    return ctx.input(kind, kind, shape, dtype, ignored=ignored)
 
 
 def _guarded(ctx: Context, labels: Any, classes: int, dtype: str) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from tvm import relax
 
 from . import activations as act
 from .context import Context, shape_of
+from .sizes import number
 
 op = relax.op
 
@@ -28,8 +29,8 @@ def reduced(ctx: Context, each: Any, reduction: str) -> Any:
     sum_ = total(ctx, each)
     if reduction == "sum":
         return sum_
-    count = math.prod(shape_of(each))
-    return ctx.emit(op.divide(sum_, _const(float(count), each)))
+    count = number(shape_of(each), str(each.ty.dtype), ctx.emit)
+    return ctx.emit(op.divide(sum_, count))
 
 
 def total(ctx: Context, x: Any) -> Any:

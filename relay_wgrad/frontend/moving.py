@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax
 
 from .context import Context, shape_of
+from .sizes import same
 
 op = relax.op
 
@@ -16,8 +17,10 @@ op = relax.op
 def cut(ctx: Context, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
     """x[start:stop:step] along an axis."""
     size = shape_of(x)[axis]
-    if (start, stop, step) == (0, size, 1):
+    if start == 0 and step == 1 and same(stop, size):
         return x
+    if not isinstance(size, int):
+        raise ValueError("a part of the batch is taken")
     if step == 1:  # a part of a split: its gradient is a concatenation
         cuts = [c for c in (start, stop) if 0 < c < size]
         parts = ctx.emit(op.split(x, cuts, axis))
@@ -46,5 +49,7 @@ def repeated(ctx: Context, x: Any, times: Sequence[int]) -> Any:
 
 def broadcast(ctx: Context, x: Any, shape: Sequence[int]) -> Any:
     """x in a larger shape; as it is where it has that."""
-    same = shape_of(x) == tuple(shape)
-    return x if same else ctx.emit(op.broadcast_to(x, tuple(shape)))
+    own = shape_of(x)
+    if len(own) == len(shape) and all(map(same, own, shape)):
+        return x
+    return ctx.emit(op.broadcast_to(x, tuple(shape)))

@@ -11,6 +11,7 @@ from tvm import relax
 
 from .context import FLOATS, Context, shape_of
 from .indexing import known
+from .sizes import same
 
 op = relax.op
 
@@ -22,14 +23,15 @@ def einsum(ctx: Context, equation: str, operands: Sequence[Any]) -> Any:
     or another number of letters than axes.
     """
     terms, result = _terms(equation, [len(shape_of(x)) for x in operands])
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     for term, x in zip(terms, operands, strict=True):
         for letter, size in zip(term, shape_of(x), strict=True):
-            if sizes.get(letter, 1) not in (1, size) and size != 1:
-                raise ValueError(f"{equation!r}: {letter} is {sizes[letter]} and {size}")
-            sizes[letter] = max(sizes.get(letter, 1), size)
-    if any(s != sizes[c] for t, x in zip(terms, operands, strict=True)
-           for c, s in zip(t, shape_of(x), strict=True)):  # fmt: skip
+            known = sizes.get(letter, 1)
+            if not same(known, 1) and not same(known, size) and not same(size, 1):
+                raise ValueError(f"{equation!r}: {letter} is {known} and {size}")
+            sizes[letter] = size if same(known, 1) else known
+    if not all(same(s, sizes[c]) for t, x in zip(terms, operands, strict=True)
+               for c, s in zip(t, shape_of(x), strict=True)):  # fmt: skip
         raise ValueError(f"{equation!r}: axes of size 1 that are broadcast are not supported")
     held, left = operands[0], terms[0]
     for i, (term, x) in enumerate(zip(terms[1:], operands[1:], strict=True), start=1):
@@ -62,7 +64,7 @@ def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def _pair(
-    ctx: Context, a: Any, left: str, b: Any, right: str, later: set[str], sizes: dict[str, int]
+    ctx: Context, a: Any, left: str, b: Any, right: str, later: set[str], sizes: dict[str, Any]
 ) -> tuple[Any, str]:
     """(a times b, its letters), summed over what neither the result nor a later operand has."""
     a, left = _summed(ctx, a, left, later | set(right))
@@ -75,7 +77,7 @@ def _pair(
     lhs = _ordered(ctx, a, left, f"{shared}{''.join(rows)}{''.join(over)}")
     rhs = _ordered(ctx, b, right, f"{shared}{''.join(over)}{''.join(columns)}")
 
-    def size(letters: Sequence[str]) -> int:
+    def size(letters: Sequence[str]) -> Any:
         return math.prod(sizes[c] for c in letters)
 
     lhs = ctx.emit(op.reshape(lhs, (size(batch), size(rows), size(over))))

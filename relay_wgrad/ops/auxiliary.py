@@ -31,11 +31,12 @@ LOWEST = {
 }
 
 
-def _static_shape(op: str, x: relax.Expr) -> list[int]:
-    """The sizes of a tensor, which must all be known."""
+def _shape(op: str, x: relax.Expr, axes: Sequence[int] | None = None) -> list[Any]:
+    """The sizes of a tensor, which must be known of these axes, by default of all."""
     shape = x.ty.shape
     sizes = [as_size(v) for v in shape.values] if isinstance(shape, relax.ShapeExpr) else []
-    if (not sizes and x.ty.ndim != 0) or not all(isinstance(v, int) for v in sizes):
+    needed = range(len(sizes)) if axes is None else axes
+    if (not sizes and x.ty.ndim != 0) or not all(isinstance(sizes[a], int) for a in needed):
         raise ValueError(f"{op}: no gradient with symbolic or unknown sizes, got {x.ty}")
     return sizes
 
@@ -79,16 +80,22 @@ def pad(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     if str(call.attrs.pad_mode) != "constant":
         raise ValueError(f"pad: no gradient for pad_mode={str(call.attrs.pad_mode)!r}")
     widths = as_ints("pad", "pad_width", call.attrs.pad_width)
-    sizes = _static_shape("pad", call.args[0])
-    before = list(widths[0::2])
+    before, after = widths[0::2], widths[1::2]
     if any(w < 0 for w in widths):
         raise ValueError(f"pad: no gradient for negative pad_width={list(widths)}")
-    end = [b + n for b, n in zip(before, sizes, strict=True)]
-    return [relax.op.strided_slice(ct, list(range(len(sizes))), before, end)]
+    axes = [a for a, pair in enumerate(zip(before, after, strict=True)) if any(pair)]
+    if not axes:
+        return [ct]
+    sizes = _shape("pad", call.args[0], axes)
+    end = [before[a] + sizes[a] for a in axes]
+    return [relax.op.strided_slice(ct, axes, [before[a] for a in axes], end)]
 
 
-def slice_bounds(call: relax.Call, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(begin, count, stride) for each axis, negative and out-of-range indices resolved."""
+def slice_bounds(call: relax.Call, sizes: Sequence[Any]) -> list[tuple[int, Any, int]]:
+    """(begin, count, stride) for each axis, negative and out-of-range indices resolved.
+
+    Raises TypeError for a symbolic size along an axis that is sliced.
+    """
 
     def ints(arg: Any) -> list[int]:
         values = getattr(arg, "fields", None) or getattr(arg, "values", None) or []
@@ -111,8 +118,12 @@ def slice_bounds(call: relax.Call, sizes: Sequence[int]) -> list[tuple[int, int,
 
 def strided_slice(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """The transpose scatters into zeros: dilate each strided axis, then pad it."""
-    sizes = _static_shape("strided_slice", call.args[0])
-    bounds = slice_bounds(call, sizes)
+    sizes = _shape("strided_slice", call.args[0], ())
+    try:
+        bounds = slice_bounds(call, sizes)
+    except TypeError:
+        _shape("strided_slice", call.args[0])  # which raises
+        raise
     if any(step < 1 for _, _, step in bounds):
         raise ValueError(f"strided_slice: no gradient for a negative stride, got {call}")
     grad, shape = ct, [count for _, count, _ in bounds]
@@ -124,10 +135,13 @@ def strided_slice(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partia
             grad = ctx.emit(relax.op.nn.pad(grad, widths))
             shape[axis] = count * step
             grad = ctx.emit(relax.op.reshape(grad, shape))
-    over = [b + n - size for (b, _, _), n, size in zip(bounds, shape, sizes, strict=True)]
-    if any(v > 0 for v in over):  # the zeros after the last element may stand out
-        end = [n - max(v, 0) for n, v in zip(shape, over, strict=True)]
-        grad = ctx.emit(relax.op.strided_slice(grad, list(range(len(end))), [0] * len(end), end))
+    over = [
+        b + n - size if isinstance(size, int) else 0
+        for (b, _, _), n, size in zip(bounds, shape, sizes, strict=True)
+    ]
+    if axes := [a for a, v in enumerate(over) if v > 0]:  # zeros after the last may stand out
+        end = [shape[a] - over[a] for a in axes]
+        grad = ctx.emit(relax.op.strided_slice(grad, axes, [0] * len(axes), end))
     widths = [w for (b, _, _), v in zip(bounds, over, strict=True) for w in (b, max(-v, 0))]
     if any(widths):
         grad = relax.op.nn.pad(grad, widths)
@@ -154,10 +168,7 @@ def max_pool2d_backward(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> 
     if str(a.layout) not in ("NCHW", "NHWC") or str(a.out_layout) != str(a.layout):
         raise ValueError(f"max_pool2d_backward: no gradient for layout {a.layout}->{a.out_layout}")
     axes = [str(a.layout).index("H"), str(a.layout).index("W")]
-    sizes, out = (
-        _static_shape("max_pool2d_backward", data),
-        _static_shape("max_pool2d_backward", call.args[0]),
-    )
+    sizes, out = (_shape("max_pool2d_backward", x, axes) for x in (data, call.args[0]))
     (kh, kw), (sh, sw), (dh, dw) = a.pool_size, a.strides, a.dilation
     top, left = as_ints("max_pool2d", "padding", a.padding)[:2]
     need = [

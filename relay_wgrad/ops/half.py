@@ -50,6 +50,24 @@ def mean(call: relax.Call, ct: relax.Var, axes: list[int], count: int) -> Partia
     ]
 
 
+def open_mean(call: relax.Call, ct: relax.Var, axes: list[int], sizes: list[Any]) -> Partials:
+    """The cotangent's share for each element, of sizes that are symbolic: their ones are counted.
+
+    Upstream's rule wants numbers.
+    """
+    half = _dtype(ct) in HALVES
+    wide = "float32" if half else _dtype(ct)
+    share = R.divide(
+        _wide(ct) if half else ct,
+        relax.const(float(math.prod(n for n in sizes if isinstance(n, int))), wide),
+    )
+    for size in sizes:
+        if not isinstance(size, int):
+            share = R.divide(share, R.sum(R.ones((size,), wide)))
+    share = R.astype(share, _dtype(ct)) if half else share
+    return [R.broadcast_to(_expanded(call, share, axes), call.args[0].ty.shape)]
+
+
 def variance(call: relax.Call, ct: relax.Var, axes: list[int], count: int) -> Partials:
     """2 (x - mean) / count times the cotangent."""
     x = _wide(call.args[0])
@@ -103,10 +121,14 @@ def gradient_rule(name: str, upstream: Any) -> Callable[..., Partials]:
         if _dtype(x) in HALVES and name in _OF_ANY_SIZE:
             return _OF_ANY_SIZE[name](call, ct)
         sizes = [as_size(n) for n in x.ty.shape.values] if x.ty.shape is not None else [None]
-        if _dtype(x) not in HALVES or not all(isinstance(n, int) for n in sizes):
+        is_open = not all(isinstance(n, int) for n in sizes)
+        is_mean = name == "relax.mean" and None not in sizes
+        if not (is_open and is_mean) and (is_open or _dtype(x) not in HALVES):
             return upstream(var, call, ct, ctx)
         given = getattr(call.attrs, "axis", None)
         axes = sorted(int(a) % len(sizes) for a in (range(len(sizes)) if given is None else given))
+        if is_open:
+            return open_mean(call, ct, axes, [sizes[a] for a in axes])
         return _COUNTED[name](call, ct, axes, math.prod(sizes[a] for a in axes))
 
     return rule

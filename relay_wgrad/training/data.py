@@ -35,6 +35,9 @@ class Data:
         uint8 (they are not scaled), labels of any integer type.  Others are not looked at.
     seed : of the order, which is another one in each epoch, and of dropout's masks.
     least : samples that there must be; by default a batch.
+    size : samples in a batch, of a graph whose batch is open.
+    drop_last : whether what is left over of an epoch after whole batches is not a batch; where the
+        graph's batch is open it may be one.
 
     Raises
     ------
@@ -50,8 +53,11 @@ class Data:
         seed: int = 0,
         *,
         least: int | None = None,
+        size: int | None = None,
+        drop_last: bool = True,
     ) -> None:
         self.graph, self.seed = graph, seed
+        self.size, self.drop_last = size_of(graph, size, drop_last), drop_last
         origin = repr(arrays.path) if isinstance(arrays, ArraysFile) else graph.name
         specs = [spec for spec in graph.inputs if spec.kind in SAMPLED]
         missing = [spec.name for spec in specs if spec.name not in arrays]
@@ -67,9 +73,9 @@ class Data:
         self.samples = min(lengths.values())
         if len({*lengths.values()}) > 1:
             raise ValueError(f"{origin}: not the same number of samples in each: {lengths}")
-        if self.samples < (graph.batch if least is None else least):
+        if self.samples < (self.size if least is None else least):
             raise ValueError(
-                f"{origin}: {self.samples} samples are less than a batch of {graph.batch}"
+                f"{origin}: {self.samples} samples are less than a batch of {self.size}"
             )
 
     @classmethod
@@ -80,6 +86,8 @@ class Data:
         seed: int = 0,
         *,
         least: int | None = None,
+        size: int | None = None,
+        drop_last: bool = True,
     ) -> Data:
         """Of a file that `numpy.savez` wrote; arrays that the graph does not take are not read.
 
@@ -87,12 +95,12 @@ class Data:
         class does.
         """
         with ArraysFile(path) as arrays:
-            return cls(graph, arrays, seed, least=least)
+            return cls(graph, arrays, seed, least=least, size=size, drop_last=drop_last)
 
     @property
     def batches(self) -> int:
-        """Whole batches in an epoch; what is left over then is in another epoch's."""
-        return self.samples // self.graph.batch
+        """Batches in an epoch; what is left over of them is in another epoch's."""
+        return batches_of(self)
 
     def batch(self, step: int) -> dict[str, Array]:
         """The minibatch of a step, counted from 0."""
@@ -100,8 +108,9 @@ class Data:
 
     @property
     def parts(self) -> int:
-        """Batches that have each sample once, in order, the last filled up."""
-        return -(-self.samples // self.graph.batch)
+        """Batches that have each sample once, in order, the last filled up, or short where the
+        graph's batch is open."""
+        return -(-self.samples // self.size)
 
     def part(self, index: int) -> tuple[dict[str, Array], int]:
         """(a batch of these, how many of its samples count)."""
@@ -114,7 +123,8 @@ class Data:
             if spec.kind in SAMPLED:
                 out[spec.name] = self.arrays[spec.name][chosen].astype(spec.dtype)
             else:
-                out[spec.name] = spec.random(np.random.default_rng([self.seed, step, index]))
+                rng = np.random.default_rng([self.seed, step, index])
+                out[spec.name] = spec.random(rng, batch=len(chosen))
         return out
 
 
@@ -123,18 +133,45 @@ def _order(seed: int, epoch: int, samples: int) -> Any:
     return np.random.default_rng([seed, epoch]).permutation(samples)
 
 
+def size_of(graph: TrainingGraph, size: int | None, drop_last: bool) -> int:
+    """Samples in a batch: the graph's number, or where that is open the one that is given.
+
+    Raises ValueError for a number that the graph does not take.
+    """
+    if not graph.is_open:
+        if size not in (None, graph.batch):
+            raise ValueError(f"{graph.name}: size must be its batch, {graph.batch}, got {size}")
+        if not drop_last:
+            raise ValueError(
+                f"{graph.name}: a short last batch needs an open one, as of batch='N'; it has"
+                f" {graph.batch}"
+            )
+        return graph.batch
+    if size is None:
+        raise ValueError(f"{graph.name}: its batch is open: size must be a number of samples")
+    graph.limits.check(graph.name, size)
+    return size
+
+
+def batches_of(data: Any) -> int:
+    """Batches in an epoch, of whoever has `samples`, `size` and `drop_last`."""
+    return int(data.samples // data.size if data.drop_last else -(-data.samples // data.size))
+
+
 def order_of(data: Any, step: int) -> Any:
-    """The samples of a step's batch, of whoever has `graph`, `seed`, `samples` and `batches`."""
+    """The samples of a step's batch, of whoever has also `seed` and `batches`."""
     epoch, at = divmod(step, data.batches)
     order = _order(data.seed, epoch, data.samples)
-    return order[at * data.graph.batch : (at + 1) * data.graph.batch]
+    return order[at * data.size : (at + 1) * data.size]
 
 
 def part_of(data: Any, index: int) -> tuple[list[int], int]:
-    """(the samples of a batch in order, filled up with the first ones, how many count)."""
-    first = index * data.graph.batch
-    count = min(data.graph.batch, data.samples - first)
-    return [(first + i) % data.samples for i in range(data.graph.batch)], count
+    """(the samples of a batch in order, filled up with the first ones if its size is fixed, how
+    many count)."""
+    first = index * data.size
+    count = min(data.size, data.samples - first)
+    taken = count if data.graph.is_open else data.size
+    return [(first + i) % data.samples for i in range(taken)], count
 
 
 def _samples(origin: str, spec: InputSpec, given: Any, classes: int | None) -> Array:

@@ -112,6 +112,14 @@ class Place:
     def is_gpu(self) -> bool:
         return self.name != "cpu"
 
+    def check_batch(self, graph: TrainingGraph) -> None:
+        """Raises ValueError on a GPU for a graph of an open batch."""
+        if self.is_gpu and graph.is_open:
+            raise ValueError(
+                f"{graph.name}: its batch is open, and steps on a GPU are for a number of images:"
+                " `graph.of_batch(n)` is the graph for n"
+            )
+
     @contextlib.contextmanager
     def memory_errors(self) -> Iterator[None]:
         """Within it, a GPU without enough memory is a MemoryError that says how much it has."""

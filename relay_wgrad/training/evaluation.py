@@ -37,6 +37,8 @@ class Evaluator:
     graph : imported with `bn="eval"`, and without dropout and random inputs; else it evaluates as
         it trains.
     device, dtype, layout, on_gpu, progress : as of `Trainer`.
+
+    Raises as `Trainer` does.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Evaluator:
         progress: Progress = silent,
     ) -> None:
         self.graph, self.place = graph, place(device, on_gpu)
+        self.place.check_batch(graph)
         progress("the network for evaluation")
         layout = self.place.layout if layout is None else layout
         parts = two_parts(
@@ -63,8 +66,10 @@ class Evaluator:
         """Of parameters by name, a trainer's or arrays, on all samples of `Data` or `ImageFolder`.
 
         The last batch is filled up with samples that do not count; if it is not the only one, the
-        mean of the losses is without it.  Raises ValueError for a parameter that is missing or of
-        another shape.
+        mean of the losses is without it.  Where the graph's batch is open the last one is short,
+        and counts for as many samples as it has.
+
+        Raises ValueError for a parameter that is missing or of another shape.
         """
         given = []
         for name, initial in self.graph.params.items():
@@ -78,13 +83,17 @@ class Evaluator:
                 )
             given.append(self._tensor(value))
         labels = next((s for s in self.graph.inputs if s.kind == "labels"), None)
-        losses, right, asked = [], 0, 0
+        losses: list[float] = []
+        weights: list[int] = []
+        right = asked = 0
         for index in range(data.parts):
             batch, count = data.part(index)
             values = [self._tensor(v) for v in self.graph.batch_values(batch)]
             with self.place.memory_errors():
                 outputs = threads.run(self.compiled.vm[ADJOINT], *values, *given)
-            losses.append(float(outputs[0].numpy()))
+            if self.graph.is_open or count == data.size or not losses:
+                losses.append(float(outputs[0].numpy()) * count)
+                weights.append(count)
             if labels is not None and self.graph.classes:
                 wanted = batch[labels.name][:count]
                 found = outputs[1].numpy()[:count].argmax(1).reshape(wanted.shape)
@@ -93,10 +102,8 @@ class Evaluator:
                     counts = wanted != labels.ignored
                 right += int(((found == wanted) & counts).sum())
                 asked += int(counts.sum())
-        whole = data.samples // self.graph.batch
-        kept = losses[:whole] if whole else losses
         accuracy = right / asked if asked else math.nan
-        return Evaluation(math.fsum(kept) / len(kept), accuracy, data.samples)
+        return Evaluation(math.fsum(losses) / sum(weights), accuracy, data.samples)
 
     def _tensor(self, value: Any) -> Any:
         array = value.numpy() if hasattr(value, "numpy") else value

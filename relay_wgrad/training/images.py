@@ -22,7 +22,7 @@ import numpy as np
 
 from ..frontend import TrainingGraph
 from ..frontend.weights import Array
-from .data import order_of, part_of
+from .data import batches_of, order_of, part_of, size_of
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """torchvision's, in any case."""
@@ -80,6 +80,7 @@ class ImageFolder:
     seed : of the order, the parts that are cut out, and dropout's masks: a batch depends on the
         seed and its step alone.
     reading : how images become numbers.
+    least, size, drop_last : as of `Data`.
     threads : that read; by default as many as there are cores, 8 at most.
 
     Raises
@@ -98,9 +99,12 @@ class ImageFolder:
         reading: Reading | None = None,
         *,
         least: int | None = None,
+        size: int | None = None,
+        drop_last: bool = True,
         threads: int | None = None,
     ) -> None:
         self._image = _pillow()
+        self.size, self.drop_last = size_of(graph, size, drop_last), drop_last
         self.graph, self.seed, self.folder = graph, seed, Path(folder)
         self.reading = Reading() if reading is None else reading
         self._input, self._labels, self._mode = _inputs(graph)
@@ -123,10 +127,10 @@ class ImageFolder:
                 )
             self.files += [(path, label) for path in found]
         self.samples = len(self.files)
-        if self.samples < (graph.batch if least is None else least):
+        if self.samples < (self.size if least is None else least):
             raise ValueError(
                 f"{os.fspath(folder)!r}: {self.samples} samples are less than a batch of"
-                f" {graph.batch}"
+                f" {self.size}"
             )
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._pool = ThreadPoolExecutor(threads or min(cores, 8), "relay_wgrad.images")
@@ -134,8 +138,8 @@ class ImageFolder:
 
     @property
     def batches(self) -> int:
-        """Whole batches in an epoch; what is left over then is in another epoch's."""
-        return self.samples // self.graph.batch
+        """Batches in an epoch; what is left over of them is in another epoch's."""
+        return batches_of(self)
 
     def batch(self, step: int) -> dict[str, Array]:
         """The minibatch of a step, counted from 0."""
@@ -154,8 +158,9 @@ class ImageFolder:
 
     @property
     def parts(self) -> int:
-        """Batches that have each sample once, in order, the last filled up."""
-        return -(-self.samples // self.graph.batch)
+        """Batches that have each sample once, in order, the last filled up, or short where the
+        graph's batch is open."""
+        return -(-self.samples // self.size)
 
     def part(self, index: int) -> tuple[dict[str, Array], int]:
         """(a batch of these, how many of its samples count): images as in evaluation."""
@@ -168,7 +173,7 @@ class ImageFolder:
             self._input.name: np.stack(images),
             self._labels.name: np.array(labels, self._labels.dtype),
         }
-        drawn = self.graph.draws(self.seed, step)
+        drawn = self.graph.draws(self.seed, step, len(images))
         return {spec.name: {**drawn, **whole}[spec.name] for spec in self.graph.inputs}
 
     def _read(self, index: int, epoch: int | None = None) -> Array:

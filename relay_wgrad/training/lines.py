@@ -19,6 +19,7 @@ import numpy as np
 import tvm
 
 from ..frontend import InputSpec
+from ..frontend.sizes import at
 from . import cudart
 from .loss_scale import FIELDS
 
@@ -94,8 +95,9 @@ class _Slot:
     """A batch on its way: pinned memory, the device's tensors, and when each is free again."""
 
     def __init__(self, runtime: cudart.Runtime, specs: Sequence[InputSpec], device: Any) -> None:
-        self.pinned = [cudart.Pinned(runtime, spec.shape, spec.dtype) for spec in specs]
-        self.tensors = [tvm.runtime.empty(spec.shape, spec.dtype, device) for spec in specs]
+        kinds = [(at(spec.shape, None), spec.dtype) for spec in specs]
+        self.pinned = [cudart.Pinned(runtime, *kind) for kind in kinds]
+        self.tensors = [tvm.runtime.empty(*kind, device) for kind in kinds]
         self.copied, self.used = cudart.Event(runtime), cudart.Event(runtime)
 
 

@@ -84,8 +84,8 @@ class Trainer:
 
     Raises
     ------
-    ValueError : for an unknown option's value, naming it, and for a GPU that cannot be used, naming
-        what is missing.
+    ValueError : for an unknown option's value, naming it, for a GPU that cannot be used, naming
+        what is missing, and on a GPU for a graph of an open batch.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class Trainer:
         self.optimizer = optimizer
         rule = optimizer_for(graph, optimizer, self.lr)
         self.place = place(device, on_gpu)
+        self.place.check_batch(graph)
         layout = self.place.layout if layout is None else layout
         progress("differentiating")
         mod = step_module(
@@ -296,7 +297,10 @@ class Trainer:
         return float(self.gradients(batch)[0][0].numpy())
 
     def _values(self, batch: Mapping[str, Any]) -> list[Any]:
-        whole = {**self.graph.draws(self.seed, self.steps), **batch}
+        images = self.graph.images(batch)
+        if images is None and self.graph.is_open:  # who has no data; which says so
+            return list(self.graph.batch_values(batch))
+        whole = {**self.graph.draws(self.seed, self.steps, images), **batch}
         return list(self.graph.batch_values(whole))
 
     def _send(self, batch: Mapping[str, Any]) -> Any:

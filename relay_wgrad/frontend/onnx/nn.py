@@ -19,7 +19,6 @@ from tvm import relax
 from ...conventions import onnx
 from .. import volumes
 from ..context import Context, Node, shape_of
-from ..graph import InputSpec
 from ..windows import Quad, check_window, image, pair, quad_of, weight_of
 
 
@@ -33,13 +32,18 @@ def conv(ctx: Context, node: Node) -> Any:
     strides, dilation = pair(node, "strides"), pair(node, "dilations")
     padding = quad_of(node, shape[2:], wshape[2:], strides, dilation)
     onnx.conv(  # which refuses what does not fit
-        shape, wshape, dilations=dilation, group=groups, pads=padding, strides=strides,
+        _of_one(shape), wshape, dilations=dilation, group=groups, pads=padding, strides=strides,
         kernel_shape=node.attr("kernel_shape"),
     )  # fmt: skip
     out = ctx.emit(
         relax.op.nn.conv2d(data, weight, strides, padding, dilation, groups)  # NCHW, OIHW
     )
     return _as_given(ctx, node, _bias(ctx, node, 2, out))
+
+
+def _of_one(shape: Sequence[Any]) -> tuple[int, ...]:
+    """A shape with one image where the batch is open, for checks that are not of the batch."""
+    return (shape[0] if isinstance(shape[0], int) else 1, *shape[1:])
 
 
 def conv_transpose(ctx: Context, node: Node) -> Any:
@@ -52,7 +56,7 @@ def conv_transpose(ctx: Context, node: Node) -> Any:
     shape, wshape, groups = image(data), weight_of(weight), int(node.attr("group", 1))
     strides, dilation = pair(node, "strides"), pair(node, "dilations")
     found = onnx.conv_transpose(
-        shape, wshape,
+        _of_one(shape), wshape,
         auto_pad=node.attr("auto_pad", "NOTSET"), dilations=dilation, group=groups,
         kernel_shape=node.attr("kernel_shape"),
         output_padding=pair(node, "output_padding", 0, least=0),
@@ -81,7 +85,7 @@ def _with_zeros(ctx: Context, out: Any, around: Sequence[tuple[int, int]]) -> An
             if side:
                 shape = [*shape_of(out)]
                 shape[axis] = side
-                zeros = ctx.const(np.zeros(shape))
+                zeros = ctx.full(tuple(shape), 0, ctx.options.dtype)
                 parts = [zeros, *parts] if at == 0 else [*parts, zeros]
         out = ctx.emit(relax.op.concat(parts, axis)) if len(parts) > 1 else out
     return out
@@ -204,11 +208,7 @@ def batch_norm(ctx: Context, node: Node) -> Any:
         return ctx.emit(relax.op.add(relax.op.multiply(centred, lift(scale)), lift(beta)))
 
     axes = [0, *range(2, len(shape))]
-    if math.prod(shape[a] for a in axes) == 1:
-        raise ValueError(
-            f"batch statistics of {list(shape)} need more than one value per channel: "
-            "use a larger batch or image, or bn='eval'"
-        )
+    check_statistics(ctx, shape, axes)
     batch_mean = ctx.emit(relax.op.mean(x, axes, keepdims=True))
     centred = ctx.emit(relax.op.subtract(x, batch_mean))
     batch_var = ctx.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
@@ -222,6 +222,19 @@ def batch_norm(ctx: Context, node: Node) -> Any:
             fresh = relax.op.multiply(relax.op.reshape(batch, shape[1:2]), ctx.const(1 - momentum))
             ctx.states.append((name, ctx.emit(relax.op.add(kept, fresh))))
     return ctx.emit(relax.op.add(relax.op.multiply(normal, lift(gamma)), lift(beta)))
+
+
+def check_statistics(ctx: Context, shape: tuple[Any, ...], axes: Sequence[int]) -> None:
+    """Raises ValueError for the statistics of one value; an open batch then has two at least."""
+    if math.prod(shape[a] for a in axes[1:]) != 1:
+        return
+    if not isinstance(shape[axes[0]], int):
+        ctx.at_least(2, "batch statistics need more than one value per channel")
+    elif shape[axes[0]] == 1:
+        raise ValueError(
+            f"batch statistics of {list(shape)} need more than one value per channel: "
+            "use a larger batch or image, or bn='eval'"
+        )
 
 
 def lrn(ctx: Context, node: Node) -> Any:
@@ -259,10 +272,9 @@ def masked(ctx: Context, x: Any, rate: float) -> Any:
         return x
     if not 0.0 < rate < 1.0:
         raise ValueError(f"a dropout rate of {rate} is not between 0 and 1")
-    dtype = ctx.options.dtype
-    name = ctx.unique(f"dropout_mask_{len(ctx.masks)}")
-    mask = relax.Var(name, relax.TensorType(shape_of(x), dtype))
-    ctx.masks.append((InputSpec(name, "mask", shape_of(x), dtype, 1.0 - rate), mask))
+    name = f"dropout_mask_{len(ctx.masks)}"
+    spec, mask = ctx.input(name, "mask", shape_of(x), ctx.options.dtype, keep=1.0 - rate)
+    ctx.masks.append((spec, mask))
     return ctx.emit(relax.op.multiply(x, mask))
 
 

@@ -178,6 +178,8 @@ def pad(ctx: Context, node: Node) -> Any:
     for i, axis in enumerate(axes):
         before, after = pads[i], pads[i + len(axes)]
         size = shape_of(x)[axis]
+        if not before and not after:
+            continue
         if max(-before, 0) + max(-after, 0) >= size:
             raise ValueError(f"pads {pads} leave nothing of the {size} elements of axis {axis}")
         x = cut(ctx, x, axis, max(-before, 0), size - max(-after, 0))
@@ -190,7 +192,7 @@ def pad(ctx: Context, node: Node) -> Any:
             if size:
                 shape = [*shape_of(x)]
                 shape[axis] = size
-                border = relax.const(np.full(shape, fill, str(x.ty.dtype)), str(x.ty.dtype))
+                border = ctx.full(tuple(shape), fill, str(x.ty.dtype))
                 parts = [border, *parts] if at == 0 else [*parts, border]
         x = ctx.emit(relax.op.concat(parts, axis)) if len(parts) > 1 else x
     return x

@@ -12,6 +12,7 @@ from onnx import helper
 from tvm import relax
 
 from ..context import Context, Node, Value, shape_of
+from ..sizes import is_size, number, same
 
 Args = list[Any]
 Builder = Callable[[Context, "Call"], Any]
@@ -53,6 +54,10 @@ class Unset:
     dtype: str
 
 
+def _numbers(shape: Any) -> tuple[Any, ...]:
+    return tuple(int(s) for s in shape)
+
+
 @dataclass
 class Call:
     """One node of the exported graph: its operands as expressions, by ATen's own order.
@@ -66,6 +71,7 @@ class Call:
     node: Any = None
     values: tuple[Any, ...] = ()
     result: Any = None
+    sizes: Callable[[Any], tuple[Any, ...]] = _numbers  # PyTorch's to numbers and expressions
 
     def arg(self, index: int, default: Any = None) -> Any:
         """An argument, or the default where it was left out."""
@@ -83,9 +89,9 @@ class Call:
         return next((r for r in self.result if r is not None), None)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Any, ...]:
         """The (first) result's, by PyTorch."""
-        return tuple(int(s) for s in self.first.shape)
+        return self.sizes(self.first.shape)
 
     @property
     def dtype(self) -> str:
@@ -151,6 +157,8 @@ def as_dtype(ctx: Context, value: Any, dtype: str) -> Any:
     """A tensor, or a number, as a tensor of this dtype."""
     if isinstance(value, (bool, int, float)):
         return constant(value, dtype)
+    if is_size(value):
+        return number([value], dtype, ctx.emit)
     if not hasattr(value, "ty"):
         raise ValueError(f"expected a tensor or a number, got {type(value).__name__}")
     return value if str(value.ty.dtype) == dtype else ctx.emit(relax.op.astype(value, dtype))
@@ -166,6 +174,7 @@ def check_result(call: Call, built: Any) -> None:
         if made is None or isinstance(made, Unset) or not hasattr(said, "shape"):
             continue
         got = (list(shape_of(made)), str(made.ty.dtype))
-        expected = ([int(s) for s in said.shape], dtype_name(said))
-        if got != expected:
+        expected = (list(call.sizes(said.shape)), dtype_name(said))
+        fits = len(got[0]) == len(expected[0]) and all(map(same, got[0], expected[0]))
+        if not fits or got[1] != expected[1]:
             raise ValueError(f"gives {expected[1]}{expected[0]}, was built as {got[1]}{got[0]}")

@@ -13,7 +13,9 @@ from ..context import Options, shape_of
 from ..graph import InputSpec, TrainingGraph
 from ..loss import Loss, add_loss, loss_of
 from ..partial import Choice, Patterns
+from ..sizes import NAME
 from ..weights import Array
+from .batch import Batch
 from .ops import OPS
 from .program import exported, pytorch
 from .reader import Reader
@@ -30,6 +32,7 @@ def from_torch(
     module: Any,
     example_inputs: Sequence[Any] | None = None,
     *,
+    batch: str | None = None,
     bn: str = "module",
     loss: str | Loss = "cross_entropy",
     dropout: str = "off",
@@ -49,6 +52,9 @@ def from_torch(
         not trained.
     example_inputs : the module's arguments, tensors whose shapes and dtypes the graph takes; None
         for an exported program, which has them.
+    batch : None, the example's; or "N", any: one compiled step takes any number of images, the
+        first axis of the first tensor and of those that have as many there.  An exported program
+        whose first axes are one dynamic `Dim` is so without asking.
     bn : "module" normalizes as each layer was when it was exported (`train()` or `eval()`), "train"
         by batch statistics, "eval" by running ones; "frozen" as "module", but by running ones,
         which stay, where a layer's weight and bias are not trained.
@@ -70,8 +76,9 @@ def from_torch(
     Raises
     ------
     ValueError : for a module that `torch.export` refuses or would change (a backward of its own,
-        hooks on gradients), an op that is not supported or has no gradient (named), a size that is
-        symbolic, an option's unknown value, parameters of another or of several dtypes.
+        hooks on gradients), an op that is not supported or has no gradient, or cannot be for an
+        open batch (named), a symbolic size that is none, an option's unknown value, parameters of
+        another or of several dtypes.
     TypeError : for a `module` or `example_inputs` of another type.
     FileNotFoundError : for a path where there is no file.
     ModuleNotFoundError : without PyTorch.
@@ -82,8 +89,10 @@ def from_torch(
             raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
     if isinstance(checkpoint, str) and checkpoint != "auto":
         raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of names")
+    if batch not in (None, NAME):
+        raise ValueError(f"batch={batch!r}: expected {NAME!r}, or None and an example of that size")
     wanted = loss_of(loss, "own", "none")
-    program, title = exported(pytorch(), module, example_inputs)
+    program, title = exported(pytorch(), module, example_inputs, batch == NAME)
     choice = Choice.of(trainable, freeze)
     options = Options(_dtype(program), bn, dropout, 0, random=random, choice=choice)
     return _Import(program, name or title, options).graph(wanted, output, checkpoint)
@@ -103,7 +112,11 @@ class _Import(Reader):
     """One exported program on its way."""
 
     def __init__(self, program: Any, name: str, options: Options) -> None:
-        super().__init__(name, options, OPS)
+        try:
+            batch = Batch(program.range_constraints, _shapes(program))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        super().__init__(name, options, OPS, batch)
         self.program = program
         self.arguments: list[tuple[InputSpec, relax.Var]] = []
         self.trainable: list[str] = []
@@ -158,6 +171,7 @@ class _Import(Reader):
                 if isinstance(e, relax.DataflowVar) and e.name in alive
             },
             notes=tuple(ctx.notes),
+            limits=ctx.limits,
         )
         choice = ctx.options.choice
         if choice != Choice():
@@ -215,14 +229,8 @@ class _Import(Reader):
         value = node.meta.get("val")
         if not hasattr(value, "shape"):
             raise ValueError(f"{self.name}: argument {node.name!r} is no tensor: {value!r}")
-        sizes = tuple(value.shape)
-        if not all(isinstance(size, int) for size in sizes):
-            raise ValueError(
-                f"{self.name}: argument {node.name!r} has symbolic sizes {list(map(str, sizes))}"
-            )
         dtype = str(value.dtype).removeprefix("torch.")
-        spec = InputSpec(self.ctx.unique(node.name), "data", sizes, dtype)
-        var = relax.Var(spec.name, relax.TensorType(sizes, dtype))
+        spec, var = self.ctx.input(node.name, "data", self.batch.shape(value.shape), dtype)
         self.arguments.append((spec, var))
         return var
 
@@ -264,6 +272,17 @@ class _Import(Reader):
         if changed:
             raise ValueError(f"{self.name}: it changes the buffer {changed[0]!r}: not supported")
         return self.value(given[index])
+
+
+def _shapes(program: Any) -> list[tuple[str, Any]]:
+    """(name, shape) of each tensor that the module is given."""
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    given = [
+        nodes[s.arg.name] for s in program.graph_signature.input_specs
+        if s.kind.name == "USER_INPUT" and s.arg.name in nodes
+    ]  # fmt: skip
+    values = [(node.name, node.meta.get("val")) for node in given]
+    return [(name, tuple(value.shape)) for name, value in values if hasattr(value, "shape")]
 
 
 def _scalar(result: Any) -> Any:

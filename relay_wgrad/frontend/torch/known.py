@@ -27,7 +27,7 @@ class Known:
         """Whether a node's value is known now."""
         like = []
         if str(getattr(node.target, "__name__", "")).startswith(_OF_SHAPE):
-            like = [n for n in node.all_input_nodes[:1] if n not in self.values]
+            like = [n for n in node.all_input_nodes[:1] if n not in self.values and _is_known(n)]
         if any(n not in self.values and n not in like for n in node.all_input_nodes):
             return False
         if node.target is operator.getitem:
@@ -61,6 +61,11 @@ class Known:
         if not all(isinstance(r, self.torch.Tensor) for r in results):
             return False
         return sum(r.numel() * r.element_size() for r in results) <= self.most
+
+
+def _is_known(node: Any) -> bool:
+    """Whether a node's sizes are numbers."""
+    return all(isinstance(size, int) for size in getattr(node.meta.get("val"), "shape", ()))
 
 
 def _like(torch: Any, node: Any) -> Any:

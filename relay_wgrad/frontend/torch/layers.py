@@ -7,6 +7,7 @@ ONNX has the layer too, its builder does the work.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tvm import relax
 from ..context import Context, shape_of
 from ..onnx import nn as onnx_nn
 from ..onnx.reduce import standardized
+from ..sizes import is_open, number
 from .activations import ACTIVATIONS
 from .call import Args, Builder, Call
 
@@ -141,9 +143,7 @@ def _normalized(
 
     if training:
         axes = [0, *range(2, len(shape))]
-        count = math.prod(shape[a] for a in axes)
-        if count == 1:
-            raise ValueError(f"batch statistics of {list(shape)} need more than one value")
+        onnx_nn.check_statistics(ctx, shape, axes)
         center = ctx.emit(relax.op.mean(x, axes, keepdims=True))
         centred = ctx.emit(relax.op.subtract(x, center))
         square = relax.op.multiply(centred, centred)
@@ -158,12 +158,22 @@ def _normalized(
     if bias is not None:
         out = ctx.emit(relax.op.add(out, lift(bias)))
     if training and mean is not None:
-        rates = (momentum, momentum * count / (count - 1))
+        rates = (ctx.const(momentum), _sample_rate(ctx, [shape[a] for a in axes], momentum))
         for running, batch, rate in ((mean, center, rates[0]), (var, spread, rates[1])):
             kept = relax.op.multiply(running, ctx.const(1 - momentum))
-            fresh = relax.op.multiply(relax.op.reshape(batch, shape[1:2]), ctx.const(rate))
+            fresh = relax.op.multiply(relax.op.reshape(batch, shape[1:2]), rate)
             ctx.states.append((running.name, ctx.emit(relax.op.add(kept, fresh))))
     return out, None, None, mean, var
+
+
+def _sample_rate(ctx: Context, sizes: Sequence[Any], momentum: float) -> Any:
+    """momentum n / (n - 1), of n values of these axes."""
+    if not is_open(sizes):
+        count = math.prod(sizes)
+        return ctx.const(momentum * count / (count - 1))
+    values = number(sizes, ctx.options.dtype, ctx.emit)
+    others = ctx.emit(relax.op.subtract(values, ctx.const(1.0)))
+    return ctx.emit(relax.op.multiply(relax.op.divide(values, others), ctx.const(momentum)))
 
 
 def _affine(ctx: Context, x: Any, weight: Any, bias: Any) -> Any:

@@ -16,6 +16,7 @@ from tvm import relax
 from .. import activations as act
 from .. import loss_terms as terms
 from ..context import FLOATS, Context, shape_of
+from ..sizes import is_open, number
 from .call import Builder, Call, as_dtype, constant, promoted
 
 op = relax.op
@@ -203,12 +204,15 @@ def _variance(root: bool) -> Builder:
         keep = bool(call.setting("keepdim", False))
         if len(call.args) > 2:  # the older overload: whether by n - 1, and keepdim
             correction, keep = int(call.args[2]), bool(call.arg(3, False))
-        count = math.prod(shape[a] for a in axes)
-        if count - correction <= 0:
-            raise ValueError(f"{count} values are too few for correction={correction}")
+        counted = [shape[a] for a in axes]
+        if not is_open(counted) and math.prod(counted) <= correction:
+            found = math.prod(counted)
+            raise ValueError(f"{found} values are too few for correction={correction}")
+        count = number(counted, call.dtype, ctx.emit)
         centred = ctx.emit(op.subtract(x, ctx.emit(op.mean(x, axes, keepdims=True))))
         squares = ctx.emit(op.sum(ctx.emit(op.multiply(centred, centred)), axes, keepdims=keep))
-        out = ctx.emit(op.divide(squares, constant(count - correction, call.dtype)))
+        divisor = ctx.emit(op.subtract(count, constant(correction, call.dtype)))
+        out = ctx.emit(op.divide(squares, divisor))
         return ctx.emit(op.sqrt(out)) if root else out
 
     return build

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
+from .batch import opened, violated
 from .file import check_file, first_line
 
 _REGION = "wrap_with_set_grad_enabled"
@@ -39,8 +40,12 @@ def pytorch() -> Any:
         ) from error
 
 
-def exported(torch: Any, module: Any, inputs: Sequence[Any] | None) -> tuple[Any, str]:
+def exported(
+    torch: Any, module: Any, inputs: Sequence[Any] | None, open_batch: bool = False
+) -> tuple[Any, str]:
     """(the exported program without regions and in-place ops, its name).
+
+    open_batch : of a module: exported for any number of images.
 
     Raises what `from_torch` does for a module that cannot be exported as it trains.
     """
@@ -53,6 +58,11 @@ def exported(torch: Any, module: Any, inputs: Sequence[Any] | None) -> tuple[Any
     if program != (inputs is None):
         rule = "has them already" if program else "must be a tuple of tensors"
         raise TypeError(f"from_torch: example_inputs of a {title} {rule}")
+    if program and open_batch:
+        raise TypeError(
+            f"from_torch: batch of a {title} is what it was exported with:"
+            " torch.export.export(…, dynamic_shapes=…) opens it"
+        )
     if inputs is not None and not isinstance(inputs, (tuple, list)):
         raise TypeError(f"from_torch: example_inputs must be a tuple, got {type(inputs).__name__}")
     if program and module.dialect != "TRAINING":
@@ -60,8 +70,11 @@ def exported(torch: Any, module: Any, inputs: Sequence[Any] | None) -> tuple[Any
             f"{title}: run_decompositions was called, after which torch.no_grad() cannot be seen:"
             f" {_EXPORT_AGAIN}"
         )
+    given, axes = tuple(inputs or ()), None
     if not program:
         _check_hooks(title, module)
+        if open_batch:
+            given, axes = opened(torch, given)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -69,13 +82,15 @@ def exported(torch: Any, module: Any, inputs: Sequence[Any] | None) -> tuple[Any
         try:
             if not program:
                 with torch.enable_grad(), _watched(torch, seen):
-                    module = torch.export.export(module, tuple(inputs or ()))
+                    module = torch.export.export(module, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
             return stopped.run_decompositions({}), title
         except RefusedError as error:
             raise ValueError(f"{title}: {error}") from error
         except Exception as error:  # any kind: it runs the module's own code
             first = seen[0] if seen else str(error).strip().partition("\n")[0]
+            if "Constraints violated" in first:
+                first = violated(error)
             raise ValueError(f"torch.export refuses {title}: {first}") from error
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from ..context import Context, Options
+from ..context import Context, Options, shape_of
 from ..onnx.bundled import near
+from ..sizes import is_open, is_size
+from .batch import FIXED, Batch, is_symbolic
 from .call import Builder, Call, Noted, NotedNames, Unset, check_result, constant
 from .known import Known
 from .ops import HINTS
@@ -34,13 +36,18 @@ class Reader:
 
     name : of the graph, in errors.
     ops : ATen overload -> builder.
+    batch : its open batch, if any.
     """
 
-    def __init__(self, name: str, options: Options, ops: Mapping[str, Builder]) -> None:
+    def __init__(
+        self, name: str, options: Options, ops: Mapping[str, Builder], batch: Batch | None = None
+    ) -> None:
         self.name, self.ops = name, ops
+        self.batch = Batch({}, []) if batch is None else batch
         self.env: dict[Any, Any] = {}
         self.known = Known(pytorch())
         self.ctx = Context(options, relax.BlockBuilder(), {})
+        self.ctx.batch, self.ctx.limits = self.batch.variable, self.batch.limits
 
     def call(self, node: Any) -> Any:
         """What a node becomes.  Raises ValueError naming an op without a row, or one it refuses."""
@@ -48,6 +55,12 @@ class Reader:
         if op in _IGNORED or not node.users:
             return None
         label = f"PyTorch op {op} ({node.name})"
+        result = node.meta.get("val")
+        if is_symbolic(result):
+            try:
+                return self.batch.size(result)
+            except ValueError as error:
+                raise ValueError(f"{self.name}: {label}: {error}") from error
         if node.target is operator.getitem:
             source, index = node.args
             found = self.env[source][index]
@@ -64,7 +77,7 @@ class Reader:
         args = self.operands(list(node.args))
         values = tuple(a.meta.get("val") if hasattr(a, "meta") else a for a in node.args)
         kwargs = NotedNames({key: self.operands(value) for key, value in node.kwargs.items()})
-        call = Call(node.name, Noted(args), kwargs, node, values, node.meta.get("val"))
+        call = Call(node.name, Noted(args), kwargs, node, values, result, self.batch.shape)
         try:
             check_dtype("computes in", call.dtype)
             unset = [a for a in (*args, *kwargs.values()) if isinstance(a, Unset)]
@@ -77,9 +90,13 @@ class Reader:
             return built
         except (ArithmeticError, LookupError, AttributeError, AssertionError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{self.name}: {label} cannot be built ({what})") from error
+            hint = _hint(args, result)
+            raise ValueError(f"{self.name}: {label} cannot be built ({what}){hint}") from error
         except (ValueError, TypeError, NotImplementedError, tvm.error.InternalError) as error:
-            raise ValueError(f"{self.name}: {label}: {error}") from error
+            hint = _hint(args, result)
+            of_numbers = isinstance(error, TypeError) or "Cannot use and / or" in str(error)
+            what = "it wants a number" if hint and of_numbers else str(error)
+            raise ValueError(f"{self.name}: {label}: {what}{hint}") from error
 
     def operands(self, value: Any) -> Any:
         """What the graph's nodes have become, within lists too."""
@@ -97,3 +114,13 @@ class Reader:
             check_dtype("computes in", dtype)
             self.env[node] = constant(known.numpy(), dtype)
         return self.env[node]
+
+
+def _hint(args: list[Any], result: Any) -> str:
+    """For an error: that a size may have to be a number; "" where all are."""
+    made = result if isinstance(result, (tuple, list)) else [result]
+    shapes = [r.shape for r in made if hasattr(r, "shape")]
+    shapes += [shape_of(a) for a in args if isinstance(getattr(a, "ty", None), relax.TensorType)]
+    if not any(map(is_open, shapes)) and not any(map(is_size, args)):
+        return ""
+    return f"; the batch is open here: {FIXED}"

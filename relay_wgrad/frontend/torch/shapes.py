@@ -10,6 +10,7 @@ from tvm import relax
 
 from ..context import Context, shape_of
 from ..moving import broadcast, cut, repeated
+from ..sizes import is_open, same
 from .call import Builder, Call, Unset, as_dtype, constant
 
 op = relax.op
@@ -20,6 +21,13 @@ def _shaped(ctx: Context, call: Call) -> Any:
     for i in range(1, len(call.args)):
         call.args[i]
     return ctx.emit(op.reshape(call.args[0], call.shape))
+
+
+def _squeezed(ctx: Context, call: Call) -> Any:
+    """Without any axis of 1."""
+    if is_open(shape_of(call.args[0])):
+        raise ValueError("it would take the axis of a batch of 1 too: name the axes")
+    return _shaped(ctx, call)
 
 
 def _permuted(ctx: Context, x: Any, axes: list[int]) -> Any:
@@ -50,7 +58,10 @@ def _expand(ctx: Context, call: Call) -> Any:
 
 
 def _broadcast(ctx: Context, call: Call) -> list[Any]:
-    return [broadcast(ctx, x, v.shape) for x, v in zip(call.args[0], call.result, strict=True)]
+    return [
+        broadcast(ctx, x, call.sizes(v.shape))
+        for x, v in zip(call.args[0], call.result, strict=True)
+    ]
 
 
 def _repeat(ctx: Context, call: Call) -> Any:
@@ -78,8 +89,12 @@ def _repeat_each(ctx: Context, call: Call) -> Any:
     return ctx.emit(op.reshape(wide, call.shape))
 
 
+def _is_empty(x: Any) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in shape_of(x))
+
+
 def _cat(ctx: Context, call: Call) -> Any:
-    parts = [as_dtype(ctx, x, call.dtype) for x in call.args[0] if 0 not in shape_of(x)]
+    parts = [as_dtype(ctx, x, call.dtype) for x in call.args[0] if not _is_empty(x)]
     axis = int(call.arg(1, 0)) % len(call.shape)
     if any(len(shape_of(x)) != len(call.shape) for x in parts):
         raise ValueError("an empty tensor of another rank is not supported")
@@ -114,6 +129,8 @@ def _unbind(ctx: Context, call: Call) -> list[Any]:
 def _slice(ctx: Context, call: Call) -> Any:
     x, axis = call.args[0], int(call.arg(1, 0)) % len(call.shape)
     size, step = shape_of(x)[axis], int(call.arg(4, 1))
+    if not isinstance(size, int):
+        return _whole(x, size, call, call.shape[axis], step)
     start, stop, _ = slice(call.arg(2), call.arg(3), step).indices(size)
     if stop <= start:
         users = {str(getattr(user.target, "__name__", "")) for user in call.node.users}
@@ -121,6 +138,14 @@ def _slice(ctx: Context, call: Call) -> Any:
             raise ValueError(f"an empty slice, {start}:{stop} of {size}, is not supported")
         return constant(np.empty(call.shape), call.dtype)  # joined to others, it is nothing
     return cut(ctx, x, axis, start, stop, step)
+
+
+def _whole(x: Any, size: Any, call: Call, made: Any, step: int) -> Any:
+    """x, of whose batch a slice takes all."""
+    if step != 1 or call.arg(2) not in (None, 0) or not same(size, made):
+        raise ValueError("a part of the batch is taken")
+    call.args[3:4]
+    return x
 
 
 def _select(ctx: Context, call: Call) -> Any:
@@ -211,7 +236,7 @@ def _filled(value: float | None, place: int = 0) -> Builder:
         if hasattr(filling, "ty"):
             filling = as_dtype(ctx, filling, call.dtype)
             return ctx.emit(op.broadcast_to(filling, call.shape))
-        return constant(np.full(call.shape, filling), call.dtype)
+        return ctx.full(call.shape, filling, call.dtype)
 
     return build
 
@@ -264,7 +289,7 @@ SHAPES: dict[str, Builder] = {
     "slice_scatter.default": _slice_scatter,
     "split.Tensor": _split,
     "split_with_sizes.default": _split,
-    "squeeze.default": _shaped,
+    "squeeze.default": _squeezed,
     "squeeze.dim": _shaped,
     "squeeze.dims": _shaped,
     "stack.default": _stack,

@@ -328,9 +328,3 @@ def test_arguments_of_another_type(tmp_path: Path) -> None:
     (tmp_path / "text.pt2").write_text("text")
     with pytest.raises(ValueError, match="is not an exported program"):
         from_torch(tmp_path / "text.pt2")
-    size = torch.export.Dim("n", min=2, max=9)
-    program = torch.export.export(
-        module.eval(), (torch.ones(2, 3, 8, 8),), dynamic_shapes=({0: size},)
-    )
-    with pytest.raises(ValueError, match="argument 'x' has symbolic sizes"):
-        from_torch(program)

@@ -1,0 +1,164 @@
+"""Sizes of a graph whose batch is open: one compiled step takes any number of images.
+
+In a function such a size is an expression of one variable, the batch N; a specification of inputs
+has `Open` in its place.  All sizes of a graph are numbers or multiples of N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.ir import PrimType
+from tvm.sym import Analyzer
+
+from ..relation import as_size
+
+NAME = "N"
+"""What an open batch is called, in shapes and as the option that asks for one."""
+
+
+@dataclass(frozen=True)
+class Open:
+    """A size that follows the batch: so many times N."""
+
+    times: int = 1
+
+    def __repr__(self) -> str:
+        return NAME if self.times == 1 else f"{self.times}{NAME}"
+
+    def of(self, batch: int) -> int:
+        """The number, for a batch."""
+        return self.times * batch
+
+
+Size = int | Open
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The batches that a graph of an open one takes: from `least` to `most`, None for no end."""
+
+    least: int = 1
+    most: int | None = None
+    why: str = ""
+
+    def check(self, name: str, batch: int) -> None:
+        """Raises ValueError for a batch that is none of them."""
+        if batch < self.least or (self.most is not None and batch > self.most):
+            most = "" if self.most is None else f" and at most {self.most}"
+            why = f" ({self.why})" if self.why else ""
+            raise ValueError(
+                f"{name}: a batch must be of at least {self.least}{most}{why}, got {batch}"
+            )
+
+    def from_(self, least: int, why: str) -> Limits:
+        """Those from another number on, if it is a larger one."""
+        return self if least <= self.least else Limits(least, self.most, why)
+
+
+def variable() -> Any:
+    """The variable of an open batch."""
+    return tirx.Var(NAME, "int64")
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value is an expression of the batch, and no tensor."""
+    return isinstance(getattr(value, "ty", None), PrimType)
+
+
+def is_open(shape: Sequence[Any]) -> bool:
+    """Whether a size of a shape, of either kind, is no number."""
+    return not all(isinstance(size, int) for size in shape)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal, whatever the batch."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return bool(Analyzer().can_prove_equal(a, b))
+
+
+def parts(size: Any) -> tuple[int, int]:
+    """(factor, power of the batch) of a size: (7, 0), or (7, 1) for 7 N.
+
+    Raises ValueError for another expression.
+    """
+    if isinstance(size, int):
+        return size, 0
+    names = tirx.analysis.undefined_vars(size)
+    analyzer = Analyzer()
+    if len(names) == 1:
+        of_one = Analyzer()
+        of_one.bind(names[0], tirx.const(1, "int64"))
+        one = as_size(of_one.simplify(size))
+        if isinstance(one, int) and analyzer.can_prove_equal(size, names[0] * one):
+            return one, 1
+    raise ValueError(f"a size of {size} is no multiple of the batch, which is open: give a number")
+
+
+def spec_of(shape: Sequence[Any]) -> tuple[Size, ...]:
+    """A tensor's shape as a specification has it."""
+    found = [(s.times, 1) if isinstance(s, Open) else parts(s) for s in shape]
+    return tuple(Open(times) if power else times for times, power in found)
+
+
+def type_of(shape: Sequence[Size], dtype: str, batch: Any = None) -> relax.TensorType:
+    """The type of an input; `batch`: the variable of an open one."""
+    sizes = [batch * s.times if isinstance(s, Open) else s for s in shape]
+    return relax.TensorType(sizes, dtype)
+
+
+def at(shape: Sequence[Size], batch: int | None) -> tuple[int, ...]:
+    """A shape in numbers.  Raises ValueError for an open one without a batch."""
+    found: list[int] = []
+    for size in shape:
+        if isinstance(size, Open):
+            if batch is None:
+                raise ValueError(f"the batch of {list(shape)} is open: give a number of images")
+            size = size.of(batch)
+        found.append(size)
+    return tuple(found)
+
+
+def completed(target: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
+    """A reshape's target with a -1 in it worked out; None where it does not take the shape."""
+    whole = [parts(size) for size in shape]
+    given = [parts(size) for size in target if not (isinstance(size, int) and size == -1)]
+    factor, power = math.prod(c for c, _ in whole), sum(p for _, p in whole)
+    taken, degree = math.prod(c for c, _ in given), sum(p for _, p in given)
+    missing = len(target) - len(given)
+    if any(c < 0 for c, _ in given) or missing > 1 or (missing and not taken):
+        return None
+    if not missing:
+        return list(target) if (factor, power) == (taken, degree) else None
+    if factor % taken or not 0 <= power - degree <= 1:
+        return None
+    rest: Any = factor // taken
+    if power - degree:
+        rest = next(_batch(size) for size in shape if not isinstance(size, int)) * rest
+    return [rest if isinstance(size, int) and size == -1 else size for size in target]
+
+
+def _batch(size: Any) -> Any:
+    return tirx.analysis.undefined_vars(size)[0]
+
+
+def number(shape: Sequence[Any], dtype: str, emit: Any) -> Any:
+    """The product of sizes as a scalar tensor: a constant but for the batch, which is counted."""
+    found = [parts(size) for size in shape]
+    factor = float(math.prod(c for c, _ in found))
+    value: Any = relax.const(factor, dtype)
+    for size in shape:
+        if not isinstance(size, int):
+            ones = emit(relax.op.ones((_batch(size),), dtype))
+            value = emit(relax.op.multiply(value, emit(relax.op.sum(ones))))
+    return value
+
+
+def simplified(size: Any) -> Any:
+    """An int where a size is a number."""
+    return size if isinstance(size, int) else as_size(Analyzer().simplify(size))

@@ -1,0 +1,181 @@
+"""One graph for any number of images: values and gradients are autograd's for each number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from relay_wgrad.frontend import TrainingGraph, from_torch
+from relay_wgrad.frontend.sizes import Open, completed, parts, spec_of, variable
+from tests.support.torch.open_cases import (
+    BATCHES,
+    SIDE,
+    compiled,
+    difference,
+    network,
+    open_graph,
+)
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+X = torch.zeros(2, 3, SIDE, SIDE, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("steps", "loss"),
+    [
+        (("bn", "max", "dropout", "windows"), "cross_entropy"),
+        (("batch mean", "token", "bilinear"), "huber(delta=0.5)"),
+    ],
+)
+def test_value_and_gradient(steps: Sequence[str], loss: str) -> None:
+    module = network(steps)
+    graph = open_graph(module, loss)
+    assert graph.inputs[0].shape == (Open(), 3, SIDE, SIDE)
+    assert str(graph.inputs[0].shape) == f"(N, 3, {SIDE}, {SIDE})"
+    vm = compiled(graph)
+    for count in BATCHES:
+        assert difference(module, graph, vm, count, loss) < 1e-12, count
+
+
+def test_the_same_as_of_a_number() -> None:
+    """A graph for a number is that for any with the number in its place."""
+    module = network(["dropout of maps"])
+    graph = open_graph(module)
+    x = torch.zeros(3, 3, SIDE, SIDE, dtype=torch.float64)
+    fixed, of_three = from_torch(module, (x,), dropout="mask"), graph.of_batch(3)
+    assert of_three.inputs == fixed.inputs
+    assert of_three.batch == 3
+    assert not of_three.is_open
+    batch = of_three.random_batch(1)
+    assert all(np.array_equal(v, graph.random_batch(1, 3)[k]) for k, v in batch.items())
+    vm = compiled(of_three)
+    assert difference(module, of_three, vm, 3) < 1e-12
+
+
+class Of(nn.Module):
+    """A function of a convolution's result."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1).double()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self.conv(x)).mean()
+
+
+REFUSED = {
+    "a part of the batch": (lambda y: y[1:], r"export refuses Of: Not all values.*; an example, o"),
+    "one image": (lambda y: y[0], r"select.int .*a part of the batch is taken"),
+    "rolled": (lambda y: y.roll(1, 0), r"roll.default .*it wants a number; the batch"),
+    "a fixed number": (
+        lambda y: y + torch.ones(2, 1, 1, 1).double(), "torch.export refuses Of"
+    ),
+    "all axes of 1": (lambda y: y.mean((2, 3), True).squeeze(), "squeeze.*name the axes"),
+    "unbound": (lambda y: torch.stack([a.sin() for a in y]), "it is for one number of images"),
+    "its places": (lambda y: y * torch.arange(y.shape[0])[:, None, None, None], "arange"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_by_name(function: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_torch(Of(function), (X,), batch="N", loss="own")
+
+
+def exported(module: nn.Module, axes: Any) -> Any:
+    given = (X, torch.cat([X, X])) if len(axes) == 2 else (X,)
+    return torch.export.export(module, given, dynamic_shapes=axes)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1).double()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).mean() + self.conv(y).mean()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of PyTorch
+def test_exported_programs() -> None:
+    """Their dynamic first axes are the batch, within their range; other open sizes are refused."""
+    dim = torch.export.Dim
+    module = Of(lambda y: y)
+    graph = from_torch(exported(module, ({0: dim("images", min=2, max=64)},)), loss="own")
+    assert graph.inputs[0].shape[0] == Open()
+    assert graph.random_batch(0, 64)["x"].shape[0] == 64
+    for wrong in (1, 65):
+        with pytest.raises(ValueError, match=rf"at least 2 and at most 64 .*, got {wrong}"):
+            graph.random_batch(0, wrong)
+    with pytest.raises(ValueError, match=r"'x' has symbolic sizes .*: only a batch, its first"):
+        from_torch(exported(module, ({2: dim("rows")},)), loss="own")
+    with pytest.raises(ValueError, match=r"'y' has a batch .* only one size may be open"):
+        from_torch(exported(Two(), ({0: dim("n")}, {0: dim("m")})), loss="own")
+    with pytest.raises(TypeError, match=r"batch of a .* is what it was exported with"):
+        from_torch(exported(module, ({},)), batch="N")
+
+
+def test_an_example_of_one_image() -> None:
+    module = network(["relu"])
+    assert open_graph(module, batch=1).inputs == open_graph(module).inputs
+
+
+def test_options() -> None:
+    with pytest.raises(ValueError, match="batch='M': expected 'N'"):
+        from_torch(network([]), (X,), batch="M")
+    with pytest.raises(ValueError, match="first input has no axis for the batch"):
+        from_torch(network([]), (torch.zeros(()),), batch="N")
+
+
+@pytest.fixture(scope="module")
+def normed() -> TrainingGraph:
+    """Of statistics over the batch alone."""
+    module = nn.Sequential(nn.Conv2d(3, 4, SIDE), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 5))
+    return open_graph(module.double())
+
+
+def test_batches_that_are_not_taken(normed: TrainingGraph) -> None:
+    """By name: too few images for statistics, none, of different numbers, another size."""
+    batch = normed.random_batch(0, 3)
+    normed.batch_values(batch)
+    wrong = "at least 2 (batch statistics need more than one value per channel), got 1"
+    with pytest.raises(ValueError, match=re.escape(wrong)):
+        normed.batch_values({"input": X[:1], "labels": np.zeros(1, "int64")})
+    with pytest.raises(ValueError, match=r"'labels' is int64\[3\], got int64\[2\]"):
+        normed.batch_values({**batch, "labels": batch["labels"][:2]})
+    with pytest.raises(ValueError, match="no value for argument 'input'"):
+        normed.batch_values({"labels": batch["labels"]})
+    with pytest.raises(ValueError, match=r"float64\[3, 3, 6, 6\], got float64\[3, 3, 6, 5\]"):
+        normed.batch_values({**batch, "input": batch["input"][..., :5]})
+    with pytest.raises(ValueError, match=r"batch is open, .*`of_batch\(n\)` is the graph for n"):
+        _ = normed.batch
+    with pytest.raises(ValueError, match=r"the batch of \[N, 3, 6, 6\] is open: give a number"):
+        normed.random_batch()
+    with pytest.raises(ValueError, match="at least 2"):
+        normed.of_batch(1)
+    with pytest.raises(ValueError, match="its batch is 3, got 4"):
+        normed.of_batch(3).of_batch(4)
+
+
+def test_sizes() -> None:
+    n = variable()
+    assert parts(7) == (7, 0)
+    assert parts(n * 14 // 2) == (7, 1)
+    assert spec_of([3, n, n * 36]) == (3, Open(), Open(36))
+    assert repr(Open(36)) == "36N"
+    with pytest.raises(ValueError, match="no multiple of the batch"):
+        parts(n + 1)
+    assert completed([n, -1], [n, 3, 4]) == [n, 12]
+    rest = completed([-1, 12], [n, 3, 4])
+    assert rest is not None
+    assert parts(rest[0]) == (1, 1)
+    assert completed([5, -1], [n, 3, 4]) is None
+    assert completed([n, 13], [n, 3, 4]) is None

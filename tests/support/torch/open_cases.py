@@ -1,0 +1,166 @@
+"""Networks for any number of images, and autograd's answer for some numbers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+from torch import nn
+from torch.nn import functional as fn
+from tvm import relax
+
+from relay_wgrad.frontend import TrainingGraph, from_torch
+from relay_wgrad.training.step import ADJOINT, step_module
+from tests.support.fast import FAST
+
+from .op_cases import Given
+
+Tensor = torch.Tensor
+BATCHES = (1, 2, 3, 7)
+CHANNELS, SIDE, CLASSES = 4, 6, 5
+
+
+class Step(nn.Module):
+    """A function of images behind a layer of its own."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], layer: nn.Module | None = None):
+        super().__init__()
+        self.layer = nn.Identity() if layer is None else layer
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x))
+
+
+def _attention(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    rows = x.reshape(n, c, h * w).transpose(1, 2).reshape(n, h * w, 2, c // 2).transpose(1, 2)
+    out = fn.scaled_dot_product_attention(rows, rows * 0.5, rows)
+    return out.transpose(1, 2).reshape(x.shape[0], -1, c).transpose(1, 2).reshape(n, c, h, w)
+
+
+def _windows(x: Tensor) -> Tensor:
+    """Windows as a batch of their own, and back."""
+    n, c, h, w = x.shape
+    parts = x.view(n, c, 2, h // 2, 2, w // 2).permute(0, 2, 4, 3, 5, 1)
+    rows = parts.reshape(-1, h * w // 4, c)
+    rows = rows.softmax(1) + fn.dropout(rows, 0.2) * 0.5
+    back = rows.reshape(n, 2, 2, h // 2, w // 2, c).permute(0, 5, 1, 3, 2, 4)
+    return back.reshape(n, c, h, w)
+
+
+def _token(x: Tensor) -> Tensor:
+    rows = x.flatten(2).transpose(1, 2)
+    first = torch.ones(1, 1, 1, dtype=x.dtype).expand(x.shape[0], 1, x.shape[1])
+    both = torch.cat([first * rows.mean(1, keepdim=True), rows], 1)
+    return both[:, 1:].transpose(1, 2).reshape(x.shape) + both[:, :1].transpose(1, 2)[..., None]
+
+
+def _path(x: Tensor) -> Tensor:
+    keep = x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.7)
+    return x + x.sin() * keep.div_(0.7)
+
+
+def _scaled(x: Tensor) -> Tensor:
+    return x - x.sum(0, keepdim=True) / x.shape[0] + x.var(0, unbiased=False, keepdim=True)
+
+
+STEPS: dict[str, Callable[[], nn.Module]] = {
+    "attention": lambda: Step(_attention),
+    "average": lambda: Step(lambda x: fn.interpolate(fn.avg_pool2d(x, 2), scale_factor=2)),
+    "batch mean": lambda: Step(_scaled),
+    "bilinear": lambda: Step(
+        lambda x: fn.interpolate(fn.adaptive_avg_pool2d(x, 4), size=(6, 6), mode="bilinear")
+    ),
+    "bn": lambda: nn.BatchNorm2d(CHANNELS),
+    "channels": lambda: Step(lambda x: torch.cat([x[:, 2:], x[:, :2].relu()], 1)),
+    "conv": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
+    "conv transpose": lambda: Step(
+        lambda x: x[..., ::2, ::2], nn.ConvTranspose2d(CHANNELS, CHANNELS, 2, stride=2)
+    ),
+    "depthwise": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS),
+    "drop path": lambda: Step(_path),
+    "dropout": lambda: nn.Dropout(0.3),
+    "dropout of maps": lambda: nn.Dropout2d(0.3),
+    "gelu": lambda: Step(fn.gelu),
+    "grouped": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=2),
+    "group norm": lambda: nn.GroupNorm(2, CHANNELS),
+    "layer norm": lambda: nn.LayerNorm([CHANNELS, SIDE, SIDE]),
+    "max": lambda: Step(lambda x: fn.max_pool2d(x, 3, 1, 1)),
+    "noise": lambda: Step(lambda x: x + torch.randn_like(x) * 0.1),
+    "padded": lambda: Step(lambda x: fn.pad(x, (1, 0, 0, 1))[..., 1:, :6].contiguous()),
+    "product": lambda: Step(lambda x: torch.einsum("nchw,ncvw->nchv", x, x.tanh())),
+    "reflected": lambda: Step(lambda x: fn.pad(x, (1, 1, 1, 1), mode="reflect")[..., 1:-1, 2:]),
+    "relu": nn.ReLU,
+    "rows": lambda: Step(lambda x: x.view(x.size(0), -1).softmax(-1).view_as(x) * 10),
+    "strided": lambda: Step(
+        lambda x: fn.interpolate(x, scale_factor=2),
+        nn.Conv2d(CHANNELS, CHANNELS, 3, stride=2, padding=1),
+    ),
+    "token": lambda: Step(_token),
+    "windows": lambda: Step(_windows),
+}
+"""Each gives images of the shape that it takes."""
+
+LOSSES: dict[str, Callable[[Tensor, dict[str, Tensor]], Tensor]] = {
+    "cross_entropy": lambda y, b: fn.cross_entropy(y, b["labels"]),
+    "cross_entropy(reduction='sum')": lambda y, b: fn.cross_entropy(
+        y, b["labels"], reduction="sum"
+    ),
+    "cross_entropy(label_smoothing=0.1)": lambda y, b: fn.cross_entropy(
+        y, b["labels"], label_smoothing=0.1
+    ),
+    "mse": lambda y, b: fn.mse_loss(y, b["target"]),
+    "huber(delta=0.5)": lambda y, b: fn.huber_loss(y, b["target"], delta=0.5),
+    "bce_with_logits": lambda y, b: fn.binary_cross_entropy_with_logits(y, b["target"]),
+}
+
+
+def network(steps: Sequence[str], seed: int = 0, train: bool = True) -> nn.Module:
+    """A convolution, the steps, and a classifier, in float64."""
+    torch.manual_seed(seed)
+    parts = [nn.Conv2d(3, CHANNELS, 3, padding=1), *(STEPS[name]() for name in steps)]
+    tail = [nn.Flatten(), nn.Linear(CHANNELS * SIDE * SIDE, CLASSES)]
+    return nn.Sequential(*parts, *tail).double().train(train)
+
+
+def open_graph(module: nn.Module, loss: str = "cross_entropy", batch: int = 2) -> TrainingGraph:
+    """Its graph for any number of images, by an example of `batch`."""
+    x = torch.zeros(batch, 3, SIDE, SIDE, dtype=torch.float64)
+    return from_torch(module, (x,), batch="N", loss=loss, dropout="mask")
+
+
+def compiled(graph: TrainingGraph) -> relax.VirtualMachine:
+    """The graph's step, once for all batches."""
+    return relax.VirtualMachine(tvm.compile(step_module(graph), FAST), tvm.cpu())
+
+
+def difference(
+    module: nn.Module, graph: TrainingGraph, vm: Any, count: int, loss: str = "cross_entropy"
+) -> float:
+    """The largest relative difference from autograd's, for a batch of `count` images: of the loss,
+    of all gradients as one vector, and of each running statistic."""
+    batch = graph.random_batch(count, count)
+    arguments = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in graph.arguments(batch)]
+    outputs, gradients = vm[ADJOINT](*arguments)
+
+    twin = copy.deepcopy(module)
+    given = {name: torch.tensor(value) for name, value in batch.items()}
+    drawn = [(s, batch[s.name]) for s in graph.inputs if s.kind in ("mask", "random")]
+    with Given(drawn):
+        wanted = LOSSES[loss](twin(given[graph.inputs[0].name]), given)
+    named = dict(twin.named_parameters())
+    found = torch.autograd.grad(wanted, [named[graph.onnx_names[n]] for n in graph.trainable])
+    pairs = [(np.float64(outputs[0].numpy()), wanted.detach().numpy())]
+    got = [np.ravel(g.numpy()) for g in gradients]
+    pairs.append((np.concatenate(got), np.concatenate([np.ravel(g.numpy()) for g in found])))
+    buffers = dict(twin.named_buffers())
+    for name, output in zip(graph.outputs, outputs, strict=True):
+        if name in graph.updates:
+            buffer = buffers[graph.onnx_names[graph.updates[name]]]
+            pairs.append((output.numpy(), buffer.numpy()))
+    return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-12)) for a, b in pairs)
