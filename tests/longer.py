@@ -10,6 +10,7 @@ GROWTH = "programs long enough to tell linear time from quadratic"
 MORE = "more cases of what make test has one of"
 
 CUTLASS = "tests/byoc_cudnn/backends/cutlass"
+DIRECT = "tests/byoc_cudnn/backends/cuda_direct"
 EMULATED = "tests/byoc_cudnn/norm/test_norm_emulated.py::test_"
 ONNX = "tests/relay_wgrad/frontend/onnx"
 PASSES = "tests/relay_wgrad/transform"
@@ -69,12 +70,13 @@ LONGER = {
     "tests/fuzz/test_harness.py::test_every_end_is_told": "starts a process of TVM for each end",
     f"{TRAINING}/test_training.py::test_checkpoints_lower_the_planned_memory": NETWORKS,
     f"{TRAINING}/test_training.py::test_mixed_precision_and_checkpoints": NETWORKS,
-    "tests/byoc_cudnn/backends/cuda_direct/test_warps_emulated.py::test_many_random": MORE,
-    "tests/byoc_cudnn/backends/cuda_direct/test_warps_nvcc.py": "nvcc, of nine kernels twice",
+    f"{DIRECT}/test_warps_emulated.py::test_many_random": MORE,
+    f"{DIRECT}/test_warps_nvcc.py": "nvcc, of 37 kernels",
     "tests/byoc_cudnn/building/test_nvrtc.py::test_all_templates": "all families for four GPUs",
     "tests/byoc_cudnn/building/test_nvrtc.py::test_a_kernel": "NVRTC, five kernels twice",
     "tests/byoc_cudnn/building/test_nvrtc.py::test_a_call": "a child for each of five devices",
-    "tests/byoc_cudnn/backends/cuda_direct/test_direct_library.py::test_a_k": "a kernel by nvcc",
+    f"{DIRECT}/test_direct_library.py::test_a_k": "a kernel by nvcc",
+    f"{DIRECT}/test_direct_emulated.py::test_what_kernels_compute[wgrad n=1 c=103": "large blocks",
     "tests/byoc_cudnn/updates/test_updates.py::test_a_step_is_what_the_operators_give[adam": MORE,
     "tests/byoc_cudnn/updates/test_updates.py::test_a_trainer_updates_in_place": MORE,
     f"{TRAINING}/test_pipelined_training.py::test_a_gpu_keeps_weights_as_its_kernels": MORE,

@@ -222,6 +222,32 @@ void wait_copies() {
   }
 }
 
+// Of a gate: how many warps, how many of them are still to come, and how often all have come.
+struct Gate {
+  unsigned short warps, left;
+  unsigned turns;
+};
+
+inline Gate* gate_at(Spot at) { return reinterpret_cast<Gate*>(emulated::at(at, 8, 8)); }
+
+inline void gate_begin(Spot at, int warps) {
+  if (threadIdx.x == 0) *gate_at(at) = {static_cast<unsigned short>(warps), static_cast<unsigned short>(warps), 0};
+}
+
+inline void gate_arrive(Spot at) {
+  emulated::sync_warp();
+  Gate* const gate = gate_at(at);
+  if (threadIdx.x % 32 == 0 && --gate->left == 0) gate->left = gate->warps, ++gate->turns;
+}
+
+inline void gate_pass(Spot at, int turn) {
+  emulated::sync_warp();  // lanes go on together
+  while (gate_at(at)->turns % 2 == static_cast<unsigned>(turn) % 2) {
+    emulated::fibers[emulated::current].waits = true;
+    emulated::leave();
+  }
+}
+
 template <bool across>
 void matrices_4(unsigned (&to)[4], Spot at) {
   unsigned(*all)[8] = emulated::exchange(&at, 1);

@@ -22,6 +22,8 @@ _LINES = (
 )
 # Single elements of half precision, which no copy is as small as, and a wide result.
 _WIDE = f"dgrad n=1 c=1 h=4 w=9 k=1 r=3 s=3 groups=1 {_NHWC} dtype=f32/bf16/bf16"
+# So many sums that slabs of them are added by fewer threads each.
+_MANY = f"wgrad n=1 c=103 h=2 w=3 k=103 r=7 s=7 pad=3,3,3,3 groups=103 {_NHWC} dtype=f16/f16/f16"
 SMALL: list[tuple[ConvProblem, tuple[str, ...]]] = [
     *(
         (ConvProblem.parse(line.format(kind)), () if kind == "wgrad" else tuple(name.split()))
@@ -29,6 +31,7 @@ SMALL: list[tuple[ConvProblem, tuple[str, ...]]] = [
         for kind in ("fprop", "dgrad", "wgrad")
     ),
     (ConvProblem.parse(_WIDE), ()),
+    (ConvProblem.parse(_MANY), ()),
 ]
 """Problems with epilogues, each family's and each way to read rows among their kernels."""
 

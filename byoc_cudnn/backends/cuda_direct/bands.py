@@ -17,6 +17,7 @@ from .family import Family, Numbers
 
 MOST_TAPS = 7  # along an axis
 _ITEMS = 16  # of a block: rows of a product
+_GATE = 16  # bytes
 _CHANNELS = (48, 32, 16, 8)  # of a block, four for each of its warps
 # Fitted to an H200's times (`gpu_depthwise_h200.json` of the benchmarks' results), by which
 # products hold nothing up.
@@ -88,9 +89,10 @@ class Bands:
         row = self.images * ((self.across + 1) * eight + 64 * odd)
         if kind is ConvKind.WGRAD:
             row += self.images * (self.across * eight + 64 * (1 - odd))
-            return max(self.ahead * row, 512 * self.channels)
+            return max(self.ahead * row, 512 * self.channels) + _GATE
         results = 2 * _ITEMS * (8 * self.pitch + 16)
-        return self.channels * self.r * self.s * 2 + self.ahead * self.stride * row + results
+        filters = self.channels * self.r * self.s * 2
+        return filters + self.ahead * self.stride * row + results + _GATE
 
     def registers(self, kind: ConvKind) -> int:
         """Of a thread, with which nvcc spills nothing, or next to nothing."""

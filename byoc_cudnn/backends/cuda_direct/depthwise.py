@@ -18,9 +18,12 @@ MOST_UNROLLED = 7  # the same, of kernels that hold their filters in registers
 _MOST_REGISTERS, _MOST_SHARED = 215, 48 << 10  # of a thread; bytes of a block
 _THREADS, _MOST_PACKS = 128, 64  # of a block
 _BEGIN, _ALONE = 3, 1.3  # as in `chunk_of`
-# (kind, taps, stride, channels, columns) of a thread that take 1.6 times what others do as nvcc
-# builds them: loads are made one after another.
-_SLOW = {(ConvKind.WGRAD, 3, 2, 4, 3), (ConvKind.WGRAD, 3, 2, 2, 7)}
+# (kind, taps, stride, channels, columns) of a thread that take 1.2 to 1.6 times what others do as
+# nvcc builds them: loads are made one after another.
+_SLOW = {
+    (ConvKind.WGRAD, 3, 2, 4, 3), (ConvKind.WGRAD, 3, 2, 2, 7),
+    (ConvKind.FPROP, 5, 2, 4, 2), (ConvKind.FPROP, 5, 2, 2, 7),
+}  # fmt: skip
 
 
 def _is_depthwise(problem: ConvProblem, epilogue: str) -> Decision:

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
   const int rows = min(chunk, rows_all - place.row), steps = rows + A - 1;
   const int top = back ? R - 1 - Z::PH : Z::PH, left = back ? Z::S - 1 - Z::PW : Z::PW;
   const Spot filters = shared_memory(), ring = filters + Z::FILTER_BYTES;
-  const Spot staged = ring + Z::D * ST * Z::ROW;
+  const Spot staged = ring + Z::D * ST * Z::ROW, gate = staged + 2 * Z::OUT_BYTES;
 
   Copied<Z, Z::WIDE, Z::IMAGE> copied(in, ring, place, place.row * ST - top, place.column * ST - left,
                                      z.n, height, width, channels);
@@ -121,6 +121,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
     }
   };
 
+  gate_begin(gate, Z::WARPS);
   after_the_one_before();
   const int there_are = min(Z::CB, channels - place.first) * Z::RS / 8;
   for (int i = threadIdx.x; i < Z::CB * Z::RS / 8; i += Z::THREADS) {
@@ -128,6 +129,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
     copy_16(filters + static_cast<Spot>(i * 16),
             is ? weight + int64_t{place.first} * Z::RS + i * 8 : weight, is);
   }
+  copies_end();
   for (int slot = 0; slot < Z::D - late; ++slot) ask(slot);
   no_columns<Z>(ring);
   float bias[4] = {};
@@ -139,12 +141,41 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
       }
     }
   }
-  wait_copies<Z::D - 1 - late>();
+  wait_copies<Z::D - late>();  // rows come meanwhile
   __syncthreads();
   unsigned band[4][R][ST][2];
   bands_of<Z, back>(band, filters);
+  wait_copies<Z::D - 1 - late>();
+  __syncthreads();
   take(0);
+  wait_copies<Z::D - 2 - late>();
+  gate_arrive(gate);
   float sums[4][A][4] = {};
+  // Results of which the sums are done.
+  auto write_row = [&](int half, int of) {
+    const Spot at = staged + static_cast<Spot>(half * Z::OUT_BYTES + warp * 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float operand_of[4] = {bias[0], bias[1], bias[2], bias[3]};
+      if constexpr (After::kWhole) {
+        uint2 bits{0, 0};
+        if (i % 2 < operands[i / 2]) {
+          bits = __ldg(reinterpret_cast<const uint2*>(operand[i / 2] + i % 2 * channels));
+        }
+        const float2 low = both_of<T>(bits.x), high = both_of<T>(bits.y);
+        operand_of[0] = low.x, operand_of[1] = low.y, operand_of[2] = high.x, operand_of[3] = high.y;
+      }
+      float value[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) value[c] = After::of(sums[c][of][i], operand_of[c]);
+      write_8(at + static_cast<Spot>((g + i / 2 * 8) * Z::ITEM + (2 * t4 + i % 2) * Z::PITCH),
+              uint2{two_of<T>(value[0], value[1]), two_of<T>(value[2], value[3])});
+    }
+    if constexpr (After::kWhole) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) operand[h] += int64_t{columns} * channels;
+    }
+  };
   int slot = 0, free = late ? Z::D - 1 : 0;
 #pragma unroll 1
   for (int begin = 0; begin < steps; begin += A) {
@@ -152,8 +183,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
     for (int d = 0; d < A; ++d) {
       const int t = begin + d;
       if (t >= steps) break;
-      wait_copies<Z::D - 2 - late>();
-      __syncthreads();
+      gate_pass(gate, t);
       ask(free);
       free = free + 1 < Z::D ? free + 1 : 0;
       if (t >= A) put((t - 1) & 1);
@@ -170,9 +200,9 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
 #pragma unroll
         for (int over = A - 1; over >= 0; --over) {
           const int r = over * ST + j;
-          if (r >= R) continue;
 #pragma unroll
           for (int e = 0; e < ST; ++e) {
+            if (r >= R) continue;
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
               float(&sum)[4] = sums[c][(d - over + A) % A];
@@ -180,37 +210,16 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
               multiply_16(sum, a[e][c], band[c][r][e][0], band[c][r][e][1], T{});
             }
           }
-        }
-      }
-      if (t >= A - 1) {
-        const Spot at = staged + static_cast<Spot>((t & 1) * Z::OUT_BYTES + warp * 8);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float operand_of[4] = {bias[0], bias[1], bias[2], bias[3]};
-          if constexpr (After::kWhole) {
-            uint2 bits{0, 0};
-            if (i % 2 < operands[i / 2]) {
-              bits = __ldg(reinterpret_cast<const uint2*>(operand[i / 2] + i % 2 * channels));
-            }
-            const float2 low = both_of<T>(bits.x), high = both_of<T>(bits.y);
-            operand_of[0] = low.x, operand_of[1] = low.y, operand_of[2] = high.x, operand_of[3] = high.y;
-          }
-          float value[4];
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            value[c] = After::of(sums[c][(d + 1) % A][i], operand_of[c]);
-          }
-          write_8(at + static_cast<Spot>((g + i / 2 * 8) * Z::ITEM + (2 * t4 + i % 2) * Z::PITCH),
-                  uint2{two_of<T>(value[0], value[1]), two_of<T>(value[2], value[3])});
-        }
-        if constexpr (After::kWhole) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) operand[h] += int64_t{columns} * channels;
+          // A row is done; others need not wait for the products of those that are not.
+          if (over < A - 1 || j < ST - 1) continue;
+          if (t >= A - 1) write_row(t & 1, (d + 1) % A);
+          wait_copies<Z::D - 2 - late>();
+          gate_arrive(gate);
         }
       }
     }
   }
-  __syncthreads();
+  gate_pass(gate, steps);
   put((steps - 1) & 1);
   if (!nan) return;
   for (int e = threadIdx.x; e < 2 * Z::THREADS; e += Z::THREADS) {

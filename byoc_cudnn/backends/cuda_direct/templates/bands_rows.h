@@ -24,12 +24,14 @@ struct Bands {
   static constexpr int IMAGE = (J + 1) * SPAN_BYTES + (ST == 1 && J % 2 != 0 ? 64 : 0), ROW = I * IMAGE;
   static constexpr int FILTER_BYTES = CB * RS * 2;
   static constexpr int ITEM = 8 * PITCH + 16, OUT_BYTES = 16 * ITEM;  // of results
-  static constexpr int BYTES = FILTER_BYTES + D * ST * ROW + 2 * OUT_BYTES;
+  static constexpr int GATE_BYTES = 16;
+  static constexpr int BYTES = FILTER_BYTES + D * ST * ROW + 2 * OUT_BYTES + GATE_BYTES;
   // Of a gradient's rows beside the image's, for the filters.
   static constexpr int GRAD_IMAGE = J * SPAN_BYTES + (J % 2 != 0 ? 0 : 64), GRAD_ROW = I * GRAD_IMAGE;
   static constexpr int SUM_BYTES = WARPS * 2048;
   static constexpr int STAGE = ROW + GRAD_ROW;
-  static constexpr int WEIGHT_BYTES = D * STAGE > SUM_BYTES ? D * STAGE : SUM_BYTES;
+  static constexpr int RING_BYTES = D * STAGE > SUM_BYTES ? D * STAGE : SUM_BYTES;
+  static constexpr int WEIGHT_BYTES = RING_BYTES + GATE_BYTES;
   static_assert(CB % 8 == 0 && I * J <= 16 && FOURS <= 4 && ST <= 2 && D >= 1 + ST);
 
   // Of a pixel in a row.

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
   const int columns = static_cast<int>(z.q), channels = static_cast<int>(z.c);
   const Place place = Place::of<Z>(slabs, across, down, chunk);
   const int rows = min(chunk, static_cast<int>(z.p) - place.row), steps = rows + R - 1;
-  const Spot ring = shared_memory();
+  const Spot ring = shared_memory(), gate = ring + Z::RING_BYTES;
   Copied<Z, Z::WIDE, Z::IMAGE> pixels(image, ring, place, place.row - Z::PH, place.column - Z::PW, z.n,
                                      height, width, channels);
   Copied<Z, 8 * Z::J, Z::GRAD_IMAGE> results(grad, ring + Z::ROW, place, place.row, place.column, z.n,
@@ -56,11 +56,14 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
     }
   };
 
+  gate_begin(gate, Z::WARPS);
   after_the_one_before();
   for (int slot = 0; slot < Z::D; ++slot) ask(slot);
   wait_copies<Z::D - 1>();
   __syncthreads();
   take(0);
+  wait_copies<Z::D - 2>();
+  gate_arrive(gate);
   unsigned b[4][R][2] = {};
   float sums[4][R][4] = {};
   int slot = 0;
@@ -69,8 +72,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
 #pragma unroll
     for (int d = 0; d < R; ++d) {
       if (begin + d >= steps) break;
-      wait_copies<Z::D - 2>();
-      __syncthreads();
+      gate_pass(gate, begin + d);
       ask(slot);  // the rows that were there are in registers
       slot = slot + 1 < Z::D ? slot + 1 : 0;
       unsigned a[4][4];
@@ -84,6 +86,8 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
         }
       }
       take(slot);
+      wait_copies<Z::D - 2>();
+      gate_arrive(gate);  // the products are nobody else's
 #pragma unroll
       for (int r = 0; r < R; ++r) {
 #pragma unroll

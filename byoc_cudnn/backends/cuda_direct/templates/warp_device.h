@@ -36,6 +36,39 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 }
 
+// A gate of a block's warps, 8 bytes: what a warp did before it `arrives`, all have done who `pass`.
+// Unlike a barrier it lets a warp go on to what needs nobody else's, products above all, meanwhile.
+__device__ inline void gate_begin(Spot at, int warps) {
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(warps) : "memory");
+  }
+}
+
+__device__ inline void gate_arrive(Spot at) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(at) : "memory");
+  }
+}
+
+// The `turn`th time that all have arrived, from 0 on.
+__device__ inline void gate_pass(Spot at, int turn) {
+  unsigned passed;
+  do {
+    asm volatile(
+        "{\n.reg .pred is;\n"
+#if __CUDA_ARCH__ >= 900
+        "mbarrier.try_wait.parity.shared.b64 is, [%1], %2;\n"
+#else
+        "mbarrier.test_wait.parity.shared.b64 is, [%1], %2;\n"
+#endif
+        "selp.u32 %0, 1, 0, is;\n}"
+        : "=r"(passed)
+        : "r"(at), "r"(turn & 1)
+        : "memory");
+  } while (passed == 0);
+}
+
 // Matrices of 8 rows of 16 bytes: lane i tells where row i % 8 of matrix i / 8 is.  A register has of
 // a matrix what lane i multiplies: elements 2 * (i % 4) and the next of row i / 4, or with `across`
 // of column i / 4.

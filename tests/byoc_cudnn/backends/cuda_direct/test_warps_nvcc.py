@@ -1,4 +1,4 @@
-"""What nvcc makes of the kernels on tensor cores: that it takes them, and that nothing spills."""
+"""What nvcc makes of kernels: that it takes them, that nothing spills, that blocks fit together."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from byoc_cudnn.backends.cuda_direct.bands import Bands
 from byoc_cudnn.backends.cuda_direct.check import check
-from byoc_cudnn.backends.cuda_direct.kernels import source_of
+from byoc_cudnn.backends.cuda_direct.depthwise import strip_of
+from byoc_cudnn.backends.cuda_direct.kernels import Kernel, source_of
+from byoc_cudnn.backends.cuda_direct.machine import REGISTERS
 from byoc_cudnn.backends.cuda_direct.model import ranked
 from byoc_cudnn.building import nvcc
 from byoc_cudnn.building.toolchain import find
@@ -28,11 +31,16 @@ LAYERS = (
 LOCAL = {"few_result": 8, "grouped_image": 16, "bands_image": 24}
 
 
+# Depthwise, whose kernels are chosen by how many blocks run at once.
+DEPTHWISE = (
+    "n=64 c=144 h=56 w=56 k=144 r=3 s=3 pad=1,1,1,1 groups=144",
+    "n=64 c=672 h=14 w=14 k=672 r=5 s=5 stride=2,2 pad=2,2,2,2 groups=672",
+    "n=64 c=480 h=14 w=14 k=480 r=5 s=5 pad=2,2,2,2 groups=480",
+)
+
+
 @pytest.mark.parametrize("arch", [80, 90])
 def test_registers_are_enough(arch: int, tmp_path: Path) -> None:
-    found = find()
-    if text := missing(found):
-        pytest.skip(text)
     kernels = [
         ranked(problem, epilogue if kind is not ConvKind.WGRAD else (), arch)[0].kernel
         for line, epilogue in LAYERS
@@ -42,13 +50,7 @@ def test_registers_are_enough(arch: int, tmp_path: Path) -> None:
         ]
         if check(problem, "")  # there is no gradient of an image
     ]
-    source = tmp_path / "kernels.cu"
-    source.write_text(source_of(kernels), encoding="utf-8")
-    command = [
-        str(found.nvcc), *nvcc.options((arch,)), "-Xptxas", "-v", "-c", str(source), "-o",
-        str(tmp_path / "kernels.o"),
-    ]  # fmt: skip
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    said = _compiled(kernels, arch, tmp_path)
     functions = re.findall(
         r"Function properties for (\S+)\n\s+(\d+) bytes stack frame, (\d+) bytes spill stores", said
     )
@@ -56,3 +58,45 @@ def test_registers_are_enough(arch: int, tmp_path: Path) -> None:
     for name, frame, stores in functions:
         allowed = max((b for part, b in LOCAL.items() if part in name), default=0)
         assert max(int(frame), int(stores)) <= allowed, name
+
+
+def test_as_many_blocks_fit_as_the_model_thinks(tmp_path: Path) -> None:
+    """Registers of a thread come by eight; few are spilled for it."""
+    blocks: dict[Kernel, int] = {}  # threads that run at once
+    for line in DEPTHWISE:
+        for kind in ConvKind:
+            text = f"{kind.value} {line} layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
+            problem = ConvProblem.parse(text)
+            kernel = ranked(problem, (), 90)[0].kernel
+            if kernel.family == "depthwise_bands":
+                bands = Bands(*kernel.numbers)
+                blocks[kernel] = bands.threads * bands.fit
+            else:
+                strip = strip_of(problem, kernel.numbers)
+                blocks[kernel] = strip.threads * strip.fit
+    for i, (kernel, threads) in enumerate(blocks.items()):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        said = _compiled([kernel], 90, folder)
+        found = re.findall(
+            r"Function properties for (\S+)\n.* (\d+) bytes spill stores.*\n.*Used (\d+) reg", said
+        )
+        found = [f for f in found if "added" not in f[0] and "sum_of" not in f[0]]
+        assert len(found) == 1
+        ((name, stores, registers),) = found
+        assert -(-int(registers) // 8) * 8 * threads <= REGISTERS, name
+        assert int(stores) <= 24, name
+
+
+def _compiled(kernels: list[Kernel], arch: int, folder: Path) -> str:
+    """What nvcc says; a test without it is skipped."""
+    found = find()
+    if text := missing(found):
+        pytest.skip(text)
+    source = folder / "kernels.cu"
+    source.write_text(source_of(kernels), encoding="utf-8")
+    command = [
+        str(found.nvcc), *nvcc.options((arch,)), "-Xptxas", "-v", "-c", str(source), "-o",
+        str(folder / "kernels.o"),
+    ]  # fmt: skip
+    return subprocess.run(command, check=True, capture_output=True, text=True).stderr
