@@ -45,6 +45,11 @@ LONGER = {
     f"{TRAINING}/test_exits.py::test_a_process_ends": CHILDREN,
     "tests/relay_wgrad/frontend/test_volumes.py::test_trained_beside_pytorch": NETWORKS,
     f"{TORCH}/test_training_step_use.py::test_data_parallel": MORE,
+    **{
+        f"{TORCH}/test_compiler.py::test_{name}": MORE
+        for name in ("steps_are", "batches_of", "channels_last", "measured_choice")
+    },
+    f"{TORCH}/test_compiler.py::test_steps_with_inductor": "compiles C++ by Inductor",
     f"{TORCH}/test_training_step.py::test_batch_statistics_without_gradients": MORE,
     **{
         f"tests/byoc_cudnn/norm/test_norm_races.py::test_{name}": MORE

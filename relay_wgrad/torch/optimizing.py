@@ -32,7 +32,7 @@ _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 }
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 # Largest distance of two results of the same layer, relative in norm.
-_TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 _ROUNDS, _ROUND_SECONDS, _MOST_CALLS = 5, 0.02, 50
 _CYCLES = 2_000_000  # of a GPU's clock in a millisecond, at most
 _AHEAD = 1.5  # how much longer than the host needs for its part the device waits for it
@@ -331,7 +331,7 @@ def measured(module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool) 
     for a, b in zip(*results, strict=True):
         wide = b.double()
         distance = float((a.double() - wide).norm() / wide.norm().clamp(min=1e-30))
-        if not distance <= _TOLERANCE[b.dtype]:
+        if not distance <= TOLERANCE[b.dtype]:
             return _UNKNOWN, _UNKNOWN, f"results differ by {distance:.1e}", ""
     del results
     times = times_of({"ours": partial(call, ours), "theirs": partial(call, theirs)}, x)

@@ -111,12 +111,12 @@ class Program:
                 raise ValueError(
                     f"{self.name}: {spec.name} must be on {self.device}, got {x.device}"
                 )
-        drawn = [_drawn(spec, self.device) for spec in self.drawn]
-        return [*inputs, *drawn, *(held[name] for held, name in self.places)]
+        numbers = [drawn(spec, self.device) for spec in self.drawn]
+        return [*inputs, *numbers, *(held[name] for held, name in self.places)]
 
     def forward(self, arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """(the first output, what the backward part reads); statistics are updated."""
-        args = [_dense(x) for x in arguments]
+        args = [dense(x) for x in arguments]
         made = self._run(self._forward, args)
         result, kept = made[0], made[self.outputs :]
         # A view of an operand or of what is kept would be changed with it, or change it, unseen.
@@ -138,7 +138,7 @@ class Program:
         self, read: Sequence[torch.Tensor], gradient: torch.Tensor
     ) -> dict[int, torch.Tensor]:
         """The gradients by the arguments' places."""
-        made = self._run(self._backward, [*read, _dense(gradient)])
+        made = self._run(self._backward, [*read, dense(gradient)])
         seen: set[int] = set()
         for i, found in enumerate(made):
             if found.numel() and found.data_ptr() in seen:
@@ -148,13 +148,7 @@ class Program:
 
     def _run(self, function: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
         with self._lock:
-            if self.device.type != "cuda":
-                return list(threads.run(function, *args, threads=torch.get_num_threads()))
-            import tvm_ffi
-
-            # TVM makes a tensor's device the current one, and leaves it so.
-            with torch.cuda.device(self.device), tvm_ffi.use_torch_stream():
-                return list(function(*args))
+            return call(function, args, self.device)
 
 
 class _Constant:
@@ -177,7 +171,19 @@ class _Constant:
         return True
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
+def call(function: Any, args: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """What a compiled function gives for dense tensors of one device, on the current stream."""
+    if device.type != "cuda":
+        return list(threads.run(function, *args, threads=torch.get_num_threads()))
+    import tvm_ffi
+
+    # TVM makes a tensor's device the current one, and leaves it so.
+    with torch.cuda.device(device), tvm_ffi.use_torch_stream():
+        return list(function(*args))
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as kernels take it: a copy only where need be."""
     tensor = tensor.detach().resolve_neg().contiguous()
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT[tensor.device.type] else tensor
 
@@ -234,7 +240,7 @@ def _plain(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
             parameter._backward_hooks = given
 
 
-def _drawn(spec: Any, device: torch.device) -> torch.Tensor:
+def drawn(spec: Any, device: torch.device) -> torch.Tensor:
     """A mask of dropout, or other random numbers, by PyTorch's generator of the device."""
     dtype = getattr(torch, spec.dtype)
     out = torch.empty(spec.shape, dtype=dtype, device=device)

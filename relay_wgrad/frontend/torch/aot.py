@@ -11,6 +11,7 @@ import operator
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -144,9 +145,8 @@ def number(value: Any) -> Any:
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions, but of what has a row: for `aot_autograd` and for `from_aot`."""
-    from torch._decomp import core_aten_decompositions, decomposition_table
-
-    found = {**decomposition_table, **dict(core_aten_decompositions().items())}
+    rules = import_module("torch._decomp")
+    found = {**rules.decomposition_table, **dict(rules.core_aten_decompositions().items())}
     return {
         overload: rule for overload, rule in found.items()
         if str(getattr(overload, "__name__", overload)) not in AOT_OPS
@@ -155,11 +155,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
     """The graph with numbers for sizes, each node with its `meta["val"]`."""
-    from torch._guards import tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    tracing = import_module("torch._guards").tracing
+    make_fx = import_module("torch.fx.experimental.proxy_tensor").make_fx
+    fake_tensor = import_module("torch._subclasses.fake_tensor")
+    mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -195,13 +194,13 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
     return traced
 
 
-def _lies_last(value: Any) -> bool:
-    import torch
-
+def lies_last(value: Any) -> bool:
+    """Whether a tensor of four axes lies channels last, and not as PyTorch indexes it too."""
+    last = pytorch().channels_last
     return (
         value.dim() == 4
         and not value.is_contiguous()
-        and value.is_contiguous(memory_format=torch.channels_last)
+        and bool(value.is_contiguous(memory_format=last))
     )
 
 
@@ -272,7 +271,7 @@ class _Import(Reader):
             dtype = dtype_name(value)
             if node.users:
                 check_dtype(f"{self.name}: input {name!r} is", dtype)
-            is_last = channels_last and _lies_last(value)
+            is_last = channels_last and lies_last(value)
             shape = [int(s) for s in value.shape]
             shape = [shape[a] for a in _LAST] if is_last else shape
             spec = InputSpec(self.ctx.unique(name), "data", tuple(shape), dtype)
@@ -315,7 +314,7 @@ class _Import(Reader):
                 continue
             outputs.append(Result("result", len(exprs)))
             seen[expr] = (outputs[-1], node)
-            last.append(channels_last and _lies_last(value))
+            last.append(channels_last and lies_last(value))
             exprs.append(relax.op.permute_dims(expr, _LAST) if last[-1] else expr)
         return outputs, exprs, last
 

@@ -328,6 +328,7 @@ BACKWARD: dict[str, Builder] = {
     "empty_strided.default": _filled(None),
     "full.default": _filled(1),
     "full_like.default": _filled(1),
+    "max_pool2d_backward.default": _max_pool2d_backward,  # of relay_wgrad.torch
     "max_pool2d_with_indices.default": _max_pool(2),
     "max_pool2d_with_indices_backward.default": _max_pool2d_backward,
     "max_pool3d_with_indices.default": _max_pool(3),

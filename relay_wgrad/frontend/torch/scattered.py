@@ -10,10 +10,10 @@ from tvm import relax
 
 from .. import loss_terms as terms
 from ..context import Context, shape_of
+from ..indexing import known
 from ..moving import cut
 from ..resampled import by_matrix
 from .call import Builder, Call, as_dtype, constant
-from .indexing import known
 
 op = relax.op
 

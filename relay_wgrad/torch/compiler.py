@@ -1,0 +1,207 @@
+"""`torch.compile(model, backend="relay_wgrad")`: both passes by this package, and reports of it.
+
+Dynamo gives a graph of the model's code, AOTAutograd its forward and its backward graph, and each
+is compiled when it is first called with tensors of new sizes (`from_aot`, then the pipeline of the
+device), so that batches that change cost a compilation for each size and no graph break.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import keys
+from ..frontend.torch.aot import decompositions, lies_last
+from ..registry import is_registered, register
+from .pooling import without_places
+from .reports import CompiledGraph, reported
+
+PROGRAMS = 16
+"""Of one graph, for different sizes; the least recently called one goes."""
+
+ONLY = ("", "convolutions")
+
+
+_count = itertools.count(1)
+
+
+def backend(
+    graph: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """A backend of `torch.compile`, by its name "relay_wgrad" or as `backend=` itself.
+
+    Forward and backward passes are compiled by this package, on the CPU or on CUDA, where tensors
+    go both ways by DLPack on PyTorch's current stream.  Activations that lie channels last stay so.
+    Random numbers are drawn by PyTorch's generator.  A graph with something that `from_aot` refuses
+    is run by PyTorch op by op, as its `aot_eager` does; a warning says so, and `compiled_graphs`.
+
+    Parameters
+    ----------
+    graph, example_inputs : Dynamo's.
+    options : {"only": "convolutions"}: convolutions and their gradients by this package's kernels
+        where those are faster here, all else by Inductor.  "relay_wgrad_convolutions" is that too.
+    mode : None; there are no others.
+
+    Raises
+    ------
+    ValueError : for another option or mode.
+    """
+    given = dict(options or {})
+    only = given.pop("only", "")
+    if given or mode is not None:
+        unknown = ", ".join(given) or f"mode={mode!r}"
+        raise ValueError(f"relay_wgrad: unknown option {unknown}: expected 'only'")
+    if only not in ONLY:
+        raise ValueError(f"relay_wgrad: only must be 'convolutions', got {only!r}")
+    if not is_registered():
+        register()
+    name = f"graph {next(_count)}"
+    if only:
+        from .inductor import compile_rest
+
+        return compile_rest(graph, example_inputs, name)
+    from torch._dynamo.backends.common import aot_autograd
+
+    return aot_autograd(
+        fw_compiler=_compiler(f"{name}, forward"), bw_compiler=_compiler(f"{name}, backward"),
+        inference_compiler=_compiler(f"{name}, inference"), decompositions=decompositions(),
+        partition_fn=_partition,
+    )(graph, example_inputs)  # fmt: skip
+
+
+def convolutions_backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    """`backend` with `options={"only": "convolutions"}`."""
+    return backend(graph, example_inputs, options={"only": "convolutions"})
+
+
+def _partition(joint: Any, inputs: Any, **given: Any) -> Any:
+    """Of the joint graph the two, by the least that is kept between them."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    without_places(joint.graph)
+    joint.recompile()
+    return min_cut_rematerialization_partition(joint, inputs, **given)
+
+
+def _compiler(name: str) -> Callable[..., Any]:
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    def compile_graph(graph: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(_Graph(graph, name))
+
+    return compile_graph
+
+
+class _Graph:
+    """One graph of AOTAutograd, with a program for each kind of call."""
+
+    def __init__(self, graph: torch.fx.GraphModule, name: str) -> None:
+        self.graph, self.report = graph, reported(name)
+        self._programs: OrderedDict[Any, _Program] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self.report.reason:
+            return self.graph(*inputs)
+        flags = (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
+        key = (
+            flags,
+            *((x.shape, x.dtype, x.device, lies_last(x)) if isinstance(x, torch.Tensor) else x
+              for x in inputs),
+        )  # fmt: skip
+        with self._lock:
+            program = self._programs.get(key)
+            if program is None:
+                try:
+                    program = _Program(self.graph, inputs, self.report, flags)
+                except ValueError as error:
+                    self.report.reason = str(error)
+                    warnings.warn(f"relay_wgrad: PyTorch runs this: {error}", stacklevel=2)
+                    return self.graph(*inputs)
+                while len(self._programs) >= PROGRAMS:
+                    self._programs.popitem(last=False)
+                self._programs[key] = program
+            self._programs.move_to_end(key)
+        return program(inputs)
+
+
+class _Program:
+    """A graph compiled for tensors of some sizes, memory orders and one device."""
+
+    def __init__(
+        self, graph: Any, inputs: Sequence[Any], report: CompiledGraph, flags: tuple[bool, bool]
+    ) -> None:
+        from ..frontend import from_aot
+        from ..training.devices import Options, place
+        from ..training.step import ADJOINT, converted
+
+        self.device = _device(inputs)
+        made = from_aot(graph, inputs, name=report.name, channels_last=True)
+        self.made = made
+        report.sizes += 1
+        self._function: Any = None
+        self._lock = threading.Lock()  # a virtual machine runs one function at a time
+        if not any(result.kind == "result" for result in made.outputs):
+            return
+        is_gpu = self.device.type == "cuda"
+        where = place(
+            f"cuda:{self.device.index or 0}" if is_gpu else "cpu",
+            Options(tf32=flags[0], benchmark=flags[1]),
+        )
+        module = made.module.clone()
+        main = module["main"]
+        del module["main"]
+        module[ADJOINT] = main.with_attr(keys.SYMBOL, ADJOINT)
+        layout = where.layout
+        if layout is None and any((*made.last[0], *made.last[1])):
+            layout = "NHWC"
+        module = converted(module, layout, blocks=where.blocks)
+        built = where.compile(module, lambda what: None)
+        self._built, self._function = built, built.vm[ADJOINT]
+        report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        from .programs import call, dense, drawn
+
+        made: list[torch.Tensor] = []
+        if self._function is not None:
+            numbers = [drawn(spec, self.device) for spec in self.made.drawn]
+            given = self.made.arguments([_plain(x) for x in inputs], numbers)
+            last, results = self.made.last
+            args = [
+                dense(x.permute(0, 2, 3, 1) if i < len(last) and last[i] else x)
+                for i, x in enumerate(given)
+            ]
+            with self._lock:
+                made = call(self._function, args, self.device)
+            # What shares memory here would be changed with the other, unseen by autograd.
+            seen = {x.data_ptr() for x in args if x.numel()}
+            for i, x in enumerate(made):
+                if x.numel() and x.data_ptr() in seen:
+                    x = x.clone()
+                seen.add(x.data_ptr())
+                made[i] = x.permute(0, 3, 1, 2) if results[i] else x
+        return self.made.results(inputs, made, copy=torch.clone)
+
+
+def _device(inputs: Sequence[Any]) -> torch.device:
+    """The device of all tensors.  Raises ValueError for several, and for others than these two."""
+    found = {x.device for x in inputs if isinstance(x, torch.Tensor)}
+    if len(found) != 1 or not found <= {d for d in found if d.type in ("cpu", "cuda")}:
+        names = ", ".join(sorted(map(str, found))) or "none"
+        raise ValueError(f"tensors must be on one device, cpu or cuda: {names}")
+    return found.pop()
+
+
+def _plain(x: Any) -> Any:
+    return x.detach() if isinstance(x, torch.Tensor) else x

@@ -1,0 +1,277 @@
+"""`torch.compile(backend=…)`: training steps beside eager's, sizes that change, what falls back."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import operator
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from relay_wgrad.torch import compiler, inductor
+from relay_wgrad.torch.compiler import backend
+from relay_wgrad.torch.reports import CompiledGraph, compiled_graphs
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+F = nn.functional
+ROOT = Path(__file__).parents[3]
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch, about itself
+        yield
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(16, 5),
+    ).double()  # fmt: skip
+
+
+def data(count: int, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 3, 8, 8, dtype=torch.float64, generator=generator)
+    return x, torch.arange(count) % 5
+
+
+def trained(model: Any, module: nn.Module, counts: Any, last: bool = False) -> list[float]:
+    """The losses of steps of SGD with momentum on batches of these sizes."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for seed, count in enumerate(counts):
+        x, labels = data(count, seed)
+        x = x.to(memory_format=torch.channels_last) if last else x
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def same(one: nn.Module, other: nn.Module) -> None:
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-12), name
+
+
+def graphs() -> list[CompiledGraph]:
+    """Those of this test: the last forward and backward parts."""
+    return compiled_graphs()[-2:]
+
+
+def test_a_step() -> None:
+    """A layer's value, gradients and statistics, in one compilation of each pass."""
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2)).double()
+    twin, x = copy.deepcopy(module), data(2)[0]
+    y = torch.compile(module, backend=backend, fullgraph=True)(x)
+    (y**3).sum().backward()
+    (twin(x) ** 3).sum().backward()
+    same(module, twin)
+    for a, b in zip(module.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-8, atol=1e-9)
+
+
+def test_steps_are_eager_ones() -> None:
+    """Losses, parameters and running statistics; nothing breaks the graph."""
+    module = net()
+    twin = copy.deepcopy(module)
+    step = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
+    assert trained(step, module, (4, 4, 4)) == pytest.approx(trained(twin, twin, (4, 4, 4)))
+    same(module, twin)
+    forward, backward = graphs()
+    assert (forward.sizes, backward.sizes, forward.reason, backward.reason) == (1, 1, "", "")
+    found = [line.split()[0] for line in forward.convolutions + backward.convolutions]
+    wgrad, dgrad = "conv2d_backward_weight", "conv2d_backward_data"
+    assert sorted(found) == sorted(["conv2d", "conv2d", wgrad, wgrad, dgrad])
+
+
+def test_batches_of_other_sizes() -> None:
+    """The second size makes Dynamo's batch symbolic; each size is compiled for by itself."""
+    module = net()
+    twin = copy.deepcopy(module)
+    step = torch.compile(module, backend=backend, fullgraph=True)
+    counts = (4, 2, 3, 2)
+    assert trained(step, module, counts) == pytest.approx(trained(twin, twin, counts))
+    same(module, twin)
+    assert [graph.sizes for graph in graphs()] == [2, 2]
+
+
+def test_channels_last_is_kept() -> None:
+    module = net()[:3].to(memory_format=torch.channels_last)
+    twin = copy.deepcopy(module)
+    x = data(2)[0].to(memory_format=torch.channels_last)
+    y = torch.compile(module, backend=backend, fullgraph=True)(x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert not y.is_contiguous()
+    y.square().sum().backward()
+    want = twin(x)
+    want.square().sum().backward()
+    assert torch.allclose(y, want, rtol=1e-10)
+    for a, b in zip(module.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-8, atol=1e-10)
+        assert a.grad.stride() == b.grad.stride()
+
+
+def test_without_gradients_and_evaluated() -> None:
+    module = net()[:3].eval()
+    x = data(2)[0]
+    with torch.no_grad():
+        y = torch.compile(module, backend=backend, fullgraph=True)(x)
+    assert torch.allclose(y, module(x), rtol=1e-10)
+    assert compiled_graphs()[-1].name.endswith("inference")
+
+
+def test_dropout_is_pytorchs_generator() -> None:
+    """Kept elements are doubled, the gradient has the same mask, a seed gives the same."""
+    module = torch.compile(nn.Dropout(0.5), backend=backend, fullgraph=True)
+    x = torch.ones(64, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(3)
+    y = module(x)
+    y.sum().backward()
+    assert set(y.detach().tolist()) == {0.0, 2.0}
+    assert torch.equal(x.grad, y)
+    torch.manual_seed(3)
+    assert torch.equal(module(x), y)
+
+
+def test_what_is_refused_falls_back() -> None:
+    """A graph with an op that is not taken is run by PyTorch, and that is said."""
+
+    def function(x: Any) -> Any:
+        return torch.special.bessel_j0(x) * 2
+
+    x = torch.ones(3, dtype=torch.float64)
+    with pytest.warns(UserWarning, match=r"PyTorch runs this: .*bessel_j0"):
+        y = torch.compile(function, backend=backend, fullgraph=True)(x)
+    assert torch.equal(y, function(x))
+    assert "bessel_j0" in compiled_graphs()[-1].reason
+
+
+def test_results_have_memory_of_their_own() -> None:
+    """What eager copies is a copy: changed in place, it leaves the operand as it was."""
+
+    def function(x: Any) -> Any:
+        return x.clone(), x.clone().reshape(6), x + 1
+
+    x = torch.zeros(2, 3, dtype=torch.float64)
+    first, second, third = torch.compile(function, backend=backend, fullgraph=True)(x)
+    for y in (first, second, third):
+        y.add_(5)
+    assert torch.equal(x, torch.zeros_like(x))
+    assert (first.sum(), second.sum(), third.sum()) == (30, 30, 36)
+
+
+def test_the_pool_keeps_no_places() -> None:
+    """The joint graph's pooling has our backward op, which PyTorch runs as well."""
+    x = torch.randn(2, 3, 7, 7, dtype=torch.float64, requires_grad=True)
+    y = F.max_pool2d(x, 3, 2, 1, ceil_mode=True)
+    dy = torch.randn_like(y)
+    (want,) = torch.autograd.grad(y, x, dy)
+    op = torch.ops.relay_wgrad.max_pool2d_backward
+    assert torch.equal(op(dy, x.detach(), [3, 3], [2, 2], [1, 1], [1, 1], True), want)
+    torch.library.opcheck(op.default, (dy, x.detach(), [3, 3], [2, 2], [1, 1], [1, 1], True))
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"options": {"fast": True}}, "unknown option fast"),
+        ({"options": {"only": "pools"}}, "only must be 'convolutions', got 'pools'"),
+        ({"mode": "max-autotune"}, "unknown option mode='max-autotune'"),
+    ],
+)
+def test_options(given: Any, rule: str) -> None:
+    graph = make_fx(operator.neg)(torch.zeros(2))
+    with pytest.raises(ValueError, match=rule):
+        backend(graph, [torch.zeros(2)], **given)
+
+
+def test_entry_points() -> None:
+    """The names that `torch.compile` finds once the package is installed."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    project = toml.loads((ROOT / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["torch_dynamo_backends"]
+    found = {}
+    for name, path in points.items():
+        module, _, attribute = path.partition(":")
+        found[name] = getattr(importlib.import_module(module), attribute)
+    assert found == {
+        "relay_wgrad": compiler.backend,
+        "relay_wgrad_convolutions": compiler.convolutions_backend,
+    }
+
+
+# ---- convolutions alone --------------------------------------------------------------------------
+
+
+def gradients(x: Any, weight: Any, bias: Any, dy: Any) -> Any:
+    y = aten.convolution(x, weight, bias, [2, 2], [1, 1], [1, 1], False, [0, 0], 2)
+    mask = [True, True, True]
+    given = ([5], [2, 2], [1, 1], [1, 1], False, [0, 0], 2, mask)
+    dx, dw, db = aten.convolution_backward(dy, x, weight, *given)
+    return y, dx, dw, db
+
+
+@pytest.mark.parametrize("wins", ["all", "wgrad"])
+def test_a_graph_for_inductor(wins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that win are our operators, the others are asked of PyTorch alone."""
+
+    def measured(node: Any, kind: Any, *_: Any) -> Any:
+        return wins == "all" or kind.value == wins, "measured"
+
+    monkeypatch.setattr(inductor, "choice", measured)
+    shapes = ((2, 4, 7, 7), (6, 2, 3, 3), (6,), (2, 6, 4, 4))
+    given = [torch.randn(s, dtype=torch.float64) for s in shapes]
+    graph = make_fx(gradients, tracing_mode="fake")(*given)
+    report = CompiledGraph("mine")
+    inductor.rewrite(graph, report)
+    for got, want in zip(graph(*given), gradients(*given), strict=True):
+        assert torch.allclose(got, want, rtol=1e-10)
+    targets = [str(n.target) for n in graph.graph.nodes]
+    ours = sum("relay_wgrad" in t for t in targets)
+    assert ours == (3 if wins == "all" else 1)
+    assert len(report.convolutions) == 3
+    (backward,) = (n for n in graph.graph.nodes if "convolution_backward" in str(n.target))
+    assert backward.args[10] == [wins != "all", False, True]
+
+
+def test_measured_choice() -> None:
+    """Each side's time is said once for a kind of call."""
+    shapes = ((2, 4, 7, 7), (6, 2, 3, 3), (6,), (2, 6, 4, 4))
+    graph = make_fx(gradients, tracing_mode="fake")(*[torch.randn(s) for s in shapes])
+    report = CompiledGraph("mine")
+    inductor.rewrite(graph, report)
+    assert len(report.convolutions) == 3
+    assert all("ms, torch" in line for line in report.convolutions), report
+
+
+def test_steps_with_inductor() -> None:
+    module = net().float()
+    twin = copy.deepcopy(module)
+    step = torch.compile(module, backend=compiler.convolutions_backend, fullgraph=True)
+    losses = []
+    for model, of in ((step, module), (twin, twin)):
+        x, labels = data(4)
+        loss = F.cross_entropy(model(x.float()), labels)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        assert all(p.grad is not None for p in of.parameters())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for a, b in zip(module.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-5)
