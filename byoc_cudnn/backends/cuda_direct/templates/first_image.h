@@ -50,25 +50,27 @@ __global__ void __launch_bounds__(Z::THREADS, FirstImage<Z>::RESIDENT)
   const Spot filters = shared_memory(), tile_0 = filters + I::FILTER_BYTES;
   const auto* const source = static_cast<const T*>(z.source);
   after_the_one_before();
-  auto read = [&](int tile, int to) {
-    read_rows<Z>(tile_0 + to * Z::TILE, image, first_tile<Z>(tile, down, across), height, width);
+  auto read = [&](const FirstTile& from, int to) {
+    read_rows<Z>(tile_0 + to * Z::TILE, image, from, height, width);
   };
   int turn = 0;
-  read(blockIdx.x, 0);
+  FirstTile at = first_tile<Z>(blockIdx.x, down, across);
+  read(at, 0);
   copies_end();
   read_first_filters<Z>(filters, weight);
   const Spot mine = filters + static_cast<Spot>(((lane / 16 * 8 + lane % 8) * I::PITCH + lane / 8 % 2) * 16);
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int next = tile + static_cast<int>(gridDim.x);
+    const FirstTile after = first_tile<Z>(next, down, across);
     if constexpr (Z::STAGES == 2) {
-      if (next < tiles) read(next, turn ^ 1);
+      if (next < tiles) read(after, turn ^ 1);
       copies_end();
       wait_copies<1>();
     } else {
       wait_copies<0>();
     }
     __syncthreads();
-    const FirstTile at = first_tile<Z>(tile, down, across);
+    const int64_t first = ((int64_t{at.n} * rows + at.row) * columns + at.column) * Z::K;
 #pragma unroll 1
     for (int item = warp; item < items; item += Z::WARPS) {
       const int phase = item % Z::PHASES, unit = item / Z::PHASES * 2 * Z::MT;
@@ -112,22 +114,30 @@ __global__ void __launch_bounds__(Z::THREADS, FirstImage<Z>::RESIDENT)
             }
           }
         }
+        uint4 operands[Z::NT] = {};
+        if constexpr (After::kPerChannel) {
 #pragma unroll
-        for (int j = 0; j < Z::NT; ++j) {
-          const int channel = (group + j) * 32 + t4 * 8;
-          uint4 operand = {};
-          if constexpr (After::kPerChannel) {
-            if (channel < Z::K) operand = global_16(source + channel);
+          for (int j = 0; j < Z::NT; ++j) {
+            const int channel = (group + j) * 32 + t4 * 8;
+            if (Z::K % 32 == 0 || channel < Z::K) operands[j] = global_16(source + channel);
           }
+        }
 #pragma unroll
-          for (int m = 0; m < Z::MT; ++m) {
+        for (int m = 0; m < Z::MT; ++m) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              const int u = unit + 2 * m + half, row = at.row + u / Z::TU;
-              const int column = at.column + (u % Z::TU * 8 + g) * Z::PHASES + phase;
-              if (u >= Z::UNITS || row >= rows || column >= columns || channel >= Z::K) continue;
-              const int64_t to = ((at.n * rows + row) * columns + column) * Z::K + channel;
-              if constexpr (After::kWhole) operand = global_16(source + to);
+          for (int half = 0; half < 2; ++half) {
+            const int u = unit + 2 * m + half, row = u / Z::TU;
+            const int column = (u % Z::TU * 8 + g) * Z::PHASES + phase;
+            const bool known = Z::UNITS % (2 * Z::MT) == 0 || u < Z::UNITS;
+            const bool there = known && row < rows - at.row && column < columns - at.column;
+            const int64_t to = first + int64_t{row * columns + column} * Z::K + group * 32 + t4 * 8;
+#pragma unroll
+            for (int j = 0; j < Z::NT; ++j) {
+              const bool kept = there && (Z::K % 32 == 0 || (group + j) * 32 + t4 * 8 < Z::K);
+              uint4 operand = operands[j];
+              if constexpr (After::kWhole) {
+                if (kept) operand = global_16(source + to + j * 32);
+              }
               const unsigned with[4] = {operand.x, operand.y, operand.z, operand.w};
               unsigned eight[4];
 #pragma unroll
@@ -139,8 +149,9 @@ __global__ void __launch_bounds__(Z::THREADS, FirstImage<Z>::RESIDENT)
                                      After::of(two[2 * half + 1], beside.y));
               }
               const uint4 all = {eight[0], eight[1], eight[2], eight[3]};
-              *reinterpret_cast<uint4*>(out + to) = all;
-              some = some || has_nan<T>(all);
+              if (kept) *reinterpret_cast<uint4*>(out + to + j * 32) = all;
+              // Of results that are not kept too: a branch would take longer.
+              if constexpr (!Z::EXACT) some |= has_nan<T>(all);
             }
           }
         }
@@ -153,15 +164,16 @@ __global__ void __launch_bounds__(Z::THREADS, FirstImage<Z>::RESIDENT)
         const int column = at.column + (u % Z::TU * 8 + g) * Z::PHASES + phase;
         const int channel = i / (2 * Z::MT) * 32 + t4 * 8;
         if (u >= Z::UNITS || row >= rows || column >= columns || channel >= Z::K) continue;
-        const int64_t to = ((at.n * rows + row) * columns + column) * Z::K + channel;
+        const int64_t to = ((int64_t{at.n} * rows + row) * columns + column) * Z::K + channel;
         mend<Z, After, false>(out, to, image, weight, z, Z::C, Z::K, at.n, row, column, channel);
       }
     }
     __syncthreads();
+    at = after;
     if constexpr (Z::STAGES == 2) {
       turn ^= 1;
     } else {
-      if (next < tiles) read(next, 0);
+      if (next < tiles) read(after, 0);
       copies_end();
     }
   }

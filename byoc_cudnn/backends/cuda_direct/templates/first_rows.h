@@ -45,8 +45,7 @@ struct First {
 
 // Where a tile lies: its image, and its first row and column of the result.
 struct FirstTile {
-  int64_t n;
-  int row, column;
+  int n, row, column;
 };
 
 template <typename Z>
@@ -60,7 +59,7 @@ __device__ inline void read_rows_by(Spot to, const typename Z::T* image, const F
                                     int elements) {
   constexpr int pieces = Z::CHUNKS * 8 / wide;
   const int top = at.row * Z::ST - Z::PH, first = at.column * Z::STEP - Z::BEFORE;
-  const auto* const from = image + at.n * height * elements;
+  const auto* const from = image + int64_t{at.n} * height * elements;
 #pragma unroll 4
   for (int i = threadIdx.x; i < Z::ROWS * pieces; i += Z::THREADS) {
     const int line = i / pieces, h = top + line, e = first + i % pieces * wide;

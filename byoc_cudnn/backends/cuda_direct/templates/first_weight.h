@@ -29,7 +29,7 @@ __device__ inline void read_first_gradient(Spot to, const typename Z::T* grad, c
     const int chunk = i % W::NB, pixel = i / W::NB;
     const int row = at.row + pixel / Z::COLUMNS, column = at.column + pixel % Z::COLUMNS;
     const bool there = row < rows && column < columns;
-    const int64_t from = ((at.n * rows + row) * columns + column) * Z::K + chunk * 8;
+    const int64_t from = ((int64_t{at.n} * rows + row) * columns + column) * Z::K + chunk * 8;
     copy_16(to + static_cast<Spot>((pixel * W::PITCH + chunk) * 16), there ? grad + from : grad, there);
   }
 }
@@ -51,26 +51,26 @@ __global__ void __launch_bounds__(Z::THREADS, FirstWeight<Z>::RESIDENT)
   for (int m = 0; m < Z::MT; ++m) places[m] = static_cast<Spot>(Z::place(8 * (block + m) + g));
   float sums[Z::MT][Z::NT][4] = {};
   after_the_one_before();
-  auto read = [&](int tile, int to) {
-    const FirstTile at = first_tile<Z>(tile, down, across);
+  auto read = [&](const FirstTile& from, int to) {
     const Spot stage = stage_0 + to * W::STAGE;
-    read_rows<Z>(stage, image, at, height, width);
-    read_first_gradient<Z>(stage + Z::TILE, grad, at, rows, columns);
+    read_rows<Z>(stage, image, from, height, width);
+    read_first_gradient<Z>(stage + Z::TILE, grad, from, rows, columns);
   };
   int turn = 0;
-  read(blockIdx.x, 0);
+  FirstTile at = first_tile<Z>(blockIdx.x, down, across);
+  read(at, 0);
   copies_end();
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int next = tile + static_cast<int>(gridDim.x);
+    const FirstTile after = first_tile<Z>(next, down, across);
     if constexpr (Z::STAGES == 2) {
-      if (next < tiles) read(next, turn ^ 1);
+      if (next < tiles) read(after, turn ^ 1);
       copies_end();
       wait_copies<1>();
     } else {
       wait_copies<0>();
     }
     __syncthreads();
-    const FirstTile at = first_tile<Z>(tile, down, across);
     const Spot stage = stage_0 + turn * W::STAGE;
 #pragma unroll 1
     for (int unit = 2 * split; unit < Z::UNITS; unit += 2 * W::SPLITS) {
@@ -112,10 +112,11 @@ __global__ void __launch_bounds__(Z::THREADS, FirstWeight<Z>::RESIDENT)
       }
     }
     __syncthreads();
+    at = after;
     if constexpr (Z::STAGES == 2) {
       turn ^= 1;
     } else {
-      if (next < tiles) read(next, 0);
+      if (next < tiles) read(after, 0);
       copies_end();
     }
   }
