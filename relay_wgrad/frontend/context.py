@@ -14,7 +14,7 @@ from tvm import relax
 from ..relation import as_size
 from .graph import Distribution, InputSpec, mean_of
 from .partial import Choice
-from .sizes import Limits, is_open, spec_of, type_of
+from .sizes import Limits, is_open, number, spec_of, type_of
 from .weights import Array, Role
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -28,6 +28,8 @@ class Value:
     `param`: the parameter of which `expr` is a plain reshaping.
     `batched`: depends on the data, so its first axis is the batch.
     `measured`: computed from the shape of a tensor, so it already knows the new sizes.
+    `probes`: of what depends on an open batch, its numbers for two batches (`onnx.open`); `array`
+    then has expressions.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Value:
     param: str | None = None
     batched: bool = False
     measured: bool = False
+    probes: tuple[Array, Array] | None = None
 
 
 def shape_of(expr: Any) -> tuple[Any, ...]:
@@ -197,11 +200,21 @@ class Context:
                 return self.parameter(value)
             if value.array is None:
                 raise ValueError(f"{value.name!r} has no value")
-            if str(value.array.dtype) in FLOATS:
+            if value.probes is not None:
+                value.expr = self._counted(value.array, str(value.probes[0].dtype))
+            elif str(value.array.dtype) in FLOATS:
                 value.expr = self.const(value.array)
             else:
                 value.expr = relax.const(value.array, str(value.array.dtype))
         return value.expr
+
+    def _counted(self, sizes: Array, dtype: str) -> Any:
+        """A tensor of one size that depends on the batch."""
+        if sizes.size != 1:
+            raise ValueError("sizes of an open batch are no tensor")
+        size = sizes.reshape(-1)[0]
+        found = number([size], self.options.dtype if dtype in FLOATS else dtype, self.emit)
+        return self.emit(relax.op.reshape(found, sizes.shape)) if sizes.shape else found
 
     def parameter(self, value: Value, kind: str = "", fan_in: int = 1) -> Any:
         """Like `tensor`, for a slot of a known role: a constant there becomes a parameter too."""

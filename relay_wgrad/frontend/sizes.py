@@ -70,6 +70,11 @@ def is_size(value: Any) -> bool:
     return isinstance(getattr(value, "ty", None), PrimType)
 
 
+def sizes_of(array: Any) -> list[Any]:
+    """A list of sizes that is known on import: ints, and expressions of an open batch."""
+    return [size if is_size(size) else int(size) for size in array.ravel()]
+
+
 def is_open(shape: Sequence[Any]) -> bool:
     """Whether a size of a shape, of either kind, is no number."""
     return not all(isinstance(size, int) for size in shape)
@@ -145,6 +150,16 @@ def completed(target: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
 
 def _batch(size: Any) -> Any:
     return tirx.analysis.undefined_vars(size)[0]
+
+
+def broadcast_shape(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
+    """As `numpy.broadcast_shapes`, of two."""
+    rank, made = max(len(a), len(b)), []
+    for x, y in zip([1] * (rank - len(a)) + [*a], [1] * (rank - len(b)) + [*b], strict=True):
+        if not same(x, y) and not same(x, 1) and not same(y, 1):
+            raise ValueError(f"shapes {list(a)} and {list(b)} do not fit each other")
+        made.append(y if same(x, 1) else x)
+    return tuple(made)
 
 
 def number(shape: Sequence[Any], dtype: str, emit: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from ..context import FLOATS, Context, Options, Value, initializer
 from ..graph import InputSpec, TrainingGraph
 from ..loss import CrossEntropy, Loss, add_loss, loss_of
 from ..partial import Choice, Patterns
+from ..sizes import NAME, Open, at, is_open, variable
 from ..weights import STATES, Array, Role, default_role, seeded
 from .bundled import load
 from .file import NUMBERS
@@ -36,7 +38,7 @@ _CHOICES = {
 def from_onnx(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
-    batch: int | None = None,
+    batch: int | str | None = None,
     image_size: int | tuple[int, int] | None = None,
     dtype: str = "float32",
     bn: str = "train",
@@ -53,8 +55,9 @@ def from_onnx(
     """The training graph of an ONNX model.
 
     `model`: a path, a ModelProto, or a name in `BUNDLED`.  `batch` and `image_size` (a side, or
-    (height, width)) replace the sizes for which the file was made: batches baked into a Reshape
-    are rewritten, and an average pooling over the whole feature map stays one over the whole map.
+    (height, width)) replace the sizes for which the file was made: a batch of "N" is any, one
+    compiled step for all of them, as is None where the file leaves it open.  Batches baked into a
+    Reshape are rewritten, and an average pooling over the whole feature map stays one over it.
     `bn`: "train" normalizes by batch statistics and returns the updated running ones, "eval" uses
     the running ones, "frozen" those, which then stay, where a layer's scale and bias are not
     trained.  `loss`: of `relay_wgrad.frontend.LOSSES`, by its record or as text with its
@@ -83,9 +86,12 @@ def from_onnx(
             raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
     if isinstance(checkpoint, str) and checkpoint != "auto":
         raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of node outputs")
-    if batch is not None and (isinstance(batch, bool) or not hasattr(batch, "__index__")):
-        raise TypeError(f"batch={batch!r}: expected a number of images")
-    if batch is not None and batch < 1:
+    is_any = isinstance(batch, str) and batch == NAME
+    if batch is not None and not is_any:
+        if isinstance(batch, bool) or not hasattr(batch, "__index__"):
+            raise TypeError(f"batch={batch!r}: expected a number of images, or {NAME!r}")
+        batch = operator.index(cast(Any, batch))
+    if isinstance(batch, int) and batch < 1:
         raise ValueError(f"batch={batch}: expected a positive number of images")
     chosen, choice = loss_of(loss), Choice.of(trainable, freeze)
     assert isinstance(chosen, Loss)
@@ -107,11 +113,11 @@ def from_onnx(
     builder = relax.BlockBuilder()
     options = Options(dtype, bn, dropout, opset, resized, size, random, choice)
     ctx = Context(options, builder, original)
+    ctx.batch = variable() if any(is_open(spec.shape) for spec in specs.values()) else None
     values = {n: Value(n, array=a, weight=is_weight(a)) for n, a in initial.items()}
     arguments: list[tuple[InputSpec, relax.Var]] = []
     for old, spec in specs.items():
-        spec = InputSpec(ctx.unique(spec.name), spec.kind, spec.shape, spec.dtype)
-        var = relax.Var(spec.name, relax.TensorType(spec.shape, spec.dtype))
+        spec, var = ctx.input(spec.name, spec.kind, spec.shape, spec.dtype)
         arguments.append((spec, var))
         values[old] = Value(old, expr=var, batched=True)
 
@@ -202,13 +208,14 @@ def _inputs(
     proto: onnx.ModelProto,
     initializers: set[str],
     nodes: Sequence[onnx.NodeProto],
-    batch: int | None,
+    batch: int | str | None,
     image_size: int | tuple[int, int] | None,
     dtype: str,
 ) -> dict[str, InputSpec]:
     """The data inputs that the nodes use, at the new batch and image size."""
     used = {operand for node in nodes for operand in node.input}
     specs: dict[str, InputSpec] = {}
+    names: set[str] = set()  # of batches that the file leaves open
     for info in proto.graph.input:
         if info.name in initializers or info.name not in used:
             continue
@@ -217,7 +224,10 @@ def _inputs(
             int(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in tensor.shape.dim
         ]
         if batch is not None and sizes:
-            sizes[0] = batch
+            sizes[0] = Open() if batch == NAME else batch
+        elif sizes and isinstance(sizes[0], str):
+            names.add(sizes[0])
+            sizes[0] = Open()
         if image_size is not None:
             if len(sizes) != 4:
                 raise ValueError(f"image_size: input {info.name!r} {sizes} is no (N, C, H, W)")
@@ -232,15 +242,21 @@ def _inputs(
             raise ValueError(f"input {info.name!r} is no tensor of numbers")
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
         floating = str(kind) in FLOATS
-        shape = tuple(int(size) for size in sizes)
-        if math.prod(shape) > MOST_ELEMENTS:
-            fits = MOST_ELEMENTS // math.prod(shape[1:])
+        shape = tuple(size if isinstance(size, Open) else int(size) for size in sizes)
+        least = at(shape, 1)
+        if math.prod(least) > MOST_ELEMENTS:
+            fits = MOST_ELEMENTS // math.prod(least[1:])
             most = f"; at this image size the largest batch is {fits}" if fits else ""
             raise ValueError(
                 f"input {info.name!r} of {list(shape)} has more than {MOST_ELEMENTS} elements,"
                 f" the most that is supported{most}"
             )
         specs[info.name] = InputSpec(info.name, "data", shape, dtype if floating else str(kind))
+    if len(names - {"?"}) > 1:
+        raise ValueError(
+            f"its inputs have batches of several names, {', '.join(sorted(names))}: give batch= a"
+            f" number, or {NAME!r} for one that all have"
+        )
     if not specs:
         raise ValueError("the model has no data input: its output depends on constants alone")
     return specs
@@ -250,8 +266,7 @@ def _refuse_symbolic(name: str, sizes: list[Any]) -> None:
     """Raises ValueError for sizes that the file leaves open, saying how to give them."""
     image = (2, 3) if len(sizes) == 4 else ()
     unknown = {axis for axis, size in enumerate(sizes) if isinstance(size, str)}
-    needed = ["batch="] if 0 in unknown else []
-    needed += ["image_size="] if unknown.intersection(image) else []
+    needed = ["image_size="] if unknown.intersection(image) else []
     fixed = [sizes[axis] for axis in sorted(unknown.difference((0, *image)))]
     ways = [f"give {' and '.join(needed)}"] if needed else []
     ways += [f"fix {', '.join(fixed)} in the file"] if fixed else []

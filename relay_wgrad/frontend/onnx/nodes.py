@@ -8,11 +8,14 @@ from typing import Any, cast
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from tvm import relax
 
 from ..context import FLOATS, Context, Node, Value, array_of, shape_of
+from ..sizes import is_open, sizes_of
 from ..weights import Array
 from . import schema as onnx_schema
 from .bundled import near
+from .open import FIXED, evaluated, shape_value
 from .ops import OPS, RESHAPING
 from .random import NEVER_FOLDED
 
@@ -53,7 +56,20 @@ def build(
         raise ValueError(str(error)) from None
     except Exception as error:  # of any kind: a file may hold what no check expects
         follower = _dense_after(proto, node) if node.op_type == "Reshape" else ""
+        if _wants_number(ctx, view, error):
+            why = "it wants a number" if not isinstance(error, ValueError) else _reason(error)
+            why = "it wants a number" if "Cannot use and / or" in why else why
+            raise ValueError(f"{view.label}: {why}; the batch is open here: {FIXED}") from error
         raise ValueError(f"{view.label}: {_reason(error)}{follower}") from error
+
+
+def _wants_number(ctx: Context, view: Node, error: Exception) -> bool:
+    """Whether a node may have failed for its sizes of an open batch."""
+    if ctx.batch is None or not isinstance(error, (ValueError, TypeError)):
+        return False
+    found = [o for o in view.operands if o is not None]
+    tensors = [o.expr for o in found if isinstance(getattr(o.expr, "ty", None), relax.TensorType)]
+    return any(o.probes is not None for o in found) or any(is_open(shape_of(x)) for x in tensors)
 
 
 def _nothing_makes(proto: onnx.ModelProto, operand: str) -> str:
@@ -132,12 +148,12 @@ def _known(ctx: Context, proto: onnx.ModelProto, node: Node) -> dict[str, Value]
     if op == "Constant" and "value" in node.attributes:
         return {out: Value(out, array=array_of("value", node.attributes["value"]))}
     if op == "ConstantOfShape":
-        return {out: _filled(node, out)}
+        return {out: _filled(ctx, node, out)}
     if op == "Shape":
         whole = node.operand(0)
         size = whole.array.shape if whole.array is not None else shape_of(ctx.tensor(whole))
         part = size[node.attr("start", 0) : node.attr("end")]
-        return {out: Value(out, array=np.asarray(part, np.int64), measured=True)}
+        return {out: shape_value(out, part, ctx.batch)}
     if op == "CastLike" and _constant(node.operand(0)):
         return {out: _cast_like(node, out)}
     if not all(map(_constant, present)) or (not present and op != "Constant"):
@@ -149,6 +165,12 @@ def _known(ctx: Context, proto: onnx.ModelProto, node: Node) -> dict[str, Value]
     arrays = {o.name: cast(Array, o.array) for o in present}
     measured = any(o.measured for o in present)
     made = [n for n in node.proto.output if n]
+    if any(o.probes is not None for o in present):
+
+        def run(given: dict[str, Array]) -> list[Any]:
+            return _evaluated(ctx, proto, node, given)
+
+        return evaluated(run, present, arrays, made, ctx.batch)
     return {
         n: Value(n, array=np.asarray(r), measured=measured)
         for n, r in zip(made, _evaluated(ctx, proto, node, arrays), strict=True)
@@ -163,9 +185,16 @@ def _cast_like(node: Node, out: str) -> Value:
     return Value(out, array=array, measured=number.measured)
 
 
-def _filled(node: Node, out: str) -> Value:
+def _filled(ctx: Context, node: Node, out: str) -> Value:
     """ConstantOfShape: one number, seen as a tensor."""
     wanted = node.static(0, "the shape")
+    if node.operand(0).probes is not None:
+        fill = node.attr("value")
+        number = np.zeros(1, "float32") if fill is None else array_of("value", fill)
+        dtype = str(number.dtype)
+        dtype = ctx.options.dtype if dtype in FLOATS else dtype
+        whole = ctx.full(tuple(sizes_of(wanted)), number.reshape(()), dtype)
+        return Value(out, expr=whole, batched=True)
     if wanted.ndim > 1 or wanted.size > _MOST_AXES:
         raise ValueError(
             f"the shape is a list of at most {_MOST_AXES} sizes, got {list(wanted.shape)} numbers"

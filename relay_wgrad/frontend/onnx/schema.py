@@ -103,7 +103,8 @@ def _allowed(schema: Any, index: int) -> set[str]:
 
 def _dtype(value: Value) -> str:
     """A value's dtype, as ONNX writes it."""
-    held = value.array if value.expr is None else value.expr.ty
+    known = value.array if value.probes is None else value.probes[0]
+    held = known if value.expr is None else value.expr.ty
     if isinstance(held, relax.TupleType):
         return f"seq({_named(held.fields[0])})"
     return _named(held)

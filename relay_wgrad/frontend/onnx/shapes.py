@@ -12,6 +12,7 @@ from tvm import relax
 from ..context import Context, Node, shape_of
 from ..moving import broadcast, cut, repeated
 from ..resampled import at_places, padded
+from ..sizes import broadcast_shape, completed, is_size, same, sizes_of
 
 
 def axis_of(axis: Any, rank: int) -> int:
@@ -41,12 +42,12 @@ def reshape(ctx: Context, node: Node) -> Any:
     expr = ctx.tensor(x)
     shape = shape_of(expr)
     value = node.operand(1)
-    target = [int(t) for t in node.static(1, "the target shape").ravel()]
+    target = sizes_of(node.static(1, "the target shape"))
     before = ctx.original.get(x.name)
     if not node.attr("allowzero", 0):
-        if 0 in target[len(shape) :]:
+        if any(same(t, 0) for t in target[len(shape) :]):
             raise ValueError(f"target {target} copies an axis that {list(shape)} lacks")
-        target = [shape[i] if t == 0 else t for i, t in enumerate(target)]
+        target = [shape[i] if same(t, 0) else t for i, t in enumerate(target)]
     baked = list(target)
     if x.batched and not value.measured and before and target:
         if target[0] == before[0]:
@@ -55,15 +56,12 @@ def reshape(ctx: Context, node: Node) -> Any:
             if target[-back] != before[-back]:
                 break
             target[-back] = shape[-back]
-    if target.count(-1) == 1:
-        known = -math.prod(target)
-        if known and math.prod(shape) % known == 0:
-            target[target.index(-1)] = math.prod(shape) // known
-    if math.prod(target) != math.prod(shape) or min(target, default=1) < 0:
+    whole = completed(target, shape)
+    if whole is None:
         made = f", made for {list(before)}," if before is not None else ""
         reason = f": it fixes the image size{ctx.options.size}" if ctx.options.resized else ""
         raise ValueError(f"its target {baked}{made} does not take {list(shape)}{reason}")
-    return _reshape(ctx, node, target)
+    return _reshape(ctx, node, whole)
 
 
 def flatten(ctx: Context, node: Node) -> Any:
@@ -198,6 +196,11 @@ def pad(ctx: Context, node: Node) -> Any:
     return x
 
 
+def is_end(end: Any) -> bool:
+    """Whether a slice's end is that of any axis."""
+    return not is_size(end) and int(end) >= 2**31 - 1
+
+
 def slice_(ctx: Context, node: Node) -> Any:
     """Slice between constant bounds, also backwards."""
     x = ctx.tensor(node.operand(0))
@@ -212,6 +215,10 @@ def slice_(ctx: Context, node: Node) -> Any:
     for start, end, given, step in zip(starts, ends, axes, steps, strict=True):
         axis = axis_of(given, rank)
         size = shape_of(x)[axis]
+        if not isinstance(size, int):
+            if int(start) or int(step) != 1 or not (same(end, size) or is_end(end)):
+                raise ValueError("a part of the batch is taken")
+            continue
         first, stop, step = slice(int(start), int(end), int(step)).indices(size)
         indices = range(first, stop, step)
         if not indices:
@@ -226,8 +233,8 @@ def slice_(ctx: Context, node: Node) -> Any:
 def expand(ctx: Context, node: Node) -> Any:
     """Expand to a constant shape, both broadcast."""
     x = ctx.tensor(node.operand(0))
-    target = tuple(int(t) for t in node.static(1, "the target shape").ravel())
-    return broadcast(ctx, x, np.broadcast_shapes(shape_of(x), target))
+    target = sizes_of(node.static(1, "the target shape"))
+    return broadcast(ctx, x, broadcast_shape(shape_of(x), target))
 
 
 def tile(ctx: Context, node: Node) -> Any:

@@ -1,0 +1,136 @@
+"""ONNX files for any number of images: open ones as they are, others by `batch="N"`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from torch.nn import functional as fn
+from tvm import relax
+
+from relay_wgrad.frontend import TrainingGraph, from_onnx
+from relay_wgrad.frontend.sizes import Open
+from relay_wgrad.training.step import ADJOINT, step_module
+from tests.support.fast import FAST
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+BATCHES = (1, 2, 3, 7)
+
+
+def model(batch: Any = "n", extra: Any = ()) -> onnx.ModelProto:
+    """Convolution, normalization, dropout, shapes that are worked out, a sum with a row for each
+    image, a division by their number, a dense layer; or its output is what `extra` makes of it."""
+    rng = np.random.default_rng(0)
+    node = helper.make_node
+    weights = {
+        "w": rng.standard_normal((4, 3, 3, 3)), "scale": rng.random(4) + 0.5,
+        "shift": rng.standard_normal(4), "mean": np.zeros(4), "var": np.ones(4),
+        "dense": rng.standard_normal((144, 5)), "row": rng.standard_normal((1, 144)),
+    }  # fmt: skip
+    integers = {"zero": 0, "by": 1, "one": [1], "rest": [-1], "axis": [0], "wide": [144]}
+    ratio = numpy_helper.from_array(np.float32(0.4), "ratio")
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
+        node("BatchNormalization", ["c", "scale", "shift", "mean", "var"], ["b"]),
+        node("Relu", ["b"], ["r"]),
+        node("Dropout", ["r", "ratio"], ["d"]),
+        node("Shape", ["d"], ["s"]),
+        node("Gather", ["s", "zero"], ["n"]),
+        node("Unsqueeze", ["n", "axis"], ["n1"]),
+        node("Concat", ["n1", "rest"], ["target"], axis=0),
+        node("Reshape", ["d", "target"], ["flat"]),
+        node("Concat", ["n1", "wide"], ["rows"], axis=0),
+        node("Expand", ["row", "rows"], ["e"]),
+        node("Add", ["flat", "e"], ["a"]),
+        node("Cast", ["n"], ["count"], to=TensorProto.FLOAT),
+        node("Div", ["a", "count"], ["share"]),
+        node("Add", ["a", "share"], ["sum"]),
+        node("MatMul", ["sum", "dense"], ["y"]),
+        *extra,
+    ]
+    held = [numpy_helper.from_array(v.astype("float32"), n) for n, v in weights.items()]
+    held += [numpy_helper.from_array(np.array(v, "int64"), n) for n, v in integers.items()]
+    out = "z" if extra else "y"
+    graph = helper.make_graph(
+        nodes, "mine",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 6, 6])],
+        [helper.make_tensor_value_info(out, TensorProto.FLOAT, None)], [*held, ratio],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def difference(graph: TrainingGraph, vm: Any, count: int) -> float:
+    """As of `open_cases`, of the model above."""
+    batch = graph.random_batch(count, count)
+    outputs, gradients = vm[ADJOINT](*map(tvm.runtime.tensor, graph.arguments(batch)))
+    p = {graph.onnx_names[n]: torch.tensor(v) for n, v in graph.params.items()}
+    wanted = [p[graph.onnx_names[n]].requires_grad_() for n in graph.trainable]
+    c = fn.conv2d(torch.tensor(batch["x"]), p["w"], padding=1)
+    b = fn.batch_norm(c, None, None, p["scale"], p["shift"], training=True)
+    mask = next(v for s, v in zip(graph.inputs, batch.values(), strict=True) if s.kind == "mask")
+    flat = (b.relu() * torch.tensor(mask)).reshape(count, -1) + p["row"]
+    logits = (flat + flat / count) @ p["dense"]
+    loss = fn.cross_entropy(logits, torch.tensor(batch["labels"]))
+    found = torch.autograd.grad(loss, wanted)
+    mean = 0.1 * c.mean((0, 2, 3)) + 0.9 * p["mean"]
+    pairs = [(outputs[0].numpy(), loss.detach().numpy())]
+    pairs += [(a.numpy(), b.numpy()) for a, b in zip(gradients, found, strict=True)]
+    pairs.append((outputs[2].numpy(), mean.detach().numpy()))
+    return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("batch", [None, "N"])
+def test_value_and_gradient(batch: str | None) -> None:
+    """Of an open file as it is, and of one for four images."""
+    proto = model("images" if batch is None else 4)
+    options: Any = {"dtype": "float64", "dropout": "mask", "weights": "initial"}
+    graph = from_onnx(proto, batch=batch, **options)
+    assert graph.inputs[0].shape == (Open(), 3, 6, 6)
+    assert graph.of_batch(3).inputs == from_onnx(proto, batch=3, **options).inputs
+    vm = relax.VirtualMachine(tvm.compile(step_module(graph), FAST), tvm.cpu())
+    for count in BATCHES:
+        assert difference(graph, vm, count) < 1e-12, count
+
+
+REFUSED = {
+    "one image": (
+        [helper.make_node("Gather", ["y", "zero"], ["z"], axis=0)],
+        "Gather node 'z': it wants a number; the batch is open here: a batch= of a number",
+    ),
+    "a part": (
+        [helper.make_node("Slice", ["y", "one", "wide", "axis"], ["z"])],
+        "Slice node 'z': a part of the batch is taken; the batch is open here",
+    ),
+    "another number": (
+        [helper.make_node("Add", ["n1", "one"], ["m"]),
+         helper.make_node("Concat", ["m", "rest"], ["t"], axis=0),
+         helper.make_node("Reshape", ["y", "t"], ["z"])],
+        "Reshape node 'z': it takes a number that is no multiple of the batch; the batch is open",
+    ),
+    "as many elements": (
+        [helper.make_node("Range", ["zero", "n", "by"], ["i"]),
+         helper.make_node("Add", ["y", "i"], ["z"])],
+        "Range node 'i': it has as many elements as the batch has images; the batch is open",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("extra", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_by_name(extra: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_onnx(model(extra=extra))
+
+
+def test_options() -> None:
+    with pytest.raises(TypeError, match="batch='M': expected a number of images, or 'N'"):
+        from_onnx(model(), batch="M")
+    proto = model()
+    proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "rows"
+    with pytest.raises(ValueError, match=r"symbolic sizes .*: give image_size="):
+        from_onnx(proto)
