@@ -27,7 +27,7 @@ RATE = 2e-4
 # Beside each other two float32 trainings part by rounding: this far, of PyTorch's first loss.
 APART = 0.05
 # LLVM's level 0 compiles in half the time; what is computed is the same.
-_QUICK = {"kind": "llvm", "opt-level": 0}
+QUICK = {"kind": "llvm", "opt-level": 0}
 
 
 class Exact(TorchFunctionMode):
@@ -92,7 +92,7 @@ def spread(module: torch.nn.Module) -> None:
 
 def _run(graph: TrainingGraph, batch: dict[str, Any]) -> Any:
     module = step_module(graph)
-    machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target(_QUICK)), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target(QUICK)), tvm.cpu())
     arguments = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in graph.arguments(batch)]
     return machine[ADJOINT](*arguments)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 import relay_wgrad
-from benchmarks import network_checks, network_onnx, network_stages
+from benchmarks import network_aot, network_checks, network_onnx, network_stages
 from benchmarks.network_zoo import torchvision_models
 
 torchvision_models()
@@ -14,6 +14,8 @@ relay_wgrad.register()
 
 MODES = {
     "table": network_stages.stages,
+    "aot": network_aot.stages,
+    "aot-check": network_aot.check,
     "onnx": network_onnx.stages,
     "onnx-check": network_onnx.check,
     "check": network_checks.check,

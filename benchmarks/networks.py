@@ -1,14 +1,16 @@
 """Networks that people train, of torchvision and timm: what becomes of each as a training step.
 
     python -m benchmarks.networks [--json FILE [--resume]] [--models PATTERN,…] [--failed]
-                                  [--time-budget 60] [--onnx] [--check | --train]
+                                  [--time-budget 60] [--onnx | --aot] [--check | --train]
                                   [--seconds 600] [--gib 14]
 
 Without a mode a row says whether the network was imported, whether its gradient was made, in
 float16 as a GPU has it, whether NHWC left no change of layout between operators, and how many of
 its convolutions go to a library (`partition`, which needs no GPU); and in how many seconds.
 `--onnx`: the same of what `torch.onnx.export` writes of the network in training mode, imported by
-`from_onnx` (`pip install onnxscript`).  `--check`: loss and every parameter's gradient in float64
+`from_onnx` (`pip install onnxscript`).  `--aot`: of the joint graph of AOTAutograd, imported by
+`from_aot`, how many of the gradients of convolutions that it asks for are recognised, and how many
+convolutions go to a library.  `--check`: loss and every parameter's gradient in float64
 beside autograd's, in training mode, with the same random numbers (by way of ONNX with none).
 `--train`: 50 steps in float32 beside PyTorch's.  Each network has a process of its own, and a row
 with the reason where it fails, dies or takes too much.  PATTERN is the shell's, as `timm/conv*`.
@@ -101,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Looks at what the command line asks for; 1 where a network is not as it should be."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.networks")
     parser.add_argument("--models", metavar="PATTERN,…", help="some of the networks; else all")
-    parser.add_argument("--onnx", action="store_true", help="table or gradients by way of ONNX")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--onnx", action="store_true", help="table or gradients by way of ONNX")
+    way.add_argument("--aot", action="store_true", help="the same by way of AOTAutograd's graph")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="gradients in float64 by autograd's")
     mode.add_argument("--train", action="store_true", help="50 steps beside PyTorch's")
@@ -124,11 +128,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not fnmatch.filter(names, pattern):
                 parser.error(f"--models: no network is like {pattern!r}")
         names = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
-    if args.onnx and args.train:
-        parser.error("--onnx is not for --train")
+    if (args.onnx or args.aot) and args.train:
+        parser.error("--onnx and --aot are not for --train")
     chosen = "check" if args.check else "train" if args.train else "table"
-    if args.onnx:
-        chosen = "onnx-check" if args.check else "onnx"
+    if args.onnx or args.aot:
+        chosen = ("onnx" if args.onnx else "aot") + ("-check" if args.check else "")
     rows = _resumed(args.json, chosen, args.failed) if args.resume or args.failed else {}
     os.nice(args.nice)
     todo = [(chosen, name) for name in names if (chosen, name) not in rows]
@@ -191,6 +195,16 @@ def _stage_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def _aot_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table()
+    keys = ("image", "asked", "recognised", "convolutions", "offloaded", "import_s")
+    for name in ("network", *keys, "reason"):
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(row["name"], *(_cell(row, k) for k in keys), escape(row.get("reason", "")))
+    return table
+
+
 def _check_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table()
     keys = ("image", "parameters", "random", "loss_error", "worst", "worst_of", "seconds")
@@ -220,7 +234,7 @@ def _cell(row: dict[str, Any], key: str) -> str:
 
 _TABLES = {
     "table": _stage_table, "onnx": _stage_table, "check": _check_table,
-    "onnx-check": _check_table, "train": _train_table,
+    "aot": _aot_table, "aot-check": _check_table, "onnx-check": _check_table, "train": _train_table,
 }  # fmt: skip
 
 if __name__ == "__main__":

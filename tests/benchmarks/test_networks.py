@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import network_checks, network_onnx, network_stages, network_zoo, networks
+from benchmarks import (
+    network_aot,
+    network_checks,
+    network_onnx,
+    network_stages,
+    network_zoo,
+    networks,
+)
 
 NAMES = ["torchvision/one", "timm/two", "timm/three"]
 
@@ -34,7 +41,7 @@ class Small(nn.Module):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (network_stages, network_onnx, network_checks):
+    for module in (network_stages, network_aot, network_onnx, network_checks):
         monkeypatch.setattr(module, "build", lambda name, **options: (Small(), 8))
 
 
@@ -64,6 +71,23 @@ def test_check_of_onnx() -> None:
     network_onnx.check("ours/small", row.update)
     assert (row["parameters"], row["random"]) == (7, 0)
     assert 0 < row["worst"] < 1e-6
+
+
+@pytest.mark.usefixtures("registered", "small")
+def test_stages_of_aot() -> None:
+    """The weight's gradient, as the joint graph asks for it, and the forward pass."""
+    row: dict[str, Any] = {}
+    network_aot.stages("ours/small", row.update)
+    assert row["asked"] == row["recognised"] > 0
+    assert row["offloaded"] == row["convolutions"] > row["asked"]
+
+
+@pytest.mark.usefixtures("registered", "small")
+def test_check_of_aot() -> None:
+    row: dict[str, Any] = {}
+    network_aot.check("ours/small", row.update)
+    assert row["random"] == 1
+    assert 0 < row["worst"] < 1e-9
 
 
 @pytest.mark.usefixtures("registered", "small")
@@ -121,6 +145,11 @@ def test_rows_are_kept(
     assert networks.main([*given, "--resume", "--check"]) == 0
     rows = json.loads(path.read_text())["rows"]
     assert [row["mode"] for row in rows] == ["check"] * 3 + ["table"] * 3
-    for wrong in (["--models", "lenet"], ["--resume"], ["--check", "--train"]):
+    for wrong in (
+        ["--models", "lenet"],
+        ["--resume"],
+        ["--check", "--train"],
+        ["--aot", "--train"],
+    ):
         with pytest.raises(SystemExit):
             networks.main(wrong)
