@@ -17,16 +17,16 @@ from .entry import KINDS
 def tables(
     who: str,
     layouts: Sequence[tuple[str, str, str]],
-    marked: str,
+    marked: Sequence[str],
     dtypes: tuple[str, Mapping[str, str]],
     options: tuple[str, Mapping[str, str]] | None = None,
 ) -> str:
     """The tables of names that `cuda_any.h` reads.
 
-    who : the library, for messages.  layouts : those of a backend, `marked` the data's layout that
-    is true in C++.  dtypes, options : the C++ type and the value of each name.
+    who : the library, for messages.  layouts : those of a backend, `marked` the data's layouts that
+    are true in C++.  dtypes, options : the C++ type and the value of each name.
     """
-    by_layout = {"/".join(names): str(names[0] == marked).lower() for names in layouts}
+    by_layout = {"/".join(names): str(names[0] in marked).lower() for names in layouts}
     return "\n".join([
         "// ---- names " + "-" * 86 + "\n\nnamespace {\n",
         f'const char* const kWho = "{who}";',

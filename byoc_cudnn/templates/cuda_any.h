@@ -43,15 +43,15 @@ inline void numbers(const char* what, const tvm::ffi::Array<int64_t>& values, in
   for (size_t i = 0; i < wanted; ++i) out[i] = number(what, values[i], least);
 }
 
-// What every library asks of a convolution's attributes.
+// What every library asks of a convolution's attributes; `dims` of an image.
 inline void attributes(Conv& conv, const tvm::ffi::String& kind,
                        const tvm::ffi::Array<tvm::ffi::String>& dtypes,
                        const tvm::ffi::Array<int64_t>& strides, const tvm::ffi::Array<int64_t>& padding,
-                       const tvm::ffi::Array<int64_t>& dilation, int64_t groups) {
+                       const tvm::ffi::Array<int64_t>& dilation, int64_t groups, size_t dims = 2) {
   conv.kind = named("kind", kind, kKinds);
-  numbers("strides", strides, 1, conv.stride, 2);
-  numbers("padding", padding, 0, conv.padding, 4);
-  numbers("dilation", dilation, 1, conv.dilation, 2);
+  numbers("strides", strides, 1, conv.stride, dims);
+  numbers("padding", padding, 0, conv.padding, 2 * dims);
+  numbers("dilation", dilation, 1, conv.dilation, dims);
   conv.groups = static_cast<int>(number("groups", groups, 1));
   count("dtypes", dtypes, 3);
   conv.data = named("dtype", dtypes[0], kDtypes);
@@ -62,7 +62,7 @@ inline void attributes(Conv& conv, const tvm::ffi::String& kind,
 // One of equal convolutions, at an address that stays; `values` are what it differs in beside its text.
 using ConvKey = std::pair<std::string, std::vector<int64_t>>;
 
-inline Conv& kept(Conv conv, const std::string& problem, std::vector<int64_t> values) {
+inline Conv& kept(Conv conv, const std::string& problem, std::vector<int64_t> values, size_t dims = 2) {
   static std::mutex* mutex = new std::mutex();
   static std::map<ConvKey, Conv>* all = new std::map<ConvKey, Conv>();
   for (const int64_t value : {static_cast<int64_t>(conv.kind), static_cast<int64_t>(conv.groups),
@@ -70,9 +70,9 @@ inline Conv& kept(Conv conv, const std::string& problem, std::vector<int64_t> va
                               static_cast<int64_t>(conv.grad)}) {
     values.push_back(value);
   }
-  values.insert(values.end(), conv.stride, conv.stride + 2);
-  values.insert(values.end(), conv.padding, conv.padding + 4);
-  values.insert(values.end(), conv.dilation, conv.dilation + 2);
+  values.insert(values.end(), conv.stride, conv.stride + dims);
+  values.insert(values.end(), conv.padding, conv.padding + 2 * dims);
+  values.insert(values.end(), conv.dilation, conv.dilation + dims);
   std::lock_guard<std::mutex> lock(*mutex);
   const auto found = all->try_emplace({problem, std::move(values)}, conv);
   if (found.second) found.first->second.problem = found.first->first.first.c_str();

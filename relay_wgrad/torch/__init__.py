@@ -1,7 +1,8 @@
 """PyTorch functions and modules on this package's kernels (extra `torch`).
 
 `convolution` and `convolution_transpose`, their gradients by input, weight and bias as functions of
-their own, and `Conv2d` and `ConvTranspose2d` in place of `torch.nn`'s; the same of one dimension.
+their own, and `Conv2d` and `ConvTranspose2d` in place of `torch.nn`'s; the same of one dimension
+and of three.
 `TrainingStep` compiles a
 whole module's forward and backward passes; `optimize` puts
 the kernels under a model's layers where they are faster.  See docs/torch.md.
@@ -26,16 +27,19 @@ from .functions import (
 )
 from .kernels import allow_winograd
 from .lines import conv1d, conv1d_backward_input, conv1d_backward_weight, conv_transpose1d
-from .modules import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from .modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .ops import no_weight_gradients
 from .optimizing import Measured, Optimized, optimize
 from .training_step import TrainingStep
+from .volumes import conv3d, conv3d_backward_input, conv3d_backward_weight, conv_transpose3d
 
 __all__ = [
     "Conv1d",
     "Conv2d",
+    "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
+    "ConvTranspose3d",
     "Measured",
     "Optimized",
     "TrainingStep",
@@ -45,7 +49,11 @@ __all__ = [
     "conv1d",
     "conv1d_backward_input",
     "conv1d_backward_weight",
+    "conv3d",
+    "conv3d_backward_input",
+    "conv3d_backward_weight",
     "conv_transpose1d",
+    "conv_transpose3d",
     "convolution",
     "convolution_backward_bias",
     "convolution_backward_input",

@@ -8,16 +8,17 @@ from typing import Any, NamedTuple
 import torch
 
 from ..problem import ConvKind, out_size, transposed_size
-from .kernels import DTYPES
+from .kernels import DTYPES, Geometry
 
 Ints = int | Sequence[int]
-# (strides, padding (top, left, bottom, right), dilation, groups)
-Geometry = tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int], int]
 
 # Signature -> (the operator's size, geometry) of calls that were found right.
 _checked: dict[Any, tuple[tuple[int, ...], Geometry]] = {}
 CHECKED = 10_000
 """Where there are more of them they are dropped."""
+
+AXES = {2: ("height", "width"), 3: ("depth", "height", "width")}
+"""Of an image, by how many it has."""
 
 BOUND = 2**30
 """Of strides, paddings, dilations and sizes: kernels count rows and columns, padded, in 32 bits."""
@@ -98,14 +99,14 @@ def keep(
 
 def ints(op: str, name: str, value: Any, counts: tuple[int, ...], low: int) -> tuple[int, ...]:
     """A tuple of as many ints as `counts` allows, none below `low`, nor `BOUND` or more; one int
-    stands for a pair."""
+    stands for as many as there are axes, which `counts` begins with."""
     if not isinstance(value, (tuple, list)):
-        value = (value, value)
+        value = (value,) * (counts[0] if counts[0] in AXES else 1)
     for v in value:
         if not isinstance(v, (int, torch.SymInt)) or isinstance(v, bool):
             raise TypeError(f"{op}: {name} must be integers, got {v!r} in {tuple(value)}")
-    if len(value) == 1 and 2 in counts:
-        value = (value[0], value[0])
+    if len(value) == 1 and counts[0] in AXES:
+        value = (value[0],) * counts[0]
     if len(value) not in counts:
         words = " or ".join(str(count) for count in counts)
         raise ValueError(f"{op}: {name} must have {words} values, got {tuple(value)}")
@@ -117,20 +118,23 @@ def ints(op: str, name: str, value: Any, counts: tuple[int, ...], low: int) -> t
     return tuple(value)
 
 
-def geometry(op: str, stride: Ints, padding: Any, dilation: Ints, groups: int) -> Geometry:
+def geometry(
+    op: str, rank: int, stride: Ints, padding: Any, dilation: Ints, groups: int
+) -> Geometry:
     """Raises TypeError or ValueError naming the argument that is wrong."""
     if isinstance(padding, str):
-        layer = "; relay_wgrad.torch.Conv2d takes words" if op == "convolution" else ""
+        layer = {"convolution": "Conv2d", "conv3d": "Conv3d"}.get(op)
+        layer = f"; relay_wgrad.torch.{layer} takes words" if layer else ""
         raise TypeError(f"{op}: padding must be integers, got {padding!r}{layer}")
-    pads = ints(op, "padding", padding, (2, 4), 0)
-    if len(pads) == 2:
+    pads = ints(op, "padding", padding, (rank, 2 * rank), 0)
+    if len(pads) == rank:
         pads = (*pads, *pads)
     if not isinstance(groups, int) or isinstance(groups, bool):
         raise TypeError(f"{op}: groups must be an integer, got {groups!r}")
     if groups < 1:
         raise ValueError(f"{op}: groups must be at least 1, got {groups}")
-    strides = ints(op, "stride", stride, (2,), 1)
-    return strides, pads, ints(op, "dilation", dilation, (2,), 1), groups  # type: ignore[return-value]
+    strides = ints(op, "stride", stride, (rank,), 1)
+    return strides, pads, ints(op, "dilation", dilation, (rank,), 1), groups
 
 
 class Facts(NamedTuple):
@@ -153,13 +157,14 @@ def facts(tensor: torch.Tensor | None, batched: int | None = None) -> Facts | No
     return Facts(shape, tensor.dtype, tensor.device, tensor.layout)
 
 
-def tensors(op: str, **given: torch.Tensor | Facts) -> None:
-    """Four axes each (a bias has one), one device, one dtype that there are kernels for."""
+def tensors(op: str, rank: int, **given: torch.Tensor | Facts) -> None:
+    """`rank` and two axes each (a bias has one), one device, one dtype that there are kernels
+    for."""
     first_name, first = next(iter(given.items()))
     for name, tensor in given.items():
         if not isinstance(tensor, (torch.Tensor, Facts)):
             raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
-        axes = 1 if name == "bias" else 4
+        axes = 1 if name == "bias" else 2 + rank
         if tensor.dim() != axes:
             raise ValueError(f"{op}: {name} must have {axes} axes, got shape {tuple(tensor.shape)}")
         if tensor.dtype != first.dtype:
@@ -181,14 +186,14 @@ def tensors(op: str, **given: torch.Tensor | Facts) -> None:
         raise ValueError(f"{op}: {first_name} must be on cpu, cuda or meta, got {first.device}")
 
 
-def shape(op: str, name: str, value: Any) -> tuple[int, ...]:
-    """Four sizes."""
-    return ints(op, name, value, (4,), 0)
+def shape(op: str, rank: int, name: str, value: Any) -> tuple[int, ...]:
+    """A tensor's sizes."""
+    return ints(op, name, value, (2 + rank,), 0)
 
 
 def convolution(
     op: str, names: tuple[str, str, str], data: Any, weight: Any, grad: Any, g: Geometry
-) -> tuple[int, int, int, int]:
+) -> tuple[int, ...]:
     """That three shapes fit as a convolution's; returns the output's shape.
 
     `names`: what the caller calls data, weight and grad.  `grad`: None for one that is to be made.
@@ -212,10 +217,11 @@ def channels(op: str, names: tuple[str, str, str], data: Any, weight: Any, group
         )
     if weight[0] % groups:
         raise ValueError(f"{op}: groups must divide K, got K={weight[0]}, groups={groups}")
-    for i, axis in ((2, "height"), (3, "width")):
+    for i, axis in enumerate(AXES[len(weight) - 2], 2):
         if weight[i] < 1:
             raise ValueError(f"{op}: {names[1]}'s {axis} must be at least 1, got {weight[i]}")
-    for name, sizes, axes in ((names[0], data, (1, 2, 3)), (names[1], weight, (0, 1))):
+    rest = range(1, len(data))
+    for name, sizes, axes in ((names[0], data, rest), (names[1], weight, (0, 1))):
         for i in axes:
             if sizes[i] < 1:
                 raise ValueError(
@@ -226,18 +232,18 @@ def channels(op: str, names: tuple[str, str, str], data: Any, weight: Any, group
 def output_pixels(
     op: str, names: tuple[str, str, str], data: Any, weight: Any, g: Geometry
 ) -> list[int]:
-    """(P, Q) of a convolution.  Raises ValueError where there would be none."""
+    """(P, Q), or (Z, P, Q), of a convolution.  Raises ValueError where there would be none."""
     strides, pads, dilation, _ = g
-    pixels = []
-    for i, axis in ((0, "height"), (1, "width")):
-        size, taps = data[2 + i] + pads[i] + pads[2 + i], dilation[i] * (weight[2 + i] - 1) + 1
+    pixels, rank = [], len(strides)
+    for i, axis in enumerate(AXES[rank]):
+        size, taps = data[2 + i] + pads[i] + pads[rank + i], dilation[i] * (weight[2 + i] - 1) + 1
         if size < taps:
             raise ValueError(
                 f"{op}: {names[0]}'s padded {axis} must be at least the dilated kernel's, got"
                 f" {size} and {taps}"
             )
         _bounded(op, f"{names[0]}'s padded {axis}", size)
-        pixels.append(out_size(data[2 + i], pads[i] + pads[2 + i], weight[2 + i],
+        pixels.append(out_size(data[2 + i], pads[i] + pads[rank + i], weight[2 + i],
                                strides[i], dilation[i]))  # fmt: skip
     return pixels
 
@@ -249,7 +255,7 @@ def _bounded(op: str, name: str, size: int) -> None:
 
 def output_padding(op: str, value: Ints, g: Geometry) -> tuple[int, ...]:
     """Rows and columns more; as in PyTorch less than stride or dilation."""
-    extra = ints(op, "output_padding", value, (2,), 0)
+    extra = ints(op, "output_padding", value, (len(g[0]),), 0)
     for e, s, d in zip(extra, g[0], g[2], strict=True):
         if e >= max(s, d):
             raise ValueError(
@@ -264,11 +270,12 @@ def transposed_sizes(
 ) -> list[int]:
     """(H, W) that a transposed convolution makes of (P, Q); below 1 for none."""
     strides, pads, dilation, _ = g
+    rank = len(strides)
     return [
         transposed_size(
-            pixels[i], pads[i] + pads[2 + i], weight[2 + i], strides[i], dilation[i], extra[i]
+            pixels[i], pads[i] + pads[rank + i], weight[2 + i], strides[i], dilation[i], extra[i]
         )
-        for i in (0, 1)
+        for i in range(rank)
     ]
 
 
@@ -277,10 +284,10 @@ def transposed_pixels(
 ) -> list[int]:
     """`transposed_sizes`.  Raises ValueError for none."""
     sizes = transposed_sizes(pixels, weight, extra, g)
-    for i, axis in ((0, "height"), (1, "width")):
+    for i, axis in enumerate(AXES[len(sizes)]):
         if sizes[i] < 1:
             raise ValueError(f"{op}: the output would be empty, its {axis} {sizes[i]}")
-        _bounded(op, f"the output's padded {axis}", sizes[i] + g[1][i] + g[1][2 + i])
+        _bounded(op, f"the output's padded {axis}", sizes[i] + g[1][i] + g[1][len(sizes) + i])
     return sizes
 
 
@@ -292,27 +299,34 @@ def fitted(size: Sequence[int], pixels: Sequence[int], weight: Any, g: Geometry)
     columns meet no tap.
     """
     strides, pads, dilation, groups = g
-    after, kept = [], []
-    for i in (0, 1):
+    after, kept, rank = [], [], len(strides)
+    for i in range(rank):
         # The largest padded size that still gives this many pixels.
         most = (pixels[i] - 1) * strides[i] + dilation[i] * (weight[2 + i] - 1) + strides[i]
-        over = max(size[i] + pads[i] + pads[2 + i] - most, 0)
-        from_pad = min(over, pads[2 + i])
-        after.append(pads[2 + i] - from_pad)
+        over = max(size[i] + pads[i] + pads[rank + i] - most, 0)
+        from_pad = min(over, pads[rank + i])
+        after.append(pads[rank + i] - from_pad)
         kept.append(size[i] - (over - from_pad))
-    return (strides, (pads[0], pads[1], after[0], after[1]), dilation, groups), kept
+    return (strides, (*pads[:rank], *after), dilation, groups), kept
 
 
-# What the operators call their operands, and themselves.
+RANKS = (2, 3)
+# By kind and rank: what the operators call themselves, and their operands.
 OPERATORS = {
-    ConvKind.FPROP: ("conv2d", "data", "weight"),
-    ConvKind.DGRAD: ("conv2d_backward_data", "grad", "weight"),
-    ConvKind.WGRAD: ("conv2d_backward_weight", "grad", "data"),
+    (kind, rank): (f"conv{rank}d{name}", *operands)
+    for rank in RANKS
+    for kind, name, operands in (
+        (ConvKind.FPROP, "", ("data", "weight")),
+        (ConvKind.DGRAD, "_backward_data", ("grad", "weight")),
+        (ConvKind.WGRAD, "_backward_weight", ("grad", "data")),
+    )
 }
 _right: dict[Any, bool] = {}  # operators' calls, as `_checked`
 
 
-def operator(kind: ConvKind, operands: Sequence[Facts | None], size: Any, g: Geometry) -> None:
+def operator(
+    kind: ConvKind, rank: int, operands: Sequence[Facts | None], size: Any, g: Geometry
+) -> None:
     """An operator's arguments, which code may call by itself.  Symbolic sizes are trusted."""
     first, second, bias = operands
     assert first is not None
@@ -321,14 +335,14 @@ def operator(kind: ConvKind, operands: Sequence[Facts | None], size: Any, g: Geo
     if bias is not None:
         numbers += bias.shape
     symbolic = any(type(n) is not int for n in numbers)
-    key = (kind, first, second, bias, size, g)
+    key = (kind, rank, first, second, bias, size, g)
     if not symbolic and key in _right:
         return
-    op, *names = OPERATORS[kind]
-    tensors(op, **{names[0]: first, names[1]: second})
+    op, *names = OPERATORS[kind, rank]
+    tensors(op, rank, **{names[0]: first, names[1]: second})
     for name, values, count, low in (
-        ("stride", g[0], 2, 1), ("padding", g[1], 4, 0), ("dilation", g[2], 2, 1),
-        ("size", size, 0 if kind is ConvKind.FPROP else 2, 1),
+        ("stride", g[0], rank, 1), ("padding", g[1], 2 * rank, 0), ("dilation", g[2], rank, 1),
+        ("size", size, 0 if kind is ConvKind.FPROP else rank, 1),
     ):  # fmt: skip
         if len(values) != count:
             raise ValueError(f"{op}: {name} must have {count} values, got {values}")
@@ -348,7 +362,7 @@ def operator(kind: ConvKind, operands: Sequence[Facts | None], size: Any, g: Geo
     convolution(op, ("data", "weight", "grad"), data, weight, grad, g)
     if bias is not None:
         count = data[1] if kind is ConvKind.DGRAD else weight[0]
-        tensors(op, **{names[0]: first, "bias": bias})
+        tensors(op, rank, **{names[0]: first, "bias": bias})
         if bias.shape[0] != count:
             raise ValueError(f"{op}: bias must have {count} elements, got {bias.shape[0]}")
     if len(_right) >= CHECKED:

@@ -50,7 +50,7 @@ def batched(
     out = out.unflatten(axis, (count, out.shape[axis] // count))
     if bias is not None:
         bias = bias.expand(count, -1) if dims[2] is None else bias.movedim(dims[2], 0)
-        out = out + bias.view(1, count, -1, 1, 1)
+        out = out + bias.view(1, count, -1, *[1] * len(geometry[0]))
     return out, axis
 
 

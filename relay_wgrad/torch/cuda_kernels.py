@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..keys import SYMBOL
-from ..layouts import ACTIVATION
 from ..problem import ConvProblem
 from .cache import Kernel
 
@@ -113,33 +112,58 @@ def _base(problem: ConvProblem, device: torch.device, asked: Asked) -> tuple[str
     from legalize import cuda
 
     target = tvm.target.Target.from_device(tvm.cuda(device.index or 0))
+    if problem.rank == 3:
+        return STOCK, {}, _of_any_rank(problem, target)
     return STOCK, {}, of_its_memory(cuda.prim_func(problem, target), target)
+
+
+def _of_any_rank(problem: ConvProblem, target: Any) -> Kernel:
+    """One plain reduction: `legalize.cuda` has kernels of two dimensions."""
+    from tvm import IRModule, te
+    from tvm.s_tir import dlight
+
+    from legalize import generic
+
+    operands = [
+        te.placeholder(problem.shape(role), problem.dtype(role), name=role)
+        for role in problem.roles[:2]
+    ]
+    made = generic.te_conv(problem, *operands)
+    module = IRModule({"main": te.create_prim_func([*operands, made])})
+    with target:
+        module = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)
+    return of_its_memory(module["main"], target)
 
 
 def _unpadded(problem: ConvProblem) -> ConvProblem:
     """The problem of which the padding is a part of the data."""
-    top, left, bottom, right = problem.padding
-    h, w = problem.h + top + bottom, problem.w + left + right
-    return replace(problem, padding=(0, 0, 0, 0), h=h, w=w)
+    rank = problem.rank
+    ends = zip(problem.padding[:rank], problem.padding[rank:], strict=True)
+    sizes = [size + sum(end) for size, end in zip(problem.spatial, ends, strict=True)]
+    named = dict(zip("dhw"[-rank:], sizes, strict=True))
+    return replace(problem, padding=(0,) * (2 * rank), **named)
 
 
 def _padded(problem: ConvProblem, kernel: Kernel) -> Kernel:
     """The kernel of a problem, made of that of `_unpadded(problem)`."""
-    top, left, bottom, right = problem.padding
+    rank = problem.rank
+    before, after = problem.padding[:rank], problem.padding[rank:]
     place = problem.roles.index("data")
     # What `pad` reads: the last axis first.  Channels are the last in NHWC.
-    widths = [left, right, top, bottom]
-    if problem.data_layout != ACTIVATION:
+    ends = zip(reversed(before), reversed(after), strict=True)
+    widths = [width for end in ends for width in end]
+    if problem.data_layout[-1] == "C":
         widths = [0, 0, *widths]
-    rows, columns = (problem.data_layout.index(letter) for letter in "HW")
+    axes = [problem.data_layout.index(letter) for letter in "DHW"[-rank:]]
 
     def padded(*tensors: torch.Tensor) -> None:
         given = list(tensors)
         data = given[place] = torch.nn.functional.pad(tensors[place], widths)
         kernel(given[0], given[1], given[2])
         if place == 2:  # the result, of which this takes what is within the padding
-            inner = data.narrow(rows, top, problem.h).narrow(columns, left, problem.w)
-            tensors[place].copy_(inner)
+            for axis, start, size in zip(axes, before, problem.spatial, strict=True):
+                data = data.narrow(axis, start, size)
+            tensors[place].copy_(data)
 
     return padded
 

@@ -25,35 +25,13 @@ from typing import Any
 
 import torch
 
+from . import any_rank
 from . import arguments as check
-from .arguments import Geometry, Ints
-from .ops import dgrad, fprop, wgrad
+from .arguments import Ints
+from .kernels import Geometry
+from .ops import fprop, wgrad
 
 Size = Sequence[int]
-
-
-def _cast(*given: torch.Tensor | None) -> Any:
-    """What autocast makes of a convolution's operands."""
-    first = given[0]
-    if not isinstance(first, torch.Tensor):
-        return given
-    device = "cuda" if first.is_cuda else "cpu"
-    if not torch.is_autocast_enabled(device) or not (first.is_cuda or first.is_cpu):
-        return given
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and _is_cast(t) else t for t in given)
-
-
-def _is_cast(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.dtype != torch.float64
-
-
-def _check_bias(op: str, bias: torch.Tensor | None, count: int) -> dict[str, torch.Tensor]:
-    if bias is None:
-        return {}
-    if isinstance(bias, torch.Tensor) and bias.dim() == 1 and bias.shape[0] != count:
-        raise ValueError(f"{op}: bias must have {count} elements, got {bias.shape[0]}")
-    return {"bias": bias}
 
 
 def convolution(
@@ -73,27 +51,10 @@ def convolution(
     Shapes: input (N, C, H, W) or (C, H, W), weight (K, C/groups, R, S), bias (K,); the result is
     (N, K, P, Q), with P = (H + top + bottom - dilation*(R-1) - 1) // stride + 1.
     """
-    op = "convolution"
-    input, weight, bias = _cast(input, weight, bias)  # noqa: A001
-    key = check.signature(op, input, weight, bias, stride, padding, dilation, groups)
-    if key is None or (found := check.known(key)) is None:
-        if isinstance(input, torch.Tensor) and input.dim() == 3:
-            return convolution(
-                input.unsqueeze(0), weight, bias, stride, padding, dilation, groups, benchmark,
-                deterministic, allow_tf32,
-            ).squeeze(0)  # fmt: skip
-        check.tensors(op, input=input, weight=weight)
-        g = check.geometry(op, stride, padding, dilation, groups)
-        check.convolution(op, _FORWARD, input.shape, weight.shape, None, g)
-        if bias is not None:
-            check.tensors(op, input=input, **_check_bias(op, bias, weight.shape[0]))
-        found = check.keep(key, (), g)
     options = (benchmark, deterministic, allow_tf32)
-    return fprop(input, weight, bias, *found, options, key is not None)
-
-
-_FORWARD = ("input", "weight", "output")
-_BACKWARD = ("input", "weight", "grad_output")
+    return any_rank.forward(
+        "convolution", 2, input, weight, bias, stride, padding, dilation, groups, options
+    )
 
 
 def convolution_backward_input(
@@ -112,21 +73,11 @@ def convolution_backward_input(
 
     `weight` and `grad_output` have the shapes that `convolution` gives them.
     """
-    op = "convolution_backward_input"
-    weight, grad_output = _cast(weight, grad_output)
-    key = check.signature(
-        op, grad_output, weight, None, input_size, stride, padding, dilation, groups
-    )
-    if key is None or (found := check.known(key)) is None:
-        check.tensors(op, weight=weight, grad_output=grad_output)
-        g = check.geometry(op, stride, padding, dilation, groups)
-        size = check.shape(op, "input_size", input_size)
-        check.convolution(
-            op, ("input_size", "weight", "grad_output"), size, weight.shape, grad_output.shape, g
-        )
-        found = check.keep(key, size[2:], g)
     options = (benchmark, deterministic, allow_tf32)
-    return dgrad(grad_output, weight, None, *found, options, key is not None)
+    return any_rank.by_input(
+        "convolution_backward_input", 2, input_size, weight, grad_output, stride, padding,
+        dilation, groups, options,
+    )  # fmt: skip
 
 
 def convolution_backward_weight(
@@ -145,26 +96,16 @@ def convolution_backward_weight(
 
     `input` and `grad_output` have the shapes that `convolution` gives them.
     """
-    op = "convolution_backward_weight"
-    input, grad_output = _cast(input, grad_output)  # noqa: A001
-    key = check.signature(
-        op, grad_output, input, None, weight_size, stride, padding, dilation, groups
-    )
-    if key is None or (found := check.known(key)) is None:
-        check.tensors(op, input=input, grad_output=grad_output)
-        g = check.geometry(op, stride, padding, dilation, groups)
-        size = check.shape(op, "weight_size", weight_size)
-        check.convolution(
-            op, ("input", "weight_size", "grad_output"), input.shape, size, grad_output.shape, g
-        )
-        found = check.keep(key, size[2:], g)
     options = (benchmark, deterministic, allow_tf32)
-    return wgrad(grad_output, input, None, *found, options, key is not None)
+    return any_rank.by_weight(
+        "convolution_backward_weight", 2, input, weight_size, grad_output, stride, padding,
+        dilation, groups, options,
+    )  # fmt: skip
 
 
 def convolution_backward_bias(grad_output: torch.Tensor) -> torch.Tensor:
     """A convolution's gradient by its bias: (K,), the sums of `grad_output`, (N, K, P, Q)."""
-    check.tensors("convolution_backward_bias", grad_output=grad_output)
+    check.tensors("convolution_backward_bias", 2, grad_output=grad_output)
     return grad_output.sum((0, 2, 3))
 
 
@@ -187,50 +128,11 @@ def convolution_transpose(
     (N, K, H', W'), with H' = (H-1)*stride - top - bottom + dilation*(R-1) + 1 + output_padding.
     `torch.nn.functional.conv_transpose2d` has groups before dilation.
     """
-    op = "convolution_transpose"
     options = (benchmark, deterministic, allow_tf32)
-    input, weight, bias = _cast(input, weight, bias)  # noqa: A001
-    key = check.signature(
-        op, input, weight, bias, stride, padding, output_padding, dilation, groups
-    )
-    if key is None or (found := check.known(key)) is None:
-        if isinstance(input, torch.Tensor) and input.dim() == 3:
-            return convolution_transpose(
-                input.unsqueeze(0), weight, bias, stride, padding, output_padding, dilation,
-                groups, benchmark, deterministic, allow_tf32,
-            ).squeeze(0)  # fmt: skip
-        check.tensors(op, input=input, weight=weight)
-        g = check.geometry(op, stride, padding, dilation, groups)
-        extra = check.output_padding(op, output_padding, g)
-        outer = _transposed(op, input.shape, weight.shape, extra, g)
-        if bias is not None:
-            check.tensors(op, input=input, **_check_bias(op, bias, outer[1]))
-        kept = outer[2:]
-        if max(extra) > 0:
-            g, kept = check.fitted(kept, input.shape[2:], weight.shape, g)
-        if kept != outer[2:]:
-            out = dgrad(input, weight, None, tuple(kept), g, options)
-            below, right = outer[2] - kept[0], outer[3] - kept[1]
-            out = torch.nn.functional.pad(out, (0, right, 0, below))
-            return out if bias is None else out + bias.view(1, -1, 1, 1)
-        found = check.keep(key, tuple(kept), g)
-    return dgrad(input, weight, bias, *found, options, key is not None)
-
-
-def _transposed(op: str, shape: Size, weight: Size, extra: Sequence[int], g: Geometry) -> list[int]:
-    """The result's shape of a transposed convolution; ValueError for shapes that do not fit."""
-    if shape[1] != weight[0]:
-        raise ValueError(
-            f"{op}: channels of input must be weight's axis 0, got {shape[1]} and {weight[0]}"
-        )
-    outer = [
-        shape[0], weight[1] * g[3],
-        *check.transposed_pixels(op, shape[2:], weight, extra, g),
-    ]  # fmt: skip
-    check.channels(op, ("output", "weight", "input"), outer, weight, g[3])
-    if shape[2] < 1 or shape[3] < 1:
-        raise ValueError(f"{op}: only the batch may be empty, got input of shape {tuple(shape)}")
-    return outer
+    return any_rank.transposed(
+        "convolution_transpose", 2, input, weight, bias, stride, padding, output_padding, dilation,
+        groups, options,
+    )  # fmt: skip
 
 
 def convolution_transpose_backward_input(
@@ -252,13 +154,13 @@ def convolution_transpose_backward_input(
     size follows from them, unless `output_padding` was a stride or more: then say it.
     """
     op = "convolution_transpose_backward_input"
-    grad_output, weight = _cast(grad_output, weight)
+    grad_output, weight = any_rank.cast(grad_output, weight)
     key = check.signature(
         op, grad_output, weight, None, stride, padding, dilation, groups, output_padding
     )
     if key is None or (found := check.known(key)) is None:
-        check.tensors(op, grad_output=grad_output, weight=weight)
-        g = check.geometry(op, stride, padding, dilation, groups)
+        check.tensors(op, 2, grad_output=grad_output, weight=weight)
+        g = check.geometry(op, 2, stride, padding, dilation, groups)
         names = ("grad_output", "weight", "input")
         check.channels(op, names, grad_output.shape, weight.shape, g[3])
         pixels = check.output_pixels(op, names, grad_output.shape, weight.shape, g)
@@ -297,20 +199,20 @@ def convolution_transpose_backward_weight(
     `input` and `grad_output` have the shapes that `convolution_transpose` gives them.
     """
     op = "convolution_transpose_backward_weight"
-    input, grad_output = _cast(input, grad_output)  # noqa: A001
+    input, grad_output = any_rank.cast(input, grad_output)  # noqa: A001
     key = check.signature(
         op, input, grad_output, None, weight_size, stride, padding, dilation, groups
     )
     if key is None or (found := check.known(key)) is None:
-        check.tensors(op, input=input, grad_output=grad_output)
-        g = check.geometry(op, stride, padding, dilation, groups)
-        size = check.shape(op, "weight_size", weight_size)
+        check.tensors(op, 2, input=input, grad_output=grad_output)
+        g = check.geometry(op, 2, stride, padding, dilation, groups)
+        size = check.shape(op, 2, "weight_size", weight_size)
         got = grad_output.shape
         least = check.transposed_sizes(input.shape[2:], size, (0, 0), g)
         extra = [n - low for n, low in zip(got[2:], least, strict=True)]
         if not all(0 <= e < max(s, d) for e, s, d in zip(extra, g[0], g[2], strict=True)):
             extra = [0, 0]
-        outer = _transposed(op, input.shape, size, extra, g)
+        outer = any_rank.transposed_shape(op, input.shape, size, extra, g)
         if tuple(got) != tuple(outer):
             most = [o + max(s, d) - 1 for o, s, d in zip(least, g[0], g[2], strict=True)]
             raise ValueError(
@@ -329,5 +231,5 @@ def convolution_transpose_backward_weight(
 
 def convolution_transpose_backward_bias(grad_output: torch.Tensor) -> torch.Tensor:
     """A transposed convolution's gradient by its bias: (K,), the sums of `grad_output`."""
-    check.tensors("convolution_transpose_backward_bias", grad_output=grad_output)
+    check.tensors("convolution_transpose_backward_bias", 2, grad_output=grad_output)
     return grad_output.sum((0, 2, 3))

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import threads
-from ..layouts import ACTIVATION, KERNEL
+from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import ConvKind, ConvProblem, out_size
 from . import cache, cuda_kernels, narrow
 from .cache import Kernel, Slot, clock
 
-# (strides, padding (top, left, bottom, right), dilation, groups)
+# (strides, padding (top, left, bottom, right), dilation, groups); of volumes with depth first
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 Options = tuple[bool | None, bool | None, bool | None]  # benchmark, deterministic, allow_tf32
 # Of CUDA: those, resolved.  Of the CPU: whether Winograd's algorithm is allowed.
@@ -32,7 +32,12 @@ DTYPES = {
     torch.float32: "float32",
     torch.float64: "float64",
 }
-LAYOUTS = {False: (ACTIVATION, KERNEL), True: ("NHWC", "OHWI")}  # by channels last
+LAYOUTS = {(rank, False): (ACTIVATIONS[rank], KERNELS[rank]) for rank in (2, 3)} | {
+    (2, True): ("NHWC", "OHWI"),
+    (3, True): ("NDHWC", "ODHWI"),
+}  # by rank and channels last
+FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+LAST = {2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}  # the axes of a tensor with channels last
 ALIGNMENT = {"cpu": 64, "cuda": 16}  # bytes; where PyTorch allocates tensors is more than that
 
 SERIAL_FLOP = 4_000_000
@@ -111,12 +116,18 @@ def channels_last(tensor: torch.Tensor) -> bool:
 def _is_last(tensor: torch.Tensor) -> bool:
     if is_batched(tensor) or tensor.is_contiguous():
         return False
-    if tensor.is_contiguous(memory_format=torch.channels_last):
+    if tensor.is_contiguous(memory_format=FORMATS[tensor.dim() - 2]):
         return True
     # Neither: a part of such a tensor, say.  Copies keep its order.
-    _, c, h, w = tensor.shape
-    _, sc, sh, sw = tensor.stride()
-    return bool(sc == 1 and c > 1 and sw >= c and sh >= sw * w and h > 0)
+    (_, c, *sizes), (_, step, *steps) = tensor.shape, tensor.stride()
+    if step != 1 or c <= 1:
+        return False
+    least = c
+    for size, stride in zip(reversed(sizes), reversed(steps), strict=True):
+        if stride < least:
+            return False
+        least = stride * size
+    return bool(min(sizes[:-1]) > 0)
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
@@ -129,8 +140,8 @@ def is_batched(tensor: torch.Tensor) -> bool:
     return functorch.is_legacy_batchedtensor(tensor)
 
 
-def memory_format(is_last: bool) -> torch.memory_format:
-    return torch.channels_last if is_last else torch.contiguous_format
+def memory_format(is_last: bool, rank: int) -> torch.memory_format:
+    return FORMATS[rank] if is_last else torch.contiguous_format
 
 
 def result_shape(
@@ -142,9 +153,12 @@ def result_shape(
         return (first[0], second[1] * groups, *size)
     if kind is ConvKind.WGRAD:
         return (first[1], second[1] // groups, *size)
+    rank = len(strides)
     pixels = [
-        out_size(first[2 + i], padding[i] + padding[2 + i], second[2 + i], strides[i], dilation[i])
-        for i in (0, 1)
+        out_size(
+            first[2 + i], padding[i] + padding[rank + i], second[2 + i], strides[i], dilation[i]
+        )
+        for i in range(rank)
     ]
     return (first[0], second[0], *pixels)
 
@@ -188,18 +202,20 @@ def run(
             first = _dense(first, last[0], alignment)
         if not dense[1] or second.data_ptr() % alignment or second.is_neg():
             second = _dense(second, last[1], alignment)
+        order = LAST[len(geometry[0])]
         slot.kernel(
-            first.permute(0, 2, 3, 1) if last[0] else first,
-            second.permute(0, 2, 3, 1) if last[1] else second,
-            out.permute(0, 2, 3, 1) if last[2] else out,
+            first.permute(order) if last[0] else first,
+            second.permute(order) if last[1] else second,
+            out.permute(order) if last[2] else out,
         )
     if bias is not None:
-        out += bias.view(1, -1, 1, 1)
+        out += bias.view(1, -1, *[1] * len(geometry[0]))
     return out
 
 
 def _prepare(key: Any, first: torch.Tensor, second: torch.Tensor) -> Prepared:
     kind, _, _, _, _, dtype, device, size, geometry, options = key
+    rank = len(geometry[0])
     if device.type == "cuda" and options.benchmark and torch.cuda.is_current_stream_capturing():
         options = options._replace(benchmark=False, backends=())  # nothing can be measured now
         key = (*key[:-1], options)
@@ -208,15 +224,15 @@ def _prepare(key: Any, first: torch.Tensor, second: torch.Tensor) -> Prepared:
     if device.type == "cuda":
         last = (out_last, out_last)  # cuDNN has no others
     shape = result_shape(kind, first.shape, second.shape, size, geometry)
-    out = torch.empty(shape, device="meta", memory_format=memory_format(out_last))
+    out = torch.empty(shape, device="meta", memory_format=memory_format(out_last, rank))
     kernel_key, slot = None, None
     if first.numel() and second.numel() and out.numel():
         kernel_key, slot = _kernel(
             (kind, first.shape, second.shape, shape, geometry, last, dtype, device, options)
         )
     dense = (
-        first.is_contiguous(memory_format=memory_format(last[0])),
-        second.is_contiguous(memory_format=memory_format(last[1])),
+        first.is_contiguous(memory_format=memory_format(last[0], rank)),
+        second.is_contiguous(memory_format=memory_format(last[1], rank)),
     )
     prepared = Prepared(slot, shape, out.stride(), dense, (*last, out_last), ALIGNMENT[device.type])
     cache.kept.add_prepared(key, kernel_key, prepared)
@@ -225,7 +241,7 @@ def _prepare(key: Any, first: torch.Tensor, second: torch.Tensor) -> Prepared:
 
 def _dense(tensor: torch.Tensor, is_last: bool, alignment: int) -> torch.Tensor:
     """The tensor in one of the two memory orders, aligned; a copy only where need be."""
-    tensor = tensor.resolve_neg().contiguous(memory_format=memory_format(is_last))
+    tensor = tensor.resolve_neg().contiguous(memory_format=memory_format(is_last, tensor.dim() - 2))
     return tensor.clone() if tensor.data_ptr() % alignment else tensor
 
 
@@ -249,7 +265,7 @@ def _kernel(key: Any) -> tuple[Any, Slot]:
     device, options = key[-2:]
     problem, kept, shared = problem_of(key), cache.kept, False
     with _lock:
-        if device.type == "cpu" and not options:
+        if device.type == "cpu" and not options and problem.rank == 2:
             # Of a layer whose batches differ, the second and all further ones share a kernel of
             # any number of images: as fast (docs/torch.md), while one takes half a second to build.
             # One that may be Winograd's needs the number.
@@ -286,13 +302,14 @@ def problem_of(key: Any) -> ConvProblem:
     probe = ConvProblem(kind, 1, 1, 1, 1, 1, 1, 1)
     shapes = dict(zip(probe.roles, (first, second, out), strict=True))
     is_last = dict(zip(probe.roles, (*last, last[0] or last[1]), strict=True))
-    n, c, h, w = shapes["data"]
-    k, _, r, s = shapes["weight"]
-    name = DTYPES[dtype]
-    problem = ConvProblem(
-        kind, n, c, h, w, k, r, s, strides, padding, dilation, groups,
-        LAYOUTS[is_last["data"]][0], LAYOUTS[is_last["weight"]][1], LAYOUTS[is_last["grad"]][0],
-        name, name, name,
+    rank, name = len(strides), DTYPES[dtype]
+    problem = ConvProblem.of(
+        kind, shapes["data"], shapes["weight"], strides=strides, padding=padding,
+        dilation=dilation, groups=groups,
+        data_layout=LAYOUTS[rank, is_last["data"]][0],
+        kernel_layout=LAYOUTS[rank, is_last["weight"]][1],
+        grad_layout=LAYOUTS[rank, is_last["grad"]][0],
+        data_dtype=name, weight_dtype=name, grad_dtype=name,
     ).check()  # fmt: skip
     for role, shape in shapes.items():
         want = problem.canonical_shape(role)

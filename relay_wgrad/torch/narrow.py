@@ -8,7 +8,8 @@ that are within the data for no p, or no r, lie before and behind those that are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,24 +38,33 @@ def kernel(problem: ConvProblem, build: Callable[[ConvProblem], Any]) -> Any:
     """What `build` makes of a problem, or of the part that matters where that is little."""
     if not _is_wasteful(problem):
         return build(problem)
-    top, left = problem.padding[:2]
-    (sh, sw), (dh, dw) = problem.strides, problem.dilation
-    rows = _narrowed(problem.h, top, problem.p, problem.r, sh, dh)
-    columns = _narrowed(problem.w, left, problem.q, problem.s, sw, dw)
-    if rows is None or columns is None:
+    rank = problem.rank
+    found = map(
+        _narrowed, problem.spatial, problem.padding[:rank], problem.pixels, problem.taps,
+        problem.strides, problem.dilation,
+    )  # fmt: skip
+    axes = [axis for axis in found if axis is not None]
+    if len(axes) < rank:
         return lambda first, second, out: out.zero_()
+    names = zip("dhw"[-rank:], "trs"[-rank:], axes, strict=True)
+    sizes: dict[str, Any] = {
+        name: count
+        for size, tap, axis in names
+        for name, count in ((size, axis.rows[1]), (tap, axis.taps[1]))
+    }
     inner = replace(
-        problem, h=rows.rows[1], w=columns.rows[1], r=rows.taps[1], s=columns.taps[1],
-        padding=(rows.before, columns.before, rows.after, columns.after),
-        strides=(rows.stride, columns.stride), dilation=(rows.dilation, columns.dilation),
+        problem, **sizes,
+        padding=(*(axis.before for axis in axes), *(axis.after for axis in axes)),
+        strides=tuple(axis.stride for axis in axes),
+        dilation=tuple(axis.dilation for axis in axes),
     )  # fmt: skip
     run = build(inner)
     spans = {
-        "data": (rows.rows, columns.rows),
-        "weight": (rows.taps, columns.taps),
-        "grad": (rows.pixels, columns.pixels),
+        "data": [axis.rows for axis in axes],
+        "weight": [axis.taps for axis in axes],
+        "grad": [axis.pixels for axis in axes],
     }
-    parts = [(problem.layout(role), *spans[role]) for role in problem.roles]
+    parts = [(problem.layout(role), spans[role]) for role in problem.roles]
 
     def narrowed(first: torch.Tensor, second: torch.Tensor, out: torch.Tensor) -> None:
         views = [_part(t, *part) for t, part in zip((first, second, out), parts, strict=True)]
@@ -67,10 +77,15 @@ def kernel(problem: ConvProblem, build: Callable[[ConvProblem], Any]) -> Any:
 
 
 def _is_wasteful(problem: ConvProblem) -> bool:
-    top, left, bottom, right = problem.padding
-    padded = (problem.h + top + bottom) * (problem.w + left + right)
+    rank = problem.rank
+    padded = math.prod(
+        size + before + after
+        for size, before, after in zip(
+            problem.spatial, problem.padding[:rank], problem.padding[rank:], strict=True
+        )
+    )
     return max(problem.strides) >= LARGE_STRIDE or padded > max(
-        LARGE_AREA, MOSTLY * problem.h * problem.w
+        LARGE_AREA, MOSTLY * math.prod(problem.spatial)
     )
 
 
@@ -100,5 +115,7 @@ def _narrowed(
     )  # fmt: skip
 
 
-def _part(tensor: torch.Tensor, layout: str, rows: Span, columns: Span) -> torch.Tensor:
-    return tensor.narrow(layout.index("H"), *rows).narrow(layout.index("W"), *columns)
+def _part(tensor: torch.Tensor, layout: str, spans: Sequence[Span]) -> torch.Tensor:
+    for letter, span in zip("DHW"[-len(spans) :], spans, strict=True):
+        tensor = tensor.narrow(layout.index(letter), *span)
+    return tensor

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..problem import ConvKind
 from . import batching, kernels
-from .arguments import OPERATORS, facts, is_plain, operator
+from .arguments import OPERATORS, RANKS, facts, is_plain, operator
 from .kernels import Geometry, Options
 
 Size = tuple[int, ...]
@@ -79,10 +79,10 @@ def _split(kind: ConvKind, args: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
     return first, second, bias, tuple(size), geometry, tuple(options)
 
 
-def _checked(kind: ConvKind, args: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
+def _checked(kind: ConvKind, rank: int, args: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
     """`_split`; ValueError or TypeError for arguments that do not fit."""
     split = _split(kind, args)
-    operator(kind, [*map(facts, split[:3])], *split[3:5])
+    operator(kind, rank, [*map(facts, split[:3])], *split[3:5])
     return split
 
 
@@ -96,35 +96,35 @@ def _joined(kind: ConvKind, bias: Any, size: Any) -> tuple[Any, ...]:
 _library = torch_library.Library("relay_wgrad", "DEF")
 
 
-def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
-    name, head = OPERATORS[kind][0], _HEADS[kind]
-    recorded, traced = _nodes(kind)
+def _define(kind: ConvKind, rank: int) -> Callable[..., torch.Tensor]:
+    name, head = OPERATORS[kind, rank][0], _HEADS[kind]
+    recorded, traced = _nodes(kind, rank)
 
     @torch._disable_dynamo
     def implementation(*args: Any) -> torch.Tensor:
-        return kernels.run(kind, *_checked(kind, args))
+        return kernels.run(kind, *_checked(kind, rank, args))
 
     def fake(*args: Any) -> torch.Tensor:
-        first, second, _, size, geometry, _ = _checked(kind, args)
+        first, second, _, size, geometry, _ = _checked(kind, rank, args)
         is_last = kernels.channels_last(first) or kernels.channels_last(second)
         shape = kernels.result_shape(kind, first.shape, second.shape, size, geometry)
-        return first.new_empty(shape).contiguous(memory_format=kernels.memory_format(is_last))
+        return first.new_empty(shape).contiguous(memory_format=kernels.memory_format(is_last, rank))
 
     # `register_autograd` of PyTorch makes nodes that `torch.func`'s transforms refuse.
     def autograd(keys: Any, *args: Any) -> torch.Tensor:
-        split = _checked(kind, args)
+        split = _checked(kind, rank, args)
         # What `forward_ad` calls its level is not known to a graph that PyTorch compiles.
         if torch._C._is_fwd_grad_enabled() or _is_recorded(*split[:3]):
             with enable_single_level_autograd_function():  # the dispatcher sees to each level
                 modes = (torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled())
                 return traced.apply(*split, keys, modes)
-        return _below_autograd(kind, keys, args)
+        return _below_autograd(kind, rank, keys, args)
 
     def batched(info: Any, in_dims: Any, *args: Any) -> Any:
         split = _split(kind, args)
         dims = (*in_dims[:2], None if split[2] is None else in_dims[2])
-        operator(kind, [*map(facts, split[:3], dims)], *split[3:5])
-        return batching.batched(kind, _CALLS[kind], info.batch_size, in_dims, *split)
+        operator(kind, rank, [*map(facts, split[:3], dims)], *split[3:5])
+        return batching.batched(kind, _CALLS[kind, rank], info.batch_size, in_dims, *split)
 
     def flop(first: Any, second: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         grad = out_shape if kind is ConvKind.FPROP else first
@@ -139,7 +139,7 @@ def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
     torch_library.register_vmap(qualified, batched, lib=_library)
     packet = getattr(torch.ops.relay_wgrad, name)
     register_flop_formula(packet)(flop)
-    overload = _OVERLOADS[kind] = packet.default
+    overload = _OVERLOADS[kind, rank] = packet.default
 
     def call(
         first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None, size: Size,
@@ -160,13 +160,13 @@ def _define(kind: ConvKind) -> Callable[..., torch.Tensor]:
     return call
 
 
-_OVERLOADS: dict[ConvKind, Any] = {}
+_OVERLOADS: dict[tuple[ConvKind, int], Any] = {}  # by kind and rank
 
 
-def _below_autograd(kind: ConvKind, keys: Any, args: Any) -> torch.Tensor:
+def _below_autograd(kind: ConvKind, rank: int, keys: Any, args: Any) -> torch.Tensor:
     """The operator's dispatch after autograd."""
     with torch._C._AutoDispatchBelowAutograd():
-        return _OVERLOADS[kind].redispatch(keys & torch._C._after_autograd_keyset, *args)
+        return _OVERLOADS[kind, rank].redispatch(keys & torch._C._after_autograd_keyset, *args)
 
 
 def _is_recorded(first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -196,7 +196,7 @@ class _Node(_SingleLevelFunction):
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
 
-def _nodes(kind: ConvKind) -> tuple[Any, Any]:
+def _nodes(kind: ConvKind, rank: int) -> tuple[Any, Any]:
     """The autograd nodes of a plain call, and of the operator."""
 
     class Recorded(_Node):
@@ -229,7 +229,8 @@ def _nodes(kind: ConvKind) -> tuple[Any, Any]:
             joined = _joined(kind, bias, size)
             # Below may be another level, of a transform, that records; `apply` switched off both.
             with torch.set_grad_enabled(modes[0]), forward_ad._set_fwd_grad_enabled(modes[1]):
-                return _below_autograd(kind, keys, (first, second, *joined, *geometry, *options))
+                joined = (first, second, *joined, *geometry, *options)
+                return _below_autograd(kind, rank, keys, joined)
 
         @staticmethod
         def backward(ctx: Any, v: torch.Tensor | None) -> tuple[Any, ...]:
@@ -264,10 +265,17 @@ def _needed(ctx: Any, i: int) -> bool:
 
 def _like_result(v: torch.Tensor, is_last: bool) -> torch.Tensor:
     """The cotangent in the result's memory order, which the gradients then have too."""
-    if not is_last or kernels.is_batched(v) or v.is_contiguous(memory_format=torch.channels_last):
+    rank = v.dim() - 2
+    if not is_last or kernels.is_batched(v):
+        return v
+    if v.is_contiguous(memory_format=kernels.FORMATS[rank]):
         return v
     # Not by `memory_format`: v may have a tangent that is batched, which takes none.
-    return v.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    return v.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def _of_bias(v: torch.Tensor) -> torch.Tensor:
+    return v.sum((0, *range(2, v.dim())))
 
 
 def _backward_fprop(ctx: Any, v: torch.Tensor | None) -> tuple[Any, Any, Any]:
@@ -279,7 +287,7 @@ def _backward_fprop(ctx: Any, v: torch.Tensor | None) -> tuple[Any, Any, Any]:
     return (
         dgrad(v, weight, None, pixels, *rest) if _needed(ctx, 0) else None,
         wgrad(v, data, None, taps, *rest) if _needed(ctx, 1) and not _frozen else None,
-        v.sum((0, 2, 3)) if _needed(ctx, 2) else None,
+        _of_bias(v) if _needed(ctx, 2) else None,
     )
 
 
@@ -292,7 +300,7 @@ def _backward_dgrad(ctx: Any, v: torch.Tensor | None) -> tuple[Any, Any, Any]:
     return (
         fprop(v, weight, None, (), *rest) if _needed(ctx, 0) else None,
         wgrad(grad, v, None, taps, *rest) if _needed(ctx, 1) and not _frozen else None,
-        v.sum((0, 2, 3)) if _needed(ctx, 2) else None,
+        _of_bias(v) if _needed(ctx, 2) else None,
     )
 
 
@@ -328,7 +336,7 @@ def _forward_mode(
     tangent = None
 
     def call(first: torch.Tensor, second: torch.Tensor, bias: Any) -> torch.Tensor:
-        return _CALLS[kind](first, second, bias, size, geometry, options)
+        return _CALLS[kind, len(geometry[0])](first, second, bias, size, geometry, options)
 
     # A bias goes through a call where there is one: its tangent is in the result's memory order.
     bias_t = None if _is_zero(bias_t) else bias_t
@@ -339,10 +347,10 @@ def _forward_mode(
         other = call(_primal(first), second_t, bias_t)
         tangent = other if tangent is None else tangent + other
     if tangent is None and bias_t is not None:
-        n, k, p, q = kernels.result_shape(kind, first.shape, second.shape, size, geometry)
-        tangent = bias_t.expand(n, p, q, k).clone(memory_format=torch.contiguous_format)
+        n, k, *pixels = kernels.result_shape(kind, first.shape, second.shape, size, geometry)
+        tangent = bias_t.expand(n, *pixels, k).clone(memory_format=torch.contiguous_format)
         # In the result's memory order, or PyTorch copies it, which it can't with symbolic sizes.
-        tangent = tangent.permute(0, 3, 1, 2)
+        tangent = tangent.movedim(-1, 1)
         return tangent if is_last else tangent.contiguous()
     return tangent
 
@@ -356,7 +364,21 @@ def _primal(tensor: torch.Tensor) -> torch.Tensor:
     return torch._VF._unpack_dual(tensor, level=0)[0]
 
 
-_CALLS: dict[ConvKind, Callable[..., torch.Tensor]] = {}
-fprop = _CALLS[ConvKind.FPROP] = _define(ConvKind.FPROP)
-dgrad = _CALLS[ConvKind.DGRAD] = _define(ConvKind.DGRAD)
-wgrad = _CALLS[ConvKind.WGRAD] = _define(ConvKind.WGRAD)
+_CALLS: dict[tuple[ConvKind, int], Callable[..., torch.Tensor]] = {
+    (kind, rank): _define(kind, rank) for kind in ConvKind for rank in RANKS
+}
+
+
+def fprop(first: Any, second: Any, bias: Any, size: Size, g: Geometry, *rest: Any) -> torch.Tensor:
+    """The convolution of data with a weight; `rest` as `_define`'s call has it."""
+    return _CALLS[ConvKind.FPROP, len(g[0])](first, second, bias, size, g, *rest)
+
+
+def dgrad(first: Any, second: Any, bias: Any, size: Size, g: Geometry, *rest: Any) -> torch.Tensor:
+    """The data's gradient, of a gradient and a weight."""
+    return _CALLS[ConvKind.DGRAD, len(g[0])](first, second, bias, size, g, *rest)
+
+
+def wgrad(first: Any, second: Any, bias: Any, size: Size, g: Geometry, *rest: Any) -> torch.Tensor:
+    """The weight's gradient, of a gradient and data; no bias."""
+    return _CALLS[ConvKind.WGRAD, len(g[0])](first, second, bias, size, g, *rest)

@@ -26,7 +26,7 @@ def source() -> str:
     dtypes = {name: f"Element::{value}" for name, value in DTYPES.items()}
     return "\n".join([
         head_and_runtime(),
-        tables(NAME, LAYOUTS, "NCHW", ("Element", dtypes)),
+        tables(NAME, LAYOUTS, ("NCHW",), ("Element", dtypes)),
         shared("cuda_any.h"),
         template("cuda_direct", "direct_any.h"),
         f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({CONVOLUTION}, convolution);",

@@ -12,7 +12,7 @@ from relay_wgrad.problem import ConvProblem
 
 from ...codegen.any_problem import attributes, tables
 from ...codegen.templates import shared, template
-from .check import CODEGEN, LAYOUTS, Options
+from .check import CODEGEN, LAYOUTS, VOLUME_LAYOUTS, Options
 from .codegen import DTYPES, OPTIONS, PLANS, head_and_runtime
 
 CONVOLUTION = f"{CODEGEN}_convolution"
@@ -20,9 +20,11 @@ CONVOLUTION = f"{CODEGEN}_convolution"
 
 def source() -> str:
     """The source; it is the same for all convolutions."""
+    layouts, last = (*LAYOUTS, *VOLUME_LAYOUTS), ("NHWC", "NDHWC")
+    types = (("cudnnDataType_t", DTYPES), ("unsigned", OPTIONS))
     return "\n".join([
         head_and_runtime(),
-        tables("cudnn", LAYOUTS, "NHWC", ("cudnnDataType_t", DTYPES), ("unsigned", OPTIONS)),
+        tables("cudnn", layouts, last, *types),
         shared("cuda_any.h"),
         template("cudnn", "cudnn_any.h"),
         f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({CONVOLUTION}, convolution);",

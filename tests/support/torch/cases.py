@@ -41,17 +41,21 @@ def quick_kernels() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Config:
-    """A convolution or a transposed one; sizes are the operands'."""
+    """A convolution or a transposed one, of images or volumes; sizes are the operands'."""
 
     transposed: bool
-    input: tuple[int, int, int, int]
-    weight: tuple[int, int, int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, ...]  # two, or four: top, left, bottom, right
-    output_padding: tuple[int, int]
-    dilation: tuple[int, int]
+    input: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]  # one for each axis, or all before, then all after
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
     groups: int
     bias: bool
+
+    @property
+    def rank(self) -> int:
+        return len(self.stride)
 
     @property
     def bias_size(self) -> int:
@@ -60,13 +64,13 @@ class Config:
     def transpose(self) -> Config:
         """The transposed convolution of this convolution's output, to its input's shape."""
         pixels, extra = [], []
-        for i in (0, 1):
-            size = self.input[2 + i] + self.padding[i] + self.padding[-2 + i]
+        for i in range(self.rank):
+            size = self.input[2 + i] + self.padding[i] + self.padding[i - self.rank]
             rest = size - self.dilation[i] * (self.weight[2 + i] - 1) - 1
             pixels.append(rest // self.stride[i] + 1)
             extra.append(rest % self.stride[i])
-        shape = (self.input[0], self.weight[0], pixels[0], pixels[1])
-        return replace(self, transposed=True, input=shape, output_padding=(extra[0], extra[1]))
+        shape = (self.input[0], self.weight[0], *pixels)
+        return replace(self, transposed=True, input=shape, output_padding=tuple(extra))
 
     def operands(
         self, seed: int, dtype: torch.dtype = torch.float64, device: str = "cpu"
@@ -78,32 +82,41 @@ class Config:
         return [t.requires_grad_() for t in made] + [None] * (3 - len(made))
 
     def ours(self, x: Any, w: Any, b: Any) -> torch.Tensor:
+        if self.transposed and self.rank == 3:
+            return rt.conv_transpose3d(
+                x, w, b, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+            )
         if self.transposed:
             return rt.convolution_transpose(
                 x, w, b, self.stride, self.padding, self.output_padding, self.dilation, self.groups
             )
-        return rt.convolution(x, w, b, self.stride, self.padding, self.dilation, self.groups)
+        convolution = rt.convolution if self.rank == 2 else rt.conv3d
+        return convolution(x, w, b, self.stride, self.padding, self.dilation, self.groups)
 
     def theirs(self, x: Any, w: Any, b: Any) -> torch.Tensor:
-        """PyTorch's: four paddings are an explicit pad, or a crop of the result."""
-        if len(self.padding) == 2:
+        """PyTorch's: lopsided padding is an explicit pad, or a crop of the result."""
+        rank = self.rank
+        convolution = getattr(F, f"conv{rank}d")
+        transposed = getattr(F, f"conv_transpose{rank}d")
+        before, after = self.padding[:rank], self.padding[rank:]
+        if not after:
             if self.transposed:
-                return F.conv_transpose2d(
+                return transposed(
                     x, w, b, self.stride, self.padding, self.output_padding, self.groups,
                     self.dilation,
                 )  # fmt: skip
-            return F.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups)
-        top, left, bottom, right = self.padding
+            return convolution(x, w, b, self.stride, self.padding, self.dilation, self.groups)
         if not self.transposed:
-            x = F.pad(x, (left, right, top, bottom))
-            return F.conv2d(x, w, b, self.stride, 0, self.dilation, self.groups)
-        out = F.conv_transpose2d(
-            x, w, b, self.stride, 0, self.output_padding, self.groups, self.dilation
-        )
-        return out[:, :, top : out.shape[2] - bottom, left : out.shape[3] - right]
+            ends = zip(reversed(before), reversed(after), strict=True)
+            x = F.pad(x, [width for end in ends for width in end])
+            return convolution(x, w, b, self.stride, 0, self.dilation, self.groups)
+        out = transposed(x, w, b, self.stride, 0, self.output_padding, self.groups, self.dilation)
+        for i, (first, last) in enumerate(zip(before, after, strict=True), 2):
+            out = out.narrow(i, first, out.shape[i] - first - last)
+        return out
 
 
-def random_config(rng: np.random.Generator) -> Config:
+def random_config(rng: np.random.Generator, rank: int = 2) -> Config:
     """Groups, depthwise, dilation, strides beyond the kernel, lopsided padding, 1x1, one image."""
 
     def pick(*values: int) -> int:
@@ -114,18 +127,23 @@ def random_config(rng: np.random.Generator) -> Config:
     if rng.random() < 0.2:  # depthwise, perhaps with a multiplier
         groups = c = pick(2, 3, 4)
         k = c * pick(1, 2)
-    kernel = (1, 1) if rng.random() < 0.2 else (pick(1, 2, 3, 4), pick(1, 2, 3, 5))
-    stride, dilation = (pick(1, 1, 2, 3), pick(1, 2, 2, 3)), (pick(1, 1, 2), pick(1, 1, 3))
+
+    def picks(*choices: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(pick(*values) for values in choices[: rank - 2] + choices)
+
+    kernel = (1,) * rank if rng.random() < 0.2 else picks((1, 2, 3, 4), (1, 2, 3, 5))
+    stride, dilation = picks((1, 1, 2, 3), (1, 2, 2, 3)), picks((1, 1, 2), (1, 1, 3))
     reach = [d * (r - 1) for d, r in zip(dilation, kernel, strict=True)]
     padding = tuple(pick(*range(r // 2 + 2)) for r in reach)
     if rng.random() < 0.3:
         padding = (*padding, *(pick(*range(r + 2)) for r in reach))
     size = [
-        max(1, reach[i] + 1 - padding[i] - padding[-2 + i]) + pick(0, 1, 2, 3, 4) for i in (0, 1)
+        max(1, reach[i] + 1 - padding[i] - padding[i - rank]) + pick(0, 1, 2, 3, 4)
+        for i in range(rank)
     ]
     return Config(
-        False, (pick(1, 1, 2, 3), c, size[0], size[1]), (k, c // groups, *kernel), stride, padding,
-        (0, 0), dilation, groups, bool(rng.random() < 0.5),
+        False, (pick(1, 1, 2, 3), c, *size), (k, c // groups, *kernel), stride, padding,
+        (0,) * rank, dilation, groups, bool(rng.random() < 0.5),
     )  # fmt: skip
 
 

@@ -10,13 +10,14 @@ inline tvm::ffi::Function convolution(
     const tvm::ffi::Array<int64_t>& padding, const tvm::ffi::Array<int64_t>& dilation,
     int64_t groups, const tvm::ffi::Array<tvm::ffi::String>& options, int64_t workspace_limit) {
   Conv conv = {};
-  conv.dims = 2;
-  attributes(conv, kind, dtypes, strides, padding, dilation, groups);
   conv.channels_last = named("layouts", layouts, kLayouts);
-  if (conv.padding[0] != conv.padding[2] || conv.padding[1] != conv.padding[3]) {
-    TVM_FFI_THROW(ValueError) << "cudnn: padding must be symmetric, got (" << conv.padding[0] << ", "
-                              << conv.padding[1] << ", " << conv.padding[2] << ", "
-                              << conv.padding[3] << ")";
+  const size_t dims = std::string(layouts).find('D') == std::string::npos ? 2 : 3;
+  conv.dims = static_cast<int>(dims);
+  attributes(conv, kind, dtypes, strides, padding, dilation, groups, dims);
+  if (!std::equal(conv.padding, conv.padding + dims, conv.padding + dims)) {
+    std::string got;
+    for (size_t i = 0; i < 2 * dims; ++i) got += (i ? ", " : "") + std::to_string(conv.padding[i]);
+    TVM_FFI_THROW(ValueError) << "cudnn: padding must be symmetric, got (" << got << ")";
   }
   for (const tvm::ffi::String& option : options) conv.options |= named("option", option, kOptions);
   if (workspace_limit < -1) {
@@ -24,7 +25,8 @@ inline tvm::ffi::Function convolution(
                               << workspace_limit;
   }
   conv.workspace_limit = workspace_limit;
-  Conv& one = kept(conv, problem, {conv.channels_last, conv.epilogue, conv.options, workspace_limit});
+  Conv& one =
+      kept(conv, problem, {conv.channels_last, conv.epilogue, conv.options, workspace_limit}, dims);
   return tvm::ffi::Function::FromExternC(&one, call_kept, nullptr);
 }
 

@@ -110,7 +110,8 @@ def test_another_process_compiles_nothing(real: tuple[Setting, Any]) -> None:
 
 TABLE: list[tuple[int, Any, type[Exception], str]] = [
     (1, "conv", ValueError, "kind must be one of fprop, dgrad, wgrad, got conv"),
-    (2, "NCHW/OIHW/NHWC", ValueError, "layouts must be one of NCHW/OIHW/NCHW, NHWC/OHWI/NHWC, got"),
+    (2, "NCHW/OIHW/NHWC", ValueError, "layouts must be one of NCHW/OIHW/NCHW, NHWC/OHWI/NHWC, NC"),
+    (2, "NCDHW/OIDHW/NCDHW", ValueError, "strides must have 3 values, got 2"),
     (3, ("float32",) * 2, ValueError, "dtypes must have 3 values, got 2"),
     (3, ("float32", "float64", "float32"), ValueError, "one of float16, bfloat16, float32, got fl"),
     (4, (1, 0), ValueError, "strides must be at least 1 and less than 2147483648, got 0"),
