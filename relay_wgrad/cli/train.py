@@ -150,6 +150,8 @@ def run(args: argparse.Namespace) -> int:
         args.lr = args.lr or float(saved["lr"])
         args.started = int(saved["steps"])
         args.saved_update = state.update_in(args.resume, saved)
+        if args.trainable is None and args.freeze is None:
+            args.trainable = list(state.trained_in(args.resume, saved)) or None
     args.optimizer = args.optimizer or "sgd"
     args.weights = args.weights or "auto"
     figures, ok = train(args)

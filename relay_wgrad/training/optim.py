@@ -52,13 +52,14 @@ class Rule(NamedTuple):
     lr: float
     slots: int
     decoupled: bool = False
+    counts_for_all: bool = False  # updates, by which it corrects what it has for each parameter
 
 
 OPTIMIZERS: dict[str, Rule] = {
     "sgd": Rule(_sgd, 1e-3, 0),
     "momentum": Rule(partial(_sgd, momentum=0.9), 1e-3, 1),
-    "adam": Rule(_adam, 1e-4, 2),
-    "adamw": Rule(_adam, 1e-4, 2, decoupled=True),
+    "adam": Rule(_adam, 1e-4, 2, counts_for_all=True),
+    "adamw": Rule(_adam, 1e-4, 2, decoupled=True, counts_for_all=True),
 }
 """By their names in Python and on the command line.
 
@@ -120,6 +121,13 @@ def initial_state(graph: TrainingGraph, optimizer: str, update: Update | None = 
     return [*optimizer_for(graph, optimizer, 1.0).state, *more * sums, *more * averages]
 
 
+def owners(graph: TrainingGraph, optimizer: str, update: Update) -> list[str]:
+    """The parameter that each tensor of `initial_state` is of, "" for none."""
+    names = list(graph.trainable)
+    own = state_of(names, optimizer, len(initial_state(graph, optimizer)))
+    return [*own, *names * (update.accumulate > 1), *names * (update.ema is not None)]
+
+
 def sums_in_state(graph: TrainingGraph, optimizer: str, update: Update) -> range:
     """The places of accumulated gradients in the state."""
     own = len(initial_state(graph, optimizer))
@@ -130,6 +138,11 @@ def state_of(trainable: Sequence[str], name: str, count: int) -> list[str]:
     """The parameter that each of an optimizer's `count` tensors is of, "" for none."""
     own = list(trainable) * _rule(name).slots
     return [""] * (count - len(own)) + own
+
+
+def counts_for_all(name: str) -> bool:
+    """Whether what an optimizer has for a parameter is corrected by the count of all updates."""
+    return _rule(name).counts_for_all
 
 
 def is_decoupled(name: str) -> bool:

@@ -5,16 +5,21 @@
 
 Tensors are `param.<name>` and `optimizer.<index>`; the metadata has the rest as text.  Needs the
 extra `safetensors`.
+
+A training of other parameters (`frontend.partial`) goes on from it too: what was trained before
+keeps its part of the optimizer's state, what was not starts with none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +29,7 @@ import numpy as np
 from .. import output
 from .arrays_file import shown
 from .loss_scale import usable
-from .optim import initial_state, sums_in_state
+from .optim import counts_for_all, initial_state, owners, sums_in_state
 from .update import Update, update_of
 
 if TYPE_CHECKING:
@@ -33,7 +38,8 @@ if TYPE_CHECKING:
 
 FORMAT = "relay-wgrad 1"
 _PARAM, _OPTIMIZER = "param.", "optimizer."
-_UPDATE = "update"  # its options as JSON; files from before it have none
+# Its options, and the names of what is trained, as JSON; files from before these have none.
+_UPDATE, _TRAINED = "update", "trained"
 _COUNT = re.compile(r"[0-9]{1,18}")
 _KEYS = ("format", "model", "optimizer", "lr", "steps", "loss_scale", "good_steps", "skipped")
 
@@ -63,7 +69,7 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     tensors = {name: value.numpy() for name, value in _named(trainer.params).items()}
     tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
     numbers = (str(trainer.steps), repr(trainer.loss_scale), str(trainer.good_steps))
-    more = {_UPDATE: trainer.update.text()}
+    more = {_UPDATE: trainer.update.text(), _TRAINED: json.dumps(trainer.graph.trainable)}
     values = (FORMAT, trainer.graph.name, trainer.optimizer, repr(float(trainer.lr)), *numbers,
               str(trainer.skipped))  # fmt: skip
     write(path, tensors, dict(zip(_KEYS, values, strict=True)) | more)
@@ -177,27 +183,29 @@ def check(
 ) -> None:
     """Raises ValueError where `restore` would, before compilation.
 
-    For a state of another optimizer, update or network it names what differs, with both values;
-    FileNotFoundError and ValueError as `header` does.
+    For a state of another optimizer, update or network, or of other parameters where the optimizer
+    cannot go on with them, it names what differs, with both values; FileNotFoundError and
+    ValueError as `header` does.
     """
-    update = Update() if update is None else update
-    start = initial_state(graph, optimizer, update)
-    _checked(path, graph, optimizer, update, graph.params, start)
+    _checked(path, graph, optimizer, Update() if update is None else update, graph.params)
 
 
 def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     """Puts a saved state in place of the trainer's; its learning rate stays as it is.
 
+    The trainer may train other parameters than were trained: those that were keep their momentum,
+    the others start with none.  Adam goes on with fewer only.
+
     Raises FileNotFoundError; ValueError for a file of another kind, optimizer or network, and for
     values that no training has (negative steps, a loss scale or a tensor that is not finite):
     naming file, key and values.  Then the trainer is unchanged.
     """
-    progress, tensors = _checked(
-        path, trainer.graph, trainer.optimizer, trainer.update, trainer.params, trainer.state
+    progress, tensors, own = _checked(
+        path, trainer.graph, trainer.optimizer, trainer.update, trainer.params
     )
     trainer.set_state(
         {name: tensors[_PARAM + name] for name in trainer.params},
-        [tensors[f"{_OPTIMIZER}{i}"] for i in range(len(trainer.state))],
+        own,
         steps=progress.steps,
         skipped=progress.skipped,
         good_steps=progress.good_steps,
@@ -211,16 +219,22 @@ def _checked(
     optimizer: str,
     update: Update,
     params: Mapping[str, Any],
-    state: Sequence[Any],
-) -> tuple[_Progress, dict[str, Any]]:
-    """What a file has for a network's parameters and its optimizer's state."""
+) -> tuple[_Progress, dict[str, Any], list[Any]]:
+    """What a file has for a network's parameters, and its optimizer's state for what is trained."""
     found, tensors = read(path)
     _same_optimizer(path, found, optimizer, update)
     progress = _Progress.parse(path, found)
+    before = replace(graph, trainable=trained_in(path, found) or graph.trainable)
+    if unknown := [name for name in before.trainable if name not in params]:
+        raise ValueError(
+            f"{os.fspath(path)!r} is of {found['model']!r:.60}: it trained {shown(unknown[0])},"
+            f" which {graph.name!r} has not"
+        )
+    state = initial_state(before, optimizer, update)
     wanted = _named(params) | {f"{_OPTIMIZER}{i}": v for i, v in enumerate(state)}
     _same_tensors(path, found, tensors, wanted, graph.name)
     # What overflowed is not taken, and overwritten.
-    sums = {f"{_OPTIMIZER}{i}" for i in sums_in_state(graph, optimizer, update)}
+    sums = {f"{_OPTIMIZER}{i}" for i in sums_in_state(before, optimizer, update)}
     _finite(path, {name: tensor for name, tensor in tensors.items() if name not in sums})
     each = update.accumulate
     updates = progress.steps // each - progress.skipped
@@ -231,7 +245,73 @@ def _checked(
             f" {progress.steps} steps{f' by {each}' if each > 1 else ''} less {progress.skipped}"
             f" skipped are {updates}"
         )
-    return progress, tensors
+    own = [tensors[f"{_OPTIMIZER}{i}"] for i in range(len(state))]
+    if before.trainable != graph.trainable:
+        new = [name for name in graph.trainable if name not in before.trainable]
+        _may_go_on(path, optimizer, update, progress, new)
+        own = _of_others(before, graph, optimizer, update, own, tensors)
+    return progress, tensors, own
+
+
+def trained_in(path: Any, found: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of what a state's training trained; () of a file that does not say.
+
+    Raises ValueError for what is no list of names.
+    """
+    names = None
+    with contextlib.suppress(ValueError, RecursionError):
+        names = json.loads(found.get(_TRAINED, "[]"))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{os.fspath(path)!r}: {_TRAINED} is {found[_TRAINED]!r:.60}, not names")
+    return tuple(names)
+
+
+def _may_go_on(
+    path: Any, optimizer: str, update: Update, progress: _Progress, new: Sequence[str]
+) -> None:
+    """Raises ValueError where a training of other parameters, `new` among them, cannot."""
+    if new and counts_for_all(optimizer) and progress.steps:
+        raise ValueError(
+            f"{os.fspath(path)!r} did not train {shown(new[0])}{_more(new)}: {optimizer} counts"
+            f" updates for all parameters together, and would take its first moments for those of"
+            f" {progress.steps} steps; start a training from the saved parameters (--export)"
+            " instead"
+        )
+    if new and (rest := progress.steps % update.accumulate):
+        raise ValueError(
+            f"{os.fspath(path)!r} did not train {shown(new[0])}{_more(new)}, and has gradients of"
+            f" {rest} of accumulate={update.accumulate} batches without it; save after a multiple"
+        )
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _of_others(
+    before: TrainingGraph, graph: TrainingGraph, optimizer: str, update: Update,
+    state: Sequence[Any], tensors: Mapping[str, Any],
+) -> list[Any]:  # fmt: skip
+    """The state for what a graph trains, of that for what was trained before."""
+
+    fresh = initial_state(graph, optimizer, update)
+    start = [v if isinstance(v, np.ndarray) else v.numpy() for v in fresh]
+    if update.ema is not None:  # an average begins at the parameter as it is
+        last = len(start) - len(graph.trainable)
+        start[last:] = [tensors[_PARAM + name] for name in graph.trainable]
+    found = dict(zip(_places(before, optimizer, update), state, strict=True))
+    places = _places(graph, optimizer, update)
+    return [found.get(place, value) for place, value in zip(places, start, strict=True)]
+
+
+def _places(graph: TrainingGraph, optimizer: str, update: Update) -> list[tuple[str, int]]:
+    """Of each tensor of an optimizer's state: whose it is, and which of that parameter's."""
+    seen: Counter[str] = Counter()
+    places = []
+    for name in owners(graph, optimizer, update):
+        places.append((name, seen[name]))
+        seen[name] += 1
+    return places
 
 
 def _named(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,13 @@ import tvm
 from torch import nn
 from torch.nn import functional as fn
 
-from relay_wgrad.frontend import TrainingGraph, from_onnx, from_torch
+from relay_wgrad.frontend import from_onnx, from_torch
 from relay_wgrad.inspection.partial import left_out
 from relay_wgrad.training import state
 from relay_wgrad.training.kept import kept_in_layout
 from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.training.trainer import Trainer
+from relay_wgrad.training.update import Update
 from tests.support.fast import FAST
 from tests.support.onnx.models import relative
 from tests.support.training_models import residual_net
@@ -131,26 +132,107 @@ def test_frozen_weights_are_kept_as_kernels_read_them() -> None:
     assert not re.search(r"permute_dims\((conv1|layer)\w*weight", text)
 
 
-def test_a_state_of_other_parameters(tmp_path: Any) -> None:
-    def trainer(graph: TrainingGraph) -> Trainer:
-        return Trainer(graph, FAST, optimizer="momentum")
-
+def test_a_state_goes_on(tmp_path: Any) -> None:
+    """With the same parameters bit for bit; what is frozen stays."""
     whole = from_onnx(residual_net(blocks=0, size=6))
-    part = trainer(whole.partial("fc_*"))
+    part = Trainer(whole.partial("fc_*"), FAST, optimizer="momentum")
     part.step(whole.random_batch(0))
     path = tmp_path / "s.safetensors"
     state.save(part, path)
-    with pytest.raises(ValueError, match=r"its optimizer\.1 is float32\[5, 8\], but 'res"):
-        state.check(path, whole, "momentum")
-    state.check(path, whole.partial("fc_*"), "momentum")
     before = {name: value.numpy() for name, value in part.params.items()}
-    other = trainer(whole.partial("fc_*"))
+    other = Trainer(whole.partial("fc_*"), FAST, optimizer="momentum")
     state.restore(other, path)
     batch = whole.random_batch(1)
     assert other.step(batch) == part.step(batch)
     after = {name: value.numpy() for name, value in part.params.items()}
     changed = {name for name in after if (after[name] != before[name]).any()}
     assert changed == {"fc_w", "fc_b", "stem_mean", "stem_var"}
+
+
+def test_other_parameters_are_trained_from_a_state(tmp_path: Any) -> None:
+    """As PyTorch's optimizer with a further group: momentum of what was trained goes on, with that
+    parameter's name, whatever the shapes; what was not has none."""
+    net = Net().double()
+    whole = from_torch(net, (X,))
+    twin = Net().double()
+    groups = {part: [p for n, p in twin.named_parameters() if n.startswith(part)]
+              for part in ("layer1", "layer2")}  # fmt: skip
+    rule = torch.optim.SGD(groups["layer1"], 0.1, momentum=0.9)
+    update = Update(ema=0.5)
+    first = Trainer(whole.partial("layer1"), FAST, optimizer="momentum", lr=0.1, update=update)
+    path = tmp_path / "s.safetensors"
+
+    averages: dict[str, Any] = {}
+
+    def both(trainer: Trainer, step: int) -> None:
+        batch = whole.random_batch(step)
+        names = {trainer.graph.onnx_names[name] for name in trainer.graph.trainable}
+        before = {n: p.detach().clone() for n, p in twin.named_parameters() if n in names}
+        twin.zero_grad()
+        want = fn.cross_entropy(twin(torch.tensor(batch["x"])), torch.tensor(batch["labels"]))
+        want.backward()
+        rule.step()
+        assert abs(trainer.step(batch) - float(want.detach())) < 1e-12
+        now = {n: p.detach() for n, p in twin.named_parameters() if n in names}
+        start = {n: averages.get(n, before[n]) for n in names}
+        averages.clear()
+        averages.update({n: 0.5 * (start[n] + now[n]) for n in names})
+
+    both(first, 0)
+    both(first, 1)
+    state.save(first, path)
+    # As many tensors of the same shapes: what tells them apart are names.
+    second = Trainer(whole.partial("layer2"), FAST, optimizer="momentum", lr=0.1, update=update)
+    state.restore(second, path)
+    rule = torch.optim.SGD(groups["layer2"], 0.1, momentum=0.9)
+    both(second, 2)
+    third = Trainer(whole.partial("layer?"), FAST, optimizer="momentum", lr=0.1, update=update)
+    state.save(second, path)
+    state.restore(third, path)
+    rule.add_param_group({"params": groups["layer1"]})
+    both(third, 3)
+    both(third, 4)
+    theirs = dict(twin.named_parameters())
+    made = third.state[-len(third.graph.trainable) :]
+    for name, average in zip(third.graph.trainable, made, strict=True):
+        known = third.graph.onnx_names[name]
+        assert relative(third.params[name], theirs[known].detach().numpy()) < 1e-12
+        assert relative(average, averages[known].numpy()) < 1e-12
+
+
+def test_adam_goes_on_with_fewer_parameters(tmp_path: Any) -> None:
+    graph = from_onnx(residual_net(blocks=0, size=6))
+    path, few = tmp_path / "s.safetensors", graph.partial("fc_*")
+    trainer = Trainer(graph, FAST, optimizer="adam")
+    trainer.step(graph.random_batch(0))
+    state.save(trainer, path)
+    less = Trainer(few, FAST, optimizer="adam")
+    state.restore(less, path)
+    assert less.step(graph.random_batch(1)) == trainer.step(graph.random_batch(1))
+    for name in few.trainable:
+        assert (less.params[name].numpy() == trainer.params[name].numpy()).all()
+    state.save(less, path)
+    with pytest.raises(ValueError, match=r"did not train \w+ and \d more: adam counts updates"):
+        state.check(path, graph, "adam")
+
+
+def test_a_state_that_cannot_go_on(tmp_path: Any) -> None:
+    graph = from_onnx(residual_net(blocks=0, size=6))
+    path, update = tmp_path / "s.safetensors", Update(accumulate=2)
+    trainer = Trainer(graph.partial("fc_*"), FAST, optimizer="sgd", update=update)
+    trainer.step(graph.random_batch(0))
+    state.save(trainer, path)
+    with pytest.raises(ValueError, match="has gradients of 1 of accumulate=2 batches without it"):
+        state.check(path, graph, "sgd", update)
+    state.check(path, graph.partial("fc_w"), "sgd", update)
+    found, tensors = state.read(path)
+    for names, words in (
+        ("fc_w", "trained is 'fc_w', not names"),
+        ('["no"]', "it trained no, whi"),
+    ):
+        state.write(path, tensors, {**found, "trained": names})
+        with pytest.raises(ValueError, match=words):
+            state.check(path, graph, "sgd", update)
 
 
 def test_frozen_norms_of_a_file() -> None:

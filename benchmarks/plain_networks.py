@@ -1,0 +1,114 @@
+"""ResNet-50 and MobileNetV2 with torchvision's layers and names, where there is no torchvision.
+
+He and others, "Deep Residual Learning" (stride in the 3×3 convolution); Sandler and others,
+"MobileNetV2".  Dropout is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+CLASSES = 1000
+_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # filters, blocks, stride
+# Factor of the channels within, filters, blocks, stride.
+_INVERTED = (
+    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)  # fmt: skip
+
+
+def _convolution(c: int, k: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(c, k, size, stride, size // 2, groups=groups, bias=False)
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions beside a shortcut."""
+
+    def __init__(self, c: int, width: int, stride: int) -> None:
+        super().__init__()
+        out = 4 * width
+        self.conv1, self.bn1 = _convolution(c, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _convolution(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = _convolution(width, out, 1), nn.BatchNorm2d(out)
+        self.downsample = None
+        if stride != 1 or c != out:
+            self.downsample = nn.Sequential(_convolution(c, out, 1, stride), nn.BatchNorm2d(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.bn1(self.conv1(x)))
+        y = torch.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return torch.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet50(nn.Module):
+    """161 parameters, 25,557,032 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _convolution(3, 64, 7, 2), nn.BatchNorm2d(64)
+        c = 64
+        for i, (width, blocks, stride) in enumerate(_STAGES, 1):
+            layers = []
+            for block in range(blocks):
+                layers.append(Bottleneck(c, width, stride if block == 0 else 1))
+                c = 4 * width
+            self.add_module(f"layer{i}", nn.Sequential(*layers))
+        self.fc = nn.Linear(c, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = torch.relu(self.bn1(self.conv1(x)))
+        x = nn.functional.max_pool2d(x, 3, 2, 1)
+        for i in range(len(_STAGES)):
+            x = self.get_submodule(f"layer{i + 1}")(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def _normed(c: int, k: int, size: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(_convolution(c, k, size, stride, groups), nn.BatchNorm2d(k), nn.ReLU6())
+
+
+class InvertedResidual(nn.Module):
+    """Many channels within, few without, and a shortcut where it fits."""
+
+    def __init__(self, c: int, k: int, stride: int, factor: int) -> None:
+        super().__init__()
+        inner = c * factor
+        layers = [] if factor == 1 else [_normed(c, inner, 1)]
+        layers += [_normed(inner, inner, 3, stride, inner), _convolution(inner, k, 1),
+                   nn.BatchNorm2d(k)]  # fmt: skip
+        self.conv = nn.Sequential(*layers)
+        self.is_added = stride == 1 and c == k
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + self.conv(x) if self.is_added else self.conv(x)
+
+
+class MobileNetV2(nn.Module):
+    """158 parameters, 3,504,872 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [_normed(3, 32, 3, 2)]
+        c = 32
+        for factor, k, blocks, stride in _INVERTED:
+            for block in range(blocks):
+                layers.append(InvertedResidual(c, k, stride if block == 0 else 1, factor))
+                c = k
+        self.features = nn.Sequential(*layers, _normed(c, 1280, 1))
+        self.classifier = nn.Sequential(nn.Identity(), nn.Linear(1280, CLASSES))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
+NETWORKS: dict[str, type[nn.Module]] = {"resnet50": ResNet50, "mobilenet_v2": MobileNetV2}
+
+
+def build(name: str) -> nn.Module:
+    """A network in training mode, the same at each call."""
+    torch.manual_seed(0)
+    return NETWORKS[name]().train()
