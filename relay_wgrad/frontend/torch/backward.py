@@ -270,18 +270,40 @@ def _select_backward(ctx: Context, call: Call) -> Any:
     return _between_zeros(ctx, part, axis, index, sizes[axis] - index - 1)
 
 
-def _strided(ctx: Context, call: Call) -> Any:
-    """(x, sizes, strides, offset): elements of x's memory, which must be in x's order."""
-    x, value = call.args[0], call.values[0]
-    sizes, strides = ([int(v) for v in call.args[i]] for i in (1, 2))
-    offset = int(call.arg(3) or 0)
-    if not value.is_contiguous():
+def _memory(call: Call, at: int) -> Array:
+    """(sizes, strides, offset) from `at` on: each element's place in x's memory, which must be in
+    x's own order."""
+    if not call.values[0].is_contiguous():
         raise ValueError("of a tensor that is not contiguous")
-    flat = ctx.emit(op.reshape(x, (math.prod(shape_of(x)),)))
+    sizes, strides = ([int(v) for v in call.args[i]] for i in (at, at + 1))
     steps = [np.arange(n) * s for n, s in zip(sizes, strides, strict=True)]
-    places = sum(np.ix_(*steps), np.asarray(offset)) if steps else np.asarray(offset)
-    taken = at_places(ctx, flat, 0, np.asarray(places).reshape(-1).tolist())
-    return ctx.emit(op.reshape(taken, sizes))
+    offset = np.asarray(int(call.arg(at + 2) or 0))
+    return np.asarray(sum(np.ix_(*steps), offset) if steps else offset).reshape(-1)
+
+
+def _strided(ctx: Context, call: Call) -> Any:
+    """(x, sizes, strides, offset)."""
+    x = call.args[0]
+    flat = ctx.emit(op.reshape(x, (math.prod(shape_of(x)),)))
+    taken = at_places(ctx, flat, 0, _memory(call, 1).tolist())
+    return ctx.emit(op.reshape(taken, call.shape))
+
+
+def _strided_scatter(ctx: Context, call: Call) -> Any:
+    """(x, part, sizes, strides, offset): x with the part in the place of those elements."""
+    x, places = call.args[0], _memory(call, 2)
+    count = math.prod(shape_of(x))
+    if len(set(places.tolist())) != len(places):
+        raise ValueError("of elements that share memory")
+    source = np.zeros(count, "int64")
+    source[places] = np.arange(len(places))
+    part = ctx.emit(op.reshape(call.args[1], (len(places),)))
+    made = ctx.emit(op.reshape(at_places(ctx, part, 0, source.tolist()), shape_of(x)))
+    if len(places) == count:
+        return made
+    inside = np.zeros(count, bool)
+    inside[places] = True
+    return ctx.emit(op.where(constant(inside.reshape(shape_of(x)), "bool"), made, x))
 
 
 def _between_zeros(ctx: Context, x: Any, axis: int, before: int, after: int) -> Any:
@@ -320,6 +342,7 @@ BACKWARD: dict[str, Builder] = {
     "_adaptive_avg_pool3d_backward.default": _adaptive_backward(3),
     "alias.default": _same,
     "as_strided.default": _strided,
+    "as_strided_scatter.default": _strided_scatter,
     "avg_pool2d_backward.default": _average_pool_backward(2),
     "avg_pool3d_backward.default": _average_pool_backward(3),
     "detach.default": _same,

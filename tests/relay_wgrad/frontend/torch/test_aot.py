@@ -305,6 +305,21 @@ def test_embedding_and_scatter() -> None:
     assert apart(ran(from_aot(graph, given), given), graph(*given)) < 1e-12
 
 
+def test_places_in_memory() -> None:
+    """Elements by strides, taken and put; of another memory order than the graph's they are not."""
+
+    def function(x: Any, part: Any) -> Any:
+        taken = aten.as_strided(x, [2, 3], [1, 4], 2)
+        whole = aten.as_strided_scatter(x, part.expand(4, 5), [4, 5], [1, 4])
+        return taken, aten.as_strided_scatter(x, part[:3], [3], [5], 1), whole
+
+    given = [data(5, 4), data(5, seed=1)]
+    graph = traced(function, *given)
+    assert apart(ran(from_aot(graph, given), given), graph(*given)) < 1e-12
+    with pytest.raises(ValueError, match="depends on its operand's memory order"):
+        from_aot(graph, [given[0].T.contiguous().T, given[1]])
+
+
 def test_dropout_is_drawn() -> None:
     """Its mask is an argument more, for whoever draws."""
     module = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Dropout(0.25))
