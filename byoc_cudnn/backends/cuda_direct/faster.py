@@ -82,7 +82,24 @@ often cuDNN could have moved all tensors in its time, the least of the sizes mea
 share of its, the largest; and where smaller sizes were not faster, the megabytes from which on.
 Channels of one group are 0, and of first layers theirs below 0."""
 
-BFLOAT16: dict[Shape, Times] = {}
+BFLOAT16: dict[Shape, Times] = {
+    (_FPROP, 1, 1, 3, 1): (1.86, 0.68, 102), (_DGRAD, 1, 1, 3, 1): (3.3, 0.39, 102),
+    (_WGRAD, 1, 1, 3, 1): (2.23, 0.61, 102), (_FPROP, 1, 1, 3, 2): (1.52, 0.70, 192),
+    (_DGRAD, 1, 1, 3, 2): (5.25, 0.24, 192), (_WGRAD, 1, 1, 3, 2): (2.08, 0.57, 192),
+    (_FPROP, 1, 1, 5, 1): (4.44, 0.37, 48), (_DGRAD, 1, 1, 5, 1): (7.19, 0.23, 48),
+    (_WGRAD, 1, 1, 5, 1): (3.45, 0.48, 48), (_FPROP, 1, 1, 5, 2): (3.25, 0.61, 72),
+    (_DGRAD, 1, 1, 5, 2): (11.98, 0.14, 72), (_WGRAD, 1, 1, 5, 2): (2.75, 0.61, 72),
+    (_FPROP, 1, 1, 7, 1): (7.59, 0.26, 38), (_DGRAD, 1, 1, 7, 1): (18.14, 0.13, 38),
+    (_WGRAD, 1, 1, 7, 1): (6.31, 0.29, 77),
+    (_FPROP, -3, 16, 3, 2): (10.99, 0.20, 0), (_WGRAD, -3, 16, 3, 2): (12.84, 0.16, 0),
+    (_FPROP, -3, 24, 3, 2): (9.39, 0.18, 0), (_WGRAD, -3, 24, 3, 2): (10.19, 0.18, 0),
+    (_FPROP, -3, 32, 3, 2): (7.33, 0.19, 0), (_WGRAD, -3, 32, 3, 2): (8.02, 0.20, 0),
+    (_FPROP, -3, 40, 3, 2): (8.85, 0.18, 0), (_WGRAD, -3, 40, 3, 2): (6.8, 0.22, 0),
+    (_FPROP, -3, 48, 3, 2): (7.74, 0.17, 0), (_WGRAD, -3, 48, 3, 2): (5.94, 0.28, 0),
+    (_FPROP, -3, 64, 3, 1): (5.12, 0.25, 0), (_WGRAD, -3, 64, 3, 1): (2.99, 0.52, 0),
+    (_FPROP, -3, 96, 4, 4): (9.21, 0.16, 0), (_WGRAD, -3, 96, 4, 4): (7.46, 0.22, 0),
+    (_FPROP, -3, 64, 7, 2): (15.62, 0.14, 0), (_WGRAD, -3, 64, 7, 2): (10.12, 0.31, 0),
+}  # fmt: skip
 """The same of what was measured in bfloat16."""
 
 TIMES: Mapping[str, Mapping[Shape, Times]] = {"float16": CUDNN, "bfloat16": BFLOAT16}
