@@ -22,7 +22,11 @@ class InUse:
         """Within it the change is there."""
         with self._lock:
             if self._users == 0:
-                self._make(self._undo)
+                try:
+                    self._make(self._undo)
+                except BaseException:  # an interrupt: nobody has entered
+                    self._undo.close()
+                    raise
             self._users += 1
         try:
             yield

@@ -70,7 +70,10 @@ def described(environ: Mapping[str, str] | None = None) -> str:
         most = most_bytes(environ) // _MIB
     except ValueError as error:
         return str(error)
-    used = sum(size for _, size, _ in _files(folder)) / _MIB if folder.is_dir() else 0.0
+    try:
+        used = sum(size for _, size, _ in _files(folder)) / _MIB if folder.is_dir() else 0.0
+    except OSError as error:  # another user's, say: a HOME that is not one's own
+        return f"{folder}: {error.strerror}; set RELAY_WGRAD_CACHE to a folder that you may write"
     limit = f"at most {most} ({MOST})" if most else f"nothing more is kept ({MOST}=0)"
     return f"{folder}: {used:.1f} MiB, {limit}; may be deleted at any time"
 

@@ -77,12 +77,21 @@ class _Other:
         return asdict(self.made)
 
 
+def _record() -> Record:
+    """The user's; an empty one, with a warning, where that cannot be used."""
+    try:
+        return Record.load(Record.default_path())
+    except (ToolchainError, ValueError, OSError) as error:
+        warnings.warn(f"no times are known: {error}", RuntimeWarning, stacklevel=2)
+        return Record()
+
+
 @dataclass
 class Known:
     """The user's record; what was warned of; and the backends of problems that differ in sizes
     alone, by their bytes."""
 
-    record: Record = field(default_factory=lambda: Record.load(Record.default_path()))
+    record: Record = field(default_factory=_record)
     warned: set[str] = field(default_factory=set)
     sizes: dict[Any, dict[int, str]] = field(default_factory=dict)
 
@@ -266,7 +275,7 @@ def _made(
         if other.backend.alone is not None:
             return other.backend.alone(problem, made, arch)
         return _generated(other.backend, problem, made, arch)
-    except (ToolchainError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:  # such as a disk that is full
         _warn(f"{other.backend.name} is left out: {error}")
         return None
 

@@ -30,6 +30,7 @@ from .training_report import print_report, row
 # Half-precision operands are the same for both; a half-precision result is rounded once, by half a
 # unit in the last place, and the stock composite may round in between.
 AGREES = {"float32": 1e-4, "float64": 1e-12, "float16": 4e-3, "bfloat16": 3e-2}
+_ON_GPU = ("benchmark", "select", "no_tf32", "no_graph", "strict")
 _LOSS_AGREES = 0.02  # a step's loss on a GPU and on the CPU
 
 EPILOG = """\
@@ -141,6 +142,10 @@ def run(args: argparse.Namespace) -> int:
             )
         if args.weights == "seeded":
             raise ValueError(f"--weights seeded is for ONNX files; {args.model} has its own")
+    chosen = [name for name in _ON_GPU if getattr(args, name) not in (False, "first")]
+    if args.device == "cpu" and chosen:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        raise ValueError(f"{options}: for a GPU, but --device is cpu")
     if args.save:
         state.need()
     args.started, args.saved_update = 0, Update()

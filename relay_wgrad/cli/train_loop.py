@@ -40,7 +40,7 @@ def samples_of(
     """Those of a file or of a folder of images.  Raises as `Data` and `ImageFolder` do."""
     if not Path(path).is_dir():
         return Data.load(path, graph, args.seed, least=least)
-    reading = Reading(args.augment)
+    reading = Reading() if args.augment is None else Reading(args.augment)
     given = {name: getattr(args, name) for name in ("mean", "std") if getattr(args, name)}
     return ImageFolder(graph, path, args.seed, replace(reading, **given), least=least)
 
@@ -61,6 +61,10 @@ def settle(args: argparse.Namespace, data: Samples | None) -> None:
         raise ValueError(f"--epochs {args.epochs}: an epoch is of --data, which is not given")
     if args.test and data is None:
         raise ValueError(f"--test {args.test}: there is no --data to train on")
+    folders = isinstance(data, ImageFolder) or (args.test and Path(args.test).is_dir())
+    for name in ("augment", "mean", "std"):
+        if getattr(args, name) is not None and not folders:
+            raise ValueError(f"--{name}: neither --data nor --test is a folder of images")
     if args.tensorboard:
         need_events()
     if args.epochs is not None and data is not None:
@@ -203,8 +207,11 @@ class _Steps:
             advance(_pace(trainer, self.times, self.memory))
 
     def _after(self, last: bool = False) -> None:
-        """At an epoch's end, and at the last step: evaluates and saves."""
+        """At an epoch's end, and at the last step: saves and evaluates."""
         trainer, data = self.trainer, self.data
+        # First: an evaluation takes long, and may end by an interrupt or a sample that is broken.
+        if self.args.save and (last or data is not None):
+            state.save(trainer, self.args.save)
         if self.evaluate is not None and data is not None:
             found = self.evaluate(self._params())
             epoch = trainer.steps / data.batches
@@ -217,8 +224,6 @@ class _Steps:
             self.report.out.print(
                 f"after epoch {epoch:g}: test loss {found.loss:.4f}{right} of {found.samples}"
             )
-        if self.args.save and (last or data is not None):
-            state.save(trainer, self.args.save)
 
     def _params(self) -> dict[str, Any]:
         """The parameters to use: averages, where there are some."""

@@ -56,9 +56,9 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=arguments.positive, default=None,
                         help="train until so many epochs of --data are over, those before --resume"
                              " among them; instead of --steps")  # fmt: skip
-    parser.add_argument("--augment", choices=AUGMENT, default="crop",
-                        help="of a folder's images in training: a random part, mirrored or not; the"
-                             " middle, mirrored or not; the middle")  # fmt: skip
+    parser.add_argument("--augment", choices=AUGMENT, default=None,
+                        help="of a folder's images in training: a random part, mirrored or not (the"
+                             " default); the middle, mirrored or not; the middle")  # fmt: skip
     parser.add_argument("--mean", type=channels, default=None, metavar="R,G,B",
                         help="taken from images of 0 to 1 (default: ImageNet's)")  # fmt: skip
     parser.add_argument("--std", type=channels, default=None, metavar="R,G,B",

@@ -147,9 +147,12 @@ def _steps(block: relax.DataflowBlock) -> tuple[list[Step], list[int]] | None:
     sizes: list[int] = []
     parts: dict[Any, Parts] = {}
     made_by: dict[Any, int] = {}
+    casts: frozenset[int] = frozenset()  # that name lengths, which any later step may mention
     for i, binding in enumerate(block.bindings):
         value, first = binding.value, len(sizes)
-        needs = frozenset(made_by[v] for v in variables_of(value) if v in made_by)
+        needs = casts.union(made_by[v] for v in variables_of(value) if v in made_by)
+        if isinstance(binding, relax.MatchCast):
+            casts |= {i}
         reads: frozenset[int] = frozenset()
         if op_name(value) in _KERNELS:
             reads = frozenset(t for arg in value.args for t in all_of(parts_of(arg, parts)))

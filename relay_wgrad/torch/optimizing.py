@@ -192,11 +192,13 @@ def _call(model: torch.nn.Module, example: tuple[Any, ...]) -> None:
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     indices = [index for index in devices if index is not None]
     stance = getattr(torch.compiler, "set_stance", None)  # PyTorch 2.5 has none
-    with torch.random.fork_rng(indices), stance("force_eager") if stance else nullcontext():
-        model(*example)
-    with torch.no_grad():
-        for buffer, value in before:
-            buffer.copy_(value)
+    try:
+        with torch.random.fork_rng(indices), stance("force_eager") if stance else nullcontext():
+            model(*example)
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 def _prefetch(model: torch.nn.Module, example: tuple[Any, ...]) -> None:
@@ -204,7 +206,7 @@ def _prefetch(model: torch.nn.Module, example: tuple[Any, ...]) -> None:
     problems: dict[torch.device, list[ConvProblem]] = {}
 
     def hook(module: Any, inputs: Any) -> None:
-        x = inputs[0]
+        x = inputs[0] if inputs else None
         if isinstance(x, torch.Tensor) and x.is_cuda and cuda_kernels.compared:
             cast = torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
             dtype = torch.get_autocast_dtype("cuda") if cast else x.dtype
@@ -257,6 +259,9 @@ def _first_call(
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or name not in report._waiting:
             return
         report._waiting.pop(name)[1].remove()
+        if not inputs:
+            report.layers.append(Measured(name, "", "", reason="called with keywords alone"))
+            return
         x = inputs[0]
         operand = f"{str(x.dtype).removeprefix('torch.')} {'x'.join(map(str, x.shape))}"
         gradients = torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad)

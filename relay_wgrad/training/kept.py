@@ -49,12 +49,28 @@ class Kept:
     def __init__(self, axes: Axes, of_state: Sequence[str], device: Any) -> None:
         self._axes, self._of_state, self._device = axes, of_state, device
 
-    def put(self, name: str, value: Any) -> Any:
-        """A parameter's value, or one of its state's, on the device."""
+    def put(self, name: str, value: Any, instead: Any = None) -> Any:
+        """A parameter's value, or one of its state's, on the device.
+
+        instead : the tensor whose place it takes, as it is kept: a captured step copies as many
+            bytes there as the value has.  Raises ValueError for another shape or dtype.
+        """
+        if instead is not None:
+            self._same(name, value, instead)
         if name in self._axes:
             array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
             value = np.ascontiguousarray(array.transpose(self._axes[name]))
         return tvm.runtime.tensor(value, self._device)
+
+    def _same(self, name: str, value: Any, instead: Any) -> None:
+        order = np.argsort(self._axes.get(name, range(len(instead.shape))))
+        wanted = [int(instead.shape[axis]) for axis in order], str(instead.dtype)
+        given = value if hasattr(value, "dtype") else np.asarray(value)
+        found = [int(n) for n in given.shape], str(given.dtype)
+        if found != wanted:
+            raise ValueError(
+                f"{name or 'the state'!r} is {wanted[1]}{wanted[0]}, got {found[1]}{found[0]}"
+            )
 
     def read(self, name: str, tensor: Any) -> Any:
         """A tensor as the network has it: itself, or else a copy."""
@@ -63,10 +79,10 @@ class Kept:
         array = tensor.numpy().transpose(np.argsort(self._axes[name]))
         return tvm.runtime.tensor(np.ascontiguousarray(array), self._device)
 
-    def put_state(self, values: Sequence[Any]) -> list[Any]:
-        """An optimizer's state on the device."""
-        pairs = zip(self._of_state, values, strict=True)
-        return [self.put(name, value) for name, value in pairs]
+    def put_state(self, values: Sequence[Any], instead: Sequence[Any]) -> list[Any]:
+        """An optimizer's state on the device, in place of another.  Raises as `put` does."""
+        rows = zip(self._of_state, values, instead, strict=True)
+        return [self.put(*row) for row in rows]
 
     def read_state(self, tensors: Sequence[Any]) -> list[Any]:
         """An optimizer's state as for the network's parameters."""
@@ -75,7 +91,10 @@ class Kept:
 
 
 class Tensors(MutableMapping[str, Any]):
-    """Tensors by fixed names; what is put in goes to the device."""
+    """Tensors by fixed names; what is put in goes to the device.
+
+    Raises ValueError for a value of another shape or dtype than the tensor's.
+    """
 
     def __init__(self, names: Iterable[str], values: Sequence[Any], kept: Kept) -> None:
         self._at = {name: index for index, name in enumerate(names)}
@@ -86,9 +105,14 @@ class Tensors(MutableMapping[str, Any]):
         return self._kept.read(name, self.all[self._at[name]])
 
     def __setitem__(self, name: str, value: Any) -> None:
-        changed = list(self.all)
-        changed[self._at[name]] = self._kept.put(name, value)
+        changed, at = list(self.all), self._at[name]
+        changed[at] = self._kept.put(name, value, changed[at])
         self.all = changed
+
+    def taken(self, values: Mapping[str, Any]) -> list[Any]:
+        """Values for all of them, on the device, where they are put by setting `all`."""
+        pairs = zip(self, self.all, strict=True)
+        return [self._kept.put(name, values[name], tensor) for name, tensor in pairs]
 
     def __delitem__(self, name: str) -> None:
         raise TypeError(f"{name!r}: a network's parameters stay")

@@ -55,6 +55,19 @@ def control(scale: float | None, good_steps: int, skipped: int, steps: int) -> A
     return np.array(values, "float64")
 
 
+PROGRESS = ("steps", "skipped", "good_steps", "loss_scale")
+
+
+def progress(trainer: Any, control: Any, dynamic: bool) -> dict[str, Any]:
+    """`PROGRESS` by a control on the device; the trainer's own where there is none."""
+    given = {name: getattr(trainer, name) for name in PROGRESS}
+    if control is None:
+        return given
+    known = dict(zip(FIELDS, control.numpy().tolist(), strict=True))
+    counts = {name: int(known[name]) for name in ("steps", "skipped", "good_steps")}
+    return {**given, **counts, **({"loss_scale": known["scale"]} if dynamic else {})}
+
+
 def moved(before: Any, loss: Any, infinite: Any | None = None, rates: Any | None = None) -> Any:
     """A tensor expression of the control after a step.
 

@@ -68,10 +68,11 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     """
     tensors = {name: value.numpy() for name, value in _named(trainer.params).items()}
     tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
-    numbers = (str(trainer.steps), repr(trainer.loss_scale), str(trainer.good_steps))
+    now = trainer.progress()
+    numbers = (str(now["steps"]), repr(now["loss_scale"]), str(now["good_steps"]))
     more = {_UPDATE: trainer.update.text(), _TRAINED: json.dumps(trainer.graph.trainable)}
     values = (FORMAT, trainer.graph.name, trainer.optimizer, repr(float(trainer.lr)), *numbers,
-              str(trainer.skipped))  # fmt: skip
+              str(now["skipped"]))  # fmt: skip
     write(path, tensors, dict(zip(_KEYS, values, strict=True)) | more)
 
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -177,15 +178,15 @@ class Trainer:
         return self._kept.read_state(self._state)
 
     @property
-    def averages(self) -> Tensors:
-        """The moving averages of the trained parameters by name (`Update.ema`), on the device.
+    def averages(self) -> Mapping[str, Any]:
+        """The moving averages of the trained parameters by name (`Update.ema`), to be read.
 
         Raises ValueError for a trainer that has none.
         """
         if self.update.ema is None:
             raise ValueError("averages: the trainer's update has no ema")
         names = self.graph.trainable
-        return Tensors(names, self._state[-len(names) :], self._kept)
+        return MappingProxyType(Tensors(names, self._state[-len(names) :], self._kept))
 
     @property
     def loss_scale(self) -> float | None:
@@ -195,6 +196,11 @@ class Trainer:
     @loss_scale.setter
     def loss_scale(self, value: float | None) -> None:
         self._scale, self._control = value, None
+
+    def progress(self) -> dict[str, Any]:
+        """`steps`, `skipped`, `good_steps` and `loss_scale` of the parameters as they are: waits
+        for all steps, where the trainer's own are on a GPU as of the last loss that was read."""
+        return scales.progress(self, self._control, self._dynamic)
 
     def arguments(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> list[Any]:
         """The adjoint's arguments for a batch, in order; random inputs that it lacks are drawn.
@@ -284,10 +290,12 @@ class Trainer:
     ) -> None:
         """Goes back to an earlier moment of the same training; see `relay_wgrad.training.state`.
 
-        The loss scale is taken where it is dynamic, and is else the trainer's own.
+        The loss scale is the trainer's own where it is not dynamic.  Raises ValueError for a tensor
+        of another shape or dtype; then all is as it was.
         """
-        self._params.all = [self._kept.put(name, params[name]) for name in self.params]
-        self._state = self._kept.put_state(state)
+        values = self._params.taken(params)
+        self._state = self._kept.put_state(state, self._state)
+        self._params.all = values
         self.steps, self.skipped, self._control = steps, skipped, None
         if self._dynamic and loss_scale is not None:
             self._scale, self.good_steps = loss_scale, good_steps

@@ -99,3 +99,16 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
     kept.put(key_of(["a"]), b"code")
     assert kept.get(key_of(["a"])) is None
     assert not list((tmp_path / "built").iterdir())
+
+
+def test_a_folder_that_may_not_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root's home for another user: `env` says so, and goes on."""
+
+    def refuses(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuses)
+    text = f"{tmp_path / 'built'}: Permission denied; set RELAY_WGRAD_CACHE to"
+    assert described(environ(tmp_path)).startswith(text)

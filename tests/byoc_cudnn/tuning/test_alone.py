@@ -145,3 +145,34 @@ def test_kernels_are_built_ahead(device: Device) -> None:
     assert alone.prefetch([PROBLEM], DIRECT, 0) == 1  # of what was measured the fastest alone
     assert device.timed == [["cudnn", *["cuda_direct"] * 3]]
     assert alone.prefetch([DENSE], DIRECT, 0) == 0
+
+
+def test_a_full_disk_leaves_a_backend_out(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(BACKENDS, "cuda_direct", replace(BACKENDS["cuda_direct"], alone=full))
+    with pytest.warns(RuntimeWarning, match="cuda_direct is left out: .*No space left"):
+        assert alone.prefetch([PROBLEM], DIRECT, 0) == 0
+    assert choose(PROBLEM, base(), DIRECT, 0).backend == "cudnn"
+
+
+@pytest.mark.parametrize("how", ["damaged", "another's"])
+def test_a_record_that_cannot_be_read(
+    device: Device, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning and times of this process alone, not an error in each call."""
+
+    def refuses() -> Path:
+        raise ToolchainError("the folder must be yours alone")
+
+    if how == "damaged":
+        (device.folder / "r.json").write_text("{")
+    else:
+        monkeypatch.setattr(alone.Record, "default_path", staticmethod(refuses))
+    with pytest.warns(RuntimeWarning) as said:
+        found = [choose(PROBLEM, base(), DIRECT, 0).backend for _ in range(2)]
+    assert found == ["cuda_direct"] * 2
+    texts = [str(one.message).partition(":")[0] for one in said]
+    assert texts == ["no times are known", "times are measured anew in each process"]
+    assert len(device.timed) == 1

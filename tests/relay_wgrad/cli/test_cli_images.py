@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+from relay_wgrad.cli import train_loop
+from relay_wgrad.training.update import Update
 from tests.support.training_models import residual_net
 
 Image = pytest.importorskip("PIL.Image")
@@ -85,8 +88,30 @@ def test_refused(tmp_path: Path, call: Any) -> None:
         (("--epochs", "2"), "--epochs 2: an epoch is of --data, which is not given"),
         (("--test", str(test)), "there is no --data to train on"),
         ((*data, "--std", "0"), "std must be positive, got (0.0,)"),
+        (("--mean", "0.5"), "--mean: neither --data nor --test is a folder of images"),
+        (("--augment", "crop"), "--augment: neither --data nor --test is a folder of images"),
+        (("--no-tf32", "--strict"), "--no-tf32, --strict: for a GPU, but --device is cpu"),
     ):
         code, _, error = call("train", str(model), *options)
         assert (code, message in error) == (1, True), error
     code, _, error = call("train", str(model), *data, "--mean", "1,2")
     assert (code, "must be one or three numbers, got '1,2'" in error) == (2, True)
+
+
+def test_a_state_is_saved_before_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample that is broken, or an interrupt, costs none of the steps."""
+    seen: list[str] = []
+    monkeypatch.setattr(train_loop.state, "save", lambda *_: seen.append("saved"))
+    steps: Any = object.__new__(train_loop._Steps)
+    steps.args, steps.data = SimpleNamespace(save="state"), SimpleNamespace(batches=3)
+    steps.trainer = SimpleNamespace(steps=3, params={}, update=Update())
+
+    def evaluate(params: Any) -> None:
+        seen.append("evaluates")
+        raise ValueError("no image")
+
+    steps.evaluate = evaluate
+    for last in (False, True):
+        with pytest.raises(ValueError, match="no image"):
+            steps._after(last)
+    assert seen == ["saved", "evaluates"] * 2

@@ -9,7 +9,7 @@ import pytest
 import tvm
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm import relax
+from tvm import relax, te, tirx, topi
 
 from relay_wgrad.ir import op_name
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
@@ -110,6 +110,27 @@ def test_other_calls_stay_where_they_are() -> None:
         relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs),
     )
     tvm.ir.assert_structural_equal(Order()(mod), mod)
+
+
+def test_a_length_is_known_before_what_has_it() -> None:
+    """A kernel whose result is as long as a cast says frees memory, but cannot come before it."""
+    n = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((ROWS,), "float32"))
+    given = relax.Var("given", relax.TensorType(dtype="float32", ndim=1))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, given]):
+        with bb.dataflow():
+            y = bb.emit_te(topi.exp, x)
+            cast = bb.match_cast(given, relax.TensorType((n,), "float32"))
+            first = bb.emit(bb.call_te(lambda y: te.compute((n,), lambda i: y[0]), y))
+            others = [bb.emit_te(topi.exp, x) for _ in range(4)]
+            rows = [bb.emit_te(topi.sum, other) for other in others]
+            out = [bb.emit_output(v) for v in (bb.emit_te(topi.add, first, cast), *rows)]
+        bb.emit_func_output(relax.Tuple(out))
+    before = bb.get()
+    after = Order()(before)
+    assert kernels(after) != kernels(before)
+    relax.analysis.well_formed(after)  # raises
 
 
 @pytest.mark.parametrize("late", [True, False])

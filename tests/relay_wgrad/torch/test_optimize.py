@@ -225,3 +225,30 @@ def test_bad_arguments() -> None:
         rt.optimize(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"optimize: margin must be a share in \[0, 1\), got 2"):
         rt.optimize(nn.ReLU(), margin=2)
+
+
+class Odd(nn.Module):
+    """Its layer is called with a keyword; then it fails, if it is to."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.norm, self.conv, self.fails = nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1), fails
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        if self.fails:
+            raise RuntimeError("the model's own")
+        return self.conv(input=x)
+
+
+def test_buffers_are_put_back_where_the_model_fails() -> None:
+    net = Odd(fails=True)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with pytest.raises(RuntimeError, match="the model's own"):
+        rt.optimize(net, torch.randn(2, 2, 3, 3))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_layer_that_is_called_with_keywords_stays() -> None:
+    (row,) = rt.optimize(Odd(fails=False), torch.randn(2, 2, 3, 3)).layers
+    assert (row.name, row.replaced, row.reason) == ("conv", False, "called with keywords alone")

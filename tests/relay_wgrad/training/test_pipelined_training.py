@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tvm import relax
 
 from legalize.cpu import configure_threads
 from relay_wgrad.frontend import from_onnx
-from relay_wgrad.training import loss_scale
+from relay_wgrad.training import loss_scale, state
 from relay_wgrad.training import trainer as module
 from relay_wgrad.training.capture import Lane, refusal
 from relay_wgrad.training.devices import Options, Place, place
@@ -157,6 +158,34 @@ def test_who_stops_asking_leaves_a_whole_state(both: Any) -> None:
     assert ahead.steps == 6
     list(on_cpu.train(given[:6]))
     check_same(ahead, on_cpu)
+
+
+def test_a_state_that_is_saved_while_steps_are_on_their_way(both: Any, tmp_path: Path) -> None:
+    """Its counts and its scale are those of its parameters, not of the last loss that was read."""
+    on_cpu, ahead, _ = both
+    pytest.importorskip("safetensors")
+    given, path = batches(on_cpu, 12), tmp_path / "state.safetensors"
+    on_cpu.loss_scale = ahead.loss_scale = 2.0**20  # first steps overflow
+    for index, _ in enumerate(ahead.train(given, check_every=3)):
+        if index == 0:
+            state.save(ahead, path)
+    list(on_cpu.train(given[:6]))
+    state.restore(ahead, path)
+    check_same(ahead, on_cpu)
+
+
+def test_values_of_another_size_are_refused(both: Any) -> None:
+    """A captured step would copy all of their bytes to where the parameter is."""
+    ahead = both[1]
+    kept = snapshot(ahead)
+    for value, found in ((np.zeros((5, 8)), r"float64\[5, 8\]"),
+                         (np.zeros((5, 9), "float32"), r"float32\[5, 9\]")):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"^'fc_w' is float32\[5, 8\], got {found}$"):
+            ahead.params["fc_w"] = value
+    wrong = {**kept, "state": [*kept["state"][:-1], np.zeros(3, "float32")]}
+    with pytest.raises(ValueError, match=r"got float32\[3\]$"):
+        ahead.set_state(**wrong)
+    check_same(ahead, both[0])
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7, 5), (64, 3), (2, 100), (0, 4)])

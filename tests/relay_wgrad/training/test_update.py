@@ -112,6 +112,8 @@ def test_steps_are_pytorchs(optimizer: str, tmp_path: Path) -> None:
         if update.ema:
             want = averaged[names[name]].detach().numpy()
             assert relative(ours.averages[name], want) < 1e-9, name
+            with pytest.raises(TypeError):  # else it would be lost without a word
+                ours.averages[name] = want  # type: ignore[index]
     other = ours
     after = [value.numpy().copy() for value in (*ours.params.values(), *ours.state)]
     state.restore(other, tmp_path / "s.safetensors")
