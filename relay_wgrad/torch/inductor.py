@@ -59,7 +59,7 @@ def rewrite(graph: torch.fx.GraphModule, report: CompiledGraph) -> None:
 def _consider(graph: Any, node: Any, result: Any, kind: ConvKind, report: CompiledGraph) -> None:
     operands, arguments = _ours(node, kind)
     values = [v.meta["val"] for v in operands]
-    name = OPERATORS[kind][0]
+    name = OPERATORS[kind, 2][0]
     if arguments is None or values[0].dtype not in DTYPES or any(v.dim() != 4 for v in values):
         report.convolutions.append(f"{name} torch: transposed, not of images, or of symbolic sizes")
         return
