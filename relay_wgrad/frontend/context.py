@@ -186,8 +186,15 @@ class Context:
         )
 
     def emit(self, expr: Any) -> Any:
-        """Binds an expression to a new variable of the dataflow block."""
-        return self.builder.emit(expr)
+        """Binds an expression to a new variable of the dataflow block.
+
+        Raises ValueError where an open batch meets a number that it need not be.
+        """
+        var = self.builder.emit(expr)
+        known = isinstance(getattr(var.ty, "shape", None), relax.ShapeExpr)
+        if self.batch is not None and isinstance(var.ty, relax.TensorType) and not known:
+            raise ValueError("its operands fit each other for one number of images alone")
+        return var
 
     def const(self, value: Any) -> Any:
         """A constant of the graph's dtype."""

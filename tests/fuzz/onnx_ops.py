@@ -40,6 +40,9 @@ def rows() -> dict[str, Any]:
     return {**ELEMENTWISE, **REDUCTIONS, **MOVING, **INDEXING, **MIXING, **LAYERS}
 
 
+_OPEN = "; the batch is open here"
+
+
 def case(seed: int, index: int) -> str:
     from tests.support.onnx.layer_cases import STRANGERS
 
@@ -56,7 +59,7 @@ def case(seed: int, index: int) -> str:
     if not ties and rng.random() < 1 / 12:
         steps[rng.randrange(count)] = rng.choice(STRANGERS)
     settings = {
-        "ties": str(int(ties)), "batch": rng.choice(("fixed", "open")),
+        "ties": str(int(ties)), "batch": rng.choice(("fixed", "open", "any")),
         "names": rng.choice(("plain", "plain", "alike")), "bn": rng.choice(("train", "eval")),
         "drop": rng.choice(("mask", "off")),
     }  # fmt: skip
@@ -87,7 +90,7 @@ def written(line: str) -> Any:
     w = Writer(
         int(fields["seed"]), dtype=DTYPES[fields["dtype"]], opset=int(fields["opset"]),
         ties=fields["ties"] == "1", collide=fields["names"] == "alike",
-        symbolic=fields["batch"] == "open",
+        symbolic=fields["batch"] != "fixed",
         options={"bn": fields["bn"], "dropout": fields["drop"]},
     )  # fmt: skip
     scale = w.weight(4, 1, 1)
@@ -127,7 +130,7 @@ def check(line: str) -> str | None:
     try:
         graph = from_onnx(
             model, loss="mse", weights="initial", dtype=dtype, bn=fields["bn"],
-            dropout=fields["drop"], batch=w.given[0] if w.symbolic else None,
+            dropout=fields["drop"], batch=w.given[0] if fields["batch"] == "open" else None,
         )  # fmt: skip
         data = graph.inputs[0].name
         adjoint = graph.gradient([data, *graph.trainable])
@@ -135,6 +138,7 @@ def check(line: str) -> str | None:
         said = str(error)
         promised = [f"ONNX op {name} (" for name in strangers] or list(_KNOWN)
         promised += [f"attribute '{stray}' is none of"] if stray else []
+        promised += [_OPEN] if fields["batch"] == "any" else []
         named = any(word in said for word in promised)
         return f"{REFUSED if named else 'refused, but it is on the list: '}{said[:300]}"
     if strangers:
@@ -145,7 +149,7 @@ def check(line: str) -> str | None:
         return f"{sorted(missing)} are no parameters"
     if wrong := w.states & {graph.onnx_names[n] for n in graph.trainable}:
         return f"{sorted(wrong)} are trained"
-    batch = graph.random_batch(int(fields["seed"]))
+    batch = graph.random_batch(int(fields["seed"]), w.given[0] if graph.is_open else None)
     x = w.draw(*w.given)
     if not w.ties:
         x = w.numbers.standard_normal(w.given).astype(dtype)

@@ -31,7 +31,8 @@ def model(batch: Any = "n", extra: Any = ()) -> onnx.ModelProto:
     weights = {
         "w": rng.standard_normal((4, 3, 3, 3)), "scale": rng.random(4) + 0.5,
         "shift": rng.standard_normal(4), "mean": np.zeros(4), "var": np.ones(4),
-        "dense": rng.standard_normal((144, 5)), "row": rng.standard_normal((1, 144)),
+        "four": np.ones((4, 5)), "dense": rng.standard_normal((144, 5)),
+        "row": rng.standard_normal((1, 144)),
     }  # fmt: skip
     integers = {"zero": 0, "by": 1, "one": [1], "rest": [-1], "axis": [0], "wide": [144]}
     ratio = numpy_helper.from_array(np.float32(0.4), "ratio")
@@ -99,6 +100,10 @@ def test_value_and_gradient(batch: str | None) -> None:
 
 
 REFUSED = {
+    "a fixed operand": (
+        [helper.make_node("Add", ["y", "four"], ["z"])],
+        "Add node 'z': its operands fit each other for one number of images alone; the batch",
+    ),
     "one image": (
         [helper.make_node("Gather", ["y", "zero"], ["z"], axis=0)],
         "Gather node 'z': it wants a number; the batch is open here: a batch= of a number",

@@ -1,0 +1,63 @@
+"""Random small networks for any number of images: one compiled step beside autograd's answers.
+
+    python -m tests.fuzz.open_batch --minutes 60
+
+A case is a chain of steps behind a convolution, from one to four of `open_cases.STEPS` (layers,
+normalizations, attention, windows as a batch of their own, tokens, borders, interpolation, dropouts
+and noise), a loss and a mode.  It is imported once with an open batch and compiled once; loss, all
+gradients and running statistics are compared with PyTorch's in float64 for batches of 1, 2, 3, 7
+and a number of the case's own, which is also the example's.
+
+    train 12 huber(delta=0.5) 5: bn | windows | drop path
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+from .harness import Generator, main
+
+_BOUND = 1e-9
+
+
+def case(seed: int, index: int) -> str:
+    from tests.support.torch.open_cases import LOSSES, STEPS
+
+    rng = random.Random(f"{seed}/{index}")
+    steps = [rng.choice(list(STEPS)) for _ in range(rng.choice((1, 2, 3, 4)))]
+    mode = "train" if rng.random() < 0.8 else "eval"
+    words = [mode, str(rng.randrange(1000)), rng.choice(list(LOSSES)), str(rng.randint(1, 12))]
+    return f"{' '.join(words)}: {' | '.join(steps)}"
+
+
+def labels(line: str) -> dict[str, str]:
+    head, _, body = line.partition(": ")
+    mode, _, loss, count = head.split()
+    return {"mode": mode, "loss": loss, "example": count, "op": body.split(" | ")[0]}
+
+
+def check(line: str) -> str | None:
+    import relay_wgrad
+    from tests.support.torch.open_cases import BATCHES, compiled, difference, network, open_graph
+
+    relay_wgrad.register()
+    head, _, body = line.partition(": ")
+    mode, seed, loss, count = head.split()
+    module = network(body.split(" | "), int(seed), mode == "train")
+    graph = open_graph(module, loss, int(count))
+    step = compiled(graph)
+    for batch in (*BATCHES, int(count)):
+        far = difference(module, graph, step, batch, loss)
+        if not far <= _BOUND:
+            return f"off by {far:.2g} for a batch of {batch}"
+    return None
+
+
+GENERATOR = Generator(
+    "open_batch", "one compiled step for several batches, against autograd in float64",
+    case=case, labels=labels, check=check,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main(GENERATOR))
