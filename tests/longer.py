@@ -117,6 +117,7 @@ LONGER = {
     "tests/relay_wgrad/test_registry.py::test_an_op_that_is_taken_is_refused": CHILDREN,
     f"{RELAY}/test_constants.py::test_arguments_of_the_run_end_no_process": CHILDREN,
     "tests/benchmarks/test_compile_steps.py::test_a_child": CHILDREN,
+    "tests/benchmarks/test_networks.py::test_check_of_onnx": "test_check stays, and the table",
     "tests/benchmarks/test_networks.py::test_train": "a training; the other modes stay",
     "tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_group[resizing]": MORE,
     "tests/byoc_cudnn/building/test_toolchain.py::test_preload_lets_tvm_load_its_cuda": CHILDREN,

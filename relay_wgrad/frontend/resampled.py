@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,35 @@ def padded(ctx: Context, x: Any, widths: Sequence[tuple[int, int]], mode: str) -
         if before or after:
             places = np.pad(np.arange(shape_of(x)[axis]), (before, after), mode=mode)  # type: ignore[call-overload]
             x = at_places(ctx, x, axis, places)
+    return x
+
+
+def folded(
+    ctx: Context, x: Any, size: Sequence[int], kernel: Sequence[int], dilation: Sequence[int],
+    pads: Sequence[int], stride: Sequence[int],
+) -> Any:  # fmt: skip
+    """Windows (N, C R S, windows) summed where they lay in images of this size; `pads` before both
+    axes, then after.
+
+    Raises ValueError for another number of windows than the sizes have.
+    """
+    n, rows, windows = shape_of(x)
+    c = rows // math.prod(kernel)
+    spans = [
+        (size[i] + pads[i] + pads[i + 2] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+        for i in range(2)
+    ]
+    if rows % math.prod(kernel) or windows != math.prod(spans):
+        raise ValueError(
+            f"{list(shape_of(x))} are not windows of {list(kernel)}, {spans} of them for each image"
+        )
+    apart = ctx.emit(relax.op.reshape(x, (n, c, *kernel, *spans)))
+    whole = ctx.emit(relax.op.permute_dims(apart, [0, 1, 2, 4, 3, 5]))
+    x = ctx.emit(relax.op.reshape(whole, (n, c, kernel[0] * spans[0], kernel[1] * spans[1])))
+    for i in range(2):
+        r, p = np.divmod(np.arange(kernel[i] * spans[i]), spans[i])
+        place = r * dilation[i] + p * stride[i] - pads[i]
+        x = by_matrix(ctx, x, 2 + i, (np.arange(size[i])[:, None] == place).astype("float32"))
     return x
 
 

@@ -1,4 +1,4 @@
-"""ONNX' Resize and Upsample: each axis is resampled by itself, by a matrix."""
+"""ONNX' Resize, Upsample and Col2Im: each axis is resampled by itself, by a matrix."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..context import Context, Node, shape_of
-from ..resampled import by_matrix
+from ..resampled import by_matrix, folded
 from ..weights import Array
+from ..windows import each, pair
 
 _ROUNDED: dict[str, Callable[[Array], Array]] = {
     "round_prefer_floor": lambda x: np.ceil(x - 0.5),
@@ -148,5 +149,16 @@ def resize(ctx: Context, node: Node) -> Any:
     return x
 
 
-RESIZING = {"Resize": resize, "Upsample": resize}
+def col2im(ctx: Context, node: Node) -> Any:
+    """Col2Im of images: windows (N, C R S, windows) summed where they lay."""
+    size, kernel = ([int(v) for v in node.static(i, "a size").ravel()] for i in (1, 2))
+    if len(size) != 2 or len(kernel) != 2:
+        raise ValueError(f"sizes {size} and {kernel}: only images are supported")
+    given = {name: pair(node, name) for name in ("dilations", "strides")}
+    pads = each(node, "pads", 4, 0, 0)
+    x = ctx.tensor(node.operand(0))
+    return folded(ctx, x, size, kernel, given["dilations"], pads, given["strides"])
+
+
+RESIZING = {"Col2Im": col2im, "Resize": resize, "Upsample": resize}
 """ONNX op -> builder."""

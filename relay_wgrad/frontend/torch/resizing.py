@@ -15,7 +15,7 @@ from ..context import Context, shape_of
 from ..moving import cut
 from ..onnx import nn as onnx_nn
 from ..onnx import shapes as onnx_shapes
-from ..resampled import at_places, by_matrix, padded
+from ..resampled import at_places, by_matrix, folded, padded
 from ..weights import Array
 from .call import Builder, Call
 from .program import pytorch
@@ -151,19 +151,7 @@ def _col2im(ctx: Context, call: Call) -> Any:
     """(x, size, kernel, dilation, padding, stride): windows summed where they lay, `_im2col`'s
     transpose."""
     size, kernel, dilation, padding, stride = (ints(call.args[i], 2) for i in range(1, 6))
-    n, c = call.shape[:2]
-    spans = [
-        (size[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
-        for i in range(2)
-    ]
-    apart = ctx.emit(op.reshape(call.args[0], (n, c, *kernel, *spans)))
-    whole = ctx.emit(op.permute_dims(apart, [0, 1, 2, 4, 3, 5]))
-    x = ctx.emit(op.reshape(whole, (n, c, kernel[0] * spans[0], kernel[1] * spans[1])))
-    for i in range(2):
-        r, p = np.divmod(np.arange(kernel[i] * spans[i]), spans[i])
-        place = r * dilation[i] + p * stride[i] - padding[i]
-        x = by_matrix(ctx, x, 2 + i, (np.arange(size[i])[:, None] == place).astype("float32"))
-    return x
+    return folded(ctx, call.args[0], size, kernel, dilation, padding * 2, stride)
 
 
 _KINDS = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d",

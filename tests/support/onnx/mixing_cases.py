@@ -63,6 +63,29 @@ def upsample(w: Writer) -> Step:
     return lambda x, p: x.repeat_interleave(scales[0], 2).repeat_interleave(scales[1], 3)
 
 
+def col2im(w: Writer) -> Step:
+    total = math.prod(w.shape)
+    kernel = [w.rng.randint(1, 3) for _ in range(2)]
+    strides, dilations = ([w.rng.randint(1, 2) for _ in range(2)] for _ in range(2))
+    pads = [w.rng.randrange(2) for _ in range(2)]
+    size = [w.rng.randint(5, 7) for _ in range(2)]
+    counts = [
+        (size[i] + 2 * pads[i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+        for i in range(2)
+    ]
+    rows, columns = 2 * math.prod(kernel), math.prod(counts)
+    name = w.weight(1, rows, columns, 1)
+    flat = w.emit("Reshape", w.value, w.ints([1, 1, 1, total]))
+    mixed = w.emit("ReduceSum", w.emit("Mul", flat, name), w.ints([3]), keepdims=0)
+    w.emit(
+        "Col2Im", mixed, w.ints(size), w.ints(kernel), strides=strides, dilations=dilations,
+        pads=pads * 2,
+    )  # fmt: skip
+    return lambda x, p: fn.fold(
+        (x.reshape(1, 1, 1, -1) * p[name]).sum(3), size, kernel, dilations, pads, strides
+    )
+
+
 def einsum(w: Writer) -> Step:
     w.as_rank(w.rng.choice((2, 3)))
     shape = w.shape
@@ -138,6 +161,7 @@ def lp_normalization(w: Writer) -> Step:
 
 MIXING: dict[str, Row] = {
     "Attention": Row(attention, 23),
+    "Col2Im": Row(col2im, 18),
     "Einsum": Row(einsum, 12),
     "LpNormalization": Row(lp_normalization),
     "RMSNormalization": Row(rms_norm, 23),
