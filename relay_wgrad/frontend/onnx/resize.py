@@ -52,15 +52,20 @@ def _places(node: Node, transform: str, size: int, count: int, scale: float) -> 
     return shift + back(p + 0.5) - 0.5
 
 
-def _weights(mode: str, fraction: Array, a: float) -> tuple[int, Array]:
-    """(the first neighbour beside the floor, (elements, neighbours) of weights)."""
+def _weights(mode: str, fraction: Array, a: float, stretch: float) -> tuple[int, Array]:
+    """(the first neighbour beside the floor, (elements, neighbours) of weights).
+
+    stretch : by how much the kernel is wider: 1, or with antialias 1 / scale where that is more.
+    """
+    reach = math.ceil((1 if mode == "linear" else 2) * stretch)
+    d = np.abs(fraction[:, None] - np.arange(1 - reach, reach + 1)) / stretch
     if mode == "linear":
-        return 0, np.stack([1 - fraction, fraction], -1)
-    s = fraction[:, None] + np.array([1.0, 0.0, -1.0, -2.0])
-    d = np.abs(s)
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    far = ((d - 5) * d + 8) * d * a - 4 * a
-    return -1, np.where(d <= 1, near, far)
+        weights = np.maximum(1 - d, 0.0)
+    else:
+        near = ((a + 2) * d - (a + 3)) * d * d + 1
+        far = ((d - 5) * d + 8) * d * a - 4 * a
+        weights = np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+    return 1 - reach, weights if stretch == 1 else weights / weights.sum(1, keepdims=True)
 
 
 def matrix_of(node: Node, size: int, count: int, scale: float, *, old: bool = False) -> Array:
@@ -82,7 +87,9 @@ def matrix_of(node: Node, size: int, count: int, scale: float, *, old: bool = Fa
         matrix[rows, np.clip(_ROUNDED[kind](places).astype(int), 0, size - 1)] = 1.0
         return matrix
     floor = np.floor(places)
-    first, weights = _weights(mode, places - floor, float(node.attr("cubic_coeff_a", -0.75)))
+    stretch = max(1 / scale, 1.0) if node.attr("antialias", 0) else 1.0
+    slope = float(node.attr("cubic_coeff_a", -0.75))
+    first, weights = _weights(mode, places - floor, slope, stretch)
     columns = floor.astype(int)[:, None] + first + np.arange(weights.shape[1])
     if node.attr("exclude_outside", 0):
         weights = np.where((columns >= 0) & (columns < size), weights, 0.0)
@@ -135,8 +142,6 @@ def _followed(count: int, before: int, now: int) -> int:
 
 def resize(ctx: Context, node: Node) -> Any:
     """Resize and Upsample by constant scales or sizes; baked sizes follow a new image size."""
-    if node.attr("antialias", 0):
-        raise ValueError("antialias=1 is not supported")
     x = ctx.tensor(node.operand(0))
     old = node.proto.op_type == "Upsample" or ctx.options.opset < 11
     for axis, count, scale in zip(*_given(ctx, node), strict=True):

@@ -153,7 +153,6 @@ ONE, BOTH = np.array([1, 1, 2, 2], "float32"), np.array([2, 3, 8, 8])
 @pytest.mark.parametrize(
     ("message", "made"),
     [
-        ("antialias=1 is not supported", node("Resize", "", "one", antialias=1)),
         (
             "coordinate_transformation_mode='tf_crop_and_resize': only half_pixel, half",
             node("Resize", "", "one", coordinate_transformation_mode="tf_crop_and_resize"),
