@@ -80,6 +80,11 @@ def is_open(shape: Sequence[Any]) -> bool:
     return not all(isinstance(size, int) for size in shape)
 
 
+def of_one(shape: Sequence[Any]) -> tuple[int, ...]:
+    """A shape with one image where the batch is open, for checks that are not of the batch."""
+    return (shape[0] if isinstance(shape[0], int) else 1, *shape[1:])
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two sizes are equal, whatever the batch."""
     if isinstance(a, int) and isinstance(b, int):

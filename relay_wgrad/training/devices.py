@@ -115,10 +115,8 @@ class Place:
     def check_batch(self, graph: TrainingGraph) -> None:
         """Raises ValueError on a GPU for a graph of an open batch."""
         if self.is_gpu and graph.is_open:
-            raise ValueError(
-                f"{graph.name}: its batch is open, and steps on a GPU are for a number of images:"
-                " `graph.of_batch(n)` is the graph for n"
-            )
+            remedy = "`graph.of_batch(n)` is the graph for n"
+            raise ValueError(f"{graph.name}: its batch is open, but a GPU's step is not: {remedy}")
 
     @contextlib.contextmanager
     def memory_errors(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from tvm import relax
 from ...conventions import onnx
 from .. import volumes
 from ..context import Context, Node, shape_of
+from ..sizes import of_one
 from ..windows import Quad, check_window, image, pair, quad_of, weight_of
 
 
@@ -32,18 +33,13 @@ def conv(ctx: Context, node: Node) -> Any:
     strides, dilation = pair(node, "strides"), pair(node, "dilations")
     padding = quad_of(node, shape[2:], wshape[2:], strides, dilation)
     onnx.conv(  # which refuses what does not fit
-        _of_one(shape), wshape, dilations=dilation, group=groups, pads=padding, strides=strides,
+        of_one(shape), wshape, dilations=dilation, group=groups, pads=padding, strides=strides,
         kernel_shape=node.attr("kernel_shape"),
     )  # fmt: skip
     out = ctx.emit(
         relax.op.nn.conv2d(data, weight, strides, padding, dilation, groups)  # NCHW, OIHW
     )
     return _as_given(ctx, node, _bias(ctx, node, 2, out))
-
-
-def _of_one(shape: Sequence[Any]) -> tuple[int, ...]:
-    """A shape with one image where the batch is open, for checks that are not of the batch."""
-    return (shape[0] if isinstance(shape[0], int) else 1, *shape[1:])
 
 
 def conv_transpose(ctx: Context, node: Node) -> Any:
@@ -56,7 +52,7 @@ def conv_transpose(ctx: Context, node: Node) -> Any:
     shape, wshape, groups = image(data), weight_of(weight), int(node.attr("group", 1))
     strides, dilation = pair(node, "strides"), pair(node, "dilations")
     found = onnx.conv_transpose(
-        _of_one(shape), wshape,
+        of_one(shape), wshape,
         auto_pad=node.attr("auto_pad", "NOTSET"), dilations=dilation, group=groups,
         kernel_shape=node.attr("kernel_shape"),
         output_padding=pair(node, "output_padding", 0, least=0),
