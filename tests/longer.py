@@ -12,6 +12,7 @@ MORE = "more cases of what make test has one of"
 CUTLASS = "tests/byoc_cudnn/backends/cutlass"
 DIRECT = "tests/byoc_cudnn/backends/cuda_direct"
 EMULATED = "tests/byoc_cudnn/norm/test_norm_emulated.py::test_"
+FUNCTIONAL = "tests/relay_wgrad/frontend/torch/test_functional.py::test_as_pytorch_makes_it"
 ONNX = "tests/relay_wgrad/frontend/onnx"
 PASSES = "tests/relay_wgrad/transform"
 RELAY = "tests/relay_wgrad/relay"
@@ -120,6 +121,10 @@ LONGER = {
     "tests/benchmarks/test_networks.py::test_check_of_onnx": "test_check stays, and the table",
     "tests/benchmarks/test_networks.py::test_train": "a training; the other modes stay",
     "tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_group[resizing]": MORE,
+    **{
+        f"{FUNCTIONAL}[{group}": MORE
+        for group in ("math", "resizing", "products", "indexing", "sums")
+    },
     "tests/byoc_cudnn/building/test_toolchain.py::test_preload_lets_tvm_load_its_cuda": CHILDREN,
     "tests/relay_wgrad/pipeline/test_cpu_pipeline.py::test_a_training_step_has_no": NETWORKS,
     f"{TRAINING}/test_resnet50.py": NETWORKS,

@@ -92,7 +92,7 @@ def from_torch(
     if batch not in (None, NAME):
         raise ValueError(f"batch={batch!r}: expected {NAME!r}, or None and an example of that size")
     wanted = loss_of(loss, "own", "none")
-    program, title = exported(pytorch(), module, example_inputs, batch == NAME)
+    program, title = exported(pytorch(), module, example_inputs, OPS, batch == NAME)
     choice = Choice.of(trainable, freeze)
     options = Options(_dtype(program), bn, dropout, 0, random=random, choice=choice)
     return _Import(program, name or title, options).graph(wanted, output, checkpoint)

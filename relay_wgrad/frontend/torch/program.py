@@ -13,12 +13,13 @@ import logging
 import operator
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
 from .batch import opened, violated
 from .file import check_file, first_line
+from .functional import functional
 
 _REGION = "wrap_with_set_grad_enabled"
 _AUTOCAST = "wrap_with_autocast"  # switched off, it is what is in it
@@ -41,9 +42,13 @@ def pytorch() -> Any:
 
 
 def exported(
-    torch: Any, module: Any, inputs: Sequence[Any] | None, open_batch: bool = False
+    torch: Any,
+    module: Any,
+    inputs: Sequence[Any] | None,
+    known: Container[str],
+    open_batch: bool = False,
 ) -> tuple[Any, str]:
-    """(the exported program without regions and in-place ops, its name).
+    """(the exported program without regions and in-place ops, its name); `known` are ops taken.
 
     open_batch : of a module: exported for any number of images.
 
@@ -84,7 +89,7 @@ def exported(
                 with torch.enable_grad(), _watched(torch, seen):
                     module = torch.export.export(module, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
-            return stopped.run_decompositions({}), title
+            return functional(torch, stopped, known) or stopped.run_decompositions({}), title
         except RefusedError as error:
             raise ValueError(f"{title}: {error}") from error
         except Exception as error:  # any kind: it runs the module's own code
