@@ -21,6 +21,7 @@ class Functional(NamedTuple):
     graph_signature: Any
     state_dict: Any
     constants: Any
+    range_constraints: Any
 
     def named_parameters(self) -> Any:
         """(name, parameter) of each."""
@@ -85,9 +86,10 @@ class _Pass:
             raise _UnknownError("an output that is no tensor")
         self.graph.output(tuple(outputs))
         self.graph.eliminate_dead_code()
-        signature = self.program.graph_signature
-        return Functional(self.graph, self._signature(signature, outputs),
-                          self.program.state_dict, self.program.constants)  # fmt: skip
+        program = self.program
+        signature = self._signature(program.graph_signature, outputs)
+        held = program.state_dict, program.constants, program.range_constraints
+        return Functional(self.graph, signature, *held)
 
     def _signature(self, was: Any, outputs: list[Any]) -> Any:
         api = import_module("torch.export.graph_signature")
