@@ -21,10 +21,10 @@ from ..frontend import TrainingGraph, to_onnx
 from ..frontend.graph import DRAWN
 from ..training import state
 from ..training.data import Data
-from ..training.devices import Options
 from ..training.evaluation import Evaluator
 from ..training.images import ImageFolder, Reading
 from ..training.logs import Log, need_events
+from ..training.options import Options
 from ..training.trainer import CHECK_EVERY, Trainer
 from . import arguments
 from .interrupts import held_interrupt

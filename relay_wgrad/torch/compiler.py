@@ -142,7 +142,8 @@ class _Program:
         self, graph: Any, inputs: Sequence[Any], report: CompiledGraph, flags: tuple[bool, bool]
     ) -> None:
         from ..frontend import from_aot
-        from ..training.devices import Options, place
+        from ..training.devices import place
+        from ..training.options import Options
         from ..training.step import ADJOINT, converted
 
         self.device = _device(inputs)

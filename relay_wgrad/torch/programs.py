@@ -42,7 +42,8 @@ class Program:
 
     def __init__(self, module: torch.nn.Module, inputs: Sequence[Any], asked: Asked) -> None:
         from ..frontend import from_torch
-        from ..training.devices import Options, place
+        from ..training.devices import place
+        from ..training.options import Options
         from ..training.step import ADJOINT
         from ..training.two_parts import FORWARD, two_parts
 

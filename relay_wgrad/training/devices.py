@@ -16,66 +16,26 @@ from functools import partial
 from typing import Any
 
 import tvm
-from tvm import relax
 from tvm.target import Target
 
-from .. import keys
-from ..facts import Lowered, lowered_convolutions
+from ..facts import lowered_convolutions
 from ..frontend import TrainingGraph
 from ..pipeline.cuda import cuda_pipeline
 from ..pipeline.fused_kernels import legalize_ops
-from ..problem import ConvProblem
 from ..transform.depth_blocks import FORMS
 from ..transform.depth_forms import Wanted
 from .capture import Lane
 from .compiled import Compiled, Progress, compile_module, planned_memory
 from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc
+from .libraries import partitioned
 from .lines import CudaLine, HostLine
+from .options import HOPPER, Options
 from .repeated import Work
 from .step import ADJOINT
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|MEMORY_ALLOCATION|ALLOC_FAILED", re.IGNORECASE)
 DEVICES = "cpu, cuda, cuda:N or auto"
 SELECT = ("first", "measured")
-HOPPER = 90
-
-
-@dataclass(frozen=True)
-class Options:
-    """How convolutions are computed on a GPU; a CPU has no such choice.
-
-    backends : libraries by name, the preferred first; None: the first of all that is here.
-    strict : whether it is an error that a library is missing or leaves a convolution.
-    tf32 : whether float32 operands may be rounded to TF32's 10 bits.
-    benchmark : whether a library may time its algorithms and keep the fastest in the user's record;
-        else its heuristic decides, which is the same every time.
-    select : "first": the first of the libraries that takes a convolution.  "measured": the one of
-        all that is the fastest here; what the user's tuning record lacks is measured when a step is
-        compiled, some kernels of each library for each problem, whose building needs nvcc.
-    norms : whether batch normalization, with what follows it, goes to kernels of our own where
-        there is an nvcc for them; with a half dtype residual sums are half then, as PyTorch's.
-    graph : whether steps become one CUDA graph, after some that are not; intermediate results then
-        keep their memory between steps.
-    blocks : whether convolutions of few channels go to a library as such of blocks of pixels
-        (`relay_wgrad.transform.space_to_depth`), in NHWC; "blocks", "rows" or "windows": in that
-        form, and not in the one that is predicted to be the fastest.
-    helpers : whether libraries are asked first for what they are known to do faster than the others
-        on this GPU, where nothing is measured here: convolutions in float16 by kernels of our own
-        on sm_90, beside cuDNN or CUTLASS; they need nvcc or NVRTC.  Nothing is known of other GPUs.
-    wide : whether weights' gradients and matrix products of half operands are float32 sums that are
-        never rounded to half, as on a CPU; without, rounded once, as PyTorch's autocast does.
-    """
-
-    backends: Sequence[str] | None = None
-    strict: bool = False
-    tf32: bool = True
-    benchmark: bool = False
-    select: str = "first"
-    norms: bool = True
-    graph: bool = True
-    blocks: bool | str = True
-    helpers: bool = True
-    wide: bool = False
 
 
 @dataclass
@@ -328,92 +288,3 @@ def _compiled(
         vm, library.executable, convolutions, seconds, plan.bytes.get(ADJOINT, 0),
         plans=library.plans, direct=library.direct,
     )  # fmt: skip
-
-
-def partitioned(
-    mod: tvm.IRModule,
-    backends: Sequence[str],
-    options: Options,
-    notes: list[str],
-    device: Any = None,
-    progress: Progress = lambda what: None,
-) -> tuple[tvm.IRModule, list[Lowered]]:
-    """The module with its convolutions and matrix products sent to libraries, and where each went.
-
-    Those that stay are noted with their reasons; with `strict` convolutions among them are a
-    ValueError.  With a choice by measurement `device` measures what the user's record lacks.
-    """
-    import byoc_cudnn
-    from byoc_cudnn.report import PRODUCT
-    from byoc_cudnn.tuning.measured import measured
-    from byoc_cudnn.tuning.versions import arch_of
-
-    arch = None if device is None else arch_of(device)
-    given: dict[str, Any] = backend_options(backends, options, arch)
-    record = None
-    if options.select == "measured" and device is not None and len(backends) > 1:
-        record = measured(mod, backends, given, device, progress)
-    out, report = byoc_cudnn.partition(
-        mod, tuple(backends), options.strict, select=options.select, record=record, products=True,
-        **given,
-    )  # fmt: skip
-    if report.left:
-        reasons = "; ".join(f"{n}: {reason}" for reason, n in report.reasons().most_common())
-        notes.append(
-            f"{len(report.left)} of {report.total} convolutions and matrix products by generated"
-            f" kernels ({reasons})"
-        )
-    symbols = library_symbols(out)
-    gone = [entry for entry in report.entries if entry.problem or entry.op != PRODUCT]
-    return out, [_lowered(e, next(symbols) if e.backend else "") for e in gone]
-
-
-def library_symbols(mod: tvm.IRModule) -> Iterator[str]:
-    """The functions of libraries that a module calls, in the order of the report's entries."""
-    for _, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or _of_a_library(func):
-            continue
-        for block in func.body.blocks:
-            for binding in block.bindings:
-                value = binding.value
-                if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
-                    called = mod[value.op]
-                    if _of_a_library(called):
-                        yield str(called.attrs[keys.SYMBOL])
-
-
-def _of_a_library(func: Any) -> bool:
-    return func.attrs is not None and keys.CODEGEN in func.attrs
-
-
-def backend_options(
-    backends: Sequence[str], options: Options, arch: int | None = None
-) -> dict[str, dict[str, Any]]:
-    """For each library those of its options that are of training, on a GPU (its number).
-
-    Always the algorithms that give the same bits every time.  Where libraries are compared, each
-    with its best.
-    """
-    from byoc_cudnn.backends.base import option_names
-    from byoc_cudnn.table import BACKENDS
-
-    compared = options.select == "measured"
-    wanted: dict[str, Any] = {
-        "allow_tf32": options.tf32, "deterministic": True,
-        "benchmark": options.benchmark or compared, "faster": not compared and len(backends) > 1,
-    }  # fmt: skip
-    if compared and arch is not None and arch >= HOPPER:
-        wanted |= {"arch": HOPPER, "wgmma": True}
-    return {
-        name: {key: value for key, value in wanted.items() if key in known}
-        for name in backends
-        if (known := option_names(BACKENDS[name].options))
-    }
-
-
-def _lowered(entry: Any, symbol: str) -> Lowered:
-    problem = entry.problem and ConvProblem.parse(entry.problem).repro()
-    source = f"{entry.backend}.{entry.row}" if entry.backend else "generated"
-    return Lowered(
-        entry.op, problem, source, symbol, reason=entry.reason or "the first that takes it"
-    )

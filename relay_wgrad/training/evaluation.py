@@ -17,7 +17,8 @@ from tvm.target import Target
 from .. import threads
 from ..frontend import TrainingGraph
 from .compiled import Progress, silent
-from .devices import Options, place
+from .devices import place
+from .options import Options
 from .step import ADJOINT
 from .two_parts import two_parts
 

@@ -21,7 +21,7 @@ from ..timing import scatter
 from . import loss_scale as scales
 from .capture import refusal
 from .compiled import Compiled, Progress, compile_module, silent
-from .devices import Options, place
+from .devices import place
 from .kept import Axes, Kept, Tensors, kept_in_layout
 from .lines import Row
 from .optim import (
@@ -33,6 +33,7 @@ from .optim import (
     optimizer_for,
     state_of,
 )  # fmt: skip
+from .options import Options
 from .repeated import Repeated
 from .step import ADJOINT, changes, converted, step_module
 from .update import Update, rates, rates_spec

@@ -1,4 +1,4 @@
-"""Builders of the layers: convolution, pooling, normalization, dropout, fully connected.
+"""Builders of the layers: convolution, normalization, dropout, fully connected.
 
 Each takes the function under construction and one ONNX node and returns the node's (first)
 result.  They emit only ops that have a gradient on stock TVM, except `conv2d_transpose`, for
@@ -7,20 +7,18 @@ which `relay_wgrad.register` adds one.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from tvm import relax
 
 from ...conventions import onnx
 from .. import volumes
 from ..context import Context, Node, shape_of
 from ..sizes import of_one
-from ..windows import Quad, check_window, image, pair, quad_of, weight_of
+from ..windows import image, pair, quad_of, weight_of
 
 
 def conv(ctx: Context, node: Node) -> Any:
@@ -39,7 +37,7 @@ def conv(ctx: Context, node: Node) -> Any:
     out = ctx.emit(
         relax.op.nn.conv2d(data, weight, strides, padding, dilation, groups)  # NCHW, OIHW
     )
-    return _as_given(ctx, node, _bias(ctx, node, 2, out))
+    return as_given(ctx, node, _bias(ctx, node, 2, out))
 
 
 def conv_transpose(ctx: Context, node: Node) -> Any:
@@ -70,7 +68,7 @@ def conv_transpose(ctx: Context, node: Node) -> Any:
             dilation, groups,
         )
     )  # fmt: skip
-    return _as_given(ctx, node, _bias(ctx, node, 2, _with_zeros(ctx, out, around)))
+    return as_given(ctx, node, _bias(ctx, node, 2, _with_zeros(ctx, out, around)))
 
 
 def _with_zeros(ctx: Context, out: Any, around: Sequence[tuple[int, int]]) -> Any:
@@ -101,10 +99,10 @@ def _as_image(ctx: Context, node: Node) -> tuple[Node, Any, Any]:
         )
     if rank != 3:
         return node, data, weight
-    return _row(node), _lifted(ctx, data), _lifted(ctx, weight)
+    return as_row(node), lifted(ctx, data), lifted(ctx, weight)
 
 
-def _row(node: Node) -> Node:
+def as_row(node: Node) -> Node:
     """A node of one spatial axis as that of images of height 1."""
     attributes = dict(node.attributes)
     for name in {*_LIFTED, "pads"} & set(attributes):
@@ -115,12 +113,12 @@ def _row(node: Node) -> Node:
     return replace(node, attributes=attributes)
 
 
-def _lifted(ctx: Context, tensor: Any) -> Any:
+def lifted(ctx: Context, tensor: Any) -> Any:
     n, c, size = shape_of(tensor)
     return ctx.emit(relax.op.reshape(tensor, (n, c, 1, size)))
 
 
-def _as_given(ctx: Context, node: Node, out: Any) -> Any:
+def as_given(ctx: Context, node: Node, out: Any) -> Any:
     """The result in the rank of the node's data."""
     if len(shape_of(ctx.tensor(node.operand(0)))) == len(shape_of(out)):
         return out
@@ -274,146 +272,12 @@ def masked(ctx: Context, x: Any, rate: float) -> Any:
     return ctx.emit(relax.op.multiply(x, mask))
 
 
-# ---- pooling ---------------------------------------------------------------------------------
-
-
-def _pool(ctx: Context, node: Node) -> tuple[Any, tuple[int, int], tuple[int, int], Quad, Quad]:
-    """(data, kernel, strides, declared padding, padding with what ceil_mode adds)."""
-    data = ctx.tensor(node.operand(0))
-    _, _, h, w = image(data)
-    if pair(node, "dilations") != (1, 1):
-        raise ValueError("dilated pooling has no gradient in TVM")
-    kernel, strides = pair(node, "kernel_shape", None), pair(node, "strides")
-    pad = quad_of(node, (h, w), kernel, strides, (1, 1))
-    check_window((h, w), kernel, pad)
-    if not node.attr("ceil_mode", 0):
-        return data, kernel, strides, pad, pad
-    # Rounding up is the same as padding the end; a window must still start on data or padding
-    # that precedes it.
-    ends = []
-    for i, size in enumerate((h, w)):
-        out = math.ceil((size + pad[i] + pad[i + 2] - kernel[i]) / strides[i]) + 1
-        if (out - 1) * strides[i] >= size + pad[i]:
-            out -= 1
-        ends.append(max((out - 1) * strides[i] + kernel[i] - size - pad[i], pad[i + 2]))
-    return data, kernel, strides, pad, (pad[0], pad[1], ends[0], ends[1])
-
-
-def _any_rank(of_images: Callable[[Context, Node], Any]) -> Callable[[Context, Node], Any]:
-    """A pooling of images, of volumes too, and of rows as images of height 1."""
-
-    @functools.wraps(of_images)
-    def build(ctx: Context, node: Node) -> Any:
-        data = ctx.tensor(node.operand(0))
-        if volumes.is_volume(data):
-            return volumes.pool(ctx, node, of_images)
-        if len(shape_of(data)) != 3:
-            return of_images(ctx, node)
-        lifted = replace(node.operand(0), expr=_lifted(ctx, data))
-        out = of_images(ctx, replace(_row(node), operands=[lifted]))
-        return _as_given(ctx, node, out)
-
-    return build
-
-
-@_any_rank
-def max_pool(ctx: Context, node: Node) -> Any:
-    """MaxPool; padding never wins.  Indices have no value: what takes them is refused."""
-    data, kernel, strides, _, padding = _pool(ctx, node)
-    return _max_pool(ctx, data, kernel, strides, padding)
-
-
-def _max_pool(
-    ctx: Context, data: Any, kernel: tuple[int, int], strides: tuple[int, int], padding: Quad
-) -> Any:
-    """max_pool2d, in a form whose gradient is right.
-
-    topi's pool_grad does not check a pixel's window index against the output's size: where
-    outputs·stride < kernel it reads the next row's first window and counts pixels twice.  One
-    output per axis has no use for its stride; more get more padding and are cut again.
-    """
-    size, stride, pad = image(data)[2:], list(strides), list(padding)
-    outputs = [(size[i] + pad[i] + pad[i + 2] - kernel[i]) // stride[i] + 1 for i in range(2)]
-    cuts = []
-    for i in range(2):
-        if outputs[i] == 1:
-            stride[i] = max(stride[i], kernel[i])
-        elif outputs[i] * stride[i] < kernel[i]:
-            enough = -(-kernel[i] // stride[i])
-            pad[i + 2] += (enough - outputs[i]) * stride[i]
-            cuts.append((2 + i, outputs[i]))
-    out = ctx.emit(relax.op.nn.max_pool2d(data, kernel, tuple(stride), tuple(pad)))
-    for axis, count in cuts:
-        out = ctx.emit(relax.TupleGetItem(ctx.emit(relax.op.split(out, [count], axis)), 0))
-    return out
-
-
-@_any_rank
-def average_pool(ctx: Context, node: Node) -> Any:
-    """AveragePool; padding is averaged only with count_include_pad=1.
-
-    A window that covered the whole feature map at the size for which the file was made is a
-    global average: it follows a new image size.
-    """
-    if _is_global(ctx, node):
-        return global_average_pool(ctx, node)
-    data, kernel, strides, declared, padding = _pool(ctx, node)
-    include = bool(node.attr("count_include_pad", 0))
-    out = ctx.emit(
-        relax.op.nn.avg_pool2d(data, kernel, strides, padding, count_include_pad=include)
-    )
-    if include and padding != declared:
-        # What ceil_mode added counts neither as data nor as padding.
-        _, _, p, q = image(out)
-        _, _, h, w = image(data)
-        counts = []
-        for i, (outs, size) in enumerate(((p, h), (q, w))):
-            start = np.arange(outs) * strides[i]
-            counts.append(
-                np.minimum(start + kernel[i], size + declared[i] + declared[i + 2]) - start
-            )
-        ratio = kernel[0] * kernel[1] / np.outer(counts[0], counts[1])
-        out = ctx.emit(relax.op.multiply(out, ctx.const(ratio[None, None])))
-    return out
-
-
-def _is_global(ctx: Context, node: Node) -> bool:
-    before = ctx.original.get(node.proto.input[0])
-    after = ctx.original.get(node.proto.output[0])
-    if before is None or after is None or len(before) != 4 or after[2:] != (1, 1):
-        return False
-    kernel = pair(node, "kernel_shape", None)
-    pads = quad_of(node, (before[2], before[3]), kernel, pair(node, "strides"), (1, 1))
-    if any(pads) and node.attr("count_include_pad", 0):
-        return False
-    return all(kernel[i] - pads[i] >= before[2 + i] for i in range(2))
-
-
-def global_average_pool(ctx: Context, node: Node) -> Any:
-    """GlobalAveragePool: the mean over every axis after the channels'."""
-    data = ctx.tensor(node.operand(0))
-    axes = list(range(2, len(shape_of(data))))
-    return ctx.emit(relax.op.mean(data, axes, keepdims=True))
-
-
-@_any_rank
-def global_max_pool(ctx: Context, node: Node) -> Any:
-    """GlobalMaxPool, as a pooling whose window is the image."""
-    data = ctx.tensor(node.operand(0))
-    _, _, h, w = image(data)
-    return _max_pool(ctx, data, (h, w), (h, w), (0, 0, 0, 0))
-
-
 LAYERS: dict[str, Callable[[Context, Node], Any]] = {
-    "AveragePool": average_pool,
     "BatchNormalization": batch_norm,
     "Conv": conv,
     "ConvTranspose": conv_transpose,
     "Dropout": dropout,
     "Gemm": gemm,
-    "GlobalAveragePool": global_average_pool,
-    "GlobalMaxPool": global_max_pool,
     "LRN": lrn,
     "MatMul": matmul,
-    "MaxPool": max_pool,
 }

@@ -20,6 +20,7 @@ from .. import activations as act
 from ..context import FLOATS, Context, Node, shape_of
 from .indexing import INDEXING
 from .nn import LAYERS
+from .pooling import POOLS
 from .products import PRODUCTS
 from .random import RANDOM
 from .reduce import REDUCTIONS
@@ -265,6 +266,7 @@ def mod(ctx: Context, node: Node) -> Any:
 OPS: dict[str, Builder] = {
     **INDEXING,
     **LAYERS,
+    **POOLS,
     **PRODUCTS,
     **RANDOM,
     **REDUCTIONS,

@@ -14,7 +14,7 @@ from tvm import relax
 
 from ...ops.auxiliary import LOWEST
 from ..context import Context, shape_of
-from ..onnx import nn as onnx_nn
+from ..onnx import pooling as onnx_pooling
 from ..resampled import at_places, by_matrix
 from ..weights import Array
 from .call import Builder, Call, constant
@@ -48,7 +48,7 @@ def _max_pool(rank: int) -> Builder:
         indices = None
         if rank == 2 and _are_wanted(call):
             indices = _places(ctx, call, kernel, strides, padding, dilation)
-        return onnx_nn.max_pool(ctx, node), indices
+        return onnx_pooling.max_pool(ctx, node), indices
 
     return build
 
@@ -118,7 +118,7 @@ def _max_pool3d_backward(ctx: Context, call: Call) -> Any:
         "MaxPool", [planes], kernel_shape=kernel[1:], strides=strides[1:], pads=padding[1:] * 2,
         dilations=dilation[1:], ceil_mode=int(call.args[6]),
     )  # fmt: skip
-    pooled = onnx_nn.max_pool(ctx, node)
+    pooled = onnx_pooling.max_pool(ctx, node)
     columns = ctx.emit(op.reshape(pooled, (n, c, d, math.prod(p[3:]))))
     grad = ctx.emit(op.reshape(dy, (n, c, p[2], math.prod(p[3:]))))
     of_columns = _of_maxima(

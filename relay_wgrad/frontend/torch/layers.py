@@ -15,6 +15,7 @@ from tvm import relax
 
 from ..context import Context, shape_of
 from ..onnx import nn as onnx_nn
+from ..onnx import pooling as onnx_pooling
 from ..onnx.reduce import standardized
 from ..sizes import is_open, number
 from .activations import ACTIVATIONS
@@ -65,7 +66,7 @@ def _max_pool(rank: int) -> Builder:
             strides=_list(call.arg(2) or kernel, rank), pads=_list(call.arg(3, 0), rank) * 2,
             dilations=_list(call.arg(4, 1), rank), ceil_mode=int(call.arg(5, False)),
         )  # fmt: skip
-        return onnx_nn.max_pool(ctx, node)
+        return onnx_pooling.max_pool(ctx, node)
 
     return build
 
@@ -80,7 +81,7 @@ def _average_pool(rank: int) -> Builder:
             strides=_list(call.arg(2) or kernel, rank), pads=_list(call.arg(3, 0), rank) * 2,
             ceil_mode=int(call.arg(4, False)), count_include_pad=int(call.arg(5, True)),
         )  # fmt: skip
-        return onnx_nn.average_pool(ctx, node)
+        return onnx_pooling.average_pool(ctx, node)
 
     return build
 

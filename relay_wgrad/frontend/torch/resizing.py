@@ -13,7 +13,7 @@ from tvm import relax
 
 from ..context import Context, shape_of
 from ..moving import cut
-from ..onnx import nn as onnx_nn
+from ..onnx import pooling as onnx_pooling
 from ..onnx import shapes as onnx_shapes
 from ..resampled import at_places, by_matrix, folded, padded
 from ..weights import Array
@@ -69,12 +69,12 @@ def _adaptive_average_pool(rank: int) -> Builder:
         if len(shape) != rank + 2:
             raise ValueError(f"expected {rank + 2} axes, got shape {list(shape)}")
         if out == [1] * rank:
-            return onnx_nn.global_average_pool(ctx, call.onnx("GlobalAveragePool", [x]))
+            return onnx_pooling.global_average_pool(ctx, call.onnx("GlobalAveragePool", [x]))
         sizes = shape[2:]
         if rank > 1 and not any(s % o for s, o in zip(sizes, out, strict=True)):
             kernel = [s // o for s, o in zip(sizes, out, strict=True)]
             node = call.onnx("AveragePool", [x], kernel_shape=kernel, strides=kernel)
-            return onnx_nn.average_pool(ctx, node)
+            return onnx_pooling.average_pool(ctx, node)
         for i, (size, wanted) in enumerate(zip(sizes, out, strict=True)):
             alone = [_BESIDE] * rank
             alone[i] = wanted

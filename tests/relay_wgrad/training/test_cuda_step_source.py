@@ -13,8 +13,9 @@ from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.direct import missing
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.problem import ConvProblem
-from relay_wgrad.training.devices import Options, backend_options, partitioned
+from relay_wgrad.training.devices import Options
 from relay_wgrad.training.kept import kept_in_layout
+from relay_wgrad.training.libraries import backend_options, partitioned
 from relay_wgrad.training.optim import OPTIMIZERS, is_decoupled, optimizer_for
 from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.training.update import Update
