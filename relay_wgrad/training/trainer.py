@@ -45,7 +45,6 @@ __all__ = [
 ]  # fmt: skip
 
 DEFAULT_LR = {name: rule.lr for name, rule in OPTIMIZERS.items()}
-
 CHECK_EVERY = 10
 """Steps between two looks at all parameters: each costs a read of them, 0.015 s for ResNet-50."""
 _ADVICE = (
