@@ -339,8 +339,10 @@ def test_names_are_short() -> None:
 def test_our_own_kernels_are_cases_where_there_are_some() -> None:
     found = gpu_cases.cases(["efficientnet_b0"], EVERY, ["f16", "tf32"], 64, ("cudnn", "direct"))
     direct = [case for case in found if case.backend == "direct"]
-    assert {case.problem.groups == case.problem.c for case in direct} == {True}
-    assert len([c for c in direct if c.mode == "f16"]) == 36
+    halves = [case.problem for case in direct if case.mode == "f16"]
+    depthwise = [problem for problem in halves if problem.groups == problem.c]
+    assert len(depthwise) == 36
+    assert [(p.c, p.groups) for p in halves if p not in depthwise] == [(3, 1)] * 2  # of the image
     both = gpu_cases.common(found, ("cudnn", "direct"))
     assert len(both) == 2 * len(direct)
     assert {case.problem for case in both} == {case.problem for case in direct}
@@ -363,4 +365,4 @@ def test_the_fastest_of_each_problem_is_what_counts() -> None:
     assert "worst 0.25; together 12" in by_name["chosen depthwise f16, all sizes"]
     assert "dgrad" not in by_name["chosen first f16, all sizes"]
     assert "fprop 4: 0.25" in by_name["chosen few filters f16, all sizes"]
-    assert "fprop 8: 0.35" in by_name["chosen convnext f16, all sizes"]
+    assert "fprop 8: 0.32" in by_name["chosen convnext f16, all sizes"]

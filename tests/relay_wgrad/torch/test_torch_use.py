@@ -148,7 +148,7 @@ def test_operators_keep_pytorchs_rules(kind: ConvKind, last: bool) -> None:
     tensors = [torch.randn(s, requires_grad=True) for s in shapes]
     if last:
         tensors[0] = tensors[0].detach().contiguous(memory_format=torch.channels_last)
-    operator = getattr(torch.ops.relay_wgrad, OPERATORS[kind][0]).default
+    operator = getattr(torch.ops.relay_wgrad, OPERATORS[kind, 2][0]).default
     torch_library.opcheck(operator, (*tensors, *sizes, *TAIL))
 
 
