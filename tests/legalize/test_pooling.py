@@ -31,19 +31,21 @@ CASES = [
 ]
 
 
-def run(arrays: Sequence[Array], dtype: str, *attributes: Any, size: Any = None) -> Array:
-    """The result of the kernel for this CPU."""
+def run(
+    arrays: Sequence[Array], dtype: str, *attributes: Any, size: Any = None, anywhere: bool = False
+) -> Array:
+    """The result of the kernels for CPUs, or of the expression that every other device has."""
     mod = backward(arrays, dtype, *attributes, size=size)
+    if anywhere:
+        mod = relax.transform.LegalizeOps()(mod)  # for no target
     vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
     return vm["main"](*[tvm.runtime.tensor(a) for a in arrays]).numpy()
 
 
-@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("how", ["static", "symbolic", "anywhere"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_max_pool2d_backward(
-    case: tuple[tuple[int, ...], ...], layout: str, symbolic: bool
-) -> None:
+def test_max_pool2d_backward(case: tuple[tuple[int, ...], ...], layout: str, how: str) -> None:
     size, kernel, strides, padding, dilation = case
     rng = np.random.default_rng(1)
     x = torch.tensor(rng.standard_normal((2, 3, *size)), requires_grad=True)
@@ -54,9 +56,9 @@ def test_max_pool2d_backward(
     want = torch.autograd.grad(y, x, g)[0].numpy()
     axes = AXES[layout]
     arrays = [a.transpose(axes).copy() for a in (g.numpy(), x.detach().numpy())]
-    n = tvm.tirx.Var("n", "int64") if symbolic else None
+    n = tvm.tirx.Var("n", "int64") if how == "symbolic" else None
     attributes = (kernel, strides, padding, dilation, False, False, layout)
-    got = run(arrays, "float64", *attributes, size=n)
+    got = run(arrays, "float64", *attributes, size=n, anywhere=how == "anywhere")
     np.testing.assert_allclose(got, want.transpose(axes), rtol=1e-14, atol=1e-14)
 
 
@@ -67,13 +69,14 @@ def test_dtypes(dtype: str, layout: str) -> None:
     np.testing.assert_array_equal(run(arrays, dtype, *attributes).astype("float64"), want)
 
 
+@pytest.mark.parametrize("anywhere", [False, True])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_equal_maxima_go_to_the_first(layout: str) -> None:
+def test_equal_maxima_go_to_the_first(layout: str, anywhere: bool) -> None:
     x = np.ones((1, 1, 4, 4))
     g = np.arange(1.0, 5.0).reshape(1, 1, 2, 2)
     arrays = [a.transpose(AXES[layout]) for a in (g, x)]
     attributes = ((2, 2), (2, 2), (0, 0, 0, 0), (1, 1), False, False, layout)
-    got = run(arrays, "float64", *attributes)
+    got = run(arrays, "float64", *attributes, anywhere=anywhere)
     want = np.zeros((1, 1, 4, 4))
     want[0, 0, ::2, ::2] = g[0, 0]
     np.testing.assert_array_equal(got, want.transpose(AXES[layout]))
