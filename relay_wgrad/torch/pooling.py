@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import library as torch_library
 
 _ARGUMENTS = "int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
-_library = torch.library.Library("relay_wgrad", "FRAGMENT")
+_library = torch_library.Library("relay_wgrad", "FRAGMENT")
 _library.define(f"max_pool2d_backward(Tensor grad, Tensor x, {_ARGUMENTS}) -> Tensor")
 
 
@@ -26,7 +27,7 @@ def _fake(grad: torch.Tensor, x: torch.Tensor, *window: Any) -> torch.Tensor:
 
 
 _library.impl("max_pool2d_backward", _found_again, "CompositeExplicitAutograd")
-torch.library.register_fake("relay_wgrad::max_pool2d_backward", _fake, lib=_library)
+torch_library.register_fake("relay_wgrad::max_pool2d_backward", _fake, lib=_library)
 
 
 def without_places(graph: torch.fx.Graph) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library as torch_library
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -185,7 +186,7 @@ def test_the_pool_keeps_no_places() -> None:
     (want,) = torch.autograd.grad(y, x, dy)
     op = torch.ops.relay_wgrad.max_pool2d_backward
     assert torch.equal(op(dy, x.detach(), [3, 3], [2, 2], [1, 1], [1, 1], True), want)
-    torch.library.opcheck(op.default, (dy, x.detach(), [3, 3], [2, 2], [1, 1], [1, 1], True))
+    torch_library.opcheck(op.default, (dy, x.detach(), [3, 3], [2, 2], [1, 1], [1, 1], True))
 
 
 @pytest.mark.parametrize(
