@@ -26,7 +26,7 @@ import os
 import resource
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -195,34 +195,19 @@ def _stage_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _aot_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table()
-    keys = ("image", "asked", "recognised", "convolutions", "offloaded", "import_s")
-    for name in ("network", *keys, "reason"):
-        table.add_column(name.replace("_", " "))
-    for row in rows:
-        table.add_row(row["name"], *(_cell(row, k) for k in keys), escape(row.get("reason", "")))
-    return table
+def _of_keys(*keys: str) -> Callable[[Sequence[dict[str, Any]]], Table]:
+    """A table with these values of a row, between its network and its reason."""
 
+    def made(rows: Sequence[dict[str, Any]]) -> Table:
+        table = Table()
+        for name in ("network", *keys, "reason"):
+            table.add_column(name.replace("_", " "))
+        for row in rows:
+            values = (_cell(row, key) for key in keys)
+            table.add_row(row["name"], *values, escape(row.get("reason", "")))
+        return table
 
-def _check_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table()
-    keys = ("image", "parameters", "random", "loss_error", "worst", "worst_of", "seconds")
-    for name in ("network", *keys, "reason"):
-        table.add_column(name.replace("_", " "))
-    for row in rows:
-        table.add_row(row["name"], *(_cell(row, k) for k in keys), escape(row.get("reason", "")))
-    return table
-
-
-def _train_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table()
-    keys = ("image", "first", "last", "last_pytorch", "furthest", "seconds")
-    for name in ("network", *keys, "reason"):
-        table.add_column(name.replace("_", " "))
-    for row in rows:
-        table.add_row(row["name"], *(_cell(row, k) for k in keys), escape(row.get("reason", "")))
-    return table
+    return made
 
 
 def _cell(row: dict[str, Any], key: str) -> str:
@@ -232,9 +217,14 @@ def _cell(row: dict[str, Any], key: str) -> str:
     return str(value)
 
 
+_check_table = _of_keys(
+    "image", "parameters", "random", "loss_error", "worst", "worst_of", "seconds"
+)
 _TABLES = {
-    "table": _stage_table, "onnx": _stage_table, "check": _check_table,
-    "aot": _aot_table, "aot-check": _check_table, "onnx-check": _check_table, "train": _train_table,
+    "table": _stage_table, "onnx": _stage_table,
+    "check": _check_table, "aot-check": _check_table, "onnx-check": _check_table,
+    "aot": _of_keys("image", "asked", "recognised", "convolutions", "offloaded", "import_s"),
+    "train": _of_keys("image", "first", "last", "last_pytorch", "furthest", "seconds"),
 }  # fmt: skip
 
 if __name__ == "__main__":
