@@ -17,7 +17,7 @@ from ..frontend.torch.aot import number
 from ..problem import ConvKind
 from .arguments import OPERATORS
 from .kernels import DTYPES
-from .optimizing import TOLERANCE, times_of
+from .optimizing import TOLERANCE, distance, times_of
 from .reports import CompiledGraph, reported
 
 aten = torch.ops.aten
@@ -142,7 +142,7 @@ def choice(
             found = (False, f"{type(error).__name__}: {str(error)[:80]}")
         else:
             b = b if kind is ConvKind.FPROP else b[_KINDS.index(kind)]
-            far = float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
+            far = distance(a, b)
             took = times_of(calls, a)
             ours, other = took["ours"].ms, took["theirs"].ms
             found = (ours <= (1 - MARGIN) * other, f"{ours:.3f} ms, torch {other:.3f}")

@@ -334,14 +334,19 @@ def measured(module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool) 
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         return _UNKNOWN, _UNKNOWN, f"{type(error).__name__}: {str(error)[:80]}", ""
     for a, b in zip(*results, strict=True):
-        wide = b.double()
-        distance = float((a.double() - wide).norm() / wide.norm().clamp(min=1e-30))
-        if not distance <= TOLERANCE[b.dtype]:
-            return _UNKNOWN, _UNKNOWN, f"results differ by {distance:.1e}", ""
+        far = distance(a, b)
+        if not far <= TOLERANCE[b.dtype]:
+            return _UNKNOWN, _UNKNOWN, f"results differ by {far:.1e}", ""
     del results
     times = times_of({"ours": partial(call, ours), "theirs": partial(call, theirs)}, x)
     whose = ", ".join(dict.fromkeys(f"{kind.value} {what}" for kind, what in heard if what))
     return times["ours"], times["theirs"], "", whose
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Of a from b, relative to b's norm."""
+    wide = b.double()
+    return float((a.double() - wide).norm() / wide.norm().clamp(min=1e-30))
 
 
 def _twin(module: torch.nn.Module, kind: type[torch.nn.Module]) -> torch.nn.Module:
