@@ -16,6 +16,7 @@ from ..partial import Choice, Patterns
 from ..sizes import NAME
 from ..weights import Array
 from .batch import Batch
+from .call import dtype_name
 from .ops import OPS
 from .program import exported, pytorch
 from .reader import Reader
@@ -100,7 +101,7 @@ def from_torch(
 
 def _dtype(program: Any) -> str:
     """The dtype of all parameters."""
-    found = {str(p.dtype).removeprefix("torch.") for _, p in program.named_parameters()}
+    found = {dtype_name(p) for _, p in program.named_parameters()}
     if len(found) != 1 or not found <= {"float32", "float64"}:
         raise ValueError(
             f"from_torch: parameters must all be float32 or all float64, got {sorted(found)}"
@@ -229,7 +230,7 @@ class _Import(Reader):
         value = node.meta.get("val")
         if not hasattr(value, "shape"):
             raise ValueError(f"{self.name}: argument {node.name!r} is no tensor: {value!r}")
-        dtype = str(value.dtype).removeprefix("torch.")
+        dtype = dtype_name(value)
         spec, var = self.ctx.input(node.name, "data", self.batch.shape(value.shape), dtype)
         self.arguments.append((spec, var))
         return var

@@ -14,7 +14,7 @@ import numpy as np
 from tvm import relax
 
 from ..context import Context, shape_of
-from .call import Builder, Call, as_dtype, constant
+from .call import Builder, Call, as_dtype, constant, dtype_name
 
 op = relax.op
 
@@ -72,8 +72,7 @@ def _forward(
 
 
 def _empty(ctx: Context, said: Any) -> Any:
-    dtype = str(said.dtype).removeprefix("torch.")
-    return ctx.emit(op.zeros([int(size) for size in said.shape], dtype))
+    return ctx.emit(op.zeros([int(size) for size in said.shape], dtype_name(said)))
 
 
 def _lift(ctx: Context, vector: Any, shape: tuple[int, ...]) -> Any:
@@ -184,7 +183,7 @@ def _attention(ctx: Context, call: Call) -> tuple[Any, Any]:
     out = ctx.emit(op.matmul(weights, v))
     said = call.result[1]
     flat = ctx.emit(op.reshape(logs, [int(s) for s in said.shape]))
-    return out, as_dtype(ctx, flat, str(said.dtype).removeprefix("torch."))
+    return out, as_dtype(ctx, flat, dtype_name(said))
 
 
 def _attention_backward(ctx: Context, call: Call) -> tuple[Any, Any, Any]:

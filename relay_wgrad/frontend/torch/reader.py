@@ -13,7 +13,7 @@ from ..context import Context, Options, shape_of
 from ..onnx.bundled import near
 from ..sizes import is_open, is_size
 from .batch import FIXED, Batch, is_symbolic
-from .call import Builder, Call, Noted, NotedNames, Unset, check_result, constant
+from .call import Builder, Call, Noted, NotedNames, Unset, check_result, constant, dtype_name
 from .known import Known
 from .ops import HINTS
 from .program import pytorch
@@ -110,7 +110,7 @@ class Reader:
             known = self.known.values[node]
             if not hasattr(known, "dtype"):
                 return known
-            dtype = str(known.dtype).removeprefix("torch.")
+            dtype = dtype_name(known)
             check_dtype("computes in", dtype)
             self.env[node] = constant(known.numpy(), dtype)
         return self.env[node]

@@ -10,7 +10,7 @@ from tvm import relax
 
 from .. import loss_terms as terms
 from ..context import Context, shape_of
-from ..indexing import known
+from ..indexing import known, wrapped
 from ..moving import cut
 from ..resampled import by_matrix
 from .call import Builder, Call, as_dtype, constant
@@ -86,9 +86,7 @@ def _index_put(ctx: Context, call: Call) -> Any:
             return ctx.emit(op.add(x, values))
     columns = []
     for axis, index in zip(axes, indices, strict=True):
-        index = as_dtype(ctx, index, "int64")
-        below = ctx.emit(op.less(index, constant(0, "int64")))
-        index = ctx.emit(op.where(below, op.add(index, constant(size[axis], "int64")), index))
+        index = wrapped(ctx, as_dtype(ctx, index, "int64"), size[axis])
         index = ctx.emit(op.broadcast_to(index, shape))
         columns.append(ctx.emit(op.reshape(index, (math.prod(shape), 1))))
     table = ctx.emit(op.concat(columns, 1)) if count > 1 else columns[0]
