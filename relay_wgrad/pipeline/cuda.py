@@ -13,6 +13,7 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.relax.transform import DeadCodeElimination, RewriteDataflowReshape
 from tvm.s_tir import dlight
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
@@ -22,6 +23,7 @@ from .cuda_depth import SpaceToDepth
 from .cuda_joins import Joins
 from .cuda_packs import Packs
 from .cuda_reduction import ChannelSum, Registers, Windows
+from .cuda_rows import RowSum
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
@@ -91,8 +93,8 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
 
     gpu = dlight.gpu
     rules = [
-        SpaceToDepth(), Joins(), Packs(), ChannelSum(), _CudaCores(gpu.Matmul()), Windows(),
-        gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), Registers(), gpu.Fallback(),
+        SpaceToDepth(), Joins(), Packs(), ChannelSum(), RowSum(), _CudaCores(gpu.Matmul()),
+        Windows(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), Registers(), gpu.Fallback(),
     ]  # fmt: skip
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")
@@ -102,6 +104,9 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
             HalfScans(),
             *library_dispatch_passes(target),
             *fused_kernels(),
+            # As views, while upstream's analysis can still tell: a schedule of packs hides it.
+            RewriteDataflowReshape(),
+            DeadCodeElimination(),
             dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
             exact_floats(cuda=True),
             Workspaces(),

@@ -76,32 +76,37 @@ class Packs(CudaRule):
 
 
 def packed_reads(block: Any) -> list[Any] | None:
-    """The tensors that a block reads in packs by the last axis of what it writes, of dtypes that
-    can be; None where it reads another one otherwise than element by element along that axis.
-
-    Each of them it reads in one place only: at the element's own place of the tensor's last axis,
-    or a constant number of packs further on.  Whether that is on the tensor, as padding asks, is
-    the other axes' matter.
-    """
+    """The tensors that a block reads in packs by the last axis of what it writes: `reads_along`."""
     if len(block.writes) != 1 or not block.writes[0].region:
         return None
     *before, written = (r.min for r in block.writes[0].region)
     if not isinstance(written, tirx.Var) or any(reads(index, written) for index in before):
         return None
+    return reads_along(block, written)
+
+
+def reads_along(block: Any, axis: Any) -> list[Any] | None:
+    """The tensors that a block reads in packs by an axis, their last one, of dtypes that can be;
+    None where it reads another one otherwise than element by element along that axis.
+
+    Each of them it reads in one place only: at the element's own place of the tensor's last axis,
+    or a constant number of packs further on.  Whether that is on the tensor, as padding asks, is
+    the other axes' matter.
+    """
     loads, choices = loads_and_choices(block.body)
-    if any(reads(choice, written) for choice in choices):
+    if any(reads(choice, axis) for choice in choices):
         return None
     found: dict[Any, Any] = {}
     for load in loads:
         if load.source.same_as(block.writes[0].source) or not any(
-            reads(index, written) for index in load.indices
+            reads(index, axis) for index in load.indices
         ):
             continue
         *others, last = load.indices
-        offset = tvm.sym.Analyzer().simplify(last - written)
+        offset = tvm.sym.Analyzer().simplify(last - axis)
         if not isinstance(offset, tirx.IntImm) or int(offset) % _aligned(load.source):
             return None
-        if any(reads(index, written) for index in others):
+        if any(reads(index, axis) for index in others):
             return None
         known = found.setdefault(load.source, load)
         if not all(

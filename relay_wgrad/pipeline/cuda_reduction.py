@@ -14,8 +14,10 @@ import math
 from typing import Any
 
 from tvm import tirx
+from tvm.ir import Call
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.dlight.analysis import SBlockInfo
+from tvm_ffi import structural_walk
 
 from .cuda_packs import lanes_of, packed_reads, read_in_packs, vectorized
 from .cuda_rule import CudaRule
@@ -24,22 +26,25 @@ from .inlining import inlined
 THREADS = 256  # of a block
 WANTED = 1 << 17  # threads of the first kernel: half of what an H200 holds at once
 WANTED_OF_PACKS = 1 << 15  # with eight packs on the way each, half of what its memory needs
+# Functions of many instructions: of a sum with one, arithmetic is the limit, not memory.
+COSTLY = ("erf", "exp", "exp2", "log", "log1p", "pow", "sigmoid", "tanh", "sin", "cos")
 LEAST = 8  # elements that a thread sums, at least
 SHORT, MANY = 64, 1 << 15  # elements of a sum, and sums, of which each thread has one
 UNROLLED = 8  # loads that are under way at once, at most
 
 
-def parts(pixels: int, channels: int, lanes: int = 1) -> int:
+def parts(pixels: int, channels: int, lanes: int = 1, costly: bool = False) -> int:
     """Into how many parts a sum over the pixels is cut: a divisor of their number.
 
-    channels : of all images, if each has sums of its own; lanes : channels that a thread has.
+    channels : of all images, if each has sums of its own; lanes : channels that a thread has;
+    costly : whether what is added takes a function of `COSTLY`.
     """
-    wanted = WANTED if lanes == 1 else WANTED_OF_PACKS
+    wanted = WANTED if lanes == 1 or costly else WANTED_OF_PACKS
     most = max(1, min(pixels // LEAST, wanted * lanes // channels))
-    return _divisor(pixels, most)
+    return divisor(pixels, most)
 
 
-def _divisor(number: int, most: int) -> int:
+def divisor(number: int, most: int) -> int:
     """The largest divisor that is at most `most`."""
     return max(d for d in range(1, most + 1) if number % d == 0)
 
@@ -49,7 +54,7 @@ class ChannelSum(CudaRule):
 
     def scheduled(self, sch: Schedule, infos: list[SBlockInfo]) -> Any:
         """The schedule, or None for another kind of function."""
-        found = _split(infos)
+        found = split_at_sum(infos)
         if found is None or not _reads_channels_last(sch, found[1]):
             return None
         before, the_sum, after = found
@@ -60,9 +65,10 @@ class ChannelSum(CudaRule):
         channels = math.prod(int(sch.get(loop).extent) for loop in loops[:kept])
         pixel = sch.fuse(*loops[kept:])
         count = int(sch.get(pixel).extent)
-        packed = packed_reads(sch.get(the_sum.block_rv)) or []
+        summed = sch.get(the_sum.block_rv)
+        packed = packed_reads(summed) or []
         lanes = lanes_of(packed)
-        cut = parts(count, channels, lanes)
+        cut = parts(count, channels, lanes, _is_costly(summed.body))
         outer, _ = sch.split(pixel, [cut, count // cut])
         first = sch.rfactor(outer, 0)
         self._parts(sch, first, packed if lanes > 1 else [], lanes)
@@ -82,7 +88,7 @@ class ChannelSum(CudaRule):
         sch.reverse_compute_at(copy, thread)
         *_, pixel, lane = sch.get_loops(block)
         length = int(sch.get(pixel).extent)
-        outer, inner = sch.split(pixel, [None, _divisor(length, min(length, UNROLLED))])
+        outer, inner = sch.split(pixel, [None, divisor(length, min(length, UNROLLED))])
         for read in reads:
             sch.compute_at(read, inner)
             sch.vectorize(sch.get_loops(read)[-1])
@@ -115,6 +121,14 @@ class ChannelSum(CudaRule):
         self.bind(sch, outer, "blockIdx.x")
         self.bind(sch, inner, "threadIdx.x")
         return inner
+
+
+def _is_costly(body: Any) -> bool:
+    names: set[str] = set()
+    structural_walk(
+        body, (Call, lambda call: names.add(str(getattr(call.op, "name", "")).rpartition(".")[2]))
+    )
+    return not names.isdisjoint(COSTLY)
 
 
 class Registers(CudaRule):
@@ -194,7 +208,7 @@ def _is_short(info: SBlockInfo) -> bool:
     return sizes["R"] <= SHORT and sizes["S"] >= MANY
 
 
-def _split(
+def split_at_sum(
     infos: list[SBlockInfo],
 ) -> tuple[list[SBlockInfo], SBlockInfo, list[SBlockInfo]] | None:
     """What comes before the sum, the sum, and what comes after; None if it is another function."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import tvm
 from tvm import relax, tirx
 
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.transform import grad
 from tests.support import extrema, ieee
@@ -75,6 +76,34 @@ def test_gradients(dtype: str, tolerance: float, symbolic: bool) -> None:
         for mine, want in zip(got, reference(args), strict=True):
             error = np.linalg.norm(mine.numpy() - want) / np.linalg.norm(want)
             assert error <= tolerance
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "shape", [(8, 28, 28, 96), (7, 13, 13, 64), (1, 33, 37, 768), (2, 50, 50, 1024)]
+)
+def test_sums_of_rows(shape: tuple[int, ...], dtype: str) -> None:
+    """The schedule for a pixel's channels; the second run gives the same bits."""
+    choose_compiler()
+
+    def body(emit: Any, x: Any) -> Any:
+        wide = emit(relax.op.astype(x, "float32"))
+        squares = emit(relax.op.multiply(wide, wide))
+        return [emit(relax.op.sum(each, [3], keepdims=True)) for each in (wide, squares)]
+
+    device = tvm.cuda(0)
+    target = tvm.target.Target.from_device(device)
+    mod = module({"x": (shape, dtype)}, body)
+    vm = relax.VirtualMachine(
+        tvm.compile(mod, target=target, relax_pipeline=cuda_pipeline()), device
+    )
+    x = np.random.default_rng(0).standard_normal(shape).astype(numpy_dtype(dtype))
+    runs = [[r.numpy() for r in vm["main"](tvm.runtime.tensor(x, device))] for _ in range(2)]
+    wide = x.astype("float64")
+    for got, terms in zip(runs[0], (wide, wide**2), strict=True):
+        error = np.linalg.norm(got - terms.sum(3, keepdims=True))
+        assert error <= 1e-6 * np.linalg.norm(np.abs(terms).sum(3))
+    assert all(np.array_equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 @pytest.mark.parametrize("shape", [(32, 28, 28, 96), (7, 13, 11, 3), (1, 64, 64, 1000)])

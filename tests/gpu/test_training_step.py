@@ -65,7 +65,7 @@ def step() -> Any:
 
 
 def distance(got: Any, want: Any) -> float:
-    pairs = list(zip(got, want, strict=True))
+    pairs = [(a.detach(), b.detach()) for a, b in zip(got, want, strict=True)]
     over = sum((a.double() - b.double()).square().sum() for a, b in pairs)
     return float((over / sum(b.double().square().sum() for _, b in pairs)) ** 0.5)
 

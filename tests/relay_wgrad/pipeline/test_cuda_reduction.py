@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, te
 
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.cuda_reduction import ChannelSum, Windows, parts
 from tests.support.cuda_source import cuda_source, read_back
 from tests.support.partition_cases import module
-
-CUDA = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
+from tests.support.schedules import CUDA, functions, run
 
 
 class OnTheHost(ChannelSum):
@@ -25,32 +24,6 @@ class OnTheHost(ChannelSum):
 
     def bind(self, sch: Any, loop: Any, axis: str) -> None:
         """Leaves it."""
-
-
-def functions(shapes: dict[str, Any], body: Any, dtype: str = "float32") -> dict[str, Any]:
-    mod = module({name: (shape, dtype) for name, shape in shapes.items()}, body)
-    passes = [
-        relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FuseOps(), relax.transform.FuseTIR(),
-    ]  # fmt: skip
-    with CUDA:
-        mod = tvm.transform.Sequential(passes)(mod)
-    return {
-        str(gv.name_hint): func
-        for gv, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc)
-    }
-
-
-def run(
-    schedule: Any, arrays: list[np.ndarray], shape: tuple[int, ...], dtype: Any = None
-) -> np.ndarray:
-    func = schedule.mod["main"].with_attr("global_symbol", "main")
-    built = tvm.compile(tvm.IRModule({"main": func}), target="llvm")
-    out = np.full(shape, np.nan, dtype or arrays[0].dtype)
-    args = [tvm.runtime.tensor(a) for a in [*arrays, out]]
-    built["main"](*args)
-    return np.asarray(args[-1].numpy())
 
 
 SHAPES = [
