@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import onnx
 from onnx import numpy_helper
 from tvm import relax
 
+from ..dtypes import numpy_dtype
 from ..relation import as_size
 from .graph import Distribution, InputSpec, mean_of
 from .partial import Choice
@@ -102,6 +104,7 @@ class Options:
     size: str = ""  # " at HxW", the image size for which the file was made
     random: str = "input"  # what random ops become: inputs of `main`, or with "off" their means
     choice: Choice = field(default_factory=Choice)  # of parameters to train
+    extra: Mapping[str, Any] = field(default_factory=dict)  # ops of other domains -> builders
 
 
 @dataclass
@@ -198,7 +201,8 @@ class Context:
 
     def const(self, value: Any) -> Any:
         """A constant of the graph's dtype."""
-        return relax.const(np.asarray(value, dtype=self.options.dtype), self.options.dtype)
+        dtype = self.options.dtype
+        return relax.const(np.asarray(value, numpy_dtype(dtype)), dtype)
 
     def tensor(self, value: Value) -> Any:
         """The expression of a value: a variable, a parameter (initializers) or a constant."""

@@ -43,7 +43,8 @@ def backend(
     Forward and backward passes are compiled by this package, on the CPU or on CUDA, where tensors
     go both ways by DLPack on PyTorch's current stream.  Activations that lie channels last stay so.
     Random numbers are drawn by PyTorch's generator.  A graph with something that `from_aot` refuses
-    is run by PyTorch op by op, as its `aot_eager` does; a warning says so, and `compiled_graphs`.
+    or that cannot be compiled is run by PyTorch op by op, as its `aot_eager` does; a warning says
+    so, and `compiled_graphs`.
 
     Parameters
     ----------
@@ -124,9 +125,11 @@ class _Graph:
             if program is None:
                 try:
                     program = _Program(self.graph, inputs, self.report, flags)
-                except ValueError as error:
-                    self.report.reason = str(error)
-                    warnings.warn(f"relay_wgrad: PyTorch runs this: {error}", stacklevel=2)
+                except Exception as error:  # of any kind: PyTorch can run it all the same
+                    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+                    self.report.reason = f"{kind}{error}"
+                    told = f"relay_wgrad: PyTorch runs this: {self.report.reason}"
+                    warnings.warn(told, stacklevel=2)
                     return self.graph(*inputs)
                 while len(self._programs) >= PROGRAMS:
                     self._programs.popitem(last=False)

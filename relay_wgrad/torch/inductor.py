@@ -1,8 +1,8 @@
 """Inductor with this package's convolutions, each pass where it is faster here.
 
 Inductor's compiler gets the forward and the backward graph of AOTAutograd; in them each
-convolution and each gradient of one becomes this package's operator if that took less time when it
-was measured, for the sizes, types and memory orders that the graph says.
+convolution and each gradient of one becomes this package's operator if that is the choice by the
+rule of `optimize` (`choosing`), measured for the sizes, types and memory orders of the graph.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ import torch
 from ..frontend.torch.aot import number
 from ..problem import ConvKind
 from .arguments import OPERATORS
+from .choosing import TOLERANCE, distance, times_of, why_not
 from .kernels import DTYPES
-from .optimizing import TOLERANCE, distance, times_of
 from .reports import CompiledGraph, reported
 
 aten = torch.ops.aten
-MARGIN = 0.05
-"""How much faster ours must be, as a share of PyTorch's time."""
-
 _KINDS = (ConvKind.DGRAD, ConvKind.WGRAD)  # by their places among the backward op's results
 _known: dict[Any, tuple[bool, str]] = {}  # what was measured -> whether ours won, and the times
 
 
 def compile_rest(graph: torch.fx.GraphModule, example: Sequence[Any], name: str) -> Any:
     """What Inductor makes of Dynamo's graph, with our convolutions where they are faster."""
+    from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     def inner(graph: torch.fx.GraphModule, example: Sequence[Any], **given: Any) -> Any:
@@ -37,7 +35,10 @@ def compile_rest(graph: torch.fx.GraphModule, example: Sequence[Any], name: str)
         rewrite(graph, reported(f"{name}, {part}, only convolutions"))
         return compile_fx_inner(graph, example, **given)
 
-    return compile_fx(graph, example, inner_compile=inner)
+    # Its cache goes by Dynamo's graph: it would give what plain Inductor has made of a model, and
+    # plain Inductor what was made here.
+    with config.patch(enable_autograd_cache=False):
+        return compile_fx(graph, example, inner_compile=inner)
 
 
 def rewrite(graph: torch.fx.GraphModule, report: CompiledGraph) -> None:
@@ -144,8 +145,9 @@ def choice(
             b = b if kind is ConvKind.FPROP else b[_KINDS.index(kind)]
             far = distance(a, b)
             took = times_of(calls, a)
-            ours, other = took["ours"].ms, took["theirs"].ms
-            found = (ours <= (1 - MARGIN) * other, f"{ours:.3f} ms, torch {other:.3f}")
+            reason = why_not(took["ours"], took["theirs"])
+            said = f"{took['ours'].ms:.3f} ms, torch {took['theirs'].ms:.3f}"
+            found = (not reason, f"{said}: {reason}".removesuffix(": "))
             if not far <= TOLERANCE[a.dtype]:
                 found = (False, f"results differ by {far:.1e}")
     _known[key] = found

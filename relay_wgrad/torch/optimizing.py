@@ -9,13 +9,11 @@ each of its passes has the backend's kernel that was fastest (`cuda_kernels`).
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich import box
@@ -24,6 +22,7 @@ from rich.table import Table
 
 from ..problem import ConvKind, ConvProblem
 from . import cuda_kernels, kernels
+from .choosing import MARGIN, TOLERANCE, UNKNOWN, Took, distance, times_of, why_not
 from .modules import Conv2d, ConvTranspose2d
 
 _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
@@ -31,21 +30,6 @@ _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.ConvTranspose2d: ConvTranspose2d,
 }
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
-# Largest distance of two results of the same layer, relative in norm.
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-_ROUNDS, _ROUND_SECONDS, _MOST_CALLS = 5, 0.02, 50
-_CYCLES = 2_000_000  # of a GPU's clock in a millisecond, at most
-_AHEAD = 1.5  # how much longer than the host needs for its part the device waits for it
-
-
-class Took(NamedTuple):
-    """Milliseconds of a call: on the device, and of the host, which are one on the CPU."""
-
-    ms: float
-    host: float
-
-
-_UNKNOWN = Took(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -138,7 +122,7 @@ class Optimized:
 
 
 def optimize(
-    model: torch.nn.Module, *example: Any, margin: float = 0.05, host: bool = True
+    model: torch.nn.Module, *example: Any, margin: float = MARGIN, host: bool = True
 ) -> Optimized:
     """Puts this package's kernels under a model's convolutions where they are faster, in place.
 
@@ -273,10 +257,7 @@ def _first_call(
         if key not in known:
             known[key] = measured(module, inputs, gradients)
         ours, theirs, reason, whose = known[key]
-        if not reason and not ours.ms <= (1 - margin) * theirs.ms:
-            reason = "faster" if ours.ms > theirs.ms else f"within {margin:.0%}"
-        elif not reason and host and ours.host > max(theirs):
-            reason = f"ours would keep the host for {ours.host:.3f} ms"
+        reason = reason or why_not(ours, theirs, margin=margin, host=host)
         row = Measured(
             name, operand, passes, ours.ms, theirs.ms, ours.host, theirs.host, not reason, reason,
             whose,
@@ -332,21 +313,15 @@ def measured(module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool) 
         with kernels.heard() as heard:
             results = [[t.detach() for t in call(layer)] for layer in (ours, theirs)]
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        return _UNKNOWN, _UNKNOWN, f"{type(error).__name__}: {str(error)[:80]}", ""
+        return UNKNOWN, UNKNOWN, f"{type(error).__name__}: {str(error)[:80]}", ""
     for a, b in zip(*results, strict=True):
         far = distance(a, b)
         if not far <= TOLERANCE[b.dtype]:
-            return _UNKNOWN, _UNKNOWN, f"results differ by {far:.1e}", ""
+            return UNKNOWN, UNKNOWN, f"results differ by {far:.1e}", ""
     del results
     times = times_of({"ours": partial(call, ours), "theirs": partial(call, theirs)}, x)
     whose = ", ".join(dict.fromkeys(f"{kind.value} {what}" for kind, what in heard if what))
     return times["ours"], times["theirs"], "", whose
-
-
-def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Of a from b, relative to b's norm."""
-    wide = b.double()
-    return float((a.double() - wide).norm() / wide.norm().clamp(min=1e-30))
 
 
 def _twin(module: torch.nn.Module, kind: type[torch.nn.Module]) -> torch.nn.Module:
@@ -356,44 +331,3 @@ def _twin(module: torch.nn.Module, kind: type[torch.nn.Module]) -> torch.nn.Modu
     for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         twin.__dict__[hooks] = type(module.__dict__[hooks])()
     return twin
-
-
-def times_of(calls: dict[str, Callable[[], Any]], on: torch.Tensor) -> dict[str, Took]:
-    """Of each the median of rounds, in turns."""
-    clock = _events if on.is_cuda else _host
-    first = {side: clock(call, 1, _UNKNOWN) for side, call in calls.items()}
-    counts = {
-        side: min(_MOST_CALLS, 1 + int(_ROUND_SECONDS * 1e3 / max(*took, 1e-3)))
-        for side, took in first.items()
-    }
-    rounds = [
-        {side: clock(call, counts[side], first[side]) for side, call in calls.items()}
-        for _ in range(_ROUNDS)
-    ]
-    return {
-        side: Took(*(statistics.median(r[side][i] for r in rounds) for i in (0, 1)))
-        for side in calls
-    }
-
-
-def _host(call: Callable[[], Any], count: int, expected: Took) -> Took:
-    began = time.perf_counter()
-    for _ in range(count):
-        call()
-    took = (time.perf_counter() - began) * 1e3 / count
-    return Took(took, took)
-
-
-def _events(call: Callable[[], Any], count: int, expected: Took) -> Took:
-    """The device waits until the host has done its part of all calls, as far as that is known."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    if not math.isnan(expected.host):
-        torch.cuda._sleep(int(_AHEAD * expected.host * count * _CYCLES))
-    start.record()
-    began = time.perf_counter()
-    for _ in range(count):
-        call()
-    host = (time.perf_counter() - began) * 1e3 / count
-    stop.record()
-    stop.synchronize()
-    return Took(float(start.elapsed_time(stop)) / count, host)

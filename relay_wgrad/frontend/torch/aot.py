@@ -14,7 +14,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 from tvm import relax
 
 from ...ops.algebra import WGRAD_NAME, get_op
@@ -23,8 +22,9 @@ from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
 from ..weights import Array
 from .backward import BACKWARD
-from .call import Builder, dtype_name
+from .call import Builder, Call, array, dtype_name
 from .convolutions import CONVOLUTIONS
+from .halves import AS_THEY_ARE, WIDE, has_halves, rounded, widened
 from .normalized import NORMALIZED
 from .ops import OPS
 from .program import pytorch
@@ -82,7 +82,7 @@ def from_aot(
     Raises
     ------
     ValueError : for an op that is neither in `AOT_OPS` nor decomposed by PyTorch (named), other
-        dtypes than float32, float64, integers and bool, sizes that are unknown, a program of which
+        dtypes than floating point's, integers and bool, sizes that are unknown, a program of which
         `torch.export` lost values.
     TypeError : for a `graph` of another type.
     RuntimeError : before `relay_wgrad.register()`.
@@ -114,7 +114,7 @@ def _of_program(title: str, program: Any) -> tuple[Any, dict[str, Array]]:
     program = program.run_decompositions({})
     held = {**program.state_dict, **program.constants}
     state = {
-        spec.arg.name: np.array(held[spec.target].detach().cpu().numpy())
+        spec.arg.name: array(held[spec.target])
         for spec in program.graph_signature.input_specs
         if spec.target in held
     }
@@ -219,6 +219,8 @@ def lies_last(value: Any) -> bool:
 class _Import(Reader):
     """One traced graph on its way."""
 
+    halves = True
+
     def __init__(self, title: str, traced: Any, names: Sequence[str]) -> None:
         options = Options("float32", "module", "mask", 0)
         super().__init__(title, options, AOT_OPS)
@@ -227,6 +229,7 @@ class _Import(Reader):
         self.nodes = list(traced.graph.nodes)
         self.inputs: list[tuple[InputSpec, relax.Var] | None] = []
         self.of_input: dict[Any, int] = {}  # placeholder -> its number
+        self.casts: dict[Any, Any] = {}  # half variable -> it in float32
 
     def graph(self, state: dict[str, Array], channels_last: bool) -> GradientGraph:
         """What `from_aot` gives."""
@@ -267,6 +270,14 @@ class _Import(Reader):
                 break
         return super().call(node)
 
+    def built(self, op: str, call: Call) -> Any:
+        """As `Reader.built`; of half precision, in float32 and rounded."""
+        if op in AS_THEY_ARE or not has_halves(call):
+            return super().built(op, call)
+        self.ctx.options.dtype = WIDE
+        made = super().built(op, widened(self.ctx, call, self.casts))
+        return rounded(self.ctx, made, call.result)
+
     def _arguments(self, channels_last: bool) -> list[bool]:
         last = []
         nodes = [n for n in self.nodes if n.op == "placeholder"]
@@ -279,7 +290,7 @@ class _Import(Reader):
                 continue
             dtype = dtype_name(value)
             if node.users:
-                check_dtype(f"{self.name}: input {name!r} is", dtype)
+                check_dtype(f"{self.name}: input {name!r} is", dtype, self.halves)
             is_last = channels_last and lies_last(value)
             shape = [int(s) for s in value.shape]
             shape = [shape[a] for a in _LAST] if is_last else shape

@@ -11,8 +11,10 @@ import numpy as np
 from onnx import helper
 from tvm import relax
 
+from ...dtypes import HALVES, numpy_dtype
 from ..context import Context, Node, Value, shape_of
 from ..sizes import is_size, number, same
+from ..weights import Array
 
 Args = list[Any]
 Builder = Callable[[Context, "Call"], Any]
@@ -150,7 +152,15 @@ def promoted(call: Call, *indices: int) -> str:
 
 def constant(value: Any, dtype: str) -> Any:
     """A constant tensor of any dtype."""
-    return relax.const(np.asarray(value, dtype), dtype)
+    return relax.const(np.asarray(value, numpy_dtype(dtype)), dtype)
+
+
+def array(tensor: Any) -> Array:
+    """A PyTorch tensor's values, of bfloat16 as ml_dtypes has them."""
+    held = tensor.detach().cpu()
+    name = dtype_name(held)
+    wide = held.float() if name in HALVES else held
+    return np.array(wide.numpy(), numpy_dtype(name))
 
 
 def as_dtype(ctx: Context, value: Any, dtype: str) -> Any:

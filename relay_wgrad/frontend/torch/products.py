@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import relax
 
+from ...dtypes import HALVES
 from ..context import Context, shape_of
 from ..products import attention, einsum, heads_repeated
 from .call import Builder, Call, as_dtype, constant
@@ -19,14 +20,16 @@ def _matmul(ctx: Context, call: Call) -> Any:
 
 
 def _added_product(ctx: Context, call: Call) -> Any:
-    """beta x + alpha (a @ b)."""
+    """beta x + alpha (a @ b); of half precision in float32, and rounded once."""
     x, a, b = (call.args[i] for i in range(3))
-    made = ctx.emit(op.matmul(a, b))
+    is_half = call.dtype in HALVES
+    wide = "float32" if is_half else call.dtype
+    x, made = as_dtype(ctx, x, wide), ctx.emit(op.matmul(a, b, wide if is_half else None))
     for name, factor in (("alpha", call.setting("alpha", 1)), ("beta", call.setting("beta", 1))):
         if factor != 1:
-            scaled = op.multiply(made if name == "alpha" else x, constant(factor, call.dtype))
+            scaled = op.multiply(made if name == "alpha" else x, constant(factor, wide))
             made, x = (ctx.emit(scaled), x) if name == "alpha" else (made, ctx.emit(scaled))
-    return ctx.emit(op.add(made, x))
+    return as_dtype(ctx, ctx.emit(op.add(made, x)), call.dtype)
 
 
 def _einsum(ctx: Context, call: Call) -> Any:

@@ -9,11 +9,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ...dtypes import HALVES
 from ..context import Context, Options, shape_of
 from ..onnx.bundled import near
 from ..sizes import is_open, is_size
 from .batch import FIXED, Batch, is_symbolic
-from .call import Builder, Call, Noted, NotedNames, Unset, check_result, constant, dtype_name
+from .call import Builder, Call, Noted, NotedNames, Unset, array, check_result, constant, dtype_name
 from .known import Known
 from .ops import HINTS
 from .program import pytorch
@@ -25,10 +26,10 @@ _DTYPES = ("float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int
 _MIXED = "import in float32 or float64; half precision is an option of Trainer and step_module"
 
 
-def check_dtype(what: str, dtype: str) -> None:
-    """Raises ValueError for a dtype that no builder computes in."""
-    if dtype not in _DTYPES:
-        raise ValueError(f"{what} {dtype}: {_MIXED}")
+def check_dtype(what: str, dtype: str, halves: bool = False) -> None:
+    """Raises ValueError for a dtype that no builder computes in; `halves`: but for those two."""
+    if dtype not in _DTYPES and not (halves and dtype in HALVES):
+        raise ValueError(f"{what} {dtype}: {'' if halves else _MIXED}".removesuffix(": "))
 
 
 class Reader:
@@ -38,6 +39,8 @@ class Reader:
     ops : ATen overload -> builder.
     batch : its open batch, if any.
     """
+
+    halves = False  # whether half precision is taken
 
     def __init__(
         self, name: str, options: Options, ops: Mapping[str, Builder], batch: Batch | None = None
@@ -79,15 +82,11 @@ class Reader:
         kwargs = NotedNames({key: self.operands(value) for key, value in node.kwargs.items()})
         call = Call(node.name, Noted(args), kwargs, node, values, result, self.batch.shape)
         try:
-            check_dtype("computes in", call.dtype)
+            check_dtype("computes in", call.dtype, self.halves)
             unset = [a for a in (*args, *kwargs.values()) if isinstance(a, Unset)]
             if unset and not op.startswith(_FILLING):
                 raise ValueError("it takes values that were never set (torch.empty)")
-            built = self.ops[op](self.ctx, call)
-            if unread := call.unread():
-                raise ValueError(f"{', '.join(unread)} is not supported")
-            check_result(call, built)
-            return built
+            return self.built(op, call)
         except (ArithmeticError, LookupError, AttributeError, AssertionError) as error:
             what = f"{type(error).__name__}: {error}"
             hint = _hint(args, result)
@@ -97,6 +96,15 @@ class Reader:
             of_numbers = isinstance(error, TypeError) or "Cannot use and / or" in str(error)
             what = "it wants a number" if hint and of_numbers else str(error)
             raise ValueError(f"{self.name}: {label}: {what}{hint}") from error
+
+    def built(self, op: str, call: Call) -> Any:
+        """What an op's row makes of a call.  Raises ValueError for another result than PyTorch's,
+        and for arguments that nobody has read."""
+        made = self.ops[op](self.ctx, call)
+        if unread := call.unread():
+            raise ValueError(f"{', '.join(unread)} is not supported")
+        check_result(call, made)
+        return made
 
     def operands(self, value: Any) -> Any:
         """What the graph's nodes have become, within lists too."""
@@ -111,8 +119,8 @@ class Reader:
             if not hasattr(known, "dtype"):
                 return known
             dtype = dtype_name(known)
-            check_dtype("computes in", dtype)
-            self.env[node] = constant(known.numpy(), dtype)
+            check_dtype("computes in", dtype, self.halves)
+            self.env[node] = constant(array(known), dtype)
         return self.env[node]
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from relay_wgrad.torch import compiler, inductor
+from relay_wgrad.torch.choosing import Took
 from relay_wgrad.torch.compiler import backend
 from relay_wgrad.torch.reports import CompiledGraph, compiled_graphs
 
@@ -164,6 +165,19 @@ def test_what_is_refused_falls_back() -> None:
     assert "bessel_j0" in compiled_graphs()[-1].reason
 
 
+def test_what_cannot_be_compiled_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong on the way to a program, the step is PyTorch's."""
+
+    def fails(*args: Any, **given: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("relay_wgrad.frontend.from_aot", fails)
+    with pytest.warns(UserWarning, match="PyTorch runs this: RuntimeError: no such kernel"):
+        y = torch.compile(torch.neg, backend=backend)(torch.ones(2))
+    assert torch.equal(y, -torch.ones(2))
+    assert compiled_graphs()[-1].reason == "RuntimeError: no such kernel"
+
+
 def test_results_have_memory_of_their_own() -> None:
     """What eager copies is a copy: changed in place, it leaves the operand as it was."""
 
@@ -216,6 +230,58 @@ def test_entry_points() -> None:
         "relay_wgrad": compiler.backend,
         "relay_wgrad_convolutions": compiler.convolutions_backend,
     }
+
+
+# ---- half precision ------------------------------------------------------------------------------
+
+
+def stepped(model: Any, of: nn.Module, x: Any, dtype: torch.dtype | None) -> list[torch.Tensor]:
+    """Output, gradients and buffers of a step, under autocast to a type if there is one."""
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        y = model(x)
+        loss = F.cross_entropy(y.float(), torch.arange(len(x)) % 5)
+    loss.backward()
+    return [y.detach(), *(p.grad for p in of.parameters()), *of.buffers()]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.bfloat16, True), (torch.float16, True), (torch.float16, False)]
+)
+def test_half(dtype: torch.dtype, autocast: bool) -> None:
+    """A step in half precision, of its types, no further from float64 than eager's."""
+    exact = net()
+    module = copy.deepcopy(exact).to(torch.float32 if autocast else dtype)
+    twin, x = copy.deepcopy(module), data(4)[0]
+    model = torch.compile(module, backend=backend, fullgraph=True)
+    near = x.to(torch.float32 if autocast else dtype)
+    ours, theirs = (
+        stepped(m, of, near, dtype if autocast else None)
+        for m, of in ((model, module), (twin, twin))
+    )
+    assert [graph.reason for graph in graphs()] == ["", ""]
+    assert sum(len(graph.convolutions) for graph in graphs()) == 5
+    assert [t.dtype for t in ours] == [t.dtype for t in theirs]
+    for i, (a, b, c) in enumerate(zip(ours, theirs, stepped(exact, exact, x, None), strict=True)):
+        off, eager = ((t.double() - c).norm() for t in (a, b))
+        assert off <= 2 * eager + 2 * torch.finfo(dtype).eps * c.double().norm(), i
+
+
+def test_autocast_with_inductor() -> None:
+    """Convolutions that autocast casts are measured as such, and no cache has their place."""
+    module = net().float()
+    twin, x = copy.deepcopy(module), data(4)[0].float()
+    theirs = stepped(twin, twin, x, torch.bfloat16)
+    for _ in range(2):
+        torch._dynamo.reset()
+        module.load_state_dict(net().state_dict())
+        model = torch.compile(module, backend=compiler.convolutions_backend, fullgraph=True)
+        ours = stepped(model, module, x, torch.bfloat16)
+        assert (ours[0] - theirs[0]).float().norm() < 0.05 * theirs[0].float().norm()
+        forward, backward = graphs()
+        lines = forward.convolutions + backward.convolutions
+        assert len(lines) == 5
+        assert all("ms, torch" in line for line in lines), lines
+        forward.convolutions.clear()
 
 
 # ---- convolutions alone --------------------------------------------------------------------------
@@ -276,3 +342,15 @@ def test_steps_with_inductor() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for a, b in zip(module.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_what_would_keep_the_host_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of `optimize`: also of the host's time."""
+    took = {"ours": Took(1.0, 3.0), "theirs": Took(2.0, 2.0)}
+    monkeypatch.setattr(inductor, "times_of", lambda calls, on: took)
+    shapes = ((2, 4, 7, 7), (6, 2, 3, 3), (6,), (2, 6, 4, 4))
+    given = [torch.randn(s, dtype=torch.float64) for s in shapes]
+    report = CompiledGraph("mine")
+    inductor.rewrite(make_fx(gradients, tracing_mode="fake")(*given), report)
+    said = "torch: 1.000 ms, torch 2.000: ours would keep the host for 3.000 ms"
+    assert [line.partition(" ")[2] for line in report.convolutions] == [said] * 3

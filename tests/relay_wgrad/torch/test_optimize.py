@@ -73,10 +73,13 @@ def test_the_same_results_and_nothing_else_changes() -> None:
     torch.manual_seed(1)
     want = plain(x)
     want.square().sum().backward()
-    torch.testing.assert_close(y, want)
-    for got, right in zip(net.parameters(), plain.parameters(), strict=True):
-        if right.grad is not None:
-            torch.testing.assert_close(got.grad, right.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+    pairs = zip(net.parameters(), plain.parameters(), strict=True)
+    grads = [(p.grad, q.grad) for p, q in pairs if q.grad is not None]
+    # A bias before batch normalization has a gradient of 0, found as the rounding of large sums.
+    rounding = 1e-6 * torch.stack([right.norm() for _, right in grads]).norm()
+    for got, right in grads:
+        assert (got - right).norm() <= 1e-5 * right.norm() + rounding
     text = str(report)
     assert "4 of 4 layers are ours: 8.000 ms before, 4.000 after; 1 not called yet" in text
     assert "float32 2x8x9x10" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import byoc_cudnn
 from relay_wgrad.frontend import from_aot
 from relay_wgrad.frontend.torch.aot import AOT_OPS, convolution_gradients, decompositions
 from relay_wgrad.ir import op_name
+from tests.support.onnx.models import call as called
 from tests.support.torch import op_cases
 from tests.support.torch.aot import Scalar, apart, compared, joint, ran
 
@@ -336,6 +338,50 @@ def test_dropout_is_drawn() -> None:
     assert np.abs(of_bias - factors.sum((0, 2, 3))).max() < 1e-12
 
 
+# ---- half precision ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half(dtype: torch.dtype) -> None:
+    """An op rounds once, as PyTorch's; products and moves stay half; types are PyTorch's."""
+
+    def function(x: Any, w: Any, y: Any) -> Any:
+        conv = aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        centred = (conv.permute(1, 0, 2, 3) - 300) * 0.125 + y.to(dtype)
+        return centred, centred.float().sum(), torch.addmm(y, x[0, 0], x[0, 1]), x.sum(), x > 1
+
+    given = [data(2, 2, 3, 3).to(dtype), data(4, 2, 1, 1).to(dtype), data(3, 3, seed=1).to(dtype)]
+    graph = traced(function, *given)
+    made = from_aot(graph, given)
+    found = {}
+    for block in made.module["main"].body.blocks:
+        for binding in block.bindings:
+            args = getattr(binding.value, "args", [])
+            types = [str(a.ty.dtype) for a in args if hasattr(a.ty, "dtype")]
+            found[op_name(binding.value)] = (types, str(getattr(binding.var.ty, "dtype", "")))
+    half = str(dtype).removeprefix("torch.")
+    assert found["relax.nn.conv2d"] == ([half, half], half)
+    assert found["relax.permute_dims"] == ([half], half)
+    assert found["relax.matmul"] == ([half, half], "float32")
+    assert found["relax.subtract"][1] == found["relax.multiply"][1] == "float32"
+    array = import_module("relay_wgrad.frontend.torch.call").array
+    results = called(made.module, "main", made.arguments([array(x) for x in given]))
+    for got, want in zip(results, graph(*given), strict=True):
+        exact = want.double().numpy()
+        assert got.dtype == str(want.dtype).removeprefix("torch.")
+        close = {"float16": 1e-3, "bfloat16": 8e-3}[half]
+        off = np.linalg.norm(got.numpy().astype("float64") - exact)
+        assert off <= close * np.linalg.norm(exact)
+
+
+def test_half_state_of_a_program() -> None:
+    """Parameters of an exported program come in its type."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch, about PyTorch
+        made = from_aot(torch.export.export(nn.Linear(2, 3).half(), (data(1, 2).half(),)))
+    assert [str(v.dtype) for v in made.state.values()] == ["float16", "float16"]
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 
@@ -345,10 +391,10 @@ def test_an_unknown_op_is_named() -> None:
         from_aot(graph, [data(3, 3)], name="mine")
 
 
-def test_half_is_refused() -> None:
-    graph = traced(lambda x: x + 1, data(3).half())
-    with pytest.raises(ValueError, match="is float16: import in float32 or float64"):
-        from_aot(graph, [data(3).half()])
+def test_a_dtype_that_is_refused() -> None:
+    graph = traced(lambda x: x + 1, data(3).to(torch.complex64))
+    with pytest.raises(ValueError, match="input 'x_1' is complex64"):
+        from_aot(graph, [data(3).to(torch.complex64)])
 
 
 def test_what_is_no_graph() -> None:

@@ -1,0 +1,99 @@
+"""Both gradients of a convolution of lines, images or volumes, or of a transposed one, as calls of
+the dedicated operators: what importers of gradient graphs share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from ..ops.conv2d_backward_data import construct as dgrad
+from ..ops.conv2d_backward_weight import construct as wgrad
+from .context import Context, shape_of
+from .moving import cut
+
+op = relax.op
+_FPROPS = {2: op.nn.conv2d, 3: op.nn.conv3d}
+
+
+class ConvGradients:
+    """The gradients of one convolution; padding is before each axis, then after each."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> None:
+        lines = len(strides) == 1
+        self.ctx = ctx
+        self.given: dict[str, Any] = {
+            "strides": [1, *strides] if lines else list(strides),
+            "padding": [0, pads[0], 0, pads[1]] if lines else list(pads),
+            "dilation": [1, *dilation] if lines else list(dilation),
+            "groups": groups,
+        }
+        self.rank = len(self.given["strides"])
+
+    def of(
+        self, dy: Any, x: Any, weight: Any, mask: Sequence[Any], *, transposed: bool = False
+    ) -> tuple[Any, Any]:
+        """The gradients by x and by weight, None for what the mask leaves out."""
+        kind = self._of_transposed if transposed else self._of_plain
+        pair = kind(self._lifted(dy), self._lifted(x), self._lifted(weight), mask)
+        of_x, of_weight = (
+            g if g is None or len(shape_of(like)) > 3 else self._flat(g, shape_of(like))
+            for g, like in zip(pair, (x, weight), strict=True)
+        )
+        return of_x, of_weight
+
+    def _lifted(self, x: Any) -> Any:
+        """A line as an image with one row."""
+        shape = shape_of(x)
+        return x if len(shape) != 3 else self._flat(x, (*shape[:2], 1, shape[2]))
+
+    def _flat(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return self.ctx.emit(op.reshape(x, shape))
+
+    def _of_plain(self, dy: Any, x: Any, weight: Any, mask: Sequence[Any]) -> tuple[Any, Any]:
+        """dgrad(dy, w) and wgrad(dy, x)."""
+        of_x = self._dgrad(dy, weight, shape_of(x)) if mask[0] else None
+        return of_x, self._wgrad(dy, x, shape_of(weight)) if mask[1] else None
+
+    def _of_transposed(self, dy: Any, x: Any, weight: Any, mask: Sequence[Any]) -> tuple[Any, Any]:
+        """y = dgrad(x, w): fprop(dy, w), and wgrad with x in the gradient's place.
+
+        Pixels that output padding has added beyond the last window are no part of it.
+        """
+        g = self.given
+        for i in range(self.rank):
+            reach = g["dilation"][i] * (shape_of(weight)[2 + i] - 1) + 1
+            around = g["padding"][i] + g["padding"][i + self.rank]
+            least = (shape_of(x)[2 + i] - 1) * g["strides"][i] + reach - around
+            size = shape_of(dy)[2 + i]
+            if size - least >= g["strides"][i]:
+                dy = cut(self.ctx, dy, 2 + i, 0, least)
+        of_x = None
+        if mask[0]:
+            fprop = _FPROPS[self.rank]
+            made = fprop(dy, weight, g["strides"], g["padding"], g["dilation"], g["groups"])
+            of_x = self.ctx.emit(made)
+        return of_x, self._wgrad(x, dy, shape_of(weight)) if mask[1] else None
+
+    def _dgrad(self, dy: Any, weight: Any, shape: tuple[int, ...]) -> Any:
+        name = f"conv{self.rank}d_backward_data"
+        return self.ctx.emit(dgrad(name, dy, weight, shape, **self.given, **_layouts(self.rank)))
+
+    def _wgrad(self, dy: Any, x: Any, weight: tuple[int, ...]) -> Any:
+        name = f"conv{self.rank}d_backward_weight"
+        given = {**self.given, **_layouts(self.rank), "kernel_size": weight[2:]}
+        return self.ctx.emit(wgrad(name, dy, x, **given))
+
+
+def _layouts(rank: int) -> dict[str, Any]:
+    pixels = "DHW"[3 - rank :]
+    return {"grad_layout": f"NC{pixels}", "data_layout": f"NC{pixels}",
+            "kernel_layout": f"OI{pixels}", "out_dtype": None}  # fmt: skip
