@@ -22,7 +22,7 @@ from typing import Any
 from .. import __version__
 from .arguments import Parser
 
-COMMANDS = ("train", "inspect", "partition", "emit", "tune", "bench", "env")
+COMMANDS = ("train", "inspect", "partition", "export", "emit", "tune", "bench", "env")
 REPORTED = (
     ValueError, TypeError, OSError, RuntimeError, ArithmeticError, MemoryError, ImportError
 )  # fmt: skip

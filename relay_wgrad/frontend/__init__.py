@@ -1,4 +1,5 @@
-"""Models to training graphs: `from_onnx`, `from_torch`, what they return, and `to_onnx` back.
+"""Models to training graphs: `from_onnx`, `from_torch`, what they return, and back: `to_onnx`,
+`gradient_to_onnx`.
 
 Importing this changes nothing in TVM and needs no PyTorch; `from_torch` needs it when called.
 """
@@ -9,11 +10,14 @@ from .loss import L1, LOSSES, MSE, BCEWithLogits, CrossEntropy, Huber, Loss, Smo
 from .onnx.bundled import BUNDLED
 from .onnx.export import to_onnx
 from .onnx.importer import from_onnx
+from .onnx.step import gradient_to_onnx
+from .onnx.training import from_onnx_training
+from .onnx.writing.function import function_to_onnx
 from .torch.aot import from_aot
 from .torch.importer import from_torch
 
 __all__ = [
     "BUNDLED", "L1", "LOSSES", "MSE", "BCEWithLogits", "CrossEntropy", "GradientGraph", "Huber",
-    "InputSpec", "Loss", "SmoothL1", "TrainingGraph", "from_aot", "from_onnx", "from_torch",
-    "to_onnx",
+    "InputSpec", "Loss", "SmoothL1", "TrainingGraph", "from_aot", "from_onnx",
+    "from_onnx_training", "from_torch", "function_to_onnx", "gradient_to_onnx", "to_onnx",
 ]  # fmt: skip

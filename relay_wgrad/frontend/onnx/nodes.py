@@ -45,7 +45,7 @@ def build(
         if missing:
             raise ValueError(_nothing_makes(proto, missing[0]))
         if any(o is not None and not _constant(o) for o in operands):
-            _check_supported(view)  # what is wrong with it otherwise is of no use
+            _check_supported(ctx, view)  # what is wrong with it otherwise is of no use
         onnx_schema.check(view, ctx.options.opset)
         for attribute in node.attribute:
             value = helper.get_attribute_value(attribute)
@@ -102,8 +102,10 @@ def _constant(value: Value) -> bool:
     return value.array is not None and not value.weight
 
 
-def _check_supported(view: Node) -> None:
+def _check_supported(ctx: Context, view: Node) -> None:
     node = view.proto
+    if node.op_type in ctx.options.extra:
+        return
     known = node.op_type in OPS or node.op_type in _MEASURED
     if not known or node.domain not in ("", "ai.onnx"):
         full = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
@@ -118,8 +120,8 @@ def _check_supported(view: Node) -> None:
 def _computed(ctx: Context, view: Node) -> dict[str, Value]:
     """The node's results as expressions of the function."""
     node = view.proto
-    _check_supported(view)
-    built = OPS[node.op_type](ctx, view)
+    _check_supported(ctx, view)
+    built = (ctx.options.extra.get(node.op_type) or OPS[node.op_type])(ctx, view)
     results = built if isinstance(built, list) else [built]
     present = [o for o in view.operands if o is not None]
     param = present[0].param if node.op_type in RESHAPING and present else None
@@ -127,6 +129,7 @@ def _computed(ctx: Context, view: Node) -> dict[str, Value]:
     return {
         out: Value(out, expr=expr, param=param, batched=batched)
         for out, expr in zip(node.output, results, strict=False)
+        if out and expr is not None
     }
 
 

@@ -17,7 +17,7 @@ from ..windows import Quad, check_window, image, pair, quad_of
 from .nn import as_given, as_row, lifted
 
 
-def _pool(ctx: Context, node: Node) -> tuple[Any, tuple[int, int], tuple[int, int], Quad, Quad]:
+def read_pool(ctx: Context, node: Node) -> tuple[Any, tuple[int, int], tuple[int, int], Quad, Quad]:
     """(data, kernel, strides, declared padding, padding with what ceil_mode adds)."""
     data = ctx.tensor(node.operand(0))
     _, _, h, w = image(data)
@@ -59,7 +59,7 @@ def _any_rank(of_images: Callable[[Context, Node], Any]) -> Callable[[Context, N
 @_any_rank
 def max_pool(ctx: Context, node: Node) -> Any:
     """MaxPool; padding never wins.  Indices have no value: what takes them is refused."""
-    data, kernel, strides, _, padding = _pool(ctx, node)
+    data, kernel, strides, _, padding = read_pool(ctx, node)
     return _max_pool(ctx, data, kernel, strides, padding)
 
 
@@ -97,7 +97,7 @@ def average_pool(ctx: Context, node: Node) -> Any:
     """
     if _is_global(ctx, node):
         return global_average_pool(ctx, node)
-    data, kernel, strides, declared, padding = _pool(ctx, node)
+    data, kernel, strides, declared, padding = read_pool(ctx, node)
     include = bool(node.attr("count_include_pad", 0))
     out = ctx.emit(
         relax.op.nn.avg_pool2d(data, kernel, strides, padding, count_include_pad=include)

@@ -49,7 +49,7 @@ def test_every_command_explains_itself(command: str, call: Any) -> None:
     assert "default: False" not in text
 
 
-@pytest.mark.parametrize("command", ["train", "inspect", "partition", "tune", "bench"])
+@pytest.mark.parametrize("command", ["train", "inspect", "partition", "export", "tune", "bench"])
 def test_models_are_described_alike(command: str, call: Any) -> None:
     text = " ".join(call(command, "--help")[1].split())
     for option in ("--batch", "--image-size", "--loss", "--bn", "--dtype", "--layout",
@@ -116,6 +116,9 @@ def test_env() -> None:
         ),
         (("partition", "resnet50", "--format", "html"), 2, "invalid choice: 'html'"),
         (("partition", "resnet51"), 1, "resnet50"),
+        (("export", "squeezenet"), 2, "required: -o/--output"),
+        (("export", "squeezenet", "-o", "x.pb"), 2, "must end in .onnx, got 'x.pb'"),
+        (("export", "squeezenet", "-o", "x.onnx", "--dtype", "f16"), 2, "must be f32 or f64"),
         (("bench", "--problem", "wgrad n=1"), 2, "size 'c' is missing"),
         (("bench", "--kinds", "wgrad,x"), 2, "some of fprop, dgrad, wgrad, got 'wgrad,x'"),
     ],

@@ -1,0 +1,356 @@
+"""Builders of ONNX Runtime's training operators, the domain `com.microsoft`.
+
+Nothing is differentiated again here: a graph that has them is a gradient already.  Each operator is
+given what ONNX Runtime's gradient builder gives it: ReluGrad, SigmoidGrad, TanhGrad and those of
+softmaxes the forward *result*, GeluGrad and ConvGrad the forward operand, and
+BatchNormalizationGrad the batch's mean and the inverse of its standard deviation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ..context import Context, Node, shape_of
+from ..conv_gradients import ConvGradients
+from ..weights import Array
+from ..windows import each, padding_of
+from .pooling import read_pool
+
+op = relax.op
+Builder = Callable[[Context, Node], Any]
+
+
+def _operands(ctx: Context, node: Node, count: int) -> list[Any]:
+    return [ctx.tensor(node.operand(i)) for i in range(count)]
+
+
+def _wanted(node: Node, index: int) -> bool:
+    """Whether a result has a name."""
+    return index < len(node.proto.output) and bool(node.proto.output[index])
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+def conv_grad(ctx: Context, node: Node) -> list[Any]:
+    """(dY, X, W) to (dX, dW, dB), those that have names."""
+    dy, x, weight = _operands(ctx, node, 3)
+    rank, size = len(shape_of(x)) - 2, shape_of(x)[2:]
+    if rank not in (1, 2, 3) or len(shape_of(weight)) != rank + 2:
+        raise ValueError(f"X and W must be of 1 to 3 dimensions, got {x.ty} and {weight.ty}")
+    taps = shape_of(weight)[2:]
+    given = node.attr("kernel_shape")
+    if given is not None and tuple(given) != taps:
+        raise ValueError(f"kernel_shape={list(given)} is not the weight's {list(taps)}")
+    strides, dilation = each(node, "strides", rank), each(node, "dilations", rank)
+    pads = padding_of(node, size, taps, strides, dilation)
+    made = ConvGradients(ctx, strides, pads, dilation, int(node.attr("group", 1)))
+    of_x, of_weight = made.of(dy, x, weight, [_wanted(node, 0), _wanted(node, 1)])
+    bias = None
+    if _wanted(node, 2):
+        bias = ctx.emit(op.sum(dy, [a for a in range(rank + 2) if a != 1]))
+    return [of_x, of_weight, bias]
+
+
+def _column(ctx: Context, vector: Any, rank: int) -> Any:
+    """(C,) beside a tensor whose channels are axis 1."""
+    return ctx.emit(op.reshape(vector, (1, -1, *(1,) * (rank - 2))))
+
+
+def _axes(x: Any) -> list[int]:
+    return [a for a in range(len(shape_of(x))) if a != 1]
+
+
+def batch_norm(ctx: Context, node: Node) -> list[Any]:
+    """BatchNormInternal: (Y, running mean and variance, the batch's mean and 1/deviation)."""
+    x, scale, bias, mean, variance = _operands(ctx, node, 5)
+    if not int(node.attr("training_mode", 1)):
+        raise ValueError("training_mode=0: its saved mean is none")
+    rank, axes = len(shape_of(x)), _axes(x)
+    batch_mean = ctx.emit(op.mean(x, axes))
+    apart = ctx.emit(op.subtract(x, _column(ctx, batch_mean, rank)))
+    batch_variance = ctx.emit(op.mean(op.multiply(apart, apart), axes))
+    epsilon, momentum = float(node.attr("epsilon", 1e-5)), float(node.attr("momentum", 0.9))
+    root = op.sqrt(op.add(batch_variance, ctx.const(epsilon)))
+    inverse = ctx.emit(op.divide(ctx.const(1), root))
+    normal = op.multiply(apart, _column(ctx, ctx.emit(op.multiply(inverse, scale)), rank))
+    y = ctx.emit(op.add(normal, _column(ctx, bias, rank)))
+    news = [
+        ctx.emit(
+            op.add(op.multiply(old, ctx.const(momentum)), op.multiply(new, ctx.const(1 - momentum)))
+        )
+        for old, new in ((mean, batch_mean), (variance, batch_variance))
+    ]
+    return [y, *news, batch_mean, inverse]
+
+
+def batch_norm_grad(ctx: Context, node: Node) -> list[Any]:
+    """(dY, X, scale, mean, 1/deviation) to (dX, dscale, dbias)."""
+    dy, x, scale, mean, inverse = _operands(ctx, node, 5)
+    rank, axes = len(shape_of(x)), _axes(x)
+    count = math.prod(shape_of(x)[a] for a in axes)
+    apart = op.subtract(x, _column(ctx, mean, rank))
+    normal = ctx.emit(op.multiply(apart, _column(ctx, inverse, rank)))
+    of_bias = ctx.emit(op.sum(dy, axes))
+    of_scale = ctx.emit(op.sum(op.multiply(dy, normal), axes))
+    shares = [
+        _column(ctx, ctx.emit(op.divide(v, ctx.const(count))), rank) for v in (of_bias, of_scale)
+    ]
+    rest = op.subtract(op.subtract(dy, shares[0]), op.multiply(normal, shares[1]))
+    factor = _column(ctx, ctx.emit(op.multiply(scale, inverse)), rank)
+    return [ctx.emit(op.multiply(factor, rest)), of_scale, of_bias]
+
+
+def max_pool_grad(ctx: Context, node: Node) -> Any:
+    """(dY, X), X in the place of MaxPool's indices (`training.linked`)."""
+    dy = ctx.tensor(node.operand(0))
+    inner = _without_first(node)
+    if len(shape_of(dy)) != 4:
+        raise ValueError(f"only images are supported, got dY of {list(shape_of(dy))}")
+    if node.attr("storage_order", 0):
+        raise ValueError("storage_order=1 is not supported")
+    data, kernel, strides, _, padding = read_pool(ctx, inner)
+    return ctx.emit(op.grad.max_pool2d_backward(dy, data, kernel, strides, padding))
+
+
+def average_pool_grad(ctx: Context, node: Node) -> Any:
+    """(dY, X), X in place of nothing (`training.linked`): an average's gradient needs its size."""
+    dy = ctx.tensor(node.operand(0))
+    if len(shape_of(dy)) != 4:
+        raise ValueError(f"only images are supported, got dY of {list(shape_of(dy))}")
+    data, kernel, strides, declared, padding = read_pool(ctx, _without_first(node))
+    include = bool(node.attr("count_include_pad", 0))
+    if include and padding != declared:
+        raise ValueError("ceil_mode=1 with count_include_pad=1 is not supported")
+    return ctx.emit(
+        op.grad.avg_pool2d_backward(dy, data, kernel, strides, padding, count_include_pad=include)
+    )
+
+
+def _without_first(node: Node) -> Node:
+    return Node(node.proto, node.operands[1:], node.attributes)
+
+
+# ---- elementwise, softmax ------------------------------------------------------------------------
+
+
+def relu_grad(ctx: Context, node: Node) -> Any:
+    """dY where Y (or X) is above 0."""
+    dy, y = _operands(ctx, node, 2)
+    return ctx.emit(op.where(op.greater(y, ctx.const(0)), dy, ctx.const(0)))
+
+
+def sigmoid_grad(ctx: Context, node: Node) -> Any:
+    dy, y = _operands(ctx, node, 2)
+    return ctx.emit(op.multiply(dy, op.multiply(y, op.subtract(ctx.const(1), y))))
+
+
+def tanh_grad(ctx: Context, node: Node) -> Any:
+    dy, y = _operands(ctx, node, 2)
+    return ctx.emit(op.multiply(dy, op.subtract(ctx.const(1), op.multiply(y, y))))
+
+
+def gelu_grad(ctx: Context, node: Node) -> Any:
+    """Of x Φ(x): Φ(x) + x φ(x)."""
+    dy, x = _operands(ctx, node, 2)
+    erf = op.erf(op.multiply(x, ctx.const(math.sqrt(0.5))))
+    below = op.multiply(op.add(erf, ctx.const(1)), ctx.const(0.5))
+    bell = op.exp(op.multiply(op.multiply(x, x), ctx.const(-0.5)))
+    density = op.multiply(bell, ctx.const(1 / math.sqrt(2 * math.pi)))
+    return ctx.emit(op.multiply(dy, op.add(below, op.multiply(x, density))))
+
+
+def _softmax_grad(logs: bool, all_axes: bool) -> Builder:
+    """Along an axis, or before opset 13 over all from there on."""
+
+    def build(ctx: Context, node: Node) -> Any:
+        dy, y = _operands(ctx, node, 2)
+        rank = len(shape_of(y))
+        axis = int(node.attr("axis", 1 if all_axes else -1)) % rank
+        axes = list(range(axis, rank)) if all_axes else [axis]
+        if logs:
+            total = op.sum(dy, axes, keepdims=True)
+            return ctx.emit(op.subtract(dy, op.multiply(op.exp(y), total)))
+        total = op.sum(op.multiply(dy, y), axes, keepdims=True)
+        return ctx.emit(op.multiply(y, op.subtract(dy, total)))
+
+    return build
+
+
+# ---- the loss ------------------------------------------------------------------------------------
+
+
+def _ignored(node: Node, index: int) -> int | None:
+    """The label that counts for nothing: an operand of the internal forms, else an attribute."""
+    if node.has(index):
+        return int(np.asarray(node.static(index, "ignore_index")).reshape(()))
+    given = node.attr("ignore_index")
+    return None if given is None else int(given)
+
+
+def _terms(
+    ctx: Context, node: Node, logs: Any, labels: Any, weight: int, ignored: int | None
+) -> tuple[Any, Any]:
+    """(ones where labels point, along axis 1; the weight of each label)."""
+    classes, kind = shape_of(logs)[1], str(labels.ty.dtype)
+    skipped = None
+    if ignored is not None:
+        skipped = ctx.emit(op.equal(labels, relax.const(np.asarray(ignored, kind), kind)))
+        labels = ctx.emit(op.where(skipped, relax.const(np.asarray(0, kind), kind), labels))
+    places = relax.const(np.arange(classes, dtype=kind).reshape(
+        [-1 if a == 1 else 1 for a in range(len(shape_of(logs)))]), kind)  # fmt: skip
+    hits = ctx.emit(op.equal(op.expand_dims(labels, 1), places))
+    ones = ctx.emit(op.astype(hits, str(logs.ty.dtype)))
+    weights = ctx.full(shape_of(labels), 1, ctx.options.dtype)
+    if node.has(weight):
+        of_class = ctx.tensor(node.operand(weight))
+        column = op.reshape(of_class, [-1 if a == 1 else 1 for a in range(len(shape_of(logs)))])
+        weights = ctx.emit(op.sum(op.multiply(ones, column), [1]))
+    if skipped is not None:
+        weights = ctx.emit(op.where(skipped, ctx.const(0), weights))
+    return ones, weights
+
+
+def _reduction(node: Node) -> str:
+    how = str(node.attr("reduction", "mean"))
+    if how not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be mean, sum or none, got {how!r}")
+    return how
+
+
+def cross_entropy(ctx: Context, node: Node) -> list[Any]:
+    """(scores, labels[, weights][, ignored]) to (loss, log-probabilities)."""
+    scores, labels = _operands(ctx, node, 2)
+    logs = ctx.emit(op.nn.log_softmax(scores, 1))
+    ones, weights = _terms(ctx, node, logs, labels, 2, _ignored(node, 3))
+    picked = op.sum(op.multiply(ones, logs), [1])
+    loss = ctx.emit(op.negative(op.multiply(picked, weights)))
+    how = _reduction(node)
+    if how != "none":
+        loss = ctx.emit(op.sum(loss))
+    if how == "mean":
+        loss = ctx.emit(op.divide(loss, op.sum(weights)))
+    return [loss, logs]
+
+
+def cross_entropy_grad(ctx: Context, node: Node) -> Any:
+    """(dY, log-probabilities, labels[, weights][, ignored]) to the gradient by the scores."""
+    dy, logs, labels = _operands(ctx, node, 3)
+    if node.has(5):
+        raise ValueError("a bias is not supported")
+    ones, weights = _terms(ctx, node, logs, labels, 3, _ignored(node, 4))
+    how = _reduction(node)
+    each_one = op.multiply(weights, dy)
+    if how == "mean":
+        each_one = op.divide(each_one, op.sum(weights))
+    factor = ctx.emit(op.expand_dims(ctx.emit(each_one), 1))
+    return ctx.emit(op.multiply(op.subtract(op.exp(logs), ones), factor))
+
+
+# ---- sums and products ---------------------------------------------------------------------------
+
+
+def accumulated(ctx: Context, node: Node) -> list[Any]:
+    """InPlaceAccumulatorV2: (buffer, value[, overwrite]): the new buffer, for both results.
+
+    ONNX Runtime's first result says only that its buffer has changed in place; here nothing does.
+    """
+    buffer, value = _operands(ctx, node, 2)
+    new = ctx.emit(op.add(buffer, value))
+    if node.has(2):
+        flag = ctx.tensor(node.operand(2))
+        flag = ctx.emit(op.reshape(flag, [1] * max(len(shape_of(value)), 1)))
+        new = ctx.emit(op.where(flag, value, new))
+    return [new, new]
+
+
+def fused_matmul(ctx: Context, node: Node) -> Any:
+    """alpha times the product, either operand's last two axes exchanged before."""
+    if node.attr("transBatchA", 0) or node.attr("transBatchB", 0):
+        raise ValueError("transBatchA and transBatchB are not supported")
+    pair = _operands(ctx, node, 2)
+    for i, name in enumerate(("transA", "transB")):
+        rank = len(shape_of(pair[i]))
+        if int(node.attr(name, 0)) and rank > 1:
+            order = [*range(rank - 2), rank - 1, rank - 2]
+            pair[i] = ctx.emit(op.permute_dims(pair[i], order))
+    made = ctx.emit(op.matmul(*pair))
+    alpha = float(node.attr("alpha", 1.0))
+    return made if alpha == 1 else ctx.emit(op.multiply(made, ctx.const(alpha)))
+
+
+def scale(ctx: Context, node: Node) -> Any:
+    """Scale: divided by a number, or where `scale_down` is 0 times it."""
+    x, by = _operands(ctx, node, 2)
+    return ctx.emit((op.divide if int(node.attr("scale_down", 0)) else op.multiply)(x, by))
+
+
+def zero_gradient(ctx: Context, node: Node) -> Any:
+    """Zeros of the second operand's shape."""
+    like = ctx.tensor(node.operand(1))
+    return ctx.full(shape_of(like), 0, ctx.options.dtype)
+
+
+def reduce_sum(ctx: Context, node: Node) -> Any:
+    """ReduceSumTraining: axes are the second operand."""
+    x = ctx.tensor(node.operand(0))
+    axes: Array = node.static(1, "axes")
+    if not axes.size and int(node.attr("noop_with_empty_axes", 0)):
+        return x
+    over = [int(a) for a in axes.reshape(-1)] or None
+    return ctx.emit(op.sum(x, over, keepdims=bool(node.attr("keepdims", 1))))
+
+
+def inference_norm(ctx: Context, node: Node) -> Any:
+    """BatchNormalization by running statistics; that of a batch is BatchNormInternal there."""
+    if int(node.attr("training_mode", 0)):
+        raise ValueError("training_mode=1 is not supported: in a gradient it is BatchNormInternal")
+    x, factor, bias, mean, variance = _operands(ctx, node, 5)
+    rank, epsilon = len(shape_of(x)), float(node.attr("epsilon", 1e-5))
+    root = op.sqrt(op.add(variance, ctx.const(epsilon)))
+    factor = ctx.emit(op.divide(factor, root))
+    apart = op.subtract(x, _column(ctx, mean, rank))
+    return ctx.emit(
+        op.add(op.multiply(apart, _column(ctx, factor, rank)), _column(ctx, bias, rank))
+    )
+
+
+def dropout(ctx: Context, node: Node) -> Any:
+    """Dropout of inference."""
+    if node.has(2) and bool(np.any(node.static(2, "training_mode"))):
+        raise ValueError("training_mode=1 is not supported: its mask is drawn within the graph")
+    return ctx.tensor(node.operand(0))
+
+
+TRAINING_OPS: dict[str, Builder] = {
+    "AveragePoolGrad": average_pool_grad,
+    "BatchNormInternal": batch_norm,
+    "BatchNormalization": inference_norm,
+    "BatchNormalizationGrad": batch_norm_grad,
+    "ConvGrad": conv_grad,
+    "Dropout": dropout,
+    "FusedMatMul": fused_matmul,
+    "GeluGrad": gelu_grad,
+    "InPlaceAccumulatorV2": accumulated,
+    "LogSoftmaxGrad": _softmax_grad(True, True),
+    "LogSoftmaxGrad_13": _softmax_grad(True, False),
+    "MaxPoolGrad": max_pool_grad,
+    "ReduceSumTraining": reduce_sum,
+    "ReluGrad": relu_grad,
+    "Scale": scale,
+    "SigmoidGrad": sigmoid_grad,
+    "SoftmaxCrossEntropyLoss": cross_entropy,
+    "SoftmaxCrossEntropyLossGrad": cross_entropy_grad,
+    "SoftmaxCrossEntropyLossInternal": cross_entropy,
+    "SoftmaxCrossEntropyLossInternalGrad": cross_entropy_grad,
+    "SoftmaxGrad": _softmax_grad(False, True),
+    "SoftmaxGrad_13": _softmax_grad(False, False),
+    "TanhGrad": tanh_grad,
+    "ZeroGradient": zero_gradient,
+}
+"""Operator of `com.microsoft`, or ONNX's own that is another thing within a gradient -> builder."""
