@@ -25,6 +25,7 @@ _EACH = (
     "tests/byoc_cudnn/split/test_partition_models.py::test_every_convolution_goes",
     f"{CUTLASS}/test_cutlass_models.py::test_every_convolution_but_of_small_groups_goes",
     f"{ONNX}/test_frontend_onnx.py::test_all_bundled_models_import_and_differentiate",
+    f"{ONNX}/test_gradient_to_onnx.py::test_bundled_networks_by_onnxruntime",
 )
 _WINOGRAD = (  # problems whose kin stays
     "n=2 c=24 h=6 w=6 k=40", "n=2 c=31 h=7 w=19 k=16", "n=2 c=16 h=9 w=6 k=32",

@@ -24,6 +24,7 @@ from . import (
     function,
     graph_executor,
     op,
+    te,
     testing,
     transform,
     ty,
@@ -49,16 +50,18 @@ from .errors import RelayTextError, UnsupportedConstructError
 from .executor import create_executor
 from .expr import TupleWrapper, bind, const, var
 from .expr_functor import ExprFunctor, ExprMutator, ExprVisitor
+from .hashing import structural_hash
 from .lower import lower
-from .op import annotation, nn
+from .op import annotation, image, nn, vision
+from .op.indexing import *  # noqa: F403
 from .op.reduce import *  # noqa: F403
 from .op.tensor import *  # noqa: F403
 from .op.transform import *  # noqa: F403
 from .scope_builder import ScopeBuilder
 from .spans import Span
-from .text.parser import fromtext, parse_expr
+from .text.parser import fromtext, parse, parse_expr
 from .text.printer import astext
-from .types import ANY, Any, FuncType, TensorType, TupleType, Type, scalar_type
+from .types import ANY, Any, FuncType, IncompleteType, TensorType, TupleType, Type, scalar_type
 
 __all__ = [
     "ANY",
@@ -74,6 +77,7 @@ __all__ = [
     "GlobalVar",
     "IRModule",
     "If",
+    "IncompleteType",
     "Let",
     "MetaAttrs",
     "Op",
@@ -103,18 +107,23 @@ __all__ = [
     "fromtext",
     "function",
     "graph_executor",
+    "image",
     "load_module",
     "load_param_dict",
     "lower",
     "nn",
     "op",
+    "parse",
     "parse_expr",
     "save_param_dict",
     "scalar_type",
     "structural_equal",
+    "structural_hash",
+    "te",
     "testing",
     "transform",
     "ty",
     "var",
+    "vision",
 ]
 __all__ += op.BUILDERS

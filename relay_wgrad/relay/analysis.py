@@ -1,40 +1,31 @@
-"""Questions about an expression: its variables, its nodes in order."""
+"""Questions about programs, under Relay's names: each is answered in a module of its own."""
 
-from __future__ import annotations
+from .call_graph import CallGraph
+from .extraction import (
+    extract_fused_functions,
+    extract_intermdeiate_expr,
+    get_calibration_data,
+    list_op_freqs,
+)
+from .features import Feature, detect_feature
+from .layer_count import count_layers
+from .scopes import check_basic_block_normal_form
+from .variables import all_vars, bound_vars, free_vars, post_order_visit
+from .well_formed import well_formed
 
-from collections.abc import Callable
-
-from .ast import Expr, Function, Let, Var, post_order
-
-
-def all_vars(expr: Expr) -> list[Var]:
-    """The variables below an expression, bound or free, in the order of their first use."""
-    return [node for node in post_order(expr) if isinstance(node, Var)]
-
-
-def bound_vars(expr: Expr) -> list[Var]:
-    """The variables that a function or a `let` below the expression binds."""
-    bound = _bound(expr)
-    return [var for var in all_vars(expr) if var in bound]
-
-
-def free_vars(expr: Expr) -> list[Var]:
-    """The variables that nothing below the expression binds, in the order of their first use."""
-    bound = _bound(expr)
-    return [var for var in all_vars(expr) if var not in bound]
-
-
-def post_order_visit(expr: Expr, fvisit: Callable[[Expr], object]) -> None:
-    """Calls `fvisit` with each node once, after its children."""
-    for node in post_order(expr):
-        fvisit(node)
-
-
-def _bound(expr: Expr) -> set[Var]:
-    bound: set[Var] = set()
-    for node in post_order(expr):
-        if isinstance(node, Function):
-            bound.update(node.params)
-        elif isinstance(node, Let):
-            bound.add(node.var)
-    return bound
+__all__ = [
+    "CallGraph",
+    "Feature",
+    "all_vars",
+    "bound_vars",
+    "check_basic_block_normal_form",
+    "count_layers",
+    "detect_feature",
+    "extract_fused_functions",
+    "extract_intermdeiate_expr",
+    "free_vars",
+    "get_calibration_data",
+    "list_op_freqs",
+    "post_order_visit",
+    "well_formed",
+]

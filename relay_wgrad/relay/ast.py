@@ -18,6 +18,7 @@ import numpy as np
 from .attributes import Attrs as Attrs
 from .attributes import MetaAttrs as MetaAttrs
 from .attributes import read_only
+from .boxes import without_nodes
 from .expr_methods import ExprMethods, FunctionMethods, ModuleMethods, OpMethods
 from .spans import Span
 from .steps import order
@@ -299,7 +300,7 @@ class Function(FunctionMethods):
         object.__setattr__(self, "params", params)
         object.__setattr__(self, "type_params", ())
         object.__setattr__(self, "body", as_node(self.body, "Function: the body"))
-        object.__setattr__(self, "attrs", read_only(self.attrs))
+        object.__setattr__(self, "attrs", read_only(without_nodes(self.attrs or {})))
 
     def __repr__(self) -> str:
         return f"Function({len(self.params)} parameters)"

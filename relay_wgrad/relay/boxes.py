@@ -6,7 +6,10 @@ and what refers to it twice is printed so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from tvm.tirx import IntImm
 
 
 class Boxed:
@@ -92,9 +95,19 @@ class SharedArray(MetaArray):
 SHARED = (SharedInt, SharedString, SharedArray)
 
 
+_NODES = (IntImm,)
+
+
 def plain(value: Any) -> Any:
     """A value without a box around it."""
     return value.plain if isinstance(value, Boxed) else value
+
+
+def without_nodes(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Attributes with integers where TVM's nodes of them stand (`IntImm`)."""
+    if not any(isinstance(value, _NODES) for value in attrs.values()):
+        return attrs
+    return {k: int(v) if isinstance(v, _NODES) else v for k, v in attrs.items()}
 
 
 def by_reference(value: Any) -> bool:

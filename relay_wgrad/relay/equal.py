@@ -24,15 +24,22 @@ from .ast import (
     children,
 )
 from .boxes import plain
+from .renamed import Renamed
+from .types import FuncType, TensorType, TupleType, Type
+
+_TYPES = (TensorType, TupleType, FuncType)
 
 
-def structural_equal(a: IRModule | Expr, b: IRModule | Expr, map_free_vars: bool = False) -> bool:
-    """Equal up to the names of variables, `checked_type` and `span`.
+def structural_equal(
+    a: IRModule | Expr | Type, b: IRModule | Expr | Type, map_free_vars: bool = False
+) -> bool:
+    """Equal up to the names of variables, `checked_type` and `span`; types, when their parts are.
 
     Sharing counts: a node that is used twice isn't equal to two nodes that are alike (constants,
-    operators and empty tuples aside).  A variable that nothing binds equals only itself; with
-    `map_free_vars` it equals one other of the same annotation.  Attributes are compared as they are
-    written, so one that is left out differs from its default written out.
+    operators, empty tuples and fields of one tuple aside).  A variable that nothing binds equals
+    only itself; with `map_free_vars` it equals one other of the same annotation.  A size's variable
+    stands for one other throughout.  Attributes are
+    compared as they are written, so one that is left out differs from its default written out.
     Time is linear in the number of nodes and of their uses.
     """
     if isinstance(a, IRModule) or isinstance(b, IRModule):
@@ -43,6 +50,10 @@ def structural_equal(a: IRModule | Expr, b: IRModule | Expr, map_free_vars: bool
             and _same_attrs(a.attrs, b.attrs)
             and all(_same(f, b.functions[name], map_free_vars) for name, f in a.functions.items())
         )
+    if isinstance(a, _TYPES) and isinstance(b, _TYPES):
+        return a == b or (map_free_vars and Renamed().same(a, b))
+    if isinstance(a, _TYPES) or isinstance(b, _TYPES):
+        return False
     for given in (a, b):
         if not isinstance(given, Expr):
             raise TypeError(f"structural_equal: expected Relay programs, got {given!r}")
@@ -53,6 +64,8 @@ def _same(a: Expr, b: Expr, map_free: bool) -> bool:
     # Which node of one stands for which of the other, both ways: a bijection.
     forth: dict[Expr, Expr] = {}
     back: dict[Expr, Expr] = {}
+    sizes = Renamed()
+    fields: set[tuple[Expr, Expr]] = set()  # fields of tuples that were compared
     stack = [(a, b)]
     while stack:
         x, y = stack.pop()
@@ -60,18 +73,26 @@ def _same(a: Expr, b: Expr, map_free: bool) -> bool:
             return False
         if isinstance(x, Tuple) and isinstance(y, Tuple) and not x.fields and not y.fields:
             continue
+        if isinstance(x, TupleGetItem) and isinstance(y, TupleGetItem):
+            # Two of one tuple are alike, as in Relay: the tuple itself is what is shared.
+            if x.index != y.index:
+                return False
+            if (x, y) not in fields:
+                fields.add((x, y))
+                stack.append((x.tuple_value, y.tuple_value))
+            continue
         if x in forth or y in back:
             if forth.get(x) is not y or back.get(y) is not x:
                 return False
             continue
         if isinstance(x, (Constant, GlobalVar, Op)):
             # Leaves are alike by value, however often they are made.
-            if not _same_node(x, y):
+            if not _same_node(x, y, sizes):
                 return False
             continue
         if isinstance(x, Var):
             # Bound variables were paired where they are bound.
-            if map_free and isinstance(y, Var) and x.type_annotation == y.type_annotation:
+            if map_free and isinstance(y, Var) and sizes.same(x.type_annotation, y.type_annotation):
                 forth[x], back[y] = y, x
             elif x is not y:
                 return False
@@ -80,13 +101,13 @@ def _same(a: Expr, b: Expr, map_free: bool) -> bool:
         below = children(x), children(y)
         if len(bound[0]) != len(bound[1]) or len(below[0]) != len(below[1]):
             return False
-        if not _same_node(x, y):
-            return False
         forth[x], back[y] = y, x
         for p, q in zip(*bound, strict=True):
-            if p in forth or q in back or p.type_annotation != q.type_annotation:
+            if p in forth or q in back or not sizes.same(p.type_annotation, q.type_annotation):
                 return False
             forth[p], back[q] = q, p
+        if not _same_node(x, y, sizes):
+            return False
         stack += zip(*below, strict=True)
     return True
 
@@ -97,7 +118,7 @@ def _bound(node: Expr) -> tuple[Var, ...]:
     return node.params if isinstance(node, Function) else ()
 
 
-def _same_node(x: Expr, y: Any) -> bool:
+def _same_node(x: Expr, y: Any, sizes: Renamed) -> bool:
     """Equal in all but what is below them."""
     if isinstance(x, Constant):
         return (
@@ -110,12 +131,10 @@ def _same_node(x: Expr, y: Any) -> bool:
         return bool(x.name == y.name)
     if isinstance(x, Call):
         # An operator's are its arguments' types, which inference fills in.
-        same = isinstance(x.op, Op) or x.type_args == y.type_args
+        same = isinstance(x.op, Op) or sizes.all_same(x.type_args, y.type_args)
         return same and _same_attrs(x.attrs, y.attrs)
     if isinstance(x, Function):
-        return x.ret_type == y.ret_type and _same_attrs(x.attrs, y.attrs)
-    if isinstance(x, TupleGetItem):
-        return bool(x.index == y.index)
+        return sizes.same(x.ret_type, y.ret_type) and _same_attrs(x.attrs, y.attrs)
     assert isinstance(x, (Tuple, Let, If)), x
     return True
 

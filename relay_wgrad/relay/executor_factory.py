@@ -162,6 +162,11 @@ class ExecutorFactory:
 
     get_executor_config = get_graph_json
 
+    @property
+    def graph_json(self) -> str:
+        """As `get_graph_json`."""
+        return self.get_graph_json()
+
     def export_library(self, path: str | Path, **options: Any) -> None:
         """Writes a shared library, which `relay.load_module` reads back.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..keys import SYMBOL
 
 if TYPE_CHECKING:
-    from .ast import Call, Function, GlobalVar, IRModule
+    from .ast import Call, Function, GlobalVar, IRModule, Op
 
 
 def _call(name: str, *args: Any, **attrs: Any) -> Call:
@@ -145,6 +145,33 @@ class OpMethods(ExprMethods):
 
         registration.set_num_inputs(self.name, n)
 
+    @staticmethod
+    def get(op_name: str) -> Op:
+        """The operator of that name, as `relay.op.get`."""
+        from .op import registration
+
+        return registration.get(op_name)
+
+    @staticmethod
+    def list_op_names() -> list[str]:
+        """The names of all operators."""
+        from .op import registration
+
+        return registration.list_op_names()
+
+    @property
+    def num_inputs(self) -> int:
+        """How many arguments the operator takes; -1 for any number."""
+        from .op import registration
+
+        return registration.num_inputs(self.name)
+
+    @property
+    def support_level(self) -> int:
+        """Relay's level of support; 10 for an operator that nobody gave one."""
+        found = self.get_attr("support_level")
+        return 10 if found is None else int(found)
+
     def set_support_level(self, level: int) -> None:
         """Relay's level of support, a number for the reader."""
         self.set_attr("support_level", level)
@@ -188,8 +215,8 @@ class ModuleMethods:
 
         A function with the attribute `global_symbol` gets that name.
         """
-        from .analysis import free_vars
         from .ast import Function, IRModule, as_node
+        from .variables import free_vars
 
         body = as_node(expr, "from_expr: the expression")
         main = body if isinstance(body, Function) else Function(tuple(free_vars(body)), body)

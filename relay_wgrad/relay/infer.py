@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
+from . import dims
 from .ast import (
     Call,
     Constant,
@@ -27,7 +29,8 @@ from .ops import lookup, show
 from .ops.inputs import argument_types
 from .rewrite import rewrite
 from .steps import run
-from .types import ANY, FuncType, TensorType, TupleType, Type
+from .types import FuncType, TensorType, TupleType, Type, with_dims
+from .types import bound as bound_sizes
 
 Steps = Generator[Any, Type, Type]
 
@@ -78,21 +81,19 @@ def infer_types(expr: Expr, mod: IRModule | None = None) -> Mapping[Expr, Type]:
 
 
 def agree(a: Type, b: Type) -> bool:
-    """Whether two types can be of one value: equal, but that `?` fits any size."""
+    """Whether two types can be of one value: equal, but for sizes that nobody knows."""
     return unified(a, b) is not None
 
 
 def unified(a: Type, b: Type) -> Type | None:
-    """The type of what has both: a size is `?` where either is.  None if they don't agree."""
+    """The type of what has both, by `dims.unified`.  None if they don't agree."""
     if a == b:
         return a
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         if a.dtype != b.dtype or len(a.shape) != len(b.shape):
             return None
-        pairs = list(zip(a.shape, b.shape, strict=True))
-        if any(x is not ANY and y is not ANY and x != y for x, y in pairs):
-            return None
-        return TensorType(tuple(x if x == y else ANY for x, y in pairs), a.dtype)
+        shape = tuple(map(dims.unified, a.shape, b.shape))
+        return None if None in shape else TensorType(shape, a.dtype)  # type: ignore[arg-type]
     if isinstance(a, TupleType) and isinstance(b, TupleType):
         fields = _all_unified(a.fields, b.fields)
         return None if fields is None else TupleType(fields)
@@ -266,12 +267,14 @@ class _Types:
             fail(node, f"{show(callee)} is called, and is no function")
         if len(callee.arg_types) != len(args):
             fail(node, f"a function of {len(callee.arg_types)} takes {len(args)} arguments")
-        for i, (ty, wanted) in enumerate(zip(args, callee.arg_types, strict=True)):
+        own = partial(dims.substituted, values=bound_sizes(callee.arg_types, args))
+        for i, (ty, stated) in enumerate(zip(args, callee.arg_types, strict=True)):
+            wanted = with_dims(stated, own)
             if ty is None:
                 # One variable may be two arguments.
                 ty = self.types.setdefault(node.args[i], wanted)
             _fits(node, ty, wanted, f"argument {i}")
-        return callee.ret_type
+        return with_dims(callee.ret_type, own)
 
     def _if(self, node: If) -> Steps:
         condition = yield self.of(node.cond)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from ..keys import INLINE
 from .ast import (
@@ -37,9 +37,11 @@ from .ops import lookup, show
 from .ops.empty import check_size, of_nothing
 from .ops.table import constant_value, named
 from .ops.values import check_values
+from .sizes import Sizes, identifier, measured, settled
+from .sizes import relax_type as relax_type
 from .steps import run
 from .surface import reason
-from .types import ANY, FuncType, TensorType, TupleType, Type
+from .types import FuncType, TensorType, TupleType, Type
 
 _DEPTH = 200  # of calls of functions within functions
 _NESTED = 500  # tuples within a tuple that is a result: TVM's own stack is full before 1,500
@@ -64,6 +66,7 @@ class _Frame:
     outer: _Frame | None = None
     depth: int = 0
     values: dict[Expr, Value] = field(default_factory=dict)
+    sizes: Sizes = field(default_factory=Sizes)
 
     def find(self, node: Expr) -> Value | None:
         frame: _Frame | None = self
@@ -135,10 +138,14 @@ class _Lowering:
         """Writes the function into the block builder."""
         frame = _Frame()
         params = []
+        given = {}
         for param in function.params:
             ty = param.type_annotation or param.checked_type
             if not isinstance(ty, TensorType):
                 fail(param, f"parameter %{param.name} of @{name} must be a tensor with a type")
+            given[param] = ty
+        types = frame.sizes.of_parameters([(p.name, ty) for p, ty in given.items()])
+        for param, ty in zip(given, types, strict=True):
             var = relax.Var(param.name, relax_type(param.name, ty))
             params.append(var)
             self.widest.see(f"parameter %{param.name}", ty)
@@ -146,7 +153,8 @@ class _Lowering:
         with self.bb.function(name, params):
             with self.bb.dataflow():
                 value: Value = run(self._eval(function.body, frame))
-                self._agrees(function, value.type, function.ret_type, f"the result of @{name}")
+                what = f"the result of @{name}"
+                self._agrees(function, value.type, function.ret_type, what, frame)
                 out = self.bb.emit_output(_expr(value))
             self.bb.emit_func_output(out)
 
@@ -187,7 +195,7 @@ class _Lowering:
             assert isinstance(node, If)
             fail(node, "`if` has no lowering")
         if not isinstance(node, Function):
-            self._agrees(node, value.type, node.checked_type, "the type")
+            self._agrees(node, value.type, node.checked_type, "the type", frame)
         frame.values[node] = value
         return value
 
@@ -195,7 +203,7 @@ class _Lowering:
         body: Expr = node
         while isinstance(body, Let):
             value = yield self._eval(body.value, frame, body.var.name)
-            self._agrees(body, value.type, body.var.type_annotation, f"%{body.var.name}")
+            self._agrees(body, value.type, body.var.type_annotation, f"%{body.var.name}", frame)
             frame.values[body.var] = value
             body = body.body
         return (yield self._eval(body, frame))
@@ -208,7 +216,7 @@ class _Lowering:
         if isinstance(node.op, Op):
             return self._operator(node, node.op.name, args, hint)
         if isinstance(node.op, GlobalVar) and node.op.name in self.called:
-            return self._called(node, self.called[node.op.name], args)
+            return self._called(node, self.called[node.op.name], args, frame)
         callee = yield self._eval(node.op, frame)
         if callee.function is None:
             fail(node, f"{show(callee.type)} is called, and is no function")
@@ -217,24 +225,29 @@ class _Lowering:
             fail(node, f"calls nest deeper than {_DEPTH}: recursion has no lowering")
         if len(args) != len(function.params):
             fail(node, f"a function of {len(function.params)} takes {len(args)} arguments")
-        inner = _Frame(outer, frame.depth + 1)
+        stated = [param.type_annotation for param in function.params]
+        sizes = outer.sizes.of_call(stated, [value.type for value in args])
+        inner = _Frame(outer, frame.depth + 1, sizes=sizes)
         for param, value in zip(function.params, args, strict=True):
-            self._agrees(node, value.type, param.type_annotation, f"argument %{param.name}")
+            what = f"argument %{param.name}"
+            self._agrees(node, value.type, param.type_annotation, what, inner)
             inner.values[param] = value
         result = yield self._eval(function.body, inner)
-        self._agrees(node, result.type, function.ret_type, "a function's result")
+        self._agrees(node, result.type, function.ret_type, "a function's result", inner)
         return result
 
-    def _called(self, node: Call, var: Any, args: list[Value]) -> Value:
+    def _called(self, node: Call, var: Any, args: list[Value], frame: _Frame) -> Value:
         """A call that stays one."""
         assert isinstance(node.op, GlobalVar)
-        ty = self.mod[node.op].ret_type or node.checked_type
+        function = self.mod[node.op]
+        ty = function.ret_type or node.checked_type
         if ty is None:
             fail(node, f"@{node.op.name} is called, and its result has no type")
+        stated = [param.type_annotation for param in function.params]
+        ty = frame.sizes.of_call(stated, [value.type for value in args]).local(ty)
         return Value(ty, self.bb.emit(relax.Call(var, [_expr(arg) for arg in args])))
 
     def _operator(self, node: Call, name: str, args: list[Value], hint: str) -> Value:
-        types = [arg.type for arg in args]
         self.written += 1
         if self.written > self.limit:
             fail(
@@ -244,10 +257,10 @@ class _Lowering:
             )
         try:
             op = lookup(name)
-            out = op.infer(types, node.attrs)
+            exprs = [_expr(arg) for arg in args]
+            exprs, types, out = settled(self.bb, op, exprs, [arg.type for arg in args], node.attrs)
             check_size(name, out, LARGEST)
             self.widest.see(f"{name}'s", out, lambda: place(node))
-            exprs = [_expr(arg) for arg in args]
             check_values(name, types, node.attrs, list(map(constant_value, exprs)))
             made = of_nothing(name, types, out)
             if made is None:
@@ -258,7 +271,7 @@ class _Lowering:
             raise type(error)(f"{named(name, error)}{place(node)}") from error
         except (tvm.error.InternalError, OverflowError, RuntimeError) as error:
             raise ValueError(f"{name}: TVM refuses it: {reason(error)}{place(node)}") from error
-        return Value(out, self._of_type(bound, out))
+        return Value(*measured(self.bb, self._of_type(bound, out), out))
 
     def _of_type(self, bound: Any, out: Type) -> Any:
         """The result in the dtype that Relay gives it; Relax' mean of integers has another."""
@@ -285,10 +298,10 @@ class _Lowering:
             fail(node, f"there is no function @{node.name}")
         return self.mod.functions[node.name]
 
-    def _agrees(self, node: Expr, got: Type, stated: Type | None, what: str) -> None:
+    def _agrees(self, node: Expr, got: Type, stated: Type | None, what: str, frame: _Frame) -> None:
         if isinstance(got, FuncType) and isinstance(stated, FuncType):
             return  # a function is checked where it is called
-        if stated is not None and not agree(got, stated):
+        if stated is not None and not agree(got, frame.sizes.local(stated)):
             fail(node, f"{what} is {show(got)}, and the program says {show(stated)}")
 
 
@@ -315,21 +328,3 @@ def _function_type(function: Function) -> FuncType:
     unknown = TupleType(())
     params = tuple(p.type_annotation or p.checked_type or unknown for p in function.params)
     return FuncType(params, function.ret_type or unknown)
-
-
-def relax_type(name: str, ty: Type) -> relax.Type:
-    """A type of values in Relax; each `?` is a size of its own, named after the value."""
-    if isinstance(ty, TupleType):
-        return relax.TupleType([relax_type(f"{name}_{i}", t) for i, t in enumerate(ty.fields)])
-    if not isinstance(ty, TensorType):
-        raise TypeError(f"{name}: a function is no value in Relax, got {show(ty)}")
-    shape = [
-        tirx.Var(f"{identifier(name)}_{i}", "int64") if dim is ANY else dim
-        for i, dim in enumerate(ty.shape)
-    ]
-    return relax.TensorType(shape, ty.dtype)
-
-
-def identifier(name: str) -> str:
-    """A name with nothing but letters, digits and underscores."""
-    return "".join(c if c.isalnum() or c == "_" else "_" for c in name)

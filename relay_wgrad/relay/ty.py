@@ -3,6 +3,7 @@
 from .types import ANY as ANY
 from .types import Any as Any
 from .types import FuncType as FuncType
+from .types import IncompleteType as IncompleteType
 from .types import TensorType as TensorType
 from .types import TupleType as TupleType
 from .types import Type as Type

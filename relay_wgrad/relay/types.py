@@ -1,26 +1,22 @@
 """Relay's types: tensors of known rank, tuples, functions.
 
-They are values: equal when their parts are.  A dimension is an int or `ANY`, Relay's `?`.
+They are values: equal when their parts are.  `dims` says what a dimension is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any as Any_
 from typing import TypeAlias
 
+from .dims import ANY as ANY
+from .dims import SIZES, as_dim, is_expression, is_variable
+from .dims import AnyDim as AnyDim
+from .dims import Dim as Dim
+from .dims import SymDim as SymDim
 
-class AnyDim:
-    """A dimension that only the run knows; printed as `?`.  There is one, `ANY`."""
-
-    def __repr__(self) -> str:
-        return "?"
-
-
-ANY = AnyDim()
-Dim: TypeAlias = "int | AnyDim"
-_SIZES = 2**63
 NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "bfloat16",
@@ -29,18 +25,6 @@ DTYPES = {*NUMBERS, "int4", "uint1", "uint4", "e4m3_float8", "e5m2_float8", "han
 """Relay's names of dtypes; those of `NUMBERS` are ones that an array can hold."""
 # Of dtypes, in programs written by hand.
 OTHER_NAMES = {"int": "int32", "uint": "uint32", "float": "float32", "uint1": "bool"}
-
-
-def _dim(value: object) -> Dim:
-    """A size as a type holds it."""
-    if value is ANY:
-        return ANY
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"a size must be an integer or relay.Any(), got {value!r}")
-    size = int(value)
-    if not 0 <= size < _SIZES:
-        raise ValueError(f"a size must be at least 0 and fit into 64 bits, got {size}")
-    return size
 
 
 class _Printed:
@@ -59,11 +43,10 @@ class TensorType(_Printed):
 
     def __post_init__(self) -> None:
         given: Any_ = self.shape
-        shape = (given,) if isinstance(given, Integral) else given
-        if type(shape) is not tuple or any(
-            type(d) is not int or not 0 <= d < _SIZES for d in shape
-        ):
-            object.__setattr__(self, "shape", tuple(map(_dim, shape)))
+        is_one = isinstance(given, (Integral, SymDim)) or is_expression(given)
+        shape = (given,) if is_one else given
+        if type(shape) is not tuple or any(type(d) is not int or not 0 <= d < SIZES for d in shape):
+            object.__setattr__(self, "shape", tuple(map(as_dim, shape)))
         if not isinstance(self.dtype, str):
             raise TypeError(f"a dtype must be its name, got {self.dtype!r}")
         if self.dtype not in DTYPES and self.dtype not in OTHER_NAMES:
@@ -72,7 +55,7 @@ class TensorType(_Printed):
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:
-        """The sizes; ValueError if one is `?`."""
+        """The sizes; ValueError if one is no number."""
         sizes = tuple(d for d in self.shape if isinstance(d, int))
         if len(sizes) != len(self.shape):
             raise ValueError(f"{self} has a size that only the run knows")
@@ -95,14 +78,24 @@ class FuncType(_Printed):
 
     arg_types: tuple[Type, ...]
     ret_type: Type
+    type_params: tuple[()] = ()  # Relay's third and fourth; there are none here
+    type_constraints: tuple[()] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arg_types", tuple(self.arg_types))
+        for name in ("type_params", "type_constraints"):
+            if given := getattr(self, name):
+                raise ValueError(f"FuncType: {name} are not supported, got {given!r}")
+            object.__setattr__(self, name, ())
 
 
 def scalar_type(dtype: str) -> TensorType:
     """The type of a tensor with no dimensions."""
     return TensorType((), dtype)
+
+
+def IncompleteType(kind: Any_ = None) -> None:  # noqa: N802  Relay's name
+    """A type that inference finds: none is stated."""
 
 
 def Any() -> AnyDim:  # noqa: N802  Relay's name
@@ -113,16 +106,52 @@ def Any() -> AnyDim:  # noqa: N802  Relay's name
 Type: TypeAlias = "TensorType | TupleType | FuncType"
 
 
-def type_text(type_: Type) -> str:
-    """The type as Relay prints it."""
+def type_text(type_: Type, dim_text: Callable[[Dim], str] = str) -> str:
+    """The type as Relay prints it; a program's text has `meta[…]` for symbolic sizes."""
     if isinstance(type_, TensorType):
         if not type_.shape:
             return type_.dtype
-        dims = ", ".join("?" if isinstance(dim, AnyDim) else str(dim) for dim in type_.shape)
-        return f"Tensor[({dims}), {type_.dtype}]"
+        return f"Tensor[({', '.join(map(dim_text, type_.shape))}), {type_.dtype}]"
     if isinstance(type_, TupleType):
-        fields = ", ".join(type_text(field) for field in type_.fields)
+        fields = ", ".join(type_text(field, dim_text) for field in type_.fields)
         return f"({fields},)" if len(type_.fields) == 1 else f"({fields})"
     assert isinstance(type_, FuncType)
-    args = ", ".join(type_text(arg) for arg in type_.arg_types)
-    return f"fn ({args}) -> {type_text(type_.ret_type)}"
+    args = ", ".join(type_text(arg, dim_text) for arg in type_.arg_types)
+    return f"fn ({args}) -> {type_text(type_.ret_type, dim_text)}"
+
+
+def all_dims(type_: Type) -> list[Dim]:
+    """The dimensions of all tensors of a type, in order."""
+    if isinstance(type_, TensorType):
+        return list(type_.shape)
+    if isinstance(type_, TupleType):
+        return [dim for field in type_.fields for dim in all_dims(field)]
+    return [dim for part in (*type_.arg_types, type_.ret_type) for dim in all_dims(part)]
+
+
+def with_dims(type_: Type, change: Callable[[Dim], Dim]) -> Type:
+    """The type with other dimensions; itself where none changes."""
+    if isinstance(type_, TensorType):
+        shape = tuple(map(change, type_.shape))
+        is_new = any(a is not b for a, b in zip(shape, type_.shape, strict=True))
+        return TensorType(shape, type_.dtype) if is_new else type_
+    if isinstance(type_, TupleType):
+        fields = tuple(with_dims(field, change) for field in type_.fields)
+        is_new = any(a is not b for a, b in zip(fields, type_.fields, strict=True))
+        return TupleType(fields) if is_new else type_
+    args = tuple(with_dims(arg, change) for arg in type_.arg_types)
+    return FuncType(args, with_dims(type_.ret_type, change))
+
+
+def bound(stated: Sequence[Type | None], given: Sequence[Type | None]) -> dict[Any_, Dim]:
+    """What a function's variables of sizes are in a call: TVM's variable -> the argument's size."""
+    values: dict[Any_, Dim] = {}
+    pairs = list(zip(stated, given, strict=False))
+    for ty, got in pairs:
+        if isinstance(ty, TupleType) and isinstance(got, TupleType):
+            pairs += zip(ty.fields, got.fields, strict=False)
+        if isinstance(ty, TensorType) and isinstance(got, TensorType):
+            for dim, size in zip(ty.shape, got.shape, strict=False):
+                if isinstance(dim, SymDim) and is_variable(dim):
+                    values.setdefault(dim.expr, size)
+    return values

@@ -39,8 +39,22 @@ NO_PASSES = {
 
 # Each pass for Relay modules, with what the same is called elsewhere.
 OF_RELAY: dict[str, tuple[Callable[[], Any], str]] = {
+    "AnnotateSpans": (relay_passes.AnnotateSpans, ""),
+    "CanonicalizeCast": (relay_passes.CanonicalizeCast, ""),
+    "DivToMul": (relay_passes.DivToMul, ""),
+    "EtaExpand": (relay_passes.EtaExpand, ""),
+    "Inline": (relay_passes.Inline, ""),
+    "LambdaLift": (relay_passes.LambdaLift, ""),
+    "LazyGradientInit": (relay_passes.LazyGradientInit, ""),
+    "ToBasicBlockNormalForm": (relay_passes.ToBasicBlockNormalForm, ""),
     "AnnotateTarget": (lambda: relay_passes.AnnotateTarget("npu"), ""),
     "CanonicalizeOps": (relay_passes.CanonicalizeOps, ""),
+    "CombineParallelBatchMatmul": (relay_passes.CombineParallelBatchMatmul, ""),
+    "CombineParallelConv2D": (relay_passes.CombineParallelConv2D, ""),
+    "CombineParallelDense": (relay_passes.CombineParallelDense, ""),
+    "CombineParallelOpBatch": (
+        lambda: relay_passes.CombineParallelOpBatch("nn.dense", "nn.batch_matmul"), "",
+    ),
     "ConvertLayout": (
         lambda: relay_passes.ConvertLayout({"nn.conv2d": ["NHWC", "OHWI"]}),
         "relay_wgrad.transform.ConvertLayout",
@@ -48,11 +62,13 @@ OF_RELAY: dict[str, tuple[Callable[[], Any], str]] = {
     "DeadCodeElimination": (
         relay_passes.DeadCodeElimination, "tvm.relax.transform.DeadCodeElimination",
     ),
+    "DefuseOps": (relay_passes.DefuseOps, ""),
     "EliminateCommonSubexpr": (
         relay_passes.EliminateCommonSubexpr, "tvm.relax.transform.EliminateCommonSubexpr",
     ),
     "FirstOrderGradient": (relay_passes.FirstOrderGradient, "relay_wgrad.transform.grad"),
     "FoldConstant": (relay_passes.FoldConstant, "tvm.relax.transform.FoldConstant"),
+    "FuseOps": (relay_passes.FuseOps, ""),
     "InferType": (relay_passes.InferType, ""),
     "Legalize": (relay_passes.Legalize, "tvm.relax.transform.LegalizeOps"),
     "MergeCompilerRegions": (relay_passes.MergeCompilerRegions, ""),
@@ -98,7 +114,7 @@ def test_a_relax_module_for_a_relay_pass(name: str) -> None:
     remedy = counterpart or "the passes of relay_wgrad.transform and tvm.relax.transform"
     with pytest.raises(TypeError) as caught:
         make()(RELAX)
-    name = "sequential" if name == "Sequential" else name
+    name = {"Sequential": "sequential", "Inline": "InlineGlobals"}.get(name, name)  # as in Relay
     assert str(caught.value) == f"{name}: this is a Relax module: use {remedy}"
     if counterpart:
         path, _, attribute = counterpart.rpartition(".")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..analysis import free_vars
 from ..ast import Expr, Function, IRModule, Op, as_node
 from ..equal import structural_equal
 from ..infer import infer_expr
 from ..rewrite import rewrite as rebuild
+from ..variables import free_vars
 from .partition import Group, Grouper
 from .pattern import DFPattern
 

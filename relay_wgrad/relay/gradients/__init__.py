@@ -6,11 +6,11 @@ of `register_gradient`, so a user's own counts.
 """
 
 from ..ops.hooks import GRADIENTS
-from . import conv, elementwise, nn, normalize, pool, reduce, shape
+from . import conv, elementwise, image, indexing, nn, normalize, one_dimension, pool, reduce, shape
 from .common import Rule as Rule
 
 LEVEL = 0
-FAMILIES = (elementwise, shape, reduce, nn, conv, pool, normalize)
+FAMILIES = (elementwise, shape, reduce, nn, conv, pool, normalize, image, indexing, one_dimension)
 
 for _family in FAMILIES:
     for _name, _rule in _family.RULES.items():

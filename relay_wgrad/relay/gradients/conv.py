@@ -15,12 +15,14 @@ of a transposed convolution's weight by its own data and result, so there O and 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...layouts import swap_io, to_layout
 from ...problem import transposed_size
 from ..ast import Call, Expr, Op
-from ..ops import show
+from ..ops import lookup, show
+from ..ops.blocks import plain
 from ..ops.table import Call as Site
 from ..ops.windows import padding, pair
 from .common import Rule, attributes, call, refuse, type_of
@@ -129,10 +131,32 @@ def _by_weight(orig: Call, grad: Expr, x: Expr, like: Expr, layouts: tuple[str, 
     return _product("nn.conv2d_backward_weight", grad, x, like, attrs)
 
 
+def _moved(x: Expr, src: str, dst: str) -> Expr:
+    """In another layout; typed if `x` is."""
+    if src == dst:
+        return x
+    out = call("layout_transform", x, src_layout=src, dst_layout=dst)
+    if x.checked_type is None:
+        return out
+    ty = lookup("layout_transform").infer([type_of(x)], out.attrs)
+    return replace(out, checked_type=ty)
+
+
 def _conv2d(orig: Call, grad: Expr) -> list[Expr]:
     (x, w), a = orig.args, attributes(orig)
     x_layout, w_layout = a["data_layout"], a["kernel_layout"]
     y_layout = a["out_layout"] or x_layout
+    blocked = [n for n in (x_layout, w_layout, y_layout) if len(n) > 4]
+    if blocked:
+        # Of the tensors without blocks, and back.
+        x, w, grad = (
+            _moved(value, layout, plain(layout))
+            for value, layout in ((x, x_layout), (w, w_layout), (grad, y_layout))
+        )
+        layouts = plain(y_layout), plain(w_layout), plain(x_layout)
+        dx = _by_data(orig, grad, w, x, layouts)
+        dw = _by_weight(orig, grad, x, w, (layouts[0], layouts[2], layouts[1]))
+        return [_moved(dx, plain(x_layout), x_layout), _moved(dw, plain(w_layout), w_layout)]
     return [
         _by_data(orig, grad, w, x, (y_layout, w_layout, x_layout)),
         _by_weight(orig, grad, x, w, (y_layout, x_layout, w_layout)),

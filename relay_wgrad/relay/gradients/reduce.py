@@ -42,13 +42,23 @@ def _count(orig: Call) -> int:
     return count
 
 
+def _per_element(x: Expr, orig: Call, times: int, less: int) -> Expr:
+    """x times a number over how many elements are reduced, less some; the run counts them where
+    only it knows."""
+    data = orig.args[0]
+    if all(isinstance(size, int) for size in type_of(data).shape):
+        return x * scalar(times / (_count(orig) - less), data)
+    count = total(call("ones_like", data), _axes(orig), keepdims=True)
+    return x * scalar(times, data) / (count - scalar(less, data) if less else count)
+
+
 def _sum(orig: Call, grad: Expr) -> list[Expr]:
     return [broadcast_to_like(_expanded(grad, orig), orig.args[0])]
 
 
 def _mean(orig: Call, grad: Expr) -> list[Expr]:
     data = orig.args[0]
-    return [broadcast_to_like(_expanded(grad, orig) * scalar(1 / _count(orig), data), data)]
+    return [broadcast_to_like(_per_element(_expanded(grad, orig), orig, 1, 0), data)]
 
 
 def _extreme(orig: Call, grad: Expr) -> list[Expr]:
@@ -63,8 +73,8 @@ def _extreme(orig: Call, grad: Expr) -> list[Expr]:
 def _variance(orig: Call, grad: Expr) -> list[Expr]:
     """Of sum((x - m)**2) / n: 2 (x - m) / n by x, minus that by m."""
     data, mean = orig.args
-    count = _count(orig) - int(attributes(orig)["unbiased"])
-    slope = (data - mean) * (_expanded(grad, orig) * scalar(2 / count, data))
+    less = int(attributes(orig)["unbiased"])
+    slope = (data - mean) * _per_element(_expanded(grad, orig), orig, 2, less)
     return [slope, collapse_sum_like(-slope, mean)]
 
 

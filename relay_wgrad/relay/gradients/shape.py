@@ -158,7 +158,11 @@ def _pad(orig: Call, grad: Expr) -> list[Expr]:
         refuse(orig, f"only with pad_mode='constant', got {a['pad_mode']!r}")
     begin = [before for before, _ in a["pad_width"]]
     end = [b + n for b, n in zip(begin, sizes(orig, data), strict=True)]
-    inner = call("strided_slice", grad, begin=begin, end=end, strides=[1] * len(begin))
+    if any(min(pair) < 0 for pair in a["pad_width"]):
+        back = [[-before, -after] for before, after in a["pad_width"]]
+        inner = call("nn.pad", grad, scalar(0, orig), pad_width=back)
+    else:
+        inner = call("strided_slice", grad, begin=begin, end=end, strides=[1] * len(begin))
     every = range(len(begin))
     # The difference of two sums, neither of which need be a float16.
     outside, inside = (

@@ -14,6 +14,7 @@ from ...ops.conv2d_transpose import KERNEL_TRANSPOSED
 from ..ast import Expr
 from ..make import call
 from ..ops import lookup
+from ..ops.blocks import is_blocked
 from ..ops.hooks import CONVERT_LAYOUT, PACKAGE_LEVEL
 from ..types import TensorType
 
@@ -58,6 +59,7 @@ ROLES: dict[str, Roles] = {
     "nn.max_pool2d_grad": _POOL_GRAD,
     "nn.avg_pool2d_grad": _POOL_GRAD,
 }
+_BLOCKED = {"nn.conv2d", *(op for op, roles in ROLES.items() if roles.follows)}
 # (operator, data's layout) -> the kernel's by default, and a depthwise convolution's; Relay's.
 _KERNELS: dict[tuple[str, str], tuple[str, str]] = {
     ("nn.conv2d", "NCHW"): ("OIHW", "OIHW"),
@@ -98,8 +100,9 @@ def checked(op: str, desired: Any) -> list[str]:
     for index, (layout, letters) in enumerate(zip(out, canonical, strict=True)):
         if index == 0 and layout == DEFAULT:
             raise ValueError(f"{where}: the first desired layout can't be 'default', got {out}")
-        if layout != DEFAULT and not is_permutation(layout, letters):
-            blocks = "; blocked layouts are not supported" if any(map(str.isdigit, layout)) else ""
+        blocked = op in _BLOCKED and is_blocked(layout, letters, whole="HW")
+        if layout != DEFAULT and not (blocked or is_permutation(layout, letters)):
+            blocks = "; it takes no blocks" if any(map(str.isdigit, layout)) else ""
             raise ValueError(f"{where}: layout {layout!r} must have the letters {letters}{blocks}")
     if DEFAULT in out and (_forward(op), out[0]) not in _KERNELS:
         known = ", ".join(data for name, data in _KERNELS if name == _forward(op))

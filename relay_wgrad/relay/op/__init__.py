@@ -6,14 +6,18 @@ is in `relay.ops`, of which upstream has no counterpart.
 
 from . import annotation as annotation
 from . import contrib as contrib
+from . import image as image
+from . import indexing, reduce, tensor, transform
 from . import nn as nn
 from . import op as op
-from . import reduce, tensor, transform
+from . import vision as vision
+from .indexing import *  # noqa: F403
 from .kinds import OpPattern as OpPattern
 from .reduce import *  # noqa: F403
 from .registration import get as get
 from .registration import list_op_names as list_op_names
 from .registration import register as register
+from .registration import register_alter_op_layout as register_alter_op_layout
 from .registration import register_compute as register_compute
 from .registration import register_convert_op_layout as register_convert_op_layout
 from .registration import register_gradient as register_gradient
@@ -26,4 +30,4 @@ from .tensor import *  # noqa: F403
 from .transform import *  # noqa: F403
 
 # The builders, which `relay` has too.
-BUILDERS = [*tensor.__all__, *reduce.__all__, *transform.__all__]
+BUILDERS = [*tensor.__all__, *reduce.__all__, *transform.__all__, *indexing.__all__]

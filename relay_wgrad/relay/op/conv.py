@@ -137,6 +137,32 @@ def conv2d_backward_weight(
     )
 
 
+def deformable_conv2d(
+    data: Expr,
+    offset: Expr,
+    weight: Expr,
+    strides: Size = (1, 1),
+    padding: Size = (0, 0),
+    dilation: Size = (1, 1),
+    deformable_groups: int = 1,
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: Size | None = None,
+    data_layout: str = "NCHW",
+    kernel_layout: str = "OIHW",
+    out_layout: str = "",
+    out_dtype: str = "",
+) -> Call:
+    """A convolution that reads beside its window's places by `offset` (N, 2 D R S, P, Q): y, x."""
+    return call(
+        "nn.deformable_conv2d", data, offset, weight, strides=strides,
+        padding=_padding("nn.deformable_conv2d", padding), dilation=dilation,
+        deformable_groups=deformable_groups, groups=groups, channels=channels,
+        kernel_size=kernel_size, data_layout=data_layout, kernel_layout=kernel_layout,
+        out_layout=out_layout, out_dtype=out_dtype,
+    )  # fmt: skip
+
+
 def max_pool2d(
     data: Expr,
     pool_size: Size = (1, 1),

@@ -17,6 +17,7 @@ class OpPattern:
 
 _NAMES = {
     OpPattern.ELEMWISE: """
+        fixed_point_multiply reinterpret trilu
         abs acos acosh asin asinh atan atanh bitwise_not cast cast_like ceil clip copy cos cosh erf
         exp floor full full_like isfinite isinf isnan log log10 log2 logical_not negative
         nn.leaky_relu nn.relu ones ones_like round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc
@@ -27,16 +28,28 @@ _NAMES = {
         logical_and logical_or logical_xor maximum minimum mod multiply nn.bias_add nn.prelu
         not_equal power repeat right_shift subtract tile trunc_divide trunc_mod where""",
     OpPattern.INJECTIVE: """
-        concatenate layout_transform nn.batch_flatten nn.pad nn.upsampling reshape reshape_like
-        reverse slice_like split squeeze stack strided_slice take transpose""",
+        sparse_reshape
+        vision.yolo_reorg
+        adv_index gather gather_nd matrix_set_diag meshgrid ndarray_size nn.batch_to_space_nd
+        nn.depth_to_space nn.mirror_pad nn.space_to_batch_nd nn.space_to_depth reverse_sequence
+        sequence_mask unravel_index
+        concatenate image.affine_grid image.crop_and_resize image.grid_sample image.resize1d
+        image.resize2d image.resize3d layout_transform nn.batch_flatten nn.pad nn.upsampling
+        reshape reshape_like reverse slice_like split squeeze stack strided_slice take transpose""",
     OpPattern.COMM_REDUCE: """
         all any argmax argmin collapse_sum_like collapse_sum_to max mean min prod sum variance""",
     OpPattern.OUT_ELEMWISE_FUSABLE: """
+        nn.adaptive_avg_pool1d nn.adaptive_max_pool1d nn.avg_pool1d nn.conv1d nn.conv1d_transpose
+        nn.max_pool1d
+        nn.deformable_conv2d vision.roi_align vision.roi_pool
+        image.dilation2d
         nn.adaptive_avg_pool2d nn.adaptive_max_pool2d nn.avg_pool2d nn.avg_pool2d_grad
         nn.batch_matmul nn.batch_norm nn.conv2d nn.conv2d_backward_weight nn.conv2d_transpose
         nn.dense nn.global_avg_pool2d nn.global_max_pool2d nn.log_softmax nn.matmul nn.max_pool2d
         nn.max_pool2d_grad nn.nll_loss nn.softmax one_hot""",
     OpPattern.OPAQUE: """
+        arange argsort cumprod cumsum scatter_elements scatter_nd searchsorted shape_of
+        sliding_window sort topk
         annotation.compiler_begin annotation.compiler_end nn.cross_entropy
         nn.cross_entropy_with_logits nn.dropout nn.lrn""",
 }

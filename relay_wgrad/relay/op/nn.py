@@ -15,10 +15,22 @@ from .conv import avg_pool2d_grad as avg_pool2d_grad
 from .conv import conv2d as conv2d
 from .conv import conv2d_backward_weight as conv2d_backward_weight
 from .conv import conv2d_transpose as conv2d_transpose
+from .conv import deformable_conv2d as deformable_conv2d
 from .conv import global_avg_pool2d as global_avg_pool2d
 from .conv import global_max_pool2d as global_max_pool2d
 from .conv import max_pool2d as max_pool2d
 from .conv import max_pool2d_grad as max_pool2d_grad
+from .one_dimension import adaptive_avg_pool1d as adaptive_avg_pool1d
+from .one_dimension import adaptive_max_pool1d as adaptive_max_pool1d
+from .one_dimension import avg_pool1d as avg_pool1d
+from .one_dimension import conv1d as conv1d
+from .one_dimension import conv1d_transpose as conv1d_transpose
+from .one_dimension import max_pool1d as max_pool1d
+from .space import batch_to_space_nd as batch_to_space_nd
+from .space import depth_to_space as depth_to_space
+from .space import mirror_pad as mirror_pad
+from .space import space_to_batch_nd as space_to_batch_nd
+from .space import space_to_depth as space_to_depth
 
 
 def relu(data: Expr) -> Call:

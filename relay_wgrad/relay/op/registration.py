@@ -24,6 +24,7 @@ from ..ops import REGISTRY, RelayOp, hooks, lookup, relations, show
 from ..ops.table import Call, Site
 from ..types import FuncType, TensorType, TupleType, Type
 from .kinds import KINDS, STATEFUL
+from .levels import SUPPORT_LEVELS
 
 F = TypeVar("F", bound=Callable[..., Any])
 TypeRel = Callable[[list[Any], Any], Any]
@@ -40,6 +41,11 @@ _HOOKS: Mapping[str, hooks.Hooks[Any]] = {
     "FTVMLegalize": hooks.LEGALIZE,
     "FTVMConvertOpLayout": hooks.CONVERT_LAYOUT,
     "FTVMCompute": hooks.COMPUTE,
+}
+# What the package says of its own operators.
+_OF_PACKAGE: Mapping[str, Mapping[str, Any]] = {
+    "TOpPattern": KINDS,
+    "support_level": SUPPORT_LEVELS,
 }
 # Other attributes: (operator, key) -> value by level.
 _ATTRS: dict[tuple[str, str], dict[int, Any]] = {}
@@ -174,6 +180,12 @@ def set_num_inputs(op_name: str, n: int) -> None:
     REGISTRY[op_name] = replace(op, inputs=names, variadic=False)
 
 
+def num_inputs(op_name: str) -> int:
+    """See `Op.num_inputs`."""
+    op = lookup(op_name)
+    return -1 if op.variadic else len(op.inputs)
+
+
 def set_attr(op_name: str, key: str, value: Any, level: int = hooks.DEFAULT_LEVEL) -> None:
     """See `Op.set_attr`."""
     lookup(op_name)
@@ -195,7 +207,7 @@ def get_attr(op_name: str, key: str) -> Any:
         return _HOOKS[key].find(op_name)
     levels = _ATTRS.get((op_name, key))
     if not levels:
-        return KINDS.get(op_name) if key == "TOpPattern" else None
+        return _OF_PACKAGE[key].get(op_name) if key in _OF_PACKAGE else None
     return levels[max(levels)]
 
 
@@ -260,6 +272,16 @@ def register_convert_op_layout(
     It gives an expression.  As `register_gradient` in all else.
     """
     return _register(op_name, "FTVMConvertOpLayout", convert_layout, level)
+
+
+def register_alter_op_layout(
+    op_name: str, alter_layout: Any = None, level: int = hooks.DEFAULT_LEVEL
+) -> Any:
+    """Sets what AlterOpLayout does: `alter_layout(attrs, inputs, tinfos, out_type)`.
+
+    It gives a call of an operator, or None for as is.  As `register_gradient` in all else.
+    """
+    return _register(op_name, "FTVMAlterOpLayout", alter_layout, level)
 
 
 def register_compute(op_name: str, compute: Any = None, level: int = hooks.DEFAULT_LEVEL) -> Any:

@@ -14,13 +14,19 @@ from . import (
     conv,
     create,
     elementwise,
+    image,
+    indexing,
     loss,
     nn,
     normalize,
+    one_dimension,
+    ordered,
     pool,
     reduce,
     select,
     shape,
+    space,
+    vision,
 )
 from .table import REGISTRY as REGISTRY
 from .table import REQUIRED as REQUIRED
@@ -30,4 +36,22 @@ from .table import lookup as lookup
 from .table import show as show
 
 # Importing a family's file fills the table.
-FAMILIES = (elementwise, reduce, shape, select, create, conv, nn, normalize, pool, loss, annotation)
+FAMILIES = (
+    elementwise,
+    reduce,
+    shape,
+    select,
+    create,
+    conv,
+    nn,
+    normalize,
+    pool,
+    loss,
+    image,
+    indexing,
+    ordered,
+    space,
+    vision,
+    one_dimension,
+    annotation,
+)

@@ -34,6 +34,12 @@ def _float(value: Any) -> float:
     return float(value)
 
 
+def _number(value: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError("a number")
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
 def _bool(value: Any) -> bool:
     # Metadata spells booleans 0 and 1.
     if not isinstance(value, (bool, Integral)) or int(value) not in (0, 1):
@@ -77,6 +83,15 @@ def _sizes(value: Any) -> tuple[int, ...]:
         return _ints(value)
 
 
+def _floats(value: Any) -> tuple[float, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError("a list of numbers")
+    try:
+        return tuple(_float(v) for v in value)
+    except TypeError:
+        raise TypeError("a list of numbers") from None
+
+
 def _pairs(value: Any) -> tuple[tuple[int, ...], ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError("a list of lists of integers")
@@ -101,11 +116,13 @@ def _sections(value: Any) -> int | tuple[int, ...]:
 KINDS: dict[str, Callable[[Any], Any]] = {
     "int": _int,
     "float": _float,
+    "number": _number,
     "bool": _bool,
     "str": _str,
     "dtype": _dtype,
     "ints": _ints,
     "sizes": _sizes,
+    "floats": _floats,
     "pairs": _pairs,
     "sections": _sections,
 }

@@ -19,8 +19,9 @@ from ...ops.conv2d import conv2d
 from ...ops.conv2d_backward_weight import conv2d_backward_weight
 from ...ops.conv2d_transpose import KERNEL_TRANSPOSED, conv2d_transpose
 from ...problem import out_size, transposed_size
-from ..types import Dim, TensorType, Type
-from .relations import agree, mapped
+from ..types import ANY, AnyDim, Dim, TensorType, Type
+from .blocks import is_blocked, of_whole_axes, parse_layout, plain, split_sizes, whole_sizes
+from .relations import agree, divides, mapped
 from .table import Attr, Call, Site, define, show, show_shape
 from .windows import padding, pair
 
@@ -32,7 +33,8 @@ def _layout(call: Call, kind: str, field: str, canonical: str) -> str:
     layout = str(call.attrs[field])
     if field == "out_layout" and not layout:
         layout = str(call.attrs["data_layout"])
-    if not is_permutation(layout, canonical):
+    blocked = call.op == "nn.conv2d" and is_blocked(layout, canonical, whole="HW")
+    if not (blocked or is_permutation(layout, canonical)):
         spoken = _SPOKEN.get(call.op, call.op.removeprefix("nn."))
         call.fail(
             f"{spoken} only support {kind} layouts that are convertible from {canonical}."
@@ -43,6 +45,9 @@ def _layout(call: Call, kind: str, field: str, canonical: str) -> str:
 
 def _canonical(call: Call, index: int, layout: str, canonical: str) -> tuple[Dim, ...]:
     ty = call.tensor(index)
+    if len(layout) > 4:
+        sizes = whole_sizes(call, index, "layout", layout)
+        return tuple(sizes[axis] for axis in canonical)
     if len(ty.shape) != 4:
         call.fail(f"{call.inputs[index]} with layout {layout} must have 4 axes, got {show(ty)}")
     return to_layout(ty.shape, layout, canonical)
@@ -56,7 +61,7 @@ def _groups(call: Call) -> int:
 
 
 def _divided(call: Call, name: str, size: Dim, groups: int) -> Dim:
-    if isinstance(size, int) and size % groups:
+    if not divides(groups, size):
         call.fail(f"groups must divide {name}, got {name}={size}, groups={groups}")
     return mapped(size, lambda n: n // groups)
 
@@ -84,14 +89,15 @@ def _spatial(
     out: list[Dim] = []
     for i, pad in enumerate((top + bottom, left + right)):
         size, window = sizes[i], kernel[i]
-        if not isinstance(size, int) or not isinstance(window, int):
-            out.append(size if not isinstance(size, int) else window)
+        if isinstance(size, AnyDim) or isinstance(window, AnyDim):
+            out.append(ANY)
             continue
+        made: Any
         if extra is None:
-            made = int(out_size(size, pad, window, strides[i], dilation[i]))
+            made = out_size(size, pad, window, strides[i], dilation[i])
         else:
-            made = int(transposed_size(size, pad, window, strides[i], dilation[i], extra[i]))
-        if made < 1:
+            made = transposed_size(size, pad, window, strides[i], dilation[i], extra[i])
+        if isinstance(made, int) and made < 1:
             call.fail(
                 f"the result's size must be positive, got {made} from size {size}, kernel"
                 f" {window}, padding {pad} in all, stride {strides[i]}, dilation {dilation[i]}"
@@ -129,15 +135,24 @@ def _conv2d_type(call: Call) -> Type:
         )
     p, q = _spatial(call, (h, w), _kernel(call, weight))
     out = (n, weight[0] if channels is None else channels, p, q)
-    return TensorType(to_layout(out, ACTIVATION, out_layout), _dtype(call))
+    axes = parse_layout(call, "out_layout", out_layout)
+    sizes = dict(zip(ACTIVATION, out, strict=True))
+    return TensorType(split_sizes(call, axes, sizes), _dtype(call))
 
 
 def _conv2d(s: Site) -> Any:
     a = s.attrs
-    return conv2d(
-        s.args[0], s.args[1], a["strides"], a["padding"], a["dilation"], a["groups"],
-        a["data_layout"], a["kernel_layout"], a["out_layout"] or None, a["out_dtype"],
-    )  # fmt: skip
+    out_layout = str(a["out_layout"] or a["data_layout"])
+    layouts = [(name, str(a[name])) for name in ("data_layout", "kernel_layout")]
+
+    def build(data: Any, weight: Any) -> Any:
+        return conv2d(
+            data, weight, a["strides"], a["padding"], a["dilation"], a["groups"],
+            plain(a["data_layout"]), plain(a["kernel_layout"]),
+            plain(out_layout) if a["out_layout"] else None, a["out_dtype"],
+        )  # fmt: skip
+
+    return of_whole_axes(s, [*layouts, ("out_layout", out_layout)], build)
 
 
 def _output_padding(call: Call) -> tuple[int, int]:

@@ -9,28 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...layouts import ACTIVATION, KERNEL, to_layout
+from ...layouts import KERNEL
 from ...ops.conv2d_transpose import KERNEL_TRANSPOSED
 from ..types import Dim, TensorType, Type
-from .relations import mapped
+from .blocks import Axes, axes_of, factor
+from .relations import mapped, product
 from .table import lookup, show
 
 # The shapes of the arguments after the first, or None if the attributes don't tell them.
 Rule = Callable[[TensorType, Mapping[str, Any]], "Sequence[Sequence[Dim]] | None"]
 
 
+def _outer(layout: Axes, axis: str, size: Dim) -> Dim:
+    within = factor(layout, axis)
+    return mapped(size, lambda n: n // within)
+
+
 def _conv(canonical: str, transposed: bool) -> Rule:
     def rule(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence[Dim]] | None:
-        if attrs["channels"] is None or attrs["kernel_size"] is None or len(data.shape) != 4:
+        if attrs["channels"] is None or attrs["kernel_size"] is None:
             return None
-        c = to_layout(data.shape, attrs["data_layout"], ACTIVATION)[1]
+        axes, parts = axes_of(attrs["data_layout"]), axes_of(attrs["kernel_layout"])
+        if axes is None or parts is None or len(axes) != len(data.shape):
+            return None
+        c = product([d for (a, _), d in zip(axes, data.shape, strict=True) if a == "C"])
         groups, size = attrs["groups"], attrs["kernel_size"]
         first: Dim = attrs["channels"]
         second: Dim = mapped(c, lambda n: n // groups)
         if transposed:
             first, second = c, attrs["channels"] // groups
         shape = (first, second, size[0], size[-1])
-        return [to_layout(shape, canonical, attrs["kernel_layout"])]
+        whole = dict(zip(canonical, shape, strict=True))
+        return [[block or _outer(parts, axis, whole[axis]) for axis, block in parts]]
 
     return rule
 

@@ -30,11 +30,13 @@ def _cross_entropy_type(call: Call) -> Type:
 def _cross_entropy(s: Site, log: bool) -> Any:
     """Minus the mean over the batch of the sum of y * log(x), or of y * x."""
     x, y = s.args
-    batch = s.sizes(TensorType(s.tensor().shape[:1]))[0]
+    batch = s.tensor().shape[0]
     if log:
         x = s.emit(R.log(x))
     total = s.emit(R.sum(s.emit(R.multiply(x, y))))
-    return R.multiply(total, s.const(-1.0 / batch))
+    if isinstance(batch, int):
+        return R.multiply(total, s.const(-1.0 / batch))
+    return R.negative(s.emit(R.divide(total, s.number([batch], s.tensor().dtype))))
 
 
 _REDUCTIONS = ("mean", "sum", "none")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from tvm import relax
 
 from ...pipeline.fold_constant import LARGEST, is_worth
+from ..dims import rounded_product
 from ..types import ANY, Dim, TensorType, TupleType, Type
 from . import relations
 from .relations import agree, mapped
@@ -92,8 +92,9 @@ def _batch_matmul_type(call: Call) -> Type:
     if dtype is None:
         dtype = call.same_dtype(0, 1)
     batch: Dim = ANY
-    if isinstance(xb, int) and isinstance(yb, int):
-        batch = max(xb, yb)
+    if xb is not ANY and yb is not ANY:
+        # Of two that nothing tells apart, the number.
+        batch = yb if xb == 1 or (isinstance(yb, int) and yb != 1) else xb
     return TensorType((batch, xi, yj), dtype)
 
 
@@ -160,7 +161,7 @@ def _upsampling_type(call: Call) -> Type:
         if not 0 < a[name] < float("inf"):
             call.fail(f"{name} must be positive and finite, got {a[name]}")
         # Halves go away from zero.
-        shape[axis] = mapped(shape[axis], lambda n, f=a[name]: math.floor(n * f + 0.5))  # type: ignore[misc]
+        shape[axis] = mapped(shape[axis], lambda n, f=a[name]: rounded_product(n, f))  # type: ignore[misc]
     return TensorType(tuple(shape), data.dtype)
 
 
@@ -188,19 +189,27 @@ def resize_matrix(size: int, out: int, linear: bool, align: bool) -> Any:
 def _upsampling(s: Site) -> Any:
     """Along H, then W: whole factors of the nearest pixel by broadcasting, else by a matrix."""
     x, a = s.args[0], s.attrs
-    sizes, outs = s.sizes(s.tensor()), s.sizes(s.out)
+    assert isinstance(s.out, TensorType)
+    dims, outs, sizes = s.tensor().shape, s.out.shape, s.sizes(s.tensor())
     linear, align = a["method"] == "bilinear", a["align_corners"]
-    for axis in spatial_axes(s, a["layout"]):
-        size, out = sizes[axis], outs[axis]
+    names = ("scale_h", "scale_w")
+    for axis, name in zip(spatial_axes(s, a["layout"]), names, strict=True):
+        size, out = dims[axis], outs[axis]
         if size == out:
             continue
-        if not linear and not align and out % size == 0:
-            wide = [*sizes[: axis + 1], out // size, *sizes[axis + 1 :]]
+        times = out // size if isinstance(out, int) and isinstance(size, int) else int(a[name])
+        whole = size * times == out  # type: ignore[operator]
+        sizes[axis] = s.sizes(s.out)[axis]
+        if not linear and not align and whole:
+            wide = [*sizes[:axis], s.sizes(s.tensor())[axis], times, *sizes[axis + 1 :]]
             x = s.emit(R.broadcast_to(s.emit(R.expand_dims(x, axis + 1)), wide))
-            sizes[axis] = out
             x = s.emit(R.reshape(x, sizes))
             continue
-        sizes[axis] = out
+        if not isinstance(size, int) or not isinstance(out, int):
+            s.fail(
+                f"only the nearest pixel by whole factors, with sizes that only the run knows,"
+                f" got {a['method']} of {show(s.tensor())}"
+            )
         matrix = relax.const(resize_matrix(size, out, linear, align).T, s.tensor().dtype)
         x = _times_matrix(s, x, axis, len(sizes), matrix)
     return x

@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import relax
 
+from ..dims import divides
 from ..types import TensorType, TupleType, Type
 from .nn import along
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
@@ -88,7 +89,7 @@ def _instance_norm(s: Site) -> Any:
 def _group_norm_type(call: Call) -> Type:
     data, groups = _vectors(call), call.attrs["num_groups"]
     channels = data.shape[call.attrs["axis"]]
-    if groups < 1 or (isinstance(channels, int) and channels % groups):
+    if groups < 1 or not divides(groups, channels):
         call.fail(f"num_groups must divide the channels, got {groups} and {show(data)}")
     return data
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from tvm import relax
 
-from ..types import ANY, TensorType, Type
+from ..types import TensorType, Type
+from .blocks import on_whole_axes
 from .relations import agree
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 from .windows import padding, pair, pooled, spatial_axes
@@ -110,7 +111,7 @@ def _adaptive(s: Site, size: tuple[Any, Any], maximum: bool) -> Any:
     axes, shape = spatial_axes(s, layout), s.tensor().shape
     if not maximum and size == (1, 1):
         return R.mean(x, list(axes), True)
-    if any(shape[axis] is ANY for axis in axes):
+    if not all(isinstance(shape[axis], int) for axis in axes):
         s.fail(f"cannot be built with an unknown height or width, got {show(s.tensor())}")
     whole = [int(shape[axis]) for axis in axes]  # type: ignore[arg-type]
     out = [n if m is None else m for n, m in zip(whole, size, strict=True)]
@@ -156,21 +157,25 @@ MAX_POOL = (
 AVG_POOL = (*MAX_POOL, Attr("count_include_pad", False, "bool"))
 ADAPTIVE = (Attr("output_size", (), "sizes?"), *LAYOUT)
 
-define("nn.max_pool2d", "data", _pool_type, lambda s: R.nn.max_pool2d(s.args[0], **_window(s)),
-       "torch", *MAX_POOL)  # fmt: skip
-define("nn.avg_pool2d", "data", _pool_type, lambda s: R.nn.avg_pool2d(s.args[0], **_window(s)),
-       "torch", *AVG_POOL)  # fmt: skip
+define("nn.max_pool2d", "data", _pool_type,
+       on_whole_axes(lambda s: R.nn.max_pool2d(s.args[0], **_window(s))), "torch",
+       *MAX_POOL)  # fmt: skip
+define("nn.avg_pool2d", "data", _pool_type,
+       on_whole_axes(lambda s: R.nn.avg_pool2d(s.args[0], **_window(s))), "torch",
+       *AVG_POOL)  # fmt: skip
 define("nn.max_pool2d_grad", "out_grad data", _grad_type,
-       lambda s: R.grad.max_pool2d_backward(*s.args, **_window(s)), "torch", *MAX_POOL)  # fmt: skip
+       on_whole_axes(lambda s: R.grad.max_pool2d_backward(*s.args, **_window(s))), "torch",
+       *MAX_POOL)  # fmt: skip
 # Relay registered the average's gradient with the maximum's attributes, so its text prints them
 # as metadata.
 define("nn.avg_pool2d_grad", "out_grad data", _grad_type,
-       lambda s: R.grad.avg_pool2d_backward(*s.args, **_window(s)), "torch", *AVG_POOL,
-       meta="relay.attrs.AvgPool2DAttrs")  # fmt: skip
+       on_whole_axes(lambda s: R.grad.avg_pool2d_backward(*s.args, **_window(s))), "torch",
+       *AVG_POOL, meta="relay.attrs.AvgPool2DAttrs")  # fmt: skip
 define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *LAYOUT)
-define("nn.global_max_pool2d", "data", _global_type, _global_max, "torch", *LAYOUT)
+define("nn.global_max_pool2d", "data", _global_type, on_whole_axes(_global_max), "torch", *LAYOUT)
 define("nn.adaptive_avg_pool2d", "data", _adaptive_type,
-       in_float32(lambda s: _adaptive(s, _targets(s), maximum=False)), "torch",
+       on_whole_axes(in_float32(lambda s: _adaptive(s, _targets(s), maximum=False))), "torch",
        *ADAPTIVE)  # fmt: skip
 define("nn.adaptive_max_pool2d", "data", _adaptive_type,
-       lambda s: _adaptive(s, _targets(s), maximum=True), "torch", *ADAPTIVE)  # fmt: skip
+       on_whole_axes(lambda s: _adaptive(s, _targets(s), maximum=True)), "torch",
+       *ADAPTIVE)  # fmt: skip

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf, prod
+from math import inf
 from typing import Any
 
 from tvm import relax
 
 from ..types import ANY, TensorType, Type
-from .relations import agree, broadcast
+from .relations import agree, broadcast, product
 from .table import Attr, Builder, Call, Site, define, in_float32, show, show_shape
 
 R = relax.op
@@ -117,14 +117,12 @@ def _variance(s: Site) -> Any:
         return square
     if not s.attrs["unbiased"]:
         return R.mean(square, axes, s.attrs["keepdims"])
-    count = 1
-    for axis in axes:
-        size = shape[axis]
-        if size is ANY:
-            s.fail(f"unbiased=True needs known sizes, got {show(s.tensor())}")
-        assert isinstance(size, int)
-        count *= size
+    sizes = [shape[axis] for axis in axes]
+    count = product(sizes)
     total = s.emit(R.sum(square, axes, s.attrs["keepdims"]))
+    if not isinstance(count, int):
+        dtype = s.tensor().dtype
+        return R.divide(total, s.emit(R.subtract(s.number(sizes, dtype), s.const(1.0))))
     if count == 1:
         return R.multiply(total, s.const(inf))  # over zero, which TVM refuses to write
     return R.divide(total, s.const(float(count - 1)))
@@ -134,9 +132,9 @@ def _mean(s: Site) -> Any:
     """Of integers the sum divided as C does; Relax' own is of int64 where it says int32."""
     if s.tensor().dtype.startswith(("float", "bfloat")) or ANY in s.tensor().shape:
         return _reduce(R.mean)(s)
-    sizes = [d for i, d in enumerate(s.sizes(s.tensor())) if i in reduced_axes(s)]
+    sizes = [d for i, d in enumerate(s.tensor().shape) if i in reduced_axes(s)]
     total = _reduce(R.sum)(s)
-    return R.divide(s.emit(total), s.const(prod(sizes))) if sizes else total
+    return R.divide(s.emit(total), s.number(sizes, s.tensor().dtype)) if sizes else total
 
 
 define("sum", "data", _type, _reduce(R.sum), "relay", *AXES)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import prod
+from typing import Any
 
+from ..dims import agree as agree
+from ..dims import divides as divides
+from ..dims import is_open
 from ..types import ANY, AnyDim, Dim, TensorType, Type
 from .table import Call, show
 
@@ -19,22 +22,27 @@ def bounds(dtype: str) -> tuple[int, int]:
 
 def product(dims: Iterable[Dim]) -> Dim:
     """`?` if any factor is."""
-    known = []
+    out: Any = 1
     for dim in dims:
-        if isinstance(dim, AnyDim):
+        if dim is ANY:
             return ANY
-        known.append(dim)
-    return prod(known)
+        out = out * dim
+    return out
 
 
-def mapped(dim: Dim, function: Callable[[int], int]) -> Dim:
-    """A function of a size; `?` stays `?`."""
+def total(dims: Iterable[Dim]) -> Dim:
+    """`?` if any term is."""
+    out: Any = 0
+    for dim in dims:
+        if dim is ANY:
+            return ANY
+        out = out + dim
+    return out
+
+
+def mapped(dim: Dim, function: Callable[[Any], Any]) -> Dim:
+    """A function of a size, in `+ - * // %`; `?` stays `?`."""
     return dim if isinstance(dim, AnyDim) else function(dim)
-
-
-def agree(a: Dim, b: Dim) -> bool:
-    """Whether two sizes may be the same."""
-    return a is ANY or b is ANY or a == b
 
 
 def identity(call: Call) -> Type:
@@ -55,6 +63,8 @@ def broadcast(call: Call, a: TensorType, b: TensorType, dtype: str) -> TensorTyp
             out.append(x)
         elif x is ANY:
             out.append(y)
+        elif (is_open(x) or is_open(y)) and agree(x, y):
+            out.append(y if is_open(x) else x)
         else:
             call.fail(f"Incompatible broadcast type {show(a)} and {show(b)}")
     return TensorType(tuple(out), dtype)

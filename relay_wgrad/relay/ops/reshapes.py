@@ -1,18 +1,17 @@
-"""Arithmetic of `reshape` and `layout_transform`."""
+"""Arithmetic of `reshape`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from math import prod
+from typing import Any
 
 from ..types import ANY, AnyDim, Dim
-from .relations import agree, mapped, product
+from .relations import agree, divides, mapped, product
 from .table import Call, show_shape
 
 
 def _divided(call: Call, whole: Dim, part: int) -> Dim:
-    if isinstance(whole, int) and (part < 1 or whole % part):
+    if part < 1 or not divides(part, whole):
         call.fail(f"cannot split a dimension of size {whole} into parts of {part}")
     return mapped(whole, lambda size: size // part)
 
@@ -71,25 +70,29 @@ def new_shape(call: Call, shape: Sequence[Dim]) -> tuple[Dim, ...]:
             call.fail(f"Unsupported special value: {code}")
         i += 1
     if inferred >= 0:
-        rest = product(d for j, d in enumerate(out) if j != inferred)
-        whole = product(shape)
-        if isinstance(rest, AnyDim) or isinstance(whole, AnyDim):
-            out[inferred] = _ratio(shape, [d for j, d in enumerate(out) if j != inferred])
-        else:
-            if rest == 0 or whole % rest:
-                _incompatible(call, shape, out)
-            out[inferred] = whole // rest
+        out[inferred] = _ratio(call, shape, out, inferred)
     check_size(call, shape, out)
     return tuple(out)
 
 
-def _ratio(shape: Sequence[Dim], rest: Sequence[Dim]) -> Dim:
-    """What -1 stands for beside `?`: known when every `?` of the input is also in the result."""
-    unknown = sum(d is ANY for d in shape)
-    if unknown != sum(d is ANY for d in rest):
+def _ratio(call: Call, shape: Sequence[Dim], out: Sequence[Dim], inferred: int) -> Dim:
+    """What -1 stands for: known beside `?` too, when every `?` of the input is in the result."""
+    rest = [d for j, d in enumerate(out) if j != inferred]
+    own = list(shape)
+    for dim in list(rest):
+        if not isinstance(dim, int) and dim in own:  # cancels; `n * m // m` need not simplify
+            own.remove(dim)
+            rest.remove(dim)
+    whole: Any = product(own)
+    part: Any = product(rest)
+    if isinstance(whole, AnyDim) or isinstance(part, AnyDim):
         return ANY
-    known, others = (prod(d for d in dims if not isinstance(d, AnyDim)) for dims in (shape, rest))
-    return known // others if others and known % others == 0 else ANY
+    if isinstance(whole, int) and isinstance(part, int):
+        if ANY in shape or not all(isinstance(d, int) for d in shape):
+            return whole // part if part and whole % part == 0 else ANY
+        if part == 0 or whole % part:
+            _incompatible(call, shape, out)
+    return whole // part
 
 
 def check_size(call: Call, shape: Sequence[Dim], out: Sequence[Dim]) -> None:
@@ -103,38 +106,3 @@ def _incompatible(call: Call, shape: Sequence[Dim], out: Sequence[Dim]) -> None:
         f"Input tensor shape{show_shape(shape)} and reshaped shape{show_shape(out)}"
         " are not compatible!"
     )
-
-
-def parse_layout(call: Call, name: str, text: str) -> list[tuple[str, int]]:
-    """`NCHW4c` -> [(N, 0), (C, 0), (H, 0), (W, 0), (C, 4)]: axes, and blocks with their size."""
-    parts = re.findall(r"([A-Z])|([1-9]\d*)([a-z])", text)
-    axes = [(big, 0) if big else (small.upper(), int(size)) for big, size, small in parts]
-    spelled = "".join(big or size + small for big, size, small in parts)
-    outer = [axis for axis, block in axes if not block]
-    inner = [axis for axis, block in axes if block]
-    if (
-        not axes
-        or spelled != text
-        or len(set(outer)) != len(outer)
-        or len(set(inner)) != len(inner)
-        or not set(inner) <= set(outer)
-    ):
-        call.fail(f"cannot convert from/to undefined layout: {name}={text!r}")
-    return axes
-
-
-def split_sizes(
-    call: Call, axes: Sequence[tuple[str, int]], sizes: dict[str, Dim]
-) -> tuple[Dim, ...]:
-    """A tensor's shape in a layout, from the whole size of each axis."""
-    blocks = {axis: block for axis, block in axes if block}
-    out: list[Dim] = []
-    for axis, block in axes:
-        if block:
-            out.append(block)
-            continue
-        size, factor = sizes[axis], blocks.get(axis, 1)
-        if isinstance(size, int) and size % factor:
-            call.fail(f"axis {axis} of size {size} cannot be split into blocks of {factor}")
-        out.append(mapped(size, lambda n, f=factor: n // f))  # type: ignore[misc]
-    return tuple(out)

@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from ..types import ANY, Dim, TensorType, TupleType, Type
-from .relations import agree, bounds, mapped, product
+from .relations import agree, bounds, divides, mapped, product, total
 from .table import REQUIRED, Attr, Call, Site, define, show, show_shape
 
 R = relax.op
@@ -49,7 +49,7 @@ def _same_besides(call: Call, tensors: list[TensorType], axis: int | None) -> li
                     f"relay.{call.op} requires all tensors have the same shape on all other axes,"
                     f" got {show(tensors[0])} and {show(ty)}"
                 )
-            out[i] = other if size is ANY else size
+            out[i] = size if isinstance(size, int) or other is ANY else other
     return out
 
 
@@ -58,8 +58,7 @@ def _concatenate_type(call: Call) -> Type:
     axis = call.axis(call.attrs["axis"], len(tensors[0].shape))
     out = _same_besides(call, tensors, axis)
     sizes = [ty.shape[axis] for ty in tensors]
-    known = [size for size in sizes if isinstance(size, int)]
-    out[axis] = sum(known) if len(known) == len(sizes) else ANY
+    out[axis] = total(sizes)
     return TensorType(tuple(out), tensors[0].dtype)
 
 
@@ -93,7 +92,7 @@ def _split_type(call: Call) -> Type:
     if isinstance(parts, int):
         if parts > _PARTS:
             call.fail(f"at most {_PARTS} sections are supported, got {parts}")
-        if parts < 1 or (isinstance(size, int) and size % parts):
+        if parts < 1 or not divides(parts, size):
             call.fail(
                 "indices_or_sections need to be able to divide input.shape[axis],"
                 f" got {parts} and {show(data)}, axis={axis}"
@@ -127,6 +126,9 @@ def _split(s: Site) -> Any:
     return R.split(s.args[0], parts if isinstance(parts, int) else list(parts), axis)
 
 
+FAR = 2**31 - 1  # an end that stands for the axis' own
+
+
 def _slices(call: Call) -> dict[int, tuple[int, int, int]]:
     """axis -> (begin, end, stride) as written, missing ones filled in."""
     ndim, a = len(call.tensor().shape), call.attrs
@@ -149,9 +151,8 @@ def _slices(call: Call) -> dict[int, tuple[int, int, int]]:
             )
         axes = list(range(ndim))
         strides += [1] * (ndim - len(strides))
-        far = 2**31 - 1
-        begin += [0 if step > 0 else far for step in strides[len(begin) :]]
-        end += [far if step > 0 else -far for step in strides[len(end) :]]
+        begin += [0 if step > 0 else FAR for step in strides[len(begin) :]]
+        end += [FAR if step > 0 else -FAR for step in strides[len(end) :]]
     if a["slice_mode"] == "size":
         strides = [1] * len(begin)
     if 0 in strides:
@@ -186,13 +187,16 @@ def _strided_slice_type(call: Call) -> Type:
     for axis, (start, stop, step) in resolved_slices(call).items():
         if isinstance(shape[axis], int):
             shape[axis] = len(range(start, stop, step))
+        elif (start, step) != (0, 1) or stop < FAR:
+            shape[axis] = ANY  # as in Relay: where a slice ends depends on the size
     return TensorType(tuple(shape), data.dtype)
 
 
 def _strided_slice(s: Site) -> Any:
     shape = s.tensor().shape
-    if s.attrs["slice_mode"] == "size" and ANY in shape:
-        s.sizes(s.tensor())
+    is_known = all(isinstance(shape[axis], int) for axis in resolved_slices(s))
+    if s.attrs["slice_mode"] == "size" and not is_known:
+        s.fail(f"slice_mode='size' takes known sizes, got {show(s.tensor())}")
     bounds = {
         axis: bound
         for axis, bound in sorted(resolved_slices(s).items())
@@ -231,8 +235,10 @@ def _slice_like_type(call: Call) -> Type:
 
 
 def _slice_like(s: Site) -> Any:
-    sizes, shape = s.sizes(s.out), s.sizes(s.tensor())
-    axes = [i for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n != m]
+    assert isinstance(s.out, TensorType)
+    sizes = s.sizes(s.out)
+    pairs = zip(s.out.shape, s.tensor().shape, strict=True)
+    axes = [i for i, (n, m) in enumerate(pairs) if n != m]
     if not axes:
         return s.args[0]
     return R.strided_slice(s.args[0], axes, [0] * len(axes), [sizes[i] for i in axes])
@@ -266,12 +272,21 @@ def _take(s: Site) -> Any:
         shape, axis = (product(shape),), 0
     axis = s.axis(axis, len(shape))
     mode, size = s.attrs["mode"], shape[axis]
-    if size == 0 and ANY not in index_shape and product(index_shape):
+    if size == 0 and all(isinstance(d, int) and d for d in index_shape):
         s.fail(f"an axis of size 0 has no elements to take, got {show(s.tensor())}")
-    if mode != "fast" or isinstance(size, int):
+    if size is ANY and mode != "fast":
+        s.fail(f"mode={mode!r} cannot be built with an unknown size, got {show(s.tensor())}")
+    if size is not ANY:
         if not isinstance(size, int):
-            s.fail(f"mode={mode!r} cannot be built with an unknown size, got {show(s.tensor())}")
-        if mode == "wrap" and size <= bounds(s.tensor(1).dtype)[1]:
+            count = s.number([size], "int64")
+            indices = s.emit(R.astype(indices, "int64"))
+            if mode == "wrap":
+                indices = s.emit(R.floor_mod(indices, count))
+            else:
+                last = s.emit(R.subtract(count, relax.const(1, "int64")))
+                indices = s.emit(R.maximum(indices, relax.const(0, "int64")))
+                indices = s.emit(R.minimum(indices, last))
+        elif mode == "wrap" and size <= bounds(s.tensor(1).dtype)[1]:
             indices = s.emit(R.floor_mod(indices, s.const(size, 1)))
         elif mode == "wrap" and not s.tensor(1).dtype.startswith("u"):
             # Of more elements than indices have numbers: they wrap around once, below 0.
@@ -307,10 +322,7 @@ def _pad_type(call: Call) -> Type:
         call.fail(
             f"pad_mode must be one of {', '.join(_PAD_MODES)}, got {call.attrs['pad_mode']!r}"
         )
-    shape = tuple(
-        sum(pair, size) if isinstance(size, int) else size
-        for size, pair in zip(data.shape, widths, strict=True)
-    )
+    shape = tuple(total((size, *pair)) for size, pair in zip(data.shape, widths, strict=True))
     for size, pair in zip(data.shape, widths, strict=True):
         # "edge" repeats the outermost element; "reflect" mirrors what is beside it.
         room = {"edge": size, "reflect": size}.get(call.attrs["pad_mode"])
@@ -332,8 +344,9 @@ _PAD_MODES = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
 def _pad(s: Site) -> Any:
     x, value = s.args
     mode, flat = s.attrs["pad_mode"], [w for pair in s.attrs["pad_width"] for w in pair]
-    if any(w < 0 for w in flat):
-        s.fail(f"negative pad_width has no Relax form, got {list(s.attrs['pad_width'])}")
+    if min(flat, default=0) < 0:
+        x = _cut(s, x)
+        flat = [max(w, 0) for w in flat]
     if not any(flat):
         return x
     if mode != "constant":
@@ -345,6 +358,22 @@ def _pad(s: Site) -> Any:
     inside = s.emit(R.not_equal(mask, s.const(0)))
     filler = s.emit(R.astype(value, s.tensor().dtype))
     return R.where(inside, s.emit(R.nn.pad(x, flat)), filler)
+
+
+def _cut(s: Site, x: Any) -> Any:
+    """What negative widths leave of a tensor."""
+    if s.attrs["pad_mode"] != "constant":
+        s.fail(
+            "negative pad_width only with pad_mode='constant', got"
+            f" {list(s.attrs['pad_width'])} and {s.attrs['pad_mode']!r}"
+        )
+    sizes, widths = s.sizes(s.tensor()), s.attrs["pad_width"]
+    cut = [axis for axis, pair in enumerate(widths) if min(pair) < 0]
+    begin = [max(-widths[axis][0], 0) for axis in cut]
+    end = [sizes[axis] - max(-widths[axis][1], 0) for axis in cut]
+    if any(a > b for a, b in zip(begin, end, strict=True)):
+        s.fail(f"pad_width cuts more than there is: {list(widths)} of {show(s.tensor())}")
+    return s.emit(R.strided_slice(x, cut, begin, end))
 
 
 def _reverse_type(call: Call) -> Type:

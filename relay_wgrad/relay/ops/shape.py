@@ -8,8 +8,9 @@ from tvm import relax
 
 from ..types import ANY, Dim, TensorType, Type
 from . import relations
+from .blocks import Axes, parse_layout, relayout, split_sizes, whole_sizes
 from .relations import agree, mapped, product
-from .reshapes import new_shape, parse_layout, split_sizes
+from .reshapes import new_shape
 from .table import REQUIRED, Attr, Call, Site, define, show, show_shape
 
 R = relax.op
@@ -107,7 +108,7 @@ def _squeezed(call: Call) -> list[int]:
     """squeeze's axes, non-negative."""
     shape, given = call.tensor().shape, call.attrs["axis"]
     if given is None:
-        if any(d is ANY for d in shape):
+        if any(not isinstance(d, int) for d in shape):
             call.fail(f"axis needs to be defined for dynamic input, got {show(call.tensor())}")
         return [i for i, d in enumerate(shape) if d == 1]
     axes = [call.axis(axis, len(shape)) for axis in given]
@@ -243,21 +244,13 @@ def _repeat(s: Site) -> Any:
     return R.reshape(s.emit(R.broadcast_to(x, wide)), s.sizes(s.out))
 
 
-def _layouts(call: Call) -> tuple[list[tuple[str, int]], list[tuple[str, int]], dict[str, Dim]]:
+def _layouts(call: Call) -> tuple[Axes, Axes, dict[str, Dim]]:
     """Source and destination axes, and the whole size of each."""
     src, dst = call.attrs["src_layout"], call.attrs["dst_layout"]
     a, b = parse_layout(call, "src_layout", src), parse_layout(call, "dst_layout", dst)
     if {axis for axis, _ in a} != {axis for axis, _ in b}:
         call.fail(f"cannot convert from {src} to {dst}")
-    data = call.tensor()
-    if len(data.shape) != len(a):
-        call.fail(f"src_layout={src} has {len(a)} axes, got {show(data)}")
-    sizes: dict[str, Dim] = {}
-    for (axis, block), size in zip(a, data.shape, strict=True):
-        if block and not agree(size, block):
-            call.fail(f"src_layout={src} has a block of {block}, got {show(data)}")
-        sizes[axis] = product((sizes.get(axis, 1), size))
-    return a, b, sizes
+    return a, b, whole_sizes(call, 0, "src_layout", src)
 
 
 def _layout_transform_type(call: Call) -> Type:
@@ -266,23 +259,7 @@ def _layout_transform_type(call: Call) -> Type:
 
 
 def _layout_transform(s: Site) -> Any:
-    """Merge the source's blocks, transpose, split into the destination's."""
-    src, dst, sizes = _layouts(s)
-    x, order = s.args[0], [(axis, 0) for axis, block in src if not block]
-    if any(block for _, block in src):
-        inner = {axis: i for i, (axis, block) in enumerate(src) if block}
-        outer = {axis: i for i, (axis, block) in enumerate(src) if not block}
-        moved = [i for a, _ in order for i in (outer[a], inner.get(a)) if i is not None]
-        x = s.emit(R.permute_dims(x, moved))
-        x = s.emit(s.reshape(x, [sizes[axis] for axis, _ in order]))
-    blocks = {axis: block for axis, block in dst if block}
-    if blocks:
-        split = [part for a, _ in order for part in ((a, 0), (a, blocks.get(a, 0)))]
-        split = list(dict.fromkeys(split))  # an axis without blocks is there once
-        x = s.emit(s.reshape(x, split_sizes(s, split, sizes)))
-        order = split
-    moved = [order.index(part) for part in dst]
-    return x if moved == sorted(moved) else R.permute_dims(x, moved)
+    return relayout(s, s.args[0], *_layouts(s))
 
 
 define("reshape", "data", _reshape_type, _to_out, "relay",

@@ -7,7 +7,7 @@ Relations and builders see a `Call` or a `Site`: one call with its attributes re
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from tvm.ir.expr import GenericConst
 
 from ...dtypes import HALVES
 from ..ast import Attrs
+from ..dims import SymDim, unified
 from ..types import ANY, Dim, FuncType, TensorType, TupleType, Type
 from .attributes import REQUIRED as REQUIRED
 from .attributes import Attr as Attr
@@ -100,8 +101,7 @@ class Call:
         got = self.tensor(index)
         fits = got.dtype == wanted.dtype and len(got.shape) == len(wanted.shape)
         if not fits or any(
-            a is not ANY and b is not ANY and a != b
-            for a, b in zip(got.shape, wanted.shape, strict=True)
+            unified(a, b) is None for a, b in zip(got.shape, wanted.shape, strict=True)
         ):
             self.fail(f"{self.inputs[index]} must be {show(wanted)} {why}, got {show(got)}")
 
@@ -122,18 +122,32 @@ class Site(Call):
         """A scalar of an argument's dtype."""
         return relax.const(value, self.tensor(index).dtype)
 
-    def sizes(self, ty: Type) -> list[int]:
-        """A tensor type's sizes, which must all be known."""
+    def sizes(self, ty: Type) -> list[Any]:
+        """A tensor type's sizes as Relax takes them; none may be `?`."""
         assert isinstance(ty, TensorType)
         if any(d is ANY for d in ty.shape):
             self.fail(f"cannot be built with an unknown size, got {show(ty)}")
-        return [d for d in ty.shape if isinstance(d, int)]
+        return [d.expr if isinstance(d, SymDim) else d for d in ty.shape]
+
+    def number(self, dims: Iterable[Dim], dtype: str) -> Any:
+        """The product of sizes as a scalar; a symbolic one is counted at the run."""
+        known, out = 1, None
+        for dim in dims:
+            if isinstance(dim, int):
+                known *= dim
+                continue
+            size = self.sizes(TensorType((dim,)))
+            count = self.emit(relax.op.sum(self.emit(relax.op.ones(size, dtype))))
+            out = count if out is None else self.emit(relax.op.multiply(out, count))
+        whole = relax.const(known, dtype)
+        return whole if out is None else self.emit(relax.op.multiply(out, whole))
 
     def reshape(self, x: Any, shape: Sequence[Dim]) -> Any:
         """A reshape where at most one size is `?`."""
         if sum(d is ANY for d in shape) > 1:
             self.fail(f"cannot be built with two unknown sizes, got {show_shape(shape)}")
-        return relax.op.reshape(x, [-1 if d is ANY else d for d in shape])
+        sizes = [-1 if d is ANY else d.expr if isinstance(d, SymDim) else d for d in shape]
+        return relax.op.reshape(x, sizes)
 
     def shape(self, index: int) -> Any:
         """An argument's shape as a Relax expression, symbolic sizes included."""

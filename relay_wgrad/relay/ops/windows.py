@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..types import Dim
+from .blocks import axes_of
 from .relations import mapped
 from .table import Call, show_shape
 
@@ -29,19 +32,20 @@ def padding(call: Call) -> tuple[int, int, int, int]:
 
 def spatial_axes(call: Call, layout: str) -> tuple[int, int]:
     """Where H and W are in a layout; there must be as many axes as data has."""
+    axes = axes_of(layout)
     if layout.count("H") != 1 or layout.count("W") != 1 or set(layout) & {"h", "w"}:
         call.fail(
             f"Invalid layout {layout}. Pool2D layout must have H and W, which cannot be split"
         )
-    if not layout.isalpha() or not layout.isupper() or len(set(layout)) != len(layout):
+    if axes is None:
         call.fail(f"layout must name each axis by one letter, got {layout!r}")
     ndim = len(call.tensor().shape)
-    if len(layout) != ndim:
+    if len(axes) != ndim:
         call.fail(
-            f"layout {layout} has {len(layout)} axes, data has {ndim}:"
+            f"layout {layout} has {len(axes)} axes, data has {ndim}:"
             f" {show_shape(call.tensor().shape)}"
         )
-    return layout.index("H"), layout.index("W")
+    return axes.index(("H", 0)), axes.index(("W", 0))
 
 
 def pooled(
@@ -49,9 +53,9 @@ def pooled(
 ) -> Dim:
     """Windows that fit; with `ceil`, a last one may run over the edge."""
 
-    def made(known: int) -> int:
+    def made(known: Any) -> Any:
         room = known + pad - dilation * (window - 1) - 1
-        if room < 0:
+        if isinstance(room, int) and room < 0:
             call.fail(
                 f"the window does not fit: size {known}, padding {pad} in all, window {window},"
                 f" dilation {dilation}"

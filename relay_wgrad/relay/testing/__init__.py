@@ -8,9 +8,11 @@ and `get_net(...)` (`mobile_net` in `mobilenet`), which gives the function witho
 
 from __future__ import annotations
 
+from ..transform import gradient
 from . import (
     dcgan,
     densenet,
+    dqn,
     inception_v3,
     init,
     layers,
@@ -21,6 +23,7 @@ from . import (
     temp_op_attr,
     vgg,
 )
+from .checks import _np_randn_from_type as _np_randn_from_type
 from .checks import check_grad, count_ops, rand, run_infer_type, run_opt_pass
 from .init import create_workload
 
@@ -30,6 +33,8 @@ __all__ = [
     "create_workload",
     "dcgan",
     "densenet",
+    "dqn",
+    "gradient",
     "inception_v3",
     "init",
     "layers",

@@ -24,8 +24,11 @@ def run_infer_type(expr: Expr) -> Expr:
     return infer_expr(expr)
 
 
-def run_opt_pass(expr: Expr, opt_pass: Pass) -> Expr:
-    """A function, or an expression of free variables, after one pass, with types."""
+def run_opt_pass(expr: Expr, opt_pass: Pass, import_prelude: bool = False) -> Expr:
+    """A function, or an expression of free variables, after one pass, with types.
+
+    `import_prelude` has no meaning here: Relay's prelude is of algebraic data types.
+    """
     main = opt_pass(InferType()(IRModule.from_expr(expr)))["main"]
     return main if isinstance(expr, Function) else main.body
 
@@ -72,7 +75,7 @@ def check_grad(
     backward = gradient(forward, mode=mode)
     if inputs is None:
         spread = 10 * eps if scale is None else scale
-        inputs = [_normal(p.checked_type, spread, mean) for p in forward.params]
+        inputs = [_np_randn_from_type(p.checked_type, spread, mean) for p in forward.params]
     tested = inputs if test_inputs is None else test_inputs
     for target, device in target_devices or [("llvm", tvm.cpu())]:
         executor = create_executor(executor_kind, device=device, target=target)
@@ -95,8 +98,9 @@ def check_grad(
             np.testing.assert_allclose(got, slopes, atol=atol, rtol=rtol)
 
 
-def _normal(ty: Any, scale: float, mean: float) -> np.ndarray[Any, Any]:
-    if not isinstance(ty, TensorType):
-        raise ValueError(f"check_grad: parameters must be tensors, got {ty}")
-    values = mean + scale * np.random.default_rng().standard_normal(ty.concrete_shape)
-    return np.asarray(values).astype(ty.dtype)
+def _np_randn_from_type(t: Any, scale: float = 1, mean: float = 0) -> np.ndarray[Any, Any]:
+    """Normal numbers of a tensor type; private in Relay too, whose tests import it."""
+    if not isinstance(t, TensorType):
+        raise ValueError(f"check_grad: parameters must be tensors, got {t}")
+    values = mean + scale * np.random.default_rng().standard_normal(t.concrete_shape)
+    return np.asarray(values).astype(t.dtype)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..analysis import free_vars
 from ..ast import Expr, Function
 from ..expr import var
 from ..op import nn
+from ..variables import free_vars
 
 _KERNELS = {"NCHW": "OIHW", "NHWC": "HWIO"}
 _DEPTHWISE_KERNELS = {"NCHW": "OIHW", "NHWC": "HWOI"}

@@ -1,6 +1,6 @@
-"""Relay's text: `fromtext` and `astext`."""
+"""Relay's text: `fromtext`, `parse` and `astext`."""
 
-from .parser import fromtext
+from .parser import fromtext, parse
 from .printer import astext
 
-__all__ = ["astext", "fromtext"]
+__all__ = ["astext", "fromtext", "parse"]

@@ -23,6 +23,7 @@ from ..ast import (
     Var,
 )
 from ..errors import Complaint
+from ..ops import REGISTRY
 from ..spans import Span
 from ..types import TensorType, Type
 from .literals import dtype_name, integer, number
@@ -56,11 +57,28 @@ class _MetaUse:
     attrs: MetaAttrs
 
 
+# Operators between operands, the tightest first.
+_INFIX = (
+    {"*": "multiply", "/": "divide"},
+    {"+": "add", "-": "subtract"},
+    {"<": "less", ">": "greater", "<=": "less_equal", ">=": "greater_equal"},
+    {"==": "equal", "!=": "not_equal"},
+)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Operands and the operators between them, from the last to the first."""
+
+    parts: list[Any]
+
+
 class Builder(Values):
     """One text's program; `reset` begins the next."""
 
     def reset(self, source: str, table: Table) -> None:
         super().reset(source, table)
+        self.is_module = True
         self.scopes = Scopes()
         self.ops: dict[str, Op] = {}
         self.global_vars: dict[str, tuple[GlobalVar, int]] = {}
@@ -72,7 +90,22 @@ class Builder(Values):
         if isinstance(value, _MetaUse):
             problem = f"{value.token} are attributes: they stand last in a call"
             raise Complaint(value.token.start_pos or 0, problem)
-        return value
+        return self._ordered(value) if isinstance(value, _Chain) else value
+
+    def _ordered(self, chain: _Chain) -> Expr:
+        """The calls that a chain stands for: the tighter first, of equals the left one."""
+        parts = chain.parts[::-1]
+        for level in _INFIX:
+            done = [parts[0]]
+            for token, operand in zip(parts[1::2], parts[2::2], strict=True):
+                if token in level:
+                    args = (done.pop(), operand)
+                    op = self.ops.setdefault(level[token], Op(level[token]))
+                    done.append(Call(op, args, span=self.span(token, token)))
+                else:
+                    done += [token, operand]
+            parts = done
+        return parts[0]
 
     def _attrs(self, items: list[_Attr]) -> dict[str, Any]:
         attrs: dict[str, Any] = {}
@@ -162,6 +195,19 @@ class Builder(Values):
         token, value = children
         self.scopes.bind_graph(token, self._expr(value))
 
+    def free_var(self, children: Children) -> None:
+        first, token, annotation, note = children
+        if self.is_module:
+            problem = "not supported: free variables (`free_var`) in a module"
+            raise Complaint(first.start_pos, problem, "free variables (`free_var`)")
+        if token[1:] in self.scopes.free:
+            raise Complaint(token.start_pos, f"{token} is free twice")
+        checked, origin = self.note(note)
+        var = Var(
+            token[1:], self.plain(annotation, token), checked, self.span(token, token, origin)
+        )
+        self.scopes.free[var.name] = var
+
     def statement(self, children: Children) -> tuple[Var, Expr, Span]:
         value, last = children
         value = self._expr(value)
@@ -240,15 +286,33 @@ class Builder(Values):
         self._same_type(note, checked, value)
         return value
 
-    def call_op(self, children: Children) -> Call:
+    def infix(self, children: Children) -> _Chain:
+        left, token, right = children
+        if isinstance(right, _Chain):
+            right.parts += [token, left]
+            return right
+        return _Chain([self._expr(right), token, self._expr(left)])
+
+    def operator_alone(self, children: Children) -> Op:
         token = children[0]
+        op = self._op(token)
+        if op.name not in REGISTRY:
+            raise Complaint(token.start_pos or 0, f"{token[:60]} is no operator, and is not called")
+        return op
+
+    def call_op(self, children: Children) -> Call:
+        return self._call(self._op(children[0]), children[0], children)
+
+    def _op(self, token: Token) -> Op:
         op = self.ops.get(token)
         if op is None:
             if token.rpartition(".")[2][0].isupper():
                 problem = f"constructors of algebraic data types ({token[:60]}) are not supported"
-                raise Complaint(token.start_pos, problem, "constructors of algebraic data types")
+                raise Complaint(
+                    token.start_pos or 0, problem, "constructors of algebraic data types"
+                )
             op = self.ops[str(token)] = Op(str(token))
-        return self._call(op, token, children)
+        return op
 
     def call_value(self, children: Children) -> Call:
         return self._call(self._expr(children[0]), children[1], children)
@@ -270,7 +334,7 @@ class Builder(Values):
                 problem = "an argument after the call's attributes"
                 raise Complaint(attrs[-1].name.start_pos or 0, problem)
             else:
-                args.append(item)
+                args.append(self._expr(item))
         if meta is not None and attrs:
             raise Complaint(last.start_pos, "attributes both written and from the metadata")
         checked, origin = self.note(note)

@@ -15,12 +15,8 @@ _REFUSED = {
     "ref": "references (`ref`)",
     "ref_read": "references (`ref_read`)",
     "ref_write": "references (`ref_write`)",
-    "free_var": "free variables (`free_var`)",
-    "_": "incomplete types and patterns (`_`)",
+    "_": "`_` within a type, or as a pattern",
 }
-_OPERATORS = {
-    "+": "add", "-": "subtract", "*": "multiply", "/": "divide", "<": "less", ">": "greater",
-}  # fmt: skip
 _NAMES = {
     "LOCAL": "a variable", "GRAPH": "a graph variable", "GLOBAL": "a global function",
     "NAME": "a name", "NUMBER": "a number", "STRING": "a string", "META": "meta[…]",
@@ -28,11 +24,13 @@ _NAMES = {
     "VERSION": '#[version = "0.0.5"]', "$END": "the end", "LPAR": "`(`", "RPAR": "`)`",
     "LSQB": "`[`", "RSQB": "`]`", "LBRACE": "`{`", "RBRACE": "`}`", "COMMA": "`,`",
     "COLON": "`:`", "SEMICOLON": "`;`", "EQUAL": "`=`", "QUESTION": "`?`",
+    "INFIX": "an operator", "UNKNOWN": "`_`", "FREE": "`free_var`",
     "DEF": "`def`", "_ARROW": "`->`",
 }  # fmt: skip
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _BEFORE_PARAMETERS = re.compile(r"(?:\bfn|\bdef\s+@[\w.]+)\s*\Z")
 _LOOK_BACK = 200  # characters
+_ALSO = {"a type comment", "an operator"}  # may stand nearly everywhere
 _MOST = 6  # alternatives that a message names
 
 
@@ -63,9 +61,6 @@ def _refused(text: str, offset: int, expected: set[str]) -> Complaint | None:
         construct = "types with arguments"
     elif text.startswith("=", offset) and _BEFORE_PARAMETERS.search(before):
         construct = "external functions"
-    elif text[offset : offset + 1] in _OPERATORS and "INDEX" in expected:
-        symbol = text[offset]
-        construct = f"the operator `{symbol}` (write {_OPERATORS[symbol]}(a, b))"
     return Complaint(offset, f"not supported: {construct}", construct) if construct else None
 
 
@@ -74,9 +69,7 @@ def _due(text: str, offset: int, expected: set[str]) -> str:
         return "a malformed tensor type: it is Tensor[(dimensions), dtype]"
     if text.startswith("meta[", offset) or text.startswith("meta[", offset - 4):
         return "a malformed reference to metadata: it is meta[key][index]"
-    names = sorted(
-        {_NAMES.get(name, f"`{name.lower()}`") for name in expected} - {"a type comment"}
-    )
+    names = sorted({_NAMES.get(name, f"`{name.lower()}`") for name in expected} - _ALSO)
     if len(names) > _MOST:
         due = "nothing that begins so"
     elif names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..types import (
     NUMBERS,
     OTHER_NAMES,
     Dim,
+    SymDim,
     TensorType,
 )
 
@@ -23,7 +25,7 @@ _ARRAYS = {name: numpy_dtype(name) for name in NUMBERS}
 ARRAY_DTYPES = _ARRAYS
 _NAMES = {dtype: name for name, dtype in _ARRAYS.items()}
 
-_NUMBER = re.compile(r"(-?)(inf|nan|[\d.]+(?:[eE][+-]?\d+)?)(?:([fi])(\d*))?")
+_NUMBER = re.compile(r"(-*)(inf|nan|[\d.]+(?:[eE][+-]?\d+)?)(?:([fi])(\d*))?")
 _ESCAPE = re.compile(r'\\(x[0-9A-Fa-f]{2}|[0-7]{1,3}|.)|[^ -~]|"', re.DOTALL)
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "'": "'"}
 _BACK = {"\n": "\\n", "\t": "\\t", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
@@ -49,7 +51,8 @@ def number(text: str) -> np.generic:
     """
     match = _NUMBER.fullmatch(text)
     assert match is not None, text
-    sign, digits, kind, width = match.groups()
+    signs, digits, kind, width = match.groups()
+    sign = "-" * (len(signs) % 2)
     if kind != "f":
         if not digits.isdecimal():
             raise ValueError(f"{text} needs a suffix: {sign}{digits}f")
@@ -79,7 +82,7 @@ def attribute_number(text: str) -> Any:
     """As `number`, with Python's int and float for what prints without a width: `1` and `0.5f`."""
     value = number(text)
     if isinstance(value, np.float32):
-        return float(text.rpartition("f")[0])
+        return float(text.rpartition("f")[0].replace("--", ""))
     plain = not set("if") & set(text)
     return int(value) if plain or isinstance(value, np.int32) else value
 
@@ -144,14 +147,14 @@ def string_text(value: str) -> str:
     return '"' + re.sub(r'[^ -~]|["\\]', encode, value) + '"'
 
 
-def tensor_type(text: str) -> TensorType:
-    """`Tensor[(2, ?), float32]`.  Raises ValueError."""
+def tensor_type(text: str, meta: Callable[[str], Any]) -> TensorType:
+    """`Tensor[(2, ?), float32]`; `meta` gives what `meta[…][…]` stands for.  Raises ValueError."""
     inner, _, dtype = text[text.index("(") + 1 : -1].rpartition(")")
     dtype = dtype.strip().lstrip(",").strip()
     dims = [dim.strip() for dim in inner.split(",")]
     if dims[-1] == "":
         dims.pop()
-    return TensorType(tuple(_dim(dim) for dim in dims), known_dtype(dtype))
+    return TensorType(tuple(_dim(dim, meta) for dim in dims), known_dtype(dtype))
 
 
 def known_dtype(name: str) -> str:
@@ -161,9 +164,14 @@ def known_dtype(name: str) -> str:
     return name
 
 
-def _dim(text: str) -> Dim:
+def _dim(text: str, meta: Callable[[str], Any]) -> Dim:
     if text == "?":
         return ANY
+    if text.startswith("meta["):
+        size = meta(text)
+        if not isinstance(size, SymDim):
+            raise ValueError(f"{text[:60]} is no size")
+        return size
     digits = text.removesuffix("i64")
     if not (digits.isascii() and digits.isdecimal()):
         raise ValueError(f"a dimension is a whole number or ?, not {text or 'nothing'}")

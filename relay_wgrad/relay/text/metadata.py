@@ -29,10 +29,12 @@ from ..boxes import (
     SharedString,
     plain,
 )
+from ..dims import ANY, AnyDim, SymDim
 from ..errors import Complaint
 from ..spans import Span
-from ..types import ANY, DTYPES, TensorType
+from ..types import DTYPES, TensorType
 from .literals import integer
+from .metadata_sizes import SIZE_KEYS, read_size
 from .ndarray import from_base64
 
 _OBJECT, _BOOL, _TEXT = "object", "bool", "text"
@@ -255,13 +257,19 @@ class _Reader:
         attrs = _typed(node, "attrs", dict)
         shape, dtype = self._value(attrs.get("shape"), depth + 1)[0], attrs.get("dtype")
         if not isinstance(shape, tuple) or not all(
-            dim is ANY or (not isinstance(dim, bool) and isinstance(dim, (int, np.int64)))
+            isinstance(dim, (AnyDim, SymDim))
+            or (not isinstance(dim, bool) and isinstance(dim, (int, np.int64)))
             for dim in shape
         ):
             raise _BadError("a tensor type's shape is an array of integers")
         if dtype not in DTYPES:
             raise _BadError(f"unknown dtype {_short(dtype)}")
-        return TensorType(tuple(dim if dim is ANY else int(dim) for dim in shape), dtype), 1
+        return TensorType(shape, dtype), 1
+
+    def _size(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        attrs = _typed(node, "attrs", dict)
+        read = read_size(node["type_key"], attrs, lambda i: self._value(i, depth + 1)[0])
+        return read, 1
 
     def _span(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
         attrs = _typed(node, "attrs", dict)
@@ -287,6 +295,7 @@ _READERS: dict[str, Callable[[_Reader, dict[str, Any], int], tuple[Any, int]]] =
     "relay.Constant": _Reader._constant,
     "relay.TensorType": _Reader._tensor_type,
     "Span": _Reader._span,
+    **dict.fromkeys(SIZE_KEYS, _Reader._size),
 }
 
 

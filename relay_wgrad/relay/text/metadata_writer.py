@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from ..ast import Constant, MetaAttrs
 from ..boxes import BoxBool, Boxed, BoxFloat, BoxInt, plain
 from ..errors import RelayTextError
 from ..spans import Span
-from ..types import AnyDim, TensorType
+from ..types import AnyDim, SymDim, TensorType
 from .metadata import CONSTANT, FIELDS, MAP, Table
+from .metadata_sizes import SizeNodes, size_key
 from .ndarray import to_base64
 
 _VERSION = "0.19.0"
@@ -27,19 +29,22 @@ class MetaTable:
     Objects that are still used keep the order of the module's own table; others come after them.
     """
 
-    def __init__(self, table: Table, used: set[int]) -> None:
+    def __init__(self, table: Table, used: set[int], sizes: Collection[SymDim] = ()) -> None:
         self._objects: dict[str, list[Any]] = {}
-        self._places: dict[int, str] = {}
+        self._places: dict[int | SymDim, str] = {}
         for key, objects in table:
             for item in objects:
-                if id(item) in used:
+                if id(item) in used or (isinstance(item, SymDim) and item in sizes):
                     self._add(key, item)
 
     def reference(self, item: Any) -> str:
         """`meta[key][index]`."""
-        found = self._places.get(id(item))
+        found = self._places.get(_identity(item))
         if found is None:
-            key = item.type_key if isinstance(item, (MetaAttrs, Boxed)) else CONSTANT
+            if isinstance(item, SymDim):
+                key = size_key(item)
+            else:
+                key = item.type_key if isinstance(item, (MetaAttrs, Boxed)) else CONSTANT
             found = self._add(key, item)
         return found
 
@@ -47,12 +52,20 @@ class MetaTable:
         objects = self._objects.setdefault(key, [])
         # The list also keeps the object alive, as long as its id is a key.
         objects.append(item)
-        found = self._places[id(item)] = f"meta[{key}][{len(objects) - 1}]"
+        found = self._places[_identity(item)] = f"meta[{key}][{len(objects) - 1}]"
         return found
+
+    def __bool__(self) -> bool:
+        return bool(self._objects)
 
     def text(self) -> str:
         """The section; empty when nothing refers to it."""
         return _Writer().text(self._objects) if self._objects else ""
+
+
+def _identity(item: Any) -> int | SymDim:
+    """What tells one object from another: for sizes, what they are."""
+    return item if isinstance(item, SymDim) else id(item)
 
 
 class _Writer:
@@ -62,6 +75,7 @@ class _Writer:
         self._nodes: list[dict[str, Any]] = [{"type_key": ""}]
         self._arrays: list[str] = []
         self._sources: dict[str, int] = {}
+        self._sizes = SizeNodes(self._node, self._string)
         self._device = _NULL
         self._known: dict[int, int] = {}  # objects that are written, by id: they stay alive
 
@@ -135,6 +149,8 @@ class _Writer:
             return self._node(value.type_key, repr_str=_float_text(float(value)))
         if isinstance(value, str):
             return self._string(value)
+        if isinstance(value, SymDim):
+            return self._sizes.index(value)
         if isinstance(value, AnyDim):
             return self._node("tir.Any", attrs={"dtype": "int32", "span": "0"})
         if isinstance(value, tuple):

@@ -1,12 +1,12 @@
-"""`fromtext`, `parse_expr`: Relay's text to its syntax tree."""
+"""`fromtext`, `parse`, `parse_expr`: Relay's text to its syntax tree."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lark import Lark
 from lark.exceptions import UnexpectedInput
@@ -17,7 +17,7 @@ from ..spans import Span
 from .builder import Builder
 from .complaints import explain
 from .metadata import Table, decode
-from .scan import scan
+from .scan import flat_comments, scan
 from .values import DeepType
 
 MAX_SIZE = 64 * 2**20
@@ -83,10 +83,35 @@ def fromtext(
 
     Raises RelayTextError, with line and column: the text is malformed, too large or too deep.  Its
     subclass UnsupportedConstructError names what Relay has and this leaves out: closures, algebraic
-    data types, `match`, references, type parameters, operators in infix form.
+    data types, `match`, references, type parameters.
     Raises TypeError when `text` is no str.
     """
     return _checked(text, source_name, max_size, max_depth, _module)
+
+
+def parse(
+    source: str,
+    source_name: str = "from_string",
+    init_module: IRModule | None = None,
+    init_meta_table: Mapping[str, Sequence[Any]] | None = None,
+) -> IRModule:
+    """As `fromtext`, with the functions of a module and objects of a metadata table at hand.
+
+    The functions of `init_module` stand before the text's; `init_meta_table` is for a text that has
+    no `#[metadata]` of its own.
+
+    Raises RelayTextError as `fromtext`, and for a function that both have.
+    """
+    given = init_module.functions if init_module is not None else {}
+    table = tuple((key, tuple(objects)) for key, objects in (init_meta_table or {}).items())
+
+    def read(parser: _Parser, text: str, own: Table) -> IRModule:
+        if not own:
+            parser.builder.reset(source_name, table)
+        parser.builder.functions.update(given)
+        return _module(parser, text, own or table)
+
+    return _checked(source, source_name, MAX_SIZE, MAX_DEPTH, read)
 
 
 def parse_expr(
@@ -98,7 +123,7 @@ def parse_expr(
 ) -> Expr:
     """The expression that a text describes, a function say; the line of the version may be missing.
 
-    It has no variables but those that it binds, and calls no global functions.  Limits and errors
+    Its variables are those that it binds and those that `free_var %x: …;` names.  Limits and errors
     as `fromtext`.
     """
     return _checked(text, source_name, max_size, max_depth, _expression)
@@ -125,20 +150,19 @@ def _module(parser: _Parser, text: str, table: Table) -> IRModule:
 
 
 def _expression(parser: _Parser, text: str, table: Table) -> Expr:
-    out = parser.expression(text)
-    for name, (_, offset) in parser.builder.global_vars.items():
-        raise Complaint(offset, f"{name} is not defined: an expression has no module")
-    return out
+    parser.builder.is_module = False
+    return parser.expression(text)
 
 
 def _parse(text: str, source: str, max_size: int, max_depth: int, read: _Read[R]) -> R:
     if len(text) > max_size:
         raise Complaint(0, f"{len(text)} characters, more than max_size = {max_size}")
     version = _VERSION.match(text)
-    if version is None and read is _module:
+    if version is None and read is not _expression:
         raise Complaint(0, f'the text begins with #[version = "{_KNOWN}"]')
     if version is not None and version[1] != _KNOWN:
         raise Complaint(version.start(1), f"version {version[1][:40]}: only {_KNOWN} is known")
+    text = flat_comments(text)
     end = scan(text, max_depth)
     table: Table = ()
     if end < len(text):

@@ -15,7 +15,6 @@ import re
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from ..analysis import free_vars
 from ..ast import (
     Call,
     Constant,
@@ -36,8 +35,10 @@ from ..ast import (
 from ..boxes import by_reference, plain
 from ..errors import RelayTextError
 from ..steps import run
-from ..types import AnyDim, Type, type_text
+from ..types import AnyDim, Dim, SymDim, Type, all_dims, type_text
+from ..variables import free_vars
 from .literals import dtype_name, number_text, string_text
+from .metadata_sizes import SIZE_KEYS
 from .metadata_writer import MetaTable
 
 _SCALARS = ("bool", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -62,12 +63,13 @@ def astext(mod: IRModule, show_meta_data: bool = True) -> str:
     an attribute of a type that Relay hasn't.
     """
     used = {id(item) for function in mod.functions.values() for item in _used_objects(function)}
-    table = MetaTable(mod.metadata, used)
+    sizes: list[SymDim] = []
+    if any(key in SIZE_KEYS for key, _ in mod.metadata):
+        sizes = [dim for function in mod.functions.values() for dim in _sizes(function)]
+    table = MetaTable(mod.metadata, used, sizes)
     printer = _Printer(table)
     parts = [printer.define(name, function) for name, function in mod.functions.items()]
-    return (
-        _complete("\n".join(parts), table, show_meta_data) if used else _HEADER + "\n".join(parts)
-    )
+    return _complete("\n".join(parts), table, show_meta_data)
 
 
 def expr_text(expr: Expr, show_meta_data: bool = True) -> str:
@@ -78,15 +80,29 @@ def expr_text(expr: Expr, show_meta_data: bool = True) -> str:
     used = {id(item) for item in _used_objects(expr)}
     table = MetaTable((), used)
     text = _Printer(table).expression(expr)
-    return _complete(text, table, show_meta_data) if used else _HEADER + text
+    return _complete(text, table, show_meta_data)
 
 
 def _complete(text: str, table: MetaTable, show_meta_data: bool) -> str:
+    if not table:
+        return _HEADER + text
     return _HEADER + text + (table.text() if show_meta_data else _OMITTED)
 
 
 def _used_objects(root: Expr) -> list[Any]:
     return [item for node in post_order(root) for item in _meta_objects(node)]
+
+
+def _sizes(root: Expr) -> list[SymDim]:
+    """The symbolic sizes of all types that are printed."""
+    types = {id(ty): ty for node in post_order(root) for ty in _types(node) if ty is not None}
+    return [d for ty in types.values() for d in all_dims(ty) if isinstance(d, SymDim)]
+
+
+def _types(node: Expr) -> tuple[Type | None, ...]:
+    if isinstance(node, Var):
+        return node.type_annotation, node.checked_type
+    return (node.checked_type, node.ret_type if isinstance(node, Function) else None)
 
 
 def _meta_objects(node: Expr) -> list[Any]:
@@ -311,7 +327,7 @@ class _Printer:
         return [f"{name}={self._value(value, name)}" for name, value in attrs.items()]
 
     def _value(self, value: Any, name: str) -> str:
-        if isinstance(value, MetaAttrs) or by_reference(value):
+        if isinstance(value, (MetaAttrs, SymDim)) or by_reference(value):
             return self._table.reference(value)
         value = plain(value)
         if value is None:
@@ -341,8 +357,11 @@ class _Printer:
     def _type(self, type_: Type) -> str:
         text = self._types.get(type_)
         if text is None:
-            text = self._types[type_] = type_text(type_)
+            text = self._types[type_] = type_text(type_, self._dim)
         return text
+
+    def _dim(self, dim: Dim) -> str:
+        return self._table.reference(dim) if isinstance(dim, SymDim) else str(dim)
 
     def _indent(self, level: int) -> str:
         return "  " * min(level, _DEEPEST_INDENT)

@@ -18,6 +18,29 @@ _DEEPEST_LIST = 50  # attributes' values are compared and printed by recursion
 _CLOSES = {")": "(", "]": "[", "}": "{"}
 
 
+_NESTED = re.compile(r"/\*(?:(?!\*/)[\s\S])*?/\*")
+_MARKS = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|//[^\n]*|/\*|\*/')
+_INNER = re.compile(r"/\*|\*/")
+
+
+def flat_comments(text: str) -> str:
+    """The text with the marks of comments within comments blanked: Relay's comments nest."""
+    if not _NESTED.search(text):
+        return text
+    parts: list[str] = []
+    depth = at = place = 0
+    while mark := (_INNER if depth else _MARKS).search(text, at):
+        at = mark.end()
+        if mark[0] not in ("/*", "*/"):
+            continue
+        inner = depth > 0 if mark[0] == "/*" else depth > 1
+        if inner:
+            parts += [text[place : mark.start()], "  "]
+            place = at
+        depth = max(depth + (1 if mark[0] == "/*" else -1), 0)
+    return "".join([*parts, text[place:]])
+
+
 def scan(text: str, max_depth: int) -> int:
     """The offset of `#[metadata]`, or the text's length.
 

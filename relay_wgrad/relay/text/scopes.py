@@ -27,6 +27,7 @@ class Scopes:
         self._open: list[tuple[Var, tuple[Var, int] | None]] = []  # and what the name stood for
         self._place: dict[Var, int] = {}  # in `_open`
         self._latest: dict[Expr, Var | None] = {}  # see `_needs`
+        self.free: dict[str, Var] = {}  # what `free_var` names: visible in every function
 
     def enter(self, params: tuple[Var, ...]) -> None:
         """A function begins."""
@@ -61,6 +62,9 @@ class Scopes:
     def local(self, token: Token) -> Var:
         """Raises Complaint for a name that isn't bound, or belongs to a function around this."""
         found = self._names.get(token[1:])
+        free = self.free.get(token[1:])
+        if free is not None and (found is None or found[1] != len(self._frames)):
+            return free
         if found is None:
             raise Complaint(token.start_pos or 0, f"{token} is not bound here")
         var, level = found
@@ -118,7 +122,7 @@ class Scopes:
             if node not in latest:
                 found = [var for child in below(node) if (var := latest[child]) is not None]
                 last = max(found, key=self._order, default=None)
-                latest[node] = node if isinstance(node, Var) else last
+                latest[node] = node if node in self._place else last  # type: ignore[assignment]
         return latest[root]
 
     def _order(self, var: Var) -> int:

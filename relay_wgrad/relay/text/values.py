@@ -54,12 +54,18 @@ class Values(Transformer[Token, Any]):
         token = children[0]
         found = self._types.get(token)
         if found is None:
-            found = self._types[str(token)] = (sound(token, literals.tensor_type), 0)
+            found = self._types[str(token)] = (sound(token, self._tensor), 0)
         return found
+
+    def _tensor(self, text: str) -> TensorType:
+        return literals.tensor_type(text, self._meta)
 
     def scalar(self, children: Children) -> DeepType:
         token = children[0]
         return TensorType((), sound(token, literals.known_dtype)), 0
+
+    def unknown_type(self, children: Children) -> None:
+        """`_`: to be inferred."""
 
     def tuple_type(self, children: Children) -> DeepType:
         return TupleType(tuple(field for field, _ in children)), _deeper(children)
@@ -138,13 +144,17 @@ class Values(Transformer[Token, Any]):
 
     def meta_object(self, token: Token) -> Any:
         """What `meta[key][index]` refers to.  Raises Complaint."""
-        match = _META.fullmatch(token)
-        assert match is not None
+        return sound(token, self._meta)
+
+    def _meta(self, text: str) -> Any:
+        match = _META.fullmatch(text)
+        if match is None:
+            raise ValueError(f"malformed: {text[:60]}")
         key, digits = match.groups()
         objects = self.objects.get(key, ())
         if len(digits) > 9 or int(digits) >= len(objects):
             held = f"{len(objects)} of them" if objects else "none of that type"
-            raise Complaint(token.start_pos or 0, f"{token[:60]}: the metadata holds {held}")
+            raise ValueError(f"{text[:60]}: the metadata holds {held}")
         return objects[int(digits)]
 
 

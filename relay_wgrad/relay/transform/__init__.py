@@ -9,12 +9,21 @@ Each pass takes a Relay module and gives a new one; `docs/relay_passes.md` has t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ...transform.raising.report import RaiseReport
-from ..ast import Expr, IRModule
+from ..ast import Expr, Function, IRModule
 from ..infer import infer_module, infer_types
+from ..text import astext, fromtext
 from ..types import Type
+from . import arithmetic
+from . import combine_families as families
+from .alter_op_layout import alter_op_layout
+from .atrous import flatten_atrous_conv
+from .basic_blocks import to_basic_block_normal_form
 from .canonicalize import canonicalize_ops
+from .combine_parallel import combine
+from .context import option
 from .convert_layout import checked_layouts, convert_layout
 from .eliminate import (
     dead_code_elimination,
@@ -22,35 +31,51 @@ from .eliminate import (
     remove_unused_functions,
 )
 from .fold_constant import fold_constant
+from .fuse_ops import defuse_ops, fuse_ops
 from .gradient import first_order_gradient, gradient
+from .inline import eta_expand, inline_globals, lambda_lift
 from .legalize import legalize
 from .normal_forms import to_a_normal_form, to_graph_normal_form
 from .partition import AnnotateTarget, MergeCompilerRegions, MergeComposite, PartitionGraph
 from .passes import (
     INFER_TYPE,
-    FunctionChange,
     Pass,
     PassContext,
     PassInfo,
     Sequential,
     function_pass,
     module_pass,
-    on_functions,
 )
+from .passes import per_function as _on_functions
 from .raise_conv_backward import raise_conv_backward
 from .simplify_expr import simplify_expr
 from .simplify_inference import simplify_inference
 
 __all__ = [
+    "AlterOpLayout",
+    "AnnotateSpans",
     "AnnotateTarget",
+    "CanonicalizeCast",
     "CanonicalizeOps",
+    "CombineParallelBatchMatmul",
+    "CombineParallelConv2D",
+    "CombineParallelDense",
+    "CombineParallelOpBatch",
     "ConvertLayout",
     "DeadCodeElimination",
+    "DefuseOps",
+    "DivToMul",
     "EliminateCommonSubexpr",
+    "EtaExpand",
     "FirstOrderGradient",
+    "FlattenAtrousConv",
     "FoldConstant",
+    "FuseOps",
     "InferType",
     "InferTypeLocal",
+    "Inline",
+    "LambdaLift",
+    "LazyGradientInit",
     "Legalize",
     "MergeCompilerRegions",
     "MergeComposite",
@@ -64,15 +89,12 @@ __all__ = [
     "SimplifyExpr",
     "SimplifyInference",
     "ToANormalForm",
+    "ToBasicBlockNormalForm",
     "ToGraphNormalForm",
     "function_pass",
     "gradient",
     "module_pass",
 ]
-
-
-def _on_functions(name: str, opt_level: int, change: FunctionChange) -> Pass:
-    return Pass(on_functions(change), PassInfo(name, opt_level, (INFER_TYPE,)))
 
 
 def InferType() -> Pass:  # noqa: N802
@@ -81,8 +103,26 @@ def InferType() -> Pass:  # noqa: N802
 
 
 def InferTypeLocal(expr: Expr) -> Type:  # noqa: N802
-    """The type of one expression, which stays as it is."""
-    return infer_types(expr)[expr]
+    """The type of one expression; each node below it gets its `checked_type`, as in Relay.
+
+    That is the one place where a node changes: what it says of itself, not what it means.
+    """
+    types = infer_types(expr)
+    for node, type_ in types.items():
+        object.__setattr__(node, "checked_type", type_)
+    return types[expr]
+
+
+def AnnotateSpans() -> Pass:  # noqa: N802
+    """The module read back from its text: each node has its place there as `span`.
+
+    Raises RelayTextError for a program without a text.
+    """
+
+    def change(mod: IRModule, context: Any) -> IRModule:
+        return fromtext(astext(mod), "GeneratedSource")
+
+    return Pass(change, PassInfo("AnnotateSpans"))
 
 
 def SimplifyInference() -> Pass:  # noqa: N802
@@ -129,11 +169,112 @@ def DeadCodeElimination(  # noqa: N802
     )
 
 
+def FuseOps(fuse_opt_level: int = -1) -> Pass:  # noqa: N802
+    """A `Primitive` function for what one kernel may compute; by -1 at the context's level.
+
+    The context's options `relay.FuseOps.max_depth` (operators in one) and
+    `relay.FuseOps.link_params` (constants inside) count.
+    """
+
+    def change(function: Function, mod: IRModule, context: Any) -> Function:
+        level = context.opt_level if fuse_opt_level < 0 else fuse_opt_level
+        most, link = option("relay.FuseOps.max_depth"), option("relay.FuseOps.link_params")
+        return fuse_ops(function, int(level), int(most), bool(link))
+
+    return _on_functions("FuseOps", 0, change)
+
+
+def CombineParallelConv2D(min_num_branches: int = 3) -> Pass:  # noqa: N802
+    """Convolutions of one tensor as one of all their filters, with what follows on each."""
+    return _combined("CombineParallelConv2D", families.CONV2D, min_num_branches)
+
+
+def CombineParallelDense(  # noqa: N802
+    min_num_branches: int = 3, to_batch: bool = True
+) -> Pass:
+    """`nn.dense` of one tensor as one `nn.batch_matmul`; without `to_batch` as one `nn.dense`."""
+    family = families.DENSE_TO_BATCH if to_batch else families.DENSE
+    return _combined("CombineParallelDense", family, min_num_branches)
+
+
+def CombineParallelBatchMatmul(min_num_branches: int = 3) -> Pass:  # noqa: N802
+    """`nn.batch_matmul` of one tensor as one."""
+    return _combined("CombineParallelBatchMatmul", families.BATCH_MATMUL, min_num_branches)
+
+
+def CombineParallelOpBatch(  # noqa: N802
+    op_name: str, batch_op_name: str, min_num_branches: int = 3
+) -> Pass:
+    """Calls of one operator that share their first operand as one of `batch_op_name`, stacked."""
+    family = families.op_batch(op_name, batch_op_name)
+    return _combined("CombineParallelOpBatch", family, min_num_branches)
+
+
+def _combined(name: str, family: families.Family, fewest: int) -> Pass:
+    return _on_functions(name, 4, lambda f, mod, _: combine(f, family, fewest))
+
+
+def DefuseOps() -> Pass:  # noqa: N802
+    """Function values' bodies where they are called: what `FuseOps` made, back again."""
+    return _on_functions("DefuseOps", 3, lambda f, mod, _: defuse_ops(f))
+
+
 def RemoveUnusedFunctions(entry_functions: Sequence[str] | None = None) -> Pass:  # noqa: N802
     """Only the functions that the entries, by default @main, call."""
     entries = list(entry_functions) if entry_functions is not None else ["main"]
     return Pass(
         lambda mod, _: remove_unused_functions(mod, entries), PassInfo("RemoveUnusedFunctions", 1)
+    )
+
+
+def Inline() -> Pass:  # noqa: N802
+    """Functions that are marked `Inline` in place of their calls; types stay as they are."""
+    return Pass(lambda mod, _: inline_globals(mod), PassInfo("InlineGlobals", 1))
+
+
+def LambdaLift() -> Pass:  # noqa: N802
+    """A global function for each function value."""
+    return Pass(
+        lambda mod, _: infer_module(lambda_lift(mod)), PassInfo("LambdaLift", 1, (INFER_TYPE,))
+    )
+
+
+def EtaExpand(expand_constructor: bool = False, expand_global_var: bool = False) -> Pass:  # noqa: N802
+    """`fn (x) { @f(x) }` for a global function as a value, if `expand_global_var`.
+
+    `expand_constructor` has no meaning here, where no type has constructors.
+    """
+
+    def change(function: Function, mod: IRModule, context: Any) -> Function:
+        return eta_expand(function, mod) if expand_global_var else function
+
+    return _on_functions("EtaExpand", 1, change)
+
+
+def CanonicalizeCast() -> Pass:  # noqa: N802
+    """A cast to wider numbers of its own for each operator that takes it."""
+    return _on_functions("CanonicalizeCast", 3, lambda f, mod, _: arithmetic.canonicalize_cast(f))
+
+
+def DivToMul() -> Pass:  # noqa: N802
+    """Products by reciprocals for divisions by constants of floats."""
+    return _on_functions("DivToMul", 0, lambda f, mod, _: arithmetic.div_to_mul(f))
+
+
+def FlattenAtrousConv() -> Pass:  # noqa: N802
+    """Dilated convolutions for ones between `nn.space_to_batch_nd` and `nn.batch_to_space_nd`."""
+    return _on_functions("FlattenAtrousConv", 0, lambda f, mod, _: flatten_atrous_conv(f))
+
+
+def LazyGradientInit() -> Pass:  # noqa: N802
+    """No sums with `zeros` and no products with `ones`, of which gradients have many."""
+    return _on_functions("LazyGradientInit", 1, lambda f, mod, _: arithmetic.lazy_gradient_init(f))
+
+
+def ToBasicBlockNormalForm() -> Pass:  # noqa: N802
+    """A `let` for each value that several branches or functions need, and for no other."""
+    return _on_functions(
+        "ToBasicBlockNormalForm", 1, lambda f, mod, _: to_basic_block_normal_form(f)
     )
 
 
@@ -170,13 +311,18 @@ def RaiseConvBackward(  # noqa: N802
     `on_report` gets what was raised, and what stays with its reason.
     """
 
-    def change(mod: IRModule, context: PassContext) -> IRModule:
+    def change(mod: IRModule, context: Any) -> IRModule:
         out, report = raise_conv_backward(mod)
         if on_report is not None:
             on_report(report)
         return out
 
     return Pass(change, PassInfo("RaiseConvBackward", 0, (INFER_TYPE,)))
+
+
+def AlterOpLayout() -> Pass:  # noqa: N802
+    """Calls as `relay.op.register_alter_op_layout` says, and what follows in their layouts."""
+    return _on_functions("AlterOpLayout", 3, lambda f, mod, _: alter_op_layout(f))
 
 
 def ConvertLayout(desired_layouts: Mapping[str, Sequence[str]]) -> Pass:  # noqa: N802

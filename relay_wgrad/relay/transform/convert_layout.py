@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...layouts import is_permutation, permutation
-from ..analysis import free_vars
 from ..ast import (
     Call,
     Expr,
@@ -39,6 +38,8 @@ from ..ops.hooks import CONVERT_LAYOUT
 from ..rewrite import over, rewrite
 from ..steps import order
 from ..types import TensorType, TupleType
+from ..variables import free_vars
+from .alter_op_layout import alter_op_layout
 from .hooked import attributes, is_kernel, replacement
 
 Desired = Mapping[str, Sequence[str]]
@@ -64,6 +65,9 @@ def convert_layout(function: Function, mod: IRModule, desired: Desired) -> Funct
     ------
     TypeError, ValueError : for a registered conversion that gives no expression, or another type.
     """
+    named = [layout for op in desired.keys() & ROLES.keys() for layout in desired[op]]
+    if not all(layout.isalpha() for layout in named):  # there are blocks
+        return alter_op_layout(function, lambda name: _form(name, desired))
     new: dict[Expr, Expr] = {}
     for node in post_order(function, lambda n: not is_kernel(n)):
         if isinstance(node, Function):
@@ -71,6 +75,14 @@ def convert_layout(function: Function, mod: IRModule, desired: Desired) -> Funct
     out = new[function]
     assert isinstance(out, Function)
     return out
+
+
+def _form(name: str, desired: Desired) -> Any:
+    """The conversion to layouts with blocks, as AlterOpLayout takes it."""
+    hook = CONVERT_LAYOUT.find(name) if name in desired else None
+    if hook is None:
+        return None
+    return lambda attrs, inputs, tinfos, _: hook(attrs, inputs, tinfos, list(desired[name]))
 
 
 @dataclass

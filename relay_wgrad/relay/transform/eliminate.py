@@ -36,7 +36,7 @@ def eliminate_common_subexpr(function: Function, fskip: Callable[[Expr], bool] |
     function that is a value shares no node with what is around it.  Two calls of a stateful
     operator (dropout) are two.
     """
-    owners = _owners(function)
+    scope = owners(function)
     first: dict[Any, Expr] = {}
 
     def change(old: Expr, node: Expr) -> Expr:
@@ -50,21 +50,21 @@ def eliminate_common_subexpr(function: Function, fskip: Callable[[Expr], bool] |
             return node
         if fskip is not None and fskip(node):
             return node
-        return first.setdefault((owners[old], key), node)
+        return first.setdefault((scope[old], key), node)
 
     out = rewrite(function, change)
     assert isinstance(out, Function)
     return out
 
 
-def _owners(root: Function) -> dict[Expr, Function]:
+def owners(root: Function) -> dict[Expr, Function]:
     """The function in whose body a node stands; of several, one."""
-    owners: dict[Expr, Function] = {}
+    found: dict[Expr, Function] = {}
     for function in post_order(root):
         if isinstance(function, Function):
             for node in post_order(function.body, lambda n: not isinstance(n, Function)):
-                owners[node] = function
-    return owners
+                found[node] = function
+    return found
 
 
 def _operand(node: Expr) -> Any:
@@ -124,7 +124,7 @@ def dead_code_elimination(
 
     for _ in order(function, below):
         pass
-    owners = _owners(function) if inline_once else {}
+    scope = owners(function) if inline_once else {}
 
     def chosen(var: Var) -> bool:
         if bound[var].value in impure:
@@ -134,8 +134,8 @@ def dead_code_elimination(
         if not inline_once or uses[var] > 1:
             return False
         user = users[var]
-        here = user if isinstance(user, Function) else owners[user]
-        return here is owners[bound[var]]
+        here = user if isinstance(user, Function) else scope[user]
+        return here is scope[bound[var]]
 
     return without_lets(function, chosen)
 

@@ -38,7 +38,7 @@ from ..ops import show
 from ..ops.hooks import GRADIENTS
 from ..rewrite import rewrite
 from ..surface import check_relay_module
-from ..types import ANY, FuncType, TensorType, TupleType, Type
+from ..types import FuncType, TensorType, TupleType, Type
 from .normal_forms import inlined
 from .simplify_inference import NAMES, expanded
 
@@ -314,7 +314,7 @@ def _first(value: Expr, ty: Type) -> Expr:
 
 
 def _part(what: str, value: Expr, ty: Type) -> Expr:
-    if isinstance(ty, TensorType) and ANY not in ty.shape:
+    if isinstance(ty, TensorType) and all(isinstance(size, int) for size in ty.shape):
         return replace(call(what, shape=ty.shape, dtype=ty.dtype), checked_type=ty)
     return _filled(what, value, ty)
 

@@ -5,7 +5,7 @@
     with relay.transform.PassContext(opt_level=3):
         mod = seq(mod)
 
-`PassContext` is TVM's own, so a script's `tvm.transform.PassContext` counts here too.
+`PassContext` enters TVM's own, so a script's `tvm.transform.PassContext` counts here too.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm.ir.transform import PassContext as PassContext
-
 from ..ast import Function, IRModule
 from ..infer import infer_module
 from ..surface import check_relay_module
+from .context import PassContext as PassContext
+from .context import TvmPassContext
 
-ModuleChange = Callable[[IRModule, PassContext], IRModule]
-FunctionChange = Callable[[Function, IRModule, PassContext], Function]
+ModuleChange = Callable[[IRModule, TvmPassContext], IRModule]
+FunctionChange = Callable[[Function, IRModule, TvmPassContext], Function]
 INFER_TYPE = "InferType"
 
 
@@ -77,7 +77,7 @@ class Sequential(Pass):
         self.passes = tuple(passes)
         super().__init__(self._run, PassInfo(name, opt_level, tuple(required)))
 
-    def _run(self, mod: IRModule, context: PassContext) -> IRModule:
+    def _run(self, mod: IRModule, context: TvmPassContext) -> IRModule:
         disabled = set(map(str, context.disabled_pass or ()))
         required = set(map(str, context.required_pass or ()))
         for item in self.passes:
@@ -91,7 +91,7 @@ class Sequential(Pass):
 def on_functions(change: FunctionChange) -> ModuleChange:
     """A change of each function as one of the module, whose types are inferred anew."""
 
-    def apply(mod: IRModule, context: PassContext) -> IRModule:
+    def apply(mod: IRModule, context: TvmPassContext) -> IRModule:
         functions = {}
         for name, function in mod.functions.items():
             functions[name] = change(function, mod, context)
@@ -101,6 +101,11 @@ def on_functions(change: FunctionChange) -> ModuleChange:
         return infer_module(replace(mod, functions=functions))
 
     return apply
+
+
+def per_function(name: str, opt_level: int, change: FunctionChange) -> Pass:
+    """The pass that makes this change of each function, with types before and after."""
+    return Pass(on_functions(change), PassInfo(name, opt_level, (INFER_TYPE,)))
 
 
 def module_pass(

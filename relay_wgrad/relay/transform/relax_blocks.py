@@ -20,9 +20,9 @@ import tvm
 from tvm import relax
 
 from ..ast import Call, Constant, Expr, Function, GlobalVar, If, Let, Op, Tuple, TupleGetItem, Var
-from ..lower import identifier, relax_type
 from ..ops import lookup
 from ..ops.annotation import BEGIN, END
+from ..sizes import identifier, relax_type
 from ..steps import order
 from ..types import FuncType, Type
 

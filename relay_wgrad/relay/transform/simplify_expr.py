@@ -1,11 +1,9 @@
-"""`…_like` operators with the shape that they take, and identities taken out.
-
-Of Relay's SimplifyExpr these are the rules that clean a gradient; the others are about speed.
-"""
+"""`…_like` operators with the shape that they take, identities taken out, and `simplify_rules`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,37 +11,57 @@ import numpy as np
 from ..ast import Call, Constant, Expr, Function, MetaAttrs, Op
 from ..make import call
 from ..ops import lookup
-from ..rewrite import rewrite
+from ..rewrite import over, rewrite
 from ..types import TensorType
+from .hooked import kernels
+from .simplify_rules import RULES, Known
 
 
 def simplify_expr(function: Function) -> Function:
-    """The function simplified, operands before users.  Needs types, of known sizes."""
-
-    types: dict[Expr, TensorType] = {}
+    """The function simplified, operands before users.  Needs types."""
+    known = Known()
 
     def change(old: Expr, node: Expr) -> Expr:
         ty = old.checked_type
-        out = node
-        if isinstance(node, Call) and isinstance(node.op, Op) and isinstance(ty, TensorType):
-            shape = [size for size in ty.shape if isinstance(size, int)]
-            concretize = _CONCRETE.get(node.op.name)
-            if concretize is not None and len(shape) == len(ty.shape) and _plain(node):
-                out = concretize(node.args, shape, ty.dtype)
-            else:
-                out = _without_identity(node, ty, types)
-        if isinstance(ty, TensorType):
-            types[out] = ty
-        return out
+        if ty is not None:
+            known.types[node] = ty
+        while isinstance(node, Call) and isinstance(node.op, Op) and isinstance(ty, TensorType):
+            out = _simpler(node, node.op.name, ty, known)
+            if out is None:
+                break
+            known.types[out] = ty
+            node = settled(out)
+            known.types[node] = ty
+        return node
 
-    out = rewrite(function, change)
+    def settled(made: Expr) -> Expr:
+        """What a rule made, with its new operands simplified too."""
+        if not isinstance(made, Call):
+            return made
+        new: dict[Expr, Expr] = {made.op: made.op}
+        for arg in made.args:
+            fresh = isinstance(arg, Call) and arg not in known.types
+            new[arg] = change(replace(arg, checked_type=known.of(arg)), arg) if fresh else arg
+        return over(made, new)
+
+    out = rewrite(function, change, {n: n for n in kernels(function)})
     assert isinstance(out, Function)
     return out
 
 
-def _plain(node: Call) -> bool:
-    """Only reshape_like has attributes, which say that it takes a part of the shape."""
-    return not node.attrs
+def _simpler(node: Call, name: str, ty: TensorType, known: Known) -> Expr | None:
+    shape = [size for size in ty.shape if isinstance(size, int)]
+    concretize = _CONCRETE.get(name)
+    if concretize is not None and len(shape) == len(ty.shape):
+        return concretize(node.args, shape, ty.dtype)
+    kept = _without_identity(node, ty, known)
+    if kept is not node:
+        return kept
+    for rule in RULES.get(name, ()):
+        out = rule(node, known)
+        if out is not None:
+            return out
+    return None
 
 
 def _collapse_sum_to(args: tuple[Expr, ...], shape: list[int], dtype: str) -> Expr:
@@ -74,7 +92,7 @@ _IDENTITY: dict[str, tuple[int, bool]] = {
 _FILLED = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
 
 
-def _without_identity(node: Call, ty: TensorType, types: dict[Expr, TensorType]) -> Expr:
+def _without_identity(node: Call, ty: TensorType, known: Known) -> Expr:
     assert isinstance(node.op, Op)
     found = _IDENTITY.get(node.op.name)
     if found is None:
@@ -82,7 +100,7 @@ def _without_identity(node: Call, ty: TensorType, types: dict[Expr, TensorType])
     value, either = found
     x, y = node.args
     for kept, other, allowed in ((x, y, True), (y, x, either)):
-        if allowed and _is_filled(other, value) and types.get(kept) == ty:
+        if allowed and _is_filled(other, value) and known.of(kept) == ty:
             return kept
     return node
 

@@ -78,6 +78,10 @@ def test_benchmark(module: GraphModule) -> None:
     assert len(result.results) == 3
     assert 0 < result.min <= result.median <= result.max
     assert "mean" in str(result)
+    other = {"data": ARRAYS["data"] + 1}
+    whole = module.benchmark(tvm.cpu(), repeat=2, number=1, end_to_end=True, **other)
+    assert len(whole.results) == 2
+    np.testing.assert_array_equal(module.get_input("data").numpy(), other["data"])
     slow = module.benchmark(tvm.cpu(), repeat=1, number=1, min_repeat_ms=5)
     assert slow.mean > 0
 
@@ -245,6 +249,8 @@ def test_executor_runtime_and_name_as_scripts_of_relay_give_them(tmp_path: Path)
     )
     assert (str(graph), graph["link-params"], "link-params" in cpp) == ("graph", True, False)
     assert graph != relay.backend.Executor("graph")
+    assert relay.backend.Executor("graph")["link-params"] is False
+    assert relay.backend.Runtime.list_registered_options(cpp) == {"system-lib": "runtime.BoxBool"}
     assert cpp == relay.backend.Runtime("cpp")
     mod = relay.IRModule.from_expr(relay.nn.relu(relay.var("x", shape=(2,))))
     lib = build(mod, "llvm", executor=graph, runtime=cpp, params={}, mod_name="net")
@@ -256,7 +262,7 @@ def test_executor_runtime_and_name_as_scripts_of_relay_give_them(tmp_path: Path)
         np.testing.assert_array_equal(module.get_output(0).numpy(), [0, 2])
         with pytest.raises(KeyError, match="one executor, 'net', got 'default'"):
             given["default"]
-    create(lib.get_graph_json(), lib, tvm.cpu()).run(x=np.zeros(2, "float32"))
+    create(lib.graph_json, lib, tvm.cpu()).run(x=np.zeros(2, "float32"))
 
 
 @pytest.mark.parametrize(
@@ -282,16 +288,21 @@ def test_what_build_does_not_have_is_refused_by_name(given: Any, kind: Any, said
 @pytest.mark.parametrize(
     ("make", "kind", "said"),
     [
-        (lambda: relay.backend.Executor("vm"), ValueError, "'vm' is none of graph, aot"),
+        (lambda: relay.backend.Executor.list_registered_options("x"), ValueError, "not defined"),
+        (
+            lambda: relay.backend.Executor("vm"),
+            ValueError,
+            '"vm" is not defined; there are graph, aot',
+        ),
         (
             lambda: relay.backend.Executor("graph", {"x": 1}),
             ValueError,
-            "has no option 'x'",
+            'Attribute "x" is not available on this Executor; graph has link-params',
         ),
         (
             lambda: relay.backend.Runtime("cpp", {"system-lib": "y"}),
             TypeError,
-            "system-lib must be bool, got 'y'",
+            'should have type "runtime.BoxBool" but instead found "runtime.String"',
         ),
     ],
 )

@@ -58,12 +58,18 @@ def test_help_shows_arguments_and_meaning():
 RENAMED = {
     "clip": {"data": "a"},
     "variance": {"mean": "with_mean"},
+    "unravel_index": {"data": "indices"},
+    "matrix_set_diag": {"input": "data"},
     "nn.conv2d_backward_weight": {
         "data_layout": "grad_layout",
         "kernel_layout": "data_layout",
         "out_layout": "kernel_layout",
     },
 }
+
+
+# Whose builder leaves padding as it is.
+AS_GIVEN = ("nn.max_pool2d_grad", "nn.avg_pool2d_grad", "image.dilation2d")
 
 
 def _expr(value):
@@ -91,7 +97,14 @@ def test_arguments_arrive_as_attributes(case):
                 "collapse_sum_to",
                 "nn.max_pool2d_grad",
                 "nn.avg_pool2d_grad",
+                "matrix_set_diag",
+                "nn.space_to_depth",
             )
+    if case.op == "matrix_set_diag":
+        align = f"RIGHT_{'RIGHT' if values['sub_diag_right_align'] else 'LEFT'}"
+        given |= {"k": (values["k1"], values["k2"]), "align": align}
+    if case.op in ("adv_index", "meshgrid"):
+        given[op.inputs[0]] = given[op.inputs[0]].fields
     made = build(**given)
     made = made.astuple() if isinstance(made, relay.TupleWrapper) else made
     if case.op == "nn.dropout":
@@ -100,8 +113,8 @@ def test_arguments_arrive_as_attributes(case):
         got = op.read(made.attrs)
         for name in set(values) - {"dilation"}:
             want = values[name]
-            if name == "padding" and len(want) < 4 and not case.op.endswith("_grad"):
-                want = want * (4 // len(want))
+            if name == "padding" and len(want) < 4 and case.op not in AS_GIVEN:
+                want = want * ((2 if "1d" in case.op else 4) // len(want))
             assert got[name] == want, name
     else:
         assert (case.op, made.op.name) == ("nn.matmul", "nn.dense")

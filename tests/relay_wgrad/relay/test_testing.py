@@ -35,6 +35,7 @@ SIGNATURES = {
     "densenet": "densenet_size=121, classes=1000, batch_size=4, image_shape=(3, 224, 224),"
     " dtype='float32'",
     "inception_v3": "batch_size=1, num_classes=1000, image_shape=(3, 299, 299), dtype='float32'",
+    "dqn": "batch_size, num_actions=18, image_shape=(4, 84, 84), dtype='float32', layout='NCHW'",
     "dcgan": "batch_size, oshape=(3, 64, 64), ngf=128, random_len=100, layout='NCHW',"
     " dtype='float32'",
 }
@@ -132,6 +133,12 @@ NETWORKS = {
             "fc2_bias": (1000,),
         },
         23_869_000,
+    ),
+    "dqn": (
+        lambda: testing.dqn.get_workload(2),
+        (2, 18),
+        {"conv1_weight": (32, 4, 8, 8), "conv3_bias": (64,), "dense1_weight": (512, 3136)},
+        1_693_362,
     ),
     "dcgan_nhwc": (
         lambda: testing.dcgan.get_workload(2, oshape=(3, 64, 64), layout="NHWC", ngf=8),

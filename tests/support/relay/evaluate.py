@@ -1,10 +1,12 @@
 """What a Relay program computes, by NumPy and PyTorch, without waiting for a compiler.
 
-For programs of tensors with known sizes, without functions as values; float64 where it can.
+For programs of tensors with known sizes; functions as values may use nothing from around them.
+In float64 where it can.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,17 +24,22 @@ Attrs = Mapping[str, Any]
 
 def evaluate(function: relay.Function, inputs: Mapping[str, np.ndarray]) -> Any:
     """The result: an array, or a tuple of results."""
+    return _evaluate(function, {p: inputs[p.name] for p in function.params})
+
+
+def _evaluate(function: relay.Function, values: dict[Any, Any]) -> Any:
     lets: dict[Any, Any] = {}
 
     def below(node: Any) -> tuple[Any, ...]:
         if isinstance(node, relay.Let):
             lets[node.var] = node.value
             return (node.body,)
+        if isinstance(node, relay.Function):
+            return ()
         return (lets[node],) if node in lets else children(node)
 
-    values: dict[Any, Any] = {p: inputs[p.name] for p in function.params}
     for node in order(function.body, below):
-        if node in values or isinstance(node, relay.Op):
+        if node in values or isinstance(node, (relay.Op, relay.Function)):
             continue
         if isinstance(node, relay.Let):
             values[node] = values[node.body]
@@ -44,14 +51,60 @@ def evaluate(function: relay.Function, inputs: Mapping[str, np.ndarray]) -> Any:
             values[node] = tuple(values[f] for f in node.fields)
         elif isinstance(node, relay.TupleGetItem):
             values[node] = values[node.tuple_value][node.index]
+        elif isinstance(node.op, relay.Function):
+            given = zip(node.op.params, node.args, strict=True)
+            values[node] = _evaluate(node.op, {p: values[a] for p, a in given})
         else:
             attrs = lookup(node.op.name).read(node.attrs)
-            values[node] = OPS[node.op.name](attrs, *(values[a] for a in node.args))
+            values[node] = _of_whole_axes(OPS[node.op.name], attrs, [values[a] for a in node.args])
     return values[function.body]
 
 
+def _of_whole_axes(op: Any, attrs: Attrs, args: list[Any]) -> Any:
+    """What an operator computes; layouts with blocks are merged before, and made after."""
+    names = [attrs[name] for name in ("data_layout", "kernel_layout") if name in attrs]
+    layouts = names or [attrs.get("layout", "")] * len(args)
+    out = attrs.get("out_layout") or next(iter(layouts), "")
+    if all(str(layout).isalpha() or not layout for layout in (*layouts, out)):
+        return op(attrs, *args)
+
+    def plain(layout: str) -> str:
+        return "".join(letter for letter in layout if letter.isupper())
+
+    args = [moved(x, src, plain(src)) for x, src in zip(args, layouts, strict=True)]
+    keys = ("data_layout", "kernel_layout", "out_layout", "layout")
+    merged = {name: plain(value) if name in keys else value for name, value in attrs.items()}
+    return moved(op(merged, *args), plain(out), out)
+
+
 def moved(x: np.ndarray, src: str, dst: str) -> np.ndarray:
-    return x.transpose([src.index(letter) for letter in dst])
+    """In another layout; a number in front of a small letter is the size of that axis' blocks."""
+    plain = _unblocked(x, src)
+    letters = [letter for letter in src if letter.isupper()]
+    parts = re.findall(r"(\d*)([A-Za-z])", dst)
+    x = plain.transpose([letters.index(letter) for _, letter in parts if letter.isupper()])
+    outer = [letter for _, letter in parts if letter.isupper()]
+    for size, letter in parts:
+        if size:
+            at = outer.index(letter.upper())
+            x = x.reshape(*x.shape[:at], x.shape[at] // int(size), int(size), *x.shape[at + 1 :])
+            outer.insert(at + 1, letter)
+    return x.transpose([outer.index(letter) for _, letter in parts])
+
+
+def _unblocked(x: np.ndarray, layout: str) -> np.ndarray:
+    parts = [letter for _, letter in re.findall(r"(\d*)([A-Za-z])", layout)]
+    outer = [letter for letter in parts if letter.isupper()]
+    order_ = [i for o in outer for i in (parts.index(o), _at(parts, o.lower())) if i is not None]
+    sizes = [
+        x.shape[parts.index(o)] * (x.shape[parts.index(o.lower())] if o.lower() in parts else 1)
+        for o in outer
+    ]
+    return x.transpose(order_).reshape(sizes)
+
+
+def _at(parts: list[str], letter: str) -> int | None:
+    return parts.index(letter) if letter in parts else None
 
 
 def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +169,10 @@ def _strided_slice(a: Attrs, x: Any) -> Any:
     strides = tuple(a["strides"]) + (1,) * len(a["begin"])
     where = [slice(None)] * x.ndim
     for i, axis in enumerate(axes):
-        where[axis] = slice(a["begin"][i], a["end"][i], strides[i])
+        begin, end = a["begin"][i], a["end"][i]
+        if a["slice_mode"] == "size":
+            end = x.shape[axis] if end == -1 else begin + end
+        where[axis] = slice(begin, end, strides[i])
     return x[tuple(where)]
 
 
@@ -138,6 +194,11 @@ def _reshape(a: Attrs, x: Any) -> Any:
 def _expand_dims(a: Attrs, x: Any) -> Any:
     at = a["axis"] % (x.ndim + 1)
     return x.reshape(x.shape[:at] + (1,) * a["num_newaxis"] + x.shape[at:])
+
+
+def _batch_matmul(a: Attrs, x: Any, y: Any) -> Any:
+    x = x.swapaxes(1, 2) if a["transpose_a"] else x
+    return x @ (y.swapaxes(1, 2) if a["transpose_b"] else y)
 
 
 def _four(padding: tuple[int, ...]) -> tuple[int, int, int, int]:
@@ -235,7 +296,8 @@ OPS: dict[str, Callable[..., Any]] = {
     "tanh": lambda a, x: np.tanh(x),
     "copy": lambda a, x: x,
     "sqrt": lambda a, x: np.sqrt(x),
-    "clip": lambda a, x: np.clip(x, a["a_min"], a["a_max"]),
+    # Of integers too: NumPy makes floats of them where a bound is one.
+    "clip": lambda a, x: np.clip(x, a["a_min"], a["a_max"]).astype(x.dtype),
     "cast": lambda a, x: x.astype(a["dtype"]),
     "cast_like": lambda a, x, y: x.astype(y.dtype),
     "nn.leaky_relu": lambda a, x: np.where(x > 0, x, x * a["alpha"]),
@@ -283,11 +345,14 @@ OPS: dict[str, Callable[..., Any]] = {
     "reshape": _reshape,
     "reshape_like": lambda a, x, y: x.reshape(y.shape),
     "nn.dense": lambda a, x, w: x @ w.T,
+    "nn.batch_matmul": _batch_matmul,
+    "stack": lambda a, xs: np.stack(xs, a["axis"]),
     "nn.batch_flatten": lambda a, x: x.reshape(len(x), -1),
     "expand_dims": _expand_dims,
     "squeeze": lambda a, x: np.squeeze(x, a["axis"]),
     "transpose": lambda a, x: x.transpose(a["axes"]),
     "layout_transform": lambda a, x: moved(x, a["src_layout"], a["dst_layout"]),
+    "rsqrt": lambda a, x: 1 / np.sqrt(x),
     "reverse": lambda a, x: np.flip(x, a["axis"]),
     "nn.conv2d": _conv2d,
     "nn.conv2d_transpose": _conv2d_transpose,

@@ -245,7 +245,7 @@ def arrays(mod: relay.IRModule, seed: int = 0) -> dict[str, np.ndarray]:
     """Small whole numbers: sums of them are exact."""
     rng = np.random.default_rng(seed)
     return {
-        p.name: rng.integers(-3, 4, p.type_annotation.shape).astype("float64")
+        p.name: rng.integers(-3, 4, p.type_annotation.shape).astype(p.type_annotation.dtype)
         if p.type_annotation.shape else np.float64(2)
         for p in mod["main"].params
     }  # fmt: skip

@@ -43,6 +43,70 @@ full(fill_value, shape=(), dtype='')
 full_like(data, fill_value)
 greater(lhs, rhs)
 greater_equal(lhs, rhs)
+image.affine_grid(data, target_shape=None)
+image.crop_and_resize(data, boxes, box_indices, crop_size, layout, method="bilinear",
+    extrapolation_value=0, out_dtype=None)
+image.dilation2d(data, weight, strides=(1, 1), padding=(0, 0), dilations=(1, 1),
+    data_layout="NCHW", kernel_layout="IHW", out_dtype="")
+image.grid_sample(data, grid, method="bilinear", layout="NCHW", padding_mode="zeros",
+    align_corners=True)
+image.resize1d(data, size, roi=None, layout="NCW", method="linear",
+    coordinate_transformation_mode="half_pixel",
+    rounding_method="", cubic_alpha=-0.5, cubic_exclude=0, extrapolation_value=0.0, out_dtype=None)
+image.resize2d(data, size, roi=None, layout="NCHW", method="linear",
+    coordinate_transformation_mode="half_pixel",
+    rounding_method="", cubic_alpha=-0.5, cubic_exclude=0, extrapolation_value=0.0, out_dtype=None)
+image.resize3d(data, size, roi=None, layout="NCDHW", method="linear",
+    coordinate_transformation_mode="half_pixel",
+    rounding_method="", cubic_alpha=-0.5, cubic_exclude=0, extrapolation_value=0.0, out_dtype=None)
+adv_index(inputs)
+arange(start, stop=None, step=None, dtype="float32")
+argsort(data, axis=-1, is_ascend=1, dtype="int32")
+cumprod(data, axis=None, dtype=None, exclusive=None)
+cumsum(data, axis=None, dtype=None, exclusive=None)
+fixed_point_multiply(data, multiplier, shift)
+gather(data, axis, indices)
+gather_nd(data, indices, batch_dims=0, index_rank=None)
+matrix_set_diag(data, diagonal, k=0, align="RIGHT_LEFT")
+meshgrid(data, indexing="ij")
+ndarray_size(data, dtype="int32")
+nn.batch_to_space_nd(data, block_shape, crops)
+nn.depth_to_space(data, block_size, layout="NCHW", mode="DCR")
+nn.mirror_pad(data, pad_width, mode="SYMMETRIC")
+nn.space_to_batch_nd(data, block_shape, paddings, pad_value=0)
+nn.space_to_depth(data, block_size, layout="NCHW")
+reinterpret(data, dtype)
+reverse_sequence(data, seq_lengths, seq_axis=1, batch_axis=0)
+scatter_elements(data, indices, updates, axis=0, reduction="update")
+scatter_nd(data, indices, updates, mode="update")
+searchsorted(sorted_sequence, values, right=False, dtype="int32")
+segment_sum(data, segment_ids, num_segments=None)
+sequence_mask(data, valid_length, mask_value=0, axis=0)
+shape_of(data, dtype="int32")
+sliding_window(data, axis, window_shape, strides)
+sort(data, axis=-1, is_ascend=1)
+topk(data, k=1, axis=-1, ret_type="both", is_ascend=False, dtype="int32")
+trilu(data, k, upper=True)
+unravel_index(indices, shape)
+nn.deformable_conv2d(data, offset, weight, strides=(1, 1), padding=(0, 0), dilation=(1, 1),
+    deformable_groups=1, groups=1, channels=None, kernel_size=None, data_layout="NCHW",
+    kernel_layout="OIHW", out_layout="", out_dtype="")
+vision.roi_align(data, rois, pooled_size, spatial_scale, sample_ratio=-1, layout="NCHW",
+    mode="avg")
+vision.roi_pool(data, rois, pooled_size, spatial_scale, layout="NCHW")
+vision.yolo_reorg(data, stride)
+nn.adaptive_avg_pool1d(data, output_size=None, layout="NCW", out_layout="")
+nn.adaptive_max_pool1d(data, output_size=None, layout="NCW", out_layout="")
+nn.avg_pool1d(data, pool_size=(1,), strides=(1,), dilation=(1,), padding=(0,), layout="NCW",
+    out_layout="", ceil_mode=False, count_include_pad=False)
+nn.conv1d(data, weight, strides=1, padding=0, dilation=1, groups=1, channels=None,
+    kernel_size=None, data_layout="NCW", kernel_layout="OIW", out_layout="", out_dtype="")
+nn.conv1d_transpose(data, weight, strides=(1,), padding=(0,), dilation=(1,), groups=1,
+    channels=None, kernel_size=None, data_layout="NCW", kernel_layout="IOW", out_layout="",
+    output_padding=(0,), out_dtype="")
+nn.max_pool1d(data, pool_size=(1,), strides=(1,), dilation=(1,), padding=(0,), layout="NCW",
+    out_layout="", ceil_mode=False)
+sparse_reshape(sparse_indices, prev_shape, new_shape)
 isfinite(data)
 isinf(data)
 isnan(data)

@@ -162,11 +162,16 @@ def _refused(case: Case) -> bool:
         height, width = case.args[0].shape[2:]
         wanted = case.attrs.get("output_size") or (height, width)
         return bool(height % wanted[0] or width % wanted[-1])
+    if case.op == "nn.adaptive_max_pool1d":
+        return bool(case.args[0].shape[2] % case.attrs["output_size"][0])
+    if case.op == "gather_nd":
+        return bool(case.attrs.get("batch_dims"))
     return case.attrs.get("pad_mode", "constant") != "constant"
 
 
 RULED = [i for i, case in enumerate(ALL) if _has_gradient(case)]
-CHECKED = [i for i in RULED if not _refused(ALL[i])]
+# What TVM resizes it rounds to float32, where slopes are rough: test_image_gradients.py.
+CHECKED = [i for i in RULED if not _refused(ALL[i]) and not ALL[i].op.startswith("image.")]
 
 
 @pytest.fixture(scope="module")
@@ -255,4 +260,15 @@ def test_every_operator_has_a_rule_or_none() -> None:
     }  # fmt: skip
     marks = {"annotation.compiler_begin", "annotation.compiler_end"}
     refused = {"floor_mod", "mod", "trunc_mod", "prod", "nn.max_pool2d_grad"}
-    assert without == no_floats | refused | marks
+    # Relay registered none.
+    none = {
+        "sparse_reshape",
+        "nn.deformable_conv2d", "vision.roi_align", "vision.roi_pool", "vision.yolo_reorg",
+        "adv_index", "argsort", "cumprod", "cumsum", "fixed_point_multiply", "gather",
+        "image.affine_grid", "image.crop_and_resize", "image.dilation2d", "image.grid_sample",
+        "matrix_set_diag", "meshgrid", "nn.batch_to_space_nd", "nn.depth_to_space",
+        "nn.mirror_pad", "nn.space_to_batch_nd", "nn.space_to_depth", "reinterpret",
+        "reverse_sequence", "scatter_elements", "scatter_nd", "searchsorted", "sequence_mask",
+        "sliding_window", "sort", "topk", "trilu", "unravel_index",
+    }  # fmt: skip
+    assert without == no_floats | refused | marks | none

@@ -40,12 +40,20 @@ def _parameter(ty: Type, params: list[relax.Var]) -> relax.Expr:
 
 def function_of(case: Case, args: tuple[Any, ...], scalar: bool = False) -> relax.Function:
     """The call as a function; `scalar`: the sum of squares of its results instead of them."""
+    bb = relax.BlockBuilder()
+    write(bb, "main", case, args, scalar)
+    return bb.get()["main"]
+
+
+def write(
+    bb: relax.BlockBuilder, name: str, case: Case, args: tuple[Any, ...], scalar: bool = False
+) -> None:
+    """As `function_of`, into a module, which also gets the call's tensor programs."""
     op, types = lookup(case.op), [type_of(a) for a in args]
     out = op.infer(types, case.attrs)
     params: list[relax.Var] = []
     exprs = [_parameter(ty, params) for ty in types]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
+    with bb.function(name, params):
         with bb.dataflow():
             result = bb.emit(op.build(bb, exprs, case.attrs, types, out))
             if scalar:
@@ -60,14 +68,11 @@ def function_of(case: Case, args: tuple[Any, ...], scalar: bool = False) -> rela
                     result = bb.emit(relax.op.add(result, bb.emit(relax.op.sum(square))))
             result = bb.emit_output(result)
         bb.emit_func_output(result)
-    return bb.get()["main"]
 
 
-def compiled(functions: dict[str, relax.Function]) -> relax.VirtualMachine:
-    named = {k: f.with_attr("global_symbol", k) for k, f in functions.items()}
+def compiled(module: tvm.IRModule) -> relax.VirtualMachine:
     # Small operands: compiling is what takes the time.
-    target = FAST
-    return relax.VirtualMachine(tvm.compile(tvm.IRModule(named), target), tvm.cpu())
+    return relax.VirtualMachine(tvm.compile(module, FAST), tvm.cpu())
 
 
 def flat(args: tuple[Any, ...]) -> list[Any]:
@@ -83,7 +88,10 @@ def to_tvm(args: list[Any]) -> list[Any]:
 def forward() -> Iterator[relax.VirtualMachine]:
     was = relay_wgrad.is_registered()
     relay_wgrad.register()
-    yield compiled({f"case{i}": function_of(c, c.args) for i, c in enumerate(CASES)})
+    bb = relax.BlockBuilder()
+    for i, case in enumerate(CASES):
+        write(bb, f"case{i}", case, case.args)
+    yield compiled(bb.get())
     if not was:
         relay_wgrad.unregister()
 
@@ -144,7 +152,8 @@ def adjoints(request: pytest.FixtureRequest) -> Iterator[relax.VirtualMachine]:
         case = _wide_case(CASES[i])
         module = grad(tvm.IRModule({"main": function_of(case, case.args, scalar=True)}))
         functions |= {f"value{i}": module["main"], f"adjoint{i}": module["main_adjoint"]}
-    yield compiled(functions)
+    named = {k: f.with_attr("global_symbol", k) for k, f in functions.items()}
+    yield compiled(tvm.IRModule(named))
     if not was:
         relay_wgrad.unregister()
 

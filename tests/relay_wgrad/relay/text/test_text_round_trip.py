@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from relay_wgrad import relay
+from relay_wgrad.relay import ast
 from tests.support.relay.texts import (
     BODIES,
     HEADER,
@@ -57,6 +58,24 @@ FREELY = (
     ("fn (%y,) {%y}(%x)", "%0 = fn (%y) {\n    %y\n  };\n  %0(%x)"),
     ("let %_a = %x; %_a", "let %v_a = %x;\n  %v_a"),
     ("3000000000", "3000000000i64"),
+    ("--10", "10"),
+    ("---0.5f", "-0.5f"),
+    ("f(%x, a=---2)", "f(%x, a=-2)"),
+    ("/* a /* comment */ in another */ %x /* // */", "%x"),
+    ("let %y: _ = %x; %y", "let %y = %x;\n  %y"),
+    ("fn (%y: _) -> _ { %y }", "fn (%y) {\n    %y\n  }"),
+    # Operators between operands: `*` before `+` before `<` before `==`, from the left.
+    ("%x - %x - 1f", "%0 = subtract(%x, %x);\n  subtract(%0, 1f)"),
+    (
+        "1f == %x < %x + 2f * %x",
+        "%0 = multiply(2f, %x);\n  %1 = add(%x, %0);\n  %2 = less(%x, %1);\n  equal(1f, %2)",
+    ),
+    (
+        "(%x + 1f) * %x.0 / 2f",
+        "%0 = add(%x, 1f);\n  %1 = %x.0;\n  %2 = multiply(%0, %1);\n  divide(%2, 2f)",
+    ),
+    ("f(%x >= 1f, a=1)", "%0 = greater_equal(%x, 1f);\n  f(%0, a=1)"),
+    ("abs", "abs"),
     ("1.50f", "1.5f"),
     ("f(a=1.50f)", "f(a=1.5f)"),
     ('f(a="\\\'\\101")', 'f(a="\'A")'),
@@ -220,3 +239,43 @@ def test_attributes_in_metadata() -> None:
     call = relay.Call(relay.Op("nn.conv2d"), (), unknown)
     with pytest.raises(relay.RelayTextError, match=r"relay\.attrs\.Conv2DAttrs"):
         relay.astext(relay.IRModule({"main": relay.Function((), call)}))
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("free_var %x: float32; %x((%x,).0, %x)",
+         "free_var %x: float32;\n%0 = (%x,);\n%1 = %0.0;\n%x(%1, %x)"),
+        ("fn (%x) { free_var %y; f(%x, %y) }",
+         "fn (%x) {\n  free_var %y;\n  f(%x, %y)\n}"),
+        ("free_var %x; %0 = f(%x); let %x = %0; g(%x)",
+         "free_var %x1;\nlet %x = f(%x1);\ng(%x)"),
+        ("@f(@g)", "@f(@g)"),
+    ],
+)  # fmt: skip
+def test_expressions_with_free_variables(text: str, printed: str) -> None:
+    expr = relay.parse_expr(text)
+    assert expr.astext() == HEADER + printed
+    assert relay.structural_equal(relay.parse_expr(expr.astext()), expr, map_free_vars=True)
+
+
+def test_a_chain_of_operators_may_be_long() -> None:
+    sum_ = relay.parse_expr(" + ".join(["1f"] * 20_000))
+    assert sum(isinstance(node, relay.Call) for node in ast.post_order(sum_)) == 19_999
+
+
+def test_parse_takes_a_module_and_a_table() -> None:
+    table = {"relay.Constant": [relay.const(np.ones((2, 3)), "float32")]}
+    first = relay.fromtext(HEADER + "def @f(%x: Tensor[(2, 3), float32]) { negative(%x) }")
+    text = (
+        HEADER + "def @main(%x: Tensor[(2, 3), float32]) { add(@f(%x), meta[relay.Constant][0]) }"
+    )
+    mod = relay.parse(text, "here", first, table)
+    assert list(mod.functions) == ["f", "main"]
+    assert relay.structural_equal(relay.fromtext(mod.astext()), mod)
+    with pytest.raises(relay.RelayTextError, match="@main is defined twice"):
+        relay.parse(text, "here", mod, table)
+    with pytest.raises(relay.RelayTextError, match="none of that type"):
+        relay.parse(text, init_module=first)
+    with pytest.raises(relay.RelayTextError, match="begins with"):
+        relay.parse("def @f() { 1f }")

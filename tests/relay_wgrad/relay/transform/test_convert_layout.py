@@ -272,7 +272,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
         r"nn\.conv2d: layout 'NHWX' must have .*NCHW",
     ),
     ({"nn.conv2d": ["NHWC", "IHWW"]}, ValueError, r"nn\.conv2d: layout 'IHWW' must have .*OIHW"),
-    ({"nn.conv2d": ["NCHW8c", "OIHW"]}, ValueError, r"'NCHW8c'.*blocked layouts are not supported"),
+    ({"nn.conv2d_transpose": ["NCHW8c", "IOHW"]}, ValueError, r"'NCHW8c'.*it takes no blocks"),
     (
         {"nn.conv2d": ["default", "OHWI"]},
         ValueError,

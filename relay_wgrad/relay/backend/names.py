@@ -1,4 +1,4 @@
-"""`relay.backend`: the executor and the runtime that a script for Relay 0.19 names."""
+"""The executor and the runtime that a script for Relay 0.19 names."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ _RUNTIMES: Mapping[str, Mapping[str, type]] = {
     "cpp": {"system-lib": bool},
     "crt": {"system-lib": bool},
 }
+# An option's type, as Relay calls it, and what it is if nobody gives it.
+_TYPES: Mapping[type, tuple[str, Any]] = {
+    bool: ("runtime.BoxBool", False),
+    int: ("runtime.BoxInt", None),
+    str: ("runtime.String", None),
+}
 _INSTEAD = {
     "aot": 'a program is compiled as a whole anyway: use Executor("graph"), or, for C++ without'
     " Python, `python -m relay_wgrad emit`",
@@ -36,20 +42,28 @@ class _Named:
         kind = type(self).__name__
         if not isinstance(name, str):
             raise TypeError(f"{kind}: expected a name, got {type(name).__name__}")
-        if name not in self.registered:
-            raise ValueError(f"{kind}: {name!r} is none of {', '.join(self.registered)}")
+        known = self._known(name)
         self.name = name
         self._options = dict(options or {})
-        known = self.registered[name]
         for key, value in self._options.items():
             if key not in known:
                 raise ValueError(
-                    f"{kind} {name!r} has no option {key!r}; it has {', '.join(known)}"
+                    f'Attribute "{key}" is not available on this {kind};'
+                    f" {name} has {', '.join(known)}"
                 )
             if not isinstance(value, str if known[key] is str else int):
+                got = _TYPES.get(type(value), (type(value).__name__, None))[0]
                 raise TypeError(
-                    f"{kind} {name!r}: {key} must be {known[key].__name__}, got {value!r}"
+                    f'Attribute "{key}" should have type "{_TYPES[known[key]][0]}" but instead'
+                    f' found "{got}"'
                 )
+
+    @classmethod
+    def _known(cls, name: str) -> Mapping[str, type]:
+        if name not in cls.registered:
+            has = ", ".join(cls.registered)
+            raise ValueError(f'{cls.__name__} "{name}" is not defined; there are {has}')
+        return cls.registered[name]
 
     def __str__(self) -> str:
         return self.name
@@ -62,7 +76,7 @@ class _Named:
         return option in self._options
 
     def __getitem__(self, option: str) -> Any:
-        return self._options[option]
+        return self._options.get(option, _TYPES[self.registered[self.name][option]][1])
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and repr(self) == repr(other)
@@ -76,9 +90,9 @@ class _Named:
         return list(cls.registered)
 
     @classmethod
-    def list_registered_options(cls, name: str) -> dict[str, str]:
-        """A name's options and their types."""
-        return {key: kind.__name__ for key, kind in cls.registered[name].items()}
+    def list_registered_options(cls, name: str | _Named) -> dict[str, str]:
+        """A name's options and their types.  Raises ValueError for an unknown name."""
+        return {key: _TYPES[kind][0] for key, kind in cls._known(str(name)).items()}
 
 
 class Executor(_Named):

@@ -1,0 +1,3 @@
+"""Relay's name for the module of `Executor`."""
+
+from .names import Executor as Executor

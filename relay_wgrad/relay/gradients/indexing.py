@@ -1,0 +1,38 @@
+"""Gradients of operators that read by index, and of those that only tell sizes or places."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..ast import Call, Expr
+from .common import (
+    Rule,
+    attributes,
+    call,
+    constant,
+    refuse,
+    sizes,
+    type_of,
+    zeros_for_all,
+    zeros_like,
+)
+
+
+def _gather_nd(orig: Call, grad: Expr) -> list[Expr]:
+    """Each part's gradient is added where it was read; what was read outside is the nearest."""
+    data, indices = orig.args
+    batch = attributes(orig)["batch_dims"]
+    if batch:
+        refuse(orig, f"only with batch_dims=0, got {batch}")
+    ty, shape = type_of(indices), sizes(orig, data)
+    count = sizes(orig, indices)[0]
+    column = np.array(shape[:count]).reshape([-1] + [1] * (len(ty.shape) - 1))
+    held = call("maximum", indices, constant(-column, ty.dtype))
+    held = call("minimum", held, constant(column - 1, ty.dtype))
+    return [call("scatter_nd", zeros_like(data), held, grad, mode="add"), zeros_like(indices)]
+
+
+RULES: dict[str, Rule] = {
+    "gather_nd": _gather_nd,
+    **dict.fromkeys(("arange", "shape_of", "ndarray_size"), zeros_for_all),
+}

@@ -1,0 +1,237 @@
+"""Operators that read and write by index, and that count, sort and sum along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..ast import Call, Constant, Expr, Tuple
+from ..expr import TupleWrapper, const
+from ..expr_methods import ExprMethods
+from ..infer import infer_expr
+from ..make import call
+from ..types import TensorType
+from .transform import Sizes
+
+__all__ = [
+    "adv_index",
+    "arange",
+    "argsort",
+    "cumprod",
+    "cumsum",
+    "fixed_point_multiply",
+    "gather",
+    "gather_nd",
+    "matrix_set_diag",
+    "meshgrid",
+    "ndarray_size",
+    "reinterpret",
+    "reverse_sequence",
+    "scatter_elements",
+    "scatter_nd",
+    "searchsorted",
+    "segment_sum",
+    "sequence_mask",
+    "shape_of",
+    "sliding_window",
+    "sort",
+    "sparse_reshape",
+    "topk",
+    "trilu",
+    "unravel_index",
+]
+
+
+def gather(data: Expr, axis: int, indices: Expr) -> Call:
+    """For each index the element there along `axis`, and at the index's own place along others."""
+    return call("gather", data, indices, axis=axis)
+
+
+def gather_nd(
+    data: Expr, indices: Expr, batch_dims: int = 0, index_rank: int | None = None
+) -> Call:
+    """Parts of `data`; the first axis of `indices` (M, …) holds one index for each of M axes."""
+    return call("gather_nd", data, indices, batch_dims=batch_dims, index_rank=index_rank)
+
+
+def scatter_elements(
+    data: Expr, indices: Expr, updates: Expr, axis: int = 0, reduction: str = "update"
+) -> Call:
+    """`data` with `updates` put where `indices` say along `axis`.
+
+    `reduction` is update, add, mul, mean, min or max.
+    """
+    return call("scatter_elements", data, indices, updates, axis=axis, reduction=reduction)
+
+
+def scatter_nd(data: Expr, indices: Expr, updates: Expr, mode: str = "update") -> Call:
+    """`data` with parts put where `indices` (M, …) say, as `gather_nd` reads them."""
+    return call("scatter_nd", data, indices, updates, mode=mode)
+
+
+def arange(
+    start: Expr, stop: Expr | None = None, step: Expr | None = None, dtype: str = "float32"
+) -> Call:
+    """start, start + step, … below `stop`; of one argument: 0, 1, … below it."""
+    step = const(1, dtype) if step is None else step
+    if stop is None:
+        start, stop = const(0, dtype), start
+    given = {"start": start, "stop": stop, "step": step}
+    known = {k: v if isinstance(v, Constant) else None for k, v in given.items()}
+    return call("arange", *given.values(), dtype=dtype, **known)
+
+
+def meshgrid(data: Sequence[Expr], indexing: str = "ij") -> TupleWrapper:
+    """Vectors as tensors of all their combinations; "xy" has the first two axes swapped."""
+    fields = tuple(data)
+    return TupleWrapper(call("meshgrid", Tuple(fields), indexing=indexing), len(fields))
+
+
+def adv_index(inputs: Sequence[Expr]) -> Call:
+    """The first tensor indexed by the others, as NumPy does."""
+    return call("adv_index", Tuple(tuple(inputs)))
+
+
+def unravel_index(indices: Expr, shape: Expr) -> Call:
+    """Places in a flat tensor as places along the axes of `shape`."""
+    return call("unravel_index", indices, shape)
+
+
+def sequence_mask(data: Expr, valid_length: Expr, mask_value: float = 0, axis: int = 0) -> Call:
+    """`data` with `mask_value` from each sequence's length on; `axis` is the time's, 0 or 1."""
+    return call("sequence_mask", data, valid_length, mask_value=mask_value, axis=axis)
+
+
+def reverse_sequence(data: Expr, seq_lengths: Expr, seq_axis: int = 1, batch_axis: int = 0) -> Call:
+    """`data` with the first so many elements of each sequence turned round."""
+    return call("reverse_sequence", data, seq_lengths, seq_axis=seq_axis, batch_axis=batch_axis)
+
+
+def trilu(data: Expr, k: int | Expr, upper: bool = True) -> Call:
+    """The upper or lower triangle of matrices, from the k-th diagonal on."""
+    return call("trilu", data, _expr(k, "int32"), upper=upper)
+
+
+def _expr(value: Any, dtype: str) -> Any:
+    return value if isinstance(value, ExprMethods) else const(value, dtype)
+
+
+def matrix_set_diag(
+    data: Expr, diagonal: Expr, k: int | Sequence[int] = 0, align: str = "RIGHT_LEFT"
+) -> Call:
+    """Matrices with other diagonals, the k-th or those from the first k to the second.
+
+    `align` says at which end shorter diagonals stand: those above, and those below.
+    """
+    ends = (k,) if isinstance(k, int) else tuple(k)
+    return call(
+        "matrix_set_diag", data, diagonal, k1=ends[0], k2=ends[min(1, len(ends) - 1)],
+        super_diag_right_align=align[:5] == "RIGHT", sub_diag_right_align=align[-5:] == "RIGHT",
+    )  # fmt: skip
+
+
+def cumsum(
+    data: Expr, axis: int | None = None, dtype: str | None = None, exclusive: bool | None = None
+) -> Call:
+    """The sums of the first elements along `axis`; `exclusive` leaves each one itself out."""
+    return call("cumsum", data, axis=axis, dtype=dtype, exclusive=bool(exclusive))
+
+
+def cumprod(
+    data: Expr, axis: int | None = None, dtype: str | None = None, exclusive: bool | None = None
+) -> Call:
+    """As `cumsum`, of products."""
+    return call("cumprod", data, axis=axis, dtype=dtype, exclusive=bool(exclusive))
+
+
+def sliding_window(data: Expr, axis: int, window_shape: Sizes, strides: Sizes) -> Call:
+    """All windows over the axes from `axis` on; the result's last axes are within a window."""
+    return call("sliding_window", data, axis=axis, window_shape=window_shape, strides=strides)
+
+
+def sort(data: Expr, axis: int = -1, is_ascend: bool = 1) -> Call:  # type: ignore[assignment]
+    """The elements along `axis` in order."""
+    return call("sort", data, axis=axis, is_ascend=is_ascend)
+
+
+def argsort(data: Expr, axis: int = -1, is_ascend: bool = 1, dtype: str = "int32") -> Call:  # type: ignore[assignment]
+    """The places along `axis` of the elements in order."""
+    return call("argsort", data, axis=axis, is_ascend=is_ascend, dtype=dtype)
+
+
+def topk(
+    data: Expr,
+    k: int | Expr = 1,
+    axis: int = -1,
+    ret_type: str = "both",
+    is_ascend: bool = False,
+    dtype: str = "int32",
+) -> Call | TupleWrapper:
+    """The k largest (or least) elements along `axis`, their places, or both."""
+    k = k.data.item() if isinstance(k, Constant) else k
+    out = call("topk", data, k=k, axis=axis, ret_type=ret_type, is_ascend=is_ascend, dtype=dtype)
+    return TupleWrapper(out, 2) if ret_type == "both" else out
+
+
+def searchsorted(
+    sorted_sequence: Expr, values: Expr, right: bool = False, dtype: str = "int32"
+) -> Call:
+    """Where values would stand in sorted sequences; `right`: behind equal ones."""
+    return call("searchsorted", sorted_sequence, values, right=right, dtype=dtype)
+
+
+def shape_of(data: Expr, dtype: str = "int32") -> Call:
+    """The sizes of a tensor as a vector."""
+    return call("shape_of", data, dtype=dtype)
+
+
+def ndarray_size(data: Expr, dtype: str = "int32") -> Call:
+    """How many elements a tensor has."""
+    return call("ndarray_size", data, dtype=dtype)
+
+
+def reinterpret(data: Expr, dtype: str) -> Call:
+    """The bits of each element as those of another dtype."""
+    return call("reinterpret", data, dtype=dtype)
+
+
+def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:
+    """data * multiplier * 2^(shift - 31), rounded, of int32."""
+    return call("fixed_point_multiply", data, multiplier=multiplier, shift=shift)
+
+
+def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None = None) -> Call:
+    """The sums of the rows of `data` of each segment.
+
+    Raises
+    ------
+    ValueError : where `num_segments` is not given and `segment_ids` are no constants: the result's
+        size would be known only to the run.
+    """
+    if num_segments is None:
+        if not isinstance(segment_ids, Constant):
+            raise ValueError(
+                "segment_sum: num_segments must be given where segment_ids are no constants"
+            )
+        num_segments = int(segment_ids.data.max()) + 1
+    if isinstance(num_segments, Constant):
+        num_segments = int(num_segments.data.reshape(()))
+    types = [infer_expr(x).checked_type for x in (data, segment_ids)]
+    ty, ids_type = (t for t in types if isinstance(t, TensorType))
+    if len(ids_type.shape) != 1:
+        raise ValueError(f"segment_sum: segment_ids must be a vector, got {ids_type}")
+    rest, (count,) = ty.concrete_shape[1:], ids_type.concrete_shape
+    shape = [num_segments, *rest]
+    rows = call("strided_slice", data, begin=[0], end=[count], strides=[1], axes=[0])
+    ids = call("reshape", segment_ids, newshape=[count] + [1] * len(rest))
+    ids = call("broadcast_to", ids, shape=[count, *rest])
+    zeros = call("zeros", shape=shape, dtype=ty.dtype)
+    return call("scatter_elements", zeros, ids, rows, axis=0, reduction="add")
+
+
+def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> TupleWrapper:
+    """The places (n, axes) of a sparse tensor's elements in another shape, and that shape.
+
+    One size of `new_shape` may be -1: what is left.
+    """
+    return TupleWrapper(call("sparse_reshape", sparse_indices, prev_shape, new_shape), 2)
