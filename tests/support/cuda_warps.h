@@ -202,6 +202,13 @@ inline void copy_some(Spot to, const void* from, bool there, unsigned bytes) {
 inline void copy_16(Spot to, const void* from, bool there) { copy_some(to, from, there, 16); }
 inline void copy_4(Spot to, const void* from, bool there) { copy_some(to, from, there, 4); }
 
+inline void copy_8(Spot to, const void* from, unsigned bytes) { copy_some(to, from, bytes != 0, 8); }
+
+template <typename T>
+const T* beyond(const T* at, unsigned elements) {
+  return at + elements;
+}
+
 inline void copies_end() {
   emulated::Fiber& fiber = emulated::fibers[emulated::current];
   fiber.under_way.push_back(std::move(fiber.asked));

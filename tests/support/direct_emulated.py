@@ -102,7 +102,7 @@ def some(problem: ConvProblem, epilogue: tuple[str, ...] = (), arch: int = 90) -
     found: dict[tuple[str, int], Kernel] = {}
     for choice in ranked(problem, epilogue, arch):
         kernel, numbers = choice.kernel, list(choice.kernel.numbers)
-        if kernel.family == "depthwise_bands":
+        if kernel.family in ("depthwise_bands", "depthwise_shares"):
             continue
         if numbers:
             numbers[-3] = 32

@@ -8,7 +8,7 @@ from byoc_cudnn.backends.cuda_direct.check import EPILOGUES
 from byoc_cudnn.backends.cuda_direct.families import FAMILIES
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-FAMILY_NAMES = ("grouped", "few", "depthwise_bands", "first")
+FAMILY_NAMES = ("grouped", "few", "depthwise_bands", "first", "depthwise_shares")
 KINDS_OF = {name: tuple(ConvKind) for name in FAMILY_NAMES}
 KINDS_OF["first"] = (ConvKind.FPROP, ConvKind.WGRAD)  # of an image there is no gradient
 FAMILY_KINDS = tuple((family, kind) for family in FAMILY_NAMES for kind in KINDS_OF[family])
@@ -48,7 +48,7 @@ def drawn(
             groups = int(rng.choice([2, 3, 4, 5, 8] if small else [2, 3, 4, 5, 8, 13, 16, 32]))
             cg = int(rng.choice([2, 4, 8, 16] if small else [2, 4, 6, 8, 12, 16, 24, 40, 56, 64]))
             kg = cg if rng.random() < 0.6 else int(rng.choice([2, 4, 8, 16, 24]))
-        elif family == "depthwise_bands":
+        elif family in ("depthwise_bands", "depthwise_shares"):
             groups, cg, kg = 8 * int(rng.integers(1, 6 if small else 25)), 1, 1
             stride, dilation = min(stride, 2 if kind is ConvKind.FPROP else 1), 1
         elif family == "first":
@@ -67,7 +67,7 @@ def drawn(
             groups, kg = 1, int(rng.integers(1, 9))
             cg = 8 * int(rng.integers(1, 9 if small else 49))
         # Of many images a block has many rows, in depthwise ones.
-        most = 4 if small else 65 if family == "depthwise_bands" else 9
+        most = 4 if small else 65 if family in ("depthwise_bands", "depthwise_shares") else 9
         reach = [dilation * (r - 1), dilation * (s - 1)]
         pad = [int(rng.integers(0, x + 2)) for x in (*reach, *reach)]
         side = [

@@ -103,7 +103,7 @@ class Bands:
         return 224 if kind is ConvKind.WGRAD else 168
 
 
-def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
+def accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p = problem
     if p.groups != p.c or p.k != p.c:
         return no(f"groups={p.groups} of C={p.c} and K={p.k}: not one filter for each channel")
@@ -116,7 +116,7 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     return YES
 
 
-def _size(problem: ConvProblem) -> tuple[int, int]:
+def extent(problem: ConvProblem) -> tuple[int, int]:
     """Rows and columns of the result."""
     p = problem
     return (p.h, p.w) if p.kind is ConvKind.DGRAD else (p.p, p.q)
@@ -126,9 +126,9 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _tile(problem: ConvProblem) -> tuple[int, int]:
+def tile(problem: ConvProblem) -> tuple[int, int]:
     """Times 8 columns, and images, of a block: up to 16 items, of which few are idle."""
-    columns, halo = _size(problem)[1], problem.s - 1
+    columns, halo = extent(problem)[1], problem.s - 1
     best, most = (1, 1), 0.0
     for across in range(min(_ceil(columns, 8), _ITEMS), 0, -1):
         images = max(1, min(problem.n, _ITEMS // across))
@@ -140,7 +140,7 @@ def _tile(problem: ConvProblem) -> tuple[int, int]:
 
 
 def _shapes(problem: ConvProblem, shared: int) -> Iterator[Bands]:
-    p, (across, images), (top, left) = problem, _tile(problem), problem.padding[:2]
+    p, (across, images), (top, left) = problem, tile(problem), problem.padding[:2]
     for channels in _CHANNELS:
         if channels - 8 >= p.c:
             continue
@@ -160,7 +160,7 @@ def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> l
 def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     """Expected: whole rounds of blocks, and memory, which hide each other in part."""
     p, z = problem, Bands(*numbers)
-    rows, columns = _size(p)
+    rows, columns = extent(p)
     beside = _ceil(p.n, z.images) * _ceil(p.c, z.channels) * _ceil(columns, 8 * z.across)
     least, steps, blocks = 0, 0, 0
     for cut in range(1, rows + 1):  # `band_rows` of bands_rows.h
@@ -184,5 +184,5 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
 
 FAMILY = Family(
     "depthwise_bands", (*warps.TEMPLATES, "bands_rows.h", "bands_image.h", "bands_weight.h"),
-    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+    accepts, _candidates, _us, warps.alignment, warps.OLDEST,
 )  # fmt: skip

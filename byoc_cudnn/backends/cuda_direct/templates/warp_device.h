@@ -28,6 +28,20 @@ __device__ inline void copy_4(Spot to, const void* from, bool there) {
                : "memory");
 }
 
+// 8, or zeros; a line of 128 bytes, which blocks beside this one read, comes closer.
+__device__ inline void copy_8(Spot to, const void* from, unsigned bytes) {
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// Elements beyond a place, by one instruction.
+template <typename T>
+__device__ inline const T* beyond(const T* at, unsigned elements) {
+  const T* there;
+  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(there) : "r"(elements), "n"(sizeof(T)), "l"(at));
+  return there;
+}
+
 __device__ inline void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // All but the last `left` groups of copies of this thread are done.
