@@ -1,7 +1,7 @@
 """Depthwise kernels in equal shares beside those that are chosen without them, in one run.
 
     python -m benchmarks.gpu_depthwise_shares [--suites b0,convnext] [--kinds fprop,dgrad,wgrad]
-                                              [--dtype f16] [--batch 64] [--tries 5]
+                                              [--dtype f16] [--batch 64] [--tries 6]
                                               [--time-budget SECONDS] [--json FILE]
 
 Of each problem with strides of 1: the kernel that is chosen, the best other one on tensor cores,
@@ -42,6 +42,11 @@ def choices_of(row: Row, tries: int) -> list[Choice]:
     bands = [c for c in old[1:] if c.kernel.family == "depthwise_bands"][:1]
     new = [c.kernel for c in all_ if c.kernel.family == NEW]
     said = sorted((expected(row.problem, k.numbers), k.name, k) for k in new)
+    # The best of each width, and of each number of steps together, then the others.
+    first: dict[tuple[int, int], str] = {}
+    for _, name, k in said:
+        first.setdefault((k.numbers[0], k.numbers[-1]), name)
+    said.sort(key=lambda one: (one[1] not in first.values(), one[0]))
     return [old[0], *bands, *(Choice(k, us) for us, _, k in said[:tries])]
 
 
@@ -144,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", default="fprop,dgrad,wgrad")
     parser.add_argument("--dtype", default="f16")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--tries", type=int, default=5)
+    parser.add_argument("--tries", type=int, default=6)
     parser.add_argument("--time-budget", type=float, default=math.inf)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)

@@ -204,6 +204,8 @@ inline void copy_4(Spot to, const void* from, bool there) { copy_some(to, from, 
 
 inline void copy_8(Spot to, const void* from, unsigned bytes) { copy_some(to, from, bytes != 0, 8); }
 
+inline void keep(unsigned&) {}
+
 template <typename T>
 const T* beyond(const T* at, unsigned elements) {
   return at + elements;

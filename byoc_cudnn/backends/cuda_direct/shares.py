@@ -1,4 +1,4 @@
-"""Depthwise convolutions on tensor cores, in equal shares: which kernels there are, and their times.
+"""Depthwise convolutions on tensor cores, in equal shares: the kernels, and their times.
 
 The device's code is `templates/shares_*.h`; its `Shares` has a kernel's constants.  Products are
 those of `bands.py`, with a stride of 1.
@@ -16,8 +16,10 @@ from . import bands, machine, warps
 from .family import Family, Numbers
 
 _CHANNELS = (48, 32, 24, 16)  # of a block, four for each of its warps
-_AHEAD = (6, 4)
-# Up to how many taps they come before `depthwise_bands`, by kind: where times say that they are faster.
+# Rows ahead, and steps for each time that warps wait for each other.
+_AHEAD = {kind: ((6, 1), (4, 1)) for kind in (ConvKind.FPROP, ConvKind.DGRAD)}
+_AHEAD[ConvKind.WGRAD] = ((6, 1), (4, 1), (6, 2), (8, 2))
+# Up to how many taps they are chosen, by kind: where times say that they are faster.
 TAKEN = {ConvKind.FPROP: 0, ConvKind.DGRAD: 0, ConvKind.WGRAD: 0}
 _LAST = 10.0  # times what is expected: of others, so that they come last
 # Expected, from the constants of `bands.py`, whose fit knows what passes shared memory.
@@ -29,7 +31,10 @@ _LIGHT = 0.5  # of a step: a row of a tile that is not there
 
 @dataclass(frozen=True)
 class Shares:
-    """A kernel's numbers, in the order of the template's; they mean what those of `Bands` do."""
+    """A kernel's numbers, in the order of the template's; they mean what those of `Bands` do.
+
+    together : steps for each time that warps wait for each other.
+    """
 
     channels: int
     r: int
@@ -40,6 +45,7 @@ class Shares:
     images: int
     ahead: int
     fit: int
+    together: int = 1
 
     @property
     def numbers(self) -> Numbers:
@@ -89,6 +95,8 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p = problem
     if p.strides != (1, 1):
         return no(f"strides={p.strides}: rows are in equal shares with strides of 1")
+    if max(p.padding[0], p.padding[2]) >= p.r:
+        return no(f"padding={p.padding} of {p.r} rows: all results meet a row of the image here")
     return bands.accepts(problem, epilogue)
 
 
@@ -97,8 +105,8 @@ def _shapes(problem: ConvProblem, shared: int) -> Iterator[Shares]:
     for channels in _CHANNELS:
         if channels > 16 and channels - 8 >= p.c:
             continue
-        for ahead in _AHEAD:
-            z = Shares(channels, p.r, p.s, top, left, across, images, ahead, 1)
+        for ahead, together in _AHEAD[p.kind]:
+            z = Shares(channels, p.r, p.s, top, left, across, images, ahead, 1, together)
             size = z.shared(p.kind)
             fit = machine.REGISTERS // (z.threads * z.registers(p.kind))
             fit = min(fit, machine.SHARED // (size + 1024), 8)
@@ -135,7 +143,7 @@ def expected(problem: ConvProblem, numbers: Numbers) -> float:
     full, left = divmod(_ceil(blocks, machine.MULTIPROCESSORS), z.fit)
     busy = 0.0
     for together, times in ((z.fit, full), (left, 1 if left else 0)):
-        each = together * z.warps * z.step(p.kind) + _STEP + _WAIT / z.ahead
+        each = together * z.warps * z.step(p.kind) + (_STEP + _WAIT / z.ahead) / z.together
         filled = _FILL * together * z.ahead * z.row(p.kind)
         busy += times * (steps * each + _BEGIN + filled + _NEXT * (parts - 1))
     memory = p.bytes * (1 + _SECTORS / z.channels) / machine.BANDWIDTH

@@ -10,6 +10,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
                  typename Z::T* __restrict__ out, WideCall z, int slabs, int across, int all, int share) {
   using T = typename Z::T;
   constexpr int R = Z::R;
+  static_assert(Z::G == 1);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t4 = lane % 4;
   const int height = static_cast<int>(back ? z.p : z.h), width = static_cast<int>(back ? z.q : z.w);
   const int rows_all = static_cast<int>(back ? z.h : z.p), columns = static_cast<int>(back ? z.w : z.q);
@@ -46,8 +47,9 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
   // that those of a warp that write 8 bytes meet all banks.
   T* result[2];
   Spot done[2];
-  unsigned puts = 0;
-  bool nan = false;
+  unsigned puts = 0, nan = 0;  // bits of signs where something is NaN
+  unsigned below = static_cast<unsigned>(columns * channels);
+  keep(below);
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
     const int e = static_cast<int>(threadIdx.x) + k * Z::THREADS, m = e / (8 * Z::CHUNKS);
@@ -61,9 +63,9 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
         const bool turned = ((threadIdx.x + k * Z::THREADS) / (16 * Z::CHUNKS) & 1) != 0;
         const uint4 eight = turned ? uint4{is.z, is.w, is.x, is.y} : is;
         *reinterpret_cast<uint4*>(result[k]) = eight;
-        nan |= has_nan<T>(eight);
+        nan |= nan_signs<T>(eight);
       }
-      result[k] += int64_t{columns} * channels;
+      result[k] += below;
     }
   };
 
@@ -77,6 +79,10 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
     mine[h] = ring +
               static_cast<Spot>(warp * Z::GROUP + Z::at(item / Z::J, item % Z::J * 8 + t4, Z::IMAGE));
   }
+  keep(mine[0]), keep(mine[1]);
+  Spot written = staged + static_cast<Spot>(warp / 2 * 16 + ((warp ^ g / 2) & 1) * 8 + g * Z::ITEM +
+                                            2 * t4 * Z::PITCH);
+  keep(written);
   uint2 raw[2][4] = {};
   auto take = [&](Spot stage) {
 #pragma unroll
@@ -142,8 +148,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
     float sums[4][R][4] = {};
     // Results of which the sums are done.
     auto write_row = [&](int half, int of) {
-      const Spot at = staged + static_cast<Spot>(half * Z::OUT_BYTES + warp / 2 * 16 +
-                                                 ((warp ^ g / 2) & 1) * 8);
+      const Spot at = written + static_cast<Spot>(half * Z::OUT_BYTES);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float operand_of[4] = {bias[0], bias[1], bias[2], bias[3]};
@@ -158,17 +163,17 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
         float value[4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) value[c] = After::of(sums[c][of][i], operand_of[c]);
-        write_8(at + static_cast<Spot>((g + i / 2 * 8) * Z::ITEM + (2 * t4 + i % 2) * Z::PITCH),
+        write_8(at + static_cast<Spot>(i / 2 * 8 * Z::ITEM + i % 2 * Z::PITCH),
                 uint2{two_of<T>(value[0], value[1]), two_of<T>(value[2], value[3])});
       }
       if constexpr (After::kWhole) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) operand[h] += int64_t{columns} * channels;
+        for (int h = 0; h < 2; ++h) operand[h] += below;
       }
     };
-    // A step's row of the image; those before the first that is there, and that no result waits for, are
-    // left out.
-    const int base = part.row - top, steps = part.rows + R - 1, skipped = min(max(0, -base), R - 1);
+    // A step's row of the image; those before the first are left out.  Each result meets one at least, so
+    // sums that begin below the last are no result's.
+    const int base = part.row - top, steps = part.rows + R - 1, skipped = max(0, -base);
 #pragma unroll 1
     for (int t0 = skipped; t0 < steps; t0 += R) {
 #pragma unroll
@@ -194,22 +199,24 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
           for (int c = 0; c < 4; ++c) {
             float(&sum)[4] = sums[c][(d - r + R) % R];
             if (r == 0) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
-            if (is) multiply_16(sum, a[c], band[c][r][0][0], band[c][r][0][1], T{});
+            multiply_16(sum, a[c], band[c][r][0][0], band[c][r][0][1], T{});
           }
         };
-        products(R - 1);
+        if (is) products(R - 1);
         if (t >= R - 1) write_row(turn & 1, (d + 1) % R);
         if (is) wait_copies<Z::D - 2>();
         gate_arrive(gate);
         ++turn;
 #pragma unroll
-        for (int r = R - 2; r >= 0; --r) products(r);  // others need not wait for these
+        for (int r = R - 2; r >= 0; --r) {
+          if (is) products(r);  // others need not wait for these
+        }
       }
     }
     gate_pass(gate, turn);
     put((turn - 1) & 1);
-    if (!nan) continue;
-    nan = false;
+    if ((nan & 0x80008000u) == 0) continue;
+    nan = 0;
     for (int e = threadIdx.x; e < 2 * Z::THREADS; e += Z::THREADS) {
       if ((puts >> e / Z::THREADS & 1) == 0) continue;
       const int m = e / (8 * Z::CHUNKS), c = first + e % Z::CHUNKS * 8;

@@ -6,11 +6,13 @@
 
 namespace {
 
-template <typename T_, int CB_, int R_, int S_, int TOP, int LEFT, int J_, int I_, int D_, int F_>
+template <typename T_, int CB_, int R_, int S_, int TOP, int LEFT, int J_, int I_, int D_, int F_,
+          int G_>
 struct Shares {
   using T = T_;
   static constexpr int CB = CB_, R = R_, S = S_, RS = R * S, J = J_, I = I_, D = D_;
   static constexpr int F = F_;  // blocks that run at once on a multiprocessor
+  static constexpr int G = G_;  // steps for each time that warps wait for each other
   static constexpr int ST = 1, DI = 1, PH = TOP, PW = LEFT;  // as `alone` and `bands_of` have them
   static constexpr int FOURS = (6 + S) / 4 + 1;
   static constexpr int WARPS = CB / 4, THREADS = 32 * WARPS, CHUNKS = CB / 8, ITEMS = I * J;
@@ -30,7 +32,7 @@ struct Shares {
   static constexpr int SUM_BYTES = WARPS * 2048;
   static constexpr int RING_BYTES = D * STAGE > SUM_BYTES ? D * STAGE : SUM_BYTES;
   static constexpr int WEIGHT_BYTES = RING_BYTES + GATE_BYTES;
-  static_assert(CB % 8 == 0 && ITEMS <= 16 && D >= 2);
+  static_assert(CB % 8 == 0 && ITEMS <= 16 && D >= 2 * G);
 
   static __device__ inline int at(int image, int column, int bytes) {
     return image * bytes + column / 8 * SPAN + column % 8 * 8;
@@ -83,7 +85,7 @@ struct Fours {
     at = in + ((image * height + row) * width + column) * channels + first;
     const bool mine = first + static_cast<int>(threadIdx.x) % Z::WARPS * 4 < channels;
     there = 0;
-#pragma unroll
+#pragma unroll 1  // it is in a loop that is unrolled, and seldom needed
     for (int k = 0; k < kCount; ++k) {
       const int i = pixel(k) / kWide, w = column + pixel(k) % kWide;
       const bool is = mine && i < Z::I && image + i < images && w >= 0 && w < width;

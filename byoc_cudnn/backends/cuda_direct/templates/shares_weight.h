@@ -50,6 +50,10 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
   };
 
   // What this lane multiplies, as in `bands_weight`.
+  // Often the four are equally far apart.
+  constexpr bool even = Z::ITEMS == 16 && (4 % Z::J == 0 || Z::I == 1);
+  constexpr int apart = 4 % Z::J == 0 ? 4 / Z::J * Z::IMAGE : 4 * Z::SPAN;
+  constexpr int grad_apart = 4 % Z::J == 0 ? 4 / Z::J * Z::GRAD_IMAGE : 4 * Z::SPAN;
   Spot of_image[4], of_grad[4];
 #pragma unroll
   for (int x = 0; x < 4; ++x) {
@@ -57,6 +61,12 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
     of_image[x] = ring + static_cast<Spot>(warp * Z::GROUP + Z::at(item / Z::J, column, Z::IMAGE));
     of_grad[x] = ring + static_cast<Spot>(Z::ROW + warp * Z::GRAD_GROUP +
                                           Z::at(item / Z::J, column, Z::GRAD_IMAGE));
+    if (x == 0 || !even) {
+      keep(of_image[x]), keep(of_grad[x]);
+    } else {
+      of_image[x] = of_image[0] + static_cast<Spot>(x * apart);
+      of_grad[x] = of_grad[0] + static_cast<Spot>(x * grad_apart);
+    }
   }
   uint2 raw[2][4], below[4];
   auto take = [&](Spot stage) {
@@ -71,14 +81,18 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
 
   gate_begin(gate, Z::WARPS);
   after_the_one_before();
-  for (int slot = 0; slot < Z::D; ++slot) ask(static_cast<Spot>(slot * Z::STAGE));
-  wait_copies<Z::D - 1>();
+  constexpr int first_asked = Z::D - Z::G + 1;
+  for (int slot = 0; slot < first_asked; ++slot) ask(static_cast<Spot>(slot * Z::STAGE));
+  wait_copies<Z::D - Z::G>();
   __syncthreads();
   take(0);
-  wait_copies<Z::D - 2>();
+  wait_copies<Z::D - 2 * Z::G>();
   gate_arrive(gate);
   float sums[4][R][4] = {};
-  Spot stage = 0;
+  auto after = [](Spot at) {
+    return at < static_cast<Spot>((Z::D - 1) * Z::STAGE) ? at + Z::STAGE : 0u;
+  };
+  Spot stage = 0, free = static_cast<Spot>(first_asked % Z::D * Z::STAGE);
   int turn = 0;
 #pragma unroll 1
   for (; part.rows > 0; part.next(rows_all, columns)) {
@@ -89,9 +103,15 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
 #pragma unroll
       for (int d = 0; d < R; ++d) {
         if (t + d >= many) break;
-        gate_pass(gate, turn++);
-        ask(stage);  // the rows that were there are in registers
-        stage = stage < static_cast<Spot>((Z::D - 1) * Z::STAGE) ? stage + Z::STAGE : 0;
+        if (turn % Z::G == 0) {
+          gate_pass(gate, turn / Z::G);
+#pragma unroll 1
+          for (int i = 0; i < Z::G; ++i) {  // rows that were there are in registers
+            ask(free);
+            free = after(free);
+          }
+        }
+        stage = after(stage);
         unsigned a[4][4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
@@ -103,8 +123,11 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
           }
         }
         take(stage);
-        wait_copies<Z::D - 2>();
-        gate_arrive(gate);  // the products are nobody else's
+        if (turn % Z::G == Z::G - 1) {
+          wait_copies<Z::D - 2 * Z::G>();
+          gate_arrive(gate);  // the products are nobody else's
+        }
+        ++turn;
         if (t + d < none) continue;
 #pragma unroll
         for (int r = 0; r < R; ++r) {

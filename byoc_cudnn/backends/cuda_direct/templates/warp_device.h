@@ -34,6 +34,9 @@ __device__ inline void copy_8(Spot to, const void* from, unsigned bytes) {
                : "memory");
 }
 
+// A number that is kept in a register, where it would be computed again in each step.
+__device__ inline void keep(unsigned& value) { asm volatile("" : "+r"(value)); }
+
 // Elements beyond a place, by one instruction.
 template <typename T>
 __device__ inline const T* beyond(const T* at, unsigned elements) {

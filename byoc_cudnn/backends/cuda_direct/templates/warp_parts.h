@@ -31,12 +31,18 @@ __device__ inline float2 both_of(unsigned bits) {
   return make_float2(wide(both[0]), wide(both[1]));
 }
 
+// Of eight numbers bits, among them a sign if one is NaN.
+template <typename T>
+__device__ inline unsigned nan_signs(uint4 v) {
+  constexpr unsigned over = std::is_same_v<T, __half> ? 0x03ff03ffu : 0x007f007fu;  // to the sign
+  auto of = [](unsigned bits) { return (bits & 0x7fff7fffu) + over; };
+  return of(v.x) | of(v.y) | of(v.z) | of(v.w);
+}
+
 // Whether one of eight numbers is NaN.
 template <typename T>
 __device__ inline bool has_nan(uint4 v) {
-  constexpr unsigned over = std::is_same_v<T, __half> ? 0x03ff03ffu : 0x007f007fu;  // to the sign
-  auto of = [](unsigned bits) { return (bits & 0x7fff7fffu) + over; };
-  return ((of(v.x) | of(v.y) | of(v.z) | of(v.w)) & 0x80008000u) != 0;
+  return (nan_signs<T>(v) & 0x80008000u) != 0;
 }
 
 __device__ inline uint4 global_16(const void* from) {
