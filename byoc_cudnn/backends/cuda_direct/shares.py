@@ -17,8 +17,7 @@ from .family import Family, Numbers
 
 _CHANNELS = (48, 32, 24, 16)  # of a block, four for each of its warps
 # Rows ahead, and steps for each time that warps wait for each other.
-_AHEAD = {kind: ((6, 1), (4, 1)) for kind in (ConvKind.FPROP, ConvKind.DGRAD)}
-_AHEAD[ConvKind.WGRAD] = ((6, 1), (4, 1), (6, 2), (8, 2))
+_AHEAD = ((6, 1), (4, 1), (6, 2), (8, 2))
 # Up to how many taps they are chosen, by kind: where times say that they are faster.
 TAKEN = {ConvKind.FPROP: 0, ConvKind.DGRAD: 0, ConvKind.WGRAD: 0}
 _LAST = 10.0  # times what is expected: of others, so that they come last
@@ -74,7 +73,7 @@ class Shares:
         ring = self.ahead * self.row(kind)
         if kind is ConvKind.WGRAD:
             return max(ring, 2048 * self.warps) + 16
-        results = 2 * 16 * (8 * 16 * (self.channels // 8 | 1) + 16)
+        results = 2 * self.together * 16 * (8 * 16 * (self.channels // 8 | 1) + 16)
         return self.channels * self.r * self.s * 2 + ring + results + 16
 
     def registers(self, kind: ConvKind) -> int:
@@ -105,7 +104,7 @@ def _shapes(problem: ConvProblem, shared: int) -> Iterator[Shares]:
     for channels in _CHANNELS:
         if channels > 16 and channels - 8 >= p.c:
             continue
-        for ahead, together in _AHEAD[p.kind]:
+        for ahead, together in _AHEAD:
             z = Shares(channels, p.r, p.s, top, left, across, images, ahead, 1, together)
             size = z.shared(p.kind)
             fit = machine.REGISTERS // (z.threads * z.registers(p.kind))

@@ -28,7 +28,7 @@ struct Shares {
   static constexpr int ROW = WARPS * GROUP, STAGE = ROW + WARPS * GRAD_GROUP;
   static constexpr int FILTER_BYTES = CB * RS * 2, GATE_BYTES = 16;
   static constexpr int PITCH = odd_of(CHUNKS) * 16, ITEM = 8 * PITCH + 16, OUT_BYTES = 16 * ITEM;
-  static constexpr int BYTES = FILTER_BYTES + D * ROW + 2 * OUT_BYTES + GATE_BYTES;
+  static constexpr int BYTES = FILTER_BYTES + D * ROW + 2 * G * OUT_BYTES + GATE_BYTES;
   static constexpr int SUM_BYTES = WARPS * 2048;
   static constexpr int RING_BYTES = D * STAGE > SUM_BYTES ? D * STAGE : SUM_BYTES;
   static constexpr int WEIGHT_BYTES = RING_BYTES + GATE_BYTES;
@@ -121,7 +121,7 @@ __device__ inline void no_fours(Spot ring) {
 // How many rows a share has: all rows of some tiles, or fewer with `ramp` rows more that others read too;
 // `light` are rows of a tile that take half as long.  Of the problem and not of the GPU that is here.
 inline int share_of(int64_t tiles, int rows, int slabs, int fit, int ramp, int light) {
-  const int64_t most = std::max<int64_t>(1, int64_t{kAtOnce} * fit / slabs);
+  const int64_t most = kAtOnce * fit > slabs ? kAtOnce * fit / slabs : 1;
   const int64_t whole = ceil_of64(tiles, most), part = ceil_of64(tiles * rows, most);
   const int64_t one = 2 * whole * rows + whole * light;
   const int64_t other = 2 * (part + ramp) + part / rows * light;
@@ -131,7 +131,7 @@ inline int share_of(int64_t tiles, int rows, int slabs, int fit, int ramp, int l
 // Whether places in a tile and in all tiles' rows can be counted.
 template <typename Z>
 inline bool countable(const WideCall& z, int64_t tiles, int64_t rows) {
-  const int64_t pixels = std::max(z.h * z.w, z.p * z.q);
+  const int64_t image = z.h * z.w, result = z.p * z.q, pixels = image > result ? image : result;
   return tiles * rows < int64_t{1} << 30 && Z::I * pixels * z.c < int64_t{1} << 31;
 }
 
