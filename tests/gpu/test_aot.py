@@ -55,6 +55,7 @@ def losses(model: Any, module: nn.Module, counts: Any, last: bool = False) -> li
     return found
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # Inductor's advice
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", ["whole", "convolutions"])
 def test_steps_are_eager_ones(name: str, last: bool) -> None:

@@ -39,6 +39,7 @@ NO_PASSES = {
 
 # Each pass for Relay modules, with what the same is called elsewhere.
 OF_RELAY: dict[str, tuple[Callable[[], Any], str]] = {
+    "AlterOpLayout": (relay_passes.AlterOpLayout, ""),
     "AnnotateSpans": (relay_passes.AnnotateSpans, ""),
     "CanonicalizeCast": (relay_passes.CanonicalizeCast, ""),
     "DivToMul": (relay_passes.DivToMul, ""),
@@ -66,6 +67,7 @@ OF_RELAY: dict[str, tuple[Callable[[], Any], str]] = {
     "EliminateCommonSubexpr": (
         relay_passes.EliminateCommonSubexpr, "tvm.relax.transform.EliminateCommonSubexpr",
     ),
+    "FlattenAtrousConv": (relay_passes.FlattenAtrousConv, ""),
     "FirstOrderGradient": (relay_passes.FirstOrderGradient, "relay_wgrad.transform.grad"),
     "FoldConstant": (relay_passes.FoldConstant, "tvm.relax.transform.FoldConstant"),
     "FuseOps": (relay_passes.FuseOps, ""),
