@@ -11,6 +11,7 @@ many there are depends on sizes and dtypes alone, so equal inputs give equal bit
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 from tvm import tirx
@@ -144,11 +145,12 @@ class Registers(CudaRule):
         if not any("R" in info.dom_kind() for info in infos):
             return None
         rest = inlined(sch, infos)
+        readers = _readers(sch, rest)
         for i, info in enumerate(rest):
             kinds, block = info.dom_kind(), info.block_rv
             if "O" in kinds:
                 return None
-            if "R" not in kinds and i > 0 and _joins_before(sch, block):
+            if "R" not in kinds and i > 0 and _joins_before(sch, block, readers):
                 continue
             reduces = "R" in kinds
             results = range(len(sch.get(block).writes)) if reduces else ()
@@ -172,12 +174,24 @@ class Registers(CudaRule):
         return sch
 
 
-def _joins_before(sch: Schedule, block: Any) -> bool:
+def _readers(sch: Schedule, infos: list[SBlockInfo]) -> Counter[Any]:
+    """By how many of the blocks each tensor is read that one of them writes."""
+    blocks = [sch.get(info.block_rv) for info in infos]
+    made = {region.source for block in blocks for region in block.writes}
+    return Counter(
+        source for block in blocks for source in made & {region.source for region in block.reads}
+    )
+
+
+def _joins_before(sch: Schedule, block: Any, readers: Counter[Any]) -> bool:
     """Whether an element-wise block became part of what writes the sum that it reads to memory.
 
     Else the sums are scratch memory of their size, which another kernel reads: of Inception v1's
-    average pooling 378 MiB at batch 128.
+    average pooling 378 MiB at batch 128.  A sum with other readers stays where it is: upstream
+    would take it from them, as a mean of which a variance is made and a running mean.
     """
+    if any(readers[region.source] > 1 for region in sch.get(block).reads):
+        return False
     try:
         sch.reverse_compute_inline(block)
     except ScheduleError:

@@ -15,8 +15,12 @@ from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.cuda_reduction import ChannelSum, Windows, parts
 from tests.support.cuda_source import cuda_source, read_back
+from tests.support.half_cases import RELAX
 from tests.support.partition_cases import module
 from tests.support.schedules import CUDA, functions, run
+
+
+LONG = 100_352  # elements of a sum
 
 
 class OnTheHost(ChannelSum):
@@ -242,3 +246,17 @@ def test_what_two_sums_are_read_by_stays_behind_them() -> None:
     a, b = np.random.default_rng(0).standard_normal((2, *shape)).astype("float32")
     want = a.astype("float64").sum(3) * b.astype("float64").sum(3)
     np.testing.assert_allclose(run(schedule, [a, b], shape[:3]), want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("row", RELAX, ids=lambda row: row.key)
+def test_a_half_reduction_becomes_device_code(row: Any) -> None:
+    """Batch normalization's did not: its mean had gone into the kernel of the running mean, and the
+    variance read what nothing had written."""
+    given = {
+        f"x{i}": (shape, "int64" if kind in ("labels", "index") else "float16")
+        for i, (shape, kind) in enumerate(row.specs(LONG))
+    }
+    mod = module(given, lambda emit, *args: [emit(row.call(relax.op, list(args), LONG))])
+    built = tvm.compile(mod, TARGET, relax_pipeline=cuda_pipeline())
+    assert "__global__" in cuda_source(built.mod)
