@@ -19,7 +19,6 @@ from tests.support.half_cases import RELAX
 from tests.support.partition_cases import module
 from tests.support.schedules import CUDA, functions, run
 
-
 LONG = 100_352  # elements of a sum
 
 
