@@ -146,7 +146,7 @@ def _without_initial_values() -> Iterator[None]:
 class Loss(nn.Module):
     """A network with a scalar loss of all that it returns: logits, auxiliary ones, maps of pixels.
 
-    With labels it is cross-entropy of the first result.  Without, the mean of each result's square
+    With labels it is cross-entropy, auxiliary classifiers' too.  Without, the mean of each result's square
     and of its product with fixed numbers, so that each element has a gradient of its own.
     """
 
@@ -158,7 +158,8 @@ class Loss(nn.Module):
         """The loss of images (N, 3, H, W) and labels (N,)."""
         results = tensors_of(self.network(x))
         if labels is not None:
-            return nn.functional.cross_entropy(results[0], labels)
+            scores = [y for y in results if y.shape == results[0].shape]
+            return sum(nn.functional.cross_entropy(y, labels) for y in scores)
         total = x.new_zeros(())
         for y in results:
             fixed = torch.sin(torch.arange(y.numel(), dtype=y.dtype) + 1).reshape(y.shape)
