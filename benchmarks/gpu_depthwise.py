@@ -79,9 +79,9 @@ class Row:
     def short(self, name: str) -> str:
         """Of a kernel's numbers the first, and where there are more, of columns and the last."""
         numbers = name.split("_n")[-1].split("x")
-        for family, last in (("bands", 4), ("shares", 5)):
+        for family in ("bands", "shares"):
             if f"_{family}_" in name:
-                return family[0] + "x".join([numbers[0], *numbers[-last:]])
+                return family[0] + "x".join([numbers[0], *numbers[-4:]])
         return "x".join([*numbers[:1], *numbers[-4:-3], *numbers[-1:]])
 
 

@@ -6,10 +6,12 @@ row of the filter as a banded matrix gives 8 results beside each other from 16 c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
+from typing import Protocol
 
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from . import machine, warps
@@ -19,15 +21,13 @@ MOST_TAPS = 7  # along an axis
 _ITEMS = 16  # of a block: rows of a product
 _GATE = 16  # bytes
 _CHANNELS = (48, 32, 16, 8)  # of a block, four for each of its warps
-# Fitted to an H200's times (`gpu_depthwise_h200.json` of the benchmarks' results), by which
-# products hold nothing up.
-_SHARED, _STRIDED = 0.89, 2.0  # cycles of each that `step` counts; as often with a stride
-_STEP, _WAIT = 270.0, 290.0  # cycles of a step beside it, and of its waiting with one row ahead
-_BEGIN, _FILL = 3475.0, 0.013  # cycles of a block's beginning, and of each byte of its rows ahead
-_SECTORS = 11.0  # channels of a block, of which rows of memory as short cost as much again
-_NARROW = 1.35  # the same of 8 channels: half a sector
-_SECOND = 1.6  # microseconds more of a weight's gradient
-_POWER = 3.1  # of a norm: how well memory and steps hide each other
+_LONG = 12 << 10  # bytes of a row of a block's items
+# Fitted to an H200's times (`gpu_depthwise_h200.json` of the benchmarks' results).
+_STEP, _ROW, _WEIGHT = 10.0, 10.0, 66.0  # cycles of a warp's step, of each row of filters; of wgrad
+_STRIDED = 4.0  # times as many with a stride
+_BEGIN, _TAP = 4800.0, 205.0  # cycles of a block beside its steps, and of each tap's sums
+_BANDWIDTH = {ConvKind.FPROP: 3.66e6, ConvKind.DGRAD: 3.66e6, ConvKind.WGRAD: 4.13e6}
+_SECTOR, _WASTED = 64, 0.45  # bytes that memory has together, and how much of others' is moved
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,15 @@ class Bands:
         return _ceil(self.r, self.stride)
 
     def step(self, kind: ConvKind) -> float:
-        """Cycles of a multiprocessor for a warp's step: what passes shared memory."""
+        """Cycles of a multiprocessor for a warp's step."""
         if kind is ConvKind.WGRAD:
-            return _SHARED * 76
-        fours = (6 + _ceil(self.s, self.stride)) // 4 + 1
-        cycles = _SHARED * (8 * self.stride**2 * fours + 14 * self.stride + 20)
-        return cycles * _STRIDED if self.stride > 1 else cycles
+            return _WEIGHT
+        return image_step(self.r) * (_STRIDED if self.stride > 1 else 1.0)
 
     @property
     def pitch(self) -> int:
         """Bytes of a pixel in shared memory."""
         return 16 * (self.channels // 8 | 1)
-
-    @property
-    def filled(self) -> int:
-        """Bytes of the rows ahead, about."""
-        return self.ahead * self.images * (self.across + 1) * 8 * self.stride * self.pitch
 
     def shared(self, kind: ConvKind) -> int:
         """Bytes of a block."""
@@ -139,12 +132,62 @@ def tile(problem: ConvProblem) -> tuple[int, int]:
     return best
 
 
+def ahead_of(problem: ConvProblem, channels: int) -> tuple[int, ...]:
+    """Rows in shared memory: fewer where copying them takes long, with which a block begins."""
+    p, (across, images) = problem, tile(problem)
+    row = images * (8 * across + p.s - 1) * channels * 2
+    return (4,) if p.kind is ConvKind.WGRAD or row > _LONG else (6, 4)
+
+
+def image_step(rows: int) -> float:
+    """Cycles of a multiprocessor for a warp's step that has rows of a filter."""
+    return _STEP + _ROW * rows
+
+
+class Tiles(Protocol):
+    """What is counted of a kernel: its numbers, by their names."""
+
+    @property
+    def channels(self) -> int: ...
+    @property
+    def across(self) -> int: ...
+    @property
+    def fit(self) -> int: ...
+
+
+def moved(problem: ConvProblem, z: Tiles) -> float:
+    """Bytes, with columns that two tiles read and what lies beside a block's channels."""
+    p, columns = problem, 8 * z.across
+    image = p.n * p.c * (p.p * p.q if p.kind is ConvKind.DGRAD else p.h * p.w)
+    halo = max(0, p.s - p.strides[1]) / (columns * p.strides[1])
+    twice = halo if columns < extent(p)[1] else 0.0
+    size = DTYPE_BYTES[p.data_dtype]
+    wasted = _SECTOR - math.gcd(_SECTOR, size * z.channels, size * p.c) if z.channels < p.c else 0
+    return (p.bytes + image * size * twice) * (1 + _WASTED * wasted / (size * z.channels))
+
+
+def took(
+    problem: ConvProblem, z: Tiles, steps: float, blocks: int, step: float, more: float = 0.0
+) -> float:
+    """Microseconds: whole rounds of blocks, and memory, which hide each other in part.
+
+    step, more : cycles of a warp's step, and of a block beside its steps and what all begin with.
+    """
+    p, busy = problem, 0.0
+    begin = _BEGIN + more + _TAP * p.r * p.s * (p.kind is ConvKind.WGRAD)
+    full, left = divmod(_ceil(blocks, machine.MULTIPROCESSORS), z.fit)
+    for together, times in ((z.fit, full), (left, 1 if left else 0)):
+        busy += times * (steps * together * z.channels / 4 * step + begin)
+    memory = moved(p, z) / _BANDWIDTH[p.kind]
+    return warps.us(p, math.hypot(busy / machine.CLOCK, memory))
+
+
 def _shapes(problem: ConvProblem, shared: int) -> Iterator[Bands]:
     p, (across, images), (top, left) = problem, tile(problem), problem.padding[:2]
     for channels in _CHANNELS:
         if channels - 8 >= p.c:
             continue
-        for ahead in (6, 4) if p.strides[0] == 1 else (4, 3):
+        for ahead in ahead_of(p, channels) if p.strides[0] == 1 else (4, 3):
             z = Bands(channels, p.r, p.s, p.strides[0], top, left, across, images, ahead, 1)
             size = z.shared(p.kind)
             fit = machine.REGISTERS // (z.threads * z.registers(p.kind))
@@ -158,7 +201,7 @@ def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> l
 
 
 def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
-    """Expected: whole rounds of blocks, and memory, which hide each other in part."""
+    """Expected."""
     p, z = problem, Bands(*numbers)
     rows, columns = extent(p)
     beside = _ceil(p.n, z.images) * _ceil(p.c, z.channels) * _ceil(columns, 8 * z.across)
@@ -169,17 +212,7 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
         cost = _ceil(many, machine.MULTIPROCESSORS) * (chunk + z.under_way - 1 + 3)
         if cut == 1 or cost < least:
             least, steps, blocks = cost, chunk + z.under_way - 1, many
-    full, left = divmod(_ceil(blocks, machine.MULTIPROCESSORS), z.fit)
-    busy = 0.0
-    for together, times in ((z.fit, full), (left, 1 if left else 0)):
-        each = together * z.channels / 4 * z.step(p.kind) + _STEP + _WAIT / z.ahead
-        busy += times * (steps * each + _BEGIN + _FILL * together * z.filled)
-    busy /= machine.CLOCK
-    memory = p.bytes * (1 + _SECTORS / z.channels) / machine.BANDWIDTH
-    if z.channels == 8:
-        memory *= _NARROW
-    both = float((busy**_POWER + memory**_POWER) ** (1 / _POWER))
-    return warps.us(p, both) + _SECOND * (p.kind is ConvKind.WGRAD)
+    return took(p, z, steps, blocks, z.step(p.kind))
 
 
 FAMILY = Family(

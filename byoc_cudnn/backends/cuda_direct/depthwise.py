@@ -163,14 +163,15 @@ class Strip:
     def cover(self) -> tuple[int, int, int, float]:
         """`cover_of` of `depthwise_tiles.h`: packs and lanes of a block, groups, use of sectors."""
         packs, best, most = self.problem.c // self.vector, (1, 1, 1, 1.0), 0.0
-        pack = self.vector * self.size
+        pack, pixel = self.vector * self.size, self.problem.c * self.size
         for side in range(1, min(packs, _MOST_PACKS, self.threads) + 1):
             groups, lanes = -(-packs // side), self.threads // side
             threads = lanes * side
             used = packs / (groups * side) * threads / (32 * -(-threads // 32))
             used *= 0.75 + 0.25 * threads / self.threads
-            row = (packs if groups == 1 else side) * pack
-            whole = row / (32 * -(-row // 32) + (24 if row % 32 else 0))
+            row = side * pack
+            apart = groups > 1 and (row % 32 or pixel % 32)
+            whole = row / (32 * -(-row // 32) + 24) if apart else 1.0
             score = used * min(1, 0.5 + side / 32) * whole
             if score > most * 1.001:
                 most, best = score, (side, lanes, groups, whole)

@@ -14,10 +14,10 @@ CLOCK = 1750.0  # cycles per microsecond
 BANDWIDTH = 4.5e6  # bytes per microsecond
 STAGED, ITEM, TAP = 60.0, 6000.0, 90.0  # cycles, as `Work.begin` says
 LAUNCH, SECOND = 2.9, 1.0  # microseconds
-_WIDE, _NARROW = 5.0e6, 1.7  # bytes per microsecond by long accesses; more for short ones
-_ISSUE, _ALONE = 0.6, 2.2  # cycles of an instruction, of many warps and of one
-_LATENCY = 490.0  # cycles until a row is there
-_REQUEST = 3.2  # cycles of a line that is asked for, where `Work.requests` counts them
+_WIDE, _NARROW = 4.22e6, 1.65  # bytes per microsecond by long accesses; more for short ones
+_ISSUE, _ALONE = 1.0, 1.9  # cycles of an instruction, of many warps and of one
+_LATENCY = 515.0  # cycles until a row is there
+_REQUEST = 7.4  # cycles of a line that is asked for, where `Work.requests` counts them
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Work:
         """Microseconds: instructions and memory, which hide each other in part."""
         memory = self.bytes / _WIDE * (1 + _NARROW / self.access)
         asked = self.blocks * self.warps * self.steps * self.requests / MULTIPROCESSORS
-        busy = _norm(1.37, self._cycles() / CLOCK, memory, _REQUEST * asked / CLOCK)
+        busy = _norm(3.26, self._cycles() / CLOCK, memory, _REQUEST * asked / CLOCK)
         return LAUNCH + SECOND * self.second + busy
 
     def _cycles(self) -> float:
@@ -63,7 +63,7 @@ class Work:
     def _round(self, blocks: int) -> float:
         """Of so many blocks side by side on a multiprocessor, which has four schedulers."""
         together = _ISSUE * blocks * self.warps / 4 * self.issued
-        step = _norm(2.07, together, _ALONE * self.issued, _LATENCY * self.waits)
+        step = _norm(2.0, together, _ALONE * self.issued, _LATENCY * self.waits)
         return self.steps * step + self.begin
 
 

@@ -15,25 +15,16 @@ from ...decision import Decision, no
 from . import bands, machine, warps
 from .family import Family, Numbers
 
-_CHANNELS = (48, 32, 24, 16)  # of a block, four for each of its warps
-# Rows ahead, and steps for each time that warps wait for each other.
-_AHEAD = ((6, 1), (4, 1), (6, 2), (8, 2))
-# Up to how many taps they are chosen, by kind: where times say that they are faster.
-TAKEN = {ConvKind.FPROP: 0, ConvKind.DGRAD: 0, ConvKind.WGRAD: 0}
-_LAST = 10.0  # times what is expected: of others, so that they come last
-# Expected, from the constants of `bands.py`, whose fit knows what passes shared memory.
-_SHARED, _STEP, _WAIT = 0.89, 270.0, 290.0  # cycles
-_BEGIN, _FILL, _NEXT = 3475.0, 0.013, 300.0  # of a block, a byte of its first rows, a tile
-_SECTORS, _SECOND, _POWER = 8.0, 1.6, 3.1
+_CHANNELS = (32, 24, 16)  # of a block, four for each of its warps
+# Fitted as those of `bands.py`, whose other constants they share.
+_WEIGHT = 46.0  # cycles of a weight's gradient's step
+_NEXT = 1850.0  # cycles of a tile after the first
 _LIGHT = 0.5  # of a step: a row of a tile that is not there
 
 
 @dataclass(frozen=True)
 class Shares:
-    """A kernel's numbers, in the order of the template's; they mean what those of `Bands` do.
-
-    together : steps for each time that warps wait for each other.
-    """
+    """A kernel's numbers, in the order of the template's; they mean what those of `Bands` do."""
 
     channels: int
     r: int
@@ -44,7 +35,6 @@ class Shares:
     images: int
     ahead: int
     fit: int
-    together: int = 1
 
     @property
     def numbers(self) -> Numbers:
@@ -73,7 +63,7 @@ class Shares:
         ring = self.ahead * self.row(kind)
         if kind is ConvKind.WGRAD:
             return max(ring, 2048 * self.warps) + 16
-        results = 2 * self.together * 16 * (8 * 16 * (self.channels // 8 | 1) + 16)
+        results = 2 * 16 * (8 * 16 * (self.channels // 8 | 1) + 16)
         return self.channels * self.r * self.s * 2 + ring + results + 16
 
     def registers(self, kind: ConvKind) -> int:
@@ -81,13 +71,6 @@ class Shares:
         if self.r > 3:
             return 255
         return 208 if kind is ConvKind.WGRAD else 168
-
-    def step(self, kind: ConvKind) -> float:
-        """Cycles of a multiprocessor for a warp's step: what passes shared memory."""
-        copied = -(-self.images * (8 * self.across - 1 + self.s) // 32)
-        if kind is ConvKind.WGRAD:
-            return _SHARED * (24 + 2 * (copied + -(-self.images * self.across // 4)))
-        return _SHARED * (4 * ((6 + self.s) // 4 + 1) + 16 + 2 * copied)
 
 
 def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
@@ -104,8 +87,8 @@ def _shapes(problem: ConvProblem, shared: int) -> Iterator[Shares]:
     for channels in _CHANNELS:
         if channels > 16 and channels - 8 >= p.c:
             continue
-        for ahead, together in _AHEAD:
-            z = Shares(channels, p.r, p.s, top, left, across, images, ahead, 1, together)
+        for ahead in bands.ahead_of(p, channels):
+            z = Shares(channels, p.r, p.s, top, left, across, images, ahead, 1)
             size = z.shared(p.kind)
             fit = machine.REGISTERS // (z.threads * z.registers(p.kind))
             fit = min(fit, machine.SHARED // (size + 1024), 8)
@@ -129,30 +112,18 @@ def share(tiles: int, rows: int, slabs: int, fit: int, ramp: int, light: int) ->
     return whole * rows if one <= 2 * (part + ramp) + part // rows * light else part
 
 
-def expected(problem: ConvProblem, numbers: Numbers) -> float:
-    """Microseconds: a share's steps, and memory, which hide each other in part."""
+def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
+    """Expected."""
     p, z = problem, Shares(*numbers)
     rows, columns = bands.extent(p)
     slabs, tiles = _ceil(p.c, z.channels), _ceil(p.n, z.images) * _ceil(columns, 8 * z.across)
     light = z.r - 1 - z.top if p.kind is ConvKind.DGRAD else z.top
     of = share(tiles, rows, slabs, z.fit, z.r - 1, light)
-    blocks = slabs * _ceil(tiles * rows, of)
     parts = _ceil(of, rows)
     steps = of + (z.r - 1 if of % rows else 0) + _LIGHT * light * parts
-    full, left = divmod(_ceil(blocks, machine.MULTIPROCESSORS), z.fit)
-    busy = 0.0
-    for together, times in ((z.fit, full), (left, 1 if left else 0)):
-        each = together * z.warps * z.step(p.kind) + (_STEP + _WAIT / z.ahead) / z.together
-        filled = _FILL * together * z.ahead * z.row(p.kind)
-        busy += times * (steps * each + _BEGIN + filled + _NEXT * (parts - 1))
-    memory = p.bytes * (1 + _SECTORS / z.channels) / machine.BANDWIDTH
-    both = float(((busy / machine.CLOCK) ** _POWER + memory**_POWER) ** (1 / _POWER))
-    return warps.us(p, both) + _SECOND * (p.kind is ConvKind.WGRAD)
-
-
-def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
-    taken = max(problem.r, problem.s) <= TAKEN[problem.kind]
-    return expected(problem, numbers) * (1.0 if taken else _LAST)
+    step = _WEIGHT if p.kind is ConvKind.WGRAD else bands.image_step(z.r)
+    blocks = slabs * _ceil(tiles * rows, of)
+    return bands.took(p, z, steps, blocks, step, _NEXT * (parts - 1))
 
 
 FAMILY = Family(

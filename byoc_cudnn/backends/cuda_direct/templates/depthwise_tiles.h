@@ -71,8 +71,8 @@ struct Cover {
 
 inline int divided(int a, int b) { return (a + b - 1) / b; }
 
-// Few idle threads, and rows of memory that are long and end where a sector of 32 bytes does: of a
-// sector that two blocks share, half of what is moved is wasted.
+// Few idle threads, and rows of memory that are long and, where blocks share a pixel's, begin and end where
+// sectors of 32 bytes do: of a sector that two blocks share, half of what is moved is wasted.
 inline Cover cover_of(int images, int channels, int strips, int chunks, int vector, int most, int size) {
   const int packs = channels / vector;
   Cover best{};
@@ -82,8 +82,9 @@ inline Cover cover_of(int images, int channels, int strips, int chunks, int vect
     const double used = static_cast<double>(packs) / (groups * side) * threads /
                         (32.0 * divided(threads, 32)) * (0.75 + 0.25 * threads / most);
     const double length = std::min(1.0, 0.5 + side / 32.0);
-    const int row = (groups == 1 ? packs : side) * vector * size;
-    const double whole = row / (32.0 * divided(row, 32) + (row % 32 ? 24 : 0));
+    const int row = side * vector * size;
+    const bool apart = groups > 1 && (row % 32 != 0 || channels * size % 32 != 0);
+    const double whole = apart ? row / (32.0 * divided(row, 32) + 24) : 1.0;
     if (used * length * whole > score * 1.001) {
       score = used * length * whole;
       best = {side, lanes, groups, strips, chunks, images * strips * chunks};

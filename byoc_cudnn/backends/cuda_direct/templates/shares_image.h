@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
   const int begin = block * share, end = min(all, begin + share);
   const int top = back ? R - 1 - Z::PH : Z::PH, left = back ? Z::S - 1 - Z::PW : Z::PW;
   const Spot filters = shared_memory(), ring = filters + Z::FILTER_BYTES;
-  const Spot staged = ring + Z::D * Z::ROW, gate = staged + 2 * Z::G * Z::OUT_BYTES;
+  const Spot staged = ring + Z::D * Z::ROW, gate = staged + 2 * Z::OUT_BYTES;
 
   Fours<Z, Z::WIDE, Z::IMAGE, Z::GROUP> pixels(ring, height, width, channels);
   Part<Z> next(begin, end, rows_all, across), part = next;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       if ((puts >> k & 1) != 0) {
-        const uint4 is = read_16(done[k] + static_cast<Spot>(turn % (2 * Z::G) * Z::OUT_BYTES));
+        const uint4 is = read_16(done[k] + static_cast<Spot>(turn % 2 * Z::OUT_BYTES));
         const bool turned = ((threadIdx.x + k * Z::THREADS) / (16 * Z::CHUNKS) & 1) != 0;
         const uint4 eight = turned ? uint4{is.z, is.w, is.x, is.y} : is;
         *reinterpret_cast<uint4*>(result[k]) = eight;
@@ -117,14 +117,15 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
   wait_copies<Z::D - 1>();
   __syncthreads();
   take(0);
-  wait_copies<Z::D - 1 - Z::G>();
+  wait_copies<Z::D - 2>();
   gate_arrive(gate);
 
   auto after = [](Spot at) {
     return at < static_cast<Spot>((Z::D - 1) * Z::ROW) ? at + Z::ROW : 0u;
   };
   Spot stage = 0, free = 0;
-  int turn = 0, owed = 1;  // rows that can be asked for
+  int turn = 0;
+  bool free_is = true;  // a row that was there is in registers
 #pragma unroll 1
   for (; part.rows > 0; part.next(rows_all, columns)) {
     puts = 0;
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
     float sums[4][R][4] = {};
     // Results of which the sums are done.
     auto write_row = [&](int turn, int of) {
-      const Spot at = written + static_cast<Spot>(turn % (2 * Z::G) * Z::OUT_BYTES);
+      const Spot at = written + static_cast<Spot>(turn % 2 * Z::OUT_BYTES);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float operand_of[4] = {bias[0], bias[1], bias[2], bias[3]};
@@ -176,32 +177,22 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
     // A step's row of the image; those before the first are left out.  Each result meets one at least, so
     // sums that begin below the last are no result's.
     const int base = part.row - top, steps = part.rows + R - 1, skipped = max(0, -base);
-    const int all_steps = skipped + (steps - skipped + Z::G - 1) / Z::G * Z::G;
-    auto put_before = [&](int t) {
-#pragma unroll
-      for (int i = Z::G; i > 0; --i) {
-        if (t - i >= R - 1 && t - i < steps) put(turn - i);
-      }
-    };
 #pragma unroll 1
-    for (int t0 = skipped; t0 < all_steps; t0 += R) {
+    for (int t0 = skipped; t0 < steps; t0 += R) {
 #pragma unroll
       for (int d = 0; d < R; ++d) {
         const int t = t0 + d;
-        if (t >= all_steps) break;
-        const bool is = base + t < height && (Z::G == 1 || t < steps);
-        if (turn % Z::G == 0) {
-          gate_pass(gate, turn / Z::G);
-#pragma unroll 1
-          for (; owed > 0; --owed) {  // rows that were there are in registers
-            ask(free);
-            free = after(free);
-          }
-          put_before(t);
+        if (t >= steps) break;
+        const bool is = base + t < height;
+        gate_pass(gate, turn);
+        if (free_is) {
+          ask(free);
+          free = after(free);
         }
+        if (t >= R) put(turn - 1);
+        free_is = is;
         unsigned a[4][4];
         if (is) {
-          ++owed;
           stage = after(stage);
 #pragma unroll
           for (int i = 0; i < 16; ++i) {
@@ -219,11 +210,9 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
           }
         };
         if (is) products(R - 1);
-        if (t >= R - 1 && (Z::G == 1 || t < steps)) write_row(turn, (d + 1) % R);
-        if (turn % Z::G == Z::G - 1) {
-          wait_copies<Z::D - 2 * Z::G>();
-          gate_arrive(gate);
-        }
+        if (t >= R - 1) write_row(turn, (d + 1) % R);
+        wait_copies<Z::D - 2>();
+        gate_arrive(gate);
         ++turn;
 #pragma unroll
         for (int r = R - 2; r >= 0; --r) {
@@ -231,8 +220,8 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
         }
       }
     }
-    gate_pass(gate, turn / Z::G);
-    put_before(all_steps);
+    gate_pass(gate, turn);
+    put(turn - 1);
     if ((nan & 0x80008000u) == 0) continue;
     nan = 0;
     for (int e = threadIdx.x; e < 2 * Z::THREADS; e += Z::THREADS) {

@@ -6,13 +6,11 @@
 
 namespace {
 
-template <typename T_, int CB_, int R_, int S_, int TOP, int LEFT, int J_, int I_, int D_, int F_,
-          int G_>
+template <typename T_, int CB_, int R_, int S_, int TOP, int LEFT, int J_, int I_, int D_, int F_>
 struct Shares {
   using T = T_;
   static constexpr int CB = CB_, R = R_, S = S_, RS = R * S, J = J_, I = I_, D = D_;
   static constexpr int F = F_;  // blocks that run at once on a multiprocessor
-  static constexpr int G = G_;  // steps for each time that warps wait for each other
   static constexpr int ST = 1, DI = 1, PH = TOP, PW = LEFT;  // as `alone` and `bands_of` have them
   static constexpr int FOURS = (6 + S) / 4 + 1;
   static constexpr int WARPS = CB / 4, THREADS = 32 * WARPS, CHUNKS = CB / 8, ITEMS = I * J;
@@ -28,11 +26,11 @@ struct Shares {
   static constexpr int ROW = WARPS * GROUP, STAGE = ROW + WARPS * GRAD_GROUP;
   static constexpr int FILTER_BYTES = CB * RS * 2, GATE_BYTES = 16;
   static constexpr int PITCH = odd_of(CHUNKS) * 16, ITEM = 8 * PITCH + 16, OUT_BYTES = 16 * ITEM;
-  static constexpr int BYTES = FILTER_BYTES + D * ROW + 2 * G * OUT_BYTES + GATE_BYTES;
+  static constexpr int BYTES = FILTER_BYTES + D * ROW + 2 * OUT_BYTES + GATE_BYTES;
   static constexpr int SUM_BYTES = WARPS * 2048;
   static constexpr int RING_BYTES = D * STAGE > SUM_BYTES ? D * STAGE : SUM_BYTES;
   static constexpr int WEIGHT_BYTES = RING_BYTES + GATE_BYTES;
-  static_assert(CB % 8 == 0 && ITEMS <= 16 && D >= 2 * G);
+  static_assert(CB % 8 == 0 && ITEMS <= 16 && D >= 2);
 
   static __device__ inline int at(int image, int column, int bytes) {
     return image * bytes + column / 8 * SPAN + column % 8 * 8;

@@ -81,18 +81,14 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
 
   gate_begin(gate, Z::WARPS);
   after_the_one_before();
-  constexpr int first_asked = Z::D - Z::G + 1;
-  for (int slot = 0; slot < first_asked; ++slot) ask(static_cast<Spot>(slot * Z::STAGE));
-  wait_copies<Z::D - Z::G>();
+  for (int slot = 0; slot < Z::D; ++slot) ask(static_cast<Spot>(slot * Z::STAGE));
+  wait_copies<Z::D - 1>();
   __syncthreads();
   take(0);
-  wait_copies<Z::D - 2 * Z::G>();
+  wait_copies<Z::D - 2>();
   gate_arrive(gate);
   float sums[4][R][4] = {};
-  auto after = [](Spot at) {
-    return at < static_cast<Spot>((Z::D - 1) * Z::STAGE) ? at + Z::STAGE : 0u;
-  };
-  Spot stage = 0, free = static_cast<Spot>(first_asked % Z::D * Z::STAGE);
+  Spot stage = 0;
   int turn = 0;
 #pragma unroll 1
   for (; part.rows > 0; part.next(rows_all, columns)) {
@@ -103,15 +99,9 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
 #pragma unroll
       for (int d = 0; d < R; ++d) {
         if (t + d >= many) break;
-        if (turn % Z::G == 0) {
-          gate_pass(gate, turn / Z::G);
-#pragma unroll 1
-          for (int i = 0; i < Z::G; ++i) {  // rows that were there are in registers
-            ask(free);
-            free = after(free);
-          }
-        }
-        stage = after(stage);
+        gate_pass(gate, turn++);
+        ask(stage);  // the rows that were there are in registers
+        stage = stage < static_cast<Spot>((Z::D - 1) * Z::STAGE) ? stage + Z::STAGE : 0;
         unsigned a[4][4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
@@ -123,11 +113,8 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
           }
         }
         take(stage);
-        if (turn % Z::G == Z::G - 1) {
-          wait_copies<Z::D - 2 * Z::G>();
-          gate_arrive(gate);  // the products are nobody else's
-        }
-        ++turn;
+        wait_copies<Z::D - 2>();
+        gate_arrive(gate);  // the products are nobody else's
         if (t + d < none) continue;
 #pragma unroll
         for (int r = 0; r < R; ++r) {

@@ -27,19 +27,15 @@ def _problem(kind: ConvKind, line: str) -> ConvProblem:
     return ConvProblem.parse(f"{kind.value} {line} layout=NHWC/OHWI/NHWC dtype=f16/f16/f16")
 
 
-def _kernels(problem: ConvProblem) -> list[Kernel]:
-    """Of one and of two steps for each wait."""
-    found: dict[int, Kernel] = {}
-    for choice in ranked(problem, (), 90):
-        if choice.kernel.family == shares.FAMILY.name:
-            found.setdefault(choice.kernel.numbers[-1], choice.kernel)
-    assert sorted(found) == [1, 2]
-    return list(found.values())
+def _kernel(problem: ConvProblem) -> Kernel:
+    kernels = [choice.kernel for choice in ranked(problem, (), 90)]
+    return next(kernel for kernel in kernels if kernel.family == shares.FAMILY.name)
 
 
 @pytest.mark.parametrize("kind", list(ConvKind))
 def test_parts_of_tiles_and_what_is_no_number(kind: ConvKind, tmp_path: Path) -> None:
-    cases = [(p, k) for line in LINES for p in [_problem(kind, line)] for k in _kernels(p)]
+    problems = [_problem(kind, line) for line in LINES]
+    cases = [(problem, _kernel(problem)) for problem in problems]
     library = together(tmp_path, [kernel for _, kernel in cases])
     for problem, kernel in cases:
         assert share(library, kernel, problem) <= 1, kernel.name
@@ -68,11 +64,12 @@ def test_refusals(line: str, reason: str) -> None:
     assert reason in decision.reason
 
 
-def test_they_come_last_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = _problem(ConvKind.WGRAD, "n=64 c=96 h=56 w=56 k=96 r=7 s=7 pad=3,3,3,3 groups=96")
-    numbers = next(iter(shares.FAMILY.candidates(problem, (), 90)))
-    us = shares.expected(problem, numbers)
-    monkeypatch.setitem(shares.TAKEN, ConvKind.WGRAD, 0)
-    assert shares.FAMILY.predict(problem, numbers, 90) == 10 * us
-    monkeypatch.setitem(shares.TAKEN, ConvKind.WGRAD, 7)
-    assert shares.FAMILY.predict(problem, numbers, 90) == us
+def test_what_they_are_chosen_for() -> None:
+    """Weight gradients, and results of 7x7; of 3x3 whole rows and threads' strips are faster."""
+    seven, three = "h=56 w=56 k=96 r=7 s=7 pad=3,3,3,3", "h=56 w=56 k=96 r=3 s=3 pad=1,1,1,1"
+    for kind, sizes, taken in (
+        (ConvKind.WGRAD, seven, True), (ConvKind.FPROP, seven, True),
+        (ConvKind.DGRAD, seven, True), (ConvKind.FPROP, three, False),
+    ):  # fmt: skip
+        first = ranked(_problem(kind, f"n=64 c=96 {sizes} groups=96"), (), 90)[0].kernel
+        assert (first.family == shares.FAMILY.name) is taken

@@ -28,7 +28,9 @@ LAYERS = (
     ("n=64 c=3 h=224 w=224 k=64 r=7 s=7 stride=2,2 pad=3,3,3,3", ("bias", "relu")),
 )
 # Bytes of a thread, so that two blocks fit.
-LOCAL = {"few_result": 8, "first_image": 8, "grouped_image": 16, "bands_image": 24}
+LOCAL = {
+    "few_result": 8, "first_image": 8, "grouped_image": 16, "bands_image": 24, "shares_image": 40,
+}  # fmt: skip
 
 
 # Depthwise, whose kernels are chosen by how many blocks run at once.
