@@ -13,11 +13,12 @@ from .onnx.importer import from_onnx
 from .onnx.step import gradient_to_onnx
 from .onnx.training import from_onnx_training
 from .onnx.writing.function import function_to_onnx
+from .stablehlo.importer import from_stablehlo
 from .torch.aot import from_aot
 from .torch.importer import from_torch
 
 __all__ = [
     "BUNDLED", "L1", "LOSSES", "MSE", "BCEWithLogits", "CrossEntropy", "GradientGraph", "Huber",
     "InputSpec", "Loss", "SmoothL1", "TrainingGraph", "from_aot", "from_onnx",
-    "from_onnx_training", "from_torch", "function_to_onnx", "gradient_to_onnx", "to_onnx",
+    "from_onnx_training", "from_stablehlo", "from_torch", "function_to_onnx", "gradient_to_onnx", "to_onnx",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tvm.ir import IRModule
 
+from ..transform.raising.report import RaiseReport
 from .graph import InputSpec
 from .weights import Array
 
@@ -33,6 +34,8 @@ class GradientGraph:
     state : values of inputs that are parameters, buffers or constants of an exported program.
     last : of each input and each computed result of four axes, whether it goes with the channels
         last, (N, H, W, C), since the graph's tensor lies so.
+    report : where convolutions were recognised on import (`from_stablehlo`), those that are
+        gradients, and those that were written in a general way, with the reason.
     """
 
     name: str
@@ -42,6 +45,7 @@ class GradientGraph:
     drawn: tuple[InputSpec, ...] = ()
     state: dict[str, Array] = field(default_factory=dict)
     last: tuple[tuple[bool, ...], tuple[bool, ...]] = ((), ())
+    report: RaiseReport | None = None
 
     def arguments(self, inputs: Sequence[Any], drawn: Sequence[Any] = ()) -> list[Any]:
         """The arguments of `main` of the graph's own, what is no tensor left out.

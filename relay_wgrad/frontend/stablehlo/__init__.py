@@ -1,0 +1,1 @@
+"""Programs of StableHLO, as JAX writes them, in Relax."""
