@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from ...attrs import ConvAttrs
+from ...dtypes import numpy_dtype
 from ...ops.algebra import dgrad_call, fprop_call, wgrad_call
 from ...problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ...transform.raising.index import Barrier
@@ -18,8 +20,8 @@ from ...transform.raising.report import RaiseEntry
 from ..context import Context
 from .moving import pad, part
 from .roles import Convolution, Reading, readings
-from .steps import Step, number
-from .tensors import Tensor, View, of_array, of_expr, reshape, view_of
+from .steps import Step
+from .tensors import Tensor, View, of_expr, reshape, view_of
 
 op = relax.op
 _SPREAD = (
@@ -52,8 +54,7 @@ class Convolutions:
         best = self._chosen(ctx, lifted, operands)
         if best is None:
             self.entries.append(RaiseEntry("main", step.node, "fprop", reason=_NOTHING))
-            zero = of_array(number(ctx, 0, step.dtype).data.numpy(), step.dtype)
-            return Tensor(step.shape, step.dtype, zero.part.reshape((1,) * len(step.shape)))
+            return _zeros(step.shape, step.dtype)
         reading, (lhs, rhs) = best
         made = self._emitted(ctx, lifted, reading, lhs, rhs)
         reason = _SPREAD if reading.spread else ""
@@ -74,20 +75,13 @@ class Convolutions:
                 _saved(reading, i, view) for i, (_, view) in enumerate(ready)
             )
             score = reading.likely(given) - 2.0 * cost
-            score += 100.0 * self._has_sibling(reading, [self._source(t, v) for t, v in ready])
+            score += 100.0 * self._has_sibling(reading, [_source(v or view_of(t)) for t, v in ready])
             if best is None or score > best[0]:
                 best = (score, reading, ready)
         if best is None:
             return None
         _, reading, ready = best
         return reading, [t if v is None else v.tensor(ctx) for t, v in ready]
-
-    @staticmethod
-    def _source(tensor: Tensor, view: View | None) -> Any:
-        """What an operand is, for comparisons; None of what is yet to be made."""
-        if view is not None:
-            return view.source.part if view.is_source else None
-        return tensor.part
 
     def _has_sibling(self, reading: Reading, operands: Sequence[Any]) -> bool:
         """Whether another member of the same trilinear form came before, with a tensor in common
@@ -109,27 +103,36 @@ class Convolutions:
             inner = [0] * lhs.rank
             for axis, dilation in enumerate(conv.lhs_dilation):
                 inner[conv.numbers[0].index(str(axis))] = dilation - 1
-            zero = of_array(number(ctx, 0, lhs.dtype).data.numpy(), lhs.dtype)
+            zero = _zeros((), lhs.dtype)
             lhs = pad(ctx, lhs, zero, [0] * lhs.rank, [0] * lhs.rank, inner)
         p, roles = reading.problem, reading.roles
         tensors = dict(zip(roles, (lhs, rhs), strict=False))
         first, second, result = (tensors.get(role) for role in p.roles)
         assert first is not None and second is not None and result is None
-        self.seen.append((p, (first.part, second.part)))
+        self.seen.append((p, (_source(view_of(first)), _source(view_of(second)))))
         exprs = {role: x.full(ctx) for role, x in tensors.items()}
         if "data" in exprs and any(map(any, reading.crop)):
             exprs["data"] = _cropped(ctx, exprs["data"], conv, reading)
         made = of_expr(ctx.emit(_call(p, exprs, conv.dtypes)))
         if roles[2] == "data" and any(map(any, reading.crop)):
             low, high = _crops(conv, reading)
-            zero = of_array(number(ctx, 0, made.dtype).data.numpy(), made.dtype)
-            made = pad(ctx, made, zero, low, high, [0] * made.rank)
+            made = pad(ctx, made, _zeros((), made.dtype), low, high, [0] * made.rank)
         view = view_of(made)
         move = reading.moves[2]
         if move is not None:
             view = _regrouped(view, conv.numbers[2], (move[1], move[0]), p.groups)
         view = view.turned(conv.numbers[2].index(str(a)) for a in reading.flips[2])
         return view.tensor(ctx)
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
+    return Tensor(shape, dtype, np.zeros((1,) * len(shape), numpy_dtype(dtype)))
+
+
+def _source(view: View) -> Any:
+    """What a tensor is, in whatever shape, for comparisons; None where its elements move."""
+    own, source = ([atom for dim in dims for atom in dim] for dims in (view.dims, view.axes))
+    return view.source.part if own == source and not view.flipped else None
 
 
 def _same(a: Any, b: Any) -> bool:
