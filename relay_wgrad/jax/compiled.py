@@ -1,0 +1,133 @@
+"""What runs JAX's functions, gradients as JAX makes them, as programs that this package compiles."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import tvm
+
+from .. import keys
+from ..dtypes import numpy_dtype
+from ..facts import Lowered
+from ..frontend import GradientGraph, from_stablehlo
+from ..registry import is_registered, register
+
+
+class Compiled:
+    """A function of JAX, compiled for arguments like the examples: shapes, dtypes, tree.
+
+    graph : what it was read as; `graph.report` says what became of its convolutions.
+    convolutions : each one's operator and problem, and whose kernel computes it.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], example_args: Sequence[Any], device: str
+    ) -> None:
+        from ..training.devices import place
+        from ..training.options import Options
+        from ..training.step import ADJOINT, converted
+
+        if not is_registered():
+            register()
+        jax = import_module("jax")
+        self._jax, self._lock = jax, threading.Lock()
+        name = str(getattr(function, "__name__", "function"))
+        lowered = jax.jit(function, keep_unused=True).lower(*example_args)
+        self.graph: GradientGraph = from_stablehlo(lowered, name=name)
+        _, self._tree = jax.tree_util.tree_flatten(tuple(example_args))
+        self._out_tree = lowered.out_tree
+        self._function: Any = None
+        self.convolutions: list[Lowered] = []
+        where = place(device, Options())
+        self._device = where.device
+        if any(result.kind == "result" for result in self.graph.outputs):
+            module = self.graph.module.clone()
+            main = module["main"]
+            del module["main"]
+            module[ADJOINT] = main.with_attr(keys.SYMBOL, ADJOINT)
+            module = converted(module, where.layout, blocks=where.blocks)
+            self._built = where.compile(module, lambda what: None)
+            self._function = self._built.vm[ADJOINT]
+            self.convolutions = self._built.convolutions
+
+    def __call__(self, *args: Any) -> Any:
+        """The function's result, of JAX arrays.
+
+        Raises ValueError for arguments of another tree, shape or dtype than the examples'.
+        """
+        jax = self._jax
+        flat, tree = jax.tree_util.tree_flatten(args)
+        if tree != self._tree:
+            raise ValueError(f"{self.graph.name}: arguments are {tree}, the examples {self._tree}")
+        specs = [spec for spec in self.graph.inputs if spec is not None]
+        for i, (x, spec) in enumerate(zip(flat, specs, strict=True)):
+            shape = tuple(np.shape(x))
+            dtype = str(jax.dtypes.canonicalize_dtype(jax.numpy.result_type(x)))
+            if (shape, dtype) != (spec.shape, spec.dtype):
+                raise ValueError(
+                    f"{self.graph.name}: argument {i} is {dtype}{list(shape)}, the example"
+                    f" {spec.dtype}{list(spec.shape)}"
+                )
+        made: list[Any] = []
+        if self._function is not None:
+            given = [self._tensor(x, s.dtype) for x, s in zip(flat, specs, strict=True)]
+            with self._lock:  # a virtual machine runs one function at a time
+                made = [self._array(x) for x in self._function(*given)]
+        results = self.graph.results(flat, made)
+        arrays = [jax.numpy.asarray(x) for x in results]
+        return jax.tree_util.tree_unflatten(self._out_tree, arrays)
+
+    def _tensor(self, x: Any, dtype: str) -> Any:
+        """TVM's tensor of a value, without a copy where it is JAX's on the same device."""
+        if isinstance(x, self._jax.Array) and dtype != "bool":
+            found = tvm.runtime.from_dlpack(x.block_until_ready())
+            if found.device == self._device:
+                return found
+        return tvm.runtime.tensor(np.ascontiguousarray(np.asarray(x, numpy_dtype(dtype))), self._device)
+
+    def _array(self, x: Any) -> Any:
+        """JAX's array of a tensor."""
+        if str(x.dtype) == "bool":
+            return self._jax.numpy.asarray(x.numpy())
+        return self._jax.dlpack.from_dlpack(x)
+
+
+def compiled(
+    function: Callable[..., Any], example_args: Sequence[Any], *, device: str = "cpu"
+) -> Compiled:
+    """A function of JAX as a program that this package compiles.
+
+    Parameters
+    ----------
+    function : of arrays and trees of them, that `jax.jit` takes.
+    example_args : arguments, or `jax.ShapeDtypeStruct`s, of the shapes and dtypes that calls have.
+    device : "cpu", or "cuda:N": there arrays go both ways by DLPack.
+
+    Raises
+    ------
+    ValueError : as `from_stablehlo` does, and for a device that is not there.
+    ModuleNotFoundError : without JAX.
+    """
+    return Compiled(function, example_args, device)
+
+
+def value_and_grad(
+    function: Callable[..., Any],
+    example_args: Sequence[Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: bool = False,
+    device: str = "cpu",
+) -> Compiled:
+    """`jax.value_and_grad(function, argnums, has_aux)`, run by this package.
+
+    JAX differentiates; the convolutions of what it writes become the family's operators
+    (`from_stablehlo`), and the whole is compiled here.  See `compiled`.
+    """
+    jax = import_module("jax")
+    numbers = argnums if isinstance(argnums, int) else tuple(argnums)
+    return compiled(jax.value_and_grad(function, numbers, has_aux), example_args, device=device)
