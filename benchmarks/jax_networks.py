@@ -1,11 +1,11 @@
 """Gradients of networks in JAX by this package: values against JAX's, and what was recognised.
 
-    python -m benchmarks.jax_networks [--only resnet,unet] [--json FILE]
+    python -m benchmarks.jax_networks [--only resnet,unet] [--json FILE [--resume]]
 
 Each network's value and gradients, by parameters and images, are compared with JAX's in float64 in
-relative norm.  Its convolutions are counted: how many are gradients (their operators in Relax, all
-written out of JAX's), how many were lowered in a general way, and how many `byoc_cudnn.partition`
-offloads, of the same network in float32 and float16.
+relative norm.  Its convolutions are counted: how many are gradients in JAX's program, how many of
+these are the family's operators in Relax, and how many of all, forward and backward,
+`byoc_cudnn.partition` offloads, of the same network in float32 and float16.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def convolutions(graph: GradientGraph) -> list[str]:
 
 
 def moves(graph: GradientGraph) -> int:
-    """Permutations and reversals of tensors of four axes, what a change of layout would be."""
+    """Permutations and reversals of tensors of four axes: changes of layout, weights backwards."""
     values = [b.value for block in graph.module["main"].body.blocks for b in block.bindings]
     names = ("relax.permute_dims", "relax.flip")
     return sum(
@@ -70,8 +70,10 @@ def measure(name: str) -> dict[str, Any]:
     assert report is not None
     row: dict[str, Any] = {
         "network": name, "error": worst, "forward": forward,
-        "gradients": expected(lowered.as_text()) - forward, "kinds": {k: kinds.count(k) for k in sorted(set(kinds))},
-        "recognised": len(report.raised), "left": len(report.left), "moves": moves(step.graph),
+        "gradients": expected(lowered.as_text()) - forward,
+        "kinds": {k: kinds.count(k) for k in sorted(set(kinds))},
+        "recognised": len(kinds) - forward - len(report.left), "left": len(report.left),
+        "moves": moves(step.graph),
     }  # fmt: skip
     for dtype in ("float32", "float16"):
         loss, given = problem(name, dtype)
@@ -88,22 +90,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="networks by their beginnings, joined by commas")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--resume", action="store_true", help="keep the file's rows")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     relay_wgrad.register()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if options.resume and options.json is not None and options.json.exists():
+        rows = json.loads(options.json.read_text())["rows"]
+    done = [row["network"] for row in rows]
     table = Table("network", "error", "conv.", "gradients", "recognised", "f32", "f16", "moves")
     for name in names():
         if not name.startswith(tuple(options.only.split(","))):
             continue
-        row = measure(name)
-        rows.append(row)
+        if name not in done:
+            rows.append(measure(name))
+            print(json.dumps(rows[-1]), flush=True)
+        row = next(row for row in rows if row["network"] == name)
         shares = ["/".join(map(str, row[d])) for d in ("float32", "float16")]
         table.add_row(
             name, f"{row['error']:.1e}", str(row["forward"]), str(row["gradients"]),
             str(row["recognised"]), *shares, str(row["moves"]),
         )  # fmt: skip
-        print(json.dumps(row), flush=True)
         if options.json is not None:
             found = {"machine": machine(), "jax": jax.__version__, "rows": rows}
             options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -220,7 +220,9 @@ _ALONE = {"convnext": 4}  # its stride
 
 
 def names() -> list[str]:
-    return [f"{n}-{l}-{i}" for n in NETWORKS for l in ("NHWC", "NCHW") for i in range(len(VARIANTS))]
+    return [
+        f"{n}-{layout}-{i}" for n in NETWORKS for layout in ("NHWC", "NCHW") for i in range(len(VARIANTS))
+    ]
 
 
 def problem(name: str, dtype: str = "float64", batch: int = 3) -> tuple[Any, tuple[Any, ...]]:

@@ -1,5 +1,5 @@
-"""Models to training graphs: `from_onnx`, `from_torch`, what they return, and back: `to_onnx`,
-`gradient_to_onnx`.
+"""Models to training graphs: `from_onnx`, `from_torch`, what they return; others' gradient graphs:
+`from_aot`, `from_onnx_training`, `from_stablehlo`; and back: `to_onnx`, `gradient_to_onnx`.
 
 Importing this changes nothing in TVM and needs no PyTorch; `from_torch` needs it when called.
 """
@@ -20,5 +20,6 @@ from .torch.importer import from_torch
 __all__ = [
     "BUNDLED", "L1", "LOSSES", "MSE", "BCEWithLogits", "CrossEntropy", "GradientGraph", "Huber",
     "InputSpec", "Loss", "SmoothL1", "TrainingGraph", "from_aot", "from_onnx",
-    "from_onnx_training", "from_stablehlo", "from_torch", "function_to_onnx", "gradient_to_onnx", "to_onnx",
+    "from_onnx_training", "from_stablehlo", "from_torch", "function_to_onnx", "gradient_to_onnx",
+    "to_onnx",
 ]  # fmt: skip

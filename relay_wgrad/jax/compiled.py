@@ -1,4 +1,4 @@
-"""What runs JAX's functions, gradients as JAX makes them, as programs that this package compiles."""
+"""JAX's functions, gradients as JAX makes them, as programs that this package compiles."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ class Compiled:
             found = tvm.runtime.from_dlpack(x.block_until_ready())
             if found.device == self._device:
                 return found
-        return tvm.runtime.tensor(np.ascontiguousarray(np.asarray(x, numpy_dtype(dtype))), self._device)
+        return tvm.runtime.tensor(
+            np.ascontiguousarray(np.asarray(x, numpy_dtype(dtype))), self._device
+        )
 
     def _array(self, x: Any) -> Any:
         """JAX's array of a tensor."""

@@ -75,7 +75,9 @@ class Convolutions:
                 _saved(reading, i, view) for i, (_, view) in enumerate(ready)
             )
             score = reading.likely(given) - 2.0 * cost
-            score += 100.0 * self._has_sibling(reading, [_source(v or view_of(t)) for t, v in ready])
+            score += 100.0 * self._has_sibling(
+                reading, [_source(v or view_of(t)) for t, v in ready]
+            )
             if best is None or score > best[0]:
                 best = (score, reading, ready)
         if best is None:
@@ -107,8 +109,9 @@ class Convolutions:
             lhs = pad(ctx, lhs, zero, [0] * lhs.rank, [0] * lhs.rank, inner)
         p, roles = reading.problem, reading.roles
         tensors = dict(zip(roles, (lhs, rhs), strict=False))
-        first, second, result = (tensors.get(role) for role in p.roles)
-        assert first is not None and second is not None and result is None
+        first, second, _ = (tensors.get(role) for role in p.roles)
+        assert first is not None
+        assert second is not None
         self.seen.append((p, (_source(view_of(first)), _source(view_of(second)))))
         exprs = {role: x.full(ctx) for role, x in tensors.items()}
         if "data" in exprs and any(map(any, reading.crop)):
@@ -237,7 +240,9 @@ def said(step: Step) -> Convolution:
 
     rank = len(list(d.input_spatial_dimensions))
     ones = [1] * rank
-    turned = str(step.operation.attributes["window_reversal"]) if step.has("window_reversal") else ""
+    turned = (
+        str(step.operation.attributes["window_reversal"]) if step.has("window_reversal") else ""
+    )
     reverse = re.findall(r"true|false", turned) or ["false"] * rank
     reverse = reverse * (rank if len(reverse) == 1 else 1)
     return Convolution(

@@ -86,13 +86,13 @@ UNARY = {
     "not": Row(_by_truth(op.logical_not, op.bitwise_not), np.invert, "bi"),
     "is_finite": Row(op.isfinite, np.isfinite, "f"),
     # chlo's
-    "erf": Row(op.erf, None, "f"), "erfc": Row(lambda x: op.subtract(_one(x), op.erf(x)), None, "f"),
+    "erf": Row(op.erf, None, "f"),
+    "erfc": Row(lambda x: op.subtract(_one(x), op.erf(x)), None, "f"),
     "square": Row(lambda x: op.multiply(x, x), np.square),
     "sinh": Row(op.sinh, np.sinh, "f"), "cosh": Row(op.cosh, np.cosh, "f"),
     "asin": Row(op.asin, np.arcsin, "f"), "acos": Row(op.acos, np.arccos, "f"),
     "atan": Row(op.atan, np.arctan, "f"), "asinh": Row(op.asinh, np.arcsinh, "f"),
     "acosh": Row(op.acosh, np.arccosh, "f"), "atanh": Row(op.atanh, np.arctanh, "f"),
-    "is_inf": Row(op.isinf, np.isinf, "f"),
 }  # fmt: skip
 BINARY = {
     "add": Row(op.add, np.add), "subtract": Row(op.subtract, np.subtract),
@@ -116,7 +116,9 @@ def kind_of(dtype: str) -> str:
     return "f" if dtype in FLOATS else "b" if dtype == "bool" else "i"
 
 
-def apply(ctx: Context, row: Row, xs: Sequence[Tensor], shape: tuple[int, ...], dtype: str) -> Tensor:
+def apply(
+    ctx: Context, row: Row, xs: Sequence[Tensor], shape: tuple[int, ...], dtype: str
+) -> Tensor:
     """The result of a row, in as few elements as it has different ones.
 
     Raises ValueError for a dtype that the row is not for.

@@ -137,9 +137,7 @@ class _Import:
             env |= zip(operation.results, made, strict=True)
         raise ValueError(f"{self.name}: {text(function.attributes['sym_name'])!r} returns nothing")
 
-    def _call(
-        self, name: str, operation: Any, operands: list[Tensor], depth: int
-    ) -> list[Tensor]:
+    def _call(self, name: str, operation: Any, operands: list[Tensor], depth: int) -> list[Tensor]:
         """What an operation becomes.  Raises ValueError naming it where it is refused."""
         called = _called(name, operation)
         if called:

@@ -87,7 +87,9 @@ def pad(
     widths = [w for pair in zip(low, high, strict=True) for w in pair]
     if any(w > 0 for w in widths):
         made = ctx.emit(op.nn.pad(made, [max(w, 0) for w in widths], pad_value=float(value)))
-    bounds = [(max(-a, 0), n - max(-b, 0)) for a, b, n in zip(low, high, shape_of(made), strict=True)]
+    bounds = [
+        (max(-a, 0), n - max(-b, 0)) for a, b, n in zip(low, high, shape_of(made), strict=True)
+    ]
     made = part(ctx, made, bounds)
     found = of_expr(cast(ctx, made, x.dtype))
     found.padded = Padded(x, tuple(low), tuple(high), tuple(interior), float(value))
@@ -149,7 +151,9 @@ def slice_of(
     if shape == x.shape:
         return x
     if x.known:
-        kept = tuple(slice(*t) if n > 1 else slice(None) for t, n in zip(triples, x.narrow, strict=True))
+        kept = tuple(
+            slice(*t) if n > 1 else slice(None) for t, n in zip(triples, x.narrow, strict=True)
+        )
         return of_array(x.part[kept], x.dtype, shape)
     bounds = [(b, e) if n > 1 else (0, 1) for (b, e, _), n in zip(triples, x.narrow, strict=True)]
     steps = [s if n > 1 else 1 for s, n in zip(strides, x.narrow, strict=True)]
@@ -170,14 +174,7 @@ def _same(ctx: Context, step: Step) -> list[Tensor]:
     return step.operands
 
 
-def _bitcast(ctx: Context, step: Step) -> Tensor:
-    if step.operands[0].dtype != step.dtype:
-        raise ValueError(f"the bits of {step.operands[0].dtype} as {step.dtype}")
-    return step.operands[0]
-
-
 MOVING: dict[str, Builder] = {
-    "bitcast_convert": _bitcast,
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
     "constant": _constant,

@@ -22,12 +22,14 @@ def _dot_general(ctx: Context, step: Step) -> Tensor:
     numbers = import_module("jaxlib.mlir.dialects.stablehlo").DotDimensionNumbers(
         step.attribute("dot_dimension_numbers")
     )
-    shared = [int(a) for a in numbers.lhs_batching_dimensions], [
-        int(a) for a in numbers.rhs_batching_dimensions
-    ]
-    over = [int(a) for a in numbers.lhs_contracting_dimensions], [
-        int(a) for a in numbers.rhs_contracting_dimensions
-    ]
+    shared = (
+        [int(a) for a in numbers.lhs_batching_dimensions],
+        [int(a) for a in numbers.rhs_batching_dimensions],
+    )
+    over = (
+        [int(a) for a in numbers.lhs_contracting_dimensions],
+        [int(a) for a in numbers.rhs_contracting_dimensions],
+    )
     return dot(ctx, lhs, rhs, shared, over, step.dtype)
 
 

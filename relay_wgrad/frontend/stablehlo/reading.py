@@ -106,10 +106,23 @@ def constant(attribute: Any, shape: tuple[int, ...], dtype: str) -> Array:
     if attribute.is_splat:
         number = getattr(attribute.get_splat_value(), "value", None)
         return np.full((1,) * len(shape), number).astype(wanted)
-    if dtype == "bfloat16":
-        values = [float(attribute[i]) for i in range(len(attribute))]
-        return np.asarray(values, "float32").astype(wanted).reshape(shape)
+    if dtype == "bfloat16":  # the bindings have no numbers of it
+        return _printed(str(attribute), wanted).reshape(shape)
     return np.asarray(attribute).astype(wanted).reshape(shape)
+
+
+def _printed(attribute: str, dtype: Any) -> Array:
+    """The values of `dense<…> : …`: decimal numbers, bits of one, or bytes of all."""
+    inside = attribute[attribute.index("<") + 1 : attribute.rindex(">", 0, attribute.rindex(":"))]
+    if inside.startswith('"0x'):
+        return np.frombuffer(bytes.fromhex(inside[3:-1]), dtype)
+    words = re.findall(r"0x[0-9A-F]+|[-+.\deE]+", inside)
+    bits = np.dtype(f"uint{8 * dtype.itemsize}")
+    return np.asarray([
+        np.asarray(int(word, 16), bits).view(dtype) if word.startswith("0x")
+        else np.asarray(float(word)).astype(dtype)
+        for word in words
+    ])  # fmt: skip
 
 
 def body(operation: Any, region: int = 0) -> str:

@@ -202,15 +202,15 @@ def _largest(ctx: Context, x: Any, windows: Windows, axis: int, out: int) -> Any
 
 
 def _select_and_scatter(ctx: Context, step: Step) -> Tensor:
-    """(x, dy, first value): dy added where each window's first maximum is."""
+    """(x, dy, first value): dy added where each window's first maximum, or minimum, is."""
     x, dy, first = step.operands
-    _region(step, 0, ("GE",))
+    least = _region(step, 0, ("GE", "LE")) == "LE"
     _region(step, 1, ("add",))
     if first.number() != 0:
         raise ValueError("that begins with another value than 0")
     windows = Windows(step, x.rank)
     around = x.padded
-    source = windows.under(x, -math.inf)
+    source = windows.under(x, math.inf if least else -math.inf)
     if source is not x and (min(*windows.low, *windows.high) < 0 or max(windows.base) > 1):
         windows, source = Windows(step, x.rank), x
     axes = [a for a, n in enumerate(windows.size) if n > 1 or windows.strides[a] > 1]
@@ -219,7 +219,9 @@ def _select_and_scatter(ctx: Context, step: Step) -> Tensor:
         raise ValueError(f"windows along {len(axes)} axes are not supported")
     if any((windows.low[a], windows.high[a]) != (0, 0) for a in range(x.rank) if a not in axes):
         raise ValueError("a border along an axis without windows is not supported")
-    made = of_expr(_of_maxima(ctx, source.full(ctx), dy.full(ctx), windows, axes))
+    given = source.full(ctx)
+    given = ctx.emit(op.negative(given)) if least else given
+    made = of_expr(_of_maxima(ctx, given, dy.full(ctx), windows, axes))
     if source is x or around is None:
         return made
     widths = [w for pair in zip(around.low, around.high, strict=True) for w in pair]

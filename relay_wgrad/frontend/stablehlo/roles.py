@@ -91,9 +91,7 @@ class Convolution:
         for axis, dilation in enumerate(self.lhs_dilation):
             at = self.numbers[0].index(str(axis))
             shape[at] = (shape[at] - 1) * dilation + 1
-        return replace(
-            self, shapes=(tuple(shape), *self.shapes[1:]), lhs_dilation=(1,) * self.rank
-        )
+        return replace(self, shapes=(tuple(shape), *self.shapes[1:]), lhs_dilation=(1,) * self.rank)
 
 
 @dataclass(frozen=True)
@@ -284,5 +282,3 @@ def _padded(
         return _Axis(stride, dilation, top, 0, (crop, cut))
     after = top if least <= top <= most else max(least, 0)
     return _Axis(stride, dilation, top, after, (crop, 0))
-
-

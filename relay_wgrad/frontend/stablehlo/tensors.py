@@ -199,7 +199,7 @@ def reshape(ctx: Context, x: Tensor, shape: Shape) -> Tensor:
 
 
 def _spread(x: Tensor, shape: Shape) -> Shape | None:
-    """The shape of a part after a reshape that only adds or drops axes of size 1; None of others."""
+    """The shape of a part, of a reshape that adds or drops axes of size 1; None of others."""
     own = [(n, p) for n, p in zip(x.shape, x.narrow, strict=True) if n != 1]
     if all(p == 1 for _, p in own):
         return (1,) * len(shape)
@@ -226,7 +226,7 @@ def transpose(ctx: Context, x: Tensor, order: Sequence[int]) -> Tensor:
 def reverse(ctx: Context, x: Tensor, axes: Sequence[int]) -> Tensor:
     """Read backwards along these axes."""
     if x.known:
-        return Tensor(x.shape, x.dtype, np.flip(x.part, axes))
+        return Tensor(x.shape, x.dtype, np.flip(x.part, tuple(axes)))
     view = view_of(x).turned(axes) if x.narrow == x.shape else None
     if view is not None and view.is_source:
         return view.source

@@ -26,6 +26,8 @@ from tests.support.jax.evaluator import evaluated
 from tests.support.problems import relative_error
 
 Array = np.ndarray[Any, Any]
+PLAIN = {"xla_disable_hlo_passes": "algsimp"}
+"""XLA 0.10's simplifier ends the process for some windows with negative padding."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def compared(case: Case) -> tuple[float, GradientGraph]:
     graph = from_stablehlo(lowered)
     made = evaluated(graph.module, graph.arguments(given))
     got = graph.results(given, made)
-    wanted = [np.asarray(v) for v in lowered.compile()(*given)]
+    wanted = [np.asarray(v) for v in lowered.compile(PLAIN)(*given)]
     return max(relative_error(np.asarray(g), w) for g, w in zip(got, wanted, strict=True)), graph
 
 

@@ -1,0 +1,79 @@
+"""JAX functions run by this package, on JAX's arrays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from jax import numpy as jnp  # noqa: E402
+
+from benchmarks.jax_zoo import problem  # noqa: E402
+from relay_wgrad.jax import compiled, value_and_grad  # noqa: E402
+
+
+def same(got: Any, wanted: Any, bound: float) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for one, want in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert isinstance(one, jax.Array)
+        assert one.dtype == want.dtype
+        if one.dtype == bool:
+            assert (one == want).all()
+            continue
+        assert float(jnp.linalg.norm(one - want)) <= bound * float(jnp.linalg.norm(want))
+
+
+def test_value_and_grad() -> None:
+    loss, (params, x, labels) = problem("cnn-NHWC-0")
+    step = value_and_grad(loss, (params, x, labels))
+    reference = jax.value_and_grad(loss)
+    for factor in (1.0, 0.5):
+        given = ([jnp.asarray(p * factor) for p in params], x * factor, labels)
+        same(step(*given), reference(*given), 1e-12)
+    assert [c.op for c in step.convolutions].count("conv2d_backward_weight") == 2
+    assert step.graph.report is not None
+    assert len(step.graph.report.raised) == 3  # nobody asked for the images' gradient
+
+
+def test_trees_and_more_arguments() -> None:
+    def f(tree: Any, flag: Any, y: Any) -> Any:
+        value = jnp.where(flag, tree["a"] * y, tree["b"][0] + y).sum()
+        return value, {"aux": y * 2, "n": jnp.arange(3), "flag": flag}
+
+    tree = {"a": np.arange(3.0), "b": (np.ones(3),)}
+    given = (tree, np.asarray([True, False, True]), jnp.asarray([3.0, 4.0, 5.0]))
+    step = value_and_grad(f, given, (0, 2), has_aux=True)
+    got = step(*given)
+    same(got, jax.value_and_grad(f, (0, 2), has_aux=True)(*given), 1e-15)
+    assert got[0][1]["flag"].dtype == bool
+    plain = compiled(lambda x: (x, None), (np.ones(2),))
+    assert plain(np.asarray([1.0, 2.0]))[0].tolist() == [1.0, 2.0]
+
+
+def test_refused() -> None:
+    step = compiled(lambda x: x * 2, (np.ones((2, 3)),))
+    with pytest.raises(ValueError, match=r"argument 0 is float32\[2, 3\], the example float64"):
+        step(np.ones((2, 3), "float32"))
+    with pytest.raises(
+        ValueError, match=r"argument 0 is float64\[3\], the example float64\[2, 3\]"
+    ):
+        step(np.ones(3))
+    with pytest.raises(ValueError, match="arguments are PyTreeDef"):
+        step(np.ones((2, 3)), 1)
+    with pytest.raises(ValueError, match="custom call 'lapack_"):
+        compiled(jnp.linalg.cholesky, (np.eye(2),))
+    with pytest.raises(ValueError, match="device must be"):
+        compiled(jnp.sin, (np.eye(2),), device="tpu")
+
+
+def test_the_package_needs_no_jax() -> None:
+    code = (
+        "import sys, relay_wgrad, relay_wgrad.frontend, relay_wgrad.jax\n"
+        "assert not [m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,158 @@
+"""JAX functions of one operation or two each, in groups that are compiled together: values and
+gradients of each by its float arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+Case = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def draw(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+X, Y = draw(3, 4, 5), draw(3, 4, 5, seed=1)
+POSITIVE, UNIT = np.abs(X) + 0.1, np.tanh(X) * 0.9
+IMAGE = draw(2, 7, 8, 3, seed=2)
+LINE, VOLUME = draw(2, 9, 3, seed=3), draw(1, 4, 5, 6, 2, seed=4)
+INDEX = np.array([[2, 0], [1, 2]], "int32")
+
+
+def _windows(reduction: Any, first: float, window: Any, strides: Any, padding: Any) -> Any:
+    return lambda x: lax.reduce_window(x, first, reduction, window, strides, padding)
+
+
+def _unary(*names: str) -> dict[str, Case]:
+    return {name: (getattr(jnp, name), (X,)) for name in names}
+
+
+GROUPS: dict[str, dict[str, Case]] = {
+    "functions": {
+        **_unary("exp", "expm1", "tanh", "sin", "cos", "tan", "abs", "sinh", "cosh", "arctan",
+                 "arcsinh", "floor", "ceil", "sign", "round", "negative", "square", "cbrt"),
+        "log": (jnp.log, (POSITIVE,)), "log1p": (jnp.log1p, (POSITIVE,)),
+        "log1p of little": (jnp.log1p, (X * 1e-9,)), "expm1 of little": (jnp.expm1, (X * 1e-9,)),
+        "sqrt": (jnp.sqrt, (POSITIVE,)), "rsqrt": (lax.rsqrt, (POSITIVE,)),
+        "arcsin": (jnp.arcsin, (UNIT,)), "arccos": (jnp.arccos, (UNIT,)),
+        "arctanh": (jnp.arctanh, (UNIT,)), "arccosh": (jnp.arccosh, (POSITIVE + 1,)),
+        "erf": (lax.erf, (X,)), "erfc": (lax.erfc, (X,)), "logistic": (lax.logistic, (X,)),
+        "round away": (lambda x: lax.round(x * 2, lax.RoundingMethod.AWAY_FROM_ZERO), (X,)),
+        "is finite": (lambda x: x * jnp.isfinite(x), (X,)),
+    },
+    "activations": {
+        name: (getattr(jax.nn, name), (X,))
+        for name in ("relu", "relu6", "silu", "gelu", "elu", "selu", "celu", "softplus",
+                     "leaky_relu", "hard_swish", "log_sigmoid", "softmax", "log_softmax",
+                     "logsumexp", "mish", "hard_tanh", "squareplus")
+    },
+    "pairs": {
+        "add": (jnp.add, (X, Y)), "subtract": (jnp.subtract, (X, Y)),
+        "multiply": (jnp.multiply, (X, Y)), "divide": (jnp.divide, (X, POSITIVE)),
+        "maximum": (jnp.maximum, (X, Y)), "minimum": (jnp.minimum, (X, Y)),
+        "power": (jnp.power, (POSITIVE, Y)), "atan2": (jnp.arctan2, (X, Y)),
+        "remainder": (lambda x, y: lax.rem(x, y), (X, POSITIVE)),
+        "broadcast": (lambda x, y: x + y * 2, (X, draw(4, 1))),
+        "where": (lambda x, y: jnp.where(x > y, x * y, 1.0), (X, Y)),
+        "both": (lambda x, y: jnp.where((x > 0) & ~(y > 0) | (x < -1), x, y), (X, Y)),
+        "xor": (lambda x, y: jnp.where((x > 0) ^ (y >= 0), x, y), (X, Y)),
+        "clip": (lambda x: jnp.clip(x, -0.5, 0.7), (X,)),
+        "clamp": (lambda x: lax.clamp(-0.5, x, 0.7), (X,)),
+        "cast": (lambda x: x.astype(jnp.float32).astype(jnp.float64) * (x > 0), (X,)),
+        "truth": (lambda x: x * (x.astype(jnp.int32).astype(bool)), (X,)),
+        "integers": (lambda x: x * ((INDEX + 1) & 3).sum(), (X,)),
+    },
+    "moves": {
+        "reshape": (lambda x: x.reshape(5, 12) ** 2, (X,)),
+        "transpose": (lambda x: x.transpose(2, 0, 1) ** 2, (X,)),
+        "there and back": (lambda x: jnp.sin(x.reshape(12, 5).T.T.reshape(3, 4, 5)), (X,)),
+        "reverse": (lambda x: x[::-1, :, ::-1] ** 2, (X,)),
+        "slice": (lambda x: x[1:, ::2, 1:4:2] ** 2, (X,)),
+        "concatenate": (lambda x, y: jnp.concatenate([x, y, x], 1) ** 2, (X, Y)),
+        "stack": (lambda x, y: jnp.stack([x, y]) ** 2, (X, Y)),
+        "pad": (lambda x: lax.pad(x, 0.5, [(1, 2, 0), (0, 0, 2), (-1, 1, 1)]) ** 2, (X,)),
+        "pad a broadcast": (lambda x: jnp.pad(jnp.broadcast_to(x, (4, 3)), 1) ** 2, (draw(1, 3),)),
+        "repeat": (lambda x: jnp.repeat(x, 3, 1) ** 2, (X,)),
+        "tile": (lambda x: jnp.tile(x, (1, 2, 3)) ** 2, (X,)),
+        "iota": (lambda x: x * jnp.arange(5.0), (X,)),
+        "eye": (lambda x: x @ jnp.eye(5)[:, :3], (X,)),
+        "triangle": (lambda x: jnp.tril(x) ** 2, (X,)),
+        "one hot": (lambda x: x * jax.nn.one_hot(jnp.asarray([3]), 5), (X,)),
+        "roll": (lambda x: jnp.roll(x, 2, 1) ** 2, (X,)),
+        "barrier": (lambda x: lax.optimization_barrier(x) ** 2, (X,)),
+        "remat": (jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))), (X,)),
+    },
+    "places": {
+        "take": (lambda x: jnp.take(x, INDEX, 1) ** 2, (X,)),
+        "take rows": (lambda x: x[INDEX] ** 2, (X,)),
+        "rows by computed places": (lambda x, i: x[i] ** 2, (X, INDEX)),
+        "along": (lambda x, i: jnp.take_along_axis(x, i[:, :, None] + 1, 1) ** 2,
+                  (X[:2], INDEX)),
+        "points": (lambda x, i: x[i, i + 1] ** 2, (X, INDEX)),
+        "columns": (lambda x, i: x[:, i, 1:3] ** 2, (X, INDEX)),
+        "set": (lambda x, y: x.at[1, 2].set(y[0, 0]) ** 2, (X, Y)),
+        "add": (lambda x, i: x.at[i].add(2.0) ** 2, (X, INDEX)),
+        "beyond": (lambda x, i: x.at[i + 2].add(x[:1], mode="drop") ** 2, (X, INDEX)),
+        "dynamic slice": (
+            lambda x, i: lax.dynamic_slice(x, (i[0, 0], *i[:, 1]), (2, 3, 2)) ** 2, (X, INDEX)
+        ),
+        "dynamic update": (
+            lambda x, y, i: lax.dynamic_update_slice(x, y[:1, :2], (*i[1], i[0, 1])) ** 2,
+            (X, Y, INDEX),
+        ),
+        "known places": (lambda x: lax.dynamic_slice_in_dim(x, 1, 2, 1) ** 2, (X,)),
+    },
+    "sums": {
+        "sum": (lambda x: x.sum((0, 2)) ** 2, (X,)), "all": (lambda x: x.sum() ** 2, (X,)),
+        "max": (lambda x: x.max(1), (X,)), "min": (lambda x: x.min((0, 2)), (X,)),
+        "mean": (lambda x: x.mean(1, keepdims=True) * x, (X,)), "var": (jnp.var, (X,)),
+        "std": (lambda x: x.std(2), (X,)), "norm": (jnp.linalg.norm, (X[0],)),
+        "any": (lambda x: x * jnp.any(x > 1.5, 1, keepdims=True), (X,)),
+        "every": (lambda x: x * jnp.all(x > -1.5, 1, keepdims=True), (X,)),
+        "of a first value": (lambda x: x.sum(1, initial=2.0) ** 2, (X,)),
+    },
+    "products": {
+        "matmul": (jnp.matmul, (X, draw(5, 2))), "batched": (jnp.matmul, (X, draw(3, 5, 2))),
+        "einsum": (lambda x, y: jnp.einsum("abc,dbc->ad", x, y), (X, Y)),
+        "tensordot": (lambda x, y: jnp.tensordot(x, y, ([0, 2], [0, 2])), (X, Y)),
+        "outer": (jnp.outer, (X[0, 0], Y[1, 1])), "dot": (jnp.dot, (X[0, 0], Y[1, 1])),
+        "attention": (lambda q, k: jax.nn.softmax(q @ k.swapaxes(1, 2)) @ k, (X, Y)),
+    },
+    "windows": {
+        "max": (_windows(lax.max, -np.inf, (1, 3, 2, 1), (1, 2, 2, 1), "SAME"), (IMAGE,)),
+        "max, first axes": (
+            _windows(lax.max, -np.inf, (1, 1, 2, 3), (1, 1, 2, 1), "VALID"),
+            (IMAGE.transpose(0, 3, 1, 2),),
+        ),
+        "max of lines": (_windows(lax.max, -np.inf, (1, 3, 1), (1, 2, 1), "SAME"), (LINE,)),
+        "max, odd axes": (
+            _windows(lax.max, -np.inf, (2, 1, 3, 1), (1, 1, 2, 1), "VALID"), (IMAGE,)
+        ),
+        "min": (_windows(lax.min, np.inf, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"), (IMAGE,)),
+        "average": (
+            lambda x: _windows(lax.add, 0.0, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")(x) / 9, (IMAGE,)
+        ),
+        "sum of lines": (_windows(lax.add, 0.0, (1, 4, 1), (1, 3, 1), "SAME"), (LINE,)),
+        "sum of volumes": (
+            _windows(lax.add, 0.0, (1, 2, 3, 2, 1), (1, 2, 1, 2, 1), "VALID"), (VOLUME,)
+        ),
+        "sum, apart": (
+            lambda x: lax.reduce_window(
+                x, 0.0, lax.add, (1, 2, 2, 1), (1, 1, 2, 1), [(0, 0), (1, 0), (2, 1), (0, 0)],
+                base_dilation=(1, 2, 1, 1), window_dilation=(1, 1, 3, 1),
+            ),
+            (IMAGE,),
+        ),
+        "counted": (
+            lambda x: _windows(lax.add, 0.0, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")(x)
+            / _windows(lax.add, 0.0, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")(jnp.ones_like(x)),
+            (IMAGE,),
+        ),
+    },
+}  # fmt: skip
