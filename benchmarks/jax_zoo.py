@@ -214,14 +214,17 @@ NETWORKS: dict[str, Callable[..., Array]] = {
     "cnn": cnn, "resnet": resnet, "resnext": resnext, "unet": unet, "convnext": convnext,
     "dcgan": dcgan, "dilated": dilated, "mobile": mobile,
 }  # fmt: skip
-VARIANTS = ((8, 2, 2, 16), (12, 3, 2, 20))  # width, depth, stride, image
+VARIANTS = ((8, 2, 2, 16), (12, 3, 2, 24))  # width, depth, stride, image
 """Those of each network, in both layouts."""
 _ALONE = {"convnext": 4}  # its stride
 
 
 def names() -> list[str]:
     return [
-        f"{n}-{layout}-{i}" for n in NETWORKS for layout in ("NHWC", "NCHW") for i in range(len(VARIANTS))
+        f"{n}-{layout}-{i}"
+        for n in NETWORKS
+        for layout in ("NHWC", "NCHW")
+        for i in range(len(VARIANTS))
     ]
 
 

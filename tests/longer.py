@@ -33,6 +33,10 @@ _WINOGRAD = (  # problems whose kin stays
 
 LONGER = {
     **{
+        f"tests/relay_wgrad/frontend/stablehlo/test_stablehlo.py::test_networks[{name}": NETWORKS
+        for name in ("resnet", "resnext", "dcgan", "dilated", "mobile")
+    },
+    **{
         f"tests/relay_wgrad/frontend/test_losses.py::test_value_and_gradient[{name}": MORE
         for name in ("smoothing", "a sum", "huber", "smooth l1", "l1")
     },
@@ -229,6 +233,7 @@ SHARES = {
     f"{RELAY}/ops/test_ops_numeric.py::test_gradient_is_the_slope": 5,
     f"{RELAY}/ops/test_ops_fixtures.py::test_results_are_those_of_real_relay": 3,
     f"{RELAY}/test_lower.py::test_outputs_of_real_relay": 2,
+    "tests/relay_wgrad/frontend/stablehlo/test_stablehlo.py::test_random_convolutions": 3,
     f"{ONNX}/test_frontend_onnx_ops.py::test_op": 3,
     f"{ONNX}/test_onnx_node_tests.py::test_node": 3,
     f"{TORCH}/test_torch_forward_mode.py::test_all": 5,
