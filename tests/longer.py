@@ -34,7 +34,7 @@ _WINOGRAD = (  # problems whose kin stays
 LONGER = {
     **{
         f"tests/relay_wgrad/frontend/stablehlo/test_stablehlo.py::test_networks[{name}": NETWORKS
-        for name in ("resnet", "resnext", "dcgan", "dilated", "mobile")
+        for name in ("resnet", "resnext", "unet", "dcgan", "dilated", "mobile")
     },
     **{
         f"tests/relay_wgrad/frontend/test_losses.py::test_value_and_gradient[{name}": MORE

@@ -179,18 +179,19 @@ def test_random_convolutions(block: int) -> None:
 
 
 def test_compiled() -> None:
-    """The same by TVM: grouped, with negative padding and a stride, in three layouts."""
+    """Grouped, with negative padding and a stride, in three layouts; the last one by TVM too."""
     numbers = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("HWCN", "IWHO", "CNHW")]
     shapes = [(2, 6, 7, 4), (2, 4, 6, 7), (6, 7, 4, 2)], [(3, 2, 2, 6), (6, 2, 3, 2), (2, 2, 3, 6)]
     for layout, lhs, rhs in zip(numbers, *shapes, strict=True):
         case = Case(lhs, rhs, (2, 1), ((1, -1), (0, 2)), (1, 1), (1, 2), layout, 2)
-        assert verdict(case) == "raised"
-        _, graph = compared(case)
-        given = arguments(case)
-        got = results(graph, given)
-        for one, want in zip(got, jax.jit(function(case))(*given), strict=True):
-            assert relative_error(one, np.asarray(want)) < 1e-13
+        error, graph = compared(case)
+        assert error < 1e-13
+        assert sorted(kinds(graph)) == ["dgrad", "fprop", "wgrad"]
         assert ops(graph.module).count("relax.permute_dims") == 0
+    given = arguments(case)
+    wanted = jax.jit(function(case))(*given)
+    for one, want in zip(results(graph, given), wanted, strict=True):
+        assert relative_error(one, np.asarray(want)) < 1e-13
 
 
 @pytest.mark.parametrize("turned", ["true, false", "true, true"])
