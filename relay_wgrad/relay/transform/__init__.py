@@ -31,6 +31,7 @@ from .eliminate import (
     remove_unused_functions,
 )
 from .fold_constant import fold_constant
+from .fold_scale import backward_fold_scale_axis, forward_fold_scale_axis
 from .fuse_ops import defuse_ops, fuse_ops
 from .gradient import first_order_gradient, gradient
 from .inline import eta_expand, inline_globals, lambda_lift
@@ -55,6 +56,7 @@ __all__ = [
     "AlterOpLayout",
     "AnnotateSpans",
     "AnnotateTarget",
+    "BackwardFoldScaleAxis",
     "CanonicalizeCast",
     "CanonicalizeOps",
     "CombineParallelBatchMatmul",
@@ -70,6 +72,8 @@ __all__ = [
     "FirstOrderGradient",
     "FlattenAtrousConv",
     "FoldConstant",
+    "FoldScaleAxis",
+    "ForwardFoldScaleAxis",
     "FuseOps",
     "InferType",
     "InferTypeLocal",
@@ -146,6 +150,22 @@ def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
     What has no value (an integer divided by zero) stays; `fold_qnn` has no meaning here.
     """
     return _on_functions("FoldConstant", 2, lambda f, mod, _: fold_constant(f))
+
+
+def ForwardFoldScaleAxis() -> Pass:  # noqa: N802
+    """Factors of the channels of convolutions' data in their weights."""
+    return _on_functions("ForwardFoldScaleAxis", 3, lambda f, mod, _: forward_fold_scale_axis(f))
+
+
+def BackwardFoldScaleAxis() -> Pass:  # noqa: N802
+    """Factors of the channels of convolutions' results in their weights."""
+    return _on_functions("BackwardFoldScaleAxis", 3, lambda f, mod, _: backward_fold_scale_axis(f))
+
+
+def FoldScaleAxis() -> Pass:  # noqa: N802
+    """Both, backward first, and constants folded."""
+    passes = [BackwardFoldScaleAxis(), ForwardFoldScaleAxis(), FoldConstant()]
+    return Sequential(passes, name="FoldScaleAxis")
 
 
 def EliminateCommonSubexpr(fskip: Callable[[Expr], bool] | None = None) -> Pass:  # noqa: N802
