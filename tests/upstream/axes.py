@@ -13,7 +13,7 @@ TARGET = "llvm"
 class Axis:
     """Values that some fixtures take together, a row at a time."""
 
-    def __init__(self, rows: list[tuple[Any, ...]], ids: list[str] | None = None) -> None:
+    def __init__(self, rows: list[Any], ids: list[str] | None = None) -> None:
         self.rows = rows
         self.ids = ids
 
@@ -28,10 +28,17 @@ def spread(metafunc: pytest.Metafunc) -> None:
         if name not in given and isinstance(axis := getattr(member, "axis", None), Axis):
             axes.setdefault(axis, {})[member.index] = name
     for axis, members in axes.items():
-        rows = [tuple(row[index] for index in members) for row in axis.rows]
+        rows = [_row(row, list(members)) for row in axis.rows]
         metafunc.parametrize(list(members.values()), rows, ids=axis.ids)
     if "target" in metafunc.fixturenames and "target" not in given:
         metafunc.parametrize("target", [TARGET])
+
+
+def _row(row: Any, members: list[int]) -> Any:
+    """The values of these members; what `pytest.param` made keeps its marks."""
+    if hasattr(row, "marks"):
+        return pytest.param(*(row.values[index] for index in members), marks=row.marks)
+    return tuple(row[index] for index in members)
 
 
 def _names(names: Any) -> list[str]:

@@ -22,6 +22,9 @@ from .registration import register_compute as register_compute
 from .registration import register_convert_op_layout as register_convert_op_layout
 from .registration import register_gradient as register_gradient
 from .registration import register_legalize as register_legalize
+from .registration import (
+    register_mixed_precision_conversion as register_mixed_precision_conversion,
+)
 from .registration import register_op_attr as register_op_attr
 from .registration import register_pattern as register_pattern
 from .registration import register_stateful as register_stateful

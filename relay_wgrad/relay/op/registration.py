@@ -293,6 +293,16 @@ def register_compute(op_name: str, compute: Any = None, level: int = hooks.DEFAU
     return _register(op_name, "FTVMCompute", compute, level)
 
 
+def register_mixed_precision_conversion(
+    op_name: str, func: Any = None, level: int = hooks.DEFAULT_LEVEL
+) -> Any:
+    """Sets what ToMixedPrecision does: `func(call, dtype)` gives [kind, dtype of sums, of result].
+
+    The kinds are in `relay.transform.mixed_precision`.  As `register_gradient` in all else.
+    """
+    return _register(op_name, "FTVMMixedPrecisionConversionType", func, level)
+
+
 def register_op_attr(
     op_name: str, attr_key: str, value: Any = None, level: int = hooks.DEFAULT_LEVEL
 ) -> Any:

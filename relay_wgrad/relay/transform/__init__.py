@@ -16,7 +16,7 @@ from ..ast import Expr, Function, IRModule
 from ..infer import infer_module, infer_types
 from ..text import astext, fromtext
 from ..types import Type
-from . import arithmetic
+from . import arithmetic, mixed_precision
 from . import combine_families as families
 from .alter_op_layout import alter_op_layout
 from .atrous import flatten_atrous_conv
@@ -49,8 +49,10 @@ from .passes import (
 )
 from .passes import per_function as _on_functions
 from .raise_conv_backward import raise_conv_backward
+from .recast import recast
 from .simplify_expr import simplify_expr
 from .simplify_inference import simplify_inference
+from .to_mixed_precision import ToMixedPrecision
 
 __all__ = [
     "AlterOpLayout",
@@ -95,9 +97,12 @@ __all__ = [
     "ToANormalForm",
     "ToBasicBlockNormalForm",
     "ToGraphNormalForm",
+    "ToMixedPrecision",
     "function_pass",
     "gradient",
+    "mixed_precision",
     "module_pass",
+    "recast",
 ]
 
 

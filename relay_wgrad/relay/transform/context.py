@@ -19,6 +19,7 @@ __all__ = ["OPTIONS", "PassContext", "TvmPassContext", "option"]
 OPTIONS: Mapping[str, Any] = {
     "relay.FuseOps.max_depth": 256,
     "relay.FuseOps.link_params": False,
+    "relay.ToMixedPrecision.keep_orig_output_dtype": False,
 }
 _current: ContextVar[Mapping[str, Any]] = ContextVar("relay_pass_options", default=OPTIONS)
 

@@ -233,7 +233,8 @@ def _weight_gradient(a: Attrs, grad: Any, x: Any) -> Any:
     """By PyTorch's derivative of the convolution."""
     grad, x = moved(grad, a["data_layout"], "NCHW"), moved(x, a["kernel_layout"], "NCHW")
     shape = (grad.shape[1], x.shape[1] // a["groups"], *a["kernel_size"])
-    w = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    kind = torch.from_numpy(x[:0].copy()).dtype
+    w = torch.zeros(shape, dtype=kind, requires_grad=True)
     _conv(torch.from_numpy(x.copy()), w, a).backward(torch.from_numpy(grad.copy()))
     assert w.grad is not None
     return moved(w.grad.numpy(), "OIHW", a["out_layout"])

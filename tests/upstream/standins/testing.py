@@ -40,7 +40,8 @@ def parameter(*values: Any, ids: Any = None, by_dict: dict[str, Any] | None = No
     """A fixture that takes each value in turn."""
     if by_dict:
         ids, values = list(by_dict), tuple(by_dict.values())
-    return _member(Axis([(value,) for value in values], ids and list(ids)), 0)
+    rows = [value if hasattr(value, "marks") else (value,) for value in values]
+    return _member(Axis(rows, ids and list(ids)), 0)
 
 
 def parameters(*rows: tuple[Any, ...], ids: Any = None) -> list[Any]:
