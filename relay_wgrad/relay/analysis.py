@@ -9,6 +9,7 @@ from .extraction import (
 )
 from .features import Feature, detect_feature
 from .layer_count import count_layers
+from .mac_count import get_total_mac_number
 from .scopes import check_basic_block_normal_form
 from .variables import all_vars, bound_vars, free_vars, post_order_visit
 from .well_formed import well_formed
@@ -25,6 +26,7 @@ __all__ = [
     "extract_intermdeiate_expr",
     "free_vars",
     "get_calibration_data",
+    "get_total_mac_number",
     "list_op_freqs",
     "post_order_visit",
     "well_formed",

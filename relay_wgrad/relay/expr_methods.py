@@ -249,6 +249,18 @@ class ModuleMethods:
         for name, function in functions.items():
             self[name] = function
 
+    def import_from_std(self, file_to_import: str) -> None:
+        """Nothing for `core.rly`, which has the storage type of Relay's VM alone.
+
+        Raises UnsupportedConstructError for any other: they are of algebraic data types.
+        """
+        from .errors import UnsupportedConstructError
+
+        if file_to_import != "core.rly":
+            raise UnsupportedConstructError(
+                "algebraic data types", f"{file_to_import} of Relay's standard library"
+            )
+
     def with_attr(self: Any, attr_key: str, attr_value: Any) -> IRModule:
         """A copy with one attribute more."""
         return replace(self, attrs={**self.attrs, attr_key: attr_value})

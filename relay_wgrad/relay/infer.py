@@ -150,6 +150,11 @@ class _Types:
             assert isinstance(ty, FuncType)
             if old.ret_type is None:
                 changes["ret_type"] = ty.ret_type
+        if rebuilt is old and isinstance(old, Var) and old.type_annotation == ty:
+            # As in Relay it stays the one that it is: a program with free variables can so be
+            # compared with another of the same.
+            object.__setattr__(old, "checked_type", ty)
+            return old
         return replace(rebuilt, **changes) if changes else rebuilt
 
     def of_global(self, name: str) -> Steps:

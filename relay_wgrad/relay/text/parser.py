@@ -13,6 +13,7 @@ from lark.exceptions import UnexpectedInput
 
 from ..ast import Expr, IRModule
 from ..errors import Complaint
+from ..infer import infer_module
 from ..spans import Span
 from .builder import Builder
 from .complaints import explain
@@ -98,7 +99,8 @@ def parse(
     """As `fromtext`, with the functions of a module and objects of a metadata table at hand.
 
     The functions of `init_module` stand before the text's; `init_meta_table` is for a text that has
-    no `#[metadata]` of its own.
+    no `#[metadata]` of its own.  The module has its types, as Relay's has; one that does not fit
+    its operators has none, and is refused where it is used.
 
     Raises RelayTextError as `fromtext`, and for a function that both have.
     """
@@ -111,7 +113,11 @@ def parse(
         parser.builder.functions.update(given)
         return _module(parser, text, own or table)
 
-    return _checked(source, source_name, MAX_SIZE, MAX_DEPTH, read)
+    made = _checked(source, source_name, MAX_SIZE, MAX_DEPTH, read)
+    try:
+        return infer_module(made)
+    except (TypeError, ValueError):
+        return made
 
 
 def parse_expr(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import tvm
 
 from ...keys import COMPILER
 from ..ast import Function, IRModule
@@ -58,9 +61,33 @@ def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pa
     """Each region of a compiler as a global function with `Compiler`, and no marks any more.
 
     The functions' names begin with `tvmgen_<mod_name>_`; `bind_constants` puts constant operands
-    into them.
+    into them.  A global function of TVM's named `relay.ext.<compiler>.optimize` changes each: it
+    takes a module with the function as @main, without its attributes, and gives one.
     """
-    return Pass(
-        lambda mod, _: infer_module(partition_graph(mod, mod_name, bind_constants)),
-        PassInfo("PartitionGraph", 0, (INFER_TYPE,)),
-    )
+
+    def change(mod: IRModule, _: Any) -> IRModule:
+        made = infer_module(partition_graph(mod, mod_name, bind_constants))
+        optimized = {
+            name: function if name in mod.functions else _optimized(name, function)
+            for name, function in made.functions.items()
+        }
+        return infer_module(replace(made, functions=optimized))
+
+    return Pass(change, PassInfo("PartitionGraph", 0, (INFER_TYPE,)))
+
+
+def _optimized(name: str, function: Function) -> Function:
+    """A function for a compiler, as that compiler's own pass makes it."""
+    registered = f"relay.ext.{function.attrs[COMPILER]}.optimize"
+    optimize = tvm.get_global_func(registered, allow_missing=True)
+    if optimize is None:
+        return function
+    plain = infer_module(IRModule({"main": replace(function, attrs={})}))
+    out = optimize(plain)
+    made = out["main"] if isinstance(out, IRModule) and "main" in out else None
+    if made is None or made.checked_type != function.checked_type:
+        raise ValueError(
+            f"PartitionGraph: {registered} must give a Relay module with @main of the type"
+            f" {function.checked_type}, got {out!r} for @{name}"
+        )
+    return replace(made, attrs=function.attrs)

@@ -79,7 +79,6 @@ _CONCRETE: dict[str, Callable[[tuple[Expr, ...], list[int], str], Expr]] = {
     "reshape_like": lambda args, shape, dtype: call("reshape", args[0], newshape=shape),
     "broadcast_to_like": lambda args, shape, dtype: call("broadcast_to", args[0], shape=shape),
     "collapse_sum_like": _collapse_sum_to,
-    "cast_like": lambda args, shape, dtype: call("cast", args[0], dtype=dtype),
 }
 
 # operator -> what is nothing to it, and whether that may be on the left

@@ -148,6 +148,12 @@ def _same_cast(node: Call, known: Known) -> Expr | None:
     return node.args[0] if before is not None and before == after else None
 
 
+def _cast_to(node: Call, known: Known) -> Expr | None:
+    """A cast to a tensor's dtype, which is known though its sizes may not be."""
+    like = known.tensor(node.args[1])
+    return None if like is None else call("cast", node.args[0], dtype=like.dtype)
+
+
 def _cast_twice(node: Call, known: Known) -> Expr | None:
     """What the first cast keeps exactly, the second may read itself."""
     inner = _below(node, "cast", "cast_like")
@@ -310,7 +316,7 @@ RULES: dict[str, list[Rule]] = {
     "transpose": [_moved_twice, _moved_nothing],
     "layout_transform": [_moved_twice, _moved_nothing],
     "cast": [_same_cast, _cast_twice, _cast_clipped],
-    "cast_like": [_same_cast, _cast_twice],
+    "cast_like": [_cast_to],
     "clip": [_clip],
     "add": [_twice, _constants_together],
     "multiply": [_constants_together, _multiply_first],

@@ -60,3 +60,38 @@ def test_what_operators_say_of_themselves():
     assert relay.op.get("nn.conv2d").num_inputs == 2
     assert relay.op.get("exp").support_level == 1
     assert relay.op.get("abs").support_level == 3
+
+
+def test_products_are_counted():
+    """Of a weight gradient as many as of its convolution; blocks of channels are channels."""
+    x, w = relay.var("x", shape=(2, 8, 9, 7)), relay.var("w", shape=(6, 4, 3, 2))
+    conv = relay.nn.conv2d(x, w, groups=2)
+    kept = relay.transform.InferTypeLocal
+
+    def count(node):
+        kept(node)
+        return relay.analysis.get_total_mac_number(node)
+
+    products = 2 * 6 * 7 * 6 * (4 * 3 * 2)
+    assert count(conv) == products
+    grad = relay.var("g", shape=(2, 6, 7, 6))
+    weight = relay.nn.conv2d_backward_weight(
+        grad, x, groups=2, channels=6, kernel_size=(3, 2),
+        grad_layout="NCHW", data_layout="NCHW", kernel_layout="OIHW",
+    )  # fmt: skip
+    assert count(relay.Tuple([weight, conv])) == 2 * products
+    blocked = relay.layout_transform(x, "NCHW", "NCHW4c")
+    one = relay.var("w", shape=(6, 8, 3, 2))
+    assert count(relay.nn.conv2d(blocked, one, data_layout="NCHW4c", out_layout="NCHW")) == (
+        2 * products
+    )
+    a, b = relay.var("a", shape=(5, 2, 3)), relay.var("b", shape=(5, 2, 4))
+    assert count(relay.nn.batch_matmul(a, b, transpose_a=True, transpose_b=False)) == 5 * 2 * 3 * 4
+    with pytest.raises(ValueError, match=r"nn.conv2d has no type; InferType finds it"):
+        relay.analysis.get_total_mac_number(relay.nn.conv2d(x, w, groups=2))
+
+
+def test_relays_standard_library():
+    relay.IRModule().import_from_std("core.rly")
+    with pytest.raises(relay.UnsupportedConstructError, match=r"prelude.rly of Relay's standard"):
+        relay.IRModule().import_from_std("prelude.rly")

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
+import tvm_ffi
 
 from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
@@ -356,3 +358,25 @@ def test_long_chains(takes: Any) -> None:
     merged = T.MergeCompilerRegions()(T.AnnotateTarget("a")(mod))
     out = T.PartitionGraph()(T.MergeComposite([("a.tanh", is_op("tanh")(_()))])(merged))
     assert len(out.functions) == 1001
+
+
+def test_a_compilers_own_pass_changes_its_functions() -> None:
+    """It gets them without attributes, which would keep other passes from them."""
+
+    def optimize(mod: Any) -> Any:
+        return relay.transform.FoldConstant()(mod)
+
+    x, one = relay.var("x", shape=(2, 2)), relay.const(np.ones((2, 2), "float32"))
+    begun = [relay.annotation.compiler_begin(one, "own") for _ in range(2)]
+    end = relay.annotation.compiler_end(relay.add(*begun), "own")
+    mod = relay.transform.InferType()(relay.IRModule.from_expr(relay.multiply(end, x)))
+    tvm.register_global_func("relay.ext.own.optimize", optimize, override=True)
+    try:
+        made = relay.transform.PartitionGraph()(mod)["tvmgen_default_own_main_0"]
+        tvm.register_global_func("relay.ext.own.optimize", lambda mod: None, override=True)
+        with pytest.raises(ValueError, match=r"relay.ext.own.optimize must give a Relay module"):
+            relay.transform.PartitionGraph()(mod)
+    finally:
+        tvm_ffi.registry.remove_global_func("relay.ext.own.optimize")
+    np.testing.assert_array_equal(made.body.data, np.full((2, 2), 2))
+    assert made.attrs["Compiler"] == "own"
