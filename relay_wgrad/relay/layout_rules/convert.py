@@ -17,6 +17,7 @@ from ..ops import lookup
 from ..ops.blocks import is_blocked
 from ..ops.hooks import CONVERT_LAYOUT, PACKAGE_LEVEL
 from ..types import TensorType
+from .config import LayoutConfig
 
 DEFAULT = "default"  # a kernel's layout that the data's decides
 
@@ -26,14 +27,16 @@ class Roles:
     """Whose layout an attribute is: each argument's, and the result's.
 
     `result` may be empty in a call, which then has the first argument's.  `canonical` has the
-    letters of each layout that a user desires.  `follows`: whether the operator also takes the
-    layout in which its argument comes.
+    letters of each layout that a user desires; `others` more may be desired, each "default", for
+    arguments that have no layout.  `follows`: whether the operator also takes the layout in which
+    its argument comes.
     """
 
     args: tuple[str, ...]
     result: str
     canonical: tuple[str, ...]
     follows: bool = False
+    others: int = 0
 
     def layouts(self, attrs: Mapping[str, Any]) -> tuple[list[str], str]:
         """Each argument's, and the result's, of complete attributes."""
@@ -43,6 +46,7 @@ class Roles:
 
 _POOL = Roles(("layout",), "layout", (ACTIVATION,), follows=True)
 _POOL_GRAD = Roles(("layout", "layout"), "layout", (ACTIVATION,), follows=True)
+
 _CONV = ("data_layout", "kernel_layout")
 ROLES: dict[str, Roles] = {
     "nn.conv2d": Roles(_CONV, "out_layout", (ACTIVATION, KERNEL)),
@@ -58,6 +62,8 @@ ROLES: dict[str, Roles] = {
     "nn.upsampling": _POOL,
     "nn.max_pool2d_grad": _POOL_GRAD,
     "nn.avg_pool2d_grad": _POOL_GRAD,
+    "image.resize2d": Roles(("layout",), "layout", (ACTIVATION,)),
+    "vision.roi_align": Roles(("layout",), "layout", (ACTIVATION,), others=1),
 }
 _BLOCKED = {"nn.conv2d", *(op for op, roles in ROLES.items() if roles.follows)}
 # (operator, data's layout) -> the kernel's by default, and a depthwise convolution's; Relay's.
@@ -94,7 +100,9 @@ def checked(op: str, desired: Any) -> list[str]:
         )
     if hook is not _HOOKS.get(op):
         return out  # a user's own, which knows what its layouts mean
-    canonical = ROLES[op].canonical
+    canonical, others = ROLES[op].canonical, ROLES[op].others
+    if out[len(canonical) :] == [DEFAULT] * others:
+        out = out[: len(canonical)]
     if len(out) != len(canonical):
         raise ValueError(f"{where} takes {len(canonical)} desired layouts, got {out}")
     for index, (layout, letters) in enumerate(zip(out, canonical, strict=True)):
@@ -117,8 +125,10 @@ def _forward(op: str) -> str:
     return "nn.conv2d" if op == "nn.conv2d_backward_weight" else op
 
 
-def _hook(op: str, change: Callable[..., dict[str, str]]) -> Callable[..., Expr]:
-    def convert(attrs: Any, inputs: Any, tinfos: Any, desired_layouts: Any) -> Expr:
+def _hook(op: str, change: Callable[..., dict[str, str]]) -> Callable[..., Expr | None]:
+    def convert(attrs: Any, inputs: Any, tinfos: Any, desired_layouts: Any) -> Expr | None:
+        if op == "nn.conv2d" and LayoutConfig.skips():
+            return None
         changes = change(op, attrs, tinfos, desired_layouts)
         return call(op, *inputs, **{**attrs, **changes})
 

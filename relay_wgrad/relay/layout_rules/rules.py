@@ -17,10 +17,8 @@ from ..ops import lookup
 from ..types import Dim, TensorType
 from .convert import ROLES
 from .site import Site, original, with_args
-from .values import Order, State, Value, arranged, old_order, without
-
-Rule = Callable[[Site], "State | None"]
-
+from .slices import Rule, per_axis, slice_like, strided_slice
+from .values import Order, State, Value, arranged, known, old_order, without
 
 # ---- element by element --------------------------------------------------------------------------
 
@@ -43,7 +41,7 @@ def _filled_like(site: Site) -> State:
     assert isinstance(site.type, TensorType)
 
     def make(order: Order) -> Expr:
-        if order in data.forms or not _known(data) or order == data.order:
+        if order in data.forms or not known(data) or order == data.order:
             return site.made([data.get(order), *_any_layout(site, 1)])
         return _filled(_FILLED_LIKE[site.name], data.sizes(order), site)
 
@@ -59,7 +57,7 @@ def _filled_new(site: Site) -> State | None:
     order = old_order(len(site.type.shape))
     old = with_args(site.call, [original(arg) for arg in site.args])
     out = Value(site.type, order, {order: old})
-    if _known(out):
+    if known(out):
         out.make = lambda order: _filled(site.name, out.sizes(order), site)
         out.free = True
     return out
@@ -69,10 +67,6 @@ def _filled(name: str, shape: Sequence[Dim], site: Site) -> Expr:
     assert isinstance(site.type, TensorType)
     fill = [original(site.args[-1])] if name == "full" else []
     return call(name, *fill, shape=shape, dtype=site.type.dtype)
-
-
-def _known(value: Value) -> bool:
-    return all(isinstance(size, int) for size in value.type.shape)
 
 
 def _broadcast(site: Site) -> State:
@@ -131,13 +125,7 @@ def _axis(site: Site) -> State:
 
 
 def _with_axis(site: Site, args: list[Expr], order: Order) -> Call:
-    return site.made(args, axis=_place(site, site.attrs["axis"], order))
-
-
-def _place(site: Site, axis: int, order: Order) -> int:
-    """Where the axis is; one counted from the end that stays there is left so."""
-    at = site.axis(axis, order)
-    return axis if axis % len(order) == at else at
+    return site.made(args, axis=site.place(site.attrs["axis"], order))
 
 
 def _instance_norm(site: Site) -> State | None:
@@ -163,14 +151,14 @@ def _axes(site: Site) -> State | None:
     data, axes = site.value(), site.attrs["axis"]
     if axes is None:
         return None
-    places = tuple(_place(site, axis, data.order) for axis in axes)
+    places = tuple(site.place(axis, data.order) for axis in axes)
     return site.result(site.made([data.get(data.order)], axis=places), data.order, data.axes)
 
 
 def _reduced(site: Site, args: list[Expr], order: Order, axes: str | None) -> State:
     """A reduction: its axes, and what is left of the order."""
     given = site.attrs["axis"]
-    node = site.made(args, axis=given and tuple(_place(site, a, order) for a in given))
+    node = site.made(args, axis=given and tuple(site.place(a, order) for a in given))
     if site.attrs["keepdims"]:
         return site.result(node, order, axes)
     named = {axis % len(order) for axis in given or range(len(order))}
@@ -185,11 +173,11 @@ def _reduce(site: Site) -> State:
 
 
 def _arg_reduce(site: Site) -> State | None:
-    """The index over several axes depends on their order."""
-    axes, ndim = site.attrs["axis"], site.value().ndim
-    count = len(axes or range(ndim))
-    over = ndim - count if axes and site.attrs["exclude"] else count
-    return _reduce(site) if over <= 1 else None
+    """The index over several axes depends on their order, which must stay."""
+    axes, order = site.attrs["axis"], site.value().order
+    named = {axis % len(order) for axis in axes or order}
+    over = [a for a in order if (a in named) != bool(axes and site.attrs["exclude"])]
+    return _reduce(site) if over == sorted(over) else None
 
 
 def _variance(site: Site) -> State:
@@ -219,43 +207,13 @@ def _count(site: Site) -> int:
     return parts if isinstance(parts, int) else len(parts) + 1
 
 
-def _strided_slice(site: Site) -> State | None:
-    data, a = site.value(), site.attrs
-    count = len(a["begin"])
-    strides = tuple(a["strides"]) + (1,) * (count - len(a["strides"]))
-    if not count == len(a["end"]) == len(strides):
-        return None
-    axes = range(count) if a["axes"] is None else a["axes"]
-    places = tuple(site.axis(axis, data.order) for axis in axes)
-    node = site.made([data.get(data.order)], axes=places, strides=strides)
-    return site.result(node, data.order, data.axes)
-
-
-def _slice_like(site: Site) -> State | None:
-    data, like = site.value(0), site.value(1)
-    if like.ndim != data.ndim:
-        return None
-    order, axes = site.chosen([data, like], data.ndim)
-    given = site.attrs["axes"]
-    node = site.made(
-        [data.get(order, axes), like.get(order, axes)],
-        axes=given and tuple(_place(site, axis, order) for axis in given),
-    )
-    return site.result(node, order, axes)
-
-
-def _per_axis(name: str) -> Rule:
-    """An attribute with an element for each axis."""
-
-    def rule(site: Site) -> State | None:
-        data, values = site.value(), site.attrs[name]
-        if len(values) != data.ndim:
-            return None
-        args = [data.get(data.order), *(original(arg) for arg in site.args[1:])]
-        node = site.made(args, **{name: tuple(arranged(values, data.order))})
+def _topk(site: Site) -> State:
+    """The largest along one axis, their indices there, or both."""
+    data = site.value()
+    node = _with_axis(site, [data.get(data.order)], data.order)
+    if isinstance(site.type, TensorType):
         return site.result(node, data.order, data.axes)
-
-    return rule
+    return site.results(node, [(data.order, data.axes)] * 2)
 
 
 # ---- axes that come, go and move -----------------------------------------------------------------
@@ -276,13 +234,17 @@ def _expand_dims(site: Site) -> State:
 
 def _squeeze(site: Site) -> State | None:
     data, given = site.value(), site.attrs["axis"]
-    if given is None and not _known(data):
+    if given is None and not known(data):
         return None
     ones = [i for i, size in enumerate(data.type.shape) if size == 1]
     gone = ones if given is None else [axis % data.ndim for axis in given]
-    places = given and tuple(_place(site, axis, data.order) for axis in given)
+    places = given and tuple(site.place(axis, data.order) for axis in given)
+    if given is None and data.order != data.old:
+        places = tuple(sorted(data.order.index(axis) for axis in ones))
     node = site.made([data.get(data.order)], axis=places)
-    return site.result(node, without(data.order, gone), None)
+    left = [i for i in range(data.ndim) if i not in gone]
+    names = data.axes and "".join(data.axes[i] for i in left)
+    return site.result(node, without(data.order, gone), names)
 
 
 def _moved(site: Site, axes: Order, names: str | None, make: Callable[[Order], Expr]) -> State:
@@ -342,6 +304,13 @@ def _window(site: Site) -> State:
     return site.result(site.made([v.get(order, layout) for v in values], **changes), order, layout)
 
 
+def _resized(site: Site) -> State | None:
+    """It has two layouts."""
+    data = site.value()
+    layout = "".join(arranged(site.attrs["layout"], data.order))
+    return _window(site) if layout in ("NCHW", "NHWC") else None
+
+
 # ---- the table -----------------------------------------------------------------------------------
 
 _ELEMENTWISE = """negative sqrt tanh nn.relu copy abs exp log log2 log10 sigmoid rsqrt sin cos tan
@@ -368,10 +337,13 @@ _FAMILIES: dict[str, Rule] = {
     "variance": _variance,
     "concatenate": _concatenate,
     "split": _split,
-    "strided_slice": _strided_slice,
-    "slice_like": _slice_like,
-    "nn.pad": _per_axis("pad_width"),
-    "tile": _per_axis("reps"),
+    "strided_slice": strided_slice,
+    "topk": _topk,
+    "sort argsort": _axis,
+    "image.resize2d": _resized,
+    "slice_like": slice_like,
+    "nn.pad": per_axis("pad_width"),
+    "tile": per_axis("reps"),
     "expand_dims": _expand_dims,
     "squeeze": _squeeze,
     "transpose": _transpose,

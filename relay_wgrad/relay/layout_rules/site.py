@@ -86,6 +86,11 @@ class Site:
         """Where an axis of the old program is in that order."""
         return order.index(axis % len(order))
 
+    def place(self, axis: int, order: Order) -> int:
+        """Where the axis is; one counted from the end that stays there is left so."""
+        at = self.axis(axis, order)
+        return axis if axis % len(order) == at else at
+
     def chosen(self, values: Sequence[Value], ndim: int) -> tuple[Order, str | None]:
         """The order, of as many axes, in which the values need the fewest changes; and its axes.
 

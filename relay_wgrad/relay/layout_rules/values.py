@@ -201,3 +201,8 @@ def as_state(node: Expr, ty: Type | None) -> State:
         return Opaque(node)
     order = old_order(len(ty.shape))
     return Value(ty, order, {order: node})
+
+
+def known(value: Value) -> bool:
+    """Whether all of its sizes are numbers."""
+    return all(isinstance(size, int) for size in value.type.shape)

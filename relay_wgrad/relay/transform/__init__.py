@@ -14,6 +14,7 @@ from typing import Any
 from ...transform.raising.report import RaiseReport
 from ..ast import Expr, Function, IRModule
 from ..infer import infer_module, infer_types
+from ..layout_rules.config import LayoutConfig
 from ..text import astext, fromtext
 from ..types import Type
 from . import arithmetic, mixed_precision
@@ -81,6 +82,7 @@ __all__ = [
     "InferTypeLocal",
     "Inline",
     "LambdaLift",
+    "LayoutConfig",
     "LazyGradientInit",
     "Legalize",
     "MergeCompilerRegions",

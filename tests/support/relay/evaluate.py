@@ -113,10 +113,39 @@ def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
         if a["axis"] and a["exclude"]:
             axes = tuple(i for i in range(x.ndim) if i not in axes)
         if function in (np.argmax, np.argmin):
-            axes = axes[0] if len(axes) == 1 else None  # type: ignore[assignment]
+            return _place_of(function, x, axes, a["keepdims"])
         return function(x, axis=axes, keepdims=a["keepdims"])
 
     return run
+
+
+def _place_of(function: Callable[..., Any], x: Any, axes: tuple[int, ...], keep: bool) -> Any:
+    """The place among the numbers along several axes, of which the last is innermost."""
+    rest = [i for i in range(x.ndim) if i not in axes]
+    flat = x.transpose([*rest, *axes]).reshape([x.shape[i] for i in rest] + [-1])
+    shape = [1 if i in axes else x.shape[i] for i in range(x.ndim) if keep or i in rest]
+    return function(flat, axis=-1).reshape(shape)
+
+
+def _topk(a: Attrs, x: Any) -> Any:
+    places = np.argsort(x if a["is_ascend"] else -x, a["axis"], kind="stable")
+    places = np.take(places, range(a["k"]), a["axis"])
+    values = np.take_along_axis(x, places, a["axis"])
+    both = (values, places.astype(a["dtype"]))
+    return {"both": both, "values": both[0], "indices": both[1]}[a["ret_type"]]
+
+
+def _argsort(a: Attrs, x: Any) -> Any:
+    x = x if a["is_ascend"] else -x
+    return np.argsort(x, a["axis"], kind="stable").astype(a["dtype"])
+
+
+def _resize2d(a: Attrs, x: Any) -> Any:
+    """Whole numbers of copies of each pixel."""
+    for letter, size in zip("HW", a["size"], strict=True):
+        axis = a["layout"].index(letter)
+        x = x.repeat(size // x.shape[axis], axis)
+    return x
 
 
 def _variance(a: Attrs, x: np.ndarray, mean: np.ndarray) -> Any:
@@ -165,10 +194,13 @@ def _split(a: Attrs, x: Any) -> Any:
 
 
 def _strided_slice(a: Attrs, x: Any) -> Any:
-    axes = range(len(a["begin"])) if a["axes"] is None else a["axes"]
-    strides = tuple(a["strides"]) + (1,) * len(a["begin"])
+    if a["axes"] is None:  # what is left out is all of an axis
+        begin = (*a["begin"], *[0] * x.ndim)[: x.ndim]
+        end = (*a["end"], *x.shape[len(a["end"]) :])
+        a = {**a, "axes": range(x.ndim), "begin": begin, "end": end}
+    strides = tuple(a["strides"]) + (1,) * x.ndim
     where = [slice(None)] * x.ndim
-    for i, axis in enumerate(axes):
+    for i, axis in enumerate(a["axes"]):
         begin, end = a["begin"][i], a["end"][i]
         if a["slice_mode"] == "size":
             end = x.shape[axis] if end == -1 else begin + end
@@ -293,6 +325,9 @@ def _upsampling(a: Attrs, x: Any) -> Any:
 
 OPS: dict[str, Callable[..., Any]] = {
     "negative": lambda a, x: -x,
+    "topk": _topk,
+    "argsort": _argsort,
+    "image.resize2d": _resize2d,
     "nn.relu": lambda a, x: np.maximum(x, 0),
     "tanh": lambda a, x: np.tanh(x),
     "copy": lambda a, x: x,

@@ -137,7 +137,8 @@ def _reduced(p: Program) -> Any:
             p.some(), op(x, axis=axes or None, keepdims=True, exclude=p.one([False, True]))
         )
     if kind == "arg":
-        index = p.one([relay.argmax, relay.argmin])(x, axis=[p.axis()], keepdims=True)
+        over = p.one([[p.axis()], [p.axis()], [1, 2], [2, 3], [0, 1]])
+        index = p.one([relay.argmax, relay.argmin])(x, axis=over, keepdims=True)
         return relay.add(p.some(), relay.cast(index, "float64"))
     if kind == "variance":
         return relay.add(p.some(), relay.variance(x, axes or None, keepdims=True))
@@ -170,6 +171,12 @@ def _shape(p: Program) -> Any:
         lambda: relay.strided_slice(relay.concatenate([x, x], axis), begin[:count], end[:count]),
         lambda: relay.strided_slice(relay.repeat(x, 2, axis), [0], [2 * size], [2], axes=[axis]),
         lambda: relay.strided_slice(x, [-1], [-size - 1], [-1], axes=[axis]),
+        lambda: relay.strided_slice(relay.concatenate([x, x], 1), [0, C], [N], [1, 1, 1]),
+        lambda: relay.strided_slice(relay.concatenate([x, x], 2), [0, 0], [N, C, 2 * H], [1, 1, 2]),
+        lambda: relay.topk(x, size, axis, "both")[0],
+        lambda: relay.topk(x, size, axis, "values"),
+        lambda: relay.add(x, relay.cast(relay.topk(x, size, axis, "indices"), "float64")),
+        lambda: relay.argsort(x, axis, dtype="float64"),
         lambda: relay.reverse(x, axis),
         lambda: relay.slice_like(relay.nn.pad(x, ((0, 0), (0, 1), (1, 2), (0, 3))), p.some()),
         lambda: relay.slice_like(relay.concatenate([x, x], axis), p.some(), axes=[axis]),
@@ -195,6 +202,13 @@ def _collapsed(p: Program) -> Any:
     return relay.add(relay.negative(small), p.some())
 
 
+def _resized(x: Any) -> Any:
+    return relay.image.resize2d(
+        x, (2 * H, 3 * W), method="nearest_neighbor", rounding_method="floor",
+        coordinate_transformation_mode="asymmetric",
+    )  # fmt: skip
+
+
 def _pooled(p: Program) -> Any:
     x = p.some()
     window = {"pool_size": (3, 3), "strides": (1, 1), "padding": (1, 1)}
@@ -209,6 +223,7 @@ def _pooled(p: Program) -> Any:
         lambda: relay.add(p.some(), relay.nn.adaptive_avg_pool2d(x, (1, W))),
         lambda: relay.add(p.some(), relay.nn.adaptive_max_pool2d(x, (H, 1))),
         lambda: relay.nn.avg_pool2d(relay.nn.upsampling(x, 2, 2), (2, 2), (2, 2)),
+        lambda: relay.nn.max_pool2d(_resized(x), (2, 3), (2, 3)),
     ])()  # fmt: skip
 
 

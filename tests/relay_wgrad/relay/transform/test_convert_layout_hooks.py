@@ -20,6 +20,8 @@ from tests.support.relay.layout_bodies import (
 )
 from tests.support.relay.layout_fixtures import CONV
 
+X, W = relay.var("x", shape=(2, 4, 8, 8)), relay.var("w", shape=(4, 4, 3, 3))
+
 
 @pytest.fixture
 def hook() -> Iterator[Callable[[str, Any], None]]:
@@ -94,3 +96,49 @@ def test_a_conversion_to_letters_that_an_operator_has_not(hook: Callable[[str, A
     hook("nn.conv2d", convert)
     with pytest.raises(ValueError, match=r"nn\.conv2d: .*can't make 'NABC' of 'NCHW' \(.*:\d+:"):
         T.ConvertLayout({"nn.conv2d": []})(module(OLD))
+
+
+def test_some_convolutions_are_left() -> None:
+    one = relay.nn.conv2d(X, W, padding=1)
+    mod = T.InferType()(relay.IRModule.from_expr(relay.nn.conv2d(one, W, padding=1)))
+
+    def layouts(skip: list[int]) -> list[str]:
+        with T.LayoutConfig(skip_layers=skip):
+            body = T.ConvertLayout(CONV)(mod)["main"].body
+        found: list[str] = []
+
+        def note(node: Any) -> None:
+            if isinstance(node, relay.Call) and node.op.name == "nn.conv2d":
+                found.append(str(node.attrs.get("data_layout", "NCHW")))
+
+        relay.analysis.post_order_visit(body, note)
+        return found
+
+    assert layouts([]) == ["NHWC", "NHWC"]
+    assert layouts([0]) == ["NCHW", "NHWC"]
+    assert layouts([1]) == ["NHWC", "NCHW"]
+    with pytest.raises(TypeError, match="skip_layers must be integers, got 'a'"):
+        T.LayoutConfig(["a"])  # type: ignore[list-item]
+
+
+def test_operators_that_are_named() -> None:
+    resized = relay.image.resize2d(X, (4, 4))
+    mod = T.InferType()(relay.IRModule.from_expr(resized))
+    got = T.ConvertLayout({"image.resize2d": ["NHWC"]})(mod)["main"].body
+    assert (got.op.name, got.args[0].attrs["layout"]) == ("layout_transform", "NHWC")
+    rois = relay.var("rois", shape=(3, 5))
+    pooled = relay.vision.roi_align(X, rois, (2, 2), 1.0)
+    mod = T.InferType()(relay.IRModule.from_expr(pooled))
+    got = T.ConvertLayout({"vision.roi_align": ["NHWC", "default"]})(mod)["main"].body
+    assert (got.op.name, got.args[0].attrs["layout"]) == ("layout_transform", "NHWC")
+    with pytest.raises(ValueError, match="takes 1 desired layouts"):
+        T.ConvertLayout({"vision.roi_align": ["NHWC", "NHWC"]})
+
+
+def test_what_several_axes_give_an_index_of() -> None:
+    """Height and width keep their order; channels and height do not."""
+    for axes, follows in (([2, 3], True), ([1, 2], False)):
+        body = relay.argmax(relay.nn.conv2d(X, W, padding=1), axis=axes)
+        mod = T.InferType()(relay.IRModule.from_expr(body))
+        got = T.ConvertLayout(CONV)(mod)["main"].body
+        assert (got.op.name == "argmax" and got.args[0].op.name == "nn.conv2d") == follows
