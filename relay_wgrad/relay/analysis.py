@@ -1,5 +1,6 @@
 """Questions about programs, under Relay's names: each is answered in a module of its own."""
 
+from .annotated_regions import AnnotatedRegion, AnnotatedRegionSet
 from .call_graph import CallGraph
 from .extraction import (
     extract_fused_functions,
@@ -15,6 +16,8 @@ from .variables import all_vars, bound_vars, free_vars, post_order_visit
 from .well_formed import well_formed
 
 __all__ = [
+    "AnnotatedRegion",
+    "AnnotatedRegionSet",
     "CallGraph",
     "Feature",
     "all_vars",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ast import Call, Expr
 from ..make import call
-from ..ops.annotation import BEGIN, END
+from ..ops.annotation import BEGIN, END, STOP
 
 
 def compiler_begin(data: Expr, compiler: str) -> Call:
@@ -15,3 +15,8 @@ def compiler_begin(data: Expr, compiler: str) -> Call:
 def compiler_end(data: Expr, compiler: str) -> Call:
     """`data`, as a result of a region that `compiler` compiles."""
     return call(END, data, compiler=compiler)
+
+
+def stop_fusion(data: Expr) -> Call:
+    """`data`, with which no operator after it is fused."""
+    return call(STOP, data)

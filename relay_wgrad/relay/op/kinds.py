@@ -50,7 +50,7 @@ _NAMES = {
     OpPattern.OPAQUE: """
         arange argsort cumprod cumsum scatter_elements scatter_nd searchsorted shape_of
         sliding_window sort topk
-        annotation.compiler_begin annotation.compiler_end nn.cross_entropy
+        annotation.compiler_begin annotation.compiler_end annotation.stop_fusion nn.cross_entropy
         nn.cross_entropy_with_logits nn.dropout nn.lrn""",
 }
 KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}

@@ -1,6 +1,7 @@
-"""Where a region of another compiler begins and ends: `transform.AnnotateTarget` writes these.
+"""Where a region of another compiler begins and ends, and where no kernel goes on.
 
-They compute nothing, and the value may be a tuple.
+`transform.AnnotateTarget` writes the first two, `transform.SplitArgs` the last.  They compute
+nothing, and the value may be a tuple.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from ..types import Type
 from .table import REQUIRED, Attr, Call, define
 
 BEGIN, END = "annotation.compiler_begin", "annotation.compiler_end"
+STOP = "annotation.stop_fusion"
 
 
 def _same(call: Call) -> Type:
@@ -17,3 +19,4 @@ def _same(call: Call) -> Type:
 
 for _name in (BEGIN, END):
     define(_name, "data", _same, lambda s: s.args[0], "numpy", Attr("compiler", REQUIRED, "str"))
+define(STOP, "data", _same, lambda s: s.args[0], "numpy")

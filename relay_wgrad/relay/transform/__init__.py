@@ -24,6 +24,11 @@ from .atrous import flatten_atrous_conv
 from .basic_blocks import to_basic_block_normal_form
 from .canonicalize import canonicalize_ops
 from .combine_parallel import combine
+from .compiler_functions import (
+    InlineCompilerFunctionsBoundTo,
+    MarkCompilerFunctionsAsExtern,
+    OutlineCompilerFunctionsWithExistingGlobalSymbols,
+)
 from .context import option
 from .convert_layout import checked_layouts, convert_layout
 from .eliminate import (
@@ -53,6 +58,7 @@ from .raise_conv_backward import raise_conv_backward
 from .recast import recast
 from .simplify_expr import simplify_expr
 from .simplify_inference import simplify_inference
+from .split_args import split_args
 from .to_mixed_precision import ToMixedPrecision
 
 __all__ = [
@@ -81,12 +87,15 @@ __all__ = [
     "InferType",
     "InferTypeLocal",
     "Inline",
+    "InlineCompilerFunctionsBoundTo",
     "LambdaLift",
     "LayoutConfig",
     "LazyGradientInit",
     "Legalize",
+    "MarkCompilerFunctionsAsExtern",
     "MergeCompilerRegions",
     "MergeComposite",
+    "OutlineCompilerFunctionsWithExistingGlobalSymbols",
     "PartitionGraph",
     "Pass",
     "PassContext",
@@ -96,6 +105,7 @@ __all__ = [
     "Sequential",
     "SimplifyExpr",
     "SimplifyInference",
+    "SplitArgs",
     "ToANormalForm",
     "ToBasicBlockNormalForm",
     "ToGraphNormalForm",
@@ -239,6 +249,12 @@ def CombineParallelOpBatch(  # noqa: N802
 
 def _combined(name: str, family: families.Family, fewest: int) -> Pass:
     return _on_functions(name, 4, lambda f, mod, _: combine(f, family, fewest))
+
+
+def SplitArgs(max_function_args: int) -> Pass:  # noqa: N802
+    """No `concatenate` of more arguments than a kernel may have; 0 is no bound."""
+    most = int(max_function_args)
+    return _on_functions("SplitArgs", 1, lambda f, mod, _: split_args(f, most))
 
 
 def DefuseOps() -> Pass:  # noqa: N802

@@ -19,6 +19,7 @@ from ..ast import (
     post_order,
 )
 from ..infer import fail
+from ..ops.annotation import STOP
 from ..rewrite import over, rewrite
 from .fusion_groups import Node, groups
 from .hooked import is_kernel
@@ -70,7 +71,9 @@ def fuse_ops(function: Function, opt_level: int, most: int, link_params: bool) -
             continue
         root = nodes[expr].root()
         last = root is nodes[expr]
-        if isinstance(expr, Call) and isinstance(expr.op, Op):
+        if isinstance(expr, Call) and expr.op == Op(STOP):
+            new[expr] = new[expr.args[0]]
+        elif isinstance(expr, Call) and isinstance(expr.op, Op):
             body = inside(expr, root, expr.args)
             new[expr] = _kernel(made.pop(root, _Group()), expr, body) if last else body
         elif isinstance(expr, Tuple) and not last:

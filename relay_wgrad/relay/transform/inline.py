@@ -55,7 +55,7 @@ def _inlined(function: Function, ready: dict[str, Function]) -> Function:
             return replace(node, op=replace(callee))
         known: dict[Expr, Expr] = dict(zip(callee.params, node.args, strict=True))
         # Bound anew for each call: a variable is bound once.
-        return _copied(callee.body, known)
+        return copied(callee.body, known)
 
     out = rewrite(function, change)
     assert isinstance(out, Function)
@@ -64,12 +64,12 @@ def _inlined(function: Function, ready: dict[str, Function]) -> Function:
 
 def fresh(function: Function) -> Function:
     """The function with variables of its own."""
-    out = _copied(function, {})
+    out = copied(function, {})
     assert isinstance(out, Function)
     return out
 
 
-def _copied(root: Expr, known: dict[Expr, Expr]) -> Expr:
+def copied(root: Expr, known: dict[Expr, Expr]) -> Expr:
     """An expression of new nodes, but for leaves and what is known."""
     new = dict(known)
     for node in post_order(root):

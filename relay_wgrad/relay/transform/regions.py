@@ -76,6 +76,15 @@ class Regions:
         found = {self.find(node): None for node in list(self._of)}
         return sorted((r for r in found if r is not None), key=lambda region: region.number)
 
+    def members(self) -> dict[Region, list[Expr]]:
+        """The nodes of each region, with its marks."""
+        out: dict[Region, list[Expr]] = {}
+        for node in list(self._of):
+            region = self.find(node)
+            assert region is not None
+            out.setdefault(region, []).append(node)
+        return out
+
     def _join(self, node: Expr, args: Sequence[Expr]) -> None:
         """The node belongs to its operands' region, in which they meet."""
         inside = {

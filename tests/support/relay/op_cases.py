@@ -31,6 +31,7 @@ def _elementwise() -> Iterator[Case]:
     yield Case("copy", (x,), lambda x: x)
     for name in ("annotation.compiler_begin", "annotation.compiler_end"):
         yield Case(name, (x,), lambda x: x, {"compiler": "mine"})
+    yield Case("annotation.stop_fusion", (x,), lambda x: x)
     yield Case("erf", (x,), by_torch(_erf))
     yield Case("sigmoid", (x,), lambda x: 1 / (1 + np.exp(-x)))
     yield Case("rsqrt", (positive(2, 3),), lambda x: 1 / np.sqrt(x))
