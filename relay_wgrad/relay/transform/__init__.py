@@ -36,6 +36,7 @@ from .eliminate import (
     eliminate_common_subexpr,
     remove_unused_functions,
 )
+from .explicit_padding import fold_explicit_padding
 from .fold_constant import fold_constant
 from .fold_scale import backward_fold_scale_axis, forward_fold_scale_axis
 from .fuse_ops import defuse_ops, fuse_ops
@@ -81,6 +82,7 @@ __all__ = [
     "FirstOrderGradient",
     "FlattenAtrousConv",
     "FoldConstant",
+    "FoldExplicitPadding",
     "FoldScaleAxis",
     "ForwardFoldScaleAxis",
     "FuseOps",
@@ -167,6 +169,11 @@ def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
     What has no value (an integer divided by zero) stays; `fold_qnn` has no meaning here.
     """
     return _on_functions("FoldConstant", 2, lambda f, mod, _: fold_constant(f))
+
+
+def FoldExplicitPadding() -> Pass:  # noqa: N802
+    """`nn.pad` before convolutions and pools as their own padding, where that is the same."""
+    return _on_functions("FoldExplicitPadding", 0, lambda f, mod, _: fold_explicit_padding(f))
 
 
 def ForwardFoldScaleAxis() -> Pass:  # noqa: N802
