@@ -65,6 +65,9 @@ TABLE = {
     "tvm.runtime.name_transforms": Row(f"{_RELAY}.backend.name_transforms", "0.27 has none"),
     "tvm.tir.SizeVar": Row("tvm.tirx:Var", "0.27 has one kind of variable"),
     "tvm.tir.Any": Row(f"{_RELAY}:Any", "a size that only the run knows is Relay's alone"),
+    "tvm.tir.layout": Row(
+        f"{_RELAY}.transform.infer_layout_utils:layout", "0.27's of that name is another thing"
+    ),
     "tvm.te.size_var": Row("relay_wgrad.relay.te:size_var", "0.27 has one kind of variable"),
     "tvm.nd": Row(f"{_HERE}.nd", "arrays are tvm.runtime's in 0.27"),
     "tvm.runtime.ndarray": Row(f"{_HERE}.nd", "arrays are tvm.runtime's in 0.27"),

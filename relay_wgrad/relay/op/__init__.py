@@ -21,6 +21,7 @@ from .registration import register_alter_op_layout as register_alter_op_layout
 from .registration import register_compute as register_compute
 from .registration import register_convert_op_layout as register_convert_op_layout
 from .registration import register_gradient as register_gradient
+from .registration import register_infer_correct_layout as register_infer_correct_layout
 from .registration import register_legalize as register_legalize
 from .registration import (
     register_mixed_precision_conversion as register_mixed_precision_conversion,

@@ -284,6 +284,17 @@ def register_alter_op_layout(
     return _register(op_name, "FTVMAlterOpLayout", alter_layout, level)
 
 
+def register_infer_correct_layout(
+    op_name: str, infer_layout: Any = None, level: int = hooks.DEFAULT_LEVEL
+) -> Any:
+    """Sets how layouts go on: `infer_layout(attrs, new_in_layouts, old_in_layouts, old_in_types)`.
+
+    It gives a `transform.infer_layout_utils.InferCorrectLayoutOutput`, and is asked without new
+    layouts first.  As `register_gradient` in all else.
+    """
+    return _register(op_name, "FInferCorrectLayout", infer_layout, level)
+
+
 def register_compute(op_name: str, compute: Any = None, level: int = hooks.DEFAULT_LEVEL) -> Any:
     """Sets what is built: `compute(attrs, inputs, out_type)`, TE tensors to a list of TE tensors.
 

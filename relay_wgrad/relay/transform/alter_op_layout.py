@@ -13,8 +13,9 @@ from typing import Any
 
 from ..ast import Call, Expr, Function, Op, Tuple, TupleGetItem, as_node, children, post_order
 from ..infer import place
-from ..layout_rules.following import RULES, Asked, Inferred
+from ..layout_rules.following import Asked, Inferred
 from ..layout_rules.named import Layout
+from ..layout_rules.own import rule_of
 from ..make import call
 from ..op.registration import get_attr
 from ..rewrite import over
@@ -113,12 +114,12 @@ class _Altered:
         """A call in new layouts; None if it is to have its operands in the old ones."""
         values = self._values(node)
         form = self.forms(name)
-        if values is None or (name not in RULES and form is None):
+        if values is None or (rule_of(name) is None and form is None):
             return None
         types: list[Any] = [arg.checked_type for arg in node.args]
         result = node.checked_type
         assert result is not None
-        if name not in RULES:
+        if rule_of(name) is None:
             args = [self._of(arg) for arg in node.args]
             altered = _altered(form, node, args, types)
             return None if altered is None else _Value(altered)
@@ -136,7 +137,7 @@ class _Altered:
         altered = _altered(form, node, args, types) if form is not None else None
         target = altered if altered is not None else replace(node, args=tuple(args))
         assert isinstance(target.op, Op)
-        if target.op.name not in RULES or len(target.args) != len(args):
+        if rule_of(target.op.name) is None or len(target.args) != len(args):
             return None
         now = [v.new or layout for v, layout in zip(values, first.inputs, strict=True)]
         before = [v.old or layout for v, layout in zip(values, first.inputs, strict=True)]
@@ -208,7 +209,9 @@ def _rule(name: str, asked: Asked) -> Inferred | None:
         for layout, shape in zip(asked.old, shapes, strict=True):
             if layout is not None and len(layout) != len(shape) and layout.axes:
                 return None
-    return RULES[name](asked)
+    rule = rule_of(name)
+    assert rule is not None, name
+    return rule(asked)
 
 
 def _altered(form: Any, node: Call, args: Sequence[Expr], types: Sequence[Any]) -> Call | None:

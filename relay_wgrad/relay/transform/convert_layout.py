@@ -30,6 +30,7 @@ from ..ast import (
 )
 from ..infer import place
 from ..layout_rules.convert import ROLES, checked
+from ..layout_rules.own import is_own
 from ..layout_rules.rules import MAKERS, RULES
 from ..layout_rules.site import Site, original, with_args
 from ..layout_rules.values import Fields, Opaque, Order, Results, State, Value, as_state
@@ -66,7 +67,8 @@ def convert_layout(function: Function, mod: IRModule, desired: Desired) -> Funct
     TypeError, ValueError : for a registered conversion that gives no expression, or another type.
     """
     named = [layout for op in desired.keys() & ROLES.keys() for layout in desired[op]]
-    if not all(layout.isalpha() for layout in named):  # there are blocks
+    blocks = not all(layout.isalpha() for layout in named)
+    if blocks or any(isinstance(n, Op) and is_own(n.name) for n in post_order(function)):
         return alter_op_layout(function, lambda name: _form(name, desired))
     new: dict[Expr, Expr] = {}
     for node in post_order(function, lambda n: not is_kernel(n)):
