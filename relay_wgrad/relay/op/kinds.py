@@ -50,8 +50,8 @@ _NAMES = {
     OpPattern.OPAQUE: """
         arange argsort cumprod cumsum scatter_elements scatter_nd searchsorted shape_of
         sliding_window sort topk
-        annotation.compiler_begin annotation.compiler_end annotation.stop_fusion nn.cross_entropy
-        nn.cross_entropy_with_logits nn.dropout nn.lrn""",
+        annotation.compiler_begin annotation.compiler_end nn.cross_entropy
+        nn.cross_entropy_with_logits nn.dropout nn.lrn annotation.stop_fusion""",
 }
 KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 # Relay's TOpIsStateful.

@@ -1,7 +1,6 @@
-"""Where a region of another compiler begins and ends, and where no kernel goes on.
+"""Where a region of another compiler begins and ends: `transform.AnnotateTarget` writes these.
 
-`transform.AnnotateTarget` writes the first two, `transform.SplitArgs` the last.  They compute
-nothing, and the value may be a tuple.
+They compute nothing, and the value may be a tuple.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from ..types import Type
 from .table import REQUIRED, Attr, Call, define
 
 BEGIN, END = "annotation.compiler_begin", "annotation.compiler_end"
-STOP = "annotation.stop_fusion"
+STOP = "annotation.stop_fusion"  # nothing is fused over it; `transform.SplitArgs` writes it
 
 
 def _same(call: Call) -> Type:

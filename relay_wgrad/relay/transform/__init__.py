@@ -31,6 +31,7 @@ from .compiler_functions import (
 )
 from .context import option
 from .convert_layout import checked_layouts, convert_layout
+from .dynamic_to_static import dynamic_to_static
 from .eliminate import (
     dead_code_elimination,
     eliminate_common_subexpr,
@@ -77,6 +78,7 @@ __all__ = [
     "DeadCodeElimination",
     "DefuseOps",
     "DivToMul",
+    "DynamicToStatic",
     "EliminateCommonSubexpr",
     "EtaExpand",
     "FirstOrderGradient",
@@ -169,6 +171,13 @@ def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
     What has no value (an integer divided by zero) stays; `fold_qnn` has no meaning here.
     """
     return _on_functions("FoldConstant", 2, lambda f, mod, _: fold_constant(f))
+
+
+def DynamicToStatic() -> Pass:  # noqa: N802
+    """`dyn` operators with the sizes that constants tell as attributes."""
+    return Pass(
+        lambda mod, _: dynamic_to_static(mod), PassInfo("DynamicToStatic", 0, (INFER_TYPE,))
+    )
 
 
 def FoldExplicitPadding() -> Pass:  # noqa: N802

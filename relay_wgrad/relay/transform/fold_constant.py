@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import numpy as np
 import tvm
 from tvm.target import Target
 
+from ...dtypes import numpy_dtype
 from ...keys import PRIMITIVE
 from ...pipeline.fold_constant import is_worth
 from ..alone import compiles
@@ -35,6 +39,8 @@ from ..steps import order
 from ..types import TensorType, TupleType, Type
 from .normal_forms import without_lets
 
+# What a tensor's shape alone tells.
+_SIZES: dict[str, Callable[[Any], Any]] = {"shape_of": tuple, "ndarray_size": math.prod}
 _FAILED = (TypeError, ValueError, MemoryError, tvm.error.InternalError, RuntimeError)
 
 
@@ -47,6 +53,7 @@ def fold_constant(function: Function) -> Function:
     divided by zero), that TVM cannot compile, or whose result would fill the memory, stays as it
     is: `build` says what is wrong with it, and where, if the program needs it.
     """
+    function = _known_sizes(function)
     refused: set[Expr] = set()
     while True:
         out, waiting = _folded(function, refused)
@@ -92,6 +99,28 @@ def _folded(function: Function, refused: set[Expr]) -> tuple[Function, bool]:
 
 def _outside_kernels(node: Expr) -> bool:
     return not (isinstance(node, Function) and bool(node.attrs.get(PRIMITIVE)))
+
+
+def _known_sizes(function: Function) -> Function:
+    """The function with numbers for the shapes of tensors of known sizes, whatever these hold."""
+
+    def change(old: Expr, node: Expr) -> Expr:
+        if not (isinstance(old, Call) and isinstance(old.op, Op) and old.op.name in _SIZES):
+            return node
+        ty, made = old.args[0].checked_type, old.checked_type
+        if not isinstance(ty, TensorType) or not isinstance(made, TensorType):
+            return node
+        if not all(isinstance(size, int) for size in ty.shape):
+            return node
+        exact = np.asarray(_SIZES[old.op.name](ty.shape), "int64")
+        value = exact.astype(numpy_dtype(made.dtype))
+        is_exact = (value.astype("int64") == exact).all()
+        return Constant(value, checked_type=made, span=old.span) if is_exact else node
+
+    whole = {n: n for n in post_order(function, _outside_kernels) if not _outside_kernels(n)}
+    out = rewrite(function, change, dict(whole))
+    assert isinstance(out, Function)
+    return out
 
 
 def _known_lets(function: Function) -> Function:
