@@ -85,6 +85,8 @@ def _broadcast(asked: Asked) -> Inferred | None:
     known, other = old[large], old[small]
     if known is None:
         return None if other is None or len(shapes[0]) != len(shapes[1]) else _like(asked, small)
+    if other is None and len(shapes[small]) < len(known) and set(shapes[small]) <= {1}:
+        other = SCALAR  # one number, which broadcasts to any layout
     if other is None:
         other = known.last(len(shapes[small]))
     if other is None:
