@@ -12,11 +12,11 @@
 TVM has no Relay any more; this reads and writes the text of its last version, 0.0.5.
 """
 
-from tvm.runtime import load_param_dict, save_param_dict
-
 from . import (
+    adt,
     analysis,
     backend,
+    base,
     build_module,
     dataflow_pattern,
     expr,
@@ -24,10 +24,22 @@ from . import (
     function,
     graph_executor,
     op,
+    prelude,
     te,
     testing,
     transform,
     ty,
+)
+from .adt import (
+    Clause,
+    Constructor,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    PatternWildcard,
+    TypeData,
 )
 from .ast import (
     Call,
@@ -40,6 +52,9 @@ from .ast import (
     Let,
     MetaAttrs,
     Op,
+    RefCreate,
+    RefRead,
+    RefWrite,
     Tuple,
     TupleGetItem,
     Var,
@@ -57,32 +72,66 @@ from .op.indexing import *  # noqa: F403
 from .op.reduce import *  # noqa: F403
 from .op.tensor import *  # noqa: F403
 from .op.transform import *  # noqa: F403
+from .param_dict import load_param_dict, save_param_dict
 from .scope_builder import ScopeBuilder
-from .spans import Span
+from .spans import SourceName, Span
 from .text.parser import fromtext, parse, parse_expr
 from .text.printer import astext
-from .types import ANY, Any, FuncType, IncompleteType, TensorType, TupleType, Type, scalar_type
+from .type_functor import TypeFunctor, TypeMutator, TypeVisitor
+from .types import (
+    ANY,
+    Any,
+    FuncType,
+    GlobalTypeVar,
+    IncompleteType,
+    RelayRefType,
+    TensorType,
+    TupleType,
+    Type,
+    TypeCall,
+    TypeKind,
+    TypeRelation,
+    TypeVar,
+    scalar_type,
+)
+
+RefType = RelayRefType
 
 __all__ = [
     "ANY",
     "Any",
     "Call",
+    "Clause",
     "Constant",
+    "Constructor",
     "Expr",
     "ExprFunctor",
     "ExprMutator",
     "ExprVisitor",
     "FuncType",
     "Function",
+    "GlobalTypeVar",
     "GlobalVar",
     "IRModule",
     "If",
     "IncompleteType",
     "Let",
+    "Match",
     "MetaAttrs",
     "Op",
+    "Pattern",
+    "PatternConstructor",
+    "PatternTuple",
+    "PatternVar",
+    "PatternWildcard",
+    "RefCreate",
+    "RefRead",
+    "RefType",
+    "RefWrite",
+    "RelayRefType",
     "RelayTextError",
     "ScopeBuilder",
+    "SourceName",
     "Span",
     "TensorType",
     "Tuple",
@@ -90,12 +139,22 @@ __all__ = [
     "TupleType",
     "TupleWrapper",
     "Type",
+    "TypeCall",
+    "TypeData",
+    "TypeFunctor",
+    "TypeKind",
+    "TypeMutator",
+    "TypeRelation",
+    "TypeVar",
+    "TypeVisitor",
     "UnsupportedConstructError",
     "Var",
+    "adt",
     "analysis",
     "annotation",
     "astext",
     "backend",
+    "base",
     "bind",
     "build",
     "build_module",
@@ -115,6 +174,7 @@ __all__ = [
     "op",
     "parse",
     "parse_expr",
+    "prelude",
     "save_param_dict",
     "scalar_type",
     "structural_equal",

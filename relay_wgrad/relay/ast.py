@@ -8,73 +8,53 @@ nodes mean.  Nothing here recurses, so a chain of any length can be built, walke
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import FrozenInstanceError, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from .adt import Constructor, Match, TypeData, TypeTable, pattern_vars
 from .attributes import Attrs as Attrs
 from .attributes import MetaAttrs as MetaAttrs
 from .attributes import read_only
 from .boxes import without_nodes
 from .expr_methods import ExprMethods, FunctionMethods, ModuleMethods, OpMethods
+from .immutable import Id, as_nodes, immutable
+from .immutable import as_node as as_node
+from .references import RefCreate as RefCreate
+from .references import RefRead as RefRead
+from .references import RefWrite as RefWrite
 from .spans import Span
 from .steps import order
-from .types import Type
+from .types import GlobalTypeVar, IncompleteType, Type, TypeVar
 
 _EMPTY = Attrs({})
-T = TypeVar("T")
 
 
 def _no_attrs() -> Attrs:
     return _EMPTY
 
 
-def as_node(value: Any, where: str) -> Any:
-    """What stands where a node is wanted: itself, or the tuple that a TupleWrapper wraps."""
-    if isinstance(value, ExprMethods):
-        return value
-    if hasattr(value, "astuple"):
-        return value.astuple()
-    hint = "; relay.const makes one of it" if isinstance(value, (int, float, np.ndarray)) else ""
-    raise TypeError(f"{where} must be a Relay expression, got {value!r}{hint}")
-
-
-def as_nodes(values: Any, where: str) -> tuple[Any, ...]:
-    if isinstance(values, ExprMethods) or not isinstance(values, Iterable):
-        raise TypeError(f"{where} must be a list of Relay expressions, got {values!r}")
-    return tuple([as_node(value, where) for value in values])
-
-
-def _immutable(node_class: type[T]) -> type[T]:
-    """A class of nodes that refuses any assignment with a reason."""
-
-    def refuse(self: object, name: str, value: object = None) -> None:
-        raise FrozenInstanceError(
-            f"{name}: {self!r} can't be changed, as no node of a program can;"
-            " dataclasses.replace makes another"
-        )
-
-    node_class.__setattr__ = refuse  # type: ignore[method-assign]
-    node_class.__delattr__ = refuse  # type: ignore[method-assign]
-    return node_class
-
-
-@_immutable
+@immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Var(ExprMethods):
     """`%name`: a parameter, or what a `let` binds.  Each binding has a Var of its own."""
 
     name: str
     type_annotation: Type | None = None
-    checked_type: Type | None = None
     span: Span | None = None
+    checked_type: Type | None = None
+    vid: Id | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise TypeError(f"Var: the name must be a string, got {self.name!r}")
+        if self.vid is None:
+            object.__setattr__(self, "vid", Id(self.name))
+        if isinstance(self.type_annotation, IncompleteType):
+            object.__setattr__(self, "type_annotation", None)
 
     @property
     def name_hint(self) -> str:
@@ -85,14 +65,14 @@ class Var(ExprMethods):
         return f"Var(%{self.name})"
 
 
-@_immutable
+@immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class GlobalVar(ExprMethods):
     """`@name`: a function of the module."""
 
     name: str
-    checked_type: Type | None = None
     span: Span | None = None
+    checked_type: Type | None = None
 
     @property
     def name_hint(self) -> str:
@@ -112,15 +92,20 @@ class ConstantArray(np.ndarray[Any, Any]):
 
     asnumpy = numpy
 
+    def __eq__(self, other: object) -> Any:
+        return self.view(np.ndarray) == (other.numpy() if hasattr(other, "numpy") else other)
 
-@_immutable
+    __hash__ = None  # as NumPy's
+
+
+@immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Constant(ExprMethods):
     """An array that is part of the program; the node holds it read-only, as a ConstantArray."""
 
     data: np.ndarray[Any, Any]
-    checked_type: Type | None = None
     span: Span | None = None
+    checked_type: Type | None = None
 
     def __post_init__(self) -> None:
         given = self.data
@@ -135,7 +120,7 @@ class Constant(ExprMethods):
         return f"Constant({self.data.dtype}{list(self.data.shape)})"
 
 
-@_immutable
+@immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Op(OpMethods):
     """An operator by its name, `nn.conv2d`; stands only where it is called.
@@ -144,8 +129,8 @@ class Op(OpMethods):
     """
 
     name: str
-    checked_type: Type | None = None
     span: Span | None = None
+    checked_type: Type | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Op) and other.name == self.name
@@ -157,7 +142,7 @@ class Op(OpMethods):
         return f"Op({self.name})"
 
 
-@_immutable
+@immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Call(ExprMethods):
     """A call of an operator, of a global function, or of a function that is a value.
@@ -171,8 +156,8 @@ class Call(ExprMethods):
     args: tuple[Expr, ...]
     attrs: Any = field(default_factory=_no_attrs)  # Attrs, whatever mapping is given
     type_args: tuple[Type, ...] = ()
-    checked_type: Type | None = None
     span: Span | None = None
+    checked_type: Type | None = None
 
     def __post_init__(self) -> None:
         op = as_node(self.op, "Call: op")
@@ -186,14 +171,14 @@ class Call(ExprMethods):
         return f"Call({self.op!r}, {len(self.args)} arguments)"
 
 
-@_immutable
+@immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Tuple(ExprMethods):
     """`(a, b)`; with one field `(a,)`."""
 
     fields: tuple[Expr, ...]
-    checked_type: Type | None = None
     span: Span | None = None
+    checked_type: Type | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", as_nodes(self.fields, "Tuple: a field"))
@@ -208,15 +193,15 @@ class Tuple(ExprMethods):
         return f"Tuple({len(self.fields)} fields)"
 
 
-@_immutable
+@immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class TupleGetItem(ExprMethods):
     """`tuple_value.index`."""
 
     tuple_value: Expr
     index: int
-    checked_type: Type | None = None
     span: Span | None = None
+    checked_type: Type | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -232,7 +217,7 @@ class TupleGetItem(ExprMethods):
         return f"TupleGetItem(.{self.index})"
 
 
-@_immutable
+@immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Let(ExprMethods):
     """`let var = value; body`."""
@@ -240,8 +225,8 @@ class Let(ExprMethods):
     var: Var
     value: Expr
     body: Expr
-    checked_type: Type | None = None
     span: Span | None = None
+    checked_type: Type | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.var, Var):
@@ -253,7 +238,7 @@ class Let(ExprMethods):
         return f"Let(%{self.var.name})"
 
 
-@_immutable
+@immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class If(ExprMethods):
     """`if (cond) { true_branch } else { false_branch }`."""
@@ -261,8 +246,8 @@ class If(ExprMethods):
     cond: Expr
     true_branch: Expr
     false_branch: Expr
-    checked_type: Type | None = None
     span: Span | None = None
+    checked_type: Type | None = None
 
     def __post_init__(self) -> None:
         for name in ("cond", "true_branch", "false_branch"):
@@ -272,7 +257,7 @@ class If(ExprMethods):
         return "If()"
 
 
-@_immutable
+@immutable
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Function(FunctionMethods):
     """`fn (params, attrs) -> ret_type { body }`, or what `def` gives a name to."""
@@ -280,10 +265,10 @@ class Function(FunctionMethods):
     params: tuple[Var, ...]
     body: Expr
     ret_type: Type | None = None
-    type_params: tuple[()] = ()  # Relay's fourth; functions have no type parameters here
+    type_params: tuple[TypeVar, ...] = ()
     attrs: Any = field(default_factory=_no_attrs)  # Attrs, whatever mapping is given
-    checked_type: Type | None = None
     span: Span | None = None
+    checked_type: Type | None = None
 
     def __post_init__(self) -> None:
         params = as_nodes(self.params, "Function: a parameter")
@@ -293,12 +278,14 @@ class Function(FunctionMethods):
         if len(set(params)) != len(params):
             names = ", ".join(f"%{param.name}" for param in params)
             raise ValueError(f"Function: one variable is two parameters, of {names}")
-        if self.type_params:
-            raise ValueError(
-                f"Function: type parameters are not supported, got {self.type_params!r}"
-            )
+        type_params = tuple(self.type_params or ())
+        for type_param in type_params:
+            if not isinstance(type_param, TypeVar):
+                raise TypeError(f"Function: a type parameter must be a TypeVar, got {type_param!r}")
         object.__setattr__(self, "params", params)
-        object.__setattr__(self, "type_params", ())
+        object.__setattr__(self, "type_params", type_params)
+        if isinstance(self.ret_type, IncompleteType):
+            object.__setattr__(self, "ret_type", None)
         object.__setattr__(self, "body", as_node(self.body, "Function: the body"))
         object.__setattr__(self, "attrs", read_only(without_nodes(self.attrs or {})))
 
@@ -306,12 +293,15 @@ class Function(FunctionMethods):
         return f"Function({len(self.params)} parameters)"
 
 
-Expr = Var | GlobalVar | Constant | Op | Call | Tuple | TupleGetItem | Let | If | Function
+Expr = (
+    Var | GlobalVar | Constant | Op | Call | Tuple | TupleGetItem | Let | If | Function
+    | RefCreate | RefRead | RefWrite | Constructor | Match
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class IRModule(ModuleMethods):
-    """Global functions by name, in the text's order.
+    """Global functions by name, in the text's order, and the types that they use.
 
     Functions are immutable; the module is not: `mod["main"] = function` replaces one or adds one.
     `metadata` is the table of the text's `#[metadata]`, (type key, objects) in its order: an object
@@ -319,6 +309,7 @@ class IRModule(ModuleMethods):
     """
 
     functions: Mapping[str, Function] = field(default_factory=dict)
+    type_definitions: Mapping[GlobalTypeVar, TypeData] = field(default_factory=dict)
     attrs: Any = field(default_factory=_no_attrs)  # Attrs, whatever mapping is given
     metadata: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
@@ -329,20 +320,32 @@ class IRModule(ModuleMethods):
         given = self.functions or {}
         object.__setattr__(self, "functions", MappingProxyType(table))
         object.__setattr__(self, "attrs", read_only(self.attrs))
+        types = self.type_definitions or {}
+        object.__setattr__(self, "type_definitions", TypeTable())
+        for header, data in types.items():
+            self[header] = data
         for name, function in given.items():
             self[name] = function
 
-    def __getitem__(self, name: str | GlobalVar) -> Function:
-        """A function; KeyError if there is none of that name."""
+    def __getitem__(self, name: Any) -> Any:
+        """A function, of a GlobalTypeVar the type's definition; KeyError if there is none."""
+        if isinstance(name, GlobalTypeVar):
+            return self.type_definitions[name]
         return self.functions[_global_name(name)]
 
-    def __setitem__(self, name: str | GlobalVar, function: Function) -> None:
+    def __setitem__(self, name: Any, function: Any) -> None:
+        if isinstance(name, GlobalTypeVar):
+            assert isinstance(self.type_definitions, TypeTable)
+            self.type_definitions.define(name, function)
+            return
         if not isinstance(function, Function):
             raise TypeError(f"IRModule: @{name} must be a Function, got {function!r}")
         table: dict[str, Function] = self.__dict__["_table"]
         table[_global_name(name)] = function
 
     def __contains__(self, name: object) -> bool:
+        if isinstance(name, GlobalTypeVar):
+            return name in self.type_definitions
         return isinstance(name, (str, GlobalVar)) and _global_name(name) in self.functions
 
     def __repr__(self) -> str:
@@ -371,6 +374,24 @@ def children(node: Expr) -> tuple[Expr, ...]:
         return (node.cond, node.true_branch, node.false_branch)
     if isinstance(node, Function):
         return (*node.params, node.body)
+    if isinstance(node, Match):
+        parts = ((*pattern_vars(clause.lhs), clause.rhs) for clause in node.clauses)
+        return (node.data, *(part for clause in parts for part in clause))
+    if isinstance(node, RefWrite):
+        return (node.ref, node.value)
+    if isinstance(node, RefRead):
+        return (node.ref,)
+    return (node.value,) if isinstance(node, RefCreate) else ()
+
+
+def bound_here(node: Expr) -> tuple[Var, ...]:
+    """The variables that a node binds: a `let`'s, a function's parameters, those of patterns."""
+    if isinstance(node, Let):
+        return (node.var,)
+    if isinstance(node, Function):
+        return node.params
+    if isinstance(node, Match):
+        return tuple(var for clause in node.clauses for var in pattern_vars(clause.lhs))
     return ()
 
 

@@ -15,6 +15,7 @@ from tvm.tirx import IntImm
 class Boxed:
     """What the metadata holds as an object of its own; Relay's name of its type is `type_key`."""
 
+    __slots__ = ()
     type_key = ""
 
     @property
@@ -83,6 +84,19 @@ class SharedInt(int, Boxed):
         return int(self)
 
 
+class Size(int, Boxed):
+    """A size of a tensor's type: an int that also has it as `value`, as Relay's sizes have."""
+
+    __slots__ = ()
+    type_key = "IntImm"
+
+    @property
+    def plain(self) -> int:
+        return int(self)
+
+    value = plain
+
+
 class SharedString(MetaString):
     """A string within another object, to which the metadata refers more than once."""
 
@@ -92,7 +106,7 @@ class SharedArray(MetaArray):
 
 
 # Printed where they stand, as what they are.
-SHARED = (SharedInt, SharedString, SharedArray)
+SHARED = (SharedInt, SharedString, SharedArray, Size)
 
 
 _NODES = (IntImm,)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..keys import SYMBOL
 from ..pipeline.cpu import cpu_pipeline
 from ..pipeline.cuda import cuda_pipeline
 from .alone import blamed
-from .ast import Function, IRModule
+from .ast import Function, GlobalVar, IRModule, post_order
 from .backend import Executor, Runtime, check_backend
 from .executor_factory import MAIN, MAIN_LIBRARY, Compiled, ExecutorFactory, Input
 from .executor_factory import load_module as load_module
@@ -24,26 +25,49 @@ from .external import Library, claimed
 from .lower import lowered
 from .memory import Widest, is_out_of_memory
 from .surface import check_relay_module, reason
+from .variables import all_vars
 
 _PIPELINES: dict[str, Callable[[], Any]] = {"cuda": cuda_pipeline, "llvm": cpu_pipeline}
 
 
-def _input(param: relax.Var) -> Input:
+def _input(param: relax.Var, used: Collection[str]) -> Input:
     sizes = param.ty.shape.values
     shape = tuple(int(n) if isinstance(n, tvm.tirx.IntImm) else None for n in sizes)
-    return Input(str(param.name), shape, str(param.ty.dtype))
+    return Input(str(param.name), shape, str(param.ty.dtype), str(param.name) in used)
 
 
 def _target(target: Any, host: Any) -> Target:
-    """The one target that a script may write in several ways."""
+    """The one target that a script may write in several ways; of several the CPU's."""
     if target is None:
         target = Target.current(allow_none=True) or "llvm"
+    given = [target]
     if isinstance(target, Mapping) and "kind" not in target:
-        if len(target) != 1:
-            raise ValueError(f"build: expected one target, got {len(target)}: {dict(target)}")
-        (target,) = target.values()
+        given = list(target.values())
+    elif isinstance(target, (list, tuple)):
+        given = list(target)
+    if len(given) != 1:
+        # A program here is for one device, and Relay's default of several is the CPU's.
+        made = [one if isinstance(one, Target) else Target(one) for one in given]
+        given = [one for one in made if "cpu" in one.keys]
+        if len(given) != 1:
+            names = ", ".join(str(one.kind.name) for one in made) or "none"
+            raise ValueError(f"build: of several targets one must be the CPU's, got {names}")
+    (target,) = given
     chosen = target if isinstance(target, Target) else Target(target)
     return chosen if host is None or chosen.host is not None else Target(chosen, host)
+
+
+def _used(mod: IRModule) -> IRModule:
+    """The module without the functions that @main needs not: those of a prelude, say."""
+    found, stack = {MAIN}, [MAIN]
+    while stack:
+        for node in post_order(mod[stack.pop()]):
+            if isinstance(node, GlobalVar) and node.name in mod and node.name not in found:
+                found.add(node.name)
+                stack.append(node.name)
+    if len(found) == len(mod.functions):
+        return mod
+    return replace(mod, functions={n: f for n, f in mod.functions.items() if n in found})
 
 
 def build(
@@ -66,8 +90,9 @@ def build(
     Parameters
     ----------
     ir_mod : what `relay.fromtext` or the builders made; a function is taken as @main.
-    target : a TVM target, or a mapping with one, {device type: target}; by default the one that is
-        current (`with Target(…):`), or "llvm".
+    target : a TVM target, or several, as a list or by device type, of which the CPU's is taken:
+        a program is for one device; by default the one that is current (`with Target(…):`), or
+        "llvm".
     target_host : the host's target for a device's; by default TVM's choice.
     executor : `relay.backend.Executor("graph")`, the default.
     runtime : `relay.backend.Runtime("cpp")`, the default.
@@ -84,7 +109,8 @@ def build(
     Raises
     ------
     TypeError, ValueError : for a module without @main, a violated type relation, a misshapen
-        parameter, several targets, what has no lowering, and another executor or runtime.
+        parameter, several targets without one for the CPU, what has no lowering, and another
+        executor or runtime.
     MemoryError : names the largest tensor.
     """
     check_backend(executor, runtime, workspace_memory_pools or constant_memory_pools)
@@ -102,6 +128,7 @@ def build(
     if twice:
         # An input is set by its name: one value would reach all of them.
         raise ValueError(f"build: parameters of @main that share a name: {', '.join(twice)}")
+    ir_mod = _used(ir_mod)
     registry.register()
     chosen = _target(target, target_host)
     external, taken = claimed(ir_mod, chosen)
@@ -110,7 +137,8 @@ def build(
         name = str(var.name_hint)
         if name in ir_mod.functions and name not in (MAIN, *taken):
             del mod[var]  # inlined where @main calls it
-    params_of = {str(p.name): _input(p) for p in mod[MAIN].params}
+    used = {var.name for var in all_vars(ir_mod[MAIN].body)}
+    params_of = {str(p.name): _input(p, used) for p in mod[MAIN].params}
     given = {n: _tensor(n, value) for n, value in (params or {}).items() if n in params_of}
     for name, value in given.items():
         params_of[name].check("build", value)

@@ -26,7 +26,13 @@ _SIZE, _OPEN = "size_var", "?"
 
 
 class AnyDim:
-    """A dimension that only the run knows; printed as `?`.  There is one, `ANY`."""
+    """A dimension that only the run knows; printed as `?`.  There is one, `ANY`: `AnyDim()`."""
+
+    _one: AnyDim | None = None
+
+    def __new__(cls) -> AnyDim:
+        cls._one = cls._one or super().__new__(cls)
+        return cls._one
 
     def __repr__(self) -> str:
         return "?"
@@ -133,7 +139,7 @@ def is_expression(value: object) -> bool:
 
 def as_dim(value: object) -> Dim:
     """A size as a type holds it; TypeError or ValueError for what is none."""
-    if isinstance(value, (SymDim, AnyDim)):
+    if isinstance(value, (SymDim, AnyDim)) or (type(value) is int and 0 <= value < SIZES):
         return value
     if is_expression(value):
         value = _simplified(value)

@@ -28,11 +28,15 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Input:
-    """A parameter of @main: its name and the type that it states, None for a size that is `?`."""
+    """A parameter of @main: its name and the type that it states, None for a size that is `?`.
+
+    `used` is false where nothing of the result is computed from it.
+    """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
+    used: bool = True
 
     def check(self, where: str, value: Any) -> None:
         """Raises ValueError where an array is not of the type."""
@@ -220,7 +224,7 @@ def _input(given: Any) -> Input:
     sound = isinstance(name, str) and isinstance(shape, list) and dtype in NUMBERS
     if not sound or any(n is not None and (type(n) is not int or n < 0) for n in shape):
         raise ValueError(f"{str(given)[:100]} is no input with name, shape and dtype")
-    return Input(name, tuple(shape), dtype)
+    return Input(name, tuple(shape), dtype, given.get("used") is not False)
 
 
 def _check_file(path: str | Path, wanted: Any) -> None:

@@ -13,11 +13,14 @@ from .ast import Constant, Expr, Function, TupleGetItem, Var, as_node
 from .ast import GlobalVar as GlobalVar
 from .ast import If as If
 from .ast import Let as Let
+from .ast import RefCreate as RefCreate
+from .ast import RefRead as RefRead
+from .ast import RefWrite as RefWrite
 from .ast import Tuple as Tuple
 from .ops.attributes import KINDS
 from .rewrite import rewrite
 from .spans import Span
-from .types import Dim, FuncType, TensorType, TupleType, Type
+from .types import TYPES, Dim, TensorType, Type
 
 
 def var(
@@ -42,9 +45,7 @@ def var(
         type_annotation = TensorType(tuple(shape), _dtype(name_hint, dtype))
     elif isinstance(type_annotation, str):
         type_annotation = TensorType((), _dtype(name_hint, type_annotation))
-    elif type_annotation is not None and not isinstance(
-        type_annotation, (TensorType, TupleType, FuncType)
-    ):
+    elif type_annotation is not None and not isinstance(type_annotation, TYPES):
         raise TypeError(
             f"var {name_hint!r}: type_annotation must be a Relay type or a dtype,"
             f" got {type_annotation!r}"
@@ -60,13 +61,16 @@ def _dtype(name: str, value: Any) -> str:
     return found
 
 
-def const(value: Any, dtype: str | None = None, span: Span | None = None) -> Constant:
+def const(value: Any, dtype: str | TensorType | None = None, span: Span | None = None) -> Constant:
     """A constant of a number, a list, or an array (NumPy's, TVM's).
 
-    Without `dtype`, what NumPy makes of the value, but int64 becomes int32 and float64 float32.
+    A tensor's type stands for its dtype.  Without `dtype`, what NumPy makes of the value, but int64
+    becomes int32 and float64 float32.
 
     Raises TypeError for what is no number and no array.
     """
+    if isinstance(dtype, TensorType):
+        dtype = dtype.dtype
     if hasattr(value, "numpy"):
         # An array of TVM keeps its dtype, as in Relay.
         data = np.asarray(value.numpy())

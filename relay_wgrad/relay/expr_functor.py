@@ -22,6 +22,7 @@ from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
+from .adt import Constructor, Match
 from .ast import (
     Call,
     Constant,
@@ -31,6 +32,9 @@ from .ast import (
     If,
     Let,
     Op,
+    RefCreate,
+    RefRead,
+    RefWrite,
     Tuple,
     TupleGetItem,
     Var,
@@ -55,6 +59,11 @@ _METHODS = {
     TupleGetItem: "visit_tuple_getitem",
     Constant: "visit_constant",
     Op: "visit_op",
+    RefCreate: "visit_ref_create",
+    RefRead: "visit_ref_read",
+    RefWrite: "visit_ref_write",
+    Constructor: "visit_constructor",
+    Match: "visit_match",
 }
 
 
@@ -130,6 +139,26 @@ class ExprFunctor:
     def visit_op(self, op: Op) -> Any:
         """An operator."""
         return self._default(op)
+
+    def visit_ref_create(self, ref: RefCreate) -> Any:
+        """`ref(…)`."""
+        return self._default(ref)
+
+    def visit_ref_read(self, ref: RefRead) -> Any:
+        """`ref_read(…)`."""
+        return self._default(ref)
+
+    def visit_ref_write(self, ref: RefWrite) -> Any:
+        """`ref_write(…, …)`."""
+        return self._default(ref)
+
+    def visit_constructor(self, con: Constructor) -> Any:
+        """A constructor of a data type."""
+        return self._default(con)
+
+    def visit_match(self, match: Match) -> Any:
+        """A `match`; the variables of its patterns are among its children."""
+        return self._default(match)
 
 
 class ExprVisitor(ExprFunctor):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..keys import SYMBOL
 
@@ -78,15 +78,21 @@ class ExprMethods:
 
         return Call(self, args)  # type: ignore[arg-type]
 
+    def same_as(self, other: object) -> bool:
+        """Whether the other is this very node."""
+        return self is other
+
     def astype(self, dtype: str) -> Call:
         """`relay.cast` to a dtype."""
         return _call("cast", self, dtype=dtype)
 
-    def astext(self, show_meta_data: bool = True) -> str:
+    def astext(
+        self, show_meta_data: bool = True, annotate: Callable[[Any], str] | None = None
+    ) -> str:
         """The expression as text, with a header; a variable that nothing binds as `free_var`."""
         from .text.printer import expr_text
 
-        return expr_text(self, show_meta_data)  # type: ignore[arg-type]
+        return expr_text(self, show_meta_data, annotate)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return self.astext(show_meta_data=False).partition("\n")[2]
@@ -207,6 +213,8 @@ class ModuleMethods:
     """What a module has beside its functions."""
 
     functions: Mapping[str, Function]
+    type_definitions: Mapping[Any, Any]
+    standard_module: ClassVar[Callable[[str], Any]]  # set by `prelude`
     attrs: Any
 
     @staticmethod
@@ -239,13 +247,52 @@ class ModuleMethods:
         """The names of all functions."""
         return [self.get_global_var(name) for name in self.functions]
 
+    def get_global_type_var(self, name: str) -> Any:
+        """The name of a type.  Raises ValueError if the module defines none of that name."""
+        for header in self.type_definitions:
+            if header.name_hint == name:
+                return header
+        raise ValueError(f"the module has no type {name}, but {', '.join(self._type_names())}")
+
+    def _type_names(self) -> list[str]:
+        return [header.name_hint for header in self.type_definitions]
+
+    def get_global_type_vars(self) -> list[Any]:
+        """The names of all types."""
+        return list(self.type_definitions)
+
+    def get_type(self, name: str) -> tuple[Any, ...]:
+        """The name of a type, and its constructors."""
+        header = self.get_global_type_var(name)
+        return (header, *self.type_definitions[header].constructors)
+
+    def get_constructor(self, tag: int) -> Any:
+        """The constructor of that tag; ValueError if there is none."""
+        for data in self.type_definitions.values():
+            for constructor in data.constructors:
+                if constructor.tag == tag:
+                    return constructor
+        raise ValueError(f"the module has no constructor of tag {tag}")
+
+    def import_from_std(self: Any, name: str) -> None:
+        """Takes over one of Relay's standard modules: prelude.rly, nat.rly, gradient.rly."""
+        self.update(ModuleMethods.standard_module(name))
+
     def update_func(self: Any, var: GlobalVar, func: Function) -> None:
         """Replaces a function, or adds one."""
         self[var] = func
 
+    def _add(self: Any, var: GlobalVar | str, val: Function, update: bool = False) -> None:
+        """Adds a function, or with `update` replaces one; Relay's scripts use this one too."""
+        if var in self and not update:
+            raise ValueError(f"the module has @{getattr(var, 'name', var)} already")
+        self[var] = val
+
     def update(self: Any, other: IRModule | Mapping[Any, Function]) -> None:
-        """Takes over another module's functions."""
+        """Takes over another module's functions and types."""
         functions: Any = getattr(other, "functions", other)
+        for header, data in dict(getattr(other, "type_definitions", {})).items():
+            self[header] = data
         for name, function in functions.items():
             self[name] = function
 
@@ -265,11 +312,17 @@ class ModuleMethods:
         """A copy with one attribute more."""
         return replace(self, attrs={**self.attrs, attr_key: attr_value})
 
-    def astext(self: Any, show_meta_data: bool = True) -> str:
+    def same_as(self, other: object) -> bool:
+        """Whether the other is this very module."""
+        return self is other
+
+    def astext(
+        self: Any, show_meta_data: bool = True, annotate: Callable[[Any], str] | None = None
+    ) -> str:
         """The module's text, as `relay.astext`."""
         from .text.printer import astext
 
-        return astext(self, show_meta_data)
+        return astext(self, show_meta_data, annotate)
 
     def __str__(self) -> str:
         return self.astext(show_meta_data=False).partition("\n")[2]

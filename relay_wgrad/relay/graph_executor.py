@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,13 @@ import tvm
 
 from .. import threads
 from .build import host_array
-from .executor_factory import MAIN, Executor, ExecutorFactory
+from .executor_factory import MAIN, Executor, ExecutorFactory, Input
 from .memory import allocating
+
+_FUNCTIONS = (
+    "set_input", "set_input_zero_copy", "load_params", "run", "get_input", "get_input_index",
+    "get_input_info", "get_num_inputs", "get_output", "get_num_outputs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,26 @@ class GraphModule:
         for name, array in params.items():
             self._set(self._name(name), array)
 
+    def set_input_zero_copy(self, key: str | int, value: Any) -> None:
+        """Sets one input to a TVM tensor itself: what its owner writes later, a run reads.
+
+        Raises ValueError as `set_input`, and for a tensor of another device.
+        """
+        name = self._name(key)
+        if not isinstance(value, tvm.runtime.Tensor):
+            raise TypeError(f"set_input_zero_copy: {name!r} must be a TVM tensor, got {value!r}")
+        self._executor.inputs[name].check("set_input_zero_copy", value)
+        if value.device != self._executor.device:
+            raise ValueError(
+                f"set_input_zero_copy: {name!r} is on {value.device}, not {self._executor.device}"
+            )
+        self._inputs[name] = value
+
+    @property
+    def module(self) -> Mapping[str, Callable[..., Any]]:
+        """The methods by their names, as the functions of Relay's module."""
+        return {name: getattr(self, name) for name in _FUNCTIONS}
+
     def load_params(self, params_bytes: bytes) -> None:
         """Sets inputs from what `relay.save_param_dict` wrote; names of no input are ignored."""
         params = tvm.runtime.load_param_dict(params_bytes)
@@ -108,12 +134,16 @@ class GraphModule:
         )
 
     def run(self, **input_dict: Any) -> None:
-        """Runs, after setting the inputs given.
+        """Runs, after setting the inputs given; one that the program does not use need not be set.
 
         Raises ValueError naming inputs that have not been set, and MemoryError naming the
         program's largest tensor where there is no room.
         """
         self.set_input(None, None, **input_dict)
+        for name, given in self._executor.inputs.items():
+            if not given.used and name not in self._inputs:
+                sizes = tuple(size or 0 for size in given.shape)
+                self._inputs[name] = tvm.runtime.empty(sizes, given.dtype, self._executor.device)
         missing = [name for name in self._executor.inputs if name not in self._inputs]
         if missing:
             raise ValueError(f"run: inputs that are not set: {', '.join(missing)}")
@@ -141,7 +171,7 @@ class GraphModule:
     def get_input_info(self) -> tuple[dict[str, tuple[int | None, ...]], dict[str, str]]:
         """The inputs' shapes by name, with None for a size that is `?`, and their dtypes."""
         inputs = self._executor.inputs.values()
-        return {i.name: i.shape for i in inputs}, {i.name: i.dtype for i in inputs}
+        return {i.name: _shape(i) for i in inputs}, {i.name: i.dtype for i in inputs}
 
     def get_input_index(self, name: str) -> int:
         """The place of an input, −1 if there is none of that name."""
@@ -220,6 +250,11 @@ class GraphModule:
         if self._outputs is None:
             raise ValueError("there are no outputs before run()")
         return self._outputs
+
+
+def _shape(given: Input) -> tuple[int | None, ...]:
+    known: Any = given.shape
+    return known if None in known else tvm.runtime.ShapeTuple(known)
 
 
 def _flat(value: Any) -> list[Any]:

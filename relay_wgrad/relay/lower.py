@@ -9,7 +9,7 @@ states.  Nothing recurses along the program's depth: evaluation is a stack of ge
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
@@ -31,6 +31,8 @@ from .ast import (
     Var,
     post_order,
 )
+from .branches import Branch, Captured, are_known, is_static, write_choice
+from .computable import refused
 from .infer import agree, fail, infer_module, place
 from .memory import LARGEST, Widest
 from .ops import lookup, show
@@ -41,9 +43,10 @@ from .sizes import Sizes, identifier, measured, settled
 from .sizes import relax_type as relax_type
 from .steps import run
 from .surface import reason
-from .types import FuncType, TensorType, TupleType, Type
+from .types import FuncType, TensorType, TupleType, Type, has_variables
 
 _DEPTH = 200  # of calls of functions within functions
+_BRANCHES = 50  # of `if` within `if`
 _NESTED = 500  # tuples within a tuple that is a result: TVM's own stack is full before 1,500
 # Operators that inlining may write: so many, and so many times the calls that a module has.
 MOST_WRITTEN, _GROWTH = 100_000, 10
@@ -68,13 +71,31 @@ class _Frame:
     values: dict[Expr, Value] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=Sizes)
 
+    captured: Captured | None = None  # what is around this frame is another Relax function's
+
     def find(self, node: Expr) -> Value | None:
         frame: _Frame | None = self
+        borders: list[Captured] = []
         while frame is not None:
             if node in frame.values:
-                return frame.values[node]
+                value = frame.values[node]
+                for captured in reversed(borders):
+                    value = _brought(value, captured)
+                return value
+            if frame.captured is not None:
+                borders.append(frame.captured)
             frame = frame.outer
         return None
+
+
+def _brought(value: Value, captured: Captured) -> Value:
+    """A value from around a branch, within it."""
+    if value.function is not None:
+        function, frame = value.function
+        return replace(value, function=(function, _Frame(frame, captured=captured)))
+    if value.fields is not None:
+        return replace(value, fields=tuple(_brought(part, captured) for part in value.fields))
+    return replace(value, expr=captured.parameter(value.expr))
 
 
 Steps = Generator["Steps", Value, Value]
@@ -83,7 +104,8 @@ Steps = Generator["Steps", Value, Value]
 def lower(mod: IRModule, calls: Collection[str] = ()) -> tvm.IRModule:
     """The Relax module with a function for each global function of a Relay module.
 
-    A function with the attribute `Inline` is only written where it is called.  Those that `calls`
+    A function with the attribute `Inline`, or with type parameters, is only written where it is
+    called.  Those that `calls`
     names become functions that are called instead.
 
     Raises
@@ -96,8 +118,10 @@ def lower(mod: IRModule, calls: Collection[str] = ()) -> tvm.IRModule:
 
 def lowered(mod: IRModule, calls: Collection[str] = ()) -> tuple[tvm.IRModule, Widest]:
     """As `lower`, with the module's largest tensor."""
-    if any(p.type_annotation is None for f in mod.functions.values() for p in f.params):
-        mod = infer_module(mod)  # weights whose types their operators tell
+    untyped = any(p.type_annotation is None for f in mod.functions.values() for p in f.params)
+    if untyped or _has_type_parameters(mod):
+        # Weights whose types their operators tell; what stands for type parameters is compared.
+        mod = infer_module(mod)
     bb = relax.BlockBuilder()
     widest = Widest()
     limit = MOST_WRITTEN + _GROWTH * _calls(mod)
@@ -106,9 +130,14 @@ def lowered(mod: IRModule, calls: Collection[str] = ()) -> tuple[tvm.IRModule, W
         _Lowering(mod, bb, {}, limit, widest).function(name, mod[name])
         called[name] = bb.get().get_global_var(name)
     for name, function in mod.functions.items():
-        if name not in called and not function.attrs.get(INLINE):
+        if name not in called and not function.attrs.get(INLINE) and not function.type_params:
             _Lowering(mod, bb, called, limit, widest).function(name, function)
     return bb.get(), widest
+
+
+def _has_type_parameters(mod: IRModule) -> bool:
+    every = (node for f in mod.functions.values() for node in post_order(f))
+    return any(isinstance(node, Function) and node.type_params for node in every)
 
 
 def _calls(mod: IRModule) -> int:
@@ -126,6 +155,8 @@ class _Lowering:
         called: Mapping[str, Any],
         limit: int,
         widest: Widest,
+        home: relax.BlockBuilder | None = None,
+        branches: int = 0,
     ) -> None:
         self.mod = mod
         self.bb = bb
@@ -133,6 +164,8 @@ class _Lowering:
         self.written = 0  # operators
         self.limit = limit
         self.widest = widest
+        self.home = bb if home is None else home  # whose module has all functions
+        self.branches = branches  # of `if`, around what is written
 
     def function(self, name: str, function: Function) -> None:
         """Writes the function into the block builder."""
@@ -192,8 +225,11 @@ class _Lowering:
         elif isinstance(node, Op):
             fail(node, f"operator {node.name} stands where it is not called")
         else:
+            error = refused("lower", node)
+            if error is not None:
+                raise error
             assert isinstance(node, If)
-            fail(node, "`if` has no lowering")
+            value = yield self._if(node, frame)
         if not isinstance(node, Function):
             self._agrees(node, value.type, node.checked_type, "the type", frame)
         frame.values[node] = value
@@ -235,6 +271,38 @@ class _Lowering:
         result = yield self._eval(function.body, inner)
         self._agrees(node, result.type, function.ret_type, "a function's result", inner)
         return result
+
+    def _if(self, node: If, frame: _Frame) -> Steps:
+        condition = yield self._eval(node.cond, frame)
+        if condition.type != TensorType((), "bool"):
+            fail(node, f"the condition of `if` must be bool, got {show(condition.type)}")
+        if self.branches >= _BRANCHES:
+            fail(node, f"`if` nests deeper than {_BRANCHES}: recursion has no lowering")
+        true, made = self._branch(node.true_branch, frame)
+        false, other = self._branch(node.false_branch, frame)
+        if true != false:
+            fail(node, f"the branches of `if` differ: {show(true)} and {show(false)}")
+        call = write_choice(self.home, "choice", condition.expr, made, other)
+        return Value(true, self.bb.emit(call))
+
+    def _branch(self, node: Expr, frame: _Frame) -> tuple[Type, Branch]:
+        """A branch as a function, and its result's type."""
+        captured, inner = Captured(), relax.BlockBuilder()
+        lowering = _Lowering(
+            self.mod, inner, self.called, self.limit, self.widest, self.home, self.branches + 1
+        )
+        lowering.written = self.written
+        within = _Frame(frame, frame.depth, sizes=frame.sizes, captured=captured)
+        with inner.function("branch", private=True):
+            with inner.dataflow():
+                value: Value = run(lowering._eval(node, within))
+                out = inner.emit_output(_expr(value))
+            inner.emit_func_output(out, list(captured.params.values()))
+        self.written = lowering.written
+        if not are_known([value.type]) or not all(map(is_static, captured.params)):
+            fail(node, "a branch of `if` that has sizes which only the run knows has no lowering")
+        var = self.home.add_func(inner.get()["branch"], "branch")
+        return value.type, (var, list(captured.params))
 
     def _called(self, node: Call, var: Any, args: list[Value], frame: _Frame) -> Value:
         """A call that stays one."""
@@ -301,6 +369,8 @@ class _Lowering:
     def _agrees(self, node: Expr, got: Type, stated: Type | None, what: str, frame: _Frame) -> None:
         if isinstance(got, FuncType) and isinstance(stated, FuncType):
             return  # a function is checked where it is called
+        if stated is not None and has_variables(stated):
+            return  # inference has compared it
         if stated is not None and not agree(got, frame.sizes.local(stated)):
             fail(node, f"{what} is {show(got)}, and the program says {show(stated)}")
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from .adt import Clause, Match, with_vars
 from .ast import (
     Call,
     Expr,
     Function,
     If,
     Let,
+    RefCreate,
+    RefRead,
+    RefWrite,
     Tuple,
     TupleGetItem,
     Var,
@@ -38,6 +42,15 @@ def over(node: Expr, new: Mapping[Expr, Expr]) -> Expr:
             true_branch=new[node.true_branch],
             false_branch=new[node.false_branch],
         )
+    if isinstance(node, Match):
+        clauses = tuple(Clause(with_vars(c.lhs, new), new[c.rhs]) for c in node.clauses)
+        return replace(node, data=new[node.data], clauses=clauses)
+    if isinstance(node, RefCreate):
+        return replace(node, value=new[node.value])
+    if isinstance(node, RefRead):
+        return replace(node, ref=new[node.ref])
+    if isinstance(node, RefWrite):
+        return replace(node, ref=new[node.ref], value=new[node.value])
     assert isinstance(node, Function), node
     return replace(node, params=tuple(_var(new, p) for p in node.params), body=new[node.body])
 

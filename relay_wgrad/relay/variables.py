@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .ast import Expr, Function, Let, Var, post_order
+from .ast import Expr, Var, bound_here, post_order
 
 
 def all_vars(expr: Expr) -> list[Var]:
@@ -13,7 +13,7 @@ def all_vars(expr: Expr) -> list[Var]:
 
 
 def bound_vars(expr: Expr) -> list[Var]:
-    """The variables that a function or a `let` below the expression binds."""
+    """The variables that functions, `let`s and patterns below the expression bind."""
     bound = _bound(expr)
     return [var for var in all_vars(expr) if var in bound]
 
@@ -33,8 +33,5 @@ def post_order_visit(expr: Expr, fvisit: Callable[[Expr], object]) -> None:
 def _bound(expr: Expr) -> set[Var]:
     bound: set[Var] = set()
     for node in post_order(expr):
-        if isinstance(node, Function):
-            bound.update(node.params)
-        elif isinstance(node, Let):
-            bound.add(node.var)
+        bound.update(bound_here(node))
     return bound

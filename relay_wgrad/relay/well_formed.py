@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .adt import Match, pattern_vars
 from .ast import Expr, Function, IRModule, Let, Var, children
 
 
@@ -46,6 +47,13 @@ def _well_formed(root: Expr) -> bool:
                 stack += [("close", param) for param in node.params]
                 stack.append(("visit", node.body))
                 stack += [("bind", param) for param in node.params]
+            elif isinstance(node, Match):
+                for clause in reversed(node.clauses):
+                    own = pattern_vars(clause.lhs)
+                    stack += [("close", var) for var in own]
+                    stack.append(("visit", clause.rhs))
+                    stack += [("bind", var) for var in own]
+                stack.append(("visit", node.data))
             else:
                 stack += [("visit", child) for child in reversed(children(node))]
     return True

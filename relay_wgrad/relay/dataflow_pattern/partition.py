@@ -127,7 +127,7 @@ def _group(
         if embedded or node in within or isinstance(node, (Op, Function)) or node in inputs:
             return
         ty = node.checked_type
-        inputs[node] = Var(f"FunctionVar_{number}_{len(inputs)}", ty, ty)
+        inputs[node] = Var(f"FunctionVar_{number}_{len(inputs)}", ty, checked_type=ty)
 
     for part in parts_of(pattern):
         for node in matched.get(part, ()):

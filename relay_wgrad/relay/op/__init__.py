@@ -4,6 +4,7 @@ Modules and names in here are upstream's; what an operator is (attributes, type,
 is in `relay.ops`, of which upstream has no counterpart.
 """
 
+from ..expr import const as const
 from . import annotation as annotation
 from . import contrib as contrib
 from . import image as image

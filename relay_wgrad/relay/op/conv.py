@@ -12,7 +12,7 @@ Size = int | Sequence[int]
 
 
 def _pair(value: Any) -> Any:
-    return (value, value) if type(value) is int else value
+    return (value, value) if isinstance(value, int) else value
 
 
 def _padding(op: str, value: Any) -> tuple[int, ...]:

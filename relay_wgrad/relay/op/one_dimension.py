@@ -10,7 +10,7 @@ from .conv import Size
 
 
 def _one(value: Any) -> Any:
-    return (value,) if type(value) is int else value
+    return (value,) if isinstance(value, int) else value
 
 
 def _sides(op: str, value: Any) -> tuple[int, int]:

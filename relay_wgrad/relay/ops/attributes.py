@@ -145,6 +145,15 @@ class Attr:
         """Whether Relay's text has it even at its default."""
         return self.always or self.default is REQUIRED
 
+    def is_default(self, value: Any) -> bool:
+        """Whether a value means what the attribute's default does."""
+        if value is None or self.default is None:
+            return value is self.default
+        try:
+            return bool(self.read("", value) == self.read("", self.default))
+        except TypeError:
+            return False
+
     def read(self, op: str, value: Any) -> Any:
         """The value as relations take it; TypeError naming op, attribute and value."""
         if value is None and (self.kind.endswith("?") or self.kind == "dtype"):

@@ -18,7 +18,7 @@ from tvm.ir.expr import GenericConst
 from ...dtypes import HALVES
 from ..ast import Attrs
 from ..dims import SymDim, unified
-from ..types import ANY, Dim, FuncType, TensorType, TupleType, Type
+from ..types import ANY, Dim, TensorType, TupleType, Type, type_text
 from .attributes import REQUIRED as REQUIRED
 from .attributes import Attr as Attr
 from .hooks import COMPUTE
@@ -26,11 +26,7 @@ from .hooks import COMPUTE
 
 def show(ty: Type) -> str:
     """A type as Relay prints it."""
-    if isinstance(ty, TensorType):
-        return f"Tensor[{show_shape(ty.shape)}, {ty.dtype}]" if ty.shape else ty.dtype
-    if isinstance(ty, FuncType):
-        return f"fn ({', '.join(map(show, ty.arg_types))}) -> {show(ty.ret_type)}"
-    return f"({', '.join(map(show, ty.fields))}{',' if len(ty.fields) == 1 else ''})"
+    return type_text(ty)
 
 
 def show_shape(shape: Sequence[Dim]) -> str:
@@ -218,6 +214,17 @@ class RelayOp:
                 raise ValueError(f"{self.name}: attribute {attr.name} is missing")
             complete[attr.name] = attr.read(self.name, value)
         return complete
+
+    def written(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Attributes without those that have their default."""
+        if not attrs:
+            return attrs
+        defaults = {attr.name: attr for attr in self.attrs if attr.default is not REQUIRED}
+        return {
+            name: value
+            for name, value in attrs.items()
+            if name not in defaults or not defaults[name].is_default(value)
+        }
 
     def infer(self, arg_types: Sequence[Type], attrs: Mapping[str, Any]) -> Type:
         """The result's type.

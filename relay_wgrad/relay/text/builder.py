@@ -25,11 +25,12 @@ from ..ast import (
 from ..errors import Complaint
 from ..ops import REGISTRY
 from ..spans import Span
-from ..types import TensorType, Type
+from ..types import TensorType, Type, TypeVar
+from .data import REFERENCES, DataBuilder
 from .literals import dtype_name, integer, number
 from .metadata import Table
 from .scopes import Scopes
-from .values import Children, Values, sound
+from .values import Children, sound
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class _Head:
     params: tuple[Var, ...]
     attrs: dict[str, Any]
     ret_type: Type | None
+    type_params: tuple[TypeVar, ...] | None
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class _Chain:
     parts: list[Any]
 
 
-class Builder(Values):
+class Builder(DataBuilder):
     """One text's program; `reset` begins the next."""
 
     def reset(self, source: str, table: Table) -> None:
@@ -86,7 +88,7 @@ class Builder(Values):
 
     # -- helpers
 
-    def _expr(self, value: Any) -> Expr:
+    def as_expr(self, value: Any) -> Expr:
         if isinstance(value, _MetaUse):
             problem = f"{value.token} are attributes: they stand last in a call"
             raise Complaint(value.token.start_pos or 0, problem)
@@ -122,13 +124,13 @@ class Builder(Values):
         token, annotation, note = children
         type_ = self.plain(annotation, token)
         checked, origin = self.note(note)
-        return Var(token[1:], type_, checked, self.span(token, token, origin))
+        return Var(token[1:], type_, self.span(token, token, origin), checked)
 
     def attr(self, children: Children) -> _Attr:
         return _Attr(*children)
 
     def head(self, children: Children) -> _Head:
-        first, *items, ret_type = children
+        type_params, first, *items, ret_type = children
         params: list[Var] = []
         attrs: list[_Attr] = []
         for item in items:
@@ -139,7 +141,7 @@ class Builder(Values):
                 raise Complaint(attrs[-1].name.start_pos or 0, problem)
             else:
                 params.append(item)
-        return _Head(tuple(params), self._attrs(attrs), self.plain(ret_type, first))
+        return _Head(tuple(params), self._attrs(attrs), self.plain(ret_type, first), type_params)
 
     def def_head(self, children: Children) -> tuple[Token, _Head]:
         token, head = children
@@ -166,34 +168,38 @@ class Builder(Values):
         if name in self.functions:
             raise Complaint(token.start_pos or 0, f"{token} is defined twice")
         span = self.span(token, token)
+        type_params = self.close_types(head.type_params)
         self.functions[name] = Function(
-            head.params, body, head.ret_type, attrs=head.attrs, span=span
+            head.params, body, head.ret_type, type_params, head.attrs, span
         )
 
     def function(self, children: Children) -> Function:
         (token, head), body, last, note = children
-        self.scopes.leave(len(head.params))
+        captured = self.scopes.leave(len(head.params))
+        type_params = self.close_types(head.type_params)
         checked, origin = self.note(note)
         span = self.span(token, last, origin)
-        return Function(head.params, body, head.ret_type, (), head.attrs, checked, span)
+        made = Function(head.params, body, head.ret_type, type_params, head.attrs, span, checked)
+        self.scopes.needs(made, captured)
+        return made
 
     def expression(self, children: Children) -> Expr:
-        return self._expr(children[-1])
+        return self.as_expr(children[-1])
 
     # -- scopes
 
     def let(self, children: Children) -> tuple[Var, Expr, Span]:
         first, token, annotation, note, value, last = children
-        value = self._expr(value)
+        value = self.as_expr(value)
         checked, origin = self.note(note)
         type_ = self.plain(annotation, token)
-        var = Var(token[1:], type_, checked, self.span(token, token, origin))
+        var = Var(token[1:], type_, self.span(token, token, origin), checked)
         self.scopes.bind(var)
         return var, value, self.span(first, last)
 
     def graph_binding(self, children: Children) -> None:
         token, value = children
-        self.scopes.bind_graph(token, self._expr(value))
+        self.scopes.bind_graph(token, self.as_expr(value))
 
     def free_var(self, children: Children) -> None:
         first, token, annotation, note = children
@@ -204,13 +210,13 @@ class Builder(Values):
             raise Complaint(token.start_pos, f"{token} is free twice")
         checked, origin = self.note(note)
         var = Var(
-            token[1:], self.plain(annotation, token), checked, self.span(token, token, origin)
+            token[1:], self.plain(annotation, token), self.span(token, token, origin), checked
         )
         self.scopes.free[var.name] = var
 
     def statement(self, children: Children) -> tuple[Var, Expr, Span]:
         value, last = children
-        value = self._expr(value)
+        value = self.as_expr(value)
         # A value that nobody uses: a `let` of a variable without a name in the text.
         span = self.span(last, last)
         var = Var("_", span=span)
@@ -218,7 +224,7 @@ class Builder(Values):
         return var, value, span
 
     def body(self, children: Children) -> Expr:
-        result = self._expr(children[-1])
+        result = self.as_expr(children[-1])
         if len(children) == 1:
             return result
         lets = [item for item in children[:-1] if item is not None]
@@ -232,7 +238,7 @@ class Builder(Values):
     def if_else(self, children: Children) -> If:
         first, cond, true_branch, false_branch, last = children
         span = self.span(first, last)
-        return If(self._expr(cond), true_branch, false_branch, span=span)
+        return If(self.as_expr(cond), true_branch, false_branch, span=span)
 
     # -- expressions
 
@@ -262,7 +268,7 @@ class Builder(Values):
 
     def _scalar(self, token: Token, value: Any, note: Token | None) -> Constant:
         checked, origin = self.note(note)
-        constant = Constant(value, checked, self.span(token, token, origin))
+        constant = Constant(value, self.span(token, token, origin), checked)
         self._same_type(note, checked, constant)
         return constant
 
@@ -291,31 +297,38 @@ class Builder(Values):
         if isinstance(right, _Chain):
             right.parts += [token, left]
             return right
-        return _Chain([self._expr(right), token, self._expr(left)])
+        return _Chain([self.as_expr(right), token, self.as_expr(left)])
 
-    def operator_alone(self, children: Children) -> Op:
+    def operator_alone(self, children: Children) -> Expr:
         token = children[0]
+        if token in self.constructors:
+            return self.constructor_alone(*children)
         op = self._op(token)
         if op.name not in REGISTRY:
             raise Complaint(token.start_pos or 0, f"{token[:60]} is no operator, and is not called")
         return op
 
-    def call_op(self, children: Children) -> Call:
-        return self._call(self._op(children[0]), children[0], children)
+    def call_op(self, children: Children) -> Expr:
+        token = children[0]
+        if token not in REFERENCES:
+            return self._call(self._op(token), token, children)
+        made = self._call(Op(str(token)), token, children)
+        if made.attrs:
+            raise Complaint(token.start_pos or 0, f"{token} has no attributes")
+        assert made.span is not None
+        return self.reference(token, made.args, made.span, made.checked_type)
 
-    def _op(self, token: Token) -> Op:
-        op = self.ops.get(token)
+    def _op(self, token: Token) -> Any:
+        op: Any = self.constructors.get(token, self.ops.get(token))
         if op is None:
             if token.rpartition(".")[2][0].isupper():
-                problem = f"constructors of algebraic data types ({token[:60]}) are not supported"
-                raise Complaint(
-                    token.start_pos or 0, problem, "constructors of algebraic data types"
-                )
+                problem = f"{token[:60]} is no constructor of the text's types, and no operator"
+                raise Complaint(token.start_pos or 0, problem)
             op = self.ops[str(token)] = Op(str(token))
         return op
 
     def call_value(self, children: Children) -> Call:
-        return self._call(self._expr(children[0]), children[1], children)
+        return self._call(self.as_expr(children[0]), children[1], children)
 
     def _call(self, op: Expr, first: Token, children: Children) -> Call:
         # op, `(`, arguments, `)`, note
@@ -334,20 +347,27 @@ class Builder(Values):
                 problem = "an argument after the call's attributes"
                 raise Complaint(attrs[-1].name.start_pos or 0, problem)
             else:
-                args.append(self._expr(item))
+                args.append(self.as_expr(item))
         if meta is not None and attrs:
             raise Complaint(last.start_pos, "attributes both written and from the metadata")
         checked, origin = self.note(note)
         span = self.span(first, last, origin)
-        held = meta if meta is not None else self._attrs(attrs)
-        return Call(op, tuple(args), held, (), checked, span)
+        held = meta if meta is not None else self._typed(self._attrs(attrs), op)
+        return Call(op, tuple(args), held, (), span, checked)
+
+    def _typed(self, attrs: dict[str, Any], op: Expr) -> Any:
+        """Attributes of a type that the call itself names, where no operator does."""
+        key = attrs.get("attrs_type_key")
+        if isinstance(op, Op) or not isinstance(key, str):
+            return attrs
+        return MetaAttrs(key, {name: v for name, v in attrs.items() if name != "attrs_type_key"})
 
     def project(self, children: Children) -> TupleGetItem:
         value, token, note = children
         checked, origin = self.note(note)
         index = sound(token, lambda text: integer(text[1:]))
         span = self.span(token, token, origin)
-        return TupleGetItem(self._expr(value), index, checked, span)
+        return TupleGetItem(self.as_expr(value), index, span, checked)
 
     def empty_tuple(self, children: Children) -> Tuple:
         return self._tuple(children[0], [], children[1], children[2])
@@ -358,5 +378,5 @@ class Builder(Values):
 
     def _tuple(self, first: Token, items: Children, last: Token, note: Token | None) -> Tuple:
         checked, origin = self.note(note)
-        fields = tuple(self._expr(item) for item in items)
-        return Tuple(fields, checked, self.span(first, last, origin))
+        fields = tuple(self.as_expr(item) for item in items)
+        return Tuple(fields, self.span(first, last, origin), checked)

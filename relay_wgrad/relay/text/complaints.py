@@ -9,13 +9,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 from ..errors import Complaint
 
 _REFUSED = {
-    "type": "algebraic data types (`type`)",
-    "extern": "extern types",
-    "match": "`match`",
-    "ref": "references (`ref`)",
-    "ref_read": "references (`ref_read`)",
-    "ref_write": "references (`ref_write`)",
-    "_": "`_` within a type, or as a pattern",
+    "_": "`_` within a type",
 }
 _NAMES = {
     "LOCAL": "a variable", "GRAPH": "a graph variable", "GLOBAL": "a global function",
@@ -25,7 +19,7 @@ _NAMES = {
     "LSQB": "`[`", "RSQB": "`]`", "LBRACE": "`{`", "RBRACE": "`}`", "COMMA": "`,`",
     "COLON": "`:`", "SEMICOLON": "`;`", "EQUAL": "`=`", "QUESTION": "`?`",
     "INFIX": "an operator", "UNKNOWN": "`_`", "FREE": "`free_var`",
-    "DEF": "`def`", "_ARROW": "`->`",
+    "DEF": "`def`", "_ARROW": "`->`", "FAT": "`=>`", "MATCH": "`match`",
 }  # fmt: skip
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _BEFORE_PARAMETERS = re.compile(r"(?:\bfn|\bdef\s+@[\w.]+)\s*\Z")
@@ -55,10 +49,6 @@ def _refused(text: str, offset: int, expected: set[str]) -> Complaint | None:
         construct = _REFUSED[word[0]]
     elif text.startswith("{", offset) and "COLON" in expected:
         construct = "virtual devices of parameters"
-    elif text.startswith("[", offset) and _BEFORE_PARAMETERS.search(before):
-        construct = "type parameters"
-    elif text.startswith("[", offset) and before[-1:].isalnum() and "LPAR" not in expected:
-        construct = "types with arguments"
     elif text.startswith("=", offset) and _BEFORE_PARAMETERS.search(before):
         construct = "external functions"
     return Complaint(offset, f"not supported: {construct}", construct) if construct else None

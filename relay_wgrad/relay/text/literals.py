@@ -18,6 +18,7 @@ from ..types import (
     Dim,
     SymDim,
     TensorType,
+    is_vector,
 )
 
 # Relay's names; numpy's type where an array can hold it.
@@ -60,7 +61,7 @@ def number(text: str) -> np.generic:
         if not kind and not -(2**31) <= value < 2**31:
             width = "64"
         dtype = _ARRAYS.get(f"int{width or 32}")
-        if dtype is None or dtype.itemsize == 1 or (kind and not width):
+        if dtype is None or dtype.itemsize == 1:
             raise ValueError(f"unknown suffix i{width}: i16, i32 and i64 are known")
         info = np.iinfo(dtype)
         if not info.min <= value <= info.max:
@@ -159,7 +160,7 @@ def tensor_type(text: str, meta: Callable[[str], Any]) -> TensorType:
 
 def known_dtype(name: str) -> str:
     """The name itself, or another one's.  Raises ValueError for one that Relay hasn't."""
-    if name not in DTYPES and name not in OTHER_NAMES:
+    if name not in DTYPES and name not in OTHER_NAMES and not is_vector(name):
         raise ValueError(f"unknown dtype {name}")
     return name
 

@@ -249,9 +249,9 @@ class _Reader:
             raise _BadError("a constant's span is no Span")
         place = self._place
         span = Span(
-            place.source, place.line, place.column, place.end_line, place.end_column, origin
+            place.source, place.line, place.end_line, place.column, place.end_column, origin
         )
-        return Constant(data, checked, span), 1
+        return Constant(data, span, checked), 1
 
     def _tensor_type(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
         attrs = _typed(node, "attrs", dict)
@@ -276,9 +276,9 @@ class _Reader:
         source = self._value(attrs.get("source_name"), depth + 1)[0]
         if not isinstance(source, str):
             raise _BadError("a span without its source's name")
-        names = ("line", "column", "end_line", "end_column")
-        line, column, end_line, end_column = (_int(attrs.get(name)) for name in names)
-        return Span(source, line, column, end_line, end_column), 1
+        names = ("line", "end_line", "column", "end_column")
+        line, end_line, column, end_column = (_int(attrs.get(name)) for name in names)
+        return Span(source, line, end_line, column, end_column), 1
 
 
 _READERS: dict[str, Callable[[_Reader, dict[str, Any], int], tuple[Any, int]]] = {

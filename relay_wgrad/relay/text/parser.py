@@ -83,8 +83,8 @@ def fromtext(
     the nesting of brackets.
 
     Raises RelayTextError, with line and column: the text is malformed, too large or too deep.  Its
-    subclass UnsupportedConstructError names what Relay has and this leaves out: closures, algebraic
-    data types, `match`, references, type parameters.
+    subclass UnsupportedConstructError names what Relay has and this leaves out: external functions,
+    virtual devices.
     Raises TypeError when `text` is no str.
     """
     return _checked(text, source_name, max_size, max_depth, _module)
@@ -98,11 +98,11 @@ def parse(
 ) -> IRModule:
     """As `fromtext`, with the functions of a module and objects of a metadata table at hand.
 
+    As in Relay, types are inferred, where `fromtext` leaves a program as it is written.
     The functions of `init_module` stand before the text's; `init_meta_table` is for a text that has
-    no `#[metadata]` of its own.  The module has its types, as Relay's has; one that does not fit
-    its operators has none, and is refused where it is used.
+    no `#[metadata]` of its own.
 
-    Raises RelayTextError as `fromtext`, and for a function that both have.
+    Raises RelayTextError as `fromtext`, and for a function that both have; as `InferType`.
     """
     given = init_module.functions if init_module is not None else {}
     table = tuple((key, tuple(objects)) for key, objects in (init_meta_table or {}).items())
@@ -111,13 +111,10 @@ def parse(
         if not own:
             parser.builder.reset(source_name, table)
         parser.builder.functions.update(given)
+        parser.builder.has_types(init_module.type_definitions if init_module is not None else {})
         return _module(parser, text, own or table)
 
-    made = _checked(source, source_name, MAX_SIZE, MAX_DEPTH, read)
-    try:
-        return infer_module(made)
-    except (TypeError, ValueError):
-        return made
+    return infer_module(_checked(source, source_name, MAX_SIZE, MAX_DEPTH, read))
 
 
 def parse_expr(
@@ -152,7 +149,8 @@ def _module(parser: _Parser, text: str, table: Table) -> IRModule:
     for name, (var, offset) in builder.global_vars.items():
         if var.name not in builder.functions:
             raise Complaint(offset, f"{name} is not defined in this module")
-    return IRModule(builder.functions, metadata=table)
+    builder.check_types()
+    return IRModule(builder.functions, builder.type_data, metadata=table)
 
 
 def _expression(parser: _Parser, text: str, table: Table) -> Expr:
@@ -174,7 +172,7 @@ def _parse(text: str, source: str, max_size: int, max_depth: int, read: _Read[R]
     if end < len(text):
         line = text.count("\n", 0, end) + 1
         column = end - text.rfind("\n", 0, end)
-        place = Span(source, line, column, line, column + len("#[metadata]"))
+        place = Span(source, line, line, column, column + len("#[metadata]"))
         table = decode(text, end, place)
     parser = _of_thread.parser
     if parser is None:

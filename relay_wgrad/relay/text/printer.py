@@ -12,9 +12,10 @@ any depth can be printed.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+from ..adt import Constructor, Match
 from ..ast import (
     Call,
     Constant,
@@ -26,6 +27,9 @@ from ..ast import (
     Let,
     MetaAttrs,
     Op,
+    RefCreate,
+    RefRead,
+    RefWrite,
     Tuple,
     TupleGetItem,
     Var,
@@ -35,9 +39,11 @@ from ..ast import (
 from ..boxes import by_reference, plain
 from ..errors import RelayTextError
 from ..steps import run
-from ..types import AnyDim, Dim, SymDim, Type, all_dims, type_text
+from ..types import AnyDim, Dim, SymDim, Type, all_dims
 from ..variables import free_vars
+from .data_printer import DataPrinter
 from .literals import dtype_name, number_text, string_text
+from .metadata import FIELDS
 from .metadata_sizes import SIZE_KEYS
 from .metadata_writer import MetaTable
 
@@ -53,10 +59,13 @@ _DEEPEST_INDENT = 50  # levels; beyond, the text would grow with the square of t
 _Step = Generator["_Step", Any, Any]
 
 
-def astext(mod: IRModule, show_meta_data: bool = True) -> str:
+def astext(
+    mod: IRModule, show_meta_data: bool = True, annotate: Callable[[Expr], str] | None = None
+) -> str:
     """The module's text, version 0.0.5, which `fromtext` reads back.
 
-    Types and origins that nodes carry are written as comments.  Without `show_meta_data` the
+    Types and origins that nodes carry are written as comments; with `annotate`, what it says of a
+    node instead, as it is.  Without `show_meta_data` the
     constants that are no scalars are left out, and the text can't be read back.
 
     Raises RelayTextError for a program without a text: a variable that nothing binds, a constant or
@@ -67,19 +76,22 @@ def astext(mod: IRModule, show_meta_data: bool = True) -> str:
     if any(key in SIZE_KEYS for key, _ in mod.metadata):
         sizes = [dim for function in mod.functions.values() for dim in _sizes(function)]
     table = MetaTable(mod.metadata, used, sizes)
-    printer = _Printer(table)
-    parts = [printer.define(name, function) for name, function in mod.functions.items()]
+    printer = _Printer(table, annotate, [header.name_hint for header in mod.type_definitions])
+    parts = [printer.define_type(data) for data in mod.type_definitions.values()]
+    parts += [printer.define(name, function) for name, function in mod.functions.items()]
     return _complete("\n".join(parts), table, show_meta_data)
 
 
-def expr_text(expr: Expr, show_meta_data: bool = True) -> str:
+def expr_text(
+    expr: Expr, show_meta_data: bool = True, annotate: Callable[[Expr], str] | None = None
+) -> str:
     """An expression's text; each variable that nothing binds has a line `free_var %x: …;`.
 
     Raises RelayTextError as `astext`.
     """
     used = {id(item) for item in _used_objects(expr)}
     table = MetaTable((), used)
-    text = _Printer(table).expression(expr)
+    text = _Printer(table, annotate).expression(expr)
     return _complete(text, table, show_meta_data)
 
 
@@ -109,6 +121,8 @@ def _meta_objects(node: Expr) -> list[Any]:
     if isinstance(node, Constant):
         return [] if _simple(node) else [node]
     if isinstance(node, (Call, Function)):
+        if _is_typed(node):
+            return []
         if isinstance(node.attrs, MetaAttrs):
             return [node.attrs]
         found: list[Any] = []
@@ -123,17 +137,29 @@ def _meta_objects(node: Expr) -> list[Any]:
     return []
 
 
+def _is_typed(node: Call | Function) -> bool:
+    """Whether attributes stand in the call, with their type: no operator declares it."""
+    declared = isinstance(node, Function) or isinstance(node.op, Op)
+    held = isinstance(node.attrs, MetaAttrs) and node.attrs.type_key not in FIELDS
+    return held and not declared
+
+
 def _simple(node: Constant) -> bool:
     return node.data.ndim == 0 and dtype_name(node.data.dtype) in _SCALARS
 
 
-class _Printer:
-    def __init__(self, table: MetaTable) -> None:
+class _Printer(DataPrinter):
+    def __init__(
+        self,
+        table: MetaTable,
+        annotate: Callable[[Expr], str] | None,
+        defined: Sequence[str] = (),
+    ) -> None:
+        super().__init__(defined)
+        self._annotate = annotate
         self._table = table
         self._count = 0  # of graph variables, over all functions
         self._taken: dict[str, int] = {}  # names of variables, over all functions
-        self._level = 0
-        self._types: dict[Type, str] = {}
         self._free: set[Var] = set()  # what may be used unbound
 
     def define(self, name: str, function: Function) -> str:
@@ -172,11 +198,13 @@ class _Printer:
     # -- scopes
 
     def _signature_and_body(self, function: Function) -> _Step:
+        params = self._open_types(function.type_params)
         items = [self._bind(param) for param in function.params]
         items += self._attrs(function.attrs)
         result = f" -> {self._type(function.ret_type)}" if function.ret_type is not None else ""
         body = yield self._block(function.body)
-        return f"({', '.join(items)}){result} {body}"
+        self._close_types(function.type_params)
+        return f"{params}({', '.join(items)}){result} {body}"
 
     def _block(self, body: Expr) -> _Step:
         """`{`, the statements that the value needs, the value, `}`."""
@@ -228,7 +256,7 @@ class _Printer:
                 continue
             if ready:
                 self._text[node] = self._operation(node) + self._note(node)
-            elif isinstance(node, (Call, Tuple, TupleGetItem)):
+            elif isinstance(node, (Call, Tuple, TupleGetItem, RefCreate, RefRead, RefWrite)):
                 stack.append((node, True))
                 stack += [(child, False) for child in reversed(children(node))]
             else:
@@ -249,28 +277,42 @@ class _Printer:
         if isinstance(node, Let):
             return (yield self._bracketed(node))
         if isinstance(node, If):
-            condition = yield self._expr(node.cond)
-            if not _in_place(node.cond):
-                condition = self._use(node.cond)
+            condition = yield self._operand(node.cond)
             true = yield self._block(node.true_branch)
             false = yield self._block(node.false_branch)
             return f"if ({condition}) {true} else {false}"
+        if isinstance(node, Constructor):
+            return node.name_hint
+        if isinstance(node, Match):
+            return (yield self._match(node))
         assert isinstance(node, Function), node
         text = yield self._signature_and_body(node)
         return f"fn {text}"
+
+    def _operand(self, node: Expr) -> _Step:
+        """A value within a line: a name, where it is more than one."""
+        text = yield self._expr(node)
+        return text if _in_place(node) else self._use(node)
 
     def _operation(self, node: Expr) -> str:
         if isinstance(node, Call):
             # Arguments first: what they need is written before what the callee needs.
             items = [self._use(arg) for arg in node.args]
-            if isinstance(node.attrs, MetaAttrs):
+            if _is_typed(node):
+                items += self._attrs({**node.attrs, "attrs_type_key": node.attrs.type_key})
+            elif isinstance(node.attrs, MetaAttrs):
                 items.append(self._table.reference(node.attrs))
             else:
                 items += self._attrs(node.attrs)
+            if isinstance(node.op, Constructor) and not node.op.inputs:
+                return node.op.name_hint
             return f"{self._use(node.op)}({', '.join(items)})"
         if isinstance(node, Tuple):
             fields = ", ".join([self._use(field) for field in node.fields])
             return f"({fields},)" if len(node.fields) == 1 else f"({fields})"
+        reference = self._reference(node)
+        if reference is not None:
+            return reference
         assert isinstance(node, TupleGetItem)
         return f"{self._use(node.tuple_value)}.{node.index}"
 
@@ -344,8 +386,10 @@ class _Printer:
         return text
 
     def _note(self, node: Expr) -> str:
-        if isinstance(node, (Let, If, GlobalVar, Op)):
+        if isinstance(node, (Let, If, Match, GlobalVar, Op, Constructor)):
             return ""
+        if self._annotate is not None:
+            return self._annotate(node)
         parts = []
         if node.checked_type is not None:
             parts.append(f"ty={self._type(node.checked_type)}")
@@ -353,12 +397,6 @@ class _Printer:
             # A source's name may hold what would end the comment, or the name.
             parts.append("span=" + re.sub(r"\s|\*/", "_", str(node.span.origin)))
         return f" /* {' '.join(parts)} */" if parts else ""
-
-    def _type(self, type_: Type) -> str:
-        text = self._types.get(type_)
-        if text is None:
-            text = self._types[type_] = type_text(type_, self._dim)
-        return text
 
     def _dim(self, dim: Dim) -> str:
         return self._table.reference(dim) if isinstance(dim, SymDim) else str(dim)
@@ -368,7 +406,7 @@ class _Printer:
 
 
 def _in_place(node: Expr) -> bool:
-    return isinstance(node, (Var, Constant, GlobalVar, Op))
+    return isinstance(node, (Var, Constant, GlobalVar, Op, Constructor))
 
 
 def _global_name(name: str) -> str:

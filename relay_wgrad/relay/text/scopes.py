@@ -6,45 +6,65 @@ from dataclasses import dataclass, field
 
 from lark import Token
 
-from ..ast import Constant, Expr, Function, Var, children
+from ..ast import Expr, Var, children
 from ..errors import Complaint
 from ..steps import order
 
 
 @dataclass
 class _Frame:
-    """One function: its graph variables, each with the `let`s that were open where it was bound."""
+    """One function: its graph variables, each with the `let`s that were open where it was bound.
 
+    `first` is the place of its own first variable; `captured` that of the last one around it which
+    it uses, -1 if it uses none.
+    """
+
+    first: int
     graph: dict[str, tuple[Expr, int, Var | None]] = field(default_factory=dict)
+    captured: int = -1
 
 
 class Scopes:
-    """The variables in scope, innermost last; functions are frames that nothing reaches out of."""
+    """The variables in scope, innermost last; functions are frames, and may use what is around."""
 
     def __init__(self) -> None:
         self._frames: list[_Frame] = []
-        self._names: dict[str, tuple[Var, int]] = {}
-        self._open: list[tuple[Var, tuple[Var, int] | None]] = []  # and what the name stood for
+        self._names: dict[str, Var] = {}
+        self._open: list[tuple[Var, Var | None]] = []  # and what the name stood for
         self._place: dict[Var, int] = {}  # in `_open`
         self._latest: dict[Expr, Var | None] = {}  # see `_needs`
         self.free: dict[str, Var] = {}  # what `free_var` names: visible in every function
 
     def enter(self, params: tuple[Var, ...]) -> None:
         """A function begins."""
-        self._frames.append(_Frame())
+        self._frames.append(_Frame(len(self._open)))
         for param in params:
             self.bind(param)
 
-    def leave(self, params: int) -> None:
-        """It ends."""
-        self._frames.pop()
+    def leave(self, params: int) -> Var | None:
+        """It ends; the variable bound last among those around it that it uses."""
         self.close(params)
+        captured = self._frames.pop().captured
+        if captured < 0:
+            return None
+        self._capture(captured)
+        return self._open[captured][0]
+
+    def _capture(self, place: int) -> None:
+        """A variable is used here: of what is around the function it is a captured one."""
+        frame = self._frames[-1]
+        if place < frame.first:
+            frame.captured = max(frame.captured, place)
+
+    def needs(self, function: Expr, captured: Var | None) -> None:
+        """Notes what a function needs of its surroundings, as `leave` told."""
+        self._latest[function] = captured
 
     def bind(self, var: Var) -> None:
         """`var` is visible from here on, before others of its name."""
         self._open.append((var, self._names.get(var.name)))
         self._place[var] = len(self._open) - 1
-        self._names[var.name] = (var, len(self._frames))
+        self._names[var.name] = var
 
     def close(self, count: int) -> None:
         """The last `count` variables go out of scope."""
@@ -60,17 +80,15 @@ class Scopes:
         self._latest[let] = self._open[-1][0] if self._open else None
 
     def local(self, token: Token) -> Var:
-        """Raises Complaint for a name that isn't bound, or belongs to a function around this."""
+        """Raises Complaint for a name that isn't bound."""
         found = self._names.get(token[1:])
         free = self.free.get(token[1:])
-        if free is not None and (found is None or found[1] != len(self._frames)):
+        if found is None and free is not None:
             return free
         if found is None:
             raise Complaint(token.start_pos or 0, f"{token} is not bound here")
-        var, level = found
-        if level != len(self._frames):
-            raise _capture(token)
-        return var
+        self._capture(self._place[found])
+        return found
 
     def bind_graph(self, token: Token, value: Expr) -> None:
         """`%n = value;`."""
@@ -81,27 +99,21 @@ class Scopes:
 
     def graph(self, token: Token) -> Expr:
         """Raises Complaint for a number that isn't bound, or whose value has no meaning here."""
-        found = self._frames[-1].graph.get(token)
-        if found is None:
-            return self._outer(token)
-        value, count, top = found
+        here = self._frames[-1]
+        frame = next((f for f in reversed(self._frames) if token in f.graph), None)
+        if frame is None:
+            raise Complaint(token.start_pos or 0, f"{token} is not bound here")
+        value, count, top = frame.graph[token]
         # What was open at its binding is still open, the common case: a stack, so its top tells.
-        if count and not (len(self._open) >= count and self._open[count - 1][0] is top):
+        is_open = not count or (len(self._open) >= count and self._open[count - 1][0] is top)
+        if not is_open or frame is not here:
             needed = self._needs(value)
             if needed is not None and not self._visible(needed):
                 problem = f"{token} needs %{needed.name}, whose scope has ended"
                 raise Complaint(token.start_pos or 0, problem)
+            if needed is not None:
+                self._capture(self._place[needed])
         return value
-
-    def _outer(self, token: Token) -> Expr:
-        for frame in reversed(self._frames[:-1]):
-            if token in frame.graph:
-                value = frame.graph[token][0]
-                # These hold nothing of their surroundings.
-                if isinstance(value, (Function, Constant)):
-                    return value
-                raise _capture(token)
-        raise Complaint(token.start_pos or 0, f"{token} is not bound here")
 
     def _visible(self, var: Var) -> bool:
         place = self._place[var]
@@ -116,7 +128,7 @@ class Scopes:
         latest = self._latest
 
         def below(node: Expr) -> tuple[Expr, ...]:
-            return () if isinstance(node, Function) or node in latest else children(node)
+            return () if node in latest else children(node)
 
         for node in order(root, below):
             if node not in latest:
@@ -127,8 +139,3 @@ class Scopes:
 
     def _order(self, var: Var) -> int:
         return self._place[var]
-
-
-def _capture(token: Token) -> Complaint:
-    problem = f"a function that captures {token} from around it: closures are not supported"
-    return Complaint(token.start_pos or 0, problem, "closure")

@@ -10,7 +10,20 @@ from lark import Token, Transformer
 
 from ..errors import Complaint
 from ..spans import Span
-from ..types import ANY, FuncType, TensorType, TupleType, Type
+from ..types import (
+    ANY,
+    DTYPES,
+    OTHER_NAMES,
+    FuncType,
+    GlobalTypeVar,
+    RelayRefType,
+    TensorType,
+    TupleType,
+    Type,
+    TypeCall,
+    TypeVar,
+    is_vector,
+)
 from . import literals
 from .metadata import CONSTANT, Table
 
@@ -36,14 +49,18 @@ class Values(Transformer[Token, Any]):
         self.objects = dict(table)
         # The same few types come again and again: each text of one is read once.
         self._types: dict[str, DeepType] = {}
+        self._type_vars: list[dict[str, TypeVar]] = []  # in scope, innermost last
+        self.defined: dict[str, GlobalTypeVar] = {}  # types
+        self._named: dict[str, int] = {}  # types that are used, and where first
+        self._begin = 0  # of what is parsed within the text
 
     def span(self, first: Token, last: Token, origin: Span | None = None) -> Span:
         """From one token to another."""
         return Span(
             self.source,
             first.line or 0,
-            first.column or 0,
             last.end_line or 0,
+            first.column or 0,
             last.end_column or 0,
             origin,
         )
@@ -62,7 +79,50 @@ class Values(Transformer[Token, Any]):
 
     def scalar(self, children: Children) -> DeepType:
         token = children[0]
-        return TensorType((), sound(token, literals.known_dtype)), 0
+        for variables in reversed(self._type_vars):
+            if token in variables:
+                return variables[token], 0
+        if token in DTYPES or token in OTHER_NAMES or is_vector(token):
+            return TensorType((), sound(token, literals.known_dtype)), 0
+        return TypeCall(self._header(token), ()), 1
+
+    def _header(self, token: Token) -> GlobalTypeVar:
+        self._named.setdefault(str(token), self._begin + (token.start_pos or 0))
+        return self.defined.get(token, GlobalTypeVar(str(token)))
+
+    def check_types(self) -> None:
+        """Raises Complaint for a type that nothing defines."""
+        for name, offset in self._named.items():
+            if name not in self.defined:
+                raise Complaint(offset, f"unknown dtype {name[:60]}, and no type of the text's")
+
+    def type_call(self, children: Children) -> DeepType:
+        token, *args = children
+        held = tuple(arg for arg, _ in args if arg is not None)
+        return TypeCall(self._header(token), held), _deeper(args)
+
+    def ref_type(self, children: Children) -> DeepType:
+        token, value = children
+        if token not in ("ref",):
+            raise Complaint(token.start_pos or 0, f"{token[:60]} is no type, and takes no other")
+        return RelayRefType(value[0]), _deeper([value])
+
+    def type_params(self, children: Children) -> tuple[TypeVar, ...]:
+        """Type parameters are in scope from here until `close_types`."""
+        names: dict[str, TypeVar] = {}
+        for token in children:
+            if token in names:
+                raise Complaint(token.start_pos or 0, f"the type parameter {token[:60]} twice")
+            names[str(token)] = TypeVar(str(token))
+        self._type_vars.append(names)
+        return tuple(names.values())
+
+    def close_types(self, params: tuple[TypeVar, ...] | None) -> tuple[TypeVar, ...]:
+        """These type parameters go out of scope."""
+        if params is None:
+            return ()
+        self._type_vars.pop()
+        return params
 
     def unknown_type(self, children: Children) -> None:
         """`_`: to be inferred."""
@@ -71,12 +131,13 @@ class Values(Transformer[Token, Any]):
         return TupleType(tuple(field for field, _ in children)), _deeper(children)
 
     def func_type(self, children: Children) -> DeepType:
-        token, *parts = children
+        token, type_params, *parts = children
+        type_params = self.close_types(type_params)
         depth = _deeper(parts)
         if depth > MAX_TYPE_DEPTH:
             raise Complaint(token.start_pos, f"a type that nests deeper than {MAX_TYPE_DEPTH}")
         *args, result = (part for part, _ in parts)
-        return FuncType(tuple(args), result), depth
+        return FuncType(tuple(args), result, type_params), depth
 
     def plain(self, annotation: DeepType | None, token: Token) -> Type | None:
         """The type alone.  Raises Complaint at `token` where it nests too deep."""
@@ -97,21 +158,27 @@ class Values(Transformer[Token, Any]):
         type_, source, line, column = match.groups()
         origin = None
         if source is not None:
-            origin = Span(source, int(line), int(column), int(line), int(column))
+            origin = Span(source, int(line), int(line), int(column), int(column))
         if type_ is None:
             return None, origin
-        found = self._types.get(type_)
+        # What a name stands for depends on the type parameters in scope.
+        found = None if self._type_vars else self._types.get(type_)
         if found is None:
             offset = (token.start_pos or 0) + match.start(1)
-            found = self._types[type_] = self._parse_note(type_, offset)
+            found = self._parse_note(type_, offset)
+            if not self._type_vars:
+                self._types[type_] = found
         return self.plain(found, token), origin
 
     def _parse_note(self, text: str, offset: int) -> DeepType:
+        self._begin = offset
         try:
             return self.parse_type(text)
         except Complaint as complaint:
             problem = f"in a type comment: {complaint.problem}"
             raise Complaint(offset + complaint.offset, problem, complaint.construct) from None
+        finally:
+            self._begin = 0
 
     # -- values of attributes
 

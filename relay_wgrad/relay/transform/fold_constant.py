@@ -243,6 +243,8 @@ def _computed(nodes: list[Expr]) -> dict[Expr, Expr]:
 def _constants(ty: Type | None, module: GraphModule, outputs: Iterable[int]) -> Expr:
     """The next outputs in the form of a type."""
     if isinstance(ty, TupleType):
-        return Tuple(tuple(_constants(field, module, outputs) for field in ty.fields), ty)
+        return Tuple(
+            tuple(_constants(field, module, outputs) for field in ty.fields), checked_type=ty
+        )
     assert isinstance(ty, TensorType)
-    return Constant(module.get_output(next(iter(outputs))).numpy(), ty)
+    return Constant(module.get_output(next(iter(outputs))).numpy(), checked_type=ty)

@@ -10,7 +10,7 @@ last call to the first, each rule's gradients are added to its arguments':
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +24,14 @@ from ..ast import (
     Expr,
     Function,
     GlobalVar,
+    If,
     IRModule,
     Let,
     Op,
     Tuple,
     TupleGetItem,
     Var,
+    children,
     post_order,
 )
 from ..infer import agree, fail, infer_expr, infer_module, infer_types, place
@@ -37,6 +39,7 @@ from ..make import call
 from ..ops import show
 from ..ops.hooks import GRADIENTS
 from ..rewrite import rewrite
+from ..steps import order
 from ..surface import check_relay_module
 from ..types import FuncType, TensorType, TupleType, Type
 from .normal_forms import inlined
@@ -50,7 +53,7 @@ def first_order_gradient(mod: IRModule) -> IRModule:
 
     Raises
     ------
-    TypeError, ValueError : for an operator without a rule, `if`, recursion, functions as values;
+    TypeError, ValueError : for an operator without a rule, recursion, functions as values;
         a rule that gives another number of gradients, or one of a wrong type.
     """
     functions = {name: _differentiated(f, mod) for name, f in mod.functions.items()}
@@ -140,7 +143,7 @@ class _Lets:
         self.bound: list[tuple[Var, Expr]] = []
 
     def push(self, value: Expr, ty: Type) -> Var:
-        var = Var("x", ty, ty)
+        var = Var("x", ty, checked_type=ty)
         self.bound.append((var, value))
         return var
 
@@ -170,9 +173,7 @@ class _Reverse:
     def run(self, graph: Function, first_only: bool) -> Expr:
         for param in graph.params:
             self._value(param, param)
-        for node in post_order(graph.body):
-            if node not in self.values and not isinstance(node, Op):
-                self._forward(node)
+        self._graph(graph.body)
         result = self.values[graph.body]
         params = [self.values[param] for param in graph.params]
         result.reverse = (_first if first_only else _ones)(result.forward, result.type)
@@ -181,6 +182,16 @@ class _Reverse:
             step(lets)
         grads = lets.close(Tuple(tuple(p.reverse for p in params)))
         return self.lets.close(Tuple((result.forward, grads)))
+
+    def _graph(self, root: Expr) -> None:
+        """The values of a graph; what only a branch of `if` needs is its own."""
+
+        def below(node: Expr) -> tuple[Expr, ...]:
+            return (node.cond,) if isinstance(node, If) else children(node)
+
+        for node in order(root, below):
+            if node not in self.values and not isinstance(node, Op):
+                self._forward(node)
 
     def _value(self, node: Expr, value: Expr) -> _Value:
         assert node.checked_type is not None, node
@@ -194,6 +205,8 @@ class _Reverse:
             self._tuple(node)
         elif isinstance(node, TupleGetItem):
             self._item(node)
+        elif isinstance(node, If):
+            self._if(node)
         elif isinstance(node, Constant):
             self._value(node, node)
         elif isinstance(node, Var):
@@ -235,6 +248,46 @@ class _Reverse:
             whole.reverse = lets.push(Tuple(tuple(parts)), whole.type)
 
         self.back.append(back)
+
+    def _if(self, node: If) -> None:
+        """The branch that was taken is computed again, and its gradient in reverse."""
+        cond = self.values[node.cond].forward
+        branches = node.true_branch, node.false_branch
+        used = {n: None for branch in branches for n in self._around(branch)}
+        forward: dict[Expr, Expr] = {n: self.values[n].forward for n in used}
+        new = [rewrite(branch, lambda old, made: made, dict(forward)) for branch in branches]
+        out = self._value(node, If(cond, new[0], new[1]))
+        wanted = [n for n in used if _floating(self.values[n].type)]
+        if not _floating(out.type) or not wanted:
+            return
+        ty = TupleType(tuple(self.values[n].type for n in wanted))
+
+        def back(lets: _Lets) -> None:
+            grads = [self._branch(branch, used, wanted, out.reverse) for branch in branches]
+            whole = lets.push(If(cond, grads[0], grads[1]), ty)
+            for i, n in enumerate(wanted):
+                value = self.values[n]
+                part = TupleGetItem(whole, i)
+                value.reverse = _added(lets, value.type, value.reverse, part)
+
+        self.back.append(back)
+
+    def _around(self, branch: Expr) -> list[Expr]:
+        """The values around a branch that it needs."""
+        nodes = post_order(branch, lambda n: n not in self.values)
+        return [n for n in nodes if n in self.values]
+
+    def _branch(self, branch: Expr, used: Iterable[Expr], wanted: list[Expr], grad: Expr) -> Expr:
+        """The gradients of what is wanted around a branch, of its result's."""
+        inner = _Reverse()
+        for n in used:
+            inner._value(n, self.values[n].forward)
+        inner._graph(branch)
+        inner.values[branch].reverse = grad
+        lets = _Lets()
+        for step in reversed(inner.back):
+            step(lets)
+        return inner.lets.close(lets.close(Tuple(tuple(inner.values[n].reverse for n in wanted))))
 
 
 def _apply(lets: _Lets, rule: Any, orig: Call, out: _Value, args: list[_Value]) -> None:
@@ -287,9 +340,10 @@ def _filled(what: str, value: Expr, ty: Type) -> Expr:
     """Zeros or ones of a type: like the value if it is a tensor, or of unknown size."""
     if isinstance(ty, TupleType):
         fields = tuple(
-            _part(what, TupleGetItem(value, i, part), part) for i, part in enumerate(ty.fields)
+            _part(what, TupleGetItem(value, i, checked_type=part), part)
+            for i, part in enumerate(ty.fields)
         )
-        return Tuple(fields, ty)
+        return Tuple(fields, checked_type=ty)
     return replace(call(f"{what}_like", value), checked_type=ty)
 
 
@@ -302,14 +356,14 @@ def _first(value: Expr, ty: Type) -> Expr:
     path = []
     while isinstance(ty, TupleType) and ty.fields:
         path.append((value, ty))
-        value, ty = TupleGetItem(value, 0, ty.fields[0]), ty.fields[0]
+        value, ty = TupleGetItem(value, 0, checked_type=ty.fields[0]), ty.fields[0]
     out = _ones(value, ty)
     for whole, of in reversed(path):
         rest = (
-            _filled("zeros", TupleGetItem(whole, i, part), part)
+            _filled("zeros", TupleGetItem(whole, i, checked_type=part), part)
             for i, part in enumerate(of.fields[1:], 1)
         )
-        out = Tuple((out, *rest), of)
+        out = Tuple((out, *rest), checked_type=of)
     return out
 
 

@@ -189,7 +189,7 @@ class _Frame:
 def inlined(function: Function, mod: IRModule) -> Function:
     """The function as one graph: no `let`, and every function that it calls in place of the call.
 
-    Raises ValueError for recursion, `if`, and a function that is used other than called.
+    Raises ValueError for recursion, and a function that is used other than called.
     """
     body = run(_inlined(function.body, _Frame(), mod))
     return replace(function, body=body)
@@ -204,8 +204,6 @@ def _inlined(node: Expr, frame: _Frame, mod: IRModule) -> Any:
         out = yield _inlined_lets(node, frame, mod)
     elif isinstance(node, Call) and not isinstance(node.op, Op):
         out = yield _inlined_call(node, frame, mod)
-    elif isinstance(node, If):
-        fail(node, "`if` has no gradient")
     elif isinstance(node, (Function, GlobalVar)) or frame.callee(node) is not None:
         fail(node, "a function that is not called where it stands has no gradient")
     else:

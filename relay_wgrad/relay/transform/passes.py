@@ -11,19 +11,24 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ast import Function, IRModule
+from ..computable import check_computable
 from ..infer import infer_module
 from ..surface import check_relay_module
 from .context import PassContext as PassContext
-from .context import TvmPassContext
+from .context import TvmPassContext, instrumented
 
 ModuleChange = Callable[[IRModule, TvmPassContext], IRModule]
 FunctionChange = Callable[[Function, IRModule, TvmPassContext], Function]
 INFER_TYPE = "InferType"
+# Of the package's passes, those that need not know what a function computes: they take programs
+# with data types and references, which the others refuse by name.
+_TAKE_ALL = frozenset({INFER_TYPE, "AnnotateSpans", "PrintIR", "RemoveUnusedFunctions"})
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,19 @@ class PassInfo:
 class Pass:
     """A change of modules; `pass_(mod)` gives the new module, whatever the context's level."""
 
-    def __init__(self, change: ModuleChange, info: PassInfo) -> None:
+    def __init__(self, change: ModuleChange, info: PassInfo, takes_all: bool = False) -> None:
         self._change = change
         self.info = info
+        self._takes_all = takes_all or info.name in _TAKE_ALL
 
     def __call__(self, mod: IRModule) -> IRModule:
         check_relay_module(self.info.name, mod)
+        out: IRModule = instrumented(self.info, mod, lambda: self._run_on(mod))
+        return out
+
+    def _run_on(self, mod: IRModule) -> IRModule:
+        if not self._takes_all:
+            check_computable(self.info.name, mod.functions.values())
         if INFER_TYPE in self.info.required:
             mod = infer_module(mod)
         out = self._change(mod, PassContext.current())
@@ -55,6 +67,24 @@ class Pass:
 
     def __repr__(self) -> str:
         return f"Pass({self.info.name}, opt_level={self.info.opt_level})"
+
+
+class ModulePass(Pass):
+    """What `module_pass` makes."""
+
+
+class FunctionPass(Pass):
+    """What `function_pass` makes."""
+
+
+def PrintIR(header: str = "", show_meta_data: bool = False) -> Pass:  # noqa: N802
+    """Leaves the module as it is, and prints its text to the standard error."""
+
+    def change(mod: IRModule, context: TvmPassContext) -> IRModule:
+        print(f"PrintIR({header}):\n{mod.astext(show_meta_data)}", file=sys.stderr)
+        return mod
+
+    return Pass(change, PassInfo("PrintIR"))
 
 
 class Sequential(Pass):
@@ -75,7 +105,7 @@ class Sequential(Pass):
             if not isinstance(item, Pass):
                 raise TypeError(f"Sequential: expected Relay passes, got {item!r}")
         self.passes = tuple(passes)
-        super().__init__(self._run, PassInfo(name, opt_level, tuple(required)))
+        super().__init__(self._run, PassInfo(name, opt_level, tuple(required)), takes_all=True)
 
     def _run(self, mod: IRModule, context: TvmPassContext) -> IRModule:
         disabled = set(map(str, context.disabled_pass or ()))
@@ -118,7 +148,9 @@ def module_pass(
 
     A decorator, with or without arguments, as TVM's `module_pass`.
     """
-    return _decorated(pass_func, opt_level, name, required, "transform_module", lambda f: f)
+    return _decorated(
+        pass_func, opt_level, name, required, "transform_module", lambda f: f, ModulePass
+    )
 
 
 def function_pass(
@@ -131,7 +163,9 @@ def function_pass(
 
     Also from a class with that as its method `transform_function`; a decorator as Relay's.
     """
-    return _decorated(pass_func, opt_level, name, required, "transform_function", on_functions)
+    return _decorated(
+        pass_func, opt_level, name, required, "transform_function", on_functions, FunctionPass
+    )
 
 
 def _decorated(
@@ -141,6 +175,7 @@ def _decorated(
     required: Sequence[str] | None,
     method: str,
     adapt: Callable[[Any], ModuleChange],
+    kind: type[Pass],
 ) -> Any:
     if opt_level is None:
         raise ValueError("a pass needs an opt_level")
@@ -148,10 +183,11 @@ def _decorated(
     def decorate(target: Any) -> Any:
         info = PassInfo(name or target.__name__, opt_level, tuple(required or ()))
         if not inspect.isclass(target):
-            return Pass(adapt(target), info)
+            return kind(adapt(target), info, takes_all=True)
 
         def make(*args: Any, **kwargs: Any) -> Pass:
-            return Pass(adapt(getattr(target(*args, **kwargs), method)), info)
+            change = adapt(getattr(target(*args, **kwargs), method))
+            return kind(change, info, takes_all=True)
 
         return make
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..ast import Call, Expr, Function, IRModule, Let, Op, Tuple, Var, children
-from ..infer import infer_types
+from ..infer import infer_module, infer_types
 from ..layer_count import count_layers
 from ..make import call
 from ..ops import lookup
@@ -65,7 +65,7 @@ def recast(
     if not is_module:
         return out
     assert isinstance(out, Function)
-    return IRModule({**expr.functions, "main": out}, expr.attrs, expr.metadata)
+    return infer_module(replace(expr, functions={**expr.functions, "main": out}))
 
 
 def _cast(arg: Expr, dtype: str) -> Expr | None:

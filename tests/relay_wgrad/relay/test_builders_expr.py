@@ -149,8 +149,8 @@ WRONG = [
     (lambda: relay.Function([], 1), TypeError, "Function: the body.*got 1.*relay.const"),
     (
         lambda: relay.Function([], relay.const(1), None, ["t"]),
-        ValueError,
-        "type parameters are not supported",
+        TypeError,
+        "a type parameter must be a TypeVar, got 't'",
     ),
     (lambda: relay.Let("x", relay.const(1), relay.const(1)), TypeError, "Let: .*got 'x'"),
     (lambda: relay.Tuple([relay.const(1), 2]), TypeError, "Tuple: a field must be"),

@@ -40,7 +40,7 @@ PROGRAMS = {
     "empty": _function(relay.Tuple(())),
     "free": relay.Function((X,), SUM),
     "global": _function(relay.Call(relay.GlobalVar("f"), (X,))),
-    "type-arguments": _function(relay.Call(relay.GlobalVar("f"), (X,), type_args=(TYPES[0],))),
+    "type-arguments": _function(relay.Call(X, (X,), type_args=(TYPES[0],))),
 }
 
 
@@ -87,3 +87,16 @@ def test_types(a):
         assert relay.structural_equal(a, b) == (a is b)
         assert (relay.structural_hash(a) == relay.structural_hash(b)) == (a is b)
     assert not relay.structural_equal(a, relay.var("x", a))
+
+
+def test_attributes_that_are_maps_from_variables() -> None:
+    def function(by_id: bool, which: int = 0) -> relay.Function:
+        params = [relay.var(name, shape=(2,)) for name in "xy"]
+        key = params[which].vid if by_id else params[which]
+        return relay.Function(params, relay.add(*params)).with_attr("given", {key: 1})
+
+    for by_id in (False, True):
+        assert relay.structural_equal(function(by_id), function(by_id))
+        assert relay.structural_hash(function(by_id)) == relay.structural_hash(function(by_id))
+        assert not relay.structural_equal(function(by_id), function(by_id, 1))
+    assert not relay.structural_equal(function(True), function(False))

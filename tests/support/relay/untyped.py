@@ -32,4 +32,4 @@ def stripped(mod: ast.IRModule, annotations: bool = False) -> ast.IRModule:
 
     new: dict[ast.Expr, ast.Expr] = {}
     functions = {k: rewrite(f, change, new) for k, f in mod.functions.items()}
-    return ast.IRModule(functions, mod.attrs, mod.metadata)
+    return ast.IRModule(functions, attrs=mod.attrs, metadata=mod.metadata)

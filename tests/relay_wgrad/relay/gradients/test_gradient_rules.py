@@ -117,7 +117,7 @@ def _program(index: int) -> Program:
             return Tuple(tuple(map(parameter, value)))
         arrays.append(value)
         ty = TensorType(value.shape, str(value.dtype))
-        params.append(Var(f"x{len(params)}", ty, ty))
+        params.append(Var(f"x{len(params)}", ty, checked_type=ty))
         return params[-1]
 
     attrs = dict(case.attrs)

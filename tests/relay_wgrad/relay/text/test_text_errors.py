@@ -111,7 +111,7 @@ def test_no_text() -> None:
 
 def test_the_parser_is_sound_after_an_error() -> None:
     text = fixture_text("smallnet_grad")
-    for broken in (text[:3000], main("%y"), main("fn (%y) { %x }")):
+    for broken in (text[:3000], main("%y"), main("fn (%y) { %z }")):
         with pytest.raises(relay.RelayTextError):
             relay.fromtext(broken)
         assert relay.astext(relay.fromtext(text)) == text

@@ -140,7 +140,7 @@ def test_constants(dtype: str, shape: tuple[int, ...]) -> None:
 
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     data = (np.arange(np.prod(shape), dtype="int64").reshape(shape) % 2).astype(kind)
-    constant = relay.Constant(data, relay.TensorType(shape, dtype))
+    constant = relay.Constant(data, checked_type=relay.TensorType(shape, dtype))
     call = relay.Call(relay.Op("f"), (constant, constant))
     text = relay.astext(relay.IRModule({"main": relay.Function((), call)}))
     again = relay.fromtext(text)

@@ -240,7 +240,6 @@ def test_a_users_rule_counts() -> None:
 
 REFUSED = {
     f"def @main(%x: {VECTOR}) {{ prod(%x) }}": r"operator prod has no gradient \(.*:2:",
-    f"def @main(%x: {VECTOR}) {{ if (True) {{ %x }} else {{ exp(%x) }} }}": "`if` has no gradient",
     f"def @main(%x: {VECTOR}) -> {VECTOR} {{ @main(%x) }}": "recursion has no gradient",
     f"def @main(%x: {VECTOR}) {{ fn (%y: {VECTOR}) {{ %y }} }}": "a function that is not called",
     f"def @main(%x: {VECTOR}) {{ take(%x, 1, axis=0, batch_dims=1) }}": "batch_dims=0",

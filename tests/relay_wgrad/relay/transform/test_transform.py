@@ -115,7 +115,7 @@ def test_relays_own_normal_form() -> None:
 def test_normal_forms_of_any_graph(data: st.DataObject) -> None:
     """To lets and back is the same graph, sharing included; and nothing changes a clean one."""
     vector = relay.TensorType((3,), "float32")
-    params = [relay.Var(name, vector, vector) for name in "xy"]
+    params = [relay.Var(name, vector, checked_type=vector) for name in "xy"]
     nodes: list[relay.Expr] = list(params)
     for _ in range(data.draw(st.integers(1, 12))):
         a, b = (data.draw(st.sampled_from(nodes)) for _ in range(2))
