@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from dataclasses import asdict
+from typing import Any, ClassVar
 
 import tvm
 import tvm_ffi
@@ -15,6 +17,20 @@ ERRORS = (ValueError, TypeError, RuntimeError)
 
 class Nothing:
     """A class without instances."""
+
+
+MAPS = (tvm.ir.Map, dict)  # to ask `isinstance` for
+
+
+class EnvFunc:
+    """A function of TVM 0.19's C++ by its name, which tests give to `TypeRelation`."""
+
+    _known: ClassVar[dict[str, EnvFunc]] = {}
+
+    @classmethod
+    def get(cls, name: str) -> EnvFunc:
+        """The one of that name."""
+        return cls._known.setdefault(name, cls())
 
 
 class VirtualDevice:
@@ -70,11 +86,15 @@ def convert(value: Any) -> Any:
 
 def save_json(value: Any) -> str:
     """A Relay program's text; JSON of all else."""
+    if isinstance(value, relay.Span):
+        return json.dumps({"span": asdict(value)})
     return value.astext() if _is_relay(value) else str(tvm.ir.save_json(value))
 
 
 def load_json(text: str) -> Any:
     """What `save_json` has written."""
+    if text.startswith('{"span"'):
+        return relay.Span(**json.loads(text)["span"])
     if not text.startswith("#[version"):
         return tvm.ir.load_json(text)
     is_module = text.partition("\n")[2].startswith("def @")

@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import cpu, cuda, device
-from tvm.runtime import Tensor as NDArray
-from tvm.runtime import empty
+from tvm.runtime import Tensor, empty
+
+from relay_wgrad.relay.ast import ConstantArray
+
+# A class of arrays to ask `isinstance` for: a constant's array is NumPy's here.
+NDArray = (Tensor, ConstantArray)
 
 __all__ = ["NDArray", "array", "cpu", "cuda", "device", "empty"]
 
