@@ -146,8 +146,8 @@ def _without_initial_values() -> Iterator[None]:
 class Loss(nn.Module):
     """A network with a scalar loss of all that it returns: logits, auxiliary ones, maps of pixels.
 
-    With labels it is cross-entropy, auxiliary classifiers' too.  Without, the mean of each result's square
-    and of its product with fixed numbers, so that each element has a gradient of its own.
+    With labels it is cross-entropy, auxiliary classifiers' too.  Without, the mean of each result's
+    square and of its product with fixed numbers, so that each element has a gradient of its own.
     """
 
     def __init__(self, network: nn.Module) -> None:

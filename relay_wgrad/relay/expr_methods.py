@@ -274,9 +274,13 @@ class ModuleMethods:
                     return constructor
         raise ValueError(f"the module has no constructor of tag {tag}")
 
-    def import_from_std(self: Any, name: str) -> None:
-        """Takes over one of Relay's standard modules: prelude.rly, nat.rly, gradient.rly."""
-        self.update(ModuleMethods.standard_module(name))
+    def import_from_std(self: Any, file_to_import: str) -> None:
+        """Takes over one of Relay's standard modules: prelude.rly, nat.rly, gradient.rly.
+
+        Nothing for `core.rly`, which has the storage type of Relay's VM alone.
+        """
+        if file_to_import != "core.rly":
+            self.update(ModuleMethods.standard_module(file_to_import))
 
     def update_func(self: Any, var: GlobalVar, func: Function) -> None:
         """Replaces a function, or adds one."""
@@ -295,18 +299,6 @@ class ModuleMethods:
             self[header] = data
         for name, function in functions.items():
             self[name] = function
-
-    def import_from_std(self, file_to_import: str) -> None:
-        """Nothing for `core.rly`, which has the storage type of Relay's VM alone.
-
-        Raises UnsupportedConstructError for any other: they are of algebraic data types.
-        """
-        from .errors import UnsupportedConstructError
-
-        if file_to_import != "core.rly":
-            raise UnsupportedConstructError(
-                "algebraic data types", f"{file_to_import} of Relay's standard library"
-            )
 
     def with_attr(self: Any, attr_key: str, attr_value: Any) -> IRModule:
         """A copy with one attribute more."""
