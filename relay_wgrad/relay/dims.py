@@ -281,7 +281,7 @@ def _simplified(expr: Any_) -> Any_:
 
 def _unrounded(expr: Any_) -> Any_:
     """A whole multiple of a size without the rounding in which Relay writes it."""
-    if not isinstance(expr, tirx.Cast) or not isinstance(expr.value, tirx.Call):
+    if not isinstance(expr, tirx.Cast) or not isinstance(expr.value, ir.Call):
         return expr
     times = expr.value.args[0]
     if expr.value.op.name != "tirx.round" or not isinstance(times, tirx.Mul):

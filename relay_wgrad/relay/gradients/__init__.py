@@ -6,11 +6,35 @@ of `register_gradient`, so a user's own counts.
 """
 
 from ..ops.hooks import GRADIENTS
-from . import conv, elementwise, image, indexing, nn, normalize, one_dimension, pool, reduce, shape
+from . import (
+    conv,
+    elementwise,
+    image,
+    indexing,
+    nn,
+    normalize,
+    one_dimension,
+    pool,
+    reduce,
+    shape,
+    three_dimensions,
+)
 from .common import Rule as Rule
 
 LEVEL = 0
-FAMILIES = (elementwise, shape, reduce, nn, conv, pool, normalize, image, indexing, one_dimension)
+FAMILIES = (
+    elementwise,
+    shape,
+    reduce,
+    nn,
+    conv,
+    pool,
+    normalize,
+    image,
+    indexing,
+    one_dimension,
+    three_dimensions,
+)
 
 for _family in FAMILIES:
     for _name, _rule in _family.RULES.items():

@@ -18,13 +18,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...layouts import swap_io, to_layout
+from ...layouts import swap_io
 from ...problem import transposed_size
 from ..ast import Call, Expr, Op
 from ..ops import lookup, show
 from ..ops.blocks import plain
+from ..ops.conv import rank_of
 from ..ops.table import Call as Site
-from ..ops.windows import padding, pair
+from ..ops.windows import each, ends
 from .common import Rule, attributes, call, refuse, type_of
 
 _SAME = ("strides", "padding", "dilation", "groups")
@@ -44,21 +45,25 @@ def _kept(a: dict[str, Any]) -> dict[str, Any]:
     return {name: a[name] for name in _SAME}
 
 
-def _spatial(orig: Call, x: Expr, layout: str) -> tuple[int, int]:
-    """Height and width, which must be known."""
-    h, w = to_layout(type_of(x).shape, layout, "NCHW")[2:]
-    if not isinstance(h, int) or not isinstance(w, int):
-        refuse(orig, f"needs a known height and width, got {show(type_of(x))}")
-    return h, w
+def _spatial(orig: Call, x: Expr, layout: str) -> list[int]:
+    """Depth, height and width, as far as there are, which must be known."""
+    shape = type_of(x).shape
+    sizes = [shape[layout.index(axis)] for axis in "DHW" if axis in layout]
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) != len(sizes):
+        axes = "depth, height and width" if len(sizes) == 3 else "height and width"
+        refuse(orig, f"needs a known {axes}, got {show(type_of(x))}")
+    return known
 
 
-def _window(orig: Call, weight: Expr, layout: str) -> tuple[int, int]:
-    """The kernel's height and width."""
+def _window(orig: Call, weight: Expr, layout: str) -> list[int]:
+    """The kernel's sizes."""
     shape = type_of(weight).shape
-    r, s = shape[layout.index("H")], shape[layout.index("W")]
-    if not isinstance(r, int) or not isinstance(s, int):
+    sizes = [shape[layout.index(axis)] for axis in "DHW" if axis in layout]
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) != len(sizes):
         refuse(orig, f"needs a known kernel, got {show(type_of(weight))}")
-    return r, s
+    return known
 
 
 def _product(name: str, a: Expr, b: Expr, like: Expr, attrs: dict[str, Any]) -> Expr:
@@ -81,16 +86,22 @@ def _by_data(
 ) -> Expr:
     """transposed(grad, weight), as large as `like`; layouts: gradient's, weight's, result's."""
     a, (grad_layout, weight_layout, out_layout) = attributes(orig), layouts
-    site = _site(orig)
-    top, left, bottom, right = padding(site)
-    strides, dilation = pair(site, "strides"), pair(site, "dilation")
+    site, rank = _site(orig), rank_of(_name(orig))
+    pads = ends(site, rank)
+    strides, dilation = each(site, "strides", rank), each(site, "dilation", rank)
     sizes, window = _spatial(orig, grad, grad_layout), _window(orig, weight, weight_layout)
     wanted = _spatial(orig, like, out_layout)
     # What a stride leaves over at the end, which no window reached.
     extra = [
         want - transposed_size(size, pad, r, stride, dilate, 0)
         for want, size, pad, r, stride, dilate in zip(
-            wanted, sizes, (top + bottom, left + right), window, strides, dilation, strict=True
+            wanted,
+            sizes,
+            (pads[i] + pads[rank + i] for i in range(rank)),
+            window,
+            strides,
+            dilation,
+            strict=True,
         )
     ]
     attrs = _kept(a) | {
@@ -99,7 +110,7 @@ def _by_data(
         "kernel_layout": swap_io(weight_layout),
         "out_layout": "" if out_layout == grad_layout else out_layout,
     }
-    return _product("nn.conv2d_transpose", grad, weight, like, attrs)
+    return _product(f"nn.conv{rank}d_transpose", grad, weight, like, attrs)
 
 
 def _forward(orig: Call, x: Expr, weight: Expr, like: Expr, layouts: tuple[str, str, str]) -> Expr:
@@ -113,22 +124,22 @@ def _forward(orig: Call, x: Expr, weight: Expr, like: Expr, layouts: tuple[str, 
         "kernel_layout": weight_layout,
         "out_layout": "" if out_layout == x_layout else out_layout,
     }
-    return _product("nn.conv2d", x, weight, like, attrs)
+    return _product(f"nn.conv{rank_of(_name(orig))}d", x, weight, like, attrs)
 
 
 def _by_weight(orig: Call, grad: Expr, x: Expr, like: Expr, layouts: tuple[str, str, str]) -> Expr:
     """wgrad(grad, x); layouts: gradient's, x's, result's."""
     grad_layout, x_layout, out_layout = layouts
-    a = attributes(orig)
+    a, name = attributes(orig), f"nn.conv{rank_of(_name(orig))}d"
     attrs = _kept(a) | {
-        "channels": a["channels"] if _name(orig) == "nn.conv2d" else None,
+        "channels": a["channels"] if _name(orig) == name else None,
         "kernel_size": _window(orig, like, out_layout),
         # Relay's names for these three.
         "data_layout": grad_layout,
         "kernel_layout": x_layout,
         "out_layout": out_layout,
     }
-    return _product("nn.conv2d_backward_weight", grad, x, like, attrs)
+    return _product(f"{name}_backward_weight", grad, x, like, attrs)
 
 
 def _moved(x: Expr, src: str, dst: str) -> Expr:
@@ -142,11 +153,11 @@ def _moved(x: Expr, src: str, dst: str) -> Expr:
     return replace(out, checked_type=ty)
 
 
-def _conv2d(orig: Call, grad: Expr) -> list[Expr]:
+def _conv(orig: Call, grad: Expr) -> list[Expr]:
     (x, w), a = orig.args, attributes(orig)
     x_layout, w_layout = a["data_layout"], a["kernel_layout"]
     y_layout = a["out_layout"] or x_layout
-    blocked = [n for n in (x_layout, w_layout, y_layout) if len(n) > 4]
+    blocked = [n for n in (x_layout, w_layout, y_layout) if n != plain(n)]
     if blocked:
         # Of the tensors without blocks, and back.
         x, w, grad = (
@@ -163,7 +174,7 @@ def _conv2d(orig: Call, grad: Expr) -> list[Expr]:
     ]
 
 
-def _conv2d_transpose(orig: Call, grad: Expr) -> list[Expr]:
+def _conv_transpose(orig: Call, grad: Expr) -> list[Expr]:
     (x, w), a = orig.args, attributes(orig)
     x_layout, w_layout = a["data_layout"], swap_io(a["kernel_layout"])
     y_layout = a["out_layout"] or x_layout
@@ -173,7 +184,7 @@ def _conv2d_transpose(orig: Call, grad: Expr) -> list[Expr]:
     ]
 
 
-def _conv2d_backward_weight(orig: Call, grad: Expr) -> list[Expr]:
+def _conv_backward_weight(orig: Call, grad: Expr) -> list[Expr]:
     (y, x), a = orig.args, attributes(orig)
     y_layout, x_layout, w_layout = a["data_layout"], a["kernel_layout"], a["out_layout"]
     return [
@@ -183,7 +194,9 @@ def _conv2d_backward_weight(orig: Call, grad: Expr) -> list[Expr]:
 
 
 RULES: dict[str, Rule] = {
-    "nn.conv2d": _conv2d,
-    "nn.conv2d_transpose": _conv2d_transpose,
-    "nn.conv2d_backward_weight": _conv2d_backward_weight,
-}
+    f"nn.conv{rank}d{which}": rule
+    for rank in (2, 3)
+    for which, rule in (
+        ("", _conv), ("_transpose", _conv_transpose), ("_backward_weight", _conv_backward_weight)
+    )
+}  # fmt: skip

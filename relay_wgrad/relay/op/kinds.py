@@ -35,12 +35,15 @@ _NAMES = {
         sequence_mask unravel_index
         concatenate image.affine_grid image.crop_and_resize image.grid_sample image.resize1d
         image.resize2d image.resize3d layout_transform nn.batch_flatten nn.pad nn.upsampling
+        nn.upsampling3d
         reshape reshape_like reverse slice_like split squeeze stack strided_slice take transpose""",
     OpPattern.COMM_REDUCE: """
         all any argmax argmin collapse_sum_like collapse_sum_to max mean min prod sum variance""",
     OpPattern.OUT_ELEMWISE_FUSABLE: """
         nn.adaptive_avg_pool1d nn.adaptive_max_pool1d nn.avg_pool1d nn.conv1d nn.conv1d_transpose
         nn.max_pool1d
+        nn.adaptive_avg_pool3d nn.adaptive_max_pool3d nn.avg_pool3d nn.conv3d
+        nn.conv3d_backward_weight nn.conv3d_transpose nn.max_pool3d
         nn.deformable_conv2d vision.roi_align vision.roi_pool
         image.dilation2d
         nn.adaptive_avg_pool2d nn.adaptive_max_pool2d nn.avg_pool2d nn.avg_pool2d_grad

@@ -11,7 +11,8 @@ _LEVELS = {
         nn.softmax rsqrt sigmoid sin sinh sqrt subtract tan tanh trunc_divide trunc_mod""",
     2: """nn.avg_pool1d nn.avg_pool2d nn.avg_pool2d_grad nn.avg_pool3d nn.batch_flatten nn.conv1d
         nn.conv1d_transpose nn.conv2d nn.conv2d_backward_weight nn.conv2d_transpose nn.conv3d
-        nn.conv3d_transpose nn.global_avg_pool2d nn.global_max_pool2d nn.l2_normalize nn.lrn
+        nn.conv3d_backward_weight nn.conv3d_transpose
+        nn.global_avg_pool2d nn.global_max_pool2d nn.l2_normalize nn.lrn
         nn.max_pool1d nn.max_pool2d nn.max_pool2d_grad nn.max_pool3d nn.mirror_pad nn.pad
         nn.upsampling nn.upsampling3d image.dilation2d""",
     3: """abs adv_index arange cast cast_like ceil clip copy cumprod cumsum floor full full_like

@@ -25,12 +25,24 @@ from .one_dimension import adaptive_max_pool1d as adaptive_max_pool1d
 from .one_dimension import avg_pool1d as avg_pool1d
 from .one_dimension import conv1d as conv1d
 from .one_dimension import conv1d_transpose as conv1d_transpose
+from .one_dimension import global_avg_pool1d as global_avg_pool1d
+from .one_dimension import global_max_pool1d as global_max_pool1d
 from .one_dimension import max_pool1d as max_pool1d
 from .space import batch_to_space_nd as batch_to_space_nd
 from .space import depth_to_space as depth_to_space
 from .space import mirror_pad as mirror_pad
 from .space import space_to_batch_nd as space_to_batch_nd
 from .space import space_to_depth as space_to_depth
+from .three_dimensions import adaptive_avg_pool3d as adaptive_avg_pool3d
+from .three_dimensions import adaptive_max_pool3d as adaptive_max_pool3d
+from .three_dimensions import avg_pool3d as avg_pool3d
+from .three_dimensions import conv3d as conv3d
+from .three_dimensions import conv3d_backward_weight as conv3d_backward_weight
+from .three_dimensions import conv3d_transpose as conv3d_transpose
+from .three_dimensions import global_avg_pool3d as global_avg_pool3d
+from .three_dimensions import global_max_pool3d as global_max_pool3d
+from .three_dimensions import max_pool3d as max_pool3d
+from .three_dimensions import upsampling3d as upsampling3d
 
 
 def relu(data: Expr) -> Call:

@@ -123,3 +123,13 @@ def adaptive_avg_pool1d(
     return call(
         "nn.adaptive_avg_pool1d", data, output_size=size, layout=layout, out_layout=out_layout
     )
+
+
+def global_max_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
+    """The maximum along W, which becomes 1."""
+    return adaptive_max_pool1d(data, 1, layout, out_layout)
+
+
+def global_avg_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
+    """The mean along W, which becomes 1."""
+    return adaptive_avg_pool1d(data, 1, layout, out_layout)

@@ -26,6 +26,7 @@ from . import (
     select,
     shape,
     space,
+    three_dimensions,
     vision,
 )
 from .table import REGISTRY as REGISTRY
@@ -53,5 +54,6 @@ FAMILIES = (
     space,
     vision,
     one_dimension,
+    three_dimensions,
     annotation,
 )

@@ -1,4 +1,4 @@
-"""Convolutions.
+"""Convolutions of two and of three dimensions; a depth comes before the height everywhere.
 
 `nn.conv2d_backward_weight(grad, data)` keeps its layouts in conv2d's fields: `data_layout` is the
 gradient's, `kernel_layout` the data's, `out_layout` the result's.  Their defaults stay conv2d's,
@@ -12,21 +12,37 @@ the weight gradient's operands must fit each other, which Relay leaves to whatev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import ge
 from typing import Any
 
-from ...layouts import ACTIVATION, KERNEL, is_permutation, to_layout
+from tvm import relax
+
+from ...layouts import ACTIVATIONS, KERNELS, is_permutation, swap_io, to_layout
 from ...ops.conv2d import conv2d
 from ...ops.conv2d_backward_weight import conv2d_backward_weight
-from ...ops.conv2d_transpose import KERNEL_TRANSPOSED, conv2d_transpose
+from ...ops.conv2d_transpose import conv2d_transpose
+from ...ops.conv3d import conv3d, conv3d_backward_weight
 from ...problem import out_size, transposed_size
 from ..types import ANY, AnyDim, Dim, TensorType, Type
 from .blocks import is_blocked, of_whole_axes, parse_layout, plain, split_sizes, whole_sizes
 from .relations import agree, divides, mapped
 from .table import Attr, Call, Site, define, show, show_shape
-from .windows import padding, pair
+from .windows import each, ends
 
+R = relax.op
 # How Relay's messages call the operators.
-_SPOKEN = {"nn.conv2d_transpose": "Conv2DTransposed"}
+_SPOKEN = {"nn.conv2d_transpose": "Conv2DTransposed", "nn.conv3d_transpose": "Conv3DTransposed"}
+
+
+def rank_of(op: str) -> int:
+    """How many dimensions a convolution's images have; one of one dimension is asked as of two."""
+    return 3 if "3d" in op else 2
+
+
+def _letters(call: Call) -> tuple[str, str]:
+    """The canonical layouts of images and of weights."""
+    rank = rank_of(call.op)
+    return ACTIVATIONS[rank], KERNELS[rank]
 
 
 def _layout(call: Call, kind: str, field: str, canonical: str) -> str:
@@ -45,11 +61,14 @@ def _layout(call: Call, kind: str, field: str, canonical: str) -> str:
 
 def _canonical(call: Call, index: int, layout: str, canonical: str) -> tuple[Dim, ...]:
     ty = call.tensor(index)
-    if len(layout) > 4:
+    if len(layout) > len(canonical):
         sizes = whole_sizes(call, index, "layout", layout)
         return tuple(sizes[axis] for axis in canonical)
-    if len(ty.shape) != 4:
-        call.fail(f"{call.inputs[index]} with layout {layout} must have 4 axes, got {show(ty)}")
+    if len(ty.shape) != len(canonical):
+        call.fail(
+            f"{call.inputs[index]} with layout {layout} must have {len(canonical)} axes,"
+            f" got {show(ty)}"
+        )
     return to_layout(ty.shape, layout, canonical)
 
 
@@ -66,28 +85,30 @@ def _divided(call: Call, name: str, size: Dim, groups: int) -> Dim:
     return mapped(size, lambda n: n // groups)
 
 
-def _kernel(call: Call, weight: Sequence[Dim]) -> tuple[Dim, Dim]:
+def _kernel(call: Call, weight: Sequence[Dim]) -> Sequence[Dim]:
     """The kernel's size, which `kernel_size` may repeat."""
-    given = call.attrs["kernel_size"]
+    given, rank = call.attrs["kernel_size"], rank_of(call.op)
     if given is None:
-        return weight[2], weight[3]
-    r, s = pair(call, "kernel_size")
-    if not (agree(r, weight[2]) and agree(s, weight[3])):
+        return weight[2:]
+    sizes = each(call, "kernel_size", rank)
+    if not all(map(agree, sizes, weight[2:])):
+        spoken = _SPOKEN.get(call.op, f"Conv{rank}D")
         call.fail(
-            f"{_SPOKEN.get(call.op, 'Conv2D')}: shape of weight is inconsistent with kernel_size,"
+            f"{spoken}: shape of weight is inconsistent with kernel_size,"
             f" kernel_size={list(given)} wshape={show_shape(weight)}"
         )
-    return r, s
+    return sizes
 
 
 def _spatial(
     call: Call, sizes: Sequence[Dim], kernel: Sequence[Dim], extra: Sequence[int] | None = None
-) -> tuple[Dim, Dim]:
+) -> list[Dim]:
     """The result's height and width; of a transposed convolution where `extra` is given."""
-    top, left, bottom, right = padding(call)
-    strides, dilation = pair(call, "strides"), pair(call, "dilation")
+    rank = rank_of(call.op)
+    pads, strides = ends(call, rank), each(call, "strides", rank)
+    dilation = each(call, "dilation", rank)
     out: list[Dim] = []
-    for i, pad in enumerate((top + bottom, left + right)):
+    for i, pad in enumerate(pads[j] + pads[rank + j] for j in range(rank)):
         size, window = sizes[i], kernel[i]
         if isinstance(size, AnyDim) or isinstance(window, AnyDim):
             out.append(ANY)
@@ -103,7 +124,7 @@ def _spatial(
                 f" {window}, padding {pad} in all, stride {strides[i]}, dilation {dilation[i]}"
             )
         out.append(made)
-    return out[0], out[1]
+    return out
 
 
 def _dtype(call: Call) -> str:
@@ -113,31 +134,32 @@ def _dtype(call: Call) -> str:
     return dtype or call.tensor(0).dtype
 
 
-def _conv2d_type(call: Call) -> Type:
-    data_layout = _layout(call, "input", "data_layout", ACTIVATION)
-    kernel_layout = _layout(call, "kernel", "kernel_layout", KERNEL)
-    out_layout = _layout(call, "output", "out_layout", ACTIVATION)
-    n, c, h, w = _canonical(call, 0, data_layout, ACTIVATION)
-    weight = _canonical(call, 1, kernel_layout, KERNEL)
+def _conv_type(call: Call) -> Type:
+    image, kernel = _letters(call)
+    data_layout = _layout(call, "input", "data_layout", image)
+    kernel_layout = _layout(call, "kernel", "kernel_layout", kernel)
+    out_layout = _layout(call, "output", "out_layout", image)
+    n, c, *sizes = _canonical(call, 0, data_layout, image)
+    weight = _canonical(call, 1, kernel_layout, kernel)
     groups, channels = _groups(call), call.attrs["channels"]
     if channels is not None and not agree(channels, weight[0]):
         call.fail(
-            f"conv2D: the first dimensions of the weight tensor {show_shape(weight)}"
-            f" does not match the number of channels ({channels})."
+            f"conv{rank_of(call.op)}D: the first dimensions of the weight tensor"
+            f" {show_shape(weight)} does not match the number of channels ({channels})."
         )
     _divided(call, "the output channels", weight[0], groups)
     share = _divided(call, "the input channels", c, groups)
     if not agree(share, weight[1]):
         call.fail(
-            f"conv2d: requires that `{share}`, the input channels ({c}) divided by groups"
-            f" ({groups}), must match the input channels of the weight `{weight[1]}`,"
+            f"conv{rank_of(call.op)}d: requires that `{share}`, the input channels ({c}) divided by"
+            f" groups ({groups}), must match the input channels of the weight `{weight[1]}`,"
             f" where the weight shape is {show_shape(weight)}."
         )
-    p, q = _spatial(call, (h, w), _kernel(call, weight))
-    out = (n, weight[0] if channels is None else channels, p, q)
+    made = _spatial(call, sizes, _kernel(call, weight))
+    out = (n, weight[0] if channels is None else channels, *made)
     axes = parse_layout(call, "out_layout", out_layout)
-    sizes = dict(zip(ACTIVATION, out, strict=True))
-    return TensorType(split_sizes(call, axes, sizes), _dtype(call))
+    whole = dict(zip(image, out, strict=True))
+    return TensorType(split_sizes(call, axes, whole), _dtype(call))
 
 
 def _conv2d(s: Site) -> Any:
@@ -155,29 +177,35 @@ def _conv2d(s: Site) -> Any:
     return of_whole_axes(s, [*layouts, ("out_layout", out_layout)], build)
 
 
-def _output_padding(call: Call) -> tuple[int, int]:
-    values = call.attrs["output_padding"]
-    strides = pair(call, "strides")
-    if len(values) not in (1, 2) or min(values) < 0:
-        call.fail(f"output_padding must be 1 or 2 integers of at least 0, got {list(values)}")
-    if values[0] >= strides[0] or values[-1] >= strides[1]:
-        call.fail(
-            f"output_padding must be smaller than strides, got {list(values)} and {list(strides)}"
-        )
-    return values[0], values[-1]
+def _conv3d(s: Site) -> Any:
+    a = s.attrs
+    return conv3d(
+        s.args[0], s.args[1], a["strides"], a["padding"], a["dilation"], a["groups"],
+        a["data_layout"], a["kernel_layout"], a["out_layout"] or None, a["out_dtype"],
+    )  # fmt: skip
 
 
-def _conv2d_transpose_type(call: Call) -> Type:
-    data_layout = _layout(call, "input", "data_layout", ACTIVATION)
-    kernel_layout = _layout(call, "kernel", "kernel_layout", KERNEL_TRANSPOSED)
-    out_layout = _layout(call, "output", "out_layout", ACTIVATION)
-    n, c, h, w = _canonical(call, 0, data_layout, ACTIVATION)
-    weight = _canonical(call, 1, kernel_layout, KERNEL_TRANSPOSED)
+def _output_padding(call: Call) -> tuple[int, ...]:
+    """Relay's relation takes any; what is computed is less than the strides."""
+    values, rank = call.attrs["output_padding"], rank_of(call.op)
+    if len(values) not in (1, rank) or min(values) < 0:
+        call.fail(f"output_padding must be 1 or {rank} integers of at least 0, got {list(values)}")
+    return tuple(values) * (rank // len(values))
+
+
+def _conv_transpose_type(call: Call) -> Type:
+    image, kernel = _letters(call)
+    kernel, spoken = swap_io(kernel), _SPOKEN.get(call.op, "Conv2DTransposed")
+    data_layout = _layout(call, "input", "data_layout", image)
+    kernel_layout = _layout(call, "kernel", "kernel_layout", kernel)
+    out_layout = _layout(call, "output", "out_layout", image)
+    n, c, *sizes = _canonical(call, 0, data_layout, image)
+    weight = _canonical(call, 1, kernel_layout, kernel)
     groups, channels = _groups(call), call.attrs["channels"]
     if not agree(c, weight[0]):
         call.fail(
-            "Conv2DTransposed: shape of weight is inconsistent with in_channels."
-            f" data.shape= {show_shape((n, c, h, w))} groups= {groups}"
+            f"{spoken}: shape of weight is inconsistent with in_channels."
+            f" data.shape= {show_shape((n, c, *sizes))} groups= {groups}"
             f" weight.shape= {show_shape(weight)}"
         )
     _divided(call, "the input channels", weight[0], groups)
@@ -185,19 +213,24 @@ def _conv2d_transpose_type(call: Call) -> Type:
         share = _divided(call, "channels", channels, groups)
         if not agree(share, weight[1]):
             call.fail(
-                "Conv2DTransposed: shape of weight is inconsistent with out_channels, "
+                f"{spoken}: shape of weight is inconsistent with out_channels, "
                 " out_channels // groups != weight.shape[1] "
                 f" out_channels={channels} groups={groups} weight.shape={show_shape(weight)}"
             )
     else:
         channels = mapped(weight[1], lambda k: k * groups)
-    p, q = _spatial(call, (h, w), _kernel(call, weight), _output_padding(call))
-    return TensorType(to_layout((n, channels, p, q), ACTIVATION, out_layout), _dtype(call))
+    made = _spatial(call, sizes, _kernel(call, weight), _output_padding(call))
+    return TensorType(to_layout((n, channels, *made), image, out_layout), _dtype(call))
 
 
-def _conv2d_transpose(s: Site) -> Any:
+def _conv_transpose(s: Site) -> Any:
     a = s.attrs
-    return conv2d_transpose(
+    extra, strides = _output_padding(s), each(s, "strides", rank_of(s.op))
+    if any(map(ge, extra, strides)):
+        s.fail(
+            f"output_padding must be smaller than strides, got {list(extra)} and {list(strides)}"
+        )
+    return (R.nn.conv3d_transpose if rank_of(s.op) == 3 else conv2d_transpose)(
         s.args[0], s.args[1],
         a["strides"], a["padding"], a["output_padding"], a["dilation"], a["groups"],
         a["data_layout"], a["kernel_layout"], a["out_layout"] or None, a["out_dtype"],
@@ -205,13 +238,14 @@ def _conv2d_transpose(s: Site) -> Any:
 
 
 def _backward_weight_type(call: Call) -> Type:
-    grad_layout = _layout(call, "gradient", "data_layout", ACTIVATION)
-    data_layout = _layout(call, "data", "kernel_layout", ACTIVATION)
-    out_layout = _layout(call, "weight", "out_layout", KERNEL)
+    image, kernel = _letters(call)
+    grad_layout = _layout(call, "gradient", "data_layout", image)
+    data_layout = _layout(call, "data", "kernel_layout", image)
+    out_layout = _layout(call, "weight", "out_layout", kernel)
     if call.attrs["kernel_size"] is None:
         call.fail("kernel_size attribute needs to be specified")
-    gn, k, p, q = _canonical(call, 0, grad_layout, ACTIVATION)
-    n, c, h, w = _canonical(call, 1, data_layout, ACTIVATION)
+    gn, k, *given = _canonical(call, 0, grad_layout, image)
+    n, c, *sizes = _canonical(call, 1, data_layout, image)
     groups, channels = _groups(call), call.attrs["channels"]
     if not agree(gn, n):
         call.fail(f"grad and data must have the same batch, got {gn} and {n}")
@@ -219,38 +253,57 @@ def _backward_weight_type(call: Call) -> Type:
         call.fail(f"channels must be the gradient's channels, got channels={channels} and {k}")
     _divided(call, "the gradient's channels", k, groups)
     share = _divided(call, "the data's channels", c, groups)
-    r, s = pair(call, "kernel_size")
-    made = _spatial(call, (h, w), (r, s))
-    if not (agree(made[0], p) and agree(made[1], q)):
+    window = each(call, "kernel_size", rank_of(call.op))
+    made = _spatial(call, sizes, window)
+    if not all(map(agree, made, given)):
+        wanted, got = (" x ".join(map(str, some)) for some in (made, given))
         call.fail(
-            f"grad must have the size of the convolution's output, {made[0]} x {made[1]},"
-            f" got {p} x {q}: {show(call.tensor(0))}, {show(call.tensor(1))}"
+            f"grad must have the size of the convolution's output, {wanted},"
+            f" got {got}: {show(call.tensor(0))}, {show(call.tensor(1))}"
         )
-    return TensorType(to_layout((k, share, r, s), KERNEL, out_layout), _dtype(call))
+    return TensorType(to_layout((k, share, *window), kernel, out_layout), _dtype(call))
 
 
 def _backward_weight(s: Site) -> Any:
     a = s.attrs
-    return conv2d_backward_weight(
+    made = conv3d_backward_weight if rank_of(s.op) == 3 else conv2d_backward_weight
+    return made(
         s.args[0], s.args[1],
         a["kernel_size"], a["strides"], a["padding"], a["dilation"], a["groups"],
         a["data_layout"], a["kernel_layout"], a["out_layout"], a["out_dtype"],
     )  # fmt: skip
 
 
-STRIDES, PADDING = Attr("strides", (1, 1), "sizes"), Attr("padding", (0, 0), "sizes")
-DILATION, GROUPS = Attr("dilation", (1, 1), "sizes"), Attr("groups", 1, "int")
-CHANNELS, KERNEL_SIZE = Attr("channels", None, "int?"), Attr("kernel_size", None, "sizes?")
-LAYOUT = Attr("data_layout", ACTIVATION, "str")
-OUT = (Attr("out_layout", "", "str"), Attr("out_dtype", None, "dtype"))
-CONV2D = (
-    STRIDES, PADDING, DILATION, GROUPS, CHANNELS, KERNEL_SIZE,
-    LAYOUT, Attr("kernel_layout", KERNEL, "str"), *OUT,
-)  # fmt: skip
+def _of_rank(rank: int) -> tuple[Attr, ...]:
+    return (
+        Attr("strides", (1,) * rank, "sizes"), Attr("padding", (0,) * rank, "sizes"),
+        Attr("dilation", (1,) * rank, "sizes"), GROUPS, CHANNELS, KERNEL_SIZE,
+        Attr("data_layout", ACTIVATIONS[rank], "str"), Attr("kernel_layout", KERNELS[rank], "str"),
+        *OUT,
+    )  # fmt: skip
 
-define("nn.conv2d", "data weight", _conv2d_type, _conv2d, "relay", *CONV2D)
-define("nn.conv2d_transpose", "data weight", _conv2d_transpose_type, _conv2d_transpose, "relay",
-       CHANNELS, KERNEL_SIZE, STRIDES, Attr("output_padding", (0, 0), "sizes"), PADDING, DILATION,
-       GROUPS, LAYOUT, Attr("kernel_layout", KERNEL_TRANSPOSED, "str"), *OUT)  # fmt: skip
+
+def _transposed(rank: int) -> tuple[Attr, ...]:
+    strides, padding, dilation, groups, channels, size, layout, _, *out = _of_rank(rank)
+    return (
+        channels, size, strides, Attr("output_padding", (0,) * rank, "sizes"), padding, dilation,
+        groups, layout, Attr("kernel_layout", swap_io(KERNELS[rank]), "str"), *out,
+    )  # fmt: skip
+
+
+GROUPS = Attr("groups", 1, "int")
+CHANNELS, KERNEL_SIZE = Attr("channels", None, "int?"), Attr("kernel_size", None, "sizes?")
+OUT = (Attr("out_layout", "", "str"), Attr("out_dtype", None, "dtype"))
+CONV2D = _of_rank(2)
+
+define("nn.conv2d", "data weight", _conv_type, _conv2d, "relay", *CONV2D)
+define("nn.conv2d_transpose", "data weight", _conv_transpose_type, _conv_transpose, "relay",
+       *_transposed(2))  # fmt: skip
 define("nn.conv2d_backward_weight", "grad data", _backward_weight_type, _backward_weight, "relay",
        *CONV2D)  # fmt: skip
+define("nn.conv3d", "data weight", _conv_type, _conv3d, "torch", *_of_rank(3))
+define("nn.conv3d_transpose", "data weight", _conv_transpose_type, _conv_transpose, "torch",
+       *_transposed(3))  # fmt: skip
+# Not Relay's, which has no gradient of volumes.
+define("nn.conv3d_backward_weight", "grad data", _backward_weight_type, _backward_weight, "torch",
+       *_of_rank(3))  # fmt: skip

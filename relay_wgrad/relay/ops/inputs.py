@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...layouts import KERNEL
-from ...ops.conv2d_transpose import KERNEL_TRANSPOSED
+from ...layouts import KERNELS, swap_io
 from ..types import Dim, TensorType, Type
 from .blocks import Axes, axes_of, factor
 from .relations import mapped, product
@@ -25,7 +24,9 @@ def _outer(layout: Axes, axis: str, size: Dim) -> Dim:
     return mapped(size, lambda n: n // within)
 
 
-def _conv(canonical: str, transposed: bool) -> Rule:
+def _conv(canonical: str, transposed: bool = False) -> Rule:
+    rank = len(canonical) - 2
+
     def rule(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence[Dim]] | None:
         if attrs["channels"] is None or attrs["kernel_size"] is None:
             return None
@@ -34,11 +35,13 @@ def _conv(canonical: str, transposed: bool) -> Rule:
             return None
         c = product([d for (a, _), d in zip(axes, data.shape, strict=True) if a == "C"])
         groups, size = attrs["groups"], attrs["kernel_size"]
+        if len(size) not in (1, rank):
+            return None
         first: Dim = attrs["channels"]
         second: Dim = mapped(c, lambda n: n // groups)
         if transposed:
             first, second = c, attrs["channels"] // groups
-        shape = (first, second, size[0], size[-1])
+        shape = (first, second, *(size * (rank // len(size))))
         whole = dict(zip(canonical, shape, strict=True))
         return [[block or _outer(parts, axis, whole[axis]) for axis, block in parts]]
 
@@ -62,8 +65,13 @@ def _vectors(count: int) -> Rule:
 
 
 RULES: dict[str, Rule] = {
-    "nn.conv2d": _conv(KERNEL, transposed=False),
-    "nn.conv2d_transpose": _conv(KERNEL_TRANSPOSED, transposed=True),
+    "nn.conv1d": _conv("OIW"),
+    "nn.conv1d_transpose": _conv("IOW", transposed=True),
+    **{f"nn.conv{rank}d": _conv(kernel) for rank, kernel in KERNELS.items()},
+    **{
+        f"nn.conv{rank}d_transpose": _conv(swap_io(kernel), transposed=True)
+        for rank, kernel in KERNELS.items()
+    },
     "nn.dense": _dense,
     "nn.bias_add": _vectors(1),
     "nn.prelu": _vectors(1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import relax
@@ -70,6 +71,14 @@ def _window(s: Site) -> dict[str, Any]:
     if "count_include_pad" in a:
         out["count_include_pad"] = a["count_include_pad"]
     return out
+
+
+def average(s: Site, pool: Callable[[Any], Any]) -> Any:
+    """`pool` of the argument: integers as int64, which is what TVM's kernel makes of any."""
+    x, dtype = s.args[0], s.tensor().dtype
+    if not dtype.startswith(("int", "uint")):
+        return pool(x)
+    return R.astype(s.emit(pool(s.emit(R.astype(x, "int64")))), dtype)
 
 
 def _global_type(call: Call) -> Type:
@@ -161,7 +170,7 @@ define("nn.max_pool2d", "data", _pool_type,
        on_whole_axes(lambda s: R.nn.max_pool2d(s.args[0], **_window(s))), "torch",
        *MAX_POOL)  # fmt: skip
 define("nn.avg_pool2d", "data", _pool_type,
-       on_whole_axes(lambda s: R.nn.avg_pool2d(s.args[0], **_window(s))), "torch",
+       on_whole_axes(lambda s: average(s, lambda x: R.nn.avg_pool2d(x, **_window(s)))), "torch",
        *AVG_POOL)  # fmt: skip
 define("nn.max_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.max_pool2d_backward(*s.args, **_window(s))), "torch",

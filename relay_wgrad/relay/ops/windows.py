@@ -10,24 +10,34 @@ from .relations import mapped
 from .table import Call, show_shape
 
 
+def each(call: Call, name: str, rank: int) -> tuple[int, ...]:
+    """One for each axis of an image, from an attribute of one or so many positive values."""
+    values = call.attrs[name]
+    if len(values) not in (1, rank) or min(values) < 1:
+        call.fail(f"{name} must be 1 or {rank} positive integers, got {list(values)}")
+    return tuple(values) * (rank // len(values))
+
+
+def ends(call: Call, rank: int) -> tuple[int, ...]:
+    """What is added before each axis of an image, then after each."""
+    values = call.attrs["padding"]
+    if len(values) not in (1, rank, 2 * rank) or min(values) < 0:
+        call.fail(
+            f"padding must be 1, {rank} or {2 * rank} integers of at least 0, got {list(values)}"
+        )
+    return tuple(values) * (2 * rank // len(values))
+
+
 def pair(call: Call, name: str) -> tuple[int, int]:
     """(vertical, horizontal), from an attribute of one or two positive values."""
-    values = call.attrs[name]
-    if len(values) not in (1, 2) or min(values) < 1:
-        call.fail(f"{name} must be 1 or 2 positive integers, got {list(values)}")
-    return (values[0], values[-1])
+    vertical, horizontal = each(call, name, 2)
+    return vertical, horizontal
 
 
 def padding(call: Call) -> tuple[int, int, int, int]:
     """(top, left, bottom, right)."""
-    values = call.attrs["padding"]
-    if len(values) not in (1, 2, 4) or min(values) < 0:
-        call.fail(f"padding must be 1, 2 or 4 integers of at least 0, got {list(values)}")
-    if len(values) == 1:
-        return (values[0],) * 4
-    if len(values) == 2:
-        return (values[0], values[1], values[0], values[1])
-    return (values[0], values[1], values[2], values[3])
+    top, left, bottom, right = ends(call, 2)
+    return top, left, bottom, right
 
 
 def spatial_axes(call: Call, layout: str) -> tuple[int, int]:

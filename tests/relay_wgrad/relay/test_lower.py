@@ -202,6 +202,11 @@ REFUSED = {
     "def @main(%x: Tensor[(3), float32]) { sum(%x, axes=[0]) }": "unknown attributes axes",
     'def @main() { full(1f, shape=[2], dtype="float99") }':
         "full: dtype must be the name of a dtype, got 'float99'",
+    "def @main(%x: Tensor[(1, 3, 8, 8), float32], %w: Tensor[(3, 4, 3, 3), float32])"
+    " { nn.conv2d_transpose(%x, %w, output_padding=[1, 1]) }":
+        "output_padding must be smaller than strides",
+    "def @main(%x: Tensor[(1, 3, 8, 8), float32]) { nn.lrn(%x, axis=2) }":
+        "nn.lrn: axis should be 1 or 3",
     "def @main(%x) { add(%x, %x) }": "the type of lhs is not stated",
     "def @main(%x: Tensor[(3), float32]) { fn (%y: Tensor[(3), float32]) { %y } }":
         "a function is a result",

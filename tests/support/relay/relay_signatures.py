@@ -107,6 +107,24 @@ nn.conv1d_transpose(data, weight, strides=(1,), padding=(0,), dilation=(1,), gro
     output_padding=(0,), out_dtype="")
 nn.max_pool1d(data, pool_size=(1,), strides=(1,), dilation=(1,), padding=(0,), layout="NCW",
     out_layout="", ceil_mode=False)
+nn.global_avg_pool1d(data, layout="NCW", out_layout="")
+nn.global_max_pool1d(data, layout="NCW", out_layout="")
+nn.adaptive_avg_pool3d(data, output_size=None, layout="NCDHW", out_layout="")
+nn.adaptive_max_pool3d(data, output_size=None, layout="NCDHW", out_layout="")
+nn.avg_pool3d(data, pool_size=(1, 1, 1), strides=(1, 1, 1), dilation=(1, 1, 1),
+    padding=(0, 0, 0), layout="NCDHW", out_layout="", ceil_mode=False, count_include_pad=False)
+nn.conv3d(data, weight, strides=(1, 1, 1), padding=(0, 0, 0), dilation=(1, 1, 1), groups=1,
+    channels=None, kernel_size=None, data_layout="NCDHW", kernel_layout="OIDHW", out_layout="",
+    out_dtype="")
+nn.conv3d_transpose(data, weight, strides=(1, 1, 1), padding=(0, 0, 0), dilation=(1, 1, 1),
+    groups=1, channels=None, kernel_size=None, data_layout="NCDHW", kernel_layout="IODHW",
+    out_layout="", output_padding=(0, 0, 0), out_dtype="")
+nn.global_avg_pool3d(data, layout="NCDHW", out_layout="")
+nn.global_max_pool3d(data, layout="NCDHW", out_layout="")
+nn.max_pool3d(data, pool_size=(1, 1, 1), strides=(1, 1, 1), dilation=(1, 1, 1),
+    padding=(0, 0, 0), layout="NCDHW", out_layout="", ceil_mode=False)
+nn.upsampling3d(data, scale_d=1, scale_h=1, scale_w=1, layout="NCDHW",
+    method="nearest_neighbor", coordinate_transformation_mode="half_pixel")
 sparse_reshape(sparse_indices, prev_shape, new_shape)
 isfinite(data)
 isinf(data)

@@ -21,17 +21,24 @@ CASES: tuple[tuple[str, Any, Any, dict[str, Any], str, bool | None, bool], ...] 
     ("resize3d", (1, 2, 3, 4, 2), [5, 3, 4],
      {"method": "nearest_neighbor", "coordinate_transformation_mode": "asymmetric"},
      "nearest", None, False),
+    ("upsampling3d", (1, 2, 3, 4, 2), [6, 4, 6],
+     {"method": "trilinear", "coordinate_transformation_mode": "align_corners"},
+     "trilinear", True, False),
 )  # fmt: skip
 
 
 @pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case[4])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[4]}")
 def test_gradient_is_pytorchs(case: Any) -> None:
     name, shape, size, attrs, mode, corners, last = case
     rng = np.random.default_rng(3)
     data = rng.standard_normal(shape).astype("float32")
     x = relay.var("x", shape=shape)
-    y = getattr(relay.image, name)(x, size, **attrs)
+    if name == "upsampling3d":
+        factors = [m / n for m, n in zip(size, shape[2:], strict=True)]
+        y = relay.nn.upsampling3d(x, *factors, **attrs)
+    else:
+        y = getattr(relay.image, name)(x, size, **attrs)
     mod = relay.transform.InferType()(relay.IRModule.from_expr(relay.Function([x], y * y)))
     made = relay.transform.gradient(mod["main"], mode="first_order")
     _, (got,) = relay.create_executor().evaluate(made)(data)

@@ -22,6 +22,7 @@ def t(*shape: Any, dtype: str = "float32") -> TensorType:
 WGRAD = {"kernel_size": [3, 3], "kernel_layout": "NCHW", "out_layout": "OIHW"}
 POOL = {"pool_size": [2, 2]}
 X = t(2, 3, 8, 8)
+V = t(2, 3, 4, 4, 4)
 
 REFUSALS: list[tuple[str, list[Type], dict[str, Any], str]] = [
     ("add", [t(2), t(3)], {}, r"add: Incompatible broadcast type Tensor\[\(2\), float32\] and"),
@@ -148,8 +149,17 @@ REFUSALS: list[tuple[str, list[Type], dict[str, Any], str]] = [
     ("nn.conv2d", [X, t(4, 1, 3, 3)], {"groups": 3}, "groups must divide the output channels"),
     ("nn.conv2d_transpose", [X, t(4, 3, 3, 3)], {}, "is inconsistent with in_channels"),
     ("nn.conv2d_transpose", [X, t(3, 4, 3, 3)], {"channels": 3}, "inconsistent with out_channels"),
-    ("nn.conv2d_transpose", [X, t(3, 4, 3, 3)], {"output_padding": [1, 1]},
-     "output_padding must be smaller than strides"),
+    ("nn.conv3d", [X, t(4, 3, 3, 3)], {}, "data with layout NCDHW must have 5 axes"),
+    ("nn.conv3d", [V, t(4, 2, 2, 2, 2)], {}, "conv3d: requires that `3`, the input channels"),
+    ("nn.conv3d", [V, t(4, 3, 2, 2, 2)], {"strides": [1, 2]}, "strides must be 1 or 3 positive"),
+    ("nn.conv3d_transpose", [V, t(4, 3, 2, 2, 2)], {}, "Conv3DTransposed: shape of weight"),
+    ("nn.conv3d_backward_weight", [t(2, 4, 3, 2, 3), V],
+     {"kernel_size": [2], "kernel_layout": "NCDHW", "out_layout": "OIDHW"},
+     "3 x 3 x 3, got 3 x 2 x 3"),
+    ("nn.max_pool3d", [V], {"pool_size": [2, 2]}, "pool_size must be 1 or 3 integers"),
+    ("nn.max_pool3d", [V], {"pool_size": [2], "layout": "NCHWx"}, "convertible from NCDHW"),
+    ("nn.upsampling3d", [V], {"scale_d": 0.0, "scale_h": 1.0, "scale_w": 1.0},
+     "scale_d must be positive"),
     ("nn.conv2d_backward_weight", [t(2, 4, 6, 6), X], {},
      "data layouts that are convertible from NCHW. The provided layout is: kernel_layout='OIHW'"),
     ("nn.conv2d_backward_weight", [t(2, 4, 6, 6), X], WGRAD | {"kernel_size": None},
