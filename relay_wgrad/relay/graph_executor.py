@@ -240,7 +240,9 @@ class GraphModule:
         wanted = self._executor.inputs[name]
         array = host_array("set_input", name, value)
         with allocating("set_input", f"%{name} has {array.nbytes:,} bytes"):
-            if not hasattr(value, "numpy") and np.can_cast(array.dtype, wanted.dtype, "same_kind"):
+            if not hasattr(value, "numpy") and (
+                np.can_cast(array.dtype, wanted.dtype, "same_kind") or _is_number(value, wanted.dtype)
+            ):
                 array = array.astype(wanted.dtype, copy=False)
             wanted.check("set_input", array)
             # A copy on the executor's device: what the caller does to its own changes nothing here.
@@ -255,6 +257,14 @@ class GraphModule:
 def _shape(given: Input) -> tuple[int | None, ...]:
     known: Any = given.shape
     return known if None in known else tvm.runtime.ShapeTuple(known)
+
+
+def _is_number(value: Any, dtype: str) -> bool:
+    """Whether a Python number is one of that type too: 2.0 is an int32's."""
+    if not isinstance(value, float) or not value.is_integer():
+        return False
+    with np.errstate(all="ignore"):
+        return bool(np.asarray(value).astype(dtype) == value)
 
 
 def _flat(value: Any) -> list[Any]:

@@ -6,6 +6,7 @@ and writes none: Relay's own kernels reach other memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -121,29 +122,56 @@ def _scatter_elements(s: Site) -> Any:
     if 0 in s.tensor(1).shape:
         return data
     axis, mode = s.axis(s.attrs["axis"], len(s.tensor().shape)), s.attrs["reduction"]
-    size, dtype = known_size(s, s.tensor().shape[axis]), s.tensor(1).dtype
+    size, dtype = s.tensor().shape[axis], s.tensor(1).dtype
 
     def write(s: Site, *given: Any) -> Any:
         return topi.scatter_elements(*given, axis, mode)
 
-    if known_within(indices, -size, size):
-        return program(s, write, data, indices, updates)
-    indices = counted(s, indices, dtype, size)
-    outside = s.emit(R.greater_equal(indices, relax.const(size, dtype)))
+    grown = {axis: 1} | _open_axes(s, axis)
+    if isinstance(size, int):
+        if len(grown) == 1 and known_within(indices, -size, size):
+            return program(s, write, data, indices, updates)
+        indices = counted(s, indices, dtype, size)
+    else:
+        if dtype != "int64":
+            indices, dtype = s.emit(R.astype(indices, "int64")), "int64"
+        negative = s.emit(R.less(indices, relax.const(0, dtype)))
+        whole = s.number((size,), dtype)
+        indices = s.emit(R.where(negative, s.emit(R.add(indices, whole)), indices))
+    slot = s.number((size,), dtype)
+    outside = s.emit(R.greater_equal(indices, slot))
     if dtype.startswith("int"):
         below = s.emit(R.less(indices, relax.const(0, dtype)))
         outside = s.emit(R.logical_or(outside, below))
-    slot = relax.const(size, dtype)
     indices = s.emit(R.where(outside, slot, indices))
-    wide = s.emit(program(s, write, _with_slot(s, data, axis), indices, updates))
-    return R.strided_slice(wide, [axis], [0], [size])
-
-
-def _with_slot(s: Site, data: Any, axis: int) -> Any:
-    """Data with one more element along an axis: where what is outside goes."""
+    wide = s.emit(program(s, write, _with_slots(s, data, grown), indices, updates))
+    axes = list(grown)
     sizes = s.sizes(s.tensor())
-    more = [1 if i == axis else n for i, n in enumerate(sizes)]
-    return s.emit(R.concat([data, s.emit(R.zeros(more, s.tensor().dtype))], axis))
+    return R.strided_slice(wide, axes, [0] * len(axes), [sizes[i] for i in axes])
+
+
+def _open_axes(s: Site, axis: int) -> dict[int, Any]:
+    """The other axes of which nothing says that the indices are no longer than data: their sizes.
+
+    Data grows by these, so that nothing is written outside it.
+    """
+    dims, others = s.tensor().shape, s.tensor(1).shape
+    sizes = s.sizes(s.tensor(1))
+    return {
+        i: sizes[i]
+        for i, (n, m) in enumerate(zip(dims, others, strict=True))
+        if i != axis and n != m and not (isinstance(n, int) and isinstance(m, int))
+    }
+
+
+def _with_slots(s: Site, data: Any, grown: Mapping[int, Any]) -> Any:
+    """Data with so many more elements along some axes: where what is outside goes."""
+    sizes = s.sizes(s.tensor())
+    for axis, more in grown.items():
+        shape = [more if i == axis else n for i, n in enumerate(sizes)]
+        data = s.emit(R.concat([data, s.emit(R.zeros(shape, s.tensor().dtype))], axis))
+        sizes[axis] = sizes[axis] + more
+    return data
 
 
 def _scatter_nd_type(call: Call) -> Type:
@@ -182,7 +210,7 @@ def _scatter_nd(s: Site) -> Any:
     def write(s: Site, *given: Any) -> Any:
         return topi.scatter_nd(*given, mode)
 
-    made = s.emit(program(s, write, _with_slot(s, data, 0), wide, updates))
+    made = s.emit(program(s, write, _with_slots(s, data, {0: 1}), wide, updates))
     return R.strided_slice(made, [0], [0], [sizes[0]])
 
 

@@ -7,13 +7,16 @@ says what its weight is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
-from ...layouts import KERNELS, swap_io
+from ...layouts import ACTIVATION, KERNELS, is_permutation, swap_io, to_layout
+from ...problem import out_size
 from ..types import Dim, TensorType, Type
 from .blocks import Axes, axes_of, factor
 from .relations import mapped, product
-from .table import lookup, show
+from .table import Call, lookup, show
+from .windows import each, ends
 
 # The shapes of the arguments after the first, or None if the attributes don't tell them.
 Rule = Callable[[TensorType, Mapping[str, Any]], "Sequence[Sequence[Dim]] | None"]
@@ -48,6 +51,24 @@ def _conv(canonical: str, transposed: bool = False) -> Rule:
     return rule
 
 
+def _deformable(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence[Dim]] | None:
+    """The offset's shape, which is as large as the result, and the weight's."""
+    layout, weight = attrs["data_layout"], _conv(KERNELS[2])(data, attrs)
+    if weight is None or not is_permutation(layout, ACTIVATION) or len(data.shape) != 4:
+        return None
+    n, _, *sizes = to_layout(data.shape, layout, ACTIVATION)
+    site = Call("nn.deformable_conv2d", ("data",), (data,), attrs)
+    pads, window = ends(site, 2), each(site, "kernel_size", 2)
+    strides, dilation = each(site, "strides", 2), each(site, "dilation", 2)
+    total = [pads[i] + pads[2 + i] for i in range(2)]
+    made: list[Dim] = [
+        mapped(dim, lambda n, a=a: out_size(n, *a))  # type: ignore[misc]
+        for dim, *a in zip(sizes, total, window, strides, dilation, strict=True)
+    ]
+    taps = 2 * attrs["deformable_groups"] * prod(window)
+    return [to_layout((n, taps, *made), ACTIVATION, layout), *weight]
+
+
 def _dense(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence[Dim]] | None:
     if attrs["units"] is None or not data.shape:
         return None
@@ -73,6 +94,7 @@ RULES: dict[str, Rule] = {
         for rank, kernel in KERNELS.items()
     },
     "nn.dense": _dense,
+    "nn.deformable_conv2d": _deformable,
     "nn.bias_add": _vectors(1),
     "nn.prelu": _vectors(1),
     "nn.batch_norm": _vectors(4),

@@ -101,9 +101,23 @@ def load_json(text: str) -> Any:
     return relay.fromtext(text) if is_module else relay.parse_expr(text)
 
 
-def device(name: Any, index: int = 0) -> Any:
+class Device(tvm.runtime.Device):  # type: ignore[misc]
+    """TVM's, with the number of its kind by 0.19's name."""
+
+    @property
+    def device_type(self) -> int:
+        return int(self.dlpack_device_type())
+
+
+def device(name: Any, index: int = 0) -> Device:
     """A device by its own name or by a target's: LLVM's is the CPU."""
-    return tvm.cpu(index) if str(name).split()[0] in ("llvm", "c") else tvm.device(name, index)
+    first = str(name).split()[0]
+    return Device("cpu" if first in ("llvm", "c") else first, index)
+
+
+def cpu(index: int = 0) -> Device:
+    """The CPU."""
+    return device("cpu", index)
 
 
 def py_str(text: Any) -> str:

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import cpu, cuda, device
+from tvm import cuda
 from tvm.runtime import Tensor, empty
 
 from relay_wgrad.relay.ast import ConstantArray
+
+from . import cpu, device
 
 # A class of arrays to ask `isinstance` for: a constant's array is NumPy's here.
 NDArray = (Tensor, ConstantArray)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 import tvm.testing as installed
 
 from tests.upstream.axes import TARGET, Axis
+
+from . import cpu
 
 
 def _numpy(value: Any) -> Any:
@@ -57,7 +58,7 @@ def fixture(func: Any = None, *, cache_return_value: bool = False) -> Any:
 
 def enabled_targets() -> list[tuple[str, Any]]:
     """LLVM on the CPU."""
-    return [(TARGET, tvm.cpu())]
+    return [(TARGET, cpu())]
 
 
 def device_enabled(target: Any) -> bool:
