@@ -241,7 +241,8 @@ class GraphModule:
         array = host_array("set_input", name, value)
         with allocating("set_input", f"%{name} has {array.nbytes:,} bytes"):
             if not hasattr(value, "numpy") and (
-                np.can_cast(array.dtype, wanted.dtype, "same_kind") or _is_number(value, wanted.dtype)
+                np.can_cast(array.dtype, wanted.dtype, "same_kind")
+                or _is_number(value, wanted.dtype)
             ):
                 array = array.astype(wanted.dtype, copy=False)
             wanted.check("set_input", array)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from .ast import Call, Constant, MetaAttrs, Op
 from .expr_methods import ExprMethods
 from .ops import RelayOp, lookup
@@ -34,6 +36,17 @@ def call(name: str, *args: Any, **attrs: Any) -> Call:
         if a.printed_always or not _same(values[a.name], a.default)
     }
     return Call(Op(name), tuple(nodes), kept)
+
+
+def of_run(*values: Any) -> bool:
+    """Whether one of the values is an expression that is no constant: then only the run knows it,
+    and the operator is one of `dyn`."""
+    return any(isinstance(v, ExprMethods) and not isinstance(v, Constant) for v in values)
+
+
+def as_argument(value: Any, dtype: str) -> Any:
+    """A value that stands beside such an expression, as an argument."""
+    return value if isinstance(value, ExprMethods) else Constant(np.asarray(value, dtype))
 
 
 def _argument(op: RelayOp, index: int, value: Any) -> Any:

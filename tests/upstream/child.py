@@ -104,6 +104,19 @@ def tests_of(path: Path) -> list[str]:
     return out
 
 
+def old_numpy() -> None:
+    """Names of NumPy 1 in upstream's tests, and in TVM's own references."""
+    import numpy as np
+
+    reshape = np.reshape
+
+    def with_newshape(a: Any, shape: Any = None, newshape: Any = None, **rest: Any) -> Any:
+        return reshape(a, newshape if shape is None else shape, **rest)
+
+    np.reshape = with_newshape
+    np.prod = np.prod  # type: ignore[attr-defined]
+
+
 def main() -> None:
     """What the module's docstring says."""
     checkout, name, descriptor = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -112,6 +125,7 @@ def main() -> None:
     sys.path.insert(0, str(root))  # upstream's `utils`
     Finder(checkout / "tests").install()
     warnings.simplefilter("ignore")
+    old_numpy()
     with tempfile.TemporaryDirectory() as scratch:
         config = Path(scratch, "pytest.ini")
         config.write_text("[pytest]\n")

@@ -1,4 +1,4 @@
-"""`relay.backend.te_compiler`, of which scripts clear the cache of functions: there is none here."""
+"""`relay.backend.te_compiler`, whose cache of functions scripts clear: there is none here."""
 
 from __future__ import annotations
 

@@ -39,6 +39,10 @@ def _back_to_shape(orig: Call, grad: Expr) -> list[Expr]:
     return [reshape_like(grad, orig.args[0]), *map(zeros_like, orig.args[1:])]
 
 
+def _same(orig: Call, grad: Expr) -> list[Expr]:
+    return [grad]
+
+
 def _collapsed(orig: Call, grad: Expr) -> list[Expr]:
     return [collapse_sum_like(grad, orig.args[0]), *map(zeros_like, orig.args[1:])]
 
@@ -223,6 +227,10 @@ def _reverse(orig: Call, grad: Expr) -> list[Expr]:
 
 
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(("dyn.reshape", "dyn.expand_dims", "dyn.squeeze"), _back_to_shape),
+    "dyn.broadcast_to": _collapsed,
+    "annotation.checkpoint": _same,
+    "contrib_reverse_reshape": _back_to_shape,
     "reshape": _back_to_shape,
     "reshape_like": _back_to_shape,
     "nn.batch_flatten": _back_to_shape,
@@ -248,4 +256,5 @@ RULES: dict[str, Rule] = {
     "full": _full,
     "full_like": _full_like,
     **dict.fromkeys(("zeros", "ones", "zeros_like", "ones_like"), zeros_for_all),
+    **dict.fromkeys(("dyn.zeros", "dyn.ones"), zeros_for_all),
 }

@@ -7,6 +7,11 @@ from ..make import call
 from ..ops.annotation import BEGIN, END, STOP
 
 
+def checkpoint(data: Expr) -> Call:
+    """`data`, as what a gradient computes again rather than keeps; here that is the compiler's."""
+    return call("annotation.checkpoint", data)
+
+
 def compiler_begin(data: Expr, compiler: str) -> Call:
     """`data`, as an operand of a region that `compiler` compiles."""
     return call(BEGIN, data, compiler=compiler)

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..ast import Call, Expr
-from ..make import call
+from ..make import as_argument, call, of_run
 from .transform import Sizes
 
 
 def _resize(axes: int, data: Expr, size: Sizes, roi: Any, **attrs: Any) -> Call:
     roi = [0.0] * (2 * axes) if roi is None else roi
+    if axes == 2 and of_run(size, roi):
+        given = as_argument(size, "int64"), as_argument(roi, "float32")
+        return call("dyn.image.resize2d", data, *given, **attrs)
     return call(f"image.resize{axes}d", data, size=size, roi=roi, **attrs)
 
 

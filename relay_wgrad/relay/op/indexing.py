@@ -9,9 +9,10 @@ from ..ast import Call, Constant, Expr, Tuple
 from ..expr import TupleWrapper, const
 from ..expr_methods import ExprMethods
 from ..infer import infer_expr
-from ..make import call
+from ..make import call, of_run
 from ..types import TensorType
-from .transform import Sizes
+from .tensor import ones
+from .transform import Sizes, cast_like
 
 __all__ = [
     "adv_index",
@@ -35,7 +36,10 @@ __all__ = [
     "shape_of",
     "sliding_window",
     "sort",
+    "sparse_fill_empty_rows",
     "sparse_reshape",
+    "sparse_to_dense",
+    "stft",
     "topk",
     "trilu",
     "unravel_index",
@@ -168,8 +172,11 @@ def topk(
     dtype: str = "int32",
 ) -> Call | TupleWrapper:
     """The k largest (or least) elements along `axis`, their places, or both."""
-    k = k.data.item() if isinstance(k, Constant) else k
-    out = call("topk", data, k=k, axis=axis, ret_type=ret_type, is_ascend=is_ascend, dtype=dtype)
+    attrs = {"axis": axis, "ret_type": ret_type, "is_ascend": is_ascend, "dtype": dtype}
+    if of_run(k):
+        out = call("dyn.topk", data, k, **attrs)
+    else:
+        out = call("topk", data, k=k.data.item() if isinstance(k, Constant) else k, **attrs)
     return TupleWrapper(out, 2) if ret_type == "both" else out
 
 
@@ -235,3 +242,45 @@ def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> T
     One size of `new_shape` may be -1: what is left.
     """
     return TupleWrapper(call("sparse_reshape", sparse_indices, prev_shape, new_shape), 2)
+
+
+def sparse_to_dense(
+    sparse_indices: Expr,
+    output_shape: Sizes,
+    sparse_values: Expr,
+    default_value: Expr | float = 0,
+) -> Call:
+    """A tensor of the default with values at places: (), (n,) or (n, axes)."""
+    fill = default_value
+    if not isinstance(fill, ExprMethods):
+        fill = cast_like(const(fill), sparse_values)
+    if of_run(output_shape):
+        return call("dyn.sparse_to_dense", sparse_indices, output_shape, sparse_values, fill)
+    return call("sparse_to_dense", sparse_indices, sparse_values, fill, output_shape=output_shape)
+
+
+def sparse_fill_empty_rows(
+    sparse_indices: Expr, sparse_values: Expr, dense_shape: Expr, default_value: Expr
+) -> TupleWrapper:
+    """Places, values, and which rows were empty: each of these has one element more."""
+    made = call("sparse_fill_empty_rows", sparse_indices, sparse_values, dense_shape, default_value)
+    return TupleWrapper(made, 3)
+
+
+def stft(
+    data: Expr,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Expr | None = None,
+    normalized: bool = False,
+    onesided: bool = True,
+) -> Call:
+    """Fourier transforms of windows of each signal: (b, n) to (b, frequencies, windows, 2)."""
+    hop_length = n_fft // 4 if hop_length is None else hop_length
+    win_length = n_fft if win_length is None else win_length
+    window = ones([n_fft], "int32") if window is None else window
+    return call(
+        "stft", data, window, n_fft=n_fft, hop_length=hop_length, win_length=win_length,
+        normalized=normalized, onesided=onesided,
+    )  # fmt: skip

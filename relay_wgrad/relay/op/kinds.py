@@ -53,6 +53,7 @@ _NAMES = {
     OpPattern.OPAQUE: """
         arange argsort cumprod cumsum scatter_elements scatter_nd searchsorted shape_of
         sliding_window sort topk
+        annotation.checkpoint
         annotation.compiler_begin annotation.compiler_end nn.cross_entropy
         nn.cross_entropy_with_logits nn.dropout nn.lrn annotation.stop_fusion""",
 }

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ..ast import Call, Expr, TupleGetItem
 from ..expr import TupleWrapper, const
 from ..expr_methods import ExprMethods
-from ..make import call
+from ..make import as_argument, call, of_run
+from .conv import Size
 from .conv import adaptive_avg_pool2d as adaptive_avg_pool2d
 from .conv import adaptive_max_pool2d as adaptive_max_pool2d
 from .conv import avg_pool2d as avg_pool2d
@@ -133,6 +134,8 @@ def pad(
 ) -> Call:
     """`data` with (before, after) more elements along each axis."""
     value = pad_value if isinstance(pad_value, ExprMethods) else const(pad_value)
+    if of_run(pad_width):
+        return call("dyn.nn.pad", data, pad_width, value, pad_mode=pad_mode)
     return call("nn.pad", data, value, pad_width=pad_width, pad_mode=pad_mode)
 
 
@@ -145,6 +148,12 @@ def upsampling(
     align_corners: bool = False,
 ) -> Call:
     """Height and width times a factor."""
+    if of_run(scale_h, scale_w):
+        scales = [as_argument(scale, "float32") for scale in (scale_h, scale_w)]
+        return call(
+            "dyn.nn.upsampling", data, *scales, layout=layout, method=method,
+            align_corners=align_corners,
+        )  # fmt: skip
     return call(
         "nn.upsampling",
         data,
@@ -299,3 +308,21 @@ def nll_loss(
     return call(
         "nn.nll_loss", predictions, targets, weights, reduction=reduction, ignore_index=ignore_index
     )
+
+
+def correlation(
+    data1: Expr,
+    data2: Expr,
+    kernel_size: int,
+    max_displacement: int,
+    stride1: int,
+    stride2: int,
+    padding: Size,
+    is_multiply: bool,
+    layout: str,
+) -> Call:
+    """How patches of one image fit those of another, beside each place within a distance."""
+    return call(
+        "nn.correlation", data1, data2, kernel_size=kernel_size, max_displacement=max_displacement,
+        stride1=stride1, stride2=stride2, padding=padding, is_multiply=is_multiply, layout=layout,
+    )  # fmt: skip

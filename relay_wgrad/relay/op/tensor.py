@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..ast import Call, Expr, Tuple
 from ..expr import TupleWrapper
 from ..expr_methods import ExprMethods
-from ..make import call
+from ..make import call, of_run
 from .transform import Sizes
 
 __all__ = [
@@ -181,11 +181,15 @@ trunc_mod = _binary("trunc_mod")
 
 def zeros(shape: Sizes, dtype: str) -> Call:
     """A tensor of zeros."""
+    if of_run(shape):
+        return call("dyn.zeros", shape, dtype=dtype)
     return call("zeros", shape=shape, dtype=dtype)
 
 
 def ones(shape: Sizes, dtype: str) -> Call:
     """A tensor of ones."""
+    if of_run(shape):
+        return call("dyn.ones", shape, dtype=dtype)
     return call("ones", shape=shape, dtype=dtype)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ast import Call, Expr
-from ..make import call
+from ..make import as_argument, call, of_run
 from .conv import Size
 
 
@@ -173,6 +173,12 @@ def upsampling3d(
     coordinate_transformation_mode: str = "half_pixel",
 ) -> Call:
     """Depth, height and width times a factor; `method` is nearest_neighbor or trilinear."""
+    if of_run(scale_d, scale_h, scale_w):
+        scales = [as_argument(scale, "float32") for scale in (scale_d, scale_h, scale_w)]
+        return call(
+            "dyn.nn.upsampling3d", data, *scales, layout=layout, method=method,
+            coordinate_transformation_mode=coordinate_transformation_mode,
+        )  # fmt: skip
     return call(
         "nn.upsampling3d", data, scale_d=scale_d, scale_h=scale_h, scale_w=scale_w, layout=layout,
         method=method, coordinate_transformation_mode=coordinate_transformation_mode,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..ast import Call, Expr
 from ..expr import TupleWrapper, const
 from ..expr_methods import ExprMethods
-from ..make import call
+from ..make import as_argument, call, of_run
 from ..types import Dim
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "reshape",
     "reshape_like",
     "reverse",
+    "reverse_reshape",
     "slice_like",
     "split",
     "squeeze",
@@ -56,7 +57,14 @@ def reshape(data: Expr, newshape: Sizes, allowzero: bool = False) -> Call:
     0 copies a size of `data`, -1 is what is left, -2 all remaining sizes, -3 the product of two,
     -4 splits one into the two that follow.
     """
+    if of_run(newshape):
+        return call("dyn.reshape", data, newshape, allowzero=allowzero)
     return call("reshape", data, newshape=newshape, allowzero=allowzero)
+
+
+def reverse_reshape(data: Expr, newshape: Sizes) -> Call:
+    """As `reshape`, with the codes read from the last axis to the first."""
+    return call("contrib_reverse_reshape", data, newshape=newshape)
 
 
 def reshape_like(
@@ -84,18 +92,24 @@ def transpose(data: Expr, axes: Sequence[int] | None = None) -> Call:
     return call("transpose", data, axes=axes)
 
 
-def expand_dims(data: Expr, axis: int, num_newaxis: int = 1) -> Call:
+def expand_dims(data: Expr, axis: int | Expr, num_newaxis: int = 1) -> Call:
     """New axes of size 1 before `axis`."""
+    if of_run(axis):
+        return call("dyn.expand_dims", data, axis, num_newaxis=num_newaxis)
     return call("expand_dims", data, axis=axis, num_newaxis=num_newaxis)
 
 
 def squeeze(data: Expr, axis: int | Sequence[int] | Expr | None = None) -> Call:
     """Without these axes of size 1; by default without any such axis."""
+    if of_run(axis):
+        return call("dyn.squeeze", data, axis)
     return call("squeeze", data, axis=axis)
 
 
 def broadcast_to(data: Expr, shape: Sizes) -> Call:
     """`data` repeated to a shape, as NumPy's."""
+    if of_run(shape):
+        return call("dyn.broadcast_to", data, shape)
     return call("broadcast_to", data, shape=shape)
 
 
@@ -117,6 +131,8 @@ def collapse_sum_to(data: Expr, shape: Sequence[int] | Expr) -> Call:
 
 def tile(data: Expr, reps: Sizes) -> Call:
     """`data` repeated as a whole along each axis."""
+    if of_run(reps):
+        return call("dyn.tile", data, reps)
     return call("tile", data, reps=reps)
 
 
@@ -132,6 +148,8 @@ def layout_transform(data: Expr, src_layout: str, dst_layout: str) -> Call:
 
 def full(fill_value: Expr, shape: Sizes = (), dtype: str = "") -> Call:
     """A tensor of one value, a scalar; its dtype is by default the value's."""
+    if of_run(shape):
+        return call("dyn.full", fill_value, shape, dtype=dtype)
     return call("full", fill_value, shape=shape, dtype=dtype)
 
 
@@ -144,6 +162,8 @@ def one_hot(
     indices: Expr, on_value: Expr, off_value: Expr, depth: int | Expr, axis: int, dtype: str
 ) -> Call:
     """`on_value` where a new axis of size `depth` has the index, `off_value` elsewhere."""
+    if of_run(depth):
+        return call("dyn.one_hot", indices, on_value, off_value, depth, axis=axis, dtype=dtype)
     return call("one_hot", indices, on_value, off_value, depth=depth, axis=axis, dtype=dtype)
 
 
@@ -171,12 +191,18 @@ def strided_slice(
 
     `slice_mode` "size" takes `end` for the size of each slice, of which -1 is all that is left.
     """
+    strides = [1] if strides is None or strides == [] else strides
+    if of_run(begin, end, strides):
+        if axes is not None:
+            raise ValueError(f"strided_slice: axes must be known with the bounds, got {axes}")
+        bounds = [as_argument(value, "int64") for value in (begin, end, strides)]
+        return call("dyn.strided_slice", data, *bounds, slice_mode=slice_mode)
     return call(
         "strided_slice",
         data,
         begin=begin,
         end=end,
-        strides=[1] if strides is None or strides == [] else strides,
+        strides=strides,
         slice_mode=slice_mode,
         axes=axes,
     )

@@ -13,6 +13,8 @@ from . import (
     annotation,
     conv,
     create,
+    dynamic,
+    dynamic_parts,
     elementwise,
     image,
     indexing,
@@ -25,7 +27,9 @@ from . import (
     reduce,
     select,
     shape,
+    signal,
     space,
+    sparse,
     three_dimensions,
     vision,
 )
@@ -55,5 +59,9 @@ FAMILIES = (
     vision,
     one_dimension,
     three_dimensions,
+    dynamic,
+    dynamic_parts,
+    sparse,
+    signal,
     annotation,
 )

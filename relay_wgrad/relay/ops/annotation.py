@@ -1,4 +1,5 @@
-"""Where a region of another compiler begins and ends: `transform.AnnotateTarget` writes these.
+"""Where a region of another compiler begins and ends, which `transform.AnnotateTarget` writes, and
+what a gradient may compute again.
 
 They compute nothing, and the value may be a tuple.
 """
@@ -16,6 +17,7 @@ def _same(call: Call) -> Type:
     return call.types[0]
 
 
+define("annotation.checkpoint", "data", _same, lambda s: s.args[0], "numpy")
 for _name in (BEGIN, END):
     define(_name, "data", _same, lambda s: s.args[0], "numpy", Attr("compiler", REQUIRED, "str"))
 define(STOP, "data", _same, lambda s: s.args[0], "numpy")

@@ -6,15 +6,15 @@ and writes none: Relay's own kernels reach other memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, topi
+from tvm import relax, te, tirx, topi
 
 from ..types import Dim, TensorType, Type
 from .relations import agree, broadcast
+from .run_sizes import vector_of
 from .select import fields_of
 from .table import Attr, Call, Site, define, show
 from .te import (
@@ -122,56 +122,50 @@ def _scatter_elements(s: Site) -> Any:
     if 0 in s.tensor(1).shape:
         return data
     axis, mode = s.axis(s.attrs["axis"], len(s.tensor().shape)), s.attrs["reduction"]
-    size, dtype = s.tensor().shape[axis], s.tensor(1).dtype
+    dims, dtype = s.tensor().shape, s.tensor(1).dtype
+    size = dims[axis]
 
     def write(s: Site, *given: Any) -> Any:
         return topi.scatter_elements(*given, axis, mode)
 
-    grown = {axis: 1} | _open_axes(s, axis)
+    if len(dims) > 1 and not all(isinstance(d, int) for d in (*dims, *s.tensor(1).shape)):
+        # Nothing would keep the other axes' places within data, and TVM's passes fail on a line.
+        s.fail(f"cannot be built with an unknown size of several axes, got {show(s.tensor())}")
     if isinstance(size, int):
-        if len(grown) == 1 and known_within(indices, -size, size):
+        if known_within(indices, -size, size):
             return program(s, write, data, indices, updates)
         indices = counted(s, indices, dtype, size)
+        slot = relax.const(size, dtype)
+        outside = s.emit(R.greater_equal(indices, slot))
+        if dtype.startswith("int"):
+            below = s.emit(R.less(indices, relax.const(0, dtype)))
+            outside = s.emit(R.logical_or(outside, below))
+        indices = s.emit(R.where(outside, slot, indices))
     else:
-        if dtype != "int64":
-            indices, dtype = s.emit(R.astype(indices, "int64")), "int64"
-        negative = s.emit(R.less(indices, relax.const(0, dtype)))
-        whole = s.number((size,), dtype)
-        indices = s.emit(R.where(negative, s.emit(R.add(indices, whole)), indices))
-    slot = s.number((size,), dtype)
-    outside = s.emit(R.greater_equal(indices, slot))
-    if dtype.startswith("int"):
-        below = s.emit(R.less(indices, relax.const(0, dtype)))
-        outside = s.emit(R.logical_or(outside, below))
-    indices = s.emit(R.where(outside, slot, indices))
-    wide = s.emit(program(s, write, _with_slots(s, data, grown), indices, updates))
-    axes = list(grown)
-    sizes = s.sizes(s.tensor())
-    return R.strided_slice(wide, axes, [0] * len(axes), [sizes[i] for i in axes])
+        indices = s.emit(program(s, _held_by_vector, indices, vector_of(s, s.sizes(s.tensor()))))
+    wide = s.emit(program(s, write, _with_slot(s, data, axis), indices, updates))
+    return R.strided_slice(wide, [axis], [0], [s.sizes(s.tensor())[axis]])
 
 
-def _open_axes(s: Site, axis: int) -> dict[int, Any]:
-    """The other axes of which nothing says that the indices are no longer than data: their sizes.
+def _held_by_vector(s: Site, indices: Any, size: Any) -> Any:
+    """int64 indices as `counted`, and what is outside after the last, by a size of the run.
 
-    Data grows by these, so that nothing is written outside it.
+    In one step: TVM does not fuse several of such sizes.
     """
-    dims, others = s.tensor().shape, s.tensor(1).shape
-    sizes = s.sizes(s.tensor(1))
-    return {
-        i: sizes[i]
-        for i, (n, m) in enumerate(zip(dims, others, strict=True))
-        if i != axis and n != m and not (isinstance(n, int) and isinstance(m, int))
-    }
+
+    def at(*i: Any) -> Any:
+        given = indices[i].astype("int64")
+        given = tirx.Select(given < 0, given + size[0], given)
+        return tirx.Select(tirx.any(given < 0, given >= size[0]), size[0], given)
+
+    return te.compute(indices.shape, at)
 
 
-def _with_slots(s: Site, data: Any, grown: Mapping[int, Any]) -> Any:
-    """Data with so many more elements along some axes: where what is outside goes."""
+def _with_slot(s: Site, data: Any, axis: int) -> Any:
+    """Data with one more element along an axis: where what is outside goes."""
     sizes = s.sizes(s.tensor())
-    for axis, more in grown.items():
-        shape = [more if i == axis else n for i, n in enumerate(sizes)]
-        data = s.emit(R.concat([data, s.emit(R.zeros(shape, s.tensor().dtype))], axis))
-        sizes[axis] = sizes[axis] + more
-    return data
+    more = [1 if i == axis else n for i, n in enumerate(sizes)]
+    return s.emit(R.concat([data, s.emit(R.zeros(more, s.tensor().dtype))], axis))
 
 
 def _scatter_nd_type(call: Call) -> Type:
@@ -210,7 +204,7 @@ def _scatter_nd(s: Site) -> Any:
     def write(s: Site, *given: Any) -> Any:
         return topi.scatter_nd(*given, mode)
 
-    made = s.emit(program(s, write, _with_slots(s, data, {0: 1}), wide, updates))
+    made = s.emit(program(s, write, _with_slot(s, data, 0), wide, updates))
     return R.strided_slice(made, [0], [0], [sizes[0]])
 
 

@@ -75,6 +75,13 @@ def _dense(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence[Dim]
     return [(attrs["units"], data.shape[-1])]
 
 
+def _matmul(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence[Dim]] | None:
+    if attrs["units"] is None or len(data.shape) < 1 + attrs["transpose_a"]:
+        return None
+    shape = (data.shape[-1 - attrs["transpose_a"]], attrs["units"])
+    return [shape[::-1] if attrs["transpose_b"] else shape]
+
+
 def _vectors(count: int) -> Rule:
     def rule(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence[Dim]] | None:
         ndim = len(data.shape)
@@ -94,6 +101,7 @@ RULES: dict[str, Rule] = {
         for rank, kernel in KERNELS.items()
     },
     "nn.dense": _dense,
+    "nn.matmul": _matmul,
     "nn.deformable_conv2d": _deformable,
     "nn.bias_add": _vectors(1),
     "nn.prelu": _vectors(1),

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, topi
+from tvm import relax, te, tirx, topi
 
 from ..types import ANY, Dim, TensorType, TupleType, Type
 from .relations import agree, mapped, product
+from .run_sizes import sizes
 from .select import fields_of
 from .table import REQUIRED, Attr, Call, Site, define, show
 from .te import choice, program, rank
@@ -36,6 +37,8 @@ def _arange_type(call: Call) -> Type:
 
 def _arange(s: Site) -> Any:
     assert isinstance(s.out, TensorType)
+    if s.out.shape == (ANY,):
+        return _arange_of_run(s, s.out.dtype)
     (count,), dtype = s.sizes(s.out), s.out.dtype
     start, step = (np.float64(s.attrs[name]) for name in ("start", "step"))
     whole = s.emit(R.arange(0, count, 1, "int64"))
@@ -45,6 +48,25 @@ def _arange(s: Site) -> Any:
     places = s.emit(R.astype(whole, dtype))
     scaled = s.emit(R.multiply(places, relax.const(float(step), dtype)))
     return R.add(scaled, relax.const(float(start), dtype))
+
+
+def _arange_of_run(s: Site, dtype: str) -> Any:
+    """Start, stop and step are tensors of the run; no element where the step leads away."""
+
+    def taken(i: int, *given: Any) -> Any:
+        start, stop, step = (x[()].astype("float64") for x in given)
+        step = tirx.Select(step == 0, tirx.const(1.0, "float64"), step)
+        return te.ceil(tirx.Max((stop - start) / step, tirx.const(0.0, "float64"))).astype("int64")
+
+    (count,) = sizes(s, 1, taken, *s.args)
+
+    def line(s: Site, start: Any, step: Any) -> Any:
+        def at(i: Any) -> Any:
+            return start[()].astype(dtype) + i.astype(dtype) * step[()].astype(dtype)
+
+        return te.compute((count,), at)
+
+    return program(s, line, s.args[0], s.args[2])
 
 
 def _meshgrid_type(call: Call) -> Type:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import relax
 
+from ..dims import same
 from ..types import ANY, Dim, TensorType, Type
 from . import relations
 from .blocks import Axes, parse_layout, relayout, split_sizes, whole_sizes
 from .relations import agree, mapped, product
 from .reshapes import new_shape
+from .run_sizes import reshaped
 from .table import REQUIRED, Attr, Call, Site, define, show, show_shape
 
 R = relax.op
@@ -27,6 +30,14 @@ def _reshape_type(call: Call) -> Type:
     return TensorType(new_shape(call, data.shape), data.dtype)
 
 
+def _reverse_reshape_type(call: Call) -> Type:
+    """As `reshape`, from the last axis to the first."""
+    data = call.tensor()
+    attrs = {"newshape": tuple(reversed(call.attrs["newshape"])), "allowzero": False}
+    made = new_shape(replace(call, attrs=attrs), data.shape[::-1])
+    return TensorType(made[::-1], data.dtype)
+
+
 def _reshape_like_type(call: Call) -> Type:
     """Axes [lhs_begin, lhs_end) of data become axes [rhs_begin, rhs_end) of the other."""
     lhs, rhs = call.tensor(0), call.tensor(1)
@@ -40,12 +51,21 @@ def _reshape_like_type(call: Call) -> Type:
             bounds.append(value + ndim if value < 0 else value)
     a, b, c, d = bounds
     out = lhs.shape[:a] + rhs.shape[c:d] + lhs.shape[b:]
-    if not agree(product(lhs.shape), product(out)):
+    before, after = product(lhs.shape), product(out)
+    if isinstance(before, int) and isinstance(after, int) and before != after:
         call.fail(
             f"Reshape inputs size should be compatible, but found data_shape"
             f" {show_shape(lhs.shape)} not same as output_shape {show_shape(out)}"
         )
     return TensorType(out, lhs.dtype)
+
+
+def _reshape_like(s: Site) -> Any:
+    """The run compares the numbers of elements where they are not proved to be one."""
+    assert isinstance(s.out, TensorType)
+    if same(product(s.tensor().shape), product(s.out.shape)):
+        return _to_out(s)
+    return reshaped(s, s.args[0], s.sizes(s.tensor()), s.sizes(s.out))
 
 
 def _batch_flatten_type(call: Call) -> Type:
@@ -264,7 +284,9 @@ def _layout_transform(s: Site) -> Any:
 
 define("reshape", "data", _reshape_type, _to_out, "relay",
        Attr("newshape", REQUIRED, "sizes"), Attr("allowzero", False, "bool"))  # fmt: skip
-define("reshape_like", "data shape_like", _reshape_like_type, _to_out, "numpy",
+define("contrib_reverse_reshape", "data", _reverse_reshape_type, _to_out, "numpy",
+       Attr("newshape", REQUIRED, "sizes"))  # fmt: skip
+define("reshape_like", "data shape_like", _reshape_like_type, _reshape_like, "numpy",
        Attr("lhs_begin", 0, "int"), Attr("lhs_end", None, "int?"),
        Attr("rhs_begin", 0, "int"), Attr("rhs_end", None, "int?"))  # fmt: skip
 define("nn.batch_flatten", "data", _batch_flatten_type, _to_out, "relay")

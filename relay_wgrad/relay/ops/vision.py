@@ -10,7 +10,7 @@ from ...layouts import to_layout
 from ...problem import out_size
 from ..types import Dim, TensorType, Type
 from .conv import CONV2D
-from .relations import agree
+from .relations import agree, divides, mapped
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 from .te import choice, count, known_size, program, rank, refuse_empty, tensor_program
 from .windows import padding, pair
@@ -110,10 +110,12 @@ def _regions(s: Site) -> Any:
 
 def _reorg_type(call: Call) -> Type:
     data, stride = rank(call, 0, 4), call.attrs["stride"]
-    n, c, h, w = (known_size(call, d) for d in data.shape)
-    if stride < 1 or c % (stride * stride) or h % stride or w % stride:
+    n, c, h, w = data.shape
+    parts = ((stride * stride, c), (stride, h), (stride, w))
+    if stride < 1 or not all(divides(part, size) for part, size in parts):
         call.fail(f"stride={stride} must divide height and width, its square {c} channels")
-    return TensorType((n, c * stride * stride, h // stride, w // stride), data.dtype)
+    high, wide = (mapped(size, lambda k: k // stride) for size in (h, w))
+    return TensorType((n, mapped(c, lambda k: k * stride * stride), high, wide), data.dtype)
 
 
 def _reorg(s: Site) -> Any:
@@ -125,6 +127,38 @@ def _reorg(s: Site) -> Any:
     return R.reshape(s.emit(R.permute_dims(x, [0, 3, 5, 1, 2, 4])), s.sizes(s.out))
 
 
+def _correlation_type(call: Call) -> Type:
+    data, a = rank(call, 0, 4), call.attrs
+    dtype = call.same_dtype(0, 1)
+    call.must_be(1, data, "as data1")
+    size, far, pads = a["kernel_size"], a["max_displacement"], padding(call)
+    if size < 1 or size % 2 != 1 or far < 0 or min(a["stride1"], a["stride2"]) < 1:
+        call.fail(
+            f"takes an odd kernel_size, a max_displacement from 0 and strides from 1, got {size},"
+            f" {far}, {a['stride1']} and {a['stride2']}"
+        )
+    choice(call, "layout", ("NCHW",))
+    border, steps = (size - 1) // 2 + far, 2 * (far // a["stride2"]) + 1
+    made = []
+    for i in range(2):
+        whole = known_size(call, data.shape[2 + i]) + pads[i] + pads[2 + i]
+        made.append((whole - 2 * border + a["stride1"] - 1) // a["stride1"])
+    if min(made) < 1:
+        call.fail(f"no patch fits: {show(data)}, kernel_size={size}, max_displacement={far}")
+    return TensorType((data.shape[0], steps * steps, *made), dtype)
+
+
+def _correlation(s: Site, one: Any, other: Any) -> Any:
+    names = ("kernel_size", "max_displacement", "stride1", "stride2")
+    values = [s.attrs[name] for name in names]
+    return topi.nn.correlation_nchw(one, other, *values, list(padding(s)), s.attrs["is_multiply"])
+
+
+define("nn.correlation", "data1 data2", _correlation_type,
+       in_float32(tensor_program(_correlation)), "numpy", Attr("kernel_size", 1, "int"),
+       Attr("max_displacement", 1, "int"), Attr("stride1", 1, "int"), Attr("stride2", 1, "int"),
+       Attr("padding", (0, 0), "sizes"), Attr("is_multiply", True, "bool"),
+       Attr("layout", "NCHW", "str"), grad=False)  # fmt: skip
 define("nn.deformable_conv2d", "data offset weight", _deformable_type,
        in_float32(tensor_program(_deformable)), "numpy", *CONV2D[:3],
        Attr("deformable_groups", 1, "int"), *CONV2D[3:], grad=False)  # fmt: skip

@@ -11,16 +11,19 @@ import tvm
 
 from ..ast import Call, Expr, Function, IRModule, Op, post_order
 from ..executor import create_executor
+from ..expr import TupleWrapper
 from ..infer import infer_expr
 from ..transform import InferType, Pass, gradient
 from ..types import TensorType
 
 
-def run_infer_type(expr: Expr) -> Expr:
-    """The expression with the types of all nodes.
+def run_infer_type(expr: Expr | TupleWrapper) -> Any:
+    """The expression with the types of all nodes; of a TupleWrapper a list of its parts.
 
     Raises TypeError or ValueError for a violated type relation.
     """
+    if isinstance(expr, TupleWrapper):
+        return [infer_expr(part) for part in expr]
     return infer_expr(expr)
 
 
