@@ -153,6 +153,22 @@ def _folded(s: Site, part: Any, axis: int, count: int, maximum: bool) -> Any:
     return best
 
 
+def _adaptive_mean(s: Site) -> Any:
+    """Of integers only in windows of one size: parts that are rounded have another mean."""
+    if s.tensor().dtype.startswith(("float", "bfloat")):
+        return in_float32(lambda s: _adaptive(s, _targets(s), maximum=False))(s)
+    layout, dims = s.attrs["layout"], s.tensor().shape
+    steps = []
+    for axis, size in zip(spatial_axes(s, layout), _targets(s), strict=True):
+        whole = dims[axis]
+        parts = whole if size is None else size
+        if not isinstance(whole, int) or whole % parts:
+            s.fail(f"means of integers need windows of one size, got {show(s.tensor())}")
+        steps.append(whole // parts)
+    window = {"pool_size": tuple(steps), "strides": tuple(steps), "layout": layout}
+    return average(s, lambda x: R.nn.avg_pool2d(x, **window))
+
+
 _WINDOWS = 2000  # of unequal size along an axis, each an operator or more
 LAYOUT = (Attr("layout", "NCHW", "str"), Attr("out_layout", "", "str"))
 MAX_POOL = (
@@ -183,8 +199,7 @@ define("nn.avg_pool2d_grad", "out_grad data", _grad_type,
 define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *LAYOUT)
 define("nn.global_max_pool2d", "data", _global_type, on_whole_axes(_global_max), "torch", *LAYOUT)
 define("nn.adaptive_avg_pool2d", "data", _adaptive_type,
-       on_whole_axes(in_float32(lambda s: _adaptive(s, _targets(s), maximum=False))), "torch",
-       *ADAPTIVE)  # fmt: skip
+       on_whole_axes(_adaptive_mean), "torch", *ADAPTIVE)  # fmt: skip
 define("nn.adaptive_max_pool2d", "data", _adaptive_type,
        on_whole_axes(lambda s: _adaptive(s, _targets(s), maximum=True)), "torch",
        *ADAPTIVE)  # fmt: skip

@@ -185,6 +185,28 @@ def _spaces() -> Iterator[Case]:
 
 
 def _sparse() -> Iterator[Case]:
+    listed, values, one = V([[0, 1], [2, 3], [5, 0]], "int64"), real(3), real()
+
+    def dense(i: Any, v: Any, d: Any) -> Any:
+        out = np.full((3, 4), d)
+        out[tuple(i[:2].T)] = v[:2]
+        return out
+
+    yield Case("sparse_to_dense", (listed, values, one), dense, {"output_shape": [3, 4]})
+    yield Case("sparse_to_dense", (V(2, "int32"), one, real()), lambda i, v, d: (
+        np.where(np.arange(4) == i, v, d)), {"output_shape": [4]})  # fmt: skip
+    signal, window = real(2, 20), real(6)
+
+    def waves(x: Any, w: Any) -> Any:
+        w = np.pad(w.astype("float64"), 1)
+        frames = np.stack([np.fft.rfft(x[:, 3 * m : 3 * m + 8] * w) for m in range(5)], 2)
+        return np.stack([frames.real, frames.imag], 3) / np.sqrt(8)
+
+    yield Case("stft", (signal, window), waves,
+               {"n_fft": 8, "hop_length": 3, "win_length": 6, "normalized": True})  # fmt: skip
+    yield Case("contrib_reverse_reshape", (real(2, 3, 4),), lambda x: x.reshape(6, 4),
+               {"newshape": [-1, 0]})  # fmt: skip
+    yield Case("annotation.checkpoint", (real(2, 3),), lambda x: x)
     places = V([[0, 1, 2], [1, 0, 3], [1, 2, 0]], "int64")
     shapes = V([2, 3, 4], "int64"), V([4, -1], "int64")
     yield Case("sparse_reshape", (places, *shapes), lambda i, a, b: (

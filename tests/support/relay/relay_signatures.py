@@ -123,6 +123,13 @@ nn.global_avg_pool3d(data, layout="NCDHW", out_layout="")
 nn.global_max_pool3d(data, layout="NCDHW", out_layout="")
 nn.max_pool3d(data, pool_size=(1, 1, 1), strides=(1, 1, 1), dilation=(1, 1, 1),
     padding=(0, 0, 0), layout="NCDHW", out_layout="", ceil_mode=False)
+annotation.checkpoint(data)
+nn.correlation(data1, data2, kernel_size, max_displacement, stride1, stride2, padding, is_multiply,
+    layout)
+reverse_reshape(data, newshape)
+sparse_fill_empty_rows(sparse_indices, sparse_values, dense_shape, default_value)
+sparse_to_dense(sparse_indices, output_shape, sparse_values, default_value=0)
+stft(data, n_fft, hop_length=None, win_length=None, window=None, normalized=False, onesided=True)
 nn.upsampling3d(data, scale_d=1, scale_h=1, scale_w=1, layout="NCDHW",
     method="nearest_neighbor", coordinate_transformation_mode="half_pixel")
 sparse_reshape(sparse_indices, prev_shape, new_shape)

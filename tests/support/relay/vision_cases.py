@@ -25,6 +25,18 @@ def _reorganized(x: np.ndarray) -> np.ndarray:
     return np.array(out, x.dtype).reshape(n, 4 * c, h // 2, w // 2)
 
 
+def _correlated(a: Any, b: Any) -> Any:
+    """Patches of 3 x 3 of one, by those of the other two steps beside, all ways."""
+    a, b = (np.pad(x, ((0, 0), (0, 0), (2, 2), (2, 2))) for x in (a, b))
+    out = np.zeros((2, 9, 3, 4))
+    for i, j, q in np.ndindex(3, 4, 9):
+        y, x = i + 2, j + 2
+        dy, dx = (q // 3 - 1) * 2, (q % 3 - 1) * 2
+        one, other = a[..., y : y + 3, x : x + 3], b[..., y + dy : y + dy + 3, x + dx : x + dx + 3]
+        out[:, q, i, j] = (one * other).sum((1, 2, 3)) / 27
+    return out
+
+
 def cases() -> Iterator[Case]:
     """Deformable convolutions, pooled regions, YOLO."""
     data, weight = real(2, 4, 6, 5), real(6, 4, 3, 3)
@@ -49,4 +61,7 @@ def cases() -> Iterator[Case]:
     yield Case("vision.roi_pool", (x, away), lambda x, r: (
         T.roi_pool_nchw_python(x, ROIS, 2, 1.0)),
         {"pooled_size": [2, 2], "spatial_scale": 1.0})  # fmt: skip
+    yield Case("nn.correlation", (real(2, 3, 5, 6), real(2, 3, 5, 6)), _correlated,
+               {"kernel_size": 3, "max_displacement": 2, "stride2": 2,
+                "padding": [2, 2]})  # fmt: skip
     yield Case("vision.yolo_reorg", (real(2, 8, 4, 6),), _reorganized, {"stride": 2})

@@ -49,6 +49,8 @@ def cases() -> Iterator[Case]:
     yield Case("nn.avg_pool2d", (whole(1, 8, 4, 4, low=-128, high=128, dtype="int8"),), by_torch(
         lambda x: F.avg_pool2d(x.double(), 2).char()),
         {"pool_size": [2], "strides": [2]})  # fmt: skip
+    yield Case("nn.adaptive_avg_pool2d", (whole(1, 3, 6, 4),), by_torch(lambda x: (
+        F.adaptive_avg_pool2d(x.double(), (2, 1)).int())), {"output_size": [2, 1]})  # fmt: skip
     for size in ((5, 2, 3), (2, 3, 6), (1, 1, 1)):
         yield Case("nn.adaptive_avg_pool3d", (x,), by_torch(lambda x, n=size: (
             F.adaptive_avg_pool3d(x, n))), {"output_size": size})  # fmt: skip

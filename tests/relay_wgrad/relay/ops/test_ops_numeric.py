@@ -18,6 +18,7 @@ from relay_wgrad.transform import grad
 from tests.support.chosen import cases_of
 from tests.support.fast import FAST
 from tests.support.relay.op_cases import CASES, Case
+from tests.support.relay.run_cases import CASES as RUN_CASES
 
 IDS = [f"{i}-{case.op}" for i, case in enumerate(CASES)]
 FLOATS = ("float16", "float32", "float64")
@@ -114,7 +115,8 @@ def test_result_and_its_type(forward: relax.VirtualMachine, index: int) -> None:
 
 def test_every_operator_has_a_case() -> None:
     """Those checked against Relay have programs, and most of them cases here as well."""
-    without = {n for n, op in REGISTRY.items() if op.checked != "relay"} - {c.op for c in CASES}
+    every = {c.op for c in (*CASES, *RUN_CASES)}
+    without = {n for n, op in REGISTRY.items() if op.checked != "relay"} - every
     assert not without
 
 
