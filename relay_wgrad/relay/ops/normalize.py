@@ -106,11 +106,9 @@ def _group_norm(s: Site) -> Any:
 
 
 def _lrn_type(call: Call) -> Type:
-    data, a = call.tensor(), call.attrs
+    data = call.tensor()
     if len(data.shape) != 4:
         call.fail(f"LRN requires 4-D input, got {show(data)}")
-    if a["size"] < 1 or a["size"] % 2 != 1:
-        call.fail(f"size should be odd number, got {a['size']}")
     return data
 
 
@@ -119,8 +117,11 @@ def _lrn(s: Site) -> Any:
     """x / (bias + alpha / size * (sum of squares of `size` neighbours along an axis)) ** beta."""
     x, a = s.args[0], s.attrs
     axis, half = a["axis"], a["size"] // 2
-    if axis not in (1, 3):  # Relay's relation takes any
+    # Relay's relation takes any axis and size.
+    if axis not in (1, 3):
         s.fail(f"axis should be 1 or 3 for NCHW and NHWC, got {axis}")
+    if a["size"] < 1 or a["size"] % 2 != 1:
+        s.fail(f"size should be odd number, got {a['size']}")
     square = s.emit(R.multiply(x, x))
     if half:
         size = s.sizes(s.tensor())[axis]

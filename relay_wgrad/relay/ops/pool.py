@@ -161,10 +161,9 @@ def _adaptive_mean(s: Site) -> Any:
     steps = []
     for axis, size in zip(spatial_axes(s, layout), _targets(s), strict=True):
         whole = dims[axis]
-        parts = whole if size is None else size
-        if not isinstance(whole, int) or whole % parts:
+        if not isinstance(whole, int) or whole % (size or whole):
             s.fail(f"means of integers need windows of one size, got {show(s.tensor())}")
-        steps.append(whole // parts)
+        steps.append(whole // (size or whole))
     window = {"pool_size": tuple(steps), "strides": tuple(steps), "layout": layout}
     return average(s, lambda x: R.nn.avg_pool2d(x, **window))
 

@@ -205,6 +205,8 @@ REFUSED = {
     "def @main(%x: Tensor[(1, 3, 8, 8), float32], %w: Tensor[(3, 4, 3, 3), float32])"
     " { nn.conv2d_transpose(%x, %w, output_padding=[1, 1]) }":
         "output_padding must be smaller than strides",
+    "def @main(%x: Tensor[(1, 3, 8, 8), float32]) { nn.lrn(%x, size=2) }":
+        "nn.lrn: size should be odd number, got 2",
     "def @main(%x: Tensor[(1, 3, 8, 8), float32]) { nn.lrn(%x, axis=2) }":
         "nn.lrn: axis should be 1 or 3",
     "def @main(%x) { add(%x, %x) }": "the type of lhs is not stated",

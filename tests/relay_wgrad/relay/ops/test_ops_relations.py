@@ -169,7 +169,7 @@ REFUSALS: list[tuple[str, list[Type], dict[str, Any], str]] = [
     ("nn.max_pool2d", [X], {"pool_size": [9, 9]}, "the window does not fit: size 8"),
     ("nn.avg_pool2d_grad", [X, X], POOL, "grad must be as large as the pool of data"),
     ("nn.cross_entropy", [t(2, 3), t(2, 4)], {}, "CrossEntropy: shapes of x and y is inconsistent"),
-    ("nn.lrn", [X], {"size": 2}, "size should be odd number, got 2"),
+    ("nn.lrn", [V], {}, "LRN requires 4-D input"),
     ("nn.dropout", [X], {"rate": 2.0}, r"rate must be in \[0, 1\]"),
 ]  # fmt: skip
 
