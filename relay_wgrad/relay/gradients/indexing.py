@@ -9,6 +9,7 @@ from .common import (
     Rule,
     attributes,
     call,
+    cast_like,
     constant,
     refuse,
     sizes,
@@ -32,7 +33,16 @@ def _gather_nd(orig: Call, grad: Expr) -> list[Expr]:
     return [call("scatter_nd", zeros_like(data), held, grad, mode="add"), zeros_like(indices)]
 
 
+def _arange(orig: Call, grad: Expr) -> list[Expr]:
+    """start + k step for each k; the stop only decides how many there are."""
+    start, stop, step = orig.args
+    places = call("divide", call("subtract", orig, cast_like(start, orig)), cast_like(step, orig))
+    parts = call("sum", grad), call("sum", call("multiply", grad, places))
+    return [cast_like(parts[0], start), zeros_like(stop), cast_like(parts[1], step)]
+
+
 RULES: dict[str, Rule] = {
     "gather_nd": _gather_nd,
-    **dict.fromkeys(("arange", "shape_of", "ndarray_size"), zeros_for_all),
+    "arange": _arange,
+    **dict.fromkeys(("shape_of", "ndarray_size"), zeros_for_all),
 }

@@ -104,6 +104,17 @@ def test_gradients() -> None:
     assert not none.numpy().any()
 
 
+def test_gradient_of_a_range() -> None:
+    params = [relay.var(name, shape=(), dtype="float64") for name in ("start", "stop", "step")]
+    line = relay.arange(*params, dtype="float64")
+    made = relay.transform.gradient(infer_expr(relay.Function(params, line * line)))
+    values = [np.array(v) for v in (2.5, 9.5, 1.8)]
+    x = np.arange(*map(float, values))
+    _, grads = relay.create_executor("vm").evaluate(made)(*values)
+    wanted = (2 * x.sum(), 0, (2 * x * np.arange(len(x))).sum())
+    np.testing.assert_allclose([g.numpy() for g in grads], wanted, 1e-12)
+
+
 def test_scatters_of_any_size() -> None:
     """What is outside data is written nowhere; of several axes they are refused by name."""
     d, u = (relay.var(n, shape=(relay.Any(),)) for n in "du")
