@@ -22,12 +22,12 @@ _ITEMS = 16  # of a block: rows of a product
 _GATE = 16  # bytes
 _CHANNELS = (48, 32, 16, 8)  # of a block, four for each of its warps
 _LONG = 12 << 10  # bytes of a row of a block's items
-# Fitted to an H200's times (`gpu_depthwise_h200.json` of the benchmarks' results).
-_STEP, _ROW, _WEIGHT = 10.0, 10.0, 66.0  # cycles of a warp's step, of each row of filters; of wgrad
-_STRIDED = 4.0  # times as many with a stride
-_BEGIN, _TAP = 4800.0, 205.0  # cycles of a block beside its steps, and of each tap's sums
-_BANDWIDTH = {ConvKind.FPROP: 3.66e6, ConvKind.DGRAD: 3.66e6, ConvKind.WGRAD: 4.13e6}
-_SECTOR, _WASTED = 64, 0.45  # bytes that memory has together, and how much of others' is moved
+# Fitted to an H200's times (`gpu_depthwise_*h200.json` of the benchmarks' results).
+_STEP, _ROW, _WEIGHT = 17.4, 10.8, 64.7  # cycles of a warp's step, of each row of filters; of wgrad
+_STRIDED = 4.24  # times as many with a stride
+_BEGIN, _TAP = 3330.0, 231.0  # cycles of a block beside its steps, and of each tap's sums
+_BANDWIDTH = {ConvKind.FPROP: 3.77e6, ConvKind.DGRAD: 3.77e6, ConvKind.WGRAD: 4.09e6}
+_SECTOR, _WASTED = 64, 0.4  # bytes that memory has together, and how much of others' is moved
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def moved(problem: ConvProblem, z: Tiles) -> float:
     halo = max(0, p.s - p.strides[1]) / (columns * p.strides[1])
     twice = halo if columns < extent(p)[1] else 0.0
     size = DTYPE_BYTES[p.data_dtype]
-    wasted = _SECTOR - math.gcd(_SECTOR, size * z.channels, size * p.c) if z.channels < p.c else 0
+    wasted = _SECTOR - math.gcd(_SECTOR, size * z.channels) if z.channels < p.c else 0
     return (p.bytes + image * size * twice) * (1 + _WASTED * wasted / (size * z.channels))
 
 

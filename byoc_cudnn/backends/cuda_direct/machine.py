@@ -1,6 +1,6 @@
 """How long a launch takes on a GPU: what its blocks do, and an H200's constants.
 
-The constants are fitted to the times of depthwise kernels (`gpu_depthwise_h200.json` of the
+The constants are fitted to the times of depthwise kernels (`gpu_depthwise_*h200.json` of the
 benchmarks' results), their errors and the ranking within each problem.
 """
 
@@ -12,12 +12,12 @@ MULTIPROCESSORS = 132
 REGISTERS, SHARED = 65536, 227 << 10  # of a multiprocessor; bytes
 CLOCK = 1750.0  # cycles per microsecond
 BANDWIDTH = 4.5e6  # bytes per microsecond
-STAGED, ITEM, TAP = 60.0, 6000.0, 90.0  # cycles, as `Work.begin` says
+STAGED, ITEM, TAP = 34.0, 6400.0, 77.0  # cycles, as `Work.begin` says
 LAUNCH, SECOND = 2.9, 1.0  # microseconds
-_WIDE, _NARROW = 4.22e6, 1.65  # bytes per microsecond by long accesses; more for short ones
-_ISSUE, _ALONE = 1.0, 1.9  # cycles of an instruction, of many warps and of one
-_LATENCY = 515.0  # cycles until a row is there
-_REQUEST = 7.4  # cycles of a line that is asked for, where `Work.requests` counts them
+_WIDE, _NARROW = 4.41e6, 1.78  # bytes per microsecond by long accesses; more for short ones
+_ISSUE, _ALONE = 0.91, 2.13  # cycles of an instruction, of many warps and of one
+_LATENCY = 600.0  # cycles until a row is there
+_REQUEST = 7.75  # cycles of a line that is asked for, where `Work.requests` counts them
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Work:
         """Microseconds: instructions and memory, which hide each other in part."""
         memory = self.bytes / _WIDE * (1 + _NARROW / self.access)
         asked = self.blocks * self.warps * self.steps * self.requests / MULTIPROCESSORS
-        busy = _norm(3.26, self._cycles() / CLOCK, memory, _REQUEST * asked / CLOCK)
+        busy = _norm(3.06, self._cycles() / CLOCK, memory, _REQUEST * asked / CLOCK)
         return LAUNCH + SECOND * self.second + busy
 
     def _cycles(self) -> float:

@@ -17,9 +17,9 @@ from .family import Family, Numbers
 
 _CHANNELS = (32, 24, 16)  # of a block, four for each of its warps
 # Fitted as those of `bands.py`, whose other constants they share.
-_WEIGHT = 46.0  # cycles of a weight's gradient's step
-_NEXT = 1850.0  # cycles of a tile after the first
-_LIGHT = 0.5  # of a step: a row of a tile that is not there
+_WEIGHT = 55.7  # cycles of a weight's gradient's step
+_NEXT = 2670.0  # cycles of a tile after the first
+_LIGHT = 0.39  # of a step: a row of a tile that is not there
 
 
 @dataclass(frozen=True)
