@@ -21,6 +21,7 @@ from .random import NEVER_FOLDED
 
 MOST_ELEMENTS = 2**31 - 1  # of a tensor: 8 GiB in float32, and what follows is larger
 _MEASURED = ("Shape", "ConstantOfShape")  # known on import, whatever their operands
+_EXTRA_DOMAINS = ("", "ai.onnx", "com.microsoft")  # of `Options.extra`
 _MOST_AXES = 64  # of an array of NumPy's
 _SHORT = 64  # elements of an operand that may say a result's size
 _LONGEST = 1500  # characters of a reason
@@ -104,7 +105,7 @@ def _constant(value: Value) -> bool:
 
 def _check_supported(ctx: Context, view: Node) -> None:
     node = view.proto
-    if node.op_type in ctx.options.extra:
+    if node.op_type in ctx.options.extra and node.domain in _EXTRA_DOMAINS:
         return
     known = node.op_type in OPS or node.op_type in _MEASURED
     if not known or node.domain not in ("", "ai.onnx"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,11 +49,14 @@ def gradient_to_onnx(
     Raises
     ------
     ValueError : for an operator without a row (`function_to_onnx`), an open batch, an unknown name,
-        values of another shape, and more than 2 GiB of them.
+        values of another shape, more than 2 GiB of them, a rate that is not positive.
+    TypeError : for a rate that is no number.
     RuntimeError : before `relay_wgrad.register()`.
     """
     if graph.is_open:
         raise ValueError(f"{graph.name}: its batch is open: export `of_batch(n)`")
+    if learning_rate is not None:
+        _check_rate(graph.name, learning_rate)
     names = list(graph.trainable if wrt is None else wrt)
     values = {}
     for name, initial in graph.params.items():
@@ -66,6 +71,13 @@ def gradient_to_onnx(
     if learning_rate is not None:
         _add_update(model, [n for n in names if n in graph.trainable], learning_rate, graph.dtype)
     return model
+
+
+def _check_rate(name: str, rate: Any) -> None:
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Real):
+        raise TypeError(f"{name}: learning_rate must be a number, got {type(rate).__name__}")
+    if not 0 < float(rate) < math.inf:
+        raise ValueError(f"{name}: learning_rate must be positive and finite, got {rate}")
 
 
 def _add_update(model: onnx.ModelProto, names: Sequence[str], rate: float, dtype: str) -> None:

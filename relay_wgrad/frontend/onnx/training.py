@@ -3,6 +3,7 @@ them, in Relax."""
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Mapping
 
@@ -156,6 +157,11 @@ def _input(
             raise ValueError(
                 f"{name}: input {info.name!r} has an open size {dim.dim_param or '?'!r}: give"
                 " sizes={name: number}"
+            )
+        if not isinstance(size, numbers.Integral) or size < 1:
+            raise ValueError(
+                f"{name}: input {info.name!r}: sizes[{dim.dim_param!r}] must be an integer of at"
+                f" least 1, got {size!r}"
             )
         shape.append(int(size))
     kind = str(np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)))

@@ -171,7 +171,10 @@ def _softmax_grad(logs: bool, all_axes: bool) -> Builder:
     def build(ctx: Context, node: Node) -> Any:
         dy, y = _operands(ctx, node, 2)
         rank = len(shape_of(y))
-        axis = int(node.attr("axis", 1 if all_axes else -1)) % rank
+        axis = int(node.attr("axis", 1 if all_axes else -1))
+        if not -rank <= axis < rank:
+            raise ValueError(f"axis={axis} is not one of Y's {rank} axes")
+        axis %= rank
         axes = list(range(axis, rank)) if all_axes else [axis]
         if logs:
             total = op.sum(dy, axes, keepdims=True)

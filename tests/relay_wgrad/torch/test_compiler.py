@@ -139,6 +139,20 @@ def test_without_gradients_and_evaluated() -> None:
     assert compiled_graphs()[-1].name.endswith("inference")
 
 
+def test_tensors_made_of_numbers() -> None:
+    """Labels or weights that the compiled code itself writes down."""
+
+    def function(x: Any) -> Any:
+        return F.cross_entropy(x, torch.tensor([1, 2])) * torch.tensor(2.0)
+
+    x = data(2)[0].flatten(1).requires_grad_()
+    got = torch.compile(function, backend=backend, fullgraph=True)(x)
+    (dx,) = torch.autograd.grad(got, x)
+    want = function(x)
+    assert torch.allclose(got, want, rtol=1e-10)
+    assert torch.allclose(dx, torch.autograd.grad(want, x)[0], rtol=1e-8, atol=1e-12)
+
+
 def test_dropout_is_pytorchs_generator() -> None:
     """Kept elements are doubled, the gradient has the same mask, a seed gives the same."""
     module = torch.compile(nn.Dropout(0.5), backend=backend, fullgraph=True)

@@ -68,6 +68,12 @@ def test_refusals() -> None:
         gradient_to_onnx(graph, params={})
     with pytest.raises(ValueError, match="no parameter 'y'"):
         gradient_to_onnx(graph, wrt=["y"])
+    for rate in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="learning_rate must be positive and finite"):
+            gradient_to_onnx(graph, learning_rate=rate)
+    for wrong in (True, "0.1", np.ones(3)):
+        with pytest.raises(TypeError, match="learning_rate must be a number"):
+            gradient_to_onnx(graph, learning_rate=wrong)  # type: ignore[arg-type]
     any_batch = from_onnx(residual_net(blocks=1), batch="N", bn="eval")
     with pytest.raises(ValueError, match=r"its batch is open: export `of_batch\(n\)`"):
         gradient_to_onnx(any_batch)

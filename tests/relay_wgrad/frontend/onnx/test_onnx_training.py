@@ -252,12 +252,18 @@ def test_refusals_name_the_node() -> None:
     refused(ms("ConvGrad", ["dy", "x"], ["g"]), "ConvGrad node 'g': operand 2 is missing")
     refused(ms("SoftmaxCrossEntropyLossGrad", ["dy", "x", "x"], ["g"], reduction="max"),
             "reduction must be mean, sum or none, got 'max'")  # fmt: skip
+    foreign = helper.make_node("Scale", ["dy", "x"], ["g"], domain="my.domain")
+    refused(foreign, r"my\.domain::Scale.*is not supported")
+    refused(ms("SoftmaxGrad_13", ["dy", "x"], ["g"], axis=5), "axis=5 is not one of Y's 4 axes")
     norm = plain("BatchNormalization", ["x"] * 5, ["g"], training_mode=1)
     refused(norm, "training_mode=1 is not supported")
     open_one = model_of([plain("Relu", ["x"], ["g"])], values, ["g"])
     open_one.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "batch"
     with pytest.raises(ValueError, match="input 'x' has an open size 'batch'"):
         from_onnx_training(open_one)
+    for size in (0, -2, 2.5, "2"):
+        with pytest.raises(ValueError, match=r"sizes\['batch'\] must be an integer of at least 1"):
+            from_onnx_training(open_one, sizes={"batch": size})  # type: ignore[dict-item]
     assert from_onnx_training(open_one, sizes={"batch": 3}).inputs[1].shape == (3, 3, 4, 4)
 
 
