@@ -6,6 +6,7 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -152,7 +153,8 @@ def _input(
         raise ValueError(f"{name}: input {info.name!r} is no tensor of numbers")
     shape = []
     for dim in tensor.shape.dim:
-        size = int(dim.dim_value) if dim.dim_value > 0 else sizes.get(dim.dim_param)
+        given: Any = sizes.get(dim.dim_param)  # whatever a caller gave
+        size = int(dim.dim_value) if dim.dim_value > 0 else given
         if size is None:
             raise ValueError(
                 f"{name}: input {info.name!r} has an open size {dim.dim_param or '?'!r}: give"
