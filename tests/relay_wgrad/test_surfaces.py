@@ -80,6 +80,20 @@ OF_RELAY: dict[str, tuple[Callable[[], Any], str]] = {
         relay_passes.RaiseConvBackward, "relay_wgrad.transform.RaiseConvBackward",
     ),
     "RemoveUnusedFunctions": (relay_passes.RemoveUnusedFunctions, ""),
+    "BackwardFoldScaleAxis": (relay_passes.BackwardFoldScaleAxis, ""),
+    "DynamicToStatic": (relay_passes.DynamicToStatic, ""),
+    "FoldExplicitPadding": (relay_passes.FoldExplicitPadding, ""),
+    "FoldScaleAxis": (relay_passes.FoldScaleAxis, ""),
+    "ForwardFoldScaleAxis": (relay_passes.ForwardFoldScaleAxis, ""),
+    "InlineCompilerFunctionsBoundTo": (
+        lambda: relay_passes.InlineCompilerFunctionsBoundTo([]), "",
+    ),
+    "MarkCompilerFunctionsAsExtern": (relay_passes.MarkCompilerFunctionsAsExtern, ""),
+    "OutlineCompilerFunctionsWithExistingGlobalSymbols": (
+        relay_passes.OutlineCompilerFunctionsWithExistingGlobalSymbols, "",
+    ),
+    "SplitArgs": (lambda: relay_passes.SplitArgs(2), ""),
+    "ToMixedPrecision": (relay_passes.ToMixedPrecision, ""),
     "Sequential": (relay_passes.Sequential, ""),
     "SimplifyExpr": (relay_passes.SimplifyExpr, ""),
     "SimplifyInference": (relay_passes.SimplifyInference, ""),
@@ -87,7 +101,9 @@ OF_RELAY: dict[str, tuple[Callable[[], Any], str]] = {
     "ToGraphNormalForm": (relay_passes.ToGraphNormalForm, ""),
 }  # fmt: skip
 NO_RELAY_PASSES = {
-    "InferTypeLocal", "Pass", "PassContext", "PassInfo", "function_pass", "gradient", "module_pass",
+    "FunctionPass", "InferTypeLocal", "LayoutConfig", "ModulePass", "Pass", "PrintIR",
+    "PassContext", "PassInfo", "function_pass", "gradient", "mixed_precision", "module_pass",
+    "recast",
 }  # fmt: skip
 
 

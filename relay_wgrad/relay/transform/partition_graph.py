@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import tvm
-
 from ...keys import COMPILER, INLINE, PRIMITIVE, SYMBOL
 from ..ast import (
     Attrs,
@@ -22,11 +20,9 @@ from ..ast import (
     Var,
     children,
 )
-from ..infer import infer_module
 from ..ops.annotation import BEGIN, END
 from ..rewrite import over, rewrite
 from ..steps import order
-from ..surface import check_relay_module
 from ..types import TupleType
 from .annotate_target import DEFAULT, mark_of, marked
 from .regions import Region, Regions
@@ -180,31 +176,8 @@ class _Partition:
         name = self.named(region)
         attrs = {COMPILER: region.target, PRIMITIVE: 1, INLINE: 1, SYMBOL: name}
         out = body.checked_type
-        function = _optimized(region.target, Function(tuple(params), body, out))
-        self.made[name] = replace(function, attrs=Attrs(attrs))
+        self.made[name] = Function(tuple(params), body, out, attrs=Attrs(attrs))
         return Call(GlobalVar(name), tuple(args), checked_type=out)
-
-
-def _optimized(compiler: str, function: Function) -> Function:
-    """The function as the compiler's own passes leave it: `relay.ext.<compiler>.optimize`.
-
-    Raises
-    ------
-    TypeError, ValueError : where they give no Relay module, or a function of another type.
-    """
-    name = f"relay.ext.{compiler}.optimize"
-    found = tvm.get_global_func(name, allow_missing=True)
-    if found is None:
-        return function
-    mod = infer_module(IRModule({"main": function}))
-    changed = found(mod)
-    check_relay_module(name, changed)
-    out: Function = infer_module(changed)["main"]
-    if out.checked_type != mod["main"].checked_type:
-        raise ValueError(
-            f"{name}: @main must stay {mod['main'].checked_type}, got {out.checked_type}"
-        )
-    return out
 
 
 def _is_constant(node: Expr) -> bool:

@@ -220,7 +220,10 @@ def test_two_compilers_for_one_library() -> None:
         name: relay.Function((), relay.const(1.0)).with_attr("Compiler", name)
         for name in ("cudnn", "other")
     }
-    both = relay.IRModule({**mod.functions, **functions})
+    main = mod["main"]
+    calls = [relay.Call(relay.GlobalVar(name), ()) for name in functions]
+    main = relay.Function(main.params, relay.Tuple((main.body, *calls)))
+    both = relay.IRModule({**functions, "main": main})
     try:
         with pytest.raises(ValueError, match="one library can't be built by cudnn and other"):
             relay.build(both, tvm.target.Target({"kind": "cuda", "arch": "sm_80"}))

@@ -54,7 +54,7 @@ def test_types_of_the_prelude() -> None:
     assert str(typed["map"].checked_type) == "fn [A, B](fn (A) -> B, List[A]) -> List[B]"
     assert str(typed["zip"].checked_type) == "fn [A, B](List[A], List[B]) -> List[(A, B)]"
     with pytest.raises(ValueError, match="expected one of prelude"):
-        mod.import_from_std("core.rly")
+        mod.import_from_std("other.rly")
 
 
 def test_the_text_is_relays() -> None:

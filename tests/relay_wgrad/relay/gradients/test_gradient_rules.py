@@ -261,7 +261,9 @@ def test_every_operator_has_a_rule_or_none() -> None:
         "left_shift", "less", "less_equal", "logical_and", "logical_not", "logical_or",
         "logical_xor", "not_equal", "right_shift",
     }  # fmt: skip
-    marks = {"annotation.compiler_begin", "annotation.compiler_end"}
+    marks = {
+            "annotation.compiler_begin", "annotation.compiler_end", "annotation.stop_fusion",
+        }  # fmt: skip
     refused = {"floor_mod", "mod", "trunc_mod", "prod", "nn.max_pool2d_grad"}
     # Relay registered none.
     none = {

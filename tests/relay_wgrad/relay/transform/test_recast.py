@@ -40,5 +40,4 @@ def test_modules_and_tuples() -> None:
     assert "concatenate(%2, axis=1) /* ty=Tensor[(1, 8), float16] */" in made.astext()
     assert str(made["main"].ret_type) == "Tensor[(1, 8), float32]"
     parts = relay.Function([x], relay.split(x, 2, axis=1).astuple())
-    with pytest.raises(ValueError, match="split must give one tensor"):
-        recast(parts, "float16", "float16", ops=["split"])
+    assert recast(parts, "float16", "float16", ops=["split"]) is parts  # of several results: left
