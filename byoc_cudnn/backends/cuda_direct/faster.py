@@ -1,7 +1,7 @@
 """Which convolutions go to our own kernels only because they are faster than cuDNN's.
 
 By an H200's times, PyTorch's with `cudnn.benchmark` beside them in the same run (`gpu_*_h200.json`
-of the benchmarks' results for depthwise, grouped and first layers, 2026-11-23): what was not
+of the benchmarks' results for depthwise, grouped and first layers): what was not
 measured there, in kind, shape or dtype, is not known to be faster.  A trainer on sm_90 (its
 `Options.helpers`) and `cuda_direct={"faster": True}` take what this says and nothing else.
 """
@@ -99,8 +99,41 @@ BFLOAT16: dict[Shape, Times] = {
     (_FPROP, -3, 64, 3, 1): (5.12, 0.25, 0), (_WGRAD, -3, 64, 3, 1): (2.99, 0.52, 0),
     (_FPROP, -3, 96, 4, 4): (9.21, 0.16, 0), (_WGRAD, -3, 96, 4, 4): (7.46, 0.22, 0),
     (_FPROP, -3, 64, 7, 2): (15.62, 0.14, 0), (_WGRAD, -3, 64, 7, 2): (10.12, 0.31, 0),
+    (_FPROP, 4, 4, 3, 1): (3.68, 0.69, 0), (_DGRAD, 4, 4, 3, 1): (4.21, 0.60, 0),
+    (_WGRAD, 4, 4, 3, 1): (5.13, 0.65, 0), (_FPROP, 8, 8, 3, 2): (1.74, 1.36, 0),
+    (_DGRAD, 8, 8, 3, 2): (5.52, 0.30, 0), (_WGRAD, 8, 8, 3, 2): (1.19, 1.45, 0),
+    (_FPROP, 8, 8, 3, 1): (4.22, 0.56, 0), (_DGRAD, 8, 8, 3, 1): (4.96, 0.56, 0),
+    (_WGRAD, 8, 8, 3, 1): (2.57, 1.14, 0), (_FPROP, 16, 16, 3, 2): (1.33, 1.37, 0),
+    (_DGRAD, 16, 16, 3, 2): (5.85, 0.41, 0), (_WGRAD, 16, 16, 3, 2): (1.06, 1.67, 0),
+    (_FPROP, 16, 16, 3, 1): (3.1, 0.79, 0), (_DGRAD, 16, 16, 3, 1): (3.23, 1.03, 0),
+    (_WGRAD, 16, 16, 3, 1): (2.5, 1.01, 0), (_FPROP, 32, 32, 3, 2): (1.9, 1.04, 0),
+    (_DGRAD, 32, 32, 3, 2): (5.93, 0.55, 0), (_WGRAD, 32, 32, 3, 2): (1.04, 2.11, 0),
+    (_FPROP, 32, 32, 3, 1): (4.25, 0.79, 0), (_DGRAD, 32, 32, 3, 1): (3.63, 1.88, 0),
+    (_WGRAD, 32, 32, 3, 1): (1.58, 2.10, 0), (_FPROP, 24, 24, 3, 1): (15.75, 0.26, 0),
+    (_DGRAD, 24, 24, 3, 1): (31.2, 0.17, 0), (_WGRAD, 24, 24, 3, 1): (19.48, 0.38, 0),
+    (_FPROP, 48, 48, 3, 1): (11.01, 0.37, 0), (_DGRAD, 48, 48, 3, 1): (10.93, 0.52, 0),
+    (_WGRAD, 48, 48, 3, 1): (16.08, 0.45, 0), (_FPROP, 56, 56, 3, 1): (12.46, 0.40, 0),
+    (_DGRAD, 56, 56, 3, 1): (12.29, 0.47, 0), (_WGRAD, 56, 56, 3, 1): (13.24, 0.53, 0),
+    (_FPROP, 56, 56, 3, 2): (9.87, 0.28, 0), (_DGRAD, 56, 56, 3, 2): (13.89, 0.28, 0),
+    (_WGRAD, 56, 56, 3, 2): (9.92, 0.51, 0), (_FPROP, 0, 4, 3, 1): (4.84, 0.60, 0),
+    (_DGRAD, 0, 4, 3, 1): (4.06, 0.40, 0), (_WGRAD, 0, 4, 3, 1): (3.8, 0.49, 0),
+    (_FPROP, 0, 3, 7, 1): (26.06, 1.28, 0), (_DGRAD, 0, 3, 7, 1): (16.04, 0.66, 0),
+    (_WGRAD, 0, 3, 7, 1): (36.63, 0.23, 0), (_FPROP, 0, 1, 4, 1): (10.51, 0.24, 0),
+    (_DGRAD, 0, 1, 4, 1): (5.73, 0.34, 0), (_WGRAD, 0, 1, 4, 1): (9.71, 0.19, 0),
 }  # fmt: skip
 """The same of what was measured in bfloat16."""
+
+SLOWER: dict[Shape, tuple[int, int, float]] = {
+    (_WGRAD, 144, 190, 3, 2): (64, 64, 1.04),
+    (_FPROP, 192, 95, 3, 1): (64, 64, 1.01),
+    (_WGRAD, 336, 48, 3, 2): (64, 256, 1.10),
+    (_WGRAD, 192, 95, 3, 1): (256, 256, 1.04),
+    (_WGRAD, 2688, 12, 3, 1): (256, 256, 0.99),
+    (_WGRAD, 144, 56, 3, 2): (256, 256, 1.01),
+    (_WGRAD, 1632, 12, 3, 1): (256, 256, 0.97),
+}
+"""Depthwise layers in float16 that were not faster, though others of their shape are: (kind,
+channels, side of the image, taps, stride) -> the batches from and to, our share of cuDNN's time."""
 
 TIMES: Mapping[str, Mapping[Shape, Times]] = {"float16": CUDNN, "bfloat16": BFLOAT16}
 
@@ -117,6 +150,15 @@ def shape_of(problem: ConvProblem) -> Shape:
     if p.groups == 1:
         channels = -p.c if p.c <= MOST_CHANNELS else 0
     return (p.kind, channels, p.k // p.groups, p.r, p.strides[0])
+
+
+def slower(problem: ConvProblem) -> float | None:
+    """Our share of cuDNN's time, if a depthwise layer is one that was measured as not faster."""
+    p = problem
+    row = SLOWER.get((p.kind, p.c, p.h, p.r, p.strides[0])) if p.groups == p.c == p.k else None
+    if row is None or p.h != p.w or p.data_dtype != "float16":
+        return None
+    return row[2] if isinstance(p.n, int) and row[0] <= p.n <= row[1] else None
 
 
 def faster(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
@@ -140,6 +182,8 @@ def faster(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
     moved, share, least = times[known]
     if share > MARGIN:
         return no(f"{share:.2f} of cuDNN's time at one of the sizes measured")
+    if (ratio := slower(p)) is not None:
+        return no(f"{ratio:.2f} of cuDNN's time, measured")
     size = sized(p).bytes
     if size < least * 1e6:
         return no(f"{size / 1e6:.0f} MB are moved: known to be faster from {least} MB on")

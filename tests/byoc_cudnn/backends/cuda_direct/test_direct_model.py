@@ -22,13 +22,14 @@ from byoc_cudnn.backends.cuda_direct.faster import (
     faster,
     microseconds,
     shape_of,
+    slower,
 )
 from byoc_cudnn.backends.cuda_direct.kernels import PREFIX, Kernel
 from byoc_cudnn.backends.cuda_direct.model import ranked
 from relay_wgrad.problem import ConvProblem
 from tests.support.partition_cases import problem_module
 
-MEASURED = ("depthwise", "grouped", "first", "first_bf16", "depthwise_bf16")
+MEASURED = ("depthwise", "grouped", "first", "first_bf16", "depthwise_bf16", "grouped_bf16")
 RESULTS = Path(__file__).parents[4] / "benchmarks/results"
 
 
@@ -92,6 +93,19 @@ def test_all_that_was_faster_is_taken() -> None:
             _, share, least = TIMES[p.data_dtype][shape_of(p)]
             expected = share <= MARGIN and p.bytes >= least * 1e6
             assert bool(faster(p, "")) is expected, row["problem"]
+
+
+def test_depthwise_layers_that_were_slower_are_refused() -> None:
+    """By name and ratio, of all 222 of batch 64 and 256; for that nothing else is refused."""
+    for row in _measured("depthwise_batches")["rows"]:
+        p, ratio = ConvProblem.parse(row["problem"]), row["us"] / row["torch_us"]
+        if ratio > MARGIN:
+            assert f"{ratio:.1f}" in f"{slower(p):.1f}", row["problem"]
+            assert "of cuDNN's time, measured" in faster(p, "").reason
+        else:
+            assert slower(p) is None, row["problem"]
+    p = ConvProblem.parse(LINE.format("wgrad").replace("n=64", "n=256 ").replace("144", "96"))
+    assert slower(p) is None
 
 
 LINE = (
