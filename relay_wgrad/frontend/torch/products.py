@@ -33,7 +33,7 @@ def _added_product(ctx: Context, call: Call) -> Any:
 
 
 def _einsum(ctx: Context, call: Call) -> Any:
-    call.arg(2)  # an order of the products, which PyTorch notes where opt_einsum is installed
+    call.setting("path")  # PyTorch notes an order of the products where opt_einsum is installed
     return einsum(ctx, str(call.args[0]), [as_dtype(ctx, x, call.dtype) for x in call.args[1]])
 
 
