@@ -15,10 +15,6 @@ from relay_wgrad import relay
 ERRORS = (ValueError, TypeError, RuntimeError)
 
 
-class Nothing:
-    """A class without instances."""
-
-
 MAPS = (tvm.ir.Map, dict)  # to ask `isinstance` for
 
 
