@@ -206,8 +206,9 @@ def ops(func: relax.Function) -> list[str]:
     ]
 
 
-def test_an_image_is_made_once() -> None:
-    """Also where both calls read copies of it that were made alike."""
+@pytest.mark.parametrize("form", ["blocks", "windows"])
+def test_how_often_an_image_is_made(form: str) -> None:
+    """Once, also where both calls read copies of it that were made alike; or for each call."""
     p = ConvProblem.parse("fprop n=2 c=3 h=32 w=32 k=8 r=3 s=3 stride=2,2 pad=1,1,1,1"
                           " layout=NHWC/OHWI/NHWC dtype=f16/f16/f16")  # fmt: skip
     t = variables(p)
@@ -223,8 +224,16 @@ def test_an_image_is_made_once() -> None:
             dw = bb.emit(wgrad_call(t["grad"], again, replace(a, kernel_size=(3, 3))), "dw")
             both = bb.emit_output(relax.Tuple([y, dw]))
         bb.emit_func_output(both)
-    out = SpaceToDepth(form="blocks")(bb.get())
-    assert ops(out["main"]) == [
+    out = SpaceToDepth(form=form)(bb.get())
+    found = ops(out["main"])
+    if form == "windows":  # of both axes: the gradient's image is made right before it
+        # (of the two copies of the image that are alike it has its own)
+        assert found[-3:] == [
+            "space_to_depth", "relax.nn.conv2d_backward_weight", "filter_from_depth",
+        ]  # fmt: skip
+        assert found.count("space_to_depth") == 2
+        return
+    assert found == [
         "relax.permute_dims", "relax.astype", "space_to_depth", "filter_to_depth",
         "relax.nn.conv2d", "relax.nn.conv2d_backward_weight", "filter_from_depth",
     ]  # fmt: skip
