@@ -88,7 +88,7 @@ def build(name: str, batch: int, image: int | None) -> Built:
         graph = from_onnx(bundled, batch=batch, image_size=image)
         module = OnnxModule(bundled, graph).train()
         return Built(module, graph.inputs[0].shape[2], graph, int(graph.classes or CLASSES))
-    return Built(_still(_module(name)).train(), image or 224, None, CLASSES)
+    return Built(still(_module(name)).train(), image or 224, None, CLASSES)
 
 
 def _module(name: str) -> nn.Module:
@@ -104,8 +104,8 @@ def _module(name: str) -> nn.Module:
     return timm.create_model(wanted, pretrained=False)
 
 
-def _still(module: nn.Module) -> nn.Module:
-    """The module with the identity in place of layers that draw random numbers."""
+def still(module: nn.Module) -> nn.Module:
+    """The module, with the identity in place of layers that draw random numbers."""
     for part in module.modules():
         for name, child in part.named_children():
             if type(child).__name__ in _RANDOM:

@@ -111,10 +111,11 @@ class Memory:
         return self._taken + self._free - torch.cuda.mem_get_info()[0]
 
 
-def _settings(row: Row) -> None:
+def settings(dtype: str) -> None:
+    """PyTorch's choices in cuDNN and of products."""
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = row.dtype != "f32"
-    torch.backends.cuda.matmul.allow_tf32 = row.dtype != "f32"
+    torch.backends.cudnn.allow_tf32 = dtype != "f32"
+    torch.backends.cuda.matmul.allow_tf32 = dtype != "f32"
 
 
 # ---- PyTorch's sides -----------------------------------------------------------------------------
@@ -173,7 +174,7 @@ def pytorch(
     """PyTorch's sides, or `step`."""
     memory, batch = Memory(device), batch_of(row, built)
     with turns.short():
-        _settings(row)
+        settings(row.dtype)
         memory.begin()
         x, labels = (t.to(device) for t in batch)
         module = built.module.to(device)
@@ -274,7 +275,7 @@ def ours(row: Row, built: Built, device: str, turns: Turns, select: str) -> dict
     found: dict[str, Any] = {"compile_s": time.perf_counter() - began}
     turns.keep()
     if library is not None:
-        _settings(row)
+        settings(row.dtype)
         memory.begin()
         vm = library.virtual_machine(where.device)
     values = {s.name: v for s, v in zip(graph.inputs, (x.numpy(), labels.numpy()), strict=False)}

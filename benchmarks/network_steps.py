@@ -88,7 +88,7 @@ def trained(name: str, dtypes: Sequence[str], device: str, steps: int) -> None:
         row: dict[str, Any] = {"name": name, "dtype": dtype, "image": side, "import_s": imported}
         try:
             half = _pytorch(module, graph, batch, device, steps, DTYPES[dtype])
-            row |= {"pytorch": theirs, "autocast": half, "pytorchs": _apart(half, theirs)}
+            row |= {"pytorch": theirs, "autocast": half, "pytorchs": apart(half, theirs)}
             began = time.perf_counter()
             trainer = Trainer(graph, device, optimizer="sgd", lr=RATE, dtype=DTYPES[dtype],
                               layout="NHWC")  # fmt: skip
@@ -99,7 +99,7 @@ def trained(name: str, dtypes: Sequence[str], device: str, steps: int) -> None:
             found = trainer.compiled.convolutions
             row |= {
                 "losses": ours, "first": ours[0], "last": ours[-1], "last_pytorch": theirs[-1],
-                "furthest": _apart(ours, theirs), "convolutions": len(found),
+                "furthest": apart(ours, theirs), "convolutions": len(found),
                 "offloaded": sum(not c.source.startswith("generated") for c in found),
                 "graph": bool(getattr(trainer._step, "is_graph", False)),
                 "notes": list(trainer.place.notes),
@@ -112,7 +112,7 @@ def trained(name: str, dtypes: Sequence[str], device: str, steps: int) -> None:
         print(json.dumps(row), flush=True)
 
 
-def _apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The greatest distance, of the first; infinite where one is not finite."""
     far = np.abs(np.subtract(ours, theirs)).max() / abs(theirs[0])
     return float(far) if np.isfinite(far) else float("inf")

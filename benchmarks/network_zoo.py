@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import library, nn
 BATCH = 2
 CLASSES = 10
 NAMES = Path(__file__).with_name("network_names.txt")
-_SIDES = (64, 96, 128)  # pixels, tried in this order before a network's own size
+_SIDES = (64, 96, 128)  # pixels
 
 
 def torchvision_models() -> Any:
@@ -64,11 +64,14 @@ def timm_names() -> list[str]:
     return [name for turn in zip_longest(*families) for name in turn if name is not None]
 
 
-def build(name: str, *, initial: bool = True) -> tuple[nn.Module, int]:
+def build(
+    name: str, *, initial: bool = True, sides: Sequence[int] = _SIDES, classes: int = CLASSES
+) -> tuple[nn.Module, int]:
     """(a network in training mode, with seeded weights, the side of a square image that it takes).
 
     initial : False leaves weights as the memory was, which takes no time; for what looks at the
         graph alone.
+    sides : tried in this order before the network's own.
 
     Raises ValueError for a name of neither package.
     """
@@ -77,11 +80,11 @@ def build(name: str, *, initial: bool = True) -> tuple[nn.Module, int]:
         raise ValueError(f"{name!r}: expected torchvision/NAME or timm/NAME")
     make = _of_torchvision if package == "torchvision" else _of_timm
     error: Exception | None = None
-    for side in (*_SIDES, None):
+    for side in (*sides, None):
         torch.manual_seed(0)
         with contextlib.nullcontext() if initial else _without_initial_values():
             try:
-                module, own = make(short, side)
+                module, own = make(short, side, classes)
                 module.train()
                 if side is not None:
                     _tried(module, side)
@@ -102,10 +105,10 @@ def _tried(module: nn.Module, side: int) -> None:
             buffer.copy_(states[name])
 
 
-def _of_torchvision(name: str, side: int | None) -> tuple[nn.Module, int]:
+def _of_torchvision(name: str, side: int | None, classes: int) -> tuple[nn.Module, int]:
     models = torchvision_models()
     segments = name in models.list_models(module=models.segmentation)
-    options: dict[str, Any] = {"weights": None, "num_classes": CLASSES}
+    options: dict[str, Any] = {"weights": None, "num_classes": classes}
     if segments:
         options |= {"weights_backbone": None, "aux_loss": True if "lraspp" not in name else None}
     options = {key: value for key, value in options.items() if value is not None or "w" in key}
@@ -116,15 +119,15 @@ def _of_torchvision(name: str, side: int | None) -> tuple[nn.Module, int]:
     return models.get_model(name, **options), side or 299 if "inception" in name else side or 224
 
 
-def _of_timm(name: str, side: int | None) -> tuple[nn.Module, int]:
+def _of_timm(name: str, side: int | None, classes: int) -> tuple[nn.Module, int]:
     timm = importlib.import_module("timm")
     if side is None:
-        module = timm.create_model(name, pretrained=False, num_classes=CLASSES)
+        module = timm.create_model(name, pretrained=False, num_classes=classes)
         return module, int(module.pretrained_cfg["input_size"][-1])
     try:
-        module = timm.create_model(name, pretrained=False, num_classes=CLASSES, img_size=side)
+        module = timm.create_model(name, pretrained=False, num_classes=classes, img_size=side)
     except TypeError:  # most take any image
-        module = timm.create_model(name, pretrained=False, num_classes=CLASSES)
+        module = timm.create_model(name, pretrained=False, num_classes=classes)
     return module, side
 
 

@@ -195,15 +195,17 @@ def _worker(case: Case, side: str, pipe: Any) -> None:
         pipe.send(f"{type(error).__name__}: {error}"[:2000])
 
 
-class _Run:
-    """A process of a row."""
+class Run:
+    """A process of a row: `worker` of these arguments and a pipe, into which it sends None when it
+    is ready, then waits, and sends the figures; an error's text in place of either."""
 
-    def __init__(self, case: Case, side: str) -> None:
+    def __init__(self, worker: Callable[..., None], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=_worker, args=(case, side, other), daemon=True)
+        self.process = context.Process(target=worker, args=(*args, other), daemon=True)
         self.process.start()
         other.close()
+        self.first: Any = ""
 
     def received(self, until: float) -> Any:
         """What it sends, an error's text where it has none or time is up."""
@@ -214,9 +216,13 @@ class _Run:
         except EOFError:
             return f"the process ended with {self.process.exitcode}"
 
+    def ready(self, until: float) -> None:
+        """Returns when it is ready, or has ended."""
+        self.first = self.received(until)
+
     def row(self, until: float) -> dict[str, Any]:
         """Its figures, or the error."""
-        found = self.received(until)
+        found = self.received(until) if self.first == "" else self.first
         if found is None:
             self.pipe.send(None)
             found = self.received(until)
@@ -279,11 +285,11 @@ def main() -> None:
     ]  # fmt: skip
     wanted = [row for row in wanted if "peak" not in rows.get(row[0], {})]
     until, at_once = time.monotonic() + args.seconds, 1 if args.device == "cpu" else len(wanted)
-    running: dict[str, _Run] = {}
+    running: dict[str, Run] = {}
     for i, (key, _, _) in enumerate(wanted):
         for other, side, case in wanted[i : i + at_once]:
             if other not in running:
-                running[other] = _Run(case, side)
+                running[other] = Run(_worker, case, side)
         rows[key] = {**running[key].row(until), "date": time.strftime("%Y-%m-%d")}
         output.write_json(str(path), {**facts, "rows": rows})
     Console().print(table(rows))

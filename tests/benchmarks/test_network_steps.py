@@ -48,8 +48,8 @@ def test_what_parts_fails(
     network_steps.trained("ours/small", ["f32", "f16"], "cpu", 1)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["reason"] for row in rows] == ["ValueError: no GPU"] * 2
-    assert network_steps._apart([1.0, float("nan")], [1.0, 1.0]) == float("inf")
-    assert network_steps._apart([2.0, 1.0], [2.0, 2.0]) == 0.5
+    assert network_steps.apart([1.0, float("nan")], [1.0, 1.0]) == float("inf")
+    assert network_steps.apart([2.0, 1.0], [2.0, 2.0]) == 0.5
 
 
 def test_rows_are_kept(

@@ -16,7 +16,7 @@ def _bernoulli(ctx: Context, call: Call) -> Any:
     """Ones with probability p; PyTorch's own dropouts, which decompose to it, follow `dropout`."""
     x, p = call.args[0], float(call.arg(1, 0.5))
     shape, dtype = call.shape, call.dtype
-    keeps = {(user.target.__name__, *user.args[1:]) for user in call.node.users}
+    keeps = {(getattr(user.target, "__name__", ""), *user.args[1:]) for user in call.node.users}
     if isinstance(x, Unset) and keeps == {("div.Scalar", p)}:
         return ctx.draw(call.name, shape, dtype, ("bernoulli", p), "dropout")
     return ctx.draw(call.name, shape, dtype, ("bernoulli", p))

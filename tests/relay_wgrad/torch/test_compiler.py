@@ -166,6 +166,22 @@ def test_dropout_is_pytorchs_generator() -> None:
     assert torch.equal(module(x), y)
 
 
+def test_random_numbers_that_the_backward_pass_reads() -> None:
+    """Images left out, as by stochastic depth: their numbers, which eager mode draws too."""
+
+    def function(x: Any) -> Any:
+        return x * torch.empty(len(x), 1).bernoulli_(0.5).div_(0.5)
+
+    x = torch.ones(64, 2, requires_grad=True)
+    torch.manual_seed(3)
+    y = torch.compile(function, backend=backend, fullgraph=True)(x)
+    y.sum().backward()
+    assert [graph.reason for graph in graphs()] == ["", ""]
+    torch.manual_seed(3)
+    assert torch.equal(y, function(x))
+    assert torch.equal(x.grad, y)
+
+
 def test_what_is_refused_falls_back() -> None:
     """A graph with an op that is not taken is run by PyTorch, and that is said."""
 
