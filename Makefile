@@ -63,7 +63,7 @@ test-gpu:  ## where a GPU is: kernels on the device (python3 with TVM, PyTorch a
 
 memcheck:  ## where a GPU is: offloaded convolutions and kernels of our own under compute-sanitizer
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m tests.gpu.memcheck
-	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m tests.gpu.memcheck own
+	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m tests.gpu.memcheck ordered
 
 bench: $(STAMP)  ## the CPU kernels against PyTorch
 	$(BIN)/python -m benchmarks.cpu --quick

@@ -67,6 +67,10 @@ LONGER = {
         for group in ("places", "activations", "functions")
     },
     f"{DIRECT}/test_warps_emulated.py::test_special_values": MORE,
+    **{
+        f"{DIRECT}/test_warps_races.py::test_what_is_left_out_is_found[{name}": MORE
+        for name in ("grouped", "few", "first", "depthwise_shares", "depthwise_bands-ConvKind.W")
+    },
     "tests/byoc_cudnn/updates/test_updates.py::test_a_kernel_is_the_rule[many": MORE,
     "tests/relay_wgrad/cli/test_cli.py::test_bench_of_a_model": "test_bench stays",
     "tests/relay_wgrad/ops/test_ties.py::test_a_share_of_the_generator": MORE,

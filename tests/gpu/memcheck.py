@@ -1,14 +1,18 @@
 """Small cases of all kernels, for a memory checker:
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m tests.gpu.memcheck
-    compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m tests.gpu.memcheck own
+    compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m tests.gpu.memcheck ordered
 
-Parts may be named: of PARTS, or `own`, which is all but cudnn; what needs nvcc or headers that are
-not there is left out, and said so.  Each result is compared with PyTorch's, NumPy's or TVM's on the
-CPU.  Problems of the libraries run twice, in the heuristic's choice and under the workspace's
-poison.  cuDNN's own kernels are checked along with what is handed to them; racecheck could only
-tell about those what nobody here can mend.  What racecheck does not follow: bulk copies (TMA) and
-the barriers that wait for them, so that of CUTLASS's kernels for Hopper it sees the rest alone.
+Parts may be named: of PARTS, or `own`, which is all but cudnn, or `ordered`; what needs nvcc or
+headers that are not there is left out, and said so.  Each result is compared with PyTorch's,
+NumPy's or TVM's on the CPU.  Problems of the libraries run twice, in the heuristic's choice and
+under the workspace's poison.  cuDNN's own kernels are checked along with what is handed to them;
+racecheck could only tell about those what nobody here can mend.
+
+What racecheck does not follow: bulk copies (TMA) and the barriers that wait for them, so that of
+CUTLASS's kernels for Hopper it sees the rest alone; and gates, at which a lane arrives for its warp
+after `__syncwarp`: it tells of races wherever there is one.  `ordered` is `own` without the kernels
+that have gates; test_warps_races.py has these.
 """
 
 from __future__ import annotations
@@ -70,6 +74,7 @@ HOPPER = tuple(
 )
 WINDOWS = (((3, 3), (2, 2), 1), ((2, 2), (2, 2), 0), ((3, 3), (1, 1), 1), ((1, 2), (3, 3), 0))
 TOLERANCE = 1e-2  # of half results
+GATED = ("depthwise_bands", "depthwise_shares")  # families
 
 
 def norms(folder: Path) -> list[str]:
@@ -178,26 +183,41 @@ def hopper(folder: Path) -> list[str]:
     return _wrong_convolutions(some, cutlass_runner.load(some, folder))
 
 
+Takes = Callable[[str], bool]  # a family
+
+
 def direct(folder: Path) -> list[str]:
-    """Our own depthwise convolutions: each family, and each way to read rows."""
+    """Our own depthwise convolutions: each family without gates, and each way to read rows."""
+    return _wrong_own(_small(lambda family: family not in GATED), folder)
+
+
+def grouped(folder: Path) -> list[str]:
+    """Grouped convolutions, few filters, first layers: random problems, epilogues among them."""
+    return _wrong_own(_random(lambda family: family not in GATED), folder)
+
+
+def gated(folder: Path) -> list[str]:
+    """Depthwise convolutions on tensor cores, whose warps wait for each other at gates."""
+    return _wrong_own([*_small(GATED.__contains__), *_random(GATED.__contains__)], folder)
+
+
+def _small(takes: Takes) -> list[Region]:
     regions = []
     for problem, epilogue in SMALL:
         found: dict[tuple[Any, ...], str] = {}
         for choice in ranked(problem, epilogue, 90):
             kernel = choice.kernel
-            found.setdefault((kernel.family, kernel.numbers[-1:]), kernel.name)
-        for name in found.values():
-            symbol = f"f{len(regions)}"
-            regions.append(Region.of(symbol, problem, epilogue, kernel=name, arch=90))
-    return direct_runner.wrong_ones(regions, folder, 0)
+            if takes(kernel.family):
+                found.setdefault((kernel.family, kernel.numbers[-1:]), kernel.name)
+        regions += [Region.of("", problem, epilogue, kernel=k, arch=90) for k in found.values()]
+    return regions
 
 
-def grouped(folder: Path) -> list[str]:
-    """Grouped convolutions, few filters, first layers: random problems, epilogues among them."""
+def _random(takes: Takes) -> list[Region]:
     rng = np.random.default_rng(3)
     regions = []
     for family, kind in grouped_cases.FAMILY_KINDS:
-        for _ in range(4):
+        for _ in range(4 * takes(family)):
             problem, name = grouped_cases.drawn(rng, kind, family, small=True)
             steps = tuple(step for step in name.split("_") if step)
             kernel = next(
@@ -205,9 +225,13 @@ def grouped(folder: Path) -> list[str]:
                 for choice in ranked(problem, steps, 80)
                 if choice.kernel.family == family
             )
-            symbol = f"f{len(regions)}"
-            regions.append(Region.of(symbol, problem, steps, kernel=kernel, arch=80))
-    return direct_runner.wrong_ones(regions, folder, 3)
+            regions.append(Region.of("", problem, steps, kernel=kernel, arch=80))
+    return regions
+
+
+def _wrong_own(regions: list[Region], folder: Path) -> list[str]:
+    named = [replace(region, symbol=f"f{i}") for i, region in enumerate(regions)]
+    return direct_runner.wrong_ones(named, folder, 3)
 
 
 def _no_nvcc() -> str | None:
@@ -240,6 +264,11 @@ PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't
     "cutlass": (cutlass_kernels, _no_cutlass),
     "hopper": (hopper, _no_hopper),
     "direct": (direct, _no_nvcc),
+    "gated": (gated, _no_nvcc),
+}
+GROUPS = {
+    "own": [name for name in PARTS if name != "cudnn"],
+    "ordered": [name for name in PARTS if name not in ("cudnn", "gated")],
 }
 
 
@@ -275,10 +304,10 @@ def _wrong_convolutions(regions: list[Region], functions: Any) -> list[str]:
 
 def main() -> int:
     """1 where a result is wrong."""
-    own = [name for name in PARTS if name != "cudnn"]
-    asked = [n for name in sys.argv[1:] or PARTS for n in (own if name == "own" else [name])]
+    asked = [part for name in sys.argv[1:] or PARTS for part in GROUPS.get(name, [name])]
     if unknown := [name for name in asked if name not in PARTS]:
-        raise ValueError(f"no part {', '.join(unknown)}; there are own, {', '.join(PARTS)}")
+        there = ", ".join((*GROUPS, *PARTS))
+        raise ValueError(f"no part {', '.join(unknown)}; there are {there}")
     os.environ["RELAY_WGRAD_POISON"] = "1"
     relay_wgrad.register()
     choose_compiler()

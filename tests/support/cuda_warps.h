@@ -18,6 +18,8 @@
 #include <memory>
 #include <vector>
 
+#include "cuda_races.h"
+
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 
@@ -44,6 +46,11 @@ struct Fiber {
   bool done = false, waits = false;
 };
 
+// Of a block's barrier: how many threads have come, and how often all have.
+struct Barrier {
+  size_t come = 0, turn = 0;
+};
+
 struct Warp {
   int arrived = 0, turn = 0;
   unsigned exchanged[2][32][8];
@@ -52,6 +59,7 @@ struct Warp {
 inline ucontext_t home;
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
+inline Barrier barrier;
 inline std::vector<char> shared;
 inline std::function<void()> kernel;
 inline size_t current;
@@ -70,10 +78,12 @@ inline void enter(size_t i) {
   swapcontext(&home, &fibers[i].context);
 }
 
-inline void sync_warp() {
+// With `orders` what a lane did before is known to all after it.
+inline void sync_warp(bool orders) {
   Warp& warp = warps[current / 32];
   const int turn = warp.turn;
   if (++warp.arrived == 32) {
+    if (orders) races::meet(current / 32 * 32, 32);
     warp.arrived = 0;
     ++warp.turn;
   } else {
@@ -86,7 +96,7 @@ inline unsigned (*exchange(const unsigned* words, int count))[8] {
   Warp& warp = warps[current / 32];
   unsigned(*all)[8] = warp.exchanged[warp.turn % 2];
   std::memcpy(all[current % 32], words, sizeof(unsigned) * count);
-  sync_warp();
+  sync_warp(false);
   return all;
 }
 
@@ -99,6 +109,8 @@ inline void run(dim3 size, int threads, int bytes) {
     warps.assign(static_cast<size_t>(threads / 32), {});
     // Large numbers, if it is read before it is written; what is NaN would be computed again.
     shared.assign(static_cast<size_t>(bytes), '\x7b');
+    barrier = {};
+    races::begin(static_cast<size_t>(threads), static_cast<size_t>(bytes));
     for (Fiber& fiber : fibers) {
       fiber.stack.resize(64 << 10);
       getcontext(&fiber.context);
@@ -119,9 +131,16 @@ inline void run(dim3 size, int threads, int bytes) {
           }
         }
       }
+      size_t count = 0;
       for (Fiber& fiber : fibers) {
-        live = live || !fiber.done;
+        count += !fiber.done;
         fiber.waits = false;
+      }
+      live = count > 0;
+      if (barrier.come == count) {  // all that have not returned
+        races::meet(0, fibers.size());
+        barrier.come = 0;
+        ++barrier.turn;
       }
     }
   }
@@ -167,11 +186,16 @@ void multiply(float (&sums)[4], const unsigned* a, const unsigned* b, T type) {
 
 }  // namespace emulated
 
-inline void __syncwarp() { emulated::sync_warp(); }
+inline void __syncwarp() { emulated::sync_warp(true); }
 
 inline void __syncthreads() {
-  emulated::fibers[emulated::current].waits = true;
-  emulated::leave();
+  emulated::Barrier& barrier = emulated::barrier;
+  const size_t turn = barrier.turn;
+  ++barrier.come;
+  while (barrier.turn == turn) {
+    emulated::fibers[emulated::current].waits = true;
+    emulated::leave();
+  }
 }
 
 using std::max;
@@ -197,6 +221,7 @@ inline Spot shared_memory() { return 0; }
 
 inline void copy_some(Spot to, const void* from, bool there, unsigned bytes) {
   if (there && reinterpret_cast<uintptr_t>(from) % bytes != 0) std::abort();
+  races::asks(emulated::current, to, bytes);
   emulated::fibers[emulated::current].asked.push_back({to, there ? from : nullptr, bytes});
 }
 inline void copy_16(Spot to, const void* from, bool there) { copy_some(to, from, there, 16); }
@@ -222,6 +247,7 @@ void wait_copies() {
   auto& under_way = emulated::fibers[emulated::current].under_way;
   for (; under_way.size() > left; under_way.erase(under_way.begin())) {
     for (const emulated::Copy& one : under_way.front()) {
+      races::is_copied(emulated::current, one.to, one.bytes);
       if (one.from != nullptr) {
         std::memcpy(emulated::at(one.to, one.bytes, one.bytes), one.from, one.bytes);
       } else {
@@ -244,17 +270,23 @@ inline void gate_begin(Spot at, int warps) {
 }
 
 inline void gate_arrive(Spot at) {
-  emulated::sync_warp();
+  emulated::sync_warp(true);
   Gate* const gate = gate_at(at);
-  if (threadIdx.x % 32 == 0 && --gate->left == 0) gate->left = gate->warps, ++gate->turns;
+  if (threadIdx.x % 32 != 0) return;
+  races::arrives(emulated::current);
+  if (--gate->left == 0) {
+    gate->left = gate->warps, ++gate->turns;
+    races::turns();
+  }
 }
 
 inline void gate_pass(Spot at, int turn) {
-  emulated::sync_warp();  // lanes go on together
+  emulated::sync_warp(false);  // lanes go on together
   while (gate_at(at)->turns % 2 == static_cast<unsigned>(turn) % 2) {
     emulated::fibers[emulated::current].waits = true;
     emulated::leave();
   }
+  races::passes(emulated::current);
 }
 
 template <bool across>
@@ -267,6 +299,7 @@ void matrices_4(unsigned (&to)[4], Spot at) {
       const unsigned row = across ? lane % 4 * 2 + i : lane / 4;
       const unsigned column = across ? lane / 4 : lane % 4 * 2 + i;
       std::memcpy(&two[i], emulated::at(all[m * 8 + row][0], 16, 16) + 2 * column, 2);
+      races::read(emulated::current, all[m * 8 + row][0] + 2 * column, 2);
     }
     to[m] = two[0] | unsigned{two[1]} << 16;
   }
@@ -285,36 +318,30 @@ void multiply_8(float (&sums)[4], const unsigned (&a)[4], unsigned b, T type) {
 
 inline void after_the_one_before() {}
 
-inline uint4 read_16(Spot at) {
-  uint4 v;
-  std::memcpy(&v, emulated::at(at, 16, 16), 16);
+template <typename V>
+V read_of(Spot at) {
+  V v;
+  races::read(emulated::current, at, sizeof(V));
+  std::memcpy(&v, emulated::at(at, sizeof(V), sizeof(V)), sizeof(V));
   return v;
 }
-inline void write_16(Spot at, uint4 v) { std::memcpy(emulated::at(at, 16, 16), &v, 16); }
-inline uint2 read_8(Spot at) {
-  uint2 v;
-  std::memcpy(&v, emulated::at(at, 8, 8), 8);
-  return v;
+
+template <typename V>
+void write_of(Spot at, V v) {
+  races::write(emulated::current, at, sizeof(V));
+  std::memcpy(emulated::at(at, sizeof(V), sizeof(V)), &v, sizeof(V));
 }
-inline void write_8(Spot at, uint2 v) { std::memcpy(emulated::at(at, 8, 8), &v, 8); }
-inline unsigned read_2(Spot at) {
-  unsigned short v;
-  std::memcpy(&v, emulated::at(at, 2, 2), 2);
-  return v;
-}
-inline unsigned read_4(Spot at) {
-  unsigned v;
-  std::memcpy(&v, emulated::at(at, 4, 4), 4);
-  return v;
-}
-inline void write_4(Spot at, unsigned v) { std::memcpy(emulated::at(at, 4, 4), &v, 4); }
-inline void write_2(Spot at, unsigned short v) { std::memcpy(emulated::at(at, 2, 2), &v, 2); }
-inline void write_f(Spot at, float v) { std::memcpy(emulated::at(at, 4, 4), &v, 4); }
-inline float read_f(Spot at) {
-  float v;
-  std::memcpy(&v, emulated::at(at, 4, 4), 4);
-  return v;
-}
+
+inline uint4 read_16(Spot at) { return read_of<uint4>(at); }
+inline uint2 read_8(Spot at) { return read_of<uint2>(at); }
+inline unsigned read_4(Spot at) { return read_of<unsigned>(at); }
+inline unsigned read_2(Spot at) { return read_of<unsigned short>(at); }
+inline float read_f(Spot at) { return read_of<float>(at); }
+inline void write_16(Spot at, uint4 v) { write_of(at, v); }
+inline void write_8(Spot at, uint2 v) { write_of(at, v); }
+inline void write_4(Spot at, unsigned v) { write_of(at, v); }
+inline void write_2(Spot at, unsigned short v) { write_of(at, v); }
+inline void write_f(Spot at, float v) { write_of(at, v); }
 
 template <typename... P, typename... A>
 cudaError_t launch_with(void (*kernel)(P...), dim3 grid, int threads, int bytes, cudaStream_t,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from byoc_cudnn.backends.cuda_direct.check import check
 from byoc_cudnn.backends.cuda_direct.grouped import Shape
-from byoc_cudnn.backends.cuda_direct.kernels import Kernel
 from byoc_cudnn.backends.cuda_direct.model import ranked
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.direct_emulated import run, share
-from tests.support.grouped_cases import FAMILY_NAMES, KINDS_OF, SPECIAL, drawn
+from tests.support.grouped_cases import FAMILY_NAMES, KINDS_OF, SPECIAL
 from tests.support.special_values import wrong
-from tests.support.warps_emulated import together
+from tests.support.warps_emulated import Case, cases, together
 
 SEED, COUNT = 11, 3  # problems of a family and kind
-Case = tuple[ConvProblem, tuple[str, ...], Kernel]
 
 
 @pytest.fixture(scope="module")
@@ -26,35 +23,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-def _cases(family: str, count: int, seed: int) -> list[Case]:
-    found = []
-    for kind in KINDS_OF[family]:
-        index = list(ConvKind).index(kind)
-        rng = np.random.default_rng((seed, FAMILY_NAMES.index(family), index))
-        for i in range(count):
-            problem, name = drawn(rng, kind, family, small=True)
-            epilogue = tuple(x for x in name.split("_") if x)
-            choices = [c for c in ranked(problem, epilogue, 90) if c.kernel.family == family]
-            chosen = choices[int(rng.integers(len(choices))) * (i % 2)]
-            found.append((problem, epilogue, chosen.kernel))
-    return found
-
-
-def _off(folder: Path, cases: list[Case]) -> list[str]:
-    library = together(folder, [kernel for _, _, kernel in cases])
-    shares = [share(library, kernel, p, after) for p, after, kernel in cases]
-    named = zip(shares, cases, strict=True)
-    return [f"{x:.3g} {kernel.name} {p}" for x, (p, _, kernel) in named if not x <= 1]
+def _off(folder: Path, found: list[Case]) -> list[str]:
+    library = together(folder, [kernel for _, _, kernel in found], races=True)
+    shares = [share(library, kernel, p, after) for p, after, kernel in found]
+    named = zip(shares, found, strict=True)
+    off = [f"{x:.3g} {kernel.name} {p}" for x, (p, _, kernel) in named if not x <= 1]
+    races = library.races_found()
+    return [*off, f"{races} races"] if races else off
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_random_problems(folder: Path, family: str) -> None:
-    assert _off(folder, _cases(family, COUNT, SEED)) == []
+    assert _off(folder, cases(family, KINDS_OF[family], COUNT, SEED)) == []
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_many_random_problems(folder: Path, family: str) -> None:
-    assert _off(folder, _cases(family, 30, SEED + 1)) == []
+    assert _off(folder, cases(family, KINDS_OF[family], 30, SEED + 1)) == []
 
 
 def test_special_values(folder: Path) -> None:
