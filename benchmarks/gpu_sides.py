@@ -38,6 +38,7 @@ import torch
 from benchmarks import gpu_timing
 from benchmarks.gpu_models import Built, build
 from benchmarks.gpu_turns import Turns
+from benchmarks.parent import end_with_parent
 
 HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 DTYPES = ("tf32", "f32", *HALVES)
@@ -400,6 +401,8 @@ def main() -> int:
     parser.add_argument("--select", default="first")
     parser.add_argument("--line", help="of the run that gives turns: two file descriptors")
     args = parser.parse_args()
+    if args.line:
+        end_with_parent()
     row, turns = Row(**json.loads(args.row)), Turns(args.line)
     for name, figures in measure(args.sides.split(","), row, args.device, turns, args.select):
         if args.line:

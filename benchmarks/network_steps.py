@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks.parent import end_with_parent
 from relay_wgrad import output
 
 # One of each family, of those whose steps are compiled soonest.
@@ -195,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(dtypes) - set(DTYPES):
         parser.error(f"--dtypes: {', '.join(sorted(unknown))} is not of {', '.join(DTYPES)}")
     if args.one:
+        end_with_parent()
         trained(args.one, dtypes, args.device, args.steps)
         return 0
     if (args.resume or args.failed) and not args.json:

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cpu_timing import cpu_model
+from benchmarks.parent import end_with_parent
 from benchmarks.plain_networks import build
 from relay_wgrad import output
 
@@ -195,6 +196,11 @@ def _worker(case: Case, side: str, pipe: Any) -> None:
         pipe.send(f"{type(error).__name__}: {error}"[:2000])
 
 
+def _with_parent(worker: Callable[..., None], *args: Any) -> None:
+    end_with_parent()
+    worker(*args)
+
+
 class Run:
     """A process of a row: `worker` of these arguments and a pipe, into which it sends None when it
     is ready, then waits, and sends the figures; an error's text in place of either."""
@@ -202,7 +208,9 @@ class Run:
     def __init__(self, worker: Callable[..., None], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=worker, args=(*args, other), daemon=True)
+        self.process = context.Process(
+            target=_with_parent, args=(worker, *args, other), daemon=True
+        )
         self.process.start()
         other.close()
         self.first: Any = ""
