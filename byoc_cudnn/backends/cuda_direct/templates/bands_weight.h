@@ -6,6 +6,32 @@
 
 namespace {
 
+// A block's part: of the sums of a warp's channels and a row of the filters the diagonals, `part` of this
+// lane's channel where there `is` one.
+template <typename Z>
+__device__ inline void diagonals(const float (&sums)[4][Z::R][4], Spot ring, float* part, bool is) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t4 = lane % 4, c = lane / 8;
+  const Spot mine = ring + static_cast<Spot>(threadIdx.x / 32 * 2048);
+#pragma unroll
+  for (int r = 0; r < Z::R; ++r) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int at = i / 4 * 128 + (g + i / 2 % 2 * 8) * 8 + 2 * t4 + i % 2;
+      write_f(mine + static_cast<Spot>(at * 4), sums[i / 4][r][i % 4]);
+    }
+    __syncwarp();
+    for (int s = lane % 8; s < Z::S; s += 8) {
+      float sum = 0;
+#pragma unroll
+      for (int q = 0; q < 8; ++q) {
+        sum += read_f(mine + static_cast<Spot>((c * 128 + (q + s) * 8 + q) * 4));
+      }
+      if (is) part[r * Z::S + s] = sum;
+    }
+    __syncwarp();
+  }
+}
+
 template <typename Z>
 __global__ void __launch_bounds__(Z::THREADS, Z::F)
     bands_weight(const typename Z::T* __restrict__ grad, const typename Z::T* __restrict__ image,
@@ -99,28 +125,8 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
   }
   wait_copies<0>();
   __syncthreads();
-  // The sums of a warp's channels and a row of the filters, and of them the diagonals.
-  const Spot mine = ring + static_cast<Spot>(warp * 2048);
-  const int c = lane / 8, channel = place.first + warp * 4 + c;
-  float* const part = parts + int64_t{blockIdx.x / slabs} * z.c * Z::RS + int64_t{channel} * Z::RS;
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int at = i / 4 * 128 + (g + i / 2 % 2 * 8) * 8 + 2 * t4 + i % 2;
-      write_f(mine + static_cast<Spot>(at * 4), sums[i / 4][r][i % 4]);
-    }
-    __syncwarp();
-    for (int s = lane % 8; s < Z::S; s += 8) {
-      float sum = 0;
-#pragma unroll
-      for (int q = 0; q < 8; ++q) {
-        sum += read_f(mine + static_cast<Spot>((c * 128 + (q + s) * 8 + q) * 4));
-      }
-      if (channel < channels) part[r * Z::S + s] = sum;
-    }
-    __syncwarp();
-  }
+  const int channel = place.first + warp * 4 + lane / 8;
+  diagonals<Z>(sums, ring, parts + (int64_t{blockIdx.x / slabs} * z.c + channel) * Z::RS, channel < channels);
 }
 
 // As `sum_of_parts`; and where products with what lies beside an image, or beyond what a block has of a
@@ -167,6 +173,13 @@ __global__ void __launch_bounds__(kBeside * kTurns)
   if (turn == 0 && i < count) out[i] = narrow<Out>(is != is ? sum : is);
 }
 
+template <typename Z, typename Out>
+cudaError_t sum_bands(const WideCall& z, int many, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(ceil_of64(z.c * Z::RS, kBeside));
+  return launch_with(sum_of_bands<Z, Out>, dim3(blocks), kBeside * kTurns, kBeside * kTurns * 4, stream,
+                     static_cast<const float*>(z.workspace), static_cast<Out*>(z.out), z, many);
+}
+
 template <typename T, typename Out, typename After, int... numbers>
 int depthwise_bands_wgrad(const RelayWgradDirectCall& call, cudaStream_t stream) {
   using Z = Bands<T, numbers...>;
@@ -182,11 +195,7 @@ int depthwise_bands_wgrad(const RelayWgradDirectCall& call, cudaStream_t stream)
       bands_weight<Z>, dim3(static_cast<unsigned>(beside * down)), Z::THREADS, Z::WEIGHT_BYTES, stream,
       static_cast<const T*>(z.first), static_cast<const T*>(z.second), static_cast<float*>(z.workspace), z,
       slabs, across, down, chunk);
-  if (error != cudaSuccess) return finished(error);
-  const auto blocks = static_cast<unsigned>(ceil_of64(z.c * Z::RS, kBeside));
-  return finished(launch_with(sum_of_bands<Z, Out>, dim3(blocks), kBeside * kTurns, kBeside * kTurns * 4,
-                              stream, static_cast<const float*>(z.workspace), static_cast<Out*>(z.out), z,
-                              static_cast<int>(many)));
+  return finished(error != cudaSuccess ? error : sum_bands<Z, Out>(z, static_cast<int>(many), stream));
 }
 
 }  // namespace

@@ -128,28 +128,8 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
   }
   wait_copies<0>();
   __syncthreads();
-  // The sums of a warp's channels and a row of the filters, and of them the diagonals.
-  const Spot mine = ring + static_cast<Spot>(warp * 2048);
-  const int c = lane / 8, channel = first + warp * 4 + c;
-  float* const to = parts + int64_t{block} * z.c * Z::RS + int64_t{channel} * Z::RS;
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int at = i / 4 * 128 + (g + i / 2 % 2 * 8) * 8 + 2 * t4 + i % 2;
-      write_f(mine + static_cast<Spot>(at * 4), sums[i / 4][r][i % 4]);
-    }
-    __syncwarp();
-    for (int s = lane % 8; s < Z::S; s += 8) {
-      float sum = 0;
-#pragma unroll
-      for (int q = 0; q < 8; ++q) {
-        sum += read_f(mine + static_cast<Spot>((c * 128 + (q + s) * 8 + q) * 4));
-      }
-      if (channel < channels) to[r * Z::S + s] = sum;
-    }
-    __syncwarp();
-  }
+  const int channel = first + warp * 4 + lane / 8;
+  diagonals<Z>(sums, ring, parts + (int64_t{block} * z.c + channel) * Z::RS, channel < channels);
 }
 
 template <typename T, typename Out, typename After, int... numbers>
@@ -167,11 +147,7 @@ int depthwise_shares_wgrad(const RelayWgradDirectCall& call, cudaStream_t stream
       shares_weight<Z>, dim3(static_cast<unsigned>(many) * slabs), Z::THREADS, Z::WEIGHT_BYTES, stream,
       static_cast<const T*>(z.first), static_cast<const T*>(z.second), static_cast<float*>(z.workspace), z,
       slabs, across, all, share);
-  if (error != cudaSuccess) return finished(error);
-  const auto blocks = static_cast<unsigned>(ceil_of64(z.c * Z::RS, kBeside));
-  return finished(launch_with(sum_of_bands<Z, Out>, dim3(blocks), kBeside * kTurns, kBeside * kTurns * 4,
-                              stream, static_cast<const float*>(z.workspace), static_cast<Out*>(z.out), z,
-                              many));
+  return finished(error != cudaSuccess ? error : sum_bands<Z, Out>(z, many, stream));
 }
 
 }  // namespace
