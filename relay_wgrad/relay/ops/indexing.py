@@ -6,6 +6,7 @@ and writes none: Relay's own kernels reach other memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tvm import relax, te, tirx, topi
 from ..types import Dim, TensorType, Type
 from .relations import agree, broadcast
 from .run_sizes import vector_of
+from .scattered import scattered
 from .select import fields_of
 from .table import Attr, Call, Site, define, show
 from .te import (
@@ -129,8 +131,8 @@ def _scatter_elements(s: Site) -> Any:
         return topi.scatter_elements(*given, axis, mode)
 
     if len(dims) > 1 and not all(isinstance(d, int) for d in (*dims, *s.tensor(1).shape)):
-        # Nothing would keep the other axes' places within data, and TVM's passes fail on a line.
-        s.fail(f"cannot be built with an unknown size of several axes, got {show(s.tensor())}")
+        # Nothing else would keep the other axes' places within data.
+        return program(s, lambda s, *given: _along(*given, axis, mode), data, indices, updates)
     if isinstance(size, int):
         if known_within(indices, -size, size):
             return program(s, write, data, indices, updates)
@@ -145,6 +147,15 @@ def _scatter_elements(s: Site) -> Any:
         indices = s.emit(program(s, _held_by_vector, indices, vector_of(s, s.sizes(s.tensor()))))
     wide = s.emit(program(s, write, _with_slot(s, data, axis), indices, updates))
     return R.strided_slice(wide, [axis], [0], [s.sizes(s.tensor())[axis]])
+
+
+def _along(data: Any, indices: Any, updates: Any, axis: int, mode: str) -> Any:
+    """Each update at its own place but along one axis, where it is at its index."""
+
+    def target(step: Sequence[Any], where: Any) -> list[Any]:
+        return [*step[:axis], where[tuple(step)], *step[axis + 1 :]]
+
+    return scattered(data, indices, updates, mode, target)
 
 
 def _held_by_vector(s: Site, indices: Any, size: Any) -> Any:
