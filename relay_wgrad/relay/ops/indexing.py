@@ -6,7 +6,6 @@ and writes none: Relay's own kernels reach other memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -152,8 +151,8 @@ def _scatter_elements(s: Site) -> Any:
 def _along(data: Any, indices: Any, updates: Any, axis: int, mode: str) -> Any:
     """Each update at its own place but along one axis, where it is at its index."""
 
-    def target(step: Sequence[Any], where: Any) -> list[Any]:
-        return [*step[:axis], where[tuple(step)], *step[axis + 1 :]]
+    def target(step: tuple[Any, ...], where: Any) -> list[Any]:
+        return [*step[:axis], where[step], *step[axis + 1 :]]
 
     return scattered(data, indices, updates, mode, target)
 

@@ -150,6 +150,21 @@ def _mirror(s: Site) -> Any:
     return x
 
 
+def _dilated_type(call: Call) -> Type:
+    data, strides = call.tensor(), call.attrs["strides"]
+    if len(strides) != len(data.shape) or min(strides, default=1) < 1:
+        call.fail(f"strides must be a positive number for each axis, got {list(strides)}")
+    if 0 in data.shape:
+        call.fail(f"data has no elements, got {show(data)}")
+    sizes = zip(data.shape, strides, strict=True)
+    shape = (mapped(size, lambda n, step=step: (n - 1) * step + 1) for size, step in sizes)  # type: ignore[misc]
+    return TensorType(tuple(shape), data.dtype)
+
+
+def _dilated(s: Site, x: Any) -> Any:
+    return topi.nn.dilate(x, list(s.attrs["strides"]), s.attrs["dilation_value"])
+
+
 _BLOCK = Attr("block_shape", (1, 1), "sizes")
 _PIXEL = (Attr("block_size", 1, "int"), Attr("layout", "NCHW", "str"), Attr("mode", "DCR", "str"))
 define("nn.space_to_depth", "data", _sub_pixel_type, tensor_program(_space_to_depth), "numpy",
@@ -161,5 +176,8 @@ define("nn.space_to_batch_nd", "data", _to_batch_type, _to_batch, "numpy", _BLOC
        grad=False)  # fmt: skip
 define("nn.batch_to_space_nd", "data", _from_batch_type, _from_batch, "numpy",
        _BLOCK, Attr("crops", REQUIRED, "pairs"), grad=False)  # fmt: skip
+define("nn.dilate", "data", _dilated_type, tensor_program(_dilated), "numpy",
+       Attr("strides", REQUIRED, "sizes"), Attr("dilation_value", 0.0, "float"),
+       grad=False)  # fmt: skip
 define("nn.mirror_pad", "data", _mirror_type, _mirror, "numpy", Attr("mode", "SYMMETRIC", "str"),
        Attr("pad_width", REQUIRED, "pairs"), grad=False)  # fmt: skip
