@@ -60,6 +60,8 @@ def _concatenate_type(call: Call) -> Type:
     axis = call.axis(call.attrs["axis"], len(tensors[0].shape))
     out = _same_besides(call, tensors, axis)
     sizes = [ty.shape[axis] for ty in tensors]
+    if ANY not in sizes:  # Relay takes another's size for a `?` only where the axis has one
+        out = [ANY if any(ty.shape[i] is ANY for ty in tensors) else n for i, n in enumerate(out)]
     out[axis] = total(sizes)
     return TensorType(tuple(out), tensors[0].dtype)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tvm import relax, topi
+from tvm import relax, tirx, topi
 
 from ..types import Dim, TensorType, Type
+from .loops import kernel, loops
 from .relations import mapped
 from .table import REQUIRED, Attr, Call, Site, define, show
 from .te import choice, known_size, rank, refuse_empty, tensor_program
@@ -162,7 +163,19 @@ def _dilated_type(call: Call) -> Type:
 
 
 def _dilated(s: Site, x: Any) -> Any:
-    return topi.nn.dilate(x, list(s.attrs["strides"]), s.attrs["dilation_value"])
+    """As loops: of sizes of the run TVM's schedules do not fuse the axes."""
+    strides, value = s.attrs["strides"], tirx.const(s.attrs["dilation_value"], x.dtype)
+    shape = [(size - 1) * step + 1 for size, step in zip(x.shape, strides, strict=True)]
+
+    def body(ins: list[Any], outs: list[Any]) -> None:
+        (given,), (out,) = ins, outs
+        with loops(*shape) as place:
+            out[place] = value
+        with loops(*x.shape) as place:
+            each = place if isinstance(place, tuple) else (place,)
+            out[tuple(i * step for i, step in zip(each, strides, strict=True))] = given[place]
+
+    return kernel("dilate", [x], [(shape, str(x.dtype))], body)[0]
 
 
 _BLOCK = Attr("block_shape", (1, 1), "sizes")
