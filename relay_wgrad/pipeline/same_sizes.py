@@ -14,8 +14,7 @@ import tvm
 from tvm import relax, tirx
 
 from ..ir import op_name
-
-_PRIMITIVE = "Primitive"
+from ..keys import PRIMITIVE
 
 
 @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.SameSizes")
@@ -26,7 +25,7 @@ class SameSizes:
         """The module; a function without such sizes is as it was."""
         new = {}
         for var, func in mod.functions_items():
-            if isinstance(func, relax.Function) and func.attrs and _PRIMITIVE in func.attrs:
+            if isinstance(func, relax.Function) and func.attrs and PRIMITIVE in func.attrs:
                 found = _same(mod, func)
                 if found:
                     new[var] = func.bind_symbolic_vars(found)

@@ -29,7 +29,7 @@ _NAMES = {
         not_equal power repeat right_shift subtract tile trunc_divide trunc_mod where""",
     OpPattern.INJECTIVE: """
         sparse_reshape
-        vision.yolo_reorg nn.dilate strided_set
+        vision.yolo_reorg nn.dilate strided_set einsum
         adv_index gather gather_nd matrix_set_diag meshgrid ndarray_size nn.batch_to_space_nd
         nn.depth_to_space nn.mirror_pad nn.space_to_batch_nd nn.space_to_depth reverse_sequence
         sequence_mask unravel_index

@@ -16,6 +16,7 @@ from . import (
     detection,
     dynamic,
     dynamic_parts,
+    einsum,
     elementwise,
     image,
     indexing,
@@ -70,4 +71,5 @@ FAMILIES = (
     sparse,
     signal,
     annotation,
+    einsum,
 )

@@ -10,7 +10,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from ..types import Dim, TensorType, TupleType, Type
-from .loops import cell, kernel, loops, when
+from .loops import Shaped, cell, kernel, loops, when
 from .relations import product
 from .table import Attr, Call, Site, define, in_float32, show
 from .te import choice, program, rank, same
@@ -126,7 +126,9 @@ def overlap(x: Any, i: Any, j: Any, edge: float = 0.0) -> Any:
     def sides(b: Any, k: int) -> tuple[Any, Any]:
         return tirx.min(x(b, k), x(b, k + 2)), tirx.max(x(b, k), x(b, k + 2))
 
-    zero, common, areas = tirx.const(0.0, "float32"), None, [None, None]
+    zero = tirx.const(0.0, "float32")
+    common: Any = None
+    areas: list[Any] = [None, None]
     for k in (0, 1):
         (low, high), (other, end) = sides(i, k), sides(j, k)
         side = tirx.max(zero, tirx.min(high, end) - tirx.max(low, other) + edge)
@@ -253,7 +255,7 @@ def _of_each_class(s: Site, boxes: Any, scores: Any, order: Any, *limits: Any) -
             numbers = [c.astype("int64"), sort[i, c, j].astype("int64")]
             place = (found[0],) if onnx else (i, found[0])
             for k, number in enumerate([i.astype("int64"), *numbers] if onnx else numbers):
-                rows[(*place, k)] = number
+                rows[place + (k,)] = number  # noqa: RUF005
             for value in values:
                 value[place] = score[i, c, sort[i, c, j]].astype("float32")
             found[0] += 1
@@ -296,8 +298,10 @@ def _of_each_class(s: Site, boxes: Any, scores: Any, order: Any, *limits: Any) -
                 one_class(i, c, found)
             totals[i] = found[0]
 
-    rows_shape = (batch * classes * count, 3) if onnx else (batch, classes * count, 2)
-    shapes = [(rows_shape, "int64")]
+    rows_shape: tuple[Any, ...] = (batch, classes * count, 2)
+    if onnx:
+        rows_shape = (batch * classes * count, 3)
+    shapes: list[Shaped] = [(rows_shape, "int64")]
     shapes += [((1,), "int64")] if onnx else [((batch, classes * count), "float32")]
     shapes += [] if onnx else [((batch,), "int64")]
     shapes += [(scores.shape, "int32")]

@@ -26,9 +26,7 @@ def element(x: Any, place: Sequence[Any]) -> Any:
 
 def along(x: Any, indices: Any, axis: int) -> Any:
     """`gather`."""
-    return te.compute(
-        indices.shape, lambda *i: element(x, [*i[:axis], indices[i], *i[axis + 1 :]])
-    )
+    return te.compute(indices.shape, lambda *i: element(x, [*i[:axis], indices[i], *i[axis + 1 :]]))
 
 
 def rows(x: Any, indices: Any, batch: int) -> Any:
@@ -36,7 +34,8 @@ def rows(x: Any, indices: Any, batch: int) -> Any:
     count, own = int(indices.shape[0]), len(indices.shape) - 1
 
     def at(*i: Any) -> Any:
-        chosen = [indices[(c, *i[:own])] for c in range(count)]
+        places = [(c, *i[:own]) for c in range(count)]
+        chosen = [indices[place] for place in places]
         return element(x, [*i[:batch], *chosen, *i[own:]])
 
     return te.compute([*indices.shape[1:], *x.shape[batch + count :]], at)
@@ -47,8 +46,8 @@ def chosen(x: Any, indices: Sequence[Any], shape: Sequence[Any]) -> Any:
 
     def read(index: Any, i: Sequence[Any]) -> Any:
         near = i[len(i) - len(index.shape) :]
-        sizes = zip(near, index.shape, strict=True)
-        return index[tuple(tirx.Select(size == 1, number(0), k.astype("int64")) for k, size in sizes)]
+        sizes = zip((k.astype("int64") for k in near), index.shape, strict=True)
+        return index[tuple(tirx.Select(size == 1, number(0), k) for k, size in sizes)]
 
     def at(*i: Any) -> Any:
         own = i[: len(shape)]

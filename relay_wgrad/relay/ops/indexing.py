@@ -141,7 +141,7 @@ def _scatter_elements(s: Site) -> Any:
 
     if len(dims) > 1 and not all(isinstance(d, int) for d in (*dims, *s.tensor(1).shape)):
         # Nothing else would keep the other axes' places within data.
-        return program(s, lambda s, *given: _along(*given, axis, mode), data, indices, updates)
+        return program(s, lambda s, x, i, u: _along(x, i, u, axis, mode), *s.args)
     if isinstance(size, int):
         if known_within(indices, -size, size):
             return program(s, write, data, indices, updates)

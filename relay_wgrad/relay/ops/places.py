@@ -34,12 +34,14 @@ def _argwhere(s: Site) -> Any:
         def body(ins: list[Any], outs: list[Any]) -> None:
             (mark,), (out,) = ins, outs
             found = cell("int64", 0)
-            with loops(*marks.shape) as place:
-                # The bound is for the compiler's sake: there are no more than were counted.
-                with when(tirx.all(mark[place] != number(0), found[0] < many)):
-                    for k, axis in enumerate(place if ndim > 1 else [place]):
-                        out[found[0], k] = axis.astype("int32")
-                    found[0] += number(1)
+            # The bound is for the compiler's sake: there are no more than were counted.
+            with (
+                loops(*marks.shape) as place,
+                when(tirx.all(mark[place] != number(0), found[0] < many)),
+            ):
+                for k, axis in enumerate(place if ndim > 1 else [place]):
+                    out[found[0], k] = axis.astype("int32")
+                found[0] += number(1)
 
         return kernel("argwhere", [marks], [((many, ndim), "int32")], body)[0]
 
@@ -67,8 +69,9 @@ def _written(s: Site, known: list[Any]) -> list[int]:
         step = 1 if given[2] is None else int(given[2])
         if step == 0:
             s.fail("strides must not be 0")
-        bounds = (None if v is None else int(v) for v in given[:2])
-        out.append(len(range(*slice(*bounds, step).indices(size))))  # type: ignore[arg-type]
+        begin, end = (None if v is None else int(v) for v in given[:2])
+        assert isinstance(size, int)
+        out.append(len(range(*slice(begin, end, step).indices(size))))
     return out
 
 

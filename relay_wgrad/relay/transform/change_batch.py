@@ -28,7 +28,9 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> FunctionPass: 
 
     All other types are inferred anew, so the program must not state the batch elsewhere.
     """
-    new = {var: _with_size(var, int(axis), int(batch_size)) for var, axis in data.items()}
+    new: dict[Expr, Expr] = {
+        var: _with_size(var, int(axis), int(batch_size)) for var, axis in data.items()
+    }
 
     def change(function: Function, mod: IRModule, context: TvmPassContext) -> Function:
         def without_types(old: Expr, node: Expr) -> Expr:

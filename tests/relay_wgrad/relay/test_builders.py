@@ -60,6 +60,7 @@ def test_help_shows_arguments_and_meaning():
 RENAMED = {
     "clip": {"data": "a"},
     "variance": {"mean": "with_mean"},
+    "unique": {"sorted": "is_sorted"},
     "unravel_index": {"data": "indices"},
     "matrix_set_diag": {"input": "data"},
     **{
