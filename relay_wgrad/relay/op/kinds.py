@@ -53,7 +53,8 @@ _NAMES = {
     OpPattern.OPAQUE: """
         arange argsort cumprod cumsum scatter_elements scatter_nd searchsorted shape_of
         sliding_window sort topk
-        annotation.checkpoint argwhere unique
+        annotation.checkpoint argwhere unique random.normal random.threefry_generate
+        random.threefry_split random.uniform
         vision.all_class_non_max_suppression vision.get_valid_counts vision.multibox_prior
         vision.multibox_transform_loc vision.non_max_suppression vision.proposal
         annotation.compiler_begin annotation.compiler_end nn.cross_entropy

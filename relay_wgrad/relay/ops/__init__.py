@@ -28,6 +28,7 @@ from . import (
     ordered,
     places,
     pool,
+    random,
     reduce,
     select,
     shape,
@@ -72,4 +73,5 @@ FAMILIES = (
     signal,
     annotation,
     einsum,
+    random,
 )

@@ -15,6 +15,7 @@ from . import (
     index_cases,
     line_cases,
     place_cases,
+    random_cases,
     vision_cases,
     volume_cases,
 )
@@ -333,6 +334,7 @@ CASES: list[Case] = [
     for family in (_elementwise, _reductions, _shapes, _selections, _layers, _convolutions, _norms,
                    _pools, _losses, image_cases.cases,
                    index_cases.cases, place_cases.cases, vision_cases.cases, box_cases.cases,
+                   random_cases.cases,
                    line_cases.cases, volume_cases.cases)
     for case in family()
 ]  # fmt: skip

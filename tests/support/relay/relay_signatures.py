@@ -94,6 +94,10 @@ strided_set(data, v, begin, end, strides=None)
 unique(data, is_sorted=True, return_counts=False)
 nn.dilate(data, strides, dilation_value=0.0)
 einsum(data, equation)
+random.threefry_generate(key, shape)
+random.threefry_split(key)
+random.uniform(key, shape, dtype='float32', low=0.0, high=1.0)
+random.normal(key, shape, dtype='float32', mean=0.0, scale=1.0)
 vision.get_valid_counts(data, score_threshold, id_index=0, score_index=1)
 vision.non_max_suppression(data, valid_count, indices, max_output_size=-1, iou_threshold=0.5,
     force_suppress=False, top_k=-1, coord_start=2, score_index=1, id_index=0, return_indices=True,
