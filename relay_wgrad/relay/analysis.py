@@ -9,6 +9,7 @@ from .extraction import (
     list_op_freqs,
 )
 from .features import Feature, detect_feature
+from .kinds import check_kind
 from .layer_count import count_layers
 from .mac_count import get_total_mac_number
 from .scopes import check_basic_block_normal_form
@@ -33,6 +34,7 @@ __all__ = [
     "bound_type_vars",
     "bound_vars",
     "check_basic_block_normal_form",
+    "check_kind",
     "count_layers",
     "detect_feature",
     "extract_fused_functions",

@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("checkout", type=Path, help="of TVM 0.19: has tests/python/relay")
     parser.add_argument("--files", default="*", help="a pattern of files, below tests/python/relay")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--timeout", type=float, default=180.0, help="seconds a test may take")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds a test may take")
     parser.add_argument("--json", type=Path, help="where each test's result goes")
     parser.add_argument("--failures", action="store_true", help="print each failure")
     parser.add_argument("--scope", action="store_true", help="print what is out of scope, and why")
