@@ -22,6 +22,7 @@ from .fold_constant import fold_constants, made_at_the_run
 from .ieee import hidden
 from .order import Order
 from .recompute import Recompute
+from .same_sizes import SameSizes
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
@@ -38,6 +39,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         relax.transform.CanonicalizeBindings(),
         Recompute(),
         relax.transform.FuseOps(),
+        SameSizes(),
         relax.transform.FuseTIR(),
         Order(),
     ]

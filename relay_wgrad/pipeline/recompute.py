@@ -140,7 +140,7 @@ class _Block:
             several = len(self.kernels[i]) > 1
             for kernel in self.kernels[i] or [i]:
                 value = self._with_copies(binding.value, kernel, copies)
-                if not several and value is binding.value:
+                if not several and value.same_as(binding.value):
                     bindings.append(binding)
                     continue
                 var = binding.var

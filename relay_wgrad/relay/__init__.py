@@ -67,7 +67,7 @@ from .expr import TupleWrapper, bind, const, var
 from .expr_functor import ExprFunctor, ExprMutator, ExprVisitor
 from .hashing import structural_hash
 from .lower import lower
-from .op import annotation, image, nn, vision
+from .op import annotation, image, nn, random, vision
 from .op.indexing import *  # noqa: F403
 from .op.reduce import *  # noqa: F403
 from .op.tensor import *  # noqa: F403
@@ -175,6 +175,7 @@ __all__ = [
     "parse",
     "parse_expr",
     "prelude",
+    "random",
     "save_param_dict",
     "scalar_type",
     "structural_equal",

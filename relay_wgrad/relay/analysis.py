@@ -9,10 +9,19 @@ from .extraction import (
     list_op_freqs,
 )
 from .features import Feature, detect_feature
+from .kinds import check_kind
 from .layer_count import count_layers
 from .mac_count import get_total_mac_number
 from .scopes import check_basic_block_normal_form
-from .variables import all_vars, bound_vars, free_vars, post_order_visit
+from .variables import (
+    all_type_vars,
+    all_vars,
+    bound_type_vars,
+    bound_vars,
+    free_type_vars,
+    free_vars,
+    post_order_visit,
+)
 from .well_formed import well_formed
 
 __all__ = [
@@ -20,13 +29,17 @@ __all__ = [
     "AnnotatedRegionSet",
     "CallGraph",
     "Feature",
+    "all_type_vars",
     "all_vars",
+    "bound_type_vars",
     "bound_vars",
     "check_basic_block_normal_form",
+    "check_kind",
     "count_layers",
     "detect_feature",
     "extract_fused_functions",
     "extract_intermdeiate_expr",
+    "free_type_vars",
     "free_vars",
     "get_calibration_data",
     "get_total_mac_number",

@@ -341,7 +341,7 @@ class IRModule(ModuleMethods):
         if not isinstance(function, Function):
             raise TypeError(f"IRModule: @{name} must be a Function, got {function!r}")
         table: dict[str, Function] = self.__dict__["_table"]
-        table[_global_name(name)] = function
+        table[FunctionName(_global_name(name))] = function
 
     def __contains__(self, name: object) -> bool:
         if isinstance(name, GlobalTypeVar):
@@ -350,6 +350,17 @@ class IRModule(ModuleMethods):
 
     def __repr__(self) -> str:
         return f"IRModule({', '.join('@' + name for name in self.functions)})"
+
+
+class FunctionName(str):
+    """A function's name in its module's table, with its name as Relay's GlobalVar has it there."""
+
+    __slots__ = ()
+
+    @property
+    def name_hint(self) -> str:
+        """Itself."""
+        return str(self)
 
 
 def _global_name(name: str | GlobalVar) -> str:

@@ -36,8 +36,8 @@ class ExpressionExecutor:
         """A function compiled, as a Python function; the value of an expression that is none.
 
         `expr` is by default the module's @main; a GlobalVar is another function of it.  The Python
-        function takes arrays or constants by place or by name, and gives a tensor, or a list for a
-        tuple.  `binds` has arrays, numbers or expressions for variables.
+        function takes arrays or constants by place or by name (lists of them for tuples), and gives
+        a tensor, or a list for a tuple.  `binds` has arrays, numbers or expressions for variables.
 
         Raises
         ------
@@ -46,15 +46,19 @@ class ExpressionExecutor:
         main = self._main(expr, binds or {})
         mod = infer_module(IRModule({**self.mod.functions, MAIN: main}))
         # Names need not differ in Relay, but inputs' do.
-        inputs = [Var(f"p{i}", param.checked_type) for i, param in enumerate(mod[MAIN].params)]
-        body = bind(mod[MAIN].body, dict(zip(mod[MAIN].params, inputs, strict=True)))
+        inputs: list[Var] = []
+        given = {param: _input(param.checked_type, inputs) for param in mod[MAIN].params}
+        body = bind(mod[MAIN].body, given)
         mod[MAIN] = Function(tuple(inputs), body)
         module = GraphModule(build(mod, self.target)["default"](self.device))
         names = [param.name for param in main.params]
+        types = [param.checked_type for param in given]
         result = body.checked_type
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            for i, value in enumerate(_placed(names, args, kwargs)):
+            placed = zip(types, _placed(names, args, kwargs), strict=True)
+            values = (leaf for ty, value in placed for leaf in _tensors(ty, value))
+            for i, value in enumerate(values):
                 module.set_input(
                     i, np.asarray(value.data) if isinstance(value, Constant) else value
                 )
@@ -74,6 +78,24 @@ class ExpressionExecutor:
         out = bind(expr, {var: _argument(value) for var, value in binds.items()})
         main = out if isinstance(out, Function) else Function((), out)
         return bind_params_by_name(main, self.params)
+
+
+def _input(ty: Type | None, inputs: list[Var]) -> Expr:
+    """A parameter of that type: a tuple is one of inputs of its own, for `build` takes tensors."""
+    if isinstance(ty, TupleType):
+        return Tuple(tuple(_input(part, inputs) for part in ty.fields))
+    inputs.append(Var(f"p{len(inputs)}", ty))
+    return inputs[-1]
+
+
+def _tensors(ty: Type | None, value: Any) -> list[Any]:
+    """A value's tensors, in the order of `_input`."""
+    if not isinstance(ty, TupleType):
+        return [value]
+    if not isinstance(value, (tuple, list)) or len(value) != len(ty.fields):
+        raise TypeError(f"expected a tuple of {len(ty.fields)} values for {ty}, got {value!r}")
+    pairs = zip(ty.fields, value, strict=True)
+    return [leaf for part, each in pairs for leaf in _tensors(part, each)]
 
 
 def _argument(value: Any) -> Expr:

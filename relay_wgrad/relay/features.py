@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import IntEnum
 
+from .adt import Constructor, Match
 from .ast import (
     Call,
     Constant,
@@ -15,6 +16,9 @@ from .ast import (
     IRModule,
     Let,
     Op,
+    RefCreate,
+    RefRead,
+    RefWrite,
     Tuple,
     TupleGetItem,
     Var,
@@ -49,8 +53,10 @@ _KINDS: dict[type, Feature] = {
     Var: Feature.fVar, GlobalVar: Feature.fGlobalVar, Constant: Feature.fConstant,
     Tuple: Feature.fTuple, TupleGetItem: Feature.fTupleGetItem, Function: Feature.fFunction,
     Op: Feature.fOp, Call: Feature.fCall, Let: Feature.fLet, If: Feature.fIf,
+    RefCreate: Feature.fRefCreate, RefRead: Feature.fRefRead, RefWrite: Feature.fRefWrite,
+    Constructor: Feature.fConstructor, Match: Feature.fMatch,
 }  # fmt: skip
-_LEAVES = (Var, GlobalVar, Constant, Op)
+_LEAVES = (Var, GlobalVar, Constant, Op, Constructor)
 
 
 def detect_feature(a: Expr | IRModule, b: IRModule | None = None) -> set[Feature]:

@@ -242,7 +242,7 @@ class GraphModule:
         with allocating("set_input", f"%{name} has {array.nbytes:,} bytes"):
             if not hasattr(value, "numpy") and (
                 np.can_cast(array.dtype, wanted.dtype, "same_kind")
-                or _is_number(value, wanted.dtype)
+                or _is_whole(array, wanted.dtype)
             ):
                 array = array.astype(wanted.dtype, copy=False)
             wanted.check("set_input", array)
@@ -260,12 +260,12 @@ def _shape(given: Input) -> tuple[int | None, ...]:
     return known if None in known else tvm.runtime.ShapeTuple(known)
 
 
-def _is_number(value: Any, dtype: str) -> bool:
-    """Whether a Python number is one of that type too: 2.0 is an int32's."""
-    if not isinstance(value, float) or not value.is_integer():
+def _is_whole(array: Any, dtype: str) -> bool:
+    """Whether floats are numbers of a type of integers too: 2.0 is an int32's."""
+    if array.dtype.kind != "f" or not dtype.startswith(("int", "uint")):
         return False
     with np.errstate(all="ignore"):
-        return bool(np.asarray(value).astype(dtype) == value)
+        return bool((array.astype(dtype) == array).all())
 
 
 def _flat(value: Any) -> list[Any]:

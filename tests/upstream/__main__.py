@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from time import perf_counter
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -34,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("checkout", type=Path, help="of TVM 0.19: has tests/python/relay")
     parser.add_argument("--files", default="*", help="a pattern of files, below tests/python/relay")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds a test may take")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds a test may take")
     parser.add_argument("--json", type=Path, help="where each test's result goes")
     parser.add_argument("--failures", action="store_true", help="print each failure")
     parser.add_argument("--scope", action="store_true", help="print what is out of scope, and why")
@@ -68,6 +69,15 @@ def _kind(test: str, result: Result, reasons: dict[str, str]) -> str:
     return "listed" if result.outcome == "failed" and test in reasons else result.outcome
 
 
+def write(path: Path, results: dict[str, dict[str, Result]], seconds: float) -> None:
+    """Each test's result, as JSON."""
+    tests = {test: asdict(result) for part in results.values() for test, result in part.items()}
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    path.write_text(
+        json.dumps({"date": date, "seconds": round(seconds), "results": tests}, indent=1)
+    )
+
+
 def main() -> int:
     """Runs, prints, and gives the exit status."""
     args = arguments()
@@ -77,6 +87,7 @@ def main() -> int:
     names = in_scope(args.checkout, args.files)
     reasons = read_reasons(REASONS.read_text())
     os.nice(5)
+    start, results = perf_counter(), dict[str, dict[str, Result]]()
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     )  # fmt: skip
@@ -85,25 +96,16 @@ def main() -> int:
         failed = Counter[str]()
 
         def told(name: str, tests: dict[str, Result]) -> None:
+            results.update({name: tests})
             failed.update(result.outcome for result in tests.values())
             words = f"{failed['passed']} passed, {failed['failed']} failed"
             progress.update(task, advance=1, description=words)
+            if args.json:  # what has run is kept when a run is broken off
+                write(args.json, results, perf_counter() - start)
 
         results = run_files(args.checkout, names, args.jobs, args.timeout, told)
     if args.json:
-        args.json.write_text(
-            json.dumps(
-                {
-                    "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                    "results": {
-                        test: asdict(result)
-                        for tests in results.values()
-                        for test, result in tests.items()
-                    },
-                },
-                indent=1,
-            )
-        )
+        write(args.json, results, perf_counter() - start)
     console.print(table_of(results, reasons))
     every = {test: result for tests in results.values() for test, result in tests.items()}
     count = Counter(_kind(test, result, reasons) for test, result in every.items())

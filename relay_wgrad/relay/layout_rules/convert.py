@@ -53,6 +53,8 @@ ROLES: dict[str, Roles] = {
     "nn.conv2d_transpose": Roles(_CONV, "out_layout", (ACTIVATION, KERNEL_TRANSPOSED)),
     # Of the gradient, the data and the weight gradient, in conv2d's fields.
     "nn.conv2d_backward_weight": Roles(_CONV, "out_layout", (ACTIVATION, KERNEL)),
+    # Of the data, the offsets and the weight.
+    "nn.deformable_conv2d": Roles(("data_layout", *_CONV), "out_layout", (ACTIVATION, KERNEL)),
     "nn.max_pool2d": _POOL,
     "nn.avg_pool2d": _POOL,
     "nn.global_max_pool2d": _POOL,
@@ -71,6 +73,8 @@ _KERNELS: dict[tuple[str, str], tuple[str, str]] = {
     ("nn.conv2d", "NCHW"): ("OIHW", "OIHW"),
     ("nn.conv2d", "NHWC"): ("HWIO", "HWOI"),
     ("nn.conv2d", "HWNC"): ("HWOI", "HWOI"),
+    ("nn.deformable_conv2d", "NCHW"): ("OIHW", "OIHW"),
+    ("nn.deformable_conv2d", "NHWC"): ("HWIO", "HWIO"),
     ("nn.conv2d_transpose", "NCHW"): ("IOHW", "IOHW"),
     ("nn.conv2d_transpose", "NHWC"): ("HWIO", "HWIO"),
 }
@@ -127,7 +131,7 @@ def _forward(op: str) -> str:
 
 def _hook(op: str, change: Callable[..., dict[str, str]]) -> Callable[..., Expr | None]:
     def convert(attrs: Any, inputs: Any, tinfos: Any, desired_layouts: Any) -> Expr | None:
-        if op == "nn.conv2d" and LayoutConfig.skips():
+        if op in ("nn.conv2d", "nn.deformable_conv2d") and LayoutConfig.skips():
             return None
         changes = change(op, attrs, tinfos, desired_layouts)
         return call(op, *inputs, **{**attrs, **changes})
@@ -145,7 +149,7 @@ def _convolution(op: str, attrs: Any, tinfos: Any, desired: Sequence[str]) -> di
 def _is_depthwise(attrs: Any, tinfos: Sequence[TensorType]) -> bool:
     """Whether input channels, output channels and groups are one number."""
     channels = tinfos[0].shape[attrs.data_layout.index("C")]
-    made = tinfos[1].shape[attrs.kernel_layout.index("O")]
+    made = tinfos[-1].shape[attrs.kernel_layout.index("O")]
     return bool(attrs.groups == channels == made)
 
 
@@ -167,6 +171,7 @@ _CHANGES: dict[str, Callable[..., dict[str, str]]] = {
     "nn.conv2d": _convolution,
     "nn.conv2d_transpose": _convolution,
     "nn.conv2d_backward_weight": _weight_gradient,
+    "nn.deformable_conv2d": _convolution,
 }
 _HOOKS = {op: _hook(op, _CHANGES.get(op, _pool)) for op in ROLES}
 for _op, _function in _HOOKS.items():

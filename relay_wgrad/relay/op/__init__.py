@@ -11,6 +11,7 @@ from . import image as image
 from . import indexing, reduce, tensor, transform
 from . import nn as nn
 from . import op as op
+from . import random as random
 from . import vision as vision
 from .indexing import *  # noqa: F403
 from .kinds import OpPattern as OpPattern

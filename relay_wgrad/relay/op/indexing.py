@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..ast import Call, Constant, Expr, Tuple
 from ..expr import TupleWrapper, const
 from ..expr_methods import ExprMethods
 from ..infer import infer_expr
-from ..make import call, of_run
+from ..make import as_argument, call, of_run
 from ..types import TensorType
 from .tensor import ones
 from .transform import Sizes, cast_like
@@ -18,6 +20,7 @@ __all__ = [
     "adv_index",
     "arange",
     "argsort",
+    "argwhere",
     "cumprod",
     "cumsum",
     "fixed_point_multiply",
@@ -40,8 +43,10 @@ __all__ = [
     "sparse_reshape",
     "sparse_to_dense",
     "stft",
+    "strided_set",
     "topk",
     "trilu",
+    "unique",
     "unravel_index",
 ]
 
@@ -99,6 +104,19 @@ def adv_index(inputs: Sequence[Expr]) -> Call:
 def unravel_index(indices: Expr, shape: Expr) -> Call:
     """Places in a flat tensor as places along the axes of `shape`."""
     return call("unravel_index", indices, shape)
+
+
+def argwhere(condition: Expr) -> Call:
+    """The places, a row each, of the elements that are not zero."""
+    return call("argwhere", condition)
+
+
+def strided_set(
+    data: Expr, v: Expr, begin: Sizes, end: Sizes, strides: Sizes | None = None
+) -> Call:
+    """`data` with `v` for its slice `data[begin:end:strides]`; the bounds are vectors."""
+    bounds = (begin, end, [1] if strides is None else strides)
+    return call("strided_set", data, v, *(as_argument(bound, "int32") for bound in bounds))
 
 
 def sequence_mask(data: Expr, valid_length: Expr, mask_value: float = 0, axis: int = 0) -> Call:
@@ -207,19 +225,22 @@ def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:
     return call("fixed_point_multiply", data, multiplier=multiplier, shift=shift)
 
 
-def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None = None) -> Call:
-    """The sums of the rows of `data` of each segment.
+def unique(data: Expr, is_sorted: bool = True, return_counts: bool = False) -> TupleWrapper:
+    """(a vector's values once each, where each is first, which each element is, how many there
+    are), and with `return_counts` how often each; what is beyond their number is 0.
 
-    Raises
-    ------
-    ValueError : where `num_segments` is not given and `segment_ids` are no constants: the result's
-        size would be known only to the run.
+    They are sorted, or in the order in which they come.
     """
-    if num_segments is None:
-        if not isinstance(segment_ids, Constant):
-            raise ValueError(
-                "segment_sum: num_segments must be given where segment_ids are no constants"
-            )
+    made = call("unique", data, sorted=is_sorted, return_counts=return_counts)
+    return TupleWrapper(made, 5 if return_counts else 4)
+
+
+def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None = None) -> Call:
+    """The sums of the rows of `data` of each segment; by default as many as the ids count.
+
+    Rows beyond the ids belong to no segment.
+    """
+    if not num_segments and isinstance(segment_ids, Constant):
         num_segments = int(segment_ids.data.max()) + 1
     if isinstance(num_segments, Constant):
         num_segments = int(num_segments.data.reshape(()))
@@ -227,13 +248,48 @@ def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None =
     ty, ids_type = (t for t in types if isinstance(t, TensorType))
     if len(ids_type.shape) != 1:
         raise ValueError(f"segment_sum: segment_ids must be a vector, got {ids_type}")
+    if not all(isinstance(size, int) for size in (*ty.shape, *ids_type.shape)):
+        return _segments_of_run(data, segment_ids, num_segments or None, len(ty.shape), ty.dtype)
     rest, (count,) = ty.concrete_shape[1:], ids_type.concrete_shape
-    shape = [num_segments, *rest]
     rows = call("strided_slice", data, begin=[0], end=[count], strides=[1], axes=[0])
     ids = call("reshape", segment_ids, newshape=[count] + [1] * len(rest))
     ids = call("broadcast_to", ids, shape=[count, *rest])
-    zeros = call("zeros", shape=shape, dtype=ty.dtype)
+    if isinstance(num_segments, int) and num_segments:
+        zeros = call("zeros", shape=[num_segments, *rest], dtype=ty.dtype)
+    else:
+        size = _segment_count(segment_ids, num_segments)
+        line = call("dyn.zeros", size, dtype=ty.dtype)
+        zeros = call("reshape", line, newshape=[-1] + [1] * len(rest)) if rest else line
+        zeros = call("tile", zeros, reps=[1, *rest]) if rest else zeros
     return call("scatter_elements", zeros, ids, rows, axis=0, reduction="add")
+
+
+def _segment_count(ids: Expr, count: int | Expr | None) -> Expr:
+    """How many segments there are, as an int64 vector of one."""
+    if isinstance(count, int) and count:
+        return const(np.array([count]), "int64")
+    if isinstance(count, ExprMethods):
+        return call("reshape", call("cast", count, dtype="int64"), newshape=[1])
+    highest = call("max", call("cast", ids, dtype="int64"), axis=[0], keepdims=True)
+    return call("add", highest, const(np.array([1]), "int64"))
+
+
+def _segments_of_run(
+    data: Expr, ids: Expr, count: int | Expr | None, ndim: int, dtype: str
+) -> Call:
+    """As `segment_sum`, of sizes that the run knows."""
+    wide = call("cast", ids, dtype="int64")
+    size = _segment_count(ids, count)
+    rows = call("slice_like", data, ids, axes=[0])
+    if ndim == 1:
+        zeros = call("dyn.zeros", size, dtype=dtype)
+        return call("scatter_elements", zeros, wide, rows, axis=0, reduction="add")
+    sizes = call("shape_of", data, dtype="int64")
+    rest = call("strided_slice", sizes, begin=[1], end=[ndim], strides=[1], axes=[0])
+    zeros = call("dyn.zeros", call("concatenate", Tuple((size, rest)), axis=0), dtype=dtype)
+    column = call("expand_dims", wide, axis=1, num_newaxis=ndim - 1)
+    spread = call("dyn.broadcast_to", column, call("shape_of", rows, dtype="int64"))
+    return call("scatter_elements", zeros, spread, rows, axis=0, reduction="add")
 
 
 def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> TupleWrapper:

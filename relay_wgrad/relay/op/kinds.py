@@ -29,7 +29,7 @@ _NAMES = {
         not_equal power repeat right_shift subtract tile trunc_divide trunc_mod where""",
     OpPattern.INJECTIVE: """
         sparse_reshape
-        vision.yolo_reorg
+        vision.yolo_reorg nn.dilate strided_set einsum
         adv_index gather gather_nd matrix_set_diag meshgrid ndarray_size nn.batch_to_space_nd
         nn.depth_to_space nn.mirror_pad nn.space_to_batch_nd nn.space_to_depth reverse_sequence
         sequence_mask unravel_index
@@ -53,7 +53,10 @@ _NAMES = {
     OpPattern.OPAQUE: """
         arange argsort cumprod cumsum scatter_elements scatter_nd searchsorted shape_of
         sliding_window sort topk
-        annotation.checkpoint
+        annotation.checkpoint argwhere unique random.normal random.threefry_generate
+        random.threefry_split random.uniform
+        vision.all_class_non_max_suppression vision.get_valid_counts vision.multibox_prior
+        vision.multibox_transform_loc vision.non_max_suppression vision.proposal
         annotation.compiler_begin annotation.compiler_end nn.cross_entropy
         nn.cross_entropy_with_logits nn.dropout nn.lrn annotation.stop_fusion""",
 }

@@ -24,12 +24,14 @@ _LEVELS = {
         greater greater_equal left_shift less less_equal logical_and logical_not logical_or
         logical_xor max maximum mean min minimum not_equal ones_like power prod right_shift
         strided_set strided_slice sum variance where zeros_like""",
-    5: """image.affine_grid image.crop_and_resize image.grid_sample image.resize1d image.resize2d
+    5: """vision.all_class_non_max_suppression vision.get_valid_counts vision.multibox_prior
+        vision.multibox_transform_loc vision.non_max_suppression vision.proposal
+        image.affine_grid image.crop_and_resize image.grid_sample image.resize1d image.resize2d
         image.resize3d layout_transform nn.batch_to_space_nd nn.depth_to_space
         nn.space_to_batch_nd nn.space_to_depth""",
     6: "argsort searchsorted sort topk",
     10: """annotation.checkpoint annotation.compiler_begin annotation.compiler_end
-        annotation.stop_fusion broadcast_to_like collapse_sum_like fixed_point_multiply
+        annotation.stop_fusion argwhere broadcast_to_like collapse_sum_like fixed_point_multiply
         matrix_set_diag ndarray_size nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d
         nn.adaptive_avg_pool3d nn.adaptive_max_pool1d nn.adaptive_max_pool2d
         nn.adaptive_max_pool3d nn.batch_matmul nn.cross_entropy nn.cross_entropy_with_logits

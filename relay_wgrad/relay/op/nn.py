@@ -31,6 +31,7 @@ from .one_dimension import global_max_pool1d as global_max_pool1d
 from .one_dimension import max_pool1d as max_pool1d
 from .space import batch_to_space_nd as batch_to_space_nd
 from .space import depth_to_space as depth_to_space
+from .space import dilate as dilate
 from .space import mirror_pad as mirror_pad
 from .space import space_to_batch_nd as space_to_batch_nd
 from .space import space_to_depth as space_to_depth

@@ -36,6 +36,11 @@ def batch_to_space_nd(data: Expr, block_shape: Sizes, crops: Pairs) -> Call:
     return call("nn.batch_to_space_nd", data, block_shape=block_shape, crops=crops)
 
 
+def dilate(data: Expr, strides: Sizes, dilation_value: float = 0.0) -> Call:
+    """`data` with `strides - 1` elements of a value after each but the last, along each axis."""
+    return call("nn.dilate", data, strides=strides, dilation_value=dilation_value)
+
+
 def mirror_pad(data: Expr, pad_width: Pairs, mode: str = "SYMMETRIC") -> Call:
     """`data` with its mirror image at its edges; REFLECT does not repeat the outermost element."""
     return call("nn.mirror_pad", data, pad_width=pad_width, mode=mode)

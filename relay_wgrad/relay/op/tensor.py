@@ -32,6 +32,7 @@ __all__ = [
     "cos",
     "cosh",
     "divide",
+    "einsum",
     "equal",
     "erf",
     "exp",
@@ -196,6 +197,11 @@ def ones(shape: Sizes, dtype: str) -> Call:
 def clip(a: Expr, a_min: float, a_max: float) -> Call:
     """The elements, but none below `a_min` or above `a_max`."""
     return call("clip", a, a_min=a_min, a_max=a_max)
+
+
+def einsum(data: Sequence[Expr], equation: str) -> Call:
+    """Products of the tensors, summed over the letters that the result of `equation` has not."""
+    return call("einsum", Tuple(tuple(data)), equation=equation)
 
 
 def concatenate(data: Expr | Sequence[Expr] | TupleWrapper, axis: int) -> Call:

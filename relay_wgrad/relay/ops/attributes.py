@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm import DataType
 
+from ..dims import Dim, as_dim
 from ..types import DTYPES, OTHER_NAMES
 
 
@@ -83,6 +84,20 @@ def _sizes(value: Any) -> tuple[int, ...]:
         return _ints(value)
 
 
+def _dims(value: Any) -> tuple[Dim, ...]:
+    """Sizes, of which the run may know some: `te.var`."""
+    try:
+        return _sizes(value)
+    except TypeError:
+        pass
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError("a list of integers")
+    try:
+        return tuple(map(as_dim, value))
+    except (TypeError, ValueError):
+        raise TypeError("a list of integers") from None
+
+
 def _floats(value: Any) -> tuple[float, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError("a list of numbers")
@@ -122,6 +137,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "dtype": _dtype,
     "ints": _ints,
     "sizes": _sizes,
+    "dims": _dims,
     "floats": _floats,
     "pairs": _pairs,
     "sections": _sections,

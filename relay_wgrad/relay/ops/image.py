@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import topi
@@ -70,6 +71,8 @@ _RESIZE = {1: topi.image.resize1d, 2: topi.image.resize2d, 3: topi.image.resize3
 
 def _resize(s: Site, data: Any) -> Any:
     a = s.attrs
+    if not all(isinstance(size, int) for size in a["size"]):
+        s.fail(f"cannot be built with an unknown size, got {list(a['size'])}")
     return _RESIZE[len(a["size"])](
         data, list(a["roi"]), list(a["size"]), a["layout"], a["method"],
         a["coordinate_transformation_mode"], a["rounding_method"], a["cubic_alpha"],
@@ -116,6 +119,14 @@ _DILATION = {
 }
 
 
+def _both(call: Call, name: str) -> tuple[int, int]:
+    """Of height and width; TensorFlow's four, where all are one number."""
+    values = call.attrs[name]
+    if len(values) == 4 and len(set(values)) == 1:
+        return pair(replace(call, attrs={**call.attrs, name: values[:2]}), name)
+    return pair(call, name)
+
+
 def _dilation_type(call: Call) -> Type:
     data, weight, a = rank(call, 0, 4), rank(call, 1, 3), call.attrs
     layouts = (a["data_layout"], a["kernel_layout"])
@@ -130,7 +141,7 @@ def _dilation_type(call: Call) -> Type:
     if not agree(c, channels):
         call.fail(f"weight must have data's channels, got {show(data)} and {show(weight)}")
     top, left, bottom, right = padding(call)
-    strides, dilations = pair(call, "strides"), pair(call, "dilations")
+    strides, dilations = _both(call, "strides"), _both(call, "dilations")
     out: list[Dim] = [n, c]
     for i, pad in enumerate((top + bottom, left + right)):
         extent = window[i]
@@ -147,7 +158,7 @@ def _dilation_type(call: Call) -> Type:
 def _dilation(s: Site, data: Any, weight: Any) -> Any:
     assert isinstance(s.out, TensorType)
     made = _DILATION[s.attrs["data_layout"], s.attrs["kernel_layout"]]
-    args = (list(pair(s, "strides")), list(padding(s)), list(pair(s, "dilations")))
+    args = (list(_both(s, "strides")), list(padding(s)), list(_both(s, "dilations")))
     return made(data, weight, *args, s.tensor().dtype)
 
 
@@ -189,7 +200,7 @@ _OUT_DTYPE = Attr("out_dtype", None, "dtype")
 for _axes, _layout in _CANONICAL.items():
     define(
         f"image.resize{_axes}d", "data", _resize_type(_axes), in_float32(tensor_program(_resize)),
-        "numpy", Attr("size", None, "sizes?"), Attr("roi", None, "floats?"),
+        "numpy", Attr("size", None, "dims?"), Attr("roi", None, "floats?"),
         Attr("layout", _layout, "str"), Attr("method", "linear", "str"),
         Attr("coordinate_transformation_mode", "half_pixel", "str"),
         Attr("rounding_method", "round", "str"), Attr("cubic_alpha", -0.5, "float"),

@@ -6,6 +6,7 @@ and writes none: Relay's own kernels reach other memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from ..types import Dim, TensorType, Type
+from . import gathered
 from .relations import agree, broadcast
 from .run_sizes import vector_of
+from .scattered import scattered
 from .select import fields_of
 from .table import Attr, Call, Site, define, show
 from .te import (
@@ -59,6 +62,8 @@ def _axis(call: Call) -> int:
 def _gather(s: Site) -> Any:
     refuse_empty(s)
     shape, axis = s.tensor().shape, s.axis(s.attrs["axis"], len(s.tensor().shape))
+    if not _are_known(shape, s.tensor(1).shape):
+        return program(s, lambda s, x, i: gathered.along(x, i, axis), *s.args)
     indices = within(s, s.args[1], s.tensor(1).dtype, known_size(s, shape[axis]))
     return program(s, lambda s, x, i: topi.gather(x, axis, i), s.args[0], indices)
 
@@ -82,9 +87,15 @@ def _gather_nd_type(call: Call) -> Type:
 def _gather_nd(s: Site) -> Any:
     refuse_empty(s)
     data, indices, batch = s.tensor(0), s.tensor(1), s.attrs["batch_dims"]
+    if not _are_known(data.shape):
+        return program(s, lambda s, x, i: gathered.rows(x, i, batch), *s.args)
     sizes = [known_size(s, d) for d in data.shape[batch : batch + int(indices.shape[0])]]  # type: ignore[arg-type]
     chosen = _in_rows(s, s.args[1], indices, sizes)
     return program(s, lambda s, x, i: topi.gather_nd(x, i, batch), s.args[0], chosen)
+
+
+def _are_known(*shapes: Sequence[Dim]) -> bool:
+    return all(isinstance(size, int) for shape in shapes for size in shape)
 
 
 def _in_rows(s: Site, x: Any, ty: TensorType, sizes: list[int]) -> Any:
@@ -129,8 +140,8 @@ def _scatter_elements(s: Site) -> Any:
         return topi.scatter_elements(*given, axis, mode)
 
     if len(dims) > 1 and not all(isinstance(d, int) for d in (*dims, *s.tensor(1).shape)):
-        # Nothing would keep the other axes' places within data, and TVM's passes fail on a line.
-        s.fail(f"cannot be built with an unknown size of several axes, got {show(s.tensor())}")
+        # Nothing else would keep the other axes' places within data.
+        return program(s, lambda s, x, i, u: _along(x, i, u, axis, mode), *s.args)
     if isinstance(size, int):
         if known_within(indices, -size, size):
             return program(s, write, data, indices, updates)
@@ -145,6 +156,15 @@ def _scatter_elements(s: Site) -> Any:
         indices = s.emit(program(s, _held_by_vector, indices, vector_of(s, s.sizes(s.tensor()))))
     wide = s.emit(program(s, write, _with_slot(s, data, axis), indices, updates))
     return R.strided_slice(wide, [axis], [0], [s.sizes(s.tensor())[axis]])
+
+
+def _along(data: Any, indices: Any, updates: Any, axis: int, mode: str) -> Any:
+    """Each update at its own place but along one axis, where it is at its index."""
+
+    def target(step: tuple[Any, ...], where: Any) -> list[Any]:
+        return [*step[:axis], where[step], *step[axis + 1 :]]
+
+    return scattered(data, indices, updates, mode, target)
 
 
 def _held_by_vector(s: Site, indices: Any, size: Any) -> Any:
@@ -223,11 +243,23 @@ def _adv_index_type(call: Call) -> Type:
 def _adv_index(s: Site) -> Any:
     refuse_empty(s)
     (data, *indices), (ty, *types) = fields_of(s), s.fields()
+    if not _are_known(*(each.shape for each in (ty, *types))):
+        return _adv_index_of_run(s, data, indices, types)
     held = [
         within(s, x, t.dtype, known_size(s, size))
         for x, t, size in zip(indices, types, ty.shape, strict=False)
     ]
     return program(s, lambda s, x, *i: topi.adv_index(x, list(i)), data, *held)
+
+
+def _adv_index_of_run(s: Site, data: Any, indices: list[Any], types: list[TensorType]) -> Any:
+    ndim = max(len(ty.shape) for ty in types)
+    shape: list[Any] = [1] * ndim
+    for ty in types:
+        ahead = ndim - len(ty.shape)
+        for axis, size in enumerate(s.sizes(ty), ahead):
+            shape[axis] = shape[axis] if isinstance(size, int) and size == 1 else size
+    return program(s, lambda s, x, *i: gathered.chosen(x, i, shape), data, *indices)
 
 
 def _unravel_type(call: Call) -> Type:

@@ -34,7 +34,7 @@ def in_two(attrs: Mapping[str, Any]) -> dict[str, Any]:
         if name == "padding":
             out[name] = (0, value[0], 0, value[-1])
         elif name in _HEIGHT:
-            out[name] = (_HEIGHT[name], *value) if value else value
+            out[name] = (_HEIGHT[name], value[0]) if value else value
         elif name.endswith("layout"):
             out[name] = value.replace("W", "HW")
         else:
@@ -56,7 +56,7 @@ def _wide(call: Call) -> Call:
         if name.endswith("layout") and (value or name != "out_layout"):
             if value.count("W") != 1 or "H" in value or len(value) != 3:
                 call.fail(f"{name} must have three axes, W among them, got {value!r}")
-        elif name in _HEIGHT and value is not None and len(value) > 1:
+        elif name in _HEIGHT and value is not None and len(set(value)) > 1:
             call.fail(f"{name} must be one integer, got {list(value)}")
         elif name == "padding" and len(value) not in (1, 2):
             call.fail(f"padding must be 1 or 2 integers, got {list(value)}")

@@ -92,7 +92,10 @@ def _global_avg(s: Site) -> Any:
 
 
 def _global_max(s: Site) -> Any:
-    return _adaptive(s, (1, 1), maximum=True)
+    axes = spatial_axes(s, s.attrs["layout"])
+    if all(isinstance(s.tensor().shape[axis], int) for axis in axes):
+        return _adaptive(s, (1, 1), maximum=True)
+    return R.max(s.args[0], list(axes), True)
 
 
 def _targets(call: Call) -> tuple[Any, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from ..types import ANY, Dim, TensorType, TupleType, Type
 from .relations import agree, bounds, divides, mapped, product, total
-from .table import REQUIRED, Attr, Call, Site, define, show, show_shape
+from .table import REQUIRED, Attr, Call, Site, define, lookup, show, show_shape
 
 R = relax.op
 
@@ -58,6 +60,8 @@ def _concatenate_type(call: Call) -> Type:
     axis = call.axis(call.attrs["axis"], len(tensors[0].shape))
     out = _same_besides(call, tensors, axis)
     sizes = [ty.shape[axis] for ty in tensors]
+    if ANY not in sizes:  # Relay takes another's size for a `?` only where the axis has one
+        out = [ANY if any(ty.shape[i] is ANY for ty in tensors) else n for i, n in enumerate(out)]
     out[axis] = total(sizes)
     return TensorType(tuple(out), tensors[0].dtype)
 
@@ -196,7 +200,7 @@ def _strided_slice(s: Site) -> Any:
     shape = s.tensor().shape
     is_known = all(isinstance(shape[axis], int) for axis in resolved_slices(s))
     if s.attrs["slice_mode"] == "size" and not is_known:
-        s.fail(f"slice_mode='size' takes known sizes, got {show(s.tensor())}")
+        return _sized_slice(s)
     bounds = {
         axis: bound
         for axis, bound in sorted(resolved_slices(s).items())
@@ -212,6 +216,19 @@ def _strided_slice(s: Site) -> Any:
         if strides[i] < 0 and end[i] < 0 and isinstance(size, int):
             end[i] = -size - 1
     return R.strided_slice(s.args[0], axes, begin, end, strides)
+
+
+def _sized_slice(s: Site) -> Any:
+    """Of an axis of unknown size: what the run cuts out of each."""
+    given, count = _slices(s), len(s.tensor().shape)
+    bounds = [given.get(axis, (0, -1, 1)) for axis in range(count)]
+    vectors = [relax.const(np.array(values, "int64")) for values in zip(*bounds, strict=True)]
+    types = (s.tensor(), *[TensorType((count,), "int64")] * 3)
+    record = lookup("dyn.strided_slice")
+    attrs = record.read({"slice_mode": "size"})
+    inner = replace(s, op=record.name, inputs=record.inputs, types=types, attrs=attrs,
+                    args=(s.args[0], *vectors))  # fmt: skip
+    return record.builder(inner)
 
 
 def _slice_like_type(call: Call) -> Type:

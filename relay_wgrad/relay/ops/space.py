@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tvm import relax, topi
+from tvm import relax, tirx, topi
 
 from ..types import Dim, TensorType, Type
+from .loops import kernel, loops
 from .relations import mapped
 from .table import REQUIRED, Attr, Call, Site, define, show
 from .te import choice, known_size, rank, refuse_empty, tensor_program
@@ -150,6 +151,33 @@ def _mirror(s: Site) -> Any:
     return x
 
 
+def _dilated_type(call: Call) -> Type:
+    data, strides = call.tensor(), call.attrs["strides"]
+    if len(strides) != len(data.shape) or min(strides, default=1) < 1:
+        call.fail(f"strides must be a positive number for each axis, got {list(strides)}")
+    if 0 in data.shape:
+        call.fail(f"data has no elements, got {show(data)}")
+    sizes = zip(data.shape, strides, strict=True)
+    shape = (mapped(size, lambda n, step=step: (n - 1) * step + 1) for size, step in sizes)  # type: ignore[misc]
+    return TensorType(tuple(shape), data.dtype)
+
+
+def _dilated(s: Site, x: Any) -> Any:
+    """As loops: of sizes of the run TVM's schedules do not fuse the axes."""
+    strides, value = s.attrs["strides"], tirx.const(s.attrs["dilation_value"], x.dtype)
+    shape = [(size - 1) * step + 1 for size, step in zip(x.shape, strides, strict=True)]
+
+    def body(ins: list[Any], outs: list[Any]) -> None:
+        (given,), (out,) = ins, outs
+        with loops(*shape) as place:
+            out[place] = value
+        with loops(*x.shape) as place:
+            each = place if isinstance(place, tuple) else (place,)
+            out[tuple(i * step for i, step in zip(each, strides, strict=True))] = given[place]
+
+    return kernel("dilate", [x], [(shape, str(x.dtype))], body)[0]
+
+
 _BLOCK = Attr("block_shape", (1, 1), "sizes")
 _PIXEL = (Attr("block_size", 1, "int"), Attr("layout", "NCHW", "str"), Attr("mode", "DCR", "str"))
 define("nn.space_to_depth", "data", _sub_pixel_type, tensor_program(_space_to_depth), "numpy",
@@ -161,5 +189,8 @@ define("nn.space_to_batch_nd", "data", _to_batch_type, _to_batch, "numpy", _BLOC
        grad=False)  # fmt: skip
 define("nn.batch_to_space_nd", "data", _from_batch_type, _from_batch, "numpy",
        _BLOCK, Attr("crops", REQUIRED, "pairs"), grad=False)  # fmt: skip
+define("nn.dilate", "data", _dilated_type, tensor_program(_dilated), "numpy",
+       Attr("strides", REQUIRED, "sizes"), Attr("dilation_value", 0.0, "float"),
+       grad=False)  # fmt: skip
 define("nn.mirror_pad", "data", _mirror_type, _mirror, "numpy", Attr("mode", "SYMMETRIC", "str"),
        Attr("pad_width", REQUIRED, "pairs"), grad=False)  # fmt: skip

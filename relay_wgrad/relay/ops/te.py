@@ -69,7 +69,8 @@ def choice(call: Call, name: str, values: Sequence[str]) -> str:
 def count(call: Call, name: str, size: int) -> None:
     """An attribute that must be a list of so many positive integers."""
     values = call.attrs[name]
-    if values is None or len(values) != size or min(values) < 1:
+    known = [value for value in values or () if isinstance(value, int)]
+    if values is None or len(values) != size or min(known, default=1) < 1:
         got = None if values is None else list(values)
         call.fail(f"{name} must be {size} positive integers, got {got}")
 

@@ -21,11 +21,12 @@ from . import (
     mobilenet,
     resnet,
     squeezenet,
+    synthetic,
     temp_op_attr,
     vgg,
 )
 from .checks import _np_randn_from_type as _np_randn_from_type
-from .checks import check_grad, count_ops, rand, run_infer_type, run_opt_pass
+from .checks import check_grad, count_ops, enabled_targets, rand, run_infer_type, run_opt_pass
 from .init import create_workload
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "dcgan",
     "densenet",
     "dqn",
+    "enabled_targets",
     "gradient",
     "inception_v3",
     "init",
@@ -47,6 +49,7 @@ __all__ = [
     "run_infer_type",
     "run_opt_pass",
     "squeezenet",
+    "synthetic",
     "temp_op_attr",
     "vgg",
 ]

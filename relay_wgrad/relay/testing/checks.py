@@ -36,6 +36,11 @@ def run_opt_pass(expr: Expr, opt_pass: Pass, import_prelude: bool = False) -> Ex
     return main if isinstance(expr, Function) else main.body
 
 
+def enabled_targets() -> list[tuple[str, Any]]:
+    """The (target, device) pairs to test on: LLVM on the CPU."""
+    return [("llvm", tvm.cpu())]
+
+
 def rand(dtype: str, *shape: int) -> Any:
     """An array of TVM, uniform in [0, 1)."""
     return tvm.runtime.tensor(np.random.default_rng().random(shape).astype(dtype))
@@ -80,7 +85,7 @@ def check_grad(
         spread = 10 * eps if scale is None else scale
         inputs = [_np_randn_from_type(p.checked_type, spread, mean) for p in forward.params]
     tested = inputs if test_inputs is None else test_inputs
-    for target, device in target_devices or [("llvm", tvm.cpu())]:
+    for target, device in target_devices or enabled_targets():
         executor = create_executor(executor_kind, device=device, target=target)
         value = executor.evaluate(forward)
         _, grads = executor.evaluate(backward)(*inputs)

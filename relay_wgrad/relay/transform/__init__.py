@@ -23,6 +23,7 @@ from .alter_op_layout import alter_op_layout
 from .atrous import flatten_atrous_conv
 from .basic_blocks import to_basic_block_normal_form
 from .canonicalize import canonicalize_ops
+from .change_batch import ChangeBatch
 from .combine_parallel import combine
 from .compiler_functions import (
     InlineCompilerFunctionsBoundTo,
@@ -73,6 +74,7 @@ __all__ = [
     "BackwardFoldScaleAxis",
     "CanonicalizeCast",
     "CanonicalizeOps",
+    "ChangeBatch",
     "CombineParallelBatchMatmul",
     "CombineParallelConv2D",
     "CombineParallelDense",

@@ -53,6 +53,17 @@ def test_layers_are_counted_along_the_longest_way():
     assert count_layers(resnet, ["nn.conv2d", "nn.dense"]) == 18
 
 
+def test_features_of_data_types_and_references():
+    from relay_wgrad.relay.analysis import Feature, detect_feature
+
+    found = detect_feature(relay.prelude.Prelude().mod)
+    assert {Feature.fMatch, Feature.fConstructor} <= found
+    assert Feature.fRefRead not in found
+    assert detect_feature(relay.RefRead(relay.RefCreate(ONE))) == {
+        Feature.fConstant, Feature.fRefCreate, Feature.fRefRead,
+    }  # fmt: skip
+
+
 def test_what_operators_say_of_themselves():
     assert relay.Op.get("log") == relay.op.get("log")
     assert relay.Op.list_op_names() == relay.op.list_op_names()

@@ -60,6 +60,11 @@ def test_help_shows_arguments_and_meaning():
 RENAMED = {
     "clip": {"data": "a"},
     "variance": {"mean": "with_mean"},
+    **{
+        f"random.{name}": {"out_shape": "shape", "out_dtype": "dtype"}
+        for name in ("threefry_generate", "uniform", "normal")
+    },
+    "unique": {"sorted": "is_sorted"},
     "unravel_index": {"data": "indices"},
     "matrix_set_diag": {"input": "data"},
     **{

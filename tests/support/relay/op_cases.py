@@ -9,7 +9,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from . import image_cases, index_cases, line_cases, vision_cases, volume_cases
+from . import (
+    box_cases,
+    image_cases,
+    index_cases,
+    line_cases,
+    place_cases,
+    random_cases,
+    vision_cases,
+    volume_cases,
+)
 from .op_case import Case, by_torch, flags, positive, real, unit, whole
 
 
@@ -324,6 +333,8 @@ CASES: list[Case] = [
     case
     for family in (_elementwise, _reductions, _shapes, _selections, _layers, _convolutions, _norms,
                    _pools, _losses, image_cases.cases,
-                   index_cases.cases, vision_cases.cases, line_cases.cases, volume_cases.cases)
+                   index_cases.cases, place_cases.cases, vision_cases.cases, box_cases.cases,
+                   random_cases.cases,
+                   line_cases.cases, volume_cases.cases)
     for case in family()
 ]  # fmt: skip

@@ -89,6 +89,25 @@ sort(data, axis=-1, is_ascend=1)
 topk(data, k=1, axis=-1, ret_type="both", is_ascend=False, dtype="int32")
 trilu(data, k, upper=True)
 unravel_index(indices, shape)
+argwhere(condition)
+strided_set(data, v, begin, end, strides=None)
+unique(data, is_sorted=True, return_counts=False)
+nn.dilate(data, strides, dilation_value=0.0)
+einsum(data, equation)
+random.threefry_generate(key, shape)
+random.threefry_split(key)
+random.uniform(key, shape, dtype='float32', low=0.0, high=1.0)
+random.normal(key, shape, dtype='float32', mean=0.0, scale=1.0)
+vision.get_valid_counts(data, score_threshold, id_index=0, score_index=1)
+vision.non_max_suppression(data, valid_count, indices, max_output_size=-1, iou_threshold=0.5,
+    force_suppress=False, top_k=-1, coord_start=2, score_index=1, id_index=0, return_indices=True,
+    invalid_to_bottom=False)
+vision.all_class_non_max_suppression(boxes, scores, max_output_boxes_per_class=-1,
+    iou_threshold=-1.0, score_threshold=-1.0, output_format="onnx")
+vision.multibox_prior(data, sizes=(1.0,), ratios=(1.0,), steps=(-1.0, -1.0), offsets=(0.5, 0.5),
+    clip=False)
+vision.multibox_transform_loc(cls_prob, loc_pred, anchor, clip=True, threshold=0.01,
+    variances=(0.1, 0.1, 0.2, 0.2), keep_background=False)
 nn.deformable_conv2d(data, offset, weight, strides=(1, 1), padding=(0, 0), dilation=(1, 1),
     deformable_groups=1, groups=1, channels=None, kernel_size=None, data_layout="NCHW",
     kernel_layout="OIHW", out_layout="", out_dtype="")

@@ -84,6 +84,10 @@ def cases() -> Iterator[Case]:
     filled = (V([[0, 1], [0, 3], [1, 0], [2, 0], [3, 1]]), V([6, 7, 9, 9, 5]))
     yield Case("sparse_fill_empty_rows", (listed, _whole(5, 6, 7), _whole(4, 6), _whole(9)),
                lambda *_: (*filled, V([False, True, True, False])))  # fmt: skip
+    marks = whole(3, 4, low=0, high=2)
+    yield Case("argwhere", (marks,), np.argwhere)
+    yield Case("argwhere", (marks[0] > 0,), np.argwhere)
+
     empty = (V([[0, 0], [1, 0]]), V([9, 9]), V([True, True]))
     yield Case("sparse_fill_empty_rows", (listed[:0], _whole(), _whole(2, 6), _whole(9)),
                lambda *_: empty)  # fmt: skip

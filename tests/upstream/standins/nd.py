@@ -22,4 +22,4 @@ __all__ = ["NDArray", "array", "cpu", "cuda", "device", "empty"]
 def array(values: Any, device: Any = None, mem_scope: str | None = None) -> Any:
     """TVM's array of NumPy's, TVM's or a list's numbers."""
     values = values.numpy() if hasattr(values, "numpy") else np.asarray(values)
-    return tvm.runtime.tensor(np.ascontiguousarray(values), device or tvm.cpu(), mem_scope)
+    return tvm.runtime.tensor(np.array(values, order="C"), device or tvm.cpu(), mem_scope)

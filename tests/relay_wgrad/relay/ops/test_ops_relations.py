@@ -228,7 +228,8 @@ B = t(ANY, 3, 8, 8)
         ("reshape", [B], {"newshape": [-1, 2]}, (ANY, 2)),
         ("nn.batch_flatten", [B], {}, (ANY, 192)),
         ("concatenate", [TupleType((B, X))], {}, (ANY, 3, 8, 8)),
-        ("concatenate", [TupleType((B, X))], {"axis": 1}, (2, 6, 8, 8)),
+        ("concatenate", [TupleType((B, X))], {"axis": 1}, (ANY, 6, 8, 8)),
+        ("concatenate", [TupleType((t(ANY, 3), t(ANY, ANY)))], {}, (ANY, 3)),
         ("tile", [B], {"reps": [2]}, (ANY, 3, 8, 16)),
         ("nn.conv2d", [B, t(4, 3, 3, 3)], {}, (ANY, 4, 6, 6)),
         ("nn.conv2d", [t(2, 3, ANY, 8), t(4, 3, 3, 3)], {}, (2, 4, ANY, 6)),
@@ -319,7 +320,8 @@ def _value(attr: Attr, rng: random.Random) -> Any:
     kinds = {
         "int": number, "float": float(number), "bool": bool(number % 2), "dtype": "float32",
         "str": rng.choice(["NCHW", "NHWC", "OIHW", "NCHW2c", "end", "mean", "clip", ""]),
-        "ints": numbers, "sizes": numbers, "sections": rng.choice([number, numbers]),
+        "ints": numbers, "sizes": numbers, "dims": numbers,
+        "sections": rng.choice([number, numbers]),
         "pairs": [[1, 0]] * rng.randint(0, 4), "floats": list(map(float, numbers)),
         "number": rng.choice([number, number / 2]),
     }  # fmt: skip

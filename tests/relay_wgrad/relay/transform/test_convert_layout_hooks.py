@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from relay_wgrad import relay
@@ -133,6 +134,22 @@ def test_operators_that_are_named() -> None:
     assert (got.op.name, got.args[0].attrs["layout"]) == ("layout_transform", "NHWC")
     with pytest.raises(ValueError, match="takes 1 desired layouts"):
         T.ConvertLayout({"vision.roi_align": ["NHWC", "NHWC"]})
+
+
+def test_a_deformable_convolution_and_its_offsets(registered: None) -> None:
+    """Its own kernels read either layout, so the values are the same."""
+    shapes = ((2, 4, 6, 5), (2, 18, 4, 3), (6, 4, 3, 3))
+    params = [relay.var(name, shape=shape) for name, shape in zip("dow", shapes, strict=True)]
+    made = relay.nn.deformable_conv2d(*params, kernel_size=(3, 3), channels=6)
+    mod = T.InferType()(relay.IRModule.from_expr(relay.Function(params, made)))
+    changed = T.ConvertLayout({"nn.deformable_conv2d": ["NHWC", "default"]})(mod)
+    call = changed["main"].body.args[0]
+    assert (call.attrs["data_layout"], call.attrs["kernel_layout"]) == ("NHWC", "HWIO")
+    assert [arg.op.name for arg in call.args] == ["layout_transform"] * 3
+    rng = np.random.default_rng(8)
+    values = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    one, other = (relay.create_executor(mod=m).evaluate()(*values).numpy() for m in (mod, changed))
+    np.testing.assert_allclose(one, other, 1e-5, 1e-5)
 
 
 def test_what_several_axes_give_an_index_of() -> None:
