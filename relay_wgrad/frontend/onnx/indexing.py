@@ -11,7 +11,9 @@ from tvm import relax
 
 from ..context import FLOATS, Context, Node, shape_of
 from ..curves import running_sum
+from ..grids import affine_grid, grid_sample
 from ..indexing import at, gathered, known, line_along, line_of, placed, taken, wrapped
+from ..ordered import ordered
 from ..weights import Array
 from .shapes import axis_of
 
@@ -133,15 +135,63 @@ def extreme_place(largest: bool) -> Callable[[Context, Node], Any]:
     return build
 
 
+def top_k(ctx: Context, node: Node) -> list[Any]:
+    """TopK: (the largest or smallest elements of an axis, their places), in order here always."""
+    x = ctx.tensor(node.operand(0))
+    count = node.setting("k", 1)
+    axis = axis_of(node.attr("axis", -1), len(shape_of(x)))
+    largest = bool(node.attr("largest", 1))
+    return [*ordered(ctx, x, axis, int(np.asarray(count).item()), descending=largest)]
+
+
+def one_hot(ctx: Context, node: Node) -> Any:
+    """OneHot with a constant depth and constant numbers for what is and is not the index."""
+    index, values = _int64(ctx, ctx.tensor(node.operand(0))), node.static(2, "the values")
+    depth = int(np.asarray(node.static(1, "the depth")).item())
+    shape = shape_of(index)
+    axis = axis_of(node.attr("axis", -1), len(shape) + 1)
+    column = [depth if a == axis else 1 for a in range(len(shape) + 1)]
+    names = relax.const(np.arange(depth).reshape(column), "int64")
+    apart = ctx.emit(op.expand_dims(wrapped(ctx, index, depth), axis))
+    off, on = (
+        ctx.const(v) if str(values.dtype) in FLOATS else relax.const(v, str(values.dtype))
+        for v in values
+    )
+    return ctx.emit(op.where(ctx.emit(op.equal(apart, names)), on, off))
+
+
+def grid_sample_(ctx: Context, node: Node) -> Any:
+    """GridSample of images."""
+    mode = str(node.attr("mode", "linear"))
+    return grid_sample(
+        ctx, ctx.tensor(node.operand(0)), ctx.tensor(node.operand(1)),
+        mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode),
+        border=str(node.attr("padding_mode", "zeros")), corners=bool(node.attr("align_corners", 0)),
+    )  # fmt: skip
+
+
+def affine_grid_(ctx: Context, node: Node) -> Any:
+    """AffineGrid of images."""
+    size = [int(s) for s in node.static(1, "the size")]
+    if len(size) != 4:
+        raise ValueError(f"size {size}: only images are supported")
+    theta = ctx.tensor(node.operand(0))
+    return affine_grid(ctx, theta, (size[2], size[3]), bool(node.attr("align_corners", 0)))
+
+
 INDEXING: dict[str, Callable[[Context, Node], Any]] = {
+    "AffineGrid": affine_grid_,
     "ArgMax": extreme_place(largest=True),
     "ArgMin": extreme_place(largest=False),
     "CumSum": cumsum,
     "Gather": gather,
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
+    "GridSample": grid_sample_,
+    "OneHot": one_hot,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
+    "TopK": top_k,
     "Trilu": trilu,
 }
 """ONNX op -> builder."""

@@ -14,37 +14,23 @@ _NAMES = """
     adaptive_max_pool1d.default adaptive_max_pool2d.default affine_grid_generator.default
     all.default all.dim aminmax.default any.default any.dim any.dims bucketize.Tensor
     channel_shuffle.default cosine_embedding_loss.default cosine_similarity.default deg2rad.default
-    diag.default diag_embed.default eye.default floor_divide.default frac.default
-    grid_sampler.default gru.input kl_div.default kron.default lerp.Scalar lerp.Tensor
-    linalg_cross.default linspace.default logaddexp.default logit.default logsumexp.default
-    lstm.input margin_ranking_loss.default meshgrid.default meshgrid.indexing norm.ScalarOpt_dim
-    one_hot.default outer.default pairwise_distance.default poisson_nll_loss.default rad2deg.default
-    rnn_relu.input rnn_tanh.input rot90.default sgn.default soft_margin_loss.default
-    std_mean.default std_mean.dim take_along_dim.default tensordot.default tril.default
-    triplet_margin_loss.default triu.default true_divide.Tensor var_mean.default var_mean.dim"""
+    diag.default diag_embed.default eye.default floor_divide.default frac.default gru.input
+    kl_div.default kron.default lerp.Scalar lerp.Tensor linalg_cross.default linspace.default
+    logaddexp.default logit.default logsumexp.default lstm.input margin_ranking_loss.default
+    meshgrid.default meshgrid.indexing norm.ScalarOpt_dim one_hot.default outer.default
+    pairwise_distance.default poisson_nll_loss.default rad2deg.default rnn_relu.input rnn_tanh.input
+    rot90.default sgn.default soft_margin_loss.default std_mean.dim take_along_dim.default
+    tensordot.default tril.default triplet_margin_loss.default triu.default true_divide.Tensor"""
 COMPOSED = frozenset(_NAMES.split())
 """Overloads that are decomposed."""
-
-_PARTS = frozenset({"grid_sampler_2d.default", "grid_sampler_3d.default"})
-"""What is met on the way."""
-_ONLY = {"grid_sampler.default": (3, 0)}
-"""Overload -> (argument, its value): at a border autograd has a formula of its own."""
 
 
 def decompositions(torch: Any, graph: Any) -> dict[Any, Any]:
     """PyTorch's decompositions for a graph that has ops of the list; else an empty dictionary."""
-    names = set()
-    for node in graph.nodes:
-        name = str(getattr(node.target, "__name__", ""))
-        at, value = _ONLY.get(name, (0, None))
-        if name in COMPOSED and (value is None or node.args[at] == value):
-            names.add(name)
-        elif name in COMPOSED:
-            return {}
-    if not names:
+    names = {str(getattr(node.target, "__name__", "")) for node in graph.nodes}
+    if not names & COMPOSED:
         return {}
     table: dict[Any, Any] = dict(import_module("torch._decomp").decomposition_table)
     known = import_module("torch.export").default_decompositions()
     table.update((overload, known[overload]) for overload in known)
-    wanted = COMPOSED | _PARTS
-    return {o: rule for o, rule in table.items() if getattr(o, "__name__", "") in wanted}
+    return {o: rule for o, rule in table.items() if getattr(o, "__name__", "") in COMPOSED}

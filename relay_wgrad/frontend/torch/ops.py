@@ -31,7 +31,6 @@ OPS: dict[str, Builder] = {
 HINTS: dict[str, str] = {
     "_local_scalar_dense": "a number read from a tensor is not known on import",
     "binary_cross_entropy": "take binary_cross_entropy_with_logits, of what is before the sigmoid",
-    "grid_sampler": "only padding_mode='zeros' is taken",
     "item": "a number read from a tensor is not known on import",
     "exponential": "draw it as -torch.log(1 - torch.rand_like(x))",
     "multinomial": "draw it outside and pass it as an input",
