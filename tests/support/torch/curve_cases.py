@@ -132,8 +132,8 @@ class Recurrent(nn.Module):
 
 def _grids(y: Tensor) -> Tensor:
     grid = torch.tanh(y.permute(0, 2, 3, 1)[..., :2]) * 1.2
-    kinds = [("bilinear", False), ("bilinear", True), ("nearest", False), ("bicubic", True)]
-    read = [fn.grid_sample(y, grid, mode, align_corners=to) for mode, to in kinds]
+    kinds = [("bilinear", "zeros"), ("bilinear", "border"), ("nearest", "zeros")]
+    read = [fn.grid_sample(y, grid, *kind, align_corners=to) for kind in kinds for to in (0, 1)]
     turn = y[:, :2, :2, :3].mean(1)
     placed = fn.affine_grid(turn, [2, 4, 5, 3], align_corners=False)
     return torch.cat(read, 1).sum(1) + fn.grid_sample(y, placed, align_corners=False).mean()
