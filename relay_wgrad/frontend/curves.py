@@ -103,6 +103,8 @@ def running_sum(
 ) -> Any:
     """Sums of an axis' elements up to each, as a product with a triangle."""
     size = shape_of(x)[axis]
+    if str(x.ty.dtype) in ("int32", "int64") and not exclusive and not reverse:
+        return ctx.emit(op.cumsum(x, axis, str(x.ty.dtype)))
     if not isinstance(size, int) or size > _LONGEST or "float" not in str(x.ty.dtype):
         raise ValueError(f"of {size} {x.ty.dtype}: only floats, {_LONGEST} at most, are supported")
     triangle = np.tril(np.ones((size, size)), -1 if exclusive else 0)

@@ -47,12 +47,12 @@ def _remainder(floor: bool) -> Builder:
 
 
 def _product(ctx: Context, call: Call) -> Any:
-    """(x), or (x, axis, keepdim)."""
+    """(x), or (x, axis, keepdim); of PyTorch's primitive the axes are a list."""
     x = as_dtype(ctx, call.args[0], call.dtype)
-    rank, axis = len(shape_of(x)), call.arg(1)
-    if axis is None:
-        return curves.product(ctx, x, list(range(rank)), False)
-    return curves.product(ctx, x, [int(axis)], bool(call.arg(2, False)))
+    axis = call.arg(1)
+    axes = list(range(len(shape_of(x)))) if axis is None else axis
+    axes = [int(a) for a in (axes if isinstance(axes, (list, tuple)) else [axes])]
+    return curves.product(ctx, x, axes, bool(call.arg(2, False)))
 
 
 def _running_sum(ctx: Context, call: Call) -> Any:

@@ -48,7 +48,7 @@ CURVES: dict[str, Function] = {
         y.prod(1, keepdim=True) + _with_zeros(y).prod(3)[:, :, None] + _with_zeros(y[0, 0]).prod()
         + (1 + y / 9).prod()
     ),
-    "running sum": lambda y: y.cumsum(1) * y.cumsum(-1),
+    "running sum": lambda y: y.cumsum(1) * y.cumsum(-1) + y * (y > 0).cumsum(2),
     "x log y": lambda y: torch.xlogy(_with_zeros(y), y * y) + torch.xlogy((y > 0).long(), y * y),
     "norms of other orders": lambda y: (
         y.norm(p=1) + torch.linalg.vector_norm(y, float("inf"), 1).mean()
@@ -133,7 +133,9 @@ class Recurrent(nn.Module):
 def _grids(y: Tensor) -> Tensor:
     grid = torch.tanh(y.permute(0, 2, 3, 1)[..., :2]) * 1.2
     kinds = [("bilinear", "zeros"), ("bilinear", "border"), ("nearest", "zeros")]
-    read = [fn.grid_sample(y, grid, *kind, align_corners=to) for kind in kinds for to in (0, 1)]
+    read = [
+        fn.grid_sample(y, grid, *kind, align_corners=to) for kind in kinds for to in (False, True)
+    ]
     turn = y[:, :2, :2, :3].mean(1)
     placed = fn.affine_grid(turn, [2, 4, 5, 3], align_corners=False)
     return torch.cat(read, 1).sum(1) + fn.grid_sample(y, placed, align_corners=False).mean()
