@@ -133,6 +133,8 @@ class _Steps:
                 held_interrupt(bool(args.save)) as self.interrupts,
             ):
                 end = trainer.steps + args.steps
+                if self.log.gap and self.data and trainer.steps % self.data.batches == 0:
+                    self._evaluated()  # it was interrupted between a state and its evaluation
                 while trainer.steps < end and not self.interrupts:
                     self._some(self._pause(end), advance)
                     if trainer.steps < end and not self.interrupts:
@@ -208,10 +210,15 @@ class _Steps:
 
     def _after(self, last: bool = False) -> None:
         """At an epoch's end, and at the last step: saves and evaluates."""
-        trainer, data = self.trainer, self.data
         # First: an evaluation takes long, and may end by an interrupt or a sample that is broken.
-        if self.args.save and (last or data is not None):
-            state.save(trainer, self.args.save)
+        if self.args.save and (last or self.data is not None):
+            self.log.flush()
+            state.save(self.trainer, self.args.save)
+        self._evaluated()
+
+    def _evaluated(self) -> None:
+        """Evaluates, where there are samples for it."""
+        trainer, data = self.trainer, self.data
         if self.evaluate is not None and data is not None:
             found = self.evaluate(self._params())
             epoch = trainer.steps / data.batches

@@ -72,7 +72,11 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def samples(text: str) -> str:
     """A folder that is there, or a file's name that ends in .npz."""
-    return text if Path(text).is_dir() else arguments.ending(".npz")(text)
+    if Path(text).is_dir():
+        return text
+    if not Path(text).suffix and not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"no folder of images, and no .npz file, {text!r}")
+    return arguments.ending(".npz")(text)
 
 
 def channels(text: str) -> tuple[float, ...]:

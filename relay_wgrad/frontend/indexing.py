@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from .context import Context, shape_of
+from ..ops.resample import resample
+from .context import FLOATS, Context, shape_of
 from .resampled import at_places
 from .weights import Array
 
@@ -78,3 +80,49 @@ def gathered(ctx: Context, x: Any, axis: int, index: Any) -> Any:
         step = op.multiply(place, relax.const(strides[axis], "int64"))
         linear = ctx.emit(op.add(step, relax.const(base, "int64")))
     return at(ctx, flat, 0, linear)
+
+
+def line_of(places: Array, sizes: Sequence[int]) -> Array:
+    """Places by several indices (…, depth) as one."""
+    parts = [checked(places[..., i], size) for i, size in enumerate(sizes)]
+    return np.asarray(np.ravel_multi_index(parts, tuple(sizes)), "int64")
+
+
+def line_along(places: Array, axis: int, shape: Sequence[int]) -> Array:
+    """Of a tensor of indices along one axis, each element's place in the flat tensor."""
+    grid: list[Any] = list(np.indices(places.shape))
+    grid[axis] = checked(places, shape[axis])
+    return np.asarray(np.ravel_multi_index(grid, tuple(shape)).reshape(-1), "int64")
+
+
+def placed(
+    ctx: Context, x: Any, updates: Any, linear: Array, rest: Sequence[int], *, adds: bool
+) -> Any:
+    """x as rows of `rest`, with the updates' rows at `linear`; of several for one place the last
+    one counts, or all are added.
+
+    Raises ValueError for what is no float, and updates that do not fit.
+    """
+    shape = shape_of(x)
+    if str(x.ty.dtype) not in FLOATS:
+        raise ValueError(f"{x.ty.dtype}: only floats are supported")
+    rows = math.prod(shape) // math.prod(rest)
+    if math.prod(shape_of(updates)) != len(linear) * math.prod(rest):
+        raise ValueError(f"updates of {list(shape_of(updates))} do not fit {len(linear)} places")
+    numbers: list[list[int]] = [[] for _ in range(rows)]
+    for number, place in enumerate(linear.tolist()):
+        numbers[place] = [*numbers[place], number] if adds else [number]
+    index = np.full((rows, max(1, *map(len, numbers))), -1, "int32")
+    for row, some in enumerate(numbers):
+        index[row, : len(some)] = some
+    wide = "float64" if str(x.ty.dtype) == "float64" else "float32"
+    given = ctx.emit(op.reshape(updates, (len(linear), *rest)))
+    tables = relax.const(index, "int32"), relax.const((index >= 0).astype(wide), wide)
+    there = ctx.emit(resample(given, *tables, 0))
+    whole = ctx.emit(op.reshape(x, (rows, *rest)))
+    if adds:
+        made = ctx.emit(op.add(whole, there))
+    else:
+        taken_there = (index[:, 0] >= 0).reshape(rows, *[1] * len(rest))
+        made = ctx.emit(op.where(relax.const(taken_there, "bool"), there, whole))
+    return ctx.emit(op.reshape(made, shape))

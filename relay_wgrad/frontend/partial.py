@@ -66,10 +66,14 @@ class Choice:
         found = tuple(name for name, known in names.items() if self.trains(name, known))
         if not found:
             raise ValueError(
-                f"{model}: no parameter is left to train: trainable={self.trainable},"
-                f" freeze={self.freeze}"
+                f"{model}: no parameter is left to train: trainable={_joined(self.trainable)},"
+                f" freeze={_joined(self.freeze)}"
             )
         return found
+
+
+def _joined(some: tuple[str, ...]) -> str:
+    return repr(",".join(some))
 
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:

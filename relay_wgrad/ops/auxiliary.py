@@ -17,7 +17,7 @@ from .. import opdef
 from ..attrs import as_ints
 from ..layout_rules import stock, table
 from ..relation import as_size
-from . import conv1d, half, ties
+from . import conv1d, curves, half, ties
 
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
@@ -212,6 +212,7 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     "relax.strided_slice": strided_slice,
     "relax.grad.avg_pool2d_backward": avg_pool2d_backward,
     "relax.grad.max_pool2d_backward": max_pool2d_backward,
+    **curves.GRADIENTS,
     **ties.GRADIENTS,
 }
 

@@ -41,7 +41,7 @@ def _const(value: float, like: relax.Expr) -> relax.Constant:
     return relax.const(value, str(like.ty.dtype))
 
 
-def _fit(partial: relax.Expr, operand: relax.Expr, result: relax.Expr) -> relax.Expr:
+def fit(partial: relax.Expr, operand: relax.Expr, result: relax.Expr) -> relax.Expr:
     """A partial of the result's shape, summed to the operand's where that was broadcast."""
     shape, wanted = result.ty.shape, operand.ty.shape
     same = len(shape.values) == len(wanted.values) and all(
@@ -77,7 +77,7 @@ def _extremum(loses: Callable[[Any, Any], Any]) -> Rule:
         zero = _const(0, var)
         half = op.multiply(ct, _const(0.5, var))
         shared = ctx.emit(op.where(op.equal(x, y), half, ct))
-        return [_fit(op.where(loses(a, b), zero, shared), a, var) for a, b in ((x, y), (y, x))]
+        return [fit(op.where(loses(a, b), zero, shared), a, var) for a, b in ((x, y), (y, x))]
 
     return rule
 
@@ -87,7 +87,7 @@ def where(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     condition, yes, no = call.args
     zero = _const(0, var)
     by_yes, by_no = op.where(condition, ct, zero), op.where(condition, zero, ct)
-    return [no_grad(condition), _fit(by_yes, yes, var), _fit(by_no, no, var)]
+    return [no_grad(condition), fit(by_yes, yes, var), fit(by_no, no, var)]
 
 
 def clip(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
@@ -208,7 +208,7 @@ def power(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     by_x = op.multiply(op.multiply(ct, y), op.power(x, less))
     origin = op.logical_and(op.equal(x, _const(0, x)), op.greater_equal(y, zero))
     by_y = op.multiply(op.multiply(ct, var), op.log(op.where(origin, _const(1, x), x)))
-    return [_fit(by_x, x, var), _fit(by_y, y, var)]
+    return [fit(by_x, x, var), fit(by_y, y, var)]
 
 
 def constant(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:

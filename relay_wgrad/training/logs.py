@@ -34,9 +34,12 @@ class Log:
         steps: int = 0,
     ) -> None:
         self._file: TextIO | None = None
+        self.gap = False
+        """Whether it goes on behind a step after which nothing was evaluated."""
         self._events = _writer(events, steps) if events is not None else None
         if path is not None:
             kept = _rows_before(path, steps) if steps else []
+            self.gap = bool(kept) and not kept[-1]["test_loss"]
             with output.replacing(path) as made, made.open("w", encoding="utf-8") as new:
                 writer = csv.DictWriter(new, FIELDS, lineterminator="\n")
                 writer.writeheader()
@@ -56,6 +59,13 @@ class Log:
             for name, value in values.items():
                 if name not in ("step", "epoch") and value is not None:
                     self._events.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Writes what is not written yet: a state that is saved then has a row for each step."""
+        if self._file is not None:
+            self._file.flush()
+        if self._events is not None:
+            self._events.flush()
 
     def close(self) -> None:
         """Writes what is not written yet."""

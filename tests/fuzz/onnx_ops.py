@@ -31,13 +31,14 @@ _KNOWN = ("batch statistics of",)
 
 
 def rows() -> dict[str, Any]:
+    from tests.support.onnx.curve_cases import CURVES
     from tests.support.onnx.index_cases import INDEXING
     from tests.support.onnx.layer_cases import LAYERS
     from tests.support.onnx.mixing_cases import MIXING
     from tests.support.onnx.op_cases import ELEMENTWISE
     from tests.support.onnx.shape_cases import MOVING, REDUCTIONS
 
-    return {**ELEMENTWISE, **REDUCTIONS, **MOVING, **INDEXING, **MIXING, **LAYERS}
+    return {**ELEMENTWISE, **REDUCTIONS, **MOVING, **INDEXING, **MIXING, **LAYERS, **CURVES}
 
 
 _OPEN = "; the batch is open here"

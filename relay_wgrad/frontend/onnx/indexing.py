@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ...ops.resample import resample
 from ..context import FLOATS, Context, Node, shape_of
-from ..indexing import at, checked, gathered, known, taken, wrapped
-from ..resampled import by_matrix
+from ..curves import running_sum
+from ..grids import affine_grid, grid_sample
+from ..indexing import at, gathered, known, line_along, line_of, placed, taken, wrapped
+from ..ordered import ordered
 from ..weights import Array
 from .shapes import axis_of
 
 op = relax.op
-_LONGEST = 4096  # of an axis that is summed up by a triangle
 
 
 def _int64(ctx: Context, index: Any) -> Any:
@@ -61,7 +61,7 @@ def gather_nd(ctx: Context, node: Node) -> Any:
     base = base.reshape(*shape[:lead], *[1] * (len(some) - 1 - lead))
     places = known(index)
     if places is not None:
-        return at(ctx, flat, 0, relax.const(_linear(places, sizes) + base, "int64"))
+        return at(ctx, flat, 0, relax.const(line_of(places, sizes) + base, "int64"))
     total = relax.const(np.broadcast_to(base, some[:-1]).astype("int64"), "int64")
     parts = ctx.emit(op.split(index, depth, -1)) if depth > 1 else None
     for i, size in enumerate(sizes):
@@ -72,12 +72,6 @@ def gather_nd(ctx: Context, node: Node) -> Any:
     return at(ctx, flat, 0, total)
 
 
-def _linear(places: Array, sizes: tuple[int, ...]) -> Array:
-    """Places by several indices (…, depth) as one."""
-    parts = [checked(places[..., i], size) for i, size in enumerate(sizes)]
-    return np.asarray(np.ravel_multi_index(parts, sizes), "int64")
-
-
 def scatter_nd(ctx: Context, node: Node) -> Any:
     """ScatterND at constant indices; of several for one place the last one counts, or all add."""
     x, updates = ctx.tensor(node.operand(0)), ctx.tensor(node.operand(2))
@@ -85,7 +79,7 @@ def scatter_nd(ctx: Context, node: Node) -> Any:
     depth = places.shape[-1]
     if depth > len(shape):
         raise ValueError(f"indices of {list(places.shape)} do not fit {list(shape)}")
-    linear = _linear(places, shape[:depth]).reshape(-1)
+    linear = line_of(places, shape[:depth]).reshape(-1)
     return _scattered(ctx, node, x, updates, linear, shape[depth:])
 
 
@@ -94,41 +88,16 @@ def scatter_elements(ctx: Context, node: Node) -> Any:
     x, updates = ctx.tensor(node.operand(0)), ctx.tensor(node.operand(2))
     places, shape = node.static(1, "the indices"), shape_of(x)
     axis = axis_of(node.attr("axis", 0), len(shape))
-    grid: list[Any] = list(np.indices(places.shape))
-    grid[axis] = checked(places, shape[axis])
-    linear = np.ravel_multi_index(grid, shape).reshape(-1)
-    return _scattered(ctx, node, x, updates, linear, ())
+    return _scattered(ctx, node, x, updates, line_along(places, axis, shape), ())
 
 
 def _scattered(
     ctx: Context, node: Node, x: Any, updates: Any, linear: Array, rest: tuple[int, ...]
 ) -> Any:
-    """x as rows of `rest`, with the updates' rows at `linear`."""
-    shape, reduction = shape_of(x), str(node.attr("reduction", "none"))
+    reduction = str(node.attr("reduction", "none"))
     if reduction not in ("none", "add"):
         raise ValueError(f"reduction={reduction!r}: only 'none' and 'add' are supported")
-    if str(x.ty.dtype) not in FLOATS:
-        raise ValueError(f"{x.ty.dtype}: only floats are supported")
-    rows = math.prod(shape) // math.prod(rest)
-    if math.prod(shape_of(updates)) != len(linear) * math.prod(rest):
-        raise ValueError(f"updates of {list(shape_of(updates))} do not fit {len(linear)} places")
-    numbers: list[list[int]] = [[] for _ in range(rows)]
-    for number, place in enumerate(linear.tolist()):
-        numbers[place] = [*numbers[place], number] if reduction == "add" else [number]
-    index = np.full((rows, max(1, *map(len, numbers))), -1, "int32")
-    for row, some in enumerate(numbers):
-        index[row, : len(some)] = some
-    wide = "float64" if str(x.ty.dtype) == "float64" else "float32"
-    given = ctx.emit(op.reshape(updates, (len(linear), *rest)))
-    tables = relax.const(index, "int32"), relax.const((index >= 0).astype(wide), wide)
-    placed = ctx.emit(resample(given, *tables, 0))
-    whole = ctx.emit(op.reshape(x, (rows, *rest)))
-    if reduction == "add":
-        made = ctx.emit(op.add(whole, placed))
-    else:
-        taken_there = (index[:, 0] >= 0).reshape(rows, *[1] * len(rest))
-        made = ctx.emit(op.where(relax.const(taken_there, "bool"), placed, whole))
-    return ctx.emit(op.reshape(made, shape))
+    return placed(ctx, x, updates, linear, rest, adds=reduction == "add")
 
 
 def trilu(ctx: Context, node: Node) -> Any:
@@ -148,11 +117,8 @@ def cumsum(ctx: Context, node: Node) -> Any:
     """CumSum along a constant axis, as a product with a triangle."""
     x = ctx.tensor(node.operand(0))
     axis = axis_of(np.asarray(node.static(1, "the axis")).item(), len(shape_of(x)))
-    size = shape_of(x)[axis]
-    if size > _LONGEST or str(x.ty.dtype) not in FLOATS:
-        raise ValueError(f"of {size} {x.ty.dtype}: only floats, {_LONGEST} at most, are supported")
-    triangle = np.tril(np.ones((size, size)), -1 if node.attr("exclusive", 0) else 0)
-    return by_matrix(ctx, x, axis, triangle.T if node.attr("reverse", 0) else triangle)
+    exclusive, reverse = (bool(node.attr(name, 0)) for name in ("exclusive", "reverse"))
+    return running_sum(ctx, x, axis, exclusive=exclusive, reverse=reverse)
 
 
 def extreme_place(largest: bool) -> Callable[[Context, Node], Any]:
@@ -169,15 +135,63 @@ def extreme_place(largest: bool) -> Callable[[Context, Node], Any]:
     return build
 
 
+def top_k(ctx: Context, node: Node) -> list[Any]:
+    """TopK: (the largest or smallest elements of an axis, their places), in order here always."""
+    x = ctx.tensor(node.operand(0))
+    count = node.setting("k", 1)
+    axis = axis_of(node.attr("axis", -1), len(shape_of(x)))
+    largest = bool(node.attr("largest", 1))
+    return [*ordered(ctx, x, axis, int(np.asarray(count).item()), descending=largest)]
+
+
+def one_hot(ctx: Context, node: Node) -> Any:
+    """OneHot with a constant depth and constant numbers for what is and is not the index."""
+    index, values = _int64(ctx, ctx.tensor(node.operand(0))), node.static(2, "the values")
+    depth = int(np.asarray(node.static(1, "the depth")).item())
+    shape = shape_of(index)
+    axis = axis_of(node.attr("axis", -1), len(shape) + 1)
+    column = [depth if a == axis else 1 for a in range(len(shape) + 1)]
+    names = relax.const(np.arange(depth).reshape(column), "int64")
+    apart = ctx.emit(op.expand_dims(wrapped(ctx, index, depth), axis))
+    off, on = (
+        ctx.const(v) if str(values.dtype) in FLOATS else relax.const(v, str(values.dtype))
+        for v in values
+    )
+    return ctx.emit(op.where(ctx.emit(op.equal(apart, names)), on, off))
+
+
+def grid_sample_(ctx: Context, node: Node) -> Any:
+    """GridSample of images."""
+    mode = str(node.attr("mode", "linear"))
+    return grid_sample(
+        ctx, ctx.tensor(node.operand(0)), ctx.tensor(node.operand(1)),
+        mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode),
+        border=str(node.attr("padding_mode", "zeros")), corners=bool(node.attr("align_corners", 0)),
+    )  # fmt: skip
+
+
+def affine_grid_(ctx: Context, node: Node) -> Any:
+    """AffineGrid of images."""
+    size = [int(s) for s in node.static(1, "the size")]
+    if len(size) != 4:
+        raise ValueError(f"size {size}: only images are supported")
+    theta = ctx.tensor(node.operand(0))
+    return affine_grid(ctx, theta, (size[2], size[3]), bool(node.attr("align_corners", 0)))
+
+
 INDEXING: dict[str, Callable[[Context, Node], Any]] = {
+    "AffineGrid": affine_grid_,
     "ArgMax": extreme_place(largest=True),
     "ArgMin": extreme_place(largest=False),
     "CumSum": cumsum,
     "Gather": gather,
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
+    "GridSample": grid_sample_,
+    "OneHot": one_hot,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
+    "TopK": top_k,
     "Trilu": trilu,
 }
 """ONNX op -> builder."""

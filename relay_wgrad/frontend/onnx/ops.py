@@ -18,11 +18,13 @@ from tvm import relax
 from ...ops.ties import SELU_ALPHA, SELU_SCALE
 from .. import activations as act
 from ..context import FLOATS, Context, Node, shape_of
+from ..curves import remainder
 from .indexing import INDEXING
 from .nn import LAYERS
 from .pooling import POOLS
 from .products import PRODUCTS
 from .random import RANDOM
+from .recurrent import RECURRENT
 from .reduce import REDUCTIONS
 from .resize import RESIZING
 from .shapes import RESHAPING, SHAPES
@@ -60,6 +62,11 @@ def sum_(ctx: Context, node: Node) -> Any:
     for index in range(1, len(node.operands)):
         total = ctx.emit(op.add(total, ctx.tensor(node.operand(index))))
     return total
+
+
+def mean(ctx: Context, node: Node) -> Any:
+    """Mean of any number of tensors."""
+    return ctx.emit(op.divide(sum_(ctx, node), ctx.const(float(len(node.operands)))))
 
 
 def clip(ctx: Context, node: Node) -> Any:
@@ -258,9 +265,7 @@ def mod(ctx: Context, node: Node) -> Any:
         return ctx.emit((op.mod if plain else op.floor_mod)(x, y))
     if not plain:
         raise ValueError("fmod=0 of floats: ONNX has only fmod=1 for them")
-    rest = op.mod(x, y)
-    times = ctx.emit(op.grad.no_grad(ctx.emit(op.round(op.divide(op.subtract(x, rest), y)))))
-    return ctx.emit(op.subtract(x, op.multiply(times, y)))
+    return remainder(ctx, x, y, floor=False)
 
 
 OPS: dict[str, Builder] = {
@@ -269,12 +274,19 @@ OPS: dict[str, Builder] = {
     **POOLS,
     **PRODUCTS,
     **RANDOM,
+    **RECURRENT,
     **REDUCTIONS,
     **RESIZING,
     **SHAPES,
     "Abs": _unary(op.abs),
+    "Acos": _unary(op.acos),
+    "Acosh": _unary(op.acosh),
     "Add": _binary(op.add, "shift"),
     "And": _compared(op.logical_and),
+    "Asin": _unary(op.asin),
+    "Asinh": _unary(op.asinh),
+    "Atan": _unary(op.atan),
+    "Atanh": _unary(op.atanh),
     "Cast": cast,
     "CastLike": cast_like,
     "Ceil": _fixed(op.ceil),
@@ -301,6 +313,7 @@ OPS: dict[str, Builder] = {
     "Log": _unary(op.log),
     "LogSoftmax": softmax,
     "Max": extremum(op.maximum),
+    "Mean": mean,
     "Min": extremum(op.minimum),
     "Mish": _numbered(act.mish),
     "Mod": mod,

@@ -97,6 +97,12 @@ def average_pool(ctx: Context, node: Node) -> Any:
     """
     if _is_global(ctx, node):
         return global_average_pool(ctx, node)
+    return _windows(ctx, node)
+
+
+@_any_rank
+def _windows(ctx: Context, node: Node) -> Any:
+    """The mean of each window."""
     data, kernel, strides, declared, padding = read_pool(ctx, node)
     include = bool(node.attr("count_include_pad", 0))
     out = ctx.emit(
@@ -144,9 +150,46 @@ def global_max_pool(ctx: Context, node: Node) -> Any:
     return _max_pool(ctx, data, (h, w), (h, w), (0, 0, 0, 0))
 
 
+def _powers(ctx: Context, node: Node) -> tuple[Any, int]:
+    """(|x|^p, p)."""
+    x, p = ctx.tensor(node.operand(0)), int(node.attr("p", 2))
+    if p < 1:
+        raise ValueError(f"p={p}: must be at least 1")
+    if p == 2:
+        return ctx.emit(relax.op.multiply(x, x)), p
+    size = ctx.emit(relax.op.abs(x))
+    return (size if p == 1 else ctx.emit(relax.op.power(size, ctx.const(float(p))))), p
+
+
+def _root(ctx: Context, total: Any, p: int) -> Any:
+    return total if p == 1 else ctx.emit(relax.op.power(total, ctx.const(1 / p)))
+
+
+def lp_pool(ctx: Context, node: Node) -> Any:
+    """LpPool: the norm of order `p` of each window."""
+    if node.attr("ceil_mode", 0):
+        raise ValueError("ceil_mode=1 is not supported")
+    powers, p = _powers(ctx, node)
+    given = replace(node.operand(0), name="", expr=powers)
+    kept = {k: v for k, v in node.attributes.items() if k != "p"}
+    mean = replace(node, operands=[given], attributes={**kept, "count_include_pad": 1})
+    count = math.prod(int(k) for k in node.attr("kernel_shape", []))
+    total = ctx.emit(relax.op.multiply(_windows(ctx, mean), ctx.const(float(count))))
+    return _root(ctx, total, p)
+
+
+def global_lp_pool(ctx: Context, node: Node) -> Any:
+    """GlobalLpPool: the norm of order `p` of each channel."""
+    powers, p = _powers(ctx, node)
+    axes = list(range(2, len(shape_of(powers))))
+    return _root(ctx, ctx.emit(relax.op.sum(powers, axes, keepdims=True)), p)
+
+
 POOLS: dict[str, Callable[[Context, Node], Any]] = {
     "AveragePool": average_pool,
     "GlobalAveragePool": global_average_pool,
+    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_max_pool,
+    "LpPool": lp_pool,
     "MaxPool": max_pool,
 }

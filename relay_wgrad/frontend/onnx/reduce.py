@@ -10,6 +10,8 @@ from tvm import relax
 
 from .. import activations as act
 from ..context import Context, Node, shape_of
+from ..curves import product
+from .shapes import axis_of
 
 op = relax.op
 Reduction = Callable[[Context, Any, list[int], bool], Any]
@@ -107,6 +109,15 @@ def rms_norm(ctx: Context, node: Node) -> Any:
     return _affine(ctx, node, ctx.emit(op.divide(x, root)), None)
 
 
+def mean_variance_norm(ctx: Context, node: Node) -> Any:
+    """MeanVarianceNormalization: x less its mean over its deviation and 1e-9."""
+    x = ctx.tensor(node.operand(0))
+    axes = [axis_of(a, len(shape_of(x))) for a in node.attr("axes", [0, 2, 3])]
+    centred = ctx.emit(op.subtract(x, ctx.emit(op.mean(x, axes, keepdims=True))))
+    spread = ctx.emit(op.mean(op.multiply(centred, centred), axes, keepdims=True))
+    return ctx.emit(op.divide(centred, op.add(op.sqrt(spread), ctx.const(1e-9))))
+
+
 def lp_normalization(ctx: Context, node: Node) -> Any:
     """LpNormalization: by the norm of order 1 or 2 along an axis, 0 where that is 0."""
     x = ctx.tensor(node.operand(0))
@@ -146,6 +157,7 @@ REDUCTIONS: dict[str, Callable[[Context, Node], Any]] = {
     "InstanceNormalization": instance_norm,
     "LayerNormalization": layer_norm,
     "LpNormalization": lp_normalization,
+    "MeanVarianceNormalization": mean_variance_norm,
     "RMSNormalization": rms_norm,
     "ReduceL1": _reduced(_absolute),
     "ReduceL2": _reduced(act.norm),
@@ -154,6 +166,7 @@ REDUCTIONS: dict[str, Callable[[Context, Node], Any]] = {
     "ReduceMax": _reduced(_extremum(largest=True)),
     "ReduceMean": _reduced(_plain(op.mean)),
     "ReduceMin": _reduced(_extremum(largest=False)),
+    "ReduceProd": _reduced(product),
     "ReduceSum": _reduced(_plain(op.sum)),
     "ReduceSumSquare": _reduced(_squares),
 }

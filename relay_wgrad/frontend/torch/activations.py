@@ -41,10 +41,13 @@ def _clamp(ctx: Context, call: Any) -> Any:
 
 
 def _clamp_tensor(ctx: Context, call: Any) -> Any:
-    """As `clamp`, one bound after the other: where they cross the upper one holds."""
-    x = call.args[0]
     low = call.arg(1, call.kwargs.get("min"))
     high = call.arg(2, call.kwargs.get("max"))
+    return _between(ctx, call.args[0], low, high)
+
+
+def _between(ctx: Context, x: Any, low: Any, high: Any) -> Any:
+    """As `clamp`, one bound after the other: where they cross the upper one holds."""
     if low is not None:
         x = ctx.emit(op.where(op.less(x, low), low, x))
     return x if high is None else ctx.emit(op.where(op.greater(x, high), high, x))
@@ -121,7 +124,9 @@ ACTIVATIONS: dict[str, Builder] = {
     "celu.default": _plain(act.celu, 1.0),
     "clamp.Tensor": _clamp_tensor,
     "clamp.default": _clamp,
+    "clamp_max.Tensor": lambda ctx, call: _between(ctx, call.args[0], None, call.args[1]),
     "clamp_max.default": lambda ctx, call: act.clamp(ctx, call.args[0], None, float(call.args[1])),
+    "clamp_min.Tensor": lambda ctx, call: _between(ctx, call.args[0], call.args[1], None),
     "clamp_min.default": lambda ctx, call: act.clamp(ctx, call.args[0], float(call.args[1]), None),
     "clip.Tensor": _clamp_tensor,
     "clip.default": _clamp,

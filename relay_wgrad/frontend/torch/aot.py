@@ -31,7 +31,9 @@ from .program import pytorch
 from .reader import Reader, check_dtype
 from .scattered import SCATTERED
 
-_PARTIAL = ("native_layer_norm.default", "native_group_norm.default")  # rows of the first result
+# Rows of the first result, and rows that take less than PyTorch's own decomposition.
+_PARTIAL = ("native_layer_norm.default", "native_group_norm.default", "index_add.default",
+            "cumsum.default")  # fmt: skip
 _SAME = {
     "_adaptive_avg_pool2d.default": "adaptive_avg_pool2d.default",
     "_adaptive_avg_pool3d.default": "adaptive_avg_pool3d.default",

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax
 
 from ..context import Context, shape_of
+from ..grids import grid_sample
 from ..indexing import at, gathered, known, taken, wrapped
 from ..resampled import at_places
 from .call import Builder, Call, constant
@@ -73,10 +74,20 @@ def _flip(ctx: Context, call: Call) -> Any:
     return x
 
 
+def _grid_sample(ctx: Context, call: Call) -> Any:
+    """(images, grid, mode, padding, whether corners are the corner pixels' centres)."""
+    mode, border = int(call.args[2]), int(call.args[3])
+    return grid_sample(
+        ctx, call.args[0], call.args[1], mode=("linear", "nearest", "cubic")[mode],
+        border=("zeros", "border", "reflection")[border], corners=bool(call.args[4]),
+    )  # fmt: skip
+
+
 INDEXING: dict[str, Builder] = {
     "embedding.default": _embedding,
     "flip.default": _flip,
     "gather.default": _gather,
+    "grid_sampler.default": _grid_sample,
     "index.Tensor": _index,
     "index_select.default": _index_select,
 }

@@ -1,4 +1,4 @@
-"""ATen's arithmetic as ops that have a gradient: elementwise, comparisons, sums, products, losses.
+"""ATen's arithmetic as ops that have a gradient: elementwise, comparisons, sums, products.
 
 Operands are brought to the dtype in which PyTorch combines them.  To add an op, write one row, and
 a case for it in `tests/support/torch/op_cases.py`, which compares value and gradient with
@@ -14,8 +14,8 @@ from typing import Any
 from tvm import relax
 
 from .. import activations as act
-from .. import loss_terms as terms
 from ..context import FLOATS, Context, shape_of
+from ..curves import floor_quotient
 from ..sizes import is_open, number
 from .call import Builder, Call, as_dtype, constant, promoted
 
@@ -155,9 +155,6 @@ def _third(function: Callable[[Any, Any], Any]) -> Builder:
     return build
 
 
-_ROUNDINGS = {"floor": op.floor, "trunc": op.trunc}
-
-
 def _divided(ctx: Context, call: Call) -> Any:
     """x / y, rounded: its gradient is zero."""
     mode = call.setting("rounding_mode")
@@ -168,7 +165,9 @@ def _divided(ctx: Context, call: Call) -> Any:
         return ctx.emit(op.floor_divide(a, b))
     if call.dtype in _INTEGERS:
         raise ValueError(f"rounding_mode={mode!r} of {call.dtype} is not supported")
-    return ctx.emit(op.grad.no_grad(ctx.emit(_ROUNDINGS[mode](ctx.emit(op.divide(a, b))))))
+    if mode == "floor":
+        return floor_quotient(ctx, a, b)
+    return ctx.emit(op.grad.no_grad(ctx.emit(op.trunc(ctx.emit(op.divide(a, b))))))
 
 
 _INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
@@ -218,71 +217,31 @@ def _variance(root: bool) -> Builder:
     return build
 
 
-def _norm(ctx: Context, call: Call) -> Any:
-    if call.arg(1, 2) != 2:
-        raise ValueError(f"the norm of order {call.arg(1)} is not supported, only 2")
-    x = call.args[0]
-    axes, keep = _axes(call.arg(2), len(shape_of(x))), bool(call.arg(3, False))
-    return act.norm(ctx, x, axes, keep)
+def _with_mean(root: bool) -> Builder:
+    """(x, axes): the variance, or its root, and the mean."""
+    of = _variance(root)
 
-
-# ---- losses --------------------------------------------------------------------------------------
-
-
-def _elementwise_loss(each: Callable[..., Any], at: int, *settings: int) -> Builder:
-    """A loss of two operands in the result's dtype; `at` is where its reduction is, then numbers,
-    1 by default."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        a, b = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
-        made = each(ctx, a, b, *(float(call.arg(i, 1.0)) for i in settings))
-        return terms.reduced(ctx, made, terms.REDUCTIONS[call.arg(at, 1)])
+    def build(ctx: Context, call: Call) -> tuple[Any, Any]:
+        spread = of(ctx, call)
+        x, axes = call.args[0], _axes(call.arg(1), len(shape_of(call.args[0])))
+        return spread, ctx.emit(
+            op.mean(x, axes, keepdims=len(shape_of(spread)) == len(shape_of(x)))
+        )
 
     return build
 
 
-def _huber(ctx: Context, a: Any, b: Any, delta: float) -> Any:
-    return terms.rounded(ctx, a, b, delta, huber=True)
-
-
-def _smooth_l1(ctx: Context, a: Any, b: Any, beta: float) -> Any:
-    return terms.rounded(ctx, a, b, beta, huber=False)
-
-
-def _bce(ctx: Context, call: Call) -> Any:
-    x, target = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
-    weight, positive = (
-        None if call.arg(i) is None else as_dtype(ctx, call.args[i], call.dtype) for i in (2, 3)
-    )
-    each = terms.bce_with_logits(ctx, x, target, weight, positive)
-    return terms.reduced(ctx, each, terms.REDUCTIONS[call.arg(4, 1)])
-
-
-def _class_weight(ctx: Context, call: Call) -> Any:
-    return None if call.arg(2) is None else as_dtype(ctx, call.args[2], call.dtype)
-
-
-def _cross_entropy(ctx: Context, call: Call) -> Any:
-    x, target = as_dtype(ctx, call.args[0], call.dtype), call.args[1]
-    given = {
-        "reduction": terms.REDUCTIONS[call.arg(3, 1)],
-        "weight": _class_weight(ctx, call),
-        "smoothing": float(call.arg(5, 0.0)),
-    }
-    logs = ctx.emit(op.nn.log_softmax(x, min(1, len(shape_of(x)) - 1)))
-    ignored = int(call.arg(4, -100))
-    if str(target.ty.dtype) in FLOATS:
-        return terms.cross_entropy_of(ctx, logs, as_dtype(ctx, target, call.dtype), **given)
-    return terms.cross_entropy(ctx, logs, as_dtype(ctx, target, "int64"), ignored=ignored, **given)
-
-
-def _nll(ctx: Context, call: Call) -> Any:
-    """Of log-probabilities."""
-    labels = as_dtype(ctx, call.args[1], "int64")
-    return terms.cross_entropy(
-        ctx, call.args[0], labels, ignored=int(call.arg(4, -100)),
-        reduction=terms.REDUCTIONS[call.arg(3, 1)], weight=_class_weight(ctx, call),
-    )  # fmt: skip
+def _norm(ctx: Context, call: Call) -> Any:
+    x, order = call.args[0], float(call.arg(1, 2))
+    axes, keep = _axes(call.arg(2), len(shape_of(x))), bool(call.arg(3, False))
+    if order == 2:
+        return act.norm(ctx, x, axes, keep)
+    size = ctx.emit(op.abs(x))
+    if order == 1:
+        return ctx.emit(op.sum(size, axes, keepdims=keep))
+    if math.isinf(order):
+        return act.extremum(ctx, size, axes, keep, order > 0)
+    raise ValueError(f"the norm of order {call.arg(1)} is not supported, only 1, 2 and infinity")
 
 
 # ---- types ---------------------------------------------------------------------------------------
@@ -315,7 +274,6 @@ MATH: dict[str, Builder] = {
     "addcdiv.default": _third(op.divide),
     "addcmul.default": _third(op.multiply),
     "alias.default": _identity,
-    "binary_cross_entropy_with_logits.default": _bce,
     "bitwise_and.Tensor": _bitwise(op.logical_and),
     "bitwise_not.default": _bitwise(op.logical_not),
     "bitwise_or.Tensor": _bitwise(op.logical_or),
@@ -323,7 +281,6 @@ MATH: dict[str, Builder] = {
     "ceil.default": _fixed(op.ceil),
     "clone.default": _identity,
     "cos.default": _unary(op.cos),
-    "cross_entropy_loss.default": _cross_entropy,
     "detach.default": _stopped,
     "div.Scalar": _binary(op.divide),
     "div.Scalar_mode": _divided,
@@ -338,8 +295,6 @@ MATH: dict[str, Builder] = {
     "ge.Tensor": _compared(op.greater_equal),
     "gt.Scalar": _compared(op.greater),
     "gt.Tensor": _compared(op.greater),
-    "huber_loss.default": _elementwise_loss(_huber, 2, 3),
-    "l1_loss.default": _elementwise_loss(terms.absolute, 2),
     "le.Scalar": _compared(op.less_equal),
     "le.Tensor": _compared(op.less_equal),
     "linalg_vector_norm.default": _norm,
@@ -359,13 +314,11 @@ MATH: dict[str, Builder] = {
     "mean.default": _reduced(op.mean),
     "mean.dim": _reduced(op.mean),
     "minimum.default": _binary(op.minimum),
-    "mse_loss.default": _elementwise_loss(terms.squared, 2),
     "mul.Scalar": _product,
     "mul.Tensor": _product,
     "ne.Scalar": _compared(op.not_equal),
     "ne.Tensor": _compared(op.not_equal),
     "neg.default": _unary(op.negative),
-    "nll_loss_nd.default": _nll,
     "pow.Scalar": _power,
     "pow.Tensor_Scalar": _power,
     "pow.Tensor_Tensor": _power,
@@ -378,12 +331,12 @@ MATH: dict[str, Builder] = {
     "sign.default": _fixed(op.sign),
     "silu.default": _unary(op.nn.silu),
     "sin.default": _unary(op.sin),
-    "smooth_l1_loss.default": _elementwise_loss(_smooth_l1, 2, 3),
     "softmax.int": _softmax(op.nn.softmax),
     "sqrt.default": _unary(op.sqrt),
     "square.default": _unary(lambda x: op.multiply(x, x)),
     "std.correction": _variance(root=True),
     "std.dim": _variance(root=True),
+    "std_mean.correction": _with_mean(root=True),
     "sub.Scalar": _binary(op.subtract),
     "sub.Tensor": _binary(op.subtract),
     "sum.default": _reduced(op.sum),
@@ -393,6 +346,7 @@ MATH: dict[str, Builder] = {
     "type_as.default": _cast,
     "var.correction": _variance(root=False),
     "var.dim": _variance(root=False),
+    "var_mean.correction": _with_mean(root=False),
     "where.Scalar": _where,
     "where.ScalarOther": _where,
     "where.ScalarSelf": _where,

@@ -7,7 +7,6 @@ forward and backward ops are decomposed by PyTorch where they have no row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -217,11 +216,6 @@ def _dropout(ctx: Context, call: Call) -> tuple[Any, Any]:
     return ctx.emit(op.multiply(op.multiply(x, op.astype(mask, call.dtype)), factor)), mask
 
 
-def _about_one(function: Callable[[Any, Any], Any]) -> Builder:
-    """A function of x and 1."""
-    return lambda ctx, call: ctx.emit(function(call.args[0], ctx.const(1.0)))
-
-
 def _cast(ctx: Context, call: Call) -> Any:
     call.args[1]
     return as_dtype(ctx, call.args[0], call.dtype)
@@ -240,8 +234,6 @@ NORMALIZED: dict[str, Builder] = {
     "convert_element_type.default": _cast,
     "cudnn_batch_norm.default": _forward(5, 6, 7, "ymre"),
     "cudnn_batch_norm_backward.default": _backward(True, 7, -1, (1, 0, 2, 3, 4, 5, 6)),
-    "expm1.default": _about_one(lambda x, one: op.subtract(op.exp(x), one)),
-    "log1p.default": _about_one(lambda x, one: op.log(op.add(x, one))),
     "native_batch_norm_backward.default": _backward(7, 8, 9, (0, 1, 2, 3, 4, 5, 6)),
     "native_dropout.default": _dropout,
     "var_mean.correction": _variance_and_mean,

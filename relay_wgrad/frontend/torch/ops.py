@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from .call import Builder
+from .curves import CURVES
 from .indexing import INDEXING
 from .layers import LAYERS
+from .losses import LOSSES
 from .math import MATH
+from .placing import PLACING
 from .products import PRODUCTS
 from .random import RANDOM
 from .resizing import RESIZING
@@ -14,21 +17,22 @@ from .shapes import SHAPES
 OPS: dict[str, Builder] = {
     **LAYERS,
     **MATH,
+    **CURVES,
+    **LOSSES,
     **SHAPES,
     **RANDOM,
     **RESIZING,
     **INDEXING,
+    **PLACING,
     **PRODUCTS,
 }
 """ATen overload, as `torch.export` names it after decompositions -> builder."""
 
-_ASSIGNED = "assignment to a part of a tensor; make a new one by torch.where or torch.cat"
-
 HINTS: dict[str, str] = {
     "_local_scalar_dense": "a number read from a tensor is not known on import",
+    "binary_cross_entropy": "take binary_cross_entropy_with_logits, of what is before the sigmoid",
     "item": "a number read from a tensor is not known on import",
     "exponential": "draw it as -torch.log(1 - torch.rand_like(x))",
-    "index_put": _ASSIGNED,
     "multinomial": "draw it outside and pass it as an input",
     "randperm": "draw it outside and pass it as an input",
 }

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from .batch import opened, violated
+from .composed import decompositions
 from .file import check_file, first_line
 from .functional import functional
 
@@ -83,13 +84,17 @@ def exported(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", r"The tensor attributes? .*_flat_weights")  # of nn.LSTM
         seen: list[str] = []
         try:
             if not program:
                 with torch.enable_grad(), _watched(torch, seen):
                     module = torch.export.export(module, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
-            return functional(torch, stopped, known) or stopped.run_decompositions({}), title
+            made = functional(torch, stopped, known)
+            if made is None:
+                made = stopped.run_decompositions(decompositions(torch, stopped.graph))
+            return made, title
         except RefusedError as error:
             raise ValueError(f"{title}: {error}") from error
         except Exception as error:  # any kind: it runs the module's own code

@@ -101,6 +101,7 @@ def test_env() -> None:
         (("train", "net.pt2", "--export", "x.onnx"), 1, "--export writes ONNX files"),
         (("train", "net.pt2", "--weights", "seeded"), 1, "--weights seeded is for ONNX files"),
         (("train", "--data", "x.csv"), 2, "must end in .npz, got 'x.csv'"),
+        (("train", "--data", "nowhere"), 2, "no folder of images, and no .npz file, 'nowhere'"),
         (("train", "squeezenet", "--data", "nowhere.npz"), 1, "nowhere.npz"),
         (("train", "squeezenet", "--loss", "own"), 1, "--loss own: expected cross_entropy, bce_"),
         (("train", "--loss", "l2"), 2, "'l2': expected cross_entropy, bce_with_logits, mse, l1, "),

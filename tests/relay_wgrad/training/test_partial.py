@@ -101,7 +101,10 @@ def test_patterns() -> None:
             {"trainable": "zzz"},
             "matches no parameter; there are conv1, conv1.weight, conv1.b",
         ),
-        ({"trainable": "fc", "freeze": "fc"}, "no parameter is left to train: trainable=('fc',), "),
+        (
+            {"trainable": "fc", "freeze": "fc"},
+            "no parameter is left to train: trainable='fc', freeze='fc'",
+        ),
         ({"trainable": " , "}, "trainable: expected patterns of parameters' names, got ' , '"),
     ],
 )

@@ -381,10 +381,8 @@ LAYERS: dict[str, Row] = {
 }  # fmt: skip
 
 _STRANGERS = """
-    Acos Acosh Asin Asinh Atan Atanh BitShift Compress ConvInteger Det DynamicQuantizeLinear
-    EyeLike GRU GridSample Hardmax If LSTM Loop LpPool MatMulInteger MaxRoiPool MaxUnpool
-    MeanVarianceNormalization Multinomial NonMaxSuppression NonZero OneHot QLinearConv QLinearMatMul
-    QuantizeLinear RNN ReduceProd ReverseSequence RoiAlign RotaryEmbedding Scan TensorScatter TopK
-    Unique FusedConv"""
+    BitShift Compress ConvInteger Det DynamicQuantizeLinear EyeLike Hardmax If Loop MatMulInteger
+    MaxRoiPool MaxUnpool Multinomial NonMaxSuppression NonZero QLinearConv QLinearMatMul
+    QuantizeLinear ReverseSequence RoiAlign RotaryEmbedding Scan TensorScatter Unique FusedConv"""
 STRANGERS = tuple(_STRANGERS.split())
 """Ops that are refused by name."""

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .curve_cases import COMPOSED, CURVES, ORDERS, PLACES
 from .place_cases import INDEXING, PRODUCTS, RESIZING
 from .volume_cases import VOLUMES
 
@@ -298,7 +299,7 @@ RANDOM: dict[str, Function] = {
 
 TAKEN: dict[str, Function] = {
     **MATH, **ACTIVATIONS, **SUMS, **LAYERS, **SHAPES, **STOPS, **RANDOM,
-    **RESIZING, **INDEXING, **PRODUCTS, **VOLUMES,
+    **RESIZING, **INDEXING, **PRODUCTS, **VOLUMES, **CURVES, **ORDERS, **PLACES, **COMPOSED,
 }  # fmt: skip
 """All that is imported."""
 

@@ -113,8 +113,8 @@ REFUSED = {
         "Expand node 'n': its result 'c' of [1048576, 1048576] has more than 2147483647 elements",
     ),
     "an op that is not supported": (
-        tiny([node("RNN", name="n")], (1, 2, 5)),
-        "ONNX op RNN (RNN node 'n') is not supported; ",
+        tiny([node("Hardmax", name="n")], (1, 2, 5)),
+        "ONNX op Hardmax (Hardmax node 'n') is not supported; ",
     ),
     "an opset of no int": (
         with_opset(tiny([node("Conv", name="n")], (1, 2, 5, 5)), 2**62),

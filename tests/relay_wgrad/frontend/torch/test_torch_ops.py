@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from torch import nn
 from torch.nn import functional as fn
 
 from relay_wgrad.frontend import TrainingGraph, from_torch
+from relay_wgrad.frontend.torch.composed import COMPOSED
 from relay_wgrad.frontend.torch.ops import OPS
 from relay_wgrad.frontend.torch.program import exported
 from relay_wgrad.training.step import step_module
 from tests.support.onnx.models import call, relative
 from tests.support.torch import op_cases as cases
+from tests.support.torch.curve_cases import Recurrent
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -26,6 +29,8 @@ GROUPS = {
     "layers": cases.LAYERS, "shapes": cases.SHAPES,
     "stops": cases.STOPS, "random": cases.RANDOM, "resizing": cases.RESIZING,
     "indexing": cases.INDEXING, "products": cases.PRODUCTS, "volumes": cases.VOLUMES,
+    "curves": cases.CURVES, "orders": cases.ORDERS, "places": cases.PLACES,
+    "composed": cases.COMPOSED,
 }  # fmt: skip
 
 
@@ -48,6 +53,26 @@ def compared(module: nn.Module, bound: float = 1e-7, **options: Any) -> Training
 @pytest.mark.parametrize("group", GROUPS)
 def test_group(group: str) -> None:
     compared(cases.Side(list(GROUPS[group].values()), torch.float64))
+
+
+def test_recurrent_layers() -> None:
+    graph = compared(Recurrent())
+    assert len(graph.trainable) == 8 + 10 + 4 + 4 + 4
+
+
+def test_each_composed_op_is_compared() -> None:
+    """PyTorch makes others of it, in a case above."""
+    seen = set()
+    modules = [cases.Side(list(cases.COMPOSED.values()), X.dtype), Recurrent()]
+    modules.append(cases.Side(list(cases.CURVES.values()), X.dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch, about PyTorch
+        for module in modules:
+            program = torch.export.export(module, (X,)).run_decompositions({})
+            seen |= {n.target.__name__ for n in program.graph.nodes if n.op == "call_function"}
+    parts = {"norm.ScalarOpt_dim"}  # of a loss
+    assert seen | parts >= COMPOSED, sorted(COMPOSED - seen)
+    assert not COMPOSED & set(OPS)
 
 
 def test_each_row_is_compared() -> None:
@@ -132,7 +157,7 @@ REFUSED = {
     "a drawn index": (
         lambda y, w: y[:, torch.randperm(4)], "op randperm.default .*pass it as an input"
     ),
-    "an alternative": (lambda y, w: y.cumsum(1), "PyTorch op cumsum.default .* is not supported"),
+    "an alternative": (lambda y, w: y.cumprod(1), "PyTorch op cumprod.default .* near it: "),
     "never set": (lambda y, w: y * torch.empty(6), r"mul.Tensor.*never set \(torch.empty\)"),
     "half precision": (lambda y, w: y.half(), r"_to_copy.default .*: computes in float16: "),
     "a mask of nothing": (

@@ -1,0 +1,36 @@
+"""ATen ops that PyTorch itself makes of others, which have rows: an allow-list.
+
+Autograd differentiates an op by a formula of its own; what is on the list has been compared with
+it (`tests/support/torch/composed_cases.py`).  Left out are ops whose parts have another gradient
+where PyTorch's formula chooses one, as `sinc` at 0.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_NAMES = """
+    adaptive_max_pool1d.default adaptive_max_pool2d.default affine_grid_generator.default
+    all.default all.dim aminmax.default any.default any.dim any.dims bucketize.Tensor
+    channel_shuffle.default cosine_embedding_loss.default cosine_similarity.default deg2rad.default
+    diag.default diag_embed.default eye.default floor_divide.default frac.default gru.input
+    kl_div.default kron.default lerp.Scalar lerp.Tensor linalg_cross.default linspace.default
+    logaddexp.default logit.default logsumexp.default lstm.input margin_ranking_loss.default
+    meshgrid.default meshgrid.indexing norm.ScalarOpt_dim one_hot.default outer.default
+    pairwise_distance.default poisson_nll_loss.default rad2deg.default rnn_relu.input rnn_tanh.input
+    rot90.default sgn.default soft_margin_loss.default std_mean.dim take_along_dim.default
+    tensordot.default tril.default triplet_margin_loss.default triu.default true_divide.Tensor"""
+COMPOSED = frozenset(_NAMES.split())
+"""Overloads that are decomposed."""
+
+
+def decompositions(torch: Any, graph: Any) -> dict[Any, Any]:
+    """PyTorch's decompositions for a graph that has ops of the list; else an empty dictionary."""
+    names = {str(getattr(node.target, "__name__", "")) for node in graph.nodes}
+    if not names & COMPOSED:
+        return {}
+    table: dict[Any, Any] = dict(import_module("torch._decomp").decomposition_table)
+    known = import_module("torch.export").default_decompositions()
+    table.update((overload, known[overload]) for overload in known)
+    return {o: rule for o, rule in table.items() if getattr(o, "__name__", "") in COMPOSED}

@@ -1,0 +1,141 @@
+"""ATen's functions of numbers, running sums, products and orders: rows beside `math.MATH`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+
+from .. import curves
+from ..context import Context, shape_of
+from ..ordered import ordered
+from .call import Builder, Call, as_dtype, constant
+
+op = relax.op
+
+
+def _unary(function: Callable[[Context, Any], Any]) -> Builder:
+    """One operand, which integers reach as the result's float."""
+    return lambda ctx, call: function(ctx, as_dtype(ctx, call.args[0], call.dtype))
+
+
+def _plain(function: Callable[[Any], Any]) -> Builder:
+    return _unary(lambda ctx, x: ctx.emit(function(x)))
+
+
+def _tested(function: Callable[[Any], Any]) -> Builder:
+    """A truth value of a number."""
+    return lambda ctx, call: ctx.emit(function(call.args[0]))
+
+
+def _atan2(ctx: Context, call: Call) -> Any:
+    y, x = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
+    return ctx.emit(op.atan2(y, x))
+
+
+def _remainder(floor: bool) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        x, y = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
+        if "float" not in call.dtype:
+            if not floor:
+                raise ValueError(f"of {call.dtype} is not supported")
+            return ctx.emit(op.floor_mod(x, y))
+        return curves.remainder(ctx, x, y, floor)
+
+    return build
+
+
+def _product(ctx: Context, call: Call) -> Any:
+    """(x), or (x, axis, keepdim); of PyTorch's primitive the axes are a list."""
+    x = as_dtype(ctx, call.args[0], call.dtype)
+    axis = call.arg(1)
+    axes = list(range(len(shape_of(x)))) if axis is None else axis
+    axes = [int(a) for a in (axes if isinstance(axes, (list, tuple)) else [axes])]
+    return curves.product(ctx, x, axes, bool(call.arg(2, False)))
+
+
+def _running_sum(ctx: Context, call: Call) -> Any:
+    x = as_dtype(ctx, call.args[0], call.dtype)
+    return curves.running_sum(ctx, x, int(call.args[1]) % len(call.shape))
+
+
+def _extreme_place(function: Callable[..., Any]) -> Builder:
+    """(x, axis, keepdim), or of all elements: the first of equal ones."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        x, axis = call.args[0], call.arg(1)
+        keep = bool(call.arg(2, False))
+        if axis is not None:
+            return ctx.emit(function(x, int(axis) % len(shape_of(x)), keepdims=keep))
+        flat = ctx.emit(op.reshape(x, (-1,)))
+        return ctx.emit(op.reshape(ctx.emit(function(flat, 0)), call.shape))
+
+    return build
+
+
+def _xlogy(ctx: Context, call: Call) -> Any:
+    """x log(y), and 0 where x is 0, whatever y but NaN."""
+    x, y = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
+    none = op.equal(x, constant(0, call.dtype))
+    none = ctx.emit(op.logical_and(none, op.logical_not(op.isnan(y))))
+    return ctx.emit(op.multiply(x, op.log(op.where(none, constant(1, call.dtype), y))))
+
+
+def _largest(ctx: Context, call: Call) -> tuple[Any, Any]:
+    """(x, count, axis, whether the largest, whether in order): always in order here."""
+    call.arg(4)
+    count, axis = int(call.args[1]), int(call.arg(2, -1))
+    return ordered(ctx, call.args[0], axis, count, descending=bool(call.arg(3, True)))
+
+
+def _sorted(ctx: Context, call: Call) -> tuple[Any, Any]:
+    """(x, axis, descending)."""
+    axis, descending = call.arg(1, -1), call.arg(2, False)
+    return ordered(ctx, call.args[0], int(axis), descending=bool(descending))
+
+
+def _stably_sorted(ctx: Context, call: Call) -> tuple[Any, Any]:
+    """The same with keywords."""
+    call.setting("stable")
+    axis, descending = call.setting("dim", -1), call.setting("descending", False)
+    return ordered(ctx, call.args[0], int(axis), descending=bool(descending))
+
+
+def _sorted_places(ctx: Context, call: Call) -> Any:
+    return _sorted(ctx, call)[1]
+
+
+CURVES: dict[str, Builder] = {
+    "acos.default": _plain(op.acos),
+    "acosh.default": _plain(op.acosh),
+    "argmax.default": _extreme_place(op.argmax),
+    "argmin.default": _extreme_place(op.argmin),
+    "argsort.default": _sorted_places,
+    "asin.default": _plain(op.asin),
+    "asinh.default": _plain(op.asinh),
+    "atan.default": _plain(op.atan),
+    "atan2.default": _atan2,
+    "atanh.default": _plain(op.atanh),
+    "cosh.default": _plain(op.cosh),
+    "cumsum.default": _running_sum,
+    "exp2.default": _unary(lambda ctx, x: ctx.emit(op.power(constant(2, str(x.ty.dtype)), x))),
+    "expm1.default": _unary(curves.expm1),
+    "fmod.Scalar": _remainder(floor=False),
+    "fmod.Tensor": _remainder(floor=False),
+    "isfinite.default": _tested(op.isfinite),
+    "isinf.default": _tested(op.isinf),
+    "isnan.default": _tested(op.isnan),
+    "log1p.default": _unary(curves.log1p),
+    "prod.default": _product,
+    "prod.dim_int": _product,
+    "remainder.Scalar": _remainder(floor=True),
+    "remainder.Tensor": _remainder(floor=True),
+    "sinh.default": _plain(op.sinh),
+    "sort.default": _sorted,
+    "sort.stable": _stably_sorted,
+    "tan.default": _plain(op.tan),
+    "topk.default": _largest,
+    "xlogy.Tensor": _xlogy,
+}
+"""ATen overload -> builder."""
