@@ -20,6 +20,7 @@ from .. import keys
 from ..frontend.torch.aot import decompositions, lies_last
 from ..registry import is_registered, register
 from .pooling import without_places
+from .programs import Choices, call, choices, compiled_at, dense, drawn
 from .reports import CompiledGraph, reported
 
 PROGRAMS = 16
@@ -114,9 +115,10 @@ class _Graph:
     def __call__(self, *inputs: Any) -> Any:
         if self.report.reason:
             return self.graph(*inputs)
-        flags = (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
+        device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), "cpu")
+        chosen = choices(device)
         key = (
-            flags,
+            chosen,
             *((x.shape, x.dtype, x.device, lies_last(x)) if isinstance(x, torch.Tensor) else x
               for x in inputs),
         )  # fmt: skip
@@ -124,7 +126,7 @@ class _Graph:
             program = self._programs.get(key)
             if program is None:
                 try:
-                    program = _Program(self.graph, inputs, self.report, flags)
+                    program = _Program(self.graph, inputs, self.report, chosen)
                 except Exception as error:  # of any kind: PyTorch can run it all the same
                     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
                     self.report.reason = f"{kind}{error}"
@@ -142,11 +144,9 @@ class _Program:
     """A graph compiled for tensors of some sizes, memory orders and one device."""
 
     def __init__(
-        self, graph: Any, inputs: Sequence[Any], report: CompiledGraph, flags: tuple[bool, bool]
+        self, graph: Any, inputs: Sequence[Any], report: CompiledGraph, chosen: Choices
     ) -> None:
         from ..frontend import from_aot
-        from ..training.devices import place
-        from ..training.options import Options
         from ..training.step import ADJOINT, converted
 
         self.device = _device(inputs)
@@ -157,11 +157,7 @@ class _Program:
         self._lock = threading.Lock()  # a virtual machine runs one function at a time
         if not any(result.kind == "result" for result in made.outputs):
             return
-        is_gpu = self.device.type == "cuda"
-        where = place(
-            f"cuda:{self.device.index or 0}" if is_gpu else "cpu",
-            Options(tf32=flags[0], benchmark=flags[1]),
-        )
+        where = compiled_at(self.device, chosen)
         module = made.module.clone()
         main = module["main"]
         del module["main"]
@@ -175,8 +171,6 @@ class _Program:
         report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        from .programs import call, dense, drawn
-
         made: list[torch.Tensor] = []
         if self._function is not None:
             numbers = [drawn(spec, self.device) for spec in self.made.drawn]

@@ -69,6 +69,11 @@ class allow_winograd:  # noqa: N801 - called as a function, as `torch.set_grad_e
         _winograd = self._before
 
 
+def winograd_is_allowed() -> bool:
+    """What `allow_winograd` has said."""
+    return _winograd
+
+
 _lock = threading.RLock()
 _heard: list[tuple[ConvKind, str]] | None = None  # see `heard`
 

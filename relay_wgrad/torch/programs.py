@@ -15,9 +15,37 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import threads
-from .kernels import ALIGNMENT
+from .kernels import ALIGNMENT, winograd_is_allowed
 
 Place = tuple[dict[str, Any], str]  # a module's `_parameters` or `_buffers`, and the name in it
+
+
+class Choices(NamedTuple):
+    """What is said of the arithmetic of convolutions: for cuDNN, and for a CPU."""
+
+    tf32: bool
+    benchmark: bool
+    winograd: bool
+
+
+def choices(device: torch.device | str) -> Choices:
+    """Those that count on a device."""
+    if torch.device(device).type == "cpu":
+        return Choices(False, False, winograd_is_allowed())
+    return Choices(torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, False)
+
+
+def compiled_at(device: torch.device, chosen: Choices) -> Any:
+    """The `Place` that compiles for a device of PyTorch's."""
+    from legalize.cpu import host_target
+
+    from ..training.devices import place
+    from ..training.options import Options
+
+    if device.type == "cpu":
+        return place(host_target(allow_winograd=chosen.winograd))
+    options = Options(tf32=chosen.tf32, benchmark=chosen.benchmark)
+    return place(f"cuda:{device.index or 0}", options)
 
 
 class Asked(NamedTuple):
@@ -28,7 +56,7 @@ class Asked(NamedTuple):
     differentiates: bool
     layout: str | None
     checkpoint: Any
-    flags: tuple[bool, bool]  # of cuDNN: allow_tf32, benchmark
+    choices: Choices
 
 
 class Program:
@@ -42,8 +70,6 @@ class Program:
 
     def __init__(self, module: torch.nn.Module, inputs: Sequence[Any], asked: Asked) -> None:
         from ..frontend import from_torch
-        from ..training.devices import place
-        from ..training.options import Options
         from ..training.step import ADJOINT
         from ..training.two_parts import FORWARD, two_parts
 
@@ -68,11 +94,7 @@ class Program:
         if asked.differentiates:
             wrt = [s.name for s, x in zip(graph.inputs, inputs, strict=False) if x.requires_grad]
             wrt += graph.trainable
-        is_gpu = self.device.type == "cuda"
-        where = place(
-            f"cuda:{self.device.index or 0}" if is_gpu else "cpu",
-            Options(tf32=asked.flags[0], benchmark=asked.flags[1]),
-        )
+        where = compiled_at(self.device, asked.choices)
         parts = two_parts(
             graph, wrt=wrt, dtype=asked.half,
             layout=where.layout if asked.layout is None else asked.layout,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .kernels import DTYPES
-from .programs import Asked, Program
+from .programs import Asked, Program, choices
 
 if TYPE_CHECKING:
     from ..frontend import Loss
@@ -168,10 +168,7 @@ class TrainingStep(torch.nn.Module):
             first = next((t.dtype for t in tensors if t.is_floating_point()), None)
             if first != torch.float32:  # autocast leaves float64 alone
                 half = None
-        flags = (False, False)
-        if device == "cuda":
-            flags = (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
-        asked = Asked(loss, half, differentiates, layout, checkpoint, flags)
+        asked = Asked(loss, half, differentiates, layout, checkpoint, choices(device))
         key = (
             asked,
             tuple((id(part), part.training) for part in parts),

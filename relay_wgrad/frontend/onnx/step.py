@@ -58,6 +58,11 @@ def gradient_to_onnx(
     if learning_rate is not None:
         _check_rate(graph.name, learning_rate)
     names = list(graph.trainable if wrt is None else wrt)
+    if unknown := [repr(name) for name in params or () if name not in graph.params]:
+        raise ValueError(
+            f"{graph.name}: params has values for {', '.join(unknown)}, which are no parameters of"
+            f" the graph: it has {', '.join(graph.params)}"
+        )
     values = {}
     for name, initial in graph.params.items():
         if params is not None and name not in params:

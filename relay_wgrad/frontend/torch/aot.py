@@ -24,7 +24,15 @@ from ..weights import Array
 from .backward import BACKWARD
 from .call import Builder, Call, array, dtype_name
 from .convolutions import CONVOLUTIONS
-from .halves import AS_THEY_ARE, WIDE, has_halves, rounded, widened
+from .halves import (
+    AS_THEY_ARE,
+    WIDE,
+    has_halves,
+    results_of,
+    rounded,
+    widened,
+    with_wide_statistics,
+)
 from .normalized import NORMALIZED
 from .ops import OPS
 from .program import pytorch
@@ -149,6 +157,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions, but of what has a row: for `aot_autograd` and for `from_aot`."""
     rules = import_module("torch._decomp")
     found = {**rules.decomposition_table, **dict(rules.core_aten_decompositions().items())}
+    aten = pytorch().ops.aten
+    for norm in (aten.native_layer_norm.default, aten.native_group_norm.default):
+        found[norm] = with_wide_statistics(found[norm])
     return {
         overload: rule for overload, rule in found.items()
         if str(getattr(overload, "__name__", overload)) not in AOT_OPS
@@ -280,7 +291,7 @@ class _Import(Reader):
             return super().built(op, call)
         self.ctx.options.dtype = WIDE
         made = super().built(op, widened(self.ctx, call, self.casts))
-        return rounded(self.ctx, made, call.result)
+        return rounded(self.ctx, made, results_of(op, call))
 
     def _arguments(self, channels_last: bool) -> list[bool]:
         last = []

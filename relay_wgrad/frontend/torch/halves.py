@@ -7,6 +7,7 @@ kernels and libraries' sum in float32, and what only moves elements.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,14 @@ _DRAWN = """
     randn_like.default uniform.default"""
 AS_THEY_ARE = frozenset(f"{_PRODUCTS}{_MOVES}{_DRAWN}".split())
 """ATen overloads whose half operands and results stay half within."""
+
+
+_NORMS = (
+    "_batch_norm_with_update_functional.default", "_native_batch_norm_legit.no_stats",
+    "_native_batch_norm_legit_functional.default", "_native_batch_norm_legit_no_training.default",
+    "cudnn_batch_norm.default",
+)  # fmt: skip
+_STATISTICS = (1, 2)  # of a batch, among the results of those
 
 
 def has_halves(call: Call) -> bool:
@@ -68,6 +77,30 @@ def rounded(ctx: Context, built: Any, said: Any) -> Any:
     if not _is_half(said) or not isinstance(getattr(built, "ty", None), relax.TensorType):
         return built
     return ctx.emit(relax.op.astype(built, dtype_name(said)))
+
+
+def results_of(op: str, call: Call) -> Any:
+    """PyTorch's results.  Of a batch normalization its shape functions give the statistics in the
+    images' type on the CPU, and its kernels in the parameters', as they are read."""
+    if op not in _NORMS or all(
+        dtype_name(v) != WIDE for v in call.values[1:] if hasattr(v, "dtype")
+    ):
+        return call.result
+    return [_wide(v) if i in _STATISTICS else v for i, v in enumerate(call.result)]
+
+
+def with_wide_statistics(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's decomposition of a norm, but the statistics in float32 beside parameters in it: the
+    decomposition rounds them to the images' type on the CPU, and PyTorch's kernels do not."""
+
+    def norm(x: Any, *given: Any) -> Any:
+        types = {dtype_name(v) for v in given if hasattr(v, "dtype")}
+        if not _is_half(x) or WIDE not in types:
+            return rule(x, *given)
+        y, *statistics = rule(_wide(x), *given)
+        return (y.to(x.dtype), *statistics)
+
+    return norm
 
 
 def _is_half(value: Any) -> bool:

@@ -17,7 +17,7 @@ from torch import library as torch_library
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relay_wgrad.torch import compiler, inductor
+from relay_wgrad.torch import allow_winograd, compiler, inductor
 from relay_wgrad.torch.choosing import Took
 from relay_wgrad.torch.compiler import backend
 from relay_wgrad.torch.reports import CompiledGraph, compiled_graphs
@@ -25,6 +25,7 @@ from relay_wgrad.torch.reports import CompiledGraph, compiled_graphs
 pytestmark = pytest.mark.usefixtures("registered")
 
 F = nn.functional
+WIDTH = nn.LayerNorm(6)
 ROOT = Path(__file__).parents[3]
 aten = torch.ops.aten
 
@@ -128,6 +129,20 @@ def test_channels_last_is_kept() -> None:
     for a, b in zip(module.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, rtol=1e-8, atol=1e-10)
         assert a.grad.stride() == b.grad.stride()
+
+
+def test_winograd_is_asked_for() -> None:
+    """Sums of transformed values, and other gradients of ReLU at zero, where they are allowed."""
+    torch.manual_seed(1)
+    module = nn.Conv2d(64, 64, 3, padding=1)
+    x = torch.randn(4, 64, 28, 28)
+    model = torch.compile(module, backend=backend, fullgraph=True)
+    want = copy.deepcopy(module).double()(x.double())
+    for allow, word in ((False, "direct"), (True, "Winograd")):
+        with allow_winograd(allow), torch.no_grad():
+            assert (model(x) - want).norm() < 1e-5 * want.norm()
+        assert compiled_graphs()[-1].convolutions == [f"conv2d llvm {word}"]
+    assert compiled_graphs()[-1].sizes == 2
 
 
 def test_without_gradients_and_evaluated() -> None:
@@ -294,6 +309,25 @@ def test_half(dtype: torch.dtype, autocast: bool) -> None:
     for i, (a, b, c) in enumerate(zip(ours, theirs, stepped(exact, exact, x, None), strict=True)):
         off, eager = ((t.double() - c).norm() for t in (a, b))
         assert off <= 2 * eager + 2 * torch.finfo(dtype).eps * c.double().norm(), i
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, lambda c: nn.GroupNorm(2, c), lambda _: WIDTH])
+def test_statistics_are_not_rounded(norm: Any) -> None:
+    """Beside parameters in float32 a batch's mean and deviation go to the backward pass in float32,
+    as PyTorch's kernels have them and its shape functions have not."""
+    torch.manual_seed(1)
+    module = nn.Sequential(norm(4))
+    x = torch.randn(3, 4, 5, 6).bfloat16() * 3 + 2
+    found = []
+    for of, given in ((module, x), (copy.deepcopy(module).double(), x.double())):
+        model = of if of is not module else torch.compile(of, backend=backend, fullgraph=True)
+        y = model(given)
+        y.backward(torch.sin(torch.arange(y.numel())).reshape(y.shape).bfloat16().to(y.dtype))
+        found.append([p.grad for p in of.parameters()])
+    assert [graph.reason for graph in graphs()] == ["", ""]
+    for ours, exact in zip(*found, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - exact).norm() < 3e-6 * exact.norm()
 
 
 def test_autocast_with_inductor() -> None:

@@ -66,6 +66,8 @@ def test_refusals() -> None:
     graph = small(bn="eval")
     with pytest.raises(ValueError, match="no value for parameter 'stem_w'"):
         gradient_to_onnx(graph, params={})
+    with pytest.raises(ValueError, match="params has values for 'w', 'x', which are no parameters"):
+        gradient_to_onnx(graph, params={**graph.params, "w": 1.0, "x": 2.0})
     with pytest.raises(ValueError, match="no parameter 'y'"):
         gradient_to_onnx(graph, wrt=["y"])
     for rate in (0.0, -1.0, float("nan"), float("inf")):
