@@ -56,6 +56,7 @@ LONGER = {
         for name in ("steps_are", "batches_of", "channels_last", "measured_choice")
     },
     f"{TORCH}/test_compiler.py::test_steps_with_inductor": "compiles C++ by Inductor",
+    f"{TORCH}/test_compiler_convolutions.py::test_values_and_gradients[others": MORE,
     f"{TORCH}/test_training_step.py::test_batch_statistics_without_gradients": MORE,
     **{
         f"tests/byoc_cudnn/norm/test_norm_races.py::test_{name}": MORE
