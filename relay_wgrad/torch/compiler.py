@@ -7,11 +7,12 @@ device), so that batches that change cost a compilation for each size and no gra
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,8 +92,18 @@ def _partition(joint: Any, inputs: Any, **given: Any) -> Any:
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     without_places(joint.graph)
+    _without_running_statistics(joint.graph)
     joint.recompile()
     return min_cut_rematerialization_partition(joint, inputs, **given)
+
+
+def _without_running_statistics(graph: torch.fx.Graph) -> None:
+    """In training the backward op of a norm reads none of its operands 3 and 4, which it would keep
+    and which another thread's forward pass may change."""
+    aten = torch.ops.aten
+    for node in graph.nodes:
+        if node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
 def _compiler(name: str) -> Callable[..., Any]:
@@ -116,28 +127,57 @@ class _Graph:
         if self.report.reason:
             return self.graph(*inputs)
         device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), "cpu")
-        chosen = choices(device)
         key = (
-            chosen,
+            choices(device),
             *((x.shape, x.dtype, x.device, lies_last(x)) if isinstance(x, torch.Tensor) else x
               for x in inputs),
         )  # fmt: skip
+        program = self._known(key) or self._made(key, inputs)
+        return self.graph(*inputs) if program is None else program(inputs)
+
+    def _made(self, key: Any, inputs: Sequence[Any]) -> _Program | None:
+        """A new program, one thread at a time; None where there can be none, which is reported."""
+        with _compiling():
+            program = self._known(key)  # another thread's, meanwhile
+            if program is not None or self.report.reason:
+                return program
+            try:
+                program = _Program(self.graph, inputs, self.report, key[0])
+            except Exception as error:  # of any kind: PyTorch can run it all the same
+                kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+                self.report.reason = f"{kind}{error}"
+                told = f"relay_wgrad: PyTorch runs this: {self.report.reason}"
+                warnings.warn(told, stacklevel=3)
+                return None
+            self._keep(key, program)
+            return program
+
+    def _known(self, key: Any) -> _Program | None:
         with self._lock:
-            program = self._programs.get(key)
-            if program is None:
-                try:
-                    program = _Program(self.graph, inputs, self.report, chosen)
-                except Exception as error:  # of any kind: PyTorch can run it all the same
-                    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-                    self.report.reason = f"{kind}{error}"
-                    told = f"relay_wgrad: PyTorch runs this: {self.report.reason}"
-                    warnings.warn(told, stacklevel=2)
-                    return self.graph(*inputs)
-                while len(self._programs) >= PROGRAMS:
-                    self._programs.popitem(last=False)
-                self._programs[key] = program
-            self._programs.move_to_end(key)
-        return program(inputs)
+            if key in self._programs:
+                self._programs.move_to_end(key)
+            return self._programs.get(key)
+
+    def _keep(self, key: Any, program: _Program) -> None:
+        with self._lock:
+            while len(self._programs) >= PROGRAMS:
+                self._programs.popitem(last=False)
+            self._programs[key] = program
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Within, what is done is part of a compilation, as for Dynamo: it compiles nothing meanwhile,
+    and calls of compiled code by other threads, which see that something is traced, go on."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    compiler: Any = torch.compiler
+    with compile_lock:
+        before, compiler._is_compiling_flag = compiler._is_compiling_flag, True
+        try:
+            yield
+        finally:
+            compiler._is_compiling_flag = before
 
 
 class _Program:

@@ -37,15 +37,11 @@ def choices(device: torch.device | str) -> Choices:
 
 def compiled_at(device: torch.device, chosen: Choices) -> Any:
     """The `Place` that compiles for a device of PyTorch's."""
-    from legalize.cpu import host_target
-
     from ..training.devices import place
     from ..training.options import Options
 
-    if device.type == "cpu":
-        return place(host_target(allow_winograd=chosen.winograd))
-    options = Options(tf32=chosen.tf32, benchmark=chosen.benchmark)
-    return place(f"cuda:{device.index or 0}", options)
+    options = Options(tf32=chosen.tf32, benchmark=chosen.benchmark, winograd=chosen.winograd)
+    return place(f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu", options)
 
 
 class Asked(NamedTuple):

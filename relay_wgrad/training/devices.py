@@ -110,14 +110,14 @@ def place(device: str | Target, options: Options | None = None) -> Place:
     if not isinstance(device, str):
         raise TypeError(f"device must be {DEVICES}, or a CPU's target, got {device!r}")
     if device == "cpu":
-        return _cpu()
+        return _cpu(winograd=options.winograd)
     match = re.fullmatch(r"cuda(?::([0-9]{1,3}))?|auto", device)
     if match is None:
         raise ValueError(f"device must be {DEVICES}, got {device!r}")
     index = int(match[1] or 0)
     missing = lacking(index)
     if missing and device == "auto":
-        cpu = _cpu()
+        cpu = _cpu(winograd=options.winograd)
         return replace(cpu, notes=["on the CPU: " + "; ".join(missing)])
     if missing:
         raise ValueError(f"device {device!r} cannot be trained on: " + "; ".join(missing))
@@ -181,11 +181,12 @@ def readiness() -> str:
     return "\n".join([*parts, *(f"without {reason}" for reason in reasons)])
 
 
-def _cpu(target: Target | None = None) -> Place:
+def _cpu(target: Target | None = None, winograd: bool = True) -> Place:
     def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
         from legalize.cpu import host_target
 
-        return compile_module(mod, host_target() if target is None else target, progress=progress)
+        chosen = host_target(allow_winograd=winograd) if target is None else target
+        return compile_module(mod, chosen, progress=progress)
 
     return Place("cpu", tvm.cpu(), None, compile_for, lambda graph: HostLine())
 

@@ -1,4 +1,4 @@
-"""How convolutions are computed on a GPU."""
+"""How convolutions are computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HOPPER = 90
 
 @dataclass(frozen=True)
 class Options:
-    """How convolutions are computed on a GPU; a CPU has no such choice.
+    """How convolutions are computed on a GPU; a CPU has `winograd` alone.
 
     backends : libraries by name, the preferred first; None: the first of all that is here.
     strict : whether it is an error that a library is missing or leaves a convolution.
@@ -32,6 +32,8 @@ class Options:
         on sm_90, beside cuDNN or CUTLASS; they need nvcc or NVRTC.  Nothing is known of other GPUs.
     wide : whether weights' gradients and matrix products of half operands are float32 sums that are
         never rounded to half, as on a CPU; without, rounded once, as PyTorch's autocast does.
+    winograd : whether "cpu" may take float32 sums of 3x3 kernels by Winograd's algorithm; a
+        target says it itself.
     """
 
     backends: Sequence[str] | None = None
@@ -44,3 +46,4 @@ class Options:
     blocks: bool | str = True
     helpers: bool = True
     wide: bool = False
+    winograd: bool = True

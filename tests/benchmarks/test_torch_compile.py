@@ -29,6 +29,7 @@ def _small(case: Case) -> tuple[nn.Module, Any, Any]:
 def test_losses_are_eagers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout's numbers too; both of the convolution's parts are this package's."""
     torch._dynamo.reset()
+    torch_sides.facts_of_ours("ours")  # those of other tests in this process
     monkeypatch.setattr(torch_sides, "problem", _small)
     first, row = torch_sides.measured(CASE)
     assert first is None

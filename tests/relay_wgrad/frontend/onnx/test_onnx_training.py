@@ -11,44 +11,17 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as fn
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import byoc_cudnn
 from relay_wgrad.frontend import from_onnx_training
 from relay_wgrad.frontend.onnx.training_ops import TRAINING_OPS
 from tests.support.gradient_calls import ops
 from tests.support.onnx.models import F64, call, draw
+from tests.support.onnx.training import Tape, model_of, ms, plain
 from tests.support.problems import relative_error
 
 pytestmark = pytest.mark.usefixtures("registered")
-
-MS = "com.microsoft"
-TYPES = {"float64": TensorProto.DOUBLE, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
-
-
-def ms(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(op, inputs, outputs, domain=MS, **attributes)
-
-
-def plain(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(op, inputs, outputs, **attributes)
-
-
-def model_of(
-    nodes: list[onnx.NodeProto],
-    inputs: dict[str, np.ndarray],
-    outputs: list[str],
-    held: dict[str, np.ndarray] | None = None,
-) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes, "step",
-        [helper.make_tensor_value_info(n, TYPES[str(a.dtype)], a.shape)
-         for n, a in inputs.items()],
-        [helper.make_tensor_value_info(n, TensorProto.DOUBLE, None) for n in outputs],
-        [numpy_helper.from_array(a, n) for n, a in (held or {}).items()],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MS, 1)]
-    return helper.make_model(graph, opset_imports=opsets)
 
 
 def run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> tuple[Any, list[np.ndarray]]:
@@ -270,3 +243,16 @@ def test_refusals_name_the_node() -> None:
 def test_every_operator_is_tested() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert not [op for op in TRAINING_OPS if f'"{op}"' not in text and op != "Dropout"]
+
+
+def test_a_written_network() -> None:
+    """`Tape`, by which the benchmark writes its networks: branches that meet again."""
+    tape = Tape((2, 3, 9, 8))
+    x = tape.relu(tape.norm(tape.conv("x", 4, stride=2)))
+    y = tape.conv(x, 4, groups=4, dilation=2, bias=True)
+    x = tape.concat(tape.add(x, y), tape.pool(x, "Average", (3, 3), 1, 1))
+    model, wanted = tape.finish(tape.pool(x, "Max", (2, 2), 2))
+    graph, got = run(model, tape.inputs)
+    agree(got, [torch.tensor(v) for v in wanted.values()], 1e-10)
+    found = ops(graph.module)
+    assert sum("conv2d_backward" in op for op in found) == 3

@@ -1,0 +1,131 @@
+"""ONNX training graphs of small networks by this package, beside PyTorch's autograd.
+
+    python -m benchmarks.onnx_training [--only ResNet,CNN] [--json FILE [--resume]]
+        [--time-budget SECONDS]
+
+`onnx_zoo` writes each network's step with `ConvGrad` and its kin, and `from_onnx_training` reads
+it.  Loss and gradients are compared with PyTorch's in float64: each in relative norm or that to a
+millionth of all gradients'; those in float32, ours and PyTorch's, all together.  Counted are the
+data and weight gradients for which `ConvGrad` nodes have names, those that are the family's
+operators in Relax, and how many convolutions of all, forward and backward, `byoc_cudnn.partition`
+offloads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+import tvm
+from rich.console import Console
+from rich.table import Table
+from tvm import relax
+
+import byoc_cudnn
+import relay_wgrad
+from benchmarks.layout_equality import machine
+from benchmarks.network_checks import FLOOR, QUICK
+from benchmarks.onnx_zoo import names, step
+from relay_wgrad import output
+from relay_wgrad.frontend import GradientGraph, from_onnx_training
+from relay_wgrad.ops.view import family_def
+from relay_wgrad.problem import ConvKind
+
+
+def asked(model: onnx.ModelProto) -> int:
+    """Data and weight gradients that `ConvGrad` nodes have names for."""
+    nodes = [node for node in model.graph.node if node.op_type == "ConvGrad"]
+    return sum(bool(name) for node in nodes for name in node.output[:2])
+
+
+def kinds(graph: GradientGraph) -> list[ConvKind]:
+    """Of the family's calls."""
+    values = [b.value for block in graph.module["main"].body.blocks for b in block.bindings]
+    found = [family_def(v) for v in values]
+    return [d.kind for d in found if d is not None and d.kind is not None]
+
+
+def results(graph: GradientGraph, inputs: dict[str, np.ndarray], dtype: str) -> list[np.ndarray]:
+    """The graph's, on a CPU."""
+    target = tvm.target.Target(QUICK)
+    vm = relax.VirtualMachine(tvm.compile(graph.module, target), tvm.cpu())
+    given = [*inputs.values(), *graph.state.values()]
+    kept = [np.asarray(a, order="C") for a in graph.arguments(given)]
+    made = vm["main"](*[
+        tvm.runtime.tensor(a.astype(dtype) if a.dtype.kind == "f" else a) for a in kept
+    ])  # fmt: skip
+    return [value.numpy() for value in graph.results(given, list(made))]
+
+
+def worst(got: Any, wanted: dict[str, np.ndarray]) -> float:
+    """The furthest of all results from PyTorch's."""
+    total = float(np.sqrt(sum(float((w**2).sum()) for w in wanted.values())))
+    return max(
+        float(np.linalg.norm(a - w)) / max(float(np.linalg.norm(w)), FLOOR * total)
+        for a, w in zip(got, wanted.values(), strict=True)
+    )
+
+
+def together(got: Any, wanted: dict[str, np.ndarray]) -> float:
+    """The distance of all results together, of their norm."""
+    far = sum(float(((a - w) ** 2).sum()) for a, w in zip(got, wanted.values(), strict=True))
+    return float((far / sum(float((w**2).sum()) for w in wanted.values())) ** 0.5)
+
+
+def measure(name: str) -> dict[str, Any]:
+    """A row of the table."""
+    model, inputs, wanted = step(name)
+    row: dict[str, Any] = {"network": name, "asked": asked(model)}
+    for dtype in ("float64", "float32"):
+        graph = from_onnx_training(model, dtype=dtype)
+        got = results(graph, inputs, dtype)
+        row[dtype] = (worst if dtype == "float64" else together)(got, wanted)
+    row["pytorch"] = together(step(name, torch.float32)[2].values(), wanted)
+    found = kinds(graph)
+    row["recognised"] = sum(kind is not ConvKind.FPROP for kind in found)
+    _, report = byoc_cudnn.partition(graph.module)
+    entries = [e for e in report.entries if e.op.startswith("conv")]
+    row |= {"convolutions": len(found), "offloaded": sum(bool(e.backend) for e in entries),
+            "reasons": sorted({e.reason for e in entries if not e.backend})}  # fmt: skip
+    return row
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="networks by their beginnings, joined by commas")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--resume", action="store_true", help="keep the file's rows")
+    parser.add_argument("--time-budget", type=float, metavar="SECONDS", default=1e6)
+    options = parser.parse_args()
+    relay_wgrad.register()
+    rows: dict[str, dict[str, Any]] = {}
+    if options.resume and options.json is not None and options.json.exists():
+        rows = {row["network"]: row for row in json.loads(options.json.read_text())["rows"]}
+    table = Table("network", "float64", "float32", "PyTorch's", "gradients", "recognised", "taken")
+    until = time.monotonic() + options.time_budget
+    for name in names():
+        if not name.startswith(tuple(options.only.split(","))):
+            continue
+        if name not in rows:
+            if time.monotonic() > until:
+                break
+            rows[name] = measure(name)
+            print(json.dumps(rows[name]), flush=True)
+        row = rows[name]
+        errors = (f"{row[key]:.1e}" for key in ("float64", "float32", "pytorch"))
+        taken = f"{row['offloaded']}/{row['convolutions']}"
+        table.add_row(name, *errors, str(row["asked"]), str(row["recognised"]), taken)
+        if options.json is not None:
+            output.write_json(options.json, {"machine": machine(), "rows": list(rows.values())})
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
