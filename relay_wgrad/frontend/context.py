@@ -124,6 +124,7 @@ class Context:
     names: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)  # what the graph leaves out
     constant: set[str] = field(default_factory=set)  # parameters that the model does not train
+    joined: frozenset[str] = frozenset()  # results that a Concat alone takes, which may be empty
     batch: Any = None  # the variable of an open batch
     limits: Limits = field(default_factory=Limits)  # of it
 
