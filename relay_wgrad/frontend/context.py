@@ -82,7 +82,8 @@ class Node:
         """An operand whose value must be known on import, such as a Reshape's target."""
         value = self.operand(index)
         if value.array is None:
-            raise ValueError(f"{what} must be a constant, but {value.name!r} depends on the data")
+            on = "the data" if value.probes is None else "the number of images"
+            raise ValueError(f"{what} must be a constant, but {value.name!r} depends on {on}")
         return value.array
 
     def setting(self, name: str, index: int, default: Any = None) -> Any:
@@ -123,6 +124,7 @@ class Context:
     names: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)  # what the graph leaves out
     constant: set[str] = field(default_factory=set)  # parameters that the model does not train
+    joined: frozenset[str] = frozenset()  # results that a Concat alone takes, which may be empty
     batch: Any = None  # the variable of an open batch
     limits: Limits = field(default_factory=Limits)  # of it
 
@@ -210,7 +212,9 @@ class Context:
             if value.weight:
                 return self.parameter(value)
             if value.array is None:
-                raise ValueError(f"{value.name!r} has no value")
+                counted = "has as many elements as the batch has images"
+                why = "has no value" if value.probes is None else counted
+                raise ValueError(f"{value.name!r} {why}")
             if value.probes is not None:
                 value.expr = self._counted(value.array, str(value.probes[0].dtype))
             elif str(value.array.dtype) in FLOATS:

@@ -23,7 +23,7 @@ from ..weights import STATES, Array, Role, default_role, seeded
 from .bundled import load
 from .file import NUMBERS
 from .nodes import MOST_ELEMENTS, build, is_weight
-from .walk import before_softmax, needed, output_name
+from .walk import before_softmax, joined, needed, output_name
 
 OLDEST_OPSET = 9
 _CHOICES = {
@@ -113,6 +113,7 @@ def from_onnx(
     builder = relax.BlockBuilder()
     options = Options(dtype, bn, dropout, opset, resized, size, random, choice)
     ctx = Context(options, builder, original)
+    ctx.joined = joined(nodes, wanted)
     ctx.batch = variable() if any(is_open(spec.shape) for spec in specs.values()) else None
     values = {n: Value(n, array=a, weight=is_weight(a)) for n, a in initial.items()}
     arguments: list[tuple[InputSpec, relax.Var]] = []

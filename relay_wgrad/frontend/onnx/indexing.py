@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ..context import FLOATS, Context, Node, shape_of
+from ..context import FLOATS, Context, Node, Value, shape_of
 from ..curves import running_sum
 from ..grids import affine_grid, grid_sample
 from ..indexing import at, gathered, known, line_along, line_of, placed, taken, wrapped
 from ..ordered import ordered
+from ..sizes import completed, parts, same
 from ..weights import Array
+from .open import PROBES
 from .shapes import axis_of
 
 op = relax.op
@@ -30,10 +32,41 @@ def _int64(ctx: Context, index: Any) -> Any:
 
 def gather(ctx: Context, node: Node) -> Any:
     """Gather along `axis`; indices may count from the end."""
-    x, index = node.operand(0), ctx.tensor(node.operand(1))
+    x = node.operand(0)
     data = ctx.tensor(x)
+    if (shape := _all_in_order(ctx, x, shape_of(data), node.operand(1))) is not None:
+        return ctx.emit(op.reshape(data, shape))
+    index = ctx.tensor(node.operand(1))
     axis = axis_of(node.attr("axis", 0), len(shape_of(data)))
     return taken(ctx, data, axis, _int64(ctx, index))
+
+
+def _all_in_order(ctx: Context, x: Value, shape: Any, index: Value) -> list[Any] | None:
+    """The shape in which indices take every element of a flat batch, one after another.
+
+    So exporters write `as_strided` (PyTorch's mean over an image whose channels lie last); the
+    batch is that of the data, not the one of the file.  Raises ValueError for others of a file's
+    batch.
+    """
+    before = ctx.original.get(x.name)
+    if len(shape) != 1 or not x.batched or index.weight:
+        return None
+    if index.array is not None and index.probes is None:
+        found = [index.array]
+        if before is None or (len(before) == 1 and same(before[0], shape[0])):
+            return None
+    elif index.array is None and index.probes is not None:
+        found = [*index.probes]
+        sizes = [n * c for n in PROBES for c in [parts(shape[0])[0]]]
+        if [p.size for p in found] != sizes:
+            return None
+    else:
+        return None
+    whole = all(np.array_equal(p.reshape(-1), np.arange(p.size)) for p in found)
+    rests = {p.shape[1:] for p in found}
+    if whole and len(rests) == 1 and (index.array is None or before == (found[0].size,)):
+        return completed([-1, *rests.pop()], shape)
+    raise ValueError(f"its indices are of a batch of {list(before or [])}, not of {list(shape)}")
 
 
 def gather_elements(ctx: Context, node: Node) -> Any:

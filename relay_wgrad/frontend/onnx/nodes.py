@@ -100,7 +100,7 @@ def _reason(error: Exception) -> str:
 
 
 def _constant(value: Value) -> bool:
-    return value.array is not None and not value.weight
+    return (value.array is not None or value.probes is not None) and not value.weight
 
 
 def _check_supported(ctx: Context, view: Node) -> None:

@@ -2,7 +2,8 @@
 
 Files work out shapes by nodes (Shape, Gather, Concat, …).  With an open batch these are run for two
 numbers of images; an element that is the same for both is that, one that is as many times either is
-a multiple of the batch, and any other is refused where it is used.
+a multiple of the batch, and any other is refused where it is used.  A list as long as the batch
+(indices that are made of `Range`) goes on as the two; only what knows it takes it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ..weights import Array
 PROBES = (1009, 2003)
 FIXED = "a batch= of a number makes it one"
 """For an error: what helps."""
+COUNTED = "it has as many elements as the batch has images"
+_MOST = 1 << 24  # elements of such a list
 
 
 class Stranger:
@@ -53,7 +56,10 @@ def evaluated(
     for name, first, second in zip(names, *each, strict=True):
         a, b = np.asarray(first), np.asarray(second)
         if a.shape != b.shape:
-            raise ValueError("it has as many elements as the batch has images")
+            if max(a.size, b.size) > _MOST:
+                raise ValueError(COUNTED)
+            made[name] = Value(name, measured=True, probes=(a, b))
+            continue
         made[name] = (
             Value(name, array=a, measured=True)
             if np.array_equal(a, b)

@@ -12,7 +12,7 @@ from tvm import relax
 from ..context import Context, Node, shape_of
 from ..moving import broadcast, cut, repeated
 from ..resampled import at_places, padded
-from ..sizes import broadcast_shape, completed, is_size, same, sizes_of
+from ..sizes import broadcast_shape, completed, is_open, is_size, same, sizes_of
 
 
 def axis_of(axis: Any, rank: int) -> int:
@@ -106,7 +106,8 @@ def transpose(ctx: Context, node: Node) -> Any:
 
 def concat(ctx: Context, node: Node) -> Any:
     """Concat along `axis`."""
-    parts = [ctx.tensor(node.operand(i)) for i in range(len(node.operands))]
+    given = [ctx.tensor(node.operand(i)) for i in range(len(node.operands))]
+    parts = [x for x in given if not any(same(n, 0) for n in shape_of(x))] or given[:1]
     return ctx.emit(relax.op.concat(parts, int(node.attr("axis")))) if len(parts) > 1 else parts[0]
 
 
@@ -222,7 +223,10 @@ def slice_(ctx: Context, node: Node) -> Any:
         first, stop, step = slice(int(start), int(end), int(step)).indices(size)
         indices = range(first, stop, step)
         if not indices:
-            raise ValueError(f"the slice {start}:{end}:{step} of {size} elements is empty")
+            if node.proto.output[0] not in ctx.joined or is_open(shape_of(x)):
+                raise ValueError(f"the slice {start}:{end}:{step} of {size} elements is empty")
+            none = [0 if a == axis else n for a, n in enumerate(shape_of(x))]
+            return relax.const(np.empty(none, str(x.ty.dtype)), str(x.ty.dtype))
         if step > 0:
             x = cut(ctx, x, axis, first, indices[-1] + 1, step)
         else:

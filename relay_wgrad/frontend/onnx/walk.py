@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import onnx
@@ -61,3 +62,10 @@ def needed(proto: onnx.ModelProto, wanted: str) -> list[onnx.NodeProto]:
             found.update(node.input)
             kept.append(node)
     return kept[::-1]
+
+
+def joined(nodes: Sequence[onnx.NodeProto], wanted: str) -> frozenset[str]:
+    """What Concat takes and no other node, nor is the result."""
+    found = {name for node in nodes if node.op_type == "Concat" for name in node.input}
+    others = {name for node in nodes if node.op_type != "Concat" for name in node.input}
+    return frozenset(found - others - {wanted})

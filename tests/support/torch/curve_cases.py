@@ -79,6 +79,17 @@ ORDERS: dict[str, Function] = {
     ),
 }  # fmt: skip
 
+
+def _grids(y: Tensor) -> Tensor:
+    grid = torch.tanh(y.permute(0, 2, 3, 1)[..., :2]) * 1.2
+    kinds = [
+        ("bilinear", "zeros", False), ("bilinear", "border", True), ("bilinear", "border", False),
+        ("nearest", "zeros", True),
+    ]  # fmt: skip
+    read = [fn.grid_sample(y, grid, *kind, align_corners=to) for *kind, to in kinds]
+    return torch.cat(read, 1).sum(1)
+
+
 _TWICE = torch.tensor([2, 0, 2])
 
 
@@ -104,6 +115,7 @@ PLACES: dict[str, Function] = {
         + y.index_put((_TWICE % 2, _TWICE), y[0, 0], accumulate=True)
         + torch.zeros_like(y).scatter_add(2, _TWICE[:, None].expand(2, 4, 3, 6), y[:, :, :3].sin())
     ),
+    "grids": _grids,
     "put at places": _put,
     "put where a mask holds": _masked,
     "scattered": lambda y: (
@@ -130,17 +142,6 @@ class Recurrent(nn.Module):
         return torch.cat([layer(y[:, 0])[0].flatten() for layer in self.layers]).square().mean()
 
 
-def _grids(y: Tensor) -> Tensor:
-    grid = torch.tanh(y.permute(0, 2, 3, 1)[..., :2]) * 1.2
-    kinds = [("bilinear", "zeros"), ("bilinear", "border"), ("nearest", "zeros")]
-    read = [
-        fn.grid_sample(y, grid, *kind, align_corners=to) for kind in kinds for to in (False, True)
-    ]
-    turn = y[:, :2, :2, :3].mean(1)
-    placed = fn.affine_grid(turn, [2, 4, 5, 3], align_corners=False)
-    return torch.cat(read, 1).sum(1) + fn.grid_sample(y, placed, align_corners=False).mean()
-
-
 def _labels(y: Tensor) -> Tensor:
     return (y[:, 0, 0, 0] > 0).long()
 
@@ -153,7 +154,10 @@ COMPOSED: dict[str, Function] = {
         + y * torch.bucketize(y.detach(), torch.arange(-1.0, 2.0))
     ),
     "extremes": lambda y: torch.aminmax(y, dim=1)[0] * torch.aminmax(y, dim=2)[1][:, :1],
-    "grids": _grids,
+    "grids of matrices": lambda y: fn.grid_sample(
+        y, fn.affine_grid(y[:, :2, :2, :3].mean(1), [2, 4, 5, 3], align_corners=False),
+        align_corners=False,
+    ),
     "kinds of logarithm": lambda y: (
         torch.logaddexp(y, 2 * y.sin()) + y.logsumexp(1, keepdim=True) + y.logsumexp((2, 3)).mean()
         + torch.logit(torch.sigmoid(y))

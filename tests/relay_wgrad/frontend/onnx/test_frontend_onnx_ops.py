@@ -126,6 +126,21 @@ def test_gemm_with_every_attribute() -> None:
     check(tiny([node("MatMul", "w")], (2, 4, 3), {"w": draw(3, 5)}))
 
 
+def test_nothing_is_joined() -> None:
+    """`x[:, :0]` before what is turned, as rotary embeddings are exported."""
+    bounds = {"zero": np.array([0]), "all": np.array([2**31 - 1]), "axis": np.array([1])}
+    nodes = [
+        helper.make_node("Slice", ["x", "zero", "zero", "axis"], ["none"]),
+        helper.make_node("Sin", ["x"], ["some"]),
+        helper.make_node("Slice", ["some", "zero", "all", "axis"], ["whole"]),
+        helper.make_node("Concat", ["none", "whole"], ["y"], axis=1),
+    ]
+    check(tiny(nodes, (2, 3, 4), bounds))
+    nodes[3] = helper.make_node("Add", ["none", "whole"], ["y"])
+    with pytest.raises(ValueError, match="'none': the slice 0:0:1 of 3 elements is empty"):
+        from_onnx(tiny(nodes, (2, 3, 4), bounds), loss="mse")
+
+
 def test_old_opset_forms() -> None:
     """Opset 9: axes, pads and bounds are attributes, and a softmax takes all axes from `axis`."""
     nodes = [

@@ -121,7 +121,7 @@ REFUSED = {
     "as many elements": (
         [helper.make_node("Range", ["zero", "n", "by"], ["i"]),
          helper.make_node("Add", ["y", "i"], ["z"])],
-        "Range node 'i': it has as many elements as the batch has images; the batch is open",
+        "Add node 'z': 'i' has as many elements as the batch has images; the batch is open",
     ),
 }  # fmt: skip
 
@@ -130,6 +130,70 @@ REFUSED = {
 def test_refused_by_name(extra: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_onnx(model(extra=extra))
+
+
+def strided(batch: Any, inner: list[int] | None = None) -> onnx.ModelProto:
+    """Means over images whose channels lie last: `torch.onnx` writes `as_strided` behind them, a
+    Gather of all elements in order; of an open batch the places are made of `Range`."""
+    rng, node, count = np.random.default_rng(0), helper.make_node, 4
+    weights = {"w": rng.standard_normal((4, 3, 3, 3)), "dense": rng.standard_normal((4, 5))}
+    inner = list(range(count)) if inner is None else inner
+    integers: dict[str, Any] = {"rest": [-1], "flatten": [0, -1], "channel": [inner]}
+    if isinstance(batch, str):
+        integers |= {"zero": 0, "by": 1, "four": count, "behind": [1], "ends": [2, 3]}
+        places = [
+            node("Shape", ["x"], ["size"]), node("Gather", ["size", "zero"], ["n"]),
+            node("Range", ["zero", "n", "by"], ["i"]), node("Mul", ["i", "four"], ["first"]),
+            node("Unsqueeze", ["first", "behind"], ["column"]),
+            node("Add", ["column", "channel"], ["both"]),
+            node("Unsqueeze", ["both", "ends"], ["places"]),
+        ]  # fmt: skip
+    else:
+        first = np.arange(batch)[:, None] * count
+        integers["places"], places = (first + np.array([inner])).reshape(batch, count, 1, 1), []
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]), node("ReduceMean", ["c"], ["m"], axes=[2, 3]),
+        node("Reshape", ["m", "rest"], ["flat"]), *places,
+        node("Gather", ["flat", "places"], ["g"], name="as_strided"),
+        node("Reshape", ["g", "flatten"], ["r"]), node("MatMul", ["r", "dense"], ["y"]),
+    ]  # fmt: skip
+    held = [numpy_helper.from_array(v.astype("float32"), n) for n, v in weights.items()]
+    held += [numpy_helper.from_array(np.array(v, "int64"), n) for n, v in integers.items()]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "mine", [info("x", TensorProto.FLOAT, [batch, 3, 6, 6])],
+        [info("y", TensorProto.FLOAT, None)], held,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+
+
+@pytest.mark.parametrize(("of_file", "batch"), [("n", None), (2, "N"), (2, 4), (2, 1)])
+def test_another_stride_is_every_image(of_file: Any, batch: Any) -> None:
+    """Of more images than the file had, the first ones alone were once taken."""
+    options: Any = {"dtype": "float64", "weights": "initial", "loss": "mse"}
+    graph = from_onnx(strided(of_file), batch=batch, **options)
+    vm = relax.VirtualMachine(tvm.compile(step_module(graph), FAST), tvm.cpu())
+    for count in BATCHES if graph.is_open else [batch]:
+        given = graph.random_batch(count, count if graph.is_open else None)
+        outputs, gradients = vm[ADJOINT](*map(tvm.runtime.tensor, graph.arguments(given)))
+        p = {graph.onnx_names[n]: torch.tensor(v) for n, v in graph.params.items()}
+        wanted = [p[graph.onnx_names[n]].requires_grad_() for n in graph.trainable]
+        logits = fn.conv2d(torch.tensor(given["x"]), p["w"]).mean((2, 3)) @ p["dense"]
+        assert logits.shape == (count, 5)
+        loss = ((logits - torch.tensor(given["target"])) ** 2).mean()
+        pairs = [
+            (outputs[0], loss),
+            *zip(gradients, torch.autograd.grad(loss, wanted), strict=True),
+        ]
+        for got, want in pairs:
+            a, b = got.numpy(), want.detach().numpy()
+            assert np.linalg.norm(a - b) < 1e-12 * np.linalg.norm(b), count
+
+
+@pytest.mark.parametrize(("of_file", "batch"), [("n", None), (2, "N"), (2, 4)])
+def test_places_of_a_files_batch_are_refused(of_file: Any, batch: Any) -> None:
+    with pytest.raises(ValueError, match="Gather node 'as_strided': its indices are of a batch of"):
+        from_onnx(strided(of_file, [1, 0, 2, 3]), batch=batch)
 
 
 def test_options() -> None:
