@@ -114,7 +114,7 @@ def old_numpy() -> None:
         return reshape(a, newshape if shape is None else shape, **rest)
 
     np.reshape = with_newshape
-    np.prod = np.prod  # type: ignore[attr-defined]
+    setattr(np, "product", np.prod)  # noqa: B010
 
 
 def main() -> None:

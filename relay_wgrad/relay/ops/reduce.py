@@ -97,12 +97,18 @@ def _truth(function: Callable[..., Any]) -> Builder:
 def _arg(function: Callable[..., Any]) -> Builder:
     def build(s: Site) -> Any:
         axes, x, shape = reduced_axes(s), s.args[0], s.tensor().shape
-        if s.attrs["select_last_index"]:
-            s.fail("select_last_index=True has no Relax form")
         if axes != list(range(len(shape))) and len(axes) != 1:
             s.fail(f"has a Relax form over one axis or all, got axes {axes} of {show_shape(shape)}")
         one = axes[0] if len(axes) == 1 else None
-        return R.astype(s.emit(function(x, one, s.attrs["keepdims"])), "int32")
+        if not s.attrs["select_last_index"]:
+            return R.astype(s.emit(function(x, one, s.attrs["keepdims"])), "int32")
+        # The last is the first of all the other way round.
+        for axis in axes:
+            x = s.emit(R.flip(x, axis))
+        found = s.emit(R.astype(s.emit(function(x, one, s.attrs["keepdims"])), "int32"))
+        count = s.number([shape[axis] for axis in axes], "int32")
+        last = s.emit(R.subtract(count, relax.const(1, "int32")))
+        return R.subtract(last, found)
 
     return build
 

@@ -97,7 +97,12 @@ def _reductions() -> Iterator[Case]:
     for name in ("all", "any"):
         f = getattr(np, name)
         yield Case(name, (flags(3, 2),), lambda x, f=f: f(x, 1), {"axis": [1]})
+    ties = whole(3, 4, low=0, high=2)
     for name in ("argmax", "argmin"):
+        yield Case(name, (ties,), lambda x, f=name: 3 - getattr(np, f)(x[:, ::-1], 1),
+                   {"axis": [1], "select_last_index": True})  # fmt: skip
+        yield Case(name, (ties,), lambda x, f=name: 11 - getattr(np, f)(x[::-1, ::-1]),
+                   {"select_last_index": True})  # fmt: skip
         f = getattr(np, name)
         yield Case(name, (x,), lambda x, f=f: f(x, 1).astype("int32"), {"axis": [1]})
         yield Case(name, (x,), lambda x, f=f: np.asarray(f(x), "int32"))
