@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import relax
@@ -29,6 +30,14 @@ def expressions(func: relax.Function) -> list[relax.Expr]:
     found: list[relax.Expr] = []
     relax.analysis.post_order_visit(func, found.append)
     return found
+
+
+def compared(function: Callable[[Any, Any], Any], a: Any, b: Any) -> relax.Expr:
+    """A comparison of two tensors of one dtype, of truth values too, for which TVM has no code:
+    LLVM's module would compare them as floats, and not pass its verification."""
+    if str(a.ty.dtype) == "bool":
+        a, b = (relax.op.astype(x, "uint8") for x in (a, b))
+    return function(a, b)
 
 
 def is_taken(func: relax.Function) -> bool:

@@ -144,8 +144,12 @@ class TrainingGraph:
     def images(self, batch: Mapping[str, Any]) -> int | None:
         """How many images a batch has, by its data; None of a graph of a fixed number.
 
-        Raises ValueError for a number that the graph does not take.
+        Raises ValueError for a number that the graph does not take, TypeError for what is no dict.
         """
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                f"{self.name}: a batch is a dict of {self.batch_text()}, got {type(batch).__name__}"
+            )
         if not self.is_open:
             return None
         for spec in self.inputs:
@@ -229,7 +233,14 @@ class TrainingGraph:
         return values
 
     def _checked(self, name: str, shape: tuple[Size, ...], dtype: str, value: Any) -> Array:
-        array = as_array(value)
+        try:
+            array = as_array(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # PyTorch's, which name no argument
+            raise ValueError(
+                f"{self.name}: argument {name!r} is {dtype}{list(shape)}, got no array: {error}"
+            ) from error
+        if np.ma.is_masked(value):
+            raise ValueError(f"{self.name}: argument {name!r} has masked values; fill them first")
         if tuple(array.shape) != tuple(shape) or str(array.dtype) != dtype:
             raise ValueError(
                 f"{self.name}: argument {name!r} is {dtype}{list(shape)}, "

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 Patterns = str | Sequence[str] | None
 """As of the shell (`fnmatch`), joined by commas or in a list."""
@@ -20,7 +21,9 @@ def patterns(option: str, given: Patterns) -> tuple[str, ...]:
     """
     if given is None:
         return ()
-    parts = given.split(",") if isinstance(given, str) else list(given)
+    parts: list[Any] = [given]
+    if isinstance(given, Iterable):
+        parts = given.split(",") if isinstance(given, str) else list(given)
     if not all(isinstance(part, str) for part in parts):
         raise TypeError(f"{option}: expected patterns of parameters' names, got {given!r}")
     found = tuple(part.strip() for part in parts if part.strip())

@@ -13,7 +13,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def as_array(value: Any) -> Array:
-    """Of a NumPy array, a PyTorch or TVM tensor on the CPU, or numbers."""
+    """Of a NumPy array, a PyTorch or TVM tensor on the CPU, or numbers; of a tensor that requires
+    a gradient its value.
+
+    Raises ValueError or TypeError for a tensor that has no array, on another device or sparse.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach()
+        if str(value.dtype) == "torch.bfloat16":  # NumPy's type is ml_dtypes', unknown to PyTorch
+            raise TypeError("a tensor of bfloat16 has no array: convert it, by `.float()`")
     array: Array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
     return array
 

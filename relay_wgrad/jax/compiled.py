@@ -87,9 +87,8 @@ class Compiled:
             found = tvm.runtime.from_dlpack(x.block_until_ready())
             if found.device == self._device:
                 return found
-        return tvm.runtime.tensor(
-            np.ascontiguousarray(np.asarray(x, numpy_dtype(dtype))), self._device
-        )
+        array = np.asarray(x, numpy_dtype(dtype), order="C")  # of no axes too
+        return tvm.runtime.tensor(array, self._device)
 
     def _array(self, x: Any) -> Any:
         """JAX's array of a tensor."""

@@ -175,4 +175,4 @@ def host_array(where: str, name: str, value: Any) -> Any:
 
 
 def _tensor(name: str, value: Any) -> Any:
-    return tvm.runtime.tensor(np.ascontiguousarray(host_array("build", name, value)))
+    return tvm.runtime.tensor(np.asarray(host_array("build", name, value), order="C"))

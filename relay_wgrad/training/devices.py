@@ -99,6 +99,8 @@ def place(device: str | Target, options: Options | None = None) -> Place:
     Raises ValueError for another name, and for a GPU naming all that is missing.
     """
     options = Options() if options is None else options
+    if not isinstance(options, Options):
+        raise TypeError(f"on_gpu must be Options, got {options!r}")
     if options.select not in SELECT:
         raise ValueError(f"select must be {' or '.join(SELECT)}, got {options.select!r}")
     if options.blocks not in (True, False, *FORMS):

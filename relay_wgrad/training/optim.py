@@ -7,10 +7,12 @@ start from: a count of updates, then what there is for each parameter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from tvm import relax
 from tvm.relax.training.optimizer import SGD, MomentumSGD
 from tvm.relax.training.optimizer import Adam as _Adam
@@ -93,8 +95,8 @@ def make_optimizer(
     rule = _rule(name)
     if rule.decoupled and weight_decay:
         raise ValueError(f"{name}: give weight_decay={weight_decay} to `Update`")
-    if not lr > 0:
-        raise ValueError(f"lr={lr}: expected a positive learning rate")
+    if not (isinstance(lr, (int, float, np.number)) and 0 < lr < math.inf):
+        raise ValueError(f"lr={lr!r}: expected a positive learning rate")
     given = {} if momentum is None else {"momentum": momentum}
     return rule.make(lr, weight_decay, **given)
 

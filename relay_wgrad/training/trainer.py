@@ -36,7 +36,7 @@ from .optim import (
 from .options import Options
 from .repeated import Repeated
 from .step import ADJOINT, changes, converted, step_module
-from .update import Update, rates, rates_spec
+from .update import Update, checked, rates, rates_spec
 from .whole_step import NOT_FINITE, Run, WholeStep, with_update, with_watch
 
 __all__ = [
@@ -105,8 +105,8 @@ class Trainer:
         on_gpu: Options | None = None,
         progress: Progress = silent,
     ) -> None:
+        self.update = update = checked(graph, update, seed)
         self.lr = default_lr(optimizer, graph) if lr is None else lr
-        self.update = update = Update() if update is None else update
         self.graph = graph
         self.seed = seed
         self.dtype = graph.dtype if dtype is None else dtype

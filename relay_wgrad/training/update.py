@@ -89,6 +89,24 @@ class Update:
         return json.dumps({k: v for k, v in given.items() if v != default[k]}, sort_keys=True)
 
 
+def checked(graph: Any, update: Any, seed: Any) -> Update:
+    """The update of a trainer, None for the default one.
+
+    Raises TypeError for another type of one of them, ValueError for a seed below 0.
+    """
+    wanted = (
+        ("graph", graph, TrainingGraph, "a TrainingGraph, as of from_onnx or from_torch"),
+        ("update", update, (Update, type(None)), "an Update"),
+        ("seed", seed, (int, np.integer), "an integer of at least 0"),
+    )
+    for name, value, types, rule in wanted:
+        if not isinstance(value, types):
+            raise TypeError(f"Trainer: {name} must be {rule}, got {type(value).__name__}")
+    if seed < 0:
+        raise ValueError(f"Trainer: seed must be an integer of at least 0, got {seed}")
+    return Update() if update is None else update
+
+
 def update_of(text: str) -> Update:
     """Of a state file's text.  Raises ValueError for another's."""
     try:

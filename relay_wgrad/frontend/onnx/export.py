@@ -78,7 +78,7 @@ def to_onnx(
 
 
 def _add_initializer(model: onnx.ModelProto, name: str, array: Any) -> None:
-    tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
+    tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
     model.graph.initializer.append(tensor)
     if model.ir_version < INPUT_TOO:
         info = helper.make_tensor_value_info(name, tensor.data_type, array.shape)

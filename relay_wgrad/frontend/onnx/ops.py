@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ir import compared
 from ...ops.ties import SELU_ALPHA, SELU_SCALE
 from .. import activations as act
 from ..context import FLOATS, Context, Node, shape_of
@@ -159,9 +160,17 @@ def _compared(function: Callable[[Any, Any], Any]) -> Builder:
     """A truth value of two tensors; there is no gradient by them."""
 
     def build(ctx: Context, node: Node) -> Any:
-        return ctx.emit(function(ctx.tensor(node.operand(0)), ctx.tensor(node.operand(1))))
+        a, b = (ctx.tensor(node.operand(i)) for i in range(2))
+        return ctx.emit(compared(function, a, b))
 
     return build
+
+
+def _connected(function: Callable[[Any, Any], Any]) -> Builder:
+    """A truth value of two."""
+    return lambda ctx, node: ctx.emit(
+        function(ctx.tensor(node.operand(0)), ctx.tensor(node.operand(1)))
+    )
 
 
 def _tested(function: Callable[[Any], Any]) -> Builder:
@@ -282,7 +291,7 @@ OPS: dict[str, Builder] = {
     "Acos": _unary(op.acos),
     "Acosh": _unary(op.acosh),
     "Add": _binary(op.add, "shift"),
-    "And": _compared(op.logical_and),
+    "And": _connected(op.logical_and),
     "Asin": _unary(op.asin),
     "Asinh": _unary(op.asinh),
     "Atan": _unary(op.atan),
@@ -320,7 +329,7 @@ OPS: dict[str, Builder] = {
     "Mul": _binary(op.multiply, "scale"),
     "Neg": _unary(op.negative),
     "Not": _unary(op.logical_not),
-    "Or": _compared(op.logical_or),
+    "Or": _connected(op.logical_or),
     "PRelu": prelu,
     "Pow": power,
     "Reciprocal": lambda ctx, node: ctx.emit(
@@ -347,6 +356,6 @@ OPS: dict[str, Builder] = {
         lambda ctx, x, limit: act.threshold(ctx, x, limit, 0.0), alpha=1.0
     ),
     "Where": where,
-    "Xor": _compared(op.logical_xor),
+    "Xor": _connected(op.logical_xor),
 }
 """ONNX op -> builder.  A split returns a list of results, every other builder one."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import relax
 
 from ...dtypes import numpy_dtype
+from ...ir import compared
 from ..context import FLOATS, Context, shape_of
 from .reading import word
 from .steps import Builder, Step, cast, number
@@ -105,9 +107,12 @@ BINARY = {
     "xor": Row(_by_truth(op.logical_xor, op.bitwise_xor), np.bitwise_xor, "bi"),
 }  # fmt: skip
 COMPARISONS = {
-    "EQ": Row(op.equal, np.equal, "fib"), "NE": Row(op.not_equal, np.not_equal, "fib"),
-    "GT": Row(op.greater, np.greater), "GE": Row(op.greater_equal, np.greater_equal),
-    "LT": Row(op.less, np.less), "LE": Row(op.less_equal, np.less_equal),
+    name: Row(partial(compared, function), folded, "fib")
+    for name, function, folded in (
+        ("EQ", op.equal, np.equal), ("NE", op.not_equal, np.not_equal),
+        ("GT", op.greater, np.greater), ("GE", op.greater_equal, np.greater_equal),
+        ("LT", op.less, np.less), ("LE", op.less_equal, np.less_equal),
+    )
 }  # fmt: skip
 _WHERE = Row(op.where, np.where, "fib")
 

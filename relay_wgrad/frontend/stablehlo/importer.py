@@ -109,7 +109,7 @@ class _Import:
         seen = {var: Result("input", i) for i, var in enumerate(given)}
         for tensor in results:
             if tensor.known:
-                outputs.append(Result("value", np.ascontiguousarray(tensor.array())))
+                outputs.append(Result("value", np.asarray(tensor.array(), order="C")))
                 continue
             expr = tensor.full(self.ctx)
             if expr in seen:

@@ -11,7 +11,8 @@ from typing import Any
 from tvm import relax
 
 from .. import activations as act
-from ..context import Context, shape_of
+from ..context import FLOATS, Context, shape_of
+from .call import as_dtype, constant
 
 op = relax.op
 Builder = Callable[[Context, Any], Any]
@@ -30,23 +31,30 @@ def _plain(build: Callable[..., Any], *defaults: float) -> Builder:
     return row
 
 
-def _bound(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
 def _clamp(ctx: Context, call: Any) -> Any:
     low = call.arg(1, call.kwargs.get("min"))
     high = call.arg(2, call.kwargs.get("max"))
-    return act.clamp(ctx, call.args[0], _bound(low), _bound(high))
+    return _between(ctx, call, low, high)
+
+
+def _between(ctx: Context, call: Any, low: float | None, high: float | None) -> Any:
+    """x between numbers; of integers where both are, which PyTorch's promotion has in the dtype."""
+    x = as_dtype(ctx, call.args[0], call.dtype)
+    if call.dtype in FLOATS:
+        bounds = (None if bound is None else float(bound) for bound in (low, high))
+        return act.clamp(ctx, x, *bounds)
+    if low is not None:
+        x = ctx.emit(op.maximum(x, constant(low, call.dtype)))
+    return x if high is None else ctx.emit(op.minimum(x, constant(high, call.dtype)))
 
 
 def _clamp_tensor(ctx: Context, call: Any) -> Any:
     low = call.arg(1, call.kwargs.get("min"))
     high = call.arg(2, call.kwargs.get("max"))
-    return _between(ctx, call.args[0], low, high)
+    return _between_tensors(ctx, call.args[0], low, high)
 
 
-def _between(ctx: Context, x: Any, low: Any, high: Any) -> Any:
+def _between_tensors(ctx: Context, x: Any, low: Any, high: Any) -> Any:
     """As `clamp`, one bound after the other: where they cross the upper one holds."""
     if low is not None:
         x = ctx.emit(op.where(op.less(x, low), low, x))
@@ -124,10 +132,10 @@ ACTIVATIONS: dict[str, Builder] = {
     "celu.default": _plain(act.celu, 1.0),
     "clamp.Tensor": _clamp_tensor,
     "clamp.default": _clamp,
-    "clamp_max.Tensor": lambda ctx, call: _between(ctx, call.args[0], None, call.args[1]),
-    "clamp_max.default": lambda ctx, call: act.clamp(ctx, call.args[0], None, float(call.args[1])),
-    "clamp_min.Tensor": lambda ctx, call: _between(ctx, call.args[0], call.args[1], None),
-    "clamp_min.default": lambda ctx, call: act.clamp(ctx, call.args[0], float(call.args[1]), None),
+    "clamp_max.Tensor": lambda ctx, call: _between_tensors(ctx, call.args[0], None, call.args[1]),
+    "clamp_max.default": lambda ctx, call: _between(ctx, call, None, call.args[1]),
+    "clamp_min.Tensor": lambda ctx, call: _between_tensors(ctx, call.args[0], call.args[1], None),
+    "clamp_min.default": lambda ctx, call: _between(ctx, call, call.args[1], None),
     "clip.Tensor": _clamp_tensor,
     "clip.default": _clamp,
     "elu.default": _elu,

@@ -252,8 +252,8 @@ class _Import(Reader):
         (node,) = (n for n in self.program.graph.nodes if n.op == "output")
         kinds = [s.kind.name for s in self.program.graph_signature.output_specs]
         given = [n for n, kind in zip(node.args[0], kinds, strict=True) if kind == "USER_OUTPUT"]
-        if not 0 <= index < len(given):
-            raise ValueError(f"{self.name}: there are {len(given)} outputs, got output={index}")
+        if not (isinstance(index, int) and 0 <= index < len(given)):
+            raise ValueError(f"{self.name}: there are {len(given)} outputs, got output={index!r}")
         if loss == "none" and len(given) > 1:
             raise ValueError(f"{self.name}: loss='none' takes one output, got {len(given)} outputs")
         changed = [

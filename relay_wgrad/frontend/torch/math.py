@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm import relax
 
+from ...ir import compared
 from .. import activations as act
 from ..context import FLOATS, Context, shape_of
 from ..curves import floor_quotient
@@ -83,7 +84,7 @@ def _compared(function: Callable[[Any, Any], Any]) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
         dtype = promoted(call, 0, 1)
         a, b = (as_dtype(ctx, call.args[i], dtype) for i in range(2))
-        return ctx.emit(function(a, b))
+        return ctx.emit(compared(function, a, b))
 
     return build
 

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 from ...dtypes import numpy_dtype
+from ...ir import compared
 from ..types import TensorType, Type
 from . import relations
 from .relations import bounds
@@ -21,6 +22,10 @@ R = relax.op
 
 def _apply(function: Callable[..., Any]) -> Builder:
     return lambda site: function(*site.args)
+
+
+def _compared(function: Callable[..., Any]) -> Builder:
+    return lambda site: compared(function, *site.args)
 
 
 def _log_base(base: float) -> Builder:
@@ -234,7 +239,7 @@ for _name in ("logical_and", "logical_or", "logical_xor"):
     define(_name, "lhs rhs", _bool_type(relations.binary), _apply(getattr(R, _name)), "numpy",
            grad=False)  # fmt: skip
 for _name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
-    define(_name, "lhs rhs", relations.comparison, _apply(getattr(R, _name)),
+    define(_name, "lhs rhs", relations.comparison, _compared(getattr(R, _name)),
            "relay" if _name == "less" else "numpy", grad=False)  # fmt: skip
 
 define("clip", "data", _clip_type, _clip, "numpy",

@@ -55,6 +55,18 @@ def test_trees_and_more_arguments() -> None:
     assert plain(np.asarray([1.0, 2.0]))[0].tolist() == [1.0, 2.0]
 
 
+def test_arrays_without_axes() -> None:
+    """Numbers of Python and NumPy too, as arguments and as what a program knows at once."""
+
+    def f(x: Any, factor: Any, unused: Any) -> Any:
+        return (x * factor).sum()
+
+    for factor in (2.0, np.float32(2.0), np.asarray(2.0), jnp.asarray(2.0)):
+        given = (jnp.arange(3.0), factor, jnp.asarray(1.0))
+        step = value_and_grad(f, given, (0, 1, 2))
+        same(step(*given), jax.value_and_grad(f, (0, 1, 2))(*given), 1e-12)
+
+
 def test_refused() -> None:
     step = compiled(lambda x: x * 2, (np.ones((2, 3)),))
     with pytest.raises(ValueError, match=r"argument 0 is float32\[2, 3\], the example float64"):

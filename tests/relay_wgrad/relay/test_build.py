@@ -228,6 +228,15 @@ def test_misuse_of_the_executor(module: GraphModule, library: Any) -> None:
         GraphModule(library)  # type: ignore[arg-type]
 
 
+def test_a_parameter_without_axes() -> None:
+    text = """#[version = "0.0.5"]
+def @main(%x: Tensor[(4), float32], %s: float32) { multiply(%x, %s) }"""
+    library = build(fromtext(text), "llvm", params={"s": np.float32(3)})
+    module = GraphModule(library["default"](tvm.cpu()))
+    module.run(x=np.arange(4, dtype="float32"))
+    assert module.get_output(0).numpy().tolist() == [0, 3, 6, 9]
+
+
 def test_misuse_of_build() -> None:
     module = fromtext(TEXT)
     with pytest.raises(TypeError, match="expected a Relay IRModule, got str"):

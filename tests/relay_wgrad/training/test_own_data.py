@@ -65,6 +65,11 @@ def test_a_label_that_is_no_class(shared: Trainer, label: int) -> None:
         ({"labels": np.zeros(3, "int64")}, "argument 'labels' is int64[4], got int64[3]"),
         ({"x": np.zeros((4, 3, 6, 6))}, "argument 'x' is float32[4, 3, 6, 6], got float64["),
         ({"x": [1.0]}, "argument 'x' is float32[4, 3, 6, 6], got float64[1]"),
+        ({"x": torch.zeros(4, 3, 6, 6).bfloat16()}, "got no array: a tensor of bfloat16 has no"),
+        ({"x": torch.zeros(4, 3, 6, 6).to_sparse()}, "argument 'x' is float32[4, 3, 6, 6], got no"),
+        ({"x": torch.zeros(4, 3, 6, 6, device="meta")}, "argument 'x' is float32[4, 3, 6, 6], got"),
+        ({"x": np.ma.masked_less(np.zeros((4, 3, 6, 6), "float32"), 1)},
+         "argument 'x' has masked values"),
     ],
 )  # fmt: skip
 def test_a_batch_that_is_none(shared: Trainer, change: dict[str, Any], message: str) -> None:
@@ -74,10 +79,18 @@ def test_a_batch_that_is_none(shared: Trainer, change: dict[str, Any], message: 
         shared.step(batch)
 
 
+@pytest.mark.parametrize("batch", [None, [1.0], np.zeros(3)])
+def test_a_batch_that_is_no_dict(shared: Trainer, batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"a batch is a dict of x float32\[4, 3, 6, 6\], labels"):
+        shared.step(batch)
+
+
 def test_tensors_of_others_are_taken(shared: Trainer) -> None:
     batch = shared.graph.random_batch(0)
     want = shared.loss(batch)
     assert shared.loss({n: torch.tensor(v) for n, v in batch.items()}) == want
+    leaf = torch.tensor(batch["x"], requires_grad=True)
+    assert shared.loss({**batch, "x": leaf}) == want
     assert shared.loss({n: tvm.runtime.tensor(v) for n, v in batch.items()}) == want
 
 

@@ -113,6 +113,11 @@ def test_refused(options: dict[str, str], message: str) -> None:
         from_torch(Net().double(), (X,), **options)  # type: ignore[arg-type]
 
 
+def test_patterns_that_are_no_text() -> None:
+    with pytest.raises(TypeError, match="expected patterns of parameters' names, got 3"):
+        from_torch(Net().double(), (X,), trainable=3)  # type: ignore[arg-type]
+
+
 def test_what_is_left_out() -> None:
     graph = from_torch(Net().double(), (X,), trainable="layer2,fc")
     found = left_out(graph)

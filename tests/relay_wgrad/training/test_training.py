@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,9 @@ def test_dynamic_loss_scale_leaves_out_steps() -> None:
         ({"optimizer": "rms"}, "optimizer must be one of sgd, momentum, adam, adamw, got 'rms'"),
         ({"checkpoint": ["nothing"]}, "has no computed tensor 'nothing'"),
         ({"lr": 0.0}, "lr=0.0: expected a positive learning rate"),
+        ({"lr": math.inf}, "lr=inf: expected a positive learning rate"),
+        ({"lr": "fast"}, "lr='fast': expected a positive learning rate"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ({"layout": "HWNN"}, "layout must be a permutation of NCHW, got 'HWNN'"),
     ],
 )
@@ -144,6 +148,21 @@ def test_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         trainer(from_onnx(residual_net(blocks=0)), **options)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"graph": None}, "graph must be a TrainingGraph, as of from_onnx or from_torch, got None"),
+        ({"update": {"ema": 0.5}}, "update must be an Update, got dict"),
+        ({"seed": "a"}, "seed must be an integer of at least 0, got str"),
+        ({"on_gpu": 3}, "on_gpu must be Options, got 3"),
+    ],
+)
+def test_options_of_another_type(options: dict[str, Any], message: str) -> None:
+    graph = from_onnx(residual_net(blocks=0))
+    with pytest.raises(TypeError, match=message):
+        Trainer(**{"graph": graph, **options})
 
 
 def test_mixed_precision_of_a_double_graph_is_refused() -> None:

@@ -62,6 +62,12 @@ GROUPS: dict[str, dict[str, Case]] = {
         "where": (lambda x, y: jnp.where(x > y, x * y, 1.0), (X, Y)),
         "both": (lambda x, y: jnp.where((x > 0) & ~(y > 0) | (x < -1), x, y), (X, Y)),
         "xor": (lambda x, y: jnp.where((x > 0) ^ (y >= 0), x, y), (X, Y)),
+        "equal truths": (lambda x, y: jnp.where((x > 0) == (y > 0), x, y), (X, Y)),
+        "other truths": (lambda x, y: jnp.where((x > 0) != (y > 0), x, y), (X, Y)),
+        "ordered truths": (
+            lambda x, y: jnp.where(((x > 0) < (y > 0)) | ((x > 1) >= (y > 1)), x, y), (X, Y)
+        ),
+        "mod": (lambda x: jnp.mod(x, 0.7), (X,)),
         "clip": (lambda x: jnp.clip(x, -0.5, 0.7), (X,)),
         "clamp": (lambda x: lax.clamp(-0.5, x, 0.7), (X,)),
         "cast": (lambda x: x.astype(jnp.float32).astype(jnp.float64) * (x > 0), (X,)),

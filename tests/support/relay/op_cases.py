@@ -55,6 +55,8 @@ def _elementwise() -> Iterator[Case]:
     for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "less",
                  "less_equal", "greater", "greater_equal", "equal", "not_equal"):  # fmt: skip
         yield Case(name, (a, b), getattr(np, name))
+    for name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
+        yield Case(name, (flags(3, 4), flags(4)), getattr(np, name))
     yield Case("add", (real(2, dtype="float16"), real(2, dtype="float16")), np.add)
     yield Case("power", (positive(2, 3), real(3)), np.power)
     m, n = whole(3, 4), whole(4, low=1)

@@ -49,6 +49,16 @@ MATH: dict[str, Function] = {
         torch.where(y > _like(y), y, 2 * y) * (y != _like(y)) + y * (y == y)
     ),
     "compare numbers": lambda y: y * (y >= 0.1) + y * y * (y <= 0.1) + y * (y < 0) * (y != 3),
+    "compare truths": lambda y: (
+        y * ((y > 0) == (_like(y) > 0))
+        + 2 * y * ((y > 0) != (_like(y) > 0))
+        + 3 * y * ((y > 0) < (_like(y) > 0))
+        + 4 * y * ((y > 0) >= (_like(y) > 0))
+    ),
+    "clamp integers": lambda y: (
+        y * torch.arange(6).clamp(1, 3) * torch.arange(6).clamp(max=4) * torch.arange(6).clamp(3, 2)
+        + y * torch.arange(6).clamp(0.5, 3.5)
+    ),
     "compare others": lambda y: y * ((y >= _like(y)) | (y < -_like(y))) + y * ~(y <= _like(y)),
     "elu": lambda y: fn.elu(y, 0.7),
     "exp and log": lambda y: torch.exp(y / 3) + torch.log(_positive(y)),
