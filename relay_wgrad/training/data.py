@@ -18,7 +18,6 @@ from ..frontend import InputSpec, TrainingGraph
 from ..frontend.graph import check_labels
 from ..frontend.weights import Array, as_array
 from .arrays_file import ArraysFile
-from .schedules import is_count
 
 SAMPLED = ("data", "labels", "target")
 """Kinds of inputs that have a value for each sample; masks are drawn anew for each batch."""
@@ -150,7 +149,7 @@ def size_of(graph: TrainingGraph, size: int | None, drop_last: bool) -> int:
         return graph.batch
     if size is None:
         raise ValueError(f"{graph.name}: its batch is open: size must be a number of samples")
-    if not is_count(size, 0):
+    if not isinstance(size, (int, np.integer)):
         raise ValueError(f"{graph.name}: size must be a number of samples, got {size!r}")
     graph.limits.check(graph.name, size)
     return size

@@ -185,6 +185,15 @@ def test_samples_that_are_refused(change: dict[str, Any], message: str) -> None:
         Data(from_onnx(MODEL), arrays)
 
 
+def test_a_size_that_is_no_number() -> None:
+    linear = torch.nn.Linear(2, 2)
+    graph = from_torch(linear, (torch.rand(2, 2),), batch="N", loss="mse")
+    arrays = {spec.name: np.zeros((9, 2), "float32") for spec in graph.inputs}
+    assert Data(graph, arrays, size=int(np.int64(4))).batches == 2
+    with pytest.raises(ValueError, match=r"size must be a number of samples, got 2\.5"):
+        Data(graph, arrays, size=2.5)  # type: ignore[arg-type]
+
+
 def test_too_few_samples_and_files_that_are_none(tmp_path: Path) -> None:
     graph = from_onnx(MODEL)
     with pytest.raises(ValueError, match="3 samples are less than a batch of 4"):
