@@ -11,12 +11,13 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tvm import relax
+from tvm import relax, te
 
 from ...layouts import is_permutation
 from ..types import Dim, TensorType
 from .relations import agree, divides, mapped, product
 from .table import Builder, Call, Site, show
+from .te import program
 
 R = relax.op
 Axes = list[tuple[str, int]]
@@ -103,6 +104,8 @@ def _numbered(axes: Axes) -> list[tuple[str, int]]:
 
 def relayout(s: Site, x: Any, src: Axes, dst: Axes, sizes: dict[str, Dim]) -> Any:
     """Merge the source's blocks, transpose, split into the destination's."""
+    if not all(isinstance(size, int) for size in sizes.values()):
+        return program(s, lambda _, tensor: _moved(tensor, src, dst), x)
     order = [axis for axis, block in src if not block]
     if any(block for _, block in src):
         parts = _numbered(src)
@@ -117,6 +120,35 @@ def relayout(s: Site, x: Any, src: Axes, dst: Axes, sizes: dict[str, Dim]) -> An
         x = s.emit(s.reshape(x, shape))
     moved = [parts.index(part) for part in _numbered(dst)]
     return x if moved == sorted(moved) else R.permute_dims(x, moved)
+
+
+def _moved(x: Any, src: Axes, dst: Axes) -> Any:
+    """The same as one kernel, which divides by blocks alone.
+
+    TVM's reshape divides by every size; where these are expressions of others, such as those of
+    windows with a stride, its code is so deeply nested that LLVM's comes to no end.
+    """
+    places = {part: i for i, part in enumerate(_numbered(src))}
+    wanted = {part: i for i, part in enumerate(_numbered(dst))}
+    whole = {
+        axis: prod((x.shape[i] for (name, _), i in places.items() if name == axis), start=1)
+        for axis, _ in src
+    }
+    shape = [block or whole[axis] // factor(dst, axis) for axis, block in dst]
+
+    def element(*at: Any) -> Any:
+        index: dict[str, Any] = {}
+        for (axis, number), i in sorted(wanted.items()):
+            block = dst[i][1]
+            index[axis] = index[axis] * block + at[i] if number else at[i]
+        where: list[Any] = [None] * len(src)
+        for (axis, _), i in sorted(places.items(), reverse=True):
+            block = src[i][1]
+            where[i] = index[axis] % block if block else index[axis]
+            index[axis] = index[axis] // block if block else index[axis]
+        return x(*where)
+
+    return te.compute(shape, element, name="relayout")
 
 
 def on_whole_axes(build: Builder) -> Builder:

@@ -112,6 +112,25 @@ def test_means_over_an_axis_of_unknown_size() -> None:
     assert np.allclose(entropy(real), -(real * real).sum() / 2)
 
 
+@pytest.mark.parametrize(
+    ("layout", "shape", "of_the_run"),
+    [
+        ("NCHW4c", (2, 3, 7, 9, 4), (0, 2, 3)),
+        ("NHWC4c", (2, 7, 9, 6, 4), (0, 1, 2, 3)),
+        ("NCHW4c2c", (2, 3, 7, 9, 4, 2), (0, 2, 3)),
+    ],
+)
+def test_images_in_blocks(layout: str, shape: tuple[int, ...], of_the_run: tuple[int, ...]) -> None:
+    """A stride makes sizes of sizes, by which TVM's reshape divides in code without an end."""
+    data = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    results = []
+    for sizes in (shape, [relay.Any() if i in of_the_run else n for i, n in enumerate(shape)]):
+        x = relay.var("x", shape=sizes)
+        pool = relay.nn.max_pool2d(x, (3, 3), (2, 2), padding=(1, 1), layout=layout)
+        results.append(ran(relay.Function([x], pool))(data))
+    assert np.array_equal(*results)
+
+
 def test_gradients_of_a_symbolic_batch() -> None:
     """A layer with a normalization by the batch, a join and means: as of the program of numbers."""
 
