@@ -167,13 +167,14 @@ def test_pytorch_compiles_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", lambda *settings: inductor)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
-    monkeypatch.setattr("torch._functorch.config.force_non_lazy_backward_lowering", False)
     monkeypatch.setattr(gpu_models, "UNet", lambda: nn.Sequential(nn.Conv2d(3, 2, 6), nn.Flatten()))
     monkeypatch.setattr(gpu_models, "CLASSES", 2)
     turns, row = Line(), Row("unet", 2, 6, "f32")
     turns.held = False
     turns.short = contextlib.nullcontext  # type: ignore[method-assign]
-    sides = dict(gpu_sides.measure(("eager", "compile", "graphs"), row, "cpu", turns))
+    # PyTorch's settings are lost where monkeypatch puts them back.
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=False):
+        sides = dict(gpu_sides.measure(("eager", "compile", "graphs"), row, "cpu", turns))
     assert events[:5] == ["compiled"] * 4 + ["turn"]
     assert set(events[5:]) == {"run"}
     assert not disagreements([{"model": "tiny", "dtype": "f32", "sides": sides}], 1e-5)

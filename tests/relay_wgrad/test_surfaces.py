@@ -60,6 +60,7 @@ OF_RELAY: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: relay_passes.ConvertLayout({"nn.conv2d": ["NHWC", "OHWI"]}),
         "relay_wgrad.transform.ConvertLayout",
     ),
+    "ChangeBatch": (lambda: relay_passes.ChangeBatch({}), ""),
     "DeadCodeElimination": (
         relay_passes.DeadCodeElimination, "tvm.relax.transform.DeadCodeElimination",
     ),

@@ -24,7 +24,7 @@ X, W = (np.random.default_rng(seed).standard_normal((2, 3)) for seed in (1, 2))
 def counted(emit: Emit, y: Any, w: Any) -> Any:
     """A factor that depends on no parameter, by ops that have no gradient."""
     steps = emit(op.astype(emit(op.arange(0, 3, 1, "int64")), "float64"))
-    return emit(op.multiply(y, emit(op.tan(steps))))
+    return emit(op.multiply(y, emit(op.flip(steps, 0))))
 
 
 def straight(emit: Emit, y: Any, w: Any) -> Any:
@@ -34,12 +34,12 @@ def straight(emit: Emit, y: Any, w: Any) -> Any:
 
 # name -> (what is summed, its value, its gradient by w)
 CASES: dict[str, tuple[Any, np.ndarray, np.ndarray]] = {
-    "a constant's chain": (counted, X * W * np.tan(np.arange(3)), X * np.tan(np.arange(3))),
+    "a constant's chain": (counted, X * W * np.flip(np.arange(3), 0), X * np.flip(np.arange(3), 0)),
     "straight through": (straight, np.round(X * W), X),
     "stopped": (lambda e, y, w: e(op.multiply(y, e(stop(w)))), X * W * W, X * W),
     "stopped before an op without a gradient": (
-        lambda e, y, w: e(op.multiply(y, e(op.tan(e(stop(y)))))),
-        X * W * np.tan(X * W), X * np.tan(X * W),
+        lambda e, y, w: e(op.multiply(y, e(op.flip(e(stop(y)), 0)))),
+        X * W * np.flip(X * W, 0), X * np.flip(X * W, 0),
     ),
     "a mask by logic": (
         lambda e, y, w: e(op.multiply(y, e(op.astype(e(op.logical_not(
@@ -51,10 +51,10 @@ CASES: dict[str, tuple[Any, np.ndarray, np.ndarray]] = {
         lambda e, y, w: e(op.concat(e(relax.Tuple([y])), 1)), X * W, X
     ),
     "a stopped part": (
-        lambda e, y, w: e(op.concat([y, e(stop(y)), e(op.tan(e(stop(w))))], 0)),
-        np.concatenate([X * W, X * W, np.tan(W)]), X,
+        lambda e, y, w: e(op.concat([y, e(stop(y)), e(op.flip(e(stop(w)), 0))], 0)),
+        np.concatenate([X * W, X * W, np.flip(W, 0)]), X,
     ),
-    "nothing of it": (lambda e, y, w: e(op.tan(e(stop(y)))), np.tan(X * W), 0 * X),
+    "nothing of it": (lambda e, y, w: e(op.flip(e(stop(y)), 0)), np.flip(X * W, 0), 0 * X),
 }  # fmt: skip
 
 
@@ -85,5 +85,5 @@ def test_what_fails_inside_tvm_is_named() -> None:
     """An assertion of the stock pass on its own rules is an error of ours, with op and place."""
     with pytest.raises(ValueError, match=r"TVM's gradient fails at 'lv2' \(relax.triu\): Check"):
         grad(module(lambda e, y, w: e(op.triu(e(op.exp(y))))))
-    with pytest.raises(ValueError, match=r"'lv1' is a relax.tan, an op that has no gradient"):
-        grad(module(lambda e, y, w: e(op.tan(y))))
+    with pytest.raises(ValueError, match=r"'lv1' is a relax.flip, an op that has no gradient"):
+        grad(module(lambda e, y, w: e(op.flip(y, 0))))
