@@ -60,7 +60,7 @@ LONGER = {
     f"{TORCH}/test_compiler.py::test_autocast_with_inductor": "compiles C++ by Inductor",
     **{
         f"tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_group[{group}": MORE
-        for group in ("sums", "indexing", "layers")
+        for group in ("sums", "indexing", "layers", "composed", "curves", "places", "math")
     },
     **{
         f"{STABLEHLO}values_and_gradients[{group}": MORE
@@ -258,6 +258,7 @@ SHARES = {
     f"{RELAY}/test_lower.py::test_outputs_of_real_relay": 2,
     f"{STABLEHLO}random_convolutions": 3,
     f"{ONNX}/test_frontend_onnx_ops.py::test_op": 3,
+    f"{ONNX}/test_frontend_onnx_curves.py::test_row": 3,
     f"{ONNX}/test_onnx_node_tests.py::test_node": 3,
     f"{TORCH}/test_torch_forward_mode.py::test_all": 5,
     f"{CPU}/test_cpu_kernels.py::test_targets": 5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ def _function(case: Any, sizes: bool) -> Function:
     return infer_expr(Function(tuple(params), Call(Op(case.op), tuple(params), case.attrs)))
 
 
-@pytest.fixture(scope="module")
-def machine() -> Any:
+@cache
+def _machine() -> Any:
+    """Once in a process, which may come back to this file."""
     mod = IRModule({f"case{i}": _function(case, True) for i, case in enumerate(CASES)})
     return tvm.relax.VirtualMachine(tvm.compile(lower(mod), FAST), tvm.cpu())
 
@@ -37,11 +39,11 @@ def _tensors(arrays: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: f"{i}-{CASES[i].op}")
-def test_result_and_its_type(machine: Any, index: int) -> None:
+def test_result_and_its_type(index: int) -> None:
     case = CASES[index]
     types = [TensorType(a.shape, str(a.dtype)) for a in case.args]
     ty = lookup(case.op).infer(types, case.attrs)
-    got, wanted = machine[f"case{index}"](*_tensors(case.args)), case.expected(*case.args)
+    got, wanted = _machine()[f"case{index}"](*_tensors(case.args)), case.expected(*case.args)
     if not isinstance(ty, TupleType):
         got, wanted, ty = [got], [wanted], TupleType((ty,))
     for ours, theirs, field in zip(got, wanted, ty.fields, strict=True):

@@ -1,9 +1,10 @@
-"""Builders against NumPy and PyTorch, and their gradients against slopes; one compilation each."""
+"""Builders against NumPy and PyTorch, and gradients against slopes, many in one compilation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.support.relay.run_cases import CASES as RUN_CASES
 
 IDS = [f"{i}-{case.op}" for i, case in enumerate(CASES)]
 FLOATS = ("float16", "float32", "float64")
+TOGETHER = 32  # cases that are compiled in one module: those that a process gets one after another
 
 
 def type_of(value: Any) -> Type:
@@ -85,22 +87,20 @@ def to_tvm(args: list[Any]) -> list[Any]:
     return [tvm.runtime.tensor(np.array(a, order="C")) for a in args]
 
 
-@pytest.fixture(scope="module")
-def forward() -> Iterator[relax.VirtualMachine]:
-    was = relay_wgrad.is_registered()
-    relay_wgrad.register()
+@cache
+def _neighbours(first: int) -> relax.VirtualMachine:
     bb = relax.BlockBuilder()
-    for i, case in enumerate(CASES):
-        write(bb, f"case{i}", case, case.args)
-    yield compiled(bb.get())
-    if not was:
-        relay_wgrad.unregister()
+    for i, case in enumerate(CASES[first : first + TOGETHER]):
+        write(bb, f"case{first + i}", case, case.args)
+    return compiled(bb.get())
 
 
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
-def test_result_and_its_type(forward: relax.VirtualMachine, index: int) -> None:
+def test_result_and_its_type(index: int) -> None:
     case = CASES[index]
-    got = forward[f"case{index}"](*to_tvm(flat(case.args)))
+    machine = _neighbours(index // TOGETHER * TOGETHER)
+    got = machine[f"case{index}"](*to_tvm(flat(case.args)))
     expected = case.expected(*case.args)
     inferred = lookup(case.op).infer([type_of(a) for a in case.args], case.attrs)
     if not isinstance(inferred, TupleType):
