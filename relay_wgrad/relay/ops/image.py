@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tvm import topi
+from tvm import relax, topi
 
 from ...layouts import is_permutation, to_layout
 from ..types import Dim, TensorType, Type
@@ -29,6 +29,7 @@ _COORDINATES = (
     "tf_crop_and_resize",
 )  # fmt: skip
 _ROUNDING = ("", "round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+R = relax.op
 _CANONICAL = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
@@ -196,6 +197,27 @@ def _sample(s: Site, data: Any, grid: Any) -> Any:
     return topi.image.grid_sample(data, grid, *args)
 
 
+def _sampled(s: Site) -> Any:
+    """TOPI's kernel; where it reflects, the points are reflected before, and it stays at the edge.
+
+    TOPI reflects in each of a point's pixels' indices, whose code takes minutes to compile, or has
+    no end.  The image is [-1, 1] of a point, so it is reflected without sizes, and both ways that
+    corners may lie: as a triangle of period 4.  A cubic's pixels are reflected one by one.
+    """
+    cubic = s.attrs["method"] == "bicubic"
+    if s.attrs["padding_mode"] != "reflection" or (cubic and s.attrs["align_corners"]):
+        return program(s, _sample, *s.args)
+    if cubic:
+        s.fail("method=bicubic and padding_mode=reflection need align_corners=True")
+    data, grid = s.args
+    one, two = (relax.const(x, s.tensor(1).dtype) for x in (1.0, 2.0))
+    place = R.abs(R.divide(R.add(grid, one), two))
+    turn = s.emit(R.subtract(place, R.multiply(two, R.floor(R.divide(place, two)))))
+    near = R.subtract(one, R.multiply(two, R.abs(R.subtract(turn, one))))
+    within = replace(s, attrs={**s.attrs, "padding_mode": "border"})
+    return program(within, _sample, data, s.emit(near))
+
+
 _OUT_DTYPE = Attr("out_dtype", None, "dtype")
 for _axes, _layout in _CANONICAL.items():
     define(
@@ -218,7 +240,7 @@ define("image.dilation2d", "data weight", _dilation_type, in_float32(tensor_prog
 define("image.affine_grid", "data", _affine_type,
        in_float32(tensor_program(lambda s, x: topi.image.affine_grid(x, s.attrs["target_shape"]))),
        "torch", Attr("target_shape", REQUIRED, "sizes"), grad=False)  # fmt: skip
-define("image.grid_sample", "data grid", _sample_type, in_float32(tensor_program(_sample)),
+define("image.grid_sample", "data grid", _sample_type, in_float32(_sampled),
        "torch", Attr("method", "bilinear", "str"), Attr("layout", "NCHW", "str"),
        Attr("padding_mode", "zeros", "str"), Attr("align_corners", True, "bool"),
        grad=False)  # fmt: skip

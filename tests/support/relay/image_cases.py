@@ -105,8 +105,12 @@ def cases() -> Iterator[Case]:
         F.affine_grid(theta, [2, 1, 4, 5], align_corners=True).movedim(-1, 1))),
         {"target_shape": [4, 5]})  # fmt: skip
     for method, padding, corners in (("bilinear", "zeros", True), ("nearest", "border", False),
-                                     ("bicubic", "reflection", True)):  # fmt: skip
-        points = RNG.uniform(-1.3, 1.3, (2, 2, 4, 3)).astype("float32")
+                                     ("bicubic", "reflection", True),
+                                     ("bilinear", "reflection", True),
+                                     ("bilinear", "reflection", False),
+                                     ("nearest", "reflection", False)):  # fmt: skip
+        reach = 5 if padding == "reflection" else 1.3
+        points = RNG.uniform(-reach, reach, (2, 2, 4, 3)).astype("float32")
         yield Case("image.grid_sample", (x, points), by_torch(lambda x, g, a=(
             method, padding, corners): F.grid_sample(x, g.movedim(1, -1), *a)),
             {"method": method, "padding_mode": padding, "align_corners": corners})  # fmt: skip

@@ -10,6 +10,8 @@ import pytest
 import tvm
 from tvm import relax
 
+from relay_wgrad import relay
+from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.ops import REGISTRY, REQUIRED, Attr, lookup
 from relay_wgrad.relay.types import ANY, TensorType, TupleType, Type
 from tests.support.fast import FAST
@@ -345,3 +347,14 @@ def test_relations_answer_or_refuse(name: str) -> None:
             fields = out.fields if isinstance(out, TupleType) else (out,)
             assert all(isinstance(f, TensorType) for f in fields)
             assert all(d is ANY or d >= 0 for f in fields for d in f.shape)
+
+
+def test_a_cubic_that_reflects_between_pixels_is_refused() -> None:
+    """TOPI's kernel of it has no end in LLVM."""
+    x, grid = relay.var("x", shape=(1, 1, 4, 4)), relay.var("grid", shape=(1, 2, 3, 3))
+    call = relay.image.grid_sample(
+        x, grid, method="bicubic", padding_mode="reflection", align_corners=False
+    )
+    mod = relay.IRModule.from_expr(relay.Function([x, grid], call))
+    with pytest.raises(ValueError, match=r"image.grid_sample: .* need align_corners=True"):
+        lower(mod)
