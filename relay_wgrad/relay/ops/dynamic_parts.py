@@ -10,7 +10,18 @@ from tvm import relax, te, tirx, topi
 from ...layouts import is_permutation, to_layout
 from ..types import ANY, TensorType, TupleType, Type
 from . import image, nn, ordered, three_dimensions  # noqa: F401  (whose attributes these have)
-from .run_sizes import length, number, numbers, own_sizes, scalar, sizes, stated, unknown
+from .run_sizes import (
+    held,
+    length,
+    number,
+    numbers,
+    own_sizes,
+    scalar,
+    sizes,
+    slice_bounds,
+    stated,
+    unknown,
+)
 from .table import Attr, Call, Site, define, in_float32, lookup, show
 from .te import choice, integer_indices, program, rank
 
@@ -34,21 +45,12 @@ def _slice(s: Site) -> Any:
 
     def bounds(i: int, own: Any, begin: Any, end: Any, stride: Any) -> tuple[Any, Any, Any]:
         size = own[i]
-        step = stride[i if strides > 1 else 0].astype("int64")
-        step = tirx.Select(step == 0, number(1), step)
-        low = tirx.Select(step < 0, number(-1), number(0))
-        high = tirx.Select(step < 0, size - 1, size)
-
-        def held(value: Any) -> Any:
-            value = tirx.Select(value < 0, value + size, value)
-            return tirx.Min(tirx.Max(value, low), high)
-
+        step, low, high = slice_bounds(size, stride[i if strides > 1 else 0].astype("int64"))
         first, last = begin[i].astype("int64"), end[i].astype("int64")
         if by_size:
-            step, high = number(1), size
-            first = held(first)
-            return first, tirx.Select(last < 0, size, tirx.Min(first + last, size)), step
-        return held(first), held(last), step
+            first = held(first, size, low, size)
+            return first, tirx.Select(last < 0, size, tirx.Min(first + last, size)), number(1)
+        return held(first, size, low, high), held(last, size, low, high), step
 
     def taken(i: int, *tensors: Any) -> Any:
         first, last, step = bounds(i, *tensors)

@@ -9,7 +9,7 @@ from tvm import relax, te, tirx
 from ..types import ANY, TensorType, TupleType, Type
 from .loops import cell, kernel, loops, when
 from .relations import agree
-from .run_sizes import length, number, scalar, sizes
+from .run_sizes import held, length, number, scalar, sizes, slice_bounds
 from .table import Attr, Call, Site, constant_value, define, show
 from .te import integer_indices, program, rank
 
@@ -92,17 +92,9 @@ def _set(s: Site) -> Any:
                 inside = k < int(bounds[n].shape[0])
                 return bounds[n][k].astype("int64") if inside else default
 
-            step = given(2, number(1))
-            step = tirx.Select(step == 0, number(1), step)
-            low = tirx.Select(step < 0, number(-1), number(0))
-            high = tirx.Select(step < 0, size - 1, size)
-
-            def held(value: Any) -> Any:
-                value = tirx.Select(value < 0, value + size, value)
-                return tirx.max(tirx.min(value, high), low)
-
-            first = held(given(0, number(0)))
-            last = held(given(1, size))
+            step, low, high = slice_bounds(size, given(2, number(1)))
+            first = held(given(0, number(0)), size, low, high)
+            last = held(given(1, size), size, low, high)
             away = tirx.Select(step < 0, first - i, i - first)
             left = tirx.Select(step < 0, i - last, last - i)
             stride = tirx.Select(step < 0, -step, step)

@@ -132,3 +132,16 @@ def checked(s: Site, x: Any, dims: Sequence[Any], fits: Number, *args: Any) -> A
 def unknown(count: int, dtype: str) -> TensorType:
     """A tensor's type of which only the rank is known."""
     return TensorType((ANY,) * count, dtype)
+
+
+def slice_bounds(size: Any, step: Any) -> tuple[Any, Any, Any]:
+    """Of an axis: (step, 1 where it is 0; the least and the most of a begin or end), as NumPy's."""
+    step = tirx.Select(step == 0, number(1), step)
+    low = tirx.Select(step < 0, number(-1), number(0))
+    return step, low, tirx.Select(step < 0, size - 1, size)
+
+
+def held(value: Any, size: Any, low: Any, high: Any) -> Any:
+    """A begin or end, counted from the axis's end where it is negative, within its bounds."""
+    value = tirx.Select(value < 0, value + size, value)
+    return tirx.Min(tirx.Max(value, low), high)
