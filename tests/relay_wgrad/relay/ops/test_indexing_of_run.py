@@ -12,6 +12,13 @@ from relay_wgrad.relay.types import ANY
 
 pytestmark = pytest.mark.usefixtures("registered")
 RNG = np.random.default_rng(11)
+BEGIN = RNG.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """A test's numbers are the same whichever tests its process has run before."""
+    RNG.bit_generator.state = BEGIN
 
 
 def _run(body: Any, params: list[Any], *args: Any) -> Any:
