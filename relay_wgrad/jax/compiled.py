@@ -76,7 +76,11 @@ class Compiled:
         if self._function is not None:
             given = [self._tensor(x, s.dtype) for x, s in zip(flat, specs, strict=True)]
             with self._lock:  # a virtual machine runs one function at a time
-                made = [self._array(x) for x in self._function(*given)]
+                found = self._function(*given)
+                # A GPU's results and arguments are JAX's when this returns, whose streams do not
+                # wait for this one's kernels.
+                self._device.sync()
+                made = [self._array(x) for x in found]
         results = self.graph.results(flat, made)
         arrays = [jax.numpy.asarray(x) for x in results]
         return jax.tree_util.tree_unflatten(self._out_tree, arrays)
