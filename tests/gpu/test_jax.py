@@ -1,0 +1,87 @@
+"""JAX's gradients on a device: arrays go both ways by DLPack, and streams are kept apart."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.jax_zoo import problem
+from relay_wgrad.jax import compiled, value_and_grad
+
+jax = pytest.importorskip("jax")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
+
+
+def distance(got: Any, wanted: Any) -> float:
+    """The greatest of all arrays, of each one's norm."""
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True)
+    return max(
+        float(np.linalg.norm(np.asarray(one, "float64") - want) / np.linalg.norm(want))
+        for one, want in pairs
+    )
+
+
+def arguments(name: str) -> Any:
+    """(a loss, its arguments in float32 on JAX's default device, in float64 on the CPU)."""
+    loss, exact = problem(name)
+    low = jax.tree.map(lambda a: a.astype("float32") if a.dtype == "float64" else a, exact)
+    return loss, jax.device_put(low), exact
+
+
+@pytest.mark.parametrize("name", ["cnn-NHWC-0", "cnn-NCHW-1"])
+def test_value_and_grad(name: str) -> None:
+    loss, given, exact = arguments(name)
+    step = value_and_grad(loss, given, device="cuda:0")
+    cpu = jax.devices("cpu")[0]
+    with jax.enable_x64(True), jax.default_device(cpu):
+        wanted = jax.tree.map(np.asarray, jax.value_and_grad(loss)(*jax.device_put(exact, cpu)))
+    got = step(*given)
+    assert all(d.platform == "gpu" for leaf in jax.tree.leaves(got) for d in leaf.devices())
+    assert distance(got, wanted) < 1e-3  # tf32
+    sources = {c.source for c in step.convolutions}
+    assert sources, "no convolution"
+    assert not [s for s in sources if s.startswith("generated")], sources
+
+
+def test_steps_follow_each_other() -> None:
+    """What JAX computes of results, and what becomes of arguments that nobody holds any more."""
+    loss, (params, x, labels), _ = arguments("cnn-NHWC-0")
+    step = value_and_grad(loss, (params, x, labels), device="cuda:0")
+    reference = jax.jit(jax.value_and_grad(loss))
+
+    def trained(function: Any) -> tuple[list[float], Any]:
+        now, losses = params, []
+        for i in range(30):
+            value, gradient = function(now, x * (1 + i % 3), labels)
+            now = jax.tree.map(lambda p, g: p - 0.01 * g, now, gradient)
+            losses.append(float(value))
+        return losses, now
+
+    ours, last = trained(step)
+    theirs, wanted = trained(reference)
+    assert np.allclose(ours, theirs, rtol=5e-3), (ours, theirs)
+    assert distance(last, jax.tree.map(np.asarray, wanted)) < 5e-3
+
+
+def test_threads() -> None:
+    x = jax.device_put(np.arange(1 << 20, dtype="float32"))
+    function = compiled(lambda a, b: (a * b, a + b), (x, x), device="cuda:0")
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        for i in range(20):
+            a, b = x + number, x * 0 + i
+            product, total = function(a, b)
+            if not (bool((product == a * b).all()) and bool((total == a + b).all())):
+                wrong.append(f"{number}, {i}")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
