@@ -8,8 +8,9 @@
 Each network of torchvision, `unet` or `onnx:` and a bundled one (without torchvision
 `plain_networks`' and those) takes steps of SGD with momentum on one batch, from the same weights
 and seeds, compiled by this package and in each other way: `eager`; `inductor`; `convolutions`,
-which is Inductor with our convolutions where they are faster; `exact`, eager in float64.  Halves
-are by autocast.  A row says the losses, how far they are from eager's and eager's from `exact`
+which is Inductor with our convolutions where they are faster; `exact`, eager in float64; `graphs`
+and `captured`, Inductor and ours with CUDA graphs (`mode="reduce-overhead"`).  Halves are by
+autocast.  A row says the losses, how far they are from eager's and eager's from `exact`
 ("furthest": of the first loss; "relative": of the same step's), how many graph breaks our backend
 adds to Dynamo's own, how many of the convolutions and gradients that PyTorch computes are compiled
 by this package, and the seconds of the first step.

@@ -30,8 +30,9 @@ from benchmarks.gpu_sides import HALVES, MOST_CALLS, ROUND_MS, ROUNDS, SCALE, se
 from benchmarks.gpu_split import host_ms
 from benchmarks.network_steps import APART, apart
 
-OTHERS = ("eager", "exact", "inductor", "convolutions")
-"""Ways beside ours, in the order in which they are taken."""
+OTHERS = ("eager", "exact", "inductor", "convolutions", "graphs", "captured")
+"""Ways beside ours, in the order in which they are taken.  The last two are Inductor's and ours by
+`mode="reduce-overhead"`: CUDA graphs."""
 CLASSES = {"cpu": network_zoo.CLASSES, "cuda": gpu_models.CLASSES}
 RATE, MOMENTUM = 2e-3, 0.9
 _SIDES = (64, 96, 128)  # pixels
@@ -152,11 +153,14 @@ class Side:
 
         backends = {
             "ours": compiler.backend, "convolutions": compiler.convolutions_backend,
-            "inductor": "inductor", "dynamo": "eager",
+            "inductor": "inductor", "dynamo": "eager", "graphs": "inductor",
+            "captured": compiler.backend,
         }  # fmt: skip
         if self.name not in backends:
             return self.module
-        return torch.compile(self.module, backend=backends[self.name], dynamic=False)
+        mode = "reduce-overhead" if self.name in ("graphs", "captured") else None
+        backend = backends[self.name]
+        return torch.compile(self.module, backend=backend, dynamic=False, mode=mode)
 
     def step(self) -> torch.Tensor:
         """The loss before it."""
@@ -210,6 +214,7 @@ def facts_of_ours(side: str) -> dict[str, Any]:
         "convolutions": len(lines), "taken": taken,
         "kernels": dict(Counter(line.partition(":")[0] for line in lines)),
         "reasons": [graph.reason for graph in graphs if graph.reason],
+        "notes": [note for graph in graphs for note in graph.notes],
     }  # fmt: skip
 
 
@@ -256,7 +261,7 @@ def measured(case: Case) -> Iterator[dict[str, Any] | None]:
     for name in (*(side for side in OTHERS if side in case.sides), "ours"):
         sides.append(Side(name, case, module, images, labels))
         figures[name] = sides[-1].trained()
-        if name in ("ours", "convolutions"):
+        if name in ("ours", "convolutions", "captured"):
             figures[name] |= facts_of_ours(name)
     if "eager" in figures:
         (eager,) = (side for side in sides if side.name == "eager")

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,14 +21,17 @@ import torch
 from .. import keys
 from ..frontend.torch.aot import decompositions, lies_last
 from ..registry import is_registered, register
+from .norms import KEPT, whole_norms
 from .pooling import without_places
-from .programs import Choices, call, choices, compiled_at, dense, drawn
+from .programs import Choices, Turns, choices, compiled_at, dense, drawn, replayed
+from .replayed import MODES
 from .reports import CompiledGraph, reported
 
 PROGRAMS = 16
 """Of one graph, for different sizes; the least recently called one goes."""
 
 ONLY = ("", "convolutions")
+BACKWARD = "backward"
 
 
 _count = itertools.count(1)
@@ -53,7 +57,9 @@ def backend(
     graph, example_inputs : Dynamo's.
     options : {"only": "convolutions"}: convolutions and their gradients by this package's kernels
         where those are faster here, all else by Inductor.  "relay_wgrad_convolutions" is that too.
-    mode : None; there are no others.
+    mode : by "reduce-overhead" calls on CUDA become CUDA graphs after some that are not, which
+        takes the time of starting kernels away, and keeps the memory of what is passed from forward
+        to backward; on the CPU it changes nothing.  None or "default": no graphs.
 
     Raises
     ------
@@ -61,11 +67,15 @@ def backend(
     """
     given = dict(options or {})
     only = given.pop("only", "")
-    if given or mode is not None:
-        unknown = ", ".join(given) or f"mode={mode!r}"
-        raise ValueError(f"relay_wgrad: unknown option {unknown}: expected 'only'")
+    if given:
+        raise ValueError(f"relay_wgrad: unknown option {', '.join(given)}: expected 'only'")
     if only not in ONLY:
         raise ValueError(f"relay_wgrad: only must be 'convolutions', got {only!r}")
+    if mode not in MODES:
+        raise ValueError(f"relay_wgrad: mode must be one of {MODES}, got {mode!r}")
+    graphs = mode == MODES[-1]
+    if only and graphs:
+        raise ValueError(f"relay_wgrad: only={only!r} takes no mode, got {mode!r}")
     if not is_registered():
         register()
     name = f"graph {next(_count)}"
@@ -75,10 +85,12 @@ def backend(
         return compile_rest(graph, example_inputs, name)
     from torch._dynamo.backends.common import aot_autograd
 
+    forward, backward, inference = (
+        partial(_compiled, f"{name}, {part}", graphs) for part in ("forward", BACKWARD, "inference")
+    )
     return aot_autograd(
-        fw_compiler=_compiler(f"{name}, forward"), bw_compiler=_compiler(f"{name}, backward"),
-        inference_compiler=_compiler(f"{name}, inference"), decompositions=decompositions(),
-        partition_fn=_partition,
+        fw_compiler=forward, bw_compiler=backward, inference_compiler=inference,
+        decompositions=_decompositions(), partition_fn=_partition,
     )(graph, example_inputs)  # fmt: skip
 
 
@@ -87,14 +99,34 @@ def convolutions_backend(graph: torch.fx.GraphModule, example_inputs: Sequence[A
     return backend(graph, example_inputs, options={"only": "convolutions"})
 
 
+@cache
+def _decompositions() -> dict[Any, Any]:
+    """Those of `from_aot`, but what the joint graph is searched for."""
+    return {op: rule for op, rule in decompositions().items() if op not in KEPT}
+
+
 def _partition(joint: Any, inputs: Any, **given: Any) -> Any:
     """Of the joint graph the two, by the least that is kept between them."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     without_places(joint.graph)
+    if _has_norms(joint.graph):
+        whole_norms(joint.graph)
     _without_running_statistics(joint.graph)
     joint.recompile()
     return min_cut_rematerialization_partition(joint, inputs, **given)
+
+
+def _has_norms(graph: torch.fx.Graph) -> bool:
+    """Whether there are kernels for whole normalizations where a graph's tensors are."""
+    values = (node.meta.get("val") for node in graph.nodes if node.op == "placeholder")
+    device = next((v.device for v in values if isinstance(v, torch.Tensor)), None)
+    if device is None or device.type != "cuda":
+        return False
+    try:
+        return bool(compiled_at(device, choices(device)).norms)
+    except ValueError:  # the device cannot be used, which compiling for it says
+        return False
 
 
 def _without_running_statistics(graph: torch.fx.Graph) -> None:
@@ -106,20 +138,19 @@ def _without_running_statistics(graph: torch.fx.Graph) -> None:
             node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
-def _compiler(name: str) -> Callable[..., Any]:
+def _compiled(
+    name: str, graphs: bool, graph: torch.fx.GraphModule, example: Sequence[Any]
+) -> Callable[..., Any]:
     from torch._functorch.aot_autograd import make_boxed_func
 
-    def compile_graph(graph: torch.fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
-        return make_boxed_func(_Graph(graph, name))
-
-    return compile_graph
+    return make_boxed_func(_Graph(graph, name, graphs))
 
 
 class _Graph:
     """One graph of AOTAutograd, with a program for each kind of call."""
 
-    def __init__(self, graph: torch.fx.GraphModule, name: str) -> None:
-        self.graph, self.report = graph, reported(name)
+    def __init__(self, graph: torch.fx.GraphModule, name: str, graphs: bool) -> None:
+        self.graph, self.report, self._graphs = graph, reported(name), graphs
         self._programs: OrderedDict[Any, _Program] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -142,7 +173,7 @@ class _Graph:
             if program is not None or self.report.reason:
                 return program
             try:
-                program = _Program(self.graph, inputs, self.report, key[0])
+                program = _Program(self.graph, inputs, self.report, key[0], self._graphs)
             except Exception as error:  # of any kind: PyTorch can run it all the same
                 kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
                 self.report.reason = f"{kind}{error}"
@@ -184,17 +215,19 @@ class _Program:
     """A graph compiled for tensors of some sizes, memory orders and one device."""
 
     def __init__(
-        self, graph: Any, inputs: Sequence[Any], report: CompiledGraph, chosen: Choices
-    ) -> None:
+        self, graph: Any, inputs: Sequence[Any], report: CompiledGraph, chosen: Choices,
+        graphs: bool,
+    ) -> None:  # fmt: skip
         from ..frontend import from_aot
+        from ..training.capture import refusal
         from ..training.step import ADJOINT, converted
 
-        self.device = _device(inputs)
+        self.device, self.report = _device(inputs), report
         made = from_aot(graph, inputs, name=report.name, channels_last=True)
         self.made = made
         report.sizes += 1
         self._function: Any = None
-        self._lock = threading.Lock()  # a virtual machine runs one function at a time
+        self._turns = Turns(self.device)
         if not any(result.kind == "result" for result in made.outputs):
             return
         where = compiled_at(self.device, chosen)
@@ -206,8 +239,15 @@ class _Program:
         if layout is None and any((*made.last[0], *made.last[1])):
             layout = "NHWC"
         module = converted(module, layout, blocks=where.blocks)
+        why = refusal(module, [ADJOINT]) if graphs else ""
+        if why:
+            report.notes.append(f"its calls are not one CUDA graph: {why}")
         built = where.compile(module, lambda what: None)
-        self._built, self._function = built, built.vm[ADJOINT]
+        self._built = built
+        self._function = replayed(
+            built.vm[ADJOINT], where, self.device, report.notes.append,
+            graphs=graphs and not why, late=report.name.endswith(BACKWARD),
+        )  # fmt: skip
         report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
@@ -220,8 +260,9 @@ class _Program:
                 dense(x.permute(0, 2, 3, 1) if i < len(last) and last[i] else x)
                 for i, x in enumerate(given)
             ]
-            with self._lock:
-                made = call(self._function, args, self.device)
+            with self._turns:
+                made = self._function(args)
+                self.report.captured = self._function.is_graph
             # What shares memory here would be changed with the other, unseen by autograd.
             seen = {x.data_ptr() for x in args if x.numel()}
             for i, x in enumerate(made):

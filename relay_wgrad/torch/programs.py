@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import threads
 from .kernels import ALIGNMENT, winograd_is_allowed
+from .replayed import Replayed
 
 Place = tuple[dict[str, Any], str]  # a module's `_parameters` or `_buffers`, and the name in it
 
@@ -104,7 +106,7 @@ class Program:
         self.compiled, self.notes = compiled, [*graph.notes, *where.notes]
         self._forward = compiled.vm[FORWARD if parts.wrt else ADJOINT]
         self._backward = compiled.vm[ADJOINT] if parts.wrt else None
-        self._lock = threading.Lock()  # a virtual machine runs one function at a time
+        self._turns = Turns(self.device)
 
     def is_current(self) -> bool:
         """Whether the buffers that were made constants are as they were."""
@@ -166,7 +168,7 @@ class Program:
         return dict(zip(self.wrt, made, strict=True))
 
     def _run(self, function: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
-        with self._lock:
+        with self._turns:
             return call(function, args, self.device)
 
 
@@ -199,6 +201,58 @@ def call(function: Any, args: Sequence[torch.Tensor], device: torch.device) -> l
     # TVM makes a tensor's device the current one, and leaves it so.
     with torch.cuda.device(device), tvm_ffi.use_torch_stream():
         return list(function(*args))
+
+
+class Turns:
+    """Within, a program is called by one thread, and on CUDA when what it was given before is over:
+    a virtual machine has one memory for its intermediate results."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._lock = device, threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._device.type == "cuda":
+            now = torch.cuda.current_stream(self._device)
+            if self._stream is not None and now != self._stream:
+                now.wait_stream(self._stream)
+            self._stream = now
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def replayed(
+    function: Any, where: Any, device: torch.device, told: Callable[[str], None], *,
+    graphs: bool, late: bool = False,
+) -> Replayed:  # fmt: skip
+    """A compiled function for tensors of a device; `graphs`: as CUDA graphs, where it can be."""
+
+    lane = where.work() if graphs and where.work is not None else None
+    plain = partial(call, function, device=device)
+    here = None if lane is None else _Here(lane, device)
+    return Replayed(plain, function, here, told, late)
+
+
+class _Here:
+    """A place's lane for a device, before and after which PyTorch's current stream works."""
+
+    def __init__(self, lane: Any, device: torch.device) -> None:
+        self._lane, self._device = lane, device
+
+    def done(self, do: Callable[[], Any]) -> Any:
+        return self._within(lambda: self._lane.done(do))
+
+    def captured(self, do: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        made, launch = self._within(lambda: self._lane.captured(do))
+        return made, lambda: self._within(launch)
+
+    def _within(self, do: Callable[[], Any]) -> Any:
+        import tvm_ffi
+
+        with torch.cuda.device(self._device), tvm_ffi.use_torch_stream():
+            return do()
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

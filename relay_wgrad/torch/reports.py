@@ -13,12 +13,16 @@ class CompiledGraph:
     name : "graph 3, backward".  sizes : for how many kinds of call it was compiled.
     convolutions : its convolutions and their gradients, by whose kernel, "conv2d cudnn.fprop".
     reason : why PyTorch runs it as it is, or "".
+    captured : whether its last call was ready to be one CUDA graph (`mode="reduce-overhead"`).
+    notes : what else a user should know of it.
     """
 
     name: str
     sizes: int = 0
     convolutions: list[str] = field(default_factory=list)
     reason: str = ""
+    captured: bool = False
+    notes: list[str] = field(default_factory=list)
 
 
 _graphs: deque[CompiledGraph] = deque(maxlen=1000)

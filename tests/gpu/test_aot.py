@@ -75,6 +75,53 @@ def test_steps_are_eager_ones(name: str, last: bool) -> None:
         assert all("cudnn" in line for line in lines), lines
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_steps_as_graphs(kept: bool) -> None:
+    """Twenty steps as CUDA graphs are eager ones; results that someone keeps stay what they were,
+    and gradients of two passes add up."""
+    module = net().to(memory_format=torch.channels_last)
+    twin = copy.deepcopy(module)
+    step = torch.compile(module, backend=backend, fullgraph=True, mode="reduce-overhead")
+    assert losses(step, module, (8,) * 20, True) == pytest.approx(
+        losses(twin, twin, (8,) * 20, True), rel=5e-3
+    )
+    forward, backward = compiled_graphs()[-2:]
+    assert (forward.captured, backward.captured, forward.notes + backward.notes) == (True, True, [])
+    seen = []
+    for model, of in ((step, module), (twin, twin)):
+        of.zero_grad()
+        made = []
+        for seed in range(6):
+            x, _ = data(8, seed, True)
+            y = model(x)
+            y.square().sum().backward()
+            made.append(y.detach() if kept else y.detach().clone())
+            del y
+        seen.append([*made, *(p.grad for p in of.parameters())])
+    for one, other in zip(*seen, strict=True):
+        assert float((one - other).norm()) <= 5e-3 * float(other.norm()) + 1e-5
+
+
+def test_graphs_on_another_stream() -> None:
+    """What was put on a stream before is waited for, and what follows waits."""
+    module = net().eval()
+    step = torch.compile(module, backend=backend, fullgraph=True, mode="reduce-overhead")
+    with torch.no_grad():
+        for i in range(12):
+            x, _ = data(8, i)
+            want = module(x)
+            stream = torch.cuda.Stream()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream if i % 2 else torch.cuda.default_stream()):
+                late = torch.zeros_like(x)
+                torch.cuda._sleep(20_000_000)
+                late.copy_(x)
+                found = step(late).clone()
+            torch.cuda.synchronize()
+            assert torch.allclose(found, want, rtol=1e-3, atol=1e-4)
+    assert compiled_graphs()[-1].captured
+
+
 def test_the_current_stream() -> None:
     """What is computed on another stream waits for what was put there before."""
     module = net()

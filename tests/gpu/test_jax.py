@@ -41,7 +41,9 @@ def test_value_and_grad(name: str) -> None:
         wanted = jax.tree.map(np.asarray, jax.value_and_grad(loss)(*jax.device_put(exact, cpu)))
     got = step(*given)
     assert all(d.platform == "gpu" for leaf in jax.tree.leaves(got) for d in leaf.devices())
-    assert distance(got, wanted) < 1e-3  # tf32
+    # A few images and ReLUs: tf32 turns some, JAX's own as well.
+    theirs = distance(jax.jit(jax.value_and_grad(loss))(*given), wanted)
+    assert distance(got, wanted) < max(2e-3, 4 * theirs), theirs
     sources = {c.source for c in step.convolutions}
     assert sources, "no convolution"
     assert not [s for s in sources if s.startswith("generated")], sources

@@ -34,7 +34,10 @@ _MOVES = """
 _DRAWN = """
     normal.float_float normal_functional.default rand.default rand_like.default randn.default
     randn_like.default uniform.default"""
-AS_THEY_ARE = frozenset(f"{_PRODUCTS}{_MOVES}{_DRAWN}".split())
+# Operators of their own that sum in float32 within.
+_WHOLE = """
+    norm_train.default norm_train_backward.default"""
+AS_THEY_ARE = frozenset(f"{_PRODUCTS}{_MOVES}{_DRAWN}{_WHOLE}".split())
 """ATen overloads whose half operands and results stay half within."""
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ops.batch_norm_train import batch_norm_train
+from ...ops.batch_norm_train_backward import batch_norm_train_backward
 from ..context import Context, shape_of
 from .call import Builder, Call, as_dtype, constant, dtype_name
 
@@ -115,6 +117,34 @@ def _backward(training: int | bool, epsilon: int, mask: int, order: tuple[int, .
         return of_x, flat[0] if wanted[1] else None, flat[1] if wanted[2] else None
 
     return build
+
+
+# ---- of `relay_wgrad.torch.norms`, which are operators as they are -------------------------------
+
+
+def _fields(ctx: Context, made: Any, count: int) -> list[Any]:
+    whole = ctx.emit(made)
+    return [ctx.emit(relax.TupleGetItem(whole, i)) for i in range(count)]
+
+
+def _norm_train(ctx: Context, call: Call) -> Any:
+    x, weight, bias, residual, mean, var, momentum, epsilon, activation = call.args[:9]
+    others = [mean, var] if residual is None else [residual, mean, var]
+    made = batch_norm_train(
+        x, weight, bias, *others, momentum=float(momentum), epsilon=float(epsilon),
+        activation=activation,
+    )  # fmt: skip
+    return tuple(_fields(ctx, made, 5))
+
+
+def _norm_train_backward(ctx: Context, call: Call) -> Any:
+    *operands, y, epsilon, activation = call.args[:9]
+    more = [] if y is None else [y]
+    made = batch_norm_train_backward(
+        *operands, *more, epsilon=float(epsilon), activation=activation
+    )
+    parts = _fields(ctx, made, 3 + len(more))
+    return (*parts, None) if y is None else tuple(parts)
 
 
 # ---- statistics ----------------------------------------------------------------------------------
@@ -236,6 +266,8 @@ NORMALIZED: dict[str, Builder] = {
     "cudnn_batch_norm_backward.default": _backward(True, 7, -1, (1, 0, 2, 3, 4, 5, 6)),
     "native_batch_norm_backward.default": _backward(7, 8, 9, (0, 1, 2, 3, 4, 5, 6)),
     "native_dropout.default": _dropout,
+    "norm_train.default": _norm_train,
+    "norm_train_backward.default": _norm_train_backward,
     "var_mean.correction": _variance_and_mean,
 }
 """ATen overload -> builder, before those of `ops.OPS`."""

@@ -253,7 +253,11 @@ def test_the_pool_keeps_no_places() -> None:
     [
         ({"options": {"fast": True}}, "unknown option fast"),
         ({"options": {"only": "pools"}}, "only must be 'convolutions', got 'pools'"),
-        ({"mode": "max-autotune"}, "unknown option mode='max-autotune'"),
+        ({"mode": "max-autotune"}, "mode must be one of .*, got 'max-autotune'"),
+        (
+            {"mode": "reduce-overhead", "options": {"only": "convolutions"}},
+            "takes no mode, got 'reduce-overhead'",
+        ),
     ],
 )
 def test_options(given: Any, rule: str) -> None:
