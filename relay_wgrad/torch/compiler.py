@@ -23,7 +23,7 @@ from ..frontend.torch.aot import decompositions, lies_last
 from ..registry import is_registered, register
 from .norms import KEPT, whole_norms
 from .pooling import without_places
-from .programs import Choices, Turns, choices, compiled_at, dense, drawn, replayed
+from .programs import Choices, Turns, choices, compiled_at, drawn, replayed
 from .replayed import MODES
 from .reports import CompiledGraph, reported
 
@@ -151,6 +151,7 @@ class _Graph:
 
     def __init__(self, graph: torch.fx.GraphModule, name: str, graphs: bool) -> None:
         self.graph, self.report, self._graphs = graph, reported(name), graphs
+        self._varies = _varies(graph.graph)
         self._programs: OrderedDict[Any, _Program] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -158,11 +159,12 @@ class _Graph:
         if self.report.reason:
             return self.graph(*inputs)
         device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), "cpu")
-        key = (
-            choices(device),
-            *((x.shape, x.dtype, x.device, lies_last(x)) if isinstance(x, torch.Tensor) else x
-              for x in inputs),
-        )  # fmt: skip
+        key: Any = (choices(device), device)
+        if self._varies:
+            key += tuple(
+                (x.shape, x.dtype, x.device, lies_last(x)) if isinstance(x, torch.Tensor) else x
+                for x in inputs
+            )
         program = self._known(key) or self._made(key, inputs)
         return self.graph(*inputs) if program is None else program(inputs)
 
@@ -194,6 +196,14 @@ class _Graph:
             while len(self._programs) >= PROGRAMS:
                 self._programs.popitem(last=False)
             self._programs[key] = program
+
+
+def _varies(graph: torch.fx.Graph) -> bool:
+    """Whether a graph is for more than one kind of call; of one kind Dynamo's guards make sure."""
+    values = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    sizes = [size for value in tensors for size in (*value.shape, *value.stride())]
+    return len(tensors) < len(values) or not all(isinstance(size, int) for size in sizes)
 
 
 @contextlib.contextmanager
@@ -246,7 +256,7 @@ class _Program:
         self._built = built
         self._function = replayed(
             built.vm[ADJOINT], where, self.device, report.notes.append,
-            graphs=graphs and not why, late=report.name.endswith(BACKWARD),
+            last=made.last[0], graphs=graphs and not why, late=report.name.endswith(BACKWARD),
         )  # fmt: skip
         report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]
 
@@ -254,17 +264,12 @@ class _Program:
         made: list[torch.Tensor] = []
         if self._function is not None:
             numbers = [drawn(spec, self.device) for spec in self.made.drawn]
-            given = self.made.arguments([_plain(x) for x in inputs], numbers)
-            last, results = self.made.last
-            args = [
-                dense(x.permute(0, 2, 3, 1) if i < len(last) and last[i] else x)
-                for i, x in enumerate(given)
-            ]
+            given = self.made.arguments(inputs, numbers)
             with self._turns:
-                made = self._function(args)
+                made, read = self._function(given)
                 self.report.captured = self._function.is_graph
             # What shares memory here would be changed with the other, unseen by autograd.
-            seen = {x.data_ptr() for x in args if x.numel()}
+            seen, results = set(read), self.made.last[1]
             for i, x in enumerate(made):
                 if x.numel() and x.data_ptr() in seen:
                     x = x.clone()
@@ -280,7 +285,3 @@ def _device(inputs: Sequence[Any]) -> torch.device:
         names = ", ".join(sorted(map(str, found))) or "none"
         raise ValueError(f"tensors must be on one device, cpu or cuda: {names}")
     return found.pop()
-
-
-def _plain(x: Any) -> Any:
-    return x.detach() if isinstance(x, torch.Tensor) else x

@@ -225,14 +225,21 @@ class Turns:
 
 def replayed(
     function: Any, where: Any, device: torch.device, told: Callable[[str], None], *,
-    graphs: bool, late: bool = False,
+    last: Sequence[bool], graphs: bool, late: bool = False,
 ) -> Replayed:  # fmt: skip
-    """A compiled function for tensors of a device; `graphs`: as CUDA graphs, where it can be."""
+    """A compiled function for tensors of a device, of which it takes those of `last` channels last;
+    `graphs`: as CUDA graphs, where it can be."""
+
+    def prepared(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [
+            dense(x.permute(0, 2, 3, 1) if i < len(last) and last[i] else x)
+            for i, x in enumerate(given)
+        ]
 
     lane = where.work() if graphs and where.work is not None else None
     plain = partial(call, function, device=device)
     here = None if lane is None else _Here(lane, device)
-    return Replayed(plain, function, here, told, late)
+    return Replayed(plain, function, here, told, late, prepared, last)
 
 
 class _Here:

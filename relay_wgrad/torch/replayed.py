@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+
+Addresses = AbstractSet[int]
 
 MODES = (None, "default", "reduce-overhead")
 """Of `torch.compile`; by the last, calls on CUDA are repeated as graphs."""
@@ -42,9 +45,10 @@ class Lane(Protocol):
 
 
 class Replayed:
-    """A function of dense tensors of one device.
+    """A function of tensors of one device: its results, and the addresses of what it has read.
 
-    plain : calls it, on the current stream.
+    prepare : makes dense tensors of what is given, axes of channels last where `last` says so.
+    plain : calls it with those, on the current stream.
     raw : calls it with TVM's tensors, for TVM's.
     lane : where it can be captured; None: it never is.
     told : is given a few words where it cannot be.
@@ -60,16 +64,20 @@ class Replayed:
         lane: Lane | None,
         told: Callable[[str], None],
         late: bool = False,
+        prepare: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = list,
+        last: Sequence[bool] = (),
     ) -> None:
         self._plain, self._raw, self._lane, self._told = plain, raw, lane, told
+        self._prepare, self._last = prepare, last
         self._warm = LATER if late else WARM
         self._most = MOST if late else None
         self._calls = self._tries = self._misses = 0
         self._seen: list[list[int]] = []  # addresses of the calls before
         self._launch: Callable[[], None] | None = None
         self._moving: set[int] = set()  # operands that a graph has missed
-        self._places: dict[int, torch.Tensor] = {}  # of a graph: where operands are copied
-        self._fixed: dict[int, int] = {}  # and where the others lie
+        self._places: list[tuple[int, torch.Tensor]] = []  # of a graph: where operands are copied
+        self._fixed: list[tuple[int, int, Any]] = []  # and where the others lie, in which order
+        self._addresses: Addresses = set()
         self._results: list[Any] = []
         self._alone: list[bool] = []  # of each, whether it is one number
         self._out: list[StorageWeakRef] = []  # who has the results
@@ -79,26 +87,47 @@ class Replayed:
         """Whether calls are a graph's by now."""
         return self._launch is not None
 
-    def __call__(self, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The function's results."""
+    def __call__(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Addresses]:
+        """(the function's results, the addresses of its operands)."""
         if self._lane is None or any(not ref.expired() for ref in self._out):
-            return self._plain(args)
-        self._calls += 1
-        if self._launch is None and self._calls > self._warm:
-            self._capture(self._lane, args)
-        if self._launch is None:
-            self._seen = [*self._seen[1 - WARM :], [x.data_ptr() for x in args]]
-            return self._plain(args)
-        elsewhere = [i for i, at in self._fixed.items() if args[i].data_ptr() != at]
-        if not elsewhere:
+            return self._called(self._prepare(given))
+        if self._launch is not None and self._lie(given):
             self._misses = 0
-            return self._replayed(args)
+            return self._replayed(given), self._addresses
+        args = self._prepare(given)
+        if self._launch is not None:
+            self._missed(args)
+            return self._called(args)
+        self._calls += 1
+        if self._calls > self._warm:
+            self._capture(self._lane, args)
+            if self.is_graph:
+                return self._replayed(given), self._addresses
+        self._seen = [*self._seen[1 - WARM :], [x.data_ptr() for x in args]]
+        return self._called(args)
+
+    def _called(self, args: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Addresses]:
+        return self._plain(args), {x.data_ptr() for x in args if x.numel()}
+
+    def _lie(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether operands lie where the graph reads them, as it reads them."""
+        for i, at, order in self._fixed:
+            x = given[i]
+            if x.data_ptr() != at or not x.is_contiguous(memory_format=order) or x.is_neg():
+                return False
+        return True
+
+    def _missed(self, args: Sequence[torch.Tensor]) -> None:
+        """Decides what becomes of a graph whose operands are elsewhere."""
+        elsewhere = [i for i, at, _ in self._fixed if args[i].data_ptr() != at]
         self._misses += 1
         size = sum(args[i].nbytes for i in elsewhere)
         if self._misses > MISSES and (self._most is None or size <= self._most):
             self._moving |= set(elsewhere)
             self._launch, self._seen, self._out = None, [], []  # captured anew by the next call
-        return self._plain(args)
+        elif self._misses > MISSES + LATER:  # another forward pass's by now: from the beginning
+            self._launch, self._seen, self._out = None, [], []
+            self._calls = 0
 
     def _capture(self, lane: Lane, args: Sequence[torch.Tensor]) -> None:
         """Makes the graph, if that can be."""
@@ -125,17 +154,28 @@ class Replayed:
         else:
             why = "its operands lie elsewhere again and again"
             # The memory of what stays where it is belongs to the caller, who passes it each time.
-            self._places = {i: fixed[i] for i in moving}
-            self._fixed = {i: x.data_ptr() for i, x in enumerate(args) if i not in moving}
+            last = [*self._last, *[False] * (len(args) - len(self._last))]
+            self._places = [
+                (i, x.permute(0, 3, 1, 2) if last[i] else x)
+                for i, x in enumerate(fixed) if i in moving
+            ]  # fmt: skip
+            orders = (torch.contiguous_format, torch.channels_last)
+            self._fixed = [
+                (i, x.data_ptr(), orders[last[i]]) for i, x in enumerate(args) if i not in moving
+            ]
+            self._addresses = {at for i, at, _ in self._fixed if args[i].numel()}
             self._alone = [math.prod(map(int, x.shape)) == 1 for x in self._results]
         if self._tries >= TRIES and self._launch is None:
             self._lane = None
             self._told(f"its calls are not one CUDA graph: {why:.300}")
 
-    def _replayed(self, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _replayed(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         assert self._launch is not None
         if self._places:
-            torch._foreach_copy_([*self._places.values()], [args[i] for i in self._places])
+            with torch.no_grad():
+                torch._foreach_copy_(
+                    [p for _, p in self._places], [given[i] for i, _ in self._places]
+                )
         self._launch()
         # Losses are kept by many: they get memory of their own.
         made = [
