@@ -25,7 +25,7 @@ from ..transform.depth_blocks import FORMS
 from ..transform.depth_forms import Wanted
 from .capture import Lane
 from .compiled import Compiled, Progress, compile_module, planned_memory
-from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc
+from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc, release_workspaces
 from .libraries import partitioned
 from .lines import CudaLine, HostLine
 from .options import HOPPER, Options
@@ -59,7 +59,7 @@ class Place:
     wide : whether sums of half operands that are float32 stay so (`Options`).
     sizes : for how many numbers of images, of a graph whose batch is open, a compiled step is kept;
         None: one step takes any number.
-    wait : until what the device was given is over.
+    wait : until what the device was given is over; libraries then keep no memory for calls.
     notes : what a user should know of it, one line each.
     """
 
@@ -224,6 +224,7 @@ def _cuda(index: int, options: Options) -> Place:
     def wait() -> None:
         runtime.call("cudaSetDevice", index)
         runtime.call("cudaDeviceSynchronize")
+        release_workspaces()
 
     norms = options.norms and not direct.missing(toolchain.find())
     work = partial(Lane, runtime, device) if options.graph else None

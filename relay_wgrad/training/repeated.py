@@ -49,10 +49,15 @@ class Work(Protocol):
 
 @dataclass
 class Fixed:
-    """Where parameters, optimizer state and control are once a step is a graph: of the first one,
-    and of all that follow."""
+    """What steps share that take one another's results.
+
+    all : where parameters, optimizer state and control are once one of them is a graph.
+    changes : grows where the memory that calls before left in the pool may have gone: to a graph,
+        or back to the device.  A capture needs it.
+    """
 
     all: tuple[list[Any], list[Any], Any] | None = None
+    changes: int = 0
 
 
 class Repeated:
@@ -67,6 +72,7 @@ class Repeated:
     ) -> None:
         self._step, self._work, self._note = step, work, note
         self._calls, self._tries = 0, TRIES
+        self._changes = -1  # at the last call
         self._launch: Callable[[], None] | None = None
         self._inputs: list[Any] = []
         self._fixed = Fixed() if fixed is None else fixed
@@ -84,9 +90,11 @@ class Repeated:
 
     def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
         self._calls += 1
-        if self._launch is None and self._calls > WARM and self._tries:
+        ready = self._calls > WARM and self._changes == self._fixed.changes
+        if self._launch is None and ready and self._tries:
             self._capture(inputs, params, state, control)
         if self._launch is None:
+            self._changes = self._fixed.changes
             if not self._tries:
                 return self._step(inputs, params, state, control)
             return self._work.done(lambda: self._step(inputs, params, state, control))
@@ -116,6 +124,7 @@ class Repeated:
                 self._note(f"steps are not one CUDA graph but called kernel by kernel: {text:.300}")
         else:
             self._inputs, self._fixed.all = places, fixed
+            self._fixed.changes += 1
 
     def _settled(self, params: Tensors, state: Tensors, control: Any) -> Made:
         """Where graphs have them, with these values; as they are where there is no graph yet."""

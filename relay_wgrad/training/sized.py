@@ -105,6 +105,7 @@ class Recipe:
             taken = replace(graph, inputs=(*graph.inputs, rates_spec(graph, self.update)))
             places = self.line.places(taken.inputs)
         self.axes = axes
+        self.fixed.changes += 1  # another may go for this one, and memory with it
         return SizedStep(mod, layout_changes, axes, compiled, step, places)
 
     def _repeated(self, mod: tvm.IRModule, step: WholeStep) -> Run:

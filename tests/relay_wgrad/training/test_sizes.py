@@ -318,6 +318,31 @@ def test_a_step_that_cannot_be_compiled_leaves_all_as_it_was(
     assert same(snapshot(one), snapshot(other))
 
 
+def test_a_capture_has_the_memory_of_the_call_before(graph: TrainingGraph, on: Any) -> None:
+    """What calls left in the pool a graph of another size keeps, or a size that goes gives back:
+    then a step is called once more, not captured."""
+    took = list[tuple[str, int]]()
+
+    class Told(Repeating):
+        def done(self, function: Any) -> Any:
+            took.append(("called", size))
+            return super().done(function)
+
+        def captured(self, function: Any) -> Any:
+            took.append(("captured", size))
+            return super().captured(function)
+
+    one = on(Trainer, graph, work=Told(), sizes=2, **MOMENTUM)
+    for size in (4, 4, 3, 3, 4, 3, 3, 4, 1, 4, 1, 1, 4, 4, 4):
+        one.step(batches((size,))[0])
+    assert took == [
+        ("called", 4), ("called", 4), ("called", 3), ("called", 3), ("called", 4),
+        ("captured", 3),
+        ("called", 4), ("called", 1),  # for which 3 goes
+        ("called", 4), ("called", 1), ("captured", 1), ("called", 4), ("captured", 4),
+    ]  # fmt: skip
+
+
 def test_times_have_no_compilation_in_them(graph: TrainingGraph, on: Any) -> None:
     """The stand-in's events count records: what is between two steps is small."""
     one = on(Trainer, graph, **MOMENTUM)
