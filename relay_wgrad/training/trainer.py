@@ -316,7 +316,8 @@ class Trainer:
         """The step for a batch, which may have to be compiled; parameters are in its axes."""
         sized = self._sized.of(batch)
         if sized.axes != self._kept.axes:  # of the first batch
-            made = self._kept.turned(sized.axes, self._params, self._params.all, self._state)
+            with self.place.memory_errors():
+                made = self._kept.turned(sized.axes, self._params, self._params.all, self._state)
             self._params.all, self._state = made
         return sized
 
@@ -334,6 +335,7 @@ class Trainer:
             wrong = None
             if self.place.is_gpu and (self.steps + 1) % CHECK_EVERY == 0:
                 wrong = sized.compiled.vm[NOT_FINITE](made[0])
+                self._recipe.fixed.changes += 1  # it has memory of its own from now on
             report = self._line.done(made[2], wrong)
         self._made(*made)
         return report
