@@ -149,6 +149,7 @@ LONGER = {
     f"{RELAY}/test_constants.py::test_arguments_of_the_run_end_no_process": CHILDREN,
     "tests/benchmarks/test_compile_steps.py::test_a_child": CHILDREN,
     "tests/benchmarks/test_networks.py::test_check_of_onnx": "test_check stays, and the table",
+    "tests/benchmarks/test_networks.py::test_check_of_an_open": "test_check stays",
     "tests/benchmarks/test_networks.py::test_train": "a training; the other modes stay",
     "tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_group[resizing]": MORE,
     **{

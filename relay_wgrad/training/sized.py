@@ -33,6 +33,7 @@ class SizedStep:
     axes : of parameters, as `kept.kept_in_layout` gives them.
     step : called with (inputs and rates, parameters, state, control) it gives the last three anew.
     places : of the trainer's line, for batches of this size.
+    is_watched : whether its parameters were looked at, for what is not finite.
     """
 
     module: tvm.IRModule
@@ -41,6 +42,7 @@ class SizedStep:
     compiled: Compiled
     step: Run
     places: Any
+    is_watched: bool = False
 
 
 @dataclass
