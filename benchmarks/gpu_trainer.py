@@ -43,7 +43,7 @@ def measure(
     compiled = time.perf_counter() - began
     batch = network.random_batch(0)
     losses = list(one.train([batch] * (WARM + TRIES)))
-    step, given = one._step, []
+    step, given = one._sized.last.step, []
 
     def timed(*args: Any) -> Any:
         start = time.perf_counter()
@@ -51,7 +51,7 @@ def measure(
         given.append(time.perf_counter() - start)
         return made
 
-    one._step = timed
+    one._sized.last.step = timed
     seconds, host = [], time.thread_time()
     for loss in one.train(itertools.repeat(batch, steps)):
         losses.append(loss)

@@ -22,6 +22,7 @@ from tests.support.torch.op_cases import Given, autograd
 
 BOUND = 1e-9
 FLOOR = 1e-6
+BATCHES = (1, 3, 8)
 STEPS = 50
 RATE = 2e-4
 # Beside each other two float32 trainings part by rounding: this far, of PyTorch's first loss.
@@ -59,13 +60,46 @@ def check(name: str, send: Send) -> None:
     compared(graph, batch, loss, wanted, send, BOUND)
 
 
+def check_open(name: str, send: Send) -> None:
+    """As `check`, of one step that is compiled for any number of images, for each of `BATCHES`.
+
+    A number below the least that the graph takes, as 1 for statistics of 1x1 pixels, is that one.
+    """
+    torch.set_num_threads(1)
+    network, side = build(name)
+    module = Loss(network.double())
+    spread(module)
+    images = torch.rand(BATCH, 3, side, side, dtype=torch.float64)
+    given = (images, torch.arange(BATCH))
+    graph = from_torch(module, given, loss="own", dropout="mask", name=name, batch="N")
+    labels = [spec.name for spec in graph.inputs if spec.kind == "data"][1]
+    machine, worst = _compiled(graph), 0.0
+    for count in sorted({max(n, graph.limits.least) for n in BATCHES}):
+        batch = {**graph.random_batch(3, count), labels: np.arange(count) % CLASSES}
+        with Exact():
+            loss, wanted = autograd(copy.deepcopy(module), graph, batch)
+        row: dict[str, Any] = {}
+        try:
+            compared(graph, batch, loss, wanted, row.update, BOUND, machine)
+        except ValueError as error:
+            raise ValueError(f"{count} images: {error}") from error
+        worst = max(worst, row["worst"])
+        drawn = sum(spec.kind in ("mask", "random") for spec in graph.inputs)
+        send({**row, "worst": worst, "image": side, "parameters": len(wanted), "random": drawn})
+
+
 def compared(
     graph: TrainingGraph, batch: dict[str, Any], loss: Any, wanted: dict[str, Any], send: Send,
-    bound: float,
+    bound: float, machine: Any = None,
 ) -> None:  # fmt: skip
-    """Sends how far the graph's step is from this loss and these gradients; raises beyond."""
+    """Sends how far the graph's step is from this loss and these gradients; raises beyond.
+
+    machine : of `_compiled`, where that is done.
+    """
     began = time.perf_counter()
-    outputs, gradients = _run(graph, batch)
+    machine = _compiled(graph) if machine is None else machine
+    arguments = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in graph.arguments(batch)]
+    outputs, gradients = machine[ADJOINT](*arguments)
     send({"step_s": round(time.perf_counter() - began, 1)})
     loss_error = abs(float(outputs[0].numpy()) - float(loss)) / max(abs(float(loss)), 1e-300)
     total = float(np.sqrt(sum(float((want**2).sum()) for want in wanted.values())))
@@ -90,11 +124,9 @@ def spread(module: torch.nn.Module) -> None:
                 parameter.add_(0.2 * (noise - 0.5))
 
 
-def _run(graph: TrainingGraph, batch: dict[str, Any]) -> Any:
+def _compiled(graph: TrainingGraph) -> Any:
     module = step_module(graph)
-    machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target(QUICK)), tvm.cpu())
-    arguments = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in graph.arguments(batch)]
-    return machine[ADJOINT](*arguments)
+    return relax.VirtualMachine(tvm.compile(module, tvm.target.Target(QUICK)), tvm.cpu())
 
 
 def train(name: str, send: Send) -> None:

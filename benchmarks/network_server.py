@@ -19,6 +19,7 @@ MODES = {
     "onnx": network_onnx.stages,
     "onnx-check": network_onnx.check,
     "check": network_checks.check,
+    "open-check": network_checks.check_open,
     "train": network_checks.train,
 }
 """Mode -> what sends the facts of a network."""

@@ -102,7 +102,7 @@ def trained(name: str, dtypes: Sequence[str], device: str, steps: int) -> None:
                 "losses": ours, "first": ours[0], "last": ours[-1], "last_pytorch": theirs[-1],
                 "furthest": apart(ours, theirs), "convolutions": len(found),
                 "offloaded": sum(not c.source.startswith("generated") for c in found),
-                "graph": bool(getattr(trainer._step, "is_graph", False)),
+                "graph": bool(getattr(trainer._sized.last.step, "is_graph", False)),
                 "notes": list(trainer.place.notes),
             }  # fmt: skip
             if not row["furthest"] <= max(APART, 4 * row["pytorchs"]):

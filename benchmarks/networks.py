@@ -1,7 +1,7 @@
 """Networks that people train, of torchvision and timm: what becomes of each as a training step.
 
     python -m benchmarks.networks [--json FILE [--resume]] [--models PATTERN,…] [--failed]
-                                  [--time-budget 60] [--onnx | --aot] [--check | --train]
+                                  [--time-budget 60] [--onnx | --aot | --open] [--check | --train]
                                   [--seconds 600] [--gib 14]
 
 Without a mode a row says whether the network was imported, whether its gradient was made, in
@@ -11,7 +11,8 @@ its convolutions go to a library (`partition`, which needs no GPU); and in how m
 `from_onnx` (`pip install onnxscript`).  `--aot`: of the joint graph of AOTAutograd, imported by
 `from_aot`, how many of the gradients of convolutions that it asks for are recognised, and how many
 convolutions go to a library.  `--check`: loss and every parameter's gradient in float64
-beside autograd's, in training mode, with the same random numbers (by way of ONNX with none).
+beside autograd's, in training mode, with the same random numbers (by way of ONNX with none);
+`--open --check`: of one step compiled for batches of any size, for 1, 3 and 8 images.
 `--train`: 50 steps in float32 beside PyTorch's.  Each network has a process of its own, and a row
 with the reason where it fails, dies or takes too much.  PATTERN is the shell's, as `timm/conv*`.
 """
@@ -106,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--onnx", action="store_true", help="table or gradients by way of ONNX")
     way.add_argument("--aot", action="store_true", help="the same by way of AOTAutograd's graph")
+    way.add_argument("--open", action="store_true", help="--check of one step for any batch")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="gradients in float64 by autograd's")
     mode.add_argument("--train", action="store_true", help="50 steps beside PyTorch's")
@@ -130,9 +132,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)]
     if (args.onnx or args.aot) and args.train:
         parser.error("--onnx and --aot are not for --train")
+    if args.open and not args.check:
+        parser.error("--open is for --check")
     chosen = "check" if args.check else "train" if args.train else "table"
     if args.onnx or args.aot:
         chosen = ("onnx" if args.onnx else "aot") + ("-check" if args.check else "")
+    chosen = "open-check" if args.open else chosen
     rows = _resumed(args.json, chosen, args.failed) if args.resume or args.failed else {}
     os.nice(args.nice)
     todo = [(chosen, name) for name in names if (chosen, name) not in rows]
@@ -223,6 +228,7 @@ _check_table = _of_keys(
 _TABLES = {
     "table": _stage_table, "onnx": _stage_table,
     "check": _check_table, "aot-check": _check_table, "onnx-check": _check_table,
+    "open-check": _check_table,
     "aot": _of_keys("image", "asked", "recognised", "convolutions", "offloaded", "import_s"),
     "train": _of_keys("image", "first", "last", "last_pytorch", "furthest", "seconds"),
 }  # fmt: skip

@@ -42,6 +42,8 @@ LONGER = {
         for name in ("smoothing", "a sum", "huber", "smooth l1", "l1")
     },
     f"{TRAINING}/test_update.py::test_steps_are_pytorchs[momentum": MORE,
+    f"{TRAINING}/test_sizes.py::test_steps_of_several_sizes_are_those_of_one_each[acc": MORE,
+    **{f"{TRAINING}/test_sizes.py::test_axes_that_are_given[{seed}": MORE for seed in (1, 2)},
     "tests/relay_wgrad/frontend/torch/test_open_batch.py::test_value_and_gradient[steps1": MORE,
     "tests/relay_wgrad/frontend/torch/test_open_batch.py::test_the_same_as_of_a_number": MORE,
     f"{TRAINING}/test_partial.py::test_steps_are_pytorchs_with_the_others_frozen[module": MORE,
@@ -147,6 +149,7 @@ LONGER = {
     f"{RELAY}/test_constants.py::test_arguments_of_the_run_end_no_process": CHILDREN,
     "tests/benchmarks/test_compile_steps.py::test_a_child": CHILDREN,
     "tests/benchmarks/test_networks.py::test_check_of_onnx": "test_check stays, and the table",
+    "tests/benchmarks/test_networks.py::test_check_of_an_open": "test_check stays",
     "tests/benchmarks/test_networks.py::test_train": "a training; the other modes stay",
     "tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_group[resizing]": MORE,
     **{

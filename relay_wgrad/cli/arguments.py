@@ -240,7 +240,8 @@ def step_of(args: argparse.Namespace, graph: TrainingGraph) -> tvm.IRModule:
 
 
 def _exported(args: argparse.Namespace) -> TrainingGraph:
-    """Of a file of `torch.export.save`: it has its sizes and its parameters' dtype."""
+    """Of a file of `torch.export.save`: it has its parameters' dtype, and its sizes but for a batch
+    that it leaves open."""
     from ..frontend import from_torch
 
     number = args.output_name or "0"
@@ -251,7 +252,9 @@ def _exported(args: argparse.Namespace) -> TrainingGraph:
         random=args.random, checkpoint=args.checkpoint, trainable=args.trainable,
         freeze=args.freeze,
     )  # fmt: skip
-    if args.batch not in (None, graph.batch):
+    if graph.is_open:
+        graph = graph.of_batch(args.batch or args.default_batch)
+    elif args.batch not in (None, graph.batch):
         raise ValueError(
             f"{args.model} was exported with a batch of {graph.batch}, not {args.batch}"
         )

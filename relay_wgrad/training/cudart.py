@@ -25,6 +25,7 @@ _NON_BLOCKING = 1
 _P = ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaSetDevice": (ctypes.c_int,),
+    "cudaDeviceSynchronize": (),
     "cudaHostAlloc": (ctypes.POINTER(_P), ctypes.c_size_t, ctypes.c_uint),
     "cudaFreeHost": (_P,),
     "cudaMemcpyAsync": (_P, _P, ctypes.c_size_t, ctypes.c_int, _P),

@@ -19,23 +19,27 @@ import tvm
 from tvm.target import Target
 
 from ..facts import lowered_convolutions
-from ..frontend import TrainingGraph
 from ..pipeline.cuda import cuda_pipeline
 from ..pipeline.fused_kernels import legalize_ops
 from ..transform.depth_blocks import FORMS
 from ..transform.depth_forms import Wanted
 from .capture import Lane
 from .compiled import Compiled, Progress, compile_module, planned_memory
-from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc
+from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc, release_workspaces
 from .libraries import partitioned
 from .lines import CudaLine, HostLine
 from .options import HOPPER, Options
 from .repeated import Work
+from .schedules import is_count
 from .step import ADJOINT
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|MEMORY_ALLOCATION|ALLOC_FAILED", re.IGNORECASE)
 DEVICES = "cpu, cuda, cuda:N or auto"
 SELECT = ("first", "measured")
+
+
+def _nothing() -> None:
+    """On a CPU a step is over when it returns."""
 
 
 @dataclass
@@ -46,13 +50,16 @@ class Place:
     device : TVM's.
     layout : of activations, if none is asked for.
     compile : a step's module to a program.
-    line : how the batches of a graph get there.
+    line : how batches get there.
     memory : (free, all) bytes of the device, None where the process's own is what counts.
     norms : whether there are kernels for batch normalization as one operator.
     work : makes where steps are captured (`relay_wgrad.training.repeated`); None: nowhere.
     blocks : whether convolutions of few channels are wanted on blocks of pixels, or in which form,
         or what kernels need that may take them as they are.
     wide : whether sums of half operands that are float32 stay so (`Options`).
+    sizes : for how many numbers of images, of a graph whose batch is open, a compiled step is kept;
+        None: one step takes any number.
+    wait : until what the device was given is over; libraries then keep no memory for calls.
     notes : what a user should know of it, one line each.
     """
 
@@ -60,23 +67,23 @@ class Place:
     device: Any
     layout: str | None
     compile: Callable[[tvm.IRModule, Progress], Compiled]
-    line: Callable[[TrainingGraph], Any]
+    line: Callable[[], Any]
     memory: Callable[[], tuple[int, int]] | None = None
     norms: bool = False
     work: Callable[[], Work] | None = None
     blocks: Wanted = False
     wide: bool = True
+    sizes: int | None = None
+    wait: Callable[[], None] = _nothing
     notes: list[str] = field(default_factory=list)
 
     @property
     def is_gpu(self) -> bool:
         return self.name != "cpu"
 
-    def check_batch(self, graph: TrainingGraph) -> None:
-        """Raises ValueError on a GPU for a graph of an open batch."""
-        if self.is_gpu and graph.is_open:
-            remedy = "`graph.of_batch(n)` is the graph for n"
-            raise ValueError(f"{graph.name}: its batch is open, but a GPU's step is not: {remedy}")
+    def give_back(self) -> None:
+        """Gives the device memory back that this process has and nothing uses."""
+        tvm.get_global_func("vm.builtin.memory_manager.clear")()
 
     @contextlib.contextmanager
     def memory_errors(self) -> Iterator[None]:
@@ -105,6 +112,8 @@ def place(device: str | Target, options: Options | None = None) -> Place:
         raise ValueError(f"select must be {' or '.join(SELECT)}, got {options.select!r}")
     if options.blocks not in (True, False, *FORMS):
         raise ValueError(f"blocks must be a bool or of {', '.join(FORMS)}, got {options.blocks!r}")
+    if not is_count(options.sizes, 1):
+        raise ValueError(f"sizes must be an integer of at least 1, got {options.sizes!r}")
     if isinstance(device, Target):
         if str(device.kind.name) == "cuda":
             raise ValueError("Trainer: for a GPU give device='cuda', not a target")
@@ -190,7 +199,7 @@ def _cpu(target: Target | None = None, winograd: bool = True) -> Place:
         chosen = host_target(allow_winograd=winograd) if target is None else target
         return compile_module(mod, chosen, progress=progress)
 
-    return Place("cpu", tvm.cpu(), None, compile_for, lambda graph: HostLine())
+    return Place("cpu", tvm.cpu(), None, compile_for, HostLine)
 
 
 def _cuda(index: int, options: Options) -> Place:
@@ -205,19 +214,24 @@ def _cuda(index: int, options: Options) -> Place:
     def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
         return _compiled(mod, device, chosen, options, notes, progress)
 
-    def line(graph: TrainingGraph) -> CudaLine:
-        return CudaLine(runtime, graph.inputs, device, index)
+    def line() -> CudaLine:
+        return CudaLine(runtime, device, index)
 
     def memory() -> tuple[int, int]:
         runtime.call("cudaSetDevice", index)
         return runtime.memory()
+
+    def wait() -> None:
+        runtime.call("cudaSetDevice", index)
+        runtime.call("cudaDeviceSynchronize")
+        release_workspaces()
 
     norms = options.norms and not direct.missing(toolchain.find())
     work = partial(Lane, runtime, device) if options.graph else None
     blocks = _blocks(options, chosen, device) if chosen else False
     return Place(
         f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, work, blocks,
-        options.wide, notes,
+        options.wide, options.sizes, wait, notes,
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from tvm.target import Target
 
 from .. import threads
 from ..frontend import TrainingGraph
-from .compiled import Progress, silent
+from .by_size import BySize
+from .compiled import Compiled, Progress, silent
 from .devices import place
 from .options import Options
 from .step import ADJOINT
@@ -53,15 +54,25 @@ class Evaluator:
         progress: Progress = silent,
     ) -> None:
         self.graph, self.place = graph, place(device, on_gpu)
-        self.place.check_batch(graph)
+        self._dtype = dtype
+        self._layout = self.place.layout if layout is None else layout
+        self._sized = BySize(graph, self.place, self._compiled, progress)
+        if self._sized.is_one:
+            self._sized.of()
+
+    @property
+    def compiled(self) -> Compiled:
+        """What was used last.  Raises ValueError where that is of a batch that has not come."""
+        return self._sized.last
+
+    def _compiled(self, graph: TrainingGraph, progress: Progress) -> Compiled:
         progress("the network for evaluation")
-        layout = self.place.layout if layout is None else layout
         parts = two_parts(
-            graph, wrt=(), dtype=dtype, layout=layout, raise_norms=self.place.norms,
+            graph, wrt=(), dtype=self._dtype, layout=self._layout, raise_norms=self.place.norms,
             wide_weight_gradients=self.place.wide, blocks=self.place.blocks,
         )  # fmt: skip
         with self.place.memory_errors():
-            self.compiled = self.place.compile(parts.module, progress)
+            return self.place.compile(parts.module, progress)
 
     def __call__(self, params: Mapping[str, Any], data: Any) -> Evaluation:
         """Of parameters by name, a trainer's or arrays, on all samples of `Data` or `ImageFolder`.
@@ -90,8 +101,9 @@ class Evaluator:
         for index in range(data.parts):
             batch, count = data.part(index)
             values = [self._tensor(v) for v in self.graph.batch_values(batch)]
+            vm = self._sized.of(batch).vm
             with self.place.memory_errors():
-                outputs = threads.run(self.compiled.vm[ADJOINT], *values, *given)
+                outputs = threads.run(vm[ADJOINT], *values, *given)
             if self.graph.is_open or count == data.size or not losses:
                 losses.append(float(outputs[0].numpy()) * count)
                 weights.append(count)

@@ -1,9 +1,10 @@
 """How batches get to a device and reports come back.
 
-A line has `inputs(values)`, the device's tensors of a batch; `done(control, wrong)`, told after the
-step that took them; what it gives is asked later by `read()`: the control as NumPy has it, how many
-values of parameters are not finite, and the step's seconds.  On a CPU a step is over when it
-returns.  On a GPU nothing here waits for it but `read`.
+A line has `places(specs)`, for batches of one size; `inputs(places, values)`, the device's tensors
+of a batch; `done(control, wrong)`, told after the step that took them; what it gives is asked later
+by `read()`: the control as NumPy has it, how many values of parameters are not finite, and the
+step's seconds.  On a CPU a step is over when it returns.  On a GPU nothing here waits for it but
+`read`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,13 @@ class HostLine:
     def begin(self) -> None:
         """Before the first of some steps: nothing is on its way."""
 
-    def inputs(self, values: Sequence[Any]) -> list[Any]:
+    def pause(self) -> None:
+        """Something else is done before the next step, while others may be on their way."""
+
+    def places(self, specs: Sequence[InputSpec]) -> None:
+        """A batch of any size goes into memory of its own."""
+
+    def inputs(self, places: None, values: Sequence[Any]) -> list[Any]:
         self._began = time.perf_counter()
         return [tvm.runtime.tensor(value) for value in values]
 
@@ -101,6 +108,17 @@ class _Slot:
         self.copied, self.used = cudart.Event(runtime), cudart.Event(runtime)
 
 
+class Places:
+    """For batches of one size: two, taken in turn."""
+
+    def __init__(self, runtime: cudart.Runtime, specs: Sequence[InputSpec], device: Any) -> None:
+        self._slots, self._turn = [_Slot(runtime, specs, device) for _ in range(2)], 0
+
+    def next(self) -> _Slot:
+        self._turn ^= 1
+        return self._slots[self._turn]
+
+
 class _Cell:
     """A report on its way back."""
 
@@ -127,34 +145,38 @@ class CudaReport:
 
 
 class CudaLine:
-    """For a GPU: two batches in pinned memory, copied on a stream of their own.
+    """For a GPU: batches in pinned memory, two of a size, copied on a stream of their own.
 
     A step waits on the device for its batch, and a batch for the step that reads its place.  The
-    host waits where both places are taken: it is then two steps ahead.
+    host waits where both places are taken: it is then two steps of that size ahead.
     """
 
     ahead = 10
 
-    def __init__(
-        self, runtime: cudart.Runtime, specs: Sequence[InputSpec], device: Any, index: int
-    ) -> None:
+    def __init__(self, runtime: cudart.Runtime, device: Any, index: int) -> None:
         self._runtime, self._index, self._device = runtime, index, device
         runtime.call("cudaSetDevice", index)
-        self._copies = cudart.Stream(runtime)
-        self._slots = [_Slot(runtime, specs, device) for _ in range(2)]
-        self._turn, self._filler = 0, Filler()
+        self._copies, self._filler = cudart.Stream(runtime), Filler()
+        self._slot: _Slot | None = None  # of the step that is being given
         self.free: list[_Cell] = []
         self._last: _Cell | None = None
 
     def begin(self) -> None:
         if self._last is not None:
             self.free.append(self._last)
-        self._last = None  # the first step's time would have the pause in it
+        self.pause()
 
-    def inputs(self, values: Sequence[Any]) -> list[Any]:
+    def pause(self) -> None:
+        self._last = None  # the next step's time would have the pause in it
+
+    def places(self, specs: Sequence[InputSpec]) -> Places:
+        """Those of batches of one size."""
         self._runtime.call("cudaSetDevice", self._index)
-        self._turn ^= 1
-        slot = self._slots[self._turn]
+        return Places(self._runtime, specs, self._device)
+
+    def inputs(self, places: Places, values: Sequence[Any]) -> list[Any]:
+        self._runtime.call("cudaSetDevice", self._index)
+        self._slot = slot = places.next()
         slot.copied.wait()  # of two batches ago: its pinned memory is free
         slot.used.hold(self._copies.handle)
         for pinned, tensor, value in zip(slot.pinned, slot.tensors, values, strict=True):
@@ -170,7 +192,8 @@ class CudaLine:
     def done(self, control: Any, wrong: Any) -> CudaReport:
         self._runtime.call("cudaSetDevice", self._index)
         stream = self._stream()
-        self._slots[self._turn].used.record(stream)
+        assert self._slot is not None
+        self._slot.used.record(stream)
         cell = self.free.pop() if self.free else _Cell(self._runtime)
         address = cell.pinned.address
         self._copy(address, control.data_ptr(), 8 * _WIDTH, cudart.TO_HOST, stream)

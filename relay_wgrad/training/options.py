@@ -32,6 +32,9 @@ class Options:
         on sm_90, beside cuDNN or CUTLASS; they need nvcc or NVRTC.  Nothing is known of other GPUs.
     wide : whether weights' gradients and matrix products of half operands are float32 sums that are
         never rounded to half, as on a CPU; without, rounded once, as PyTorch's autocast does.
+    sizes : for how many numbers of images a step is kept, of a graph whose batch is open: it is
+        compiled for a number when that first comes, and the least recently used one goes.  Each has
+        memory of its own for intermediate results; parameters and their state are there once.
     winograd : whether "cpu" may take float32 sums of 3x3 kernels by Winograd's algorithm; a
         target says it itself.
     """
@@ -46,4 +49,5 @@ class Options:
     blocks: bool | str = True
     helpers: bool = True
     wide: bool = False
+    sizes: int = 4
     winograd: bool = True

@@ -3,11 +3,13 @@
 A graph reads and writes the addresses of the step that was captured.  So from then on parameters,
 optimizer state and control are the same tensors from step to step, and a batch is copied into
 tensors of the graph's own, which takes 0.1 ms for 150 MB and leaves its place to the next but one.
+Graphs of steps for other numbers of images have the same parameters, state and control (`Fixed`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tvm
@@ -45,17 +47,35 @@ class Work(Protocol):
         """Gives the device a copy."""
 
 
+@dataclass
+class Fixed:
+    """What steps share that take one another's results.
+
+    all : where parameters, optimizer state and control are once one of them is a graph.
+    changes : grows where the memory that calls before left in the pool may have gone: to a graph,
+        or back to the device.  A capture needs it.
+    """
+
+    all: tuple[list[Any], list[Any], Any] | None = None
+    changes: int = 0
+
+
 class Repeated:
     """A step (`WholeStep`) whose work is captured after `WARM` calls.
 
-    Where it cannot be captured it is called as before, and `note` is told why.
+    Where it cannot be captured it is called as before, and `note` is told why.  Steps that take
+    one another's results share `fixed`.
     """
 
-    def __init__(self, step: Step, work: Work, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, step: Step, work: Work, note: Callable[[str], None], fixed: Fixed | None = None
+    ) -> None:
         self._step, self._work, self._note = step, work, note
         self._calls, self._tries = 0, TRIES
+        self._changes = -1  # at the last call
         self._launch: Callable[[], None] | None = None
-        self._fixed: tuple[list[Any], list[Any], list[Any], Any] = ([], [], [], None)
+        self._inputs: list[Any] = []
+        self._fixed = Fixed() if fixed is None else fixed
         self._kept: Any = None  # all that the captured call made: else others would get its memory
 
     @property
@@ -70,31 +90,30 @@ class Repeated:
 
     def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
         self._calls += 1
-        if self._launch is None and self._calls > WARM and self._tries:
+        ready = self._calls > WARM and self._changes == self._fixed.changes
+        if self._launch is None and ready and self._tries:
             self._capture(inputs, params, state, control)
         if self._launch is None:
+            self._changes = self._fixed.changes
             if not self._tries:
                 return self._step(inputs, params, state, control)
             return self._work.done(lambda: self._step(inputs, params, state, control))
-        places, fixed_params, fixed_state, fixed_control = self._fixed
-        # What someone has set since is another list.
-        for whole, given in ((fixed_params, params), (fixed_state, state)):
-            if given is not whole:
-                self._settle(whole, given)
-        self._settle([*places, fixed_control], [*inputs, control])
+        self._settle(self._inputs, inputs)
+        made = self._settled(params, state, control)
         self._launch()
-        return fixed_params, fixed_state, fixed_control
+        return made
 
     def _capture(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> None:
         self._tries -= 1
         places = [tvm.runtime.empty(t.shape, str(t.dtype), t.device) for t in inputs]
-        fixed = (places, list(params), list(state), control)
+        # Here, and not as a part of the graph: another's results may be elsewhere.
+        fixed = self._settled(params, state, control)
 
         def whole() -> Any:
-            made, held = self._step.held(*fixed)
-            for before, after in zip(fixed[1:3], made[:2], strict=True):
+            made, held = self._step.held(places, *fixed)
+            for before, after in zip(fixed[:2], made[:2], strict=True):
                 self._settle(before, after)
-            self._settle([control], [made[2]])
+            self._settle([fixed[2]], [made[2]])
             return held
 
         try:
@@ -104,7 +123,20 @@ class Repeated:
                 text = " ".join(str(error).split())
                 self._note(f"steps are not one CUDA graph but called kernel by kernel: {text:.300}")
         else:
-            self._fixed = fixed
+            self._inputs, self._fixed.all = places, fixed
+            self._fixed.changes += 1
+
+    def _settled(self, params: Tensors, state: Tensors, control: Any) -> Made:
+        """Where graphs have them, with these values; as they are where there is no graph yet."""
+        if self._fixed.all is None:
+            return list(params), list(state), control
+        fixed_params, fixed_state, fixed_control = self._fixed.all
+        # What someone has set since is another list.
+        for whole, given in ((fixed_params, params), (fixed_state, state)):
+            if given is not whole:
+                self._settle(whole, given)
+        self._settle([fixed_control], [control])
+        return self._fixed.all
 
     def _settle(self, places: Sequence[Any], values: Sequence[Any]) -> None:
         """Values into their places, where they are not there."""

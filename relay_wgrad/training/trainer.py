@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,27 +15,26 @@ from tvm.target import Target
 
 from .. import threads
 from ..frontend import TrainingGraph
-from ..timing import scatter
 from . import loss_scale as scales
-from .capture import refusal
+from .by_size import BySize
 from .compiled import Compiled, Progress, compile_module, silent
 from .devices import place
-from .kept import Axes, Kept, Tensors, kept_in_layout
+from .kept import Kept, Tensors
 from .lines import Row
 from .optim import (
     OPTIMIZERS,
     UNNORMALIZED,
     default_lr,
     initial_state,
-    is_decoupled,
     optimizer_for,
     state_of,
 )  # fmt: skip
 from .options import Options
-from .repeated import Repeated
-from .step import ADJOINT, changes, converted, step_module
-from .update import Update, checked, rates, rates_spec
-from .whole_step import NOT_FINITE, Run, WholeStep, with_update, with_watch
+from .profiled import profiled
+from .sized import Recipe, SizedStep
+from .step import ADJOINT
+from .update import Update, checked, rates
+from .whole_step import NOT_FINITE
 
 __all__ = [
     "CHECK_EVERY", "DEFAULT_LR", "OPTIMIZERS", "UNNORMALIZED", "Compiled", "Trainer",
@@ -81,12 +78,16 @@ class Trainer:
     on_gpu : how convolutions are computed on a GPU: `relay_wgrad.training.devices.Options`.
     progress : called with a few words before each part that may take long: "differentiating",
         "generating kernels" or "partitioning", "compiling", and the conversion of the layout where
-        there is one.
+        there is one; with "for 3 images" where it is for a number that has just come.
 
     Raises
     ------
-    ValueError : for an unknown option's value, naming it, for a GPU that cannot be used, naming
-        what is missing, and on a GPU for a graph of an open batch.
+    ValueError : for an unknown option's value, naming it, and for a GPU that cannot be used, naming
+        what is missing.
+
+    On a GPU a step is compiled for a number of images.  Of a graph whose batch is open it is when
+    that number first comes, and kept for the last few (`Options.sizes`); all have the same
+    parameters, optimizer state, loss scale and counts.
     """
 
     def __init__(
@@ -118,51 +119,49 @@ class Trainer:
         self.optimizer = optimizer
         rule = optimizer_for(graph, optimizer, self.lr)
         self.place = place(device, on_gpu)
-        self.place.check_batch(graph)
-        layout = self.place.layout if layout is None else layout
-        progress("differentiating")
-        mod = step_module(
-            graph,
-            dtype=dtype,
-            checkpoint=graph.checkpoint if checkpoint == "graph" else checkpoint,
-            scaled=self._scale is not None,
-            wide_weight_gradients=self.place.wide,
-            raise_norms=self.place.norms,
-        )
-        before = mod[ADJOINT]
-        if layout not in (None, "NCHW"):
-            progress(f"converting to {layout}")
-        axes: Axes = {}
-        if self.place.is_gpu:
-            mod, axes = kept_in_layout(mod, layout, graph, blocks=self.place.blocks)
-            rule = optimizer_for(graph, optimizer, self.lr, mod[ADJOINT].params)
-        else:
-            mod = converted(mod, layout)
-        self.layout_changes = (changes(before), changes(mod[ADJOINT]))  # before, after conversion
-        how = {"scaled": self._scale is not None, "dynamic": self._dynamic}
-        decoupled = is_decoupled(optimizer)
-        mod = with_update(mod, graph, rule, **how, update=update, decoupled=decoupled)
-        if self.place.is_gpu:  # the CPU's memory is looked at as it is
-            mod = with_watch(mod, graph)
-        self.module = mod
+        own = len(rule.state)
         with self.place.memory_errors():
-            self.compiled = self.place.compile(mod, progress)
-            own = len(rule.state)
-            step = WholeStep(self.compiled.vm.__getitem__, graph, **how, update=update, own=own)
-            self._step = self._repeated(step)
-            taken = replace(graph, inputs=(*graph.inputs, rates_spec(graph, update)))
-            self._line = self.place.line(taken)
-            whose = state_of(graph.trainable, optimizer, len(rule.state))
+            self._line = self.place.line()
+        self._recipe = Recipe(
+            self.place, optimizer, self.lr, update, dtype, checkpoint,
+            self.place.layout if layout is None else layout,
+            self._scale is not None, self._dynamic, own, self._line,
+        )  # fmt: skip
+        self._sized = BySize(graph, self.place, self._recipe.made, progress)
+        if self._sized.is_one:
+            self._sized.of()
+        with self.place.memory_errors():
+            whose = state_of(graph.trainable, optimizer, own)
             summed = graph.trainable if update.accumulate > 1 else ()
             averaged = graph.trainable if update.ema is not None else ()
+            axes = self._recipe.axes or {}
             self._kept = kept = Kept(axes, [*whose, *summed, *averaged], self.place.device)
             values = [kept.put(name, value) for name, value in graph.params.items()]
             self._params = Tensors(graph.params, values, kept)
-            self._state: Any = [self._tensor(value) for value in rule.state]
+            self._state: Any = [kept.put(*pair) for pair in zip(whose, rule.state, strict=True)]
             self._state += [kept.put(name, 0 * graph.params[name]) for name in summed]
             self._state += [kept.put(name, graph.params[name]) for name in averaged]
         self._control: Any = None  # on the device; None where the numbers here are what counts
         self.step_seconds = math.nan  # of the last step whose loss was read
+
+    @property
+    def compiled(self) -> Compiled:
+        """The step that ran last, compiled.
+
+        On a GPU a graph of an open batch has one for each number of images.  Raises ValueError
+        before the first is there, as `module` and `layout_changes` do.
+        """
+        return self._sized.last.compiled
+
+    @property
+    def module(self) -> tvm.IRModule:
+        """What `compiled` was compiled from."""
+        return self._sized.last.module
+
+    @property
+    def layout_changes(self) -> tuple[int, int]:
+        """In the step of `module`, before and after its conversion to another layout."""
+        return self._sized.last.layout_changes
 
     @property
     def params(self) -> Tensors:
@@ -209,6 +208,7 @@ class Trainer:
         Raises ValueError for a batch that is not the graph's: `TrainingGraph.batch_values`.
         """
         given = [self._tensor(value) for value in self._values(batch)]
+        self._of(batch)
         given += self._params.all
         scale = [] if self._scale is None else [self._tensor(np.float32(self._scale))]
         return given + scale
@@ -216,7 +216,8 @@ class Trainer:
     def gradients(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Any, Any]:
         """(the outputs of `main`, the gradients by `graph.trainable`) at the present parameters."""
         with self.place.memory_errors():
-            outputs, gradients = threads.run(self.compiled.vm[ADJOINT], *self.arguments(batch))
+            arguments = self.arguments(batch)
+            outputs, gradients = threads.run(self.compiled.vm[ADJOINT], *arguments)
         pairs = zip(self.graph.trainable, gradients, strict=True)
         return outputs, [self._kept.read(name, gradient) for name, gradient in pairs]
 
@@ -311,32 +312,35 @@ class Trainer:
         whole = {**self.graph.draws(self.seed, self.steps, images), **batch}
         return list(self.graph.batch_values(whole))
 
+    def _of(self, batch: Mapping[str, Any]) -> SizedStep:
+        """The step for a batch, which may have to be compiled; parameters are in its axes."""
+        sized = self._sized.of(batch)
+        if sized.axes != self._kept.axes:  # of the first batch
+            with self.place.memory_errors():
+                made = self._kept.turned(sized.axes, self._params, self._params.all, self._state)
+            self._params.all, self._state = made
+        return sized
+
     def _send(self, batch: Mapping[str, Any]) -> Any:
         """Gives the device a step; what `_read` takes."""
         values = self._values(batch)
+        sized = self._of(batch)
         if self._control is None:
             now = scales.control(self._scale, self.good_steps, self.skipped, self.steps)
             self._control = self._tensor(now)
         with self.place.memory_errors():
             rate = rates(self.graph, self.update, self.lr, self.steps)
-            inputs = self._line.inputs([*values, rate])
-            made = threads.run(self._step, inputs, self._params.all, self._state, self._control)
+            inputs = self._line.inputs(sized.places, [*values, rate])
+            made = threads.run(sized.step, inputs, self._params.all, self._state, self._control)
             wrong = None
             if self.place.is_gpu and (self.steps + 1) % CHECK_EVERY == 0:
-                wrong = self.compiled.vm[NOT_FINITE](made[0])
+                wrong = sized.compiled.vm[NOT_FINITE](made[0])
+                # The first time it takes memory, for good.
+                self._recipe.fixed.changes += not sized.is_watched
+                sized.is_watched = True
             report = self._line.done(made[2], wrong)
         self._made(*made)
         return report
-
-    def _repeated(self, step: WholeStep) -> Run:
-        """The step as a CUDA graph, where it can be one."""
-        work = self.place.work
-        if work is None:
-            return step
-        if reason := refusal(self.module, step.functions):
-            self.place.notes.append(f"steps are not one CUDA graph: {reason}")
-            return step
-        return Repeated(step, work(), self.place.notes.append)
 
     def _made(self, params: Any, state: Any, control: Any) -> None:
         """A step's results, which the next takes.  It moved nothing if it failed."""
@@ -375,46 +379,9 @@ class Trainer:
         kernel's calls, and `compiled.scatter` how far the evaluations were apart.  On a GPU each
         call is waited for, which takes longer than a step does.
         """
-        names: list[str] = []
-        current: list[float] = []
-        started = 0.0
-        wait = self.place.device.sync if self.place.is_gpu else (lambda: None)
-
-        def instrument(func: Any, name: str, before: bool, ret: Any, *args: Any) -> int:
-            nonlocal started
-            wait()
-            if before:
-                started = time.perf_counter()
-            else:
-                current.append(time.perf_counter() - started)
-                names.append(name)
-            return 0  # VMInstrumentReturnKind.NO_OP: go on with the call
-
-        vm = self.compiled.vm  # another one would keep memory of its own
         arguments = self.arguments(batch)
-        vm[ADJOINT](*arguments)  # warm
-        least: list[float] = []
-        totals: list[float] = []
-        begin = time.perf_counter()
-        vm.set_instrument(instrument)
-        try:
-            while len(totals) < rounds or time.perf_counter() - begin < seconds:
-                names.clear()
-                current.clear()
-                vm[ADJOINT](*arguments)
-                totals.append(sum(current))
-                least = [min(pair) for pair in zip(least or current, current, strict=True)]
-        finally:
-            vm.set_instrument(None)
-        self.compiled.scatter = scatter(totals)
-        total: dict[str, float] = {}
-        for name, one in zip(names, least, strict=True):
-            total[name] = total.get(name, 0.0) + one
-        count = Counter(names)
-        for conv in self.compiled.convolutions:
-            if conv.kernel in total:
-                conv.seconds = total[conv.kernel] / count[conv.kernel]
-        return total
+        wait = self.place.device.sync if self.place.is_gpu else (lambda: None)
+        return profiled(self.compiled, arguments, wait, rounds, seconds)
 
     def _tensor(self, value: Any) -> Any:
         return tvm.runtime.tensor(value, self.place.device)

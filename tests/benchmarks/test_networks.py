@@ -102,6 +102,17 @@ def test_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("registered", "small")
+def test_check_of_an_open_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    row: dict[str, Any] = {}
+    network_checks.check_open("ours/small", row.update)
+    assert (row["parameters"], row["random"]) == (7, 1)
+    assert 0 < row["worst"] < 1e-9
+    monkeypatch.setattr(network_checks, "BOUND", 1e-20)
+    with pytest.raises(ValueError, match=r"^\d images: the loss is .* the gradient of .* away"):
+        network_checks.check_open("ours/small", row.update)
+
+
+@pytest.mark.usefixtures("registered", "small")
 def test_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_checks, "STEPS", 3)
     row: dict[str, Any] = {}

@@ -242,12 +242,12 @@ def test_a_graph_is_the_calls(options: dict[str, Any]) -> None:
     """Bit for bit, in place, also where updates are left out and where a state is set between."""
     given = batches(20)
     one = trainer("cuda", **options)
-    repeated = one._step
+    repeated = one._sized.last.step
     assert isinstance(repeated, Repeated)
     runs = {}
     for step in (repeated.plain, repeated):
         one = trainer("cuda", **options)  # the same one, as it was
-        one._step = step
+        one._sized.last.step = step
         if options is DYNAMIC:
             one.loss_scale = 2.0**28
         first = list(one.train(given[:12], check_every=3))
@@ -268,7 +268,7 @@ def test_a_graph_is_the_calls(options: dict[str, Any]) -> None:
 def test_without_graphs() -> None:
     options = PLAIN["momentum"]
     one = trainer("cuda", **options, on_gpu=Options(tf32=False, graph=False))
-    assert not isinstance(one._step, Repeated)
+    assert not isinstance(one._sized.last.step, Repeated)
     want = list(one.train(batches(6)))
     assert list(trainer("cuda", **options).train(batches(6))) == want
     # All parameters in a few kernels, in place.

@@ -26,6 +26,7 @@ DOES(cudaDeviceGetAttribute, (int *value, int which, int device),
             : which == 8 ? 49152 : 1024)
 DOES(cudaGetDevice, (int *device), *device = 0)
 DOES(cudaSetDevice, (int device), )
+DOES(cudaDeviceSynchronize, (void), )
 DOES(cudaGetDeviceCount, (int *count), *count = 1)
 DOES(cudaGetDeviceProperties, (char *to, int device), memset(to, 0, 1024); strcpy(to, "fake"))
 DOES(cudaMemGetInfo, (size *left, size *total), *left = 1ul << 34; *total = 1ul << 35)

@@ -24,6 +24,7 @@ _SOURCE = r"""
 #include <string.h>
 static long moment = 0;
 int cudaSetDevice(int device) { return device == 0 ? 0 : 101; }
+int cudaDeviceSynchronize(void) { return 0; }
 int cudaHostAlloc(void **made, size_t size, unsigned flags) {
   if (size > (1ul << 32)) return 2;
   *made = malloc(size);
@@ -109,11 +110,12 @@ class Repeating:
         source.copyto(to)
 
 
-def stand_in(made: Counting, work: Repeating | None = None) -> Place:
-    """A place that a trainer takes for a GPU."""
-    cpu = place("cpu")
+def stand_in(
+    made: Counting, work: Repeating | None = None, sizes: int = 4, target: Any = "cpu"
+) -> Place:
+    """A place that a trainer takes for a GPU, compiled for a CPU's target."""
     return Place(
-        "cuda:0", tvm.cpu(), None, cpu.compile,
-        lambda graph: CudaLine(made, graph.inputs, tvm.cpu(), 0), made.memory,
-        work=None if work is None else lambda: work,
+        "cuda:0", tvm.cpu(), None, place(target).compile, lambda: CudaLine(made, tvm.cpu(), 0),
+        made.memory, work=None if work is None else lambda: work, sizes=sizes,
+        wait=lambda: made.call("cudaDeviceSynchronize"),
     )  # fmt: skip

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from torch.nn import functional as fn
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer
 from relay_wgrad.training.data import Data
-from relay_wgrad.training.devices import place
 from relay_wgrad.training.evaluation import Evaluator
 from tests.support.fast import FAST
 
@@ -101,11 +98,3 @@ def test_data_of_a_fixed_batch() -> None:
         Data(graph, samples(), size=4)
     with pytest.raises(ValueError, match=r"a short last batch needs an open one.*; it has 2"):
         Data(graph, samples(), drop_last=False)
-
-
-def test_on_a_gpu_it_is_refused_with_the_remedy() -> None:
-    graph = from_torch(network(), (X,), batch="N")
-    gpu = replace(place(FAST), name="cuda:0")
-    with pytest.raises(ValueError, match=re.escape("`graph.of_batch(n)` is the graph for n")):
-        gpu.check_batch(graph)
-    gpu.check_batch(graph.of_batch(8))

@@ -202,7 +202,7 @@ def test_large_batches_are_copied_by_several_threads(shape: tuple[int, ...]) -> 
 
 def again(one: Trainer, work: Any) -> Any:
     """As if the trainer were new: its next steps are called, and then captured."""
-    one._step = Repeated(
+    one._sized.last.step = Repeated(
         WholeStep(one.compiled.vm.__getitem__, one.graph, scaled=True, dynamic=True),
         work, one.place.notes.append,
     )  # fmt: skip
@@ -329,7 +329,7 @@ def test_a_capture_is_tried_again(both: Any) -> None:
 
 def test_what_shows_that_it_cannot_be_captured(both: Any) -> None:
     one = both[1]
-    assert refusal(one.module, one._step.plain.functions) == ""  # type: ignore[attr-defined]
+    assert refusal(one.module, one._sized.last.step.plain.functions) == ""  # type: ignore[attr-defined]
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((3,), "float32"))
     flag = relax.Var("flag", relax.TensorType((), "bool"))
