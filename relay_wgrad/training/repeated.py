@@ -52,12 +52,9 @@ class Fixed:
     """What steps share that take one another's results.
 
     all : where parameters, optimizer state and control are once one of them is a graph.
-    changes : grows where the memory that calls before left in the pool may have gone: to a graph,
-        or back to the device.  A capture needs it.
     """
 
     all: tuple[list[Any], list[Any], Any] | None = None
-    changes: int = 0
 
 
 class Repeated:
@@ -72,7 +69,6 @@ class Repeated:
     ) -> None:
         self._step, self._work, self._note = step, work, note
         self._calls, self._tries = 0, TRIES
-        self._changes = -1  # at the last call
         self._launch: Callable[[], None] | None = None
         self._inputs: list[Any] = []
         self._fixed = Fixed() if fixed is None else fixed
@@ -90,11 +86,9 @@ class Repeated:
 
     def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
         self._calls += 1
-        ready = self._calls > WARM and self._changes == self._fixed.changes
-        if self._launch is None and ready and self._tries:
+        if self._launch is None and self._calls > WARM and self._tries:
             self._capture(inputs, params, state, control)
         if self._launch is None:
-            self._changes = self._fixed.changes
             if not self._tries:
                 return self._step(inputs, params, state, control)
             return self._work.done(lambda: self._step(inputs, params, state, control))
@@ -117,6 +111,8 @@ class Repeated:
             return held
 
         try:
+            self._settle(places, inputs)
+            self._rehearse(places, fixed)
             self._kept, self._launch = self._work.captured(whole)
         except Exception as error:  # of whatever kind: no work has been done
             if not self._tries:
@@ -124,7 +120,27 @@ class Repeated:
                 self._note(f"steps are not one CUDA graph but called kernel by kernel: {text:.300}")
         else:
             self._inputs, self._fixed.all = places, fixed
-            self._fixed.changes += 1
+
+    def _rehearse(self, places: Tensors, fixed: Made) -> None:
+        """Calls the step with copies, for nothing: TVM's pool has the memory for a capture then.
+
+        What it had after the calls before may be another trainer's by now.  And a capture that
+        wants more has the pool give the device what is free, which no capture allows: that ends the
+        process.
+        """
+        params, state = ([self._copy(t) for t in some] for some in fixed[:2])
+        control = self._copy(fixed[2])
+
+        def call() -> None:
+            self._step.held(places, params, state, control)
+
+        self._work.done(call)
+
+    def _copy(self, tensor: Any) -> Any:
+        """In memory that is not the pool's."""
+        made = tvm.runtime.empty(tensor.shape, str(tensor.dtype), tensor.device)
+        self._work.copy(made, tensor)
+        return made
 
     def _settled(self, params: Tensors, state: Tensors, control: Any) -> Made:
         """Where graphs have them, with these values; as they are where there is no graph yet."""

@@ -33,7 +33,6 @@ class SizedStep:
     axes : of parameters, as `kept.kept_in_layout` gives them.
     step : called with (inputs and rates, parameters, state, control) it gives the last three anew.
     places : of the trainer's line, for batches of this size.
-    is_watched : whether its parameters were looked at, for what is not finite.
     """
 
     module: tvm.IRModule
@@ -42,7 +41,6 @@ class SizedStep:
     compiled: Compiled
     step: Run
     places: Any
-    is_watched: bool = False
 
 
 @dataclass
@@ -107,7 +105,6 @@ class Recipe:
             taken = replace(graph, inputs=(*graph.inputs, rates_spec(graph, self.update)))
             places = self.line.places(taken.inputs)
         self.axes = axes
-        self.fixed.changes += 1  # another may go for this one, and memory with it
         return SizedStep(mod, layout_changes, axes, compiled, step, places)
 
     def _repeated(self, mod: tvm.IRModule, step: WholeStep) -> Run:

@@ -335,9 +335,6 @@ class Trainer:
             wrong = None
             if self.place.is_gpu and (self.steps + 1) % CHECK_EVERY == 0:
                 wrong = sized.compiled.vm[NOT_FINITE](made[0])
-                # The first time it takes memory, for good.
-                self._recipe.fixed.changes += not sized.is_watched
-                sized.is_watched = True
             report = self._line.done(made[2], wrong)
         self._made(*made)
         return report
