@@ -294,6 +294,7 @@ def test_pytorchs_batches_of_other_sizes(name: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     from relay_wgrad import torch as rt
+    from relay_wgrad.torch.compiler import backend  # by its name where the package is installed
     from relay_wgrad.torch.reports import compiled_graphs
 
     before = {graph.name for graph in compiled_graphs()}
@@ -307,7 +308,7 @@ def test_pytorchs_batches_of_other_sizes(name: str) -> None:
         if name == "TrainingStep":
             step: Any = rt.TrainingStep(ours, given[0][0])
         else:
-            step = torch.compile(ours, backend="relay_wgrad", fullgraph=True, dynamic=None)
+            step = torch.compile(ours, backend=backend, fullgraph=True, dynamic=None)
         optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (ours, theirs)]
         for x, labels in given:
             losses = []
