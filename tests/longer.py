@@ -58,6 +58,24 @@ LONGER = {
         f"{TORCH}/test_compiler.py::test_{name}": MORE
         for name in ("steps_are", "batches_of", "channels_last", "measured_choice")
     },
+    f"{TORCH}/test_norms.py::test_compiled_here[half1": MORE,
+    **{
+        f"{TORCH}/test_norms.py::test_numbers_and_what_is_found[{kind}-half1": MORE
+        for kind in (
+            "plain",
+            "relu",
+            "projected",
+            "twice",
+            "in place",
+            "both",
+            "shared sum",
+            "scaled",
+            "result twice",
+            "statistics",
+            "frozen",
+            "sigmoid",
+        )
+    },
     f"{TORCH}/test_compiler.py::test_steps_with_inductor": "compiles C++ by Inductor",
     f"{TORCH}/test_compiler.py::test_autocast_with_inductor": "compiles C++ by Inductor",
     **{
