@@ -26,7 +26,7 @@ from .attribute_kinds import DECLARED, KEPT
 
 NEWEST = 19  # of the releases 0.N
 OLDEST = 8  # what a text of an unknown release is taken for at most
-_RELEASE = re.compile(r"v?0\.(\d{1,2})(?:\.(\w+))?(?![\w])(.*)", re.DOTALL)
+_RELEASE = re.compile(r"v?0\.(\d{1,2})(?!\w)(?:\.(\w+))?")
 _SAID = re.compile(r'"attrs":\s*\{\s*"tvm_version":\s*"([^"\\]{0,200})"\s*\}\s*\}\s*\Z')
 _TAIL = 400  # characters of the metadata that hold it
 
@@ -47,9 +47,10 @@ class Release:
         match = _RELEASE.match(text.strip())
         if match is None:
             return None
-        minor = min(int(match[1]), NEWEST)
+        minor = int(match[1])
         is_development = (match[2] or "").startswith("dev")
-        return cls(max(minor - 1, 0), minor) if is_development else cls(minor, minor)
+        low = minor - 1 if is_development else minor
+        return cls(min(max(low, 0), NEWEST), min(minor, NEWEST))
 
     def within(self, first: int, last: int) -> bool | None:
         """Whether it is one of 0.`first` to 0.`last`; None if it may be."""
@@ -142,9 +143,14 @@ _OWN = "kernel_layout"
 
 
 def _exchanged(attrs: dict[str, Any]) -> None:
-    """What was called O were the images' channels: today's I."""
-    if _OWN in attrs:
-        attrs[_OWN] = str(attrs[_OWN]).translate(_LETTERS)
+    """What was called O were the images' channels: today's I.
+
+    Raises ValueError where types went by the layout and kernels did not: they knew it with images
+    whose channels are last.
+    """
+    if str(attrs.get("data_layout", "NC")).startswith("NC"):
+        raise ValueError("its type and its kernel read the weight in two ways")
+    attrs[_OWN] = str(attrs[_OWN]).translate(_LETTERS)
 
 
 def _was_oihw(attrs: dict[str, Any]) -> None:
@@ -160,17 +166,17 @@ class Meaning:
     op: str
     first: int
     last: int
-    written: tuple[bool, ...]
+    written: bool
     today: Callable[[dict[str, Any]], None]
     why: str
 
 
 _LABELS = "its weight's I was called O, and O was called I"
 MEANINGS = (
-    Meaning("nn.conv1d_transpose", 0, 11, (True,), _exchanged, _LABELS),
-    Meaning("nn.conv3d_transpose", 0, 11, (True,), _exchanged, _LABELS),
-    Meaning("nn.conv2d_transpose", 0, 7, (True,), _exchanged, _LABELS),
-    Meaning("nn.conv2d_transpose", 8, 11, (False,), _was_oihw, "its weight was OIHW by default"),
+    Meaning("nn.conv1d_transpose", 0, 11, True, _exchanged, _LABELS),
+    Meaning("nn.conv3d_transpose", 0, 11, True, _exchanged, _LABELS),
+    Meaning("nn.conv2d_transpose", 0, 7, True, _exchanged, _LABELS),
+    Meaning("nn.conv2d_transpose", 8, 11, False, _was_oihw, "its weight was OIHW by default"),
 )
 
 
@@ -258,7 +264,7 @@ class Dialect:
     def _meant(self, meaning: Meaning, offset: int, attrs: Any) -> Any:
         if meaning.op == "nn.conv2d_transpose" and attrs.get(_OWN) == "IOHW":
             self.marks.append("nn.conv2d_transpose with its default layout written")
-        if (_OWN in attrs) not in meaning.written:
+        if (_OWN in attrs) is not meaning.written:
             return attrs
         applies = self._applies(meaning.last, meaning.first)
         if applies is None:
@@ -267,7 +273,12 @@ class Dialect:
         if not applies:
             return attrs
         made = _values(attrs)
-        meaning.today(made)
+        try:
+            meaning.today(made)
+        except ValueError as error:
+            what = f"{meaning.op} with {_OWN}={made[_OWN]!r}"
+            text = f"not supported: {what}, of TVM 0.{meaning.last} and older: {error}"
+            raise Complaint(offset, text, what) from None
         return made
 
     # -- functions
