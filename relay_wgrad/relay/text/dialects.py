@@ -140,6 +140,7 @@ GONE_FUNCTION_ATTRS = {
 
 _LETTERS = str.maketrans("IOio", "OIoi")
 _OWN = "kernel_layout"
+_SQUARE, _DEFAULT = "nn.conv2d_transpose", "IOHW"  # since 0.12
 
 
 def _exchanged(attrs: dict[str, Any]) -> None:
@@ -175,8 +176,8 @@ _LABELS = "its weight's I was called O, and O was called I"
 MEANINGS = (
     Meaning("nn.conv1d_transpose", 0, 11, True, _exchanged, _LABELS),
     Meaning("nn.conv3d_transpose", 0, 11, True, _exchanged, _LABELS),
-    Meaning("nn.conv2d_transpose", 0, 7, True, _exchanged, _LABELS),
-    Meaning("nn.conv2d_transpose", 8, 11, False, _was_oihw, "its weight was OIHW by default"),
+    Meaning(_SQUARE, 0, 7, True, _exchanged, _LABELS),
+    Meaning(_SQUARE, 8, 11, False, _was_oihw, "its weight was OIHW by default"),
 )
 
 
@@ -232,9 +233,14 @@ class Dialect:
         if row is not None and self._applies(row.last) is not False:
             self.marks.append(f"the operator {op.name}")
             return Op(row.name), {**_values(attrs), **row.attrs}
+        written = op.name == _SQUARE and attrs.get(_OWN) == _DEFAULT
         for meaning in MEANINGS:
             if meaning.op == op.name:
                 attrs = self._meant(meaning, offset, attrs)
+        if written and self._applies(11) is not False:
+            # No printer since writes it, nor does this package's, which must read its own texts.
+            self.marks.append(f"{op.name} with {_OWN}={_DEFAULT}, its default")
+            attrs = {name: value for name, value in _values(attrs).items() if name != _OWN}
         return op, attrs
 
     def operator(self, name: str, offset: int) -> None:
@@ -262,8 +268,6 @@ class Dialect:
         }
 
     def _meant(self, meaning: Meaning, offset: int, attrs: Any) -> Any:
-        if meaning.op == "nn.conv2d_transpose" and attrs.get(_OWN) == "IOHW":
-            self.marks.append("nn.conv2d_transpose with its default layout written")
         if (_OWN in attrs) is not meaning.written:
             return attrs
         applies = self._applies(meaning.last, meaning.first)
