@@ -50,6 +50,10 @@ LONGER = {
     "tests/relay_wgrad/cli/test_cli_images.py::test_epochs": "the command line's training, thrice",
     f"{PASSES}/test_space_to_depth.py::test_random_problems": MORE,
     **{
+        f"tests/relay_wgrad/frontend/test_relax_script.py::test_old_words[{name}": MORE
+        for name in ("transposed", "product", "pool", "counted", "softmax", "conv")
+    },
+    **{
         f"{RELAY}/text/test_dialects.py::test_{name}": MORE
         for name in (
             "computes_what_it_meant[network",

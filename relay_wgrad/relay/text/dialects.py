@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from lark import Token
 
+from ...releases import Release
 from ..ast import MetaAttrs, Op
 from ..boxes import plain
 from ..errors import Complaint
@@ -24,54 +25,20 @@ from ..ops import REGISTRY
 from ..types import TensorType, Type
 from .attribute_kinds import DECLARED, KEPT
 
-NEWEST = 19  # of the releases 0.N
-OLDEST = 8  # what a text of an unknown release is taken for at most
-_RELEASE = re.compile(r"v?0\.(\d{1,2})(?!\w)(?:\.(\w+))?")
 _SAID = re.compile(r'"attrs":\s*\{\s*"tvm_version":\s*"([^"\\]{0,200})"\s*\}\s*\}\s*\Z')
 _TAIL = 400  # characters of the metadata that hold it
 
 
-@dataclass(frozen=True)
-class Release:
-    """The releases 0.`low` to 0.`high` that may have printed a text; equal where it is known.
-
-    A development version (`0.9.dev0`) lies between two releases: it has some of the changes.
-    """
-
-    low: int
-    high: int
-
-    @classmethod
-    def named(cls, text: str) -> Release | None:
-        """The release of a version string, what a fork adds to it aside; None if it is none."""
-        match = _RELEASE.match(text.strip())
-        if match is None:
-            return None
-        minor = int(match[1])
-        is_development = (match[2] or "").startswith("dev")
-        low = minor - 1 if is_development else minor
-        return cls(min(max(low, 0), NEWEST), min(minor, NEWEST))
-
-    def within(self, first: int, last: int) -> bool | None:
-        """Whether it is one of 0.`first` to 0.`last`; None if it may be."""
-        if self.low >= first and self.high <= last:
-            return True
-        return False if self.high < first or self.low > last else None
-
-
-ANY_RELEASE = Release(OLDEST, NEWEST)
+ANY_RELEASE = Release(8, 19)  # what a text of an unknown release is taken for
 
 
 def release_of(given: str | None, metadata: str) -> Release | None:
     """The release that the caller names, else the one that the metadata names, if any.
 
-    Raises ValueError for a name that is no version of TVM.
+    Raises TypeError, ValueError for a name that is no version of TVM.
     """
     if given is not None:
-        found = Release.named(given)
-        if found is None:
-            raise ValueError(f"release is a version of TVM, '0.8' say, not {given[:40]!r}")
-        return found
+        return Release.given(given)
     said = _SAID.search(metadata[-_TAIL:])
     return Release.named(said[1]) if said is not None else None
 

@@ -15,7 +15,8 @@ from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.make import call
 from relay_wgrad.relay.rewrite import rewrite
-from relay_wgrad.relay.text.dialects import Release, release_of
+from relay_wgrad.relay.text.dialects import release_of
+from relay_wgrad.releases import Release
 from tests.support.fast import FAST
 from tests.support.relay.dialect_texts import PAIRS
 from tests.support.relay.dialects import (
@@ -181,7 +182,7 @@ def test_random_program(seed: int) -> None:
 VERSIONS = {
     "0.8.0": Release(8, 8), "0.8": Release(8, 8), "v0.11.1": Release(11, 11),
     "0.9.dev0": Release(8, 9), "0.9.dev1310+g1c2e2f4f6": Release(8, 9),
-    "0.8.1+company": Release(8, 8), "0.20.dev0": Release(19, 19), "0.19.0.post1": Release(19, 19),
+    "0.8.1+company": Release(8, 8), "0.20.dev0": Release(19, 20), "0.19.0.post1": Release(19, 19),
     "0.10.0.rc0": Release(10, 10),
 }  # fmt: skip
 
