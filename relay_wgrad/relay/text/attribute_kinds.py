@@ -1,8 +1,8 @@
 """The attribute types that Relay's metadata holds, with their fields in TVM's order.
 
 Relay prints a call's attributes as `meta[relay.attrs.X][0]` where the operator does not declare
-their type.  Those of `KEPT` stay so, as TVM 0.19 prints them; the others are written in the call,
-also those of an operator that declares them since (`DECLARED`).
+their type.  `IN_CALLS` has the operators whose attributes are read as if they stood in the call;
+others stay what they are in TVM 0.19's text.
 """
 
 from __future__ import annotations
@@ -14,16 +14,10 @@ _POOL = {
     "layout": OBJECT, "out_layout": OBJECT, "ceil_mode": BOOL,
 }  # fmt: skip
 
-KEPT: dict[str, dict[str, str]] = {
+FIELDS: dict[str, dict[str, str]] = {
     "relay.attrs.InitOpAttrs": {"shape": OBJECT, "dtype": TEXT},
     "relay.attrs.AvgPool2DAttrs": _POOL | {"count_include_pad": BOOL},
     "relay.attrs.MaxPool2DAttrs": _POOL,
-}
-
-# Operators that a release later than 0.8 gave a type of `KEPT`.
-DECLARED = frozenset({"broadcast_to", "dyn.broadcast_to"})
-
-FIELDS: dict[str, dict[str, str]] = KEPT | {
     "relay.attrs.AllClassNonMaximumSuppressionAttrs": {"output_format": TEXT},
     "relay.attrs.BatchMatmulAttrs": {"out_dtype": TEXT, "transpose_a": BOOL, "transpose_b": BOOL},
     "relay.attrs.CompilerAttrs": {"compiler": TEXT},
@@ -52,3 +46,27 @@ FIELDS: dict[str, dict[str, str]] = KEPT | {
     "relay.attrs.TriluAttrs": {"upper": BOOL},
     "relay.attrs.UniqueAttrs": {"sorted": BOOL, "return_counts": BOOL},
 }  # fmt: skip
+
+IN_CALLS = {
+    "annotation.compiler_begin": "relay.attrs.CompilerAttrs",
+    "annotation.compiler_end": "relay.attrs.CompilerAttrs",
+    "broadcast_to": "relay.attrs.InitOpAttrs",  # until 0.10
+    "cumprod": "relay.attrs.ScanopAttrs",
+    "cumsum": "relay.attrs.ScanopAttrs",
+    "dyn.broadcast_to": "relay.attrs.InitOpAttrs",  # until 0.8
+    "dyn.expand_dims": "relay.attrs.DynExpandDimsAttrs",
+    "nn.batch_matmul": "relay.attrs.BatchMatmulAttrs",  # until 0.8
+    "nn.dilate": "relay.attrs.DilateAttrs",
+    "scatter": "relay.attrs.ScatterAttrs",
+    "scatter_add": "relay.attrs.ScatterAddAttrs",
+    "scatter_elements": "relay.attrs.ScatterElementsAttrs",
+    "scatter_nd": "relay.attrs.ScatterNDAttrs",
+    "stft": "relay.attrs.StftAttrs",
+    "trilu": "relay.attrs.TriluAttrs",
+    "unique": "relay.attrs.UniqueAttrs",
+    "vision.all_class_non_max_suppression": "relay.attrs.AllClassNonMaximumSuppressionAttrs",
+    "vision.get_valid_counts": "relay.attrs.GetValidCountsAttrs",
+    "vision.non_max_suppression": "relay.attrs.NonMaximumSuppressionAttrs",
+    "vision.roi_align": "relay.attrs.ROIAlignAttrs",
+    "vision.roi_pool": "relay.attrs.ROIPoolAttrs",
+}

@@ -23,7 +23,7 @@ from ..boxes import plain
 from ..errors import Complaint
 from ..ops import REGISTRY
 from ..types import TensorType, Type
-from .attribute_kinds import DECLARED, KEPT
+from .attribute_kinds import IN_CALLS
 
 _SAID = re.compile(r'"attrs":\s*\{\s*"tvm_version":\s*"([^"\\]{0,200})"\s*\}\s*\}\s*\Z')
 _TAIL = 400  # characters of the metadata that hold it
@@ -197,7 +197,10 @@ class Dialect:
             if (gone := GONE_ATTRS.get((op.name, name))) is not None:
                 raise _refused(offset, f"{op.name}'s {name}", gone)
         row = RENAMED.get(op.name)
-        if row is not None and self._applies(row.last) is not False:
+        if row is not None and self._applies(row.last) is False:
+            what = f"the operator {op.name} in a text of a later release"
+            raise _refused(offset, what, Gone(row.last, f"it is {row.name}"))
+        if row is not None:
             self.marks.append(f"the operator {op.name}")
             return Op(row.name), {**_values(attrs), **row.attrs}
         written = op.name == _SQUARE and attrs.get(_OWN) == _DEFAULT
@@ -216,20 +219,14 @@ class Dialect:
             raise _refused(offset, f"the operator {name}", gone)
 
     def _in_the_call(self, name: str, attrs: Any) -> Any:
-        """Attributes of the metadata as those of a call, where today's operator declares them."""
+        """Attributes of the metadata as those of a call, where they are the operator's."""
+        if not isinstance(attrs, MetaAttrs) or IN_CALLS.get(name) != attrs.type_key:
+            return attrs
         row = RENAMED.get(name)
-        record = REGISTRY.get(name if row is None else row.name)
-        if not isinstance(attrs, MetaAttrs) or record is None:
-            return attrs
-        if attrs.type_key in KEPT and name not in DECLARED:
-            return attrs
-        values = _values(attrs)
-        kinds = {attr.name: attr for attr in record.attrs}
-        if not values.keys() <= kinds.keys():
-            return attrs  # not this operator's: its relation will say so
+        kinds = {attr.name: attr for attr in REGISTRY[name if row is None else row.name].attrs}
         return {
             name: value
-            for name, value in values.items()
+            for name, value in _values(attrs).items()
             if kinds[name].printed_always
             or not (kinds[name].is_default(value) or (kinds[name].kind == "dtype" and not value))
         }

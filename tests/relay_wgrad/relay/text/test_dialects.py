@@ -14,8 +14,10 @@ import byoc_cudnn
 from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.make import call
+from relay_wgrad.relay.ops import REGISTRY, lookup
 from relay_wgrad.relay.rewrite import rewrite
-from relay_wgrad.relay.text.dialects import release_of
+from relay_wgrad.relay.text.attribute_kinds import FIELDS, IN_CALLS
+from relay_wgrad.relay.text.dialects import GONE, GONE_ATTRS, RENAMED, release_of
 from relay_wgrad.releases import Release
 from tests.support.fast import FAST
 from tests.support.relay.dialect_texts import PAIRS
@@ -264,6 +266,10 @@ REFUSED = {
         'scatter(%x, %x, f(%w, a="\\\\n"), axis=1)', None,
         r"a backslash in a string was itself; the text has the operator scatter",
     ),
+    "an old operator in a newer text": (
+        "scatter(%x, %w, %x, axis=1)", "0.12",
+        r"scatter in a text of a later release, of TVM 0\.11 and older; since then it is scatter_el",
+    ),
     "a number without its width": (
         "f(1 /* ty=int64 */)", "0.9", "a constant of int32.* with another's type",
     ),
@@ -336,6 +342,32 @@ def test_metadata_of_08_keeps_its_escapes() -> None:
 def test_a_text_without_its_metadata() -> None:
     with pytest.raises(relay.RelayTextError, match=r"\(no #\[metadata\] section: mod\.ast"):
         relay.fromtext(f"{HEADER}def @main({SQUARE}) {{ f(meta[relay.Constant][0]) }}")
+
+
+def test_another_operators_metadata_stays() -> None:
+    nodes = """{"type_key": "Map", "keys": ["relay.attrs.TriluAttrs"], "data": [2]},
+      {"type_key": "Array", "data": [3]},
+      {"type_key": "relay.attrs.TriluAttrs", "attrs": {"upper": "0"}}"""
+    metadata = f'{{"root": 1, "nodes": [{{"type_key": ""}}, {nodes}], "b64ndarrays": []}}'
+    body = "(trilu(%x, meta[relay.attrs.TriluAttrs][0]), f(%x, meta[relay.attrs.TriluAttrs][0]))"
+    text = f"{HEADER}def @main({SQUARE}) {{ {body} }}\n#[metadata]\n{metadata}"
+    mod = relay.fromtext(text)
+    own, other = mod["main"].body.fields
+    assert type(own.attrs) is not relay.MetaAttrs
+    assert dict(own.attrs) == {"upper": False}
+    assert isinstance(other.attrs, relay.MetaAttrs)
+    assert relay.structural_equal(relay.fromtext(relay.astext(mod)), mod)
+
+
+def test_the_tables_know_their_operators() -> None:
+    assert set(IN_CALLS.values()) <= set(FIELDS)
+    for name, key in IN_CALLS.items():
+        row = RENAMED.get(name)
+        known_attrs = {a.name for a in lookup(name if row is None else row.name).attrs}
+        assert set(FIELDS[key]) <= known_attrs, name
+    assert not GONE.keys() & REGISTRY.keys()
+    for op, attr in GONE_ATTRS:
+        assert op not in REGISTRY or attr not in {a.name for a in lookup(op).attrs}
 
 
 def test_an_expression_has_a_release_too() -> None:
