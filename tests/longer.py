@@ -58,8 +58,12 @@ LONGER = {
         for name in (
             "computes_what_it_meant[network",
             "computes_what_it_meant[scattered",
-            "fixture[resnet8_cifar_grad",
+            "fixture[resnet8_cifar",
+            "fixture[mobilenet",
+            "fixture[mlp_grad",
+            "fixture[smallnet_grad_nhwc",
             "operators[10",
+            "operators[11",
             "operators[17",
             "operators[18",
         )
