@@ -127,6 +127,7 @@ class Builder(DataBuilder):
         token, annotation, note = children
         type_ = self.plain(annotation, token)
         checked, origin = self.note(note)
+        self.dialect.variable(checked)
         return Var(token[1:], type_, self.span(token, token, origin), checked)
 
     def attr(self, children: Children) -> _Attr:
@@ -359,6 +360,7 @@ class Builder(DataBuilder):
         if meta is not None and attrs:
             raise Complaint(last.start_pos, "attributes both written and from the metadata")
         checked, origin = self.note(note)
+        self.dialect.typed_calls |= checked is not None
         span = self.span(first, last, origin)
         held = meta if meta is not None else self._typed(self._attrs(attrs), op)
         op, held = self.dialect.call(first.start_pos or 0, op, held)

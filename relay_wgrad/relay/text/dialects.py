@@ -159,6 +159,9 @@ class Dialect:
     # Of an unknown release: what another than 0.19 must have printed, and what it may have meant.
     marks: list[str] = field(default_factory=list)
     doubts: list[Complaint] = field(default_factory=list)
+    # Whether variables, and calls, have had types in comments; None where there was none of them.
+    typed_variables: bool | None = None
+    typed_calls: bool = False
 
     def _applies(self, last: int, first: int = 0) -> bool | None:
         """Whether the text is of 0.`last` or older; None if it may be."""
@@ -166,6 +169,8 @@ class Dialect:
 
     def settle(self) -> None:
         """At the text's end.  Raises Complaint for what is another's, and not known whose."""
+        if self.typed_calls and self.typed_variables is False:
+            self.marks.append("types of calls and none of variables, as 0.8 has")
         if self.release is None and self.marks and self.doubts:
             doubt = min(self.doubts, key=lambda complaint: complaint.offset)
             raise Complaint(
@@ -250,6 +255,10 @@ class Dialect:
         return made
 
     # -- functions
+
+    def variable(self, checked: Type | None) -> None:
+        """Notes a variable that is bound, and whether it has a type comment."""
+        self.typed_variables = bool(self.typed_variables) or checked is not None
 
     def function(self, offset: int, attrs: Mapping[str, Any]) -> None:
         """Raises Complaint for attributes of a function that nothing of today's means."""

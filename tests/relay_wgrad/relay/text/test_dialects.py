@@ -262,6 +262,10 @@ REFUSED = {
         "f(nn.conv2d_transpose(%x, %w), 1 /* ty=int64 */)", None,
         r"OIHW by default; the text has an int64 written without i64",
     ),
+    "types as 0.8 has them, and a layout": (
+        "nn.conv2d_transpose(%x, %w) /* ty=Tensor[(1, 4, 7, 7), float32] */", None,
+        r"OIHW by default; the text has types of calls and none of variables, as 0\.8 has, so",
+    ),
     "an old operator, and a string": (
         'scatter(%x, %x, f(%w, a="\\\\n"), axis=1)', None,
         r"a backslash in a string was itself; the text has the operator scatter",
@@ -308,7 +312,15 @@ def test_what_was_read_is_printed_as_todays() -> None:
     assert relay.astext(relay.fromtext(text)) == text
 
 
+def test_a_program_of_08_without_metadata_is_not_guessed() -> None:
+    with pytest.raises(relay.RelayTextError, match=r"from 0\.8 to 0\.11 its weight was OIHW"):
+        relay.fromtext(PAIRS["groups"].text)
+
+
 def test_marks_alone_refuse_nothing() -> None:
+    typed_call = "nn.conv2d_transpose(%x, %w) /* ty=Tensor[(1, 4, 7, 7), float32] */"
+    typed_too = SQUARE.replace("%w", "%v: float32 /* ty=float32 */, %w")
+    assert _layouts(typed_call, None, typed_too) == ["IOHW"]
     assert _layouts('nn.conv2d_transpose(%x, %w, kernel_layout="IOHW")', None) == ["IOHW"]
     body = 'let %y = f(%x, a="\\\\n"); nn.conv2d_transpose(%x, %w)'
     mod = relay.fromtext(f"{HEADER}def @main({SQUARE}) {{ {body} }}")
