@@ -51,6 +51,25 @@ LONGER = {
     "tests/relay_wgrad/cli/test_cli_own_data.py::test_updates_and_parts": "two trainings",
     "tests/relay_wgrad/cli/test_cli_images.py::test_epochs": "the command line's training, thrice",
     f"{PASSES}/test_space_to_depth.py::test_random_problems": MORE,
+    **{
+        f"tests/relay_wgrad/frontend/test_relax_script.py::test_old_words[{name}": MORE
+        for name in ("transposed", "product", "pool", "counted", "softmax", "conv")
+    },
+    **{
+        f"{RELAY}/text/test_dialects.py::test_{name}": MORE
+        for name in (
+            "computes_what_it_meant[network",
+            "computes_what_it_meant[scattered",
+            "fixture[resnet8_cifar",
+            "fixture[mobilenet",
+            "fixture[mlp_grad",
+            "fixture[smallnet_grad_nhwc",
+            "operators[10",
+            "operators[11",
+            "operators[17",
+            "operators[18",
+        )
+    },
     f"{TRAINING}/test_exits.py::test_a_process_ends": CHILDREN,
     "tests/relay_wgrad/frontend/test_volumes.py::test_trained_beside_pytorch": NETWORKS,
     f"{TORCH}/test_training_step_use.py::test_data_parallel": MORE,

@@ -27,6 +27,7 @@ from ..ops import REGISTRY
 from ..spans import Span
 from ..types import TensorType, Type, TypeVar
 from .data import REFERENCES, DataBuilder
+from .dialects import Dialect
 from .literals import dtype_name, integer, number
 from .metadata import Table
 from .scopes import Scopes
@@ -78,6 +79,8 @@ class _Chain:
 class Builder(DataBuilder):
     """One text's program; `reset` begins the next."""
 
+    dialect = Dialect()  # of the text: set for each
+
     def reset(self, source: str, table: Table) -> None:
         super().reset(source, table)
         self.is_module = True
@@ -124,6 +127,7 @@ class Builder(DataBuilder):
         token, annotation, note = children
         type_ = self.plain(annotation, token)
         checked, origin = self.note(note)
+        self.dialect.variable(checked)
         return Var(token[1:], type_, self.span(token, token, origin), checked)
 
     def attr(self, children: Children) -> _Attr:
@@ -141,7 +145,10 @@ class Builder(DataBuilder):
                 raise Complaint(attrs[-1].name.start_pos or 0, problem)
             else:
                 params.append(item)
-        return _Head(tuple(params), self._attrs(attrs), self.plain(ret_type, first), type_params)
+        held = self._attrs(attrs)
+        if attrs:
+            self.dialect.function(attrs[0].name.start_pos or 0, held)
+        return _Head(tuple(params), held, self.plain(ret_type, first), type_params)
 
     def def_head(self, children: Children) -> tuple[Token, _Head]:
         token, head = children
@@ -258,7 +265,8 @@ class Builder(DataBuilder):
 
     def number(self, children: Children) -> Constant:
         token, note = children
-        return self._scalar(token, sound(token, number), note)
+        value = self.dialect.scalar(token, sound(token, number), self.note(note)[0])
+        return self._scalar(token, value, note)
 
     def true_constant(self, children: Children) -> Constant:
         return self._scalar(children[0], np.bool_(True), children[1])
@@ -304,6 +312,7 @@ class Builder(DataBuilder):
         if token in self.constructors:
             return self.constructor_alone(*children)
         op = self._op(token)
+        self.dialect.operator(op.name, token.start_pos or 0)
         if op.name not in REGISTRY:
             raise Complaint(token.start_pos or 0, f"{token[:60]} is no operator, and is not called")
         return op
@@ -351,8 +360,10 @@ class Builder(DataBuilder):
         if meta is not None and attrs:
             raise Complaint(last.start_pos, "attributes both written and from the metadata")
         checked, origin = self.note(note)
+        self.dialect.typed_calls |= checked is not None
         span = self.span(first, last, origin)
         held = meta if meta is not None else self._typed(self._attrs(attrs), op)
+        op, held = self.dialect.call(first.start_pos or 0, op, held)
         return Call(op, tuple(args), held, (), span, checked)
 
     def _typed(self, attrs: dict[str, Any], op: Expr) -> Any:

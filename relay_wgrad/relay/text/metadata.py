@@ -1,8 +1,8 @@
 """The `#[metadata]` section: the objects that the program's text refers to as `meta[key][index]`.
 
 It is TVM's graph of serialized nodes, in JSON.  A node's attributes are all strings, an object's
-fields are the indices of nodes, and only the type tells an index from a number: `FIELDS` holds the
-attribute types that can be read, with their fields in TVM's order.  Node 0 is null.
+fields are the indices of nodes, and only the type tells an index from a number: `attribute_kinds`
+has the attribute types that can be read.  Node 0 is null.
 """
 
 from __future__ import annotations
@@ -33,23 +33,10 @@ from ..dims import ANY, AnyDim, SymDim
 from ..errors import Complaint
 from ..spans import Span
 from ..types import DTYPES, TensorType
+from .attribute_kinds import BOOL, FIELDS, FLOAT, INT, OBJECT
 from .literals import integer
 from .metadata_sizes import SIZE_KEYS, read_size
 from .ndarray import from_base64
-
-_OBJECT, _BOOL, _TEXT = "object", "bool", "text"
-
-FIELDS: dict[str, dict[str, str]] = {
-    "relay.attrs.InitOpAttrs": {"shape": _OBJECT, "dtype": _TEXT},
-    "relay.attrs.AvgPool2DAttrs": {
-        "pool_size": _OBJECT, "strides": _OBJECT, "dilation": _OBJECT, "padding": _OBJECT,
-        "layout": _OBJECT, "out_layout": _OBJECT, "ceil_mode": _BOOL, "count_include_pad": _BOOL,
-    },
-    "relay.attrs.MaxPool2DAttrs": {
-        "pool_size": _OBJECT, "strides": _OBJECT, "dilation": _OBJECT, "padding": _OBJECT,
-        "layout": _OBJECT, "out_layout": _OBJECT, "ceil_mode": _BOOL,
-    },
-}  # fmt: skip
 
 CONSTANT = "relay.Constant"
 MAP = "Map"
@@ -154,10 +141,14 @@ class _Reader:
         fields = {}
         for name, kind in FIELDS[key].items():
             text = _typed(written, name, str)
-            if kind == _OBJECT:
+            if kind == OBJECT:
                 fields[name] = _plain(self._value(text, depth + 1)[0])
-            elif kind == _BOOL:
+            elif kind == BOOL:
                 fields[name] = _bool(text)
+            elif kind == INT:
+                fields[name] = _int(text)
+            elif kind == FLOAT:
+                fields[name] = _float(text)
             else:
                 fields[name] = text
         return MetaAttrs(key, fields)
@@ -181,10 +172,14 @@ class _Reader:
         return BoxBool(text == "true"), 1
 
     def _box_float(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
-        text = _repr(node)
-        if not _FLOAT.fullmatch(text):
-            raise _BadError(f"{_short(text)} is no number")
-        return BoxFloat(text), 1
+        return BoxFloat(_float(_repr(node))), 1
+
+    def _float_imm(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
+        attrs = _typed(node, "attrs", dict)
+        value, dtype = _float(attrs.get("value")), attrs.get("dtype")
+        if dtype not in ("float32", "float64"):
+            raise _BadError(f"a FloatImm of dtype {_short(dtype)}")
+        return (value if dtype == "float32" else np.float64(value)), 1
 
     def _map(self, node: dict[str, Any], depth: int) -> tuple[Any, int]:
         """Of strings by "keys", of other keys in pairs with their values."""
@@ -291,6 +286,7 @@ _READERS: dict[str, Callable[[_Reader, dict[str, Any], int], tuple[Any, int]]] =
     "SourceName": _Reader._string,
     "Array": _Reader._array,
     "IntImm": _Reader._int_imm,
+    "FloatImm": _Reader._float_imm,
     "tir.Any": _Reader._any,
     "relay.Constant": _Reader._constant,
     "relay.TensorType": _Reader._tensor_type,
@@ -323,7 +319,7 @@ def _users(nodes: list[Any]) -> Counter[int]:
         found.update(i for i in data if type(i) is int) if isinstance(data, list) else None
         fields = FIELDS.get(str(node.get("type_key")), {})
         if isinstance(attrs, dict):
-            texts = [attrs.get(name) for name, kind in fields.items() if kind == _OBJECT]
+            texts = [attrs.get(name) for name, kind in fields.items() if kind == OBJECT]
             found.update(int(t) for t in texts if isinstance(t, str) and _INDEX.fullmatch(t))
     return found
 
@@ -372,6 +368,12 @@ def _int(text: Any) -> int:
         return integer(text)
     except ValueError:
         raise _BadError(f"{_short(text)} is no integer") from None
+
+
+def _float(text: Any) -> float:
+    if not isinstance(text, str) or not _FLOAT.fullmatch(text):
+        raise _BadError(f"{_short(text)} is no number")
+    return float(text)
 
 
 def _bool(text: str) -> bool:

@@ -15,7 +15,8 @@ from ..boxes import BoxBool, Boxed, BoxFloat, BoxInt, plain
 from ..errors import RelayTextError
 from ..spans import Span
 from ..types import AnyDim, SymDim, TensorType
-from .metadata import CONSTANT, FIELDS, MAP, Table
+from .attribute_kinds import FIELDS
+from .metadata import CONSTANT, MAP, Table
 from .metadata_sizes import SizeNodes, size_key
 from .ndarray import to_base64
 

@@ -17,6 +17,7 @@ from ..infer import infer_module
 from ..spans import Span
 from .builder import Builder
 from .complaints import explain
+from .dialects import Dialect, release_of
 from .metadata import Table, decode
 from .scan import flat_comments, scan
 from .values import DeepType
@@ -75,8 +76,13 @@ def fromtext(
     *,
     max_size: int = MAX_SIZE,
     max_depth: int = MAX_DEPTH,
+    release: str | None = None,
 ) -> IRModule:
     """The module that a text of Relay 0.0.5 describes.
+
+    TVM 0.8 to 0.19 all print that version, with differences (docs/dialects.md).  `release` is the
+    TVM that printed the text, "0.8" say; without it, the one that the text's metadata names, else
+    0.19.
 
     Graph variables become shared nodes; a type comment becomes its node's `checked_type`.  Time and
     memory are linear in the text's length, which `max_size` bounds (characters); `max_depth` bounds
@@ -84,10 +90,10 @@ def fromtext(
 
     Raises RelayTextError, with line and column: the text is malformed, too large or too deep.  Its
     subclass UnsupportedConstructError names what Relay has and this leaves out: external functions,
-    virtual devices.
-    Raises TypeError when `text` is no str.
+    virtual devices; and what nothing since a release means.
+    Raises TypeError when `text` is no str, ValueError for a `release` that is no version of TVM.
     """
-    return _checked(text, source_name, max_size, max_depth, _module)
+    return _checked(text, source_name, max_size, max_depth, _module, release)
 
 
 def parse(
@@ -123,20 +129,28 @@ def parse_expr(
     *,
     max_size: int = MAX_SIZE,
     max_depth: int = MAX_DEPTH,
+    release: str | None = None,
 ) -> Expr:
     """The expression that a text describes, a function say; the line of the version may be missing.
 
-    Its variables are those that it binds and those that `free_var %x: …;` names.  Limits and errors
-    as `fromtext`.
+    Its variables are those that it binds and those that `free_var %x: …;` names.  Limits, releases
+    and errors as `fromtext`.
     """
-    return _checked(text, source_name, max_size, max_depth, _expression)
+    return _checked(text, source_name, max_size, max_depth, _expression, release)
 
 
-def _checked(text: str, source: str, max_size: int, max_depth: int, read: _Read[R]) -> R:
+def _checked(
+    text: str,
+    source: str,
+    max_size: int,
+    max_depth: int,
+    read: _Read[R],
+    release: str | None = None,
+) -> R:
     if not isinstance(text, str):
         raise TypeError(f"a Relay text is a str, not {type(text).__name__}")
     try:
-        return _parse(text, source, max_size, max_depth, read)
+        return _parse(text, source, max_size, max_depth, read, release)
     except Complaint as complaint:
         error = complaint.located(text, source)
     # Outside of the handler, so that the error holds no chain of internal ones.
@@ -158,7 +172,9 @@ def _expression(parser: _Parser, text: str, table: Table) -> Expr:
     return parser.expression(text)
 
 
-def _parse(text: str, source: str, max_size: int, max_depth: int, read: _Read[R]) -> R:
+def _parse(
+    text: str, source: str, max_size: int, max_depth: int, read: _Read[R], release: str | None
+) -> R:
     if len(text) > max_size:
         raise Complaint(0, f"{len(text)} characters, more than max_size = {max_size}")
     version = _VERSION.match(text)
@@ -166,7 +182,8 @@ def _parse(text: str, source: str, max_size: int, max_depth: int, read: _Read[R]
         raise Complaint(0, f'the text begins with #[version = "{_KNOWN}"]')
     if version is not None and version[1] != _KNOWN:
         raise Complaint(version.start(1), f"version {version[1][:40]}: only {_KNOWN} is known")
-    text = flat_comments(text)
+    dialect = Dialect(release_of(release, text))
+    text = flat_comments(dialect.strings(text))
     end = scan(text, max_depth)
     table: Table = ()
     if end < len(text):
@@ -179,8 +196,12 @@ def _parse(text: str, source: str, max_size: int, max_depth: int, read: _Read[R]
         parser = _of_thread.parser = _Parser()
     builder = parser.builder
     builder.reset(source, table)
+    builder.dialect = dialect
     try:
-        return read(parser, text[:end], table)
+        made = read(parser, text[:end], table)
+        dialect.settle()
+        return made
     finally:
         # A parser is kept; the program isn't.
         builder.reset("", ())
+        builder.dialect = Dialect()

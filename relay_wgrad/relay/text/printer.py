@@ -41,9 +41,9 @@ from ..errors import RelayTextError
 from ..steps import run
 from ..types import AnyDim, Dim, SymDim, Type, all_dims
 from ..variables import free_vars
+from .attribute_kinds import FIELDS
 from .data_printer import DataPrinter
 from .literals import dtype_name, number_text, string_text
-from .metadata import FIELDS
 from .metadata_sizes import SIZE_KEYS
 from .metadata_writer import MetaTable
 

@@ -221,6 +221,8 @@ class Values(Transformer[Token, Any]):
         objects = self.objects.get(key, ())
         if len(digits) > 9 or int(digits) >= len(objects):
             held = f"{len(objects)} of them" if objects else "none of that type"
+            if not self.objects:
+                held += " (no #[metadata] section: mod.astext() writes it, print(mod) does not)"
             raise ValueError(f"{text[:60]}: the metadata holds {held}")
         return objects[int(digits)]
 

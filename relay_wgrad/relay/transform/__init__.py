@@ -153,7 +153,7 @@ def AnnotateSpans() -> Pass:  # noqa: N802
     """
 
     def change(mod: IRModule, context: Any) -> IRModule:
-        return fromtext(astext(mod), "GeneratedSource")
+        return fromtext(astext(mod), "GeneratedSource", release="0.19")
 
     return Pass(change, PassInfo("AnnotateSpans"))
 
