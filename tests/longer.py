@@ -54,8 +54,9 @@ LONGER = {
     f"{TORCH}/test_training_step_use.py::test_data_parallel": MORE,
     **{
         f"{TORCH}/test_compiler.py::test_{name}": MORE
-        for name in ("steps_are", "batches_of", "channels_last", "measured_choice")
+        for name in ("steps_are", "batches_of", "channels_last")
     },
+    f"{TORCH}/test_inductor.py::test_measured_choice": MORE,
     f"{TORCH}/test_compiler.py::test_steps_with_inductor": "compiles C++ by Inductor",
     f"{TORCH}/test_compiler.py::test_autocast_with_inductor": "compiles C++ by Inductor",
     **{
