@@ -79,7 +79,8 @@ LONGER = {
     "::test_same_numbers_and_nothing_between[grouped_d": MORE,
     f"{TRAINING}/test_state.py::test_losses_go_on[adam": MORE,
     "tests/byoc_cudnn/norm/test_norm_races.py::test_a_barrier_that_is_left_out_is_found": MORE,
-    f"{TORCH}/test_compiler_convolutions.py::test_values_and_gradients[others": MORE,
+    f"{TORCH}/test_compiler_convolutions.py::test_values_and_gradients[o": MORE,
+    f"{TORCH}/test_compiler_convolutions.py::test_numbers_that_are_sizes": MORE,
     f"{TORCH}/test_training_step.py::test_batch_statistics_without_gradients": MORE,
     **{
         f"tests/byoc_cudnn/norm/test_norm_races.py::test_{name}": MORE
