@@ -81,6 +81,7 @@ LONGER = {
     "tests/byoc_cudnn/norm/test_norm_races.py::test_a_barrier_that_is_left_out_is_found": MORE,
     f"{TORCH}/test_compiler_convolutions.py::test_values_and_gradients[o": MORE,
     f"{TORCH}/test_compiler_convolutions.py::test_numbers_that_are_sizes": MORE,
+    f"{TORCH}/test_half_networks.py": MORE,
     f"{TORCH}/test_training_step.py::test_batch_statistics_without_gradients": MORE,
     **{
         f"tests/byoc_cudnn/norm/test_norm_races.py::test_{name}": MORE
