@@ -77,6 +77,9 @@ def _last(t: Any) -> Any:
 # As PyTorch's test_torchinductor.py, test_layout_optim.py and test_cpu_repro.py name them.
 KINDS["of PyTorch's tests"] = {
     "convolution1": lambda x, w: F.relu(F.conv2d(x, w, groups=2)),
+    "alexnet_prefix": lambda x, w: F.max_pool2d(
+        F.relu(F.conv2d(x, w, padding=1, groups=2)), 3, 2
+    ),
     "convolution2": lambda x, w: aten.convolution(
         x[..., 0], w[..., 0], None, [4], [0], [1], True, [0], 2
     ),
