@@ -11,9 +11,10 @@ and seeds, compiled by this package and in each other way: `eager`; `inductor`; 
 which is Inductor with our convolutions where they are faster; `exact`, eager in float64; `graphs`
 and `captured`, Inductor and ours with CUDA graphs (`mode="reduce-overhead"`).  Halves are by
 autocast.  A row says the losses, how far they are from eager's and eager's from `exact`
-("furthest": of the first loss; "relative": of the same step's), how many graph breaks our backend
-adds to Dynamo's own, how many of the convolutions and gradients that PyTorch computes are compiled
-by this package, and the seconds of the first step.
+("furthest": of the first loss; "relative": of the same step's), where they are further how far
+eager's go from themselves by one rounding of the images ("rounding"), how many graph breaks our
+backend adds to Dynamo's own, how many of the convolutions and gradients that PyTorch computes are
+compiled by this package, and the seconds of the first step.
 
 Times are of whole steps: on the CPU the median of the steps after the second, on CUDA by events, in
 rounds in which all ways take turns, when all processes have compiled.  Dropout draws eager's
@@ -70,7 +71,7 @@ def ratios(row: dict[str, Any], of: str = "ours") -> dict[str, float]:
 def table(rows: dict[str, dict[str, Any]], sides: Sequence[str]) -> Table:
     """For people."""
     shown = Table(title="steps of training by torch.compile: ms, and ours over each")
-    keys = ("furthest", "relative", "eagers", "breaks_added")
+    keys = ("furthest", "relative", "eagers", "rounding", "breaks_added")
     for title in ("network", "image", "losses", *keys, "taken", "first s",
                   *(f"{s} ms" for s in ("ours", *sides)), *(f"ours/{s}" for s in sides),
                   "reason"):  # fmt: skip
@@ -114,6 +115,20 @@ def whole(row: dict[str, Any], sides: Sequence[str]) -> bool:
     return all(name in row.get("sides", {}) for name in ("ours", *sides))
 
 
+def earlier(path: Path, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of an earlier run's file, each with the device that it is of.
+
+    Raises ValueError for a file of other facts, whose rows would be lost.
+    """
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for key, value in facts.items():
+        if found.get(key) != value:
+            raise ValueError(f"{path} has rows of {key} {found.get(key)}, not {value}")
+    return {name: {"device": found.get("device"), **row} for name, row in found["rows"].items()}
+
+
 def run(
     cases: Sequence[Case], jobs: int, until: float, told: Callable[[str, dict[str, Any]], None]
 ) -> None:
@@ -153,15 +168,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.networks.split(",") if args.networks else NETWORKS if there else (
         WITHOUT_TORCHVISION
     )  # fmt: skip
+    device = cpu_model() if on_cpu else torch.cuda.get_device_name()
     facts = {
-        "device": cpu_model() if on_cpu else torch.cuda.get_device_name(),
         "torch": torch.__version__, "dtype": args.dtype, "batch": args.batch or BATCH[args.device],
         "steps": args.steps,
     }  # fmt: skip
-    kept: dict[str, Any] = {}
-    if args.resume and Path(args.json).exists():
-        kept = json.loads(Path(args.json).read_text(encoding="utf-8"))
-    rows = kept.get("rows", {}) if all(kept.get(k) == v for k, v in facts.items()) else {}
+    try:
+        rows = earlier(Path(args.json), facts) if args.resume else {}
+    except ValueError as error:
+        parser.error(f"--resume: {error}")
     cases = [
         Case(name, sides, args.steps, args.device, args.dtype, facts["batch"],
              args.image or (None if on_cpu else 224))
@@ -169,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]  # fmt: skip
 
     def told(name: str, row: dict[str, Any]) -> None:
-        rows[name] = {**row, "date": time.strftime("%Y-%m-%d")}
+        rows[name] = {"device": device, **row, "date": time.strftime("%Y-%m-%d")}
         print(name, row.get("reason", row.get("error", "as it should be")), flush=True)
         if args.json:
             output.write_json(args.json, {**facts, "rows": rows})

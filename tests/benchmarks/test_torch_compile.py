@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks import torch_compile, torch_sides
+from benchmarks.cpu_timing import cpu_model
 from benchmarks.network_zoo import Loss
 from benchmarks.torch_sides import Case
 
@@ -51,9 +52,31 @@ def test_reasons() -> None:
     }  # fmt: skip
     said = torch_sides.reason(row)["reason"]
     assert said == "no such op; 2 graph breaks are added; losses part by 10.0% of the first"
-    row |= {"eagers": 0.03, "breaks_added": 0}
+    row["breaks_added"] = 0
     row["sides"]["ours"]["reasons"] = []
-    assert torch_sides.reason(row) == {}
+    for known in ({"eagers": 0.03}, {"rounding": 0.03}):
+        assert torch_sides.reason(row)
+        assert torch_sides.reason({**row, **known}) == {}
+
+
+@pytest.mark.parametrize(("step", "furthest"), [(0.0, 0.0), (1e6, 1e-3)])
+def test_what_a_rounding_does(step: float, furthest: float) -> None:
+    """Nothing to a loss that is smooth there; much to one that has a step at zero."""
+    images = torch.ones(2, 3, 4, 4)
+
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Any, labels: Any) -> Any:
+            return self.weight.square() * 0.1 + step * torch.relu(x - images).mean()
+
+    case = CASE._replace(steps=2)
+    losses = torch_sides.Side("eager", case, Steps(), images, torch.zeros(2)).trained()["losses"]
+    found = torch_sides.rounding(case, Steps(), images, torch.zeros(2), losses)
+    assert furthest <= found < 1.0
+    assert bool(found) == bool(step)
 
 
 def test_networks_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +117,24 @@ def test_rows_are_kept(
     said = capsys.readouterr().out
     assert "ours / eager: geometric mean 2.000 of 2 networks" in said
     assert "2 of 2 networks, 2 without a failure" in said
-    for wrong in (["--against", "nothing"], ["--resume"]):
+    for wrong in (["--against", "nothing"], ["--resume"], [*given, "--resume", "--batch", "3"]):
         with pytest.raises(SystemExit):
             torch_compile.main(wrong)
+
+
+def test_rows_of_another_machine_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each says its device; those of a file that says it once get it."""
+    path = tmp_path / "rows.json"
+    monkeypatch.setattr(torch_compile, "run", lambda cases, *_: _[-1]("b", _row("b")))
+    torch_compile.main(["--networks", "b", "--json", str(path)])
+    found = json.loads(path.read_text())
+    (row,) = found["rows"].values()
+    del row["device"]
+    path.write_text(json.dumps({**found, "device": "elsewhere", "rows": {"a": row}}))
+    assert torch_compile.main(["--networks", "a,b", "--json", str(path), "--resume"]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert rows["a"]["device"] == "elsewhere"
+    assert rows["b"]["device"] == cpu_model()
 
 
 def test_a_process_that_fails_has_a_row() -> None:

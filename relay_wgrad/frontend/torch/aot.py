@@ -160,6 +160,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     aten = pytorch().ops.aten
     for norm in (aten.native_layer_norm.default, aten.native_group_norm.default):
         found[norm] = with_wide_statistics(found[norm])
+    # The backward op of PyTorch's weight norm, by the form of it that can be differentiated.
+    found[aten._weight_norm_interface_backward.default] = (
+        aten._weight_norm_differentiable_backward.default.decompose
+    )
     return {
         overload: rule for overload, rule in found.items()
         if str(getattr(overload, "__name__", overload)) not in AOT_OPS
@@ -189,8 +193,11 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
 
         def run_node(self, node: Any) -> Any:
             if "as_strided" in str(node.target):
-                said = node.args[0].meta.get("val")
-                if said is not None and said.stride() != self.env[node.args[0]].stride():
+                said, now = node.args[0].meta.get("val"), self.env[node.args[0]]
+                if said is not None and (
+                    [*map(number, said.stride())] != [*now.stride()]
+                    or (_has_offset(node) and number(said.storage_offset()) != now.storage_offset())
+                ):
                     raise ValueError(f"{title}: {node.name} depends on its operand's memory order")
             return super().run_node(node)
 
@@ -216,6 +223,13 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
             traced.graph.erase_node(node)
     traced.graph.eliminate_dead_code()
     return traced
+
+
+def _has_offset(node: Any) -> bool:
+    """Whether an as_strided, or its scatter, says at which place of the memory it begins."""
+    at = 4 if "scatter" in str(node.target) else 3
+    given = node.args[at] if len(node.args) > at else node.kwargs.get("storage_offset")
+    return given is not None
 
 
 def lies_last(value: Any) -> bool:

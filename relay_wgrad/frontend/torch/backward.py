@@ -270,20 +270,32 @@ def _select_backward(ctx: Context, call: Call) -> Any:
     return _between_zeros(ctx, part, axis, index, sizes[axis] - index - 1)
 
 
+def _lain(call: Call) -> list[int]:
+    """x's axes in the order in which they lie in memory, the outermost first."""
+    value = call.values[0]
+    order = sorted(range(value.dim()), key=lambda axis: (-value.stride(axis), axis))
+    if not value.permute(order).is_contiguous():
+        raise ValueError("of a tensor with gaps or repetitions in memory")
+    return order
+
+
 def _memory(call: Call, at: int) -> Array:
-    """(sizes, strides, offset) from `at` on: each element's place in x's memory, which must be in
-    x's own order."""
-    if not call.values[0].is_contiguous():
-        raise ValueError("of a tensor that is not contiguous")
+    """(sizes, strides, offset) from `at` on: each element's place among x's in memory."""
     sizes, strides = ([int(v) for v in call.args[i]] for i in (at, at + 1))
     steps = [np.arange(n) * s for n, s in zip(sizes, strides, strict=True)]
-    offset = np.asarray(int(call.arg(at + 2) or 0))
-    return np.asarray(sum(np.ix_(*steps), offset) if steps else offset).reshape(-1)
+    value = call.values[0]
+    given = call.arg(at + 2, call.setting("storage_offset"))
+    # An offset is from the beginning of the memory, of which x, a view, may be a part.
+    offset = np.asarray(0 if given is None else int(given) - value.storage_offset())
+    places = np.asarray(sum(np.ix_(*steps), offset) if steps else offset).reshape(-1)
+    if places.size and not (places.min() >= 0 and places.max() < value.numel()):
+        raise ValueError("of elements that its operand, a view, does not have")
+    return places
 
 
 def _strided(ctx: Context, call: Call) -> Any:
     """(x, sizes, strides, offset)."""
-    x = call.args[0]
+    x = ctx.emit(op.permute_dims(call.args[0], _lain(call)))
     flat = ctx.emit(op.reshape(x, (math.prod(shape_of(x)),)))
     taken = at_places(ctx, flat, 0, _memory(call, 1).tolist())
     return ctx.emit(op.reshape(taken, call.shape))
@@ -291,7 +303,8 @@ def _strided(ctx: Context, call: Call) -> Any:
 
 def _strided_scatter(ctx: Context, call: Call) -> Any:
     """(x, part, sizes, strides, offset): x with the part in the place of those elements."""
-    x, places = call.args[0], _memory(call, 2)
+    order, places = _lain(call), _memory(call, 2)
+    x = ctx.emit(op.permute_dims(call.args[0], order))
     count = math.prod(shape_of(x))
     if len(set(places.tolist())) != len(places):
         raise ValueError("of elements that share memory")
@@ -299,11 +312,11 @@ def _strided_scatter(ctx: Context, call: Call) -> Any:
     source[places] = np.arange(len(places))
     part = ctx.emit(op.reshape(call.args[1], (len(places),)))
     made = ctx.emit(op.reshape(at_places(ctx, part, 0, source.tolist()), shape_of(x)))
-    if len(places) == count:
-        return made
-    inside = np.zeros(count, bool)
-    inside[places] = True
-    return ctx.emit(op.where(constant(inside.reshape(shape_of(x)), "bool"), made, x))
+    if len(places) < count:
+        inside = np.zeros(count, bool)
+        inside[places] = True
+        made = ctx.emit(op.where(constant(inside.reshape(shape_of(x)), "bool"), made, x))
+    return ctx.emit(op.permute_dims(made, np.argsort(order).tolist()))
 
 
 def _between_zeros(ctx: Context, x: Any, axis: int, before: int, after: int) -> Any:

@@ -17,8 +17,7 @@ from torch import library as torch_library
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relay_wgrad.torch import allow_winograd, compiler, inductor
-from relay_wgrad.torch.choosing import Took
+from relay_wgrad.torch import allow_winograd, compiler
 from relay_wgrad.torch.compiler import backend
 from relay_wgrad.torch.reports import CompiledGraph, compiled_graphs
 
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("registered")
 F = nn.functional
 WIDTH = nn.LayerNorm(6)
 ROOT = Path(__file__).parents[3]
-aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
@@ -355,47 +353,6 @@ def test_autocast_with_inductor() -> None:
 # ---- convolutions alone --------------------------------------------------------------------------
 
 
-def gradients(x: Any, weight: Any, bias: Any, dy: Any) -> Any:
-    y = aten.convolution(x, weight, bias, [2, 2], [1, 1], [1, 1], False, [0, 0], 2)
-    mask = [True, True, True]
-    given = ([5], [2, 2], [1, 1], [1, 1], False, [0, 0], 2, mask)
-    dx, dw, db = aten.convolution_backward(dy, x, weight, *given)
-    return y, dx, dw, db
-
-
-@pytest.mark.parametrize("wins", ["all", "wgrad"])
-def test_a_graph_for_inductor(wins: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that win are our operators, the others are asked of PyTorch alone."""
-
-    def measured(node: Any, kind: Any, *_: Any) -> Any:
-        return wins == "all" or kind.value == wins, "measured"
-
-    monkeypatch.setattr(inductor, "choice", measured)
-    shapes = ((2, 4, 7, 7), (6, 2, 3, 3), (6,), (2, 6, 4, 4))
-    given = [torch.randn(s, dtype=torch.float64) for s in shapes]
-    graph = make_fx(gradients, tracing_mode="fake")(*given)
-    report = CompiledGraph("mine")
-    inductor.rewrite(graph, report)
-    for got, want in zip(graph(*given), gradients(*given), strict=True):
-        assert torch.allclose(got, want, rtol=1e-10)
-    targets = [str(n.target) for n in graph.graph.nodes]
-    ours = sum("relay_wgrad" in t for t in targets)
-    assert ours == (3 if wins == "all" else 1)
-    assert len(report.convolutions) == 3
-    (backward,) = (n for n in graph.graph.nodes if "convolution_backward" in str(n.target))
-    assert backward.args[10] == [wins != "all", False, True]
-
-
-def test_measured_choice() -> None:
-    """Each side's time is said once for a kind of call."""
-    shapes = ((2, 4, 7, 7), (6, 2, 3, 3), (6,), (2, 6, 4, 4))
-    graph = make_fx(gradients, tracing_mode="fake")(*[torch.randn(s) for s in shapes])
-    report = CompiledGraph("mine")
-    inductor.rewrite(graph, report)
-    assert len(report.convolutions) == 3
-    assert all("ms, torch" in line for line in report.convolutions), report
-
-
 def test_steps_with_inductor() -> None:
     module = net().float()
     twin = copy.deepcopy(module)
@@ -410,15 +367,3 @@ def test_steps_with_inductor() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for a, b in zip(module.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-5)
-
-
-def test_what_would_keep_the_host_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of `optimize`: also of the host's time."""
-    took = {"ours": Took(1.0, 3.0), "theirs": Took(2.0, 2.0)}
-    monkeypatch.setattr(inductor, "times_of", lambda calls, on: took)
-    shapes = ((2, 4, 7, 7), (6, 2, 3, 3), (6,), (2, 6, 4, 4))
-    given = [torch.randn(s, dtype=torch.float64) for s in shapes]
-    report = CompiledGraph("mine")
-    inductor.rewrite(make_fx(gradients, tracing_mode="fake")(*given), report)
-    said = "torch: 1.000 ms, torch 2.000: ours would keep the host for 3.000 ms"
-    assert [line.partition(" ")[2] for line in report.convolutions] == [said] * 3

@@ -1,0 +1,76 @@
+"""`from_aot`: elements by their places in the memory of views."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from relay_wgrad.frontend import from_aot
+from tests.support.torch.aot import apart, ran
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+aten = torch.ops.aten
+
+
+def traced(function: Any, *given: Any) -> Any:
+    return make_fx(function, tracing_mode="fake")(*given)
+
+
+def _places(seed: int) -> tuple[Any, bool]:
+    """(elements of a view by sizes, strides and offset in its memory; whether the view, which lies
+    dense in some order, has them all)."""
+    rng = random.Random(seed)
+    sizes = [rng.randint(1, 4) for _ in range(3)]
+    order, axis = rng.sample(range(3), 3), rng.randrange(3)
+    taken = rng.randrange(sizes[order[axis]]) if rng.random() < 0.5 else None
+    wanted = [rng.randint(1, 3) for _ in range(rng.randint(0, 2))]
+    strides = [rng.randint(0, 4) for _ in wanted]
+    last = sum((n - 1) * s for n, s in zip(wanted, strides, strict=True))
+    offset = rng.randint(0, max(0, math.prod(sizes) - 1 - last))
+
+    def view(x: Any) -> Any:
+        base = (x.flatten()[: math.prod(sizes)].reshape(sizes) * 1).permute(order)
+        return base if taken is None else base.select(axis, taken)
+
+    def function(x: Any) -> Any:
+        return aten.as_strided(view(x), wanted, strides, offset)
+
+    found = view(torch.zeros(64))
+    axes = sorted(range(found.dim()), key=lambda a: -found.stride(a))
+    begin = found.storage_offset()
+    has = begin <= offset and offset + last < begin + found.numel()
+    inside = last + offset < math.prod(sizes)  # else PyTorch refuses it
+    return function if inside else None, has and found.permute(axes).is_contiguous()
+
+
+def test_places_in_views() -> None:
+    """Of views in any order of axes, and of parts, by the offset in the whole's memory: right, or
+    refused where the view does not have the elements."""
+    x = torch.arange(64, dtype=torch.float64)
+    cases = [case for case in map(_places, range(20)) if case[0] is not None]
+    for function, has in cases:
+        if not has:
+            with pytest.raises(ValueError, match=r"a view, does not have|with gaps"):
+                from_aot(traced(function, x), [x])
+    taken = [function for function, has in cases if has]
+    assert len(cases) > len(taken) > 5
+    graph = traced(lambda x: [function(x) for function in taken], x)
+    assert apart(ran(from_aot(graph, [x]), [x]), graph(x)) == 0
+    graph = traced(lambda x: aten.as_strided(x, [2], [3], 1), x)
+    with pytest.raises(ValueError, match="depends on its operand's memory order"):
+        _with_offset(graph, x)
+
+
+def _with_offset(graph: Any, x: Any) -> Any:
+    """As for an argument that is a view from its memory's fifth element on."""
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            with node.meta["val"].fake_mode:
+                node.meta["val"] = torch.empty(68, dtype=x.dtype)[4:]
+    return from_aot(graph, [x])
