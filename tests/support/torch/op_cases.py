@@ -293,6 +293,7 @@ RANDOM: dict[str, Function] = {
     "bernoulli by a tensor": lambda y: y * torch.empty_like(y).bernoulli_(torch.sigmoid(y)),
     "drop path": _drop_path,
     "dropout": lambda y: fn.dropout(y, 0.3, True),
+    "dropout of attention": lambda y: fn.scaled_dot_product_attention(y, 2 * y, y, dropout_p=0.3),
     "dropout 2d": lambda y: fn.dropout2d(y, 0.3, True),
     "dropout in place": lambda y: fn.dropout(y * 2, 0.3, True, inplace=True),
     "normal": lambda y: y + torch.normal(y, 0.5) + y * torch.normal(1.0, 2.0, (6,)),

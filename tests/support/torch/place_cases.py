@@ -140,6 +140,16 @@ PRODUCTS: dict[str, Function] = {
         )
         + fn.scaled_dot_product_attention(y, y[:, :2], y[:, 2:], enable_gqa=True)
     ),
+    # Rows of which nothing is kept are 0, by a constant, by what is computed, and by floats.
+    "attention to nothing": lambda y: (
+        fn.scaled_dot_product_attention(
+            y, y * 2, y, attn_mask=torch.arange(6)[:, None].expand(6, 6) > 2
+        )
+        + fn.scaled_dot_product_attention(y, y, y + 1, attn_mask=y.mean(3, keepdim=True) > 0.1)
+        + fn.scaled_dot_product_attention(
+            y, y, y.sin(), attn_mask=y[0, 0].masked_fill(y[1, 1, :, :1] > 0, -torch.inf)
+        )
+    ),
     "rounded quotient": lambda y: (
         y + torch.div(y, 0.3, rounding_mode="floor")
         + torch.div(y, y * y + 1, rounding_mode="trunc")
