@@ -57,11 +57,15 @@ def _attention(ctx: Context, call: Call) -> Any:
 
 PRODUCTS: dict[str, Builder] = {
     "addmm.default": _added_product,
+    "addmv.default": _added_product,
     "baddbmm.default": _added_product,
     "bmm.default": _matmul,
+    "dot.default": _matmul,
     "einsum.default": _einsum,
     "matmul.default": _matmul,
     "mm.default": _matmul,
+    "mv.default": _matmul,
     "scaled_dot_product_attention.default": _attention,
+    "vdot.default": _matmul,
 }
 """ATen overload -> builder."""

@@ -24,6 +24,7 @@ from .functional import functional
 
 _REGION = "wrap_with_set_grad_enabled"
 _AUTOCAST = "wrap_with_autocast"  # switched off, it is what is in it
+_FLOW = "branches and loops by values are not supported: choose by torch.where"
 _EXPORT_AGAIN = "pass the module, or the program as torch.export.export returns it"
 
 
@@ -85,6 +86,7 @@ def exported(
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", r"The tensor attributes? .*_flat_weights")  # of nn.LSTM
+        warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor")  # of torch.cond
         seen: list[str] = []
         try:
             if not program:
@@ -149,6 +151,9 @@ def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
     # Not `apply`: programs keep `f = Function.apply`, which then is not looked up again.
     def looked_up(cls: Any, name: str) -> Any:
         def no_forward(*args: Any, **kwargs: Any) -> None:
+            if cls.__module__.startswith("torch._higher_order_ops"):
+                seen.append(f"{cls.__name__.removesuffix('AutogradOp')} (control flow): {_FLOW}")
+                raise RefusedError(seen[-1])
             refuse(
                 f"the autograd.Function {cls.__name__} has a backward of its own",
                 "write it by ops, a gradient that passes straight through as"
