@@ -15,8 +15,10 @@ import os
 import warnings
 from collections.abc import Container, Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from threading import get_ident
+from typing import Any, NoReturn
 
+from .alone import alone
 from .batch import opened, violated
 from .composed import decompositions
 from .file import check_file, first_line
@@ -82,7 +84,7 @@ def exported(
         _check_hooks(title, module)
         if open_batch:
             given, axes = opened(torch, given)
-    with warnings.catch_warnings():
+    with alone(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", r"The tensor attributes? .*_flat_weights")  # of nn.LSTM
@@ -139,12 +141,15 @@ def _check_hooks(title: str, module: Any) -> None:
 
 @contextlib.contextmanager
 def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
-    """Within: a backward of one's own, or a hook, raises RefusedError; `seen` keeps the message."""
-    tensor, meta = torch.Tensor, type(torch.autograd.Function)
+    """Within: a backward of one's own, or a hook, raises RefusedError; `seen` keeps the message.
+
+    Of this thread: others, which train meanwhile, find both as they were.
+    """
+    tensor, meta, thread = torch.Tensor, type(torch.autograd.Function), get_ident()
     look: Any = meta.__getattribute__
     hook = tensor.register_hook
 
-    def refuse(what: str, remedy: str) -> None:
+    def refuse(what: str, remedy: str) -> NoReturn:
         seen.append(f"{what}, which would be lost: {remedy}")
         raise RefusedError(seen[-1])
 
@@ -160,10 +165,13 @@ def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
                 " x + (f(x) - x).detach()",
             )
 
-        return no_forward if name == "forward" else look(cls, name)
+        is_watched = name == "forward" and get_ident() == thread
+        return no_forward if is_watched else look(cls, name)
 
-    def no_hook(self: Any, *args: Any, **kwargs: Any) -> None:
-        refuse("register_hook on a tensor changes its gradient", "write the change by ops")
+    def no_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if get_ident() != thread:
+            return hook(self, *args, **kwargs)
+        return refuse("register_hook on a tensor changes its gradient", "write the change by ops")
 
     tensor.register_hook = no_hook
     type.__setattr__(meta, "__getattribute__", looked_up)
