@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..given import truth
+
 HOPPER = 90
+_SWITCHES = ("strict", "tf32", "benchmark", "norms", "graph", "helpers", "wide", "winograd")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Options:
         never rounded to half, as on a CPU; without, rounded once, as PyTorch's autocast does.
     winograd : whether "cpu" may take float32 sums of 3x3 kernels by Winograd's algorithm; a
         target says it itself.
+
+    Raises TypeError for a switch that is neither True nor False.
     """
 
     backends: Sequence[str] | None = None
@@ -47,3 +52,7 @@ class Options:
     helpers: bool = True
     wide: bool = False
     winograd: bool = True
+
+    def __post_init__(self) -> None:
+        for name in _SWITCHES:
+            truth(f"Options: {name}", getattr(self, name))

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax
 
 from ...dtypes import HALVES
+from ...given import of_type
 from ...ir import op_name
 from ..context import Options, shape_of
 from ..graph import InputSpec, TrainingGraph
@@ -85,6 +86,7 @@ def from_torch(
     FileNotFoundError : for a path where there is no file.
     ModuleNotFoundError : without PyTorch.
     """
+    of_type("from_torch: name", name, (str, type(None)), "text")
     given = {"bn": bn, "dropout": dropout, "random": random}
     for key, value in given.items():
         if value not in _CHOICES[key]:
