@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .given import of_type
 from .layouts import ACTIVATION, ACTIVATIONS, KERNEL, KERNELS, is_permutation, to_layout
 from .rules import Rules
 from .rules import Size as Size
@@ -265,8 +266,9 @@ class ConvProblem:
         """Reads what `repro` wrote.  Omitted attributes have their defaults.
 
         Raises ValueError naming the field that is missing, unknown or malformed, or what does not
-        fit.
+        fit; TypeError for what is no text.
         """
+        of_type("ConvProblem.parse: line", line, str, "a problem as text")
         words = line.split()
         kinds = {kind.value: kind for kind in ConvKind}
         if not words or words[0] not in kinds:

@@ -18,12 +18,14 @@ from importlib import import_module
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
 
 from . import opdef
 from .opdef import OpDef
 from .ops import ALL, FAMILY
+from .per_thread import PerThread
 
 UPSTREAM_LEVEL = 10
 LEVEL = 11
@@ -94,7 +96,8 @@ def register() -> None:
 
     The two new ops become `relax.op.nn.conv2d_backward_weight` and `…_data` (and so `R.nn.…` in
     TVMScript); conv2d and conv2d_transpose get our type relation, gradient and legalization; some
-    ops that upstream cannot differentiate get a gradient.
+    ops that upstream cannot differentiate get a gradient.  `relax.BlockBuilder` can be used in
+    several threads while registered.
 
     Raises
     ------
@@ -112,6 +115,9 @@ def register() -> None:
         except BaseException:
             _remove_all()
             raise
+        relax.BlockBuilder._stack = PerThread()
+        # Ctrl-C within a function of Python that TVM calls: TVM makes RuntimeError("") of it.
+        tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
         _registered = True
 
 
@@ -124,6 +130,7 @@ def unregister() -> None:
     with _lock:
         if _registered:
             _remove_all()
+            relax.BlockBuilder._stack = []
             _registered = False
 
 

@@ -94,7 +94,7 @@ LONGER = {
             "frozen",
             "sigmoid",
         )
-    },  # fmt: skip
+    },
     f"{TORCH}/test_inductor.py::test_measured_choice": MORE,
     f"{TORCH}/test_compiler.py::test_steps_with_inductor": "compiles C++ by Inductor",
     f"{TORCH}/test_compiler.py::test_autocast_with_inductor": "compiles C++ by Inductor",

@@ -15,6 +15,7 @@ from typing import Any
 
 from tvm import relax
 
+from relay_wgrad.given import of_type
 from relay_wgrad.ir import op_name
 from relay_wgrad.keys import OPTIONS, SYMBOL
 from relay_wgrad.ops.view import family_def, problem_of
@@ -70,8 +71,9 @@ def read_region(func: relax.Function) -> Region:
     """The region that a function with the attribute Codegen is.
 
     Raises ValueError where it is none: no composite, or one that holds something else than a
-    convolution and its epilogue.
+    convolution and its epilogue; TypeError for what is no Relax function.
     """
+    of_type("read_region: func", func, relax.Function, "a Relax function")
     symbol = symbol_of(func)
     values = _bindings(func)
     composites: list[Any] = [v for v in values.values() if isinstance(v, relax.Function)]

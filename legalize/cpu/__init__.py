@@ -16,6 +16,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
+from relay_wgrad.given import of_type
 from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
@@ -37,9 +38,11 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
     The function is marked as scheduled and opaque, so that TVM neither reschedules nor fuses it.
     For a target with `num-cores` 1 its loops are serial.
 
-    `target`: of kind llvm, or its text, such as "llvm".  Raises TypeError for anything else,
-    ValueError for another kind, for text that is no target and for a problem that is not valid.
+    `target`: of kind llvm, or its text, such as "llvm".  Raises TypeError for another type of
+    either, ValueError for another kind, for text that is no target and for a problem that is not
+    valid.
     """
+    of_type("prim_func: problem", problem, ConvProblem, "a ConvProblem")
     problem.check()
     target = _llvm(target)
     sizes = (problem.c, *problem.spatial, problem.k, *problem.taps)

@@ -8,9 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm.target import Target, codegen
 
+from relay_wgrad.given import of_type, truth, whole
 from relay_wgrad.problem import DTYPE_BYTES
 
 
@@ -99,8 +101,11 @@ def host_target(cores: int | None = None, *, allow_winograd: bool = True) -> Tar
     `cores`: for so many; by default all that this process may use.  `allow_winograd`: whether
     float32 sums of 3x3 kernels may be taken by Winograd's algorithm where it is faster; its
     relative error is around 1e-6.  A target says no by the key "no-winograd".
+
+    Raises TypeError for another type of either, ValueError for less than one core.
     """
-    cores = len(usable_cores()) if cores is None else cores
+    truth("host_target: allow_winograd", allow_winograd)
+    cores = len(usable_cores()) if cores is None else whole("host_target: cores", cores, 1)
     keys = ["cpu"] if allow_winograd else ["cpu", NO_WINOGRAD]
     return Target(
         {
@@ -146,8 +151,10 @@ def configure_threads(most: int | None = None) -> int:
     the model and cannot grow beyond what its first kernel made it, so call this in that thread
     before.  Workers of a thread that is gone stay; `relay_wgrad.threads` runs kernels for others.
 
-    Raises ValueError for a TVM_NUM_THREADS that is no number of threads: TVM would start them all.
+    Raises ValueError for a TVM_NUM_THREADS that is no number of threads: TVM would start them all;
+    TypeError for a `most` that is no integer.
     """
+    of_type("configure_threads: most", most, (int, np.integer, type(None)), "a number of threads")
     given = os.environ.get("TVM_NUM_THREADS", "1")
     if not (given.isascii() and given.isdecimal() and len(given) < 6 and 0 < int(given) <= _MOST):
         raise ValueError(f"TVM_NUM_THREADS must be from 1 to {_MOST}, got {given!r}")

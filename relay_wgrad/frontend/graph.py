@@ -10,6 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
+from ..given import whole
 from .partial import Choice, Patterns
 from .sizes import Limits, Open, Size, at, is_open
 from .weights import Array, as_array
@@ -81,6 +82,10 @@ def _drawn(rng: np.random.Generator, distribution: Distribution, shape: tuple[in
     return even * (numbers[1] - numbers[0]) + numbers[0]
 
 
+TRAINING_GRAPH = "a TrainingGraph, as of from_onnx or from_torch"
+"""What a function wants that takes one, in words."""
+
+
 @dataclass
 class TrainingGraph:
     """A network, its loss, and initial values.
@@ -126,8 +131,9 @@ class TrainingGraph:
     def of_batch(self, batch: int) -> TrainingGraph:
         """The graph for so many images, of one with an open batch; itself of its own number.
 
-        Raises ValueError for a number that it does not take.
+        Raises ValueError for a number that it does not take, TypeError for what is no integer.
         """
+        batch = whole("of_batch: batch", batch, 1)
         if not self.is_open:
             if batch != self.batch:
                 raise ValueError(f"{self.name}: its batch is {self.batch}, got {batch}")

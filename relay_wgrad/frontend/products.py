@@ -1,4 +1,4 @@
-"""What is made of matrix products: sums of products by letters (einsum), attention."""
+"""Sums of products by letters (einsum), of matrix products."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from tvm import relax
 
-from .context import FLOATS, Context, shape_of
-from .indexing import known
+from .context import Context, shape_of
 from .sizes import same
 
 op = relax.op
@@ -99,54 +97,3 @@ def _ordered(ctx: Context, x: Any, letters: str, wanted: str) -> Any:
         raise ValueError(f"the result's {wanted!r} are not the operands' {letters!r}")
     axes = [letters.index(c) for c in wanted]
     return x if axes == sorted(axes) else ctx.emit(op.permute_dims(x, axes))
-
-
-# ---- attention -----------------------------------------------------------------------------------
-
-
-def attention(
-    ctx: Context, q: Any, k: Any, v: Any, *, scale: float, masks: Sequence[Any] = (),
-    causal: bool = False, softcap: float = 0.0,
-) -> Any:  # fmt: skip
-    """softmax(cap(q·kᵀ·scale) + masks)·v of (…, rows, features) each, in q's dtype.
-
-    masks : each None, truths that say what is kept, or floats that are added.
-    causal : a row has the columns up to its own number.
-    softcap : where it is not 0, cap(x) is softcap tanh(x / softcap).
-
-    Raises ValueError for truths that may keep nothing of a row.
-    """
-    rank, dtype = len(shape_of(k)), str(q.ty.dtype)
-
-    def const(value: float) -> Any:
-        return relax.const(np.asarray(value, dtype), dtype)
-
-    turned = ctx.emit(op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
-    logits = ctx.emit(op.multiply(op.matmul(q, turned), const(scale)))
-    if softcap:
-        capped = op.tanh(op.divide(logits, const(softcap)))
-        logits = ctx.emit(op.multiply(capped, const(softcap)))
-    below = [np.tril(np.ones(shape_of(logits)[-2:], bool))] if causal else []
-    for mask in (*(relax.const(b, "bool") for b in below), *masks):
-        if mask is not None:
-            logits = _masked(ctx, logits, mask, dtype)
-    return ctx.emit(op.matmul(ctx.emit(op.nn.softmax(logits, -1)), v))
-
-
-def _masked(ctx: Context, logits: Any, mask: Any, dtype: str) -> Any:
-    if str(mask.ty.dtype) in FLOATS:
-        same = str(mask.ty.dtype) == dtype
-        return ctx.emit(op.add(logits, mask if same else op.astype(mask, dtype)))
-    kept = known(mask)
-    if kept is None or not kept.any(-1).all():
-        raise ValueError("a mask that may keep nothing of a row is not supported")
-    return ctx.emit(op.where(mask, logits, relax.const(np.asarray(-math.inf, dtype), dtype)))
-
-
-def heads_repeated(ctx: Context, x: Any, heads: int) -> Any:
-    """(…, few, rows, features): each head as often as it takes to be `heads`."""
-    shape = shape_of(x)
-    times = heads // shape[-3]
-    apart = ctx.emit(op.reshape(x, (*shape[:-2], 1, *shape[-2:])))
-    wide = ctx.emit(op.broadcast_to(apart, (*shape[:-2], times, *shape[-2:])))
-    return ctx.emit(op.reshape(wide, (*shape[:-3], heads, *shape[-2:])))

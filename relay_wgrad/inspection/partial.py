@@ -12,6 +12,8 @@ from tvm import relax
 
 from ..display import columns
 from ..frontend import TrainingGraph
+from ..frontend.graph import TRAINING_GRAPH
+from ..given import of_type
 from ..ir import op_name
 from ..ops.view import family_def
 from ..transform import grad
@@ -62,7 +64,9 @@ class LeftOut:
 
 
 def left_out(graph: TrainingGraph) -> LeftOut:
-    """Differentiates a graph twice, by what is trained and by all.  Raises as `grad` does."""
+    """Differentiates a graph twice, by what is trained and by all.  Raises as `grad` does, and
+    TypeError for what is no graph."""
+    of_type("left_out: graph", graph, TrainingGraph, TRAINING_GRAPH)
     names = {*graph.trainable, *graph.frozen}
     whole = replace(graph, trainable=tuple(n for n in graph.params if n in names), frozen=())
     part = _part(graph)

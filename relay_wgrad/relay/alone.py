@@ -28,7 +28,10 @@ def blamed(mod: IRModule, target: Target) -> str:
     for call in _calls(typed):
         if not compiles(call, target):
             assert isinstance(call.op, Op)
-            return f"{call.op.name}{place(call)}: "
+            types = [arg.checked_type for arg in call.args]
+            is_bool = any(isinstance(t, TensorType) and t.dtype == "bool" for t in types)
+            hint = " of bool, which it has no arithmetic of: cast it to int32" if is_bool else ""
+            return f"{call.op.name}{place(call)}{hint}: "
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..given import of_type
 from .elf import check_elf
 from .external import Library
 from .memory import allocating
@@ -174,8 +176,9 @@ class ExecutorFactory:
     def export_library(self, path: str | Path, **options: Any) -> None:
         """Writes a shared library, which `relay.load_module` reads back.
 
-        `options` are those of TVM's `export_library`.
+        `options` are those of TVM's `export_library`.  Raises TypeError for what is no path.
         """
+        of_type("export_library: path", path, (str, os.PathLike), "a path")
         with allocating("export_library", self._widest):
             self._library.export_library(str(path), **options)
         # TVM's library knows no names of inputs, and nothing tells whether it is whole: both go

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..given import of_type
 from .ast import Call as Call
 from .ast import Constant, Expr, Function, TupleGetItem, Var, as_node
 from .ast import GlobalVar as GlobalVar
@@ -122,8 +123,10 @@ def bind_params_by_name(func: Function, params: Mapping[str, Any]) -> Function:
     A name that no parameter has is ignored, as in Relay: the parameters of a whole network are
     often bound to a part of it, or twice.
 
-    Raises ValueError for a name that more than one parameter has.
+    Raises ValueError for a name that more than one parameter has, TypeError for another type.
     """
+    of_type("bind_params_by_name: func", func, Function, "a Relay function")
+    of_type("bind_params_by_name: params", params, Mapping, "a dict of arrays by name")
     binds: dict[Var, Expr] = {}
     for name, value in params.items():
         found = [param for param in func.params if param.name == name]

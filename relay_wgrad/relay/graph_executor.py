@@ -12,9 +12,11 @@ import numpy as np
 import tvm
 
 from .. import threads
+from ..given import of_type, whole
 from .build import host_array
 from .executor_factory import MAIN, Executor, ExecutorFactory, Input
 from .memory import allocating
+from .param_dict import load_param_dict
 
 _FUNCTIONS = (
     "set_input", "set_input_zero_copy", "load_params", "run", "get_input", "get_input_index",
@@ -128,7 +130,7 @@ class GraphModule:
 
     def load_params(self, params_bytes: bytes) -> None:
         """Sets inputs from what `relay.save_param_dict` wrote; names of no input are ignored."""
-        params = tvm.runtime.load_param_dict(params_bytes)
+        params = load_param_dict(params_bytes)
         self.set_input(
             None, None, **{n: v for n, v in params.items() if n in self._executor.inputs}
         )
@@ -201,12 +203,14 @@ class GraphModule:
         before; with `end_to_end` before each run, and its outputs are copied to the host, in the
         time that is measured.
 
-        Raises ValueError for another function than "run" and for counts under 1.
+        Raises ValueError for another function than "run" and for counts under 1, TypeError for
+        counts that are no integers and what is no device.
         """
+        of_type("benchmark: device", device, tvm.runtime.Device, "a device, as tvm.cpu()")
+        repeat = whole("benchmark: repeat", repeat, 1)
+        number = whole("benchmark: number", number, 1)
         if func_name != "run":
             raise ValueError(f"benchmark: only func_name='run', got {func_name!r}")
-        if repeat < 1 or number < 1:
-            raise ValueError(f"benchmark: repeat={repeat} and number={number} must be at least 1")
         self.run(**inputs)
         device.sync()
         times = []

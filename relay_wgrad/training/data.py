@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..frontend import InputSpec, TrainingGraph
-from ..frontend.graph import check_labels
+from ..frontend.graph import TRAINING_GRAPH, check_labels
 from ..frontend.weights import Array, as_array
+from ..given import of_type, truth
 from .arrays_file import ArraysFile
 
 SAMPLED = ("data", "labels", "target")
@@ -58,6 +59,8 @@ class Data:
     ) -> None:
         self.graph, self.seed = graph, seed
         self.size, self.drop_last = size_of(graph, size, drop_last), drop_last
+        of_type("samples: least", least, (int, np.integer, type(None)), "a number of samples")
+        of_type("samples: arrays", arrays, (Mapping, ArraysFile), "a dict of arrays by name")
         origin = repr(arrays.path) if isinstance(arrays, ArraysFile) else graph.name
         specs = [spec for spec in graph.inputs if spec.kind in SAMPLED]
         missing = [spec.name for spec in specs if spec.name not in arrays]
@@ -136,8 +139,12 @@ def _order(seed: int, epoch: int, samples: int) -> Any:
 def size_of(graph: TrainingGraph, size: int | None, drop_last: bool) -> int:
     """Samples in a batch: the graph's number, or where that is open the one that is given.
 
-    Raises ValueError for a number that the graph does not take.
+    Raises ValueError for a number that the graph does not take, TypeError for another type.
     """
+    of_type("samples: graph", graph, TrainingGraph, TRAINING_GRAPH)
+    truth("samples: drop_last", drop_last)
+    if not isinstance(size, (int, np.integer, type(None))):
+        raise ValueError(f"{graph.name}: size must be a number of samples, got {size!r}")
     if not graph.is_open:
         if size not in (None, graph.batch):
             raise ValueError(f"{graph.name}: size must be its batch, {graph.batch}, got {size}")
@@ -149,8 +156,6 @@ def size_of(graph: TrainingGraph, size: int | None, drop_last: bool) -> int:
         return graph.batch
     if size is None:
         raise ValueError(f"{graph.name}: its batch is open: size must be a number of samples")
-    if not isinstance(size, (int, np.integer)):
-        raise ValueError(f"{graph.name}: size must be a number of samples, got {size!r}")
     graph.limits.check(graph.name, size)
     return size
 

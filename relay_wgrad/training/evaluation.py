@@ -16,6 +16,7 @@ from tvm.target import Target
 
 from .. import threads
 from ..frontend import TrainingGraph
+from ..given import of_type
 from .by_size import BySize
 from .compiled import Compiled, Progress, silent
 from .devices import place
@@ -81,8 +82,12 @@ class Evaluator:
         mean of the losses is without it.  Where the graph's batch is open the last one is short,
         and counts for as many samples as it has.
 
-        Raises ValueError for a parameter that is missing or of another shape.
+        Raises ValueError for a parameter that is missing or of another shape, TypeError for
+        parameters that are no dict and data that are no samples.
         """
+        of_type("Evaluator: params", params, Mapping, "a dict of tensors by name")
+        if not hasattr(data, "part"):
+            raise TypeError(f"Evaluator: data must be Data or the like, got {type(data).__name__}")
         given = []
         for name, initial in self.graph.params.items():
             if name not in params:

@@ -18,6 +18,8 @@ from tvm.relax.training.optimizer import SGD, MomentumSGD
 from tvm.relax.training.optimizer import Adam as _Adam
 
 from ..frontend import TrainingGraph
+from ..frontend.graph import TRAINING_GRAPH
+from ..given import of_type
 from .update import Update
 
 
@@ -75,11 +77,28 @@ statistics bound those, whatever the weights; He's weights alone only keep them 
 and a rate at which ResNet-50 learns smoothly throws AlexNet's loss above its start."""
 
 
+class Rate:
+    """A trainer's learning rate, before the schedule, which may be set between steps.
+
+    Setting it raises ValueError for what is no finite number of at least 0.
+    """
+
+    def __get__(self, trainer: Any, kind: Any = None) -> Any:
+        return self if trainer is None else trainer.__dict__["lr"]
+
+    def __set__(self, trainer: Any, value: float) -> None:
+        is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if not (is_number and 0 <= value < math.inf):
+            raise ValueError(f"lr must be a number of at least 0, got {value!r:.100}")
+        trainer.__dict__["lr"] = value
+
+
 def default_lr(optimizer: str, graph: TrainingGraph) -> float:
     """The learning rate of an optimizer for a network where none is given.
 
-    Raises ValueError for an unknown optimizer.
+    Raises ValueError for an unknown optimizer, TypeError for what is no graph.
     """
+    of_type("default_lr: graph", graph, TrainingGraph, TRAINING_GRAPH)
     return _rule(optimizer).lr * (1.0 if graph.updates else UNNORMALIZED)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..given import truth
+
 HOPPER = 90
+_SWITCHES = ("strict", "tf32", "benchmark", "norms", "graph", "helpers", "wide", "winograd")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Options:
         memory of its own for intermediate results; parameters and their state are there once.
     winograd : whether "cpu" may take float32 sums of 3x3 kernels by Winograd's algorithm; a
         target says it itself.
+
+    Raises TypeError for a switch that is neither True nor False.
     """
 
     backends: Sequence[str] | None = None
@@ -51,3 +56,7 @@ class Options:
     wide: bool = False
     sizes: int = 4
     winograd: bool = True
+
+    def __post_init__(self) -> None:
+        for name in _SWITCHES:
+            truth(f"Options: {name}", getattr(self, name))

@@ -61,11 +61,18 @@ def need() -> None:
     _need("safetensors")
 
 
+def _check_trainer(what: str, trainer: Any) -> None:
+    if not hasattr(trainer, "progress"):
+        raise TypeError(f"{what}: trainer must be a Trainer, got {type(trainer).__name__}")
+
+
 def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     """Writes the state; an old file stays whole until the new one is complete.
 
-    Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra.
+    Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra,
+    TypeError for what is no trainer.
     """
+    _check_trainer("save", trainer)
     tensors = {name: value.numpy() for name, value in _named(trainer.params).items()}
     tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
     now = trainer.progress()
@@ -199,8 +206,9 @@ def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
 
     Raises FileNotFoundError; ValueError for a file of another kind, optimizer or network, and for
     values that no training has (negative steps, a loss scale or a tensor that is not finite):
-    naming file, key and values.  Then the trainer is unchanged.
+    naming file, key and values; TypeError for what is no trainer.  Then it is unchanged.
     """
+    _check_trainer("restore", trainer)
     progress, tensors, own = _checked(
         path, trainer.graph, trainer.optimizer, trainer.update, trainer.params
     )

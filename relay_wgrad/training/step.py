@@ -17,6 +17,8 @@ from tvm import relax
 from .. import keys
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
+from ..frontend.graph import TRAINING_GRAPH
+from ..given import of_type, truth
 from ..pipeline.arena import NAME as ARENA
 from ..pipeline.storages import static_bytes
 from ..transform import grad
@@ -58,7 +60,12 @@ def step_module(
     Raises
     ------
     ValueError : for a dtype that is neither, or another graph dtype than float32 with a half one.
+    TypeError : for what is no graph, and for a switch that is neither True nor False.
     """
+    of_type("step_module: graph", graph, TrainingGraph, TRAINING_GRAPH)
+    for name, value in (("scaled", scaled), ("wide_weight_gradients", wide_weight_gradients),
+                        ("raise_norms", raise_norms)):  # fmt: skip
+        truth(f"step_module: {name}", value)
     if dtype not in (None, graph.dtype, *HALVES):
         raise ValueError(
             f"dtype={dtype!r}: expected {', '.join(HALVES)} or the graph's own, {graph.dtype}"

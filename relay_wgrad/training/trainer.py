@@ -24,6 +24,7 @@ from .lines import Row
 from .optim import (
     OPTIMIZERS,
     UNNORMALIZED,
+    Rate,
     default_lr,
     initial_state,
     optimizer_for,
@@ -90,6 +91,8 @@ class Trainer:
     parameters, optimizer state, loss scale and counts.
     """
 
+    lr = Rate()
+
     def __init__(
         self,
         graph: TrainingGraph,
@@ -107,17 +110,14 @@ class Trainer:
         progress: Progress = silent,
     ) -> None:
         self.update = update = checked(graph, update, seed)
-        self.lr = default_lr(optimizer, graph) if lr is None else lr
-        self.graph = graph
-        self.seed = seed
+        lr = default_lr(optimizer, graph) if lr is None else lr
+        rule = optimizer_for(graph, optimizer, lr)
+        self.lr, self.graph, self.seed = lr, graph, seed
         self.dtype = graph.dtype if dtype is None else dtype
-        self._dynamic = loss_scale == "dynamic"
-        self._scale = scales.first(loss_scale, self.dtype)
-        self.steps = 0
+        self._dynamic, self._scale = loss_scale == "dynamic", scales.first(loss_scale, self.dtype)
+        self.optimizer, self.steps = optimizer, 0
         self.skipped = 0  # steps left out because of a gradient that was not finite
         self.good_steps = 0  # since the loss scale changed
-        self.optimizer = optimizer
-        rule = optimizer_for(graph, optimizer, self.lr)
         self.place = place(device, on_gpu)
         own = len(rule.state)
         with self.place.memory_errors():

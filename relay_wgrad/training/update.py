@@ -15,6 +15,8 @@ import numpy as np
 from tvm import relax
 
 from ..frontend import InputSpec, TrainingGraph
+from ..frontend.graph import TRAINING_GRAPH
+from ..given import of_type
 from .schedules import Constant, Schedule, is_between, is_count, schedule_of
 
 DECAYS = ("weights", "all")
@@ -95,13 +97,12 @@ def checked(graph: Any, update: Any, seed: Any) -> Update:
     Raises TypeError for another type of one of them, ValueError for a seed below 0.
     """
     wanted = (
-        ("graph", graph, TrainingGraph, "a TrainingGraph, as of from_onnx or from_torch"),
+        ("graph", graph, TrainingGraph, TRAINING_GRAPH),
         ("update", update, (Update, type(None)), "an Update"),
         ("seed", seed, (int, np.integer), "an integer of at least 0"),
     )
     for name, value, types, rule in wanted:
-        if not isinstance(value, types):
-            raise TypeError(f"Trainer: {name} must be {rule}, got {type(value).__name__}")
+        of_type(f"Trainer: {name}", value, types, rule)
     if seed < 0:
         raise ValueError(f"Trainer: seed must be an integer of at least 0, got {seed}")
     return Update() if update is None else update

@@ -18,6 +18,7 @@ from tvm.ir import Op
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from .. import registry
+from ..given import truth
 from ..ir import op_name
 from ..keys import SYMBOL
 from .grad_paths import prepared, stops_known, unable, without_stops
@@ -69,6 +70,7 @@ def grad(
         raise ValueError(f"grad: order must be an integer of at least 1, got {order!r}")
     if isinstance(target_index, bool) or not isinstance(target_index, int):
         raise TypeError(f"grad: target_index must be an integer, got {target_index!r}")
+    truth("grad: inline", inline)
     func = _lookup(mod, fn)
     if re.search(r"_adjoint\d*$", fn):
         raise ValueError(

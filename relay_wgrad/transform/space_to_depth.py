@@ -29,6 +29,7 @@ import tvm
 from tvm import relax
 
 from ..attrs import ConvAttrs, read_conv2d
+from ..given import truth
 from ..ir import is_taken, op_name
 from ..layout_rules.table import permute_axes
 from ..layouts import ACTIVATION, KERNEL, is_permutation, to_layout
@@ -135,7 +136,7 @@ def space_to_depth(
 
     Raises
     ------
-    TypeError : for what is no module.
+    TypeError : for what is no module, and a `stride_one` that is neither True nor False.
     ValueError : for another `form` or `filled_to`.
     RuntimeError : before `relay_wgrad.register()`.
     """
@@ -146,6 +147,7 @@ def _applied(
     mod: tvm.IRModule, functions: Collection[str] | None, settings: _Settings
 ) -> tuple[tvm.IRModule, list[DepthEntry]]:
     check_relax_module("space_to_depth", mod)
+    truth("space_to_depth: stride_one", settings.stride_one)
     get_op(WGRAD_NAME)
     builder, entries = relax.BlockBuilder(mod), list[DepthEntry]()
     changed = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from relay_wgrad.given import of_type, truth, whole
 from relay_wgrad.layouts import ACTIVATION, KERNEL, is_permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -48,8 +49,13 @@ def emit(
     """The program for `problem`, whose sizes are all numbers.
 
     With `allow_tf32=False` no engine is taken that rounds float32 operands to TF32.  Raises
-    ValueError for a problem that does not fit, or is too large for a GPU program of this kind.
+    ValueError for a problem that does not fit, or is too large for a GPU program of this kind;
+    TypeError for another type of an argument.
     """
+    of_type("emit: problem", problem, ConvProblem, "a ConvProblem")
+    truth("emit: allow_tf32", allow_tf32)
+    if workspace_limit is not None:
+        whole("emit: workspace_limit", workspace_limit, 0)
     _check(problem, workspace_limit or 0)
     if workspace_limit is None:
         workspace_limit = workspace_of(problem)

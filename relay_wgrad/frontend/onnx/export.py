@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ..graph import TrainingGraph
+from ...given import of_type
+from ..graph import TRAINING_GRAPH, TrainingGraph
 from ..weights import as_array
 from .bundled import load
 from .file import size_of
@@ -33,8 +34,11 @@ def to_onnx(
     and its inference form too.
 
     Raises ValueError for a missing parameter, one of another shape, a model that is not the
-    graph's; and what `from_onnx` raises for a model that cannot be read.
+    graph's; and what `from_onnx` raises for a model that cannot be read.  Raises TypeError for what
+    is no graph, and for parameters that are no dict.
     """
+    of_type("to_onnx: graph", graph, TrainingGraph, TRAINING_GRAPH)
+    of_type("to_onnx: params", params, Mapping, "a dict of arrays by name")
     trained = {}
     for name, file in graph.onnx_names.items():
         if name not in params:

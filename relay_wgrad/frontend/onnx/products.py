@@ -8,10 +8,10 @@ from typing import Any
 
 from tvm import relax
 
+from ..attention import attention as attention_of
+from ..attention import heads_repeated
 from ..context import Context, Node, shape_of
-from ..products import attention as attention_of
 from ..products import einsum as einsum_of
-from ..products import heads_repeated
 
 op = relax.op
 

@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 from tvm.ir import IRModule
 
-from ..graph import TrainingGraph
+from ...given import of_type
+from ..graph import TRAINING_GRAPH, TrainingGraph
 from ..weights import as_array
 from .export import LARGEST
 from .writing.function import function_to_onnx
@@ -50,9 +51,12 @@ def gradient_to_onnx(
     ------
     ValueError : for an operator without a row (`function_to_onnx`), an open batch, an unknown name,
         values of another shape, more than 2 GiB of them, a rate that is not positive.
-    TypeError : for a rate that is no number.
+    TypeError : for a rate that is no number, and for a graph, a module or `params` of another type.
     RuntimeError : before `relay_wgrad.register()`.
     """
+    of_type("gradient_to_onnx: graph", graph, TrainingGraph, TRAINING_GRAPH)
+    of_type("gradient_to_onnx: params", params, (Mapping, type(None)), "a dict of arrays by name")
+    of_type("gradient_to_onnx: module", module, (IRModule, type(None)), "an IRModule")
     if graph.is_open:
         raise ValueError(f"{graph.name}: its batch is open: export `of_batch(n)`")
     if learning_rate is not None:

@@ -16,11 +16,13 @@ from typing import Any
 
 from tvm import relax
 
+from ...given import of_type, truth
 from ...ops.algebra import WGRAD_NAME, get_op
 from ..context import FLOATS, Options
 from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
 from ..weights import Array
+from .alone import alone
 from .backward import BACKWARD
 from .call import Builder, Call, array, dtype_name
 from .convolutions import CONVOLUTIONS
@@ -100,16 +102,21 @@ def from_aot(
     """
     torch = pytorch()
     get_op(WGRAD_NAME)
+    truth("from_aot: channels_last", channels_last)
+    of_type("from_aot: name", name, (str, type(None)), "text")
     state: dict[str, Array] = {}
     title = name or type(graph).__name__
-    if isinstance(graph, torch.export.ExportedProgram):
-        title = name or "exported program"
-        graph, state = _of_program(title, graph)
-    if not isinstance(graph, torch.fx.GraphModule):
-        raise TypeError(f"from_aot: expected a torch.fx.GraphModule, got {type(graph).__name__}")
-    values = _examples(title, graph, example_inputs)
-    names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
-    return _Import(title, _traced(torch, title, graph, values), names).graph(state, channels_last)
+    with alone():
+        if isinstance(graph, torch.export.ExportedProgram):
+            title = name or "exported program"
+            graph, state = _of_program(title, graph)
+        if not isinstance(graph, torch.fx.GraphModule):
+            kind = type(graph).__name__
+            raise TypeError(f"from_aot: expected a torch.fx.GraphModule, got {kind}")
+        values = _examples(title, graph, example_inputs)
+        names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+        traced = _traced(torch, title, graph, values)
+    return _Import(title, traced, names).graph(state, channels_last)
 
 
 def _of_program(title: str, program: Any) -> tuple[Any, dict[str, Array]]:

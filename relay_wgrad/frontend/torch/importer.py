@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...dtypes import HALVES
+from ...given import of_type
 from ...ir import op_name
 from ..context import Options, shape_of
 from ..graph import InputSpec, TrainingGraph
@@ -84,6 +86,7 @@ def from_torch(
     FileNotFoundError : for a path where there is no file.
     ModuleNotFoundError : without PyTorch.
     """
+    of_type("from_torch: name", name, (str, type(None)), "text")
     given = {"bn": bn, "dropout": dropout, "random": random}
     for key, value in given.items():
         if value not in _CHOICES[key]:
@@ -102,9 +105,13 @@ def from_torch(
 def _dtype(program: Any) -> str:
     """The dtype of all parameters."""
     found = {dtype_name(p) for _, p in program.named_parameters()}
+    if not found:
+        raise ValueError("from_torch: the module has no parameters: there is nothing to train")
     if len(found) != 1 or not found <= {"float32", "float64"}:
+        remedy = "; half precision is Trainer's dtype" if found & set(HALVES) else ""
         raise ValueError(
-            f"from_torch: parameters must all be float32 or all float64, got {sorted(found)}"
+            f"from_torch: parameters must all be float32 or all float64, got"
+            f" {', '.join(sorted(found))}{remedy}"
         )
     return found.pop()
 
@@ -186,7 +193,7 @@ class _Import(Reader):
     def _inputs(self) -> None:
         signature = self.program.graph_signature
         nodes = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
-        changed = self._states()
+        changed, first = self._states(), self._first_names(nodes)
         for spec in signature.input_specs:
             node, kind = nodes[spec.arg.name], spec.kind.name
             if kind == "USER_INPUT":
@@ -194,7 +201,8 @@ class _Import(Reader):
             elif node.users:
                 held = self._held(spec, kind)
                 if kind == "PARAMETER" or spec.target in changed:
-                    self.env[node] = self._parameter(spec.target, held, kind == "PARAMETER")
+                    name = first.get(spec.target, spec.target)
+                    self.env[node] = self._parameter(name, held, kind == "PARAMETER")
                 else:
                     self.known.values[node] = held.detach().cpu()
         if not self.arguments:
@@ -217,6 +225,23 @@ class _Import(Reader):
                 found |= {named[name] for name in given}
         return found
 
+    def _first_names(self, nodes: dict[str, Any]) -> dict[str, str]:
+        """A parameter's last name -> its first, as `named_parameters` has it.
+
+        Of one that a module has under several names the exported graph uses the last.
+        """
+        found: dict[str, str] = {}
+        unused: dict[Any, str] = {}
+        for spec in self.program.graph_signature.input_specs:
+            if spec.kind.name == "PARAMETER":
+                held = self.program.state_dict[spec.target]
+                looks = (held.data_ptr(), held.shape, held.stride())
+                if not nodes[spec.arg.name].users:
+                    unused.setdefault(looks, spec.target)
+                elif looks in unused:
+                    found[spec.target] = unused.pop(looks)
+        return found
+
     def _held(self, spec: Any, kind: str) -> Any:
         if kind not in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
             raise ValueError(
@@ -231,6 +256,11 @@ class _Import(Reader):
         if not hasattr(value, "shape"):
             raise ValueError(f"{self.name}: argument {node.name!r} is no tensor: {value!r}")
         dtype = dtype_name(value)
+        if 0 in value.shape:
+            raise ValueError(
+                f"{self.name}: argument {node.name!r} has no elements: its shape is"
+                f" {list(value.shape)}"
+            )
         spec, var = self.ctx.input(node.name, "data", self.batch.shape(value.shape), dtype)
         self.arguments.append((spec, var))
         return var

@@ -61,10 +61,13 @@ def _index_select(ctx: Context, call: Call) -> Any:
 
 
 def _embedding(ctx: Context, call: Call) -> Any:
-    """Rows of a table; the indices are integers."""
-    if int(call.arg(2, -1)) >= 0:
-        raise ValueError("padding_idx stops the gradient of one row: not supported")
-    return at(ctx, call.args[0], 0, call.args[1])
+    """Rows of a table; the indices are integers.  The row `padding_idx` has no gradient."""
+    table, row = call.args[0], int(call.arg(2, -1))
+    if row >= 0:
+        stays = np.arange(shape_of(table)[0])[:, None] == row
+        fixed = ctx.emit(op.grad.no_grad(table))
+        table = ctx.emit(op.where(relax.const(stays, "bool"), fixed, table))
+    return at(ctx, table, 0, call.args[1])
 
 
 def _flip(ctx: Context, call: Call) -> Any:

@@ -242,6 +242,14 @@ def _native_group_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
     return _grouped(ctx, call.args[0], groups, operands, epsilon), None, None
 
 
+def _weight_norm(ctx: Context, call: Call) -> Any:
+    """v·g/|v|, a norm for each place along an axis (-1: one for all), as g has it."""
+    v, g, axis = call.args[0], call.args[1], int(call.arg(2, 0))
+    others = [a for a in range(len(shape_of(v))) if a != axis]
+    square = ctx.emit(relax.op.sum(relax.op.multiply(v, v), others, keepdims=axis >= 0))
+    return ctx.emit(relax.op.multiply(v, relax.op.divide(g, relax.op.sqrt(square))))
+
+
 def _dropout(ctx: Context, call: Call) -> Any:
     x, rate, training = call.args[0], float(call.args[1]), call.arg(2, True)
     if not training or rate == 0.0:
@@ -254,6 +262,7 @@ LAYERS: dict[str, Builder] = {
     "_native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
     "_native_batch_norm_legit_functional.default": _batch_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
+    "_weight_norm.default": _weight_norm,
     "avg_pool2d.default": _average_pool(2),
     "avg_pool3d.default": _average_pool(3),
     "avg_pool1d.default": _average_pool(1),

@@ -14,6 +14,7 @@ from tvm import relax
 
 from ...ops.batch_norm_train import batch_norm_train
 from ...ops.batch_norm_train_backward import batch_norm_train_backward
+from ..attention import keeps_all, without_empty_rows, zeros_in
 from ..context import Context, shape_of
 from .call import Builder, Call, as_dtype, constant, dtype_name
 
@@ -199,10 +200,12 @@ def _weights(
         logits = ctx.emit(op.where(mask, logits, ctx.const(-math.inf)))
     elif mask is not None:
         logits = ctx.emit(op.add(logits, mask))
+    may_be_empty = mask is not None and not keeps_all(ctx, mask)
+    dead, logits = without_empty_rows(ctx, logits) if may_be_empty else (None, logits)
     most = ctx.emit(op.max(logits, [-1], keepdims=True))
     sums = ctx.emit(op.sum(op.exp(op.subtract(logits, most)), [-1], keepdims=True))
     logs = ctx.emit(op.add(op.log(sums), most))
-    return ctx.emit(op.nn.softmax(logits, -1)), logs, scale
+    return zeros_in(ctx, dead, ctx.emit(op.nn.softmax(logits, -1))), logs, scale
 
 
 def _attention(ctx: Context, call: Call) -> tuple[Any, Any]:

@@ -8,8 +8,10 @@ from typing import Any
 from tvm import relax
 
 from ...dtypes import HALVES
+from ..attention import attention, heads_repeated
 from ..context import Context, shape_of
-from ..products import attention, einsum, heads_repeated
+from ..onnx.nn import masked
+from ..products import einsum
 from .call import Builder, Call, as_dtype, constant
 
 op = relax.op
@@ -44,19 +46,26 @@ def _attention(ctx: Context, call: Call) -> Any:
     scale = 1 / math.sqrt(shape_of(q)[-1]) if given is None else float(given)
     if call.setting("enable_gqa", False):
         k, v = (heads_repeated(ctx, x, shape_of(q)[-3]) for x in (k, v))
-    mask, causal = call.arg(3), bool(call.arg(5, False))
+    mask, rate, causal = call.arg(3), float(call.arg(4, 0.0)), bool(call.arg(5, False))
     if causal and mask is not None:
         raise ValueError("a mask beside is_causal is not supported")
-    return attention(ctx, q, k, v, scale=scale, masks=[mask], causal=causal)
+    return attention(
+        ctx, q, k, v, scale=scale, masks=[mask], causal=causal, empty=True,
+        dropped=lambda weights: masked(ctx, weights, rate),
+    )  # fmt: skip
 
 
 PRODUCTS: dict[str, Builder] = {
     "addmm.default": _added_product,
+    "addmv.default": _added_product,
     "baddbmm.default": _added_product,
     "bmm.default": _matmul,
+    "dot.default": _matmul,
     "einsum.default": _einsum,
     "matmul.default": _matmul,
     "mm.default": _matmul,
+    "mv.default": _matmul,
     "scaled_dot_product_attention.default": _attention,
+    "vdot.default": _matmul,
 }
 """ATen overload -> builder."""

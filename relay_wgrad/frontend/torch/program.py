@@ -15,8 +15,10 @@ import os
 import warnings
 from collections.abc import Container, Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from threading import get_ident
+from typing import Any, NoReturn
 
+from .alone import alone
 from .batch import opened, violated
 from .composed import decompositions
 from .file import check_file, first_line
@@ -24,6 +26,7 @@ from .functional import functional
 
 _REGION = "wrap_with_set_grad_enabled"
 _AUTOCAST = "wrap_with_autocast"  # switched off, it is what is in it
+_FLOW = "branches and loops by values are not supported: choose by torch.where"
 _EXPORT_AGAIN = "pass the module, or the program as torch.export.export returns it"
 
 
@@ -81,10 +84,11 @@ def exported(
         _check_hooks(title, module)
         if open_batch:
             given, axes = opened(torch, given)
-    with warnings.catch_warnings():
+    with alone(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", r"The tensor attributes? .*_flat_weights")  # of nn.LSTM
+        warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor")  # of torch.cond
         seen: list[str] = []
         try:
             if not program:
@@ -137,28 +141,37 @@ def _check_hooks(title: str, module: Any) -> None:
 
 @contextlib.contextmanager
 def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
-    """Within: a backward of one's own, or a hook, raises RefusedError; `seen` keeps the message."""
-    tensor, meta = torch.Tensor, type(torch.autograd.Function)
+    """Within: a backward of one's own, or a hook, raises RefusedError; `seen` keeps the message.
+
+    Of this thread: others, which train meanwhile, find both as they were.
+    """
+    tensor, meta, thread = torch.Tensor, type(torch.autograd.Function), get_ident()
     look: Any = meta.__getattribute__
     hook = tensor.register_hook
 
-    def refuse(what: str, remedy: str) -> None:
+    def refuse(what: str, remedy: str) -> NoReturn:
         seen.append(f"{what}, which would be lost: {remedy}")
         raise RefusedError(seen[-1])
 
     # Not `apply`: programs keep `f = Function.apply`, which then is not looked up again.
     def looked_up(cls: Any, name: str) -> Any:
         def no_forward(*args: Any, **kwargs: Any) -> None:
+            if cls.__module__.startswith("torch._higher_order_ops"):
+                seen.append(f"{cls.__name__.removesuffix('AutogradOp')} (control flow): {_FLOW}")
+                raise RefusedError(seen[-1])
             refuse(
                 f"the autograd.Function {cls.__name__} has a backward of its own",
                 "write it by ops, a gradient that passes straight through as"
                 " x + (f(x) - x).detach()",
             )
 
-        return no_forward if name == "forward" else look(cls, name)
+        is_watched = name == "forward" and get_ident() == thread
+        return no_forward if is_watched else look(cls, name)
 
-    def no_hook(self: Any, *args: Any, **kwargs: Any) -> None:
-        refuse("register_hook on a tensor changes its gradient", "write the change by ops")
+    def no_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if get_ident() != thread:
+            return hook(self, *args, **kwargs)
+        return refuse("register_hook on a tensor changes its gradient", "write the change by ops")
 
     tensor.register_hook = no_hook
     type.__setattr__(meta, "__getattribute__", looked_up)

@@ -61,6 +61,8 @@ class Reader:
         result = node.meta.get("val")
         if is_symbolic(result):
             try:
+                if op == "item.default":
+                    raise ValueError(HINTS["item"])
                 return self.batch.size(result)
             except ValueError as error:
                 raise ValueError(f"{self.name}: {label}: {error}") from error
@@ -89,10 +91,10 @@ class Reader:
             return self.built(op, call)
         except (ArithmeticError, LookupError, AttributeError, AssertionError) as error:
             what = f"{type(error).__name__}: {error}"
-            hint = _hint(args, result)
+            hint = self._hint(args, result)
             raise ValueError(f"{self.name}: {label} cannot be built ({what}){hint}") from error
         except (ValueError, TypeError, NotImplementedError, tvm.error.InternalError) as error:
-            hint = _hint(args, result)
+            hint = self._hint(args, result)
             of_numbers = isinstance(error, TypeError) or "Cannot use and / or" in str(error)
             what = "it wants a number" if hint and of_numbers else str(error)
             raise ValueError(f"{self.name}: {label}: {what}{hint}") from error
@@ -123,12 +125,14 @@ class Reader:
             self.env[node] = constant(array(known), dtype)
         return self.env[node]
 
-
-def _hint(args: list[Any], result: Any) -> str:
-    """For an error: that a size may have to be a number; "" where all are."""
-    made = result if isinstance(result, (tuple, list)) else [result]
-    shapes = [r.shape for r in made if hasattr(r, "shape")]
-    shapes += [shape_of(a) for a in args if isinstance(getattr(a, "ty", None), relax.TensorType)]
-    if not any(map(is_open, shapes)) and not any(map(is_size, args)):
-        return ""
-    return f"; the batch is open here: {FIXED}"
+    def _hint(self, args: list[Any], result: Any) -> str:
+        """For an error: that a size may have to be a number; "" where all are."""
+        made = result if isinstance(result, (tuple, list)) else [result]
+        shapes = [r.shape for r in made if hasattr(r, "shape")]
+        shapes += [
+            shape_of(a) for a in args if isinstance(getattr(a, "ty", None), relax.TensorType)
+        ]
+        is_numbers = not any(map(is_open, shapes)) and not any(map(is_size, args))
+        if is_numbers or self.batch.variable is None:
+            return ""
+        return f"; the batch is open here: {FIXED}"

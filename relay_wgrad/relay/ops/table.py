@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from ...dtypes import HALVES
+from ...given import of_type
 from ..ast import Attrs
 from ..dims import SymDim, unified
 from ..types import ANY, Dim, TensorType, TupleType, Type, type_text
@@ -352,7 +353,9 @@ def lookup(name: str) -> RelayOp:
     Raises
     ------
     ValueError : for an unknown name; the message has near ones.
+    TypeError : for what is no name.
     """
+    of_type("a Relay operator", name, str, "a name")
     if name in REGISTRY:
         return REGISTRY[name]
     last = name.rpartition(".")[2]

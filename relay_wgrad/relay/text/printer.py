@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+from ...given import of_type
 from ..adt import Constructor, Match
 from ..ast import (
     Call,
@@ -69,8 +70,9 @@ def astext(
     constants that are no scalars are left out, and the text can't be read back.
 
     Raises RelayTextError for a program without a text: a variable that nothing binds, a constant or
-    an attribute of a type that Relay hasn't.
+    an attribute of a type that Relay hasn't; TypeError for what is no module.
     """
+    of_type("astext: mod", mod, IRModule, "a Relay IRModule")
     used = {id(item) for function in mod.functions.values() for item in _used_objects(function)}
     sizes: list[SymDim] = []
     if any(key in SIZE_KEYS for key, _ in mod.metadata):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...given import of_type, whole
 from ..ast import Expr, Function, IRModule, Var
 from ..rewrite import rewrite
 from ..types import TensorType
 from .context import TvmPassContext
 from .passes import FunctionPass, PassInfo, on_functions
+
+_MOST_AXES = 64
 
 
 def _with_size(var: Var, axis: int, size: int) -> Var:
@@ -27,10 +30,15 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> FunctionPass: 
     """Functions whose parameters have another batch: `data` says along which axis each has one.
 
     All other types are inferred anew, so the program must not state the batch elsewhere.
+
+    Raises TypeError for `data` that is no dict of variables, and what is no integer.
     """
-    new: dict[Expr, Expr] = {
-        var: _with_size(var, int(axis), int(batch_size)) for var, axis in data.items()
-    }
+    of_type("ChangeBatch: data", data, Mapping, "a dict of axes by variable")
+    size = whole("ChangeBatch: batch_size", batch_size, 0)
+    new: dict[Expr, Expr] = {}
+    for var, axis in data.items():
+        of_type("ChangeBatch: what has a batch", var, Var, "a variable")
+        new[var] = _with_size(var, whole("ChangeBatch: axis", axis, -_MOST_AXES), size)
 
     def change(function: Function, mod: IRModule, context: TvmPassContext) -> Function:
         def without_types(old: Expr, node: Expr) -> Expr:

@@ -163,6 +163,11 @@ LAYERS: dict[str, Function] = {
     "transposed 1-D": lambda y: fn.conv_transpose1d(y.flatten(2), _like(y, 4, 2, 3), stride=2),
     "group norm": lambda y: fn.group_norm(y, 2, _like(y, 4), _like(y, 4)),
     "layer norm": lambda y: fn.layer_norm(y, (6, 6), _like(y, 6, 6)) + fn.layer_norm(y, (6,)),
+    "weight norm": lambda y: (
+        torch._weight_norm(y, y[:1].sin(), 1)[:, :, :1]
+        + torch._weight_norm(y, y[:, :1, :1, :1], 0)
+        + torch._weight_norm(y, y[0, 0, 0, 0], -1)
+    ),
     "native norms": lambda y: (
         torch.native_layer_norm(y, (6,), None, None, 1e-5)[0]
         + torch.native_group_norm(y, _like(y, 4), None, 2, 4, 36, 2, 1e-5)[0]
@@ -293,6 +298,7 @@ RANDOM: dict[str, Function] = {
     "bernoulli by a tensor": lambda y: y * torch.empty_like(y).bernoulli_(torch.sigmoid(y)),
     "drop path": _drop_path,
     "dropout": lambda y: fn.dropout(y, 0.3, True),
+    "dropout of attention": lambda y: fn.scaled_dot_product_attention(y, 2 * y, y, dropout_p=0.3),
     "dropout 2d": lambda y: fn.dropout2d(y, 0.3, True),
     "dropout in place": lambda y: fn.dropout(y * 2, 0.3, True, inplace=True),
     "normal": lambda y: y + torch.normal(y, 0.5) + y * torch.normal(1.0, 2.0, (6,)),

@@ -62,7 +62,6 @@ STRANGERS: dict[str, Callable[[Tensor], Tensor]] = {
     "cosine similarity": lambda y: fn.cosine_similarity(y, 2 * y + 1),
     "cumsum": lambda y: y.cumsum(1),
     "dilated pool": lambda y: fn.max_pool2d(y, 2, 1, dilation=2),
-    "dropout of attention": lambda y: fn.scaled_dot_product_attention(y, y, y, dropout_p=0.3),
     "expm1": torch.expm1,
     "exponential": lambda y: y * torch.empty_like(y).exponential_(),
     "floor divide": lambda y: y + y // 0.3,

@@ -96,6 +96,9 @@ INDEXING: dict[str, Function] = {
     "embedding of places that are computed": lambda y: fn.embedding(
         (y[:, 0, 0] > 0).long(), y[0, 0]
     ),
+    "embedding whose row has no gradient": lambda y: fn.embedding(
+        torch.arange(4) % 3, y.flatten(1)[:, :9].reshape(6, 3), padding_idx=1
+    ),
     "select by places that are computed": lambda y: y.index_select(2, (y[0, 0, 0] > 0).long()),
     "parts that are nothing": lambda y: torch.cat([y[:, :0], y * 2, y[:, 4:]], 1),
     "repeated": lambda y: (
@@ -139,6 +142,20 @@ PRODUCTS: dict[str, Function] = {
             y, y, y, attn_mask=torch.arange(36).reshape(6, 6) % 3 < 2, scale=0.3
         )
         + fn.scaled_dot_product_attention(y, y[:, :2], y[:, 2:], enable_gqa=True)
+    ),
+    "vectors": lambda y: (
+        y * torch.dot(y[0, 0, 0], y[0, 1, 0]) + y * torch.vdot(y[0, 0, 0], y[1, 1, 0])
+        + torch.mv(y[0, 0], y[0, 1, 0]) + torch.addmv(y[1, 0, 0], y[0, 0], y[0, 1, 0], alpha=2)
+    ),
+    # Rows of which nothing is kept are 0, by a constant, by what is computed, and by floats.
+    "attention to nothing": lambda y: (
+        fn.scaled_dot_product_attention(
+            y, y * 2, y, attn_mask=torch.arange(6)[:, None].expand(6, 6) > 2
+        )
+        + fn.scaled_dot_product_attention(y, y, y + 1, attn_mask=y.mean(3, keepdim=True) > 0.1)
+        + fn.scaled_dot_product_attention(
+            y, y, y.sin(), attn_mask=y[0, 0].masked_fill(y[1, 1, :, :1] > 0, -torch.inf)
+        )
     ),
     "rounded quotient": lambda y: (
         y + torch.div(y, 0.3, rounding_mode="floor")

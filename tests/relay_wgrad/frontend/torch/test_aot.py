@@ -217,7 +217,7 @@ def test_nets(name: str) -> None:
 
 
 # What is not taken in a joint graph, beside what is not by `from_torch`.
-_REFUSED = ("parts that are nothing", "masked attention", "prelu")
+_REFUSED = ("parts that are nothing", "masked attention", "prelu", "weight norm")
 GROUPS = {
     "math": op_cases.MATH, "activations": op_cases.ACTIVATIONS, "sums": op_cases.SUMS,
     "layers": op_cases.LAYERS, "shapes": op_cases.SHAPES, "stops": op_cases.STOPS,

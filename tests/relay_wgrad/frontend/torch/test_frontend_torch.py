@@ -170,6 +170,17 @@ def test_own_loss_tied_and_frozen_weights() -> None:
     compared(module, (draw(2, 2, 8, 8),), loss="own")
 
 
+def test_a_shared_parameter_has_its_first_name(tmp_path: Path) -> None:
+    """`named_parameters`' one, where `torch.export` uses the last."""
+    conv = nn.Conv2d(2, 2, 1)
+    module = nn.Sequential(conv, nn.ReLU(), conv)
+    torch.export.save(torch.export.export(module, IMAGE), tmp_path / "shared.pt2")
+    for graph in (from_torch(module, IMAGE, loss="mse", freeze="0.bias"),
+                  from_torch(tmp_path / "shared.pt2", loss="mse", freeze="0.bias")):  # fmt: skip
+        assert [*graph.onnx_names.values()] == [name for name, _ in module.named_parameters()]
+        assert [graph.onnx_names[name] for name in graph.trainable] == ["0.weight"]
+
+
 POOL = {
     "average": lambda x: fn.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
     "average with padding": lambda x: fn.avg_pool2d(x, 3, 2, 1),
@@ -298,7 +309,17 @@ REFUSED = {
     "own": (Layer(lambda x: x), IMAGE, {"loss": "own"}, r"must be a scalar, got \[2, 4, 6, 6\]"),
     "loss": (Layer(lambda x: x), IMAGE, {"loss": "l2"}, "loss='l2': expected cross_entropy, bce_w"),
     "output": (Layer(lambda x: x), IMAGE, {"output": 1}, "there are 1 outputs, got output=1"),
-    "dtype": (Layer(lambda x: x).bfloat16(), (IMAGE[0].bfloat16(),), {}, r"got \['bfloat16'\]"),
+    "dtype": (Layer(lambda x: x).bfloat16(), (IMAGE[0].bfloat16(),), {},
+              "got bfloat16; half precision is Trainer's dtype"),
+    "no parameters": (nn.ReLU(), IMAGE, {}, "no parameters: there is nothing to train"),
+    "no images": (Layer(lambda x: x), (IMAGE[0][:0],), {"loss": "mse"},
+                  r"argument 'x' has no elements: its shape is \[0, 2, 8, 8\]"),
+    "a branch as an op": (Layer(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
+                          IMAGE, {"loss": "mse"}, r"Cond \(control flow\).*torch.where"),
+    "a number": (Layer(lambda x: x * x.max().item()), IMAGE, {"loss": "mse"},
+                 r"item.default .*a number read from a tensor is not known"),
+    "a mask": (Layer(lambda x: x[x > 0]), IMAGE, {"loss": "mse"},
+               "by a mask the number of elements is not known on import$"),
     "buffer": (Counts(), (torch.ones(2, 3),), {"loss": "mse"}, "changes the buffer 'count'"),
     "branches": (Branches(), (torch.ones(2, 3),), {}, "torch.export refuses Branches"),
     "statistics": (nn.Sequential(nn.Conv2d(2, 2, 8), nn.BatchNorm2d(2)).eval(),

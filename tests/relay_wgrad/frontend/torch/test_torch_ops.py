@@ -57,7 +57,8 @@ def test_group(group: str) -> None:
 
 def test_recurrent_layers() -> None:
     graph = compared(Recurrent())
-    assert len(graph.trainable) == 8 + 10 + 4 + 4 + 4
+    assert len(graph.trainable) == 8 + 10 + 8 + 4 + 4
+    assert len([s for s in graph.inputs if s.kind == "mask"]) == 2
 
 
 def test_each_composed_op_is_compared() -> None:
@@ -160,11 +161,6 @@ REFUSED = {
     "an alternative": (lambda y, w: y.cumprod(1), "PyTorch op cumprod.default .* near it: "),
     "never set": (lambda y, w: y * torch.empty(6), r"mul.Tensor.*never set \(torch.empty\)"),
     "half precision": (lambda y, w: y.half(), r"_to_copy.default .*: computes in float16: "),
-    "a mask of nothing": (
-        lambda y, w: fn.scaled_dot_product_attention(
-            y, y, y, attn_mask=torch.arange(6)[:, None].expand(6, 6) > 2
-        ), "a mask that may keep nothing of a row is not supported",
-    ),
     "no gradient": (lambda y, w: torch.erfc(y), r"erfc.default \(erfc\) is not supported: write"),
 }  # fmt: skip
 

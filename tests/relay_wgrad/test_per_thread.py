@@ -1,0 +1,58 @@
+"""While registered threads write Relax functions side by side, and Ctrl-C ends what TVM does."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import tvm
+from tvm import relax
+
+import relay_wgrad
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_builder_that_began_first_ends_first() -> None:
+    """TVM has one stack of builders for the process, and asserts that its end is itself."""
+    began, ended = [threading.Event() for _ in range(2)], threading.Event()
+    found: dict[int, Any] = {}
+
+    def write(index: int) -> None:
+        x = relax.Var("x", relax.TensorType((2,), "float32"))
+        builder = relax.BlockBuilder()
+        try:
+            began[0].wait(20 * index)
+            with builder.function("main", [x]):
+                began[index].set()
+                (ended if index else began[1]).wait(20)
+                builder.emit_func_output(builder.emit(relax.op.add(x, x)))
+            found[index] = builder.get()["main"]
+        except Exception as error:
+            found[index] = error
+        ended.set()
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [type(found[i]) for i in range(2)] == [relax.Function] * 2, found
+
+
+def test_unregister_gives_the_stack_back(registered: None) -> None:
+    relay_wgrad.unregister()
+    assert relax.BlockBuilder._stack == []
+    relay_wgrad.register()
+    assert relax.BlockBuilder.current() is None
+
+
+def test_ctrl_c_within_a_pass_stays_one(registered: None) -> None:
+    """TVM makes a RuntimeError without text of it."""
+
+    @tvm.transform.module_pass(opt_level=0)
+    def interrupted(mod: tvm.IRModule, context: object) -> tvm.IRModule:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tvm.IRModule())
