@@ -41,6 +41,34 @@ LONGER = {
         f"tests/relay_wgrad/frontend/test_losses.py::test_value_and_gradient[{name}": MORE
         for name in ("smoothing", "a sum", "huber", "smooth l1", "l1")
     },
+    **{
+        f"tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_{name}": MORE
+        for name in ("group[products", "group[shapes", "group[random", "recurrent_layers")
+    },
+    f"{TRAINING}/test_sizes.py::test_steps_of_several_sizes_are_those_of_one_each[momentum": MORE,
+    f"{TRAINING}/test_open_batch.py::test_an_epoch_with_a_short_batch_is_pytorchs": MORE,
+    "tests/relay_wgrad/cli/test_cli.py::test_inspect_measures": "measures; test_inspect stays",
+    "tests/relay_wgrad/cli/test_cli.py::test_users_own_model": MORE,
+    "tests/relay_wgrad/cli/test_cli_gpu.py::test_train": MORE,
+    f"{DIRECT}/test_direct_codegen.py::test_nvcc_and_the_compiler_take_it": "compiles C++",
+    "tests/relay_wgrad/pipeline/test_recompute.py::test_what_is_stored[a mask": MORE,
+    f"{TORCH}/test_compiler_convolutions.py::test_values_and_gradients[plain": MORE,
+    f"{TORCH}/test_torch_forward_mode.py::test_traced_with_symbolic_sizes": MORE,
+    f"{TORCH}/test_training_step.py::test_evaluation_runs_forward_alone": MORE,
+    f"{RELAY}/test_symbolic_runs.py::test_gradients_of_a_symbolic_batch": MORE,
+    "tests/relay_wgrad/ops/test_batch_norm_numbers.py::test_second_order[Case(shape=(3, 2, 3, 2),"
+    " dtype='float64', axis=1, activation='relu', residual=True": MORE,
+    "tests/relay_wgrad/layout_rules/test_convert_layout_stock.py::test_same_numbers[tra": MORE,
+    "tests/byoc_cudnn/tuning/test_own_backend_measured.py::test_its_candidates_are": MORE,
+    f"{EMULATED}forward_and_backward[float32-shape0-together0-how0": MORE,
+    "tests/byoc_cudnn/split/test_partition_adapt.py::test_transposed_convolutions_against": MORE,
+    "tests/byoc_cudnn/split/test_partition_products.py::test_half_precision[cudnn-False-a": MORE,
+    "tests/relay_wgrad/transform/raising/test_raise_models.py::test_all_of_a_network[resnet50-2-st"
+    "ock NHWC": MORE,
+    "tests/relay_wgrad/transform/raising/test_raise_stock.py::test_compiled": MORE,
+    "tests/legalize/test_generic_kernels.py::test_cuda_kernels_thread_by_thread[ConvKind.F": MORE,
+    "tests/legalize/test_generic_kernels.py::test_expression[ConvKind.WGRAD": MORE,
+    "tests/benchmarks/test_gpu_against.py::test_a_side_that_fails_is_an_error": CHILDREN,
     f"{TRAINING}/test_update.py::test_steps_are_pytorchs[momentum": MORE,
     f"{TRAINING}/test_sizes.py::test_steps_of_several_sizes_are_those_of_one_each[acc": MORE,
     **{f"{TRAINING}/test_sizes.py::test_axes_that_are_given[{seed}": MORE for seed in (1, 2)},

@@ -86,7 +86,7 @@ def backend(
     from torch._dynamo.backends.common import aot_autograd
 
     forward, backward, inference = (
-        partial(_compiled, f"{name}, {part}", graphs) for part in ("forward", BACKWARD, "inference")
+        partial(compiled, f"{name}, {part}", graphs) for part in ("forward", BACKWARD, "inference")
     )
     return aot_autograd(
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference,
@@ -110,14 +110,14 @@ def _partition(joint: Any, inputs: Any, **given: Any) -> Any:
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     without_places(joint.graph)
-    if _has_norms(joint.graph):
+    if has_norms(joint.graph):
         whole_norms(joint.graph)
     _without_running_statistics(joint.graph)
     joint.recompile()
     return min_cut_rematerialization_partition(joint, inputs, **given)
 
 
-def _has_norms(graph: torch.fx.Graph) -> bool:
+def has_norms(graph: torch.fx.Graph) -> bool:
     """Whether there are kernels for whole normalizations where a graph's tensors are."""
     values = (node.meta.get("val") for node in graph.nodes if node.op == "placeholder")
     device = next((v.device for v in values if isinstance(v, torch.Tensor)), None)
@@ -138,7 +138,7 @@ def _without_running_statistics(graph: torch.fx.Graph) -> None:
             node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
-def _compiled(
+def compiled(
     name: str, graphs: bool, graph: torch.fx.GraphModule, example: Sequence[Any]
 ) -> Callable[..., Any]:
     from torch._functorch.aot_autograd import make_boxed_func

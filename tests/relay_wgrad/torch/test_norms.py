@@ -37,10 +37,10 @@ def found(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[s
     def by_pytorch(name: str, graphs: bool, graph: Any, example: Any) -> Any:
         return make_boxed_func(graph)
 
-    monkeypatch.setattr(compiler, "_has_norms", lambda graph: True)
+    monkeypatch.setattr(compiler, "has_norms", lambda graph: True)
     monkeypatch.setattr(compiler, "whole_norms", noted)
     if request.function is not test_compiled_here:
-        monkeypatch.setattr(compiler, "_compiled", by_pytorch)
+        monkeypatch.setattr(compiler, "compiled", by_pytorch)
     torch._dynamo.reset()
     yield graphs
     torch._dynamo.reset()
