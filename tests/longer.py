@@ -106,6 +106,7 @@ LONGER = {
         for name in ("steps_are", "batches_of", "channels_last")
     },
     f"{TORCH}/test_norms.py::test_compiled_here[half1": MORE,
+    f"{TORCH}/test_compiler.py::test_exchanged_axes[False": MORE,
     **{
         f"{TORCH}/test_norms.py::test_numbers_and_what_is_found[{kind}-half1": MORE
         for kind in (

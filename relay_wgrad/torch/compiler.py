@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import keys
-from ..frontend.torch.aot import decompositions, lies_last
+from ..frontend.torch.aot import decompositions, lies_last, traced_strides
 from ..registry import is_registered, register
 from .norms import KEPT, whole_norms
 from .pooling import without_places
@@ -151,13 +151,14 @@ class _Graph:
 
     def __init__(self, graph: torch.fx.GraphModule, name: str, graphs: bool) -> None:
         self.graph, self.report, self._graphs = graph, reported(name), graphs
-        self._varies = _varies(graph.graph)
+        self._said = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+        self._varies = _varies(self._said)
         self._programs: OrderedDict[Any, _Program] = OrderedDict()
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Any:
         if self.report.reason:
-            return self.graph(*inputs)
+            return self.graph(*self._as_traced(inputs))
         device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), "cpu")
         key: Any = (choices(device), device)
         if self._varies:
@@ -166,7 +167,18 @@ class _Graph:
                 for x in inputs
             )
         program = self._known(key) or self._made(key, inputs)
-        return self.graph(*inputs) if program is None else program(inputs)
+        return self.graph(*self._as_traced(inputs)) if program is None else program(inputs)
+
+    def _as_traced(self, inputs: Sequence[Any]) -> list[Any]:
+        """Inputs that lie as the graph's views want them, for PyTorch: what our forward passes give
+        lies otherwise where axes are exchanged."""
+        made = []
+        for x, said in zip(inputs, self._said, strict=True):
+            strides = traced_strides(x.shape, said) if isinstance(x, torch.Tensor) else None
+            if strides is not None and list(x.stride()) != strides:
+                x = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+            made.append(x)
+        return made
 
     def _made(self, key: Any, inputs: Sequence[Any]) -> _Program | None:
         """A new program, one thread at a time; None where there can be none, which is reported."""
@@ -198,9 +210,8 @@ class _Graph:
             self._programs[key] = program
 
 
-def _varies(graph: torch.fx.Graph) -> bool:
+def _varies(values: Sequence[Any]) -> bool:
     """Whether a graph is for more than one kind of call; of one kind Dynamo's guards make sure."""
-    values = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sizes = [size for value in tensors for size in (*value.shape, *value.stride())]
     return len(tensors) < len(values) or not all(isinstance(size, int) for size in sizes)

@@ -186,11 +186,12 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
     fake_tensor = import_module("torch._subclasses.fake_tensor")
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
 
-    def fake(value: Any) -> Any:
+    def fake(value: Any, said: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return number(value)
         sizes = [number(s) for s in value.shape]
-        strides = [number(s) for s in value.stride()]
+        # The graph's views are of tensors that lie as they lay when it was made.
+        strides = traced_strides(sizes, said) or [number(s) for s in value.stride()]
         if not all(isinstance(s, int) for s in (*sizes, *strides)):
             raise ValueError(f"{title}: sizes {list(map(str, sizes))} are not known")
         return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
@@ -208,6 +209,8 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
                     raise ValueError(f"{title}: {node.name} depends on its operand's memory order")
             return super().run_node(node)
 
+    said = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+
     def run(*inputs: Any) -> Any:
         return Checked(graph).run(*inputs, enable_io_processing=False)
 
@@ -215,7 +218,7 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
         with warnings.catch_warnings(), tracing(None), torch.no_grad():
             warnings.simplefilter("ignore")  # of PyTorch, about PyTorch
             with mode:
-                fakes = [fake(v) for v in values]
+                fakes = [fake(v, s) for v, s in zip(values, said, strict=True)]
             trace = make_fx(
                 run, decomposition_table=decompositions(), tracing_mode="fake",
                 _allow_non_fake_inputs=True,
@@ -230,6 +233,25 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
             traced.graph.erase_node(node)
     traced.graph.eliminate_dead_code()
     return traced
+
+
+def traced_strides(sizes: Sequence[Any], said: Any) -> list[Any] | None:
+    """The strides of a dense tensor of these sizes, its axes in the order that `said` has, a tensor
+    of as many axes; None where that is none, or not dense itself."""
+    if not hasattr(said, "stride") or said.dim() != len(sizes):
+        return None
+    known, strides = ([number(n) for n in given] for given in (said.shape, said.stride()))
+    if not all(isinstance(n, int) for n in (*known, *strides)):
+        return None
+    order = sorted(range(len(sizes)), key=lambda axis: (strides[axis], -axis))
+    made, dense, step = list(strides), 1, 1
+    for axis in order:
+        if known[axis] != 1 and strides[axis] != dense:
+            return None
+        made[axis] = step
+        dense *= known[axis]
+        step *= max(sizes[axis], 1)
+    return strides if known == list(sizes) else made
 
 
 def _has_offset(node: Any) -> bool:

@@ -367,3 +367,37 @@ def test_steps_with_inductor() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for a, b in zip(module.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-5)
+
+
+class Attending(nn.Module):
+    """Axes are exchanged before what is kept for the backward pass, whose views want them so."""
+
+    def __init__(self, first: bool, pooled: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 4, 4), nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=first)
+        self.last, self.pooled = nn.Linear(8, 5), pooled
+
+    def forward(self, x: Any) -> Any:
+        y = self.conv(x).reshape(x.shape[0], 8, -1).permute(0, 2, 1)
+        z = self.norm(y)
+        y = y + self.attention(z, z, z, need_weights=False)[0]
+        if self.pooled:  # whose gradient PyTorch runs
+            y = F.adaptive_max_pool2d(y[None], (2, 8))[0]
+        return self.last(y[:, 0]).square().sum()
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.filterwarnings("ignore:relay_wgrad. PyTorch runs this")
+def test_exchanged_axes(first: bool, pooled: bool) -> None:
+    torch.manual_seed(0)
+    module = Attending(first, pooled)
+    twin = copy.deepcopy(module)
+    model = torch.compile(module, backend=backend, fullgraph=True)
+    x = torch.randn(3, 3, 16, 16)
+    for call in (model, twin):
+        call(x).backward()
+    for one, other in zip(module.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+    assert not compiled_graphs()[-2].reason
