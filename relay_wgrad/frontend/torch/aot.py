@@ -190,8 +190,10 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
         if not isinstance(value, torch.Tensor):
             return number(value)
         sizes = [number(s) for s in value.shape]
-        # The graph's views are of tensors that lie as they lay when it was made.
-        strides = traced_strides(sizes, said) or [number(s) for s in value.stride()]
+        # The graph's views are of tensors that lie as they lay when it was made; by_place: where
+        # elements are taken by their places, other orders are refused.
+        strides = None if by_place else traced_strides(sizes, said)
+        strides = strides or [number(s) for s in value.stride()]
         if not all(isinstance(s, int) for s in (*sizes, *strides)):
             raise ValueError(f"{title}: sizes {list(map(str, sizes))} are not known")
         return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
@@ -210,6 +212,7 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
             return super().run_node(node)
 
     said = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+    by_place = any("as_strided" in str(node.target) for node in graph.graph.nodes)
 
     def run(*inputs: Any) -> Any:
         return Checked(graph).run(*inputs, enable_io_processing=False)
