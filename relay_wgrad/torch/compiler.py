@@ -14,12 +14,12 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .. import keys
-from ..frontend.torch.aot import decompositions, lies_last, traced_strides
+from ..frontend.torch.aot import decompositions, inputs_of, lies_last, traced_strides
 from ..registry import is_registered, register
 from .norms import KEPT, whole_norms
 from .pooling import without_places
@@ -31,7 +31,13 @@ PROGRAMS = 16
 """Of one graph, for different sizes; the least recently called one goes."""
 
 ONLY = ("", "convolutions")
-BACKWARD = "backward"
+
+
+class Calls(NamedTuple):
+    """How a graph is called: as CUDA graphs or not; with another one's results or not."""
+
+    graphs: bool
+    late: bool
 
 
 _count = itertools.count(1)
@@ -86,7 +92,8 @@ def backend(
     from torch._dynamo.backends.common import aot_autograd
 
     forward, backward, inference = (
-        partial(compiled, f"{name}, {part}", graphs) for part in ("forward", BACKWARD, "inference")
+        partial(compiled, f"{name}, {part}", Calls(graphs, late=part == "backward"))
+        for part in ("forward", "backward", "inference")
     )
     return aot_autograd(
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference,
@@ -119,8 +126,8 @@ def _partition(joint: Any, inputs: Any, **given: Any) -> Any:
 
 def has_norms(graph: torch.fx.Graph) -> bool:
     """Whether there are kernels for whole normalizations where a graph's tensors are."""
-    values = (node.meta.get("val") for node in graph.nodes if node.op == "placeholder")
-    device = next((v.device for v in values if isinstance(v, torch.Tensor)), None)
+    tensors = (v for v in inputs_of(graph) if isinstance(v, torch.Tensor))
+    device = next((v.device for v in tensors), None)
     if device is None or device.type != "cuda":
         return False
     try:
@@ -139,19 +146,19 @@ def _without_running_statistics(graph: torch.fx.Graph) -> None:
 
 
 def compiled(
-    name: str, graphs: bool, graph: torch.fx.GraphModule, example: Sequence[Any]
+    name: str, calls: Calls, graph: torch.fx.GraphModule, example: Sequence[Any]
 ) -> Callable[..., Any]:
     from torch._functorch.aot_autograd import make_boxed_func
 
-    return make_boxed_func(_Graph(graph, name, graphs))
+    return make_boxed_func(_Graph(graph, name, calls))
 
 
 class _Graph:
     """One graph of AOTAutograd, with a program for each kind of call."""
 
-    def __init__(self, graph: torch.fx.GraphModule, name: str, graphs: bool) -> None:
-        self.graph, self.report, self._graphs = graph, reported(name), graphs
-        self._said = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+    def __init__(self, graph: torch.fx.GraphModule, name: str, calls: Calls) -> None:
+        self.graph, self.report, self._calls = graph, reported(name), calls
+        self._said = inputs_of(graph.graph)
         self._varies = _varies(self._said)
         self._programs: OrderedDict[Any, _Program] = OrderedDict()
         self._lock = threading.Lock()
@@ -187,7 +194,7 @@ class _Graph:
             if program is not None or self.report.reason:
                 return program
             try:
-                program = _Program(self.graph, inputs, self.report, key[0], self._graphs)
+                program = _Program(self.graph, inputs, self.report, key[0], self._calls)
             except Exception as error:  # of any kind: PyTorch can run it all the same
                 kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
                 self.report.reason = f"{kind}{error}"
@@ -237,7 +244,7 @@ class _Program:
 
     def __init__(
         self, graph: Any, inputs: Sequence[Any], report: CompiledGraph, chosen: Choices,
-        graphs: bool,
+        calls: Calls,
     ) -> None:  # fmt: skip
         from ..frontend import from_aot
         from ..training.capture import refusal
@@ -260,14 +267,14 @@ class _Program:
         if layout is None and any((*made.last[0], *made.last[1])):
             layout = "NHWC"
         module = converted(module, layout, blocks=where.blocks)
-        why = refusal(module, [ADJOINT]) if graphs else ""
+        why = refusal(module, [ADJOINT]) if calls.graphs else ""
         if why:
             report.notes.append(f"its calls are not one CUDA graph: {why}")
         built = where.compile(module, lambda what: None)
         self._built = built
         self._function = replayed(
             built.vm[ADJOINT], where, self.device, report.notes.append,
-            last=made.last[0], graphs=graphs and not why, late=report.name.endswith(BACKWARD),
+            last=made.last[0], graphs=calls.graphs and not why, late=calls.late,
         )  # fmt: skip
         report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]
 

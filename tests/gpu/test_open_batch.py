@@ -22,6 +22,7 @@ from relay_wgrad.training.data import Data
 from relay_wgrad.training.devices import Options
 from relay_wgrad.training.evaluation import Evaluator
 from relay_wgrad.training.repeated import Repeated
+from tests.support.trained import same, snapshot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 
@@ -80,19 +81,6 @@ def trainer(device: str, batch: int | None = None, **options: Any) -> Trainer:
     one, start = _made[key]
     one.set_state(**copy.deepcopy(start))
     return one
-
-
-def snapshot(one: Trainer) -> dict[str, Any]:
-    return {
-        "params": {name: value.numpy() for name, value in one.params.items()},
-        "state": [value.numpy() for value in one.state], **one.progress(),
-    }  # fmt: skip
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    arrays = [[*s["params"].values(), *s["state"]] for s in (one, other)]
-    equal = all(np.array_equal(a, b) for a, b in zip(*arrays, strict=True))
-    return equal and all(one[key] == other[key] for key in one if key not in ("params", "state"))
 
 
 def batches(sizes: Any, seed: int = 1) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from relay_wgrad.training.devices import Options, lacking
 from relay_wgrad.training.repeated import Repeated
 from relay_wgrad.training.trainer import OPTIMIZERS, Trainer
 from relay_wgrad.training.update import Update
+from tests.support.trained import same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 
@@ -84,12 +85,6 @@ def snapshot(one: Trainer) -> dict[str, Any]:
         "steps": one.steps, "skipped": one.skipped, "good_steps": one.good_steps,
         "loss_scale": one.loss_scale,
     }  # fmt: skip
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    arrays = [[*s["params"].values(), *s["state"]] for s in (one, other)]
-    equal = all(np.array_equal(a, b) for a, b in zip(*arrays, strict=True))
-    return equal and all(one[key] == other[key] for key in one if key not in ("params", "state"))
 
 
 def batches(count: int, batch: int = 8) -> list[dict[str, Any]]:

@@ -211,7 +211,7 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
                     raise ValueError(f"{title}: {node.name} depends on its operand's memory order")
             return super().run_node(node)
 
-    said = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+    said = inputs_of(graph.graph)
     by_place = any("as_strided" in str(node.target) for node in graph.graph.nodes)
 
     def run(*inputs: Any) -> Any:
@@ -236,6 +236,11 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
             traced.graph.erase_node(node)
     traced.graph.eliminate_dead_code()
     return traced
+
+
+def inputs_of(graph: Any) -> list[Any]:
+    """What an FX graph says of each of its placeholders, None of one of which nothing is known."""
+    return [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
 
 
 def traced_strides(sizes: Sequence[Any], said: Any) -> list[Any] | None:

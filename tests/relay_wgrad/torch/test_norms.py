@@ -34,7 +34,7 @@ def found(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[s
         graphs.append([f"{node.target.__name__[10:-8]}{node.args[-1]}" for node in ours])
         return count
 
-    def by_pytorch(name: str, graphs: bool, graph: Any, example: Any) -> Any:
+    def by_pytorch(name: str, calls: Any, graph: Any, example: Any) -> Any:
         return make_boxed_func(graph)
 
     monkeypatch.setattr(compiler, "has_norms", lambda graph: True)

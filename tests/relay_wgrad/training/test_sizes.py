@@ -9,6 +9,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from relay_wgrad.training.repeated import WARM, Repeated
 from relay_wgrad.training.step import ADJOINT, step_module
 from tests.support.cuda_stand_in import Counting, Repeating, runtime, stand_in
 from tests.support.fast import FAST
+from tests.support.trained import same, snapshot
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -102,18 +104,8 @@ def batches(sizes: Any, seed: int = 0) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def snapshot(one: Trainer) -> dict[str, Any]:
-    return {
-        "params": {name: value.numpy() for name, value in one.params.items()},
-        "state": [value.numpy() for value in one.state], **one.progress(),
-    }  # fmt: skip
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    arrays = [[*s["params"].values(), *s["state"]] for s in (one, other)]
-    # Sums of gradients may have overflowed: then no update takes them.
-    equal = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*arrays, strict=True))
-    return equal and all(one[key] == other[key] for key in one if key not in ("params", "state"))
+# Sums of gradients may have overflowed: then no update takes them.
+equal = partial(same, nan=True)
 
 
 def handed_on(of: dict[int, Trainer], given: Any, scale: float | None = None) -> Any:
@@ -152,7 +144,7 @@ def test_steps_of_several_sizes_are_those_of_one_each(
     assert words == []
     got = [one.step(batch) for batch in given[:2]] + list(one.train(given[2:], check_every=3))
     assert got == want
-    assert same(snapshot(one), end)
+    assert equal(snapshot(one), end)
     parts = ["differentiating", "converting to NHWC", "generating kernels", "compiling"]
     assert words == [f"{p} for {n} image{'s' * (n > 1)}" for n in (4, 3, 1) for p in parts]
     assert one._sized.sizes == (4, 1, 3)
@@ -167,7 +159,7 @@ def test_steps_of_several_sizes_are_those_of_one_each(
     one.set_state(**start)
     one.loss_scale = scale
     assert list(one.train(given, check_every=2)) == want
-    assert same(snapshot(one), end)
+    assert equal(snapshot(one), end)
 
 
 def test_gradients_and_losses(graph: TrainingGraph, on: Any) -> None:
@@ -192,7 +184,7 @@ def test_gradients_and_losses(graph: TrainingGraph, on: Any) -> None:
         ]
         assert one.layout_changes == other.layout_changes
         assert set(one.profile(batch, 1, 0.0)) == set(other.profile(batch, 1, 0.0))
-    assert same(snapshot(one), kept)
+    assert equal(snapshot(one), kept)
 
 
 def test_the_least_recently_used_goes(graph: TrainingGraph, on: Any) -> None:
@@ -207,7 +199,7 @@ def test_the_least_recently_used_goes(graph: TrainingGraph, on: Any) -> None:
         last[len(batch["labels"])] = weakref.ref(one.compiled)
         sizes.append(one._sized.sizes)
     assert losses == want
-    assert same(snapshot(one), end)
+    assert equal(snapshot(one), end)
     assert max(map(len, sizes)) == 2
     # 3 went for 1, came again for 4, which came for 1, and 3 went for 1.
     compiled = [w.split()[2] for w in words if w.startswith("compiling")]
@@ -252,7 +244,7 @@ def test_a_state_goes_on_in_other_sizes(graph: TrainingGraph, on: Any, tmp_path:
     other = on(Trainer, graph, **MOMENTUM)
     state.restore(other, path)  # nothing is compiled yet
     assert list(other.train(given[5:])) == want
-    assert same(snapshot(other), snapshot(one))
+    assert equal(snapshot(other), snapshot(one))
     state.restore(one, path)
     assert list(one.train(given[5:])) == want
     on_cpu = Trainer(graph, FAST, **MOMENTUM)
@@ -283,7 +275,7 @@ def test_what_is_refused_leaves_all_as_it_was(on: Any) -> None:
         losses.extend(one.train(given))
     assert one.steps == 2
     list(other.train(given[:2]))
-    assert same(snapshot(one), snapshot(other))
+    assert equal(snapshot(one), snapshot(other))
     for batch, words in (
         ({}, "no value for argument 'input'"),
         ({"input": given[0]["input"]}, "no value for argument 'labels'"),
@@ -315,7 +307,7 @@ def test_a_step_that_cannot_be_compiled_leaves_all_as_it_was(
     list(one.train(given[2:]))
     other = on(Trainer, graph, **MOMENTUM)
     list(other.train(given))
-    assert same(snapshot(one), snapshot(other))
+    assert equal(snapshot(one), snapshot(other))
 
 
 def test_a_capture_has_the_memory_of_the_call_before(graph: TrainingGraph, on: Any) -> None:
