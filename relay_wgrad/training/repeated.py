@@ -112,8 +112,9 @@ class Repeated:
 
         try:
             self._settle(places, inputs)
-            self._rehearse(places, fixed)
+            copies = self._rehearse(places, fixed)
             self._kept, self._launch = self._work.captured(whole)
+            del copies  # not before
         except Exception as error:  # of whatever kind: no work has been done
             if not self._tries:
                 text = " ".join(str(error).split())
@@ -121,12 +122,14 @@ class Repeated:
         else:
             self._inputs, self._fixed.all = places, fixed
 
-    def _rehearse(self, places: Tensors, fixed: Made) -> None:
+    def _rehearse(self, places: Tensors, fixed: Made) -> Made:
         """Calls the step with copies, for nothing: TVM's pool has the memory for a capture then.
 
         What it had after the calls before may be another trainer's by now.  And a capture that
         wants more has the pool give the device what is free, which no capture allows: that ends the
-        process.
+        process.  So would the end of the copies: the virtual machine has a call's results, which
+        may be written over them, until the next call gives its own.  They are returned, for the
+        caller to hold until the capture is over.
         """
         params, state = ([self._copy(t) for t in some] for some in fixed[:2])
         control = self._copy(fixed[2])
@@ -135,6 +138,7 @@ class Repeated:
             self._step.held(places, params, state, control)
 
         self._work.done(call)
+        return params, state, control
 
     def _copy(self, tensor: Any) -> Any:
         """In memory that is not the pool's."""
