@@ -219,6 +219,7 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
 _EXTREMA = tuple(f"relax.{name}" for name in ("max", "min", "argmax", "argmin"))
 _LEGALIZERS = {
     **dict.fromkeys(half.REDUCTIONS, half.LEGALIZER),
+    "relax.matmul": "legalize.products:matmul_rule",
     **dict.fromkeys(_EXTREMA, "legalize.extrema:rule"),
     "relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_backward_rule",
 }

@@ -21,6 +21,7 @@ from ..dtypes import HALVES
 from .fold_constant import fold_constants, made_at_the_run
 from .ieee import hidden
 from .order import Order
+from .products import cpu_products
 from .recompute import Recompute
 from .same_sizes import SameSizes
 
@@ -46,8 +47,8 @@ def fused_kernels() -> list[tvm.transform.Pass]:
 
 
 def legalize_ops() -> tvm.transform.Pass:
-    """Upstream's `LegalizeOps` but for the operators above."""
-    return relax.transform.LegalizeOps(_LEGAL)
+    """Upstream's `LegalizeOps` but for the operators above, and for large products on a CPU."""
+    return tvm.transform.Sequential([cpu_products(), relax.transform.LegalizeOps(_LEGAL)])
 
 
 def _upstream(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
