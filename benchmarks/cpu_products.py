@@ -1,6 +1,6 @@
 """Matrix products of networks on a CPU, beside PyTorch's.
 
-    python -m benchmarks.cpu_products [--networks NAMES] [--threads 1] [--dtype float32] [--json FILE]
+    python -m benchmarks.cpu_products [--networks NAMES] [--threads 1] [--dtype D] [--json FILE]
 
 A row is a layer's forward product, x wᵀ, one of its gradients, or a product of an attention, in a
 module compiled by `cpu_pipeline`, transposes and all.  Times are the shortest of calls that take

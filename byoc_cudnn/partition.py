@@ -15,6 +15,7 @@ from typing import Any, overload
 import tvm
 
 from relay_wgrad import relay
+from relay_wgrad.given import truth
 from relay_wgrad.transform.raising.transform import find_conv_backward
 
 from .relay.partition import partition_relay, with_params
@@ -123,6 +124,8 @@ def _partition(
     products: bool,
     options: Mapping[str, Any],
 ) -> tuple[Any, Report]:
+    for name, value in (("strict", strict), ("fuse", fuse), ("products", products)):
+        truth(f"partition: {name}", value)
     is_relay = isinstance(mod, relay.IRModule)
     if not is_relay:
         check_registered()

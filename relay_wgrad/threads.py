@@ -25,6 +25,8 @@ from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
 
+from .given import whole
+
 RUNNERS = 2
 """Threads besides the main one, at most, that run kernels: one call each at a time."""
 _LAST = 2.0  # seconds that a process that ends waits for calls: for a GPU's step, not for ever
@@ -48,8 +50,11 @@ def run(function: Callable[..., Any], *args: Any, threads: int | None = None) ->
 
     `threads`: that share the work of a kernel, at most; None: every core that the process may use,
     or in the main thread what it is set to.  A set TVM_NUM_THREADS comes before either.  Raises
-    what the function raises, and ValueError for a TVM_NUM_THREADS that is no number of threads.
+    what the function raises, ValueError for a TVM_NUM_THREADS that is no number of threads and for
+    fewer `threads` than 1, TypeError for a number of them that is no integer.
     """
+    if threads is not None:
+        whole("run: threads", threads, 1)
     if _mine.is_runner:  # a function that calls back
         return function(*args)
     if get_ident() == _main:

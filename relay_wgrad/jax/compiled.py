@@ -14,6 +14,7 @@ from .. import keys
 from ..dtypes import numpy_dtype
 from ..facts import Lowered
 from ..frontend import GradientGraph, from_stablehlo
+from ..given import truth
 from ..registry import is_registered, register
 
 
@@ -131,8 +132,10 @@ def value_and_grad(
     """`jax.value_and_grad(function, argnums, has_aux)`, run by this package.
 
     JAX differentiates; the convolutions of what it writes become the family's operators
-    (`from_stablehlo`), and the whole is compiled here.  See `compiled`.
+    (`from_stablehlo`), and the whole is compiled here.  See `compiled`.  Raises TypeError for a
+    `has_aux` that is neither True nor False, too.
     """
+    truth("value_and_grad: has_aux", has_aux)
     jax = import_module("jax")
     numbers = argnums if isinstance(argnums, int) else tuple(argnums)
     return compiled(jax.value_and_grad(function, numbers, has_aux), example_args, device=device)

@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
+from ..given import truth
 from ..problem import ConvKind
 from . import batching, kernels
 from .arguments import OPERATORS, RANKS, facts, is_plain, operator
@@ -42,9 +43,10 @@ def no_weight_gradients(disable: bool = True) -> Iterator[None]:
 
     What counts is when `backward` runs.  It holds for the whole process, since PyTorch's CUDA
     backward passes run in threads of its own.  Known from StyleGAN's conv2d_gradfix; biases keep
-    their gradients.
+    their gradients.  Raises TypeError for a `disable` that is neither True nor False.
     """
     global _frozen
+    truth("no_weight_gradients: disable", disable)
     with _frozen_lock:
         _frozen += disable
     try:

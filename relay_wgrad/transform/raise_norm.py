@@ -24,7 +24,7 @@ from ..layout_rules.in_layout import sizes_of
 from ..ops.batch_norm import FORWARD, FORWARD_KEYS, NormAttrs, dtype_of, make_call
 from .norm_graph import Graph, Norm, block_of
 from .raising.walk import variables_of
-from .surface import ModulePass, check_relax_module
+from .surface import ModulePass, check_relax_module, functions_of
 
 Expr = Any
 _WHOLE, _NEW_MEAN, _NEW_VAR = 0, 3, 4  # fields of the operator's result
@@ -41,14 +41,16 @@ class RaisedNorm:
 
 
 def RaiseBatchNorm(functions: Collection[str] | None = None) -> tvm.transform.Pass:  # noqa: N802
-    """The pass; `functions` by name, by default all of one dataflow block."""
+    """The pass; `functions` by name, by default all of one dataflow block.
+
+    Raises ValueError for functions that the module lacks, TypeError for what are no names.
+    """
 
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         out = mod.clone()
-        for var, func in mod.functions_items():
-            named = functions is None or str(var.name_hint) in functions
-            if named and isinstance(func, relax.Function) and block_of(func) is not None:
-                out.update_func(var, _raised(func, ())[0])
+        for name, func in functions_of("RaiseBatchNorm", mod, functions).items():
+            if block_of(func) is not None:
+                out.update_func(mod.get_global_var(name), _raised(func, ())[0])
         return out
 
     return ModulePass("RaiseBatchNorm", run)

@@ -40,7 +40,7 @@ from ..relation import as_size
 from .depth_blocks import FILTER, FORMS, GRADIENT, IMAGE, Blocks
 from .depth_forms import AS_IT_IS, AUTO, Known, form_of
 from .raising.walk import bodies_of, rebuilt
-from .surface import ModulePass, check_relax_module
+from .surface import ModulePass, check_relax_module, functions_of
 
 FPROP_NAME = "relax.nn.conv2d"
 FEW = 4
@@ -136,8 +136,9 @@ def space_to_depth(
 
     Raises
     ------
-    TypeError : for what is no module, and a `stride_one` that is neither True nor False.
-    ValueError : for another `form` or `filled_to`.
+    TypeError : for what is no module, names that are none, and a `stride_one` that is neither True
+        nor False.
+    ValueError : for another `form` or `filled_to`, and functions that the module lacks.
     RuntimeError : before `relay_wgrad.register()`.
     """
     return _applied(mod, functions, _Settings(stride_one, form, filled_to, known))
@@ -151,16 +152,14 @@ def _applied(
     get_op(WGRAD_NAME)
     builder, entries = relax.BlockBuilder(mod), list[DepthEntry]()
     changed = False
-    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        is_body = isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
-        named = functions is None or str(gv.name_hint) in functions
-        if not is_body or not named or is_taken(func):
+    for name, func in sorted(functions_of("space_to_depth", mod, functions).items()):
+        if not isinstance(func.body, relax.SeqExpr) or is_taken(func):
             continue
-        work = _Function(str(gv.name_hint), func, builder, settings)
+        work = _Function(name, func, builder, settings)
         made = rebuilt(func, work.bindings)
         entries += work.entries
         if any(entry.became for entry in work.entries):
-            builder.update_func(gv, relax.analysis.remove_all_unused(made))
+            builder.update_func(mod.get_global_var(name), relax.analysis.remove_all_unused(made))
             changed = True
     return (builder.get() if changed else mod), entries
 

@@ -5,10 +5,11 @@ Both have passes and classes of the same names, so an error names the right one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tvm
+from tvm import relax
 
 Change = Callable[[tvm.IRModule, tvm.transform.PassContext], tvm.IRModule]
 
@@ -27,6 +28,37 @@ def check_relax_module(op: str, mod: Any, counterpart: str = "") -> None:
     if counterpart:
         remedy = f"use relay_wgrad.relay.transform.{counterpart}"
     raise TypeError(f"{op}: this is a Relay module: {remedy}")
+
+
+def check_names(op: str, functions: Any) -> None:
+    """TypeError for what is neither None nor a collection of names."""
+    if functions is None:
+        return
+    if isinstance(functions, str) or not isinstance(functions, Collection) or not all(
+        isinstance(name, str) for name in functions
+    ):  # fmt: skip
+        raise TypeError(f"{op}: functions must be a list of names, got {functions!r}")
+
+
+def functions_of(
+    op: str, mod: tvm.IRModule, names: Collection[str] | None
+) -> dict[str, relax.Function]:
+    """The Relax functions of these names, or all, in the module's order.
+
+    Raises what `check_names` does, and ValueError for a name that none has.
+    """
+    check_names(op, names)
+    found = {
+        str(var.name_hint): func
+        for var, func in mod.functions_items()
+        if isinstance(func, relax.Function)
+    }
+    if missing := [name for name in names or () if name not in found]:
+        raise ValueError(
+            f"{op}: the module has no Relax function {', '.join(missing)};"
+            f" it has: {', '.join(sorted(found))}"
+        )
+    return {name: func for name, func in found.items() if names is None or name in names}
 
 
 def kind_of(value: Any) -> str:

@@ -16,7 +16,7 @@ from tvm import relax
 
 from ...layout_rules.perms import Perm, compose, is_identity, reorder
 from ...layouts import ACTIVATION, KERNEL, is_permutation, permutation
-from ..surface import ModulePass, kind_of
+from ..surface import ModulePass, check_names, functions_of, kind_of
 from .analysis import Analysis
 from .rewrite import Rewriter
 
@@ -52,28 +52,13 @@ def ConvertLayout(  # noqa: N802 - a pass, named as the stock one
     TypeError : for arguments of another type.
     """
     kernel_layout = _checked(layout, kernel_layout, params)
-    if functions is not None and (
-        isinstance(functions, str) or not all(isinstance(name, str) for name in functions)
-    ):
-        raise TypeError(f"ConvertLayout: functions must be a list of names, got {functions!r}")
+    check_names("ConvertLayout", functions)
     wanted = None if functions is None else tuple(functions)
 
     def run(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        found = {
-            gv.name_hint: func
-            for gv, func in mod.functions_items()
-            if isinstance(func, relax.Function)
-        }
-        missing = [name for name in wanted or () if name not in found]
-        if missing:
-            raise ValueError(
-                f"ConvertLayout: the module has no Relax function {', '.join(missing)};"
-                f" it has: {', '.join(sorted(found))}"
-            )
+        found = functions_of("ConvertLayout", mod, None)
         out = mod.clone()
-        for name, func in found.items():
-            if wanted is not None and name not in wanted:
-                continue
+        for name, func in functions_of("ConvertLayout", mod, wanted).items():
             converted = convert_function(func, layout, kernel_layout, params)
             if params == "convert" and not _same_type(func, converted):
                 _check_uncalled(mod, name, found)
