@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -141,6 +142,7 @@ class Trainer:
             self._state: Any = [kept.put(*pair) for pair in zip(whose, rule.state, strict=True)]
             self._state += [kept.put(name, 0 * graph.params[name]) for name in summed]
             self._state += [kept.put(name, graph.params[name]) for name in averaged]
+        self._stands = False  # somebody has been told that the schedule is over
         self._control: Any = None  # on the device; None where the numbers here are what counts
         self.step_seconds = math.nan  # of the last step whose loss was read
 
@@ -239,9 +241,10 @@ class Trainer:
         """Steps over batches: their losses, in order.
 
         On a GPU a batch is drawn and copied while earlier steps run, and losses come `check_every`
-        at a time when as many more steps are on their way.  Errors are those of `step`; then the
-        parameters are as before the step that the error names, or where a parameter is not finite
-        some steps later.
+        at a time when as many more steps are on their way.  Warns where the schedule has brought
+        the learning rate to 0, at which nothing is learned any more.  Errors are those of `step`;
+        then the parameters are as before the step that the error names, or where a parameter is not
+        finite some steps later.
         """
         if check_every < 1:
             raise ValueError(f"train: check_every must be at least 1, got {check_every}")
@@ -328,6 +331,9 @@ class Trainer:
         if self._control is None:
             now = scales.control(self._scale, self.good_steps, self.skipped, self.steps)
             self._control = self._tensor(now)
+        if not self._stands and self.update.stands(self.lr, self.steps):
+            self._stands = True
+            warnings.warn(self.update.stands(self.lr, self.steps), UserWarning, stacklevel=4)
         with self.place.memory_errors():
             rate = rates(self.graph, self.update, self.lr, self.steps)
             inputs = self._line.inputs(sized.places, [*values, rate])

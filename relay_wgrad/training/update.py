@@ -83,6 +83,16 @@ class Update:
         assert isinstance(self.schedule, Schedule)
         return lr * self.schedule.factor(step // self.accumulate)
 
+    def stands(self, lr: float, step: int) -> str:
+        """That a schedule lets nothing be learned at a step, nor later; "" where it does."""
+        if not lr or self.rate(lr, step):
+            return ""
+        return (
+            f"schedule={self.schedule} is over: from step {step} on, counted from 0, the learning"
+            " rate is 0 and parameters stay as they are; a training that goes on needs another"
+            " schedule, such as constant or one of more steps"
+        )
+
     def text(self) -> str:
         """For a state file: what is not the default."""
         given = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -36,29 +36,10 @@ def _arange_type(call: Call) -> Type:
 
 
 def _arange(s: Site) -> Any:
+    """Of its arguments, as Relay's: the attributes say how many there are, where that is known."""
     assert isinstance(s.out, TensorType)
-    if s.out.shape == (ANY,):
-        return _arange_of_run(s, s.out.dtype)
-    (count,), dtype = s.sizes(s.out), s.out.dtype
-    start, step = (np.float64(s.attrs[name]) for name in ("start", "step"))
-    whole = s.emit(R.arange(0, count, 1, "int64"))
-    if dtype.startswith(("int", "uint")):
-        scaled = s.emit(R.multiply(whole, relax.const(int(step), "int64")))
-        return R.astype(s.emit(R.add(scaled, relax.const(int(start), "int64"))), dtype)
-    places = s.emit(R.astype(whole, dtype))
-    scaled = s.emit(R.multiply(places, relax.const(float(step), dtype)))
-    return R.add(scaled, relax.const(float(start), dtype))
-
-
-def _arange_of_run(s: Site, dtype: str) -> Any:
-    """Start, stop and step are tensors of the run; no element where the step leads away."""
-
-    def taken(i: int, *given: Any) -> Any:
-        start, stop, step = (x[()].astype("float64") for x in given)
-        step = tirx.Select(step == 0, tirx.const(1.0, "float64"), step)
-        return te.ceil(tirx.Max((stop - start) / step, tirx.const(0.0, "float64"))).astype("int64")
-
-    (count,) = sizes(s, 1, taken, *s.args)
+    dtype = s.out.dtype
+    count = _count_of_run(s) if s.out.shape == (ANY,) else s.sizes(s.out)[0]
 
     def line(s: Site, start: Any, step: Any) -> Any:
         def at(i: Any) -> Any:
@@ -67,6 +48,18 @@ def _arange_of_run(s: Site, dtype: str) -> Any:
         return te.compute((count,), at)
 
     return program(s, line, s.args[0], s.args[2])
+
+
+def _count_of_run(s: Site) -> Any:
+    """Start, stop and step are tensors of the run; no element where the step leads away."""
+
+    def taken(i: int, *given: Any) -> Any:
+        start, stop, step = (x[()].astype("float64") for x in given)
+        step = tirx.Select(step == 0, tirx.const(1.0, "float64"), step)
+        return te.ceil(tirx.Max((stop - start) / step, tirx.const(0.0, "float64"))).astype("int64")
+
+    (count,) = sizes(s, 1, taken, *s.args)
+    return count
 
 
 def _meshgrid_type(call: Call) -> Type:

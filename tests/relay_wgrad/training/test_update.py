@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,12 @@ def test_steps_are_pytorchs(optimizer: str, tmp_path: Path) -> None:
     named, averaged = dict(net.named_parameters()), dict(mean.module.named_parameters())
     names = ours.graph.onnx_names
     for name in ours.graph.trainable:
-        assert relative(ours.params[name], named[names[name]].detach().numpy()) < 1e-9, name
+        # Before a norm a bias's gradient is rounding, which Adam divides by itself.
+        most = 1e-7 if name == "conv_bias" else 1e-9
+        assert relative(ours.params[name], named[names[name]].detach().numpy()) < most, name
         if update.ema:
             want = averaged[names[name]].detach().numpy()
-            assert relative(ours.averages[name], want) < 1e-9, name
+            assert relative(ours.averages[name], want) < most, name
             with pytest.raises(TypeError):  # else it would be lost without a word
                 ours.averages[name] = want  # type: ignore[index]
     other = ours
@@ -202,6 +205,22 @@ def test_a_state_has_its_update(tmp_path: Path) -> None:
     np.testing.assert_allclose(ours.params["fc_bias"].numpy(), want, rtol=1e-10)
     with pytest.raises(ValueError, match="the trainer's update has no ema"):
         _ = made("sgd", Update()).averages
+
+
+@pytest.mark.parametrize("schedule", ["cosine(steps=2)", "linear(steps=2)", "step(at=[2], by=0)"])
+def test_a_schedule_that_is_over_says_so_once(schedule: str) -> None:
+    """As where a finished training is resumed."""
+    trainer = made("sgd", Update(schedule=schedule))
+    batch = trainer.graph.random_batch(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.step(batch)
+        trainer.step(batch)
+    before = {name: trainer.params[name].numpy().copy() for name in trainer.graph.trainable}
+    with pytest.warns(UserWarning, match=r"schedule=.* is over: from step 2 on") as found:
+        list(trainer.train([batch] * 3))
+    assert len(found) == 1
+    assert all(np.array_equal(x, trainer.params[name].numpy()) for name, x in before.items())
 
 
 def test_schedules() -> None:
