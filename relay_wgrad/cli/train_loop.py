@@ -85,6 +85,8 @@ def started(args: argparse.Namespace, graph: TrainingGraph, data: Samples | None
     samples = f"one random batch of {graph.batch}, by seed {args.seed}"
     if data is not None:
         samples = f"{data.samples} of {args.data}, {data.batches} batches of {graph.batch} an epoch"
+        if left := data.samples % graph.batch:
+            samples += f", {left} left over, other ones each time"
     return "\n".join([f"weights: {weights}; samples: {samples}", *graph.notes])
 
 

@@ -178,6 +178,11 @@ class Context:
         """Keeps a line of what was switched off."""
         self.notes.append(f"switched off: {what}")
 
+    def note_once(self, what: str) -> None:
+        """The same of what many nodes share."""
+        if f"switched off: {what}" not in self.notes:
+            self.note(what)
+
     def is_frozen(self, *parameters: Any) -> bool:
         """Whether these variables are parameters that are not trained, all of them."""
         names = [getattr(var, "name", "") for var in parameters if var is not None]

@@ -17,6 +17,7 @@ from tvm import relax
 
 from ...ir import compared
 from ...ops.ties import SELU_ALPHA, SELU_SCALE
+from ...problem import DTYPE_BYTES
 from .. import activations as act
 from ..context import FLOATS, Context, Node, shape_of
 from ..curves import remainder
@@ -213,13 +214,21 @@ def _float(ctx: Context, x: Any) -> Any:
     return x if dtype in FLOATS else ctx.emit(op.astype(x, ctx.options.dtype))
 
 
+_FLOATS = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
 _OTHERS = {6: "int32", 7: "int64", 9: "bool"}
 
 
 def cast(ctx: Context, node: Node) -> Any:
-    """Cast: to a float the graph's dtype, between floats the identity; to others no gradient."""
+    """Cast: to a float the graph's dtype, between floats the identity; to others no gradient.
+
+    The graph's notes say where it would have rounded.
+    """
     x, to = ctx.tensor(node.operand(0)), int(node.attr("to"))
-    if to in (1, 10, 11, 16):
+    if to in _FLOATS:
+        whole, wanted = ctx.options.dtype, _FLOATS[to]
+        rounds = DTYPE_BYTES[wanted] < DTYPE_BYTES[whole]
+        if rounds and str(x.ty.dtype) in FLOATS:
+            ctx.note_once(f"Cast to {wanted}: floats stay {whole} throughout")
         return _float(ctx, x)
     if to not in _OTHERS:
         raise ValueError(f"to={to}: only floats, {', '.join(_OTHERS.values())} are supported")

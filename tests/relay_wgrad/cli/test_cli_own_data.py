@@ -70,7 +70,7 @@ def test_own_model_and_data(tmp_path: Path, call: Any) -> None:
 
     whole, text, _ = losses("--steps", "30", "--lr", "0.02", "--optimizer", "momentum")
     assert "weights: the file's own; samples: 20 of " in text
-    assert "5 batches of 4 an epoch" in text
+    assert "5 batches of 4 an epoch\n" in text
     assert "loss, mean of every 3 steps: " in text
     assert len(whole) == 30
     assert np.mean(whole[-5:]) < 0.7 * np.mean(whole[:5])
@@ -95,6 +95,16 @@ def test_seeded_weights_are_said(tmp_path: Path, call: Any) -> None:
     assert "changes in the step" in text
     assert "none between operators" in text
     assert " ms (batch 4" in text  # a step of less than a hundredth of a second
+
+
+def test_samples_that_are_left_over_are_said(tmp_path: Path, call: Any) -> None:
+    path, data = tmp_path / "mine.onnx", tmp_path / "mine.npz"
+    onnx.save(residual_net(blocks=0, size=6), path)
+    images = np.random.default_rng(0).standard_normal((11, 3, 6, 6))
+    np.savez(data, x=images, labels=np.arange(11) % 5)
+    code, text, _ = call("train", str(path), "--data", str(data), "--no-check", "--steps", "1")
+    assert code == 0
+    assert "2 batches of 4 an epoch, 3 left over, other ones each time" in text
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path, call: Any) -> None:

@@ -141,6 +141,28 @@ def test_floats_are_one_dtype() -> None:
     assert graph.params["w"].shape == W.shape
 
 
+@pytest.mark.parametrize(("to", "dtype", "said"), [
+    (TensorProto.FLOAT16, "float32", ["float16"]), (TensorProto.BFLOAT16, "float32", ["bfloat16"]),
+    (TensorProto.FLOAT, "float32", []), (TensorProto.FLOAT, "float64", ["float32"]),
+    (TensorProto.FLOAT16, "float16", []), (TensorProto.DOUBLE, "float32", []),
+])  # fmt: skip
+def test_a_cast_that_would_round_is_said(to: int, dtype: str, said: list[str]) -> None:
+    """Once, however many there are."""
+    casts = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("Cast", ["a"], ["b"], to=to),
+        helper.make_node("Cast", ["b"], ["y"], to=to),
+    ]
+    model = tiny(casts, (1, 2, 5, 5), {"w": W})
+    if dtype == "float16":
+        with pytest.raises(ValueError, match="dtype"):
+            from_onnx(model, loss="mse", dtype=dtype)
+        return
+    graph = from_onnx(model, loss="mse", dtype=dtype)
+    want = [f"switched off: Cast to {name}: floats stay {dtype} throughout" for name in said]
+    assert list(graph.notes) == want
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
