@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 
 from .. import output, registry
@@ -32,6 +34,9 @@ from .training_report import print_report, row
 AGREES = {"float32": 1e-4, "float64": 1e-12, "float16": 4e-3, "bfloat16": 3e-2}
 _ON_GPU = ("benchmark", "select", "no_tf32", "no_graph", "strict")
 _LOSS_AGREES = 0.02  # a step's loss on a GPU and on the CPU
+# Half a unit in the last place of what a GPU multiplies.
+_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11,
+             "bfloat16": 2.0**-8}  # fmt: skip
 
 EPILOG = """\
 Exit codes: 0 the loss came down (with --data: stayed finite) and every kernel agrees; 1 it did not,
@@ -235,9 +240,17 @@ def _check_step(
     """Loss and gradients at the trained parameters beside this CPU's; whether the losses agree.
 
     Gradients of deep networks differ by more than roundings, since a ReLU near 0 falls to either
-    side: their distance is told, not judged.
+    side: their distance is told, not judged, beside how far the CPU's own move where each number of
+    the images is moved by one rounding, up or down.
     """
     batch = trainer.graph.random_batch(args.seed)
+    arithmetic = "tf32" if args.dtype == "float32" and not args.no_tf32 else args.dtype
+    moved, random = dict(batch), np.random.default_rng(args.seed)
+    for spec in trainer.graph.inputs:
+        value = batch[spec.name]
+        if spec.kind == "data" and value.dtype.kind == "f":
+            ways = random.choice((-1.0, 1.0), value.shape)
+            moved[spec.name] = (value * (1 + _ROUNDOFF[arithmetic] * ways)).astype(value.dtype)
     with report.parts() as begin:
         other = Trainer(
             trainer.graph, "cpu", optimizer=trainer.optimizer, lr=trainer.lr, dtype=args.dtype,
@@ -252,17 +265,22 @@ def _check_step(
         )  # fmt: skip
         begin("the same step on the CPU")
         (got, ours), (want, theirs) = (one.gradients(batch) for one in (trainer, other))
+        theirs = [gradient.numpy().copy() for gradient in theirs]
+        beside = other.gradients(moved)[1]
     loss, reference = (float(outputs[0].numpy()) for outputs in (got, want))
-    pairs = [
-        (a.numpy().astype("float64"), b.numpy().astype("float64"))
-        for a, b in zip(ours, theirs, strict=True)
-    ]
-    apart = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
-    whole = sum(float((b**2).sum()) for _, b in pairs)
     figures.update(
-        loss_error=abs(loss - reference) / abs(reference), gradient_error=math.sqrt(apart / whole)
-    )
+        loss_error=abs(loss - reference) / abs(reference), gradient_error=_apart(ours, theirs),
+        gradient_rounding=_apart(beside, theirs), arithmetic=arithmetic,
+    )  # fmt: skip
     return bool(figures["loss_error"] <= _LOSS_AGREES)
+
+
+def _apart(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
+    """Of all gradients together, relative to the norm of theirs."""
+    pairs = [(a.numpy().astype("float64"), b) for a, b in zip(ours, theirs, strict=True)]
+    apart = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
+    whole = sum(float((b.astype("float64") ** 2).sum()) for _, b in pairs)
+    return math.sqrt(apart / whole)
 
 
 def _check(report: Display, trainer: Trainer, target: Any) -> dict[str, Any]:

@@ -119,7 +119,8 @@ def print_report(
         out.print(
             f"second opinion (the same step on this CPU): relative error of the loss"
             f" {figures['loss_error']:.1e}, of all gradients together"
-            f" {figures['gradient_error']:.1e}"
+            f" {figures['gradient_error']:.1e} ({figures['gradient_rounding']:.1e} on the CPU alone"
+            f" where the images are moved by a rounding of {figures['arithmetic']})"
         )
     if opinions:
         worst = max(o.error for o in opinions.values())

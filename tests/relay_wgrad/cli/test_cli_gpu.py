@@ -38,10 +38,12 @@ def test_train(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert code == 0, error
     assert "second opinion (the same step on this CPU): relative error of the loss" in text
+    assert "moved by a rounding of float32)" in text
     assert "images/s" in text
     found = json.loads(figures.read_text())
     assert found["device"] == "cuda:0"
     assert found["loss_error"] == found["gradient_error"] == 0  # it is this CPU
+    assert 1e-9 < found["gradient_rounding"] < 1e-4
     assert len(found["losses"]) == 13
     assert found["images_per_second"] > 0
     assert found["peak_bytes"] == 1 << 30
