@@ -45,6 +45,7 @@ LONGER = {
         f"tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_{name}": MORE
         for name in ("group[products", "group[shapes", "group[random", "recurrent_layers")
     },
+    "tests/byoc_cudnn/building/test_kept.py::test_processes_at_once": CHILDREN,
     f"{TRAINING}/test_sizes.py::test_steps_of_several_sizes_are_those_of_one_each[momentum": MORE,
     f"{TRAINING}/test_open_batch.py::test_an_epoch_with_a_short_batch_is_pytorchs": MORE,
     "tests/relay_wgrad/cli/test_cli.py::test_inspect_measures": "measures; test_inspect stays",

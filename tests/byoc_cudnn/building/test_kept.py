@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,68 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
     kept.put(key_of(["a"]), b"code")
     assert kept.get(key_of(["a"])) is None
     assert not list((tmp_path / "built").iterdir())
+
+
+_AT_ONCE = """
+import sys, random, resource
+from byoc_cudnn.building.kept import Kept, key_of
+seed = int(sys.argv[1])
+chosen, kept = random.Random(seed), Kept()
+print("begun", flush=True)
+for turn in range(int(sys.argv[2])):
+    name = str(chosen.randrange(6))
+    content = name.encode() * (1 + int(name) * 40_000)
+    found = kept.get(key_of([name]))
+    assert found in (None, content), (name, len(found))
+    if found is None or chosen.random() < 0.5:
+        kept.put(key_of([name]), content)
+"""
+
+
+def test_processes_at_once_of_which_some_are_killed(tmp_path: Path) -> None:
+    """Whatever is found is whole, and what the killed ones left behind goes."""
+    facts = {**os.environ, **environ(tmp_path)}
+
+    def process(seed: int, turns: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", _AT_ONCE, str(seed), str(turns)]
+        made = subprocess.Popen(command, env=facts, stdout=subprocess.PIPE, text=True)
+        assert made.stdout is not None
+        assert made.stdout.readline() == "begun\n"
+        return made
+
+    killed = [process(seed, 10**6) for seed in range(3)]
+    whole = [process(seed, 150) for seed in (3, 4)]
+    for other in killed:
+        other.kill()
+        other.communicate()
+    for other in whole:
+        other.communicate()
+        assert other.returncode == 0
+    after = process(5, 60)
+    after.communicate()
+    assert after.returncode == 0
+    names = {key_of([str(i)]) for i in range(6)}
+    assert {path.name for path in (tmp_path / "built").iterdir()} <= names
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """It is said once, and what is made is used, and not kept."""
+    script = (
+        "import resource, warnings\n"
+        "from byoc_cudnn.building.kept import Kept, key_of\n"
+        "kept = Kept()\n"
+        "kept.put(key_of(['a']), b'before')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always')\n"
+        "    for name in 'bc':\n"
+        "        kept.put(key_of([name]), b'x' * 5000)\n"
+        "print(len(said), kept.get(key_of(['b'])), Kept().get(key_of(['a'])))\n"
+    )
+    facts = {**os.environ, **environ(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=facts, capture_output=True, text=True)
+    assert done.stdout == "1 None b'before'\n", done.stderr
+    assert [path.name for path in (tmp_path / "built").iterdir()] == [key_of(["a"])]
 
 
 def test_a_folder_that_may_not_be_looked_at(
