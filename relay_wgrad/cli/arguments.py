@@ -18,6 +18,10 @@ BATCH = 4  # where none is given: a file may leave it open
 PT2 = ".pt2"  # how the file of an exported PyTorch program ends
 
 
+class WrongArgumentsError(ValueError):
+    """Options that do not go together, or not with what they name: exit code 2."""
+
+
 class Parser(argparse.ArgumentParser):
     """Errors in one line that comes last, after where to read more: the usage is long."""
 
@@ -201,11 +205,13 @@ def add_graph(
 def graph_of(args: argparse.Namespace) -> TrainingGraph:
     """The training graph that the options of `add_graph` describe.
 
-    Raises what `from_onnx` and `from_torch` raise, in the command line's spelling; ValueError for
-    sizes that a .pt2 file does not take.
+    Raises what `from_onnx` and `from_torch` raise, in the command line's spelling;
+    WrongArgumentsError for sizes that a .pt2 file does not take.
     """
     try:
         return _exported(args) if Path(args.model).suffix == PT2 else _onnx(args)
+    except WrongArgumentsError:
+        raise
     except ValueError as error:
         raise ValueError(re.sub(_OPTION, _spelled, str(error))) from error
 
@@ -246,7 +252,9 @@ def _exported(args: argparse.Namespace) -> TrainingGraph:
 
     number = args.output_name or "0"
     if not number.isdecimal():
-        raise ValueError(f"--output-name of {args.model} is a number from 0 on, got {number!r}")
+        raise WrongArgumentsError(
+            f"--output-name of {args.model} is a number from 0 on, got {number!r}"
+        )
     graph = from_torch(
         args.model, bn=args.bn, loss=args.loss, output=int(number), dropout=args.dropout,
         random=args.random, checkpoint=args.checkpoint, trainable=args.trainable,
@@ -255,12 +263,14 @@ def _exported(args: argparse.Namespace) -> TrainingGraph:
     if graph.is_open:
         graph = graph.of_batch(args.batch or args.default_batch)
     elif args.batch not in (None, graph.batch):
-        raise ValueError(
+        raise WrongArgumentsError(
             f"{args.model} was exported with a batch of {graph.batch}, not {args.batch}"
         )
     if args.image_size is not None and graph.inputs[0].shape[2:] != (args.image_size,) * 2:
         size = "x".join(map(str, graph.inputs[0].shape[2:]))
-        raise ValueError(f"{args.model} was exported for images of {size}, not {args.image_size}")
+        raise WrongArgumentsError(
+            f"{args.model} was exported for images of {size}, not {args.image_size}"
+        )
     return graph
 
 

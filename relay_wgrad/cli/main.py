@@ -20,8 +20,9 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from .arguments import Parser
+from .arguments import Parser, WrongArgumentsError
 
+_PROG = "python -m relay_wgrad"
 COMMANDS = ("train", "inspect", "partition", "export", "emit", "tune", "bench", "env")
 REPORTED = (
     ValueError, TypeError, OSError, RuntimeError, ArithmeticError, MemoryError, ImportError
@@ -38,7 +39,7 @@ EPILOG = """\
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python -m relay_wgrad",
+        prog=_PROG,
         description="Convolution gradients as first-class operators in Apache TVM.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -69,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if interrupts or isinstance(error, KeyboardInterrupt):
                 print("interrupted", file=sys.stderr)
                 return 130
+            if isinstance(error, WrongArgumentsError):
+                print(f"{_PROG} {args.command}: error: {error}", file=sys.stderr)
+                return 2
             if not isinstance(error, REPORTED):
                 raise
             print(f"{type(error).__name__}: {error}", file=sys.stderr)

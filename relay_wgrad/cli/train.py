@@ -142,15 +142,17 @@ def run(args: argparse.Namespace) -> int:
     )
     if Path(args.model).suffix == arguments.PT2:
         if args.export:
-            raise ValueError(
+            raise arguments.WrongArgumentsError(
                 f"--export writes ONNX files; the parameters of {args.model} go to --save"
             )
         if args.weights == "seeded":
-            raise ValueError(f"--weights seeded is for ONNX files; {args.model} has its own")
+            raise arguments.WrongArgumentsError(
+                f"--weights seeded is for ONNX files; {args.model} has its own"
+            )
     chosen = [name for name in _ON_GPU if getattr(args, name) not in (False, "first")]
     if args.device == "cpu" and chosen:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
-        raise ValueError(f"{options}: for a GPU, but --device is cpu")
+        raise arguments.WrongArgumentsError(f"{options}: for a GPU, but --device is cpu")
     if args.save:
         state.need()
     args.started, args.saved_update = 0, Update()

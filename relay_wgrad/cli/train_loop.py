@@ -56,21 +56,27 @@ def options_of(args: argparse.Namespace) -> Options:
 def settle(args: argparse.Namespace, data: Samples | None) -> None:
     """Makes steps of what is asked for.  Raises ValueError for what does not go together."""
     if args.epochs is not None and args.steps is not None:
-        raise ValueError(f"--epochs {args.epochs} and --steps {args.steps}: give one of them")
+        raise arguments.WrongArgumentsError(
+            f"--epochs {args.epochs} and --steps {args.steps}: give one of them"
+        )
     if args.epochs is not None and data is None:
-        raise ValueError(f"--epochs {args.epochs}: an epoch is of --data, which is not given")
+        raise arguments.WrongArgumentsError(
+            f"--epochs {args.epochs}: an epoch is of --data, which is not given"
+        )
     if args.test and data is None:
-        raise ValueError(f"--test {args.test}: there is no --data to train on")
+        raise arguments.WrongArgumentsError(f"--test {args.test}: there is no --data to train on")
     folders = isinstance(data, ImageFolder) or (args.test and Path(args.test).is_dir())
     for name in ("augment", "mean", "std"):
         if getattr(args, name) is not None and not folders:
-            raise ValueError(f"--{name}: neither --data nor --test is a folder of images")
+            raise arguments.WrongArgumentsError(
+                f"--{name}: neither --data nor --test is a folder of images"
+            )
     if args.tensorboard:
         need_events()
     if args.epochs is not None and data is not None:
         args.steps = args.epochs * data.batches - args.started
         if args.steps < 1:
-            raise ValueError(
+            raise arguments.WrongArgumentsError(
                 f"--epochs {args.epochs}: {args.resume} has {args.started} steps, which are"
                 f" {args.started / data.batches:g} epochs of {data.batches} batches"
             )
@@ -252,7 +258,9 @@ def _evaluator(args: argparse.Namespace, report: Display, trainer: Trainer) -> A
         if isinstance(data, ImageFolder) and Path(args.data).is_dir():
             known = sorted(p.name for p in Path(args.data).iterdir() if p.is_dir())
             if known != data.classes:
-                raise ValueError(f"--test {args.test}: its classes are not those of {args.data}")
+                raise arguments.WrongArgumentsError(
+                    f"--test {args.test}: its classes are not those of {args.data}"
+                )
         evaluator = Evaluator(
             graph, trainer.place.name, dtype=args.dtype, layout=args.layout,
             on_gpu=options_of(args), progress=begin,

@@ -132,5 +132,5 @@ def update_from(args: argparse.Namespace, saved: Update, steps: int) -> Update:
         each = given.get("accumulate", saved.accumulate)
         given["schedule"] = _whole(given["schedule"], max(steps // each, 1))
     if args.decay is not None and not given.get("weight_decay", saved.weight_decay):
-        raise ValueError(f"--decay {args.decay}: there is no --weight-decay")
+        raise arguments.WrongArgumentsError(f"--decay {args.decay}: there is no --weight-decay")
     return Update(**{**{name: getattr(saved, name) for name in _NAMES}, **given})

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     known = len(record)
     libraries = [name for name in args.backends if name != STOCK]
     if not libraries:
-        raise ValueError(f"--backends needs a library beside {STOCK}")
+        raise arguments.WrongArgumentsError(f"--backends needs a library beside {STOCK}")
     display = Display(args.quiet)
     with display.progress as bar:
         task = bar.add_task("importing", total=None)
