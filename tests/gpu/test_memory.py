@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,10 @@ from relay_wgrad.pipeline.arena import NAME
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.storages import static_bytes
 from relay_wgrad.training.cuda_tools import cuda_runtime
+from tests.support.gpu.alone import ALONE
 from tests.support.gpu.runner import choose_compiler
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1,
-        reason="what the device has left says nothing while other tests use it",
-    ),
-]
+pytestmark = [pytest.mark.gpu, ALONE]
 ROWS, COLUMNS = 256, 1 << 16
 ONE = 4 * ROWS * COLUMNS  # bytes: 64 MiB
 

@@ -22,6 +22,7 @@ from relay_wgrad.training.data import Data
 from relay_wgrad.training.devices import Options
 from relay_wgrad.training.evaluation import Evaluator
 from relay_wgrad.training.repeated import Repeated
+from tests.support.gpu.alone import ALONE
 from tests.support.trained import same, snapshot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
@@ -192,6 +193,7 @@ def test_the_least_recently_used_goes() -> None:
     assert one._sized.sizes == (8, 3)
 
 
+@ALONE
 def test_what_goes_gives_its_memory_back() -> None:
     options, sizes = Options(tf32=False, sizes=1), (8000, 8001)
     one = Trainer(graph_of(), "cuda", lr=0.001, on_gpu=options)

@@ -16,6 +16,7 @@ from byoc_cudnn.building.compilers import missing
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.tuning import alone
 from relay_wgrad.torch import cache, kernels
+from tests.support.gpu.alone import ALONE
 from tests.support.torch.cases import error
 
 pytestmark = pytest.mark.gpu
@@ -101,6 +102,7 @@ def net() -> torch.nn.Sequential:
     ).cuda().to(memory_format=torch.channels_last)  # fmt: skip
 
 
+@ALONE
 def test_a_model_that_is_optimized(capsys: Any) -> None:
     """Under autocast; then eager, compiled, captured, copied, saved, and of other sizes."""
     model, plain = net(), net()
