@@ -23,6 +23,7 @@ from ..transform.raising.walk import rebuilt
 # What is worth packing for: rows that share what is packed, and products in all.  With fewer rows
 # an operand is read about once in either form.
 _ROWS, _PRODUCTS = 8, 1 << 15
+_FEW = 128  # rows, with which the result is still smaller than the weight
 _OPEN = 32  # what an open number of rows, which is a batch's, is taken for
 
 
@@ -38,7 +39,7 @@ def cpu_products() -> tvm.transform.Pass:
         target = Target.current(allow_none=True)
         if target is None or str(target.kind.name) != "llvm":
             return mod
-        raised, entries = raise_products(mod, refusal)
+        raised, entries = raise_products(mod, refusal, is_exchanged)
         names: dict[str, set[str]] = {}
         for entry in entries:
             if entry.convolution:
@@ -51,6 +52,14 @@ def cpu_products() -> tvm.transform.Pass:
         return writer.module()
 
     return run
+
+
+def is_exchanged(problem: ConvProblem) -> bool:
+    """Whether a product x wᵀ is to be (w xᵀ)ᵀ: what is packed is the filters, so x's few rows and
+    not a weight that is read once; the result's transpose is small then."""
+    rows, columns, inputs = problem.n, problem.k, problem.c
+    known = all(isinstance(size, int) for size in (rows, columns, inputs))
+    return known and 2 * rows <= columns and rows <= min(inputs, _FEW)
 
 
 def refusal(problem: ConvProblem) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,11 @@ class Product:
             self.a, self.b = (replace(x, turned=not x.turned) for x in (self.b, self.a))
             self.turned = not self.turned
 
+    def exchange(self) -> None:
+        """An fprop as the transpose of that of its operands exchanged, (x wᵀ)ᵀ = w xᵀ."""
+        self.a, self.b = replace(self.b, turned=False), replace(self.a, turned=True)
+        self.turned = not self.turned
+
     @property
     def kind(self) -> ConvKind:
         if self.a.turned:
@@ -98,9 +103,14 @@ class Graph:
     """A block.  What is looked through and what follows stands in it, so all is in scope.
 
     uses : how often each variable is used in the whole function.
+    exchange : whether an fprop is wanted with its operands exchanged.
     """
 
-    def __init__(self, block: Any, uses: Mapping[relax.Var, int]) -> None:
+    def __init__(
+        self, block: Any, uses: Mapping[relax.Var, int],
+        exchange: Callable[[ConvProblem], bool] = lambda problem: False,
+    ) -> None:  # fmt: skip
+        self.exchange = exchange
         self.value: dict[relax.Var, Any] = {
             b.var: b.value for b in block.bindings if isinstance(b, relax.VarBinding)
         }
@@ -142,6 +152,9 @@ class Graph:
                 break
             self._absorb(found, user)
         found.normalize()
+        matrices = all(len(sizes(x.tensor)) == 2 for x in (found.a, found.b))
+        if matrices and found.kind is ConvKind.FPROP and self.exchange(found.problem()):
+            found.exchange()
         if not found.turned and found.cast is None and found.kind is not ConvKind.WGRAD:
             self._take_along(found)
         return found

@@ -59,7 +59,9 @@ class ProductEntry:
 
 
 def raise_products(
-    mod: tvm.IRModule, accept: Accept = lambda problem: ""
+    mod: tvm.IRModule,
+    accept: Accept = lambda problem: "",
+    exchange: Callable[[ConvProblem], bool] = lambda problem: False,
 ) -> tuple[tvm.IRModule, list[ProductEntry]]:
     """The module with its matrix products as convolutions, and an entry for each product.
 
@@ -67,6 +69,8 @@ def raise_products(
     ----------
     mod : any module; functions that a backend has taken stay.
     accept : asked of each convolution before it is made; a reason why not, or "".
+    exchange : asked of each fprop of two matrices before: whether it is wanted as the transpose of
+        that of its operands exchanged, (x wᵀ)ᵀ = w xᵀ, where w's rows are the images.
 
     Raises
     ------
@@ -80,7 +84,7 @@ def raise_products(
         is_body = isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
         if not is_body or is_taken(func):
             continue
-        work = _Function(str(gv.name_hint), func, accept)
+        work = _Function(str(gv.name_hint), func, accept, exchange)
         result = work.run()
         entries += work.entries
         if result is not func:
@@ -95,8 +99,11 @@ def raise_products(
 class _Function:
     """The products of a function, those in its branches included."""
 
-    def __init__(self, name: str, func: relax.Function, accept: Accept) -> None:
-        self.name, self.func, self.accept = name, func, accept
+    def __init__(
+        self, name: str, func: relax.Function, accept: Accept,
+        exchange: Callable[[ConvProblem], bool],
+    ) -> None:  # fmt: skip
+        self.name, self.func, self.accept, self.exchange = name, func, accept, exchange
         self.entries: list[ProductEntry] = []
         self.uses: dict[relax.Var, int] = {}
         self.names = {str(param.name) for param in func.params}
@@ -132,7 +139,7 @@ class _Block:
 
     def __init__(self, owner: _Function, block: Any) -> None:
         self.owner, self.block = owner, block
-        self.graph = Graph(block, owner.uses)
+        self.graph = Graph(block, owner.uses, owner.exchange)
         self.out: list[relax.Binding] = []
         self.made: dict[Any, relax.Var] = {}
         self._normalize = relax.BlockBuilder().normalize

@@ -92,6 +92,15 @@ def test_two_matrices(turned: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("rows", [1, 3, 8, 31, 64, 129])
+def test_few_rows_by_a_large_weight(rows: int, dtype: str) -> None:
+    """x wᵀ, where w's rows are read and x's are packed."""
+    mod = module(((rows, 130), (270, 130)), dtype, "b")
+    assert len(kernels(mod)) == 1
+    assert error(mod, dtype, "b") <= ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("shapes", [
     ((2, 3, 33, 17), (2, 3, 17, 40)), ((6, 8, 64), (6, 64, 8)), ((N, 4, 19, 20), (N, 4, 20, 21)),
 ])  # fmt: skip
