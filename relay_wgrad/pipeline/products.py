@@ -17,6 +17,7 @@ from tvm.target import Target
 
 from .. import keys
 from ..problem import ConvProblem
+from ..registry import is_registered
 from ..transform.raise_product import raise_products
 from ..transform.raising.walk import rebuilt
 
@@ -30,14 +31,14 @@ _OPEN = 32  # what an open number of rows, which is a batch's, is taken for
 def cpu_products() -> tvm.transform.Pass:
     """Products of matrices, where they are large enough, as calls of kernels for the target.
 
-    Leaves a module alone where the current target is none or no CPU.  Batches of products with
-    no sum over them stay.
+    Leaves a module alone where the current target is none or no CPU, and before
+    `relay_wgrad.register()`.  Batches of products with no sum over them stay.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cpu_products")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = Target.current(allow_none=True)
-        if target is None or str(target.kind.name) != "llvm":
+        if target is None or str(target.kind.name) != "llvm" or not is_registered():
             return mod
         raised, entries = raise_products(mod, refusal, is_exchanged)
         names: dict[str, set[str]] = {}
