@@ -31,6 +31,7 @@ from legalize.cpu import configure_threads, host_target
 from legalize.cpu.ceilings import ceilings
 from relay_wgrad import output
 from relay_wgrad.pipeline.cpu import cpu_pipeline
+from tests.support.products import product
 
 # network -> (rows, inputs, outputs) of its layers, batch 8 of 224x224 where no other is said
 LAYERS: dict[str, tuple[tuple[int, int, int], ...]] = {
@@ -65,28 +66,10 @@ def cases(names: Sequence[str]) -> list[tuple[str, str, tuple[Any, ...], str]]:
     return found
 
 
-def module(shapes: tuple[Any, ...], turned: str, dtype: str) -> tvm.IRModule:
-    """The product, with transposes as a network's graph has them."""
-    bb = relax.BlockBuilder()
-    given = [
-        relax.Var(name, relax.TensorType(shape, dtype))
-        for name, shape in zip("ab", shapes, strict=True)
-    ]
-    with bb.function("main", given):
-        with bb.dataflow():
-            a, b = (
-                bb.emit(relax.op.permute_dims(x)) if name in turned else x
-                for name, x in zip("ab", given, strict=True)
-            )
-            made = bb.emit_output(relax.op.matmul(a, b))
-        bb.emit_func_output(made)
-    return bb.get()
-
-
 def measured(shapes: tuple[Any, ...], turned: str, dtype: str, target: Target) -> dict[str, float]:
     """Seconds of both sides, ours' relative error, seconds of the compilation."""
     began = time.perf_counter()
-    built = tvm.compile(module(shapes, turned, dtype), target, relax_pipeline=cpu_pipeline())
+    built = tvm.compile(product(shapes, dtype, turned), target, relax_pipeline=cpu_pipeline())
     took = time.perf_counter() - began
     run = relax.VirtualMachine(built, tvm.cpu())["main"]
     random = np.random.default_rng(0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.support.public import resolved
 
 ROOT = Path(__file__).parent.parent
 FROZEN = (ROOT / "tests" / "golden" / "public_names.txt").read_text().split()
@@ -18,22 +18,6 @@ _DOTTED = re.compile(rf"(?<![\w./-])((?:{_TOP})(?:\.[A-Za-z_]\w*)+)")
 _IMPORT = re.compile(rf"from ((?:{_TOP})[\w.]*) import ([\w, ]+)")
 # Text of another kind: a sentence's end before a word, a file's name, wire formats, a placeholder.
 _OTHER = re.compile(r"relay_wgrad\.(s|py|lowering|op|exact_floats|options|row)$")
-
-
-def resolved(name: str) -> Any:
-    """What a dotted name stands for.  Raises ImportError or AttributeError."""
-    parts = name.split(".")
-    for count in range(len(parts), 0, -1):
-        try:
-            value = importlib.import_module(".".join(parts[:count]))
-        except ModuleNotFoundError as error:
-            if not error.name or not name.startswith(error.name):
-                raise
-            continue
-        for part in parts[count:]:
-            value = getattr(value, part)
-        return value
-    raise ImportError(name)
 
 
 @pytest.mark.parametrize("name", FROZEN)

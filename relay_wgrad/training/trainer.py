@@ -331,9 +331,9 @@ class Trainer:
         if self._control is None:
             now = scales.control(self._scale, self.good_steps, self.skipped, self.steps)
             self._control = self._tensor(now)
-        if not self._stands and self.update.stands(self.lr, self.steps):
+        if not self._stands and (over := self.update.stands(self.lr, self.steps)):
             self._stands = True
-            warnings.warn(self.update.stands(self.lr, self.steps), UserWarning, stacklevel=4)
+            warnings.warn(over, UserWarning, stacklevel=4)
         with self.place.memory_errors():
             rate = rates(self.graph, self.update, self.lr, self.steps)
             inputs = self._line.inputs(sized.places, [*values, rate])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -21,6 +20,7 @@ from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import ConvertLayout, SpaceToDepth
 from relay_wgrad.transform.raise_norm import RaiseBatchNorm
+from tests.support.public import resolved
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -32,19 +32,6 @@ OTHERS = {
     ("relay_wgrad.torch.Conv1d", "bias"): "PyTorch's own",
     ("relay_wgrad.torch.ConvTranspose1d", "bias"): "PyTorch's own",
 }
-
-
-def resolved(name: str) -> Any:
-    parts = name.split(".")
-    for count in range(len(parts), 0, -1):
-        try:
-            value = importlib.import_module(".".join(parts[:count]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[count:]:
-            value = getattr(value, part)
-        return value
-    raise ImportError(name)
 
 
 def switches(function: Any) -> list[str]:

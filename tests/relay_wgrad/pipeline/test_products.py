@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +16,7 @@ from relay_wgrad import keys
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.fused_kernels import legalize_ops
 from relay_wgrad.pipeline.products import cpu_products
+from tests.support.products import product
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -28,30 +28,9 @@ N = tirx.Var("n", "int64")
 
 
 def module(
-    shapes: tuple[Shape, Shape], dtype: str, turned: str = "", out: str | None = None,
-    after: Callable[[Any], Any] = relax.op.nn.relu,
-) -> tvm.IRModule:  # fmt: skip
-    """relu(A B); `turned` names operands that are given as their transposes."""
-    bb = relax.BlockBuilder()
-    given = [
-        relax.Var(name, relax.TensorType(shape, dtype))
-        for name, shape in zip("ab", shapes, strict=True)
-    ]
-    with bb.function("main", given):
-        with bb.dataflow():
-            a, b = (
-                bb.emit(transposed(x)) if name in turned else x
-                for name, x in zip("ab", given, strict=True)
-            )
-            made = bb.emit_output(after(bb.emit(relax.op.matmul(a, b, out_dtype=out))))
-        bb.emit_func_output(made)
-    return bb.get()
-
-
-def transposed(x: Any) -> Any:
-    """Of a tensor's last two axes."""
-    *outer, rows, columns = range(x.ty.ndim)
-    return relax.op.permute_dims(x, [*outer, columns, rows])
+    shapes: tuple[Shape, Shape], dtype: str, turned: str = "", out: str | None = None
+) -> tvm.IRModule:
+    return product(shapes, dtype, turned, out, rectified=True)
 
 
 def kernels(mod: tvm.IRModule, target: Target = HOST) -> list[str]:
