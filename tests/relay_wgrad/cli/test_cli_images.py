@@ -76,7 +76,7 @@ def test_epochs(tmp_path: Path, call: Any) -> None:
         "train", str(model), "--data", str(train), "--epochs", "2", "--resume",
         str(tmp_path / "part.safetensors"),
     )  # fmt: skip
-    assert (code, "has 9 steps, which are 3 epochs of 3 batches" in error) == (1, True)
+    assert (code, "has 9 steps, which are 3 epochs of 3 batches" in error) == (2, True)
 
 
 def test_refused(tmp_path: Path, call: Any) -> None:
