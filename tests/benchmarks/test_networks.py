@@ -97,8 +97,9 @@ def test_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["random"] == 1
     assert 0 < row["worst"] < 1e-9
     monkeypatch.setattr(network_checks, "BOUND", 1e-20)
-    with pytest.raises(ValueError, match=r"the gradient of network_\w+ .* away"):
+    with pytest.raises(ValueError, match=r"of network_\w+ .* away; PyTorch's own goes"):
         network_checks.check("ours/small", row.update)
+    assert 0 < row["rounding"] < 1e-9
 
 
 @pytest.mark.usefixtures("registered", "small")
@@ -119,6 +120,10 @@ def test_train(monkeypatch: pytest.MonkeyPatch) -> None:
     network_checks.train("ours/small", row.update)
     assert len(row["losses"]) == len(row["pytorch"]) == 3
     assert row["furthest"] < 1e-4
+    monkeypatch.setattr(network_checks, "APART", -1.0)
+    with pytest.raises(ValueError, match="losses part by .* PyTorch's own by"):
+        network_checks.train("ours/small", row.update)
+    assert 0 <= row["rounding"] < 1e-4  # so small a network may hide it
 
 
 def test_names() -> None:

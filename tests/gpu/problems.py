@@ -1,14 +1,16 @@
 """Random problems with epilogues for our own convolution kernels, in processes of their own.
 
     python3 -m tests.gpu.problems --count 500 [--jobs 14] [--seed 0] [--seconds 400] [--json FILE]
+    python3 -m tests.gpu.problems --seed 0 --only fprop_3,dgrad_17
 
 `count` problems of each kind: half are depthwise ones of any layout, dtype, stride, dilation and
 multiplier, by any of the families that take them; the others are drawn for one family of those on
-tensor cores after another.  Every second one is run by the kernel that is expected to be fastest,
-the others by any.  Results and workspaces begin as NaN, and are compared with PyTorch's in float64;
-each runs twice and must give the same bits.  Problems with one kernel go to one process, so that
-none is compiled twice.  Exits with 1 where a problem is wrong or a process ends by itself; what
-`--seconds` left no room for is counted, and not called right.
+tensor cores after another.  Half are run by the kernel that is expected to be fastest, the
+others by any.  Results and workspaces begin as NaN, and are compared with PyTorch's in float64;
+each runs twice and must give the same bits.  Problems of one kernel go to one process, or to two,
+so that few are compiled twice; kind, index and seed make any one again (`--only`).  Exits with 1
+where a problem is wrong or a process ends by itself; what `--seconds` left no room for is counted,
+and not called right.
 """
 
 from __future__ import annotations
@@ -29,37 +31,28 @@ from rich.console import Console
 from rich.table import Table
 
 from byoc_cudnn.backends.cuda_direct.kernels import PREFIX
-from byoc_cudnn.backends.cuda_direct.model import ranked
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad import output
 from relay_wgrad.problem import ConvKind
 from tests.support import depthwise_cases, grouped_cases
+from tests.support.direct_regions import direct_region
 
-ARCH = 90
 CHUNK = 12  # problems of one process
 END = "found: "  # begins a process's last line
 
 
-def problems(seed: int, kind: ConvKind, count: int) -> list[Region]:
-    """Of one kind; any one's index, kind and seed make it again."""
+def problem_of(seed: int, kind: ConvKind, i: int) -> Region:
+    """The i-th of a kind."""
+    rng = np.random.default_rng((seed, list(ConvKind).index(kind), i))
     families = [name for name, of in grouped_cases.FAMILY_KINDS if of is kind]
-    regions = []
-    for i in range(count):
-        rng = np.random.default_rng((seed, list(ConvKind).index(kind), i))
-        wanted = families[i // 4 % len(families)] if i % 2 else None
-        if wanted is None:
-            problem, name = depthwise_cases.drawn(rng, kind)
-        else:
-            problem, name = grouped_cases.drawn(rng, kind, wanted)
-        epilogue = tuple(x for x in name.split("_") if x)
-        choices = [
-            c.kernel for c in ranked(problem, epilogue, ARCH) if wanted in (None, c.kernel.family)
-        ]
-        chosen = choices[0 if i % 4 < 2 else int(rng.integers(len(choices)))]
-        regions.append(
-            Region.of(f"{kind.value}_{i}", problem, epilogue, kernel=chosen.name, arch=ARCH)
-        )
-    return regions
+    wanted = families[i // 4 % len(families)] if i % 2 else None
+    if wanted is None:
+        problem, name = depthwise_cases.drawn(rng, kind)
+    else:
+        problem, name = grouped_cases.drawn(rng, kind, wanted)
+    return direct_region(
+        f"{kind.value}_{i}", problem, name, None if i % 4 < 2 else rng, family=wanted
+    )
 
 
 def family(region: Region) -> str:
@@ -74,15 +67,15 @@ def chunks(regions: list[Region]) -> list[list[Region]]:
     return [ordered[i : i + CHUNK] for i in range(0, len(ordered), CHUNK)]
 
 
-def run(seed: int, count: int, number: int) -> int:
-    """One chunk, in this process; prints what is wrong as JSON."""
+def run(seed: int, symbols: list[str]) -> int:
+    """Those with these names, in this process; prints what is wrong as JSON."""
     from tests.support.gpu.direct_runner import wrong_ones
     from tests.support.gpu.runner import choose_compiler
 
     os.environ["RELAY_WGRAD_POISON"] = "1"
     choose_compiler()
-    every = [region for kind in ConvKind for region in problems(seed, kind, count)]
-    chunk = chunks(every)[number]
+    named = [symbol.split("_") for symbol in symbols]
+    chunk = [problem_of(seed, ConvKind(kind), int(i)) for kind, i in named]
     with tempfile.TemporaryDirectory() as folder:
         found = wrong_ones(chunk, Path(folder), seed)
     print(END + json.dumps(found))
@@ -97,23 +90,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--chunk", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--only", help="in this process: such as fprop_3,dgrad_17")
     args = parser.parse_args()
-    if args.chunk is not None:
-        return run(args.seed, args.count, args.chunk)
+    if args.only:
+        return run(args.seed, args.only.split(","))
     end = time.monotonic() + args.seconds
-    parts = chunks([r for kind in ConvKind for r in problems(args.seed, kind, args.count)])
+    parts = chunks([problem_of(args.seed, k, i) for k in ConvKind for i in range(args.count)])
     done: Counter[tuple[str, str]] = Counter()
     epilogues: Counter[str] = Counter()
     wrong: list[str] = []
     left = 0
 
-    def one(number: int) -> None:
+    def one(chunk: list[Region]) -> None:
         nonlocal left
-        chunk, rest = parts[number], end - time.monotonic()
+        rest, symbols = end - time.monotonic(), ",".join(region.symbol for region in chunk)
         command = [
-            sys.executable, "-m", "tests.gpu.problems", "--seed", str(args.seed),
-            "--count", str(args.count), "--chunk", str(number),
+            sys.executable, "-m", "tests.gpu.problems", "--seed", str(args.seed), "--only", symbols,
         ]  # fmt: skip
         try:
             if rest <= 0:
@@ -128,7 +120,7 @@ def main() -> int:
             return
         last = next((x for x in said.stdout.splitlines() if x.startswith(END)), None)
         if last is None:
-            wrong.append(f"chunk {number}: exit status {said.returncode}: {said.stderr[-1500:]}")
+            wrong.append(f"--only {symbols}: exit status {said.returncode}: {said.stderr[-1500:]}")
             return
         wrong.extend(json.loads(last.removeprefix(END)))
         for region in chunk:
@@ -136,7 +128,7 @@ def main() -> int:
             epilogues["_".join(region.epilogue) or "none"] += 1
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(one, range(len(parts))))
+        list(pool.map(one, parts))
     table = Table("kernels of", *(kind.value for kind in ConvKind), title="problems")
     for name in sorted({name for name, _ in done}):
         table.add_row(name, *(str(done[name, kind.value]) for kind in ConvKind))

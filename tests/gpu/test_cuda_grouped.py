@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from byoc_cudnn.backends.cuda_direct.check import check
-from byoc_cudnn.backends.cuda_direct.model import ranked
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.direct_regions import direct_region
 from tests.support.gpu.cudnn_runner import destination, operands_on_device, to_numpy
 from tests.support.gpu.direct_runner import load, wrong_ones
 from tests.support.grouped_cases import FAMILY_KINDS, FAMILY_NAMES, SPECIAL, drawn
@@ -29,12 +29,10 @@ def test_random_problems(kind: ConvKind, family: str, tmp_path: Path) -> None:
     rng = np.random.default_rng((SEED, list(ConvKind).index(kind), FAMILY_NAMES.index(family)))
     regions: list[Region] = []
     while len(regions) < COUNT:
+        index = len(regions)
         problem, name = drawn(rng, kind, family)
-        epilogue = tuple(x for x in name.split("_") if x)
-        choices = [c for c in ranked(problem, epilogue, 90) if c.kernel.family == family]
-        chosen = choices[0 if len(regions) % 2 else int(rng.integers(len(choices)))].kernel
         regions.append(
-            Region.of(f"f{len(regions)}", problem, epilogue, kernel=chosen.name, arch=90)
+            direct_region(f"f{index}", problem, name, None if index % 2 else rng, family=family)
         )
     assert wrong_ones(regions, tmp_path, SEED) == []
 

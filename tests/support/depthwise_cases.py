@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from byoc_cudnn.backends.cuda_direct.check import EPILOGUES, check
-from byoc_cudnn.backends.cuda_direct.model import ranked
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.direct_regions import direct_region
 
 _NHWC, _NCHW = "layout=NHWC/OHWI/NHWC", "layout=NCHW/OIHW/NCHW"
 # Lines of `ConvProblem.parse` after `.format(kind)`; the epilogue of fprop and dgrad.
@@ -88,12 +88,9 @@ def drawn_regions(
     rng = np.random.default_rng((seed, list(ConvKind).index(kind)))
     regions: list[Region] = []
     while len(regions) < count:
-        problem, name = drawn(rng, kind)
-        epilogue = tuple(x for x in name.split("_") if x)
-        choices = ranked(problem, epilogue, oldest)
-        chosen = choices[0 if len(regions) % 2 else int(rng.integers(len(choices)))].kernel
-        arch = archs[len(regions) % len(archs)]
-        regions.append(
-            Region.of(f"f{len(regions)}", problem, epilogue, kernel=chosen.name, arch=arch)
-        )
+        index = len(regions)
+        regions.append(direct_region(
+            f"f{index}", *drawn(rng, kind), None if index % 2 else rng, oldest=oldest,
+            arch=archs[index % len(archs)],
+        ))  # fmt: skip
     return regions
