@@ -121,7 +121,7 @@ def test_train(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(row["losses"]) == len(row["pytorch"]) == 3
     assert row["furthest"] < 1e-4
     monkeypatch.setattr(network_checks, "APART", -1.0)
-    with pytest.raises(ValueError, match="losses part by .* PyTorch's own by"):
+    with pytest.raises(ValueError, match=r"losses part by .* PyTorch's own by"):
         network_checks.train("ours/small", row.update)
     assert 0 <= row["rounding"] < 1e-4  # so small a network may hide it
 
