@@ -42,7 +42,6 @@ from relay_wgrad import output
 GIB = 1 << 30
 STAGES = ("made", "imported", "gradient", "layout", "partition")
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["benchmarks.network_server"])
 Key = tuple[str, str]
 
 
@@ -67,6 +66,9 @@ def _child(pipe: Any, mode: str, name: str, gib: float) -> None:
 
 def measured(mode: str, name: str, seconds: float, gib: float) -> dict[str, Any]:
     """The row of one network, from a process of its own."""
+    # Not where this is imported: a process has one such server, and tests import this and have
+    # another list.
+    _SERVER.set_forkserver_preload(["benchmarks.network_server"])
     here, there = _SERVER.Pipe(duplex=False)
     process = _SERVER.Process(target=_child, args=(there, mode, name, gib), daemon=True)
     process.start()

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 _COVERAGE = "COVERAGE_PROCESS_CONFIG"  # in the environment, where processes are to be measured
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tvm", "torch", "relay_wgrad", "legalize", "byoc_cudnn", "onnx"])
+_PRELOADED = ["tvm", "torch", "relay_wgrad", "legalize", "byoc_cudnn", "onnx"]
 
 
 def run_module(name: str, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -62,6 +62,7 @@ def _run(
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         given = {**os.environ, **(env or {})}
+        _SERVER.set_forkserver_preload(_PRELOADED)
         child = _SERVER.Process(target=_child, args=(what, args, str(cwd), given, out, err))
         child.start()
         child.join(timeout)
