@@ -13,6 +13,9 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
+import tvm
+from tvm import relax
+from tvm.tirx import FloatImm, IntImm
 
 from relay_wgrad.problem import ConvProblem
 
@@ -24,10 +27,17 @@ class Place(Enum):
 
     VALUE = "what the steps before have made"
     OPERAND = "a tensor from outside"
-    ZERO = "the scalar constant 0"
 
 
-VALUE, OPERAND, ZERO = Place.VALUE, Place.OPERAND, Place.ZERO
+@dataclass(frozen=True)
+class Number:
+    """An argument that is a scalar constant of this value, or the number itself."""
+
+    value: float
+
+
+VALUE, OPERAND = Place.VALUE, Place.OPERAND
+ZERO, SIX = Number(0), Number(6)
 
 
 @dataclass(frozen=True)
@@ -35,24 +45,35 @@ class Form:
     """An operator, as Relay names it, and its arguments; Relax's name has `relax.` before.
 
     commutes : two arguments that may stand in either order.
+    attrs : of Relay's operator.
     """
 
     op: str
-    args: tuple[Place | Form, ...]
+    args: tuple[Place | Number | Form, ...]
     commutes: bool = False
+    attrs: tuple[tuple[str, float], ...] = ()
 
     @property
     def relax(self) -> str:
         return f"relax.{self.op}"
 
     @property
-    def orders(self) -> list[tuple[Place | Form, ...]]:
+    def orders(self) -> list[tuple[Place | Number | Form, ...]]:
         return [self.args, self.args[::-1]] if self.commutes else [self.args]
+
+    @property
+    def way(self) -> tuple[Form, ...]:
+        """The operators from what the steps before have made to the result."""
+        if VALUE in self.args:
+            return (self,)
+        ways = [arg.way for arg in self.args if isinstance(arg, Form)]
+        return (*way, self) if (way := next(filter(None, ways), ())) else ()
 
     @property
     def inner(self) -> Form | None:
         """The operator, beside those on the way, that makes one of the arguments."""
-        return next((arg for arg in self.args if isinstance(arg, Form)), None)
+        forms = [arg for arg in self.args if isinstance(arg, Form)]
+        return forms[0] if forms and VALUE in self.args else None
 
 
 @dataclass(frozen=True)
@@ -60,7 +81,8 @@ class Step:
     """One operation after a convolution.
 
     name : its part of epilogues' names, without "_"; word : the same in generated code.
-    form : what it is in Relax; relay : how Relay writes it, if there are other ways.
+    form : what it is in Relax; others : other ways to write it there.
+    relay : how Relay writes it, if there are other ways.
     numpy : what it does to the values so far, with its operand.
     operand : what generated code calls its operand (`codegen.entry`), "" if it has none;
         variable : what a composite does.
@@ -76,10 +98,26 @@ class Step:
     variable: str = ""
     relay: tuple[Form, ...] = ()
     per_channel: bool = False
+    others: tuple[Form, ...] = ()
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        return (self.form, *self.others)
 
 
 _ADD = Form("add", (VALUE, OPERAND), commutes=True)
 _ADDED = Form("add", (VALUE, OPERAND))  # Relay's matcher tries both orders
+
+
+# As `clip` of Relay and of ONNX becomes.
+_AT_MOST_SIX = Form("minimum", (Form("maximum", (VALUE, ZERO), commutes=True), SIX), commutes=True)
+# As PyTorch, ONNX and Relay write SiLU.
+_BY_SIGMOID = Form("multiply", (VALUE, Form("sigmoid", (VALUE,))), commutes=True)
+
+
+def _silu(y: Array, _: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return y / (1 + np.exp(-y))
 
 
 def _selected(compared: str) -> Form:
@@ -103,6 +141,15 @@ STEPS: dict[str, Step] = {
         ),
         Step("relu", "Relu", Form("nn.relu", (VALUE,)), lambda y, _: np.maximum(y, 0)),
         Step(
+            "relu6", "Relu6", Form("clip", (VALUE, ZERO, SIX)), lambda y, _: np.clip(y, 0, 6),
+            relay=(Form("clip", (VALUE,), attrs=(("a_min", 0.0), ("a_max", 6.0))),),
+            others=(_AT_MOST_SIX,),
+        ),
+        Step(
+            "silu", "Silu", Form("nn.silu", (VALUE,)), _silu, relay=(_BY_SIGMOID,),
+            others=(_BY_SIGMOID,),
+        ),
+        Step(
             "mask", "Mask", _selected("less"), lambda y, x: np.where(x < 0, 0, y), "mask", "x",
         ),
         Step(
@@ -115,7 +162,8 @@ STEPS: dict[str, Step] = {
 EPILOGUES: dict[str, tuple[Step, ...]] = {
     name: tuple(STEPS[part] for part in name.split("_") if part)
     for name in (
-        "", "bias", "relu", "bias_relu", "residual", "residual_relu", "mask", "strictmask",
+        "", "bias", "relu", "bias_relu", "relu6", "bias_relu6", "silu", "bias_silu", "residual",
+        "residual_relu", "mask", "strictmask",
     )
 }  # fmt: skip
 """Name -> its steps in order.  A name has them joined by "_"; "" is the convolution alone."""
@@ -128,14 +176,22 @@ MASKS = tuple(s.name for s in STEPS.values() if s.form.inner is not None)
 class Match:
     """A step that was found: its operand, the constants, and the call that has the operand.
 
-    at : which of the call's arguments the operand is.
+    value : what it is applied to; length : by how many ops on the way.
+    at : which of the call's arguments the operand is; numbers : what each constant must be, and it.
     """
 
     step: Step
+    value: Any
+    length: int = 1
     operand: Any = None
     call: Any = None
     at: int = -1
-    zeros: tuple[Any, ...] = ()
+    numbers: tuple[tuple[Number, Any], ...] = ()
+
+    @property
+    def wrong(self) -> Number | None:
+        """What one of the constants is not."""
+        return next((number for number, found in self.numbers if not _is(number, found)), None)
 
 
 def match(
@@ -151,18 +207,33 @@ def match(
     is_value : whether an argument is what the steps before have made; is_whole : whether an operand
     has the result's shape.
     """
-    for form in dict.fromkeys(step.form for step in STEPS.values()):
+    for form in dict.fromkeys(form for step in STEPS.values() for form in step.forms):
         found = _places(form, call, op_of, resolve, is_value)
         if found is None:
             continue
-        same = [step for step in STEPS.values() if step.form == form]
+        value, *others = (arg for _, _, arg in found[VALUE])
+        if not all(map(value.same_as, others)):
+            continue
+        same = [step for step in STEPS.values() if form in step.forms]
         operand = found.get(OPERAND, [(None, -1, None)])[0]
         if len(same) > 1:
             whole = is_whole(operand[2])
             same = [step for step in same if step.per_channel != whole]
-        zeros = tuple(zero for _, _, zero in found.get(ZERO, []))
-        return Match(same[0], operand[2], operand[0], operand[1], zeros)
+        numbers = tuple(
+            (place, number)
+            for place, places in found.items()
+            if isinstance(place, Number)
+            for _, _, number in places
+        )
+        return Match(same[0], value, len(form.way), operand[2], operand[0], operand[1], numbers)
     return None
+
+
+def _is(number: Number, expr: Any) -> bool:
+    """Whether an expression is a number: a scalar constant, or a primitive value."""
+    if isinstance(expr, tvm.ir.Constant) and isinstance(expr.ty, relax.TensorType):
+        return expr.ty.ndim == 0 and bool(expr.value.numpy() == number.value)
+    return isinstance(expr, IntImm | FloatImm) and bool(expr.value == number.value)
 
 
 def _places(
@@ -171,12 +242,12 @@ def _places(
     op_of: Callable[[Any], str],
     resolve: Callable[[Any], Any],
     is_value: Callable[[Any], bool],
-) -> dict[Place, list[tuple[Any, int, Any]]] | None:
+) -> dict[Place | Number, list[tuple[Any, int, Any]]] | None:
     """Place -> (call, index, argument) of the arguments that are there; None for another form."""
     if op_of(call) != form.relax or len(call.args) != len(form.args):
         return None
     for order in form.orders:
-        found: dict[Place, list[tuple[Any, int, Any]]] = {}
+        found: dict[Place | Number, list[tuple[Any, int, Any]]] = {}
         for index, (place, arg) in enumerate(zip(order, call.args, strict=True)):
             if isinstance(place, Form):
                 inner = _places(place, resolve(arg), op_of, resolve, is_value)

@@ -7,15 +7,16 @@ compares with zero) `check_epilogue` says, with a reason.  Both know nothing of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import pairwise
+from functools import cache, partial, reduce
+from itertools import product
+from operator import or_
 from typing import Any
 
-import tvm
 import tvm_ffi
 from tvm import relax
-from tvm.relax.dpl import DFPattern, is_const, is_op, wildcard
+from tvm.relax.dpl import DFPattern, is_op, wildcard
 
 from relay_wgrad.ir import op_name
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -25,24 +26,29 @@ from . import fused
 from .decision import YES, Decision, no
 from .fused import OPERAND, STEPS, VALUE, Form, Match, Step
 
-EPILOGUES: dict[str, tuple[str, ...]] = {
-    name: tuple(step.form.relax for step in steps) for name, steps in fused.EPILOGUES.items()
+EPILOGUES: dict[str, tuple[tuple[str, ...], ...]] = {
+    name: tuple(
+        tuple(op.relax for form in forms for op in form.way)
+        for forms in product(*(step.forms for step in steps))
+    )
+    for name, steps in fused.EPILOGUES.items()
 }
-"""Name -> the ops on the way from the convolution to the result, in order."""
+"""Name -> the ops on the way from the convolution to the result, in order: all ways to write it."""
 
-INNER: dict[str, tuple[int, frozenset[str]]] = {
-    step.form.relax: (
-        step.form.args.index(step.form.inner),
-        frozenset(
-            s.form.inner.relax
-            for s in STEPS.values()
-            if s.form.op == step.form.op and s.form.inner is not None
-        ),
+INNER: dict[str, frozenset[str]] = {
+    op.relax: frozenset(
+        other.inner.relax
+        for step in STEPS.values()
+        for form in step.forms
+        for other in form.way
+        if other.op == op.op and other.inner is not None
     )
     for step in STEPS.values()
-    if step.form.inner is not None
+    for form in step.forms
+    for op in form.way
+    if op.inner is not None
 }
-"""Op on the way -> which argument another op makes that is fused too, and which ops those are."""
+"""Op on the way -> the ops one of which makes another argument and is fused too."""
 
 CALLS: dict[ConvKind, tuple[tuple[str, int], ...]] = {
     kind: tuple(
@@ -68,7 +74,7 @@ def pattern(kind: ConvKind, epilogue: str) -> DFPattern:
     for other in alternatives[1:]:
         out = out | other
     for step in fused.EPILOGUES[epilogue]:
-        out = _formed(step.form, out)
+        out = reduce(or_, [_formed(form, out) for form in step.forms])
     return out
 
 
@@ -84,7 +90,7 @@ def _formed(form: Form, value: DFPattern) -> DFPattern:
             if place is VALUE
             else operand
             if place is OPERAND
-            else is_const()
+            else wildcard()  # `check_epilogue` says which number it must be
             for place in order
         ]
         one = is_op(form.relax)(*args)
@@ -116,7 +122,7 @@ class Chain:
         """All bindings in the order in which the composite has them."""
         if self.inner is None:
             return self.bindings
-        return (self.bindings[0], self.inner, *self.bindings[1:])
+        return (*self.bindings[:-1], self.inner, self.bindings[-1])
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -132,22 +138,27 @@ class Chain:
     @property
     def steps(self) -> list[Match]:
         """The steps that the ops are, of a chain that a row's pattern has matched."""
-        found = []
-        for before, binding in pairwise(self.bindings):
+        found: list[Match] = []
+        values = {binding.var: binding.value for binding in self.all}
+        last = len(self.bindings) - 1
+        while last > 0:
+            binding, before = self.bindings[last], self.bindings[:last]
             step = fused.match(
                 binding.value,
                 op_name,
-                self._resolved,
-                before.var.same_as,
+                lambda expr: values.get(expr, expr) if isinstance(expr, relax.Var) else expr,
+                partial(_is_made_by, before),
                 partial(is_whole, result=binding.var),
             )
             if step is None:
                 raise ValueError(f"no step of an epilogue: {binding.value}")
-            found.append(step)
+            found.insert(0, step)
+            last -= step.length
         return found
 
-    def _resolved(self, expr: relax.Expr) -> relax.Expr:
-        return self.inner.value if self.inner is not None and self.inner.var.same_as(expr) else expr
+
+def _is_made_by(bindings: Sequence[relax.VarBinding], expr: relax.Expr) -> bool:
+    return any(expr.same_as(binding.var) for binding in bindings)
 
 
 _NAMES = {
@@ -170,9 +181,11 @@ def check_epilogue(chain: Chain, problem: ConvProblem, epilogue: str) -> Decisio
         if any(operand.same_as(var) for var in inner):
             return no(f"its {name} is made by the convolution itself")
     for found, promised in zip(chain.steps, fused.EPILOGUES[epilogue], strict=True):
-        if not all(_is_zero(constant) for constant in found.zeros):
-            word = found.step.operand
-            return no(f"the {word} compares with, or selects, another value than the scalar 0")
+        if found.wrong is not None:
+            word, value = found.step.operand or found.step.name, found.wrong.value
+            return no(
+                f"the {word} compares with, or selects, another value than the scalar {value}"
+            )
         if promised.per_channel:
             decision = _check_bias(found, problem)
         elif promised.operand:
@@ -226,12 +239,6 @@ def _same(a: list[Any] | None, b: list[Any] | None) -> bool:
     if a is None or b is None or len(a) != len(b):
         return False
     return all(_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _is_zero(expr: relax.Expr) -> bool:
-    if not isinstance(expr, tvm.ir.Constant) or expr.ty.ndim != 0:
-        return False
-    return bool(expr.value.numpy() == 0)
 
 
 def _equal(a: Any, b: Any) -> bool:

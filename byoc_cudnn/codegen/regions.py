@@ -108,24 +108,6 @@ def _resolve(expr: Any, values: Mapping[Any, Any]) -> Any:
     return expr
 
 
-def _chain(symbol: str, func: relax.Function) -> list[Any]:
-    """The calls from the convolution to the result, in order."""
-    values = _bindings(func)
-    chain = []
-    expr = _resolve(func.body.body, values)
-    while family_def(expr) is None:
-        chain.append(expr)
-        inside = [
-            value
-            for arg in getattr(expr, "args", [])
-            if _reaches_family(value := _resolve(arg, values), values)
-        ]
-        if len(inside) != 1:
-            raise ValueError(f"{symbol}: no convolution, or not its epilogue: {expr}")
-        expr = inside[0]
-    return [expr, *reversed(chain)]
-
-
 def _reaches_family(expr: Any, values: Mapping[Any, Any]) -> bool:
     if family_def(expr) is not None:
         return True
@@ -133,34 +115,37 @@ def _reaches_family(expr: Any, values: Mapping[Any, Any]) -> bool:
     return any(_reaches_family(_resolve(arg, values), values) for arg in args)
 
 
-def _contents(symbol: str, func: relax.Function) -> tuple[ConvProblem, tuple[str, ...]]:
-    conv, *rest = _chain(symbol, func)
-    steps = _steps(symbol, rest, _bindings(func))
-    epilogue = tuple(found.step.name for found in steps)
-    if len(set(epilogue)) != len(epilogue):
-        raise ValueError(f"{symbol}: an epilogue that no backend has: {[str(c) for c in rest]}")
-    return problem_of(conv), epilogue
-
-
-def _steps(symbol: str, calls: list[Any], values: Mapping[Any, Any]) -> list[Match]:
-    """The steps that the calls after a convolution are."""
-    found = []
-    for call in calls:
-        if _reshape(call):
+def _chain(symbol: str, func: relax.Function) -> tuple[relax.Call, list[Match]]:
+    """The convolution, and the steps from it to the result, in order."""
+    values = _bindings(func)
+    found: list[Match] = []
+    expr = _resolve(func.body.body, values)
+    while family_def(expr) is None:
+        if not _reaches_family(expr, values):
+            raise ValueError(f"{symbol}: no convolution, or not its epilogue: {expr}")
+        if _reshape(expr):
+            expr = _resolve(expr.args[0], values)
             continue
         step = match(
-            call,
+            expr,
             op_name,
-            lambda expr: _resolve(expr, values),
-            lambda expr: _reaches_family(_resolve(expr, values), values),
-            partial(is_whole, result=call),
+            lambda arg: _resolve(arg, values),
+            lambda arg: _reaches_family(_resolve(arg, values), values),
+            partial(is_whole, result=expr),
         )
-        if step is None:
-            raise ValueError(
-                f"{symbol}: an epilogue that no backend has: {[str(c) for c in calls]}"
-            )
-        found.append(step)
-    return found
+        if step is None or step.wrong is not None:
+            raise ValueError(f"{symbol}: an epilogue that no backend has: {expr}")
+        found.insert(0, step)
+        expr = _resolve(step.value, values)
+    return expr, found
+
+
+def _contents(symbol: str, func: relax.Function) -> tuple[ConvProblem, tuple[str, ...]]:
+    conv, steps = _chain(symbol, func)
+    epilogue = tuple(found.step.name for found in steps)
+    if len(set(epilogue)) != len(epilogue):
+        raise ValueError(f"{symbol}: an epilogue that no backend has: {epilogue}")
+    return problem_of(conv), epilogue
 
 
 def _reshape(call: Any) -> bool:
@@ -170,7 +155,7 @@ def _reshape(call: Any) -> bool:
 def _operands(symbol: str, func: relax.Function) -> dict[Any, str]:
     """Parameter -> what it is."""
     values = _bindings(func)
-    conv, *rest = _chain(symbol, func)
+    conv, steps = _chain(symbol, func)
     first, second, _ = problem_of(conv).roles
     params = set(func.params)
     found: dict[Any, str] = {}
@@ -187,7 +172,7 @@ def _operands(symbol: str, func: relax.Function) -> dict[Any, str]:
 
     note(conv.args[0], first)
     note(conv.args[1], second)
-    for step in _steps(symbol, rest, values):
+    for step in steps:
         if step.step.operand:
             note(step.operand, step.step.operand)
     return found

@@ -43,7 +43,8 @@ def _formed(form: Form, value: DFPattern) -> DFPattern:
         else is_constant()
         for place in form.args
     ]
-    return is_op(form.op)(*args)
+    call = is_op(form.op)(*args)
+    return call.has_attr(dict(form.attrs)) if form.attrs else call
 
 
 def convolutions(kind: ConvKind) -> tuple[str, ...]:

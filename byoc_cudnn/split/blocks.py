@@ -103,6 +103,18 @@ class Uses:
             return None
         return users[0] if self.block.get(users[0].var) == self.block[var] else None
 
+    def sole_pair(self, var: relax.Var) -> tuple[relax.Binding, relax.Binding] | None:
+        """The only two bindings that use a variable, if only the second uses the first, in one
+        block."""
+        users = self.users.get(var, [])
+        if len(users) != 2 or var in self.outside:
+            return None
+        for first, second in (users, users[::-1]):
+            here = self.block.get(first.var) == self.block[var]
+            if here and self.sole_user(first.var) is second:
+                return first, second
+        return None
+
     def describe(self, var: relax.Var) -> str:
         """Names of what uses a variable, for a reason."""
         names = [binding.var.name for binding in self.users.get(var, [])]

@@ -32,8 +32,8 @@ from .source import Sources
 if TYPE_CHECKING:
     from ..tuning.selection import Selection
 
-_FOLLOWING = {op for ops in EPILOGUES.values() for op in ops}
-_LONGEST = max(len(ops) for ops in EPILOGUES.values())
+_FOLLOWING = {op for ways in EPILOGUES.values() for ops in ways for op in ops}
+_LONGEST = max(len(ops) for ways in EPILOGUES.values() for ops in ways)
 
 CAST = "bound by match_cast: bind it to a variable first"
 NESTED = "inside another expression: a local function, or a program not in normal form"
@@ -133,8 +133,9 @@ class FunctionPartition:
         taken: list[tuple[Backend, Row, Chain]] = []
         for backend in self.backends:
             for row in backend.rows_of(problem.kind):
-                chain = chains.get(EPILOGUES[row.epilogue])
-                if chain is None or not self._matches(row, chain):
+                ways = [chains[ops] for ops in EPILOGUES[row.epilogue] if ops in chains]
+                chain = next((way for way in ways if self._matches(row, way)), None)
+                if chain is None:
                     continue
                 decision = self._check(row, problem, chain)
                 if decision:
@@ -177,7 +178,7 @@ class FunctionPartition:
         ops: tuple[str, ...] = ()
         for _ in range(_LONGEST):
             var = bindings[-1].var
-            user = self.uses.sole_user(var)
+            user = self._user(var)
             if user is None:
                 following = [u for u in self.uses.users.get(var, []) if _op(u) in _FOLLOWING]
                 if following:
@@ -190,9 +191,8 @@ class FunctionPartition:
                 break
             inner = None
             if name in INNER:
-                index, known = INNER[name]
-                inner = self.uses.makers.get(user.value.args[index])
-                if inner is None or _op(inner) not in known:
+                inner = self._beside(user)
+                if inner is None:
                     break
                 if self.uses.sole_user(inner.var) is not user:
                     what = f"{short_name(user.value)} after {var.name}"
@@ -201,6 +201,19 @@ class FunctionPartition:
             bindings, ops = (*bindings, user), (*ops, name)
             chains[ops] = Chain(bindings, inner)
         return chains, tried
+
+    def _user(self, var: relax.Var) -> relax.Binding | None:
+        """The op that follows: the only one that uses a variable, but for what is beside it."""
+        pair = self.uses.sole_pair(var)
+        if pair is not None and _op(pair[0]) in INNER.get(_op(pair[1]), ()):
+            return pair[1]
+        return self.uses.sole_user(var)
+
+    def _beside(self, user: relax.Binding) -> relax.Binding | None:
+        """The op that makes another argument of one that follows, of those that it may be."""
+        makers = [self.uses.makers.get(a) for a in user.value.args if isinstance(a, relax.Var)]
+        known = INNER[_op(user)]
+        return next((made for made in makers if made is not None and _op(made) in known), None)
 
     def _why(self, var: relax.Var) -> str:
         return f"{var.name} is needed elsewhere: {self.uses.describe(var)}"

@@ -19,7 +19,7 @@ from relay_wgrad import output
 from relay_wgrad.problem import ConvProblem
 
 from ..building.private_folder import private_folder
-from ..patterns import EPILOGUES
+from ..fused import EPILOGUES
 from ..table import BACKENDS, STOCK
 
 FORMAT, VERSION = "relay-wgrad tuning", 1
@@ -31,7 +31,7 @@ class Measurement:
     """The fastest of what was tried for one problem by one backend.
 
     machine : the GPU's name and generation; version : of the library and the compiler.
-    problem : `ConvProblem.repro()`; epilogue : of `patterns.EPILOGUES`.
+    problem : `ConvProblem.repro()`; epilogue : of `fused.EPILOGUES`.
     options : the backend's, without its `pins`; pins : the values of those.
     ms : milliseconds of a call.
     """

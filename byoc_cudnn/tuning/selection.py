@@ -11,7 +11,7 @@ import tvm
 
 from relay_wgrad.problem import ConvProblem
 
-from ..patterns import EPILOGUES
+from ..fused import EPILOGUES
 from ..table import STOCK
 from .record import Measurement, Record
 from .versions import machine_name, versions

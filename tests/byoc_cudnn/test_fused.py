@@ -20,8 +20,8 @@ from byoc_cudnn.fused import (
     OPERAND,
     STEPS,
     VALUE,
-    ZERO,
     Form,
+    Number,
     operand_shape,
     reference,
 )
@@ -51,15 +51,23 @@ def _takes_all(registered: None) -> Iterator[None]:
 
 
 def applied(
-    form: Form, value: Any, operand: Any, zero: Any, call: Callable[[str, list[Any]], Any]
+    form: Form,
+    value: Any,
+    operand: Any,
+    number: Callable[[str, float], Any],
+    call: Callable[..., Any],
 ) -> Any:
-    """A form as an expression."""
-    places = {VALUE: value, OPERAND: operand, ZERO: zero}
+    """A form as an expression.  `number` makes an operator's constant."""
+    places = {VALUE: value, OPERAND: operand}
     args = [
-        applied(place, value, operand, zero, call) if isinstance(place, Form) else places[place]
+        applied(place, value, operand, number, call)
+        if isinstance(place, Form)
+        else number(form.op, place.value)
+        if isinstance(place, Number)
+        else places[place]
         for place in form.args
     ]
-    return call(form.op, args)
+    return call(form.op, args, **dict(form.attrs))
 
 
 def operands(name: str, problem: ConvProblem = PROBLEM) -> dict[str, tuple[int, ...]]:
@@ -73,20 +81,27 @@ def operands(name: str, problem: ConvProblem = PROBLEM) -> dict[str, tuple[int, 
     return found
 
 
-def relax_module(name: str, problem: ConvProblem = PROBLEM) -> tvm.IRModule:
+def relax_module(name: str, problem: ConvProblem = PROBLEM, way: int = 0) -> tvm.IRModule:
+    """way : which of the ways to write each step, the last of those that there are."""
     first, second = problem.roles[:2]
     shapes: Any = {role: (problem.shape(role), "float32") for role in (first, second)}
     shapes |= {operand: (shape, "float32") for operand, shape in operands(name, problem).items()}
 
     def body(emit: Any, x: Any, w: Any, *rest: Any) -> Any:
         given = dict(zip(operands(name, problem), rest, strict=True))
-        zero = relax.const(0, "float32")
+
+        def number(op: str, value: float) -> Any:
+            return (
+                tvm.tirx.IntImm("int64", value) if op == "clip" else relax.const(value, "float32")
+            )
 
         def call(op: str, args: list[Any]) -> Any:
             return emit(relax.Call(tvm.ir.Op.get(f"relax.{op}"), args))
 
         return reduce(
-            lambda y, step: applied(step.form, y, given.get(step.operand), zero, call),
+            lambda y, step: applied(
+                step.forms[min(way, len(step.forms) - 1)], y, given.get(step.operand), number, call
+            ),
             EPILOGUES[name],
             emit(conv_call(problem, x, w)),
         )
@@ -101,12 +116,15 @@ def values_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
     return {key: rng.integers(-2, 3, shape).astype("float32") for key, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_relax_finds_it_and_a_region_tells_it(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [(n, way) for n in NAMES for way in range(max(len(s.forms) for s in EPILOGUES[n]))],
+)
+def test_relax_finds_it_and_a_region_tells_it(name: str, way: int) -> None:
     for layouts in LAYOUTS:
         line = f"fprop n=2 c=3 h=4 w=5 k=4 r=1 s=1 layout={'/'.join(layouts)}"
         out, report = byoc_cudnn.partition(
-            relax_module(name, ConvProblem.parse(line)), ["takes_all"]
+            relax_module(name, ConvProblem.parse(line), way), ["takes_all"]
         )
         assert report.rows() == {f"takes_all.fprop_{name}": 1}
         (func,) = (f for _, f in out.functions_items() if f.attrs and "Codegen" in f.attrs)
@@ -141,15 +159,19 @@ def test_relay_finds_it(name: str) -> None:
     shapes: Any = {role: PROBLEM.shape(role) for role in PROBLEM.roles[:2]} | operands(name)
     given = {key: relay.var(key, shape=shape) for key, shape in shapes.items()}
 
-    def call(op: str, args: list[Any]) -> Any:
-        return reduce(getattr, op.split("."), relay)(*args)
+    def call(op: str, args: list[Any], **attrs: float) -> Any:
+        return reduce(getattr, op.split("."), relay)(*args, **attrs)
+
+    def number(_: str, value: float) -> Any:
+        return relay.const(float(value))
 
     y = relay.nn.conv2d(
         given["data"], given["weight"], kernel_size=(1, 1), channels=4, data_layout="NHWC",
         kernel_layout="OHWI",
     )  # fmt: skip
     for step in EPILOGUES[name]:
-        y = applied(step.form, y, given.get(step.operand), relay.const(0.0), call)
+        form = (step.form, *step.relay)[-1]
+        y = applied(form, y, given.get(step.operand), number, call)
     mod = relay.IRModule.from_expr(relay.Function(list(given.values()), y))
     assert byoc_cudnn.partition(mod, ["takes_all"])[1].rows() == {f"takes_all.fprop_{name}": 1}
 
@@ -176,6 +198,51 @@ def test_an_operand_that_makes_the_result_larger_is_not_fused() -> None:
         assert entry.row == "fprop"
         reasons = dict(entry.tried)
         assert "not of the result's shape" in reasons[f"{backend}.fprop_residual"]
+
+
+@pytest.mark.parametrize("written", ["clip", "minimum"])
+def test_other_bounds_are_not_fused(written: str) -> None:
+    shapes = {"x": ((1, 3, 3, 4), "float32"), "w": ((4, 3, 3, 4), "float32")}
+
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        y = emit(relax.op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI"))
+        if written == "clip":
+            return emit(relax.op.clip(y, 0, 5))
+        zero, five = (relax.const(n, "float32") for n in (0, 5))
+        return emit(relax.op.minimum(emit(relax.op.maximum(y, zero)), five))
+
+    (entry,) = byoc_cudnn.partition(module(shapes, body), ["cutlass"])[1].entries
+    assert entry.row == "fprop"
+    reasons = dict(entry.tried)
+    assert reasons["cutlass.fprop_relu6"].endswith("another value than the scalar 6")
+
+
+@pytest.mark.parametrize("bounds", ["0, 5", "1, 6", "0, T.float32(6.5)"])
+def test_a_region_with_other_bounds_is_refused(bounds: str) -> None:
+    out, _ = byoc_cudnn.partition(relax_module("relu6"), ["takes_all"])
+    text = out.script()
+    assert text.count(", 0, 6)") == 1
+    other = tvm.script.from_source(text.replace(", 0, 6)", f", {bounds})"))
+    (func,) = (f for _, f in other.functions_items() if f.attrs and "Codegen" in f.attrs)
+    with pytest.raises(ValueError, match="an epilogue that no backend has"):
+        byoc_cudnn.read_region(func)
+
+
+def test_another_sigmoid_is_not_fused() -> None:
+    """Of another tensor, or one that something else needs too."""
+    shapes = {"x": ((1, 3, 3, 4), "float32"), "w": ((4, 3, 3, 4), "float32"),
+              "other": ((1, 1, 1, 4), "float32")}  # fmt: skip
+
+    for needed in (False, True):
+
+        def body(emit: Any, x: Any, w: Any, other: Any, needed: bool = needed) -> Any:
+            y = emit(relax.op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI"))
+            gate = emit(relax.op.sigmoid(y if needed else other))
+            out = emit(relax.op.multiply(y, gate))
+            return emit(relax.op.add(out, gate)) if needed else out
+
+        (entry,) = byoc_cudnn.partition(module(shapes, body), ["cutlass"])[1].entries
+        assert entry.row == "fprop"
 
 
 def test_what_no_record_has_is_no_step() -> None:

@@ -41,7 +41,7 @@ using Default = cutlass::conv::kernel::DefaultConv2dDgrad<
     GemmShape<64, 64, 8>,
     GemmShape<32, 64, 8>,
     GemmShape<1, 1, 1>,
-    OutputOp<float, 1, true, false, false, false>,
+    OutputOp<float, 1, true, false, false, false, false, false>,
     cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<4>,
     4, cutlass::arch::OpMultiplyAdd,
     IteratorAlgorithm::kOptimized,

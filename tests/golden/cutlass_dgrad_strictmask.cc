@@ -41,7 +41,7 @@ using Default = cutlass::conv::kernel::DefaultConv2dDgrad<
     GemmShape<64, 64, 32>,
     GemmShape<32, 32, 32>,
     GemmShape<16, 8, 16>,
-    OutputOp<cutlass::bfloat16_t, 8, false, false, false, true>,
+    OutputOp<cutlass::bfloat16_t, 8, false, false, false, false, false, true>,
     cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<4>,
     5, cutlass::arch::OpMultiplyAdd,
     IteratorAlgorithm::kOptimized,

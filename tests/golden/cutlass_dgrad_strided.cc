@@ -41,7 +41,7 @@ using Default = cutlass::conv::kernel::DefaultConv2dDgrad<
     GemmShape<64, 64, 16>,
     GemmShape<32, 32, 16>,
     GemmShape<16, 8, 8>,
-    OutputOp<float, 4, false, false, false, false>,
+    OutputOp<float, 4, false, false, false, false, false, false>,
     cutlass::conv::threadblock::StridedDgradIdentityThreadblockSwizzle<4>,
     5, cutlass::arch::OpMultiplyAdd,
     IteratorAlgorithm::kOptimized,

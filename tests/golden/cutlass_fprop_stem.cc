@@ -41,7 +41,7 @@ using Default = cutlass::conv::kernel::DefaultConv2dFprop<
     GemmShape<64, 64, 32>,
     GemmShape<32, 32, 32>,
     GemmShape<16, 8, 16>,
-    OutputOp<cutlass::half_t, 8, true, true, false, false>,
+    OutputOp<cutlass::half_t, 8, true, true, false, false, false, false>,
     cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<4>,
     2, cutlass::arch::OpMultiplyAdd,
     IteratorAlgorithm::kFewChannels,

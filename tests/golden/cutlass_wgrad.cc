@@ -41,7 +41,7 @@ using Default = cutlass::conv::kernel::DefaultConv2dWgrad<
     GemmShape<64, 64, 32>,
     GemmShape<32, 32, 32>,
     GemmShape<16, 8, 16>,
-    OutputOp<float, 4, false, false, false, false>,
+    OutputOp<float, 4, false, false, false, false, false, false>,
     cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<4>,
     5, cutlass::arch::OpMultiplyAdd,
     IteratorAlgorithm::kOptimized,

@@ -20,6 +20,7 @@ _LINES = (
     (f"{{}} n=1 c=6 h=9 w=7 k=6 r=5 s=3 stride=2,3 pad=1,2,3,0 groups=6 {_NHWC}", "residual"),
     (f"{{}} n=1 c=3 h=4 w=9 k=3 r=3 s=3 pad=1,1,1,1 groups=3 {_NHWC} dtype=bf16/bf16/bf16", ""),
 )
+_ACTIVATED = f"fprop n=1 c=5 h=5 w=6 k=5 r=3 s=3 stride=1,2 pad=1,0,1,2 groups=5 {_NHWC}"
 # Single elements of half precision, which no copy is as small as, and a wide result.
 _WIDE = f"dgrad n=1 c=1 h=4 w=9 k=1 r=3 s=3 groups=1 {_NHWC} dtype=f32/bf16/bf16"
 # So many sums that slabs of them are added by fewer threads each.
@@ -30,6 +31,7 @@ SMALL: list[tuple[ConvProblem, tuple[str, ...]]] = [
         for line, name in _LINES
         for kind in ("fprop", "dgrad", "wgrad")
     ),
+    *((ConvProblem.parse(_ACTIVATED), tuple(name.split())) for name in ("bias relu6", "silu")),
     (ConvProblem.parse(_WIDE), ()),
     (ConvProblem.parse(_MANY), ()),
 ]

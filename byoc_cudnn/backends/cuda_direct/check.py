@@ -22,10 +22,13 @@ LAYOUTS = (("NHWC", "OHWI", "NHWC"), ("NCHW", "OIHW", "NCHW"))
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
 
 EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
-    ConvKind.FPROP: ("bias_relu", "residual_relu", "bias", "residual", "relu", ""),
+    ConvKind.FPROP: (
+        "bias_relu", "bias_relu6", "bias_silu", "residual_relu", "bias", "residual", "relu",
+        "relu6", "silu", "",
+    ),
     ConvKind.DGRAD: ("bias_relu", "residual_relu", "bias", "residual", "relu", *MASKS, ""),
     ConvKind.WGRAD: ("",),
-}
+}  # fmt: skip
 """Kind -> its epilogues, big to small: each kernel's store computes them in float32."""
 
 

@@ -17,11 +17,11 @@ from .family import Family, Numbers
 PREFIX = "relay_wgrad_direct"
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 _ELEMENTS = {"f16": "__half", "bf16": "__nv_bfloat16", "f32": "float"}
-FLAGS = ("bias", "residual", "relu", "mask", "strictmask")
+FLAGS = ("bias", "residual", "relu", "relu6", "silu", "mask", "strictmask")
 """Steps of epilogues, in the order of the flags of `After` in `direct_epilogue.h`."""
 _NAME = re.compile(
     rf"{PREFIX}_([a-z]+(?:_[a-z]+)*?)_(fprop|dgrad|wgrad)_(f16|bf16|f32)_(f16|bf16|f32)"
-    r"((?:_[a-z]+)*)_n((?:\d+(?:x\d+)*)?)"
+    r"((?:_[a-z]+6?)*)_n((?:\d+(?:x\d+)*)?)"
 )
 
 

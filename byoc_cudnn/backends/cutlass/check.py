@@ -33,10 +33,13 @@ MOST_GROUPS, LEAST_CHANNELS = 32, 8
 _TYPES = {"split_k": int, "kernel": str}  # of options; the others but `arch` are bool
 
 EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
-    ConvKind.FPROP: ("bias_relu", "residual_relu", "bias", "residual", "relu", ""),
+    ConvKind.FPROP: (
+        "bias_relu", "bias_relu6", "bias_silu", "residual_relu", "bias", "residual", "relu",
+        "relu6", "silu", "",
+    ),
     ConvKind.DGRAD: ("bias_relu", "residual_relu", "bias", "residual", "relu", *MASKS, ""),
     ConvKind.WGRAD: ("",),
-}
+}  # fmt: skip
 """Kind -> its epilogues, big to small: an output functor of our own computes them in float32."""
 
 EPILOGUE_STEPS = tuple(

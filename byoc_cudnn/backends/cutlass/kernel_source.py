@@ -23,7 +23,7 @@ _ALGORITHMS = {
 }  # fmt: skip
 # step -> what it does, in both templates: what is added is told apart by its pointer.  In
 # cutlass_device.h it is a flag of `OutputOp`; in cutlass_hopper_write.h an `Effect` of its own and
-# one for each epilogue that it is a part of, and `kReads` there says which read an operand.
+# one for each epilogue that it is a part of, and constants there say what each does.
 _EFFECTS = {name: "Add" if s.form.op == "add" else s.word for name, s in STEPS.items()}
 # In the order of `OutputOp`'s flags.
 _FLAGS = tuple(dict.fromkeys(_EFFECTS[e] for e in EPILOGUE_STEPS))

@@ -43,12 +43,14 @@ def test_cutlass(row: Row) -> None:
     kernels = candidates(problem, names, Options(arch=90, wgmma=True))
     plain, hopper = (next(k for k in kernels if (k.sm == 90) is new) for new in (False, True))
     source = kernel_source(plain.name)
-    flags = re.search(r"template <typename Element, int kCount_, (.*?)>\nstruct OutputOp", source)
+    flags = re.search(
+        r"template <typename Element, int kCount_, ([^<]*?)>\nstruct OutputOp", source
+    )
     given = re.search(r"OutputOp<[\w:]+, \d+, (.*?)>,", source)
     assert flags
     assert given
-    assert len(flags[1].split(", ")) == len(given[1].split(", "))
-    effects = re.search(r"enum class Effect \{(.*?)\}", kernel_source(hopper.name))
+    assert len(flags[1].split(",")) == len(given[1].split(", "))
+    effects = re.search(r"enum class Effect \{(.*?)\}", kernel_source(hopper.name), re.DOTALL)
     chosen = re.search(r"Effect::(k\w+)", specialization(hopper))
     assert effects
     assert chosen

@@ -25,7 +25,8 @@ using cutlass::layout::TensorNHWC;
 // What becomes of a sum on its way to the result, in float32.  The mask passes the sum where its
 // operand is 0 or NaN, as where(less(x, 0), 0, sum) does; the strict one, where(less_equal(x, 0), 0, sum),
 // not where it is 0.
-template <typename Element, int kCount_, bool kAdd, bool kRelu, bool kMask, bool kStrictMask>
+template <typename Element, int kCount_, bool kAdd, bool kRelu, bool kRelu6, bool kSilu, bool kMask,
+          bool kStrictMask>
 struct OutputOp {
   using ElementOutput = Element;
   using ElementSource = Element;
@@ -53,7 +54,9 @@ struct OutputOp {
     for (int i = 0; i < kCount; ++i) {
       float value = sums[i];
       if (kAdd) value += float(source[i]);
-      if (kRelu) value = value < 0.0f ? 0.0f : value;
+      if (kRelu || kRelu6) value = value < 0.0f ? 0.0f : value;
+      if (kRelu6) value = value > 6.0f ? 6.0f : value;
+      if (kSilu) value /= 1.0f + expf(-value);
       if (kMask) value = float(source[i]) < 0.0f ? 0.0f : value;
       if (kStrictMask) value = float(source[i]) <= 0.0f ? 0.0f : value;
       out[i] = Element(value);

@@ -51,12 +51,24 @@ __device__ inline float unpacked(uint32_t both, int which) {
 
 // In float32.  The mask passes the sum where its operand is 0 or NaN, as where(less(x, 0), 0, sum) does;
 // the strict one, where(less_equal(x, 0), 0, sum), not where it is 0.
-enum class Effect { kNone, kAdd, kAddRelu, kRelu, kMask, kStrictMask };
+enum class Effect {
+  kNone, kAdd, kAddRelu, kAddRelu6, kAddSilu, kRelu, kRelu6, kSilu, kMask, kStrictMask
+};
+
+template <Effect k>
+inline constexpr bool kAdds =
+    k == Effect::kAdd || k == Effect::kAddRelu || k == Effect::kAddRelu6 || k == Effect::kAddSilu;
+template <Effect k>
+inline constexpr bool kAtMost6 = k == Effect::kRelu6 || k == Effect::kAddRelu6;
+template <Effect k>
+inline constexpr bool kAtLeast0 = kAtMost6<k> || k == Effect::kRelu || k == Effect::kAddRelu;
 
 template <Effect kEffect>
 __device__ inline float after(float sum, float source) {
-  if (kEffect == Effect::kAdd || kEffect == Effect::kAddRelu) sum += source;
-  if (kEffect == Effect::kRelu || kEffect == Effect::kAddRelu) sum = sum < 0.0f ? 0.0f : sum;
+  if constexpr (kAdds<kEffect>) sum += source;
+  if constexpr (kAtLeast0<kEffect>) sum = sum < 0.0f ? 0.0f : sum;
+  if constexpr (kAtMost6<kEffect>) sum = sum > 6.0f ? 6.0f : sum;
+  if constexpr (kEffect == Effect::kSilu || kEffect == Effect::kAddSilu) sum /= 1.0f + expf(-sum);
   if (kEffect == Effect::kMask) sum = source < 0.0f ? 0.0f : sum;
   if (kEffect == Effect::kStrictMask) sum = source <= 0.0f ? 0.0f : sum;
   return sum;
@@ -67,7 +79,8 @@ __device__ inline float after(float sum, float source) {
 template <typename Result, Effect kEffect>
 __device__ inline void write32(Result* row, const Result* source, int column, int channels, bool inside,
                                const float (&sums)[4][2]) {
-  constexpr bool kReads = kEffect != Effect::kNone && kEffect != Effect::kRelu;
+  constexpr bool kReads =
+      kAdds<kEffect> || kEffect == Effect::kMask || kEffect == Effect::kStrictMask;
   const int lane = threadIdx.x % 4;
   if constexpr (sizeof(Result) == 2) {
     const int mine = column + 8 * lane;

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from byoc_cudnn.backends.cuda_direct.depthwise import strip_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.depthwise_cases import SMALL
-from tests.support.direct_emulated import library, share, some, workspace
+from tests.support.direct_emulated import library, run, share, some, workspace
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,22 @@ def test_what_kernels_compute(
 ) -> None:
     for kernel in some(problem, epilogue):
         assert share(functions, kernel, problem, epilogue) <= 1, kernel.name
+
+
+@pytest.mark.parametrize("name", ["relu", "relu6", "silu"])
+def test_nan_and_large_numbers_pass(tmp_path: Path, name: str) -> None:
+    """One image's data is NaN, the others' sums are large; half holds them."""
+    problem = ConvProblem.parse(
+        "fprop n=3 c=2 h=3 w=3 k=2 r=1 s=1 groups=2 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
+    )
+    (kernel,) = some(problem, (name,))[:1]
+    data = np.empty(problem.shape("data"), np.float16)
+    data[0], data[1], data[2] = np.nan, 2000, -2000
+    weight = np.ones(problem.shape("weight"), np.float16)
+    out = run(library(tmp_path, kernel), kernel, problem, [data, weight])
+    assert np.isnan(out[0]).all()
+    assert (out[1] == (6 if name == "relu6" else 2000)).all()
+    assert (out[2] == 0).all()
 
 
 def test_the_model_cuts_as_the_kernels_do(functions: Any) -> None:
