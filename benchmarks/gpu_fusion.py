@@ -42,13 +42,16 @@ SECOND: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def build(regions: list[Region], folder: Path) -> Any:
+def build(
+    regions: list[Region], folder: Path, generate: Callable[[list[Region], int], str] = generate
+) -> Any:
+    """The library of regions, for the GPU that is here."""
     import subprocess
 
     import tvm_ffi
 
     major, minor = torch.cuda.get_device_capability()
-    source, library = folder / "fusion.cc", folder / "fusion.so"
+    source, library = (folder / f"{regions[0].symbol}{end}" for end in (".cc", ".so"))
     source.write_text(generate(regions, 10 * major + minor), encoding="utf-8")
     subprocess.run(library_command(source, library), check=True)
     return tvm_ffi.load_module(str(library))

@@ -19,6 +19,8 @@
 
 #undef __launch_bounds__
 #define __launch_bounds__(...)
+#define __expf expf
+#define __fdividef(a, b) ((a) / (b))
 #undef __shared__
 #define __shared__ static
 

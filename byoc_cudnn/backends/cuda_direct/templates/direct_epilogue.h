@@ -13,7 +13,8 @@ struct After {
     if constexpr (kBias || kResidual) value += operand;
     if constexpr (kRelu || kRelu6) value = value < 0.f ? 0.f : value;
     if constexpr (kRelu6) value = value > 6.f ? 6.f : value;
-    if constexpr (kSilu) value /= 1.f + expf(-value);
+    // Approximate functions: 2 ulp more, and a fraction of the time that a division in full takes.
+    if constexpr (kSilu) value = __fdividef(value, 1.f + __expf(-value));
     if constexpr (kMask) value = operand < 0.f ? 0.f : value;
     if constexpr (kStrictMask) value = operand <= 0.f ? 0.f : value;
     return value;

@@ -22,6 +22,15 @@ using cutlass::conv::StrideSupport;
 using cutlass::gemm::GemmShape;
 using cutlass::layout::TensorNHWC;
 
+// By approximate functions: 2 ulp more, and a fraction of the time that a division in full takes.
+CUTLASS_HOST_DEVICE float silu(float value) {
+#if defined(__CUDA_ARCH__)
+  return __fdividef(value, 1.0f + __expf(-value));
+#else
+  return value / (1.0f + expf(-value));
+#endif
+}
+
 // What becomes of a sum on its way to the result, in float32.  The mask passes the sum where its
 // operand is 0 or NaN, as where(less(x, 0), 0, sum) does; the strict one, where(less_equal(x, 0), 0, sum),
 // not where it is 0.
@@ -56,7 +65,7 @@ struct OutputOp {
       if (kAdd) value += float(source[i]);
       if (kRelu || kRelu6) value = value < 0.0f ? 0.0f : value;
       if (kRelu6) value = value > 6.0f ? 6.0f : value;
-      if (kSilu) value /= 1.0f + expf(-value);
+      if (kSilu) value = silu(value);
       if (kMask) value = float(source[i]) < 0.0f ? 0.0f : value;
       if (kStrictMask) value = float(source[i]) <= 0.0f ? 0.0f : value;
       out[i] = Element(value);

@@ -68,7 +68,9 @@ __device__ inline float after(float sum, float source) {
   if constexpr (kAdds<kEffect>) sum += source;
   if constexpr (kAtLeast0<kEffect>) sum = sum < 0.0f ? 0.0f : sum;
   if constexpr (kAtMost6<kEffect>) sum = sum > 6.0f ? 6.0f : sum;
-  if constexpr (kEffect == Effect::kSilu || kEffect == Effect::kAddSilu) sum /= 1.0f + expf(-sum);
+  if constexpr (kEffect == Effect::kSilu || kEffect == Effect::kAddSilu) {
+    sum = __fdividef(sum, 1.0f + __expf(-sum));
+  }
   if (kEffect == Effect::kMask) sum = source < 0.0f ? 0.0f : sum;
   if (kEffect == Effect::kStrictMask) sum = source <= 0.0f ? 0.0f : sum;
   return sum;
