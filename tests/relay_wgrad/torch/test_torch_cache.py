@@ -59,6 +59,7 @@ def test_sizes_that_are_none(size: Any, kind: type[Exception]) -> None:
 
 
 GIVEN_BACK = """
+import gc
 import sys
 from pathlib import Path
 
