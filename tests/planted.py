@@ -85,6 +85,12 @@ FAULTS = (
     Fault("offloading: a crop that starts at zero", "byoc_cudnn/split/adapt.py",
           "begin = [before for before, _ in around.values()]", "begin = [0 for _ in around]",
           "tests/byoc_cudnn/split/test_partition_adapt.py"),
+    Fault("epilogues: any bounds are ReLU6's", "byoc_cudnn/fused.py",
+          "bool(expr.value == number.value)", "bool(expr.value < 7)",
+          "tests/byoc_cudnn/test_fused.py"),
+    Fault("epilogues: our kernels clip at 5", "byoc_cudnn/backends/cuda_direct/templates/"
+          "direct_epilogue.h", "value > 6.f ? 6.f", "value > 5.f ? 5.f",
+          "tests/byoc_cudnn/backends/cuda_direct/test_direct_emulated.py"),
     Fault("offloading: asymmetric padding goes to cuDNN", "byoc_cudnn/backends/cudnn/check.py",
           "(_layouts, _dtypes, known_channels, _padding, _elements)",
           "(_layouts, _dtypes, known_channels, _elements)",
