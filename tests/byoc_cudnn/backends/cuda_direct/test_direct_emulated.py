@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,16 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.depthwise_cases import SMALL
 from tests.support.direct_emulated import library, run, share, some, workspace
 
+POINTWISE = ConvProblem.parse(
+    "fprop n=3 c=2 h=3 w=3 k=2 r=1 s=1 groups=2 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
+)
+ACTIVATIONS = ("relu", "relu6", "silu")
+
 
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    kernels = dict.fromkeys(kernel for case in SMALL for kernel in some(*case))
+    cases = [*SMALL, *((POINTWISE, (name,)) for name in ACTIVATIONS)]
+    kernels = dict.fromkeys(kernel for case in cases for kernel in some(*case))
     return library(tmp_path_factory.mktemp("kernels"), *kernels)
 
 
@@ -29,20 +34,17 @@ def test_what_kernels_compute(
         assert share(functions, kernel, problem, epilogue) <= 1, kernel.name
 
 
-@pytest.mark.parametrize("name", ["relu", "relu6", "silu"])
-def test_nan_and_large_numbers_pass(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_nan_and_large_numbers_pass(functions: Any, name: str) -> None:
     """One image's data is NaN, the others' sums are large; half holds them."""
-    problem = ConvProblem.parse(
-        "fprop n=3 c=2 h=3 w=3 k=2 r=1 s=1 groups=2 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
-    )
-    (kernel,) = some(problem, (name,))[:1]
-    data = np.empty(problem.shape("data"), np.float16)
+    data = np.empty(POINTWISE.shape("data"), np.float16)
     data[0], data[1], data[2] = np.nan, 2000, -2000
-    weight = np.ones(problem.shape("weight"), np.float16)
-    out = run(library(tmp_path, kernel), kernel, problem, [data, weight])
-    assert np.isnan(out[0]).all()
-    assert (out[1] == (6 if name == "relu6" else 2000)).all()
-    assert (out[2] == 0).all()
+    weight = np.ones(POINTWISE.shape("weight"), np.float16)
+    for kernel in some(POINTWISE, (name,)):
+        out = run(functions, kernel, POINTWISE, [data, weight])
+        assert np.isnan(out[0]).all()
+        assert (out[1] == (6 if name == "relu6" else 2000)).all()
+        assert (out[2] == 0).all()
 
 
 def test_the_model_cuts_as_the_kernels_do(functions: Any) -> None:
