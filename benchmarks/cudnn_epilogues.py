@@ -15,7 +15,6 @@ gradient, which is what normalizations that add it themselves pay in their first
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ import tvm_ffi
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu_timing import ROUNDS, timed
+from benchmarks.gpu_timing import in_turns
 from byoc_cudnn.backends.cudnn.codegen import generate
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
@@ -101,11 +100,8 @@ def measure(problem: ConvProblem, plain: Any, fused: Any, rate: float) -> dict[s
     want = (wide + extra.float()).relu_() if forward else wide.where(extra.float() > 0, 0)
     row["difference"] = float((out.float() - want).abs().max() / wide.abs().max())
     del want, wide
-    times: dict[str, list[float]] = {"alone_us": [], "fused_us": []}
-    for _ in range(ROUNDS):
-        times["alone_us"].append(timed([lambda: plain(x, w, alone)], 10) * 1e6)
-        times["fused_us"].append(timed([lambda: fused(x, w, extra, out)], 10) * 1e6)
-    row |= {name: statistics.median(found) for name, found in times.items()}
+    calls = {"alone": [lambda: plain(x, w, alone)], "fused": [lambda: fused(x, w, extra, out)]}
+    row |= {f"{name}_us": s * 1e6 for name, s in in_turns(calls, 10, warm=0).items()}
     moved = out.nbytes * (2 if forward else 3)
     return {**row, "apart_us": row["alone_us"] + moved / rate / 1e6}
 
@@ -136,11 +132,8 @@ def summed(problem: ConvProblem, how: Sequence[Any], rate: float) -> dict[str, A
             continue
         row[f"{name}_difference"] = float((out.double() - want).norm() / want.norm())
     del want
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            times[name].append(timed([call], 10) * 1e6)
-    row |= {f"{name}_us": statistics.median(found) for name, found in times.items()}
+    taken = in_turns({name: [call] for name, call in calls.items()}, 10, warm=0)
+    row |= {f"{name}_us": s * 1e6 for name, s in taken.items()}
     return {**row, "apart_us": row["alone_us"] + out.nbytes / rate / 1e6}
 
 

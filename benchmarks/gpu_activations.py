@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu_fusion import build
-from benchmarks.gpu_timing import L2_BYTES, ROUNDS, canonical, timed
+from benchmarks.gpu_norm import copy_rate
+from benchmarks.gpu_timing import L2_BYTES, canonical, in_turns
 from byoc_cudnn.backends.cuda_direct import codegen as direct
 from byoc_cudnn.backends.cutlass import codegen as cutlass
 from byoc_cudnn.codegen.regions import Region
@@ -65,7 +66,6 @@ def problem_of(layer: tuple[int, ...], batch: int) -> ConvProblem:
 
 def measure(problem: ConvProblem, name: str, fused: Any, plain: Any) -> dict[str, Any]:
     generator = torch.Generator("cuda").manual_seed(0)
-    moved = 2 * sum(math.prod(problem.shape(role)) for role in problem.roles)
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=torch.float16, generator=generator)
@@ -75,7 +75,7 @@ def measure(problem: ConvProblem, name: str, fused: Any, plain: Any) -> dict[str
             tensor(*problem.shape("data")), tensor(*problem.shape("weight")), tensor(problem.k),
             torch.full(problem.shape("grad"), torch.nan, device="cuda", dtype=torch.float16),
         )
-        for _ in range(max(1, math.ceil(3 * L2_BYTES / moved)))
+        for _ in range(max(1, math.ceil(3 * L2_BYTES / problem.bytes)))
     ]  # fmt: skip
     activation = ACTIVATIONS[name]
 
@@ -101,20 +101,8 @@ def measure(problem: ConvProblem, name: str, fused: Any, plain: Any) -> dict[str
         "apart": [partial(apart, *t) for t in sets],
         "torch": [partial(theirs, *t[:3]) for t in sets],
     }
-    times: dict[str, list[float]] = {side: [] for side in candidates}
-    for calls in candidates.values():
-        timed(calls, 3)
-    for _ in range(ROUNDS):
-        for side, calls in candidates.items():
-            times[side].append(timed(calls, 20))
-    middle = {f"{side}_us": statistics.median(v) * 1e6 for side, v in times.items()}
-    return {"problem": problem.repro(), "activation": name, "bytes": moved, **middle}
-
-
-def copy_rate() -> float:
-    """Bytes a second, read and written."""
-    a, b = torch.empty((2, 1 << 30), dtype=torch.uint8, device="cuda")
-    return 2 * a.nbytes / timed([lambda: b.copy_(a)], 20)
+    middle = {f"{side}_us": s * 1e6 for side, s in in_turns(candidates, 20).items()}
+    return {"problem": problem.repro(), "activation": name, "bytes": problem.bytes, **middle}
 
 
 def main() -> int:

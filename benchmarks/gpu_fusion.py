@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu_timing import L2_BYTES, ROUNDS, canonical, timed
+from benchmarks.gpu_timing import L2_BYTES, canonical, in_turns
 from byoc_cudnn.backends.cutlass.codegen import generate
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
@@ -78,13 +77,7 @@ def measure(problem: ConvProblem, epilogue: str, fused: Any, plain: Any) -> dict
     two = [lambda t=t: apart(t) for t in tensors]
     alone = [lambda t=t: plain(t[0], t[1], t[4]) for t in tensors]
     candidates = {"fused": one, "apart": two, "dgrad": alone}
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for calls in candidates.values():
-        timed(calls, 3)
-    for _ in range(ROUNDS):
-        for name, calls in candidates.items():
-            times[name].append(timed(calls, 20))
-    middle = {f"{name}_us": statistics.median(v) * 1e6 for name, v in times.items()}
+    middle = {f"{name}_us": s * 1e6 for name, s in in_turns(candidates, 20).items()}
     size = 2 * math.prod(problem.shape("data"))
     return {"problem": problem.repro(), "epilogue": epilogue, "bytes_saved": 2 * size, **middle}
 

@@ -35,17 +35,10 @@ EPILOGUES: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """Name -> the ops on the way from the convolution to the result, in order: all ways to write it."""
 
+_WAYS = [op for step in STEPS.values() for form in step.forms for op in form.way]
 INNER: dict[str, frozenset[str]] = {
-    op.relax: frozenset(
-        other.inner.relax
-        for step in STEPS.values()
-        for form in step.forms
-        for other in form.way
-        if other.op == op.op and other.inner is not None
-    )
-    for step in STEPS.values()
-    for form in step.forms
-    for op in form.way
+    op.relax: frozenset(o.inner.relax for o in _WAYS if o.op == op.op and o.inner is not None)
+    for op in _WAYS
     if op.inner is not None
 }
 """Op on the way -> the ops one of which makes another argument and is fused too."""

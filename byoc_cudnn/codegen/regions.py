@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -87,13 +87,19 @@ def read_region(func: relax.Function) -> Region:
     outer_index = {param: i for i, param in enumerate(func.params)}
     if any(arg not in outer_index for arg in call.args) or len(call.args) != len(func.params):
         raise ValueError(f"{symbol}: the composite's operands are not the function's parameters")
-    names = _operands(symbol, inner)
+    conv, steps = _chain(symbol, inner)
+    problem = problem_of(conv)
+    named = list(zip(problem.roles[:2], conv.args[:2], strict=True))
+    named += [(step.step.operand, step.operand) for step in steps if step.step.operand]
+    names = _operands(symbol, inner, named)
     ordered = [""] * len(func.params)
     for param, arg in zip(inner.params, call.args, strict=True):
         ordered[outer_index[arg]] = names.pop(param, "")
     if "" in ordered:
         raise ValueError(f"{symbol}: a parameter that is no operand: {func.params}")
-    problem, epilogue = _contents(symbol, inner)
+    epilogue = tuple(step.step.name for step in steps)
+    if len(set(epilogue)) != len(epilogue):
+        raise ValueError(f"{symbol}: an epilogue that no backend has: {epilogue}")
     options = json.loads(str(inner.attrs[OPTIONS])) if OPTIONS in inner.attrs else {}
     return Region(symbol, problem, epilogue, tuple(ordered), options)
 
@@ -140,28 +146,19 @@ def _chain(symbol: str, func: relax.Function) -> tuple[relax.Call, list[Match]]:
     return expr, found
 
 
-def _contents(symbol: str, func: relax.Function) -> tuple[ConvProblem, tuple[str, ...]]:
-    conv, steps = _chain(symbol, func)
-    epilogue = tuple(found.step.name for found in steps)
-    if len(set(epilogue)) != len(epilogue):
-        raise ValueError(f"{symbol}: an epilogue that no backend has: {epilogue}")
-    return problem_of(conv), epilogue
-
-
 def _reshape(call: Any) -> bool:
     return op_name(call) in _RESHAPES
 
 
-def _operands(symbol: str, func: relax.Function) -> dict[Any, str]:
-    """Parameter -> what it is."""
+def _operands(
+    symbol: str, func: relax.Function, named: Sequence[tuple[str, Any]]
+) -> dict[Any, str]:
+    """Parameter -> what it is; `named` are operands, which may come through reshapes."""
     values = _bindings(func)
-    conv, steps = _chain(symbol, func)
-    first, second, _ = problem_of(conv).roles
     params = set(func.params)
     found: dict[Any, str] = {}
-
-    def note(expr: Any, name: str) -> None:
-        expr = _resolve(expr, values)
+    for name, given in named:
+        expr = _resolve(given, values)
         while isinstance(expr, relax.Call) and _reshape(expr):
             expr = _resolve(expr.args[0], values)
         if expr not in params:
@@ -169,10 +166,4 @@ def _operands(symbol: str, func: relax.Function) -> dict[Any, str]:
         if expr in found:
             raise ValueError(f"{symbol}: one parameter is both {found[expr]} and {name}")
         found[expr] = name
-
-    note(conv.args[0], first)
-    note(conv.args[1], second)
-    for step in steps:
-        if step.step.operand:
-            note(step.operand, step.step.operand)
     return found

@@ -30,7 +30,7 @@ from byoc_cudnn.table import CODEGENS
 from legalize.cpu import host_target
 from relay_wgrad import relay
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support.partition_cases import conv_call, module
+from tests.support.partition_cases import conv_call, module, regions
 
 PROBLEM = ConvProblem.parse("fprop n=2 c=3 h=4 w=5 k=4 r=1 s=1 layout=NHWC/OHWI/NHWC")
 LAYOUTS = [("NHWC", "OHWI", "NHWC"), ("NCHW", "OIHW", "NCHW")]
@@ -127,7 +127,7 @@ def test_relax_finds_it_and_a_region_tells_it(name: str, way: int) -> None:
             relax_module(name, ConvProblem.parse(line), way), ["takes_all"]
         )
         assert report.rows() == {f"takes_all.fprop_{name}": 1}
-        (func,) = (f for _, f in out.functions_items() if f.attrs and "Codegen" in f.attrs)
+        (func,) = regions(out).values()
         region = byoc_cudnn.read_region(func)
         assert region.epilogue == tuple(step.name for step in EPILOGUES[name])
         assert region.operands == ("data", "weight", *operands(name))
@@ -223,7 +223,7 @@ def test_a_region_with_other_bounds_is_refused(bounds: str) -> None:
     text = out.script()
     assert text.count(", 0, 6)") == 1
     other = tvm.script.from_source(text.replace(", 0, 6)", f", {bounds})"))
-    (func,) = (f for _, f in other.functions_items() if f.attrs and "Codegen" in f.attrs)
+    (func,) = regions(other).values()
     with pytest.raises(ValueError, match="an epilogue that no backend has"):
         byoc_cudnn.read_region(func)
 

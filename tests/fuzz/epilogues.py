@@ -52,8 +52,7 @@ class Program:
         from tvm.relax import op
 
         self.emit, self.new, self.op = emit, new, op
-        column = (CHANNELS,) if layout == "NHWC" else (CHANNELS, 1, 1)
-        self.column = column
+        self.column = (CHANNELS,) if layout == "NHWC" else (CHANNELS, 1, 1)
         self.made: list[Any] = []
         self.results: list[Any] = []
 
@@ -169,6 +168,9 @@ def check(line: str) -> str | None:
 
 
 def _module(kind: str, layout: str, steps: list[str]) -> Any:
+    """The function, whose parameters are what the steps ask for as they are written."""
+    from tvm import relax
+
     from relay_wgrad.problem import ConvProblem
     from tests.support.partition_cases import conv_call
 
@@ -176,13 +178,6 @@ def _module(kind: str, layout: str, steps: list[str]) -> Any:
     problem = ConvProblem.parse(
         f"{kind} n=1 c={CHANNELS} h=4 w=5 k={CHANNELS} r=2 s=1 layout={layouts}"
     )
-    return _written(problem, layout, steps, conv_call)
-
-
-def _written(problem: Any, layout: str, steps: list[str], conv_call: Any) -> Any:
-    """The function, whose parameters are what the steps ask for as they are written."""
-    from tvm import relax
-
     params: list[Any] = []
 
     def new(shape: tuple[int, ...], name: str = "") -> Any:
@@ -233,12 +228,11 @@ def _called(out: Any, names: dict[str, str]) -> Any:
         if name not in names:
             continue
         params = [relax.Var(p.name, p.ty) for p in func.params]
-        call = relax.call_dps_packed(names[name], params, out_ty=func.ret_ty)
-        result = relax.Var("out", func.ret_ty)
-        block = relax.BindingBlock([relax.VarBinding(result, call)])
-        body = relax.SeqExpr([block], result)
-        relax.expr._update_type(body, func.ret_ty)
-        changed[var] = relax.Function(params, body, func.ret_ty, True)
+        builder = relax.BlockBuilder()
+        with builder.function(name, params):
+            call = relax.call_dps_packed(names[name], params, out_ty=func.ret_ty)
+            builder.emit_func_output(builder.emit(call))
+        changed[var] = builder.get()[name]
     return changed
 
 

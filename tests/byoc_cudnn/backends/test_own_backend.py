@@ -15,6 +15,7 @@ from byoc_cudnn import BACKENDS, Backend, Decision, register_backend
 from byoc_cudnn.backends.base import rows_of
 from byoc_cudnn.table import CODEGENS, NoOptions
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.partition_cases import regions
 
 LAYOUTS = [("NHWC", "OHWI", "NHWC")]
 ALONE = {kind: [""] for kind in ConvKind}
@@ -58,7 +59,7 @@ def test_it_takes_what_it_accepts_and_its_regions_can_be_read() -> None:
     out, report = byoc_cudnn.partition(module(), ["mine"])
     assert report.rows() == {"mine.fprop_relu": 1}
     assert [entry.reason for entry in report.left] == ["a 3x3 kernel"]
-    (function,) = (f for _, f in out.functions_items() if f.attrs and "Codegen" in f.attrs)
+    (function,) = regions(out).values()
     region = byoc_cudnn.read_region(function)
     assert str(function.attrs["Codegen"]) == "mine"
     assert (region.symbol, region.epilogue) == ("mine_fprop_relu", ("relu",))

@@ -25,7 +25,7 @@ from byoc_cudnn.tuning.timing import fastest
 from byoc_cudnn.tuning.versions import versions
 from relay_wgrad.cli.main import main
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support.partition_cases import problem_module
+from tests.support.partition_cases import problem_module, regions
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -117,7 +117,7 @@ def split(record: Record) -> tuple[tvm.IRModule, byoc_cudnn.Entry]:
 
 
 def region_of(module: tvm.IRModule) -> Region:
-    (function,) = (f for _, f in module.functions_items() if f.attrs and "Codegen" in f.attrs)
+    (function,) = regions(module).values()
     return byoc_cudnn.read_region(function)
 
 

@@ -20,7 +20,7 @@ from byoc_cudnn.tuning import selection
 from byoc_cudnn.tuning.record import FORMAT, STOCK, Measurement, Record
 from byoc_cudnn.tuning.tune import _tasks, tune
 from relay_wgrad.problem import ConvProblem
-from tests.support.partition_cases import merged, problem_module
+from tests.support.partition_cases import merged, problem_module, regions
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -75,12 +75,12 @@ def test_the_choice_is_in_the_program() -> None:
     """The kernel that was measured is the one that is generated."""
     one = measured("cutlass", 0.1)
     out, _ = split(Record([one]))
-    (func,) = (f for _, f in out.functions_items() if f.attrs and "Codegen" in f.attrs)
+    (func,) = regions(out).values()
     text = generate([read_region(func)])
     assert one.pins["kernel"] in [name for _, name in kernels_of(text)]
     assert one.pins["kernel"] != choose(WGRAD, (), Options()).kernel.name
     out, _ = split(Record([measured("cudnn", 0.1)]))
-    (func,) = (f for _, f in out.functions_items() if f.attrs and "Codegen" in f.attrs)
+    (func,) = regions(out).values()
     assert read_region(func).options["benchmark"] is True
 
 

@@ -20,7 +20,7 @@ from byoc_cudnn.building.compiled import Library, build, library_command
 from byoc_cudnn.codegen.external import register
 from byoc_cudnn.codegen.regions import Region, read_region
 from relay_wgrad.problem import ConvProblem
-from tests.support.partition_cases import module, problem_module
+from tests.support.partition_cases import module, problem_module, regions
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -101,7 +101,7 @@ def _rest(r: Region) -> tuple[Any, ...]:
 def test_hostile_symbols(name: str) -> None:
     problem = ConvProblem.parse("wgrad n=1 c=8 h=8 w=8 k=8 r=3 s=3")
     out, _ = byoc_cudnn.partition_for_cudnn(problem_module(problem))
-    (func,) = (f for f in out.functions.values() if f.attrs and "Codegen" in f.attrs)
+    (func,) = regions(out).values()
     with pytest.raises(ValueError, match="must be a C identifier"):
         read_region(func.with_attr("global_symbol", name))
 
@@ -131,7 +131,7 @@ def test_operands_in_any_order() -> None:
     shapes = {"b": (1, 1, 1, 16), "w": problem.shape("weight"), "x": problem.shape("data")}
     out, report = byoc_cudnn.partition_for_cudnn(module(shapes, body), strict=True)
     assert report.entries[0].row == "fprop_bias_relu"
-    (func,) = (f for f in out.functions.values() if f.attrs and "Codegen" in f.attrs)
+    (func,) = regions(out).values()
     found = read_region(func)
     assert found.epilogue == ("bias", "relu")
     by_shape = {

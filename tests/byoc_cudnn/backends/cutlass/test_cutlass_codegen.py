@@ -25,7 +25,7 @@ from byoc_cudnn.building.toolchain import ToolchainError, find
 from byoc_cudnn.codegen.external import arch_of, register
 from byoc_cudnn.codegen.regions import Region, read_region
 from relay_wgrad.problem import ConvProblem
-from tests.support.partition_cases import merged, problem_module
+from tests.support.partition_cases import merged, problem_module, regions
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -134,7 +134,7 @@ def test_what_the_check_refuses_is_not_generated() -> None:
 def test_hostile_symbols(name: str) -> None:
     problem = ConvProblem.parse("wgrad n=1 c=8 h=8 w=8 k=8 r=3 s=3")
     out, _ = byoc_cudnn.partition_for_cutlass(problem_module(problem))
-    (func,) = (f for f in out.functions.values() if f.attrs and "Codegen" in f.attrs)
+    (func,) = regions(out).values()
     with pytest.raises(ValueError, match="must be a C identifier"):
         read_region(func.with_attr("global_symbol", name))
 
@@ -154,7 +154,7 @@ def test_hostile_names_of_a_program_stay_outside() -> None:
             )
         bb.emit_func_output(out)
     module, _ = byoc_cudnn.partition_for_cutlass(bb.get(), strict=True)
-    (func,) = (f for f in module.functions.values() if f.attrs and "Codegen" in f.attrs)
+    (func,) = regions(module).values()
     source = generate([read_region(func)])
     assert "#error" not in source
     assert "fprop n=n c=8" in source
