@@ -1,9 +1,11 @@
 """Batch normalization in training on a GPU: our kernels against PyTorch's, and memory's rate.
 
-    python -m benchmarks.gpu_norm [--batch 256,64] [--modes bf16,f16,f32] [--budget 55]
+    python -m benchmarks.gpu_norm [--network resnet50] [--batch 256,64] [--modes bf16,f16,f32]
+                                  [--budget 55]
 
 The normalizations of ResNet-50, each with what follows it: a ReLU, a sum with what went around the
-block (or with that one's normalization), the stem's max pooling; channels last.  A pass is one read
+block (or with that one's normalization), the stem's max pooling; or EfficientNet-B0's that a SiLU
+follows; channels last.  A pass is one read
 or one write of a tensor: with ReLU 3 forward and 5 backward, with an addition 4 and 6.  TB/s are
 bytes over time, beside those of a copy in the same run.  Times are device events, medians, of
 inputs that take turns where they would stay in the cache; the host is ahead.  Errors are relative
@@ -32,6 +34,7 @@ from benchmarks.gpu_norm_shapes import (
     DTYPES,
     EPSILON,
     MOMENTUM,
+    NETWORKS,
     Case,
     Tensors,
     cases,
@@ -91,7 +94,7 @@ def theirs(t: Tensors) -> tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
             out = out + F.batch_norm(x2, mean2, var2, gamma2, beta2, True, MOMENTUM, EPSILON)
         elif more:
             out = out + more[0]
-        out = F.relu(out) if case.activation else out
+        out = getattr(F, case.activation)(out) if case.activation else out
         return F.max_pool2d(out, 3, 2, 1) if case.pooled else out
 
     def image(value: torch.Tensor) -> torch.Tensor:
@@ -156,7 +159,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     begin = time.perf_counter()
     batches = [int(b) for b in args.batch.split(",")]
     modes = args.modes.split(",")
-    todo = [c for batch in batches for mode in modes for c in cases(batch, mode)]
+    todo = [c for batch in batches for mode in modes for c in cases(batch, mode, args.network)]
     calls = {c.call(d).symbol: c.call(d) for c in todo for d in ("forward", "backward")}
     rows, left = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -234,6 +237,7 @@ def main() -> int:
         prog="python -m benchmarks.gpu_norm", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    parser.add_argument("--network", choices=NETWORKS, default="resnet50")
     parser.add_argument("--batch", default="256,64")
     parser.add_argument("--modes", default="bf16,f16,f32", help=f"of {', '.join(DTYPES)}")
     parser.add_argument("--compiled", default="bf16", help="modes with torch.compile too")

@@ -22,6 +22,13 @@ RESNET50 = (
     (1, 256, 56, "two relu"), (1, 512, 28, "two relu"), (1, 1024, 14, "two relu"),
     (1, 2048, 7, "two relu"),
 )  # fmt: skip
+# EfficientNet-B0's that have a SiLU: after the stem, expansions, depthwise layers, and the head.
+EFFICIENTNET_B0 = (
+    (2, 32, 112, "silu"), (1, 96, 112, "silu"), (1, 96, 56, "silu"), (3, 144, 56, "silu"),
+    (1, 144, 28, "silu"), (3, 240, 28, "silu"), (1, 240, 14, "silu"), (6, 480, 14, "silu"),
+    (5, 672, 14, "silu"), (1, 672, 7, "silu"), (8, 1152, 7, "silu"), (1, 1280, 7, "silu"),
+)  # fmt: skip
+NETWORKS = {"resnet50": RESNET50, "efficientnet_b0": EFFICIENTNET_B0}
 POOLED = (3, 3, 2, 2, 1, 1, 1, 1)
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 EPSILON, MOMENTUM = 1e-5, 0.1
@@ -44,7 +51,7 @@ class Case:
 
     @property
     def activation(self) -> str:
-        return "relu" if "relu" in self.after else ""
+        return next((name for name in ("relu", "silu") if name in self.after), "")
 
     @property
     def residual(self) -> bool:
@@ -91,8 +98,8 @@ class Case:
         )  # fmt: skip
 
 
-def cases(batch: int, mode: str) -> list[Case]:
-    return [Case(times, batch, *rest, mode) for times, *rest in RESNET50]
+def cases(batch: int, mode: str, network: str = "resnet50") -> list[Case]:
+    return [Case(times, batch, *rest, mode) for times, *rest in NETWORKS[network]]
 
 
 class Tensors:
@@ -165,7 +172,11 @@ def wanted(t: Tensors) -> dict[str, torch.Tensor]:
     if t.residual is not None:
         z = z + t.residual.double().flatten(0, -2)
     dy = t.dy.double()
-    if t.case.activation:
+    if t.case.activation == "silu":
+        s = z.sigmoid()
+        dy = dy * (s * (1 + z * (1 - s))).view(dy.shape)
+        z = z * s
+    elif t.case.activation:
         z = z.relu()
         dy = torch.where(t.y <= 0, 0, dy)
     if t.case.pooled:

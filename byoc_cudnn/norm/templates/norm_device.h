@@ -98,11 +98,20 @@ __device__ inline void each_chunk(const Shape& shape, int row, All all, Single s
 
 enum class Activation { kNone, kRelu, kRelu6, kSilu };
 
-template <Activation act, typename A>
-__device__ inline A activated(A v) {
+// 1 / (1 + exp(-v)) of what is stored as T.  In half by approximate functions, whose error its rounding
+// hides: exp and a division in full are most of the instructions of a pass over half.
+template <typename T>
+__device__ inline Sum<T> sigmoid(Sum<T> v) {
+  if constexpr (sizeof(T) == 2) return __fdividef(1.f, 1.f + __expf(-v));
+  return Sum<T>(1) / (Sum<T>(1) + exp(-v));
+}
+
+template <Activation act, typename T>
+__device__ inline Sum<T> activated(Sum<T> v) {
+  using A = Sum<T>;
   if constexpr (act == Activation::kRelu) return v < A(0) ? A(0) : v;  // NaN stays NaN
   if constexpr (act == Activation::kRelu6) return v < A(0) ? A(0) : v > A(6) ? A(6) : v;
-  if constexpr (act == Activation::kSilu) return v / (A(1) + exp(-v));
+  if constexpr (act == Activation::kSilu) return v * sigmoid<T>(v);
   return v;
 }
 
@@ -128,7 +137,7 @@ template <Activation act, typename T>
 __device__ inline Sum<T> before(Sum<T> dy, Sum<T> v) {
   using A = Sum<T>;
   if constexpr (act == Activation::kSilu) {
-    const A s = A(1) / (A(1) + exp(-v));
+    const A s = sigmoid<T>(v);
     return dy * (s * (A(1) + v * (A(1) - s)));
   }
   return passes<act>(wide(narrow<T>(v))) ? dy : A(0);

@@ -137,7 +137,7 @@ __device__ inline Pack<T, V> result(const Pack<T, V>& x, const Pack<T, V>& more,
   for (int i = 0; i < V; ++i) {
     A v = times_plus(less(wide(x.value[i]), mean[i]), scale[i], shift[i]);
     if constexpr (residual) v += wide(more.value[i]);
-    out.value[i] = narrow<T>(activated<act>(v));
+    out.value[i] = narrow<T>(activated<act, T>(v));
   }
   return out;
 }

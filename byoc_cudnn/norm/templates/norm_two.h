@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const A v = times_plus(less(wide(a.value[i]), first.mean[i]), first.scale[i], shift[i]);
-      out.value[i] = narrow<T>(activated<act>(
+      out.value[i] = narrow<T>(activated<act, T>(
           times_plus(less(wide(b.value[i]), second.mean[i]), second.scale[i], v)));
     }
     store<whole>(y + row * shape.channels + at.channel, out, at.left);
