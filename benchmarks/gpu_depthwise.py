@@ -31,7 +31,7 @@ import torch
 import tvm_ffi
 
 from benchmarks.gpu_cases import Case
-from benchmarks.gpu_timing import floors, measure, milliseconds, random
+from benchmarks.gpu_timing import floors, in_turns, measure, random
 from byoc_cudnn.backends.cuda_direct.codegen import generate
 from byoc_cudnn.backends.cuda_direct.depthwise import strip_of
 from byoc_cudnn.backends.cuda_direct.kernels import Kernel
@@ -136,17 +136,12 @@ def load(rows: Sequence[Row], folder: Path) -> Any:
 
 
 def _quick(row: Row, functions: Sequence[Any]) -> list[float]:
-    """Microseconds of each kernel, on operands that take turns."""
+    """Microseconds of each kernel, in turns, on operands that take turns."""
     p, generator = row.problem, torch.Generator("cuda").manual_seed(0)
     sets = max(1, min(8, math.ceil(2e8 / p.bytes)))
     tensors = [[random(p, role, generator) for role in p.roles] for _ in range(sets)]
-    times = []
-    for function in functions:
-        calls = [lambda t=t, f=function: f(*t) for t in tensors]
-        milliseconds(calls, 2)
-        torch.cuda._sleep(2_000_000)
-        times.append(1e3 * statistics.median(milliseconds(calls, 10) for _ in range(3)))
-    return times
+    calls = {str(i): [lambda t=t, f=f: f(*t) for t in tensors] for i, f in enumerate(functions)}
+    return [1e6 * seconds for seconds in in_turns(calls, 10).values()]
 
 
 def measured(row: Row, index: int, module: Any, mode: str) -> None:

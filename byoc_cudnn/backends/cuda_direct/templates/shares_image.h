@@ -10,6 +10,8 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
                  typename Z::T* __restrict__ out, WideCall z, int slabs, int across, int all, int share) {
   using T = typename Z::T;
   constexpr int R = Z::R;
+  // With many rows ahead what is read need not wait for copies that are asked for.
+  constexpr bool kFarAhead = Z::D > 4;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t4 = lane % 4;
   const int height = static_cast<int>(back ? z.p : z.h), width = static_cast<int>(back ? z.q : z.w);
   const int rows_all = static_cast<int>(back ? z.h : z.p), columns = static_cast<int>(back ? z.w : z.q);
@@ -185,12 +187,15 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
         if (t >= steps) break;
         const bool is = base + t < height;
         gate_pass(gate, turn);
-        if (free_is) {
-          ask(free);
-          free = after(free);
-        }
+        auto ask_next = [&] {
+          if (free_is) {
+            ask(free);
+            free = after(free);
+          }
+          free_is = is;
+        };
+        if constexpr (!kFarAhead) ask_next();
         if (t >= R) put(turn - 1);
-        free_is = is;
         unsigned a[4][4];
         if (is) {
           stage = after(stage);
@@ -201,6 +206,7 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
           }
           take(stage);
         }
+        if constexpr (kFarAhead) ask_next();
         auto products = [&](int r) {
 #pragma unroll
           for (int c = 0; c < 4; ++c) {

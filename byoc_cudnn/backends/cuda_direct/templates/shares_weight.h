@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
       for (int d = 0; d < R; ++d) {
         if (t + d >= many) break;
         gate_pass(gate, turn++);
-        ask(stage);  // the rows that were there are in registers
+        const Spot was = stage;  // the rows that were there are in registers
+        if constexpr (!even) ask(was);
         stage = stage < static_cast<Spot>((Z::D - 1) * Z::STAGE) ? stage + Z::STAGE : 0;
         unsigned a[4][4];
 #pragma unroll
@@ -113,6 +114,8 @@ __global__ void __launch_bounds__(Z::THREADS, Z::F)
           }
         }
         take(stage);
+        // What is read need not wait for copies that are asked for; with many addresses they come first.
+        if constexpr (even) ask(was);
         wait_copies<Z::D - 2>();
         gate_arrive(gate);  // the products are nobody else's
         if (t + d < none) continue;
