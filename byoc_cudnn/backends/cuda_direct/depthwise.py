@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,19 +11,14 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ...decision import YES, Decision, no
 from .family import Family, Numbers
 from .machine import BANDWIDTH, ITEM, MULTIPROCESSORS, REGISTERS, SHARED, STAGED, TAP, Work
+from .strips import FACTORS, THREADS, Form
 
 MOST_TAPS = 31  # along an axis
 MOST_UNROLLED = 7  # the same, of kernels that hold their filters in registers
 
 _MOST_REGISTERS, _MOST_SHARED = 215, 48 << 10  # of a thread; bytes of a block
-_THREADS, _MOST_PACKS = 128, 64  # of a block
+_MOST_PACKS = 64  # of a block
 _BEGIN, _ALONE = 3, 1.3  # as in `chunk_of`
-# (kind, taps, stride, channels, columns) of a thread that take 1.2 to 1.6 times what others do as
-# nvcc builds them: loads are made one after another.
-_SLOW = {
-    (ConvKind.WGRAD, 3, 2, 4, 3), (ConvKind.WGRAD, 3, 2, 2, 7),
-    (ConvKind.FPROP, 5, 2, 4, 2), (ConvKind.FPROP, 5, 2, 2, 7),
-}  # fmt: skip
 
 
 def _is_depthwise(problem: ConvProblem, epilogue: str) -> Decision:
@@ -206,21 +201,35 @@ class Strip:
         return packs * 32 / beside * max(1.0, beside * self.vector * self.size / 128)
 
 
-def _strips(problem: ConvProblem) -> Iterator[Strip]:
-    size = _size(problem)
+def _factors(problem: ConvProblem) -> Mapping[Form, float]:
+    """Of the forms that were measured for a problem's taps and strides."""
+    p = problem
+    if p.r != p.s or p.strides[0] != p.strides[1]:
+        return {}
+    return FACTORS.get((p.kind, p.r, p.strides[0]), {})
+
+
+def _forms(problem: ConvProblem) -> Iterator[Form]:
+    """Those that are considered, whether they fit or not."""
+    size, steps = _size(problem), (0, 4) if _together(problem) == 1 else (0, 2, 3, 4)
     for vector in (8, 4, 2, 1):
-        if problem.c % vector or vector * size > 16:
+        if vector * size <= 16:
+            for across in (1, 2) if vector == 8 else (1, 2, 3, 4, 7):  # wider ones seldom won
+                for ahead in steps:
+                    yield vector, across, THREADS, ahead
+    yield from (form for form in _factors(problem) if form[0] * size <= 16)
+
+
+def _strips(problem: ConvProblem) -> Iterator[Strip]:
+    for vector, across, threads, ahead in dict.fromkeys(_forms(problem)):
+        strip = Strip(problem, vector, across, threads, 1, ahead)
+        if problem.c % vector or strip.shared > _MOST_SHARED:
             continue
-        for across in (1, 2) if vector == 8 else (1, 2, 3, 4, 7):  # wider ones never won
-            for ahead in (0, 4) if _together(problem) == 1 else (0, 2, 3, 4):
-                strip = Strip(problem, vector, across, _THREADS, 1, ahead)
-                if (ahead and vector * size < 4) or strip.shared > _MOST_SHARED:
-                    continue
-                if (problem.kind, problem.r, problem.strides[0], vector, across) in _SLOW:
-                    continue
-                if strip.registers <= _MOST_REGISTERS and strip.columns <= 32:
-                    fit = REGISTERS // (_THREADS * ((strip.registers + 7) // 8 * 8))
-                    yield replace(strip, fit=max(1, min(fit, SHARED // (strip.shared + 1024))))
+        if ahead and vector * _size(problem) < 4:
+            continue
+        if strip.registers <= _MOST_REGISTERS and strip.columns <= 32:
+            fit = REGISTERS // (threads * ((strip.registers + 7) // 8 * 8))
+            yield replace(strip, fit=max(1, min(fit, SHARED // (strip.shared + 1024))))
 
 
 def _of_strip(strip: Strip) -> Numbers:
@@ -241,7 +250,9 @@ def strip_of(problem: ConvProblem, numbers: Numbers) -> Strip:
 
 
 def _rows_us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
-    return strip_of(problem, numbers).work().us()
+    strip = strip_of(problem, numbers)
+    form = (strip.vector, strip.across, strip.threads, strip.ahead)
+    return strip.work().us() * _factors(problem).get(form, 1.0)
 
 
 def _rows_alignment(problem: ConvProblem, numbers: Numbers) -> int:

@@ -114,6 +114,10 @@ LINE = (
 )
 
 
+SIZES = LINE.removeprefix("{} ").split(" layout")[0]
+SMALL = "n=32 c=8 h=28 w=28 k=8 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=8"
+
+
 @pytest.mark.parametrize(
     ("kind", "changed", "reason"),
     [
@@ -121,7 +125,8 @@ LINE = (
         ("dgrad", ("n=64", "n=256"), ""),
         ("wgrad", (), ""),
         ("wgrad", ("groups=144", "groups=9"), "1.00 of cuDNN's time"),
-        ("fprop", ("h=56 w=56", "h=28 w=28 stride=2,2"), "µs are expected, and"),
+        ("fprop", ("h=56 w=56", "h=28 w=28 stride=2,2"), ""),
+        ("fprop", (SIZES, SMALL), "µs are expected, and"),
         ("fprop", ("f16/f16/f16", "f32/f32/f32"), "measured is float16"),
         ("fprop", ("NHWC/OHWI/NHWC", "NCHW/OIHW/NCHW"), "µs are expected, and"),
         ("fprop", ("r=3 s=3", "r=9 s=9"), "fprop of 9x9, strides (1, 1)"),
