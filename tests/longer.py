@@ -140,6 +140,7 @@ LONGER = {
         for group in ("places", "activations", "functions")
     },
     f"{DIRECT}/test_warps_emulated.py::test_special_values": MORE,
+    f"{DIRECT}/test_strips.py::test_results_by_as_many_threads": "250 threads of a CPU a block",
     **{
         f"{DIRECT}/test_warps_races.py::test_what_is_left_out_is_found[{name}": MORE
         for name in ("grouped", "few", "first", "depthwise_shares", "depthwise_bands-ConvKind.W")

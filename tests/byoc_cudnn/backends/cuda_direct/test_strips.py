@@ -16,6 +16,7 @@ from byoc_cudnn.backends.cuda_direct.kernels import PREFIX, Kernel
 from byoc_cudnn.backends.cuda_direct.model import Choice, ranked
 from byoc_cudnn.backends.cuda_direct.strips import FACTORS, THREADS
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.direct_emulated import library, share
 
 TIMES = Path(__file__).parents[4] / "benchmarks/results/gpu_depthwise_forms.json"
 MEMORY = {"H100": 1.44, "H200": 1.0}  # as long as an H200's takes, by a copy
@@ -53,6 +54,19 @@ def test_forms_that_were_measured_are_considered(kind: ConvKind, taps: int, stri
     assert all(
         choice.us == strip_of(problem, choice.kernel.numbers).work().us() for choice in others
     )
+
+
+def test_results_by_as_many_threads_as_a_gpu_has(tmp_path: Path) -> None:
+    """Forms with other than the usual number, on a small problem each."""
+    found = []
+    for kind, taps, stride in FACTORS:
+        p = _problem(kind, taps, (stride, stride))
+        p = replace(p, n=3, c=24, h=9, w=11, k=24, groups=24)
+        found += [(p, c.kernel) for form, c in _considered(p).items() if form[2] != THREADS]
+    assert len(found) > 15
+    functions = library(tmp_path, *(kernel for _, kernel in found))
+    off = {kernel.name: share(functions, kernel, p) for p, kernel in found}
+    assert {name: x for name, x in off.items() if not x <= 1} == {}
 
 
 def test_other_taps_and_strides_have_none_of_them() -> None:
