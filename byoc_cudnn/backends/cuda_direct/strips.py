@@ -4,7 +4,7 @@ A form is what a thread and a block have: (channels, columns of results, threads
 in shared memory).  The model counts instructions as nvcc mostly makes them; for some forms it does
 not (loads one after another, registers that are short), alike for all sizes of images.  So each
 has a factor, the geometric mean of times measured over times expected: 1,100 times on an H100 and
-650 on H200s, the least two of a form, which scatter by 3 to 8 % (2026-11-23 to 27).
+650 on H200s, in float16, which scatter by 3 to 8 % of a form (2026-11-23 to 27).
 """
 
 from relay_wgrad.problem import ConvKind
