@@ -135,23 +135,23 @@ def load(rows: Sequence[Row], folder: Path) -> Any:
     return tvm_ffi.load_module(str(library))
 
 
-def _quick(row: Row, functions: Sequence[Any]) -> list[float]:
-    """Microseconds of each kernel, in turns, on operands that take turns."""
+def quick(row: Row, functions: Sequence[Any], count: int = 10) -> list[float]:
+    """Microseconds of each kernel, in turns, on operands that take turns; of `count` calls."""
     p, generator = row.problem, torch.Generator("cuda").manual_seed(0)
     sets = max(1, min(8, math.ceil(2e8 / p.bytes)))
     tensors = [[random(p, role, generator) for role in p.roles] for _ in range(sets)]
     calls = {str(i): [lambda t=t, f=f: f(*t) for t in tensors] for i, f in enumerate(functions)}
-    return [1e6 * seconds for seconds in in_turns(calls, 10).values()]
+    return [1e6 * seconds for seconds in in_turns(calls, count).values()]
 
 
 def measured(row: Row, index: int, module: Any, mode: str) -> None:
     functions = [module[f"f{index}_{j}"] for j in range(len(row.choices))]
-    quick = _quick(row, functions)
-    best = min(range(len(quick)), key=quick.__getitem__)
+    times = quick(row, functions)
+    best = min(range(len(times)), key=times.__getitem__)
     case = Case(row.name, mode, row.problem, False, f"f{index}_{best}")
     row.found = measure(case, functions[best], 0)
     row.found |= {
-        "quick_us": quick, "best": best, "kernels": [c.kernel.name for c in row.choices],
+        "quick_us": times, "best": best, "kernels": [c.kernel.name for c in row.choices],
         "predicted_us": [c.us for c in row.choices],
         "work": [_work(row.problem, c.kernel) for c in row.choices],
     }  # fmt: skip

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,13 +23,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_depthwise import Row, load
-from benchmarks.gpu_timing import DEVICE, milliseconds, random, relative
+from benchmarks.gpu_depthwise import Row, load, quick
+from benchmarks.gpu_timing import DEVICE, random, relative
 from byoc_cudnn.backends.cuda_direct.kernels import PREFIX, Kernel
 from byoc_cudnn.backends.cuda_direct.model import Choice, ranked
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-ROUNDS, CALLS, APART = 5, 20, 3e-3  # APART: two kernels' results, in norm
+CALLS, APART = 20, 3e-3  # APART: two kernels' results, in norm
 
 
 def kind_of(kernel: Kernel) -> tuple[Any, ...]:
@@ -66,21 +65,6 @@ def rows_of(files: Sequence[Path], above: float, tries: int, near: float) -> lis
     return rows
 
 
-def timed(row: Row, functions: Sequence[Any]) -> list[float]:
-    """Microseconds of each."""
-    p, generator = row.problem, torch.Generator(DEVICE).manual_seed(0)
-    sets = max(2, min(8, math.ceil(2e8 / p.bytes)))
-    tensors = [[random(p, role, generator) for role in p.roles] for _ in range(sets)]
-    calls = [[lambda t=t, f=f: f(*t) for t in tensors] for f in functions]
-    times: list[list[float]] = [[] for _ in functions]
-    for turn in range(ROUNDS + 1):
-        for i, some in enumerate(calls):
-            torch.cuda._sleep(1_500_000)
-            us = 1e3 * milliseconds(some, CALLS if turn else 2)
-            times[i] += [us] if turn else []
-    return [statistics.median(some) for some in times]
-
-
 def apart(row: Row, functions: Sequence[Any]) -> list[float]:
     """How far each one's result is from the first one's."""
     p, generator = row.problem, torch.Generator(DEVICE).manual_seed(1)
@@ -100,7 +84,7 @@ def apart(row: Row, functions: Sequence[Any]) -> list[float]:
 def measured(row: Row, index: int, module: Any) -> None:
     functions = [module[f"f{index}_{j}"] for j in range(len(row.choices))]
     row.found |= {
-        "us": timed(row, functions), "apart": apart(row, functions),
+        "us": quick(row, functions, CALLS), "apart": apart(row, functions),
         "kernels": [c.kernel.name for c in row.choices],
         "predicted_us": [c.us for c in row.choices],
     }  # fmt: skip

@@ -5,11 +5,11 @@
 
 The normalizations of ResNet-50, each with what follows it: a ReLU, a sum with what went around the
 block (or with that one's normalization), the stem's max pooling; or EfficientNet-B0's that a SiLU
-follows; channels last.  A pass is one read
-or one write of a tensor: with ReLU 3 forward and 5 backward, with an addition 4 and 6.  TB/s are
-bytes over time, beside those of a copy in the same run.  Times are device events, medians, of
-inputs that take turns where they would stay in the cache; the host is ahead.  Errors are relative
-norms against float64.  What the budget (in seconds) leaves unmeasured is named.
+follows; channels last.  A pass is one read or one write of a tensor: with ReLU 3 forward and 5
+backward, with an addition 4 and 6.  TB/s are bytes over time, beside those of a copy in the same
+run.  Times are device events, medians, of inputs that take turns where they would stay in the
+cache; the host is ahead.  Errors are relative norms against float64.  What the budget (in seconds)
+leaves unmeasured is named.
 """
 
 from __future__ import annotations

@@ -80,6 +80,10 @@ class Strip:
         return self.problem.kind is ConvKind.DGRAD and self.problem.strides != (1, 1)
 
     @property
+    def form(self) -> Form:
+        return self.vector, self.across, self.threads, self.ahead
+
+    @property
     def size(self) -> int:
         """Bytes of an operand's element."""
         return _size(self.problem)
@@ -211,21 +215,20 @@ def _factors(problem: ConvProblem) -> Mapping[Form, float]:
 
 def _forms(problem: ConvProblem) -> Iterator[Form]:
     """Those that are considered, whether they fit or not."""
-    size, steps = _size(problem), (0, 4) if _together(problem) == 1 else (0, 2, 3, 4)
+    steps = (0, 4) if _together(problem) == 1 else (0, 2, 3, 4)
     for vector in (8, 4, 2, 1):
-        if vector * size <= 16:
-            for across in (1, 2) if vector == 8 else (1, 2, 3, 4, 7):  # wider ones seldom won
-                for ahead in steps:
-                    yield vector, across, THREADS, ahead
-    yield from (form for form in _factors(problem) if form[0] * size <= 16)
+        for across in (1, 2) if vector == 8 else (1, 2, 3, 4, 7):  # wider ones seldom won
+            for ahead in steps:
+                yield vector, across, THREADS, ahead
+    yield from _factors(problem)
 
 
 def _strips(problem: ConvProblem) -> Iterator[Strip]:
     for vector, across, threads, ahead in dict.fromkeys(_forms(problem)):
-        strip = Strip(problem, vector, across, threads, 1, ahead)
-        if problem.c % vector or strip.shared > _MOST_SHARED:
+        strip, access = Strip(problem, vector, across, threads, 1, ahead), vector * _size(problem)
+        if problem.c % vector or access > 16 or strip.shared > _MOST_SHARED:
             continue
-        if ahead and vector * _size(problem) < 4:
+        if ahead and access < 4:
             continue
         if strip.registers <= _MOST_REGISTERS and strip.columns <= 32:
             fit = REGISTERS // (threads * ((strip.registers + 7) // 8 * 8))
@@ -251,8 +254,7 @@ def strip_of(problem: ConvProblem, numbers: Numbers) -> Strip:
 
 def _rows_us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     strip = strip_of(problem, numbers)
-    form = (strip.vector, strip.across, strip.threads, strip.ahead)
-    return strip.work().us() * _factors(problem).get(form, 1.0)
+    return strip.work().us() * _factors(problem).get(strip.form, 1.0)
 
 
 def _rows_alignment(problem: ConvProblem, numbers: Numbers) -> int:

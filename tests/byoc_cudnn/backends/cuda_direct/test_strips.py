@@ -14,7 +14,7 @@ import pytest
 from byoc_cudnn.backends.cuda_direct.depthwise import strip_of
 from byoc_cudnn.backends.cuda_direct.kernels import PREFIX, Kernel
 from byoc_cudnn.backends.cuda_direct.model import Choice, ranked
-from byoc_cudnn.backends.cuda_direct.strips import FACTORS, THREADS
+from byoc_cudnn.backends.cuda_direct.strips import FACTORS, THREADS, Form
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.direct_emulated import library, share
 
@@ -32,14 +32,9 @@ def _problem(kind: ConvKind, taps: int, strides: tuple[int, int], s: int = 0) ->
     )
 
 
-def _form(problem: ConvProblem, kernel: Kernel) -> tuple[int, int, int, int]:
-    strip = strip_of(problem, kernel.numbers)
-    return strip.vector, strip.across, strip.threads, strip.ahead
-
-
-def _considered(problem: ConvProblem) -> dict[tuple[int, int, int, int], Choice]:
+def _considered(problem: ConvProblem) -> dict[Form, Choice]:
     found = [c for c in ranked(problem, (), 90) if c.kernel.family in STRIPS]
-    return {_form(problem, choice.kernel): choice for choice in found}
+    return {strip_of(problem, choice.kernel.numbers).form: choice for choice in found}
 
 
 @pytest.mark.parametrize(("kind", "taps", "stride"), list(FACTORS))
@@ -83,10 +78,10 @@ def test_factors_are_those_of_the_times() -> None:
         for name, us in row["kernels"]:
             kernel = Kernel.parse(f"{PREFIX}_{name}")
             if kernel.family in STRIPS:
-                work = strip_of(p, kernel.numbers).work()
+                strip = strip_of(p, kernel.numbers)
+                work = strip.work()
                 expected = replace(work, bytes=work.bytes * MEMORY[row["device"]]).us()
-                form = _form(p, kernel)
-                found[p.kind, p.r, p.strides[0], form].append(math.log(us / expected))
+                found[p.kind, p.r, p.strides[0], strip.form].append(math.log(us / expected))
     compared = 0
     for (kind, taps, stride), forms in FACTORS.items():
         for form, factor in forms.items():
