@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import keys
+from ..ambient import outside
 from ..frontend.torch.aot import decompositions, inputs_of, lies_last, traced_strides
 from ..registry import is_registered, register
 from .norms import KEPT, whole_norms
@@ -227,11 +228,12 @@ def _varies(values: Sequence[Any]) -> bool:
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
     """Within, what is done is part of a compilation, as for Dynamo: it compiles nothing meanwhile,
-    and calls of compiled code by other threads, which see that something is traced, go on."""
+    and calls of compiled code by other threads, which see that something is traced, go on.  The
+    caller's modes do not count."""
     from torch._dynamo.convert_frame import compile_lock
 
     compiler: Any = torch.compiler
-    with compile_lock:
+    with compile_lock, outside():
         before, compiler._is_compiling_flag = compiler._is_compiling_flag, True
         try:
             yield

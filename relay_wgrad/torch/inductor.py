@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..ambient import outside
 from ..frontend.torch.aot import number
 from ..problem import ConvKind
 from .arguments import OPERATORS
@@ -175,7 +176,6 @@ def choice(
 ) -> tuple[bool, str]:  # fmt: skip
     """(whether ours is faster, the times or why there are none), once for each kind of call."""
     from torch._guards import tracing
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     places = _tensors(node)
     values = [n.meta["val"] for n in places]
@@ -186,7 +186,7 @@ def choice(
     key = (kind, *shapes, str(_numbers(node.args)), order, torch.backends.cudnn.allow_tf32)
     if key in _known:
         return _known[key]
-    with unset_fake_temporarily(), tracing(None), torch.no_grad():
+    with outside(), tracing(None), torch.no_grad():
         # A generator of its own: dropout draws what it would have drawn.
         real = {
             n: torch.empty_strided(s, t, dtype=d, device=v).normal_(

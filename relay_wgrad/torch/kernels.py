@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import threads
+from ..ambient import outside
 from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import ConvKind, ConvProblem, out_size
 from . import cache, cuda_kernels, narrow
@@ -192,7 +193,11 @@ def run(
         geometry, asked,
     )  # fmt: skip
     prepared = cache.kept.prepared  # of calls that differ in nothing but numbers and addresses
-    slot, shape, strides, dense, last, alignment = prepared.get(key) or _prepare(key, first, second)
+    found = prepared.get(key)
+    if found is None:
+        with outside():
+            found = _prepare(key, first, second)
+    slot, shape, strides, dense, last, alignment = found
     out = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     if slot is None:
         out.zero_()

@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import threads
+from ..ambient import outside
+from .depends import Depends
 from .kernels import ALIGNMENT, winograd_is_allowed
+from .reads import LostError, Reads
 from .replayed import Replayed
 
 Place = tuple[dict[str, Any], str]  # a module's `_parameters` or `_buffers`, and the name in it
@@ -51,6 +54,7 @@ class Asked(NamedTuple):
 
     loss: Any  # of `from_torch`
     half: str | None
+    gradients: bool  # whether autograd records
     differentiates: bool
     layout: str | None
     checkpoint: Any
@@ -63,31 +67,43 @@ class Program:
     module : as it is now: in training or not, layer by layer.
     inputs : its arguments.  Gradients are computed by those that require them.
 
+    lost : why there is nothing compiled, or "": what the module does besides its result would not
+        be done.
+
     Raises ValueError as `from_torch` does, and for tensors on several devices.
     """
 
+    @outside()
     def __init__(self, module: torch.nn.Module, inputs: Sequence[Any], asked: Asked) -> None:
         from ..frontend import from_torch
+        from ..frontend.torch.program import hooks_lost
         from ..training.step import ADJOINT
         from ..training.two_parts import FORWARD, two_parts
 
         self.device = _device(module, inputs)
         _check_norms(module)
-        with _plain(module, self.device):
-            graph = from_torch(
-                module, tuple(x.detach() for x in inputs), loss=asked.loss, dropout="mask"
-            )
+        reads, self.lost, self.notes = Reads(module), hooks_lost(module), []
+        try:
+            if self.lost:
+                raise LostError(self.lost)
+            with _plain(module), reads.heard():
+                graph = from_torch(
+                    module, tuple(x.detach() for x in inputs), loss=asked.loss, dropout="mask"
+                )
+            self._effects = reads.effects()
+        except LostError as error:
+            self.lost, self.notes = str(error), [f"PyTorch runs this: {error}"]
+            self.depends = Depends(reads, (), asked.gradients)
+            return
+        finally:
+            reads.put_back()
         self.name, self.specs = graph.name, graph.inputs
-        self.parts = list(module.modules())  # kept, so that their ids are nobody else's
         self.drawn = [spec for spec in graph.inputs if spec.kind in ("mask", "random")]
         targets = list(graph.onnx_names.values())
         self.places = [_place(module, target) for target in targets]
-        self.constants = [
-            _Constant(_place(module, name), buffer)
-            for name, buffer in module.named_buffers(remove_duplicate=False)
-            if name not in targets and not name.endswith("num_batches_tracked")
-        ]
         self.statistics, self.counters = _statistics(module, graph)
+        given = {id(held[name]) for held, name in (*self.places, *self.counters)}
+        self.depends = Depends(reads, given, asked.gradients)
         wrt: list[str] = []
         if asked.differentiates:
             wrt = [s.name for s, x in zip(graph.inputs, inputs, strict=False) if x.requires_grad]
@@ -103,14 +119,13 @@ class Program:
         order = [*(spec.name for spec in graph.inputs), *graph.params]
         self.wrt = [order.index(name) for name in parts.wrt]
         compiled = where.compile(parts.module, lambda what: None)
-        self.compiled, self.notes = compiled, [*graph.notes, *where.notes]
+        opaque = [
+            f"{what} is taken as it was when this was compiled" for what in self.depends.opaque
+        ]
+        self.compiled, self.notes = compiled, [*graph.notes, *where.notes, *opaque]
         self._forward = compiled.vm[FORWARD if parts.wrt else ADJOINT]
         self._backward = compiled.vm[ADJOINT] if parts.wrt else None
         self._turns = Turns(self.device)
-
-    def is_current(self) -> bool:
-        """Whether the buffers that were made constants are as they were."""
-        return all(constant.is_as_it_was() for constant in self.constants)
 
     def arguments(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The forward part's: inputs, what is drawn, parameters and statistics as they are now.
@@ -139,6 +154,8 @@ class Program:
         """(the first output, what the backward part reads); statistics are updated."""
         args = [dense(x) for x in arguments]
         made = self._run(self._forward, args)
+        for held, name, value in self._effects:
+            held[name] = value
         result, kept = made[0], made[self.outputs :]
         # A view of an operand or of what is kept would be changed with it, or change it, unseen.
         shared = {x.data_ptr() for x in (*args, *kept) if x.numel()}
@@ -170,26 +187,6 @@ class Program:
     def _run(self, function: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
         with self._turns:
             return call(function, args, self.device)
-
-
-class _Constant:
-    """A buffer that the graph has as a constant: a program that has an old one must not run."""
-
-    def __init__(self, place: Place, tensor: torch.Tensor) -> None:
-        self._place, self._tensor = place, tensor
-        self._version, self._value = tensor._version, tensor.detach().clone()
-
-    def is_as_it_was(self) -> bool:
-        held, name = self._place
-        now = held.get(name)
-        if now is self._tensor and now._version == self._version:
-            return True
-        if now is None or now.device != self._value.device or now.dtype != self._value.dtype:
-            return False
-        if not torch.equal(now, self._value):
-            return False
-        self._tensor, self._version = now, now._version
-        return True
 
 
 def call(function: Any, args: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -306,15 +303,14 @@ def _device(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.device:
 
 
 @contextlib.contextmanager
-def _plain(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Within it the module is traced as it is: without autocast's casts, and without the hooks of
-    parameters, which autograd runs all the same when it gets the gradients."""
+def _plain(module: torch.nn.Module) -> Iterator[None]:
+    """Within it the module is traced without the hooks of parameters, which autograd runs all the
+    same when it gets the gradients."""
     hooks = [(p, p._backward_hooks) for p in module.parameters() if p._backward_hooks]
     for parameter, _ in hooks:
         parameter._backward_hooks = None
     try:
-        with torch.autocast(device.type, enabled=False), torch.inference_mode(False):
-            yield
+        yield
     finally:
         for parameter, given in hooks:
             parameter._backward_hooks = given

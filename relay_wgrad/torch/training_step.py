@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 
 from .kernels import DTYPES
 from .programs import Asked, Program, choices
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
 PROGRAMS = 8
 """Of one step, for different shapes, modes and the like; the least recently called one goes."""
+AGAIN = 8
+"""Programs for calls of one kind, after which a warning says what changes again and again."""
 
 
 class _Compiled(torch.autograd.Function):
@@ -104,8 +109,9 @@ class TrainingStep(torch.nn.Module):
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             ours[name] = getattr(module, name)
         ours["_options"] = (len(inputs), wanted, layout, checkpoint)
-        ours["_programs"] = OrderedDict()
-        self._program(tuple(inputs))
+        ours.update(_programs=[], _count=Counter(), _told=set())
+        if lost := self._program(tuple(inputs)).lost:
+            raise ValueError(f"TrainingStep: {lost}")
 
     # `training` is the module's own.
     @property
@@ -129,7 +135,12 @@ class TrainingStep(torch.nn.Module):
         for x in inputs[count:]:
             if x.requires_grad:
                 raise ValueError("TrainingStep: the target must not require a gradient")
+        reason = _why_not_now()
+        if reason:
+            return self._by_pytorch(reason, inputs)
         program = self._program(inputs[:count])
+        if program.lost:
+            return self._by_pytorch(program.lost, inputs)
         arguments = program.arguments(inputs)
         if not program.wrt:
             return program.forward(arguments)[0]
@@ -138,7 +149,7 @@ class TrainingStep(torch.nn.Module):
     @property
     def notes(self) -> list[str]:
         """What a user should know of the programs so far, one line each."""
-        return list(dict.fromkeys(n for p in self._programs.values() for n in p.notes))
+        return list(dict.fromkeys(note for _, p in self._programs for note in p.notes))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
@@ -153,47 +164,75 @@ class TrainingStep(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy compiles for itself: its tensors are others.
-        return {**self.__dict__, "_programs": OrderedDict()}
+        return {**self.__dict__, "_programs": [], "_count": Counter()}
+
+    def __call__(self, *inputs: Any) -> Any:
+        # Hooks of all modules are called for the module's, of which this is none.
+        if _has_any_global_hook() and not (self._forward_hooks or self._forward_pre_hooks):
+            return self.forward(*inputs)
+        return super().__call__(*inputs)
+
+    def _by_pytorch(self, reason: str, inputs: Sequence[Any]) -> Any:
+        """What the module gives, run by PyTorch, which is said once for each reason."""
+        if self._options[1] != "none":
+            raise ValueError(f"TrainingStep: {reason}: call the module")
+        if reason not in self._told:
+            self._told.add(reason)
+            warnings.warn(f"TrainingStep: PyTorch runs this: {reason}", stacklevel=4)
+        return self._wrapped(*inputs)
 
     def _program(self, inputs: tuple[torch.Tensor, ...]) -> Program:
         """The program for this call; it is compiled where there is none."""
-        _, loss, layout, checkpoint = self._options
-        parts, tensors = _contents(self._wrapped)
         grads = torch.is_grad_enabled()
-        differentiates = grads and any(t.requires_grad for t in (*inputs, *tensors))
         device = inputs[0].device.type if inputs else "cpu"
-        half = None
+        cast = None
         if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
-            half = DTYPES.get(torch.get_autocast_dtype(device))
-            first = next((t.dtype for t in tensors if t.is_floating_point()), None)
-            if first != torch.float32:  # autocast leaves float64 alone
-                half = None
-        asked = Asked(loss, half, differentiates, layout, checkpoint, choices(device))
+            cast = torch.get_autocast_dtype(device)
         key = (
-            asked,
-            tuple((id(part), part.training) for part in parts),
-            tuple((t.shape, t.dtype, t.device, differentiates and t.requires_grad)
-                  for t in (*inputs, *tensors)),
+            grads, cast, choices(device), torch.get_default_dtype(),
+            tuple((x.shape, x.dtype, x.device, grads and x.requires_grad) for x in inputs),
         )  # fmt: skip
         programs = self._programs
-        found = programs.get(key)
-        if found is not None and not found.is_current():
-            del programs[key]
-            found = None
-        if found is None:
-            while len(programs) >= PROGRAMS:
-                programs.popitem(last=False)
-            found = programs[key] = Program(self._wrapped, inputs, asked)
-        programs.move_to_end(key)
-        return found
+        before = None
+        for i in range(len(programs) - 1, -1, -1):
+            of, program = programs[i]
+            if of == key:
+                if program.depends.is_current():
+                    programs.append(programs.pop(i))
+                    return program
+                before = before or program
+        self._count[key] += 1
+        if before is not None and self._count[key] == AGAIN:
+            changed = before.depends.difference()
+            warnings.warn(
+                f"TrainingStep: {AGAIN} programs were compiled for such calls, the last one as"
+                f" {changed} has changed: what changes often should be an argument",
+                stacklevel=4,
+            )
+        made = Program(self._wrapped, inputs, self._asked(inputs, cast))
+        del programs[: max(0, len(programs) - PROGRAMS + 1)]
+        programs.append((key, made))
+        return made
+
+    def _asked(self, inputs: Sequence[torch.Tensor], cast: torch.dtype | None) -> Asked:
+        _, loss, layout, checkpoint = self._options
+        tensors, grads = list(self._wrapped.parameters()), torch.is_grad_enabled()
+        first = next((t.dtype for t in tensors if t.is_floating_point()), None)
+        # Autocast leaves float64 alone.
+        half = DTYPES.get(cast) if cast is not None and first == torch.float32 else None
+        differentiates = grads and any(t.requires_grad for t in (*inputs, *tensors))
+        device = inputs[0].device.type if inputs else "cpu"
+        return Asked(loss, half, grads, differentiates, layout, checkpoint, choices(device))
 
 
-def _contents(module: torch.nn.Module) -> tuple[list[torch.nn.Module], list[torch.Tensor]]:
-    """All modules within, and their parameters."""
-    stack, parts, tensors = [module], [], []
-    while stack:
-        part = stack.pop()
-        parts.append(part)
-        tensors += [t for t in part._parameters.values() if t is not None]
-        stack += [m for m in part._modules.values() if m is not None]
-    return parts, tensors
+def _why_not_now() -> str:
+    """What of a caller's modes only PyTorch's own operators can do, or ""."""
+    if _has_any_global_hook():
+        return "hooks of all modules would be lost"
+    if torch._C._are_functorch_transforms_active():
+        return "transforms of torch.func do not look into a compiled pass"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation does not look into a compiled pass"
+    if torch.jit.is_tracing():
+        return "torch.jit.trace does not look into a compiled pass"
+    return ""

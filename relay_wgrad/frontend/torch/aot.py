@@ -16,6 +16,7 @@ from typing import Any
 
 from tvm import relax
 
+from ...ambient import outside
 from ...given import of_type, truth
 from ...ops.algebra import WGRAD_NAME, get_op
 from ..context import FLOATS, Options
@@ -65,6 +66,7 @@ _ALIASES = ("detach.default", "alias.default")
 _LAST, _FIRST = [0, 2, 3, 1], [0, 3, 1, 2]  # to NHWC and back
 
 
+@outside()
 def from_aot(
     graph: Any,
     example_inputs: Sequence[Any] | None = None,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ambient import outside
 from ...dtypes import HALVES
 from ...given import of_type
 from ...ir import op_name
@@ -31,6 +32,7 @@ _CHOICES = {
 _NO_BATCH = "its first input has no axis for the batch"
 
 
+@outside()
 def from_torch(
     module: Any,
     example_inputs: Sequence[Any] | None = None,

@@ -18,6 +18,7 @@ from importlib import import_module
 from threading import get_ident
 from typing import Any, NoReturn
 
+from ...ambient import default_device, hooks_of_all
 from .alone import alone
 from .batch import opened, violated
 from .composed import decompositions
@@ -92,7 +93,7 @@ def exported(
         seen: list[str] = []
         try:
             if not program:
-                with torch.enable_grad(), _watched(torch, seen):
+                with default_device(), torch.enable_grad(), _watched(torch, seen):
                     module = torch.export.export(module, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
             made = functional(torch, stopped, known)
@@ -129,11 +130,19 @@ def _loaded(torch: Any, path: str) -> tuple[str, Any]:
 # ---- what torch.export drops ---------------------------------------------------------------------
 
 
-def _check_hooks(title: str, module: Any) -> None:
-    """Raises for hooks that change gradients: an exported program has none."""
+def hooks_lost(module: Any) -> str:
+    """Which hooks of its layers an exported program would not have, or ""."""
     for name, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
-            raise ValueError(f"{title}: backward hooks of {name or 'the module'!r} would be lost")
+            return f"backward hooks of {name or 'the module'!r} would be lost"
+    return "hooks of all modules would be lost" if hooks_of_all() else ""
+
+
+def _check_hooks(title: str, module: Any) -> None:
+    """Raises for hooks that change gradients, and those of all modules, of which `torch.export` has
+    some of its own."""
+    if lost := hooks_lost(module):
+        raise ValueError(f"{title}: {lost}")
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks:
             raise ValueError(f"{title}: hooks on the gradient of {name!r} would be lost")

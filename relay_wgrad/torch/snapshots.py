@@ -1,0 +1,377 @@
+"""What a value was: snapshots of what a module's attributes, hooks and functions hold.
+
+A snapshot is compared with what is there now without making another one: `holds(value)`.  Values
+count and not objects, so that one that is set again to what it was changes nothing; types count,
+and the sign of zero.  What cannot be compared (a file, a large object) is taken to stay as it is,
+and `Taken.opaque` names it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+MOST = 1000
+"""Values that one attribute may hold, in lists in dictionaries and the like, to be compared."""
+SMALL = 64
+"""Elements of a tensor on the CPU that are compared at each call: what writes to `tensor.data`, or
+to memory that NumPy shares, leaves no trace."""
+BYTES = 1 << 16
+"""Of a NumPy array, which has no count of its changes."""
+
+LIBRARIES = frozenset(
+    {*sys.stdlib_module_names, "torch", "numpy", "relay_wgrad", "legalize", "byoc_cudnn", "tvm"}
+) - {"__main__"}
+"""Packages whose functions and objects stay as they are."""
+
+
+def of_library(value: Any) -> bool:
+    """Whether a function, class or module of Python is of `LIBRARIES`."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return str(name or "").partition(".")[0] in LIBRARIES
+
+
+_EXACT = (bool, int, str, bytes, type(None), type(...), range, slice)
+_NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.dtype)
+_CONTAINERS = (list, tuple, set, frozenset, dict, deque)
+
+
+MISSING = object()
+"""What is compared where there is no value."""
+
+
+class Snapshot:
+    """Of one value.  fixed : whether the same object always has the same value."""
+
+    __slots__ = ("fixed",)
+
+    def __init__(self, fixed: bool) -> None:
+        self.fixed = fixed
+
+    def holds(self, value: Any) -> bool:
+        raise NotImplementedError
+
+
+class Absent(Snapshot):
+    """Nothing: an attribute that is not there."""
+
+    __slots__ = ()
+
+    def holds(self, value: Any) -> bool:
+        return value is MISSING
+
+
+class Anything(Snapshot):
+    """Of a value that a trace itself has put there."""
+
+    __slots__ = ()
+
+    def holds(self, value: Any) -> bool:
+        return True
+
+
+class Same(Snapshot):
+    """That very object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(True)
+        self.value = value
+
+    def holds(self, value: Any) -> bool:
+        return value is self.value
+
+
+class Equal(Snapshot):
+    """A number, a text or the like: the type and what it prints as, so that 0.0 is not -0.0."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(True)
+        self.value = value
+
+    def holds(self, value: Any) -> bool:
+        if value is self.value:
+            return True
+        return type(value) is type(self.value) and repr(value) == repr(self.value)
+
+
+class Several(Snapshot):
+    """A list, tuple, dictionary or set of values, in their order."""
+
+    __slots__ = ("items", "kind", "names")
+
+    def __init__(self, value: Any, items: list[Snapshot], names: list[Any]) -> None:
+        self.kind, self.items, self.names = type(value), items, names
+        super().__init__(isinstance(value, (tuple, frozenset)) and all(i.fixed for i in items))
+
+    def holds(self, value: Any) -> bool:
+        if type(value) is not self.kind or len(value) != len(self.items):
+            return False
+        if isinstance(value, dict):
+            now: Any = value.values()
+            if any(a is not b and a != b for a, b in zip(self.names, value, strict=True)):
+                return False
+        else:
+            now = value
+        return all(item.holds(x) for item, x in zip(self.items, now, strict=True))
+
+
+class Fields(Snapshot):
+    """An object of a class of the user's: what its `__dict__` holds."""
+
+    __slots__ = ("held", "kind")
+
+    def __init__(self, kind: type, held: Snapshot) -> None:
+        super().__init__(False)
+        self.kind, self.held = kind, held
+
+    def holds(self, value: Any) -> bool:
+        return type(value) is self.kind and self.held.holds(vars(value))
+
+
+class Numbers(Snapshot):
+    """A tensor: its elements, which are looked at where its identity and version do not answer."""
+
+    __slots__ = ("at", "tensor", "value", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(False)
+        self.tensor, self.version, self.at = tensor, _version(tensor), tensor.data_ptr()
+        self.value: torch.Tensor | None = None
+
+    def keep(self) -> None:
+        """Copies the elements; not before a trace is over, of which that would be a part."""
+        self.value = self.tensor.detach().clone()
+
+    def holds(self, value: Any) -> bool:
+        known = self.value
+        if type(value) is not type(self.tensor):
+            return False
+        same = (
+            value is self.tensor
+            and self.version is not None
+            and _version(value) == self.version
+            and value.data_ptr() == self.at
+        )
+        if known is None:
+            return same
+        if same and (value.device.type != "cpu" or value.numel() > SMALL):
+            return True
+        if not (
+            value.device == known.device
+            and value.dtype == known.dtype
+            and value.shape == known.shape
+            and value.requires_grad == self.tensor.requires_grad
+            and bool(torch.equal(value.detach(), known))
+        ):
+            return False
+        self.tensor, self.version, self.at = value, _version(value), value.data_ptr()
+        return True
+
+
+class Array(Snapshot):
+    """A NumPy array: its elements."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(False)
+        self.value = value.copy()
+
+    def holds(self, value: Any) -> bool:
+        known = self.value
+        return (
+            type(value) is type(known)
+            and value.dtype == known.dtype
+            and value.shape == known.shape
+            and value.tobytes() == known.tobytes()
+        )
+
+
+class Code(Snapshot):
+    """A function: its code, its defaults, and the variables around it that it names."""
+
+    __slots__ = ("around", "code", "kind")
+
+    def __init__(self, function: Any, around: list[tuple[Callable[[], Any], Snapshot]]) -> None:
+        self.kind, self.code, self.around = type(function), function.__code__, around
+        super().__init__(not around)
+
+    def holds(self, value: Any) -> bool:
+        return (
+            type(value) is self.kind
+            and value.__code__ is self.code
+            and all(held.holds(read()) for read, held in self.around)
+        )
+
+
+class Parts(Snapshot):
+    """A bound method, `functools.partial` or a property: what it is made of."""
+
+    __slots__ = ("held", "kind", "names")
+
+    def __init__(self, value: Any, names: tuple[str, ...], held: list[Snapshot]) -> None:
+        super().__init__(all(h.fixed for h in held))
+        self.kind, self.names, self.held = type(value), names, held
+
+    def holds(self, value: Any) -> bool:
+        return type(value) is self.kind and all(
+            held.holds(getattr(value, name))
+            for name, held in zip(self.names, self.held, strict=True)
+        )
+
+
+_PARTS: dict[type, tuple[str, ...]] = {
+    MethodType: ("__func__", "__self__"),
+    partial: ("func", "args", "keywords"),
+    property: ("fget",),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+}
+
+
+class Taken:
+    """Snapshots of values, and what was found on the way.
+
+    register : is told of each `nn.Module` among them.
+    opaque : what is not compared.  traced : names of tensors of a trace.
+    tensors : of the others, whose elements are kept when the trace is over.
+    changing : (its name, a value whose contents may change, its snapshot, a copy to put back).
+    """
+
+    def __init__(self, register: Callable[[torch.nn.Module], None]) -> None:
+        self.opaque: list[str] = []
+        self.traced: list[str] = []
+        self.tensors: list[tuple[str, Numbers]] = []
+        self.changing: list[tuple[str, Any, Snapshot, Any]] = []
+        self._register = register
+        self._known: dict[int, tuple[Any, Snapshot | None]] = {}
+        self._count = 0
+
+    def of(self, name: str, value: Any) -> Snapshot:
+        """The snapshot of a value; `name` is what an error calls it."""
+        self._count = 0
+        try:
+            return self._of(name, value)
+        except RecursionError:
+            return self._opaque(name, value)
+
+    def _of(self, name: str, value: Any) -> Snapshot:
+        kind = type(value)
+        if kind in _EXACT or isinstance(value, (*_NAMED, float, complex, np.generic)):
+            return Equal(value)
+        if isinstance(value, (type, Enum, ModuleType, BuiltinFunctionType)):
+            return Same(value)
+        if isinstance(value, torch.nn.Module):
+            self._register(value)
+            return Same(value)
+        if isinstance(value, torch.Tensor):
+            if isinstance(value, FakeTensor):
+                self.traced.append(name)
+                return Anything(True)
+            if value.layout is not torch.strided or value.device.type == "meta":
+                return self._opaque(name, value)
+            held = Numbers(value)
+            self.tensors.append((name, held))
+            return held
+        if id(value) in self._known:  # met before, or within itself
+            return self._known[id(value)][1] or Same(value)
+        self._count += 1
+        if self._count > MOST:
+            return self._opaque(name, value)
+        self._known[id(value)] = (value, None)
+        made = self._new(name, value)
+        self._known[id(value)] = (value, made)
+        return made
+
+    def _new(self, name: str, value: Any) -> Snapshot:
+        kind = type(value)
+        if isinstance(value, _CONTAINERS):
+            return self._several(name, value)
+        if isinstance(value, np.ndarray):
+            return Array(value) if value.nbytes <= BYTES else self._opaque(name, value)
+        if kind in _PARTS:
+            names = _PARTS[kind]
+            return Parts(value, names, [self._of(name, getattr(value, n)) for n in names])
+        if isinstance(value, FunctionType):
+            return Same(value) if of_library(value) else self._code(name, value)
+        if of_library(kind) and kind.__name__ not in ("SimpleNamespace", "Namespace"):
+            return Same(value)
+        if hasattr(value, "__dict__"):
+            return Fields(kind, self._several(name, vars(value)))
+        return self._opaque(name, value)
+
+    def _several(self, name: str, value: Any) -> Snapshot:
+        if len(value) > MOST:
+            return self._opaque(name, value)
+        named = isinstance(value, dict)
+        items = value.values() if named else value
+        held = Several(value, [self._of(name, x) for x in items], list(value) if named else [])
+        if not isinstance(value, (tuple, frozenset)):
+            self.changing.append((name, value, held, value.copy()))
+        return held
+
+    def _code(self, name: str, function: Any) -> Snapshot:
+        around: list[tuple[Callable[[], Any], Snapshot]] = []
+        for read in _around(function):
+            value = read()
+            if value is not MISSING:
+                around.append((read, self._of(name, value)))
+        held = Code(function, around)
+        self.changing.append((name, function, held, None))
+        return held
+
+    def _opaque(self, name: str, value: Any) -> Snapshot:
+        self.opaque.append(f"what {name} ({type(value).__name__}) holds")
+        return Same(value)
+
+
+def _around(function: Any) -> Iterator[Callable[[], Any]]:
+    """What reads each variable that a function takes from outside: its defaults, the variables of
+    functions around it, the global ones, and of the user's modules and classes those it names."""
+    for defaults in ("__defaults__", "__kwdefaults__"):
+        if getattr(function, defaults):
+            yield partial(getattr, function, defaults)
+    for cell in function.__closure__ or ():
+        yield partial(_contents, cell)
+    space, names = function.__globals__, dict.fromkeys(_names(function.__code__))
+    for name in names:
+        if name not in space:
+            continue
+        value = space[name]
+        if not isinstance(value, (ModuleType, type)):
+            yield partial(space.get, name, MISSING)
+        elif not of_library(value):
+            inner = vars(value)
+            yield from (partial(inner.get, n, MISSING) for n in names if n in inner)
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # of a variable that is not set yet
+        return MISSING
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often it was changed in place; None where PyTorch does not count."""
+    return None if tensor.is_inference() else tensor._version
