@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .snapshots import Absent, Snapshot, Taken, of_library
+from .snapshots import Absent, Anything, Snapshot, Taken, of_library
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HELD = ("_parameters", "_buffers", "_modules")
@@ -140,15 +140,20 @@ class Reads:
         self._written[id(held), name] = _Written(held, name, title, value, by_library)
 
     def put_back(self) -> list[str]:
-        """Undoes what was changed in place in lists and the like; the names of all that changed."""
+        """Undoes what was changed in place in lists and the like; the names of all that changed, of
+        which from then on only counts that they are there."""
         changed = []
         for name, value, was, copy in self.taken.changing:
             if not was.holds(value):
                 changed.append(name)
+                was.is_loose = True
                 if copy is not None:
                     value.clear()
                     (value.update if hasattr(value, "update") else value.extend)(copy)
-        changed += [name for name, was in self.taken.tensors if not was.holds(was.tensor)]
+        for name, tensor in self.taken.tensors:
+            if not tensor.holds(tensor.tensor):
+                changed.append(name)
+                tensor.is_loose = True
         return changed
 
     def effects(self) -> list[tuple[dict[str, Any], str, Any]]:
@@ -161,6 +166,7 @@ class Reads:
         for key, put in self._written.items():
             if key in self.reads and not self.reads[key].was.holds(put.value):
                 changed.append(put.title)
+                self.reads[key] = self.reads[key]._replace(was=Anything(True))
         if changed:
             raise LostError(
                 f"forward changes {changed[0]}, which a compiled pass would not: {_REMEDY}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -50,12 +50,16 @@ MISSING = object()
 
 
 class Snapshot:
-    """Of one value.  fixed : whether the same object always has the same value."""
+    """Of one value.
 
-    __slots__ = ("fixed",)
+    fixed : whether the same object always has the same value.  is_loose : of a list, a function or
+        a tensor, whether nothing is asked of what it holds: each call changes that.
+    """
+
+    __slots__ = ("fixed", "is_loose")
 
     def __init__(self, fixed: bool) -> None:
-        self.fixed = fixed
+        self.fixed, self.is_loose = fixed, False
 
     def holds(self, value: Any) -> bool:
         raise NotImplementedError
@@ -117,8 +121,8 @@ class Several(Snapshot):
         super().__init__(isinstance(value, (tuple, frozenset)) and all(i.fixed for i in items))
 
     def holds(self, value: Any) -> bool:
-        if type(value) is not self.kind or len(value) != len(self.items):
-            return False
+        if self.is_loose or type(value) is not self.kind or len(value) != len(self.items):
+            return self.is_loose and type(value) is self.kind
         if isinstance(value, dict):
             now: Any = value.values()
             if any(a is not b and a != b for a, b in zip(self.names, value, strict=True)):
@@ -129,16 +133,20 @@ class Several(Snapshot):
 
 
 class Fields(Snapshot):
-    """An object of a class of the user's: what its `__dict__` holds."""
+    """An object of a class of the user's: what its `__dict__`, and its slots, hold."""
 
-    __slots__ = ("held", "kind")
+    __slots__ = ("held", "inner", "kind")
 
-    def __init__(self, kind: type, held: Snapshot) -> None:
+    def __init__(self, kind: type, held: Snapshot, inner: Snapshot | None) -> None:
         super().__init__(False)
-        self.kind, self.held = kind, held
+        self.kind, self.held, self.inner = kind, held, inner
 
     def holds(self, value: Any) -> bool:
-        return type(value) is self.kind and self.held.holds(vars(value))
+        return (
+            type(value) is self.kind
+            and self.held.holds(vars(value))
+            and (self.inner is None or self.inner.holds(value))
+        )
 
 
 class Numbers(Snapshot):
@@ -157,8 +165,8 @@ class Numbers(Snapshot):
 
     def holds(self, value: Any) -> bool:
         known = self.value
-        if type(value) is not type(self.tensor):
-            return False
+        if self.is_loose or type(value) is not type(self.tensor):
+            return self.is_loose
         same = (
             value is self.tensor
             and self.version is not None
@@ -203,32 +211,40 @@ class Array(Snapshot):
 class Code(Snapshot):
     """A function: its code, its defaults, and the variables around it that it names."""
 
-    __slots__ = ("around", "code", "kind")
+    __slots__ = ("around", "function", "held")
 
-    def __init__(self, function: Any, around: list[tuple[Callable[[], Any], Snapshot]]) -> None:
-        self.kind, self.code, self.around = type(function), function.__code__, around
+    def __init__(self, function: Any, around: list[Callable[[], Any]], held: list[Snapshot]):
         super().__init__(not around)
+        self.function, self.around, self.held = function, around, held
 
     def holds(self, value: Any) -> bool:
-        return (
-            type(value) is self.kind
-            and value.__code__ is self.code
-            and all(held.holds(read()) for read, held in self.around)
-        )
+        around = self.around
+        if value is not self.function:
+            if type(value) is not FunctionType or value.__code__ is not self.function.__code__:
+                return False
+            around = list(_around(value))  # another one of the same code has variables of its own
+        if self.is_loose:
+            return True
+        if len(around) != len(self.held) or not all(
+            held.holds(read()) for read, held in zip(around, self.held, strict=True)
+        ):
+            return False
+        self.function, self.around = value, around
+        return True
 
 
 class Parts(Snapshot):
-    """A bound method, `functools.partial` or a property: what it is made of."""
+    """A bound method, `functools.partial`, a property, an object with slots: its attributes."""
 
     __slots__ = ("held", "kind", "names")
 
-    def __init__(self, value: Any, names: tuple[str, ...], held: list[Snapshot]) -> None:
-        super().__init__(all(h.fixed for h in held))
+    def __init__(self, value: Any, names: Sequence[str], held: list[Snapshot]) -> None:
+        super().__init__(type(value) in _PARTS and all(h.fixed for h in held))
         self.kind, self.names, self.held = type(value), names, held
 
     def holds(self, value: Any) -> bool:
         return type(value) is self.kind and all(
-            held.holds(getattr(value, name))
+            held.holds(getattr(value, name, MISSING))
             for name, held in zip(self.names, self.held, strict=True)
         )
 
@@ -286,6 +302,8 @@ class Taken:
             held = Numbers(value)
             self.tensors.append((name, held))
             return held
+        if value is MISSING:
+            return Absent(True)
         if id(value) in self._known:  # met before, or within itself
             return self._known[id(value)][1] or Same(value)
         self._count += 1
@@ -303,15 +321,20 @@ class Taken:
         if isinstance(value, np.ndarray):
             return Array(value) if value.nbytes <= BYTES else self._opaque(name, value)
         if kind in _PARTS:
-            names = _PARTS[kind]
-            return Parts(value, names, [self._of(name, getattr(value, n)) for n in names])
+            return self._parts(name, value, _PARTS[kind])
         if isinstance(value, FunctionType):
             return Same(value) if of_library(value) else self._code(name, value)
         if of_library(kind) and kind.__name__ not in ("SimpleNamespace", "Namespace"):
             return Same(value)
+        slots = [n for one in kind.__mro__ for n in _slots(one)]
         if hasattr(value, "__dict__"):
-            return Fields(kind, self._several(name, vars(value)))
-        return self._opaque(name, value)
+            inner = self._parts(name, value, slots) if slots else None
+            return Fields(kind, self._several(name, vars(value)), inner)
+        return self._parts(name, value, slots) if slots else self._opaque(name, value)
+
+    def _parts(self, name: str, value: Any, names: Sequence[str]) -> Snapshot:
+        held = [self._of(name, getattr(value, n, MISSING)) for n in names]
+        return Parts(value, names, held)
 
     def _several(self, name: str, value: Any) -> Snapshot:
         if len(value) > MOST:
@@ -324,12 +347,8 @@ class Taken:
         return held
 
     def _code(self, name: str, function: Any) -> Snapshot:
-        around: list[tuple[Callable[[], Any], Snapshot]] = []
-        for read in _around(function):
-            value = read()
-            if value is not MISSING:
-                around.append((read, self._of(name, value)))
-        held = Code(function, around)
+        around = list(_around(function))
+        held = Code(function, around, [self._of(name, read()) for read in around])
         self.changing.append((name, function, held, None))
         return held
 
@@ -356,6 +375,11 @@ def _around(function: Any) -> Iterator[Callable[[], Any]]:
         elif not of_library(value):
             inner = vars(value)
             yield from (partial(inner.get, n, MISSING) for n in names if n in inner)
+
+
+def _slots(kind: type) -> Sequence[str]:
+    names: Any = vars(kind).get("__slots__", ())
+    return [names] if isinstance(names, str) else [n for n in names if n[:2] != "__"]
 
 
 def _contents(cell: Any) -> Any:
