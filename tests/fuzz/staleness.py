@@ -44,7 +44,7 @@ def check(line: str) -> str | None:
     import torch
 
     import relay_wgrad
-    from tests.support.torch import stale_cases
+    from tests.support.torch import holders, stale_cases
 
     relay_wgrad.register()
     torch.manual_seed(0)
@@ -52,15 +52,15 @@ def check(line: str) -> str | None:
     call, _, numbers = rest.partition(" ")
     found = stale_cases.CASES[name]
     changes = [list(found.changes.items())[int(i)] for i in numbers.split(",")]
-    stale_cases.SEEN.clear()
+    holders.SEEN.clear()
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             wrong = _compared(found, changes, call)
     finally:
         found.undo()
-    if any(type(x) is not torch.Tensor for x in stale_cases.SEEN):
-        return f"a hook has kept {type(stale_cases.SEEN[0]).__name__}s"
+    if any(type(x) is not torch.Tensor for x in holders.SEEN):
+        return f"a hook has kept {type(holders.SEEN[0]).__name__}s"
     own = [str(w.message) for w in said if "PyTorch runs this" in str(w.message)]
     return wrong or (f"{REFUSED}fell back: {own[0].partition(': ')[2]}" if own else None)
 
@@ -69,7 +69,7 @@ def _compared(found: Any, changes: list[Any], call: str) -> str | None:
     import torch
 
     import relay_wgrad.torch as rt
-    from tests.support.torch.stale_cases import Whole
+    from tests.support.torch.holders import Whole
 
     twin = Whole(found.make()).double()
     x = torch.randn(4, 5, dtype=torch.float64)

@@ -93,7 +93,9 @@ def exported(
         seen: list[str] = []
         try:
             if not program:
-                with default_device(), torch.enable_grad(), _watched(torch, seen):
+                with (
+                    default_device(), torch.enable_grad(), _watched(torch, seen), _as_it_is(module)
+                ):  # fmt: skip
                     module = torch.export.export(module, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
             made = functional(torch, stopped, known)
@@ -189,6 +191,19 @@ def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
     finally:
         type.__delattr__(meta, "__getattribute__")
         tensor.register_hook = hook
+
+
+@contextlib.contextmanager
+def _as_it_is(module: Any) -> Iterator[None]:
+    """Puts attributes back, which a trace leaves as it has set them, and lists as copies."""
+    before = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for held, attributes in before:
+            for name in [name for name in held if name not in attributes]:
+                del held[name]
+            held.update(attributes)
 
 
 # ---- regions -------------------------------------------------------------------------------------

@@ -7,22 +7,35 @@ matter how often.
 
 from __future__ import annotations
 
-import enum
 import functools
 import operator
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as fn
-from torch.nn.utils import parametrizations, parametrize, prune
 
-WIDTH = 6
+from . import holders
+from .holders import (
+    WIDTH,
+    Branches,
+    Buffered,
+    Caller,
+    Counts,
+    Globals,
+    Holds,
+    Kind,
+    Settings,
+    Slotted,
+    Teacher,
+    Unread,
+    closure,
+    twice,
+)  # fmt: skip
+
 Change = Callable[[Any], Any]
 
 
@@ -34,157 +47,13 @@ class Case(NamedTuple):
     undo: Callable[[], Any] = lambda: None
 
 
-class Holds(nn.Module):
-    """A layer that multiplies by what `read` makes of its attribute."""
-
-    def __init__(self, value: Any, read: Callable[[Any], Any] = lambda v: v) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
-        self.value, self.read = value, read
-
-    def forward(self, x: Any) -> Any:
-        return x * self.weight * self.read(self.value)
-
-
-class Kind(enum.Enum):
-    TWICE = 2.0
-    THRICE = 3.0
-
-
-@dataclass
-class Settings:
-    scale: float = 1.5
-    inner: Any = field(default_factory=lambda: SimpleNamespace(more=[2.0, 3.0]))
-
-
-class Constants:
-    scale = 1.25
-
-
-class Slotted:
-    __slots__ = ("scale",)
-
-    def __init__(self) -> None:
-        self.scale = 1.5
-
-    def __call__(self, x: Any) -> Any:
-        return x * self.scale
-
-
-class Callable_:
-    def __init__(self) -> None:
-        self.by = 1.5
-
-    def method(self, x: Any) -> Any:
-        return x * self.by
-
-
-SCALE, TABLE = 1.5, {"a": [1.0, 2.0]}
-
-
-def twice(x: Any) -> Any:
-    return 2 * x
-
-
-def thrice(x: Any) -> Any:
-    return 3 * x
-
-
-def by_global(x: Any) -> Any:
-    return x * SCALE * TABLE["a"][1]
-
-
-class Globals(nn.Module):
-    """Values that are no attributes of its own."""
-
-    factor = 1.5
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-
-    @property
-    def both(self) -> Any:
-        return self.factor * SCALE
-
-    def forward(self, x: Any) -> Any:
-        return by_global(x) * self.weight * self.both * Constants.scale
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-        self.flag, self.mode, self.count, self.none = True, "relu", 2, None
-
-    def forward(self, x: Any) -> Any:
-        for _ in range(self.count):
-            x = x * self.weight if self.flag else x + self.weight
-        if self.none is not None:
-            x = x - self.none
-        return getattr(torch, self.mode)(x)
-
-
-class Unread(nn.Module):
-    """Attributes that `forward` does not read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-        self.steps, self.log, self.note = 0, [1.0], torch.ones(3)
-        self.register_buffer("seen", torch.zeros(2))
-
-    def forward(self, x: Any) -> Any:
-        self.size = x.shape[-1]
-        return x * self.weight
-
-
-class Counts(nn.Module):
-    """What its `forward` changes itself."""
-
-    def __init__(self, by: str) -> None:
-        super().__init__()
-        self.weight, self.by = nn.Parameter(torch.ones(WIDTH)), by
-        self.n, self.calls = 0, [0]
-
-    def forward(self, x: Any) -> Any:
-        if self.by == "number":
-            self.n += 1
-        elif self.by == "list":
-            self.calls.append(len(self.calls))
-        else:
-            self.kept = x
-        return x * self.weight * (1 + self.n + len(self.calls))
-
-
-class Teacher(nn.Module):
-    """A frozen network in a list, which hides it from `parameters`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-        self.held = [nn.Linear(WIDTH, WIDTH).double().requires_grad_(False)]
-
-    def forward(self, x: Any) -> Any:
-        return x * self.weight + self.held[0](x)
-
-
-def closure() -> Any:
-    factor = 1.5
-
-    def scaled(x: Any) -> Any:
-        return x * factor
-
-    return scaled
-
-
 def _do(*names: str) -> Change:
     """Statements about `m`, the layer."""
 
     def change(layer: Any) -> None:
         for text in names:
             torch.manual_seed(1)
-            exec(text, {**globals(), "m": layer})  # noqa: S102 - of this file
+            exec(text, {**vars(holders), "holders": holders, "m": layer})
 
     return change
 
@@ -208,13 +77,13 @@ def _pools() -> nn.Module:
 
 
 def _restore() -> None:
-    globals().update(SCALE=1.5)
-    TABLE["a"][1] = 2.0
-    Globals.factor, Constants.scale = 1.5, 1.25
-    Holds.forward = HOLDS_FORWARD  # type: ignore[method-assign]
+    holders.SCALE = 1.5
+    holders.TABLE["a"][1] = 2.0
+    holders.Globals.factor, holders.Constants.scale = 1.5, 1.25
+    holders.Holds.forward = _FORWARD  # type: ignore[method-assign]
 
 
-HOLDS_FORWARD = Holds.forward
+_FORWARD = holders.Holds.forward
 
 
 def _linear() -> nn.Module:
@@ -258,7 +127,7 @@ CASES: dict[str, Case] = {
     ),
     "set": _with(lambda: Holds({1.5, 2.0}, sum), "m.value.add(4.0)", "m.value.discard(2.0)"),
     "ordered": _with(
-        lambda: Holds(OrderedDict(a=1.5), lambda v: list(v.values())[0]),
+        lambda: Holds(OrderedDict(a=1.5), lambda v: next(iter(v.values()))),
         "m.value['a'] = 2.0",
         "m.value.update(b=1.0); m.value.move_to_end('a')",
     ),
@@ -333,9 +202,9 @@ CASES: dict[str, Case] = {
         "m.value = closure()",
     ),
     "method": _with(
-        lambda: Holds(Callable_().method, lambda v: v(2.0)),
+        lambda: Holds(Caller().method, lambda v: v(2.0)),
         "m.value.__self__.by = 4.0",
-        "m.value = Callable_().method",
+        "m.value = Caller().method",
     ),
     "slots": _with(
         lambda: Holds(Slotted(), lambda v: v(2.0)), "m.value.scale = 4.0", "m.value = Slotted()"
@@ -343,7 +212,7 @@ CASES: dict[str, Case] = {
     "read": _with(lambda: Holds(1.5), "m.read = lambda v: v * 3", "m.read = thrice"),
     "globals": _with(
         Globals,
-        "globals().update(SCALE=3.0)",
+        "holders.SCALE = 3.0",
         "TABLE['a'][1] = 5.0",
         "Globals.factor = 4.0",
         "m.factor = 5.0",
@@ -447,12 +316,12 @@ CASES: dict[str, Case] = {
     ),
     "global hook": _with(
         _two,
-        "_add(register_module_forward_hook(lambda a, i, o: o * 2))",
-        "_add(register_module_forward_pre_hook(lambda a, i: (i[0] * 2,)))",
-        "_add(register_module_full_backward_hook(lambda a, gi, go: tuple(g if g is None else 2 * g for g in gi)))",
-        "_add(register_module_forward_hook(lambda a, i, o: o * 3 if isinstance(a, nn.Tanh) else None))",
-        "_remove()",
-        undo=lambda: _remove(),
+        "add(register_module_forward_hook(lambda a, i, o: o * 2))",
+        "add(register_module_forward_pre_hook(lambda a, i: (i[0] * 2,)))",
+        "add(register_module_full_backward_hook(doubled))",
+        "add(register_module_forward_hook(only_tanh))",
+        "remove()",
+        undo=holders.remove,
     ),
     "recording hook": _with(
         _two, "m[0].register_forward_hook(lambda a, i, o: SEEN.append(o.detach()))", "SEEN.clear()"
@@ -460,14 +329,14 @@ CASES: dict[str, Case] = {
     "tensor hook": _with(
         _linear,
         "m.weight.register_hook(lambda g: g * 3)",
-        "m.bias.register_post_accumulate_grad_hook(_triple)",
+        "m.bias.register_post_accumulate_grad_hook(triple)",
         "m.weight.register_hook(lambda g: g + 1)",
     ),
     "parametrized": _with(
         _two,
         "parametrize.register_parametrization(m[0], 'weight', nn.Tanh())",
         "parametrizations.weight_norm(m[2])",
-        "parametrize.remove_parametrizations(m[0], 'weight') if parametrize.is_parametrized(m[0]) else None",
+        "parametrize.remove_parametrizations(m[0], 'weight')",
         "parametrize.register_parametrization(m[2], 'bias', nn.Softplus())",
     ),
     "pruned": _with(
@@ -514,46 +383,3 @@ CASES: dict[str, Case] = {
         "m.b.data = torch.full((6,), 9.0).double()",
     ),
 }
-
-SEEN: list[Any] = []
-_HANDLES: list[Any] = []
-register_module_forward_hook = nn.modules.module.register_module_forward_hook
-register_module_forward_pre_hook = nn.modules.module.register_module_forward_pre_hook
-register_module_full_backward_hook = nn.modules.module.register_module_full_backward_hook
-
-
-def _add(handle: Any) -> None:
-    """Once for module and twin, which both get it."""
-    _HANDLES.append(handle)
-    if len(_HANDLES) % 2 == 0:
-        _HANDLES.pop().remove()
-        _HANDLES.append(SimpleNamespace(remove=lambda: None))
-
-
-def _remove() -> None:
-    while _HANDLES:
-        _HANDLES.pop().remove()
-
-
-def _triple(p: Any) -> None:
-    p.grad.mul_(3)
-
-
-class Buffered(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("b", torch.full((WIDTH,), 1.5).double())
-
-    def forward(self, x: Any) -> Any:
-        return fn.relu(x * self.b)
-
-
-class Whole(nn.Module):
-    """The layer between two others."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.first, self.layer, self.last = nn.Linear(5, WIDTH), layer, nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Any) -> Any:
-        return self.last(self.layer(self.first(x).tanh()))
