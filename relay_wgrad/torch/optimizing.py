@@ -19,7 +19,9 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch._subclasses.fake_tensor import FakeTensor
 
+from ..ambient import outside
 from ..problem import ConvKind, ConvProblem
 from . import cuda_kernels, kernels
 from .choosing import MARGIN, TOLERANCE, UNKNOWN, Took, distance, times_of, why_not
@@ -240,7 +242,7 @@ def _first_call(
     report: Optimized, name: str, margin: float, host: bool, known: dict[Any, _Times]
 ) -> Callable[[torch.nn.Module, Any], None]:
     def hook(module: torch.nn.Module, inputs: Any) -> None:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or name not in report._waiting:
+        if name not in report._waiting or not _is_plain_call(inputs):
             return
         report._waiting.pop(name)[1].remove()
         if not inputs:
@@ -255,7 +257,9 @@ def _first_call(
             return
         key = _key(module, inputs)
         if key not in known:
-            known[key] = measured(module, inputs, gradients)
+            kind, cast = x.device.type, torch.is_autocast_enabled(x.device.type)
+            with outside(), torch.set_grad_enabled(gradients), torch.autocast(kind, enabled=cast):
+                known[key] = measured(module, inputs, gradients)
         ours, theirs, reason, whose = known[key]
         reason = reason or why_not(ours, theirs, margin=margin, host=host)
         row = Measured(
@@ -270,6 +274,17 @@ def _first_call(
             report._replaced[name] = module
 
     return hook
+
+
+def _is_plain_call(inputs: tuple[Any, ...]) -> bool:
+    """Whether a layer is called on tensors with numbers, of which a measurement can make others."""
+    functorch: Any = torch._C._functorch
+    return not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or any(isinstance(x, FakeTensor) or functorch.is_functorch_wrapped_tensor(x)
+               for x in inputs if isinstance(x, torch.Tensor))
+    )  # fmt: skip
 
 
 def _key(module: Any, inputs: tuple[Any, ...]) -> Any:

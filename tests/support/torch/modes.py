@@ -129,7 +129,7 @@ MODES: dict[str, Mode] = {
     "dispatch_mode": _within(Dispatch),
     "device": _within(lambda: torch.device("cpu")),
     "meta": _within(lambda: torch.device("meta")),
-    "default_device": _switch(torch.get_default_device, torch.set_default_device, "meta"),
+    "default_device": _switch(lambda: None, torch.set_default_device, "meta"),
     "default_dtype": _switch(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "deterministic": _switch(
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
