@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ class Program:
     @outside()
     def __init__(self, module: torch.nn.Module, inputs: Sequence[Any], asked: Asked) -> None:
         from ..frontend import from_torch
+        from ..frontend.torch.alone import alone
         from ..frontend.torch.program import hooks_lost
         from ..training.step import ADJOINT
         from ..training.two_parts import FORWARD, two_parts
@@ -86,7 +88,7 @@ class Program:
         try:
             if self.lost:
                 raise LostError(self.lost)
-            with _plain(module), reads.heard():
+            with alone(), _plain(module), reads.heard():
                 graph = from_torch(
                     module, tuple(x.detach() for x in inputs), loss=asked.loss, dropout="mask"
                 )
@@ -305,12 +307,14 @@ def _device(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.device:
 @contextlib.contextmanager
 def _plain(module: torch.nn.Module) -> Iterator[None]:
     """Within it the module is traced without the hooks of parameters, which autograd runs all the
-    same when it gets the gradients."""
+    same when it gets the gradients, and without PyTorch's warning of what `Reads` refuses."""
     hooks = [(p, p._backward_hooks) for p in module.parameters() if p._backward_hooks]
     for parameter, _ in hooks:
         parameter._backward_hooks = None
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The tensor attributes? ")
+            yield
     finally:
         for parameter, given in hooks:
             parameter._backward_hooks = given

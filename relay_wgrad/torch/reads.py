@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import cached_property
 from threading import get_ident
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -81,19 +82,23 @@ class Reads:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Within it this thread's reads and writes are heard of; one thread at a time."""
+        """Within it this thread's reads and writes are heard of; one thread at a time (`alone`)."""
         base: Any = torch.nn.Module
         thread, write = get_ident(), base.__setattr__
 
         def look(module: Any, name: str) -> Any:
             if get_ident() == thread:
-                self._looked(object.__getattribute__(module, "__dict__"), type(module), name)
+                held = object.__getattribute__(module, "__dict__")
+                by_torch = _is_torch(sys._getframe(1))
+                whole = name == "__dict__" and not by_torch  # `vars(module)` may read them all
+                for one in [*held] if whole else [name]:
+                    self._looked(held, type(module), one, by_torch)
             return super(torch.nn.Module, module).__getattribute__(name)
 
         def put(module: Any, name: str, value: Any) -> None:
             if get_ident() == thread:
-                by = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
-                self._wrote(object.__getattribute__(module, "__dict__"), name, value, by == "torch")
+                held = object.__getattribute__(module, "__dict__")
+                self._wrote(held, name, value, _is_torch(sys._getframe(1)))
             write(module, name, value)
 
         base.__getattribute__, base.__setattr__ = look, put
@@ -103,13 +108,18 @@ class Reads:
             del base.__getattribute__
             base.__setattr__ = write
 
-    def _looked(self, held: dict[str, Any], kind: type, name: str) -> None:
+    def _looked(self, held: dict[str, Any], kind: type, name: str, by_torch: bool) -> None:
         part, key = self.parts.get(id(held)), (id(held), name)
         if part is None or name in _STANDARD or key in self.reads or key in self._written:
             return
         title = f"{name!r} of {part[1]}"
         if name in held:
-            self.reads[key] = Read(held, name, title, self.taken.of(title, held[name]))
+            value = held[name]
+            # PyTorch's recurrent layers keep a list of their parameters, which it traces as such.
+            if by_torch and isinstance(value, list) and any(map(torch.is_tensor, value)):
+                self.reads[key] = Read(held, name, title, Anything(True))
+            else:
+                self.reads[key] = Read(held, name, title, self.taken.of(title, value))
         elif name in held["_buffers"]:
             self.buffers.add(key)
         elif name in held["_parameters"]:
@@ -189,6 +199,11 @@ class Reads:
                 )
             was.keep()
         return found
+
+
+def _is_torch(frame: FrameType) -> bool:
+    """Whether it is PyTorch's code that runs, or ours, and not the module's."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "relay_wgrad")
 
 
 def _is_generated(kind: type) -> bool:

@@ -123,6 +123,7 @@ class TrainingStep(torch.nn.Module):
         if "_wrapped" in self.__dict__:  # not while it is made
             self._wrapped.training = mode
 
+    @torch._disable_dynamo  # it has nothing to trace here
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The module's output, or the loss.
 

@@ -185,13 +185,13 @@ def _imported(net: Any, twin: Any, x: Any, within: Any) -> str | None:
         return y.sum()
 
     try:
+        within(lambda y: y.square().sum())
+    except Exception as error:
+        return f"{REFUSED}PyTorch's own: {type(error).__name__}"
+    try:
         within(imported)
     except ValueError as error:
         return f"{REFUSED}{' '.join(str(error).split())}"
-    except (RuntimeError, NotImplementedError) as error:
-        if texts:  # the modes' own
-            return f"{REFUSED}PyTorch's own: {type(error).__name__}"
-        raise
     here = from_torch(twin, (x,), loss="none").module.script()
     assert torch.is_grad_enabled()
     return None if all(text == here for text in texts) else "another graph"

@@ -197,6 +197,10 @@ def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
 def _as_it_is(module: Any) -> Iterator[None]:
     """Puts attributes back, which a trace leaves as it has set them, and lists as copies."""
     before = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    inside: dict[int, tuple[Any, Any]] = {}
+    for _, attributes in before:
+        for name in attributes.keys() - {"_parameters", "_buffers", "_modules"}:
+            _copy(attributes[name], inside)
     try:
         yield
     finally:
@@ -204,6 +208,23 @@ def _as_it_is(module: Any) -> Iterator[None]:
             for name in [name for name in held if name not in attributes]:
                 del held[name]
             held.update(attributes)
+        for value, was in inside.values():
+            if len(value) != len(was) or not all(map(operator.is_, _values(value), _values(was))):
+                value.clear()
+                (value.update if isinstance(value, dict) else value.extend)(was)
+
+
+def _values(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _copy(value: Any, copies: dict[int, tuple[Any, Any]]) -> None:
+    """Copies the lists and dictionaries in a value, it among them, to (it, the copy) by its id."""
+    if isinstance(value, (list, tuple, dict)) and id(value) not in copies:
+        if not isinstance(value, tuple):
+            copies[id(value)] = value, value.copy()
+        for inner in _values(value):
+            _copy(inner, copies)
 
 
 # ---- regions -------------------------------------------------------------------------------------

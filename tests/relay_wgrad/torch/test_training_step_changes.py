@@ -1,0 +1,241 @@
+"""A module that is changed after a step of it was compiled: what counts, and what is said."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import relay_wgrad.torch as rt
+from relay_wgrad.frontend import from_torch
+from relay_wgrad.torch import training_step
+
+pytestmark = pytest.mark.usefixtures("registered")
+X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
+
+
+class Scaled(nn.Module):
+    """An attribute of each kind, of which `forward` reads some."""
+
+    factor = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.alpha, self.shifts, self.steps = 1.0, [0.5], 0
+        self.size = 0
+
+    def forward(self, x: Any) -> Any:
+        self.size = x.shape[0]
+        return self.layer(x) * self.alpha * self.factor + self.shifts[0]
+
+
+def scaled() -> Any:
+    """(a step, its module, PyTorch's twin)."""
+    torch.manual_seed(2)
+    module = Scaled().double()
+    return rt.TrainingStep(module, X), module, copy.deepcopy(module)
+
+
+def compare(step: Any, twin: Any, x: torch.Tensor = X) -> None:
+    for model in (step, twin):
+        model.zero_grad()
+        model(x).square().sum().backward()
+    torch.testing.assert_close(step(x), twin(x))
+    for a, b in zip(step.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_going_back_compiles_nothing() -> None:
+    step, module, twin = scaled()
+    for alpha in (0.1, 1.0, 0.1, 1.0):
+        module.alpha = twin.alpha = alpha
+        compare(step, twin)
+        compare(step, twin, X[:2])
+    assert len(step._programs) == 4
+
+
+def test_what_forward_does_not_read_may_change() -> None:
+    step, module, twin = scaled()
+    kept = list(step._programs)
+    for i in range(3):
+        module.steps, module.other, module.alpha = i, [i], 2.0 / 2
+        compare(step, twin)
+    module.eval()  # nothing within is another one then
+    compare(step, twin)
+    assert step._programs == kept
+
+
+def test_what_forward_sets_is_set() -> None:
+    step, module, _ = scaled()
+    step(X[:2])
+    assert module.size == 2
+    step(X)
+    assert module.size == 3
+    assert step._count.total() == 2
+
+
+def test_an_instance_hides_its_class() -> None:
+    step, module, twin = scaled()
+    module.factor = twin.factor = 3.0
+    compare(step, twin)
+    del module.factor, twin.factor
+    compare(step, twin)
+    module.forward = lambda x: module.layer(x) * 7
+    twin.forward = lambda x: twin.layer(x) * 7
+    compare(step, twin)
+
+
+def test_what_changes_again_and_again_is_said() -> None:
+    step, module, twin = scaled()
+    training_step_again = training_step.AGAIN
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for i in range(training_step_again + 1):
+            module.alpha = twin.alpha = 2.0 + i
+            with torch.no_grad():
+                torch.testing.assert_close(step(X), twin(X))
+    (one,) = [str(w.message) for w in said if "programs were compiled" in str(w.message)]
+    assert "'alpha' of the module has changed" in one
+
+
+def test_what_cannot_be_compared_is_said() -> None:
+    class Opaque(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.table = nn.Linear(4, 4), list(range(5000))
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x) * self.table[3]
+
+    step = rt.TrainingStep(Opaque().double(), X)
+    assert any("'table' of the module (list)" in note for note in step.notes)
+
+
+def test_attributes_stay_the_same_objects() -> None:
+    """`torch.export` leaves copies of lists, and tensors of its trace."""
+
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scales, self.kept = nn.Linear(4, 4), SHARED, None
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x) * self.scales["a"][0]
+
+    SHARED = {"a": [1.0]}
+    module = Shares().double()
+    graph = from_torch(module, (X,), loss="none")
+    assert graph.name == "Shares"
+    step = rt.TrainingStep(module, X)
+    assert module.scales is SHARED
+    twin = copy.deepcopy(module)
+    SHARED["a"][0] = twin.scales["a"][0] = 5.0
+    compare(step, twin)
+
+
+def test_a_hook_that_records_is_refused_or_run() -> None:
+    seen: list[Any] = []
+    layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    twin = copy.deepcopy(layers)
+    step = rt.TrainingStep(layers, X)
+    handle = layers[0].register_forward_hook(lambda module, given, out: seen.append(out.detach()))
+    with pytest.warns(UserWarning, match="PyTorch runs this: forward changes a hook of '0'"):
+        step(X)
+    assert [type(x) for x in seen] == [torch.Tensor]
+    count = step._count.total()
+    compare(step, twin)
+    assert step._count.total() == count
+    assert len(seen) == 3
+    with pytest.raises(ValueError, match="forward changes a hook of '0'"):
+        rt.TrainingStep(layers, X)
+    assert len(seen) == 3
+    handle.remove()
+    compare(step, twin)
+    assert len(seen) == 3
+
+
+def test_backward_hooks_added_later() -> None:
+    layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    twin = copy.deepcopy(layers)
+    step = rt.TrainingStep(layers, X)
+    of_loss = rt.TrainingStep(layers, X, loss="mse")
+    for model in (layers, twin):
+        model[1].register_full_backward_hook(lambda m, gi, go: tuple(2 * g for g in gi))
+    with pytest.warns(UserWarning, match="backward hooks of '1' would be lost"):
+        compare(step, twin)
+    assert any("PyTorch runs this: backward hooks" in note for note in step.notes)
+    with pytest.raises(ValueError, match="TrainingStep: backward hooks of '1' would be lost"):
+        of_loss(X, torch.zeros(3, 2).double())
+    with pytest.raises(ValueError, match="TrainingStep: backward hooks of '1' would be lost"):
+        rt.TrainingStep(layers, X)
+    with pytest.raises(ValueError, match="Sequential: backward hooks of '1' would be lost"):
+        from_torch(layers, (X,), loss="none")
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "counts": (lambda self, x: setattr(self, "n", self.n + 1), "forward changes 'n' of the module"),
+    "appends": (lambda self, x: self.log.append(1), "forward changes 'log' of the module"),
+    "keeps": (
+        lambda self, x: setattr(self, "kept", x * 2),
+        "keeps a tensor as 'kept' of the module",
+    ),
+    "no parameter": (lambda self, x: self.loose * 2, "'loose' of the module is used as a tensor"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_compiled_pass_would_not_do(name: str) -> None:
+    does, words = REFUSED[name]
+
+    class Does(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.n, self.log = nn.Linear(4, 4), 0, [0]
+            self.loose = torch.ones(4, requires_grad=True)
+
+        def forward(self, x: Any) -> Any:
+            does(self, x)
+            return self.layer(x)
+
+    module = Does().double()
+    with pytest.raises(ValueError, match=words):
+        rt.TrainingStep(module, X)
+    assert (module.n, module.log, hasattr(module, "kept")) == (0, [0], False)
+
+
+def test_tied_weights_that_part() -> None:
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    layers[2].weight = layers[0].weight
+    twin = copy.deepcopy(layers)
+    step = rt.TrainingStep(layers, X)
+    compare(step, twin)
+    for model in (layers, twin):
+        model[2].weight = nn.Parameter(model[0].weight.detach() * 2)
+    compare(step, twin)
+
+
+def test_numbers_of_one_value_are_of_one_type() -> None:
+    step, module, twin = scaled()
+    for alpha in (1, True, -0.0, 0.0):
+        module.alpha = twin.alpha = alpha
+        compare(step, twin)
+        assert torch.equal(torch.signbit(step(X * 0)), torch.signbit(twin(X * 0)))
+
+
+def test_comparing_takes_little_of_the_host() -> None:
+    """A bound for busy machines; `python -m benchmarks.step_host` has the time."""
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()) for _ in range(12)]
+    step = rt.TrainingStep(nn.Sequential(*blocks).double(), X)
+    depends = step._programs[0][1].depends
+    took = []
+    for _ in range(200):
+        began = time.perf_counter()
+        assert depends.is_current()
+        took.append(time.perf_counter() - began)
+    assert min(took) < 200e-6
