@@ -175,22 +175,22 @@ class Reads:
         changed, found = self.put_back(), []
         for key, put in self._written.items():
             if key in self.reads and not self.reads[key].was.holds(put.value):
-                changed.append(put.title)
+                if not put.by_library:  # whose layers write of parameters how they lie
+                    changed.append(put.title)
                 self.reads[key] = self.reads[key]._replace(was=Anything(True))
         if changed:
             raise LostError(
                 f"forward changes {changed[0]}, which a compiled pass would not: {_REMEDY}"
             )
-        for put in self._written.values():
+        for put in (put for put in self._written.values() if not put.by_library):
             probe = Taken(lambda module: None)
             probe.of(put.title, put.value)
-            if not (probe.tensors or probe.traced):
-                found.append((put.held, put.name, put.value))
-            elif not put.by_library:
+            if probe.tensors or probe.traced:
                 raise LostError(
                     f"forward keeps a tensor as {put.title}, which a compiled pass would not:"
                     " return it, or keep it out of forward"
                 )
+            found.append((put.held, put.name, put.value))
         for name, was in self.taken.tensors:
             if was.tensor.requires_grad:
                 raise LostError(
