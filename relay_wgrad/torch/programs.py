@@ -77,7 +77,7 @@ class Program:
     @outside()
     def __init__(self, module: torch.nn.Module, inputs: Sequence[Any], asked: Asked) -> None:
         from ..frontend import from_torch
-        from ..frontend.torch.alone import alone
+        from ..frontend.torch.alone import alone, at_end
         from ..frontend.torch.program import hooks_lost
         from ..training.step import ADJOINT
         from ..training.two_parts import FORWARD, two_parts
@@ -88,7 +88,7 @@ class Program:
         try:
             if self.lost:
                 raise LostError(self.lost)
-            with alone(), _plain(module), reads.heard():
+            with alone(), at_end(reads.put_back), _plain(module), reads.heard():
                 graph = from_torch(
                     module, tuple(x.detach() for x in inputs), loss=asked.loss, dropout="mask"
                 )

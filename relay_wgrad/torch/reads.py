@@ -58,6 +58,7 @@ class Reads:
         self.taken = Taken(self._register)
         self.reads: dict[tuple[int, str], Read] = {}
         self.buffers: set[tuple[int, str]] = set()
+        self._changed: list[str] = []
         self._written: dict[tuple[int, str], _Written] = {}
         self._own = frozenset(id(part.__dict__) for part in module.modules())
         for path, part in module.named_modules():
@@ -149,10 +150,10 @@ class Reads:
         title = f"{name!r} of {part[1]}"
         self._written[id(held), name] = _Written(held, name, title, value, by_library)
 
-    def put_back(self) -> list[str]:
-        """Undoes what was changed in place in lists and the like; the names of all that changed, of
-        which from then on only counts that they are there."""
-        changed = []
+    def put_back(self) -> None:
+        """Undoes what was changed in place in lists and the like; of those only counts from then on
+        that they are there."""
+        changed = self._changed
         for name, value, was, copy in self.taken.changing:
             if not was.holds(value):
                 changed.append(name)
@@ -164,7 +165,6 @@ class Reads:
             if not tensor.holds(tensor.tensor):
                 changed.append(name)
                 tensor.is_loose = True
-        return changed
 
     def effects(self) -> list[tuple[dict[str, Any], str, Any]]:
         """(a `__dict__`, a name, the value) of all that each call sets, when the trace is over.
@@ -172,7 +172,8 @@ class Reads:
         Raises LostError for what is changed that was read before, for tensors that are kept, and
         for those that would get no gradient.
         """
-        changed, found = self.put_back(), []
+        self.put_back()
+        changed, found = self._changed, []
         for key, put in self._written.items():
             if key in self.reads and not self.reads[key].was.holds(put.value):
                 if not put.by_library:  # whose layers write of parameters how they lie

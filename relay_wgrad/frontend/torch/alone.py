@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 from ...ambient import outside
 
 _own = threading.RLock()
+_ends = threading.local()
 
 
 @contextlib.contextmanager
@@ -22,3 +23,21 @@ def alone() -> Iterator[None]:
     lock: Any = getattr(import_module("torch._dynamo.convert_frame"), "compile_lock", _own)
     with lock, outside():
         yield
+
+
+@contextlib.contextmanager
+def at_end(do: Callable[[], object]) -> Iterator[None]:
+    """Within it `do` is called where this thread has traced a module, before what that has changed
+    in the module is put back."""
+    before = getattr(_ends, "all", ())
+    _ends.all = (*before, do)
+    try:
+        yield
+    finally:
+        _ends.all = before
+
+
+def ended() -> None:
+    """Calls what `at_end` was given."""
+    for do in getattr(_ends, "all", ()):
+        do()

@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import Any, NoReturn
 
 from ...ambient import default_device, hooks_of_all
-from .alone import alone
+from .alone import alone, ended
 from .batch import opened, violated
 from .composed import decompositions
 from .file import check_file, first_line
@@ -204,6 +204,7 @@ def _as_it_is(module: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        ended()
         for held, attributes in before:
             for name in [name for name in held if name not in attributes]:
                 del held[name]
