@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import threads
 from ..ambient import outside
@@ -103,7 +104,7 @@ class Program:
         self.drawn = [spec for spec in graph.inputs if spec.kind in ("mask", "random")]
         targets = list(graph.onnx_names.values())
         self.places = [_place(module, target) for target in targets]
-        self.statistics, self.counters = _statistics(module, graph)
+        self.statistics, self.counters = _statistics(module, graph, reads)
         given = {id(held[name]) for held, name in (*self.places, *self.counters)}
         self.depends = Depends(reads, given, asked.gradients)
         wrt: list[str] = []
@@ -163,11 +164,12 @@ class Program:
         shared = {x.data_ptr() for x in (*args, *kept) if x.numel()}
         if result.numel() and result.data_ptr() in shared:
             result = result.clone()
-        if self.statistics:
+        if self.statistics or self.counters:
             with torch.no_grad():
                 buffers = [held[name] for held, name in self.statistics]
                 first = self.outputs - len(buffers)
-                torch._foreach_copy_(buffers, made[first : self.outputs])
+                if buffers:
+                    torch._foreach_copy_(buffers, made[first : self.outputs])
                 counters = [held[name] for held, name in self.counters]
                 if counters:
                     torch._foreach_add_(counters, 1)
@@ -273,7 +275,9 @@ def _place(module: torch.nn.Module, name: str) -> Place:
     return (owner._parameters if last in owner._parameters else owner._buffers), last
 
 
-def _statistics(module: torch.nn.Module, graph: Any) -> tuple[list[Place], list[Place]]:
+def _statistics(
+    module: torch.nn.Module, graph: Any, reads: Reads
+) -> tuple[list[Place], list[Place]]:
     """(the buffers that the graph's outputs renew, in their order, the batch counters of those)."""
     statistics, counters = [], {}
     for output in graph.outputs:
@@ -283,6 +287,12 @@ def _statistics(module: torch.nn.Module, graph: Any) -> tuple[list[Place], list[
             owner = module.get_submodule(target.rpartition(".")[0])
             if owner._buffers.get("num_batches_tracked") is not None:
                 counters[id(owner)] = (owner._buffers, "num_batches_tracked")
+    # A layer without statistics counts its batches all the same, where it is called.
+    for part in module.modules():
+        there = isinstance(part, _BatchNorm) and part.num_batches_tracked is not None
+        called = (id(part.__dict__), "num_batches_tracked") in reads.buffers
+        if there and called and part.training and part.track_running_stats:
+            counters[id(part)] = (part._buffers, "num_batches_tracked")
     return statistics, list(counters.values())
 
 

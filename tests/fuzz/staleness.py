@@ -140,9 +140,8 @@ def _called(step: Any, twin: Any, x: Any, call: str) -> str | None:
         if (want is None) != (got is None):
             return f"result {i} is {got}, PyTorch's {want}"
         if want is not None and not _is_close(got, want):
-            return (
-                f"result {i} is off by {float((got - want).norm()):.2g} of {float(want.norm()):.2g}"
-            )
+            far, size = float((got - want).double().norm()), float(want.double().norm())
+            return f"result {i} is off by {far:.2g} of {size:.2g}"
     return None
 
 
