@@ -16,7 +16,6 @@ from typing import Any
 
 from tvm import relax
 
-from ...ambient import outside
 from ...given import of_type, truth
 from ...ops.algebra import WGRAD_NAME, get_op
 from ..context import FLOATS, Options
@@ -66,7 +65,6 @@ _ALIASES = ("detach.default", "alias.default")
 _LAST, _FIRST = [0, 2, 3, 1], [0, 3, 1, 2]  # to NHWC and back
 
 
-@outside()
 def from_aot(
     graph: Any,
     example_inputs: Sequence[Any] | None = None,
@@ -118,7 +116,7 @@ def from_aot(
         values = _examples(title, graph, example_inputs)
         names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
         traced = _traced(torch, title, graph, values)
-    return _Import(title, traced, names).graph(state, channels_last)
+        return _Import(title, traced, names).graph(state, channels_last)
 
 
 def _of_program(title: str, program: Any) -> tuple[Any, dict[str, Array]]:
