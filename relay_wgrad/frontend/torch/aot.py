@@ -35,6 +35,7 @@ from .halves import (
     widened,
     with_wide_statistics,
 )
+from .names import op_of
 from .normalized import NORMALIZED
 from .ops import OPS
 from .program import pytorch
@@ -62,6 +63,12 @@ AOT_OPS: dict[str, Builder] = {
 """ATen overload -> builder: what is kept whole."""
 
 _ALIASES = ("detach.default", "alias.default")
+_OF_MAXIMA = tuple(f"max_pool{rank}d_with_indices_backward.default" for rank in (2, 3))
+# What takes elements by their places in memory -> where it says the first one.
+_BY_PLACE = {
+    "as_strided.default": 3, "as_strided_.default": 3, "as_strided_copy.default": 3,
+    "as_strided_scatter.default": 4,
+}  # fmt: skip
 _LAST, _FIRST = [0, 2, 3, 1], [0, 3, 1, 2]  # to NHWC and back
 
 
@@ -173,9 +180,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     )
     return {
         overload: rule for overload, rule in found.items()
-        if str(getattr(overload, "__name__", overload)) not in AOT_OPS
         # Tensors that code makes of numbers are no fake ones yet: PyTorch lifts them, no rule can.
-        and not str(overload).startswith("aten.lift_fresh")
+        if op_of(overload) not in (*AOT_OPS, "lift_fresh.default", "lift_fresh_copy.default")
     }  # fmt: skip
 
 
@@ -202,7 +208,7 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
         """Refuses to take elements by their places in memory where those are others now."""
 
         def run_node(self, node: Any) -> Any:
-            if "as_strided" in str(node.target):
+            if op_of(node) in _BY_PLACE:
                 said, now = node.args[0].meta.get("val"), self.env[node.args[0]]
                 if said is not None and (
                     [*map(number, said.stride())] != [*now.stride()]
@@ -212,7 +218,7 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
             return super().run_node(node)
 
     said = inputs_of(graph.graph)
-    by_place = any("as_strided" in str(node.target) for node in graph.graph.nodes)
+    by_place = not _BY_PLACE.keys().isdisjoint(map(op_of, graph.graph.nodes))
 
     def run(*inputs: Any) -> Any:
         return Checked(graph).run(*inputs, enable_io_processing=False)
@@ -231,7 +237,7 @@ def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{title}: cannot be traced: {first}") from error
     for node in list(traced.graph.nodes):
-        if node.op == "call_function" and str(node.target.__name__) in _ALIASES:
+        if op_of(node) in _ALIASES:
             node.replace_all_uses_with(node.args[0])
             traced.graph.erase_node(node)
     traced.graph.eliminate_dead_code()
@@ -263,8 +269,8 @@ def traced_strides(sizes: Sequence[Any], said: Any) -> list[Any] | None:
 
 
 def _has_offset(node: Any) -> bool:
-    """Whether an as_strided, or its scatter, says at which place of the memory it begins."""
-    at = 4 if "scatter" in str(node.target) else 3
+    """Whether an op of `_BY_PLACE` says at which place of the memory it begins."""
+    at = _BY_PLACE[op_of(node)]
     given = node.args[at] if len(node.args) > at else node.kwargs.get("storage_offset")
     return given is not None
 
@@ -407,14 +413,14 @@ class _Import(Reader):
 
 def _finds_places(node: Any) -> bool:
     """Whether a node is a maximum's backward op, whose row does not read the places."""
-    return "_with_indices_backward" in str(node.target)
+    return op_of(node) in _OF_MAXIMA
 
 
 def convolution_gradients(graph: Any) -> int:
     """How many gradients of convolutions by data or weight a graph asks for, and someone reads."""
     count = 0
     for node in graph.graph.nodes:
-        if str(getattr(node.target, "__name__", "")) == "convolution_backward.default":
+        if op_of(node) == "convolution_backward.default":
             read = {u.args[1] for u in node.users if u.target is operator.getitem and u.users}
             count += len(read & {0, 1})
     return count

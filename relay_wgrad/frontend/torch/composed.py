@@ -11,6 +11,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from .names import op_of
+
 _NAMES = """
     adaptive_max_pool1d.default adaptive_max_pool2d.default affine_grid_generator.default
     all.default all.dim aminmax.default any.default any.dim any.dims bucketize.Tensor
@@ -29,7 +31,7 @@ _RECURRENT = ("gru.input", "lstm.input", "rnn_relu.input", "rnn_tanh.input")
 
 def decompositions(torch: Any, graph: Any) -> dict[Any, Any]:
     """PyTorch's decompositions for a graph that has ops of the list; else an empty dictionary."""
-    names = {str(getattr(node.target, "__name__", "")) for node in graph.nodes}
+    names = {*map(op_of, graph.nodes)}
     if not names & COMPOSED:
         return {}
     table: dict[Any, Any] = dict(import_module("torch._decomp").decomposition_table)
@@ -38,7 +40,7 @@ def decompositions(torch: Any, graph: Any) -> dict[Any, Any]:
     return {
         overload: _layer_by_layer(torch, rule) if name in _RECURRENT else rule
         for overload, rule in table.items()
-        if (name := getattr(overload, "__name__", "")) in COMPOSED
+        if (name := op_of(overload)) in COMPOSED
     }
 
 

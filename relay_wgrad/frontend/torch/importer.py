@@ -19,6 +19,8 @@ from ..sizes import NAME
 from ..weights import Array
 from .batch import Batch
 from .call import dtype_name
+from .layers import WITH_STATISTICS
+from .names import op_of
 from .ops import OPS
 from .program import exported, pytorch
 from .reader import Reader
@@ -215,7 +217,7 @@ class _Import(Reader):
         found = set()
         named = {s.arg.name: s.target for s in self.program.graph_signature.input_specs}
         for node in self.program.graph.nodes:
-            if node.op == "call_function" and "batch_norm" in node.target.__name__:
+            if op_of(node) in WITH_STATISTICS:
                 given = [a.name for a in node.args[3:5] if hasattr(a, "name")]
                 if not set(given) <= set(named):
                     raise ValueError(

@@ -289,3 +289,8 @@ LAYERS: dict[str, Builder] = {
     "native_layer_norm.default": _native_layer_norm,
     "rms_norm.default": _rms_norm,
 }
+
+WITH_STATISTICS = (
+    "_native_batch_norm_legit_functional.default", "_native_batch_norm_legit_no_training.default",
+)  # fmt: skip
+"""Those whose operands 3 and 4 are running statistics."""

@@ -23,9 +23,10 @@ from .batch import opened, violated
 from .composed import decompositions
 from .file import check_file, first_line
 from .functional import functional
+from .names import op_of
 
-_REGION = "wrap_with_set_grad_enabled"
-_AUTOCAST = "wrap_with_autocast"  # switched off, it is what is in it
+_REGION = "higher_order::wrap_with_set_grad_enabled"
+_AUTOCAST = "higher_order::wrap_with_autocast"  # switched off, it is what is in it
 _FLOW = "branches and loops by values are not supported: choose by torch.where"
 _EXPORT_AGAIN = "pass the module, or the program as torch.export.export returns it"
 
@@ -165,8 +166,10 @@ def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
                 " x + (f(x) - x).detach()",
             )
 
-        is_watched = name == "forward" and get_ident() == thread
-        return no_forward if is_watched else look(cls, name)
+        if name != "forward" or get_ident() != thread:
+            return look(cls, name)
+        # What a program makes autograd nodes of; this package's own are seen as operators.
+        return no_forward if issubclass(cls, torch.autograd.Function) else look(cls, name)
 
     def no_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         if get_ident() != thread:
@@ -196,7 +199,7 @@ def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
     detach = torch.ops.aten.detach.default
     for node in regions:
         stops, holder, operands = _region(node)
-        if not stops and _name(node) == _REGION:
+        if not stops and op_of(node) == _REGION:
             raise RefusedError(f"it was exported under torch.no_grad(): {_EXPORT_AGAIN}")
         body = getattr(program.graph_module, holder.target).graph
         values = dict(zip((n for n in body.nodes if n.op == "placeholder"), operands, strict=True))
@@ -228,7 +231,7 @@ def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
 
 
 def _is_region(node: Any) -> bool:
-    return node.op == "call_function" and _name(node) in (_REGION, _AUTOCAST)
+    return op_of(node) in (_REGION, _AUTOCAST)
 
 
 def _region(node: Any) -> tuple[bool, Any, list[Any]]:
@@ -236,14 +239,14 @@ def _region(node: Any) -> tuple[bool, Any, list[Any]]:
 
     Raises RefusedError for another kind of region.
     """
-    if _name(node) == _REGION:
+    if op_of(node) == _REGION:
         enabled, holder, *operands = node.args
         return not enabled, holder, operands
-    if _name(node) == _AUTOCAST:
+    if op_of(node) == _AUTOCAST:
         _, _, enabled, _, holder, *operands = node.args
         if not enabled:
             return False, holder, operands
-    raise RefusedError(f"{_name(node)} ({node.name}) is not supported")
+    raise RefusedError(f"{op_of(node)} ({node.name}) is not supported")
 
 
 def _itself(torch: Any, node: Any) -> Any:
@@ -269,10 +272,6 @@ def _itself(torch: Any, node: Any) -> Any:
     return node
 
 
-def _name(node: Any) -> str:
-    return str(getattr(node.target, "__name__", node.target))
-
-
 def _floats(node: Any) -> bool:
     value = node.meta.get("val")
     return hasattr(value, "is_floating_point") and bool(value.is_floating_point())
@@ -287,9 +286,9 @@ def _check_in_place(module: Any, outside: dict[Any, Any]) -> None:
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue
-        if "higher_order" in str(getattr(node.target, "namespace", "")):
+        if getattr(node.target, "namespace", "") == "higher_order":
             _, holder, _ = _region(node)
-            inside = outside if _name(node) == _AUTOCAST else {node: True}
+            inside = outside if op_of(node) == _AUTOCAST else {node: True}
             _check_in_place(getattr(module, holder.target), inside)
             continue
         for argument in _written(node):
@@ -316,9 +315,9 @@ def _written(node: Any) -> list[Any]:
 def _hidden(module: Any, node: Any, inside: bool) -> bool:
     """Whether a tensor shares memory with another by `detach`, or from outside of a region."""
     while node.op == "call_function":
-        if _name(node) in ("detach.default", "detach_.default"):
+        if op_of(node) in ("detach.default", "detach_.default"):
             return True
-        if node.target is operator.getitem and _name(node.args[0]) == _REGION:
+        if node.target is operator.getitem and op_of(node.args[0]) == _REGION:
             region = getattr(module, node.args[0].args[1].target)
             (output,) = (n for n in region.graph.nodes if n.op == "output")
             return _hidden(region, output.args[0][node.args[1]], True)
