@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import keys
-from ..frontend.torch.aot import decompositions, inputs_of, lies_last, traced_strides
+from ..frontend.torch.retracing import decompositions, inputs_of, lies_last, traced_strides
 from ..registry import is_registered, register
 from .norms import KEPT, whole_norms
 from .pooling import without_places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -296,11 +297,11 @@ class _Import(Reader):
         if changed:
             raise ValueError(f"{self.name}: it changes the parameter {changed[0]!r} in its forward")
         states = self._states()
+        # A batch normalization counts its batches, and does not read how many there were.
+        counters = {re.sub(r"[^.]+$", "num_batches_tracked", name) for name in states}
         changed = [
             spec.target for spec in self.program.graph_signature.output_specs
-            if spec.kind.name == "BUFFER_MUTATION"
-            and spec.target not in states
-            and not spec.target.endswith("num_batches_tracked")
+            if spec.kind.name == "BUFFER_MUTATION" and spec.target not in states | counters
         ]  # fmt: skip
         if changed:
             raise ValueError(f"{self.name}: it changes the buffer {changed[0]!r}: not supported")

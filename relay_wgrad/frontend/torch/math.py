@@ -73,7 +73,7 @@ def _product(ctx: Context, call: Call) -> Any:
     """x y.  torch.export writes softshrink's middle as x * 0: PyTorch's gradient there is 0, also
     where what comes from behind is infinite."""
     _, origin = (call.node.meta.get("torch_fn") if call.node else None) or ("", "")
-    if str(origin).endswith(".softshrink") and call.arg(1) == 0:
+    if origin == "builtin_function_or_method.softshrink" and call.arg(1) == 0:
         return ctx.emit(op.multiply(op.grad.no_grad(call.args[0]), ctx.const(0.0)))
     return _multiply(ctx, call)
 
