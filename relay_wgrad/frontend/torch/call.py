@@ -160,7 +160,7 @@ def array(tensor: Any) -> Array:
     held = tensor.detach().cpu()
     name = dtype_name(held)
     wide = held.float() if name in HALVES else held
-    return np.array(wide.numpy(), numpy_dtype(name))
+    return np.array(wide.numpy(force=True), numpy_dtype(name))
 
 
 def as_dtype(ctx: Context, value: Any, dtype: str) -> Any:

@@ -19,8 +19,16 @@ _BY_PLACE = {
     "as_strided.default": 3, "as_strided_.default": 3, "as_strided_copy.default": 3,
     "as_strided_scatter.default": 4,
 }  # fmt: skip
-# Beyond PyTorch's core list, whose rules write nothing in place, as some others do.
-_MORE = ("native_group_norm.default", "native_layer_norm.default")
+# Rules beyond PyTorch's core list, whose rules write nothing in place, as some others do.
+_NAMES = """
+    adaptive_max_pool2d.default adaptive_max_pool3d.default alpha_dropout.default any.default
+    any.dim any.dims as_strided_copy.default bucketize.Scalar bucketize.Tensor cauchy.default
+    conj_physical.default cumprod.default cumsum.default dropout.default exponential.default
+    geometric.default grid_sampler_2d.default ldexp.Tensor log_normal.default narrow_copy.default
+    native_group_norm.default native_layer_norm.default normal.Tensor_Tensor normal.float_Tensor
+    permute_copy.default remainder.Scalar_Tensor tril_indices.default triu_indices.default
+    unbind_copy.int view_copy.default view_copy.dtype"""
+_MORE = frozenset(_NAMES.split())
 
 
 def number(value: Any) -> Any:
