@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -106,7 +106,6 @@ def convolutions_backend(graph: torch.fx.GraphModule, example_inputs: Sequence[A
     return backend(graph, example_inputs, options={"only": "convolutions"})
 
 
-@cache
 def _decompositions() -> dict[Any, Any]:
     """Those of `from_aot`, but what the joint graph is searched for."""
     return {op: rule for op, rule in decompositions().items() if op not in KEPT}

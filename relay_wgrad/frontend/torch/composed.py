@@ -22,7 +22,7 @@ _NAMES = """
     logaddexp.default logit.default logsumexp.default lstm.input margin_ranking_loss.default
     meshgrid.default meshgrid.indexing norm.ScalarOpt_dim one_hot.default outer.default
     pairwise_distance.default poisson_nll_loss.default rad2deg.default rnn_relu.input rnn_tanh.input
-    rot90.default sgn.default soft_margin_loss.default std_mean.dim take_along_dim.default
+    rot90.default sgn.default soft_margin_loss.default take_along_dim.default
     tensordot.default tril.default triplet_margin_loss.default triu.default true_divide.Tensor"""
 COMPOSED = frozenset(_NAMES.split())
 """Overloads that are decomposed."""

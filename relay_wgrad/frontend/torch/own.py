@@ -9,7 +9,7 @@ from tvm import relax
 
 from ..context import Context, shape_of
 from ..conv_gradients import ConvGradients
-from .call import Builder, Call
+from .call import Builder, Call, check_elements
 
 op = relax.op
 _FPROPS = {2: op.nn.conv2d, 3: op.nn.conv3d}
@@ -35,6 +35,7 @@ def _biased(ctx: Context, made: Any, bias: Any) -> Any:
 def _fprop(ctx: Context, call: Call) -> Any:
     """(data, weight, bias, geometry)."""
     data, weight, bias = call.args[:3]
+    check_elements(input=data, weight=weight)
     strides, padding, dilation, groups = _geometry(call, 3)
     fprop = _FPROPS[len(strides)]
     return _biased(ctx, fprop(data, weight, strides, padding, dilation, groups), bias)
@@ -43,6 +44,7 @@ def _fprop(ctx: Context, call: Call) -> Any:
 def _dgrad(ctx: Context, call: Call) -> Any:
     """(grad, weight, bias, size, geometry): a bias is a transposed convolution's."""
     grad, weight, bias, _ = call.args[:4]
+    check_elements(grad=grad, weight=weight)
     gradients = ConvGradients(ctx, *_geometry(call, 4))
     return _biased(ctx, gradients.by_data(grad, weight, call.shape), bias)
 
@@ -50,6 +52,7 @@ def _dgrad(ctx: Context, call: Call) -> Any:
 def _wgrad(ctx: Context, call: Call) -> Any:
     """(grad, data, size, geometry)."""
     grad, data, _ = call.args[:3]
+    check_elements(grad=grad, data=data)
     return ConvGradients(ctx, *_geometry(call, 3)).by_weight(grad, data, call.shape)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import operator
 import os
 import warnings
@@ -19,11 +18,12 @@ from threading import get_ident
 from typing import Any, NoReturn
 
 from .alone import alone
-from .batch import opened, violated
+from .batch import opened
 from .composed import decompositions
 from .file import check_file, first_line
 from .functional import functional
 from .names import op_of
+from .refusals import reason, unlogged, without_graph
 
 _REGION = "higher_order::wrap_with_set_grad_enabled"
 _AUTOCAST = "higher_order::wrap_with_autocast"  # switched off, it is what is in it
@@ -93,7 +93,7 @@ def exported(
         seen: list[str] = []
         try:
             if not program:
-                with torch.enable_grad(), _watched(torch, seen):
+                with torch.enable_grad(), _watched(torch, seen), without_graph():
                     module = torch.export.export(module, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
             made = functional(torch, stopped, known)
@@ -103,28 +103,21 @@ def exported(
         except RefusedError as error:
             raise ValueError(f"{title}: {error}") from error
         except Exception as error:  # any kind: it runs the module's own code
-            first = seen[0] if seen else str(error).strip().partition("\n")[0]
-            if "Constraints violated" in first:
-                first = violated(error)
-            raise ValueError(f"torch.export refuses {title}: {first}") from error
+            why = seen[0] if seen else reason(error)
+            raise ValueError(f"torch.export refuses {title}: {why}") from error
 
 
 def _loaded(torch: Any, path: str) -> tuple[str, Any]:
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no file {path!r}")
-    log = logging.getLogger("torch.export")
-    was = log.disabled
-    log.disabled = True  # it prints a traceback of what is raised here
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), unlogged():  # or a traceback of what is raised here
             warnings.simplefilter("ignore")  # of members that an older PyTorch wrote
             check_file(torch, path)
             return os.path.splitext(os.path.basename(path))[0], torch.export.load(path)
     except Exception as error:  # many kinds, of zip files, pickles and versions
         said = first_line(error)
         raise ValueError(f"{path!r} is not an exported program: {said}") from error
-    finally:
-        log.disabled = was
 
 
 # ---- what torch.export drops ---------------------------------------------------------------------
@@ -168,8 +161,10 @@ def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
 
         if name != "forward" or get_ident() != thread:
             return look(cls, name)
-        # What a program makes autograd nodes of; this package's own are seen as operators.
-        return no_forward if issubclass(cls, torch.autograd.Function) else look(cls, name)
+        # Those of operators, this package's and what `torch.library` makes, are seen as operators.
+        is_operator = cls.__module__ == "torch._library.autograd"
+        is_watched = issubclass(cls, torch.autograd.Function) and not is_operator
+        return no_forward if is_watched else look(cls, name)
 
     def no_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         if get_ident() != thread:

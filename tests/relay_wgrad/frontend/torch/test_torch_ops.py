@@ -158,7 +158,6 @@ REFUSED = {
     "a drawn index": (
         lambda y, w: y[:, torch.randperm(4)], "op randperm.default .*pass it as an input"
     ),
-    "an alternative": (lambda y, w: y.cumprod(1), "PyTorch op cumprod.default .* near it: "),
     "never set": (lambda y, w: y * torch.empty(6), r"mul.Tensor.*never set \(torch.empty\)"),
     "half precision": (lambda y, w: y.half(), r"_to_copy.default .*: computes in float16: "),
     "no gradient": (lambda y, w: torch.erfc(y), r"erfc.default \(erfc\) is not supported: write"),
