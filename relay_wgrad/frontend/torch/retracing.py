@@ -25,9 +25,9 @@ _NAMES = """
     any.dim any.dims as_strided_copy.default bucketize.Scalar bucketize.Tensor cauchy.default
     conj_physical.default cumprod.default cumsum.default dropout.default exponential.default
     geometric.default grid_sampler_2d.default ldexp.Tensor log_normal.default narrow_copy.default
-    native_group_norm.default native_layer_norm.default normal.Tensor_Tensor normal.float_Tensor
-    permute_copy.default remainder.Scalar_Tensor tril_indices.default triu_indices.default
-    unbind_copy.int view_copy.default view_copy.dtype"""
+    native_group_norm.default native_layer_norm.default new_empty_strided.default
+    normal.Tensor_Tensor normal.float_Tensor permute_copy.default remainder.Scalar_Tensor
+    tril_indices.default triu_indices.default unbind_copy.int view_copy.default view_copy.dtype"""
 _MORE = frozenset(_NAMES.split())
 
 
