@@ -60,8 +60,8 @@ class ConvGradients:
 
     def _of_plain(self, dy: Any, x: Any, weight: Any, mask: Sequence[Any]) -> tuple[Any, Any]:
         """dgrad(dy, w) and wgrad(dy, x)."""
-        of_x = self._dgrad(dy, weight, shape_of(x)) if mask[0] else None
-        return of_x, self._wgrad(dy, x, shape_of(weight)) if mask[1] else None
+        of_x = self.by_data(dy, weight, shape_of(x)) if mask[0] else None
+        return of_x, self.by_weight(dy, x, shape_of(weight)) if mask[1] else None
 
     def _of_transposed(self, dy: Any, x: Any, weight: Any, mask: Sequence[Any]) -> tuple[Any, Any]:
         """y = dgrad(x, w): fprop(dy, w), and wgrad with x in the gradient's place.
@@ -81,13 +81,15 @@ class ConvGradients:
             fprop = _FPROPS[self.rank]
             made = fprop(dy, weight, g["strides"], g["padding"], g["dilation"], g["groups"])
             of_x = self.ctx.emit(made)
-        return of_x, self._wgrad(x, dy, shape_of(weight)) if mask[1] else None
+        return of_x, self.by_weight(x, dy, shape_of(weight)) if mask[1] else None
 
-    def _dgrad(self, dy: Any, weight: Any, shape: tuple[int, ...]) -> Any:
+    def by_data(self, dy: Any, weight: Any, shape: tuple[int, ...]) -> Any:
+        """dgrad, of images or volumes."""
         name = f"conv{self.rank}d_backward_data"
         return self.ctx.emit(dgrad(name, dy, weight, shape, **self.given, **_layouts(self.rank)))
 
-    def _wgrad(self, dy: Any, x: Any, weight: tuple[int, ...]) -> Any:
+    def by_weight(self, dy: Any, x: Any, weight: tuple[int, ...]) -> Any:
+        """wgrad, of images or volumes; `weight` is the result's shape."""
         name = f"conv{self.rank}d_backward_weight"
         given = {**self.given, **_layouts(self.rank), "kernel_size": weight[2:]}
         return self.ctx.emit(wgrad(name, dy, x, **given))

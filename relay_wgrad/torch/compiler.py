@@ -13,14 +13,14 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import keys
 from ..ambient import outside
-from ..frontend.torch.aot import decompositions, inputs_of, lies_last, traced_strides
+from ..frontend.torch.retracing import decompositions, inputs_of, lies_last, traced_strides
 from ..registry import is_registered, register
 from .norms import KEPT, whole_norms
 from .pooling import without_places
@@ -107,7 +107,6 @@ def convolutions_backend(graph: torch.fx.GraphModule, example_inputs: Sequence[A
     return backend(graph, example_inputs, options={"only": "convolutions"})
 
 
-@cache
 def _decompositions() -> dict[Any, Any]:
     """Those of `from_aot`, but what the joint graph is searched for."""
     return {op: rule for op, rule in decompositions().items() if op not in KEPT}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..ambient import outside
-from ..frontend.torch.aot import number
+from ..frontend.torch.retracing import number
 from ..problem import ConvKind
 from .arguments import OPERATORS
 from .choosing import TOLERANCE, distance, times_of, why_not

@@ -102,9 +102,8 @@ class Prepared(NamedTuple):
 
 
 def channels_last(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory order is NHWC; where it is both, it counts as NCHW.
-
-    So does one that is a batch: its order is that of all its parts together.
+    """Whether a tensor's memory order is NHWC.  One that is a batch counts as NCHW: its order is
+    that of all its parts together.
     """
     try:
         return _is_last(tensor)
@@ -120,20 +119,18 @@ def channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _is_last(tensor: torch.Tensor) -> bool:
-    if is_batched(tensor) or tensor.is_contiguous():
+    if is_batched(tensor):
         return False
-    if tensor.is_contiguous(memory_format=FORMATS[tensor.dim() - 2]):
-        return True
-    # Neither: a part of such a tensor, say.  Copies keep its order.
     (_, c, *sizes), (_, step, *steps) = tensor.shape, tensor.stride()
-    if step != 1 or c <= 1:
+    if step != 1:  # one of several channels that lie as images do, which is most tensors
         return False
+    # By strides, as PyTorch's convolutions tell: of one channel or pixel both orders are dense.
     least = c
     for size, stride in zip(reversed(sizes), reversed(steps), strict=True):
-        if stride < least:
+        if size == 0 or stride < least:
             return False
         least = stride * size
-    return bool(min(sizes[:-1]) > 0)
+    return bool(least > 1)
 
 
 def is_batched(tensor: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ buffers; a gradient that shares its memory with another, since PyTorch changes g
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -266,6 +267,10 @@ class _Here:
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as kernels take it: a copy only where need be."""
     tensor = tensor.detach().resolve_neg().contiguous()
+    if not tensor.numel():
+        # Where nothing lies PyTorch calls any strides contiguous, and TVM these alone.
+        strides = [math.prod(tensor.shape[i + 1 :]) for i in range(tensor.dim())]
+        return tensor.new_empty_strided(tensor.shape, strides)
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT[tensor.device.type] else tensor
 
 

@@ -14,14 +14,13 @@ from ..context import FLOATS, Context, Node, Value, array_of, shape_of
 from ..sizes import is_open, sizes_of
 from ..weights import Array
 from . import schema as onnx_schema
-from .bundled import near
+from .names import op_of
 from .open import FIXED, evaluated, shape_value
 from .ops import OPS, RESHAPING
 from .random import NEVER_FOLDED
 
 MOST_ELEMENTS = 2**31 - 1  # of a tensor: 8 GiB in float32, and what follows is larger
 _MEASURED = ("Shape", "ConstantOfShape")  # known on import, whatever their operands
-_EXTRA_DOMAINS = ("", "ai.onnx", "com.microsoft")  # of `Options.extra`
 _MOST_AXES = 64  # of an array of NumPy's
 _SHORT = 64  # elements of an operand that may say a result's size
 _LONGEST = 1500  # characters of a reason
@@ -56,7 +55,7 @@ def build(
     except _UnsupportedError as error:
         raise ValueError(str(error)) from None
     except Exception as error:  # of any kind: a file may hold what no check expects
-        follower = _dense_after(proto, node) if node.op_type == "Reshape" else ""
+        follower = _dense_after(proto, node) if op_of(node) == "Reshape" else ""
         if _wants_number(ctx, view, error):
             why = "it wants a number" if not isinstance(error, ValueError) else _reason(error)
             why = "it wants a number" if "Cannot use and / or" in why else why
@@ -104,28 +103,21 @@ def _constant(value: Value) -> bool:
 
 
 def _check_supported(ctx: Context, view: Node) -> None:
-    node = view.proto
-    if node.op_type in ctx.options.extra and node.domain in _EXTRA_DOMAINS:
-        return
-    known = node.op_type in OPS or node.op_type in _MEASURED
-    if not known or node.domain not in ("", "ai.onnx"):
-        full = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        close = near(node.op_type, list(OPS))
-        hint = f"near it: {', '.join(close)}; " if close else ""
+    op = op_of(view.proto)
+    if op not in ctx.options.extra and op not in OPS and op not in _MEASURED:
         raise _UnsupportedError(
-            f"ONNX op {full:.80} ({view.label}) is not supported; {hint}supported:"
-            f" {', '.join(sorted(OPS))}"
+            f"ONNX op {op:.80} ({view.label}) is not supported; supported: {', '.join(sorted(OPS))}"
         )
 
 
 def _computed(ctx: Context, view: Node) -> dict[str, Value]:
     """The node's results as expressions of the function."""
-    node = view.proto
+    node, op = view.proto, op_of(view.proto)
     _check_supported(ctx, view)
-    built = (ctx.options.extra.get(node.op_type) or OPS[node.op_type])(ctx, view)
+    built = (ctx.options.extra.get(op) or OPS[op])(ctx, view)
     results = built if isinstance(built, list) else [built]
     present = [o for o in view.operands if o is not None]
-    param = present[0].param if node.op_type in RESHAPING and present else None
+    param = present[0].param if op in RESHAPING and present else None
     batched = any(o.batched for o in present)
     return {
         out: Value(out, expr=expr, param=param, batched=batched)
@@ -137,7 +129,7 @@ def _computed(ctx: Context, view: Node) -> dict[str, Value]:
 def _dense_after(proto: onnx.ModelProto, node: onnx.NodeProto) -> str:
     """Names the fully connected layer that takes a Reshape's result, for the error."""
     for other in proto.graph.node:
-        if other.op_type in ("Gemm", "MatMul") and node.output[0] in other.input:
+        if op_of(other) in ("Gemm", "MatMul") and node.output[0] in other.input:
             return f" (for the fully connected {Node(other, [], {}).label})"
     return ""
 
@@ -147,7 +139,7 @@ def _dense_after(proto: onnx.ModelProto, node: onnx.NodeProto) -> str:
 
 def _known(ctx: Context, proto: onnx.ModelProto, node: Node) -> dict[str, Value] | None:
     """The node's results where they are known on import; None where the function computes them."""
-    op, out = node.proto.op_type, node.proto.output[0]
+    op, out = op_of(node.proto), node.proto.output[0]
     present = [o for o in node.operands if o is not None]
     if op == "Constant" and "value" in node.attributes:
         return {out: Value(out, array=array_of("value", node.attributes["value"]))}
@@ -245,7 +237,7 @@ def _refuse_large(opset: int, proto: onnx.ModelProto, node: Node, arrays: dict[s
         }
         data = {n: numpy_helper.from_array(a, n) for n, a in arrays.items() if a.size <= _SHORT}
         results = onnx.shape_inference.infer_node_outputs(
-            onnx_schema.of_op(node.proto.op_type, opset), node.proto, types, data,
+            onnx_schema.of_op(op_of(node.proto), opset), node.proto, types, data,
             opset_imports=list(proto.opset_import),
         )  # fmt: skip
     except Exception:  # of any kind: what is wrong, the evaluation says

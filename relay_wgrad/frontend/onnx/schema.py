@@ -14,6 +14,7 @@ from onnx import defs
 from tvm import relax
 
 from ..context import FLOATS, Node, Value
+from .names import op_of
 
 _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
 _NAMES = {"float32": "float", "float64": "double", "object": "string"}  # of others: their own
@@ -27,7 +28,7 @@ _FLOATS = frozenset(
 def check(node: Node, opset: int) -> None:
     """Raises ValueError for what ONNX does not allow of a node; an op it lacks is not checked."""
     proto = node.proto
-    if proto.domain not in ("", "ai.onnx") or not defs.has(proto.op_type):
+    if not defs.has(op_of(proto)):
         return
     schema, newest = of_op(proto.op_type, opset), defs.get_schema(proto.op_type)
     _check_count("operand", schema.min_input, schema.max_input, len(proto.input))

@@ -20,10 +20,11 @@ from ..graph import InputSpec
 from .bundled import load
 from .file import NUMBERS
 from .importer import OLDEST_OPSET
+from .names import op_of
 from .nodes import build, is_weight
-from .training_ops import TRAINING_OPS
+from .training_ops import TRAINING_OPS, in_both_domains
 
-_LINKED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}
+_LINKED = in_both_domains({"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"})
 
 
 def from_onnx_training(
@@ -113,16 +114,17 @@ def linked(proto: onnx.ModelProto) -> onnx.ModelProto:
     makers = {out: node for node in model.graph.node for out in node.output if out}
     for node in model.graph.node:
         forward = None
-        if node.op_type == "MaxPoolGrad" and len(node.input) > 1:
-            forward = makers.get(node.input[1])
-        elif node.op_type == "AveragePoolGrad":
-            forward = _average(model, node)
-        if node.op_type not in _LINKED:
+        pooling = _LINKED.get(op_of(node))
+        if pooling is None:
             continue
-        if forward is None or forward.op_type != _LINKED[node.op_type]:
+        if pooling == "AveragePool":
+            forward = _average(model, node)
+        elif len(node.input) > 1:
+            forward = makers.get(node.input[1])
+        if forward is None or op_of(forward) != pooling:
             raise ValueError(
-                f"{node.op_type} node {node.name or node.output[0]!r}: the graph has no"
-                f" {_LINKED[node.op_type]} that it is of"
+                f"{node.op_type} node {node.name or node.output[0]!r}: the graph has no {pooling}"
+                " that it is of"
             )
         operands = [node.input[0], forward.input[0]]
         del node.input[:]
@@ -134,7 +136,7 @@ def linked(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _average(model: onnx.ModelProto, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    poolings = [n for n in model.graph.node if n.op_type == "AveragePool"]
+    poolings = [n for n in model.graph.node if op_of(n) == "AveragePool"]
     named = [n for n in poolings if f"{n.input[0]}_grad" == node.output[0]]
     mine = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     alike = [

@@ -330,7 +330,13 @@ def dropout(ctx: Context, node: Node) -> Any:
     return ctx.tensor(node.operand(0))
 
 
-TRAINING_OPS: dict[str, Builder] = {
+def in_both_domains(rows: dict[str, Any]) -> dict[str, Any]:
+    """Rows by operator, under ONNX's own domain too: ONNX Runtime registers some of its training
+    operators, gradients of poolings among them, there."""
+    return {**rows, **{f"com.microsoft::{name}": row for name, row in rows.items()}}
+
+
+_ROWS: dict[str, Builder] = {
     "AveragePoolGrad": average_pool_grad,
     "BatchNormInternal": batch_norm,
     "BatchNormalization": inference_norm,
@@ -356,4 +362,5 @@ TRAINING_OPS: dict[str, Builder] = {
     "TanhGrad": tanh_grad,
     "ZeroGradient": zero_gradient,
 }
+TRAINING_OPS: dict[str, Builder] = in_both_domains(_ROWS)
 """Operator of `com.microsoft`, or ONNX's own that is another thing within a gradient -> builder."""

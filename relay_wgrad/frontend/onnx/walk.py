@@ -8,6 +8,8 @@ from typing import cast
 
 import onnx
 
+from .names import op_of
+
 
 def output_name(name: str, proto: onnx.ModelProto, output: str | None) -> str:
     """The output that is asked for, or the only one.  Raises ValueError where that is none."""
@@ -38,17 +40,17 @@ def before_softmax(
     taken = False
     while (node := makers.get(wanted)) is not None:
         before = makers.get(node.input[0]) if node.input else None
-        if node.op_type == "Log" and before is not None and before.op_type == "Softmax":
+        if op_of(node) == "Log" and before is not None and op_of(before) == "Softmax":
             if taken:
                 break
             wanted = node.input[0]
             continue
-        if node.op_type in ("Softmax", "LogSoftmax"):
+        if op_of(node) in ("Softmax", "LogSoftmax"):
             axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
-            if axis not in axes or (taken and node.op_type == "Softmax"):
+            if axis not in axes or (taken and op_of(node) == "Softmax"):
                 break
             taken = True
-        elif node.op_type != "Identity":
+        elif op_of(node) != "Identity":
             break
         wanted = node.input[0]
     return wanted
@@ -66,6 +68,6 @@ def needed(proto: onnx.ModelProto, wanted: str) -> list[onnx.NodeProto]:
 
 def joined(nodes: Sequence[onnx.NodeProto], wanted: str) -> frozenset[str]:
     """What Concat takes and no other node, nor is the result."""
-    found = {name for node in nodes if node.op_type == "Concat" for name in node.input}
-    others = {name for node in nodes if node.op_type != "Concat" for name in node.input}
+    found = {name for node in nodes if op_of(node) == "Concat" for name in node.input}
+    others = {name for node in nodes if op_of(node) != "Concat" for name in node.input}
     return frozenset(found - others - {wanted})

@@ -14,7 +14,6 @@ from ...transform.raising.report import RaiseReport
 from ..context import Context, Options
 from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
-from ..onnx.bundled import near
 from .convolutions import Convolutions
 from .elementwise import ELEMENTWISE
 from .indexing import INDEXING
@@ -157,9 +156,7 @@ class _Import:
         label = f"{name} (%{node})"
         builder = self.convolutions.build if kind == "convolution" else STABLEHLO_OPS.get(kind)
         if builder is None or name.partition(".")[0] not in ("stablehlo", "chlo"):
-            close = near(kind, list(STABLEHLO_OPS))
-            known = f": near it are {', '.join(close)}" if close else ""
-            raise ValueError(f"{self.name}: {label} is not supported{known}")
+            raise ValueError(f"{self.name}: {label} is not supported")
         try:
             step = Step(kind, node, operation, operands, [type_of(value) for value in results])
             if any(0 in shape for shape, _ in step.results):

@@ -8,10 +8,7 @@ normalization, pooling, resampling and their backward ops, softmax, attention, s
 from __future__ import annotations
 
 import operator
-import warnings
-from collections.abc import Callable, Sequence
-from functools import cache
-from importlib import import_module
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax
@@ -23,45 +20,15 @@ from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
 from ..weights import Array
 from .alone import alone
-from .backward import BACKWARD
-from .call import Builder, Call, array, dtype_name
-from .convolutions import CONVOLUTIONS
-from .halves import (
-    AS_THEY_ARE,
-    WIDE,
-    has_halves,
-    results_of,
-    rounded,
-    widened,
-    with_wide_statistics,
-)
-from .normalized import NORMALIZED
-from .ops import OPS
+from .aot_ops import AOT_OPS
+from .call import Call, array, dtype_name
+from .halves import AS_THEY_ARE, WIDE, has_halves, results_of, rounded, widened
+from .names import op_of
 from .program import pytorch
 from .reader import Reader, check_dtype
-from .scattered import SCATTERED
+from .retracing import lies_last, retraced
 
-# Rows of the first result, and rows that take less than PyTorch's own decomposition.
-_PARTIAL = ("native_layer_norm.default", "native_group_norm.default", "index_add.default",
-            "cumsum.default")  # fmt: skip
-_SAME = {
-    "_adaptive_avg_pool2d.default": "adaptive_avg_pool2d.default",
-    "_adaptive_avg_pool3d.default": "adaptive_avg_pool3d.default",
-    "_unsafe_index.Tensor": "index.Tensor",
-    **{f"{name}.default": f"{name}.Tensor" for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-}
-"""Other names of the same: of what checks less, of primitives that decompositions end in."""
-AOT_OPS: dict[str, Builder] = {
-    **{name: row for name, row in OPS.items() if name not in _PARTIAL},
-    **BACKWARD,
-    **CONVOLUTIONS,
-    **NORMALIZED,
-    **SCATTERED,
-    **{name: OPS[same] for name, same in _SAME.items()},
-}
-"""ATen overload -> builder: what is kept whole."""
-
-_ALIASES = ("detach.default", "alias.default")
+_OF_MAXIMA = tuple(f"max_pool{rank}d_with_indices_backward.default" for rank in (2, 3))
 _LAST, _FIRST = [0, 2, 3, 1], [0, 3, 1, 2]  # to NHWC and back
 
 
@@ -115,7 +82,7 @@ def from_aot(
             raise TypeError(f"from_aot: expected a torch.fx.GraphModule, got {kind}")
         values = _examples(title, graph, example_inputs)
         names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
-        traced = _traced(torch, title, graph, values)
+        traced = retraced(torch, title, graph, values)
         return _Import(title, traced, names).graph(state, channels_last)
 
 
@@ -148,135 +115,6 @@ def _examples(title: str, graph: Any, given: Sequence[Any] | None) -> list[Any]:
         if value is None and node.users:
             raise ValueError(f"{title}: nothing is known of input {node.name!r}: example_inputs")
     return values
-
-
-# ---- tracing again -------------------------------------------------------------------------------
-
-
-def number(value: Any) -> Any:
-    """A size as a number, a symbolic one as its example."""
-    node = getattr(value, "node", None)
-    return value if node is None else node.hint
-
-
-@cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's decompositions, but of what has a row: for `aot_autograd` and for `from_aot`."""
-    rules = import_module("torch._decomp")
-    found = {**rules.decomposition_table, **dict(rules.core_aten_decompositions().items())}
-    aten = pytorch().ops.aten
-    for norm in (aten.native_layer_norm.default, aten.native_group_norm.default):
-        found[norm] = with_wide_statistics(found[norm])
-    # The backward op of PyTorch's weight norm, by the form of it that can be differentiated.
-    found[aten._weight_norm_interface_backward.default] = (
-        aten._weight_norm_differentiable_backward.default.decompose
-    )
-    return {
-        overload: rule for overload, rule in found.items()
-        if str(getattr(overload, "__name__", overload)) not in AOT_OPS
-        # Tensors that code makes of numbers are no fake ones yet: PyTorch lifts them, no rule can.
-        and not str(overload).startswith("aten.lift_fresh")
-    }  # fmt: skip
-
-
-def _traced(torch: Any, title: str, graph: Any, values: Sequence[Any]) -> Any:
-    """The graph with numbers for sizes, each node with its `meta["val"]`."""
-    tracing = import_module("torch._guards").tracing
-    make_fx = import_module("torch.fx.experimental.proxy_tensor").make_fx
-    fake_tensor = import_module("torch._subclasses.fake_tensor")
-    mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
-
-    def fake(value: Any, said: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return number(value)
-        sizes = [number(s) for s in value.shape]
-        # The graph's views are of tensors that lie as they lay when it was made; by_place: where
-        # elements are taken by their places, other orders are refused.
-        strides = None if by_place else traced_strides(sizes, said)
-        strides = strides or [number(s) for s in value.stride()]
-        if not all(isinstance(s, int) for s in (*sizes, *strides)):
-            raise ValueError(f"{title}: sizes {list(map(str, sizes))} are not known")
-        return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
-
-    class Checked(torch.fx.Interpreter):
-        """Refuses to take elements by their places in memory where those are others now."""
-
-        def run_node(self, node: Any) -> Any:
-            if "as_strided" in str(node.target):
-                said, now = node.args[0].meta.get("val"), self.env[node.args[0]]
-                if said is not None and (
-                    [*map(number, said.stride())] != [*now.stride()]
-                    or (_has_offset(node) and number(said.storage_offset()) != now.storage_offset())
-                ):
-                    raise ValueError(f"{title}: {node.name} depends on its operand's memory order")
-            return super().run_node(node)
-
-    said = inputs_of(graph.graph)
-    by_place = any("as_strided" in str(node.target) for node in graph.graph.nodes)
-
-    def run(*inputs: Any) -> Any:
-        return Checked(graph).run(*inputs, enable_io_processing=False)
-
-    try:
-        with warnings.catch_warnings(), tracing(None), torch.no_grad():
-            warnings.simplefilter("ignore")  # of PyTorch, about PyTorch
-            with mode:
-                fakes = [fake(v, s) for v, s in zip(values, said, strict=True)]
-            trace = make_fx(
-                run, decomposition_table=decompositions(), tracing_mode="fake",
-                _allow_non_fake_inputs=True,
-            )  # fmt: skip
-            traced = trace(*fakes)
-    except (RuntimeError, AttributeError, NotImplementedError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{title}: cannot be traced: {first}") from error
-    for node in list(traced.graph.nodes):
-        if node.op == "call_function" and str(node.target.__name__) in _ALIASES:
-            node.replace_all_uses_with(node.args[0])
-            traced.graph.erase_node(node)
-    traced.graph.eliminate_dead_code()
-    return traced
-
-
-def inputs_of(graph: Any) -> list[Any]:
-    """What an FX graph says of each of its placeholders, None of one of which nothing is known."""
-    return [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
-
-
-def traced_strides(sizes: Sequence[Any], said: Any) -> list[Any] | None:
-    """The strides of a dense tensor of these sizes, its axes in the order that `said` has, a tensor
-    of as many axes; None where that is none, or not dense itself."""
-    if not hasattr(said, "stride") or said.dim() != len(sizes):
-        return None
-    known, strides = ([number(n) for n in given] for given in (said.shape, said.stride()))
-    if not all(isinstance(n, int) for n in (*known, *strides)):
-        return None
-    order = sorted(range(len(sizes)), key=lambda axis: (strides[axis], -axis))
-    made, dense, step = list(strides), 1, 1
-    for axis in order:
-        if known[axis] != 1 and strides[axis] != dense:
-            return None
-        made[axis] = step
-        dense *= known[axis]
-        step *= max(sizes[axis], 1)
-    return strides if known == list(sizes) else made
-
-
-def _has_offset(node: Any) -> bool:
-    """Whether an as_strided, or its scatter, says at which place of the memory it begins."""
-    at = 4 if "scatter" in str(node.target) else 3
-    given = node.args[at] if len(node.args) > at else node.kwargs.get("storage_offset")
-    return given is not None
-
-
-def lies_last(value: Any) -> bool:
-    """Whether a tensor of four axes lies channels last, and not as PyTorch indexes it too."""
-    last = pytorch().channels_last
-    return (
-        value.dim() == 4
-        and not value.is_contiguous()
-        and bool(value.is_contiguous(memory_format=last))
-    )
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -407,14 +245,14 @@ class _Import(Reader):
 
 def _finds_places(node: Any) -> bool:
     """Whether a node is a maximum's backward op, whose row does not read the places."""
-    return "_with_indices_backward" in str(node.target)
+    return op_of(node) in _OF_MAXIMA
 
 
 def convolution_gradients(graph: Any) -> int:
     """How many gradients of convolutions by data or weight a graph asks for, and someone reads."""
     count = 0
     for node in graph.graph.nodes:
-        if str(getattr(node.target, "__name__", "")) == "convolution_backward.default":
+        if op_of(node) == "convolution_backward.default":
             read = {u.args[1] for u in node.users if u.target is operator.getitem and u.users}
             count += len(read & {0, 1})
     return count

@@ -364,7 +364,6 @@ BACKWARD: dict[str, Builder] = {
     "empty_strided.default": _filled(None),
     "full.default": _filled(1),
     "full_like.default": _filled(1),
-    "max_pool2d_backward.default": _max_pool2d_backward,  # of relay_wgrad.torch
     "max_pool2d_with_indices.default": _max_pool(2),
     "max_pool2d_with_indices_backward.default": _max_pool2d_backward,
     "max_pool3d_with_indices.default": _max_pool(3),
@@ -378,6 +377,7 @@ BACKWARD: dict[str, Builder] = {
     "select_backward.default": _select_backward,
     "slice_backward.default": _slice_backward,
     "zeros.default": _filled(None),
+    "relay_wgrad::max_pool2d_backward.default": _max_pool2d_backward,
     "zeros_like.default": _filled(None),
     **{f"{name}.default": _resampled(rank, False) for name, rank in _RESAMPLING.items()},
     **{f"{name}_backward.default": _resampled(rank, True) for name, rank in _RESAMPLING.items()},

@@ -128,6 +128,13 @@ class Call:
         return Node(proto, values, kept)
 
 
+def check_elements(**operands: Any) -> None:
+    """Raises ValueError for an operand without elements, whose layer PyTorch runs."""
+    for name, operand in operands.items():
+        if 0 in (shape := list(shape_of(operand))):
+            raise ValueError(f"{name} has no elements: its shape is {shape}")
+
+
 def _same(value: Any, default: Any) -> bool:
     return isinstance(value, (int, float, str, bool, list, tuple, type(None))) and value == default
 
@@ -160,7 +167,7 @@ def array(tensor: Any) -> Array:
     held = tensor.detach().cpu()
     name = dtype_name(held)
     wide = held.float() if name in HALVES else held
-    return np.array(wide.numpy(), numpy_dtype(name))
+    return np.array(wide.numpy(force=True), numpy_dtype(name))
 
 
 def as_dtype(ctx: Context, value: Any, dtype: str) -> Any:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from .names import op_of
+
 _NAMES = """
     adaptive_max_pool1d.default adaptive_max_pool2d.default affine_grid_generator.default
     all.default all.dim aminmax.default any.default any.dim any.dims bucketize.Tensor
@@ -20,7 +22,7 @@ _NAMES = """
     logaddexp.default logit.default logsumexp.default lstm.input margin_ranking_loss.default
     meshgrid.default meshgrid.indexing norm.ScalarOpt_dim one_hot.default outer.default
     pairwise_distance.default poisson_nll_loss.default rad2deg.default rnn_relu.input rnn_tanh.input
-    rot90.default sgn.default soft_margin_loss.default std_mean.dim take_along_dim.default
+    rot90.default sgn.default soft_margin_loss.default take_along_dim.default
     tensordot.default tril.default triplet_margin_loss.default triu.default true_divide.Tensor"""
 COMPOSED = frozenset(_NAMES.split())
 """Overloads that are decomposed."""
@@ -29,7 +31,7 @@ _RECURRENT = ("gru.input", "lstm.input", "rnn_relu.input", "rnn_tanh.input")
 
 def decompositions(torch: Any, graph: Any) -> dict[Any, Any]:
     """PyTorch's decompositions for a graph that has ops of the list; else an empty dictionary."""
-    names = {str(getattr(node.target, "__name__", "")) for node in graph.nodes}
+    names = {*map(op_of, graph.nodes)}
     if not names & COMPOSED:
         return {}
     table: dict[Any, Any] = dict(import_module("torch._decomp").decomposition_table)
@@ -38,7 +40,7 @@ def decompositions(torch: Any, graph: Any) -> dict[Any, Any]:
     return {
         overload: _layer_by_layer(torch, rule) if name in _RECURRENT else rule
         for overload, rule in table.items()
-        if (name := getattr(overload, "__name__", "")) in COMPOSED
+        if (name := op_of(overload)) in COMPOSED
     }
 
 

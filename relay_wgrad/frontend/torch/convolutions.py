@@ -9,7 +9,7 @@ from tvm import relax
 from ..context import Context, shape_of
 from ..conv_gradients import ConvGradients
 from ..onnx import nn as onnx_nn
-from .call import Builder, Call
+from .call import Builder, Call, check_elements
 from .resizing import ints
 
 op = relax.op
@@ -20,6 +20,7 @@ def _convolution(ctx: Context, call: Call) -> Any:
     x, weight, bias, stride, padding, dilation, transposed, extra, groups = (
         call.args[i] for i in range(9)
     )
+    check_elements(input=x, weight=weight)
     rank = len(shape_of(weight)) - 2
     settings: dict[str, Any] = {
         "strides": ints(stride, rank), "pads": ints(padding, rank) * 2,

@@ -24,9 +24,16 @@ def _plain(function: Callable[[Any], Any]) -> Builder:
     return _unary(lambda ctx, x: ctx.emit(function(x)))
 
 
-def _tested(function: Callable[[Any], Any]) -> Builder:
-    """A truth value of a number."""
-    return lambda ctx, call: ctx.emit(function(call.args[0]))
+def _tested(function: Callable[[Any], Any], of_integers: bool) -> Builder:
+    """A truth value of a number, which of integers is one for all."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        x = call.args[0]
+        if "float" not in str(x.ty.dtype):
+            return ctx.full(call.shape, of_integers, "bool")
+        return ctx.emit(function(x))
+
+    return build
 
 
 def _atan2(ctx: Context, call: Call) -> Any:
@@ -123,9 +130,9 @@ CURVES: dict[str, Builder] = {
     "expm1.default": _unary(curves.expm1),
     "fmod.Scalar": _remainder(floor=False),
     "fmod.Tensor": _remainder(floor=False),
-    "isfinite.default": _tested(op.isfinite),
-    "isinf.default": _tested(op.isinf),
-    "isnan.default": _tested(op.isnan),
+    "isfinite.default": _tested(op.isfinite, True),
+    "isinf.default": _tested(op.isinf, False),
+    "isnan.default": _tested(op.isnan, False),
     "log1p.default": _unary(curves.log1p),
     "prod.default": _product,
     "prod.dim_int": _product,

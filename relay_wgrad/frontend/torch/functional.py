@@ -13,6 +13,8 @@ from collections.abc import Container
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from .names import op_of
+
 
 class Functional(NamedTuple):
     """What is read of an exported program, of one with other nodes."""
@@ -51,7 +53,7 @@ def functional(torch: Any, program: Any, known: Container[str]) -> Functional | 
     except _UnknownError:
         return None
     calls = (n for n in made.graph.nodes if n.op == "call_function")
-    ops = {n.target.__name__ for n in calls if n.target is not operator.getitem}
+    ops = {op_of(n) for n in calls if n.target is not operator.getitem}
     return made if all(op in known for op in ops) else None
 
 
@@ -120,10 +122,10 @@ class _Pass:
             return self.env[source][index]
         if getattr(target, "namespace", "") != "aten" or not hasattr(target, "_schema"):
             raise _UnknownError(str(target))
-        if target.__name__ == _CHECK:
+        if op_of(target) == _CHECK:
             return None
         self._plain(node.meta.get("val"))
-        if target.__name__ == _BATCH_NORM:
+        if op_of(target) == _BATCH_NORM:
             return self._batch_norm(node)
         if target._schema.is_mutable:
             return self._in_place(node)
@@ -173,14 +175,14 @@ class _Pass:
         """The op that gives a new tensor, which takes the changed one's place from here on."""
         target, schema = node.target, node.target._schema
         written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-        if target.__name__ == "dropout_.default":
+        if op_of(target) == "dropout_.default":
             made = self._dropout(node)
             self._change(node.args[0], made, node)
             return made
-        name, _, overload = target.__name__.partition(".")
+        name, _, overload = op_of(target).partition(".")
         if written != [True] + [False] * (len(written) - 1) or not name.endswith("_"):
             raise _UnknownError(str(target))
-        pair = _PAIRS.get(target.__name__, f"{name[:-1]}.{overload}")
+        pair = _PAIRS.get(op_of(target), f"{name[:-1]}.{overload}")
         name, _, overload = pair.partition(".")
         new = getattr(getattr(self.torch.ops.aten, name, None), overload, None)
         if new is None or new._schema.is_mutable:
@@ -338,7 +340,7 @@ def _given_back(node: Any) -> list[Any]:
         return [node.args[0]]
     if not hasattr(node.target, "_schema"):
         raise _UnknownError(str(node.target))
-    schema, name = node.target._schema, str(node.target.__name__)
+    schema, name = node.target._schema, op_of(node)
     if schema.is_mutable:
         return [n for n in node.args[:1] if hasattr(n, "op")]
     torch = import_module("torch")

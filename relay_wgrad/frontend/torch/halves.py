@@ -16,6 +16,7 @@ from tvm import relax
 from ...dtypes import HALVES
 from ..context import Context
 from .call import Call, Noted, NotedNames, dtype_name
+from .own import OWN
 from .program import pytorch
 
 WIDE = "float32"
@@ -36,8 +37,8 @@ _DRAWN = """
     randn_like.default uniform.default"""
 # Operators of their own that sum in float32 within.
 _WHOLE = """
-    norm_train.default norm_train_backward.default"""
-AS_THEY_ARE = frozenset(f"{_PRODUCTS}{_MOVES}{_DRAWN}{_WHOLE}".split())
+    relay_wgrad::norm_train.default relay_wgrad::norm_train_backward.default"""
+AS_THEY_ARE = frozenset([*f"{_PRODUCTS}{_MOVES}{_DRAWN}{_WHOLE}".split(), *OWN])
 """ATen overloads whose half operands and results stay half within."""
 
 

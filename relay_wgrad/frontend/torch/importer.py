@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from ..sizes import NAME
 from ..weights import Array
 from .batch import Batch
 from .call import dtype_name
+from .layers import WITH_STATISTICS
+from .names import op_of
 from .ops import OPS
 from .program import exported, pytorch
 from .reader import Reader
@@ -217,7 +220,7 @@ class _Import(Reader):
         found = set()
         named = {s.arg.name: s.target for s in self.program.graph_signature.input_specs}
         for node in self.program.graph.nodes:
-            if node.op == "call_function" and "batch_norm" in node.target.__name__:
+            if op_of(node) in WITH_STATISTICS:
                 given = [a.name for a in node.args[3:5] if hasattr(a, "name")]
                 if not set(given) <= set(named):
                     raise ValueError(
@@ -296,11 +299,11 @@ class _Import(Reader):
         if changed:
             raise ValueError(f"{self.name}: it changes the parameter {changed[0]!r} in its forward")
         states = self._states()
+        # A batch normalization counts its batches, and does not read how many there were.
+        counters = {re.sub(r"[^.]+$", "num_batches_tracked", name) for name in states}
         changed = [
             spec.target for spec in self.program.graph_signature.output_specs
-            if spec.kind.name == "BUFFER_MUTATION"
-            and spec.target not in states
-            and not spec.target.endswith("num_batches_tracked")
+            if spec.kind.name == "BUFFER_MUTATION" and spec.target not in states | counters
         ]  # fmt: skip
         if changed:
             raise ValueError(f"{self.name}: it changes the buffer {changed[0]!r}: not supported")

@@ -10,9 +10,19 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from .names import op_of
+
 _BYTES = 64 << 20  # of a result, at most: what is larger stays to be computed in every step
-_UNSET = ("empty", "new_empty")  # their values are nobody's
-_OF_SHAPE = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
+_PYTORCH = ("aten", "prims")
+# Their values are nobody's.
+_UNSET = (
+    "empty.memory_format", "empty.names", "empty_like.default", "empty_permuted.default",
+    "empty_strided.default", "new_empty.default", "new_empty_strided.default",
+)  # fmt: skip
+_OF_SHAPE = (
+    "full_like.default", "new_full.default", "new_ones.default", "new_zeros.default",
+    "ones_like.default", "zeros_like.default",
+)  # fmt: skip
 
 
 class Known:
@@ -26,7 +36,7 @@ class Known:
     def takes(self, node: Any) -> bool:
         """Whether a node's value is known now."""
         like = []
-        if str(getattr(node.target, "__name__", "")).startswith(_OF_SHAPE):
+        if op_of(node) in _OF_SHAPE:
             like = [n for n in node.all_input_nodes[:1] if n not in self.values and _is_known(n)]
         if any(n not in self.values and n not in like for n in node.all_input_nodes):
             return False
@@ -50,9 +60,10 @@ class Known:
     def _is_plain(self, node: Any) -> bool:
         """Whether the op gives the same each time, and not too much."""
         target = node.target
-        if not hasattr(target, "_schema") or target._schema.is_mutable:
+        # Who knows what an operator of others reads besides its operands?
+        if getattr(target, "namespace", "") not in _PYTORCH or target._schema.is_mutable:
             return False
-        if str(target.__name__).startswith(_UNSET):
+        if op_of(target) in _UNSET:
             return False
         if self.torch.Tag.nondeterministic_seeded in target.tags:
             return False

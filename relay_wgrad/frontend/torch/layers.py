@@ -19,7 +19,7 @@ from ..onnx import pooling as onnx_pooling
 from ..onnx.reduce import standardized
 from ..sizes import is_open, number
 from .activations import ACTIVATIONS
-from .call import Args, Builder, Call
+from .call import Args, Builder, Call, check_elements
 
 
 def _list(value: Any, count: int) -> list[int]:
@@ -30,6 +30,7 @@ def _list(value: Any, count: int) -> list[int]:
 def _convolution(rank: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
         x, weight, bias = call.args[0], call.args[1], call.arg(2)
+        check_elements(input=x, weight=weight)
         padding = call.arg(4, 0)
         pads = auto = None
         if isinstance(padding, str):
@@ -47,6 +48,7 @@ def _convolution(rank: int) -> Builder:
 
 def _transposed(rank: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
+        check_elements(input=call.args[0], weight=call.args[1])
         node = call.onnx(
             "ConvTranspose", [call.args[0], call.args[1], call.arg(2)],
             strides=_list(call.arg(3, 1), rank), pads=_list(call.arg(4, 0), rank) * 2,
@@ -289,3 +291,8 @@ LAYERS: dict[str, Builder] = {
     "native_layer_norm.default": _native_layer_norm,
     "rms_norm.default": _rms_norm,
 }
+
+WITH_STATISTICS = (
+    "_native_batch_norm_legit_functional.default", "_native_batch_norm_legit_no_training.default",
+)  # fmt: skip
+"""Those whose operands 3 and 4 are running statistics."""

@@ -19,6 +19,7 @@ from ..context import FLOATS, Context, shape_of
 from ..curves import floor_quotient
 from ..sizes import is_open, number
 from .call import Builder, Call, as_dtype, constant, promoted
+from .names import op_of
 
 op = relax.op
 
@@ -73,7 +74,7 @@ def _product(ctx: Context, call: Call) -> Any:
     """x y.  torch.export writes softshrink's middle as x * 0: PyTorch's gradient there is 0, also
     where what comes from behind is infinite."""
     _, origin = (call.node.meta.get("torch_fn") if call.node else None) or ("", "")
-    if str(origin).endswith(".softshrink") and call.arg(1) == 0:
+    if origin == "builtin_function_or_method.softshrink" and call.arg(1) == 0:
         return ctx.emit(op.multiply(op.grad.no_grad(call.args[0]), ctx.const(0.0)))
     return _multiply(ctx, call)
 
@@ -192,44 +193,43 @@ def _reduced(function: Callable[..., Any]) -> Builder:
     return build
 
 
-def _variance(root: bool) -> Builder:
-    """The mean square from the mean, over n - correction."""
+def _spread(call: Call) -> tuple[list[int], Any, bool]:
+    """(axes, correction, keepdim) of a variance, by its overload: `unbiased` alone, after the axes,
+    or a correction."""
+    x, overload = call.args[0], op_of(call.node).rpartition(".")[2]
+    if overload == "default":
+        return _axes(None, len(shape_of(x))), int(call.arg(1, True)), False
+    axes = _axes(call.arg(1), len(shape_of(x)))
+    if overload == "dim":
+        return axes, int(call.arg(2, True)), bool(call.arg(3, False))
+    given = call.setting("correction")
+    return axes, 1 if given is None else given, bool(call.setting("keepdim", False))
+
+
+def _variance(root: bool, with_mean: bool = False) -> Builder:
+    """The mean square from the mean, over n - correction, or its root; and the mean."""
 
     def build(ctx: Context, call: Call) -> Any:
-        x = call.args[0]
-        shape = shape_of(x)
-        axes = _axes(call.arg(1), len(shape))
-        given = call.setting("correction")
-        correction = 1 if given is None else given
-        keep = bool(call.setting("keepdim", False))
-        if len(call.args) > 2:  # the older overload: whether by n - 1, and keepdim
-            correction, keep = int(call.args[2]), bool(call.arg(3, False))
-        counted = [shape[a] for a in axes]
+        x, (axes, correction, keep) = call.args[0], _spread(call)
+        counted = [shape_of(x)[a] for a in axes]
         if not is_open(counted) and math.prod(counted) <= correction:
             found = math.prod(counted)
             raise ValueError(f"{found} values are too few for correction={correction}")
         count = number(counted, call.dtype, ctx.emit)
-        centred = ctx.emit(op.subtract(x, ctx.emit(op.mean(x, axes, keepdims=True))))
+        mean = ctx.emit(op.mean(x, axes, keepdims=True))
+        centred = ctx.emit(op.subtract(x, mean))
         squares = ctx.emit(op.sum(ctx.emit(op.multiply(centred, centred)), axes, keepdims=keep))
         divisor = ctx.emit(op.subtract(count, constant(correction, call.dtype)))
         out = ctx.emit(op.divide(squares, divisor))
-        return ctx.emit(op.sqrt(out)) if root else out
+        out = ctx.emit(op.sqrt(out)) if root else out
+        if not with_mean:
+            return out
+        return out, ctx.emit(op.reshape(mean, shape_of(out)))
 
     return build
 
 
-def _with_mean(root: bool) -> Builder:
-    """(x, axes): the variance, or its root, and the mean."""
-    of = _variance(root)
-
-    def build(ctx: Context, call: Call) -> tuple[Any, Any]:
-        spread = of(ctx, call)
-        x, axes = call.args[0], _axes(call.arg(1), len(shape_of(call.args[0])))
-        return spread, ctx.emit(
-            op.mean(x, axes, keepdims=len(shape_of(spread)) == len(shape_of(x)))
-        )
-
-    return build
+_OVERLOADS = ("default", "dim", "correction")
 
 
 def _norm(ctx: Context, call: Call) -> Any:
@@ -335,9 +335,6 @@ MATH: dict[str, Builder] = {
     "softmax.int": _softmax(op.nn.softmax),
     "sqrt.default": _unary(op.sqrt),
     "square.default": _unary(lambda x: op.multiply(x, x)),
-    "std.correction": _variance(root=True),
-    "std.dim": _variance(root=True),
-    "std_mean.correction": _with_mean(root=True),
     "sub.Scalar": _binary(op.subtract),
     "sub.Tensor": _binary(op.subtract),
     "sum.default": _reduced(op.sum),
@@ -345,12 +342,13 @@ MATH: dict[str, Builder] = {
     "tanh.default": _unary(op.tanh),
     "trunc.default": _fixed(op.trunc),
     "type_as.default": _cast,
-    "var.correction": _variance(root=False),
-    "var.dim": _variance(root=False),
-    "var_mean.correction": _with_mean(root=False),
     "where.Scalar": _where,
     "where.ScalarOther": _where,
     "where.ScalarSelf": _where,
     "where.self": _where,
+    **{f"std.{o}": _variance(root=True) for o in _OVERLOADS},
+    **{f"std_mean.{o}": _variance(root=True, with_mean=True) for o in _OVERLOADS},
+    **{f"var.{o}": _variance(root=False) for o in _OVERLOADS},
+    **{f"var_mean.{o}": _variance(root=False, with_mean=True) for o in _OVERLOADS},
 }
 """ATen overload -> builder."""

@@ -264,13 +264,13 @@ NORMALIZED: dict[str, Builder] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     "_softmax.default": _softmax(op.nn.softmax),
     "batch_norm_backward.default": _backward(7, 8, 9, (0, 1, 2, 3, 4, 5, 6)),
-    "convert_element_type.default": _cast,
     "cudnn_batch_norm.default": _forward(5, 6, 7, "ymre"),
     "cudnn_batch_norm_backward.default": _backward(True, 7, -1, (1, 0, 2, 3, 4, 5, 6)),
     "native_batch_norm_backward.default": _backward(7, 8, 9, (0, 1, 2, 3, 4, 5, 6)),
     "native_dropout.default": _dropout,
-    "norm_train.default": _norm_train,
-    "norm_train_backward.default": _norm_train_backward,
+    "prims::convert_element_type.default": _cast,
+    "relay_wgrad::norm_train.default": _norm_train,
+    "relay_wgrad::norm_train_backward.default": _norm_train_backward,
     "var_mean.correction": _variance_and_mean,
 }
 """ATen overload -> builder, before those of `ops.OPS`."""

@@ -1,4 +1,4 @@
-"""The ATen ops that `from_torch` takes: an allow-list, each row tested for value and gradient."""
+"""The operators that `from_torch` takes: an allow-list, each row tested for value and gradient."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from .indexing import INDEXING
 from .layers import LAYERS
 from .losses import LOSSES
 from .math import MATH
+from .own import OWN
 from .placing import PLACING
 from .products import PRODUCTS
 from .random import RANDOM
 from .resizing import RESIZING
-from .shapes import SHAPES
+from .shapes import FILLED, SHAPES
 
 OPS: dict[str, Builder] = {
     **LAYERS,
@@ -25,8 +26,12 @@ OPS: dict[str, Builder] = {
     **INDEXING,
     **PLACING,
     **PRODUCTS,
+    **OWN,
 }
-"""ATen overload, as `torch.export` names it after decompositions -> builder."""
+"""Overload, as `torch.export` names it after decompositions, by `names.op_of` -> builder."""
+
+FILLING = frozenset({*RANDOM, *FILLED, "copy.default"})
+"""Those that read no value of their first operand, so that it may be one of `torch.empty`."""
 
 HINTS: dict[str, str] = {
     "_local_scalar_dense": "a number read from a tensor is not known on import",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import operator
 import os
 import warnings
@@ -20,13 +19,15 @@ from typing import Any, NoReturn
 
 from ...ambient import default_device, hooks_of_all
 from .alone import alone, ended
-from .batch import opened, violated
+from .batch import opened
 from .composed import decompositions
 from .file import check_file, first_line
 from .functional import functional
+from .names import op_of
+from .refusals import reason, unlogged, without_graph
 
-_REGION = "wrap_with_set_grad_enabled"
-_AUTOCAST = "wrap_with_autocast"  # switched off, it is what is in it
+_REGION = "higher_order::wrap_with_set_grad_enabled"
+_AUTOCAST = "higher_order::wrap_with_autocast"  # switched off, it is what is in it
 _FLOW = "branches and loops by values are not supported: choose by torch.where"
 _EXPORT_AGAIN = "pass the module, or the program as torch.export.export returns it"
 
@@ -94,7 +95,8 @@ def exported(
         try:
             if not program:
                 with (
-                    default_device(), torch.enable_grad(), _watched(torch, seen), _as_it_is(module)
+                    default_device(), torch.enable_grad(), _watched(torch, seen), without_graph(),
+                    _as_it_is(module),
                 ):  # fmt: skip
                     module = torch.export.export(module, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
@@ -105,28 +107,21 @@ def exported(
         except RefusedError as error:
             raise ValueError(f"{title}: {error}") from error
         except Exception as error:  # any kind: it runs the module's own code
-            first = seen[0] if seen else str(error).strip().partition("\n")[0]
-            if "Constraints violated" in first:
-                first = violated(error)
-            raise ValueError(f"torch.export refuses {title}: {first}") from error
+            why = seen[0] if seen else reason(error)
+            raise ValueError(f"torch.export refuses {title}: {why}") from error
 
 
 def _loaded(torch: Any, path: str) -> tuple[str, Any]:
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no file {path!r}")
-    log = logging.getLogger("torch.export")
-    was = log.disabled
-    log.disabled = True  # it prints a traceback of what is raised here
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), unlogged():  # or a traceback of what is raised here
             warnings.simplefilter("ignore")  # of members that an older PyTorch wrote
             check_file(torch, path)
             return os.path.splitext(os.path.basename(path))[0], torch.export.load(path)
     except Exception as error:  # many kinds, of zip files, pickles and versions
         said = first_line(error)
         raise ValueError(f"{path!r} is not an exported program: {said}") from error
-    finally:
-        log.disabled = was
 
 
 # ---- what torch.export drops ---------------------------------------------------------------------
@@ -176,7 +171,11 @@ def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
                 " x + (f(x) - x).detach()",
             )
 
-        is_watched = name == "forward" and get_ident() == thread
+        if name != "forward" or get_ident() != thread:
+            return look(cls, name)
+        # Those of operators, this package's and what `torch.library` makes, are seen as operators.
+        is_operator = cls.__module__ == "torch._library.autograd"
+        is_watched = issubclass(cls, torch.autograd.Function) and not is_operator
         return no_forward if is_watched else look(cls, name)
 
     def no_hook(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -242,7 +241,7 @@ def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
     detach = torch.ops.aten.detach.default
     for node in regions:
         stops, holder, operands = _region(node)
-        if not stops and _name(node) == _REGION:
+        if not stops and op_of(node) == _REGION:
             raise RefusedError(f"it was exported under torch.no_grad(): {_EXPORT_AGAIN}")
         body = getattr(program.graph_module, holder.target).graph
         values = dict(zip((n for n in body.nodes if n.op == "placeholder"), operands, strict=True))
@@ -274,7 +273,7 @@ def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
 
 
 def _is_region(node: Any) -> bool:
-    return node.op == "call_function" and _name(node) in (_REGION, _AUTOCAST)
+    return op_of(node) in (_REGION, _AUTOCAST)
 
 
 def _region(node: Any) -> tuple[bool, Any, list[Any]]:
@@ -282,14 +281,14 @@ def _region(node: Any) -> tuple[bool, Any, list[Any]]:
 
     Raises RefusedError for another kind of region.
     """
-    if _name(node) == _REGION:
+    if op_of(node) == _REGION:
         enabled, holder, *operands = node.args
         return not enabled, holder, operands
-    if _name(node) == _AUTOCAST:
+    if op_of(node) == _AUTOCAST:
         _, _, enabled, _, holder, *operands = node.args
         if not enabled:
             return False, holder, operands
-    raise RefusedError(f"{_name(node)} ({node.name}) is not supported")
+    raise RefusedError(f"{op_of(node)} ({node.name}) is not supported")
 
 
 def _itself(torch: Any, node: Any) -> Any:
@@ -315,10 +314,6 @@ def _itself(torch: Any, node: Any) -> Any:
     return node
 
 
-def _name(node: Any) -> str:
-    return str(getattr(node.target, "__name__", node.target))
-
-
 def _floats(node: Any) -> bool:
     value = node.meta.get("val")
     return hasattr(value, "is_floating_point") and bool(value.is_floating_point())
@@ -333,9 +328,9 @@ def _check_in_place(module: Any, outside: dict[Any, Any]) -> None:
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue
-        if "higher_order" in str(getattr(node.target, "namespace", "")):
+        if getattr(node.target, "namespace", "") == "higher_order":
             _, holder, _ = _region(node)
-            inside = outside if _name(node) == _AUTOCAST else {node: True}
+            inside = outside if op_of(node) == _AUTOCAST else {node: True}
             _check_in_place(getattr(module, holder.target), inside)
             continue
         for argument in _written(node):
@@ -362,9 +357,9 @@ def _written(node: Any) -> list[Any]:
 def _hidden(module: Any, node: Any, inside: bool) -> bool:
     """Whether a tensor shares memory with another by `detach`, or from outside of a region."""
     while node.op == "call_function":
-        if _name(node) in ("detach.default", "detach_.default"):
+        if op_of(node) in ("detach.default", "detach_.default"):
             return True
-        if node.target is operator.getitem and _name(node.args[0]) == _REGION:
+        if node.target is operator.getitem and op_of(node.args[0]) == _REGION:
             region = getattr(module, node.args[0].args[1].target)
             (output,) = (n for n in region.graph.nodes if n.op == "output")
             return _hidden(region, output.args[0][node.args[1]], True)

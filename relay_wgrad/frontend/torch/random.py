@@ -8,6 +8,7 @@ from tvm import relax
 
 from ..context import Context
 from .call import Builder, Call, Unset, as_dtype
+from .names import op_of
 
 op = relax.op
 
@@ -16,7 +17,7 @@ def _bernoulli(ctx: Context, call: Call) -> Any:
     """Ones with probability p; PyTorch's own dropouts, which decompose to it, follow `dropout`."""
     x, p = call.args[0], float(call.arg(1, 0.5))
     shape, dtype = call.shape, call.dtype
-    keeps = {(getattr(user.target, "__name__", ""), *user.args[1:]) for user in call.node.users}
+    keeps = {(op_of(user), *user.args[1:]) for user in call.node.users}
     if isinstance(x, Unset) and keeps == {("div.Scalar", p)}:
         return ctx.draw(call.name, shape, dtype, ("bernoulli", p), "dropout")
     return ctx.draw(call.name, shape, dtype, ("bernoulli", p))

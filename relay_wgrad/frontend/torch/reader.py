@@ -11,17 +11,15 @@ from tvm import relax
 
 from ...dtypes import HALVES
 from ..context import Context, Options, shape_of
-from ..onnx.bundled import near
 from ..sizes import is_open, is_size
 from .batch import FIXED, Batch, is_symbolic
 from .call import Builder, Call, Noted, NotedNames, Unset, array, check_result, constant, dtype_name
 from .known import Known
-from .ops import HINTS
+from .names import op_of
+from .ops import FILLING, HINTS
 from .program import pytorch
 
 _IGNORED = ("_assert_tensor_metadata.default",)  # they check what has been checked on export
-_FILLING = ("bernoulli", "uniform", "normal", "fill", "full_like", "zeros_like", "ones_like",
-            "rand", "empty_like", "new_")  # fmt: skip
 _DTYPES = ("float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
 _MIXED = "import in float32 or float64; half precision is an option of Trainer and step_module"
 
@@ -54,7 +52,7 @@ class Reader:
 
     def call(self, node: Any) -> Any:
         """What a node becomes.  Raises ValueError naming an op without a row, or one it refuses."""
-        op = str(getattr(node.target, "__name__", node.target))
+        op = op_of(node)
         if op in _IGNORED or not node.users:
             return None
         label = f"PyTorch op {op} ({node.name})"
@@ -75,9 +73,7 @@ class Reader:
                 )
             return found
         if op not in self.ops:
-            close = near(op, list(self.ops))
-            known = f"; near it: {', '.join(close)}" if close else ""
-            hint = HINTS.get(op.partition(".")[0], f"write it by those that are{known}")
+            hint = HINTS.get(op.partition(".")[0], "write it by those that are (ops.OPS)")
             raise ValueError(f"{self.name}: {label} is not supported: {hint}")
         args = self.operands(list(node.args))
         values = tuple(a.meta.get("val") if hasattr(a, "meta") else a for a in node.args)
@@ -86,7 +82,7 @@ class Reader:
         try:
             check_dtype("computes in", call.dtype, self.halves)
             unset = [a for a in (*args, *kwargs.values()) if isinstance(a, Unset)]
-            if unset and not op.startswith(_FILLING):
+            if unset and op not in FILLING:
                 raise ValueError("it takes values that were never set (torch.empty)")
             return self.built(op, call)
         except (ArithmeticError, LookupError, AttributeError, AssertionError) as error:

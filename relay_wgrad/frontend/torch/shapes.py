@@ -12,6 +12,7 @@ from ..context import Context, shape_of
 from ..moving import broadcast, cut, repeated
 from ..sizes import is_open, same
 from .call import Builder, Call, Unset, as_dtype, constant
+from .names import op_of
 
 op = relax.op
 
@@ -133,7 +134,7 @@ def _slice(ctx: Context, call: Call) -> Any:
         return _whole(x, size, call, call.shape[axis], step)
     start, stop, _ = slice(call.arg(2), call.arg(3), step).indices(size)
     if stop <= start:
-        users = {str(getattr(user.target, "__name__", "")) for user in call.node.users}
+        users = {*map(op_of, call.node.users)}
         if users != {"cat.default"}:
             raise ValueError(f"an empty slice, {start}:{stop} of {size}, is not supported")
         return constant(np.empty(call.shape), call.dtype)  # joined to others, it is nothing
@@ -255,17 +256,9 @@ def _unset(ctx: Context, call: Call) -> Unset:
     return Unset(call.shape, call.dtype)
 
 
-SHAPES: dict[str, Builder] = {
-    "_unsafe_view.default": _shaped,
-    "arange.default": _arange,
-    "arange.start": _arange,
-    "arange.start_step": _arange,
-    "broadcast_tensors.default": _broadcast,
-    "cat.default": _cat,
-    "copy.default": _copied,
+FILLED: dict[str, Builder] = {
     "empty.memory_format": _unset,
     "empty_like.default": _unset,
-    "expand.default": _expand,
     "fill.Scalar": _filled(None, 1),
     "fill.Tensor": _filled(None, 1),
     "full.default": _filled(None, 1),
@@ -276,13 +269,29 @@ SHAPES: dict[str, Builder] = {
     "new_zeros.default": _filled(0),
     "ones.default": _filled(1),
     "ones_like.default": _filled(1),
+    "scalar_tensor.default": _filled(None),
+    "zero.default": _filled(0),
+    "zeros.default": _filled(0),
+    "zeros_like.default": _filled(0),
+}
+"""ATen overload -> builder, of tensors that are made of nothing but a shape and a value."""
+
+SHAPES: dict[str, Builder] = {
+    **FILLED,
+    "_unsafe_view.default": _shaped,
+    "arange.default": _arange,
+    "arange.start": _arange,
+    "arange.start_step": _arange,
+    "broadcast_tensors.default": _broadcast,
+    "cat.default": _cat,
+    "copy.default": _copied,
+    "expand.default": _expand,
     "permute.default": _permute,
     "pixel_shuffle.default": _pixel_shuffle,
     "pixel_unshuffle.default": _pixel_unshuffle,
     "repeat.default": _repeat,
     "repeat_interleave.self_int": _repeat_each,
     "roll.default": _roll,
-    "scalar_tensor.default": _filled(None),
     "select.int": _select,
     "select_scatter.default": _select_scatter,
     "slice.Tensor": _slice,
@@ -299,8 +308,5 @@ SHAPES: dict[str, Builder] = {
     "unbind.int": _unbind,
     "unsqueeze.default": _shaped,
     "view.default": _shaped,
-    "zero.default": _filled(0),
-    "zeros.default": _filled(0),
-    "zeros_like.default": _filled(0),
 }
 """ATen overload -> builder."""

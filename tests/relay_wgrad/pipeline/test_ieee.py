@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -18,6 +19,27 @@ from tests.support.ieee import wrong
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
 def test_fused_kernels(dtype: str) -> None:
     assert not wrong(dtype, "llvm", cpu_pipeline(), tvm.cpu())
+
+
+@pytest.mark.parametrize("length", [1, 3000])
+def test_bfloat16_that_is_read_again_is_rounded(length: int) -> None:
+    """Also where no memory is between; ties go to the even one, NaN and infinities stay."""
+    x = relax.Var("x", relax.TensorType((length,), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            half = bb.emit(R.astype(bb.emit(R.multiply(x, R.const(3.0, "float32"))), "bfloat16"))
+            out = bb.emit_output(R.multiply(R.astype(half, "float32"), R.const(2.0, "float32")))
+        bb.emit_func_output(out)
+    executable = tvm.compile(bb.get(), target="llvm", relax_pipeline=cpu_pipeline())
+    numbers = np.random.default_rng(0).standard_normal(length).astype("float32")
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.00390625 / 3, 3e38, 1e-40], "float32")
+    numbers[: len(special)] = special[:length]
+    with np.errstate(over="ignore"):
+        tripled = numbers * np.float32(3)
+        want = tripled.astype(ml_dtypes.bfloat16).astype("float32") * np.float32(2)
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    np.testing.assert_array_equal(vm["main"](tvm.runtime.tensor(numbers)).numpy(), want)
 
 
 @pytest.mark.parametrize("pipeline", ["cpu", "relay"])

@@ -76,6 +76,20 @@ def _reference(config: Config, operands: list[Any], seed: int) -> list[torch.Ten
     return gradients(config.theirs, dense, seed)
 
 
+@pytest.mark.parametrize("c", [1, 3])
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize("which", ["input", "weight", "neither"])
+def test_memory_orders_are_pytorchs(c: int, k: int, size: int, which: str) -> None:
+    """Of one channel, or one pixel, both orders are dense: strides say which is meant."""
+    ours, theirs = rt.Conv2d(c, k, 1), torch.nn.Conv2d(c, k, 1)
+    x, last = torch.randn(2, c, size, size), torch.channels_last
+    if which == "weight":
+        ours, theirs = ours.to(memory_format=last), theirs.to(memory_format=last)
+    x = x.to(memory_format=last) if which == "input" else x
+    assert ours(x).stride() == theirs(x).stride()
+
+
 @BOTH
 @pytest.mark.parametrize("which", ["input", "weight", "both"])
 def test_channels_last_is_kept(config: Config, which: str) -> None:

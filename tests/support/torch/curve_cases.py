@@ -60,6 +60,12 @@ CURVES: dict[str, Function] = {
         + torch.var_mean(y, (2, 3), correction=0, keepdim=True)[1][:, 0]
         + torch.var_mean(y)[0] + torch.std_mean(y)[1]
     ),
+    "variances by a flag": lambda y: (
+        torch.var_mean(y, dim=[1, 2], keepdim=True, unbiased=False)[0]
+        * torch.std_mean(y, (3,), True, True)[1]
+        + torch.var_mean(y, False)[0] + torch.std_mean(y, unbiased=True)[0] * y.var(False)
+        + y.std(unbiased=False) + y.var((0, 1), False, True) * y.std(0)
+    ),
     "bounds by tensors": lambda y: (
         torch.clamp_min(y, y.sin()) * torch.clamp_max(y, y.roll(1))
     ),

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
+import relay_wgrad.torch as rt
+
 Tensor = torch.Tensor
 
 
@@ -21,7 +23,23 @@ def _like(y: Tensor, *shape: int) -> Tensor:
     return torch.sin(torch.arange(count, dtype=y.dtype) + 1).reshape(shape)
 
 
+def _own(y: Tensor) -> Tensor:
+    """This package's convolutions and their gradients, of images and of volumes."""
+    w, volume = _like(y, 6, 2, 3, 3), _volume(y)
+    z = rt.convolution(y, w, _like(y, 6), 2, (1, 0, 2, 1), groups=2)
+    cube = _like(y, 4, 1, 2, 3, 2)
+    v = rt.conv3d(volume, cube, None, (1, 2, 1), groups=2)
+    return (
+        rt.convolution_backward_input(y.shape, w, z, 2, (1, 0, 2, 1), groups=2)
+        * rt.convolution_backward_weight(y, w.shape, z, 2, (1, 0, 2, 1), groups=2).mean()
+        + rt.convolution_transpose(z, w, _like(y, 4), 2, groups=2).mean()
+        + rt.conv3d_backward_input(volume.shape, cube, v, (1, 2, 1), groups=2).mean()
+        * rt.conv3d_backward_weight(volume, cube.shape, v, (1, 2, 1), groups=2).square().mean()
+    )
+
+
 VOLUMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "own": _own,
     "conv3d": lambda y: fn.conv3d(
         _volume(y), _like(y, 4, 1, 2, 3, 2), _like(y, 4), (1, 2, 1), (1, 0, 1), (2, 1, 1), 2
     ),

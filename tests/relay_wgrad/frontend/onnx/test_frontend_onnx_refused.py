@@ -74,7 +74,7 @@ def test_refused_image_sizes() -> None:
 
 def test_refused_ops(capfd: pytest.CaptureFixture[str]) -> None:
     model = tiny([node("AveragePol", name="pool")], (1, 2, 3, 3))
-    refused("ONNX op AveragePol (AveragePol node 'pool') is not supported; near it: Av", model)
+    refused("ONNX op AveragePol (AveragePol node 'pool') is not supported; supported: A", model)
     refused("Conv node 'y': ONNX Conv: X's C must be W's C/group times group (group=1), got X C=3"
             " and W C/group * group=2",
             tiny([node("Conv", "w")], (1, 3, 5, 5), {"w": W}))  # fmt: skip

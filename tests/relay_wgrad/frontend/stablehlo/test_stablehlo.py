@@ -107,7 +107,7 @@ def test_refused_by_name() -> None:
     x = draw(4, 4)
     with pytest.raises(ValueError, match=r"custom call 'lapack_.*' is not supported"):
         from_stablehlo(lowered(jnp.linalg.cholesky, x))
-    with pytest.raises(ValueError, match=r"stablehlo.sort \(%0.*\) is not supported: near it are"):
+    with pytest.raises(ValueError, match=r"stablehlo.sort \(%0.*\) is not supported"):
         from_stablehlo(lowered(lambda x: lax.sort(x), x))
     with pytest.raises(ValueError, match=r"stablehlo.while"):
         from_stablehlo(

@@ -16,7 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import byoc_cudnn
 from relay_wgrad.frontend import from_aot
-from relay_wgrad.frontend.torch.aot import AOT_OPS, convolution_gradients, decompositions
+from relay_wgrad.frontend.torch.aot import convolution_gradients
+from relay_wgrad.frontend.torch.aot_ops import AOT_OPS
+from relay_wgrad.frontend.torch.retracing import decompositions
 from relay_wgrad.ir import op_name
 from tests.support.onnx.models import call as called
 from tests.support.torch import op_cases

@@ -16,6 +16,7 @@ from tests.support.torch.aot import apart, ran
 pytestmark = pytest.mark.usefixtures("registered")
 
 aten = torch.ops.aten
+X = torch.arange(3.0, dtype=torch.float64)
 
 
 def traced(function: Any, *given: Any) -> Any:
@@ -74,3 +75,30 @@ def _with_offset(graph: Any, x: Any) -> Any:
             with node.meta["val"].fake_mode:
                 node.meta["val"] = torch.empty(68, dtype=x.dtype)[4:]
     return from_aot(graph, [x])
+
+
+def test_what_does_not_lie_as_shape_functions_say() -> None:
+    """A roll of a channels-last tensor has its order, and to PyTorch's shape functions none."""
+    x = torch.arange(100.0).reshape(2, 5, 2, 5).contiguous(memory_format=torch.channels_last)
+
+    def behind(step: Any) -> Any:
+        return lambda x: torch.as_strided(step(torch.roll(x, -1, 0)), (5, 10), (4, 1), 0)
+
+    for step in (lambda y: y, lambda y: y[1:], lambda y: y * 2):
+        graph = traced(behind(step), x)
+        with pytest.raises(ValueError, match=r"by their places in memory behind roll"):
+            from_aot(graph, [x])
+        torch._dynamo.reset()
+        with pytest.warns(UserWarning, match="PyTorch runs this: .*behind roll"):
+            made = torch.compile(behind(step), backend="relay_wgrad")(x)
+        assert torch.equal(made, behind(step)(x))
+
+
+def test_a_placeholder_of_such_a_name() -> None:
+    graph = traced(lambda as_strided, as_strided_scatter: as_strided + as_strided_scatter, *[X] * 2)
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node, name in zip(nodes, ("as_strided", "as_strided_scatter"), strict=True):
+        node.name = name
+        node.target = name
+    graph.recompile()
+    assert apart(ran(from_aot(graph, [X, X]), [X, X]), [2 * X]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -349,3 +350,24 @@ def test_arguments_of_another_type(tmp_path: Path) -> None:
     (tmp_path / "text.pt2").write_text("text")
     with pytest.raises(ValueError, match="is not an exported program"):
         from_torch(tmp_path / "text.pt2")
+
+
+class ByValue(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        print("a line of the module's", file=sys.stderr)
+        y = self.dense(x)
+        return y if y.sum() > 0 else -y
+
+
+def test_a_refusal_is_one_line(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says where the module asks for a value; no graph and no log on standard error."""
+    with pytest.raises(ValueError, match=r"ByValue: a branch, .* torch.where \(.*, line \d+, in f"):
+        from_torch(ByValue(), (torch.ones(2, 3),))
+    assert capfd.readouterr().err == "a line of the module's\n"
+    assert not [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]

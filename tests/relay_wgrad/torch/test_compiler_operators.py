@@ -1,0 +1,73 @@
+"""`torch.compile(backend=…)`: operators that it gives back to PyTorch, right all the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from relay_wgrad.torch.compiler import backend
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+F = nn.functional
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch, about itself
+        yield
+
+
+WRITING: dict[str, Any] = {
+    "qr": lambda c, w: torch.linalg.qr(w.flatten(1).T)[0].sum() + c.mean(),
+    "diagonal_scatter": lambda c, w: torch.diagonal_scatter(c, c[:, :, 0, :6] * 0, 0, 2, 3),
+    "diagonal_copy": lambda c, w: torch.diagonal_copy(c, 0, 2, 3) * 2,
+    "complex": lambda c, w: torch.complex(c, c * 2).abs(),
+    "polar": lambda c, w: torch.polar(c.exp(), c).real,
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+@pytest.mark.filterwarnings("ignore:relay_wgrad. PyTorch runs this")
+def test_decompositions_write_nothing_in_place(name: str) -> None:
+    """AOTAutograd asserts that its graphs are functional, which some of PyTorch's rules are not."""
+    w = torch.randn(4, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+
+    def function(x: torch.Tensor) -> Any:
+        return WRITING[name](F.conv2d(x, w), w).square().mean()
+
+    found = []
+    for one in ("aot_eager", backend):
+        torch._dynamo.reset()
+        loss = torch.compile(function, backend=one)(x)
+        found.append([loss.detach(), *torch.autograd.grad(loss, w)])
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-13)
+
+
+def test_tensors_without_elements() -> None:
+    """By any strides that PyTorch gives them."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x * 2 + y.sum(), y * 3
+
+    y = torch.arange(3.0)
+    for x in (torch.empty(5, 0), torch.empty(0, 5)[:, ::2], torch.empty(0, 5, 4).permute(2, 0, 1)):
+        torch._dynamo.reset()
+        a, b = torch.compile(function, backend=backend)(x, y)
+        assert a.shape == x.shape
+        assert torch.equal(b, y * 3)
+
+
+def test_an_empty_image_is_refused_in_pytorchs_words() -> None:
+    conv = nn.Conv2d(3, 4, 3)
+    with pytest.warns(UserWarning, match=r"PyTorch op convolution.*input has no elements"):
+        assert torch.compile(conv, backend=backend)(torch.empty(0, 3, 5, 5)).shape == (0, 4, 3, 3)
