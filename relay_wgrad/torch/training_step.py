@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -41,6 +42,18 @@ class _Compiled(torch.autograd.Function):
             )
         found = ctx.program.backward(ctx.saved_tensors, gradient)
         return (None, *(found.get(i) for i in range(ctx.count)))
+
+
+class _Programs(list[tuple[Any, Program]]):
+    """(what kind of call it is for, a program), the one that was called last at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.RLock()
+        self.made: Counter[Any] = Counter()  # by kind of call
+
+    def __reduce__(self) -> Any:
+        return (_Programs, ())  # a copy of a step compiles for itself: its tensors are others
 
 
 class TrainingStep(torch.nn.Module):
@@ -109,7 +122,7 @@ class TrainingStep(torch.nn.Module):
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             ours[name] = getattr(module, name)
         ours["_options"] = (len(inputs), wanted, layout, checkpoint)
-        ours.update(_programs=[], _count=Counter(), _told=set())
+        ours.update(_programs=_Programs(), _told=set())
         if lost := self._program(tuple(inputs)).lost:
             raise ValueError(f"TrainingStep: {lost}")
 
@@ -163,10 +176,6 @@ class TrainingStep(torch.nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._wrapped._load_from_state_dict(*args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy compiles for itself: its tensors are others.
-        return {**self.__dict__, "_programs": [], "_count": Counter()}
-
     def __call__(self, *inputs: Any) -> Any:
         # Hooks of all modules are called for the module's, of which this is none.
         if _has_any_global_hook() and not (self._forward_hooks or self._forward_pre_hooks):
@@ -193,22 +202,31 @@ class TrainingStep(torch.nn.Module):
             grads, cast, choices(device), torch.get_default_dtype(),
             tuple((x.shape, x.dtype, x.device, grads and x.requires_grad) for x in inputs),
         )  # fmt: skip
+        with self._programs.lock:
+            return self._kept(key) or self._made(key, inputs, cast)
+
+    def _kept(self, key: Any) -> Program | None:
+        """The program for calls of a kind that computes what the module does now, if there is."""
         programs = self._programs
-        before = None
         for i in range(len(programs) - 1, -1, -1):
             of, program = programs[i]
-            if of == key:
-                if program.depends.is_current():
-                    programs.append(programs.pop(i))
-                    return program
-                before = before or program
-        self._count[key] += 1
-        if before is not None and self._count[key] == AGAIN:
+            if of == key and program.depends.is_current():
+                programs.append(programs.pop(i))
+                return program
+        return None
+
+    def _made(
+        self, key: Any, inputs: tuple[torch.Tensor, ...], cast: torch.dtype | None
+    ) -> Program:
+        programs = self._programs
+        before = next((program for of, program in reversed(programs) if of == key), None)
+        programs.made[key] += 1
+        if before is not None and programs.made[key] == AGAIN:
             changed = before.depends.difference()
             warnings.warn(
                 f"TrainingStep: {AGAIN} programs were compiled for such calls, the last one as"
                 f" {changed} has changed: what changes often should be an argument",
-                stacklevel=4,
+                stacklevel=5,
             )
         made = Program(self._wrapped, inputs, self._asked(inputs, cast))
         del programs[: max(0, len(programs) - PROGRAMS + 1)]

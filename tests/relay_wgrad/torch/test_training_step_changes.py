@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -239,3 +240,28 @@ def test_comparing_takes_little_of_the_host() -> None:
         assert depends.is_current()
         took.append(time.perf_counter() - began)
     assert min(took) < 200e-6
+
+
+def test_threads_share_a_step() -> None:
+    """Each call of many threads, which change sizes in turns, is right."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    step = rt.TrainingStep(net, torch.zeros(1, 4).double())
+
+    def work(seed: int) -> float:
+        far = 0.0
+        for i in range(12):
+            x = torch.randn(1 + (seed + i) % 4, 4, dtype=torch.float64)
+            far = max(far, float((step(x) - net(x)).abs().max()))
+        return far
+
+    with ThreadPoolExecutor(4) as pool:
+        assert max(pool.map(work, range(4))) < 1e-12
+
+
+def test_a_copy_has_programs_of_its_own() -> None:
+    step = rt.TrainingStep(nn.Linear(4, 3), torch.zeros(2, 4))
+    other = copy.deepcopy(step)
+    with torch.no_grad():
+        other.weight.zero_()
+    assert float(other(torch.ones(2, 4)).sub(other.bias).abs().max()) == 0
+    assert float(step(torch.ones(2, 4)).sub(step.bias).abs().max()) > 0
