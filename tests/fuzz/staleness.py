@@ -92,9 +92,9 @@ def _compared(found: Any, changes: list[Any], call: str) -> str | None:
         wrong = _called(step, twin, x, call)
         if wrong:
             return wrong if wrong.startswith(REFUSED) else f"{wrong} after {text}"
-        before = step._count.total()
+        before = step._programs.made.total()
         wrong = _called(step, twin, x, call)
-        if wrong or step._count.total() != before:
+        if wrong or step._programs.made.total() != before:
             return f"{wrong or 'compiled'} again after {text}"
     return None
 
