@@ -23,6 +23,7 @@ from ..ir import op_name
 from ..keys import SYMBOL
 from .grad_paths import prepared, stops_known, unable, without_stops
 from .grad_types import check_partials
+from .size_checks import carried
 from .surface import ModulePass, check_relax_module
 
 
@@ -84,11 +85,11 @@ def grad(
     # The adjoint's parameters are new variables in the same places; names may repeat.
     places = {param: i for i, param in enumerate(func.params)}
     wanted = [places[param] for param in params]
-    out = mod.clone()
+    out, checked = mod.clone(), func
     for k in range(1, order + 1):
         name = f"{fn}_adjoint" if order == 1 else f"{fn}_adjoint{k}"
         adjoint = _first(mod, fn, func, params, target_index, name)
-        out[name] = without_stops(adjoint)
+        out[name] = carried(checked, without_stops(adjoint))
         if k < order:  # a further order has to see where gradients stop
             func, params = _contract(adjoint, wanted, k)
             target_index = 0

@@ -18,7 +18,7 @@ from ..context import FLOATS, Context, Options, Value, initializer
 from ..graph import InputSpec, TrainingGraph
 from ..loss import CrossEntropy, Loss, add_loss, loss_of
 from ..partial import Choice, Patterns
-from ..sizes import NAME, Open, at, is_open, variable
+from ..sizes import NAME, Open, at, is_open, limited, variable
 from ..weights import STATES, Array, Role, default_role, seeded
 from .bundled import load
 from .file import NUMBERS
@@ -145,7 +145,7 @@ def from_onnx(
         weights = "initial" if _trained(ctx.initial, roles) else "seeded"
     graph = TrainingGraph(
         name=name,
-        module=builder.get(),
+        module=limited(builder.get(), name, ctx.limits),
         inputs=tuple(spec for spec, _ in arguments),
         params=_params(ctx, roles, weights, seed),
         trainable=tuple(n for n, role in roles.items() if role.kind not in STATES),
@@ -162,6 +162,7 @@ def from_onnx(
         },
         weights=weights,
         notes=(*ctx.notes, *_shared(ctx, nodes, roles)),
+        limits=ctx.limits,
     )
     if choice != Choice():
         graph = graph.partial(choice.trainable or None, choice.freeze or None)

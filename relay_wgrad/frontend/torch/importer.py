@@ -15,7 +15,7 @@ from ..context import Options, shape_of
 from ..graph import InputSpec, TrainingGraph
 from ..loss import Loss, add_loss, loss_of
 from ..partial import Choice, Patterns
-from ..sizes import NAME
+from ..sizes import NAME, limited
 from ..weights import Array
 from .batch import Batch
 from .call import dtype_name
@@ -96,10 +96,10 @@ def from_torch(
     if batch not in (None, NAME):
         raise ValueError(f"batch={batch!r}: expected {NAME!r}, or None and an example of that size")
     wanted = loss_of(loss, "own", "none")
-    program, title = exported(pytorch(), module, example_inputs, OPS, batch == NAME)
+    program, title, two = exported(pytorch(), module, example_inputs, OPS, batch == NAME)
     choice = Choice.of(trainable, freeze)
     options = Options(_dtype(program), bn, dropout, 0, random=random, choice=choice)
-    return _Import(program, name or title, options).graph(wanted, output, checkpoint)
+    return _Import(program, name or title, options, two).graph(wanted, output, checkpoint)
 
 
 def _dtype(program: Any) -> str:
@@ -119,13 +119,13 @@ def _dtype(program: Any) -> str:
 class _Import(Reader):
     """One exported program on its way."""
 
-    def __init__(self, program: Any, name: str, options: Options) -> None:
+    def __init__(self, program: Any, name: str, options: Options, two: str = "") -> None:
         try:
             batch = Batch(program.range_constraints, _shapes(program))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         super().__init__(name, options, OPS, batch)
-        self.program = program
+        self.program, self.two = program, two
         self.arguments: list[tuple[InputSpec, relax.Var]] = []
         self.trainable: list[str] = []
 
@@ -159,7 +159,10 @@ class _Import(Reader):
             self.arguments += ctx.masks
             params = [var for _, var in self.arguments] + list(ctx.parameters.values())
             builder.emit_func_output(returned, params)
+        if self.two and ctx.batch is not None:
+            ctx.at_least(2, self.two)
         module = relax.transform.DeadCodeElimination(["main"])(builder.get())
+        module = limited(module, self.name, ctx.limits)
         alive = {b.var.name for block in module["main"].body.blocks for b in block.bindings}
         graph = TrainingGraph(
             name=self.name,

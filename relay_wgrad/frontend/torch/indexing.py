@@ -71,9 +71,13 @@ def _embedding(ctx: Context, call: Call) -> Any:
 
 
 def _flip(ctx: Context, call: Call) -> Any:
-    x, rank = call.args[0], len(call.shape)
-    for axis in call.args[1]:
-        x = at_places(ctx, x, int(axis) % rank, range(call.shape[int(axis) % rank])[::-1])
+    x, shape = call.args[0], call.shape
+    for given in call.args[1]:
+        axis = int(given) % len(shape)
+        if isinstance(shape[axis], int):
+            x = at_places(ctx, x, axis, range(shape[axis])[::-1])
+        else:
+            x = ctx.emit(op.flip(x, axis))
     return x
 
 

@@ -19,10 +19,11 @@ from threading import get_ident
 from typing import Any, NoReturn
 
 from .alone import alone
-from .batch import opened, violated
+from .batch import even_parts, opened, violated
 from .composed import decompositions
 from .file import check_file, first_line
 from .functional import functional
+from .one_image import EXPORTED, difference
 
 _REGION = "wrap_with_set_grad_enabled"
 _AUTOCAST = "wrap_with_autocast"  # switched off, it is what is in it
@@ -51,8 +52,9 @@ def exported(
     inputs: Sequence[Any] | None,
     known: Container[str],
     open_batch: bool = False,
-) -> tuple[Any, str]:
-    """(the exported program without regions and in-place ops, its name); `known` are ops taken.
+) -> tuple[Any, str, str]:
+    """(the exported program without regions and in-place ops, its name, why its batch, where that
+    is open, may not be one image, or ""); `known` are ops taken.
 
     open_batch : of a module: exported for any number of images.
 
@@ -79,11 +81,11 @@ def exported(
             f"{title}: run_decompositions was called, after which torch.no_grad() cannot be seen:"
             f" {_EXPORT_AGAIN}"
         )
-    given, axes = tuple(inputs or ()), None
+    given, axes, one = tuple(inputs or ()), None, None
     if not program:
         _check_hooks(title, module)
         if open_batch:
-            given, axes = opened(torch, given)
+            given, axes, one = opened(torch, given)
     with alone(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -91,14 +93,17 @@ def exported(
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor")  # of torch.cond
         seen: list[str] = []
         try:
+            source = module
+            parts = even_parts(torch) if open_batch else contextlib.nullcontext()
             if not program:
-                with torch.enable_grad(), _watched(torch, seen):
-                    module = torch.export.export(module, given, dynamic_shapes=axes)
+                with torch.enable_grad(), _watched(torch, seen), parts:
+                    module = torch.export.export(source, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
+            refused = EXPORTED if one is None else _one_image(torch, source, one, stopped)
             made = functional(torch, stopped, known)
             if made is None:
                 made = stopped.run_decompositions(decompositions(torch, stopped.graph))
-            return made, title
+            return made, title, refused
         except RefusedError as error:
             raise ValueError(f"{title}: {error}") from error
         except Exception as error:  # any kind: it runs the module's own code
@@ -106,6 +111,16 @@ def exported(
             if "Constraints violated" in first:
                 first = violated(error)
             raise ValueError(f"torch.export refuses {title}: {first}") from error
+
+
+def _one_image(torch: Any, module: Any, inputs: Any, several: Any) -> str:
+    """Why a module's program of several images is none of one, or ""."""
+    try:
+        with torch.enable_grad(), _watched(torch, []), even_parts(torch):
+            alone_ = torch.export.export(module, inputs)
+        return difference(torch, several, _without_regions(torch, alone_, False))
+    except Exception as error:  # any kind: it runs the module's own code
+        return f"of one image torch.export refuses the module: {first_line(error)}"
 
 
 def _loaded(torch: Any, path: str) -> tuple[str, Any]:
