@@ -22,6 +22,7 @@ from ..sizes import (
     same,
     simplified,
     sizes_of,
+    spec_of,
 )
 
 
@@ -130,7 +131,7 @@ def split(ctx: Context, node: Node) -> list[Any]:
     if sizes is None or _is_of_another_batch(ctx, node, axis, sizes):
         sizes = _equal_parts(total, count)
     if not same(sum(sizes), total) or any(isinstance(n, int) and n < 1 for n in sizes):
-        raise ValueError(f"sizes {sizes} do not split an axis of {total}")
+        raise ValueError(f"sizes {sizes} do not split an axis of {spec_of([total])[0]}")
     return moving.split(ctx, x, axis, sizes)
 
 
@@ -140,7 +141,8 @@ def _equal_parts(total: Any, count: int) -> list[Any]:
         chunk = math.ceil(total / count)
         return [min(chunk, total - i * chunk) for i in range(count)]
     if parts(total)[0] % count:
-        raise ValueError(f"an axis of {total} has no {count} equal parts for every batch")
+        whole = spec_of([total])[0]
+        raise ValueError(f"an axis of {whole} has no {count} equal parts for every batch")
     return [simplified(total // count)] * count
 
 
