@@ -103,8 +103,8 @@ def concat(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     ends = list(itertools.accumulate(sizes))
     if all(isinstance(end, int) for end in ends[:-1]):
         return [relax.op.split(ct, ends[:-1], axis)]
-    begins = zip(types, [0, *ends], ends, strict=False)
-    return [relax.Tuple([part(ctx.emit, ct, axis, *ends, ty.shape) for ty, *ends in begins])]
+    bounds = zip(types, [0, *ends], ends, strict=False)
+    return [relax.Tuple([part(ctx.emit, ct, axis, a, b, ty.shape) for ty, a, b in bounds])]
 
 
 def part(emit: Any, x: relax.Expr, axis: int, begin: Any, end: Any, shape: Any) -> relax.Expr:

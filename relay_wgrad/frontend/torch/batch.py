@@ -74,7 +74,7 @@ def even_parts(torch: Any) -> Iterator[None]:
             return [by] * _times(whole, by)
         return [whole // by] * by if isinstance(by, int) and _expr(whole) % by == 0 else []
 
-    class EvenParts(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+    class EvenParts(torch.overrides.TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

@@ -79,10 +79,11 @@ def _arguments(node: Any) -> Any:
     """A node's operands; of a slice with the bounds that it has, however they are given."""
     if str(node.target) != _SLICE:
         return (*node.args, node.kwargs)
-    x, axis, start, stop, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+    given: Any = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+    x, axis, start, stop, step = given
     sizes, _ = _types(x)[0]
-    known = [_of_one(v.meta["val"]) if _is_node(v) else v for v in (start, stop)]
-    return (x, axis % len(sizes), slice(*known, step).indices(sizes[axis]))
+    start, stop = (_of_one(v.meta["val"]) if _is_node(v) else v for v in (start, stop))
+    return (x, axis % len(sizes), slice(start, stop, step).indices(sizes[axis]))
 
 
 def _operands(a: Any, b: Any, same: dict[Any, Any]) -> bool:
