@@ -193,8 +193,10 @@ def add_graph(
     parser.add_argument("--checkpoint", type=checkpoint, default=None, metavar="{none,auto,A,B,…}",
                         help="recompute intermediate results instead of keeping them: between"
                              " automatically chosen tensors, or the named ones")  # fmt: skip
-    parser.add_argument("--dropout", choices=("off", "mask"), default="off",
-                        help="off: the identity; mask: seeded random masks")  # fmt: skip
+    parser.add_argument("--dropout", choices=("mask", "off"), default=None,
+                        help="mask: seeded random masks; off: the identity; by default masks where"
+                             " the model was exported for training, and none with"
+                             " --bn eval")  # fmt: skip
     parser.add_argument("--random", choices=("input", "off"), default="input",
                         help="other random ops (stochastic depth, noise) are drawn for each step,"
                              " or off: their mean")  # fmt: skip

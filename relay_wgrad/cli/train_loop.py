@@ -19,6 +19,7 @@ from .. import output
 from ..display import Display
 from ..frontend import TrainingGraph, to_onnx
 from ..frontend.graph import DRAWN
+from ..frontend.onnx.export import mode_of
 from ..training import state
 from ..training.data import Data
 from ..training.evaluation import Evaluator
@@ -159,11 +160,14 @@ class _Steps:
             raise KeyboardInterrupt
         self.memory.look()
         self._after(last=True)
+        saved = [args.save] if args.save else []
         if args.export:
+            model = to_onnx(trainer.graph, self._params(), args.model, mode=args.export_mode)
             with output.replacing(args.export) as made:
-                onnx.save(to_onnx(trainer.graph, self._params(), args.model), made)
-        for path in (args.save, args.export):
-            if path and not args.quiet:
+                onnx.save(model, made)
+            saved.append(f"{args.export}, for {mode_of(model)}")
+        if not args.quiet:
+            for path in saved:
                 print(f"saved to {path}", file=sys.stderr)
         times = self.times
         figures.update(

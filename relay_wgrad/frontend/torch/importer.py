@@ -20,12 +20,12 @@ from ..weights import Array
 from .batch import Batch
 from .call import dtype_name
 from .ops import OPS
-from .program import exported, pytorch
+from .program import Exported, exported, pytorch
 from .reader import Reader
 
 _CHOICES = {
     "bn": ("module", "train", "eval", "frozen"),
-    "dropout": ("off", "mask"),
+    "dropout": (None, "mask", "off"),
     "random": ("input", "off"),
 }
 _NO_BATCH = "its first input has no axis for the batch"
@@ -38,7 +38,7 @@ def from_torch(
     batch: str | None = None,
     bn: str = "module",
     loss: str | Loss = "cross_entropy",
-    dropout: str = "off",
+    dropout: str | None = None,
     random: str = "input",
     output: int = 0,
     checkpoint: str | Sequence[str] | None = None,
@@ -66,7 +66,9 @@ def from_torch(
         "huber(delta=2)", … (against a target of the output's shape); or "own": the output is the
         scalar loss.  "none": the output comes in the loss's place, of any shape; such a graph can
         be differentiated by `relay_wgrad.torch` and not be trained as it is.
-    dropout : "off" makes it the identity; "mask" multiplies by masks that are inputs of `main`.
+    dropout : "mask" draws masks, which are inputs of `main`, where a layer or a function was in
+        training when it was exported; "off" makes all the identity, which the graph's `notes` say.
+        None is "off" with bn="eval", which evaluates, else "mask".
     random : every other random op (`torch.rand`, `bernoulli_` as of stochastic depth, …) is
         "input", an input of `main` that is drawn for each batch (`TrainingGraph.draws`), or "off",
         its mean, which the graph's `notes` say.
@@ -90,16 +92,20 @@ def from_torch(
     given = {"bn": bn, "dropout": dropout, "random": random}
     for key, value in given.items():
         if value not in _CHOICES[key]:
-            raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
+            known = " or ".join(filter(None, _CHOICES[key]))
+            raise ValueError(f"{key}={value!r}: expected {known}")
     if isinstance(checkpoint, str) and checkpoint != "auto":
         raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of names")
     if batch not in (None, NAME):
         raise ValueError(f"batch={batch!r}: expected {NAME!r}, or None and an example of that size")
     wanted = loss_of(loss, "own", "none")
-    program, title, two = exported(pytorch(), module, example_inputs, OPS, batch == NAME)
+    dropout = dropout or ("off" if bn == "eval" else "mask")
+    made = exported(
+        pytorch(), module, example_inputs, OPS, batch == NAME, dropout=dropout == "mask"
+    )
     choice = Choice.of(trainable, freeze)
-    options = Options(_dtype(program), bn, dropout, 0, random=random, choice=choice)
-    return _Import(program, name or title, options, two).graph(wanted, output, checkpoint)
+    options = Options(_dtype(made.program), bn, dropout, 0, random=random, choice=choice)
+    return _Import(made, name or made.title, options).graph(wanted, output, checkpoint)
 
 
 def _dtype(program: Any) -> str:
@@ -119,13 +125,14 @@ def _dtype(program: Any) -> str:
 class _Import(Reader):
     """One exported program on its way."""
 
-    def __init__(self, program: Any, name: str, options: Options, two: str = "") -> None:
+    def __init__(self, made: Exported, name: str, options: Options) -> None:
+        self.program, self.two = made.program, made.two
         try:
-            batch = Batch(program.range_constraints, _shapes(program))
+            batch = Batch(self.program.range_constraints, _shapes(self.program))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         super().__init__(name, options, OPS, batch)
-        self.program, self.two = program, two
+        self.ctx.note_dropout(made.off)
         self.arguments: list[tuple[InputSpec, relax.Var]] = []
         self.trainable: list[str] = []
 

@@ -16,11 +16,12 @@ import warnings
 from collections.abc import Container, Iterator, Sequence
 from importlib import import_module
 from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .alone import alone
 from .batch import even_parts, opened, violated
 from .composed import decompositions
+from .dropouts import without_dropout
 from .file import check_file, first_line
 from .functional import functional
 from .one_image import EXPORTED, difference
@@ -33,6 +34,19 @@ _EXPORT_AGAIN = "pass the module, or the program as torch.export.export returns 
 
 class RefusedError(ValueError):
     """Of this file's rules, whatever torch.export makes of an exception on its way."""
+
+
+class Exported(NamedTuple):
+    """What `torch.export` made of a module.
+
+    two : why its batch, where that is open, may not be one image; "" where it may.
+    off : names of the nodes whose dropout was switched off.
+    """
+
+    program: Any
+    title: str
+    two: str
+    off: list[str]
 
 
 def pytorch() -> Any:
@@ -52,11 +66,12 @@ def exported(
     inputs: Sequence[Any] | None,
     known: Container[str],
     open_batch: bool = False,
-) -> tuple[Any, str, str]:
-    """(the exported program without regions and in-place ops, its name, why its batch, where that
-    is open, may not be one image, or ""); `known` are ops taken.
+    dropout: bool = True,
+) -> Exported:
+    """A module, or an exported program, without regions and in-place ops; `known` are ops taken.
 
     open_batch : of a module: exported for any number of images.
+    dropout : whether it stays where it is on.
 
     Raises what `from_torch` does for a module that cannot be exported as it trains.
     """
@@ -100,10 +115,13 @@ def exported(
                     module = torch.export.export(source, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
             refused = EXPORTED if one is None else _one_image(torch, source, one, stopped)
+            off: list[str] = []
+            if not dropout:
+                stopped, off = without_dropout(stopped, program)
             made = functional(torch, stopped, known)
             if made is None:
                 made = stopped.run_decompositions(decompositions(torch, stopped.graph))
-            return made, title, refused
+            return Exported(made, title, refused, off)
         except RefusedError as error:
             raise ValueError(f"{title}: {error}") from error
         except Exception as error:  # any kind: it runs the module's own code
