@@ -87,7 +87,7 @@ def model(body: str, opset: int = 18) -> onnx.ModelProto:
 @pytest.mark.parametrize("body", BODY)
 def test_predicts_as_evaluated(body: str) -> None:
     proto = model(body)
-    graph = from_onnx(proto, weights="initial")
+    graph = from_onnx(proto, weights="initial", output="y")
     rng = np.random.default_rng(1)
     trained = {
         n: (v + 0.3 * rng.random(v.shape)).astype("float32") for n, v in graph.params.items()
