@@ -8,7 +8,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -244,10 +244,10 @@ class _Steps:
                 f"after epoch {epoch:g}: test loss {found.loss:.4f}{right} of {found.samples}"
             )
 
-    def _params(self) -> dict[str, Any]:
+    def _params(self) -> Mapping[str, Any]:
         """The parameters to use: averages, where there are some."""
-        averages = {} if self.trainer.update.ema is None else self.trainer.averages
-        return {**self.trainer.params, **averages}
+        is_plain = self.trainer.update.ema is None
+        return self.trainer.params if is_plain else self.trainer.averages
 
 
 def _evaluator(args: argparse.Namespace, report: Display, trainer: Trainer) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from relay_wgrad.frontend import CrossEntropy, from_torch
+from relay_wgrad.training import Trainer, Update
 from relay_wgrad.training.data import Data
 from relay_wgrad.training.evaluation import Evaluator
 from relay_wgrad.training.logs import FIELDS, Log
@@ -113,3 +115,32 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows == [
         ("events", {"purge_step": 3}), ("loss", 0.5, 3), ("rate", 0.1, 3), "closed"
     ]  # fmt: skip
+
+
+def test_averages_are_evaluated_and_written() -> None:
+    """With running statistics, and what is not trained, as they are."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5))
+    x = (torch.zeros(4, 3, 6, 6),)
+    graph = from_torch(net, x, freeze="0.*")
+    trainer = Trainer(graph, FAST, update=Update(ema=0.5))
+    trainer.step(graph.random_batch(0))
+    averages = trainer.averages
+    assert [*averages] == [*trainer.params]
+    for name, value in averages.items():
+        if name in graph.trainable:
+            want = 0.5 * (graph.params[name] + trainer.params[name].numpy())
+        else:
+            want = trainer.params[name].numpy()
+        np.testing.assert_allclose(value.numpy(), want, rtol=1e-5, atol=1e-7)
+    plain = from_torch(net, x, bn="eval")
+    batch = plain.random_batch(1)
+    found = Evaluator(plain, FAST)(averages, Data(plain, batch))
+    twin = copy.deepcopy(net).eval()
+    twin.load_state_dict(
+        {graph.onnx_names[n]: torch.tensor(v.numpy()) for n, v in averages.items()}, strict=False
+    )
+    labels = torch.tensor(batch["labels"])
+    with torch.no_grad():
+        want = fn.cross_entropy(twin(torch.tensor(batch[plain.inputs[0].name])), labels)
+    assert found.loss == pytest.approx(want.item(), rel=1e-5)
