@@ -112,6 +112,7 @@ class TrainingGraph:
     notes: tuple[str, ...] = ()  # a line for what was switched off, or is shared
     frozen: tuple[str, ...] = ()  # parameters that `partial` left out
     limits: Limits = field(default_factory=Limits)  # of an open batch
+    loss: Any = None  # its record, None for one of the model's own
 
     @property
     def batch(self) -> int:

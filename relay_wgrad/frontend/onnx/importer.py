@@ -169,6 +169,7 @@ def from_onnx(
         weights=weights,
         notes=(*ctx.notes, *_shared(ctx, nodes, roles)),
         limits=ctx.limits,
+        loss=chosen,
     )
     if choice != Choice():
         graph = graph.partial(choice.trainable or None, choice.freeze or None)

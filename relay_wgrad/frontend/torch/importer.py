@@ -190,6 +190,7 @@ class _Import(Reader):
             },
             notes=tuple(ctx.notes),
             limits=ctx.limits,
+            loss=loss if isinstance(loss, Loss) else None,
         )
         choice = ctx.options.choice
         if choice != Choice():

@@ -58,13 +58,35 @@ def test_evaluation(pooled: bool) -> None:
     assert found.accuracy == pytest.approx(float(right))
     given = {} if ignored is None else {"ignore_index": ignored}
     losses = [float(fn.cross_entropy(y[i : i + 4], target[i : i + 4], **given).detach())
-              for i in (0, 4)]  # fmt: skip
-    assert found.loss == pytest.approx(sum(losses) / 2)
+              for i in (0, 4, 8)]  # fmt: skip
+    assert found.loss == pytest.approx((4 * losses[0] + 4 * losses[1] + 2 * losses[2]) / 10)
+    few = evaluate(graph.params, Data(graph, {"x": x[:3], "labels": labels[:3]}, least=1))
+    assert few.samples == 3
+    assert few.loss == pytest.approx(fn.cross_entropy(y[:3], target[:3], **given).item())
     with pytest.raises(ValueError, match="no value for parameter 'conv_weight'"):
         evaluate({}, data)
     wrong = {**graph.params, "conv_weight": np.zeros((5, 3))}
     with pytest.raises(ValueError, match=r"'conv_weight' is \[5, 3, 1, 1\], got \[5, 3\]"):
         evaluate(wrong, data)
+
+
+@pytest.mark.parametrize("loss", ["mse", "own"])
+def test_a_short_last_batch(loss: str) -> None:
+    """Of a target; of the model's own loss, which is of whole batches, the rest is not counted."""
+    module, x = Net(True).double(), np.random.default_rng(0).standard_normal((6, 3, 3, 3))
+    net = module if loss == "mse" else nn.Sequential(module, Mean())
+    graph = from_torch(net, (torch.tensor(x[:4]),), bn="eval", loss=loss)
+    name, module = graph.inputs[0].name, module.eval()
+    y = module(torch.tensor(x)).detach()
+    found = Evaluator(graph, FAST)(graph.params, Data(graph, {name: x, "target": 0 * y.numpy()}))
+    counted = y if loss == "mse" else y[:4]
+    assert found.samples == len(counted)
+    assert found.loss == pytest.approx(counted.square().mean().item())
+
+
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()
 
 
 def test_a_log_goes_on(tmp_path: Path) -> None:
