@@ -23,10 +23,10 @@ class WrongArgumentsError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line that comes last, after where to read more: the usage is long."""
+    """Errors in one line, then where to read more: the usage is long."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"see `{self.prog} --help`\n{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {message}\nsee `{self.prog} --help`\n")
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -274,6 +274,11 @@ def _exported(args: argparse.Namespace) -> TrainingGraph:
             f"{args.model} was exported for images of {size}, not {args.image_size}"
         )
     return graph
+
+
+def layout_of(layout: str, graph: TrainingGraph) -> str:
+    """`--layout` with the axes that the graph's data have."""
+    return layout.replace("HW", {3: "W", 5: "DHW"}.get(len(graph.inputs[0].shape), "HW"))
 
 
 def vars_of(args: argparse.Namespace) -> dict[str, Any]:

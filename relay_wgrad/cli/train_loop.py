@@ -216,7 +216,7 @@ class _Steps:
             if len(losses) % CHECK_EVERY == 1 or not trainer.place.is_gpu:
                 self.memory.look()
             rate = trainer.update.rate(trainer.lr, step)
-            epoch = None if data is None else step // data.batches
+            epoch = None if data is None else step // data.batches + 1  # the one that it is in
             self.log.row(step=step, epoch=epoch, loss=loss, rate=rate, seconds=seconds)
             advance(_pace(trainer, self.times, self.memory))
 

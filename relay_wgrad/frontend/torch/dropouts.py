@@ -6,8 +6,9 @@ are random numbers like any others.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
+
+from .copied import copied
 
 _ON, _RATE = ("train", False), ("dropout_p", 0.0)
 _SWITCHES: dict[str, tuple[str, Any]] = {
@@ -31,7 +32,7 @@ def without_dropout(program: Any, theirs: bool) -> tuple[Any, list[str]]:
     names = [node.name for node in program.graph.nodes if _is_on(node)]
     if not names:
         return program, []
-    program = copy.deepcopy(program) if theirs else program
+    program = copied(program) if theirs else program
     for node in program.graph.nodes:
         if _is_on(node):
             name, value = _SWITCHES[str(node.target)]

@@ -8,7 +8,6 @@ What only autograd sees, and `torch.export` drops without a word, is refused whi
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import operator
 import os
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 from .alone import alone
 from .batch import even_parts, opened, violated
 from .composed import decompositions
+from .copied import copied
 from .dropouts import without_dropout
 from .file import check_file, first_line
 from .functional import functional
@@ -223,7 +223,7 @@ def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
     _check_in_place(program.graph_module, {})
     if not any(_is_region(n) for n in program.graph.nodes):
         return program
-    program = copy.deepcopy(program) if theirs else program
+    program = copied(program) if theirs else program
     graph = program.graph
     regions = [n for n in graph.nodes if _is_region(n)]
     detach = torch.ops.aten.detach.default
