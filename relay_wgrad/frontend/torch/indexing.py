@@ -85,7 +85,7 @@ def _grid_sample(ctx: Context, call: Call) -> Any:
     """(images, grid, mode, padding, whether corners are the corner pixels' centres)."""
     mode, border = int(call.args[2]), int(call.args[3])
     return grid_sample(
-        ctx, call.args[0], call.args[1], mode=("linear", "nearest", "cubic")[mode],
+        ctx, call.args[0], call.args[1], mode=("bilinear", "nearest", "bicubic")[mode],
         border=("zeros", "border", "reflection")[border], corners=bool(call.args[4]),
     )  # fmt: skip
 
