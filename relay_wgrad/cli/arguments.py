@@ -23,10 +23,10 @@ class WrongArgumentsError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line, then where to read more: the usage is long."""
+    """Errors in one line, behind which it says where to read more: the usage is long."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\nsee `{self.prog} --help`\n")
+        self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
