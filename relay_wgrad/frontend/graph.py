@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.ir import IRModule
 
 from ..given import whole
-from ..transform.size_checks import without_checks
+from ..transform.size_checks import without_check
 from .partial import Choice, Patterns
 from .sizes import Limits, Open, Size, at, is_open
 from .weights import Array, as_array
@@ -141,7 +141,7 @@ class TrainingGraph:
                 raise ValueError(f"{self.name}: its batch is {self.batch}, got {batch}")
             return self
         self.limits.check(self.name, batch)
-        module = without_checks(self.module, "main").clone()
+        module = without_check(self.module, "main").clone()
         main = module["main"]
         (size,) = relax.analysis.defined_symbolic_vars(main)
         del module["main"]  # its GlobalVar has the old type

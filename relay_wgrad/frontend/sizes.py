@@ -18,7 +18,7 @@ from tvm.ir import PrimType
 from tvm.sym import Analyzer
 
 from ..relation import as_size
-from ..transform.size_checks import check_function, with_checks
+from ..transform.size_checks import with_check
 
 NAME = "N"
 """What an open batch is called, in shapes and as the option that asks for one."""
@@ -80,15 +80,10 @@ class Limits:
 
 def limited(module: tvm.IRModule, name: str, limits: Limits) -> tvm.IRModule:
     """The module, whose `main` itself raises ValueError for a batch that is out of the limits."""
-    sizes = relax.analysis.defined_symbolic_vars(module["main"])
-    if not sizes or (limits.least < 2 and limits.most is None):
+    is_open = bool(relax.analysis.defined_symbolic_vars(module["main"]))
+    if not is_open or (limits.least < 2 and limits.most is None):
         return module
-    builder = relax.BlockBuilder(module.clone())
-    check = check_function(lambda batch: limits.conditions(name, batch))
-    function = builder.add_func(check, "check_batch")
-    out = builder.get()
-    out["main"] = with_checks(out["main"], [(function, sizes[0])])
-    return out
+    return with_check(module, "main", lambda batch: limits.conditions(name, batch))
 
 
 def variable() -> Any:

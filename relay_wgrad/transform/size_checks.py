@@ -1,105 +1,105 @@
-"""Checks of a symbolic size that a compiled function makes itself, before anything else.
+"""A check of a symbolic size that a compiled function makes itself.
 
-A check is two bindings.  A call of a PrimFunc of the module gives the size back, or raises
-ValueError; and a match_cast compares what it gives with the size, which always holds, by which
-dead-code elimination keeps both.  Nothing else takes their results.
+It is a kernel between a function's first result and who asked for it: `call_tir_inplace` gives the
+result back as it is, of a PrimFunc that raises ValueError for a size that is not taken.  The result
+depends on it, so no pass leaves it out, and it touches no memory, on no device.  It has no
+gradient: `grad` takes it away, and puts it behind what it makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import GlobalVar, PrimType, StringImm
+from tvm.ir import GlobalVar, StringImm
+
+from ..ir import FINISHED, op_name
+from ..keys import CHECK
+from .substitute import substitute
 
 Condition = tuple[Any, str]
 """(what must hold of the size, the message where it does not)."""
+_NAME, _CALL = "check_batch", "relax.call_tir_inplace"
 
 
-def check_function(conditions: Any) -> tirx.PrimFunc:
-    """The PrimFunc that raises ValueError where one of `conditions(size)` does not hold."""
-    size = tirx.Var("size", "int64")
-    kind = StringImm("ValueError")
-    # TVM 0.27 declares the kind first, and takes the condition first.
-    steps: list[Any] = [
-        tirx.AssertStmt(condition, kind, [StringImm(message)])
-        for condition, message in conditions(size)
-    ]
-    body = tirx.SeqStmt([*steps, tirx.Return(size)])
-    func = tirx.PrimFunc([size], body, ret_type=PrimType("int64"))
-    return func.with_attr("tirx.is_host_func", True)
-
-
-def check_bindings(function: GlobalVar, size: Any) -> list[Any]:
-    """The bindings of a check of `size` by a function of the module."""
-    builder = relax.BlockBuilder()
-    got = relax.DataflowVar("size", PrimType("int64"))
-    shape = relax.ShapeType([size])
-    call = builder.normalize(relax.Call(function, [size]))
-    seen = builder.normalize(relax.ShapeExpr([got]))
-    return [
-        relax.VarBinding(got, call),
-        relax.MatchCast(relax.DataflowVar("checked", shape), seen, shape),
-    ]
-
-
-def with_checks(func: relax.Function, checks: Sequence[tuple[GlobalVar, Any]]) -> relax.Function:
-    """`func`, of one dataflow block, with checks before its first binding."""
-    if not checks:
-        return func
-    (block,) = func.body.blocks
-    first = [binding for check in checks for binding in check_bindings(*check)]
-    body = relax.SeqExpr([relax.DataflowBlock([*first, *block.bindings])], func.body.body)
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
-
-
-def checks_of(func: relax.Function) -> list[tuple[GlobalVar, Any]]:
-    """(function, size) of each check in a function."""
-    return [
-        (binding.value.op, binding.value.args[0])
-        for block in func.body.blocks for binding in block.bindings if _is_call(binding)
-    ]  # fmt: skip
-
-
-def without_checks(mod: tvm.IRModule, name: str) -> tvm.IRModule:
-    """The module with the checks of one function, and their PrimFuncs, left out."""
+def with_check(
+    mod: tvm.IRModule, name: str, conditions: Callable[[Any], Sequence[Condition]]
+) -> tvm.IRModule:
+    """The module with a check in its function `name`, of the one symbolic size of its arguments."""
     func = mod[name]
-    checks = checks_of(func)
-    if not checks:
-        return mod
-    (block,) = func.body.blocks
-    calls = {binding.var for binding in block.bindings if _is_call(binding)}
-    kept = [
-        binding for binding in block.bindings
-        if binding.var not in calls
-        and not calls.intersection(relax.analysis.free_vars(binding.value))
-    ]  # fmt: skip
-    body = relax.SeqExpr([relax.DataflowBlock(kept)], func.body.body)
-    out = mod.clone()
-    out[name] = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
-    for function, _ in checks:
-        del out[function]
+    builder = relax.BlockBuilder(mod.clone())
+    function = builder.add_func(_kernel(_first(func.body.body), _sized(func), conditions), _NAME)
+    out = builder.get()
+    out[name] = checked(func, function)
     return out
 
 
-def carried(func: relax.Function, made: relax.Function) -> relax.Function:
-    """`made`, a function of `func`'s parameters or their like, with `func`'s checks."""
-    checks = checks_of(func)
-    if not checks:
-        return made
-    old, new = (relax.analysis.defined_symbolic_vars(f) for f in (func, made))
-    renamed = dict(zip(old, new, strict=True))
-    kept = {(function.name_hint, size) for function, size in checks_of(made)}
-    moved = [(function, renamed[size]) for function, size in checks]
-    return with_checks(made, [c for c in moved if (c[0].name_hint, c[1]) not in kept])
+def _kernel(result: relax.Var, sized: relax.Var, conditions: Any) -> tirx.PrimFunc:
+    shape = list(sized.ty.shape.values)
+    (size,) = (v for v in shape if isinstance(v, tirx.Var))
+    value = tirx.decl_buffer(result.ty.shape.values, str(result.ty.dtype), name="value")
+    data = tirx.decl_buffer(shape, str(sized.ty.dtype), name="data")
+    # TVM 0.27 declares the kind first, and takes the condition first.
+    steps: list[Any] = [
+        tirx.AssertStmt(condition, StringImm("ValueError"), [StringImm(message)])
+        for condition, message in conditions(size)
+    ]
+    func = tirx.PrimFunc([value, data], tirx.SeqStmt(steps) if len(steps) > 1 else steps[0])
+    return func.with_attrs({"tirx.is_host_func": True, CHECK: True, **FINISHED})
 
 
-def _is_call(binding: Any) -> bool:
-    value = binding.value
-    return (
-        isinstance(value, relax.Call)
-        and isinstance(value.op, GlobalVar)
-        and isinstance(binding.var.ty, PrimType)
-    )
+def _sized(func: relax.Function) -> relax.Var:
+    """The first argument with a size that is a variable."""
+    return next(
+        param for param in func.params
+        if isinstance(param.ty, relax.TensorType) and isinstance(param.ty.shape, relax.ShapeExpr)
+        and any(isinstance(size, tirx.Var) for size in param.ty.shape.values)
+    )  # fmt: skip
+
+
+def _first(result: Any) -> relax.Var:
+    """The first of a function's results, within tuples too."""
+    return _first(result.fields[0]) if isinstance(result, relax.Tuple) else result
+
+
+def checked(func: relax.Function, function: GlobalVar | None) -> relax.Function:
+    """`func`, of one dataflow block, whose first result comes by a check of the module."""
+    if function is None:
+        return func
+    builder, result = relax.BlockBuilder(), _first(func.body.body)
+    call = relax.op.call_tir_inplace(function, (result, _sized(func)), [0], result.ty)
+    var = relax.Var(result.name, result.ty)
+    (block,) = func.body.blocks
+    bindings = [*block.bindings, relax.VarBinding(var, builder.normalize(call))]
+    return _with(func, bindings, substitute(func.body.body, {result: var}))
+
+
+def check_of(mod: tvm.IRModule, func: relax.Function) -> tuple[GlobalVar | None, relax.Function]:
+    """(the check of a function of the module, the function without it)."""
+    for binding in func.body.blocks[-1].bindings if isinstance(func.body, relax.SeqExpr) else ():
+        value = binding.value
+        if op_name(value) == _CALL and CHECK in (mod[value.args[0]].attrs or {}):
+            (block,) = func.body.blocks
+            kept = [other for other in block.bindings if not other.same_as(binding)]
+            before = value.args[1].fields[0]
+            result = substitute(func.body.body, {binding.var: before})
+            return value.args[0], _with(func, kept, result)
+    return None, func
+
+
+def without_check(mod: tvm.IRModule, name: str) -> tvm.IRModule:
+    """The module without the check of a function, and without its kernel."""
+    function, func = check_of(mod, mod[name])
+    if function is None:
+        return mod
+    out = mod.clone()
+    out[name] = func
+    del out[function]
+    return out
+
+
+def _with(func: relax.Function, bindings: Sequence[Any], result: Any) -> relax.Function:
+    body = relax.SeqExpr([relax.DataflowBlock(list(bindings))], result)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)

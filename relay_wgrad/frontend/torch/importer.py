@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,6 @@ class _Import(Reader):
         if self.two and ctx.batch is not None:
             ctx.at_least(2, self.two)
         module = relax.transform.DeadCodeElimination(["main"])(builder.get())
-        module = limited(module, self.name, ctx.limits)
         alive = {b.var.name for block in module["main"].body.blocks for b in block.bindings}
         graph = TrainingGraph(
             name=self.name,
@@ -197,7 +197,7 @@ class _Import(Reader):
             graph = graph.partial(choice.trainable or None, choice.freeze or None)
         _check_gradients(graph)
         graph.checkpointed()  # raises for a name that cannot be one
-        return graph
+        return replace(graph, module=limited(graph.module, self.name, ctx.limits))
 
     # ---- what goes in ------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn import functional as fn
 from tvm import relax
 
+import byoc_cudnn
 from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.frontend.sizes import Open, completed, parts, spec_of, variable
-from relay_wgrad.training.step import ADJOINT
+from relay_wgrad.training.step import ADJOINT, converted, step_module
 from relay_wgrad.transform import grad
 from tests.support.fast import FAST
 from tests.support.torch.open_cases import (
@@ -117,21 +118,30 @@ def test_one_image_is_refused_where_it_is_another_function(function: Any, reason
 
 
 def test_the_compiled_step_refuses_one_image() -> None:
-    """By itself, of any order."""
-    graph = from_torch(Of(ONE["a branch"][0]), (X,), batch="N", loss="own")
+    """By itself, of any order, dtype and layout, and where libraries take its convolutions."""
+    module = Of(ONE["a branch"][0])
+    graph = from_torch(module, (X,), batch="N", loss="own")
     second = grad(graph.module, wrt=list(graph.trainable), order=2)
+    narrow = from_torch(module.float(), (X.float(),), batch="N", loss="own")
+    half = converted(step_module(narrow, dtype="float16"), "NHWC")
+    parted, _ = byoc_cudnn.partition(half)
+    assert "check_batch" in parted[ADJOINT].script()
+    byoc_cudnn.build(parted)
     params = [tvm.runtime.tensor(v) for v in graph.params.values()]
     directions = [tvm.runtime.tensor(graph.params[name]) for name in graph.trainable]
-    one, many = (tvm.runtime.tensor(np.ones((n, *X.shape[1:]))) for n in (1, 3))
-    for module, names in (
-        (graph.gradient(), ("main", "main_adjoint")), (second, ("main_adjoint1", "main_adjoint2"))
+    for mod, names in (
+        (graph.gradient(), ("main", ADJOINT)), (second, ("main_adjoint1", "main_adjoint2")),
+        (half, (ADJOINT,)),
     ):  # fmt: skip
-        vm = relax.VirtualMachine(tvm.compile(module, FAST), tvm.cpu())
+        vm = relax.VirtualMachine(tvm.compile(mod, FAST), tvm.cpu())
+        dtype = "float32" if mod is half else "float64"
+        one, many = (tvm.runtime.tensor(np.ones((n, *X.shape[1:]), dtype)) for n in (1, 3))
+        given = [tvm.runtime.tensor(p.numpy().astype(dtype)) for p in params]
         for name in names:
             more = directions if name == "main_adjoint2" else []
             with pytest.raises(ValueError, match=r"Of: a batch must be of at least 2 .*, got 1"):
-                vm[name](one, *params, *more)
-            vm[name](many, *params, *more)
+                vm[name](one, *given, *more)
+            vm[name](many, *given, *more)
     assert "check_batch" not in graph.of_batch(2).module.script()
 
 
