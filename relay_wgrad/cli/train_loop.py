@@ -160,15 +160,14 @@ class _Steps:
             raise KeyboardInterrupt
         self.memory.look()
         self._after(last=True)
-        saved = [args.save] if args.save else []
+        told = [f"saved to {args.save}"] if args.save else []
         if args.export:
             model = to_onnx(trainer.graph, self._params(), args.model, mode=args.export_mode)
             with output.replacing(args.export) as made:
                 onnx.save(model, made)
-            saved.append(f"{args.export}, for {mode_of(model)}")
-        if not args.quiet:
-            for path in saved:
-                print(f"saved to {path}", file=sys.stderr)
+            told += [f"saved to {args.export}", f"which is for {mode_of(model)}"]
+        if told and not args.quiet:
+            print("\n".join(told), file=sys.stderr)
         times = self.times
         figures.update(
             losses=losses, step_seconds=times, peak_bytes=self.memory.most,
