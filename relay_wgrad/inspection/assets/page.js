@@ -216,11 +216,11 @@ const columns = [
   { title: "problem", value: (c) => c.short },
   { title: "layout", value: (c) => c.layout },
   { title: "dtype", value: (c) => c.dtype },
-  some("kernel") ? { title: "kernel", value: (c) => c.kernel } : null,
   some("backend") || some("reason")
     ? { title: BACKEND, value: (c) => c.backend ? `${c.backend}.${c.row}` : "stays" } : null,
   some("adapted") ? { title: "adapted", value: (c) => c.adapted } : null,
   some("reason") ? { title: "reason", value: (c) => c.reason, wide: true } : null,
+  some("kernel") ? { title: "kernel", value: (c) => c.kernel } : null,
   { title: "work", value: (c) => c.flop, text: (c) => flopText(c.flop).join(" "), number: true },
   some("seconds") ? { title: "ms", value: (c) => c.seconds, number: true,
     text: (c) => c.seconds ? (c.seconds * 1e3).toFixed(3) : "" } : null,
