@@ -27,3 +27,5 @@ ROW, OPTIONS = "relay_wgrad.row", "relay_wgrad.options"
 RELAY_OPTIONS = "relay_wgrad_options"
 # A Relax function of an optimizer's update, or of a count: its rule and numbers as JSON.
 UPDATE = "relay_wgrad.update"
+# A kernel that does nothing but check a size.
+CHECK = "relay_wgrad.check"

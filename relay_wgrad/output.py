@@ -102,21 +102,26 @@ def replacing(path: Name, mode: int = 0o666) -> Iterator[Path]:
     with _named(path):
         beside = Path(tempfile.gettempdir(), target.name) if direct else target
         made, lock = _new(beside, 0o600 if direct else mode)
+    written = lock
     try:
         with _named(path, made):
             yield made
+            # Some writers, as safetensors', put a file of their own in this one's place.
+            if not os.path.samestat(made.stat(), os.fstat(lock)):
+                written = os.open(made, os.O_RDONLY)
+                _lock(written, wait=True)
             if direct:
                 with made.open("rb") as source, target.open("wb") as sink:
                     shutil.copyfileobj(source, sink)
                 return
-            if target.exists():
-                made.chmod(stat.S_IMODE(target.stat().st_mode))
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
+            like = target.stat() if target.exists() else os.fstat(lock)
+            made.chmod(stat.S_IMODE(like.st_mode))
+            os.fsync(written)
             os.replace(made, target)
     finally:
         made.unlink(missing_ok=True)
-        os.close(lock)
+        for descriptor in {written, lock}:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

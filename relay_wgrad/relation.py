@@ -23,6 +23,11 @@ def as_size(expr: Any) -> Size:
     return int(expr.value) if isinstance(expr, tirx.IntImm) else expr
 
 
+def as_expr(size: Size) -> Any:
+    """A size as an expression, of a number too."""
+    return tirx.IntImm("int64", size) if isinstance(size, int) else size
+
+
 class Checks(Rules):
     """What the relations of all operators say of one call."""
 

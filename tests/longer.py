@@ -46,6 +46,32 @@ LONGER = {
         f"tests/relay_wgrad/frontend/torch/test_torch_ops.py::test_{name}": MORE
         for name in ("group[products", "group[shapes", "group[random", "recurrent_layers")
     },
+    **{
+        f"tests/relay_wgrad/frontend/torch/test_open_batch.py::test_one_image_is_{name}": MORE
+        for name in (
+            "taken_where_it_is_the_same[one and",
+            "taken_where_it_is_the_same[broadcast",
+            "taken_where_it_is_the_same[heads",
+            "refused_where_it_is_another_function[on several",
+            "refused_where_it_is_another_function[all axes",
+        )
+    },
+    **{
+        f"tests/relay_wgrad/frontend/torch/test_dropout.py::test_every_kind[{name}]": MORE
+        for name in ("1d", "3d", "function 2d", "function alpha", "heads", "encoder", "gru")
+    },
+    **{
+        f"tests/relay_wgrad/ops/test_joined.py::test_two_orders[{name}": MORE
+        for name in ("numbers", "a number first", "of a number", "all but the first")
+    },
+    **{
+        f"{ONNX}/test_open_batch.py::test_views_along_the_batch[{name}": MORE
+        for name in ("images-sizes", "images-negative", "images-copies")
+    },
+    **{
+        f"{ONNX}/test_inference_mode.py::test_predicts_as_evaluated[{name}": MORE
+        for name in ("norm", "dropout", "inference", "instances")
+    },
     "tests/byoc_cudnn/building/test_kept.py::test_processes_at_once": CHILDREN,
     f"{TRAINING}/test_sizes.py::test_steps_of_several_sizes_are_those_of_one_each[momentum": MORE,
     f"{TRAINING}/test_open_batch.py::test_an_epoch_with_a_short_batch_is_pytorchs": MORE,
@@ -290,7 +316,6 @@ LONGER = {
     "tests/relay_wgrad/test_threads.py::test_at_the_end_of_a_process": CHILDREN,
     f"{RELAY}/test_constants.py::test_memory_that_is_not_there_is_told": CHILDREN,
     "tests/fuzz/test_fuzz_share.py::test_planted_fault_is_found": "tests.planted has its kin",
-    "tests/fuzz/test_open_batch_share.py": MORE,
     "tests/legalize/test_quotient.py::test_a_share_of_the_generator": MORE,
     f"{TRAINING}/test_training.py::test_loss_scale_saves_small_gradients": NETWORKS,
     f"{TRAINING}/test_partial.py::test_other_parameters_are_trained": "three trainings",

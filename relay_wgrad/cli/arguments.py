@@ -23,10 +23,10 @@ class WrongArgumentsError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line that comes last, after where to read more: the usage is long."""
+    """Errors in one line, behind which it says where to read more: the usage is long."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"see `{self.prog} --help`\n{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {message} (see `{self.prog} --help`)\n")
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -193,8 +193,10 @@ def add_graph(
     parser.add_argument("--checkpoint", type=checkpoint, default=None, metavar="{none,auto,A,B,…}",
                         help="recompute intermediate results instead of keeping them: between"
                              " automatically chosen tensors, or the named ones")  # fmt: skip
-    parser.add_argument("--dropout", choices=("off", "mask"), default="off",
-                        help="off: the identity; mask: seeded random masks")  # fmt: skip
+    parser.add_argument("--dropout", choices=("mask", "off"), default=None,
+                        help="mask: seeded random masks; off: the identity; by default masks where"
+                             " the model was exported for training, and none with"
+                             " --bn eval")  # fmt: skip
     parser.add_argument("--random", choices=("input", "off"), default="input",
                         help="other random ops (stochastic depth, noise) are drawn for each step,"
                              " or off: their mean")  # fmt: skip
@@ -272,6 +274,11 @@ def _exported(args: argparse.Namespace) -> TrainingGraph:
             f"{args.model} was exported for images of {size}, not {args.image_size}"
         )
     return graph
+
+
+def layout_of(layout: str, graph: TrainingGraph) -> str:
+    """`--layout` with the axes that the graph's data have."""
+    return layout.replace("HW", {3: "W", 5: "DHW"}.get(len(graph.inputs[0].shape), "HW"))
 
 
 def vars_of(args: argparse.Namespace) -> dict[str, Any]:

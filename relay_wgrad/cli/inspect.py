@@ -113,8 +113,9 @@ def _inspected(args: argparse.Namespace) -> Inspection:
         with display.part("importing"):
             graph = arguments.graph_of(args)
         facts: dict[str, Any] = {
-            "model": graph.name, "batch": graph.batch, "dtype": args.dtype, "layout": args.layout,
-            "batch_normalization": args.bn, "tvm": tvm.__version__,
+            "model": graph.name, "batch": graph.batch, "dtype": args.dtype,
+            "layout": arguments.layout_of(args.layout, graph), "batch_normalization": args.bn,
+            "tvm": tvm.__version__,
         }  # fmt: skip
         if args.measure:
             where = place(args.device)

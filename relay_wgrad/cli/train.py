@@ -121,6 +121,10 @@ def add_parser(commands: Any) -> None:
                         help="a number or 'dynamic'; 1024 with f16, else none")  # fmt: skip
     parser.add_argument("--export", type=arguments.ending(".onnx"), metavar="FILE",
                         help="write the model with its trained weights to FILE.onnx")  # fmt: skip
+    parser.add_argument("--export-mode", choices=("inference", "training"), default="inference",
+                        help="inference: it predicts as --test evaluates, by running statistics,"
+                             " without dropout, random numbers at their means; training: as the"
+                             " file has it")  # fmt: skip
     parser.add_argument("--save", type=arguments.ending(".safetensors"), metavar="FILE",
                         help="write parameters and optimizer state to a .safetensors file after"
                              " the last step")  # fmt: skip
@@ -193,7 +197,8 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             if args.resume:
                 state.check(args.resume, graph, args.optimizer, update)
             if args.export:
-                to_onnx(graph, graph.params, args.model)  # what it refuses, now and not at the end
+                # What it refuses, now and not at the end.
+                to_onnx(graph, graph.params, args.model, mode=args.export_mode)
         report.out.print(started(args, graph, data), markup=False, soft_wrap=True)
         if graph.frozen:
             found = left_out(graph)

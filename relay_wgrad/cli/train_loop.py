@@ -8,7 +8,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from .. import output
 from ..display import Display
 from ..frontend import TrainingGraph, to_onnx
 from ..frontend.graph import DRAWN
+from ..frontend.onnx.export import mode_of
 from ..training import state
 from ..training.data import Data
 from ..training.evaluation import Evaluator
@@ -159,12 +160,14 @@ class _Steps:
             raise KeyboardInterrupt
         self.memory.look()
         self._after(last=True)
+        told = [f"saved to {args.save}"] if args.save else []
         if args.export:
+            model = to_onnx(trainer.graph, self._params(), args.model, mode=args.export_mode)
             with output.replacing(args.export) as made:
-                onnx.save(to_onnx(trainer.graph, self._params(), args.model), made)
-        for path in (args.save, args.export):
-            if path and not args.quiet:
-                print(f"saved to {path}", file=sys.stderr)
+                onnx.save(model, made)
+            told += [f"saved to {args.export}", f"which is for {mode_of(model)}"]
+        if told and not args.quiet:
+            print("\n".join(told), file=sys.stderr)
         times = self.times
         figures.update(
             losses=losses, step_seconds=times, peak_bytes=self.memory.most,
@@ -212,7 +215,7 @@ class _Steps:
             if len(losses) % CHECK_EVERY == 1 or not trainer.place.is_gpu:
                 self.memory.look()
             rate = trainer.update.rate(trainer.lr, step)
-            epoch = None if data is None else step // data.batches
+            epoch = None if data is None else step // data.batches + 1  # the one that it is in
             self.log.row(step=step, epoch=epoch, loss=loss, rate=rate, seconds=seconds)
             advance(_pace(trainer, self.times, self.memory))
 
@@ -240,10 +243,10 @@ class _Steps:
                 f"after epoch {epoch:g}: test loss {found.loss:.4f}{right} of {found.samples}"
             )
 
-    def _params(self) -> dict[str, Any]:
+    def _params(self) -> Mapping[str, Any]:
         """The parameters to use: averages, where there are some."""
-        averages = {} if self.trainer.update.ema is None else self.trainer.averages
-        return {**self.trainer.params, **averages}
+        is_plain = self.trainer.update.ema is None
+        return self.trainer.params if is_plain else self.trainer.averages
 
 
 def _evaluator(args: argparse.Namespace, report: Display, trainer: Trainer) -> Any:

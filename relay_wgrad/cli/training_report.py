@@ -14,6 +14,7 @@ from ..problem import ConvProblem
 from ..training.step import ADJOINT
 from ..training.trainer import Trainer
 from ..transform import count_reasons, layout_changes
+from . import arguments
 
 _PARTS = 10  # of the course of the loss, where each step has another batch
 
@@ -112,7 +113,7 @@ def print_report(
         f" {memory} {figures['peak_bytes'] / 2**20:.0f} MiB,"
         f" intermediate results by plan {figures['planned_bytes'] / 2**20:.1f} MiB"
     )
-    out.print(f"{_asked(figures['arguments'])}: {_layouts(trainer)}")
+    out.print(f"{_asked(figures['arguments'], graph)}: {_layouts(trainer)}")
     share = sum(c.seconds or 0.0 for c in convolutions) / sum(figures["kernel_seconds"].values())
     out.print(f"compiled in {figures['compile_seconds']:.0f} s; convolutions take {share:.0%}")
     if "loss_error" in figures:
@@ -136,7 +137,8 @@ def _speed(problem: ConvProblem, seconds: float) -> list[str]:
     """Cells of a time and a rate; empty for a kernel that was not timed."""
     if math.isnan(seconds):
         return ["", ""]
-    return [milliseconds(seconds), f"{problem.flop / seconds / 1e9:.0f}"]
+    rate = problem.flop / seconds / 1e9
+    return [milliseconds(seconds), f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"]
 
 
 # Where a change of layout is -> how it is said; `relay_wgrad.transform.REASONS` says more.
@@ -162,10 +164,11 @@ def _layouts(trainer: Trainer) -> str:
     return f"{sum(counts.values())} layout changes in the step: {', '.join(parts)}{none}"
 
 
-def _asked(arguments: dict[str, Any]) -> str:
+def _asked(asked: dict[str, Any], graph: TrainingGraph) -> str:
     """What was asked for, in the command line's own words."""
-    words = [arguments["dtype"], arguments["layout"], f"{arguments['optimizer']}"]
-    if arguments["checkpoint"] is not None:
+    layout = arguments.layout_of(asked["layout"], graph)
+    words = [asked["dtype"], layout, f"{asked['optimizer']}"]
+    if asked["checkpoint"] is not None:
         words.append("checkpointed")
     return ", ".join(words)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from .partial import Choice
 from .sizes import Limits, is_open, number, spec_of, type_of
 from .weights import Array, Role
 
+_NAMED = 3  # nodes in a note
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -127,6 +128,7 @@ class Context:
     joined: frozenset[str] = frozenset()  # results that a Concat alone takes, which may be empty
     batch: Any = None  # the variable of an open batch
     limits: Limits = field(default_factory=Limits)  # of it
+    kept_whole: list[str] = field(default_factory=list)  # nodes whose dropout is the identity
 
     def unique(self, name: str) -> str:
         """`name` as an identifier that no argument of the function has yet."""
@@ -177,6 +179,12 @@ class Context:
     def note(self, what: str) -> None:
         """Keeps a line of what was switched off."""
         self.notes.append(f"switched off: {what}")
+
+    def note_dropout(self, nodes: Sequence[str], why: str = "") -> None:
+        """Keeps a line of the nodes whose dropout is the identity, if there are any."""
+        if nodes:
+            some = ", ".join(nodes[:_NAMED]) + (", …" if len(nodes) > _NAMED else "")
+            self.note(f"dropout of {len(nodes)} node{'s'[: len(nodes) > 1]} ({some}){why}")
 
     def note_once(self, what: str) -> None:
         """The same of what many nodes share."""

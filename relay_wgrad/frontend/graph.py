@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.ir import IRModule
 
 from ..given import whole
+from ..transform.size_checks import without_check
 from .partial import Choice, Patterns
 from .sizes import Limits, Open, Size, at, is_open
 from .weights import Array, as_array
@@ -111,6 +112,7 @@ class TrainingGraph:
     notes: tuple[str, ...] = ()  # a line for what was switched off, or is shared
     frozen: tuple[str, ...] = ()  # parameters that `partial` left out
     limits: Limits = field(default_factory=Limits)  # of an open batch
+    loss: Any = None  # its record, None for one of the model's own
 
     @property
     def batch(self) -> int:
@@ -139,9 +141,9 @@ class TrainingGraph:
                 raise ValueError(f"{self.name}: its batch is {self.batch}, got {batch}")
             return self
         self.limits.check(self.name, batch)
-        main = self.main
+        module = without_check(self.module, "main").clone()
+        main = module["main"]
         (size,) = relax.analysis.defined_symbolic_vars(main)
-        module = self.module.clone()
         del module["main"]  # its GlobalVar has the old type
         module["main"] = main.bind_symbolic_vars({size: batch})
         inputs = tuple(spec.of(batch) for spec in self.inputs)

@@ -11,19 +11,25 @@ from .context import Context, shape_of
 from .indexing import at
 
 op = relax.op
+_SMOOTH = ("linear", "bilinear")  # ONNX's name since opset 20, and before, which is PyTorch's
 
 
 def grid_sample(ctx: Context, x: Any, grid: Any, *, mode: str, border: str, corners: bool) -> Any:
     """Images (N, C, H, W) at (x, y) of a grid (N, P, Q, 2), from -1 to 1 over the image.
 
-    mode : "linear" or "nearest"; border : "zeros", or the nearest pixel of the "border"; corners :
-        whether -1 and 1 are the centres of the outermost pixels, else their edges.
+    mode : "linear", "bilinear" (the same) or "nearest"; border : "zeros", or the nearest pixel of
+        the "border"; corners : whether -1 and 1 are the centres of the outermost pixels, else their
+        edges.
 
     Raises ValueError for other modes, volumes and an open batch.
     """
     shape, places = shape_of(x), shape_of(grid)
-    if mode not in ("linear", "nearest") or border not in ("zeros", "border"):
-        raise ValueError(f"mode {mode} with padding {border}: linear or nearest, zeros or border")
+    if mode not in (*_SMOOTH, "nearest") or border not in ("zeros", "border"):
+        smooth = mode if mode in _SMOOTH else "bilinear"
+        raise ValueError(
+            f"mode {mode!r} with padding {border!r}: {smooth} or nearest, zeros or border"
+        )
+    mode = "linear" if mode in _SMOOTH else mode
     if len(shape) != 4 or places[0] != shape[0] or places[3:] != (2,):
         raise ValueError(f"a grid {list(places)} of {list(shape)}: only images are supported")
     if not all(isinstance(size, int) for size in shape):

@@ -13,6 +13,7 @@ from tvm import relax
 from ..ops.resample import resample
 from .context import FLOATS, Context, shape_of
 from .resampled import at_places
+from .sizes import number
 from .weights import Array
 
 op = relax.op
@@ -23,11 +24,11 @@ def known(index: Any) -> Array | None:
     return np.asarray(index.value.numpy()) if isinstance(index, tvm.ir.Constant) else None
 
 
-def wrapped(ctx: Context, index: Any, size: int) -> Any:
+def wrapped(ctx: Context, index: Any, size: Any) -> Any:
     """Indices from 0 on: negative ones count from the end."""
     dtype = str(index.ty.dtype)
     below = ctx.emit(op.less(index, relax.const(0, dtype)))
-    return ctx.emit(op.where(below, op.add(index, relax.const(size, dtype)), index))
+    return ctx.emit(op.where(below, op.add(index, number([size], dtype, ctx.emit)), index))
 
 
 def taken(ctx: Context, x: Any, axis: int, index: Any) -> Any:
@@ -110,8 +111,8 @@ def placed(
     if math.prod(shape_of(updates)) != len(linear) * math.prod(rest):
         raise ValueError(f"updates of {list(shape_of(updates))} do not fit {len(linear)} places")
     numbers: list[list[int]] = [[] for _ in range(rows)]
-    for number, place in enumerate(linear.tolist()):
-        numbers[place] = [*numbers[place], number] if adds else [number]
+    for i, place in enumerate(linear.tolist()):
+        numbers[place] = [*numbers[place], i] if adds else [i]
     index = np.full((rows, max(1, *map(len, numbers))), -1, "int32")
     for row, some in enumerate(numbers):
         index[row, : len(some)] = some

@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 from tvm import relax
+from tvm.ir import IRModule
 
 from ..named import record_of, text_of
 from . import loss_terms as terms
-from .context import Context, shape_of
+from .context import Context, Options, shape_of
 from .graph import InputSpec
 
 
@@ -230,6 +231,19 @@ def add_loss(
     target = _input(ctx, "target", shape_of(result), dtype)
     each = loss.each(ctx, result, target[1])
     return target, result, terms.reduced(ctx, each, loss.reduction), None
+
+
+def loss_alone(loss: Loss, shape: Sequence[int], dtype: str) -> IRModule:
+    """A module whose `main` gives the loss of logits of a shape and of their labels or target."""
+    builder = relax.BlockBuilder()
+    ctx = Context(Options(dtype, "eval", "off", 0), builder, {})
+    result = relax.Var("logits", relax.TensorType(shape, dtype))
+    with builder.function("main"):
+        with builder.dataflow():
+            (_, target), _, scalar, _ = add_loss(ctx, loss, "logits", result)
+            made = builder.emit_output(scalar)
+        builder.emit_func_output(made, [result, target])
+    return builder.get()
 
 
 def _cross_entropy(

@@ -14,7 +14,7 @@ from tvm import relax
 
 from . import activations as act
 from .context import Context, shape_of
-from .sizes import number
+from .sizes import counted, number
 
 op = relax.op
 
@@ -97,17 +97,19 @@ def cross_entropy(
     axis = 1 if len(shape) > 1 else 0
     classes = shape[axis]
     column = [classes if a == axis else 1 for a in range(len(shape))]
-    names = relax.const(np.arange(classes, dtype="int64").reshape(column), "int64")
+    names = ctx.emit(op.reshape(counted(classes), column))
     zero = _const(0.0, logs)
     chosen = ctx.emit(op.equal(ctx.emit(op.expand_dims(labels, axis)), names))
     weights = None if weight is None else ctx.emit(op.reshape(op.grad.no_grad(weight), column))
     weighted = logs if weights is None else ctx.emit(op.multiply(logs, weights))
     each = ctx.emit(op.negative(op.sum(op.where(chosen, weighted, zero), [axis])))
     if smoothing:
-        spread = ctx.emit(op.multiply(op.sum(weighted, [axis]), _const(-smoothing / classes, logs)))
+        spread = ctx.emit(
+            op.multiply(op.sum(weighted, [axis]), _share(ctx, -smoothing, classes, logs))
+        )
         each = ctx.emit(op.add(op.multiply(each, _const(1.0 - smoothing, logs)), spread))
     low = op.less(labels, relax.const(0, "int64"))
-    high = op.greater_equal(labels, relax.const(classes, "int64"))
+    high = op.greater_equal(labels, number([classes], "int64", ctx.emit))
     wrong = ctx.emit(op.logical_or(low, high))
     counts = None
     if ignored is not None:
@@ -140,12 +142,19 @@ def cross_entropy_of(
     axis = 1 if len(shape) > 1 else 0
     if smoothing:
         target = ctx.emit(op.multiply(target, _const(1.0 - smoothing, logs)))
-        target = ctx.emit(op.add(target, _const(smoothing / shape[axis], logs)))
+        target = ctx.emit(op.add(target, _share(ctx, smoothing, shape[axis], logs)))
     if weight is not None:
         column = [shape[axis] if a == axis else 1 for a in range(len(shape))]
         target = ctx.emit(op.multiply(target, op.reshape(weight, column)))
     each = ctx.emit(op.negative(op.sum(op.multiply(logs, target), [axis])))
     return reduced(ctx, each, reduction)
+
+
+def _share(ctx: Context, value: float, count: Any, like: Any) -> Any:
+    """A number by a size."""
+    if isinstance(count, int):
+        return _const(value / count, like)
+    return ctx.emit(op.divide(_const(value, like), number([count], str(like.ty.dtype), ctx.emit)))
 
 
 def _const(value: float, like: Any) -> Any:

@@ -2,30 +2,87 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
+from ..ops.auxiliary import part
 from .context import Context, shape_of
-from .sizes import same
+from .sizes import is_open, parts, same, simplified
 
 op = relax.op
+ENDLESS = (1 << 31) - 1
+"""Slices to this and beyond end where the axis does."""
 
 
-def cut(ctx: Context, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
-    """x[start:stop:step] along an axis."""
+def cut(ctx: Context, x: Any, axis: int, start: Any, stop: Any, step: int = 1) -> Any:
+    """x[start:stop:step] along an axis; of an open batch at multiples of it.
+
+    Raises ValueError for another part of the batch.
+    """
     size = shape_of(x)[axis]
-    if start == 0 and step == 1 and same(stop, size):
+    if same(start, 0) and step == 1 and same(stop, size):
         return x
-    if not isinstance(size, int):
-        raise ValueError("a part of the batch is taken")
+    if is_open((size, start, stop)):
+        return _part_of_batch(ctx, x, axis, start, stop, step)
     if step == 1:  # a part of a split: its gradient is a concatenation
         cuts = [c for c in (start, stop) if 0 < c < size]
         parts = ctx.emit(op.split(x, cuts, axis))
         return ctx.emit(relax.TupleGetItem(parts, 1 if start > 0 else 0))
     return ctx.emit(op.strided_slice(x, [axis], [start], [stop], [step]))
+
+
+def _part_of_batch(ctx: Context, x: Any, axis: int, start: Any, stop: Any, step: int) -> Any:
+    shape = shape_of(x)
+    try:
+        (first, _), (last, _), (whole, power) = map(parts, (start, stop, shape[axis]))
+        is_part = power == 1 and 0 <= first < last <= whole and step == 1
+        is_part = is_part and (first == 0 or not isinstance(start, int))
+    except ValueError:
+        is_part = False
+    if not is_part or isinstance(stop, int):
+        raise ValueError("a part of the batch is taken")
+    made = [*shape[:axis], simplified(stop - start), *shape[axis + 1 :]]
+    return part(ctx.emit, x, axis, start, stop, made)
+
+
+def place(given: Any, size: Any) -> Any:
+    """A bound of a slice, None for the end, from the start of an axis that is open."""
+    if given is None or (isinstance(given, int) and given >= ENDLESS):
+        return size
+    (times, power), (whole, _) = parts(given), parts(size)
+    if power and times >= whole:
+        return size
+    return simplified(size + given) if times < 0 else given
+
+
+def split(ctx: Context, x: Any, axis: int, sizes: Sequence[Any]) -> list[Any]:
+    """x in parts of these sizes along an axis."""
+    ends = list(itertools.accumulate(sizes))
+    if len(sizes) == 1:
+        return [x]
+    if is_open(ends):
+        return [
+            cut(ctx, x, axis, *ends) for ends in itertools.pairwise([0, *map(simplified, ends)])
+        ]
+    made = ctx.emit(op.split(x, ends[:-1], axis))
+    return [ctx.emit(relax.TupleGetItem(made, i)) for i in range(len(sizes))]
+
+
+def rolled(ctx: Context, x: Any, axis: int, shift: int) -> Any:
+    """x with its elements moved on by `shift` along an axis, the last ones to the front."""
+    shape = shape_of(x)
+    size = shape[axis]
+    if isinstance(size, int):
+        at = -shift % size
+        return ctx.emit(op.concat(split(ctx, x, axis, [at, size - at])[::-1], axis)) if at else x
+    at = tirx.floormod(tirx.const(-shift, "int64"), size)
+    ends, rest = [(at, size), (0, at)], (shape[:axis], shape[axis + 1 :])
+    turned = [part(ctx.emit, x, axis, a, b, [*rest[0], b - a, *rest[1]]) for a, b in ends]
+    return ctx.emit(op.reshape(ctx.emit(op.concat(turned, axis)), shape))
 
 
 def chosen(ctx: Context, x: Any, axis: int, indices: Sequence[int]) -> Any:

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import tvm
 from tvm import relax, tirx
 from tvm.ir import PrimType
 from tvm.sym import Analyzer
 
 from ..relation import as_size
+from ..transform.size_checks import with_check
 
 NAME = "N"
 """What an open batch is called, in shapes and as the option that asks for one."""
@@ -36,6 +39,7 @@ class Open:
 
 
 Size = int | Open
+_SMALL = 16
 
 
 @dataclass(frozen=True)
@@ -49,15 +53,37 @@ class Limits:
     def check(self, name: str, batch: int) -> None:
         """Raises ValueError for a batch that is none of them."""
         if batch < self.least or (self.most is not None and batch > self.most):
-            most = "" if self.most is None else f" and at most {self.most}"
-            why = f" ({self.why})" if self.why else ""
-            raise ValueError(
-                f"{name}: a batch must be of at least {self.least}{most}{why}, got {batch}"
-            )
+            raise ValueError(f"{self.rule(name)}, got {batch}")
+
+    def rule(self, name: str) -> str:
+        """What a batch must be, in words."""
+        most = "" if self.most is None else f" and at most {self.most}"
+        why = f" ({self.why})" if self.why else ""
+        return f"{name}: a batch must be of at least {self.least}{most}{why}"
+
+    def conditions(self, name: str, batch: Any) -> list[tuple[Any, str]]:
+        """What must hold of a batch that the run knows, each with its message.
+
+        A message is text: small numbers are in it by a condition of their own.
+        """
+        rule, small = self.rule(name), range(min(self.least, _SMALL))
+        found = [(batch != number, f"{rule}, got {number}") for number in small]
+        found.append((batch >= self.least, f"{rule}, got fewer"))
+        if self.most is not None:
+            found.append((batch <= self.most, f"{rule}, got more"))
+        return found
 
     def from_(self, least: int, why: str) -> Limits:
         """Those from another number on, if it is a larger one."""
         return self if least <= self.least else Limits(least, self.most, why)
+
+
+def limited(module: tvm.IRModule, name: str, limits: Limits) -> tvm.IRModule:
+    """The module, whose `main` itself raises ValueError for a batch that is out of the limits."""
+    is_open = bool(relax.analysis.defined_symbolic_vars(module["main"]))
+    if not is_open or (limits.least < 2 and limits.most is None):
+        return module
+    return with_check(module, "main", lambda batch: limits.conditions(name, batch))
 
 
 def variable() -> Any:
@@ -169,14 +195,38 @@ def broadcast_shape(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
 
 def number(shape: Sequence[Any], dtype: str, emit: Any) -> Any:
     """The product of sizes as a scalar tensor: a constant but for the batch, which is counted."""
-    found = [parts(size) for size in shape]
-    factor = float(math.prod(c for c, _ in found))
-    value: Any = relax.const(factor, dtype)
+    known = [size for size in shape if isinstance(size, int)]
+    value: Any = relax.const(float(math.prod(known)), dtype)
     for size in shape:
         if not isinstance(size, int):
-            ones = emit(relax.op.ones((_batch(size),), dtype))
-            value = emit(relax.op.multiply(value, emit(relax.op.sum(ones))))
+            value = emit(relax.op.multiply(value, _evaluated(size, dtype, emit)))
     return value
+
+
+_ARITHMETIC: dict[Any, Any] = {
+    tirx.Add: relax.op.add, tirx.Sub: relax.op.subtract, tirx.Mul: relax.op.multiply,
+    tirx.FloorDiv: relax.op.floor_divide, tirx.FloorMod: relax.op.floor_mod,
+    tirx.Max: relax.op.maximum, tirx.Min: relax.op.minimum,
+}  # fmt: skip
+
+
+def _evaluated(size: Any, dtype: str, emit: Any) -> Any:
+    """An expression of the batch as a scalar tensor."""
+    if isinstance(size, tirx.Var):
+        return emit(relax.op.sum(emit(relax.op.ones((size,), dtype))))
+    if isinstance(size, tirx.IntImm):
+        return relax.const(float(size.value), dtype)
+    function = _ARITHMETIC.get(type(size))
+    if function is None:
+        raise ValueError(f"a size of {size} is not supported: give a number")
+    return emit(function(*(_evaluated(part, dtype, emit) for part in (size.a, size.b))))
+
+
+def counted(size: Any) -> Any:
+    """The int64 numbers from 0 on, as many as a size."""
+    if isinstance(size, int):
+        return relax.const(np.arange(size, dtype="int64"), "int64")
+    return relax.op.arange(0, size, 1, "int64")
 
 
 def simplified(size: Any) -> Any:

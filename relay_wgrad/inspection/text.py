@@ -8,6 +8,7 @@ from typing import Any
 from ..display import work
 
 MIB = 2**20
+BACKEND, ON_A_GPU = "backend", "on a GPU"
 
 
 def markdown(data: dict[str, Any]) -> str:
@@ -24,12 +25,12 @@ def markdown(data: dict[str, Any]) -> str:
     ]
     if "backends" in totals:
         where = ", ".join(f"{name} {n}" for name, n in totals["backends"].items())
-        lines.append(f"- backends: {where}")
+        lines.append(f"- {'backends' if elsewhere(facts) == BACKEND else ON_A_GPU}: {where}")
     if "seconds" in totals:
         floor = totals["floor_seconds"]
         lines.append(
-            f"- time in convolutions: {totals['seconds'] * 1e3:.2f} ms"
-            + (f", floor {floor * 1e3:.2f} ms" if floor else "")
+            f"- time in convolutions: {_number(totals['seconds'], 1e3, 2)} ms"
+            + (f", floor {_number(floor, 1e3, 2)} ms" if floor else "")
         )
     blocks = [layer["block"] for layer in data["layers"]]
     rows = []
@@ -39,14 +40,15 @@ def markdown(data: dict[str, Any]) -> str:
             [
                 number, data["blocks"][block] if blocks else "", conv["kind"], conv["short"],
                 conv["layout"], conv["dtype"], _where(conv), conv.get("reason", ""),
+                conv.get("kernel", ""),
                 _number(conv.get("seconds"), 1e3), _number(conv.get("floor_seconds"), 1e3),
                 _number(conv.get("share_of_floor"), 100, 0),
             ]
         )  # fmt: skip
     lines += ["", "## Convolutions", ""]
     lines += _table(
-        ("#", "block", "kind", "problem", "layout", "dtype", "backend", "reason", "ms", "floor ms",
-         "% of floor"), rows)  # fmt: skip
+        ("#", "block", "kind", "problem", "layout", "dtype", elsewhere(facts), "reason",
+         "kernel", "ms", "floor ms", "% of floor"), rows)  # fmt: skip
     if kernels := data.get("kernels"):
         lines += ["", "## Kernels", ""]
         lines += _table(
@@ -68,6 +70,12 @@ def markdown(data: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def elsewhere(facts: dict[str, Any]) -> str:
+    """What the column is called that says which library takes a convolution: times that were
+    measured on a CPU are none of it."""
+    return ON_A_GPU if "cpu" in facts else BACKEND
+
+
 def _where(conv: dict[str, Any]) -> str:
     if "backend" not in conv:
         return ""
@@ -75,7 +83,11 @@ def _where(conv: dict[str, Any]) -> str:
 
 
 def _number(value: float | None, scale: float, digits: int = 3) -> str:
-    return "" if value is None else f"{value * scale:.{digits}f}"
+    if value is None:
+        return ""
+    scaled = value * scale
+    is_small = digits and 0 < abs(scaled) < 10 ** (1 - digits)
+    return f"{scaled:.2g}" if is_small else f"{scaled:.{digits}f}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

@@ -8,15 +8,18 @@ rules are those of `layout_rules.table`, for the stock pass.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import relax
+import tvm
+from tvm import relax, tirx
+from tvm.sym import Analyzer
 
 from .. import opdef
 from ..attrs import as_ints
 from ..layout_rules import stock, table
-from ..relation import as_size
+from ..relation import as_expr, as_size
 from . import conv1d, curves, half, ties
 
 Partials = list[Any]
@@ -31,13 +34,19 @@ LOWEST = {
 }
 
 
+def _sizes(op: str, ty: relax.TensorType) -> list[Any]:
+    """The sizes of a tensor type, numbers or expressions."""
+    if not isinstance(ty.shape, relax.ShapeExpr):
+        raise ValueError(f"{op}: no gradient with unknown sizes, got {ty}")
+    return [as_size(v) for v in ty.shape.values]
+
+
 def _shape(op: str, x: relax.Expr, axes: Sequence[int] | None = None) -> list[Any]:
-    """The sizes of a tensor, which must be known of these axes, by default of all."""
-    shape = x.ty.shape
-    sizes = [as_size(v) for v in shape.values] if isinstance(shape, relax.ShapeExpr) else []
+    """The sizes of a tensor, which must be numbers on these axes, by default on all."""
+    sizes = _sizes(op, x.ty)
     needed = range(len(sizes)) if axes is None else axes
-    if (not sizes and x.ty.ndim != 0) or not all(isinstance(sizes[a], int) for a in needed):
-        raise ValueError(f"{op}: no gradient with symbolic or unknown sizes, got {x.ty}")
+    if not all(isinstance(sizes[a], int) for a in needed):
+        raise ValueError(f"{op}: no gradient with symbolic sizes, got {x.ty}")
     return sizes
 
 
@@ -63,6 +72,11 @@ def squeeze(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     return [relax.op.reshape(ct, call.args[0].ty.shape)]
 
 
+def flip(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """Turned round again."""
+    return [relax.op.flip(ct, int(call.attrs.axis))]
+
+
 def stack(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """y = stack((a, b, …), axis): each input gets its own slice, the new axis removed."""
     fields = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else None
@@ -73,6 +87,35 @@ def stack(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
         return [relax.Tuple([relax.op.squeeze(ct, [axis])])]
     parts = relax.op.split(ct, count, axis)
     return [relax.Tuple([relax.op.squeeze(ctx.emit(parts[i]), [axis]) for i in range(count)])]
+
+
+def concat(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """y = concat((a, b, …), axis): each input gets its own part.
+
+    Parts at numbers are those of a split, as upstream's rule has it; `split` takes no others.
+    """
+    types = call.args[0].ty.fields
+    axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
+    axis += var.ty.ndim if axis < 0 else 0
+    if len(types) == 1:
+        return [relax.Tuple([ct])]
+    sizes = [_sizes("concat", ty)[axis] for ty in types]
+    ends = list(itertools.accumulate(sizes))
+    if all(isinstance(end, int) for end in ends[:-1]):
+        return [relax.op.split(ct, ends[:-1], axis)]
+    bounds = zip(types, [0, *ends], ends, strict=False)
+    return [relax.Tuple([part(ctx.emit, ct, axis, a, b, ty.shape) for ty, a, b in bounds])]
+
+
+def part(emit: Any, x: relax.Expr, axis: int, begin: Any, end: Any, shape: Any) -> relax.Expr:
+    """x[begin:end] along an axis, of a `shape` that says its size plainly; begin ≤ end ≤ size.
+
+    TVM takes a symbolic bound for one that may be negative, unless it sees that it is not, and the
+    size that it then infers has branches, which it cannot copy into another function.
+    """
+    ends = [tirx.max(v, as_expr(0)) for v in map(as_expr, (begin, end))]
+    cut = emit(relax.op.strided_slice(x, [axis], ends[:1], ends[1:]))
+    return emit(relax.op.reshape(cut, shape))
 
 
 def pad(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
@@ -94,39 +137,53 @@ def pad(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
 def slice_bounds(call: relax.Call, sizes: Sequence[Any]) -> list[tuple[int, Any, int]]:
     """(begin, count, stride) for each axis, negative and out-of-range indices resolved.
 
-    Raises TypeError for a symbolic size along an axis that is sliced.
+    Raises ValueError for symbolic bounds, TypeError for a symbolic size of an axis that is sliced.
     """
+    given = _slices(call)
+    if not all(isinstance(bound, int) for _, *bounds in given for bound in bounds):
+        raise ValueError(f"strided_slice: its bounds must be numbers, got {call}")
+    return _resolved(given, sizes)
 
-    def ints(arg: Any) -> list[int]:
-        values = getattr(arg, "fields", None) or getattr(arg, "values", None) or []
-        out = []
-        for v in values:
-            size = as_size(getattr(v, "value", v) if not isinstance(v, int) else v)
-            if not isinstance(size, int):
-                raise ValueError(f"strided_slice: no gradient with symbolic bounds, got {arg}")
-            out.append(size)
-        return out
 
-    axes, begin, end = (ints(a) for a in call.args[1:4])
-    strides = ints(call.args[4]) if len(call.args) > 4 else [1] * len(axes)
+def _slices(call: relax.Call) -> list[tuple[int, Any, Any, int]]:
+    """(axis, begin, end, stride) as a strided_slice has them, numbers or expressions."""
+
+    def values(arg: Any) -> list[Any]:
+        found = getattr(arg, "fields", None) or getattr(arg, "values", None) or []
+        return [v if isinstance(v, int) else as_size(getattr(v, "value", v)) for v in found]
+
+    axes, begin, end = (values(a) for a in call.args[1:4])
+    strides = values(call.args[4]) if len(call.args) > 4 else [1] * len(axes)
+    rank = call.args[0].ty.ndim
+    return [(a % rank, b, e, s) for a, b, e, s in zip(axes, begin, end, strides, strict=True)]
+
+
+def _resolved(given: Any, sizes: Sequence[Any]) -> list[tuple[int, Any, int]]:
     bounds = [(0, n, 1) for n in sizes]
-    for axis, b, e, s in zip(axes, begin, end, strides, strict=True):
+    for axis, b, e, s in given:
         start, stop, step = slice(b, e, s).indices(sizes[axis])
         bounds[axis] = (start, len(range(start, stop, step)), step)
     return bounds
 
 
 def strided_slice(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
-    """The transpose scatters into zeros: dilate each strided axis, then pad it."""
-    sizes = _shape("strided_slice", call.args[0], ())
-    try:
-        bounds = slice_bounds(call, sizes)
-    except TypeError:
-        _shape("strided_slice", call.args[0])  # which raises
-        raise
-    if any(step < 1 for _, _, step in bounds):
+    """The transpose scatters into zeros: dilate each strided axis, then pad it.
+
+    Along an axis with a symbolic size or bound the zeros before and behind are joined to it.
+    """
+    sizes, given = _sizes("strided_slice", call.args[0].ty), _slices(call)
+    if any(not isinstance(step, int) or step < 1 for *_, step in given):
         raise ValueError(f"strided_slice: no gradient for a negative stride, got {call}")
-    grad, shape = ct, [count for _, count, _ in bounds]
+    grad, known = ct, []
+    for axis, begin, end, step in given:
+        if all(isinstance(v, int) for v in (sizes[axis], begin, end)):
+            known.append((axis, begin, end, step))
+        elif step > 1:
+            raise ValueError(f"strided_slice: no gradient with symbolic sizes and a stride: {call}")
+        else:
+            grad = _among_zeros(grad, axis, begin, sizes[axis], ctx)
+    bounds = _resolved(known, sizes)
+    shape = [count for _, count, _ in bounds]
     for axis, (_, count, step) in enumerate(bounds):
         if step > 1:  # a, b -> a, 0, b, 0: a new axis of `step`, filled with zeros, then merged
             grad = ctx.emit(relax.op.expand_dims(grad, axis + 1))
@@ -146,6 +203,27 @@ def strided_slice(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partia
     if any(widths):
         grad = relax.op.nn.pad(grad, widths)
     return [grad, *(no_grad(arg) for arg in call.args[1:])]
+
+
+def _among_zeros(part: relax.Expr, axis: int, begin: Any, size: Any, ctx: Any) -> relax.Expr:
+    """What was cut from a symbolic place of an axis, among zeros of the axis' size."""
+    shape = _sizes("strided_slice", part.ty)
+    begin, whole, taken = (as_expr(v) for v in (begin, size, shape[axis]))
+    analyzer, most = Analyzer(), as_expr(1 << 60)
+    for name in {v for e in (begin, whole, taken) for v in tirx.analysis.undefined_vars(e)}:
+        analyzer.bind(name, tvm.ir.Range(as_expr(0), most))
+    if not analyzer.can_prove(begin >= 0):
+        begin = tirx.max(tirx.if_then_else(begin < 0, begin + whole, begin), as_expr(0))
+    if not analyzer.can_prove(begin <= whole):
+        begin = tirx.min(begin, whole)
+    widths = [as_size(analyzer.simplify(v)) for v in (begin, whole - begin - taken)]
+    zeros = [
+        ctx.emit(relax.op.zeros([*shape[:axis], width, *shape[axis + 1 :]], str(part.ty.dtype)))
+        for width in widths if width != 0
+    ]  # fmt: skip
+    both = [*zeros[:1], part, *zeros[1:]] if widths[0] != 0 else [part, *zeros]
+    made = ctx.emit(relax.op.concat(both, axis)) if zeros else part
+    return ctx.emit(relax.op.reshape(made, [*shape[:axis], size, *shape[axis + 1 :]]))
 
 
 def avg_pool2d_backward(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
@@ -204,6 +282,8 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     "relax.grad.no_grad": stop,
     "relax.collapse_sum_to": collapse_sum_to,
     "relax.collapse_sum_like": collapse_sum_like,
+    "relax.concat": concat,
+    "relax.flip": flip,
     "relax.squeeze": squeeze,
     "relax.stack": stack,
     "relax.nn.pad": pad,

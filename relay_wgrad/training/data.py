@@ -80,6 +80,7 @@ class Data:
             raise ValueError(
                 f"{origin}: {self.samples} samples are less than a batch of {self.size}"
             )
+        check_last(self)
 
     @classmethod
     def load(
@@ -163,6 +164,12 @@ def size_of(graph: TrainingGraph, size: int | None, drop_last: bool) -> int:
 def batches_of(data: Any) -> int:
     """Batches in an epoch, of whoever has `samples`, `size` and `drop_last`."""
     return int(data.samples // data.size if data.drop_last else -(-data.samples // data.size))
+
+
+def check_last(data: Any) -> None:
+    """Raises ValueError for a short last batch that the graph does not take."""
+    if not data.drop_last and (left := data.samples % data.size):
+        data.graph.limits.check(data.graph.name, left)
 
 
 def order_of(data: Any, step: int) -> Any:

@@ -16,9 +16,10 @@ from tvm.target import Target
 
 from .. import threads
 from ..frontend import TrainingGraph
+from ..frontend.loss import loss_alone
 from ..given import of_type
 from .by_size import BySize
-from .compiled import Compiled, Progress, silent
+from .compiled import Compiled, Progress, compile_module, silent
 from .devices import place
 from .options import Options
 from .step import ADJOINT
@@ -26,8 +27,8 @@ from .two_parts import two_parts
 
 
 class Evaluation(NamedTuple):
-    """`loss`: the mean of whole batches' losses; `accuracy`: the part of labels that the largest
-    logit names, NaN where there are none; `samples`: how many."""
+    """`loss`: the mean of all samples' losses, of each batch's by its samples; `accuracy`: the part
+    of labels that the largest logit names, NaN where there are none; `samples`: how many."""
 
     loss: float
     accuracy: float
@@ -57,6 +58,7 @@ class Evaluator:
         self.graph, self.place = graph, place(device, on_gpu)
         self._dtype = dtype
         self._layout = self.place.layout if layout is None else layout
+        self._of_counts: dict[int, Any] = {}  # programs of the loss of a part of a batch
         self._sized = BySize(graph, self.place, self._compiled, progress)
         if self._sized.is_one:
             self._sized.of()
@@ -78,9 +80,9 @@ class Evaluator:
     def __call__(self, params: Mapping[str, Any], data: Any) -> Evaluation:
         """Of parameters by name, a trainer's or arrays, on all samples of `Data` or `ImageFolder`.
 
-        The last batch is filled up with samples that do not count; if it is not the only one, the
-        mean of the losses is without it.  Where the graph's batch is open the last one is short,
-        and counts for as many samples as it has.
+        Where the graph's batch is open the last one is short.  A fixed one is filled up, and the
+        loss of those that count is computed of their logits by a second program; a loss of the
+        model's own is of whole batches, and so are `samples` then, where there is one.
 
         Raises ValueError for a parameter that is missing or of another shape, TypeError for
         parameters that are no dict and data that are no samples.
@@ -109,8 +111,10 @@ class Evaluator:
             vm = self._sized.of(batch).vm
             with self.place.memory_errors():
                 outputs = threads.run(vm[ADJOINT], *values, *given)
-            if self.graph.is_open or count == data.size or not losses:
-                losses.append(float(outputs[0].numpy()) * count)
+            is_whole = self.graph.is_open or count == data.size
+            if is_whole or self.graph.loss is not None or not losses:
+                loss = outputs[0] if is_whole else self._of_some(outputs, batch, count)
+                losses.append(float(loss.numpy()) * count)
                 weights.append(count)
             if labels is not None and self.graph.classes:
                 wanted = batch[labels.name][:count]
@@ -121,7 +125,21 @@ class Evaluator:
                 right += int(((found == wanted) & counts).sum())
                 asked += int(counts.sum())
         accuracy = right / asked if asked else math.nan
-        return Evaluation(math.fsum(losses) / sum(weights), accuracy, data.samples)
+        return Evaluation(math.fsum(losses) / sum(weights), accuracy, sum(weights))
+
+    def _of_some(self, outputs: Any, batch: Mapping[str, Any], count: int) -> Any:
+        """The loss of a batch's first samples; of all, where it is the model's own."""
+        if self.graph.loss is None:
+            return outputs[0]
+        from legalize.cpu import host_target
+
+        logits = outputs[1].numpy()[:count].astype(self.graph.dtype)
+        target = next(s.name for s in self.graph.inputs if s.kind in ("labels", "target"))
+        if count not in self._of_counts:
+            module = loss_alone(self.graph.loss, logits.shape, self.graph.dtype)
+            self._of_counts[count] = compile_module(module, host_target(), function="main").vm
+        values = (logits, np.asarray(batch[target])[:count])
+        return threads.run(self._of_counts[count]["main"], *map(tvm.runtime.tensor, values))
 
     def _tensor(self, value: Any) -> Any:
         array = value.numpy() if hasattr(value, "numpy") else value

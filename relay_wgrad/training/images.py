@@ -22,7 +22,7 @@ import numpy as np
 
 from ..frontend import TrainingGraph
 from ..frontend.weights import Array
-from .data import batches_of, order_of, part_of, size_of
+from .data import batches_of, check_last, order_of, part_of, size_of
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """torchvision's, in any case."""
@@ -132,6 +132,7 @@ class ImageFolder:
                 f"{os.fspath(folder)!r}: {self.samples} samples are less than a batch of"
                 f" {self.size}"
             )
+        check_last(self)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._pool = ThreadPoolExecutor(threads or min(cores, 8), "relay_wgrad.images")
         self._coming: dict[int, list[Future[Array]]] = {}

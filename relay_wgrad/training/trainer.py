@@ -180,14 +180,17 @@ class Trainer:
 
     @property
     def averages(self) -> Mapping[str, Any]:
-        """The moving averages of the trained parameters by name (`Update.ema`), to be read.
+        """`params`, to be read, with moving averages in the place of the trained ones
+        (`Update.ema`); running statistics, and what is not trained, are as they are.
 
         Raises ValueError for a trainer that has none.
         """
         if self.update.ema is None:
             raise ValueError("averages: the trainer's update has no ema")
         names = self.graph.trainable
-        return MappingProxyType(Tensors(names, self._state[-len(names) :], self._kept))
+        held = dict(zip(names, self._state[-len(names) :], strict=True))
+        values = [held.get(n, v) for n, v in zip(self._params, self._params.all, strict=True)]
+        return MappingProxyType(Tensors(self._params, values, self._kept))
 
     @property
     def loss_scale(self) -> float | None:

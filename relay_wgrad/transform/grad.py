@@ -23,6 +23,7 @@ from ..ir import op_name
 from ..keys import SYMBOL
 from .grad_paths import prepared, stops_known, unable, without_stops
 from .grad_types import check_partials
+from .size_checks import check_of, checked
 from .surface import ModulePass, check_relax_module
 
 
@@ -77,6 +78,7 @@ def grad(
             f"grad: {fn!r} is a gradient already and returns (value, partials): differentiating it"
             " would differentiate the value again; use order=2 on the original function"
         )
+    check, func = check_of(mod, func)
     func = _without_scalar_transposes(_check_calls(mod, fn, func, inline))
     _check_block(fn, func)
     _check_target(fn, func, target_index)
@@ -88,7 +90,7 @@ def grad(
     for k in range(1, order + 1):
         name = f"{fn}_adjoint" if order == 1 else f"{fn}_adjoint{k}"
         adjoint = _first(mod, fn, func, params, target_index, name)
-        out[name] = without_stops(adjoint)
+        out[name] = checked(without_stops(adjoint), check)
         if k < order:  # a further order has to see where gradients stop
             func, params = _contract(adjoint, wanted, k)
             target_index = 0

@@ -141,7 +141,8 @@ def _module(graph: Any) -> Any:
             y = self.conv(x)
             z = graph(y.detach())
             z = z[0] if isinstance(z, (list, tuple)) else z
-            return (y * torch.nan_to_num(z.double()).mean()).square().mean()
+            z = z.double()
+            return (y * torch.where(z.isfinite(), z, 0.0).mean()).square().mean()
 
     return Named()
 

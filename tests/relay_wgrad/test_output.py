@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import pytest
 
-from relay_wgrad import output
+from relay_wgrad import output, relay
 from relay_wgrad.cli.main import main
 from relay_wgrad.training import state
 from tests.support.training_models import residual_net
@@ -45,7 +45,16 @@ def by_bytes(path: Path) -> None:
         made.write_bytes(b"new")
 
 
-WRITERS = pytest.mark.parametrize("write", [by_text, by_bytes])
+def by_another_file(path: Path) -> None:
+    """As safetensors writes: a private file beside it, which takes its place."""
+    with output.replacing(path) as made:
+        other = made.with_suffix(".other")
+        other.touch(0o600)
+        other.write_text("new")
+        other.replace(made)
+
+
+WRITERS = pytest.mark.parametrize("write", [by_text, by_bytes, by_another_file])
 
 
 @WRITERS
@@ -78,6 +87,45 @@ def test_a_new_file_has_the_mode_of_the_mask(
     with umask(mask):
         write(tmp_path / "new")
     assert (tmp_path / "new").stat().st_mode & 0o7777 == mode
+
+
+def test_every_file_for_the_user_has_the_mode_of_the_mask(tmp_path: Path) -> None:
+    """What a training writes, a step as an ONNX model, figures, sources, a library."""
+    model, folder = tmp_path / "m.onnx", tmp_path / "made"
+    folder.mkdir()
+    onnx.save(residual_net(blocks=0, size=6), model)
+    logs = {"--save": "s.safetensors", "--export": "t.onnx", "--json": "t.json", "--log": "l.csv"}
+    training = [word for option, name in logs.items() for word in (option, str(folder / name))]
+    x = relay.var("x", shape=(1, 3))
+    library = relay.build(relay.IRModule.from_expr(relay.Function([x], relay.exp(x))), "llvm")
+    mask = 0o027
+    with umask(mask):
+        data = np.random.default_rng(0).standard_normal((8, 3, 6, 6), "float32")
+        np.savez(tmp_path / "d.npz", x=data, labels=np.zeros(8, "int64"))
+        for words in (
+            ["train", "--batch", "4", "--steps", "2", "--data", str(tmp_path / "d.npz"), *training,
+             "--no-check"],
+            ["export", "-o", str(folder / "step.onnx")],
+            ["partition", "-o", str(folder / "p.txt")],
+            ["inspect", "--report", str(folder / "i.html")],
+        ):  # fmt: skip
+            assert main([words[0], str(model), *words[1:], "--quiet"]) == 0
+        problem = "wgrad n=2 c=4 h=5 w=5 k=4 r=3 s=3"
+        assert main(["emit", "--problem", problem, "-o", str(folder / "e.cc"), "--quiet"]) == 0
+        library.export_library(folder / "lib.so")
+    modes = {p.name: p.stat().st_mode & 0o7777 for p in folder.rglob("*") if p.is_file()}
+    assert {*modes} == {
+        *logs.values(),
+        "step.onnx",
+        "p.txt",
+        "i.html",
+        "e.cc",
+        "lib.so",
+        "lib.so.json",
+    }
+    runnable = {"lib.so"}
+    for name, mode in modes.items():
+        assert mode == (0o777 if name in runnable else 0o666) & ~mask, name
 
 
 @WRITERS

@@ -15,8 +15,11 @@ from ..graph import TRAINING_GRAPH, TrainingGraph
 from ..weights import as_array
 from .bundled import load
 from .file import size_of
+from .inference import predicting
 
 INPUT_TOO = 4  # before this IR version an initializer had to be an input of the graph as well
+MODES = ("inference", "training")
+MODE = "relay_wgrad.mode"  # in a model's metadata
 LARGEST = 2**31 - 2**20  # bytes of weights: a protobuf message has less than 2 GiB
 
 
@@ -24,6 +27,8 @@ def to_onnx(
     graph: TrainingGraph,
     params: Mapping[str, Any],
     model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    mode: str = "inference",
 ) -> onnx.ModelProto:
     """The model with these parameters in place of its own.
 
@@ -31,14 +36,18 @@ def to_onnx(
     `from_onnx` made the graph of: a path, a name in `BUNDLED` or a ModelProto, which stays as it
     is.  Initializers keep their names and dtypes; a parameter that a node makes, such as a
     ConstantOfShape, becomes an initializer instead.  Everything else is as in the file, its batch
-    and its inference form too.
+    too, but for the `mode`: "inference" makes of a file for training what predicts as an
+    `Evaluator` does, by running statistics, without dropout, with random numbers at their means;
+    "training" leaves its nodes as they are.  The model's metadata have a line `relay_wgrad.mode`.
 
     Raises ValueError for a missing parameter, one of another shape, a model that is not the
-    graph's; and what `from_onnx` raises for a model that cannot be read.  Raises TypeError for what
-    is no graph, and for parameters that are no dict.
+    graph's, an unknown mode; and what `from_onnx` raises for a model that cannot be read.  Raises
+    TypeError for what is no graph, and for parameters that are no dict.
     """
     of_type("to_onnx: graph", graph, TrainingGraph, TRAINING_GRAPH)
     of_type("to_onnx: params", params, Mapping, "a dict of arrays by name")
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r}: expected {' or '.join(MODES)}")
     trained = {}
     for name, file in graph.onnx_names.items():
         if name not in params:
@@ -78,7 +87,16 @@ def to_onnx(
             _add_initializer(out, file, array)
         else:
             raise ValueError(f"{graph.name}: the model has no initializer {file!r}")
+    changed = predicting(out) if mode == "inference" else ""
+    for entry in [e for e in out.metadata_props if e.key == MODE]:
+        out.metadata_props.remove(entry)
+    out.metadata_props.add(key=MODE, value=f"{mode}: {changed}" if changed else mode)
     return out
+
+
+def mode_of(model: onnx.ModelProto) -> str:
+    """What `to_onnx` said of the mode of a model that it made."""
+    return next((entry.value for entry in model.metadata_props if entry.key == MODE), "")
 
 
 def _add_initializer(model: onnx.ModelProto, name: str, array: Any) -> None:

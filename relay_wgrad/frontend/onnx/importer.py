@@ -18,7 +18,7 @@ from ..context import FLOATS, Context, Options, Value, initializer
 from ..graph import InputSpec, TrainingGraph
 from ..loss import CrossEntropy, Loss, add_loss, loss_of
 from ..partial import Choice, Patterns
-from ..sizes import NAME, Open, at, is_open, variable
+from ..sizes import NAME, Open, at, is_open, limited, variable
 from ..weights import STATES, Array, Role, default_role, seeded
 from .bundled import load
 from .file import NUMBERS
@@ -30,7 +30,7 @@ _CHOICES = {
     "dtype": ("float32", "float64"),
     "bn": ("train", "eval", "frozen"),
     "weights": ("seeded", "initial", "auto"),
-    "dropout": ("off", "mask"),
+    "dropout": (None, "mask", "off"),
     "random": ("input", "off"),
 }
 
@@ -45,7 +45,7 @@ def from_onnx(
     loss: str | Loss = "cross_entropy",
     weights: str = "seeded",
     seed: int = 0,
-    dropout: str = "off",
+    dropout: str | None = None,
     random: str = "input",
     output: str | None = None,
     checkpoint: str | Sequence[str] | None = None,
@@ -66,8 +66,10 @@ def from_onnx(
     `weights`: "seeded" (He's normal weights, zero biases, unit scales; by `seed`), "initial" (the
     file's) or "auto": the file's if it has any (a weight that is not one constant), else seeded;
     the graph's `weights` says which.
-    `dropout`: "off" makes it the identity, "mask" multiplies by masks that are inputs of `main`
-    (`TrainingGraph.random_batch` draws them).  `random`: Random* and Bernoulli are
+    `dropout`: None multiplies by masks, which are inputs of `main` (`TrainingGraph.random_batch`
+    draws them), at the nodes whose `training_mode` is set, "mask" at all; "off" makes all the
+    identity, as does None with bn="eval", which evaluates; the graph's `notes` say where it is.
+    `random`: Random* and Bernoulli are
     "input"s of `main` too, or "off", their means, which the graph's `notes` say.  `output` picks
     one of several outputs.
     `checkpoint`: None keeps every intermediate result for the backward part; "auto", or names of
@@ -83,7 +85,8 @@ def from_onnx(
     given = {"dtype": dtype, "bn": bn, "weights": weights, "dropout": dropout, "random": random}
     for key, value in given.items():
         if value not in _CHOICES[key]:
-            raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
+            known = " or ".join(filter(None, _CHOICES[key]))
+            raise ValueError(f"{key}={value!r}: expected {known}")
     if isinstance(checkpoint, str) and checkpoint != "auto":
         raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of node outputs")
     is_any = isinstance(batch, str) and batch == NAME
@@ -111,6 +114,7 @@ def from_onnx(
     size = " at " + "x".join(map(str, made_for[0])) if made_for[0] else ""
 
     builder = relax.BlockBuilder()
+    dropout = dropout or ("off" if bn == "eval" else "file")
     options = Options(dtype, bn, dropout, opset, resized, size, random, choice)
     ctx = Context(options, builder, original)
     ctx.joined = joined(nodes, wanted)
@@ -140,12 +144,14 @@ def from_onnx(
         params = [var for _, var in arguments] + list(ctx.parameters.values())
         builder.emit_func_output(returned, params)
 
+    inference = " by the file, which has it for inference: dropout='mask' draws masks"
+    ctx.note_dropout(ctx.kept_whole, inference if dropout == "file" else "")
     roles = {n: ctx.roles.get(n, default_role(tuple(a.shape))) for n, a in ctx.initial.items()}
     if weights == "auto":
         weights = "initial" if _trained(ctx.initial, roles) else "seeded"
     graph = TrainingGraph(
         name=name,
-        module=builder.get(),
+        module=limited(builder.get(), name, ctx.limits),
         inputs=tuple(spec for spec, _ in arguments),
         params=_params(ctx, roles, weights, seed),
         trainable=tuple(n for n, role in roles.items() if role.kind not in STATES),
@@ -162,6 +168,8 @@ def from_onnx(
         },
         weights=weights,
         notes=(*ctx.notes, *_shared(ctx, nodes, roles)),
+        limits=ctx.limits,
+        loss=chosen,
     )
     if choice != Choice():
         graph = graph.partial(choice.trainable or None, choice.freeze or None)

@@ -195,10 +195,9 @@ def one_hot(ctx: Context, node: Node) -> Any:
 
 def grid_sample_(ctx: Context, node: Node) -> Any:
     """GridSample of images."""
-    mode = str(node.attr("mode", "linear"))
     return grid_sample(
         ctx, ctx.tensor(node.operand(0)), ctx.tensor(node.operand(1)),
-        mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode),
+        mode=str(node.attr("mode", "linear")),
         border=str(node.attr("padding_mode", "zeros")), corners=bool(node.attr("align_corners", 0)),
     )  # fmt: skip
 

@@ -256,14 +256,24 @@ def lrn(ctx: Context, node: Node) -> Any:
 
 
 def dropout(ctx: Context, node: Node) -> Any:
-    """Dropout: the identity, or with dropout="mask" a product with a mask that is an input."""
-    return masked(ctx, ctx.tensor(node.operand(0)), float(node.setting("ratio", 1, 0.5)))
+    """Dropout: a product with a mask that is an input, or the identity."""
+    x, rate = ctx.tensor(node.operand(0)), float(node.setting("ratio", 1, 0.5))
+    asked = ctx.options.dropout
+    if asked == "file":
+        asked = "mask" if node.has(2) and node.static(2, "training_mode").any() else "off"
+    if asked == "off":
+        if rate != 0.0:
+            ctx.kept_whole.append(node.proto.name or node.proto.output[0])
+        return x
+    return masked(ctx, x, rate)
 
 
 def masked(ctx: Context, x: Any, rate: float) -> Any:
-    """x with elements left out at this rate, or as it is with dropout="off"."""
-    if ctx.options.dropout == "off" or rate == 0.0:
+    """x with elements left out at this rate."""
+    if rate == 0.0:
         return x
+    if rate == 1.0:
+        return ctx.emit(relax.op.multiply(x, relax.const(0.0, str(x.ty.dtype))))
     if not 0.0 < rate < 1.0:
         raise ValueError(f"a dropout rate of {rate} is not between 0 and 1")
     name = f"dropout_mask_{len(ctx.masks)}"

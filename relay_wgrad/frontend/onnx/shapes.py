@@ -9,10 +9,21 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from .. import moving
 from ..context import Context, Node, shape_of
-from ..moving import broadcast, cut, repeated
+from ..moving import broadcast, cut, place, repeated
 from ..resampled import at_places, padded
-from ..sizes import broadcast_shape, completed, is_open, is_size, same, sizes_of
+from ..sizes import (
+    broadcast_shape,
+    completed,
+    is_open,
+    is_size,
+    parts,
+    same,
+    simplified,
+    sizes_of,
+    spec_of,
+)
 
 
 def axis_of(axis: Any, rank: int) -> int:
@@ -117,16 +128,32 @@ def split(ctx: Context, node: Node) -> list[Any]:
     axis = axis_of(node.attr("axis", 0), len(shape_of(x)))
     total, count = shape_of(x)[axis], len(node.proto.output)
     sizes = node.setting("split", 1)
-    if sizes is None:
+    if sizes is None or _is_of_another_batch(ctx, node, axis, sizes):
+        sizes = _equal_parts(total, count)
+    if not same(sum(sizes), total) or any(isinstance(n, int) and n < 1 for n in sizes):
+        raise ValueError(f"sizes {sizes} do not split an axis of {spec_of([total])[0]}")
+    return moving.split(ctx, x, axis, sizes)
+
+
+def _equal_parts(total: Any, count: int) -> list[Any]:
+    """The sizes of so many parts of an axis, of which the last may be smaller."""
+    if isinstance(total, int):
         chunk = math.ceil(total / count)
-        sizes = [min(chunk, total - i * chunk) for i in range(count)]
-    if sum(sizes) != total or min(sizes) < 1:
-        raise ValueError(f"sizes {sizes} do not split an axis of {total}")
-    if count == 1:
-        return [x]
-    cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
-    parts = ctx.emit(relax.op.split(x, cuts, axis))
-    return [ctx.emit(relax.TupleGetItem(parts, i)) for i in range(count)]
+        return [min(chunk, total - i * chunk) for i in range(count)]
+    if parts(total)[0] % count:
+        whole = spec_of([total])[0]
+        raise ValueError(f"an axis of {whole} has no {count} equal parts for every batch")
+    return [simplified(total // count)] * count
+
+
+def _is_of_another_batch(ctx: Context, node: Node, axis: int, sizes: Sequence[Any]) -> bool:
+    """Whether sizes are equal parts of the batch that the file was made for, of the first axis."""
+    x = node.operand(0)
+    before = ctx.original.get(x.name, ())
+    rebatched = (
+        x.batched and axis == 0 and before and not same(before[0], shape_of(ctx.tensor(x))[0])
+    )
+    return bool(rebatched and len({*map(str, sizes)}) == 1 and same(sum(sizes), before[0]))
 
 
 def split_to_sequence(ctx: Context, node: Node) -> Any:
@@ -217,8 +244,8 @@ def slice_(ctx: Context, node: Node) -> Any:
         axis = axis_of(given, rank)
         size = shape_of(x)[axis]
         if not isinstance(size, int):
-            if int(start) or int(step) != 1 or not (same(end, size) or is_end(end)):
-                raise ValueError("a part of the batch is taken")
+            start, end = place(start, size), place(None if is_end(end) else end, size)
+            x = cut(ctx, x, axis, start, end, int(step))
             continue
         first, stop, step = slice(int(start), int(end), int(step)).indices(size)
         indices = range(first, stop, step)

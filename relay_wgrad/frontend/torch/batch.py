@@ -6,9 +6,12 @@ One symbol is taken: that of the inputs' first axis.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
+from importlib import import_module
 from typing import Any
 
 from tvm import tirx
@@ -23,10 +26,14 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "FloorDiv": tirx.floordiv, "CleanDiv": tirx.floordiv, "Mod": tirx.floormod,
     "PythonMod": tirx.floormod,
 }  # fmt: skip
+_OF_MANY: dict[str, Callable[..., Any]] = {
+    "Add": operator.add, "Max": tirx.max, "Min": tirx.min,
+}  # fmt: skip
 
 
-def opened(torch: Any, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:
-    """(example inputs, which of their axes are the batch) for `torch.export.export`.
+def opened(torch: Any, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+    """(example inputs, which of their axes are the batch, inputs of one image), as
+    `torch.export.export` takes them.
 
     The batch is the first tensor's first axis, and that of all tensors that have as many there.
     They get another number of images, of which, or of parts, torch.export makes no numbers as it
@@ -37,16 +44,59 @@ def opened(torch: Any, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:
         raise ValueError(f"batch={NAME!r}: the module's first input has no axis for the batch")
     count = shaped[0].shape[0]
     batched = [isinstance(x, torch.Tensor) and x.ndim > 0 and x.shape[0] == count for x in inputs]
-    inputs = [
-        torch.cat([x[:1].detach()] * _IMAGES) if b else x
-        for x, b in zip(inputs, batched, strict=True)
-    ]
+    one = [x[:1].detach() if b else x for x, b in zip(inputs, batched, strict=True)]
+    inputs = [torch.cat([x] * _IMAGES) if b else x for x, b in zip(one, batched, strict=True)]
     axes = torch.export.ShapesCollection()
     dim = torch.export.Dim(NAME)
     for x, b in zip(inputs, batched, strict=True):
         if b:
             axes[x] = {0: dim}
-    return tuple(inputs), axes
+    return tuple(inputs), axes, tuple(one)
+
+
+@contextlib.contextmanager
+def even_parts(torch: Any) -> Iterator[None]:
+    """Within: `chunk` and `split` into parts of one size become `split_with_sizes`.
+
+    Of a symbolic size `torch.export` refuses the former: it counts the parts by a division that it
+    does not simplify.
+    """
+    chunks = (torch.chunk, torch.Tensor.chunk)
+    names = {"input": "x", "tensor": "x", "chunks": "by", "split_size": "by",
+             "split_size_or_sections": "by", "dim": "dim"}  # fmt: skip
+
+    def sizes(func: Any, x: Any, by: Any, dim: int = 0) -> list[Any]:
+        """The parts' sizes; [] where they are none, or not of one size whatever the batch."""
+        if not x.ndim or isinstance(by, (list, tuple)) or (isinstance(by, int) and by < 1):
+            return []
+        whole = x.shape[dim]
+        if func not in chunks:
+            return [by] * _times(whole, by)
+        return [whole // by] * by if isinstance(by, int) and _expr(whole) % by == 0 else []
+
+    class EvenParts(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func in (*chunks, torch.split, torch.Tensor.split):
+                given = dict(zip(("x", "by", "dim"), args, strict=False))
+                given.update((names[key], value) for key, value in (kwargs or {}).items())
+                if found := sizes(func, **given):
+                    return torch.split_with_sizes(given["x"], found, given.get("dim", 0))
+            return func(*args, **(kwargs or {}))
+
+    with EvenParts():
+        yield
+
+
+def _expr(size: Any) -> Any:
+    return size.node.expr if is_symbolic(size) else import_module("sympy").Integer(size)
+
+
+def _times(whole: Any, part: Any) -> int:
+    """How many parts a size has, 0 where that is no number."""
+    ratio = _expr(whole) / _expr(part)
+    return int(ratio) if ratio.is_Integer else 0
 
 
 def violated(error: Exception) -> str:
@@ -108,10 +158,11 @@ class Batch:
         if expr.is_Pow and expr.exp.is_Integer and int(expr.exp) > 0:
             return math.prod([self._made(expr.base)] * int(expr.exp))
         operands = [self._made(e) for e in expr.args] if expr.args else []
-        if expr.is_Add:
-            return reduce(lambda a, b: a + b, operands)
         if expr.is_Mul:
             return math.prod(operands)
+        many = _OF_MANY.get(type(expr).__name__)
+        if many is not None:
+            return reduce(many, operands)
         function = _FUNCTIONS.get(type(expr).__name__)
         if function is None:
             raise ValueError(f"a size of {expr} is not supported: {_REMEDY}")

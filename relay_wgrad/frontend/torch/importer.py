@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,19 +18,19 @@ from ..context import Options, shape_of
 from ..graph import InputSpec, TrainingGraph
 from ..loss import Loss, add_loss, loss_of
 from ..partial import Choice, Patterns
-from ..sizes import NAME
+from ..sizes import NAME, limited
 from ..weights import Array
 from .batch import Batch
 from .call import dtype_name
 from .layers import WITH_STATISTICS
 from .names import op_of
 from .ops import OPS
-from .program import exported, pytorch
+from .program import Exported, exported, pytorch
 from .reader import Reader
 
 _CHOICES = {
     "bn": ("module", "train", "eval", "frozen"),
-    "dropout": ("off", "mask"),
+    "dropout": (None, "mask", "off"),
     "random": ("input", "off"),
 }
 _NO_BATCH = "its first input has no axis for the batch"
@@ -43,7 +44,7 @@ def from_torch(
     batch: str | None = None,
     bn: str = "module",
     loss: str | Loss = "cross_entropy",
-    dropout: str = "off",
+    dropout: str | None = None,
     random: str = "input",
     output: int = 0,
     checkpoint: str | Sequence[str] | None = None,
@@ -71,7 +72,9 @@ def from_torch(
         "huber(delta=2)", … (against a target of the output's shape); or "own": the output is the
         scalar loss.  "none": the output comes in the loss's place, of any shape; such a graph can
         be differentiated by `relay_wgrad.torch` and not be trained as it is.
-    dropout : "off" makes it the identity; "mask" multiplies by masks that are inputs of `main`.
+    dropout : "mask" draws masks, which are inputs of `main`, where a layer or a function was in
+        training when it was exported; "off" makes all the identity, which the graph's `notes` say.
+        None is "off" with bn="eval", which evaluates, else "mask".
     random : every other random op (`torch.rand`, `bernoulli_` as of stochastic depth, …) is
         "input", an input of `main` that is drawn for each batch (`TrainingGraph.draws`), or "off",
         its mean, which the graph's `notes` say.
@@ -95,16 +98,20 @@ def from_torch(
     given = {"bn": bn, "dropout": dropout, "random": random}
     for key, value in given.items():
         if value not in _CHOICES[key]:
-            raise ValueError(f"{key}={value!r}: expected {' or '.join(_CHOICES[key])}")
+            known = " or ".join(filter(None, _CHOICES[key]))
+            raise ValueError(f"{key}={value!r}: expected {known}")
     if isinstance(checkpoint, str) and checkpoint != "auto":
         raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of names")
     if batch not in (None, NAME):
         raise ValueError(f"batch={batch!r}: expected {NAME!r}, or None and an example of that size")
     wanted = loss_of(loss, "own", "none")
-    program, title = exported(pytorch(), module, example_inputs, OPS, batch == NAME)
+    dropout = dropout or ("off" if bn == "eval" else "mask")
+    made = exported(
+        pytorch(), module, example_inputs, OPS, batch == NAME, dropout=dropout == "mask"
+    )
     choice = Choice.of(trainable, freeze)
-    options = Options(_dtype(program), bn, dropout, 0, random=random, choice=choice)
-    return _Import(program, name or title, options).graph(wanted, output, checkpoint)
+    options = Options(_dtype(made.program), bn, dropout, 0, random=random, choice=choice)
+    return _Import(made, name or made.title, options).graph(wanted, output, checkpoint)
 
 
 def _dtype(program: Any) -> str:
@@ -124,13 +131,14 @@ def _dtype(program: Any) -> str:
 class _Import(Reader):
     """One exported program on its way."""
 
-    def __init__(self, program: Any, name: str, options: Options) -> None:
+    def __init__(self, made: Exported, name: str, options: Options) -> None:
+        self.program, self.two = made.program, made.two
         try:
-            batch = Batch(program.range_constraints, _shapes(program))
+            batch = Batch(self.program.range_constraints, _shapes(self.program))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         super().__init__(name, options, OPS, batch)
-        self.program = program
+        self.ctx.note_dropout(made.off)
         self.arguments: list[tuple[InputSpec, relax.Var]] = []
         self.trainable: list[str] = []
 
@@ -164,6 +172,8 @@ class _Import(Reader):
             self.arguments += ctx.masks
             params = [var for _, var in self.arguments] + list(ctx.parameters.values())
             builder.emit_func_output(returned, params)
+        if self.two and ctx.batch is not None:
+            ctx.at_least(2, self.two)
         module = relax.transform.DeadCodeElimination(["main"])(builder.get())
         alive = {b.var.name for block in module["main"].body.blocks for b in block.bindings}
         graph = TrainingGraph(
@@ -185,13 +195,14 @@ class _Import(Reader):
             },
             notes=tuple(ctx.notes),
             limits=ctx.limits,
+            loss=loss if isinstance(loss, Loss) else None,
         )
         choice = ctx.options.choice
         if choice != Choice():
             graph = graph.partial(choice.trainable or None, choice.freeze or None)
         _check_gradients(graph)
         graph.checkpointed()  # raises for a name that cannot be one
-        return graph
+        return replace(graph, module=limited(graph.module, self.name, ctx.limits))
 
     # ---- what goes in ------------------------------------------------------------------------
 

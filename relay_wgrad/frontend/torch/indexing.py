@@ -71,9 +71,13 @@ def _embedding(ctx: Context, call: Call) -> Any:
 
 
 def _flip(ctx: Context, call: Call) -> Any:
-    x, rank = call.args[0], len(call.shape)
-    for axis in call.args[1]:
-        x = at_places(ctx, x, int(axis) % rank, range(call.shape[int(axis) % rank])[::-1])
+    x, shape = call.args[0], call.shape
+    for given in call.args[1]:
+        axis = int(given) % len(shape)
+        if isinstance(shape[axis], int):
+            x = at_places(ctx, x, axis, range(shape[axis])[::-1])
+        else:
+            x = ctx.emit(op.flip(x, axis))
     return x
 
 
@@ -81,7 +85,7 @@ def _grid_sample(ctx: Context, call: Call) -> Any:
     """(images, grid, mode, padding, whether corners are the corner pixels' centres)."""
     mode, border = int(call.args[2]), int(call.args[3])
     return grid_sample(
-        ctx, call.args[0], call.args[1], mode=("linear", "nearest", "cubic")[mode],
+        ctx, call.args[0], call.args[1], mode=("bilinear", "nearest", "bicubic")[mode],
         border=("zeros", "border", "reflection")[border], corners=bool(call.args[4]),
     )  # fmt: skip
 

@@ -8,22 +8,24 @@ What only autograd sees, and `torch.export` drops without a word, is refused whi
 from __future__ import annotations
 
 import contextlib
-import copy
 import operator
 import os
 import warnings
 from collections.abc import Container, Iterator, Sequence
 from importlib import import_module
 from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ...ambient import default_device, hooks_of_all
 from .alone import alone, ended
-from .batch import opened
+from .batch import even_parts, opened
 from .composed import decompositions
+from .copied import copied
+from .dropouts import without_dropout
 from .file import check_file, first_line
 from .functional import functional
 from .names import op_of
+from .one_image import EXPORTED, difference
 from .refusals import reason, unlogged, without_graph
 
 _REGION = "higher_order::wrap_with_set_grad_enabled"
@@ -34,6 +36,19 @@ _EXPORT_AGAIN = "pass the module, or the program as torch.export.export returns 
 
 class RefusedError(ValueError):
     """Of this file's rules, whatever torch.export makes of an exception on its way."""
+
+
+class Exported(NamedTuple):
+    """What `torch.export` made of a module.
+
+    two : why its batch, where that is open, may not be one image; "" where it may.
+    off : names of the nodes whose dropout was switched off.
+    """
+
+    program: Any
+    title: str
+    two: str
+    off: list[str]
 
 
 def pytorch() -> Any:
@@ -53,10 +68,12 @@ def exported(
     inputs: Sequence[Any] | None,
     known: Container[str],
     open_batch: bool = False,
-) -> tuple[Any, str]:
-    """(the exported program without regions and in-place ops, its name); `known` are ops taken.
+    dropout: bool = True,
+) -> Exported:
+    """A module, or an exported program, without regions and in-place ops; `known` are ops taken.
 
     open_batch : of a module: exported for any number of images.
+    dropout : whether it stays where it is on.
 
     Raises what `from_torch` does for a module that cannot be exported as it trains.
     """
@@ -81,11 +98,11 @@ def exported(
             f"{title}: run_decompositions was called, after which torch.no_grad() cannot be seen:"
             f" {_EXPORT_AGAIN}"
         )
-    given, axes = tuple(inputs or ()), None
+    given, axes, one = tuple(inputs or ()), None, None
     if not program:
         _check_hooks(title, module)
         if open_batch:
-            given, axes = opened(torch, given)
+            given, axes, one = opened(torch, given)
     with alone(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -93,22 +110,45 @@ def exported(
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor")  # of torch.cond
         seen: list[str] = []
         try:
+            source = module
             if not program:
-                with (
-                    default_device(), torch.enable_grad(), _watched(torch, seen), without_graph(),
-                    _as_it_is(module),
-                ):  # fmt: skip
-                    module = torch.export.export(module, given, dynamic_shapes=axes)
+                with _exporting(torch, source, seen, open_batch):
+                    module = torch.export.export(source, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
+            refused = EXPORTED if one is None else _one_image(torch, source, one, stopped)
+            off: list[str] = []
+            if not dropout:
+                stopped, off = without_dropout(stopped, program)
             made = functional(torch, stopped, known)
             if made is None:
                 made = stopped.run_decompositions(decompositions(torch, stopped.graph))
-            return made, title
+            return Exported(made, title, refused, off)
         except RefusedError as error:
             raise ValueError(f"{title}: {error}") from error
         except Exception as error:  # any kind: it runs the module's own code
             why = seen[0] if seen else reason(error)
             raise ValueError(f"torch.export refuses {title}: {why}") from error
+
+
+@contextlib.contextmanager
+def _exporting(torch: Any, module: Any, seen: list[str], open_batch: bool) -> Iterator[None]:
+    """Around `torch.export`: out of the caller's modes; `seen` gets what it would lose."""
+    parts = even_parts(torch) if open_batch else contextlib.nullcontext()
+    with (
+        default_device(), torch.enable_grad(), _watched(torch, seen), parts, without_graph(),
+        _as_it_is(module),
+    ):  # fmt: skip
+        yield
+
+
+def _one_image(torch: Any, module: Any, inputs: Any, several: Any) -> str:
+    """Why a module's program of several images is none of one, or ""."""
+    try:
+        with _exporting(torch, module, [], True):
+            alone_ = torch.export.export(module, inputs)
+        return difference(torch, several, _without_regions(torch, alone_, False))
+    except Exception as error:  # any kind: it runs the module's own code
+        return f"of one image torch.export refuses the module: {first_line(error)}"
 
 
 def _loaded(torch: Any, path: str) -> tuple[str, Any]:
@@ -235,7 +275,7 @@ def _without_regions(torch: Any, program: Any, theirs: bool) -> Any:
     _check_in_place(program.graph_module, {})
     if not any(_is_region(n) for n in program.graph.nodes):
         return program
-    program = copy.deepcopy(program) if theirs else program
+    program = copied(program) if theirs else program
     graph = program.graph
     regions = [n for n in graph.nodes if _is_region(n)]
     detach = torch.ops.aten.detach.default

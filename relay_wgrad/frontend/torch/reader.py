@@ -6,7 +6,6 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-import tvm
 from tvm import relax
 
 from ...dtypes import HALVES
@@ -21,6 +20,7 @@ from .program import pytorch
 
 _IGNORED = ("_assert_tensor_metadata.default",)  # they check what has been checked on export
 _DTYPES = ("float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+_OF_NUMBERS = ("Cannot use and / or", "types of integer divisions")  # TVM's words for a size
 _MIXED = "import in float32 or float64; half precision is an option of Trainer and step_module"
 
 
@@ -89,9 +89,9 @@ class Reader:
             what = f"{type(error).__name__}: {error}"
             hint = self._hint(args, result)
             raise ValueError(f"{self.name}: {label} cannot be built ({what}){hint}") from error
-        except (ValueError, TypeError, NotImplementedError, tvm.error.InternalError) as error:
+        except (ValueError, TypeError, RuntimeError) as error:
             hint = self._hint(args, result)
-            of_numbers = isinstance(error, TypeError) or "Cannot use and / or" in str(error)
+            of_numbers = isinstance(error, TypeError) or any(t in str(error) for t in _OF_NUMBERS)
             what = "it wants a number" if hint and of_numbers else str(error)
             raise ValueError(f"{self.name}: {label}: {what}{hint}") from error
 

@@ -9,8 +9,8 @@ import numpy as np
 from tvm import relax
 
 from ..context import Context, shape_of
-from ..moving import broadcast, cut, repeated
-from ..sizes import is_open, same
+from ..moving import broadcast, cut, place, repeated, rolled, split
+from ..sizes import is_open, is_size
 from .call import Builder, Call, Unset, as_dtype, constant
 from .names import op_of
 
@@ -22,13 +22,6 @@ def _shaped(ctx: Context, call: Call) -> Any:
     for i in range(1, len(call.args)):
         call.args[i]
     return ctx.emit(op.reshape(call.args[0], call.shape))
-
-
-def _squeezed(ctx: Context, call: Call) -> Any:
-    """Without any axis of 1."""
-    if is_open(shape_of(call.args[0])):
-        raise ValueError("it would take the axis of a batch of 1 too: name the axes")
-    return _shaped(ctx, call)
 
 
 def _permuted(ctx: Context, x: Any, axes: list[int]) -> Any:
@@ -112,12 +105,8 @@ def _stack(ctx: Context, call: Call) -> Any:
 def _split(ctx: Context, call: Call) -> list[Any]:
     """Into the sizes that PyTorch says."""
     call.args[1]
-    x, axis = call.args[0], int(call.arg(2, 0)) % len(call.shape)
-    sizes = [int(v.shape[axis]) for v in call.result]
-    if len(sizes) == 1:
-        return [x]
-    parts = ctx.emit(op.split(x, [int(c) for c in np.cumsum(sizes)[:-1]], axis))
-    return [ctx.emit(relax.TupleGetItem(parts, i)) for i in range(len(sizes))]
+    axis = int(call.arg(2, 0)) % len(call.shape)
+    return split(ctx, call.args[0], axis, [call.sizes(v.shape)[axis] for v in call.result])
 
 
 def _unbind(ctx: Context, call: Call) -> list[Any]:
@@ -130,8 +119,10 @@ def _unbind(ctx: Context, call: Call) -> list[Any]:
 def _slice(ctx: Context, call: Call) -> Any:
     x, axis = call.args[0], int(call.arg(1, 0)) % len(call.shape)
     size, step = shape_of(x)[axis], int(call.arg(4, 1))
-    if not isinstance(size, int):
-        return _whole(x, size, call, call.shape[axis], step)
+    if is_open((size, *call.args[2:4])):
+        start, stop = call.arg(2), call.arg(3)
+        start, stop = 0 if start is None else place(start, size), place(stop, size)
+        return cut(ctx, x, axis, start, stop, step)
     start, stop, _ = slice(call.arg(2), call.arg(3), step).indices(size)
     if stop <= start:
         users = {*map(op_of, call.node.users)}
@@ -139,14 +130,6 @@ def _slice(ctx: Context, call: Call) -> Any:
             raise ValueError(f"an empty slice, {start}:{stop} of {size}, is not supported")
         return constant(np.empty(call.shape), call.dtype)  # joined to others, it is nothing
     return cut(ctx, x, axis, start, stop, step)
-
-
-def _whole(x: Any, size: Any, call: Call, made: Any, step: int) -> Any:
-    """x, of whose batch a slice takes all."""
-    if step != 1 or call.arg(2) not in (None, 0) or not same(size, made):
-        raise ValueError("a part of the batch is taken")
-    call.args[3:4]
-    return x
 
 
 def _select(ctx: Context, call: Call) -> Any:
@@ -199,14 +182,9 @@ def _roll(ctx: Context, call: Call) -> Any:
     shifts, axes = ([v] if isinstance(v, int) else list(v) for v in (call.args[1], call.arg(2, [])))
     flat = not axes
     if flat:
-        x, axes = ctx.emit(op.reshape(x, (int(np.prod(call.shape)),))), [0]
-    for shift, given in zip(shifts, axes, strict=True):
-        axis = given % len(shape_of(x))
-        size = shape_of(x)[axis]
-        if at := -shift % size:
-            parts = ctx.emit(op.split(x, [at], axis))
-            turned = [ctx.emit(relax.TupleGetItem(parts, i)) for i in (1, 0)]
-            x = ctx.emit(op.concat(turned, axis))
+        x, axes = ctx.emit(op.reshape(x, (math.prod(call.shape),))), [0]
+    for shift, axis in zip(shifts, axes, strict=True):
+        x = rolled(ctx, x, axis % len(shape_of(x)), shift)
     return ctx.emit(op.reshape(x, call.shape)) if flat else x
 
 
@@ -244,8 +222,10 @@ def _filled(value: float | None, place: int = 0) -> Builder:
 
 def _arange(ctx: Context, call: Call) -> Any:
     numbers = [call.args[i] for i in range(len(call.args))]
-    if any(hasattr(n, "ty") for n in numbers):
+    if any(hasattr(n, "ty") and not is_size(n) for n in numbers):
         raise ValueError("its bounds must be numbers")
+    if any(map(is_size, numbers)):  # as many as the batch has images
+        return ctx.emit(op.arange(*numbers, dtype=call.dtype))
     values = np.arange(*numbers)
     return constant(values.astype(call.dtype), call.dtype)
 
@@ -298,7 +278,7 @@ SHAPES: dict[str, Builder] = {
     "slice_scatter.default": _slice_scatter,
     "split.Tensor": _split,
     "split_with_sizes.default": _split,
-    "squeeze.default": _squeezed,
+    "squeeze.default": _shaped,
     "squeeze.dim": _shaped,
     "squeeze.dims": _shaped,
     "stack.default": _stack,

@@ -24,6 +24,9 @@ const bytesText = (n) => n === 0 ? "0" : n >= 2 ** 30 ? (n / 2 ** 30).toFixed(2)
   : n >= 2 ** 20 ? (n / 2 ** 20).toFixed(1) + " MiB" : (n / 1024).toFixed(1) + " KiB";
 const flopText = (n) => n >= 1e8 ? [(n / 1e9).toFixed(1), "GFLOP"]
   : n >= 1e5 ? [(n / 1e6).toFixed(1), "MFLOP"] : [(n / 1e3).toFixed(1), "kFLOP"];
+const rateText = (n) => n / 1e9 >= 10 ? (n / 1e9).toFixed(0) : (n / 1e9).toPrecision(2);
+// Times that were measured on a CPU are none of the library that would take a convolution.
+const BACKEND = D.facts.cpu ? "on a GPU" : "backend";
 const msText = (s) => (s * 1e3 >= 100 ? (s * 1e3).toFixed(0) : (s * 1e3).toPrecision(3)) + " ms";
 
 // ---- what there is: blocks in two columns, layers in them, ops in those ------------------------

@@ -75,7 +75,7 @@ function start() {
     [t.layout_changes, `layout changes; ${t.layout_changes_that_move} move memory`]];
   if (t.backends) {
     const gone = t.convolutions - (t.backends.none || 0);
-    tiles.push([`${gone} of ${t.convolutions}`, "offloaded: " + sums(t.backends)]);
+    tiles.push([`${gone} of ${t.convolutions}`, (f.cpu ? "offloaded on a GPU: " : "offloaded: ") + sums(t.backends)]);
   }
   if (t.seconds) {
     tiles.push([msText(t.seconds), "in convolutions, measured here"]);

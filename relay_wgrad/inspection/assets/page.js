@@ -135,11 +135,12 @@ function pairs(list, parent) {
 const percent = (x) => x === undefined ? "" : (100 * x).toFixed(0) + " %";
 function convPairs(c) {
   return [["problem", c.problem], ["kind", c.kind], ["layout", c.layout], ["dtype", c.dtype],
-    ["backend", c.backend === undefined ? "" : c.backend ? `${c.backend}.${c.row}` : "stays"],
+    ["kernel", c.kernel],
+    [BACKEND, c.backend === undefined ? "" : c.backend ? `${c.backend}.${c.row}` : "stays"],
     ["adapted", c.adapted], ["reason", c.reason], ["weight", c.source],
     ["work", flopText(c.flop).join(" ")], ["least traffic", bytesText(c.bytes)],
     ["time", c.seconds ? msText(c.seconds) : ""],
-    ["GFLOP/s", c.seconds ? (c.flop / c.seconds / 1e9).toFixed(0) : ""],
+    ["GFLOP/s", c.seconds ? rateText(c.flop / c.seconds) : ""],
     ["floor", c.floor_seconds ? msText(c.floor_seconds) : ""],
     ["share of floor", percent(c.share_of_floor)],
     ["rows that refused", (c.tried || []).map(([row, why]) => `${row}: ${why}`).join("; ")]];
@@ -216,14 +217,15 @@ const columns = [
   { title: "layout", value: (c) => c.layout },
   { title: "dtype", value: (c) => c.dtype },
   some("backend") || some("reason")
-    ? { title: "backend", value: (c) => c.backend ? `${c.backend}.${c.row}` : "stays" } : null,
+    ? { title: BACKEND, value: (c) => c.backend ? `${c.backend}.${c.row}` : "stays" } : null,
   some("adapted") ? { title: "adapted", value: (c) => c.adapted } : null,
   some("reason") ? { title: "reason", value: (c) => c.reason, wide: true } : null,
-  { title: "GFLOP", value: (c) => c.flop / 1e9, text: (c) => (c.flop / 1e9).toPrecision(3), number: true },
+  some("kernel") ? { title: "kernel", value: (c) => c.kernel } : null,
+  { title: "work", value: (c) => c.flop, text: (c) => flopText(c.flop).join(" "), number: true },
   some("seconds") ? { title: "ms", value: (c) => c.seconds, number: true,
     text: (c) => c.seconds ? (c.seconds * 1e3).toFixed(3) : "" } : null,
   some("seconds") ? { title: "GFLOP/s", value: (c) => c.flop / c.seconds / 1e9, number: true,
-    text: (c) => c.seconds ? (c.flop / c.seconds / 1e9).toFixed(0) : "" } : null,
+    text: (c) => c.seconds ? rateText(c.flop / c.seconds) : "" } : null,
   some("share_of_floor") ? { title: "floor / time", value: (c) => c.share_of_floor, number: true, bar: true,
     text: (c) => percent(c.share_of_floor) } : null,
   some("source") ? { title: "weight", value: (c) => c.source } : null,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from tests.support.training_models import residual_net
 
@@ -171,3 +172,62 @@ def test_updates_and_parts(tmp_path: Path, call: Any) -> None:
     ):
         code, _, error = call("train", str(path), "--steps", "2", "--no-check", *options)
         assert (code, message in error) == (status, True), error
+
+
+def training_file(path: Path) -> None:
+    """A network as an exporter writes it in training mode."""
+    rng, node = np.random.default_rng(0), onnx.helper.make_node
+    held = {
+        "w": 0.3 * rng.standard_normal((4, 3, 3, 3)), "s": np.ones(4), "b": np.zeros(4),
+        "m": np.zeros(4), "v": np.ones(4), "fc": 0.1 * rng.standard_normal((64, 5)), "ratio": 0.4,
+    }  # fmt: skip
+    arrays = [onnx.numpy_helper.from_array(np.asarray(a, "float32"), n) for n, a in held.items()]
+    arrays.append(onnx.numpy_helper.from_array(np.array(True), "on"))
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("BatchNormalization", ["c", *"sbmv"], ["n", "m2", "v2"], training_mode=1),
+        node("Dropout", ["n", "ratio", "on"], ["d"]), node("Flatten", ["d"], ["f"]),
+        node("MatMul", ["f", "fc"], ["y"]),
+    ]  # fmt: skip
+    kind = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        nodes, "mine", [onnx.helper.make_tensor_value_info("x", kind, ["n", 3, 6, 6])],
+        [onnx.helper.make_tensor_value_info("y", kind, ["n", 5])], arrays,
+    )  # fmt: skip
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), path)
+
+
+def test_a_file_for_training(tmp_path: Path, call: Any) -> None:
+    """Its dropout is on, and what is written predicts as --test evaluates: of averages, too."""
+    path, log, made = tmp_path / "mine.onnx", tmp_path / "log.csv", tmp_path / "made.onnx"
+    training_file(path)
+    rng, figures = np.random.default_rng(0), tmp_path / "figures.json"
+    for name, count in (("data", 12), ("test", 11)):
+        images = rng.standard_normal((count, 3, 6, 6), "float32")
+        np.savez(tmp_path / f"{name}.npz", x=images, labels=np.arange(count) % 5)
+    words = ("train", str(path), "--data", str(tmp_path / "data.npz"), "--no-check")
+    code, text, error = call(
+        *words, "--epochs", "2", "--test", str(tmp_path / "test.npz"), "--ema", "0.5", "--json",
+        str(figures), "--log", str(log), "--export", str(made),
+    )  # fmt: skip
+    assert code == 0, error
+    assert "switched off" not in text
+    line = "which is for inference: 1 BatchNormalization by running statistics, 1 Dropout off"
+    assert line in error.splitlines()
+    held = np.load(tmp_path / "test.npz")
+    runner = ReferenceEvaluator(onnx.load(made))
+    logits = runner.run(None, {"x": held["x"]})[0].astype("float64")
+    chosen = logits[np.arange(11), held["labels"]]
+    last = json.loads(figures.read_text())["evaluations"][-1]
+    assert last["samples"] == 11
+    assert last["loss"] == pytest.approx((np.log(np.exp(logits).sum(1)) - chosen).mean(), rel=1e-4)
+    assert last["accuracy"] == pytest.approx((logits.argmax(1) == held["labels"]).mean())
+    rows = [row.split(",")[1] for row in log.read_text().splitlines()[1:]]
+    assert rows == ["1", "1", "1", "1.0", "2", "2", "2", "2.0"]
+
+    code, text, error = call(*words, "--steps", "1", "--dropout", "off", "--export", str(made),
+                             "--export-mode", "training")  # fmt: skip
+    assert code == 0, error
+    assert "switched off: dropout of 1 node (d)\n" in text
+    assert "which is for training" in error.splitlines()
+    assert onnx.load(made).graph.node[2].input[2] == "on"

@@ -178,6 +178,23 @@ def test_report(report: Inspection) -> None:
     assert text.count("\n| ") == 8 + 2 + len(data["changes"]) + 2
 
 
+def test_a_cpus_times_are_those_of_its_kernels() -> None:
+    """A library that a GPU would have stands apart from them; small numbers are numbers."""
+    graph, module = step(residual_net(blocks=0, size=4), batch=1)
+    bare = inspected(graph, module)
+    problems = [c["problem"] for c in bare.data["convolutions"]]
+    found = inspect_step(
+        module, facts={"model": "m", "cpu": "znver5"}, inputs=["x"], floor=lambda p: 3e-8,
+        measured=[Lowered("conv2d", p, "llvm direct", "k", seconds=2e-5) for p in problems],
+        entries=[SimpleNamespace(backend="cudnn", row="fprop", adapted="", source="", reason="",
+                                 tried=()) for _ in problems],
+    )  # fmt: skip
+    head, _, *rows = found.to_markdown().partition("## Convolutions\n\n")[2].splitlines()
+    assert head.endswith("| dtype | on a GPU | kernel | ms | floor ms | % of floor |")
+    assert rows[0].endswith("| float32 | cudnn.fprop | llvm direct | 0.020 | 3e-05 | 0 |")
+    assert "- on a GPU: cudnn " in found.to_markdown()
+
+
 def test_page_is_one_file(report: Inspection) -> None:
     html = report.to_html()
     assert html.count("</script>") == 2  # the data, the program: no name ends them

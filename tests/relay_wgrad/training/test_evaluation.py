@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from relay_wgrad.frontend import CrossEntropy, from_torch
+from relay_wgrad.training import Trainer, Update
 from relay_wgrad.training.data import Data
 from relay_wgrad.training.evaluation import Evaluator
 from relay_wgrad.training.logs import FIELDS, Log
@@ -56,13 +58,35 @@ def test_evaluation(pooled: bool) -> None:
     assert found.accuracy == pytest.approx(float(right))
     given = {} if ignored is None else {"ignore_index": ignored}
     losses = [float(fn.cross_entropy(y[i : i + 4], target[i : i + 4], **given).detach())
-              for i in (0, 4)]  # fmt: skip
-    assert found.loss == pytest.approx(sum(losses) / 2)
+              for i in (0, 4, 8)]  # fmt: skip
+    assert found.loss == pytest.approx((4 * losses[0] + 4 * losses[1] + 2 * losses[2]) / 10)
+    few = evaluate(graph.params, Data(graph, {"x": x[:3], "labels": labels[:3]}, least=1))
+    assert few.samples == 3
+    assert few.loss == pytest.approx(fn.cross_entropy(y[:3], target[:3], **given).item())
     with pytest.raises(ValueError, match="no value for parameter 'conv_weight'"):
         evaluate({}, data)
     wrong = {**graph.params, "conv_weight": np.zeros((5, 3))}
     with pytest.raises(ValueError, match=r"'conv_weight' is \[5, 3, 1, 1\], got \[5, 3\]"):
         evaluate(wrong, data)
+
+
+@pytest.mark.parametrize("loss", ["mse", "own"])
+def test_a_short_last_batch(loss: str) -> None:
+    """Of a target; of the model's own loss, which is of whole batches, the rest is not counted."""
+    module, x = Net(True).double(), np.random.default_rng(0).standard_normal((6, 3, 3, 3))
+    net = module if loss == "mse" else nn.Sequential(module, Mean())
+    graph = from_torch(net, (torch.tensor(x[:4]),), bn="eval", loss=loss)
+    name, module = graph.inputs[0].name, module.eval()
+    y = module(torch.tensor(x)).detach()
+    found = Evaluator(graph, FAST)(graph.params, Data(graph, {name: x, "target": 0 * y.numpy()}))
+    counted = y if loss == "mse" else y[:4]
+    assert found.samples == len(counted)
+    assert found.loss == pytest.approx(counted.square().mean().item())
+
+
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()
 
 
 def test_a_log_goes_on(tmp_path: Path) -> None:
@@ -113,3 +137,32 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows == [
         ("events", {"purge_step": 3}), ("loss", 0.5, 3), ("rate", 0.1, 3), "closed"
     ]  # fmt: skip
+
+
+def test_averages_are_evaluated_and_written() -> None:
+    """With running statistics, and what is not trained, as they are."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5))
+    x = (torch.zeros(4, 3, 6, 6),)
+    graph = from_torch(net, x, freeze="0.*")
+    trainer = Trainer(graph, FAST, update=Update(ema=0.5))
+    trainer.step(graph.random_batch(0))
+    averages = trainer.averages
+    assert [*averages] == [*trainer.params]
+    for name, value in averages.items():
+        if name in graph.trainable:
+            want = 0.5 * (graph.params[name] + trainer.params[name].numpy())
+        else:
+            want = trainer.params[name].numpy()
+        np.testing.assert_allclose(value.numpy(), want, rtol=1e-5, atol=1e-7)
+    plain = from_torch(net, x, bn="eval")
+    batch = plain.random_batch(1)
+    found = Evaluator(plain, FAST)(averages, Data(plain, batch))
+    twin = copy.deepcopy(net).eval()
+    twin.load_state_dict(
+        {graph.onnx_names[n]: torch.tensor(v.numpy()) for n, v in averages.items()}, strict=False
+    )
+    labels = torch.tensor(batch["labels"])
+    with torch.no_grad():
+        want = fn.cross_entropy(twin(torch.tensor(batch[plain.inputs[0].name])), labels)
+    assert found.loss == pytest.approx(want.item(), rel=1e-5)

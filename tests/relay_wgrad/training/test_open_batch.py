@@ -98,3 +98,13 @@ def test_data_of_a_fixed_batch() -> None:
         Data(graph, samples(), size=4)
     with pytest.raises(ValueError, match=r"a short last batch needs an open one.*; it has 2"):
         Data(graph, samples(), drop_last=False)
+
+
+def test_a_short_batch_that_is_not_taken_is_named_before_training() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 4), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4))
+    graph = from_torch(module, (X,), batch="N")
+    for size in (4, 3):
+        assert Data(graph, samples(), size=size, drop_last=False).samples == SAMPLES
+    Data(graph, samples(), size=5)
+    with pytest.raises(ValueError, match=r"at least 2 \(.*more than one value.*\), got 1"):
+        Data(graph, samples(), size=5, drop_last=False)

@@ -120,10 +120,104 @@ LOSSES: dict[str, Callable[[Tensor, dict[str, Tensor]], Tensor]] = {
 }
 
 
+def _branch(holds: Callable[[int], Any]) -> Callable[[], nn.Module]:
+    """Other numbers where something holds of the number of images."""
+    return lambda: Step(lambda x: x.sin() * 3 if holds(x.shape[0]) else x)
+
+
+BRANCHES: dict[str, Callable[[], nn.Module]] = {
+    "if one": _branch(lambda n: n == 1),
+    "if several": _branch(lambda n: n > 1),
+    "if half": _branch(lambda n: n // 2),
+    "if others": _branch(lambda n: n - 1),
+    "if any": _branch(lambda n: n >= 1),
+    "if few": _branch(lambda n: n < 4),
+    "if odd": _branch(lambda n: n % 2),
+    "if not seven": _branch(lambda n: n != 7),
+    "squeezed": lambda: Step(lambda x: x.squeeze(0).softmax(0).view_as(x)),
+    "by rank": lambda: Step(lambda x: x * x.squeeze().ndim),
+    "at most": lambda: Step(lambda x: x / min(x.shape[0], 3)),
+    "at least": lambda: Step(lambda x: x.sin() * max(x.shape[0] - 1, 1)),
+}
+"""Steps that are others for some numbers of images: of one, perhaps, and refused for it."""
+WITHOUT_ONE = frozenset(
+    ("if one", "if several", "if half", "if others", "squeezed", "by rank", "if few", "if odd",
+     "if not seven")
+)  # fmt: skip
+"""Of these, those that may be refused: for one image, or altogether."""
+
+# Ways to one batch of two views, and back: (joined, apart), of which either may be with any.
+_JOINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cat": lambda a, b: torch.cat([a, b]),
+    "stack": lambda a, b: torch.stack([a, b]).flatten(0, 1),
+    "set": lambda a, b: torch.stack([a, b], 1).transpose(0, 1).reshape(-1, *a.shape[1:]),
+    "padded": lambda a, b: torch.cat([a, torch.zeros_like(a)]) + torch.cat([0 * a, b]),
+}
+_APART: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
+    "chunk": lambda z, n: z.chunk(2),
+    "list": lambda z, n: z.split([n, n]),
+    "narrow": lambda z, n: (z.narrow(0, 0, n), z.narrow(0, n, n)),
+    "negative": lambda z, n: (z[:-n], z[-n:]),
+    "slices": lambda z, n: (z[:n], z[n:]),
+    "halves": lambda z, n: (z[: z.shape[0] // 2], z[z.shape[0] // 2 :]),
+    "split": lambda z, n: torch.split(z, n),
+    "tensor split": lambda z, n: z.tensor_split(2),
+    "unbind": lambda z, n: z.view(2, -1, *z.shape[1:]).unbind(0),
+    "unflatten": lambda z, n: [z.unflatten(0, (2, n))[i] for i in range(2)],
+}
+
+
+def _views(joined: str, apart: str) -> Callable[[], nn.Module]:
+    """Two views as one batch through a layer, and their parts compared."""
+
+    def both(x: Tensor) -> Tensor:
+        z = _JOINED[joined](x, x.flip(3).tanh())
+        first, second = _APART[apart](z * z.mean(0, keepdim=True), x.shape[0])
+        return first - 0.5 * second.cos()
+
+    return lambda: Step(both, nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1))
+
+
+def _triplets(x: Tensor) -> Tensor:
+    n, z = x.shape[0], torch.cat([x, x.flip(2), x.flip(3).sin()]).tanh()
+    return z[:n] * z[n : 2 * n] - z[2 * n :] * z.split([n, 2 * n])[1][:n]
+
+
+def _other_images(x: Tensor) -> Tensor:
+    """Of each image's neighbours in its batch."""
+    return 0.7 * x + 0.2 * x.roll(1, 0).sin() - 0.1 * x.roll(-3, 0) + 0.3 * x.flip(0).tanh()
+
+
+def _repeated(x: Tensor) -> Tensor:
+    twice = x.repeat(2, 1, 1, 1).view(2, *x.shape) * x.repeat_interleave(2, 0).view(2, *x.shape)
+    return twice.cos().sum(0)
+
+
+def _similar(x: Tensor) -> Tensor:
+    """By each image's likeness to all views but itself."""
+    z = fn.normalize(torch.cat([x, x.flip(3)]).mean((2, 3)))
+    n = x.shape[0]
+    rows = (z @ z.T).masked_fill(torch.eye(2 * n, dtype=torch.bool), -1e9).log_softmax(1)
+    places = torch.cat([torch.arange(n) + n, torch.arange(n)])
+    loss = fn.cross_entropy(rows, places) + fn.cross_entropy(z[:n] @ z[n:].T, torch.arange(n))
+    return x * loss
+
+
+VIEWS: dict[str, Callable[[], nn.Module]] = {
+    **{f"{a} and {b}": _views(a, b) for a in _JOINED for b in _APART},
+    "other images": lambda: Step(_other_images),
+    "repeated": lambda: Step(_repeated),
+    "similar": lambda: Step(_similar),
+    "triplets": lambda: Step(_triplets),
+}
+"""Steps that join batches, or change the order of images."""
+ALL = {**STEPS, **BRANCHES, **VIEWS}
+
+
 def network(steps: Sequence[str], seed: int = 0, train: bool = True) -> nn.Module:
     """A convolution, the steps, and a classifier, in float64."""
     torch.manual_seed(seed)
-    parts = [nn.Conv2d(3, CHANNELS, 3, padding=1), *(STEPS[name]() for name in steps)]
+    parts = [nn.Conv2d(3, CHANNELS, 3, padding=1), *(ALL[name]() for name in steps)]
     tail = [nn.Flatten(), nn.Linear(CHANNELS * SIDE * SIDE, CLASSES)]
     return nn.Sequential(*parts, *tail).double().train(train)
 
@@ -164,3 +258,17 @@ def difference(
             buffer = buffers[graph.onnx_names[graph.updates[name]]]
             pairs.append((output.numpy(), buffer.numpy()))
     return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-12)) for a, b in pairs)
+
+
+def refusal(graph: TrainingGraph, vm: Any, count: int) -> str:
+    """What the compiled step says of a batch that it does not take; "" where it takes it."""
+    batch = {
+        spec.name: spec.random(np.random.default_rng(0), graph.classes, count)
+        for spec in graph.inputs
+    }
+    values = [*batch.values(), *graph.params.values()]
+    try:
+        vm[ADJOINT](*(tvm.runtime.tensor(np.asarray(a, order="C")) for a in values))
+    except ValueError as error:
+        return str(error)
+    return ""

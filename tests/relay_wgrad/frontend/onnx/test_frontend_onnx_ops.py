@@ -223,7 +223,15 @@ def test_dropout_of_newer_opsets(in_file: bool | None) -> None:
     if in_file is not None:
         constants["training"] = np.array(in_file)
     model = tiny([node("Dropout", *constants)], (40, 50), constants)
-    assert len(from_onnx(model, loss="mse", dtype=F64).inputs) == 2  # off: the identity
+    plain = from_onnx(model, loss="mse", dtype=F64)  # by default as the file has it
+    assert len(plain.inputs) == (3 if in_file else 2)
+    by_file = "switched off: dropout of 1 node (y) by the file, which has it for inference"
+    assert [n.partition(":dropout")[0][: len(by_file)] for n in plain.notes] == (
+        [] if in_file else [by_file]
+    )
+    for options in ({"dropout": "off"}, {"bn": "eval"}):
+        off = from_onnx(model, loss="mse", dtype=F64, **options)  # the identity
+        assert (len(off.inputs), off.notes) == (2, ("switched off: dropout of 1 node (y)",))
     graph = from_onnx(model, loss="mse", dtype=F64, dropout="mask")
     (mask,) = (v for n, v in graph.random_batch(3).items() if n.startswith("dropout_mask"))
     theirs = torch.nn.functional.dropout(torch.ones(40, 50, dtype=torch.float64), 0.25).numpy()

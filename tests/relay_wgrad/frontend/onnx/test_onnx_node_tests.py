@@ -17,6 +17,7 @@ import pytest
 from onnx import numpy_helper
 from onnx.backend.test.case import node as node_cases
 from onnx.backend.test.loader import load_model_tests
+from onnx.reference import ReferenceEvaluator
 
 from relay_wgrad.frontend import from_onnx
 from tests.support.onnx.models import F64, call, check, draw, node, tiny
@@ -136,3 +137,40 @@ def test_one_axis_has_one_value() -> None:
         from_onnx(tiny([node("Conv", "w", strides=[1, 2])], (1, 2, 9), {"w": draw(3, 2, 3)}))
     with pytest.raises(ValueError, match="must have as many axes as the data, 3"):
         from_onnx(tiny([node("Conv", "w")], (1, 2, 9), {"w": draw(3, 2, 3, 3)}))
+
+
+MISSING = [  # (kernel, stride, auto_pad, output_shape): of two rows 1, 2 by taps 1, 2, …
+    (1, 2, "SAME_UPPER", None), (1, 2, "SAME_LOWER", None), (2, 3, "SAME_UPPER", None),
+    (2, 5, "SAME_UPPER", None), (2, 5, "SAME_LOWER", None), (1, 4, "SAME_LOWER", None),
+    (2, 2, "NOTSET", 6), (3, 2, "NOTSET", 9), (2, 2, "SAME_UPPER", 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "stride", "auto", "size"), MISSING)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_rows_that_no_tap_reaches(
+    rank: int, kernel: int, stride: int, auto: str, size: int | None
+) -> None:
+    """Zeros after the others here; docs/transposed.md says what others make of them."""
+    taps = np.arange(1.0, kernel + 1)
+    reached = np.zeros(stride + max(kernel, 1))
+    reached[:kernel] += taps
+    reached[stride : stride + kernel] += 2 * taps
+    total = 2 * stride if size is None else size
+    wanted = np.zeros(total)
+    wanted[: len(reached)] = reached[:total]
+    more = [1] * (rank - 1)
+    given = {"strides": [stride, *more], "auto_pad": auto}
+    if size is not None:
+        given["output_shape"] = [size, *more]
+    weights = {"w": taps.reshape(1, 1, -1, *more)}
+    model = tiny([node("ConvTranspose", "w", **given)], (1, 1, 2, *more), weights)
+    graph = from_onnx(model, loss="mse", weights="initial", dtype=F64)
+    x = np.array([1.0, 2.0]).reshape(1, 1, 2, *more)
+    batch = {"x": x, "target": np.zeros((1, 1, total, *more))}
+    found = call(graph.module, "main", graph.arguments(batch))[1].numpy()
+    np.testing.assert_array_equal(found.reshape(-1), wanted)
+    if size is None:  # ONNX's evaluator has as many rows, with zeros on both sides
+        theirs = ReferenceEvaluator(model).run(None, {"x": x})[0].reshape(-1)
+        before = (total - len(reached) + (auto == "SAME_UPPER")) // 2
+        np.testing.assert_array_equal(theirs, np.roll(wanted, before))

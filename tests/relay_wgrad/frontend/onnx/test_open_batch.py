@@ -66,19 +66,25 @@ def model(batch: Any = "n", extra: Any = ()) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
+def logits(p: dict[str, torch.Tensor], batch: Any, count: int, mask: Any = 1.0) -> torch.Tensor:
+    """The model's y."""
+    c = fn.conv2d(torch.tensor(batch["x"]), p["w"], padding=1)
+    b = fn.batch_norm(c, None, None, p["scale"], p["shift"], training=True)
+    flat = (b.relu() * mask).reshape(count, -1) + p["row"]
+    return (flat + flat / count) @ p["dense"]
+
+
 def difference(graph: TrainingGraph, vm: Any, count: int) -> float:
     """As of `open_cases`, of the model above."""
     batch = graph.random_batch(count, count)
     outputs, gradients = vm[ADJOINT](*map(tvm.runtime.tensor, graph.arguments(batch)))
     p = {graph.onnx_names[n]: torch.tensor(v) for n, v in graph.params.items()}
     wanted = [p[graph.onnx_names[n]].requires_grad_() for n in graph.trainable]
-    c = fn.conv2d(torch.tensor(batch["x"]), p["w"], padding=1)
-    b = fn.batch_norm(c, None, None, p["scale"], p["shift"], training=True)
     mask = next(v for s, v in zip(graph.inputs, batch.values(), strict=True) if s.kind == "mask")
-    flat = (b.relu() * torch.tensor(mask)).reshape(count, -1) + p["row"]
-    logits = (flat + flat / count) @ p["dense"]
-    loss = fn.cross_entropy(logits, torch.tensor(batch["labels"]))
+    made = logits(p, batch, count, torch.tensor(mask))
+    loss = fn.cross_entropy(made, torch.tensor(batch["labels"]))
     found = torch.autograd.grad(loss, wanted)
+    c = fn.conv2d(torch.tensor(batch["x"]), p["w"], padding=1)
     mean = 0.1 * c.mean((0, 2, 3)) + 0.9 * p["mean"]
     pairs = [(outputs[0].numpy(), loss.detach().numpy())]
     pairs += [(a.numpy(), b.numpy()) for a, b in zip(gradients, found, strict=True)]
@@ -97,6 +103,75 @@ def test_value_and_gradient(batch: str | None) -> None:
     vm = relax.VirtualMachine(tvm.compile(step_module(graph), FAST), tvm.cpu())
     for count in BATCHES:
         assert difference(graph, vm, count) < 1e-12, count
+
+
+NODE = helper.make_node
+VIEWS = [NODE("Sin", ["y"], ["u"]), NODE("Concat", ["y", "u"], ["two"], axis=0)]
+PARTS = {
+    "equal parts": [*VIEWS, NODE("Split", ["two"], ["p", "q"], axis=0)],
+    "sizes": [
+        *VIEWS, NODE("Concat", ["n1", "n1"], ["sizes"], axis=0),
+        NODE("Split", ["two", "sizes"], ["p", "q"], axis=0),
+    ],
+    "slices": [
+        *VIEWS, NODE("Slice", ["two", "axis", "n1", "axis"], ["p"]),
+        NODE("Slice", ["two", "n1", "end", "axis"], ["q"]),
+    ],
+    "negative": [
+        *VIEWS, NODE("Neg", ["n1"], ["minus"]), NODE("Slice", ["two", "axis", "minus"], ["p"]),
+        NODE("Slice", ["two", "minus", "end"], ["q"]),
+    ],
+    "copies": [
+        NODE("Tile", ["y", "twice"], ["two"]), NODE("Split", ["two"], ["p", "same"], axis=0),
+        NODE("Sin", ["same"], ["q"]),
+    ],
+}  # fmt: skip
+"""Two views along the batch, and back: y and sin(y)."""
+
+
+@pytest.mark.parametrize(("batch", "parts"), [("images", p) for p in PARTS] + [(4, "slices")])
+def test_views_along_the_batch(batch: Any, parts: str) -> None:
+    more = {"end": [2**62], "twice": [2, 1]}
+    proto = model(batch, [*PARTS[parts], NODE("Sub", ["p", "q"], ["z"])])
+    proto.graph.initializer.extend(numpy_helper.from_array(np.array(v), n) for n, v in more.items())
+    given: Any = {"dtype": "float64", "weights": "initial", "loss": "mse"}
+    graph = from_onnx(proto, batch=None if batch == "images" else "N", **given)
+    vm = relax.VirtualMachine(tvm.compile(step_module(graph), FAST), tvm.cpu())
+    for count in (1, 3):
+        batch = graph.random_batch(count, count)
+        outputs, gradients = vm[ADJOINT](*map(tvm.runtime.tensor, graph.arguments(batch)))
+        p = {graph.onnx_names[n]: torch.tensor(v) for n, v in graph.params.items()}
+        wanted = [p[graph.onnx_names[n]].requires_grad_() for n in graph.trainable]
+        y = logits(p, batch, count)
+        loss = fn.mse_loss(y - y.sin(), torch.tensor(batch["target"]))
+        assert float(outputs[0].numpy()) == pytest.approx(loss.item(), rel=1e-12)
+        for a, b in zip(gradients, torch.autograd.grad(loss, wanted), strict=True):
+            assert np.linalg.norm(a.numpy() - b.numpy()) < 1e-12 * np.linalg.norm(b.numpy())
+
+
+@pytest.mark.parametrize(("sizes", "taken"), [([4, 4], True), ([2, 6], False)])
+@pytest.mark.parametrize("batch", ["N", 6])
+def test_equal_parts_of_the_files_batch(batch: Any, sizes: list[int], taken: bool) -> None:
+    """What a file says of its own four images is of as many as are given; another part is not."""
+    held = {"w": np.ones((4, 3, 3, 3), "float32"), "sizes": np.array(sizes)}
+    nodes = [
+        NODE("Conv", ["x", "w"], ["c"]), NODE("Sin", ["c"], ["s"]),
+        NODE("Concat", ["c", "s"], ["two"], axis=0),
+        NODE("Split", ["two", "sizes"], ["p", "q"], axis=0), NODE("Relu", ["p"], ["z"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "mine",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 3, 6, 6])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(v, n) for n, v in held.items()],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    if taken:
+        made = from_onnx(proto, batch=batch, loss="mse")
+        assert made.inputs[1].shape[0] == made.inputs[0].shape[0]
+    else:
+        with pytest.raises(ValueError, match=r"sizes \[2, 6\] do not split an axis of (2N|12)"):
+            from_onnx(proto, batch=batch, loss="mse")
 
 
 REFUSED = {

@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tvm
 from torch import nn
+from torch.nn import functional as fn
+from tvm import relax
 
+import byoc_cudnn
 from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.frontend.sizes import Open, completed, parts, spec_of, variable
+from relay_wgrad.training.step import ADJOINT, converted, step_module
+from relay_wgrad.transform import grad
+from tests.support.fast import FAST
 from tests.support.torch.open_cases import (
     BATCHES,
     SIDE,
@@ -74,13 +81,13 @@ class Of(nn.Module):
 REFUSED = {
     "a part of the batch": (lambda y: y[1:], r"export refuses Of: Not all values.*; an example, o"),
     "one image": (lambda y: y[0], r"select.int .*a part of the batch is taken"),
-    "rolled": (lambda y: y.roll(1, 0), r"roll.default .*it wants a number; the batch"),
     "a fixed number": (
         lambda y: y + torch.ones(2, 1, 1, 1).double(), "torch.export refuses Of"
     ),
-    "all axes of 1": (lambda y: y.mean((2, 3), True).squeeze(), "squeeze.*name the axes"),
     "unbound": (lambda y: torch.stack([a.sin() for a in y]), "it is for one number of images"),
-    "its places": (lambda y: y * torch.arange(y.shape[0])[:, None, None, None], "arange"),
+    "an extremum over it": (lambda y: y.max(0)[0], "max.dim .*it wants a number; the batch"),
+    "few images": (lambda y: y * (3 if y.shape[0] < 4 else 1), "export refuses Of: .* 4 <= "),
+    "an even number": (lambda y: y * (3 if y.shape[0] % 2 else 1), "export refuses Of: .* % 2"),
 }  # fmt: skip
 
 
@@ -88,6 +95,88 @@ REFUSED = {
 def test_refused_by_name(function: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_torch(Of(function), (X,), batch="N", loss="own")
+
+
+ONE = {
+    "a branch": (lambda y: y * 10 if y.shape[0] == 1 else y, "computes aten.mul.Tensor"),
+    "on several": (lambda y: y * 10 if y.shape[0] > 1 else y, "of more aten.mul.Tensor"),
+    "all axes of 1": (lambda y: y.mean((2, 3), True).squeeze().softmax(-1), "squeeze"),
+    "the batch squeezed": (lambda y: y.squeeze(0).softmax(0), "squeeze"),
+    "no statistics": (
+        lambda y: fn.batch_norm(y.mean((2, 3)), None, None, training=True), "more than one value"
+    ),
+}  # fmt: skip
+"""Of one image each is another function, or none."""
+
+
+@pytest.mark.parametrize(("function", "reason"), ONE.values(), ids=ONE)
+def test_one_image_is_refused_where_it_is_another_function(function: Any, reason: str) -> None:
+    graph = from_torch(Of(function), (X,), batch="N", loss="own")
+    assert graph.limits.least == 2
+    with pytest.raises(ValueError, match=rf"Of: a batch must be of at least 2 .*{reason}.*got 1"):
+        graph.random_batch(0, 1)
+
+
+def test_the_compiled_step_refuses_one_image() -> None:
+    """By itself, of any order, dtype and layout, and where libraries take its convolutions."""
+    module = Of(ONE["a branch"][0])
+    graph = from_torch(module, (X,), batch="N", loss="own")
+    second = grad(graph.module, wrt=list(graph.trainable), order=2)
+    narrow = from_torch(module.float(), (X.float(),), batch="N", loss="own")
+    half = converted(step_module(narrow, dtype="float16"), "NHWC")
+    parted, _ = byoc_cudnn.partition(half)
+    assert "check_batch" in parted[ADJOINT].script()
+    byoc_cudnn.build(parted)
+    params = [tvm.runtime.tensor(v) for v in graph.params.values()]
+    directions = [tvm.runtime.tensor(graph.params[name]) for name in graph.trainable]
+    for mod, names in (
+        (graph.gradient(), ("main", ADJOINT)), (second, ("main_adjoint1", "main_adjoint2")),
+        (half, (ADJOINT,)),
+    ):  # fmt: skip
+        vm = relax.VirtualMachine(tvm.compile(mod, FAST), tvm.cpu())
+        dtype = "float32" if mod is half else "float64"
+        one, many = (tvm.runtime.tensor(np.ones((n, *X.shape[1:]), dtype)) for n in (1, 3))
+        given = [tvm.runtime.tensor(p.numpy().astype(dtype)) for p in params]
+        for name in names:
+            more = directions if name == "main_adjoint2" else []
+            with pytest.raises(ValueError, match=r"Of: a batch must be of at least 2 .*, got 1"):
+                vm[name](one, *given, *more)
+            vm[name](many, *given, *more)
+    assert "check_batch" not in graph.of_batch(2).module.script()
+
+
+SAME = {
+    "a size": lambda y: y / y.shape[0] + y.sum(0) / max(y.shape[0] - 1, 1),
+    "whole slices": lambda y: y[:, 1:3, :, ::2].contiguous().view(y.shape[0], -1),
+    "one and more": lambda y: y * 10 if y.shape[0] >= 1 else y,
+    "broadcast": lambda y: y[:, None] - y[None] + torch.ones(1, 4, 6, 6).double(),
+    "heads": lambda y: fn.scaled_dot_product_attention(*[y.transpose(0, 1)] * 3),
+}
+
+
+@pytest.mark.parametrize("function", SAME.values(), ids=SAME)
+def test_one_image_is_taken_where_it_is_the_same(function: Any) -> None:
+    module = Of(function)
+    graph = from_torch(module, (X,), batch="N", loss="own")
+    assert graph.limits.least == 1
+    vm = relax.VirtualMachine(tvm.compile(graph.gradient(), FAST), tvm.cpu())
+    for count in (1, 2, 3):
+        batch = graph.random_batch(0, count)
+        outputs, gradients = vm[ADJOINT](*map(tvm.runtime.tensor, graph.arguments(batch)))
+        wanted = module(torch.tensor(batch["x"]))
+        found = torch.autograd.grad(wanted, [*module.parameters()])
+        assert float(outputs[0].numpy()) == pytest.approx(wanted.item(), rel=1e-12)
+        for a, b in zip(gradients, found, strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("step", ["cat and chunk", "similar"])
+def test_views_joined_along_the_batch(step: str) -> None:
+    module = network([step])
+    graph = open_graph(module, "mse")
+    vm = compiled(graph)
+    for count in (1, 2, 3):
+        assert difference(module, graph, vm, count, "mse") < 1e-12, count
 
 
 def exported(module: nn.Module, axes: Any) -> Any:
@@ -115,6 +204,9 @@ def test_exported_programs() -> None:
     for wrong in (1, 65):
         with pytest.raises(ValueError, match=rf"at least 2 and at most 64 .*, got {wrong}"):
             graph.random_batch(0, wrong)
+    plain = from_torch(exported(module, ({0: dim("images")},)), loss="own")
+    with pytest.raises(ValueError, match=r"at least 2 .*pass the module itself.*, got 1"):
+        plain.random_batch(0, 1)  # which of 1 may be another function
     with pytest.raises(ValueError, match=r"'x' has symbolic sizes .*: only a batch, its first"):
         from_torch(exported(module, ({2: dim("rows")},)), loss="own")
     with pytest.raises(ValueError, match=r"'y' has a batch .* only one size may be open"):

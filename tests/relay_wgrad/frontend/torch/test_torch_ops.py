@@ -81,11 +81,12 @@ def test_each_row_is_compared() -> None:
     """The list has no op that the cases above do not reach."""
     seen = set()
     for functions in (f for group, f in GROUPS.items() if group != "composed"):
-        program, _ = exported(torch, cases.Side(list(functions.values()), X.dtype), (X,), OPS)
+        side = cases.Side(list(functions.values()), X.dtype)
+        program = exported(torch, side, (X,), OPS).program
         seen |= {*map(op_of, program.graph.nodes)}
     modules = [nn.BatchNorm2d(4), nn.BatchNorm2d(4).eval(), nn.Dropout(0.2).eval()]
     for module in modules:
-        program, _ = exported(torch, module.double(), (X,), OPS)
+        program = exported(torch, module.double(), (X,), OPS).program
         seen |= {*map(op_of, program.graph.nodes)}
     assert set(OPS) <= seen, sorted(set(OPS) - seen)
 
@@ -212,10 +213,10 @@ def test_a_region_of_an_exported_program() -> None:
 def test_random_ops_switched_off() -> None:
     """Stochastic depth is then the identity, and dropout its own option."""
     tried = cases.Side([cases.RANDOM["drop path"], cases.RANDOM["dropout in place"]], X.dtype)
-    off = from_torch(tried, (X,), loss="own", random="off")
+    off = from_torch(tried, (X,), loss="own", random="off", dropout="off")
     assert [s.kind for s in off.inputs] == ["data"]
-    assert [n.partition(" (")[0] for n in off.notes] == ["switched off: bernoulli",
-                                                         "switched off: bernoulli_1"]  # fmt: skip
+    assert [n.partition(" (")[0] for n in off.notes] == ["switched off: dropout of 1 node",
+                                                         "switched off: bernoulli"]  # fmt: skip
     plain = cases.Side([lambda y: y + y.sin(), lambda y: y * 2], X.dtype)
     plain.load_state_dict(tried.state_dict())
     batch = off.random_batch(2)
@@ -223,7 +224,9 @@ def test_random_ops_switched_off() -> None:
     with torch.no_grad():
         assert relative(got, plain(torch.tensor(batch["x"])).numpy()) < 1e-12
     kinds = [(s.kind, s.distribution) for s in from_torch(tried, (X,), loss="own").inputs]
-    assert kinds[1:] == [("random", ("bernoulli", 0.7))]
+    assert kinds[1:] == 2 * [("random", ("bernoulli", 0.7))]
+    one = from_torch(tried, (X,), loss="own", dropout="off")
+    assert [s.shape for s in one.inputs[1:]] == [(X.shape[0], 1, 1, 1)]
     with pytest.raises(ValueError, match="random='on': expected input or off"):
         from_torch(tried, (X,), loss="own", random="on")
     integers = cases.Side([cases.RANDOM["randint"]], X.dtype)
