@@ -164,7 +164,9 @@ def check(line: str) -> str | None:
             continue
         if got.shape != want.shape or got.dtype != want.dtype:
             return f"tensor {i} is {got.dtype}{[*got.shape]} for {want.dtype}{[*want.shape]}"
-        if not is_random and not _near(got, want, sample.bound):
+        rounded = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+        bound = max(sample.bound, _BOUND[rounded.get(want.dtype, "f64")])
+        if not is_random and not _near(got, want, bound):
             return f"tensor {i} of {len(made)} is {_short(got)} for {_short(want)}"
     runs = [str(w.message).partition(_OURS)[2] for w in said if _OURS in str(w.message)]
     return f"{REFUSED}PyTorch runs it: {runs[0][:150]}" if runs else None
