@@ -13,6 +13,7 @@ from typing import Any
 from tvm import relax
 
 from ..attrs import as_ints
+from ..ops.elementwise import RELAX
 from .in_layout import (
     InLayout,
     LayoutRule,
@@ -195,18 +196,13 @@ def filled(call: relax.Call, perm: Perm) -> InLayout | None:
     return InLayout((None, *rest), (perm,), args={0: relax.ShapeExpr(reorder(shape, perm))})
 
 
-_UNARY = """
-    abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh erf exp floor isfinite
-    isinf isnan log logical_not negative round rsqrt sigmoid sign sin sinh sqrt square tan tanh
-    trunc clip astype zeros_like ones_like full_like wrap_param nn.relu nn.gelu nn.gelu_tanh
-    nn.selu nn.silu nn.softplus nn.leakyrelu nn.dropout grad.no_grad grad.start_checkpoint
-    grad.end_checkpoint builtin.stop_lift_params"""
-_BROADCASTING = """
-    add atan2 bitwise_and bitwise_or bitwise_xor divide equal floor_divide floor_mod
-    greater greater_equal left_shift less less_equal log_add_exp logical_and logical_or logical_xor
-    maximum minimum mod multiply not_equal power right_shift subtract where ewise_fma"""
+# Of one element at a time beside the records: with settings, or of several tensors.
+_OTHERS = """
+    clip astype zeros_like ones_like full_like wrap_param nn.gelu nn.gelu_tanh nn.selu nn.softplus
+    nn.leakyrelu nn.dropout grad.no_grad grad.start_checkpoint grad.end_checkpoint
+    builtin.stop_lift_params log_add_exp where ewise_fma"""
 _BY_RULE: tuple[tuple[LayoutRule, str], ...] = (
-    (follow, _UNARY + _BROADCASTING),
+    (follow, " ".join(RELAX) + _OTHERS),
     (one_axis, "nn.softmax nn.log_softmax concat split flip cumsum cumprod"),
     (resample, "nn.resample"),
     (normalization, "nn.batch_norm nn.layer_norm nn.group_norm nn.instance_norm"),

@@ -23,6 +23,7 @@ from .. import keys
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
 from ..ir import op_name
+from ..ops.elementwise import RELAX
 from ..transform import grad
 from ..transform.checkpoint import bytes_of
 from ..transform.depth_forms import Wanted
@@ -35,13 +36,8 @@ from .step import ADJOINT, converted
 
 FORWARD, BACKWARD, DIRECTION = "main_forward", ADJOINT, "output_gradient"
 
-_NAMES = (
-    "abs add astype broadcast_to ceil clip cos divide equal erf exp expand_dims floor greater"
-    " greater_equal less less_equal log logical_and logical_not logical_or maximum minimum multiply"
-    " negative nn.gelu nn.leakyrelu nn.relu nn.silu not_equal power reshape round rsqrt sigmoid"
-    " sign sin sqrt square squeeze subtract tanh where"
-)
-_ELEMENTWISE = frozenset(f"relax.{name}" for name in _NAMES.split(" "))
+_OTHERS = "astype broadcast_to clip expand_dims nn.gelu nn.leakyrelu reshape squeeze where"
+_ELEMENTWISE = frozenset(f"relax.{name}" for name in (*RELAX, *_OTHERS.split()))
 _FUSING = _ELEMENTWISE | {"relax.sum", "relax.mean", "relax.collapse_sum_to", "relax.max"}
 _SMALL = 8  # what is so much smaller than what is made of it is kept, for it to be made again
 

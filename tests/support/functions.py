@@ -12,16 +12,15 @@ import torch
 import tvm
 from tvm import relax
 
-_ALL = (-30.0, 30.0)
-_POSITIVE = (1e-30, 1e30)
+from relay_wgrad.ops.elementwise import ALL, RECORDS, RELAX
+
 # Relax' name: between which numbers.
 FUNCTIONS: dict[str, tuple[float, float]] = {
-    "acos": (-1, 1), "acosh": (1, 1e4), "asin": (-1, 1), "asinh": _ALL, "atan": _ALL,
-    "atanh": (-0.99, 0.99), "ceil": _ALL, "cos": _ALL, "cosh": (-9, 9), "erf": (-4, 4),
-    "exp": (-80, 80), "floor": _ALL, "log": _POSITIVE, "round": _ALL, "rsqrt": _POSITIVE,
-    "sigmoid": _ALL, "sin": _ALL, "sinh": (-9, 9), "sqrt": _POSITIVE, "square": _ALL,
-    "tan": _ALL, "tanh": (-9, 9), "trunc": _ALL,
-}  # fmt: skip
+    name: RECORDS[name].domain
+    for name in RELAX
+    if RECORDS[name].operands == 1 and RECORDS[name].takes == "f" and RECORDS[name].slope
+    and hasattr(torch, name)
+} | {"square": ALL}  # fmt: skip
 _BITS = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 _COUNT = 4096
 _ALLOWED = 4.0  # units of the last place; CUDA promises 1 to 4

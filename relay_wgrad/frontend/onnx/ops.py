@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ...ir import compared
+from ...ops.elementwise import Elementwise, by
 from ...ops.ties import SELU_ALPHA, SELU_SCALE
 from ...problem import DTYPE_BYTES
 from .. import activations as act
@@ -40,20 +40,22 @@ Builder = Callable[[Context, Node], Any]
 # ---- elementwise -----------------------------------------------------------------------------
 
 
-def _unary(op: Callable[[Any], Any]) -> Builder:
-    return lambda ctx, node: ctx.emit(op(ctx.tensor(node.operand(0))))
+# What a parameter is when it is an operand.
+_ROLES = {"Add": "shift", "Div": "scale", "Mul": "scale", "Sub": "shift"}
 
 
-def _binary(op: Callable[[Any, Any], Any], role: str = "") -> Builder:
-    """`role`: what a parameter is when it is an operand (a scale, a shift)."""
+def _row(name: str, record: Elementwise) -> Builder:
+    """An operator of elements: a step function has no gradient, a comparison and a test none."""
+    role = _ROLES.get(name, "")
 
     def build(ctx: Context, node: Node) -> Any:
         operands = []
-        for index in range(2):
+        for index in range(record.operands):
             operands.append(ctx.tensor(node.operand(index)))
             if role:
                 ctx.parameter(node.operand(index), role)
-        return ctx.emit(op(*operands))
+        made = ctx.emit(record.apply(ctx.emit, *operands))
+        return ctx.emit(op.grad.no_grad(made)) if record.slope == "step" else made
 
     return build
 
@@ -157,41 +159,11 @@ def where(ctx: Context, node: Node) -> Any:
     return ctx.emit(op.where(condition, yes, no))
 
 
-def _compared(function: Callable[[Any, Any], Any]) -> Builder:
-    """A truth value of two tensors; there is no gradient by them."""
-
-    def build(ctx: Context, node: Node) -> Any:
-        a, b = (ctx.tensor(node.operand(i)) for i in range(2))
-        return ctx.emit(compared(function, a, b))
-
-    return build
-
-
-def _connected(function: Callable[[Any, Any], Any]) -> Builder:
-    """A truth value of two."""
-    return lambda ctx, node: ctx.emit(
-        function(ctx.tensor(node.operand(0)), ctx.tensor(node.operand(1)))
-    )
-
-
-def _tested(function: Callable[[Any], Any]) -> Builder:
-    """A truth value of one tensor."""
-
-    def build(ctx: Context, node: Node) -> Any:
-        if not (node.attr("detect_negative", 1) and node.attr("detect_positive", 1)):
-            raise ValueError("infinities of one sign alone are not supported")
-        return ctx.emit(function(ctx.tensor(node.operand(0))))
-
-    return build
-
-
-def _fixed(function: Callable[[Any], Any]) -> Builder:
-    """A step function: its gradient is zero."""
-
-    def build(ctx: Context, node: Node) -> Any:
-        return ctx.emit(op.grad.no_grad(ctx.emit(function(ctx.tensor(node.operand(0))))))
-
-    return build
+def infinite(ctx: Context, node: Node) -> Any:
+    """IsInf, of both signs."""
+    if not (node.attr("detect_negative", 1) and node.attr("detect_positive", 1)):
+        raise ValueError("infinities of one sign alone are not supported")
+    return ctx.emit(op.isinf(ctx.tensor(node.operand(0))))
 
 
 def softmax(ctx: Context, node: Node) -> Any:
@@ -264,17 +236,6 @@ def shrink(ctx: Context, x: Any, limit: float, bias: float) -> Any:
     return act.where(ctx, op.greater(x, ctx.const(limit)), op.subtract(x, ctx.const(bias)), low)
 
 
-def powers(sign: float) -> Callable[[Any], Any]:
-    """Half of e^x plus or minus e^-x."""
-
-    def of(x: Any) -> Any:
-        half = relax.const(np.asarray(0.5, str(x.ty.dtype)), str(x.ty.dtype))
-        both = (op.add if sign > 0 else op.subtract)(op.exp(x), op.exp(op.negative(x)))
-        return op.multiply(half, both)
-
-    return of
-
-
 def mod(ctx: Context, node: Node) -> Any:
     """Mod: of floats C's fmod, x - y trunc(x / y), of integers with the sign of y or x."""
     x, y = (ctx.tensor(node.operand(i)) for i in range(2))
@@ -287,6 +248,7 @@ def mod(ctx: Context, node: Node) -> Any:
 
 
 OPS: dict[str, Builder] = {
+    **{name: _row(name, record) for name, record in by("onnx").items()},
     **INDEXING,
     **LAYERS,
     **POOLS,
@@ -296,75 +258,34 @@ OPS: dict[str, Builder] = {
     **REDUCTIONS,
     **RESIZING,
     **SHAPES,
-    "Abs": _unary(op.abs),
-    "Acos": _unary(op.acos),
-    "Acosh": _unary(op.acosh),
-    "Add": _binary(op.add, "shift"),
-    "And": _connected(op.logical_and),
-    "Asin": _unary(op.asin),
-    "Asinh": _unary(op.asinh),
-    "Atan": _unary(op.atan),
-    "Atanh": _unary(op.atanh),
     "Cast": cast,
     "CastLike": cast_like,
-    "Ceil": _fixed(op.ceil),
     "Celu": _numbered(act.celu, alpha=1.0),
     "Clip": clip,
-    "Cos": _unary(op.cos),
-    "Cosh": _unary(powers(1.0)),
-    "Div": _binary(op.divide, "scale"),
     "Elu": _numbered(act.elu, alpha=1.0),
-    "Equal": _compared(op.equal),
-    "Erf": _unary(op.erf),
-    "Exp": _unary(op.exp),
-    "Floor": _fixed(op.floor),
     "Gelu": gelu,
-    "Greater": _compared(op.greater),
-    "GreaterOrEqual": _compared(op.greater_equal),
     "HardSigmoid": _numbered(act.hard_sigmoid, alpha=0.2, beta=0.5),
     "HardSwish": _numbered(act.hard_swish),
-    "IsInf": _tested(op.isinf),
-    "IsNaN": _tested(op.isnan),
+    "IsInf": infinite,
     "LeakyRelu": _numbered(act.leaky_relu, alpha=0.01),
-    "Less": _compared(op.less),
-    "LessOrEqual": _compared(op.less_equal),
-    "Log": _unary(op.log),
     "LogSoftmax": softmax,
     "Max": extremum(op.maximum),
     "Mean": mean,
     "Min": extremum(op.minimum),
     "Mish": _numbered(act.mish),
     "Mod": mod,
-    "Mul": _binary(op.multiply, "scale"),
-    "Neg": _unary(op.negative),
-    "Not": _unary(op.logical_not),
-    "Or": _connected(op.logical_or),
     "PRelu": prelu,
     "Pow": power,
-    "Reciprocal": lambda ctx, node: ctx.emit(
-        op.divide(ctx.const(1.0), ctx.tensor(node.operand(0)))
-    ),
-    "Relu": _unary(op.nn.relu),
-    "Round": _fixed(op.round),
     "Selu": selu,
     "Shrink": _numbered(shrink, lambd=0.5, bias=0.0),
-    "Sigmoid": _unary(op.sigmoid),
-    "Sign": _fixed(op.sign),
-    "Sin": _unary(op.sin),
-    "Sinh": _unary(powers(-1.0)),
     "Softmax": softmax,
     "Softplus": _numbered(act.softplus),
     "Softsign": _numbered(act.softsign),
-    "Sqrt": _unary(op.sqrt),
-    "Sub": _binary(op.subtract, "shift"),
     "Sum": sum_,
     "Swish": _numbered(swish, alpha=1.0),
-    "Tan": _unary(lambda x: op.divide(op.sin(x), op.cos(x))),
-    "Tanh": _unary(op.tanh),
     "ThresholdedRelu": _numbered(
         lambda ctx, x, limit: act.threshold(ctx, x, limit, 0.0), alpha=1.0
     ),
     "Where": where,
-    "Xor": _connected(op.logical_xor),
 }
 """ONNX op -> builder.  A split returns a list of results, every other builder one."""

@@ -12,7 +12,7 @@ from tvm import relax
 
 from ..context import Context, shape_of
 from ..indexing import at
-from .elementwise import BINARY, COMPARISONS, apply
+from .elementwise import COMPARISONS, OPERATIONS, apply
 from .moving import slice_of
 from .reading import body
 from .steps import Builder, Step
@@ -38,7 +38,7 @@ def _number(value: int, rank: int) -> Tensor:
 
 def _binary(ctx: Context, name: str, a: Tensor, b: Tensor) -> Tensor:
     shape = np.broadcast_shapes(a.shape, b.shape)
-    return apply(ctx, BINARY[name], [a, b], shape, a.dtype)
+    return apply(ctx, OPERATIONS[name], [a, b], shape, a.dtype)
 
 
 def _clipped(ctx: Context, x: Tensor, most: int) -> Tensor:
@@ -156,7 +156,7 @@ def _scatter(ctx: Context, step: Step) -> Tensor:
                 row = COMPARISONS[name]
                 fits = apply(ctx, row, [term, _number(bound, rank)], term.shape, "bool")
                 shape = np.broadcast_shapes(inside.shape, fits.shape)
-                inside = apply(ctx, BINARY["and"], [inside, fits], shape, "bool")
+                inside = apply(ctx, OPERATIONS["and"], [inside, fits], shape, "bool")
         stride = _number(math.prod(x.shape[d + 1 :]), rank)
         places = _binary(ctx, "add", places, _binary(ctx, "multiply", term, stride))
     size, count = math.prod(x.shape), math.prod(parts.shape)
@@ -209,7 +209,7 @@ def _dynamic_update_slice(ctx: Context, step: Step) -> Tensor:
             row = COMPARISONS[name]
             fits = apply(ctx, row, [place, _number(bound, x.rank)], place.shape, "bool")
             shape = np.broadcast_shapes(inside.shape, fits.shape)
-            inside = apply(ctx, BINARY["and"], [inside, fits], shape, "bool")
+            inside = apply(ctx, OPERATIONS["and"], [inside, fits], shape, "bool")
         flat = reshape(ctx, place, (x.shape[axis],))
         places.append(_clipped(ctx, flat, given.shape[axis] - 1))
     made = given

@@ -11,7 +11,7 @@ from tvm import relax
 
 from ..context import FLOATS, Context, shape_of
 from ..resampled import by_matrix
-from .elementwise import BINARY, apply, kind_of
+from .elementwise import OPERATIONS, apply, kind_of
 from .moving import part
 from .reading import body
 from .steps import Builder, Step, cast, number
@@ -70,7 +70,7 @@ def _reduce(ctx: Context, step: Step) -> Tensor:
     if _neutral(kind, first, x.dtype):
         return made
     whole = reshape(ctx, first, (1,) * len(step.shape)) if first.rank else first
-    return apply(ctx, BINARY[kind], [made, whole], step.shape, step.dtype)
+    return apply(ctx, OPERATIONS[kind], [made, whole], step.shape, step.dtype)
 
 
 # ---- windows -------------------------------------------------------------------------------------

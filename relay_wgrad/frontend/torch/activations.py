@@ -82,10 +82,6 @@ def _prelu(ctx: Context, call: Any) -> Any:
     return act.prelu(ctx, call.args[0], call.args[1])
 
 
-def _binary(build: Callable[[Any, Any], Any]) -> Builder:
-    return lambda ctx, call: ctx.emit(build(call.args[0], call.args[1]))
-
-
 def _first_where(compare: Callable[[Any, Any], Any]) -> Builder:
     """fmax and fmin: a number rather than NaN, the first operand rather than an equal one."""
 
@@ -150,10 +146,8 @@ ACTIVATIONS: dict[str, Builder] = {
     "log_sigmoid.default": _plain(act.log_sigmoid),
     "max.default": _whole(True),
     "max.dim": _along(True),
-    "max.other": _binary(op.maximum),
     "min.default": _whole(False),
     "min.dim": _along(False),
-    "min.other": _binary(op.minimum),
     "mish.default": _plain(act.mish),
     "prelu.default": _prelu,
     "relu6.default": _plain(lambda ctx, x: act.hardtanh(ctx, x, 0.0, 6.0)),

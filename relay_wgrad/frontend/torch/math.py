@@ -13,61 +13,19 @@ from typing import Any
 
 from tvm import relax
 
-from ...ir import compared
+from ...ops.elementwise import RECORDS
 from .. import activations as act
 from ..context import FLOATS, Context, shape_of
 from ..curves import floor_quotient
 from ..sizes import is_open, number
-from .call import Builder, Call, as_dtype, constant, promoted
+from .call import Builder, Call, as_dtype, constant
+from .elementwise import ELEMENTWISE, binary
 from .names import op_of
 
 op = relax.op
 
 
-def _unary(function: Callable[[Any], Any]) -> Builder:
-    """One operand, which integers reach as the result's float."""
-    return lambda ctx, call: ctx.emit(function(as_dtype(ctx, call.args[0], call.dtype)))
-
-
-def _scaled(function: Callable[[Any], Any], factor: float) -> Builder:
-    """A function times a constant."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        made = function(as_dtype(ctx, call.args[0], call.dtype))
-        return ctx.emit(op.multiply(made, constant(factor, call.dtype)))
-
-    return build
-
-
-def _fixed(function: Callable[[Any], Any]) -> Builder:
-    """A step function: its gradient is zero."""
-    return lambda ctx, call: ctx.emit(op.grad.no_grad(ctx.emit(function(call.args[0]))))
-
-
-_OF_TRUTHS = {op.add: op.logical_or, op.multiply: op.logical_and}
-
-
-def _binary(function: Callable[[Any, Any], Any], swapped: bool = False) -> Builder:
-    """Two operands in the result's dtype; `alpha` multiplies the second, as ATen has it."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        a, b = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
-        if call.dtype == "bool":
-            if function not in _OF_TRUTHS:
-                raise ValueError("arithmetic of bool tensors is not supported")
-            return ctx.emit(_OF_TRUTHS[function](a, b))
-        alpha = call.setting("alpha", 1) if len(call.args) < 3 else call.args[2]
-        if swapped:
-            a, b = b, a
-        if alpha != 1:
-            factor = constant(alpha, call.dtype)
-            b = ctx.emit(op.multiply(b, factor))
-        return ctx.emit(function(a, b))
-
-    return build
-
-
-_multiply = _binary(op.multiply)
+_multiply, _divide = binary(RECORDS["multiply"]), binary(RECORDS["divide"])
 
 
 def _product(ctx: Context, call: Call) -> Any:
@@ -77,44 +35,6 @@ def _product(ctx: Context, call: Call) -> Any:
     if origin == "builtin_function_or_method.softshrink" and call.arg(1) == 0:
         return ctx.emit(op.multiply(op.grad.no_grad(call.args[0]), ctx.const(0.0)))
     return _multiply(ctx, call)
-
-
-def _compared(function: Callable[[Any, Any], Any]) -> Builder:
-    """Two operands in the dtype to which PyTorch promotes them; the result is bool."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        dtype = promoted(call, 0, 1)
-        a, b = (as_dtype(ctx, call.args[i], dtype) for i in range(2))
-        return ctx.emit(compared(function, a, b))
-
-    return build
-
-
-def _logical(function: Callable[..., Any]) -> Builder:
-    """Of truth values; a number is true where it is not 0."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        truths = []
-        for i in range(len(call.args)):
-            x = call.args[i]
-            if str(x.ty.dtype) != "bool":
-                x = ctx.emit(op.not_equal(x, constant(0, str(x.ty.dtype))))
-            truths.append(x)
-        return ctx.emit(function(*truths))
-
-    return build
-
-
-def _bitwise(function: Callable[..., Any]) -> Builder:
-    """Of truth values alone."""
-    build = _logical(function)
-
-    def checked(ctx: Context, call: Call) -> Any:
-        if call.dtype != "bool":
-            raise ValueError(f"only bool tensors are supported, got {call.dtype}")
-        return build(ctx, call)
-
-    return checked
 
 
 def _where(ctx: Context, call: Call) -> Any:
@@ -161,7 +81,7 @@ def _divided(ctx: Context, call: Call) -> Any:
     """x / y, rounded: its gradient is zero."""
     mode = call.setting("rounding_mode")
     if mode is None:
-        return _binary(op.divide)(ctx, call)
+        return _divide(ctx, call)
     a, b = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
     if mode == "floor" and call.dtype in _INTEGERS:
         return ctx.emit(op.floor_divide(a, b))
@@ -265,82 +185,30 @@ def _stopped(ctx: Context, call: Call) -> Any:
 
 
 MATH: dict[str, Builder] = {
-    "__and__.Tensor": _bitwise(op.logical_and),
-    "__or__.Tensor": _bitwise(op.logical_or),
-    "__xor__.Tensor": _bitwise(op.logical_xor),
+    **ELEMENTWISE,
     "_to_copy.default": _cast,
-    "abs.default": _unary(op.abs),
-    "add.Scalar": _binary(op.add),
-    "add.Tensor": _binary(op.add),
     "addcdiv.default": _third(op.divide),
     "addcmul.default": _third(op.multiply),
     "alias.default": _identity,
-    "bitwise_and.Tensor": _bitwise(op.logical_and),
-    "bitwise_not.default": _bitwise(op.logical_not),
-    "bitwise_or.Tensor": _bitwise(op.logical_or),
-    "bitwise_xor.Tensor": _bitwise(op.logical_xor),
-    "ceil.default": _fixed(op.ceil),
     "clone.default": _identity,
-    "cos.default": _unary(op.cos),
     "detach.default": _stopped,
-    "div.Scalar": _binary(op.divide),
     "div.Scalar_mode": _divided,
-    "div.Tensor": _binary(op.divide),
     "div.Tensor_mode": _divided,
-    "eq.Scalar": _compared(op.equal),
-    "eq.Tensor": _compared(op.equal),
-    "erf.default": _unary(op.erf),
-    "exp.default": _unary(op.exp),
-    "floor.default": _fixed(op.floor),
-    "ge.Scalar": _compared(op.greater_equal),
-    "ge.Tensor": _compared(op.greater_equal),
-    "gt.Scalar": _compared(op.greater),
-    "gt.Tensor": _compared(op.greater),
-    "le.Scalar": _compared(op.less_equal),
-    "le.Tensor": _compared(op.less_equal),
     "linalg_vector_norm.default": _norm,
-    "log.default": _unary(op.log),
-    "log10.default": _scaled(op.log, 1 / math.log(10)),
-    "log2.default": _scaled(op.log, 1 / math.log(2)),
     "log_softmax.int": _softmax(op.nn.log_softmax),
-    "logical_and.default": _logical(op.logical_and),
-    "logical_not.default": _logical(op.logical_not),
-    "logical_or.default": _logical(op.logical_or),
-    "logical_xor.default": _logical(op.logical_xor),
-    "lt.Scalar": _compared(op.less),
-    "lt.Tensor": _compared(op.less),
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,
-    "maximum.default": _binary(op.maximum),
     "mean.default": _reduced(op.mean),
     "mean.dim": _reduced(op.mean),
-    "minimum.default": _binary(op.minimum),
     "mul.Scalar": _product,
     "mul.Tensor": _product,
-    "ne.Scalar": _compared(op.not_equal),
-    "ne.Tensor": _compared(op.not_equal),
-    "neg.default": _unary(op.negative),
     "pow.Scalar": _power,
     "pow.Tensor_Scalar": _power,
     "pow.Tensor_Tensor": _power,
-    "reciprocal.default": _unary(lambda x: op.divide(constant(1, str(x.ty.dtype)), x)),
-    "relu.default": _unary(op.nn.relu),
-    "round.default": _fixed(op.round),
-    "rsqrt.default": _unary(lambda x: op.divide(constant(1, str(x.ty.dtype)), op.sqrt(x))),
-    "rsub.Scalar": _binary(op.subtract, swapped=True),
-    "sigmoid.default": _unary(op.sigmoid),
-    "sign.default": _fixed(op.sign),
-    "silu.default": _unary(op.nn.silu),
-    "sin.default": _unary(op.sin),
+    "rsub.Scalar": binary(RECORDS["subtract"], swapped=True),
     "softmax.int": _softmax(op.nn.softmax),
-    "sqrt.default": _unary(op.sqrt),
-    "square.default": _unary(lambda x: op.multiply(x, x)),
-    "sub.Scalar": _binary(op.subtract),
-    "sub.Tensor": _binary(op.subtract),
     "sum.default": _reduced(op.sum),
     "sum.dim_IntList": _reduced(op.sum),
-    "tanh.default": _unary(op.tanh),
-    "trunc.default": _fixed(op.trunc),
     "type_as.default": _cast,
     "where.Scalar": _where,
     "where.ScalarOther": _where,

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..op.kinds import KINDS, OpPattern
+from ..ops import REGISTRY
+from ..ops.facts import OpPattern
 from ..types import TensorType, Type
 from .convert import ROLES
 from .named import Layout, Layouts, like
@@ -241,7 +242,7 @@ _BINARY = """
     equal not_equal less less_equal greater greater_equal"""
 _NOT_ONE_OPERAND = {"cast_like", "full", "full_like", "zeros", "ones"}
 RULES: dict[str, Rule] = {
-    **{n: _elementwise for n, kind in KINDS.items() if kind == OpPattern.ELEMWISE},
+    **{n: _elementwise for n, op in REGISTRY.items() if op.kind == OpPattern.ELEMWISE},
     **{n: _convolution for n, roles in ROLES.items() if not roles.follows},
     **{n: _pool for n, roles in ROLES.items() if roles.follows},
     "transpose": _transpose, "nn.pad": _pad, "concatenate": _concatenate,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ...ops.elementwise import BINARY, UNARY, by
 from ..ast import Call, Constant, Expr, MetaAttrs, Op, Tuple
 from ..make import call
 from ..ops import lookup
@@ -313,12 +314,8 @@ def _resized(site: Site) -> State | None:
 
 # ---- the table -----------------------------------------------------------------------------------
 
-_ELEMENTWISE = """negative sqrt tanh nn.relu copy abs exp log log2 log10 sigmoid rsqrt sin cos tan
-sinh cosh asin acos atan asinh acosh atanh erf sign floor ceil trunc round bitwise_not logical_not
-isnan isfinite isinf clip cast cast_like nn.leaky_relu"""
-_BROADCAST = """add subtract multiply divide power maximum minimum floor_divide floor_mod
-trunc_divide trunc_mod mod left_shift right_shift bitwise_and bitwise_or bitwise_xor logical_and
-logical_or logical_xor equal not_equal less less_equal greater greater_equal where"""
+_ELEMENTWISE = " ".join([*by("relay", UNARY), "copy clip cast cast_like nn.leaky_relu"])
+_BROADCAST = " ".join([*by("relay", BINARY), "trunc_divide trunc_mod where"])
 _FAMILIES: dict[str, Rule] = {
     _ELEMENTWISE: _first,
     _BROADCAST: _broadcast,

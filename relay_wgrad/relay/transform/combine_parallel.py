@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ...ops.elementwise import by
 from ..ast import Call, Expr, Function, Op, Var, children, post_order
 from ..ops import lookup
 from ..rewrite import over
@@ -20,11 +21,14 @@ from .combine_families import Branch, Family, Group, ndim_of, shape_of
 from .eliminate import owners
 from .hooked import is_kernel
 
-_UNARY = """abs acos acosh asin asinh atan atanh cast ceil clip copy cos cosh erf exp floor log
-    log10 log2 negative nn.leaky_relu nn.relu round rsqrt sigmoid sign sin sinh sqrt tan tanh
-    trunc"""
-_BINARY = "add subtract multiply divide power maximum minimum floor_divide floor_mod mod"
-_FOLLOWS = dict.fromkeys(_UNARY.split(), 1) | dict.fromkeys(_BINARY.split(), 2)  # arguments
+# Name -> how many arguments: of numbers, which come to numbers.
+_FOLLOWS = {
+    **{
+        name: record.operands for name, record in by("relay").items()
+        if record.gives != "bool" and "f" in record.takes
+    },
+    **dict.fromkeys(("cast", "clip", "copy", "nn.leaky_relu"), 1),
+}  # fmt: skip
 
 
 def combine(function: Function, family: Family, fewest: int) -> Function:

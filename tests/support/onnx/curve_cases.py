@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as fn
 
-from tests.support.onnx.op_cases import Row, broadcastable, unary
+from tests.support.onnx.op_cases import Row, broadcastable
 from tests.support.onnx.shape_cases import reduced
 from tests.support.onnx.writer import Leaves, Step, Writer
 
@@ -240,13 +240,7 @@ def _step(
 
 
 CURVES: dict[str, Row] = {
-    "Acos": inside("Acos", torch.acos),
-    "Acosh": Row(above),
     "AffineGrid": Row(affine_grid, 20),
-    "Asin": inside("Asin", torch.asin),
-    "Asinh": unary("Asinh", torch.asinh),
-    "Atan": unary("Atan", torch.atan),
-    "Atanh": inside("Atanh", torch.atanh),
     "GRU": recurrent("GRU"),
     "GlobalLpPool": Row(global_lp_pool),
     "GridSample": Row(grid_sample, 16),

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 import torch
 import torch.nn.functional as fn
 
+from relay_wgrad.ops.elementwise import ALL, Elementwise, by
 from tests.support.onnx.writer import ELEM, Leaves, Step, Writer
+from tests.support.records import EXACT, by_pytorch, within
 
 T = torch.Tensor
 
@@ -35,18 +38,6 @@ def unary(op: str, step: Callable[[T], T], since: int = 9, exact: bool = False) 
         return lambda x, p: step(x)
 
     return Row(write, since, exact)
-
-
-def positive(op: str, step: Callable[[T], T]) -> Row:
-    """Of |x| + 1/2."""
-
-    def write(w: Writer) -> Step:
-        w.emit("Abs", w.value)
-        w.emit("Add", w.value, w.scalar(0.5))
-        w.emit(op, w.value)
-        return lambda x, p: step(x.abs() + 0.5)
-
-    return Row(write)
 
 
 def f32(value: float) -> float:
@@ -301,27 +292,45 @@ def floor(op: str, step: Callable[[T], T]) -> Row:
     return Row(write, exact=True)
 
 
-_COMPARED: dict[str, tuple[Callable[[T, T], T], int]] = {
-    "Equal": (torch.eq, 11), "Greater": (torch.gt, 9), "GreaterOrEqual": (torch.ge, 12),
-    "Less": (torch.lt, 9), "LessOrEqual": (torch.le, 12),
-}  # fmt: skip
+def _row(name: str, record: Elementwise) -> Row:
+    """A record's operator, of operands between which it is asked."""
+    first = record.torch.partition(" ")[0]
+    function = by_pytorch(first.replace(".Scalar", ".Tensor"))
+    since = max(9, min(s.since_version for s in onnx.defs.get_all_schemas_with_history()
+                       if s.name == name and not s.domain))  # fmt: skip
+    if record.takes == "b":
+        return logic(name, function)
+    if record.gives == "bool":
+        return compared(name, function, since)
+    exact = record.name in EXACT
+    if record.operands == 2:
+        return binary(name, function, safe=record.name == "divide", since=since, exact=exact)
+    if record.slope == "step":
+        return Row(floor(name, function).write, since, True)
+
+    def write(w: Writer) -> Step:
+        source = w.value
+        low = record.domain[0]
+        if low > 0:
+            w.emit("Abs", source)
+            w.emit("Add", w.value, w.scalar(0.5 if low < 1 else low + 0.5))
+        elif record.domain != ALL and low >= -1:
+            w.emit("Mul", w.emit("Tanh", source), w.scalar(0.9))
+        w.emit(name, w.value)
+        return lambda x, p: function(within(record, x))
+
+    return Row(write, since, exact)
+
+
+_OTHERS = ("IsInf", "IsNaN", "Max", "Min", "Pow")  # which mean more, or are given more
 
 ELEMENTWISE: dict[str, Row] = {
-    "Abs": unary("Abs", torch.abs, exact=True),
-    "Add": binary("Add", torch.add, exact=True),
-    "And": logic("And", torch.logical_and),
+    **{name: _row(name, record) for name, record in by("onnx").items() if name not in _OTHERS},
     "Cast": Row(cast),
     "CastLike": Row(cast_like, 15, exact=True),
-    "Ceil": floor("Ceil", torch.ceil),
     "Celu": numbered("Celu", lambda x, a: fn.celu(x, a), since=12, alpha=1.0),
     "Clip": Row(clip, exact=True),
-    "Cos": unary("Cos", torch.cos),
-    "Cosh": unary("Cosh", torch.cosh),
-    "Div": binary("Div", torch.div, safe=True),
     "Elu": numbered("Elu", lambda x, a: fn.elu(x, a), alpha=1.0),
-    "Erf": unary("Erf", torch.erf),
-    "Exp": unary("Exp", torch.exp),
-    "Floor": floor("Floor", torch.floor),
     "Gelu": Row(gelu, 20),
     "HardSigmoid": numbered(
         "HardSigmoid", lambda x, a, b: fn.hardtanh(x * a + b, 0.0, 1.0), alpha=0.2, beta=0.5
@@ -331,40 +340,22 @@ ELEMENTWISE: dict[str, Row] = {
     "IsInf": strays("IsInf", torch.isinf, math.inf, 10),
     "IsNaN": strays("IsNaN", torch.isnan, math.nan),
     "LeakyRelu": numbered("LeakyRelu", lambda x, a: fn.leaky_relu(x, a), exact=True, alpha=0.01),
-    "Log": positive("Log", torch.log),
     "LogSoftmax": softmax("LogSoftmax"),
     "Max": many("Max", torch.maximum),
     "Min": many("Min", torch.minimum),
     "Mish": unary("Mish", fn.mish, 18),
     "Mod": Row(mod, 10),
-    "Mul": binary("Mul", torch.mul, exact=True),
-    "Neg": unary("Neg", torch.neg, exact=True),
-    "Not": logic("Not", torch.logical_not),
-    "Or": logic("Or", torch.logical_or),
     "PRelu": Row(prelu, exact=True),
     "Pow": Row(power),
-    "Reciprocal": positive("Reciprocal", torch.reciprocal),
-    "Relu": unary("Relu", fn.relu, exact=True),
-    "Round": Row(floor("Round", torch.round).write, 11, True),
     "Selu": unary("Selu", fn.selu),
     "Shrink": Row(shrink),
-    "Sigmoid": unary("Sigmoid", torch.sigmoid),
-    "Sign": floor("Sign", torch.sign),
-    "Sin": unary("Sin", torch.sin),
-    "Sinh": unary("Sinh", torch.sinh),
     "Softmax": softmax("Softmax"),
     "Softplus": unary("Softplus", fn.softplus),
     "Softsign": unary("Softsign", fn.softsign),
-    "Sqrt": positive("Sqrt", torch.sqrt),
-    "Sub": binary("Sub", torch.sub, exact=True),
     "Sum": many("Sum", torch.add),
     "Swish": numbered("Swish", lambda x, a: x * torch.sigmoid(a * x), 24, alpha=1.0),
-    "Tan": unary("Tan", torch.tan),
-    "Tanh": unary("Tanh", torch.tanh),
     "ThresholdedRelu": numbered(
         "ThresholdedRelu", lambda x, a: fn.threshold(x, a, 0.0), since=10, exact=True, alpha=1.0
     ),
     "Where": Row(where, exact=True),
-    "Xor": logic("Xor", torch.logical_xor),
-    **{name: compared(name, *how) for name, how in _COMPARED.items()},
 }

@@ -26,11 +26,6 @@ def _with_zeros(y: Tensor) -> Tensor:
 
 
 CURVES: dict[str, Function] = {
-    "inverse": lambda y: torch.atan(y) + torch.asin(_inside(y)) + torch.acos(_inside(y)),
-    "inverse hyperbolic": lambda y: (
-        torch.asinh(y) + torch.acosh(y * y + 1.5) + torch.atanh(_inside(y))
-    ),
-    "hyperbolic": lambda y: torch.sinh(y) + torch.cosh(y) + torch.tan(_inside(y)),
     "angle": lambda y: torch.atan2(y, 2 - y) + torch.atan2(y[:, :1], y[:1]),
     "near nothing": lambda y: (
         1e9 * torch.expm1(1e-9 * y) + 1e9 * torch.log1p(1e-9 * y)

@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.records import BY_PYTORCH
+
 from .curve_cases import COMPOSED, CURVES, ORDERS, PLACES
 from .place_cases import INDEXING, PRODUCTS, RESIZING
 from .volume_cases import VOLUMES
@@ -35,12 +37,10 @@ def _labels() -> Tensor:
 
 
 MATH: dict[str, Function] = {
-    "abs": torch.abs,
     "add alpha": lambda y: torch.add(y, y * y, alpha=3) + 2,
     "and": lambda y: y * ((y > 0) & (y < 1)) + y * torch.logical_and(y > 0.5, y < 2),
     "arithmetic": lambda y: (3 - y) / (y * y + 1) - y / 2 + 5 / _positive(y),
     "bool to float": lambda y: y * (y > 0.2).to(y.dtype),
-    "ceil": lambda y: y + torch.ceil(y),
     "clamp": lambda y: y.clamp(-0.5, 0.7) + y.clamp(min=-0.3) + y.clamp(max=0.3),
     "clamp min max": lambda y: torch.clamp_min(y, -0.2) * torch.clamp_max(y, 0.4),
     "clamp by tensors": lambda y: y.clamp(_like(y) - 1, _like(y) + 1),
@@ -61,30 +61,20 @@ MATH: dict[str, Function] = {
     ),
     "compare others": lambda y: y * ((y >= _like(y)) | (y < -_like(y))) + y * ~(y <= _like(y)),
     "elu": lambda y: fn.elu(y, 0.7),
-    "exp and log": lambda y: torch.exp(y / 3) + torch.log(_positive(y)),
     "equal to a number": lambda y: y + (y.round() == 1) * y,
-    "floor": lambda y: y * torch.floor(2 * y),
     "gelu by tanh": lambda y: fn.gelu(y, approximate="tanh"),
     "hard": lambda y: fn.hardsigmoid(y) + fn.hardswish(y) + fn.hardtanh(y) + fn.relu6(4 * y),
     "integers": lambda y: y * torch.arange(6) + y * torch.arange(1, 7) / torch.arange(2, 14, 2),
     "leaky": lambda y: fn.leaky_relu(y, 0.2),
-    "log2 and log10": lambda y: torch.log2(_positive(y)) + torch.log10(_positive(y)),
     "bitwise": lambda y: y * torch.bitwise_and(y > 0, y < 1) + y * torch.bitwise_or(y > 1, y < 0),
     "logic": lambda y: y * (torch.logical_not(y > 0) + torch.logical_or(y > 1, y < -1)),
     "logic of numbers": lambda y: y * torch.logical_not(y.round()),
     "masked fill": lambda y: y.masked_fill(y > 0.5, -1.0) + y.masked_fill(y < 0, y.new_ones(())),
-    "maximum": lambda y: torch.maximum(y, _like(y)) + torch.minimum(y, y * y),
     "powers": lambda y: y**2 + y**3 + _positive(y) ** 0.5 + _positive(y) ** _like(y) + y.square(),
-    "reciprocals": lambda y: _positive(y).reciprocal() + _positive(y).rsqrt(),
-    "relu": torch.relu,
-    "round": lambda y: y * torch.round(3 * y),
     "rsub": lambda y: torch.rsub(y, 2, alpha=3) + torch.ops.aten.sub.Scalar(y, 2, 3),
     "selu": fn.selu,
-    "sign": lambda y: y * torch.sign(y) * torch.trunc(2 * y),
     "sigmoid": lambda y: torch.sigmoid(y) + fn.silu(y) + torch.tanh(y),
-    "sine": lambda y: torch.sin(y) * torch.cos(2 * y),
     "softmax": lambda y: y.softmax(1) + torch.log_softmax(y, -1),
-    "sqrt": lambda y: torch.sqrt(_positive(y)),
     "through float32": lambda y: y * (y.float().double() > 0),
     "through an integer": lambda y: y * (3 * y).to(torch.int64).to(y.dtype),
     "where numbers": lambda y: (
@@ -314,7 +304,7 @@ RANDOM: dict[str, Function] = {
 }  # fmt: skip
 
 TAKEN: dict[str, Function] = {
-    **MATH, **ACTIVATIONS, **SUMS, **LAYERS, **SHAPES, **STOPS, **RANDOM,
+    **BY_PYTORCH, **MATH, **ACTIVATIONS, **SUMS, **LAYERS, **SHAPES, **STOPS, **RANDOM,
     **RESIZING, **INDEXING, **PRODUCTS, **VOLUMES, **CURVES, **ORDERS, **PLACES, **COMPOSED,
 }  # fmt: skip
 """All that is imported."""

@@ -8,20 +8,13 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ....ops.elementwise import RECORDS, RELAX
 from .writer import Names, Row, Writer, dtype, elem_type, sizes
 
 _SAME = {
-    "abs": "Abs", "acos": "Acos", "acosh": "Acosh", "asin": "Asin", "asinh": "Asinh",
-    "atan": "Atan", "atanh": "Atanh", "ceil": "Ceil", "cos": "Cos", "cosh": "Cosh", "erf": "Erf",
-    "exp": "Exp", "floor": "Floor", "isinf": "IsInf", "isnan": "IsNaN", "log": "Log",
-    "logical_not": "Not", "negative": "Neg", "sigmoid": "Sigmoid", "sign": "Sign", "sin": "Sin",
-    "sinh": "Sinh", "sqrt": "Sqrt", "tan": "Tan", "tanh": "Tanh", "nn.relu": "Relu",
+    **{name: RECORDS[name].onnx for name in RELAX if RECORDS[name].onnx},
     "grad.no_grad": "Identity", "grad.start_checkpoint": "Identity",
-    "grad.end_checkpoint": "Identity",
-    "add": "Add", "divide": "Div", "equal": "Equal", "greater": "Greater",
-    "greater_equal": "GreaterOrEqual", "less": "Less", "less_equal": "LessOrEqual",
-    "logical_and": "And", "logical_or": "Or", "logical_xor": "Xor", "maximum": "Max",
-    "minimum": "Min", "multiply": "Mul", "power": "Pow", "subtract": "Sub", "where": "Where",
+    "grad.end_checkpoint": "Identity", "where": "Where",
 }  # fmt: skip
 """Relax's name without `relax.` -> ONNX's."""
 

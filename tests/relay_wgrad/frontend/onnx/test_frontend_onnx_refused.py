@@ -101,7 +101,7 @@ def test_refused_windows(op: str, attribute: str, value: list[int]) -> None:
     made = node(op, *weights, name="layer", **given)
     message = f"{attribute}={value}: must be at least 1"
     if weights and attribute == "kernel_shape":
-        message = f"ONNX {op}: kernel_shape must be W's, got {value} and [3, 3]"
+        message = f"kernel_shape must be W's, got {value} and [3, 3]"
     refused(
         f"{op} node 'layer': {message}",
         tiny([made], (1, 2, 5, 5), weights),
@@ -113,7 +113,7 @@ def test_refused_windows(op: str, attribute: str, value: list[int]) -> None:
 def test_refused_kernel_shape(op: str) -> None:
     weights = {"w": WEIGHTS[op]}
     refused(
-        f"{op} node 'layer': ONNX {op}: kernel_shape must be W's, got [3, 5] and [3, 3]",
+        f"{op} node 'layer': kernel_shape must be W's, got [3, 5] and [3, 3]",
         tiny([node(op, "w", name="layer", kernel_shape=[3, 5])], (1, 2, 5, 5), weights),
         loss="mse",
     )

@@ -133,7 +133,9 @@ def test_gradients(made: onnx.NodeProto, weight: Any, shape: Any, registered: No
 
 
 def test_one_axis_has_one_value() -> None:
-    with pytest.raises(ValueError, match=r"strides=\[1, 2\]: must have 1 values for one spatial"):
+    with pytest.raises(
+        ValueError, match=r"strides=\[1, 2\]: must have 1 values, one for each spatial"
+    ):
         from_onnx(tiny([node("Conv", "w", strides=[1, 2])], (1, 2, 9), {"w": draw(3, 2, 3)}))
     with pytest.raises(ValueError, match="must have as many axes as the data, 3"):
         from_onnx(tiny([node("Conv", "w")], (1, 2, 9), {"w": draw(3, 2, 3, 3)}))

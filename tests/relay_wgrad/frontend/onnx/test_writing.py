@@ -128,8 +128,8 @@ POOLS["grad.max_pool2d_backward ties"] = (
 )
 
 _UNARY = ("abs", "asinh", "atan", "ceil", "cos", "cosh", "erf", "exp", "floor", "logical_not",
-          "negative", "nn.relu", "nn.silu", "nn.gelu", "nn.gelu_tanh", "sigmoid", "sign", "sin",
-          "sinh", "square", "tan", "tanh", "isnan", "isinf", "zeros_like",
+          "negative", "nn.relu", "nn.silu", "nn.gelu", "nn.gelu_tanh", "round", "sigmoid", "sign",
+          "sin", "sinh", "square", "tan", "tanh", "isnan", "isinf", "zeros_like",
           "ones_like")  # fmt: skip
 _BINARY = ("add", "equal", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum",
            "multiply", "not_equal", "subtract")  # fmt: skip
