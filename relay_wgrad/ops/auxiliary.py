@@ -278,7 +278,14 @@ def max_pool2d_backward(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> 
     return [chosen, relax.op.zeros(data.ty.shape, str(data.ty.dtype))]
 
 
+def full(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """Each element is the filling, whose gradient is their sum; upstream takes it for 0."""
+    return [no_grad(call.args[0]), relax.op.sum(ct)]
+
+
 _GRADIENTS: dict[str, Callable[..., Partials]] = {
+    "relax.full": full,
+    "relax.full_like": full,
     "relax.grad.no_grad": stop,
     "relax.collapse_sum_to": collapse_sum_to,
     "relax.collapse_sum_like": collapse_sum_like,

@@ -5,6 +5,7 @@ is in `relay.ops`, of which upstream has no counterpart.
 """
 
 from ..expr import const as const
+from ..ops.facts import OpPattern as OpPattern
 from . import annotation as annotation
 from . import contrib as contrib
 from . import image as image
@@ -14,7 +15,6 @@ from . import op as op
 from . import random as random
 from . import vision as vision
 from .indexing import *  # noqa: F403
-from .kinds import OpPattern as OpPattern
 from .reduce import *  # noqa: F403
 from .registration import get as get
 from .registration import list_op_names as list_op_names

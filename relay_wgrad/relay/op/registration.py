@@ -23,8 +23,6 @@ from ..ast import Attrs, Op
 from ..ops import REGISTRY, RelayOp, hooks, lookup, relations, show
 from ..ops.table import Call, Site
 from ..types import FuncType, TensorType, TupleType, Type
-from .kinds import KINDS, STATEFUL
-from .levels import SUPPORT_LEVELS
 
 F = TypeVar("F", bound=Callable[..., Any])
 TypeRel = Callable[[list[Any], Any], Any]
@@ -42,11 +40,8 @@ _HOOKS: Mapping[str, hooks.Hooks[Any]] = {
     "FTVMConvertOpLayout": hooks.CONVERT_LAYOUT,
     "FTVMCompute": hooks.COMPUTE,
 }
-# What the package says of its own operators.
-_OF_PACKAGE: Mapping[str, Mapping[str, Any]] = {
-    "TOpPattern": KINDS,
-    "support_level": SUPPORT_LEVELS,
-}
+# What an operator's record says: Relay's key -> the field.
+_FIELDS = {"TOpPattern": "kind", "support_level": "level"}
 # Other attributes: (operator, key) -> value by level.
 _ATTRS: dict[tuple[str, str], dict[int, Any]] = {}
 
@@ -89,7 +84,7 @@ def register(op_name: str, describe: str = "") -> None:
             " register_compute and register_convert_op_layout change what is done with it"
         )
     REGISTRY[op_name] = RelayOp(
-        op_name, (), (), _no_relation, _no_builder, "user", False, open_attrs=True, variadic=True
+        op_name, (), (), _no_relation, _no_builder, "user", open_attrs=True, variadic=True
     )
     _ATTRS[(op_name, "description")] = {hooks.DEFAULT_LEVEL: describe}
 
@@ -207,7 +202,7 @@ def get_attr(op_name: str, key: str) -> Any:
         return _HOOKS[key].find(op_name)
     levels = _ATTRS.get((op_name, key))
     if not levels:
-        return _OF_PACKAGE[key].get(op_name) if key in _OF_PACKAGE else None
+        return getattr(REGISTRY[op_name], _FIELDS[key]) if key in _FIELDS else None
     return levels[max(levels)]
 
 
@@ -217,7 +212,7 @@ def is_stateful(op_name: str) -> bool:
     Then neither is computed ahead of the run, nor are they made one, nor dropped.
     """
     found = get_attr(op_name, "TOpIsStateful")
-    return op_name in STATEFUL if found is None else bool(found)
+    return REGISTRY[op_name].stateful if found is None else bool(found)
 
 
 def reset_attr(op_name: str, key: str) -> None:

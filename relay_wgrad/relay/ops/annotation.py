@@ -7,6 +7,7 @@ They compute nothing, and the value may be a tuple.
 from __future__ import annotations
 
 from ..types import Type
+from .facts import OPAQUE
 from .table import REQUIRED, Attr, Call, define
 
 BEGIN, END = "annotation.compiler_begin", "annotation.compiler_end"
@@ -17,7 +18,8 @@ def _same(call: Call) -> Type:
     return call.types[0]
 
 
-define("annotation.checkpoint", "data", _same, lambda s: s.args[0], "numpy")
+define("annotation.checkpoint", "data", _same, lambda s: s.args[0], "numpy", kind=OPAQUE, level=10)
 for _name in (BEGIN, END):
-    define(_name, "data", _same, lambda s: s.args[0], "numpy", Attr("compiler", REQUIRED, "str"))
-define(STOP, "data", _same, lambda s: s.args[0], "numpy")
+    define(_name, "data", _same, lambda s: s.args[0], "numpy", Attr("compiler", REQUIRED, "str"),
+           kind=OPAQUE, level=10)  # fmt: skip
+define(STOP, "data", _same, lambda s: s.args[0], "numpy", kind=OPAQUE, level=10)

@@ -25,6 +25,7 @@ from ...ops.conv3d import conv3d, conv3d_backward_weight
 from ...problem import out_size, transposed_size
 from ..types import ANY, AnyDim, Dim, TensorType, Type
 from .blocks import is_blocked, of_whole_axes, parse_layout, plain, split_sizes, whole_sizes
+from .facts import ALWAYS, OUT_ELEMWISE_FUSABLE
 from .relations import agree, divides, mapped
 from .table import Attr, Call, Site, define, show, show_shape
 from .windows import each, ends
@@ -296,14 +297,20 @@ CHANNELS, KERNEL_SIZE = Attr("channels", None, "int?"), Attr("kernel_size", None
 OUT = (Attr("out_layout", "", "str"), Attr("out_dtype", None, "dtype"))
 CONV2D = _of_rank(2)
 
-define("nn.conv2d", "data weight", _conv_type, _conv2d, "relay", *CONV2D)
+define("nn.conv2d", "data weight", _conv_type, _conv2d, "relay", *CONV2D,
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
 define("nn.conv2d_transpose", "data weight", _conv_transpose_type, _conv_transpose, "relay",
-       *_transposed(2))  # fmt: skip
+       *_transposed(2),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
 define("nn.conv2d_backward_weight", "grad data", _backward_weight_type, _backward_weight, "relay",
-       *CONV2D)  # fmt: skip
-define("nn.conv3d", "data weight", _conv_type, _conv3d, "torch", *_of_rank(3))
+       *CONV2D,
+       kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
+define("nn.conv3d", "data weight", _conv_type, _conv3d, "torch", *_of_rank(3),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
 define("nn.conv3d_transpose", "data weight", _conv_transpose_type, _conv_transpose, "torch",
-       *_transposed(3))  # fmt: skip
+       *_transposed(3),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
 # Not Relay's, which has no gradient of volumes.
 define("nn.conv3d_backward_weight", "grad data", _backward_weight_type, _backward_weight, "torch",
-       *_of_rank(3))  # fmt: skip
+       *_of_rank(3),
+       kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip

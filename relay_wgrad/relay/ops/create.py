@@ -10,6 +10,7 @@ from tvm import relax
 
 from ...dtypes import numpy_dtype
 from ..types import TensorType, Type
+from .facts import ELEMWISE, FOLLOW, OUT_ELEMWISE_FUSABLE
 from .relations import target
 from .shape import SHAPE
 from .table import Attr, Call, Site, constant_value, define
@@ -73,13 +74,13 @@ def _one_hot(s: Site) -> Any:
     return R.where(here, on, off)
 
 
-define("zeros", "", target, _filled(0), "relay", *SHAPE)
-define("ones", "", target, _filled(1), "relay", *SHAPE)
-define(
-    "full", "fill_value", _full_type, lambda s: _of_value(s, s.args[0]), "numpy", *SHAPE, grad=False
-)
+define("zeros", "", target, _filled(0), "relay", *SHAPE, kind=ELEMWISE, level=3, precision=FOLLOW)
+define("ones", "", target, _filled(1), "relay", *SHAPE, kind=ELEMWISE, level=3)
+define("full", "fill_value", _full_type, lambda s: _of_value(s, s.args[0]), "numpy", *SHAPE,
+       kind=ELEMWISE, level=3, precision=FOLLOW)  # fmt: skip
 define("full_like", "data fill_value", _full_like_type,
-       lambda s: _of_value(s, s.args[1]), "numpy", grad=False)  # fmt: skip
+       lambda s: _of_value(s, s.args[1]), "numpy",
+       kind=ELEMWISE, level=3)  # fmt: skip
 define("one_hot", "indices on_value off_value", _one_hot_type, _one_hot, "numpy",
        Attr("depth", 1, "int"), Attr("axis", -1, "int"), Attr("dtype", None, "dtype"),
-       grad=False)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, level=10)  # fmt: skip

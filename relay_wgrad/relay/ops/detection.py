@@ -10,6 +10,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from ..types import Dim, TensorType, TupleType, Type
+from .facts import OPAQUE
 from .loops import Shaped, cell, kernel, loops, when
 from .relations import product
 from .table import Attr, Call, Site, define, in_float32, show
@@ -311,13 +312,13 @@ def _of_each_class(s: Site, boxes: Any, scores: Any, order: Any, *limits: Any) -
 _BOX = (Attr("id_index", 0, "int"), Attr("score_index", 1, "int"))
 define("vision.get_valid_counts", "data score_threshold", _valid_counts_type, _valid_counts,
        "numpy", Attr("score_threshold", None, "float?", always=True), *_BOX,
-       grad=False)  # fmt: skip
+       kind=OPAQUE, level=5)  # fmt: skip
 define("vision.non_max_suppression", "data valid_count indices max_output_size iou_threshold",
        _suppressed_type, in_float32(_suppressed), "numpy", Attr("force_suppress", False, "bool"),
        Attr("top_k", -1, "int"), Attr("coord_start", 2, "int"), _BOX[1], _BOX[0],
        Attr("return_indices", True, "bool"), Attr("invalid_to_bottom", False, "bool"),
-       grad=False)  # fmt: skip
+       kind=OPAQUE, level=5)  # fmt: skip
 define("vision.all_class_non_max_suppression",
        "boxes scores max_output_boxes_per_class iou_threshold score_threshold", _all_class_type,
        in_float32(_all_class), "numpy", Attr("output_format", "onnx", "str"),
-       grad=False)  # fmt: skip
+       kind=OPAQUE, level=5)  # fmt: skip

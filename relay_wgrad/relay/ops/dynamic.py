@@ -12,6 +12,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from ..types import ANY, TensorType, Type
+from .facts import FOLLOW
 from .relations import broadcast
 from .run_sizes import (
     checked,
@@ -225,15 +226,16 @@ def _one_hot(s: Site) -> Any:
 
 
 define("dyn.reshape", "data newshape", _of_shape(1), _reshape, "numpy",
-       Attr("newshape", (), "ints"), Attr("allowzero", False, "bool"), grad=False)  # fmt: skip
+       Attr("newshape", (), "ints"), Attr("allowzero", False, "bool"),
+       precision=FOLLOW)  # fmt: skip
 define("dyn.expand_dims", "data axis", _expand_dims_type, _expand_dims, "numpy",
-       Attr("num_newaxis", 1, "int"), grad=False)  # fmt: skip
-define("dyn.squeeze", "data axis", _squeeze_type, _squeeze, "numpy", grad=False)
+       Attr("num_newaxis", 1, "int"))  # fmt: skip
+define("dyn.squeeze", "data axis", _squeeze_type, _squeeze, "numpy")
 define("dyn.broadcast_to", "data shape", _broadcast_to_type, _broadcast_to, "numpy", *SHAPE,
-       grad=False)  # fmt: skip
-define("dyn.tile", "data reps", _tile_type, _tile, "numpy", grad=False)
-define("dyn.full", "fill_value shape", _of_shape(1), _full, "numpy", *SHAPE, grad=False)
-define("dyn.zeros", "shape", _of_shape(0), _filled(R.zeros), "numpy", *SHAPE, grad=False)
-define("dyn.ones", "shape", _of_shape(0), _filled(R.ones), "numpy", *SHAPE, grad=False)
+       precision=FOLLOW)  # fmt: skip
+define("dyn.tile", "data reps", _tile_type, _tile, "numpy", precision=FOLLOW)
+define("dyn.full", "fill_value shape", _of_shape(1), _full, "numpy", *SHAPE, precision=FOLLOW)
+define("dyn.zeros", "shape", _of_shape(0), _filled(R.zeros), "numpy", *SHAPE)
+define("dyn.ones", "shape", _of_shape(0), _filled(R.ones), "numpy", *SHAPE)
 define("dyn.one_hot", "indices on_value off_value depth", _one_hot_type, _one_hot, "numpy",
-       Attr("axis", -1, "int"), Attr("dtype", None, "dtype"), grad=False)  # fmt: skip
+       Attr("axis", -1, "int"), Attr("dtype", None, "dtype"))  # fmt: skip

@@ -10,6 +10,7 @@ from tvm import relax, te, tirx, topi
 from ...layouts import is_permutation, to_layout
 from ..types import ANY, TensorType, TupleType, Type
 from . import image, nn, ordered, three_dimensions  # noqa: F401  (whose attributes these have)
+from .facts import FOLLOW
 from .run_sizes import (
     held,
     length,
@@ -207,14 +208,15 @@ def _copied(name: str, *without: str) -> tuple[Attr, ...]:
 
 
 define("dyn.strided_slice", "data begin end strides", _slice_type, _slice, "numpy",
-       Attr("slice_mode", "end", "str"), grad=False)  # fmt: skip
-define("dyn.topk", "data k", _topk_type, _topk, "numpy", *_copied("topk", "k"), grad=False)
+       Attr("slice_mode", "end", "str"),
+       precision=FOLLOW)  # fmt: skip
+define("dyn.topk", "data k", _topk_type, _topk, "numpy", *_copied("topk", "k"))
 define("dyn.nn.pad", "data pad_width pad_value", _pad_type, _pad, "numpy",
-       Attr("pad_mode", "constant", "str"), grad=False)  # fmt: skip
+       Attr("pad_mode", "constant", "str"))  # fmt: skip
 define("dyn.image.resize2d", "data size roi", _image_type("NCHW"), in_float32(_resize), "torch",
-       *_copied("image.resize2d", "size", "roi"), grad=False)  # fmt: skip
+       *_copied("image.resize2d", "size", "roi"))  # fmt: skip
 define("dyn.nn.upsampling", "data scale_h scale_w", _image_type("NCHW"), _upsampling("NCHW"),
-       "torch", *_copied("nn.upsampling", "scale_h", "scale_w"), grad=False)  # fmt: skip
+       "torch", *_copied("nn.upsampling", "scale_h", "scale_w"))  # fmt: skip
 define("dyn.nn.upsampling3d", "data scale_d scale_h scale_w", _image_type("NCDHW"),
        _upsampling("NCDHW"), "torch",
-       *_copied("nn.upsampling3d", "scale_d", "scale_h", "scale_w"), grad=False)  # fmt: skip
+       *_copied("nn.upsampling3d", "scale_d", "scale_h", "scale_w"))  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 from tvm import relax
 
 from ..types import Dim, TensorType, Type
+from .facts import INJECTIVE
 from .relations import agree
 from .select import fields_of
 from .table import REQUIRED, Attr, Call, Site, define, show
@@ -70,4 +71,5 @@ def _build(s: Site) -> Any:
     return relax.op.einsum(relax.Tuple(fields_of(s)), f"{','.join(terms)}->{result}")
 
 
-define("einsum", "data", _type, _build, "numpy", Attr("equation", REQUIRED, "str"), grad=False)
+define("einsum", "data", _type, _build, "numpy", Attr("equation", REQUIRED, "str"),
+       kind=INJECTIVE, level=11)  # fmt: skip

@@ -11,9 +11,10 @@ import tvm
 from tvm import relax
 
 from ...dtypes import numpy_dtype
-from ...ir import compared
+from ...ops.elementwise import Elementwise, by
 from ..types import TensorType, Type
 from . import relations
+from .facts import BROADCAST, ELEMWISE, FOLLOW, NEVER
 from .relations import bounds
 from .table import REQUIRED, Attr, Builder, Call, Site, constant_value, define, show
 
@@ -22,19 +23,6 @@ R = relax.op
 
 def _apply(function: Callable[..., Any]) -> Builder:
     return lambda site: function(*site.args)
-
-
-def _compared(function: Callable[..., Any]) -> Builder:
-    return lambda site: compared(function, *site.args)
-
-
-def _log_base(base: float) -> Builder:
-    # log alone has a gradient in Relax.
-    return lambda s: R.multiply(s.emit(R.log(s.args[0])), s.const(1 / math.log(base)))
-
-
-def _rsqrt(s: Site) -> Any:
-    return R.divide(s.const(1.0), s.emit(R.sqrt(s.args[0])))
 
 
 def _round(s: Site) -> Any:
@@ -170,80 +158,71 @@ def _cast(s: Site) -> Any:
     return R.astype(s.args[0], s.out.dtype)
 
 
-# name, Relax, checked, differentiable
-_UNARY: tuple[tuple[str, Builder, str, bool], ...] = (
-    ("negative", _apply(R.negative), "relay", True),
-    ("sqrt", _apply(R.sqrt), "relay", True),
-    ("tanh", _apply(R.tanh), "relay", True),
-    ("nn.relu", _apply(R.nn.relu), "relay", True),
-    ("zeros_like", _apply(R.zeros_like), "relay", True),
-    ("ones_like", _apply(R.ones_like), "relay", True),
-    ("copy", lambda s: s.args[0], "numpy", True),
-    ("abs", _apply(R.abs), "numpy", True),
-    ("exp", _apply(R.exp), "numpy", True),
-    ("log", _apply(R.log), "numpy", True),
-    ("log2", _log_base(2), "numpy", True),
-    ("log10", _log_base(10), "numpy", True),
-    ("sigmoid", _apply(R.sigmoid), "numpy", True),
-    ("rsqrt", _rsqrt, "numpy", True),
-    ("sin", _apply(R.sin), "numpy", True),
-    ("cos", _apply(R.cos), "numpy", True),
-    ("tan", _apply(R.tan), "numpy", False),
-    ("sinh", _apply(R.sinh), "numpy", False),
-    ("cosh", _apply(R.cosh), "numpy", False),
-    ("asin", _apply(R.asin), "numpy", False),
-    ("acos", _apply(R.acos), "numpy", False),
-    ("atan", _apply(R.atan), "numpy", False),
-    ("asinh", _apply(R.asinh), "numpy", False),
-    ("acosh", _apply(R.acosh), "numpy", False),
-    ("atanh", _apply(R.atanh), "numpy", False),
-    ("erf", _apply(R.erf), "torch", False),
-    ("sign", _apply(R.sign), "numpy", False),
-    ("floor", _apply(R.floor), "numpy", False),
-    ("ceil", _apply(R.ceil), "numpy", False),
-    ("trunc", _apply(R.trunc), "numpy", False),
-    ("round", _round, "numpy", False),
-    ("bitwise_not", _apply(R.bitwise_not), "numpy", False),
+# What Relay means by a name, where it is not what the record builds.
+_OWN: dict[str, Builder] = {
+    "divide": _divided(R.divide),
+    "floor_divide": _divided(R.floor_divide),
+    "floor_mod": _divided(R.floor_mod, rest=True),
+    "mod": _divided(R.mod, rest=True),
+    "power": _power,
+    "round": _round,
+}
+# Relay's levels of support of those that are not of the first, and its rules of precision.
+_LEVELS = {3: "abs ceil floor isfinite isinf isnan negative round sign trunc",
+           4: "left_shift maximum minimum power right_shift"}  # fmt: skip
+_PRECISIONS = {
+    FOLLOW: """add divide greater greater_equal less less_equal maximum minimum multiply nn.relu
+        sigmoid sqrt subtract tanh""",
+    NEVER: "erf exp power",
+}
+_LEVEL, _PRECISION = (
+    {name: value for value, names in table.items() for name in names.split()}
+    for table in (_LEVELS, _PRECISIONS)
 )
-for _name, _builder, _checked, _grad in _UNARY:
-    define(_name, "data", relations.identity, _builder, _checked, grad=_grad)
+# Against which the results are compared, where that is not NumPy.
+_CHECKED = {
+    **dict.fromkeys(("add", "divide", "less", "multiply", "negative", "nn.relu", "sqrt", "tanh"),
+                    "relay"),
+    "erf": "torch",
+}  # fmt: skip
 
-define("logical_not", "data", _bool_type(relations.identity), _apply(R.logical_not), "numpy",
-       grad=False)  # fmt: skip
-for _name in ("isnan", "isfinite", "isinf"):
-    define(_name, "data", relations.predicate, _apply(getattr(R, _name)), "numpy", grad=False)
 
-_BINARY: tuple[tuple[str, Builder, str, bool], ...] = (
-    ("add", _apply(R.add), "relay", True),
-    ("subtract", _apply(R.subtract), "numpy", True),
-    ("multiply", _apply(R.multiply), "relay", True),
-    ("divide", _divided(R.divide), "relay", True),
-    ("power", _power, "numpy", True),
-    ("maximum", _apply(R.maximum), "numpy", True),
-    ("minimum", _apply(R.minimum), "numpy", True),
-    ("floor_divide", _divided(R.floor_divide), "numpy", False),
-    ("floor_mod", _divided(R.floor_mod, rest=True), "numpy", False),
-    ("trunc_divide", _trunc_divide, "numpy", False),
-    ("trunc_mod", _divided(R.mod, rest=True), "numpy", False),
-    ("mod", _divided(R.mod, rest=True), "numpy", False),
-    ("left_shift", _apply(R.left_shift), "numpy", False),
-    ("right_shift", _apply(R.right_shift), "numpy", False),
-    ("bitwise_and", _apply(R.bitwise_and), "numpy", False),
-    ("bitwise_or", _apply(R.bitwise_or), "numpy", False),
-    ("bitwise_xor", _apply(R.bitwise_xor), "numpy", False),
-)
-for _name, _builder, _checked, _grad in _BINARY:
-    define(_name, "lhs rhs", relations.binary, _builder, _checked, grad=_grad)
+def _of_record(record: Elementwise) -> Builder:
+    return lambda s: record.apply(s.emit, *s.args)
 
-for _name in ("logical_and", "logical_or", "logical_xor"):
-    define(_name, "lhs rhs", _bool_type(relations.binary), _apply(getattr(R, _name)), "numpy",
-           grad=False)  # fmt: skip
-for _name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
-    define(_name, "lhs rhs", relations.comparison, _compared(getattr(R, _name)),
-           "relay" if _name == "less" else "numpy", grad=False)  # fmt: skip
 
+def _relation(record: Elementwise) -> Callable[[Call], Type]:
+    """One operand's type, or two's that broadcast; truth values where it takes or gives them."""
+    is_unary = record.operands == 1
+    if record.gives == "bool":
+        return relations.predicate if is_unary else relations.comparison
+    rule = relations.identity if is_unary else relations.binary
+    return _bool_type(rule) if record.takes == "b" else rule
+
+
+for _name, _record in by("relay").items():
+    _of_bits = "b" in _record.takes or (_record.gives == "bool" and _record.operands == 2)
+    define(_name, "data" if _record.operands == 1 else "lhs rhs", _relation(_record),
+           _OWN.get(_name) or _of_record(_record), _CHECKED.get(_name, "numpy"),
+           kind=ELEMWISE if _record.operands == 1 else BROADCAST,
+           level=_LEVEL.get(_name, 4 if _of_bits else 1),
+           precision=_PRECISION.get(_name))  # fmt: skip
+
+define("zeros_like", "data", relations.identity, _apply(R.zeros_like), "relay",
+       kind=ELEMWISE, level=4)  # fmt: skip
+define("ones_like", "data", relations.identity, _apply(R.ones_like), "relay",
+       kind=ELEMWISE, level=4)  # fmt: skip
+define("copy", "data", relations.identity, lambda s: s.args[0], "numpy",
+       kind=ELEMWISE, level=3, precision=FOLLOW)  # fmt: skip
+define("trunc_divide", "lhs rhs", relations.binary, _trunc_divide, "numpy", kind=BROADCAST, level=1)
+define("trunc_mod", "lhs rhs", relations.binary, _divided(R.mod, rest=True), "numpy",
+       kind=BROADCAST, level=1)  # fmt: skip
 define("clip", "data", _clip_type, _clip, "numpy",
-       Attr("a_min", REQUIRED, "float"), Attr("a_max", REQUIRED, "float"))  # fmt: skip
-define("where", "condition x y", _where_type, _where, "relay")
-define("cast", "data", _cast_type, _cast, "numpy", Attr("dtype", REQUIRED, "dtype"))
-define("cast_like", "data dtype_like", _cast_like_type, _cast, "numpy")
+       Attr("a_min", REQUIRED, "float"), Attr("a_max", REQUIRED, "float"),
+       kind=ELEMWISE, level=3, precision=FOLLOW)  # fmt: skip
+define("where", "condition x y", _where_type, _where, "relay",
+       kind=BROADCAST, level=4, precision=FOLLOW)  # fmt: skip
+define("cast", "data", _cast_type, _cast, "numpy", Attr("dtype", REQUIRED, "dtype"),
+       kind=ELEMWISE, level=3, precision=FOLLOW)  # fmt: skip
+define("cast_like", "data dtype_like", _cast_like_type, _cast, "numpy",
+       kind=ELEMWISE, level=3, precision=FOLLOW)  # fmt: skip

@@ -9,6 +9,7 @@ from tvm import relax, topi
 
 from ...layouts import is_permutation, to_layout
 from ..types import Dim, TensorType, Type
+from .facts import FOLLOW, INJECTIVE, OUT_ELEMWISE_FUSABLE
 from .relations import agree, mapped
 from .table import REQUIRED, Attr, Call, Relation, Site, define, in_float32, show
 from .te import (
@@ -227,20 +228,23 @@ for _axes, _layout in _CANONICAL.items():
         Attr("coordinate_transformation_mode", "half_pixel", "str"),
         Attr("rounding_method", "round", "str"), Attr("cubic_alpha", -0.5, "float"),
         Attr("cubic_exclude", 0, "int"), Attr("extrapolation_value", 0.0, "float"), _OUT_DTYPE,
-        grad=False,
+        kind=INJECTIVE, level=5, precision=FOLLOW if _axes == 2 else None,
     )  # fmt: skip
 define("image.crop_and_resize", "data boxes box_indices", _crop_type, _crop, "numpy",
        Attr("crop_size", None, "sizes?"), Attr("layout", "NCHW", "str"),
        Attr("method", "bilinear", "str"), Attr("extrapolation_value", 0.0, "float"), _OUT_DTYPE,
-       grad=False)  # fmt: skip
+    kind=INJECTIVE, level=5,
+)  # fmt: skip
 define("image.dilation2d", "data weight", _dilation_type, in_float32(tensor_program(_dilation)),
        "numpy", Attr("strides", (1, 1), "sizes"), Attr("padding", (0, 0), "sizes"),
        Attr("dilations", (1, 1), "sizes"), Attr("data_layout", "NCHW", "str"),
-       Attr("kernel_layout", "IHW", "str"), _OUT_DTYPE, grad=False)  # fmt: skip
+       Attr("kernel_layout", "IHW", "str"), _OUT_DTYPE,
+       kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
 define("image.affine_grid", "data", _affine_type,
        in_float32(tensor_program(lambda s, x: topi.image.affine_grid(x, s.attrs["target_shape"]))),
-       "torch", Attr("target_shape", REQUIRED, "sizes"), grad=False)  # fmt: skip
+       "torch", Attr("target_shape", REQUIRED, "sizes"),
+       kind=INJECTIVE, level=5)  # fmt: skip
 define("image.grid_sample", "data grid", _sample_type, in_float32(_sampled),
        "torch", Attr("method", "bilinear", "str"), Attr("layout", "NCHW", "str"),
        Attr("padding_mode", "zeros", "str"), Attr("align_corners", True, "bool"),
-       grad=False)  # fmt: skip
+       kind=INJECTIVE, level=5)  # fmt: skip

@@ -15,6 +15,7 @@ from tvm import relax, te, tirx, topi
 
 from ..types import Dim, TensorType, Type
 from . import gathered
+from .facts import ELEMWISE, FOLLOW, INJECTIVE, OPAQUE
 from .relations import agree, broadcast
 from .run_sizes import vector_of
 from .scattered import scattered
@@ -364,22 +365,29 @@ def _matrix_set_diag(s: Site) -> Any:
 
 
 define("gather", "data indices", _gather_type, _gather, "numpy", Attr("axis", None, "int?"),
-       grad=False)  # fmt: skip
+       kind=INJECTIVE, level=3)  # fmt: skip
 define("gather_nd", "data indices", _gather_nd_type, _gather_nd, "numpy",
-       Attr("batch_dims", 0, "int"), Attr("index_rank", None, "int?"), grad=False)  # fmt: skip
+       Attr("batch_dims", 0, "int"), Attr("index_rank", None, "int?"),
+       kind=INJECTIVE, level=3)  # fmt: skip
 define("scatter_elements", "data indices updates", _scatter_elements_type, _scatter_elements,
-       "numpy", Attr("axis", 0, "int"), Attr("reduction", "update", "str"), grad=False)  # fmt: skip
+       "numpy", Attr("axis", 0, "int"), Attr("reduction", "update", "str"),
+       kind=OPAQUE, level=3, precision=FOLLOW)  # fmt: skip
 define("scatter_nd", "data indices updates", _scatter_nd_type, _scatter_nd, "numpy",
-       Attr("mode", "update", "str"), grad=False)  # fmt: skip
-define("adv_index", "inputs", _adv_index_type, _adv_index, "numpy", grad=False)
-define("unravel_index", "data shape", _unravel_type, _unravel, "numpy", grad=False)
+       Attr("mode", "update", "str"),
+       kind=OPAQUE, level=3, precision=FOLLOW)  # fmt: skip
+define("adv_index", "inputs", _adv_index_type, _adv_index, "numpy", kind=INJECTIVE, level=3)
+define("unravel_index", "data shape", _unravel_type, _unravel, "numpy", kind=INJECTIVE, level=3)
 define("sequence_mask", "data valid_length", _sequence_mask_type, _sequence_mask, "numpy",
-       Attr("mask_value", 0.0, "float"), Attr("axis", 0, "int"), grad=False)  # fmt: skip
+       Attr("mask_value", 0.0, "float"), Attr("axis", 0, "int"),
+       kind=INJECTIVE, level=10)  # fmt: skip
 define("reverse_sequence", "data seq_lengths", _reverse_sequence_type, _reverse_sequence, "numpy",
-       Attr("seq_axis", 1, "int"), Attr("batch_axis", 0, "int"), grad=False)  # fmt: skip
+       Attr("seq_axis", 1, "int"), Attr("batch_axis", 0, "int"),
+       kind=INJECTIVE, level=3)  # fmt: skip
 define("trilu", "data k", _trilu_type,
        lambda s: program(s, lambda s, x, k: topi.trilu(x, k(), s.attrs["upper"]), *s.args), "numpy",
-       Attr("upper", True, "bool"), grad=False)  # fmt: skip
+       Attr("upper", True, "bool"),
+       kind=ELEMWISE, level=3)  # fmt: skip
 define("matrix_set_diag", "input diagonal", _matrix_set_diag_type, _matrix_set_diag, "numpy",
        Attr("k1", 0, "int"), Attr("k2", 0, "int"), Attr("super_diag_right_align", True, "bool"),
-       Attr("sub_diag_right_align", False, "bool"), grad=False)  # fmt: skip
+       Attr("sub_diag_right_align", False, "bool"),
+       kind=INJECTIVE, level=10)  # fmt: skip

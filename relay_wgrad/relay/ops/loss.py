@@ -10,6 +10,7 @@ from tvm import relax
 
 from ...dtypes import numpy_dtype
 from ..types import TensorType, Type
+from .facts import NEVER, OPAQUE, OUT_ELEMWISE_FUSABLE
 from .relations import agree, bounds
 from .table import Attr, Call, Site, define, in_float32, show
 
@@ -100,9 +101,12 @@ def _nll_loss(s: Site) -> Any:
 
 
 define("nn.cross_entropy", "predictions targets", _cross_entropy_type,
-       in_float32(lambda s: _cross_entropy(s, log=True)), "numpy")  # fmt: skip
+       in_float32(lambda s: _cross_entropy(s, log=True)), "numpy",
+       kind=OPAQUE, level=10, precision=NEVER)  # fmt: skip
 define("nn.cross_entropy_with_logits", "predictions targets", _cross_entropy_type,
-       in_float32(lambda s: _cross_entropy(s, log=False)), "numpy")  # fmt: skip
+       in_float32(lambda s: _cross_entropy(s, log=False)), "numpy",
+       kind=OPAQUE, level=10, precision=NEVER)  # fmt: skip
 define("nn.nll_loss", "predictions targets weights", _nll_loss_type, _nll_loss, "torch",
        Attr("reduction", "mean", "str"),
-       Attr("ignore_index", -100, "int", always=True))  # fmt: skip
+       Attr("ignore_index", -100, "int", always=True),
+       kind=OUT_ELEMWISE_FUSABLE)  # fmt: skip

@@ -8,6 +8,7 @@ from tvm import te, tirx
 
 from ..types import TensorType, TupleType, Type
 from .detection import parts
+from .facts import OPAQUE
 from .loops import cell, kernel, loops, when
 from .relations import agree, product
 from .table import Attr, Call, Site, define, in_float32, show
@@ -118,9 +119,11 @@ def _located(s: Site, scores: Any, moved: Any, anchors: Any) -> Any:
 define("vision.multibox_prior", "data", _prior_type, lambda s: program(s, _prior, *s.args), "numpy",
        Attr("sizes", (1.0,), "floats"), Attr("ratios", (1.0,), "floats"),
        Attr("steps", (-1.0, -1.0), "floats"), Attr("offsets", (0.5, 0.5), "floats"),
-       Attr("clip", False, "bool"), grad=False)  # fmt: skip
+       Attr("clip", False, "bool"),
+       kind=OPAQUE, level=5)  # fmt: skip
 define("vision.multibox_transform_loc", "cls_prob loc_pred anchor", _located_type,
        in_float32(lambda s: parts(s, program(s, _located, *s.args), 2)), "numpy",
        Attr("clip", True, "bool"), Attr("threshold", 0.01, "float"),
        Attr("variances", (0.1, 0.1, 0.2, 0.2), "floats"), Attr("keep_background", False, "bool"),
-       grad=False)  # fmt: skip
+    kind=OPAQUE, level=5,
+)  # fmt: skip

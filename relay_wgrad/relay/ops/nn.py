@@ -12,6 +12,16 @@ from ...pipeline.fold_constant import LARGEST, is_worth
 from ..dims import rounded_product
 from ..types import ANY, Dim, TensorType, TupleType, Type
 from . import relations
+from .facts import (
+    ALWAYS,
+    BROADCAST,
+    ELEMWISE,
+    FOLLOW,
+    INJECTIVE,
+    NEVER,
+    OPAQUE,
+    OUT_ELEMWISE_FUSABLE,
+)
 from .relations import agree, mapped
 from .table import REQUIRED, Attr, Call, Site, define, show
 from .windows import spatial_axes
@@ -228,25 +238,35 @@ def _times_matrix(s: Site, x: Any, axis: int, ndim: int, matrix: Any) -> Any:
 UNITS, OUT_DTYPE = Attr("units", None, "int?", always=True), Attr("out_dtype", None, "dtype")
 TRANSPOSE = (Attr("transpose_a", False, "bool"), Attr("transpose_b", False, "bool"))
 
-define("nn.bias_add", "data bias", _bias_add_type, _bias_add, "relay", Attr("axis", 1, "int"))
+define("nn.bias_add", "data bias", _bias_add_type, _bias_add, "relay", Attr("axis", 1, "int"),
+       kind=BROADCAST, level=1, precision=FOLLOW)  # fmt: skip
 define("nn.dense", "data weight", _dense_type, lambda s: _matmul(s, False, True), "relay",
-       UNITS, OUT_DTYPE)  # fmt: skip
+       UNITS, OUT_DTYPE,
+       kind=OUT_ELEMWISE_FUSABLE, level=1, precision=ALWAYS)  # fmt: skip
 define("nn.matmul", "tensor_a tensor_b", _matmul_type,
        lambda s: _matmul(s, s.attrs["transpose_a"], s.attrs["transpose_b"]), "numpy",
-       UNITS, OUT_DTYPE, *TRANSPOSE)  # fmt: skip
+       UNITS, OUT_DTYPE, *TRANSPOSE,
+       kind=OUT_ELEMWISE_FUSABLE, level=1)  # fmt: skip
 define("nn.batch_matmul", "tensor_a tensor_b", _batch_matmul_type,
        lambda s: _matmul(s, s.attrs["transpose_a"], s.attrs["transpose_b"]), "numpy",
-       OUT_DTYPE, *TRANSPOSE)  # fmt: skip
+       OUT_DTYPE, *TRANSPOSE,
+       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=ALWAYS)  # fmt: skip
 define("nn.leaky_relu", "data", relations.identity, _leaky_relu, "torch",
-       Attr("alpha", 0.25, "float"))  # fmt: skip
-define("nn.prelu", "data alpha", _prelu_type, _prelu, "torch", Attr("axis", 1, "int"))
+       Attr("alpha", 0.25, "float"),
+       kind=ELEMWISE, level=3, precision=FOLLOW)  # fmt: skip
+define("nn.prelu", "data alpha", _prelu_type, _prelu, "torch", Attr("axis", 1, "int"),
+       kind=BROADCAST, level=3, precision=FOLLOW)  # fmt: skip
 define("nn.softmax", "data", _softmax_type, lambda s: R.nn.softmax(s.args[0], s.attrs["axis"]),
-       "relay", Attr("axis", -1, "int"))  # fmt: skip
+       "relay", Attr("axis", -1, "int"),
+       kind=OUT_ELEMWISE_FUSABLE, level=1, precision=NEVER)  # fmt: skip
 define("nn.log_softmax", "data", _softmax_type,
        lambda s: R.nn.log_softmax(s.args[0], s.attrs["axis"]), "torch",
-       Attr("axis", -1, "int"))  # fmt: skip
-define("nn.dropout", "data", _dropout_type, _dropout, "numpy", Attr("rate", 0.5, "float"))
+       Attr("axis", -1, "int"),
+       kind=OUT_ELEMWISE_FUSABLE, level=1)  # fmt: skip
+define("nn.dropout", "data", _dropout_type, _dropout, "numpy", Attr("rate", 0.5, "float"),
+       kind=OPAQUE, level=1, precision=FOLLOW, stateful=True)  # fmt: skip
 define("nn.upsampling", "data", _upsampling_type, _upsampling, "torch",
        Attr("scale_h", REQUIRED, "float"), Attr("scale_w", REQUIRED, "float"),
        Attr("layout", "NCHW", "str"), Attr("method", "nearest_neighbor", "str"),
-       Attr("align_corners", False, "bool"))  # fmt: skip
+       Attr("align_corners", False, "bool"),
+       kind=INJECTIVE, level=2)  # fmt: skip

@@ -9,6 +9,7 @@ from tvm import relax
 
 from ..dims import divides
 from ..types import TensorType, TupleType, Type
+from .facts import FOLLOW, NEVER, OPAQUE, OUT_ELEMWISE_FUSABLE
 from .nn import along
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 
@@ -163,14 +164,20 @@ def _affine_attrs(axis: int) -> tuple[Attr, ...]:
 
 
 define("nn.batch_norm", "data gamma beta moving_mean moving_var", _batch_norm_type, _batch_norm,
-       "relay", *_affine_attrs(1))  # fmt: skip
-define("nn.layer_norm", "data gamma beta", _vectors, _layer_norm, "torch", *_affine_attrs(-1))
+       "relay", *_affine_attrs(1),
+       kind=OUT_ELEMWISE_FUSABLE, level=1, precision=FOLLOW)  # fmt: skip
+define("nn.layer_norm", "data gamma beta", _vectors, _layer_norm, "torch", *_affine_attrs(-1),
+       level=1, precision=NEVER)  # fmt: skip
 define("nn.instance_norm", "data gamma beta", _instance_norm_type, _instance_norm, "torch",
-       *_affine_attrs(1))  # fmt: skip
+       *_affine_attrs(1),
+       level=1)  # fmt: skip
 define("nn.group_norm", "data gamma beta", _group_norm_type, _group_norm, "torch",
-       Attr("num_groups", 0, "int"), *_affine_attrs(1))  # fmt: skip
+       Attr("num_groups", 0, "int"), *_affine_attrs(1),
+       level=1)  # fmt: skip
 define("nn.lrn", "data", _lrn_type, _lrn, "torch",
        Attr("size", 5, "int"), Attr("axis", 1, "int"), Attr("bias", 2.0, "float"),
-       Attr("alpha", 0.0001, "float"), Attr("beta", 0.75, "float"))  # fmt: skip
+       Attr("alpha", 0.0001, "float"), Attr("beta", 0.75, "float"),
+       kind=OPAQUE, level=2)  # fmt: skip
 define("nn.l2_normalize", "data", _l2_normalize_type, _l2_normalize, "numpy",
-       Attr("eps", REQUIRED, "float"), Attr("axis", None, "sizes?", always=True))  # fmt: skip
+       Attr("eps", REQUIRED, "float"), Attr("axis", None, "sizes?", always=True),
+       level=2, precision=NEVER)  # fmt: skip

@@ -10,6 +10,7 @@ from tvm import relax
 
 from ..types import TensorType, Type
 from .conv import CHANNELS, GROUPS, KERNEL_SIZE, OUT
+from .facts import ALWAYS, FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE
 from .pool import ADAPTIVE, AVG_POOL, MAX_POOL
 from .table import Attr, Call, Site, define, lookup, show
 
@@ -99,11 +100,16 @@ def _of_one(attrs: tuple[Attr, ...]) -> tuple[Attr, ...]:
 
 define("nn.conv1d", "data weight", _type, _build, "torch", _STRIDES,
        Attr("padding", (0, 0), "sizes"), _DILATION, GROUPS, CHANNELS, KERNEL_SIZE, _LAYOUT,
-       Attr("kernel_layout", "OIW", "str"), *OUT)  # fmt: skip
+       Attr("kernel_layout", "OIW", "str"), *OUT,
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
 define("nn.conv1d_transpose", "data weight", _type, _build, "torch", CHANNELS, KERNEL_SIZE,
        _STRIDES, Attr("output_padding", (0,), "sizes"), _PADDING, _DILATION, GROUPS, _LAYOUT,
-       Attr("kernel_layout", "IOW", "str"), *OUT)  # fmt: skip
-define("nn.max_pool1d", "data", _type, _build, "torch", *_of_one(MAX_POOL))
-define("nn.avg_pool1d", "data", _type, _build, "torch", *_of_one(AVG_POOL))
-for _name in ("nn.adaptive_max_pool1d", "nn.adaptive_avg_pool1d"):
-    define(_name, "data", _type, _build, "torch", *_of_one(ADAPTIVE))
+       Attr("kernel_layout", "IOW", "str"), *OUT,
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
+define("nn.max_pool1d", "data", _type, _build, "torch", *_of_one(MAX_POOL),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
+define("nn.avg_pool1d", "data", _type, _build, "torch", *_of_one(AVG_POOL),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
+for _name, _precision in (("nn.adaptive_max_pool1d", FOLLOW), ("nn.adaptive_avg_pool1d", NEVER)):
+    define(_name, "data", _type, _build, "torch", *_of_one(ADAPTIVE),
+           kind=OUT_ELEMWISE_FUSABLE, level=10, precision=_precision)  # fmt: skip

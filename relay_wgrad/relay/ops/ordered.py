@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from ..types import ANY, Dim, TensorType, TupleType, Type
+from .facts import ELEMWISE, FOLLOW, INJECTIVE, NEVER, OPAQUE
 from .relations import agree, mapped, product
 from .run_sizes import sizes
 from .select import fields_of
@@ -279,33 +280,44 @@ def _fixed_point(s: Site) -> Any:
 _AXIS, _ASCEND = Attr("axis", -1, "int"), Attr("is_ascend", True, "bool")
 _BOUND = tuple(Attr(name, REQUIRED, "number?") for name in ("start", "stop", "step"))
 define("arange", "start stop step", _arange_type, _arange, "numpy", *_BOUND,
-       Attr("dtype", REQUIRED, "dtype"), grad=False)  # fmt: skip
-define("meshgrid", "data", _meshgrid_type, _meshgrid, "numpy", Attr("indexing", "ij", "str"))
+       Attr("dtype", REQUIRED, "dtype"),
+       kind=OPAQUE, level=3, precision=NEVER)  # fmt: skip
+define("meshgrid", "data", _meshgrid_type, _meshgrid, "numpy", Attr("indexing", "ij", "str"),
+       kind=INJECTIVE, level=3)  # fmt: skip
 for _name in _SCANS:
     define(_name, "data", _scan_type, _scan, "numpy", Attr("axis", None, "int?"),
-           Attr("dtype", None, "dtype"), Attr("exclusive", False, "bool"), grad=False)  # fmt: skip
+           Attr("dtype", None, "dtype"), Attr("exclusive", False, "bool"),
+           kind=OPAQUE, level=3)  # fmt: skip
 define("sliding_window", "data", _window_type, _window, "numpy", Attr("axis", REQUIRED, "int"),
        Attr("window_shape", REQUIRED, "sizes"), Attr("strides", REQUIRED, "sizes"),
-       grad=False)  # fmt: skip
+       kind=OPAQUE)  # fmt: skip
 define("sort", "data", _along, lambda s: R.sort(s.args[0], s.attrs["axis"],
-       not s.attrs["is_ascend"]), "numpy", _AXIS, _ASCEND, grad=False)  # fmt: skip
+       not s.attrs["is_ascend"]), "numpy", _AXIS, _ASCEND,
+       kind=OPAQUE, level=6)  # fmt: skip
 define("argsort", "data", _argsort_type, lambda s: R.argsort(s.args[0], s.attrs["axis"],
        not s.attrs["is_ascend"], s.attrs["dtype"] or "int32"), "numpy", _AXIS, _ASCEND,
-       Attr("dtype", None, "dtype"), grad=False)  # fmt: skip
+       Attr("dtype", None, "dtype"),
+       kind=OPAQUE, level=6)  # fmt: skip
 define("topk", "data", _topk_type, _topk, "numpy", Attr("k", REQUIRED, "int"), _AXIS,
        Attr("ret_type", "both", "str"), Attr("is_ascend", False, "bool"),
-       Attr("dtype", None, "dtype"), grad=False)  # fmt: skip
+       Attr("dtype", None, "dtype"),
+       kind=OPAQUE, level=6)  # fmt: skip
 define("searchsorted", "sorted_sequence values", _searchsorted_type,
        lambda s: program(s, lambda s, *given: topi.searchsorted(*given, s.attrs["right"],
        s.attrs["dtype"]), *s.args), "numpy", Attr("right", False, "bool"),
-       Attr("dtype", "int32", "dtype"), grad=False)  # fmt: skip
-define("shape_of", "data", _shape_type, _shape, "numpy", Attr("dtype", None, "dtype"), grad=False)
+       Attr("dtype", "int32", "dtype"),
+       kind=OPAQUE, level=6)  # fmt: skip
+define("shape_of", "data", _shape_type, _shape, "numpy", Attr("dtype", None, "dtype"),
+       kind=OPAQUE, level=10, precision=FOLLOW)  # fmt: skip
 define("ndarray_size", "data", _size_type, _size, "numpy", Attr("dtype", None, "dtype"),
-       grad=False)  # fmt: skip
+       kind=INJECTIVE, level=10)  # fmt: skip
 define("reinterpret", "data", _reinterpret_type,
        lambda s: program(s, lambda s, x: topi.reinterpret(x, s.attrs["dtype"]), s.args[0]),
-       "numpy", Attr("dtype", REQUIRED, "dtype"), grad=False)  # fmt: skip
+       "numpy", Attr("dtype", REQUIRED, "dtype"),
+       kind=ELEMWISE, level=3)  # fmt: skip
 define("fixed_point_multiply", "data", _fixed_point_type, _fixed_point, "numpy",
-       Attr("multiplier", REQUIRED, "int"), Attr("shift", REQUIRED, "int"), grad=False)  # fmt: skip
+       Attr("multiplier", REQUIRED, "int"), Attr("shift", REQUIRED, "int"),
+       kind=ELEMWISE, level=10)  # fmt: skip
 define("sparse_reshape", "sparse_indices prev_shape new_shape", _sparse_reshape_type,
-       _sparse_reshape, "numpy", grad=False)  # fmt: skip
+       _sparse_reshape, "numpy",
+       kind=INJECTIVE)  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from ..types import ANY, TensorType, TupleType, Type
+from .facts import FOLLOW, INJECTIVE, OPAQUE
 from .loops import cell, kernel, loops, when
 from .relations import agree
 from .run_sizes import held, length, number, scalar, sizes, slice_bounds
@@ -182,7 +183,9 @@ def _unique(s: Site) -> Any:
     return relax.Tuple([values, places, which, total, *([counted] if counts else [])])
 
 
-define("argwhere", "condition", _argwhere_type, _argwhere, "numpy", grad=False)
-define("strided_set", "data v begin end strides", _set_type, _set, "numpy", grad=False)
+define("argwhere", "condition", _argwhere_type, _argwhere, "numpy",
+       kind=OPAQUE, level=10, precision=FOLLOW)  # fmt: skip
+define("strided_set", "data v begin end strides", _set_type, _set, "numpy", kind=INJECTIVE, level=4)
 define("unique", "data", _unique_type, _unique, "numpy", Attr("sorted", True, "bool"),
-       Attr("return_counts", False, "bool"), grad=False)  # fmt: skip
+       Attr("return_counts", False, "bool"),
+       kind=OPAQUE, level=3)  # fmt: skip

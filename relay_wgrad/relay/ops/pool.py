@@ -9,6 +9,7 @@ from tvm import relax
 
 from ..types import TensorType, Type
 from .blocks import on_whole_axes
+from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE
 from .relations import agree
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 from .windows import padding, pair, pooled, spatial_axes
@@ -186,22 +187,30 @@ ADAPTIVE = (Attr("output_size", (), "sizes?"), *LAYOUT)
 
 define("nn.max_pool2d", "data", _pool_type,
        on_whole_axes(lambda s: R.nn.max_pool2d(s.args[0], **_window(s))), "torch",
-       *MAX_POOL)  # fmt: skip
+       *MAX_POOL,
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
 define("nn.avg_pool2d", "data", _pool_type,
        on_whole_axes(lambda s: average(s, lambda x: R.nn.avg_pool2d(x, **_window(s)))), "torch",
-       *AVG_POOL)  # fmt: skip
+       *AVG_POOL,
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
 define("nn.max_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.max_pool2d_backward(*s.args, **_window(s))), "torch",
-       *MAX_POOL)  # fmt: skip
+       *MAX_POOL,
+       kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
 # Relay registered the average's gradient with the maximum's attributes, so its text prints them
 # as metadata.
 define("nn.avg_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.avg_pool2d_backward(*s.args, **_window(s))), "torch",
-       *AVG_POOL, meta="relay.attrs.AvgPool2DAttrs")  # fmt: skip
-define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *LAYOUT)
-define("nn.global_max_pool2d", "data", _global_type, on_whole_axes(_global_max), "torch", *LAYOUT)
+       *AVG_POOL, meta="relay.attrs.AvgPool2DAttrs",
+       kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
+define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *LAYOUT,
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=NEVER)  # fmt: skip
+define("nn.global_max_pool2d", "data", _global_type, on_whole_axes(_global_max), "torch", *LAYOUT,
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
 define("nn.adaptive_avg_pool2d", "data", _adaptive_type,
-       on_whole_axes(_adaptive_mean), "torch", *ADAPTIVE)  # fmt: skip
+       on_whole_axes(_adaptive_mean), "torch", *ADAPTIVE,
+       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=NEVER)  # fmt: skip
 define("nn.adaptive_max_pool2d", "data", _adaptive_type,
        on_whole_axes(lambda s: _adaptive(s, _targets(s), maximum=True)), "torch",
-       *ADAPTIVE)  # fmt: skip
+       *ADAPTIVE,
+       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=FOLLOW)  # fmt: skip

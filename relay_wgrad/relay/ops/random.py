@@ -16,6 +16,7 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from ..types import TensorType, TupleType, Type
+from .facts import OPAQUE
 from .loops import kernel, loops, when
 from .table import REQUIRED, Attr, Call, Site, define, show
 from .te import choice, count, program
@@ -220,8 +221,9 @@ _SHAPE = Attr("out_shape", REQUIRED, "sizes")
 _REAL = (_SHAPE, Attr("out_dtype", REQUIRED, "dtype"))
 define("random.threefry_generate", "key", _generate_type,
        lambda s: relax.Tuple(list(generated(s, s.args[0], tuple(s.attrs["out_shape"])))), "numpy",
-       _SHAPE, grad=False)  # fmt: skip
+       _SHAPE,
+       kind=OPAQUE)  # fmt: skip
 define("random.threefry_split", "key", _split_type, lambda s: program(s, _split, *s.args), "numpy",
-       grad=False)  # fmt: skip
-define("random.uniform", "key low high", _real_type, _uniform, "numpy", *_REAL, grad=False)
-define("random.normal", "key mean scale", _real_type, _normal, "numpy", *_REAL, grad=False)
+       kind=OPAQUE)  # fmt: skip
+define("random.uniform", "key low high", _real_type, _uniform, "numpy", *_REAL, kind=OPAQUE)
+define("random.normal", "key mean scale", _real_type, _normal, "numpy", *_REAL, kind=OPAQUE)

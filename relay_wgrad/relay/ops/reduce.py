@@ -9,6 +9,7 @@ from typing import Any
 from tvm import relax
 
 from ..types import ANY, TensorType, Type
+from .facts import COMM_REDUCE, FOLLOW, NEVER
 from .relations import agree, broadcast, product
 from .table import Attr, Builder, Call, Site, define, in_float32, show, show_shape
 
@@ -143,13 +144,18 @@ def _mean(s: Site) -> Any:
     return R.divide(s.emit(total), s.number(sizes, s.tensor().dtype)) if sizes else total
 
 
-define("sum", "data", _type, _reduce(R.sum), "relay", *AXES)
-define("mean", "data", _type, _mean, "numpy", *AXES)
-for _name in ("max", "min", "prod"):
-    define(_name, "data", _type, _reduce(getattr(R, _name)), "numpy", *AXES, grad=False)
-define("all", "data", _bool_type, _truth(R.min), "numpy", *AXES, grad=False)
-define("any", "data", _bool_type, _truth(R.max), "numpy", *AXES, grad=False)
-define("argmax", "data", _arg_type, _arg(R.argmax), "numpy", *ARG_AXES, grad=False)
-define("argmin", "data", _arg_type, _arg(R.argmin), "numpy", *ARG_AXES, grad=False)
+define("sum", "data", _type, _reduce(R.sum), "relay", *AXES,
+       kind=COMM_REDUCE, level=4, precision=NEVER)  # fmt: skip
+define("mean", "data", _type, _mean, "numpy", *AXES, kind=COMM_REDUCE, level=4, precision=NEVER)
+for _name, _precision in (("max", FOLLOW), ("min", FOLLOW), ("prod", None)):
+    define(_name, "data", _type, _reduce(getattr(R, _name)), "numpy", *AXES,
+           kind=COMM_REDUCE, level=4, precision=_precision)  # fmt: skip
+define("all", "data", _bool_type, _truth(R.min), "numpy", *AXES, kind=COMM_REDUCE, level=4)
+define("any", "data", _bool_type, _truth(R.max), "numpy", *AXES, kind=COMM_REDUCE, level=4)
+define("argmax", "data", _arg_type, _arg(R.argmax), "numpy", *ARG_AXES,
+       kind=COMM_REDUCE, precision=FOLLOW)  # fmt: skip
+define("argmin", "data", _arg_type, _arg(R.argmin), "numpy", *ARG_AXES,
+       kind=COMM_REDUCE, precision=FOLLOW)  # fmt: skip
 define("variance", "data mean", _variance_type, _variance, "numpy",
-       *AXES, Attr("unbiased", False, "bool"))  # fmt: skip
+       *AXES, Attr("unbiased", False, "bool"),
+       kind=COMM_REDUCE, level=4, precision=NEVER)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Operators that choose, join and pad."""
+"""Operators that choose and join."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from tvm import relax
-from tvm.ir.expr import GenericConst
 
 from ..types import ANY, Dim, TensorType, TupleType, Type
+from .facts import FOLLOW, INJECTIVE
 from .relations import agree, bounds, divides, mapped, product, total
-from .table import REQUIRED, Attr, Call, Site, define, lookup, show, show_shape
+from .table import REQUIRED, Attr, Call, Site, define, lookup, show
 
 R = relax.op
 
@@ -321,98 +321,31 @@ def _take(s: Site) -> Any:
     return s.reshape(taken, s.out.shape)
 
 
-def _pad_type(call: Call) -> Type:
-    data, widths = call.tensor(), call.attrs["pad_width"]
-    call.tensor(1)
-    if len(widths) != len(data.shape):
-        call.fail(
-            "There should be as many pad width pairs as shape dimensions but the shape has"
-            f" {len(data.shape)} dimensions and there are {len(widths)} pad width pairs."
-        )
-    for i, pair in enumerate(widths):
-        if len(pair) != 2:
-            call.fail(
-                f"Each pad width element should be a pair but at index {i} there are"
-                f" {len(pair)} elements."
-            )
-    if call.attrs["pad_mode"] not in _PAD_MODES:
-        call.fail(
-            f"pad_mode must be one of {', '.join(_PAD_MODES)}, got {call.attrs['pad_mode']!r}"
-        )
-    shape = tuple(total((size, *pair)) for size, pair in zip(data.shape, widths, strict=True))
-    for size, pair in zip(data.shape, widths, strict=True):
-        # "edge" repeats the outermost element; "reflect" mirrors what is beside it.
-        room = {"edge": size, "reflect": size}.get(call.attrs["pad_mode"])
-        if not isinstance(room, int) or max(pair) <= 0:
-            continue
-        if room == 0 or (call.attrs["pad_mode"] == "reflect" and max(pair) >= room):
-            call.fail(
-                f"pad_mode={call.attrs['pad_mode']!r} cannot pad an axis of size {size} by"
-                f" {list(pair)}"
-            )
-    if any(isinstance(d, int) and d < 0 for d in shape):
-        call.fail(f"Output shape post padding should be positive but got {show_shape(shape)}")
-    return TensorType(shape, data.dtype)
-
-
-_PAD_MODES = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
-
-
-def _pad(s: Site) -> Any:
-    x, value = s.args
-    mode, flat = s.attrs["pad_mode"], [w for pair in s.attrs["pad_width"] for w in pair]
-    if min(flat, default=0) < 0:
-        x = _cut(s, x)
-        flat = [max(w, 0) for w in flat]
-    if not any(flat):
-        return x
-    if mode != "constant":
-        return R.nn.pad(x, flat, _PAD_MODES[mode])
-    if isinstance(value, GenericConst):
-        return R.nn.pad(x, flat, "constant", float(value.value.numpy()))
-    # A value known only when the program runs goes where a padded mask has zeros.
-    mask = s.emit(R.nn.pad(s.emit(R.ones_like(x)), flat))
-    inside = s.emit(R.not_equal(mask, s.const(0)))
-    filler = s.emit(R.astype(value, s.tensor().dtype))
-    return R.where(inside, s.emit(R.nn.pad(x, flat)), filler)
-
-
-def _cut(s: Site, x: Any) -> Any:
-    """What negative widths leave of a tensor."""
-    if s.attrs["pad_mode"] != "constant":
-        s.fail(
-            "negative pad_width only with pad_mode='constant', got"
-            f" {list(s.attrs['pad_width'])} and {s.attrs['pad_mode']!r}"
-        )
-    sizes, widths = s.sizes(s.tensor()), s.attrs["pad_width"]
-    cut = [axis for axis, pair in enumerate(widths) if min(pair) < 0]
-    begin = [max(-widths[axis][0], 0) for axis in cut]
-    end = [sizes[axis] - max(-widths[axis][1], 0) for axis in cut]
-    if any(a > b for a, b in zip(begin, end, strict=True)):
-        s.fail(f"pad_width cuts more than there is: {list(widths)} of {show(s.tensor())}")
-    return s.emit(R.strided_slice(x, cut, begin, end))
-
-
 def _reverse_type(call: Call) -> Type:
     call.axis(call.attrs["axis"] or 0, len(call.tensor().shape))
     return call.tensor()
 
 
-define("concatenate", "data", _concatenate_type, _concatenate, "numpy", Attr("axis", 0, "int"))
-define("stack", "data", _stack_type, _stack, "numpy", Attr("axis", 0, "int"))
+define("concatenate", "data", _concatenate_type, _concatenate, "numpy", Attr("axis", 0, "int"),
+       kind=INJECTIVE, level=1, precision=FOLLOW)  # fmt: skip
+define("stack", "data", _stack_type, _stack, "numpy", Attr("axis", 0, "int"),
+       kind=INJECTIVE, level=3)  # fmt: skip
 define("split", "data", _split_type, _split, "numpy",
-       Attr("indices_or_sections", REQUIRED, "sections"), Attr("axis", 0, "int"))  # fmt: skip
+       Attr("indices_or_sections", REQUIRED, "sections"), Attr("axis", 0, "int"),
+       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
 define("strided_slice", "data", _strided_slice_type, _strided_slice, "relay",
        Attr("begin", REQUIRED, "sizes"), Attr("end", REQUIRED, "sizes"),
        Attr("strides", REQUIRED, "sizes"), Attr("slice_mode", "end", "str"),
-       Attr("axes", None, "sizes?", always=True))  # fmt: skip
+       Attr("axes", None, "sizes?", always=True),
+       kind=INJECTIVE, level=4, precision=FOLLOW)  # fmt: skip
 define("slice_like", "data shape_like", _slice_like_type, _slice_like, "numpy",
-       Attr("axes", None, "sizes?", always=True))  # fmt: skip
+       Attr("axes", None, "sizes?", always=True),
+       kind=INJECTIVE, level=10)  # fmt: skip
 define("take", "data indices", _take_type, _take, "numpy",
        Attr("batch_dims", 0, "int"), Attr("axis", None, "int?"),
-       Attr("mode", "clip", "str"))  # fmt: skip
+       Attr("mode", "clip", "str"),
+       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
 define("reverse", "data", _reverse_type,
        lambda s: R.flip(s.args[0], s.attrs["axis"] or 0), "numpy",
-       Attr("axis", None, "int?"), grad=False)  # fmt: skip
-define("nn.pad", "data pad_value", _pad_type, _pad, "numpy",
-       Attr("pad_width", REQUIRED, "pairs"), Attr("pad_mode", "constant", "str"))  # fmt: skip
+       Attr("axis", None, "int?"),
+       kind=INJECTIVE, level=3)  # fmt: skip

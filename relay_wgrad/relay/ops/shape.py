@@ -11,6 +11,7 @@ from ..dims import same
 from ..types import ANY, Dim, TensorType, Type
 from . import relations
 from .blocks import Axes, parse_layout, relayout, split_sizes, whole_sizes
+from .facts import BROADCAST, COMM_REDUCE, FOLLOW, INJECTIVE
 from .relations import agree, mapped, product
 from .reshapes import new_shape
 from .run_sizes import reshaped
@@ -283,27 +284,40 @@ def _layout_transform(s: Site) -> Any:
 
 
 define("reshape", "data", _reshape_type, _to_out, "relay",
-       Attr("newshape", REQUIRED, "sizes"), Attr("allowzero", False, "bool"))  # fmt: skip
+       Attr("newshape", REQUIRED, "sizes"), Attr("allowzero", False, "bool"),
+       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
 define("contrib_reverse_reshape", "data", _reverse_reshape_type, _to_out, "numpy",
        Attr("newshape", REQUIRED, "sizes"))  # fmt: skip
 define("reshape_like", "data shape_like", _reshape_like_type, _reshape_like, "numpy",
        Attr("lhs_begin", 0, "int"), Attr("lhs_end", None, "int?"),
-       Attr("rhs_begin", 0, "int"), Attr("rhs_end", None, "int?"))  # fmt: skip
-define("nn.batch_flatten", "data", _batch_flatten_type, _to_out, "relay")
+       Attr("rhs_begin", 0, "int"), Attr("rhs_end", None, "int?"),
+       kind=INJECTIVE, level=3)  # fmt: skip
+define("nn.batch_flatten", "data", _batch_flatten_type, _to_out, "relay",
+       kind=INJECTIVE, level=2, precision=FOLLOW)  # fmt: skip
 define("transpose", "data", _transpose_type, _transpose, "relay",
-       Attr("axes", None, "ints?", always=True))  # fmt: skip
+       Attr("axes", None, "ints?", always=True),
+       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
 define("expand_dims", "data", _expand_dims_type, _expand_dims, "relay",
-       Attr("axis", REQUIRED, "int"), Attr("num_newaxis", 1, "int"))  # fmt: skip
-define("squeeze", "data", _squeeze_type, _squeeze, "numpy", Attr("axis", None, "sizes?"))
+       Attr("axis", REQUIRED, "int"), Attr("num_newaxis", 1, "int"),
+       kind=BROADCAST, level=1, precision=FOLLOW)  # fmt: skip
+define("squeeze", "data", _squeeze_type, _squeeze, "numpy", Attr("axis", None, "sizes?"),
+       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
 SHAPE = (Attr("shape", None, "sizes?", always=True), Attr("dtype", None, "dtype"))
-define("broadcast_to", "data", _broadcast_to_type, _broadcast_to, "numpy", *SHAPE)
+define("broadcast_to", "data", _broadcast_to_type, _broadcast_to, "numpy", *SHAPE,
+       kind=BROADCAST, level=4)  # fmt: skip
 define("broadcast_to_like", "data broadcast_type", _broadcast_to_like_type, _broadcast_to_like,
-       "numpy")  # fmt: skip
-define("collapse_sum_like", "data collapse_type", _collapse_like_type, _collapse, "relay")
+       "numpy",
+       kind=BROADCAST, level=10, precision=FOLLOW)  # fmt: skip
+define("collapse_sum_like", "data collapse_type", _collapse_like_type, _collapse, "relay",
+       kind=COMM_REDUCE, level=10)  # fmt: skip
 define("collapse_sum_to", "data shape", _collapse_to_type, _collapse, "relay", *SHAPE,
-       meta="relay.attrs.InitOpAttrs")  # fmt: skip
-define("tile", "data", _tile_type, _tile, "relay", Attr("reps", REQUIRED, "sizes"))
+       meta="relay.attrs.InitOpAttrs",
+       kind=COMM_REDUCE, level=4)  # fmt: skip
+define("tile", "data", _tile_type, _tile, "relay", Attr("reps", REQUIRED, "sizes"),
+       kind=BROADCAST, level=3, precision=FOLLOW)  # fmt: skip
 define("repeat", "data", _repeat_type, _repeat, "numpy",
-       Attr("repeats", REQUIRED, "int"), Attr("axis", None, "int?"))  # fmt: skip
+       Attr("repeats", REQUIRED, "int"), Attr("axis", None, "int?"),
+       kind=BROADCAST, level=3)  # fmt: skip
 define("layout_transform", "data", _layout_transform_type, _layout_transform, "relay",
-       Attr("src_layout", REQUIRED, "str"), Attr("dst_layout", REQUIRED, "str"))  # fmt: skip
+       Attr("src_layout", REQUIRED, "str"), Attr("dst_layout", REQUIRED, "str"),
+       kind=INJECTIVE, level=5)  # fmt: skip

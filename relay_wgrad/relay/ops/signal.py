@@ -57,5 +57,4 @@ def _stft(s: Site) -> Any:
 
 define("stft", "data window", _stft_type, _stft, "numpy", Attr("n_fft", -1, "int"),
        Attr("hop_length", -1, "int"), Attr("win_length", -1, "int"),
-       Attr("normalized", False, "bool"), Attr("onesided", True, "bool"),
-       grad=False)  # fmt: skip
+       Attr("normalized", False, "bool"), Attr("onesided", True, "bool"))  # fmt: skip

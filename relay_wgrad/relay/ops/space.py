@@ -8,6 +8,7 @@ from typing import Any
 from tvm import relax, tirx, topi
 
 from ..types import Dim, TensorType, Type
+from .facts import FOLLOW, INJECTIVE
 from .loops import kernel, loops
 from .relations import mapped
 from .table import REQUIRED, Attr, Call, Site, define, show
@@ -181,16 +182,20 @@ def _dilated(s: Site, x: Any) -> Any:
 _BLOCK = Attr("block_shape", (1, 1), "sizes")
 _PIXEL = (Attr("block_size", 1, "int"), Attr("layout", "NCHW", "str"), Attr("mode", "DCR", "str"))
 define("nn.space_to_depth", "data", _sub_pixel_type, tensor_program(_space_to_depth), "numpy",
-       *_PIXEL, grad=False)  # fmt: skip
+       *_PIXEL,
+       kind=INJECTIVE, level=5)  # fmt: skip
 define("nn.depth_to_space", "data", _sub_pixel_type, tensor_program(_depth_to_space), "numpy",
-       *_PIXEL, grad=False)  # fmt: skip
+       *_PIXEL,
+       kind=INJECTIVE, level=5, precision=FOLLOW)  # fmt: skip
 define("nn.space_to_batch_nd", "data", _to_batch_type, _to_batch, "numpy", _BLOCK,
        Attr("paddings", REQUIRED, "pairs"), Attr("pad_value", 0.0, "float"),
-       grad=False)  # fmt: skip
+       kind=INJECTIVE, level=5)  # fmt: skip
 define("nn.batch_to_space_nd", "data", _from_batch_type, _from_batch, "numpy",
-       _BLOCK, Attr("crops", REQUIRED, "pairs"), grad=False)  # fmt: skip
+       _BLOCK, Attr("crops", REQUIRED, "pairs"),
+       kind=INJECTIVE, level=5)  # fmt: skip
 define("nn.dilate", "data", _dilated_type, tensor_program(_dilated), "numpy",
        Attr("strides", REQUIRED, "sizes"), Attr("dilation_value", 0.0, "float"),
-       grad=False)  # fmt: skip
+       kind=INJECTIVE, level=10)  # fmt: skip
 define("nn.mirror_pad", "data", _mirror_type, _mirror, "numpy", Attr("mode", "SYMMETRIC", "str"),
-       Attr("pad_width", REQUIRED, "pairs"), grad=False)  # fmt: skip
+       Attr("pad_width", REQUIRED, "pairs"),
+       kind=INJECTIVE, level=2)  # fmt: skip

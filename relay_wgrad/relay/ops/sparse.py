@@ -172,9 +172,9 @@ def _fill_empty_rows(s: Site) -> Any:
 
 define("sparse_to_dense", "sparse_indices sparse_values default_value", _to_dense_type,
        lambda s: _dense(s, 1, 2, list(s.attrs["output_shape"])), "numpy",
-       Attr("output_shape", REQUIRED, "sizes"), grad=False)  # fmt: skip
+       Attr("output_shape", REQUIRED, "sizes"),
+       level=3)  # fmt: skip
 define("dyn.sparse_to_dense", "sparse_indices output_shape sparse_values default_value",
-       _dyn_to_dense_type, lambda s: _dense(s, 2, 3, stated(s, 1)), "numpy",
-       grad=False)  # fmt: skip
+       _dyn_to_dense_type, lambda s: _dense(s, 2, 3, stated(s, 1)), "numpy")  # fmt: skip
 define("sparse_fill_empty_rows", "sparse_indices sparse_values dense_shape default_value",
-       _filled_type, _fill_empty_rows, "numpy", grad=False)  # fmt: skip
+       _filled_type, _fill_empty_rows, "numpy")  # fmt: skip

@@ -176,10 +176,12 @@ class RelayOp:
     """A Relay operator.
 
     `checked` says against what its results are compared: "relay" (a program that real Relay ran),
-    "numpy" or "torch"; `differentiable`: whether Relax differentiates what `build` makes; `meta`:
-    the attributes' type key where Relay's text puts them into its metadata section; `open_attrs`:
-    a user's operator, whose attributes nobody declares; `variadic`: it takes any number of
-    arguments.
+    "numpy" or "torch"; `meta`: the attributes' type key where Relay's text puts them into its
+    metadata section; `kind`, `level`, `precision` and `stateful`: Relay's TOpPattern, level of
+    support, rule of `ToMixedPrecision` and TOpIsStateful (`facts`), None where it says nothing;
+    `open_attrs`: a user's operator, whose attributes nobody declares; `variadic`:
+    it takes any number of arguments.  Whether it has a gradient, TVM's registry says of what
+    `build` makes.
     """
 
     name: str
@@ -188,8 +190,11 @@ class RelayOp:
     relation: Relation
     builder: Builder
     checked: str
-    differentiable: bool
     meta: str | None = None
+    kind: int | None = None
+    level: int | None = None
+    precision: int | None = None
+    stateful: bool = False
     open_attrs: bool = False
     variadic: bool = False
 
@@ -338,13 +343,13 @@ def define(
     builder: Builder,
     checked: str,
     *attrs: Attr,
-    grad: bool = True,
-    meta: str | None = None,
+    **facts: Any,
 ) -> None:
-    """Puts an operator into the table; `inputs` are names with spaces between them."""
+    """Puts an operator into the table; `inputs` are names with spaces between them, `facts` the
+    record's other fields."""
     assert name not in REGISTRY, name
-    record = RelayOp(name, tuple(inputs.split()), attrs, relation, builder, checked, grad, meta)
-    REGISTRY[name] = record
+    names = tuple(inputs.split())
+    REGISTRY[name] = RelayOp(name, names, attrs, relation, builder, checked, **facts)
 
 
 def lookup(name: str) -> RelayOp:

@@ -16,6 +16,7 @@ from tvm import relax
 from ...layouts import ACTIVATION, ACTIVATIONS, is_permutation, permutation, to_layout
 from ..dims import rounded_product
 from ..types import Dim, TensorType, Type
+from .facts import FOLLOW, INJECTIVE, NEVER, OUT_ELEMWISE_FUSABLE
 from .pool import ADAPTIVE, AVG_POOL, MAX_POOL, average
 from .relations import mapped, product
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, lookup, show
@@ -166,11 +167,16 @@ def _of_three(attrs: tuple[Attr, ...]) -> tuple[Attr, ...]:
     return tuple(replace(a, default=_OWN.get(a.name, a.default)) for a in attrs)
 
 
-define("nn.max_pool3d", "data", _pool_type, _pool, "torch", *_of_three(MAX_POOL))
-define("nn.avg_pool3d", "data", _pool_type, _mean, "torch", *_of_three(AVG_POOL))
-define("nn.adaptive_max_pool3d", "data", _pool_type, _pool, "torch", *_of_three(ADAPTIVE))
-define("nn.adaptive_avg_pool3d", "data", _pool_type, _mean, "torch", *_of_three(ADAPTIVE))
+define("nn.max_pool3d", "data", _pool_type, _pool, "torch", *_of_three(MAX_POOL),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
+define("nn.avg_pool3d", "data", _pool_type, _mean, "torch", *_of_three(AVG_POOL),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
+define("nn.adaptive_max_pool3d", "data", _pool_type, _pool, "torch", *_of_three(ADAPTIVE),
+       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=FOLLOW)  # fmt: skip
+define("nn.adaptive_avg_pool3d", "data", _pool_type, _mean, "torch", *_of_three(ADAPTIVE),
+       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=NEVER)  # fmt: skip
 define("nn.upsampling3d", "data", _upsampling_type, _upsampling, "torch",
        *(Attr(name, REQUIRED, "float") for name in _SCALES), Attr("layout", VOLUME, "str"),
        Attr("method", "nearest_neighbor", "str"),
-       Attr("coordinate_transformation_mode", "half_pixel", "str"), grad=False)  # fmt: skip
+       Attr("coordinate_transformation_mode", "half_pixel", "str"),
+       kind=INJECTIVE, level=2)  # fmt: skip

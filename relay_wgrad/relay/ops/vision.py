@@ -10,6 +10,7 @@ from ...layouts import to_layout
 from ...problem import out_size
 from ..types import Dim, TensorType, Type
 from .conv import CONV2D
+from .facts import INJECTIVE, OUT_ELEMWISE_FUSABLE
 from .relations import agree, divides, mapped
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 from .te import choice, count, known_size, program, rank, refuse_empty, tensor_program
@@ -158,14 +159,18 @@ define("nn.correlation", "data1 data2", _correlation_type,
        in_float32(tensor_program(_correlation)), "numpy", Attr("kernel_size", 1, "int"),
        Attr("max_displacement", 1, "int"), Attr("stride1", 1, "int"), Attr("stride2", 1, "int"),
        Attr("padding", (0, 0), "sizes"), Attr("is_multiply", True, "bool"),
-       Attr("layout", "NCHW", "str"), grad=False)  # fmt: skip
+       Attr("layout", "NCHW", "str"))  # fmt: skip
 define("nn.deformable_conv2d", "data offset weight", _deformable_type,
        in_float32(tensor_program(_deformable)), "numpy", *CONV2D[:3],
-       Attr("deformable_groups", 1, "int"), *CONV2D[3:], grad=False)  # fmt: skip
+       Attr("deformable_groups", 1, "int"), *CONV2D[3:],
+       kind=OUT_ELEMWISE_FUSABLE)  # fmt: skip
 _POOLED = (Attr("pooled_size", REQUIRED, "sizes"), Attr("spatial_scale", REQUIRED, "float"))
 define("vision.roi_align", "data rois", _regions_type, in_float32(_regions), "numpy", *_POOLED,
        Attr("sample_ratio", -1, "int"), Attr("layout", "NCHW", "str"), Attr("mode", "avg", "str"),
-       grad=False)  # fmt: skip
+    kind=OUT_ELEMWISE_FUSABLE,
+)  # fmt: skip
 define("vision.roi_pool", "data rois", _regions_type, in_float32(_regions), "numpy", *_POOLED,
-       Attr("layout", "NCHW", "str"), grad=False)  # fmt: skip
-define("vision.yolo_reorg", "data", _reorg_type, _reorg, "numpy", Attr("stride", 1, "int"))
+       Attr("layout", "NCHW", "str"),
+       kind=OUT_ELEMWISE_FUSABLE)  # fmt: skip
+define("vision.yolo_reorg", "data", _reorg_type, _reorg, "numpy", Attr("stride", 1, "int"),
+       kind=INJECTIVE)  # fmt: skip

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...dtypes import numpy_dtype
 from ..ast import Call, Constant, Expr, Function, Op
-from ..op.kinds import OpPattern
 from ..op.registration import get_attr
+from ..ops.facts import OpPattern
 from ..rewrite import rewrite
 from ..types import TensorType
 from .hooked import kernels

@@ -1,7 +1,7 @@
 """Which nodes of a function become one kernel: Relay 0.19's rules of fusion.
 
 A node may be fused with its immediate post-dominator, the nearest node that all its uses lead to,
-if all between them may be.  What may follow what is said by the kinds in `op.kinds`.
+if all between them may be.  What may follow what is said by the kinds in `ops.facts`.
 
 Phases: 0 what ends in an element-wise operator or a reduction, 1 shapes and tuples, 2 what feeds
 the tuples that phase 1 fused.
@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..ast import Call, Constant, Expr, Function, If, Let, Op, Tuple, TupleGetItem, children
-from ..op.kinds import OpPattern
 from ..op.registration import get_attr
+from ..ops.facts import OpPattern
 from ..steps import order
 from ..types import TensorType, TupleType
 from .hooked import is_kernel

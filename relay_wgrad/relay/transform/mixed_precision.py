@@ -10,39 +10,18 @@ from typing import Any
 
 from ..ast import Call, Op
 from ..op.registration import get_attr
+from ..ops import REGISTRY, lookup
+from ..ops.facts import ALWAYS, FOLLOW, NEVER
 
-MIXED_PRECISION_ALWAYS = 0
-"""Faster by more than its casts cost."""
-MIXED_PRECISION_FOLLOW = 1
-"""In the lower precision if all its operands are."""
-MIXED_PRECISION_NEVER = 2
-"""Its numbers may leave the range, or lose too much of what they are."""
+MIXED_PRECISION_ALWAYS, MIXED_PRECISION_FOLLOW, MIXED_PRECISION_NEVER = ALWAYS, FOLLOW, NEVER
 
 KEY = "FTVMMixedPrecisionConversionType"
-_ALWAYS = """
-    nn.batch_matmul nn.conv1d nn.conv1d_transpose nn.conv2d nn.conv2d_transpose nn.conv3d
-    nn.conv3d_transpose nn.dense"""
-_FOLLOW = """
-    add argmax argmin argwhere broadcast_to_like cast cast_like clip concatenate copy divide
-    dyn.broadcast_to dyn.full dyn.reshape dyn.strided_slice dyn.tile expand_dims fast_erf fast_exp
-    fast_tanh full greater greater_equal image.resize2d less less_equal max maximum min minimum
-    multiply nn.adaptive_max_pool1d nn.adaptive_max_pool2d nn.adaptive_max_pool3d nn.avg_pool1d
-    nn.avg_pool2d nn.avg_pool3d nn.batch_flatten nn.batch_norm nn.bias_add nn.depth_to_space
-    nn.dropout nn.global_max_pool2d nn.leaky_relu nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.pad
-    nn.prelu nn.relu reshape scatter scatter_elements scatter_nd shape_of sigmoid split sqrt
-    squeeze strided_slice subtract take tanh tile transpose where zeros"""
-_NEVER = """
-    arange erf exp mean nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d
-    nn.cross_entropy nn.cross_entropy_with_logits nn.global_avg_pool2d nn.l2_normalize
-    nn.layer_norm nn.softmax power sum variance"""
+# Of Relay's lists: operators that `register` may make, and this package has not.
+_OTHERS = {FOLLOW: ["fast_erf", "fast_exp", "fast_tanh", "scatter"]}
 DEFAULT_ALWAYS_LIST, DEFAULT_FOLLOW_LIST, DEFAULT_NEVER_LIST = (
-    names.split() for names in (_ALWAYS, _FOLLOW, _NEVER)
+    sorted([*(n for n, op in REGISTRY.items() if op.precision == rule), *_OTHERS.get(rule, [])])
+    for rule in (ALWAYS, FOLLOW, NEVER)
 )
-_DEFAULT = {
-    **dict.fromkeys(DEFAULT_ALWAYS_LIST, MIXED_PRECISION_ALWAYS),
-    **dict.fromkeys(DEFAULT_FOLLOW_LIST, MIXED_PRECISION_FOLLOW),
-    **dict.fromkeys(DEFAULT_NEVER_LIST, MIXED_PRECISION_NEVER),
-}
 
 
 def conversion(node: Call, dtype: str) -> tuple[int, str, str] | None:
@@ -56,7 +35,8 @@ def conversion(node: Call, dtype: str) -> tuple[int, str, str] | None:
     name = node.op.name
     function = get_attr(name, KEY)
     if function is None:
-        return (_DEFAULT[name], dtype, dtype) if name in _DEFAULT else None
+        rule = lookup(name).precision
+        return None if rule is None else (rule, dtype, dtype)
     given: Any = function(node, dtype)
     found = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
     if len(found) != 3 or found[0] not in (0, 1, 2):

@@ -181,7 +181,7 @@ def _spaces() -> Iterator[Case]:
             {"mode": mode, "pad_width": [[1, 2], [0, 3]]})  # fmt: skip
     yield Case("nn.pad", (real(3, 4), V(0.5, "float32")), lambda x, v: (
         np.pad(x[1:, :-2], [(0, 2), (1, 0)], constant_values=0.5)),
-        {"pad_width": [[-1, 2], [1, -2]]}, smooth=False)  # fmt: skip
+        {"pad_width": [[-1, 2], [1, -2]]})  # fmt: skip
 
 
 def _sparse() -> Iterator[Case]:

@@ -20,7 +20,6 @@ class Case:
     args: tuple[Any, ...]
     expected: Callable[..., Any]
     attrs: dict[str, Any] = field(default_factory=dict)
-    smooth: bool = True  # whether Relax differentiates it, where it does the operator
     fixed: tuple[int, ...] = ()  # arguments by which Relax has no gradient
 
 

@@ -39,7 +39,7 @@ def cases() -> Iterator[Case]:
         window | {"padding": [1, 1, 0]})  # fmt: skip
     yield Case("nn.max_pool3d", (x,), by_torch(lambda x: (
         F.max_pool3d(x.permute(0, 4, 1, 2, 3), 2, 1, 0, 2).permute(0, 2, 3, 4, 1))),
-        {"pool_size": [2], "dilation": [2], "layout": "NDHWC"}, smooth=False)  # fmt: skip
+        {"pool_size": [2], "dilation": [2], "layout": "NDHWC"})  # fmt: skip
     for count in (False, True):
         yield Case("nn.avg_pool3d", (x,), by_torch(lambda x, c=count: (
             F.avg_pool3d(x, (2, 3, 2), (2, 2, 1), (1, 1, 0), count_include_pad=c))),

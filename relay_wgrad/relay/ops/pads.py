@@ -1,0 +1,92 @@
+"""`nn.pad`, with negative widths that cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from ..types import TensorType, Type
+from .facts import FOLLOW, INJECTIVE
+from .relations import total
+from .table import REQUIRED, Attr, Call, Site, define, show, show_shape
+
+R = relax.op
+
+
+def _pad_type(call: Call) -> Type:
+    data, widths = call.tensor(), call.attrs["pad_width"]
+    call.tensor(1)
+    if len(widths) != len(data.shape):
+        call.fail(
+            "There should be as many pad width pairs as shape dimensions but the shape has"
+            f" {len(data.shape)} dimensions and there are {len(widths)} pad width pairs."
+        )
+    for i, pair in enumerate(widths):
+        if len(pair) != 2:
+            call.fail(
+                f"Each pad width element should be a pair but at index {i} there are"
+                f" {len(pair)} elements."
+            )
+    if call.attrs["pad_mode"] not in _PAD_MODES:
+        call.fail(
+            f"pad_mode must be one of {', '.join(_PAD_MODES)}, got {call.attrs['pad_mode']!r}"
+        )
+    shape = tuple(total((size, *pair)) for size, pair in zip(data.shape, widths, strict=True))
+    for size, pair in zip(data.shape, widths, strict=True):
+        # "edge" repeats the outermost element; "reflect" mirrors what is beside it.
+        room = {"edge": size, "reflect": size}.get(call.attrs["pad_mode"])
+        if not isinstance(room, int) or max(pair) <= 0:
+            continue
+        if room == 0 or (call.attrs["pad_mode"] == "reflect" and max(pair) >= room):
+            call.fail(
+                f"pad_mode={call.attrs['pad_mode']!r} cannot pad an axis of size {size} by"
+                f" {list(pair)}"
+            )
+    if any(isinstance(d, int) and d < 0 for d in shape):
+        call.fail(f"Output shape post padding should be positive but got {show_shape(shape)}")
+    return TensorType(shape, data.dtype)
+
+
+_PAD_MODES = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
+
+
+def _pad(s: Site) -> Any:
+    x, value = s.args
+    mode, flat = s.attrs["pad_mode"], [w for pair in s.attrs["pad_width"] for w in pair]
+    if min(flat, default=0) < 0:
+        x = _cut(s, x)
+        flat = [max(w, 0) for w in flat]
+    if not any(flat):
+        return x
+    if mode != "constant":
+        return R.nn.pad(x, flat, _PAD_MODES[mode])
+    if isinstance(value, GenericConst):
+        return R.nn.pad(x, flat, "constant", float(value.value.numpy()))
+    # A value known only when the program runs goes where a padded mask has zeros.
+    mask = s.emit(R.nn.pad(s.emit(R.ones_like(x)), flat))
+    inside = s.emit(R.not_equal(mask, s.const(0)))
+    filler = s.emit(R.astype(value, s.tensor().dtype))
+    return R.where(inside, s.emit(R.nn.pad(x, flat)), filler)
+
+
+def _cut(s: Site, x: Any) -> Any:
+    """What negative widths leave of a tensor."""
+    if s.attrs["pad_mode"] != "constant":
+        s.fail(
+            "negative pad_width only with pad_mode='constant', got"
+            f" {list(s.attrs['pad_width'])} and {s.attrs['pad_mode']!r}"
+        )
+    sizes, widths = s.sizes(s.tensor()), s.attrs["pad_width"]
+    cut = [axis for axis, pair in enumerate(widths) if min(pair) < 0]
+    begin = [max(-widths[axis][0], 0) for axis in cut]
+    end = [sizes[axis] - max(-widths[axis][1], 0) for axis in cut]
+    if any(a > b for a, b in zip(begin, end, strict=True)):
+        s.fail(f"pad_width cuts more than there is: {list(widths)} of {show(s.tensor())}")
+    return s.emit(R.strided_slice(x, cut, begin, end))
+
+
+define("nn.pad", "data pad_value", _pad_type, _pad, "numpy",
+       Attr("pad_width", REQUIRED, "pairs"), Attr("pad_mode", "constant", "str"),
+       kind=INJECTIVE, level=2, precision=FOLLOW)  # fmt: skip
