@@ -11,6 +11,7 @@ missing are zeros after the others; docs/transposed.md says what others make of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..attrs import as_ints, pair
@@ -92,15 +93,8 @@ def conv_transpose(
         common.least(TRANSPOSE, "output_shape", wanted, 1)
     elif auto.startswith("SAME"):
         wanted = [pixels[i] * win.strides[i] for i in (0, 1)]
-    starts, totals = [], []
-    for i in (0, 1):
-        full = (pixels[i] - 1) * win.strides[i] + win.extents[i] + extra[i]
-        if wanted is None:
-            starts.append(quad[i])
-            totals.append(full - quad[i] - quad[2 + i])
-        else:
-            starts.append(split_total(auto, max(full - wanted[i], 0))[0])
-            totals.append(wanted[i])
+    full = [(pixels[i] - 1) * win.strides[i] + win.extents[i] + extra[i] for i in (0, 1)]
+    starts, totals = rows(full, auto, quad, wanted)
     return common.transposed(
         TRANSPOSE, _TRANSPOSED, x, w, win, (starts[0], starts[1]), (totals[0], totals[1]),
         LAYOUTS, dtype,
@@ -148,6 +142,22 @@ def _pads(op: str, auto_pad: Any, pads: Any) -> tuple[str, Quad]:
             f"{op}: pads and auto_pad exclude each other, got {list(values)} and {auto}"
         )
     return auto, (values[0], values[1], values[2], values[3])
+
+
+def rows(
+    full: Sequence[int], auto: str, padding: Sequence[int], wanted: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """(the first, how many) of the rows that a transposed convolution keeps of `full` along each
+    axis: all but the padding, or as many as are wanted."""
+    if wanted is None:
+        return list(padding[: len(full)]), [
+            n - before - after
+            for n, before, after in zip(
+                full, padding[: len(full)], padding[len(full) :], strict=True
+            )
+        ]
+    starts = [split_total(auto, max(n - w, 0))[0] for n, w in zip(full, wanted, strict=True)]
+    return starts, list(wanted)
 
 
 def split_total(auto: str, total: int) -> Pair:

@@ -8,13 +8,10 @@ of the front ends: `conventions.onnx` asks it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..conventions.common import extent
 from ..conventions.onnx import same
-from .context import Node, shape_of
-
-Quad = tuple[int, int, int, int]
+from .context import Node
 
 
 def pair(node: Node, name: str, default: int | None = 1, least: int = 1) -> tuple[int, int]:
@@ -38,34 +35,6 @@ def each(
     return tuple(values)
 
 
-def weight_of(expr: Any) -> tuple[int, int, int, int]:
-    """A convolution's weight, (K, C/groups, R, S) or as the transposed one has it."""
-    shape = shape_of(expr)
-    if len(shape) != 4:
-        raise ValueError(f"weight of shape {list(shape)}: only 2-D convolutions are supported")
-    return shape[0], shape[1], shape[2], shape[3]
-
-
-def image(expr: Any) -> tuple[int, int, int, int]:
-    """(N, C, H, W)."""
-    shape = shape_of(expr)
-    if len(shape) != 4:
-        raise ValueError(f"expected an (N, C, H, W) tensor, got shape {list(shape)}")
-    return shape[0], shape[1], shape[2], shape[3]
-
-
-def quad_of(
-    node: Node,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilation: Sequence[int],
-) -> Quad:
-    """`padding_of` of an image: (top, left, bottom, right)."""
-    top, left, bottom, right = padding_of(node, size, kernel, strides, dilation)
-    return top, left, bottom, right
-
-
 def padding_of(
     node: Node,
     size: Sequence[int],
@@ -86,13 +55,3 @@ def padding_of(
         raise ValueError(f"unknown auto_pad {auto!r}")
     ends = [same(auto, size[i], extent(kernel[i], dilation[i]), strides[i]) for i in range(rank)]
     return (*(before for before, _ in ends), *(after for _, after in ends))
-
-
-def check_window(size: tuple[int, int], kernel: tuple[int, int], pad: Quad) -> None:
-    """Raises ValueError for a window of pooling that does not fit even once."""
-    for i in range(2):
-        if size[i] + pad[i] + pad[i + 2] < kernel[i]:
-            raise ValueError(
-                f"a {kernel[0]}x{kernel[1]} window does not fit a {size[0]}x{size[1]} image "
-                f"with padding {pad}: the image is too small"
-            )

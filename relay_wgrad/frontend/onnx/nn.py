@@ -9,130 +9,91 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tvm import relax
 
 from ...conventions import onnx
-from .. import volumes
+from ...conventions.common import extent
+from .. import layers
 from ..context import Context, Node, shape_of
 from ..sizes import of_one
-from ..windows import image, pair, quad_of, weight_of
+from ..windows import each, padding_of
 
 
 def conv(ctx: Context, node: Node) -> Any:
-    """Conv: data (N, C, H, W), weight (K, C/groups, R, S), optional bias (K,); also 1-D and 3-D."""
-    node, data, weight = _as_image(ctx, node)
-    if volumes.is_volume(data):
-        return _bias(ctx, node, 2, volumes.conv(ctx, node))
-    shape, wshape, groups = image(data), weight_of(weight), int(node.attr("group", 1))
+    """Conv: data (N, C, …), weight (K, C/groups, …), optional bias (K,); of one to three axes."""
+    data, weight, rank = _operands(ctx, node)
+    shape, wshape, groups = shape_of(data), shape_of(weight), int(node.attr("group", 1))
     ctx.parameter(node.operand(1), "weight", math.prod(wshape[1:]))
-    strides, dilation = pair(node, "strides"), pair(node, "dilations")
-    padding = quad_of(node, shape[2:], wshape[2:], strides, dilation)
-    onnx.conv(  # which refuses what does not fit
-        of_one(shape), wshape, dilations=dilation, group=groups, pads=padding, strides=strides,
-        kernel_shape=node.attr("kernel_shape"),
-    )  # fmt: skip
-    out = ctx.emit(
-        relax.op.nn.conv2d(data, weight, strides, padding, dilation, groups)  # NCHW, OIHW
-    )
-    return as_given(ctx, node, _bias(ctx, node, 2, out))
+    strides, dilation = each(node, "strides", rank), each(node, "dilations", rank)
+    padding = padding_of(node, shape[2:], wshape[2:], strides, dilation)
+    if rank == 2:
+        onnx.conv(  # which refuses what does not fit
+            of_one(shape), wshape, dilations=dilation, group=groups, pads=padding, strides=strides,
+            kernel_shape=node.attr("kernel_shape"),
+        )  # fmt: skip
+    bias = _bias(ctx, node, 2)
+    return layers.conv(ctx, data, weight, bias, strides, padding, dilation, groups)
 
 
 def conv_transpose(ctx: Context, node: Node) -> Any:
-    """ConvTranspose: data (N, C, H, W), weight (C, K/groups, R, S), bias (K,) or none; also 1-D
-    and 3-D."""
-    node, data, weight = _as_image(ctx, node)
-    if volumes.is_volume(data):
-        out, zeros = volumes.conv_transpose(ctx, node)
-        return _bias(ctx, node, 2, _with_zeros(ctx, out, zeros))
-    shape, wshape, groups = image(data), weight_of(weight), int(node.attr("group", 1))
-    strides, dilation = pair(node, "strides"), pair(node, "dilations")
-    found = onnx.conv_transpose(
-        of_one(shape), wshape,
-        auto_pad=node.attr("auto_pad", "NOTSET"), dilations=dilation, group=groups,
-        kernel_shape=node.attr("kernel_shape"),
-        output_padding=pair(node, "output_padding", 0, least=0),
-        output_shape=node.attr("output_shape"), pads=node.attr("pads"), strides=strides,
-    )  # fmt: skip
+    """ConvTranspose: data (N, C, …), weight (C, K/groups, …), bias (K,) or none; of one to three
+    axes."""
+    data, weight, rank = _operands(ctx, node)
+    shape, wshape, groups = shape_of(data), shape_of(weight), int(node.attr("group", 1))
+    strides, dilation = each(node, "strides", rank), each(node, "dilations", rank)
+    extra = each(node, "output_padding", rank, 0, 0)
+    auto, wanted = node.attr("auto_pad", "NOTSET"), node.attr("output_shape")
+    if rank == 2:
+        onnx.conv_transpose(  # which refuses what does not fit
+            of_one(shape), wshape, auto_pad=auto, dilations=dilation, group=groups,
+            kernel_shape=node.attr("kernel_shape"), output_padding=extra, output_shape=wanted,
+            pads=node.attr("pads"), strides=strides,
+        )  # fmt: skip
     # Each output pixel gets about R·S/(strides) taps of C/groups channels.
     taps = max(math.prod(wshape[2:]) // math.prod(strides), 1)
     ctx.parameter(node.operand(1), "weight", shape[1] // groups * taps)
-    written = onnx.to_conv_transpose(found)
-    above, left, below, right = written.around
-    around = ((above, below), (left, right))
-    out = ctx.emit(
-        relax.op.nn.conv2d_transpose(
-            data, weight, strides, written.arguments["pads"], written.arguments["output_padding"],
-            dilation, groups,
-        )
-    )  # fmt: skip
-    return as_given(ctx, node, _bias(ctx, node, 2, _with_zeros(ctx, out, around)))
+    for o, s, d in zip(extra, strides, dilation, strict=True):
+        if o >= max(s, d):
+            raise ValueError(
+                f"output_padding={list(extra)}: must be less than strides or dilations, got"
+                f" {list(strides)} and {list(dilation)}"
+            )
+    pads: Sequence[int] = (0,) * (2 * rank)
+    if wanted is not None:
+        wanted = [int(v) for v in wanted][-rank:]
+    elif auto.startswith("SAME"):
+        wanted = [p * s for p, s in zip(shape[2:], strides, strict=True)]
+    else:
+        pads = padding_of(node, shape[2:], wshape[2:], strides, dilation)
+    full = [
+        (p - 1) * s + extent(k, d) + o
+        for p, s, k, d, o in zip(shape[2:], strides, wshape[2:], dilation, extra, strict=True)
+    ]
+    starts, totals = onnx.rows(full, auto, pads, wanted)
+    bias = _bias(ctx, node, 2)
+    return layers.conv_transpose(ctx, data, weight, bias, strides, dilation, groups, starts, totals)
 
 
-def _with_zeros(ctx: Context, out: Any, around: Sequence[tuple[int, int]]) -> Any:
-    """Rows and columns of zeros before and after: concat has a gradient, nn.pad has none."""
-    for axis, (before, after) in enumerate(around, 2):
-        parts = [out]
-        for side, at in ((before, 0), (after, 1)):
-            if side:
-                shape = [*shape_of(out)]
-                shape[axis] = side
-                zeros = ctx.full(tuple(shape), 0, ctx.options.dtype)
-                parts = [zeros, *parts] if at == 0 else [*parts, zeros]
-        out = ctx.emit(relax.op.concat(parts, axis)) if len(parts) > 1 else out
-    return out
-
-
-# What a 1-D convolution says of its axis, and what is true of the one that an image has before it.
-_LIFTED = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0, "output_shape": 1}
-
-
-def _as_image(ctx: Context, node: Node) -> tuple[Node, Any, Any]:
-    """(node, data, weight) of a convolution; a 1-D one as that of images of height 1."""
+def _operands(ctx: Context, node: Node) -> tuple[Any, Any, int]:
+    """(data, weight, spatial axes) of a convolution."""
     data, weight = ctx.tensor(node.operand(0)), ctx.parameter(node.operand(1))
-    rank = len(shape_of(data))
-    if len(shape_of(weight)) != rank:
+    shape, wshape = shape_of(data), shape_of(weight)
+    if len(wshape) != len(shape):
         raise ValueError(
-            f"weight of shape {list(shape_of(weight))}: must have as many axes as the data, {rank}"
+            f"weight of shape {list(wshape)}: must have as many axes as the data, {len(shape)}"
         )
-    if rank != 3:
-        return node, data, weight
-    return as_row(node), lifted(ctx, data), lifted(ctx, weight)
+    if not 3 <= len(shape) <= 5:
+        raise ValueError(f"expected 3 to 5 axes, got shape {list(shape)}")
+    given = node.attr("kernel_shape")
+    if given is not None and tuple(int(v) for v in given) != wshape[2:]:
+        raise ValueError(f"kernel_shape must be W's, got {list(given)} and {list(wshape[2:])}")
+    return data, weight, len(shape) - 2
 
 
-def as_row(node: Node) -> Node:
-    """A node of one spatial axis as that of images of height 1."""
-    attributes = dict(node.attributes)
-    for name in {*_LIFTED, "pads"} & set(attributes):
-        values, count = list(attributes[name]), 2 if name == "pads" else 1
-        if len(values) != count:
-            raise ValueError(f"{name}={values}: must have {count} values for one spatial axis")
-        attributes[name] = [0, values[0], 0, values[1]] if count == 2 else [_LIFTED[name], *values]
-    return replace(node, attributes=attributes)
-
-
-def lifted(ctx: Context, tensor: Any) -> Any:
-    n, c, size = shape_of(tensor)
-    return ctx.emit(relax.op.reshape(tensor, (n, c, 1, size)))
-
-
-def as_given(ctx: Context, node: Node, out: Any) -> Any:
-    """The result in the rank of the node's data."""
-    if len(shape_of(ctx.tensor(node.operand(0)))) == len(shape_of(out)):
-        return out
-    n, c, _, size = shape_of(out)
-    return ctx.emit(relax.op.reshape(out, (n, c, size)))
-
-
-def _bias(ctx: Context, node: Node, index: int, out: Any) -> Any:
-    if not node.has(index):
-        return out
-    bias = ctx.parameter(node.operand(index), "bias")
-    (size,) = shape_of(bias)
-    column = (1, size) + (1,) * (len(shape_of(out)) - 2)
-    return ctx.emit(relax.op.add(out, ctx.emit(relax.op.reshape(bias, column))))
+def _bias(ctx: Context, node: Node, index: int) -> Any:
+    return ctx.parameter(node.operand(index), "bias") if node.has(index) else None
 
 
 def gemm(ctx: Context, node: Node) -> Any:

@@ -11,6 +11,7 @@ from tvm import relax
 
 from .. import moving
 from ..context import Context, Node, shape_of
+from ..layers import framed
 from ..moving import broadcast, cut, place, repeated
 from ..resampled import at_places, padded
 from ..sizes import (
@@ -212,16 +213,7 @@ def pad(ctx: Context, node: Node) -> Any:
         widths[axis] = (max(before, 0), max(after, 0))
     if mode != "constant":
         return padded(ctx, x, widths, _BORDERS[mode])
-    for axis, sides in enumerate(widths):
-        parts = [x]
-        for at, size in enumerate(sides):
-            if size:
-                shape = [*shape_of(x)]
-                shape[axis] = size
-                border = ctx.full(tuple(shape), fill, str(x.ty.dtype))
-                parts = [border, *parts] if at == 0 else [*parts, border]
-        x = ctx.emit(relax.op.concat(parts, axis)) if len(parts) > 1 else x
-    return x
+    return framed(ctx, x, widths, fill)
 
 
 def is_end(end: Any) -> bool:

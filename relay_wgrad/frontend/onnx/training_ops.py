@@ -17,9 +17,10 @@ from tvm import relax
 
 from ..context import Context, Node, shape_of
 from ..conv_gradients import ConvGradients
+from ..layers import check_window, with_ceil
 from ..weights import Array
 from ..windows import each, padding_of
-from .pooling import read_pool
+from .pooling import window
 
 op = relax.op
 Builder = Callable[[Context, Node], Any]
@@ -114,7 +115,8 @@ def max_pool_grad(ctx: Context, node: Node) -> Any:
         raise ValueError(f"only images are supported, got dY of {list(shape_of(dy))}")
     if node.attr("storage_order", 0):
         raise ValueError("storage_order=1 is not supported")
-    data, kernel, strides, _, padding = read_pool(ctx, inner)
+    data, kernel, strides, declared = window(ctx, inner)
+    padding = _whole_padding(data, kernel, strides, declared, inner)
     return ctx.emit(op.grad.max_pool2d_backward(dy, data, kernel, strides, padding))
 
 
@@ -123,13 +125,22 @@ def average_pool_grad(ctx: Context, node: Node) -> Any:
     dy = ctx.tensor(node.operand(0))
     if len(shape_of(dy)) != 4:
         raise ValueError(f"only images are supported, got dY of {list(shape_of(dy))}")
-    data, kernel, strides, declared, padding = read_pool(ctx, _without_first(node))
+    data, kernel, strides, declared = window(ctx, _without_first(node))
+    padding = _whole_padding(data, kernel, strides, declared, node)
     include = bool(node.attr("count_include_pad", 0))
-    if include and padding != declared:
+    if include and padding != list(declared):
         raise ValueError("ceil_mode=1 with count_include_pad=1 is not supported")
     return ctx.emit(
         op.grad.avg_pool2d_backward(dy, data, kernel, strides, padding, count_include_pad=include)
     )
+
+
+def _whole_padding(data: Any, kernel: Any, strides: Any, declared: Any, node: Node) -> list[int]:
+    """A pooling's padding with what rounding up adds."""
+    sizes = shape_of(data)[2:]
+    check_window(sizes, kernel, declared)
+    is_up = node.attr("ceil_mode", 0)
+    return with_ceil(sizes, kernel, strides, declared) if is_up else list(declared)
 
 
 def _without_first(node: Node) -> Node:

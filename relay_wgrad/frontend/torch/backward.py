@@ -13,8 +13,8 @@ import numpy as np
 from tvm import relax
 
 from ...ops.auxiliary import LOWEST
+from .. import layers
 from ..context import Context, shape_of
-from ..onnx import pooling as onnx_pooling
 from ..resampled import at_places, by_matrix
 from ..weights import Array
 from .call import Builder, Call, constant
@@ -39,16 +39,13 @@ def _max_pool(rank: int) -> Builder:
 
     def build(ctx: Context, call: Call) -> tuple[Any, Any]:
         kernel, strides, padding, dilation = _window(call, 1, rank)
-        node = call.onnx(
-            "MaxPool", [call.args[0]], kernel_shape=kernel, strides=strides, pads=padding * 2,
-            dilations=dilation, ceil_mode=int(call.arg(5, False)),
-        )  # fmt: skip
-        if len(shape_of(call.args[0])) != rank + 2:
-            raise ValueError(f"expected {rank + 2} axes, got {list(shape_of(call.args[0]))}")
+        if set(dilation) != {1}:
+            raise ValueError("dilated pooling has no gradient in TVM")
+        made = layers.max_pool(ctx, call.args[0], kernel, strides, padding * 2, call.arg(5, False))
         indices = None
         if rank == 2 and _are_wanted(call):
             indices = _places(ctx, call, kernel, strides, padding, dilation)
-        return onnx_pooling.max_pool(ctx, node), indices
+        return made, indices
 
     return build
 
@@ -114,11 +111,8 @@ def _max_pool3d_backward(ctx: Context, call: Call) -> Any:
     n, c, d, h, w = shape_of(x)
     p = shape_of(dy)
     planes = ctx.emit(op.reshape(x, (n, c * d, h, w)))
-    node = call.onnx(
-        "MaxPool", [planes], kernel_shape=kernel[1:], strides=strides[1:], pads=padding[1:] * 2,
-        dilations=dilation[1:], ceil_mode=int(call.args[6]),
-    )  # fmt: skip
-    pooled = onnx_pooling.max_pool(ctx, node)
+    pads = padding[1:] * 2
+    pooled = layers.max_pool(ctx, planes, kernel[1:], strides[1:], pads, call.args[6])
     columns = ctx.emit(op.reshape(pooled, (n, c, d, math.prod(p[3:]))))
     grad = ctx.emit(op.reshape(dy, (n, c, p[2], math.prod(p[3:]))))
     of_columns = _of_maxima(

@@ -8,11 +8,10 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from onnx import helper
 from tvm import relax
 
 from ...dtypes import HALVES, numpy_dtype
-from ..context import Context, Node, Value, shape_of
+from ..context import Context, shape_of
 from ..sizes import is_size, number, same
 from ..weights import Array
 
@@ -117,15 +116,6 @@ class Call:
             if not known and not _same(value, defaults.get(name)):
                 found.append(f"{name}={_text(value)}")
         return found
-
-    def onnx(self, op: str, operands: Args, **attributes: Any) -> Node:
-        """The node as ONNX would have it."""
-        values = [None if x is None else Value(f"{self.name}.{i}", expr=x)
-                  for i, x in enumerate(operands)]  # fmt: skip
-        inputs = ["" if v is None else v.name for v in values]
-        proto = helper.make_node(op, inputs, [self.name], name=self.name)
-        kept = {key: value for key, value in attributes.items() if value is not None}
-        return Node(proto, values, kept)
 
 
 def check_elements(**operands: Any) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 from tvm import relax
 
+from .. import layers
 from ..context import Context, shape_of
 from ..conv_gradients import ConvGradients
-from ..onnx import nn as onnx_nn
 from .call import Builder, Call, check_elements
+from .layers import transposed as transposed_conv
 from .resizing import ints
 
 op = relax.op
@@ -22,15 +23,12 @@ def _convolution(ctx: Context, call: Call) -> Any:
     )
     check_elements(input=x, weight=weight)
     rank = len(shape_of(weight)) - 2
-    settings: dict[str, Any] = {
-        "strides": ints(stride, rank), "pads": ints(padding, rank) * 2,
-        "dilations": ints(dilation, rank), "group": int(groups),
-    }  # fmt: skip
+    strides, pads, dilations = (ints(given, rank) for given in (stride, padding, dilation))
     if not transposed:
-        return onnx_nn.conv(ctx, call.onnx("Conv", [x, weight, bias], **settings))
-    settings["output_padding"] = ints(extra, rank)
-    node = call.onnx("ConvTranspose", [x, weight, bias], **settings)
-    return onnx_nn.conv_transpose(ctx, node)
+        return layers.conv(ctx, x, weight, bias, strides, pads * 2, dilations, int(groups))
+    return transposed_conv(
+        ctx, x, weight, bias, strides, pads, ints(extra, rank), dilations, int(groups)
+    )
 
 
 def _convolution_backward(ctx: Context, call: Call) -> tuple[Any, Any, Any]:

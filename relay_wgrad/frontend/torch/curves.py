@@ -15,32 +15,6 @@ from .call import Builder, Call, as_dtype, constant
 op = relax.op
 
 
-def _unary(function: Callable[[Context, Any], Any]) -> Builder:
-    """One operand, which integers reach as the result's float."""
-    return lambda ctx, call: function(ctx, as_dtype(ctx, call.args[0], call.dtype))
-
-
-def _plain(function: Callable[[Any], Any]) -> Builder:
-    return _unary(lambda ctx, x: ctx.emit(function(x)))
-
-
-def _tested(function: Callable[[Any], Any], of_integers: bool) -> Builder:
-    """A truth value of a number, which of integers is one for all."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        x = call.args[0]
-        if "float" not in str(x.ty.dtype):
-            return ctx.full(call.shape, of_integers, "bool")
-        return ctx.emit(function(x))
-
-    return build
-
-
-def _atan2(ctx: Context, call: Call) -> Any:
-    y, x = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
-    return ctx.emit(op.atan2(y, x))
-
-
 def _remainder(floor: bool) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
         x, y = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
@@ -114,34 +88,18 @@ def _sorted_places(ctx: Context, call: Call) -> Any:
 
 
 CURVES: dict[str, Builder] = {
-    "acos.default": _plain(op.acos),
-    "acosh.default": _plain(op.acosh),
     "argmax.default": _extreme_place(op.argmax),
     "argmin.default": _extreme_place(op.argmin),
     "argsort.default": _sorted_places,
-    "asin.default": _plain(op.asin),
-    "asinh.default": _plain(op.asinh),
-    "atan.default": _plain(op.atan),
-    "atan2.default": _atan2,
-    "atanh.default": _plain(op.atanh),
-    "cosh.default": _plain(op.cosh),
     "cumsum.default": _running_sum,
-    "exp2.default": _unary(lambda ctx, x: ctx.emit(op.power(constant(2, str(x.ty.dtype)), x))),
-    "expm1.default": _unary(curves.expm1),
     "fmod.Scalar": _remainder(floor=False),
     "fmod.Tensor": _remainder(floor=False),
-    "isfinite.default": _tested(op.isfinite, True),
-    "isinf.default": _tested(op.isinf, False),
-    "isnan.default": _tested(op.isnan, False),
-    "log1p.default": _unary(curves.log1p),
     "prod.default": _product,
     "prod.dim_int": _product,
     "remainder.Scalar": _remainder(floor=True),
     "remainder.Tensor": _remainder(floor=True),
-    "sinh.default": _plain(op.sinh),
     "sort.default": _sorted,
     "sort.stable": _stably_sorted,
-    "tan.default": _plain(op.tan),
     "topk.default": _largest,
     "xlogy.Tensor": _xlogy,
 }

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from .. import layers
 from ..context import Context, shape_of
 from ..onnx import nn as onnx_nn
-from ..onnx import pooling as onnx_pooling
 from ..onnx.reduce import standardized
 from ..sizes import is_open, number
 from .activations import ACTIVATIONS
@@ -29,33 +29,45 @@ def _list(value: Any, count: int) -> list[int]:
 
 def _convolution(rank: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
-        x, weight, bias = call.args[0], call.args[1], call.arg(2)
+        x, weight, bias, padding = call.args[0], call.args[1], call.arg(2), call.arg(4, 0)
         check_elements(input=x, weight=weight)
-        padding = call.arg(4, 0)
-        pads = auto = None
-        if isinstance(padding, str):
-            auto = {"same": "SAME_UPPER", "valid": "VALID"}[padding]
+        strides, dilation = _list(call.arg(3, 1), rank), _list(call.arg(5, 1), rank)
+        if padding == "valid":
+            padding = 0
+        if padding == "same":  # the odd one after; PyTorch takes no stride with it
+            whole = [d * (k - 1) for d, k in zip(dilation, shape_of(weight)[2:], strict=True)]
+            pads = [n // 2 for n in whole] + [n - n // 2 for n in whole]
         else:
             pads = _list(padding, rank) * 2
-        node = call.onnx(
-            "Conv", [x, weight, bias], strides=_list(call.arg(3, 1), rank), pads=pads,
-            auto_pad=auto, dilations=_list(call.arg(5, 1), rank), group=int(call.arg(6, 1)),
-        )  # fmt: skip
-        return onnx_nn.conv(ctx, node)
+        groups = int(call.arg(6, 1))
+        return layers.conv(ctx, x, weight, bias, strides, pads, dilation, groups)
 
     return build
 
 
+def transposed(
+    ctx: Context, x: Any, weight: Any, bias: Any, strides: Sequence[int], padding: Sequence[int],
+    extra: Sequence[int], dilation: Sequence[int], groups: int,
+) -> Any:  # fmt: skip
+    """A transposed convolution in PyTorch's words: one padding and one output padding an axis."""
+    check_elements(input=x, weight=weight)
+    full = [
+        (p - 1) * s + d * (k - 1) + 1 + e
+        for p, s, d, k, e in zip(
+            shape_of(x)[2:], strides, dilation, shape_of(weight)[2:], extra, strict=True
+        )
+    ]
+    totals = [n - 2 * p for n, p in zip(full, padding, strict=True)]
+    return layers.conv_transpose(ctx, x, weight, bias, strides, dilation, groups, padding, totals)
+
+
 def _transposed(rank: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
-        check_elements(input=call.args[0], weight=call.args[1])
-        node = call.onnx(
-            "ConvTranspose", [call.args[0], call.args[1], call.arg(2)],
-            strides=_list(call.arg(3, 1), rank), pads=_list(call.arg(4, 0), rank) * 2,
-            output_padding=_list(call.arg(5, 0), rank), group=int(call.arg(6, 1)),
-            dilations=_list(call.arg(7, 1), rank),
+        strides, padding, extra = (_list(call.arg(3 + i, int(i == 0)), rank) for i in range(3))
+        return transposed(
+            ctx, call.args[0], call.args[1], call.arg(2), strides, padding, extra,
+            _list(call.arg(7, 1), rank), int(call.arg(6, 1)),
         )  # fmt: skip
-        return onnx_nn.conv_transpose(ctx, node)
 
     return build
 
@@ -63,12 +75,10 @@ def _transposed(rank: int) -> Builder:
 def _max_pool(rank: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
         kernel = _list(call.args[1], rank)
-        node = call.onnx(
-            "MaxPool", [_batched(call, rank)], kernel_shape=kernel,
-            strides=_list(call.arg(2) or kernel, rank), pads=_list(call.arg(3, 0), rank) * 2,
-            dilations=_list(call.arg(4, 1), rank), ceil_mode=int(call.arg(5, False)),
-        )  # fmt: skip
-        return onnx_pooling.max_pool(ctx, node)
+        if set(_list(call.arg(4, 1), rank)) != {1}:
+            raise ValueError("dilated pooling has no gradient in TVM")
+        strides, pads = _list(call.arg(2) or kernel, rank), _list(call.arg(3, 0), rank) * 2
+        return layers.max_pool(ctx, call.args[0], kernel, strides, pads, call.arg(5, False))
 
     return build
 
@@ -78,22 +88,12 @@ def _average_pool(rank: int) -> Builder:
         if call.arg(6) is not None:
             raise ValueError("divisor_override is not supported")
         kernel = _list(call.args[1], rank)
-        node = call.onnx(
-            "AveragePool", [_batched(call, rank)], kernel_shape=kernel,
-            strides=_list(call.arg(2) or kernel, rank), pads=_list(call.arg(3, 0), rank) * 2,
-            ceil_mode=int(call.arg(4, False)), count_include_pad=int(call.arg(5, True)),
-        )  # fmt: skip
-        return onnx_pooling.average_pool(ctx, node)
+        strides, pads = _list(call.arg(2) or kernel, rank), _list(call.arg(3, 0), rank) * 2
+        return layers.average_pool(
+            ctx, call.args[0], kernel, strides, pads, call.arg(4, False), bool(call.arg(5, True))
+        )
 
     return build
-
-
-def _batched(call: Call, rank: int) -> Any:
-    """The data, which must have a batch."""
-    shape = shape_of(call.args[0])
-    if len(shape) != rank + 2:
-        raise ValueError(f"expected {rank + 2} axes, got shape {list(shape)}")
-    return call.args[0]
 
 
 def _with_indices(pool: Builder) -> Builder:

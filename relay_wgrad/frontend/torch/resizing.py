@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from .. import layers
 from ..context import Context, shape_of
 from ..moving import cut
-from ..onnx import pooling as onnx_pooling
-from ..onnx import shapes as onnx_shapes
 from ..resampled import at_places, by_matrix, folded, padded
 from ..weights import Array
 from .call import Builder, Call
@@ -69,12 +68,11 @@ def _adaptive_average_pool(rank: int) -> Builder:
         if len(shape) != rank + 2:
             raise ValueError(f"expected {rank + 2} axes, got shape {list(shape)}")
         if out == [1] * rank:
-            return onnx_pooling.global_average_pool(ctx, call.onnx("GlobalAveragePool", [x]))
+            return layers.global_average_pool(ctx, x)
         sizes = shape[2:]
         if rank > 1 and not any(s % o for s, o in zip(sizes, out, strict=True)):
             kernel = [s // o for s, o in zip(sizes, out, strict=True)]
-            node = call.onnx("AveragePool", [x], kernel_shape=kernel, strides=kernel)
-            return onnx_pooling.average_pool(ctx, node)
+            return layers.average_pool(ctx, x, kernel, kernel, [0] * (2 * rank))
         for i, (size, wanted) in enumerate(zip(sizes, out, strict=True)):
             alone = [_BESIDE] * rank
             alone[i] = wanted
@@ -111,11 +109,7 @@ def _bordered(ctx: Context, call: Call, mode: str, value: Any) -> Any:
         if mode not in _MODES:
             raise ValueError(f"mode {mode!r} is not supported, only constant, {', '.join(_MODES)}")
         return padded(ctx, x, widths, _MODES[mode])
-    if not any(before or after for before, after in widths):
-        return x
-    pads = [before for before, _ in widths] + [after for _, after in widths]
-    node = call.onnx("Pad", [x], pads=pads, value=float(value or 0.0))
-    return onnx_shapes.pad(ctx, node)
+    return layers.framed(ctx, x, widths, float(value or 0.0))
 
 
 def _unfold(ctx: Context, call: Call) -> Any:
@@ -134,8 +128,7 @@ def _im2col(ctx: Context, call: Call) -> Any:
     """(x, kernel, dilation, padding, stride): (N, C R S, windows)."""
     kernel, dilation, padding, stride = (ints(call.args[i], 2) for i in range(1, 5))
     n, c = shape_of(call.args[0])[:2]
-    node = call.onnx("Pad", [call.args[0]], pads=[0, 0, *padding] * 2, value=0.0)
-    x = onnx_shapes.pad(ctx, node) if any(padding) else call.args[0]
+    x = layers.framed(ctx, call.args[0], [(0, 0)] * 2 + [(p, p) for p in padding], 0.0)
     counts = []
     for i in range(2):
         size = shape_of(x)[2 + i]
