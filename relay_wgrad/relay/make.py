@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .ast import Call, Constant, MetaAttrs, Op
+from .ast import Call, Constant, Expr, MetaAttrs, Op
+from .dims import Dim
 from .expr_methods import ExprMethods
 from .ops import RelayOp, lookup
+
+Sizes = int | Sequence[Dim] | Expr
+"""One size or several, or a constant that holds them."""
+Pairs = Sequence[Sequence[int]] | Expr
 
 
 def call(name: str, *args: Any, **attrs: Any) -> Call:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ops.ties import gelu_slope
 from ..context import Context, Node, shape_of
 from ..conv_gradients import ConvGradients
 from ..layers import check_window, with_ceil
@@ -167,13 +168,7 @@ def tanh_grad(ctx: Context, node: Node) -> Any:
 
 
 def gelu_grad(ctx: Context, node: Node) -> Any:
-    """Of x Φ(x): Φ(x) + x φ(x)."""
-    dy, x = _operands(ctx, node, 2)
-    erf = op.erf(op.multiply(x, ctx.const(math.sqrt(0.5))))
-    below = op.multiply(op.add(erf, ctx.const(1)), ctx.const(0.5))
-    bell = op.exp(op.multiply(op.multiply(x, x), ctx.const(-0.5)))
-    density = op.multiply(bell, ctx.const(1 / math.sqrt(2 * math.pi)))
-    return ctx.emit(op.multiply(dy, op.add(below, op.multiply(x, density))))
+    return ctx.emit(gelu_slope(*_operands(ctx, node, 2)))
 
 
 def _softmax_grad(logs: bool, all_axes: bool) -> Builder:

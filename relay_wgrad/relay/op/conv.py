@@ -265,16 +265,6 @@ def avg_pool2d_grad(
     )
 
 
-def global_avg_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
-    """The mean over height and width, which become 1."""
-    return call("nn.global_avg_pool2d", data, layout=layout, out_layout=out_layout)
-
-
-def global_max_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
-    """The maximum over height and width, which become 1."""
-    return call("nn.global_max_pool2d", data, layout=layout, out_layout=out_layout)
-
-
 def adaptive_avg_pool2d(
     data: Expr, output_size: Size | None = None, layout: str = "NCHW", out_layout: str = ""
 ) -> Call:

@@ -11,34 +11,18 @@ from ..ast import Call, Constant, Expr, Tuple
 from ..expr import TupleWrapper, const
 from ..expr_methods import ExprMethods
 from ..infer import infer_expr
-from ..make import as_argument, call, of_run
+from ..make import Sizes, as_argument, call, of_run
 from ..types import TensorType
-from .tensor import ones
-from .transform import Sizes, cast_like
+from .made.tensor import cast_like, ones
 
 __all__ = [
     "adv_index",
     "arange",
-    "argsort",
-    "argwhere",
     "cumprod",
     "cumsum",
-    "fixed_point_multiply",
-    "gather",
-    "gather_nd",
     "matrix_set_diag",
     "meshgrid",
-    "ndarray_size",
-    "reinterpret",
-    "reverse_sequence",
-    "scatter_elements",
-    "scatter_nd",
-    "searchsorted",
     "segment_sum",
-    "sequence_mask",
-    "shape_of",
-    "sliding_window",
-    "sort",
     "sparse_fill_empty_rows",
     "sparse_reshape",
     "sparse_to_dense",
@@ -49,33 +33,6 @@ __all__ = [
     "unique",
     "unravel_index",
 ]
-
-
-def gather(data: Expr, axis: int, indices: Expr) -> Call:
-    """For each index the element there along `axis`, and at the index's own place along others."""
-    return call("gather", data, indices, axis=axis)
-
-
-def gather_nd(
-    data: Expr, indices: Expr, batch_dims: int = 0, index_rank: int | None = None
-) -> Call:
-    """Parts of `data`; the first axis of `indices` (M, …) holds one index for each of M axes."""
-    return call("gather_nd", data, indices, batch_dims=batch_dims, index_rank=index_rank)
-
-
-def scatter_elements(
-    data: Expr, indices: Expr, updates: Expr, axis: int = 0, reduction: str = "update"
-) -> Call:
-    """`data` with `updates` put where `indices` say along `axis`.
-
-    `reduction` is update, add, mul, mean, min or max.
-    """
-    return call("scatter_elements", data, indices, updates, axis=axis, reduction=reduction)
-
-
-def scatter_nd(data: Expr, indices: Expr, updates: Expr, mode: str = "update") -> Call:
-    """`data` with parts put where `indices` (M, …) say, as `gather_nd` reads them."""
-    return call("scatter_nd", data, indices, updates, mode=mode)
 
 
 def arange(
@@ -106,27 +63,12 @@ def unravel_index(indices: Expr, shape: Expr) -> Call:
     return call("unravel_index", indices, shape)
 
 
-def argwhere(condition: Expr) -> Call:
-    """The places, a row each, of the elements that are not zero."""
-    return call("argwhere", condition)
-
-
 def strided_set(
     data: Expr, v: Expr, begin: Sizes, end: Sizes, strides: Sizes | None = None
 ) -> Call:
     """`data` with `v` for its slice `data[begin:end:strides]`; the bounds are vectors."""
     bounds = (begin, end, [1] if strides is None else strides)
     return call("strided_set", data, v, *(as_argument(bound, "int32") for bound in bounds))
-
-
-def sequence_mask(data: Expr, valid_length: Expr, mask_value: float = 0, axis: int = 0) -> Call:
-    """`data` with `mask_value` from each sequence's length on; `axis` is the time's, 0 or 1."""
-    return call("sequence_mask", data, valid_length, mask_value=mask_value, axis=axis)
-
-
-def reverse_sequence(data: Expr, seq_lengths: Expr, seq_axis: int = 1, batch_axis: int = 0) -> Call:
-    """`data` with the first so many elements of each sequence turned round."""
-    return call("reverse_sequence", data, seq_lengths, seq_axis=seq_axis, batch_axis=batch_axis)
 
 
 def trilu(data: Expr, k: int | Expr, upper: bool = True) -> Call:
@@ -166,21 +108,6 @@ def cumprod(
     return call("cumprod", data, axis=axis, dtype=dtype, exclusive=bool(exclusive))
 
 
-def sliding_window(data: Expr, axis: int, window_shape: Sizes, strides: Sizes) -> Call:
-    """All windows over the axes from `axis` on; the result's last axes are within a window."""
-    return call("sliding_window", data, axis=axis, window_shape=window_shape, strides=strides)
-
-
-def sort(data: Expr, axis: int = -1, is_ascend: bool = 1) -> Call:  # type: ignore[assignment]
-    """The elements along `axis` in order."""
-    return call("sort", data, axis=axis, is_ascend=is_ascend)
-
-
-def argsort(data: Expr, axis: int = -1, is_ascend: bool = 1, dtype: str = "int32") -> Call:  # type: ignore[assignment]
-    """The places along `axis` of the elements in order."""
-    return call("argsort", data, axis=axis, is_ascend=is_ascend, dtype=dtype)
-
-
 def topk(
     data: Expr,
     k: int | Expr = 1,
@@ -196,33 +123,6 @@ def topk(
     else:
         out = call("topk", data, k=k.data.item() if isinstance(k, Constant) else k, **attrs)
     return TupleWrapper(out, 2) if ret_type == "both" else out
-
-
-def searchsorted(
-    sorted_sequence: Expr, values: Expr, right: bool = False, dtype: str = "int32"
-) -> Call:
-    """Where values would stand in sorted sequences; `right`: behind equal ones."""
-    return call("searchsorted", sorted_sequence, values, right=right, dtype=dtype)
-
-
-def shape_of(data: Expr, dtype: str = "int32") -> Call:
-    """The sizes of a tensor as a vector."""
-    return call("shape_of", data, dtype=dtype)
-
-
-def ndarray_size(data: Expr, dtype: str = "int32") -> Call:
-    """How many elements a tensor has."""
-    return call("ndarray_size", data, dtype=dtype)
-
-
-def reinterpret(data: Expr, dtype: str) -> Call:
-    """The bits of each element as those of another dtype."""
-    return call("reinterpret", data, dtype=dtype)
-
-
-def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:
-    """data * multiplier * 2^(shift - 31), rounded, of int32."""
-    return call("fixed_point_multiply", data, multiplier=multiplier, shift=shift)
 
 
 def unique(data: Expr, is_sorted: bool = True, return_counts: bool = False) -> TupleWrapper:

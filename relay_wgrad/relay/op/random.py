@@ -9,6 +9,7 @@ import numpy as np
 from ..ast import Call, Constant, Expr
 from ..expr import const
 from ..make import call
+from .made.random import *  # noqa: F403
 
 
 def threefry_key(seed: int) -> Constant:
@@ -25,11 +26,6 @@ def threefry_key(seed: int) -> Constant:
 def threefry_generate(key: Expr, shape: Sequence[int]) -> Call:
     """(the next key, random words of 64 bits); the key must not be used again."""
     return call("random.threefry_generate", key, out_shape=shape)
-
-
-def threefry_split(key: Expr) -> Call:
-    """Two keys, for numbers that have nothing to do with each other."""
-    return call("random.threefry_split", key)
 
 
 def uniform(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ast import Call, Expr
-from ..make import as_argument, call, of_run
+from ..make import call
 from .conv import Size
 
 
@@ -161,25 +161,3 @@ def global_max_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -
 def global_avg_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
     """The mean of each channel of a volume."""
     return adaptive_avg_pool3d(data, 1, layout, out_layout)
-
-
-def upsampling3d(
-    data: Expr,
-    scale_d: float | Expr = 1,
-    scale_h: float | Expr = 1,
-    scale_w: float | Expr = 1,
-    layout: str = "NCDHW",
-    method: str = "nearest_neighbor",
-    coordinate_transformation_mode: str = "half_pixel",
-) -> Call:
-    """Depth, height and width times a factor; `method` is nearest_neighbor or trilinear."""
-    if of_run(scale_d, scale_h, scale_w):
-        scales = [as_argument(scale, "float32") for scale in (scale_d, scale_h, scale_w)]
-        return call(
-            "dyn.nn.upsampling3d", data, *scales, layout=layout, method=method,
-            coordinate_transformation_mode=coordinate_transformation_mode,
-        )  # fmt: skip
-    return call(
-        "nn.upsampling3d", data, scale_d=scale_d, scale_h=scale_h, scale_w=scale_w, layout=layout,
-        method=method, coordinate_transformation_mode=coordinate_transformation_mode,
-    )  # fmt: skip

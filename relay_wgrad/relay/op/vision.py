@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..ast import Call, Expr
 from ..expr import TupleWrapper, const
 from ..make import call
-from .transform import Sizes
+from .made.vision import *  # noqa: F403
 
 Number = Expr | float
 
@@ -75,21 +75,6 @@ def all_class_non_max_suppression(
     return TupleWrapper(made, 2 if output_format == "onnx" else 3)
 
 
-def multibox_prior(
-    data: Expr,
-    sizes: Sequence[float] = (1.0,),
-    ratios: Sequence[float] = (1.0,),
-    steps: Sequence[float] = (-1.0, -1.0),
-    offsets: Sequence[float] = (0.5, 0.5),
-    clip: bool = False,
-) -> Call:
-    """Boxes about each place of an image, of every size, and of the first in every ratio."""
-    return call(
-        "vision.multibox_prior", data, sizes=sizes, ratios=ratios, steps=steps, offsets=offsets,
-        clip=clip,
-    )  # fmt: skip
-
-
 def multibox_transform_loc(
     cls_prob: Expr,
     loc_pred: Expr,
@@ -105,34 +90,3 @@ def multibox_transform_loc(
         threshold=threshold, variances=variances, keep_background=keep_background,
     )  # fmt: skip
     return TupleWrapper(made, 2)
-
-
-def roi_align(
-    data: Expr,
-    rois: Expr,
-    pooled_size: Sizes,
-    spatial_scale: float,
-    sample_ratio: int = -1,
-    layout: str = "NCHW",
-    mode: str = "avg",
-) -> Call:
-    """Regions (n, 5), as (image, x1, y1, x2, y2), each interpolated and pooled to `pooled_size`."""
-    return call(
-        "vision.roi_align", data, rois, pooled_size=pooled_size, spatial_scale=spatial_scale,
-        sample_ratio=sample_ratio, layout=layout, mode=mode,
-    )  # fmt: skip
-
-
-def roi_pool(
-    data: Expr, rois: Expr, pooled_size: Sizes, spatial_scale: float, layout: str = "NCHW"
-) -> Call:
-    """As `roi_align`: the maxima of whole elements."""
-    return call(
-        "vision.roi_pool", data, rois, pooled_size=pooled_size, spatial_scale=spatial_scale,
-        layout=layout,
-    )  # fmt: skip
-
-
-def yolo_reorg(data: Expr, stride: int) -> Call:
-    """Darknet's reorganization: an image `stride` times smaller with more channels."""
-    return call("vision.yolo_reorg", data, stride=stride)

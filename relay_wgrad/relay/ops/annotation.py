@@ -18,8 +18,14 @@ def _same(call: Call) -> Type:
     return call.types[0]
 
 
-define("annotation.checkpoint", "data", _same, lambda s: s.args[0], "numpy", kind=OPAQUE, level=10)
-for _name in (BEGIN, END):
-    define(_name, "data", _same, lambda s: s.args[0], "numpy", Attr("compiler", REQUIRED, "str"),
-           kind=OPAQUE, level=10)  # fmt: skip
-define(STOP, "data", _same, lambda s: s.args[0], "numpy", kind=OPAQUE, level=10)
+define("annotation.checkpoint", "data", _same, lambda s: s.args[0], "numpy", kind=OPAQUE, level=10,
+       doc="`data`, as what a gradient computes again rather than keeps; here that is the "
+           "compiler's.")  # fmt: skip
+define(BEGIN, "data", _same, lambda s: s.args[0], "numpy", Attr("compiler", REQUIRED, "str"),
+       kind=OPAQUE, level=10,
+       doc="`data`, as an operand of a region that `compiler` compiles.")  # fmt: skip
+define(END, "data", _same, lambda s: s.args[0], "numpy", Attr("compiler", REQUIRED, "str"),
+       kind=OPAQUE, level=10,
+       doc="`data`, as a result of a region that `compiler` compiles.")  # fmt: skip
+define(STOP, "data", _same, lambda s: s.args[0], "numpy", kind=OPAQUE, level=10,
+       doc="`data`, with which no operator after it is fused.")  # fmt: skip

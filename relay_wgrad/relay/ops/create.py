@@ -74,13 +74,23 @@ def _one_hot(s: Site) -> Any:
     return R.where(here, on, off)
 
 
-define("zeros", "", target, _filled(0), "relay", *SHAPE, kind=ELEMWISE, level=3, precision=FOLLOW)
-define("ones", "", target, _filled(1), "relay", *SHAPE, kind=ELEMWISE, level=3)
+define("zeros", "", target, _filled(0), "relay", *SHAPE, kind=ELEMWISE, level=3, precision=FOLLOW,
+       signature="shape, dtype",
+       doc="A tensor of zeros.")  # fmt: skip
+define("ones", "", target, _filled(1), "relay", *SHAPE, kind=ELEMWISE, level=3,
+       signature="shape, dtype",
+       doc="A tensor of ones.")  # fmt: skip
 define("full", "fill_value", _full_type, lambda s: _of_value(s, s.args[0]), "numpy", *SHAPE,
-       kind=ELEMWISE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=ELEMWISE, level=3, precision=FOLLOW,
+       signature="fill_value, shape=(), dtype=''",
+       doc="A tensor of one value, a scalar; its dtype is by default the value's.")  # fmt: skip
 define("full_like", "data fill_value", _full_like_type,
        lambda s: _of_value(s, s.args[1]), "numpy",
-       kind=ELEMWISE, level=3)  # fmt: skip
+       kind=ELEMWISE, level=3,
+       doc="A tensor of one value in the shape and dtype of `data`.")  # fmt: skip
 define("one_hot", "indices on_value off_value", _one_hot_type, _one_hot, "numpy",
        Attr("depth", 1, "int"), Attr("axis", -1, "int"), Attr("dtype", None, "dtype"),
-       kind=OUT_ELEMWISE_FUSABLE, level=10)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, level=10,
+       signature="indices, on_value, off_value, depth, axis, dtype",
+       doc="`on_value` where a new axis of size `depth` has the index, `off_value` "
+           "elsewhere.")  # fmt: skip

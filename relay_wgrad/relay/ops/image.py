@@ -234,17 +234,28 @@ define("image.crop_and_resize", "data boxes box_indices", _crop_type, _crop, "nu
        Attr("crop_size", None, "sizes?"), Attr("layout", "NCHW", "str"),
        Attr("method", "bilinear", "str"), Attr("extrapolation_value", 0.0, "float"), _OUT_DTYPE,
     kind=INJECTIVE, level=5,
-)  # fmt: skip
+       signature="data, boxes, box_indices, crop_size, layout, method='bilinear', "
+                 "extrapolation_value=0, out_dtype=None",
+       doc="Boxes (n, 4), as (y1, x1, y2, x2) in parts of an image, each resized to "
+           "`crop_size`.")  # fmt: skip
 define("image.dilation2d", "data weight", _dilation_type, in_float32(tensor_program(_dilation)),
        "numpy", Attr("strides", (1, 1), "sizes"), Attr("padding", (0, 0), "sizes"),
        Attr("dilations", (1, 1), "sizes"), Attr("data_layout", "NCHW", "str"),
        Attr("kernel_layout", "IHW", "str"), _OUT_DTYPE,
-       kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, level=2,
+       signature="data, weight, strides=(1, 1), padding=(0, 0), dilations=(1, 1), "
+                 "data_layout='NCHW', kernel_layout='IHW', out_dtype=''",
+       doc="The maximum over a window of data plus weight, for each channel.")  # fmt: skip
 define("image.affine_grid", "data", _affine_type,
        in_float32(tensor_program(lambda s, x: topi.image.affine_grid(x, s.attrs["target_shape"]))),
        "torch", Attr("target_shape", REQUIRED, "sizes"),
-       kind=INJECTIVE, level=5)  # fmt: skip
+       kind=INJECTIVE, level=5,
+       signature="data, target_shape=None",
+       doc="Affine maps (n, 2, 3) as the points (n, 2, H, W) from which `grid_sample` "
+           "takes.")  # fmt: skip
 define("image.grid_sample", "data grid", _sample_type, in_float32(_sampled),
        "torch", Attr("method", "bilinear", "str"), Attr("layout", "NCHW", "str"),
        Attr("padding_mode", "zeros", "str"), Attr("align_corners", True, "bool"),
-       kind=INJECTIVE, level=5)  # fmt: skip
+       kind=INJECTIVE, level=5,
+       doc="`data` at the points of `grid`, whose second axis is (x, y) or (x, y, z) in "
+           "[-1, 1].")  # fmt: skip

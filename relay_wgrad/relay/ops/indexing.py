@@ -365,24 +365,36 @@ def _matrix_set_diag(s: Site) -> Any:
 
 
 define("gather", "data indices", _gather_type, _gather, "numpy", Attr("axis", None, "int?"),
-       kind=INJECTIVE, level=3)  # fmt: skip
+       kind=INJECTIVE, level=3,
+       signature="data, axis, indices",
+       doc="For each index the element there along `axis`, and at the index's own place "
+           "along others.")  # fmt: skip
 define("gather_nd", "data indices", _gather_nd_type, _gather_nd, "numpy",
        Attr("batch_dims", 0, "int"), Attr("index_rank", None, "int?"),
-       kind=INJECTIVE, level=3)  # fmt: skip
+       kind=INJECTIVE, level=3,
+       doc="Parts of `data`; the first axis of `indices` (M, …) holds one index for each "
+           "of M axes.")  # fmt: skip
 define("scatter_elements", "data indices updates", _scatter_elements_type, _scatter_elements,
        "numpy", Attr("axis", 0, "int"), Attr("reduction", "update", "str"),
-       kind=OPAQUE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=OPAQUE, level=3, precision=FOLLOW,
+       doc="`data` with `updates` put where `indices` say along `axis`.\n\n"
+           "`reduction` is update, add, mul, mean, min or max.")  # fmt: skip
 define("scatter_nd", "data indices updates", _scatter_nd_type, _scatter_nd, "numpy",
        Attr("mode", "update", "str"),
-       kind=OPAQUE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=OPAQUE, level=3, precision=FOLLOW,
+       doc="`data` with parts put where `indices` (M, …) say, as `gather_nd` reads "
+           "them.")  # fmt: skip
 define("adv_index", "inputs", _adv_index_type, _adv_index, "numpy", kind=INJECTIVE, level=3)
 define("unravel_index", "data shape", _unravel_type, _unravel, "numpy", kind=INJECTIVE, level=3)
 define("sequence_mask", "data valid_length", _sequence_mask_type, _sequence_mask, "numpy",
        Attr("mask_value", 0.0, "float"), Attr("axis", 0, "int"),
-       kind=INJECTIVE, level=10)  # fmt: skip
+       kind=INJECTIVE, level=10,
+       doc="`data` with `mask_value` from each sequence's length on; `axis` is the "
+           "time's, 0 or 1.")  # fmt: skip
 define("reverse_sequence", "data seq_lengths", _reverse_sequence_type, _reverse_sequence, "numpy",
        Attr("seq_axis", 1, "int"), Attr("batch_axis", 0, "int"),
-       kind=INJECTIVE, level=3)  # fmt: skip
+       kind=INJECTIVE, level=3,
+       doc="`data` with the first so many elements of each sequence turned round.")  # fmt: skip
 define("trilu", "data k", _trilu_type,
        lambda s: program(s, lambda s, x, k: topi.trilu(x, k(), s.attrs["upper"]), *s.args), "numpy",
        Attr("upper", True, "bool"),

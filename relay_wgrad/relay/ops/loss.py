@@ -102,11 +102,15 @@ def _nll_loss(s: Site) -> Any:
 
 define("nn.cross_entropy", "predictions targets", _cross_entropy_type,
        in_float32(lambda s: _cross_entropy(s, log=True)), "numpy",
-       kind=OPAQUE, level=10, precision=NEVER)  # fmt: skip
+       kind=OPAQUE, level=10, precision=NEVER,
+       doc="-sum(targets · log(predictions)) over the batch size.")  # fmt: skip
 define("nn.cross_entropy_with_logits", "predictions targets", _cross_entropy_type,
        in_float32(lambda s: _cross_entropy(s, log=False)), "numpy",
-       kind=OPAQUE, level=10, precision=NEVER)  # fmt: skip
+       kind=OPAQUE, level=10, precision=NEVER,
+       doc="-sum(targets · predictions) over the batch size: predictions are log- "
+           "probabilities.")  # fmt: skip
 define("nn.nll_loss", "predictions targets weights", _nll_loss_type, _nll_loss, "torch",
        Attr("reduction", "mean", "str"),
        Attr("ignore_index", -100, "int", always=True),
-       kind=OUT_ELEMWISE_FUSABLE)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE,
+       doc="Minus the log-probabilities of the target classes, weighted.")  # fmt: skip

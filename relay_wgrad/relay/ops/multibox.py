@@ -120,7 +120,9 @@ define("vision.multibox_prior", "data", _prior_type, lambda s: program(s, _prior
        Attr("sizes", (1.0,), "floats"), Attr("ratios", (1.0,), "floats"),
        Attr("steps", (-1.0, -1.0), "floats"), Attr("offsets", (0.5, 0.5), "floats"),
        Attr("clip", False, "bool"),
-       kind=OPAQUE, level=5)  # fmt: skip
+       kind=OPAQUE, level=5,
+       doc="Boxes about each place of an image, of every size, and of the first in every "
+           "ratio.")  # fmt: skip
 define("vision.multibox_transform_loc", "cls_prob loc_pred anchor", _located_type,
        in_float32(lambda s: parts(s, program(s, _located, *s.args), 2)), "numpy",
        Attr("clip", True, "bool"), Attr("threshold", 0.01, "float"),

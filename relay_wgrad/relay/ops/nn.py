@@ -239,10 +239,13 @@ UNITS, OUT_DTYPE = Attr("units", None, "int?", always=True), Attr("out_dtype", N
 TRANSPOSE = (Attr("transpose_a", False, "bool"), Attr("transpose_b", False, "bool"))
 
 define("nn.bias_add", "data bias", _bias_add_type, _bias_add, "relay", Attr("axis", 1, "int"),
-       kind=BROADCAST, level=1, precision=FOLLOW)  # fmt: skip
+       kind=BROADCAST, level=1, precision=FOLLOW,
+       doc="`data` plus one number for each index along `axis`.")  # fmt: skip
 define("nn.dense", "data weight", _dense_type, lambda s: _matmul(s, False, True), "relay",
        UNITS, OUT_DTYPE,
-       kind=OUT_ELEMWISE_FUSABLE, level=1, precision=ALWAYS)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, level=1, precision=ALWAYS,
+       signature="data, weight, units=None, out_dtype=''",
+       doc="data · weightᵀ: (…, in) and (units, in) to (…, units).")  # fmt: skip
 define("nn.matmul", "tensor_a tensor_b", _matmul_type,
        lambda s: _matmul(s, s.attrs["transpose_a"], s.attrs["transpose_b"]), "numpy",
        UNITS, OUT_DTYPE, *TRANSPOSE,
@@ -250,23 +253,34 @@ define("nn.matmul", "tensor_a tensor_b", _matmul_type,
 define("nn.batch_matmul", "tensor_a tensor_b", _batch_matmul_type,
        lambda s: _matmul(s, s.attrs["transpose_a"], s.attrs["transpose_b"]), "numpy",
        OUT_DTYPE, *TRANSPOSE,
-       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=ALWAYS)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=ALWAYS,
+       signature="tensor_a, tensor_b, out_dtype='', transpose_a=False, transpose_b=True",
+       doc="A product of matrices for each index of the first axis; b is transposed by "
+           "default.")  # fmt: skip
 define("nn.leaky_relu", "data", relations.identity, _leaky_relu, "torch",
        Attr("alpha", 0.25, "float"),
-       kind=ELEMWISE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=ELEMWISE, level=3, precision=FOLLOW,
+       signature="data, alpha=0.01",
+       doc="Each element, `alpha` times as large where it is negative.")  # fmt: skip
 define("nn.prelu", "data alpha", _prelu_type, _prelu, "torch", Attr("axis", 1, "int"),
-       kind=BROADCAST, level=3, precision=FOLLOW)  # fmt: skip
+       kind=BROADCAST, level=3, precision=FOLLOW,
+       doc="`leaky_relu` with one `alpha` for each index along `axis`.")  # fmt: skip
 define("nn.softmax", "data", _softmax_type, lambda s: R.nn.softmax(s.args[0], s.attrs["axis"]),
        "relay", Attr("axis", -1, "int"),
-       kind=OUT_ELEMWISE_FUSABLE, level=1, precision=NEVER)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, level=1, precision=NEVER,
+       doc="exp(data) over its sum along `axis`.")  # fmt: skip
 define("nn.log_softmax", "data", _softmax_type,
        lambda s: R.nn.log_softmax(s.args[0], s.attrs["axis"]), "torch",
        Attr("axis", -1, "int"),
-       kind=OUT_ELEMWISE_FUSABLE, level=1)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, level=1,
+       doc="The logarithm of `softmax`.")  # fmt: skip
 define("nn.dropout", "data", _dropout_type, _dropout, "numpy", Attr("rate", 0.5, "float"),
        kind=OPAQUE, level=1, precision=FOLLOW, stateful=True)  # fmt: skip
 define("nn.upsampling", "data", _upsampling_type, _upsampling, "torch",
        Attr("scale_h", REQUIRED, "float"), Attr("scale_w", REQUIRED, "float"),
        Attr("layout", "NCHW", "str"), Attr("method", "nearest_neighbor", "str"),
        Attr("align_corners", False, "bool"),
-       kind=INJECTIVE, level=2)  # fmt: skip
+       kind=INJECTIVE, level=2,
+       signature="data, scale_h=1, scale_w=1, layout='NCHW', method='nearest_neighbor', "
+                 "align_corners=False",
+       doc="Height and width times a factor.")  # fmt: skip

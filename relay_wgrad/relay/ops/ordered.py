@@ -290,14 +290,19 @@ for _name in _SCANS:
            kind=OPAQUE, level=3)  # fmt: skip
 define("sliding_window", "data", _window_type, _window, "numpy", Attr("axis", REQUIRED, "int"),
        Attr("window_shape", REQUIRED, "sizes"), Attr("strides", REQUIRED, "sizes"),
-       kind=OPAQUE)  # fmt: skip
+       kind=OPAQUE,
+       doc="All windows over the axes from `axis` on; the result's last axes are within a "
+           "window.")  # fmt: skip
 define("sort", "data", _along, lambda s: R.sort(s.args[0], s.attrs["axis"],
        not s.attrs["is_ascend"]), "numpy", _AXIS, _ASCEND,
-       kind=OPAQUE, level=6)  # fmt: skip
+       kind=OPAQUE, level=6,
+       doc="The elements along `axis` in order.")  # fmt: skip
 define("argsort", "data", _argsort_type, lambda s: R.argsort(s.args[0], s.attrs["axis"],
        not s.attrs["is_ascend"], s.attrs["dtype"] or "int32"), "numpy", _AXIS, _ASCEND,
        Attr("dtype", None, "dtype"),
-       kind=OPAQUE, level=6)  # fmt: skip
+       kind=OPAQUE, level=6,
+       signature="data, axis=-1, is_ascend=True, dtype='int32'",
+       doc="The places along `axis` of the elements in order.")  # fmt: skip
 define("topk", "data", _topk_type, _topk, "numpy", Attr("k", REQUIRED, "int"), _AXIS,
        Attr("ret_type", "both", "str"), Attr("is_ascend", False, "bool"),
        Attr("dtype", None, "dtype"),
@@ -306,18 +311,25 @@ define("searchsorted", "sorted_sequence values", _searchsorted_type,
        lambda s: program(s, lambda s, *given: topi.searchsorted(*given, s.attrs["right"],
        s.attrs["dtype"]), *s.args), "numpy", Attr("right", False, "bool"),
        Attr("dtype", "int32", "dtype"),
-       kind=OPAQUE, level=6)  # fmt: skip
+       kind=OPAQUE, level=6,
+       doc="Where values would stand in sorted sequences; `right`: behind equal ones.")  # fmt: skip
 define("shape_of", "data", _shape_type, _shape, "numpy", Attr("dtype", None, "dtype"),
-       kind=OPAQUE, level=10, precision=FOLLOW)  # fmt: skip
+       kind=OPAQUE, level=10, precision=FOLLOW,
+       signature="data, dtype='int32'",
+       doc="The sizes of a tensor as a vector.")  # fmt: skip
 define("ndarray_size", "data", _size_type, _size, "numpy", Attr("dtype", None, "dtype"),
-       kind=INJECTIVE, level=10)  # fmt: skip
+       kind=INJECTIVE, level=10,
+       signature="data, dtype='int32'",
+       doc="How many elements a tensor has.")  # fmt: skip
 define("reinterpret", "data", _reinterpret_type,
        lambda s: program(s, lambda s, x: topi.reinterpret(x, s.attrs["dtype"]), s.args[0]),
        "numpy", Attr("dtype", REQUIRED, "dtype"),
-       kind=ELEMWISE, level=3)  # fmt: skip
+       kind=ELEMWISE, level=3,
+       doc="The bits of each element as those of another dtype.")  # fmt: skip
 define("fixed_point_multiply", "data", _fixed_point_type, _fixed_point, "numpy",
        Attr("multiplier", REQUIRED, "int"), Attr("shift", REQUIRED, "int"),
-       kind=ELEMWISE, level=10)  # fmt: skip
+       kind=ELEMWISE, level=10,
+       doc="data * multiplier * 2^(shift - 31), rounded, of int32.")  # fmt: skip
 define("sparse_reshape", "sparse_indices prev_shape new_shape", _sparse_reshape_type,
        _sparse_reshape, "numpy",
        kind=INJECTIVE)  # fmt: skip

@@ -184,7 +184,8 @@ def _unique(s: Site) -> Any:
 
 
 define("argwhere", "condition", _argwhere_type, _argwhere, "numpy",
-       kind=OPAQUE, level=10, precision=FOLLOW)  # fmt: skip
+       kind=OPAQUE, level=10, precision=FOLLOW,
+       doc="The places, a row each, of the elements that are not zero.")  # fmt: skip
 define("strided_set", "data v begin end strides", _set_type, _set, "numpy", kind=INJECTIVE, level=4)
 define("unique", "data", _unique_type, _unique, "numpy", Attr("sorted", True, "bool"),
        Attr("return_counts", False, "bool"),

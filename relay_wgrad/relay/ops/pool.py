@@ -204,9 +204,11 @@ define("nn.avg_pool2d_grad", "out_grad data", _grad_type,
        *AVG_POOL, meta="relay.attrs.AvgPool2DAttrs",
        kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
 define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *LAYOUT,
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=NEVER)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=NEVER,
+       doc="The mean over height and width, which become 1.")  # fmt: skip
 define("nn.global_max_pool2d", "data", _global_type, on_whole_axes(_global_max), "torch", *LAYOUT,
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW,
+       doc="The maximum over height and width, which become 1.")  # fmt: skip
 define("nn.adaptive_avg_pool2d", "data", _adaptive_type,
        on_whole_axes(_adaptive_mean), "torch", *ADAPTIVE,
        kind=OUT_ELEMWISE_FUSABLE, level=10, precision=NEVER)  # fmt: skip

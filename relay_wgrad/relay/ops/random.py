@@ -224,6 +224,7 @@ define("random.threefry_generate", "key", _generate_type,
        _SHAPE,
        kind=OPAQUE)  # fmt: skip
 define("random.threefry_split", "key", _split_type, lambda s: program(s, _split, *s.args), "numpy",
-       kind=OPAQUE)  # fmt: skip
+       kind=OPAQUE,
+       doc="Two keys, for numbers that have nothing to do with each other.")  # fmt: skip
 define("random.uniform", "key low high", _real_type, _uniform, "numpy", *_REAL, kind=OPAQUE)
 define("random.normal", "key mean scale", _real_type, _normal, "numpy", *_REAL, kind=OPAQUE)

@@ -145,17 +145,26 @@ def _mean(s: Site) -> Any:
 
 
 define("sum", "data", _type, _reduce(R.sum), "relay", *AXES,
-       kind=COMM_REDUCE, level=4, precision=NEVER)  # fmt: skip
-define("mean", "data", _type, _mean, "numpy", *AXES, kind=COMM_REDUCE, level=4, precision=NEVER)
+       kind=COMM_REDUCE, level=4, precision=NEVER,
+       doc="The reduction `sum` over `axis`, by default over all axes.")  # fmt: skip
+define("mean", "data", _type, _mean, "numpy", *AXES, kind=COMM_REDUCE, level=4, precision=NEVER,
+       doc="The reduction `mean` over `axis`, by default over all axes.")  # fmt: skip
 for _name, _precision in (("max", FOLLOW), ("min", FOLLOW), ("prod", None)):
     define(_name, "data", _type, _reduce(getattr(R, _name)), "numpy", *AXES,
-           kind=COMM_REDUCE, level=4, precision=_precision)  # fmt: skip
-define("all", "data", _bool_type, _truth(R.min), "numpy", *AXES, kind=COMM_REDUCE, level=4)
-define("any", "data", _bool_type, _truth(R.max), "numpy", *AXES, kind=COMM_REDUCE, level=4)
+           kind=COMM_REDUCE, level=4, precision=_precision,
+           doc=f"The reduction `{_name}` over `axis`, by default over all axes.")  # fmt: skip
+define("all", "data", _bool_type, _truth(R.min), "numpy", *AXES, kind=COMM_REDUCE, level=4,
+       doc="The reduction `all` over `axis`, by default over all axes.")  # fmt: skip
+define("any", "data", _bool_type, _truth(R.max), "numpy", *AXES, kind=COMM_REDUCE, level=4,
+       doc="The reduction `any` over `axis`, by default over all axes.")  # fmt: skip
 define("argmax", "data", _arg_type, _arg(R.argmax), "numpy", *ARG_AXES,
-       kind=COMM_REDUCE, precision=FOLLOW)  # fmt: skip
+       kind=COMM_REDUCE, precision=FOLLOW,
+       signature="data, axis=None, keepdims=False, exclude=False, select_last_index=False",
+       doc="The index (int32) of the maximum along `axis`.")  # fmt: skip
 define("argmin", "data", _arg_type, _arg(R.argmin), "numpy", *ARG_AXES,
-       kind=COMM_REDUCE, precision=FOLLOW)  # fmt: skip
+       kind=COMM_REDUCE, precision=FOLLOW,
+       signature="data, axis=None, keepdims=False, exclude=False, select_last_index=False",
+       doc="The index (int32) of the minimum along `axis`.")  # fmt: skip
 define("variance", "data mean", _variance_type, _variance, "numpy",
        *AXES, Attr("unbiased", False, "bool"),
        kind=COMM_REDUCE, level=4, precision=NEVER)  # fmt: skip

@@ -340,12 +340,20 @@ define("strided_slice", "data", _strided_slice_type, _strided_slice, "relay",
        kind=INJECTIVE, level=4, precision=FOLLOW)  # fmt: skip
 define("slice_like", "data shape_like", _slice_like_type, _slice_like, "numpy",
        Attr("axes", None, "sizes?", always=True),
-       kind=INJECTIVE, level=10)  # fmt: skip
+       kind=INJECTIVE, level=10,
+       doc="The beginning of `data`, as large as `shape_like` along `axes`, by default "
+           "all.")  # fmt: skip
 define("take", "data indices", _take_type, _take, "numpy",
        Attr("batch_dims", 0, "int"), Attr("axis", None, "int?"),
        Attr("mode", "clip", "str"),
-       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=INJECTIVE, level=3, precision=FOLLOW,
+       signature="data, indices, axis=None, batch_dims=0, mode='clip'",
+       doc="The elements of these indices along an axis, or of `data` flattened.\n\n"
+           "`mode` says what an index out of range is: \"clip\", \"wrap\" or \"fast\" (which "
+           "must not be one).")  # fmt: skip
 define("reverse", "data", _reverse_type,
        lambda s: R.flip(s.args[0], s.attrs["axis"] or 0), "numpy",
        Attr("axis", None, "int?"),
-       kind=INJECTIVE, level=3)  # fmt: skip
+       kind=INJECTIVE, level=3,
+       signature="data, axis",
+       doc="The elements in reverse order along an axis.")  # fmt: skip

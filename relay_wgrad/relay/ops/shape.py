@@ -285,39 +285,56 @@ def _layout_transform(s: Site) -> Any:
 
 define("reshape", "data", _reshape_type, _to_out, "relay",
        Attr("newshape", REQUIRED, "sizes"), Attr("allowzero", False, "bool"),
-       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=INJECTIVE, level=3, precision=FOLLOW,
+       doc="The elements in another shape.\n\n"
+           "0 copies a size of `data`, -1 is what is left, -2 all remaining sizes, -3 the "
+           "product of two, -4 splits one into the two that follow.")  # fmt: skip
 define("contrib_reverse_reshape", "data", _reverse_reshape_type, _to_out, "numpy",
        Attr("newshape", REQUIRED, "sizes"))  # fmt: skip
 define("reshape_like", "data shape_like", _reshape_like_type, _reshape_like, "numpy",
        Attr("lhs_begin", 0, "int"), Attr("lhs_end", None, "int?"),
        Attr("rhs_begin", 0, "int"), Attr("rhs_end", None, "int?"),
-       kind=INJECTIVE, level=3)  # fmt: skip
+       kind=INJECTIVE, level=3,
+       doc="`data` with its axes [lhs_begin, lhs_end) as [rhs_begin, rhs_end) of "
+           "`shape_like`.")  # fmt: skip
 define("nn.batch_flatten", "data", _batch_flatten_type, _to_out, "relay",
-       kind=INJECTIVE, level=2, precision=FOLLOW)  # fmt: skip
+       kind=INJECTIVE, level=2, precision=FOLLOW,
+       doc="All axes but the first as one.")  # fmt: skip
 define("transpose", "data", _transpose_type, _transpose, "relay",
        Attr("axes", None, "ints?", always=True),
-       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=INJECTIVE, level=3, precision=FOLLOW,
+       doc="The axes in another order, by default reversed.")  # fmt: skip
 define("expand_dims", "data", _expand_dims_type, _expand_dims, "relay",
        Attr("axis", REQUIRED, "int"), Attr("num_newaxis", 1, "int"),
-       kind=BROADCAST, level=1, precision=FOLLOW)  # fmt: skip
+       kind=BROADCAST, level=1, precision=FOLLOW,
+       doc="New axes of size 1 before `axis`.")  # fmt: skip
 define("squeeze", "data", _squeeze_type, _squeeze, "numpy", Attr("axis", None, "sizes?"),
-       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=INJECTIVE, level=3, precision=FOLLOW,
+       doc="Without these axes of size 1; by default without any such axis.")  # fmt: skip
 SHAPE = (Attr("shape", None, "sizes?", always=True), Attr("dtype", None, "dtype"))
 define("broadcast_to", "data", _broadcast_to_type, _broadcast_to, "numpy", *SHAPE,
-       kind=BROADCAST, level=4)  # fmt: skip
+       kind=BROADCAST, level=4,
+       signature="data, shape",
+       doc="`data` repeated to a shape, as NumPy's.")  # fmt: skip
 define("broadcast_to_like", "data broadcast_type", _broadcast_to_like_type, _broadcast_to_like,
        "numpy",
-       kind=BROADCAST, level=10, precision=FOLLOW)  # fmt: skip
+       kind=BROADCAST, level=10, precision=FOLLOW,
+       doc="`data` repeated to another tensor's shape.")  # fmt: skip
 define("collapse_sum_like", "data collapse_type", _collapse_like_type, _collapse, "relay",
-       kind=COMM_REDUCE, level=10)  # fmt: skip
+       kind=COMM_REDUCE, level=10,
+       doc="The sums that undo a broadcast from the shape of `collapse_type`.")  # fmt: skip
 define("collapse_sum_to", "data shape", _collapse_to_type, _collapse, "relay", *SHAPE,
        meta="relay.attrs.InitOpAttrs",
        kind=COMM_REDUCE, level=4)  # fmt: skip
 define("tile", "data", _tile_type, _tile, "relay", Attr("reps", REQUIRED, "sizes"),
-       kind=BROADCAST, level=3, precision=FOLLOW)  # fmt: skip
+       kind=BROADCAST, level=3, precision=FOLLOW,
+       doc="`data` repeated as a whole along each axis.")  # fmt: skip
 define("repeat", "data", _repeat_type, _repeat, "numpy",
        Attr("repeats", REQUIRED, "int"), Attr("axis", None, "int?"),
-       kind=BROADCAST, level=3)  # fmt: skip
+       kind=BROADCAST, level=3,
+       signature="data, repeats, axis",
+       doc="Each element repeated along an axis.")  # fmt: skip
 define("layout_transform", "data", _layout_transform_type, _layout_transform, "relay",
        Attr("src_layout", REQUIRED, "str"), Attr("dst_layout", REQUIRED, "str"),
-       kind=INJECTIVE, level=5)  # fmt: skip
+       kind=INJECTIVE, level=5,
+       doc="From one layout to another, as NCHW to NHWC or NCHW4c.")  # fmt: skip

@@ -182,6 +182,9 @@ class RelayOp:
     `open_attrs`: a user's operator, whose attributes nobody declares; `variadic`:
     it takes any number of arguments.  Whether it has a gradient, TVM's registry says of what
     `build` makes.
+
+    `doc`: what its builder's help says, for one that `relay.op.made` makes: the builder's arguments
+    are then `signature`'s, in Python's words, by default the inputs and then the attributes.
     """
 
     name: str
@@ -197,6 +200,8 @@ class RelayOp:
     stateful: bool = False
     open_attrs: bool = False
     variadic: bool = False
+    doc: str = ""
+    signature: str = ""
 
     def read(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes, defaults filled in.

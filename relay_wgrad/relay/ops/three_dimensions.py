@@ -179,4 +179,8 @@ define("nn.upsampling3d", "data", _upsampling_type, _upsampling, "torch",
        *(Attr(name, REQUIRED, "float") for name in _SCALES), Attr("layout", VOLUME, "str"),
        Attr("method", "nearest_neighbor", "str"),
        Attr("coordinate_transformation_mode", "half_pixel", "str"),
-       kind=INJECTIVE, level=2)  # fmt: skip
+       kind=INJECTIVE, level=2,
+       signature="data, scale_d=1, scale_h=1, scale_w=1, layout='NCDHW', "
+                 "method='nearest_neighbor', coordinate_transformation_mode='half_pixel'",
+       doc="Depth, height and width times a factor; `method` is nearest_neighbor or "
+           "trilinear.")  # fmt: skip

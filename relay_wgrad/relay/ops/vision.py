@@ -159,7 +159,11 @@ define("nn.correlation", "data1 data2", _correlation_type,
        in_float32(tensor_program(_correlation)), "numpy", Attr("kernel_size", 1, "int"),
        Attr("max_displacement", 1, "int"), Attr("stride1", 1, "int"), Attr("stride2", 1, "int"),
        Attr("padding", (0, 0), "sizes"), Attr("is_multiply", True, "bool"),
-       Attr("layout", "NCHW", "str"))  # fmt: skip
+       Attr("layout", "NCHW", "str"),
+       signature="data1, data2, kernel_size, max_displacement, stride1, stride2, padding, "
+                 "is_multiply, layout",
+       doc="How patches of one image fit those of another, beside each place within a "
+           "distance.")  # fmt: skip
 define("nn.deformable_conv2d", "data offset weight", _deformable_type,
        in_float32(tensor_program(_deformable)), "numpy", *CONV2D[:3],
        Attr("deformable_groups", 1, "int"), *CONV2D[3:],
@@ -168,9 +172,14 @@ _POOLED = (Attr("pooled_size", REQUIRED, "sizes"), Attr("spatial_scale", REQUIRE
 define("vision.roi_align", "data rois", _regions_type, in_float32(_regions), "numpy", *_POOLED,
        Attr("sample_ratio", -1, "int"), Attr("layout", "NCHW", "str"), Attr("mode", "avg", "str"),
     kind=OUT_ELEMWISE_FUSABLE,
-)  # fmt: skip
+       doc="Regions (n, 5), as (image, x1, y1, x2, y2), each interpolated and pooled to "
+           "`pooled_size`.")  # fmt: skip
 define("vision.roi_pool", "data rois", _regions_type, in_float32(_regions), "numpy", *_POOLED,
        Attr("layout", "NCHW", "str"),
-       kind=OUT_ELEMWISE_FUSABLE)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE,
+       doc="As `roi_align`: the maxima of whole elements.")  # fmt: skip
 define("vision.yolo_reorg", "data", _reorg_type, _reorg, "numpy", Attr("stride", 1, "int"),
-       kind=INJECTIVE)  # fmt: skip
+       kind=INJECTIVE,
+       signature="data, stride",
+       doc="Darknet's reorganization: an image `stride` times smaller with more "
+           "channels.")  # fmt: skip

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ..ast import Expr, Function
 from ..expr import var
 from ..op import nn
-from ..op.tensor import tanh
-from ..op.transform import reshape
+from ..op.tensor import reshape, tanh
 from .init import Workload, create_workload
 from .layers import batch_norm_infer, closed, conv2d_transpose
 

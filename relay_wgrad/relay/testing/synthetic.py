@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ast import Expr, Function
 from ..expr import var
 from ..op import nn
-from ..op.transform import reshape, reshape_like
+from ..op.tensor import reshape, reshape_like
 from .init import Constant, Workload, create_workload
 from .layers import batch_norm_infer, closed
 

@@ -10,6 +10,7 @@ import pytest
 
 from relay_wgrad import relay
 from relay_wgrad.relay.ops import REGISTRY
+from tests.support.relay import stubs
 from tests.support.relay.op_cases import CASES
 from tests.support.relay.relay_signatures import SIGNATURES
 
@@ -49,11 +50,25 @@ def test_every_operator_of_the_table_has_a_builder():
     assert {op.name for op in REGISTRY.values() if not op.open_attrs} - ours <= transcribed
 
 
+@pytest.mark.parametrize("name", stubs.NAMES)
+def test_stubs_are_the_records(name, request):
+    path = stubs.FOLDER / f"{name}.pyi"
+    if request.config.getoption("--update-golden"):
+        path.write_text(stubs.stub(name), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == stubs.stub(name), f"{path} (--update-golden)"
+
+
+def test_wrong_arguments_name_the_operator():
+    for wrong in (lambda: relay.exp(), lambda: relay.nn.softmax(X, axes=1)):
+        with pytest.raises(TypeError, match=r"^(exp|nn.softmax): .*(missing|unexpected)"):
+            wrong()
+
+
 def test_help_shows_arguments_and_meaning():
     text = pydoc.plain(pydoc.render_doc(relay.nn.conv2d))
     assert "kernel_layout: 'str' = 'OIHW'" in text
     assert "(top, left, bottom, right)" in text
-    assert "abs(data" in pydoc.plain(pydoc.render_doc(relay.abs))
+    assert "abs(data: 'Expr')" in pydoc.plain(pydoc.render_doc(relay.abs))
 
 
 # Where a builder's arguments are called otherwise than the operator's or its attributes.
