@@ -8,6 +8,7 @@ from typing import Any
 from tvm import relax, topi
 
 from ...layouts import is_permutation, to_layout
+from ...ops.sampling import reflected, sample
 from ..types import Dim, TensorType, Type
 from .facts import FOLLOW, INJECTIVE, OUT_ELEMWISE_FUSABLE
 from .relations import agree, mapped
@@ -199,24 +200,27 @@ def _sample(s: Site, data: Any, grid: Any) -> Any:
 
 
 def _sampled(s: Site) -> Any:
-    """TOPI's kernel; where it reflects, the points are reflected before, and it stays at the edge.
+    """As the front ends', which has gradients; a cubic, and sizes of the run, by TOPI's kernel.
 
     TOPI reflects in each of a point's pixels' indices, whose code takes minutes to compile, or has
-    no end.  The image is [-1, 1] of a point, so it is reflected without sizes, and both ways that
-    corners may lie: as a triangle of period 4.  A cubic's pixels are reflected one by one.
+    no end: the points are reflected before, and stay at the edge.  A cubic's pixels are reflected
+    one by one.
     """
-    cubic = s.attrs["method"] == "bicubic"
-    if s.attrs["padding_mode"] != "reflection" or (cubic and s.attrs["align_corners"]):
-        return program(s, _sample, *s.args)
-    if cubic:
+    a, (data, grid), dtype = s.attrs, s.args, s.tensor().dtype
+    known = all(isinstance(size, int) for i in (0, 1) for size in s.tensor(i).shape)
+    if known and a["method"] != "bicubic" and dtype.startswith("float"):
+        if s.tensor(1).dtype != dtype:
+            grid = s.emit(R.astype(grid, dtype))
+        return sample(
+            s.emit, data, grid, 1, border=a["padding_mode"], corners=a["align_corners"],
+            mode="nearest" if a["method"] == "nearest" else "linear",
+        )  # fmt: skip
+    if a["padding_mode"] != "reflection" or (a["method"] == "bicubic" and a["align_corners"]):
+        return program(s, _sample, data, grid)
+    if a["method"] == "bicubic":
         s.fail("method=bicubic and padding_mode=reflection need align_corners=True")
-    data, grid = s.args
-    one, two = (relax.const(x, s.tensor(1).dtype) for x in (1.0, 2.0))
-    place = R.abs(R.divide(R.add(grid, one), two))
-    turn = s.emit(R.subtract(place, R.multiply(two, R.floor(R.divide(place, two)))))
-    near = R.subtract(one, R.multiply(two, R.abs(R.subtract(turn, one))))
-    within = replace(s, attrs={**s.attrs, "padding_mode": "border"})
-    return program(within, _sample, data, s.emit(near))
+    within = replace(s, attrs={**a, "padding_mode": "border"})
+    return program(within, _sample, data, reflected(s.emit, grid))
 
 
 _OUT_DTYPE = Attr("out_dtype", None, "dtype")

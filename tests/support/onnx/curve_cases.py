@@ -145,7 +145,7 @@ def grid_sample(w: Writer) -> Step:
     name, _ = _grid_of(w)
     old = w.opset < 20
     mode = w.rng.choice((None, "nearest", "bilinear" if old else "linear"))
-    border = w.rng.choice((None, "zeros", "border"))
+    border = w.rng.choice((None, "zeros", "border", "reflection"))
     corners = w.rng.choice((None, 0, 1))
     w.emit("GridSample", w.value, name, mode=mode, padding_mode=border, align_corners=corners)
     theirs = "nearest" if mode == "nearest" else "bilinear"

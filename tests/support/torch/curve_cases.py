@@ -86,9 +86,18 @@ def _grids(y: Tensor) -> Tensor:
     grid = torch.tanh(y.permute(0, 2, 3, 1)[..., :2]) * 1.2
     kinds = [
         ("bilinear", "zeros", False), ("bilinear", "border", True), ("bilinear", "border", False),
-        ("nearest", "zeros", True),
+        ("nearest", "zeros", True), ("bilinear", "reflection", True),
+        ("bilinear", "reflection", False),
     ]  # fmt: skip
-    read = [fn.grid_sample(y, grid, *kind, align_corners=to) for *kind, to in kinds]
+    read = [fn.grid_sample(y, 2 * grid, *kind, align_corners=to) for *kind, to in kinds]
+    return torch.cat(read, 1).sum(1)
+
+
+def _volume_grids(y: Tensor) -> Tensor:
+    volume = y.unflatten(1, (2, 2))
+    grid = 1.2 * torch.tanh(torch.stack([volume[:, 0], 2 * volume[:, 1], volume.sum(1)], -1))
+    kinds = (("bilinear", "zeros"), ("bilinear", "reflection"), ("nearest", "border"))
+    read = [fn.grid_sample(volume, grid, *kind, align_corners=False) for kind in kinds]
     return torch.cat(read, 1).sum(1)
 
 
@@ -118,6 +127,7 @@ PLACES: dict[str, Function] = {
         + torch.zeros_like(y).scatter_add(2, _TWICE[:, None].expand(2, 4, 3, 6), y[:, :, :3].sin())
     ),
     "grids": _grids,
+    "grids of volumes": _volume_grids,
     "put at places": _put,
     "put where a mask holds": _masked,
     "scattered": lambda y: (
