@@ -222,3 +222,20 @@ def average_pool(
 def global_average_pool(ctx: Context, x: Any) -> Any:
     """The mean over every axis after the channels'."""
     return ctx.emit(op.mean(x, list(range(2, len(shape_of(x)))), keepdims=True))
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+
+
+def masked(ctx: Context, x: Any, rate: float) -> Any:
+    """x with elements left out at this rate."""
+    if rate == 0.0:
+        return x
+    if rate == 1.0:
+        return ctx.emit(op.multiply(x, relax.const(0.0, str(x.ty.dtype))))
+    if not 0.0 < rate < 1.0:
+        raise ValueError(f"a dropout rate of {rate} is not between 0 and 1")
+    name = f"dropout_mask_{len(ctx.masks)}"
+    spec, mask = ctx.input(name, "mask", shape_of(x), ctx.options.dtype, keep=1.0 - rate)
+    ctx.masks.append((spec, mask))
+    return ctx.emit(op.multiply(x, mask))

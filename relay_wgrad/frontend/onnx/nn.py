@@ -1,4 +1,4 @@
-"""Builders of the layers: convolution, normalization, dropout, fully connected.
+"""Builders of the layers: convolution, batch normalization, dropout, fully connected.
 
 Each takes the function under construction and one ONNX node and returns the node's (first)
 result.  They emit only ops that have a gradient on stock TVM, except `conv2d_transpose`, for
@@ -15,7 +15,7 @@ from tvm import relax
 
 from ...conventions import onnx
 from ...conventions.common import extent
-from .. import layers
+from .. import layers, norms
 from ..context import Context, Node, shape_of
 from ..sizes import of_one
 from ..windows import each, padding_of
@@ -150,46 +150,16 @@ def batch_norm(ctx: Context, node: Node) -> Any:
     for vector in (gamma, beta, mean, var):
         if shape_of(vector) != shape[1:2]:
             raise ValueError(f"statistics {list(shape_of(vector))} do not fit {shape[1]} channels")
-    epsilon = ctx.const(node.attr("epsilon", 1e-5))
-    column = (1, shape[1]) + (1,) * (len(shape) - 2)
-
-    def lift(vector: Any) -> Any:
-        return ctx.emit(relax.op.reshape(vector, column))
-
+    epsilon = float(node.attr("epsilon", 1e-5))
     if ctx.options.bn == "eval" or (ctx.options.bn == "frozen" and ctx.is_frozen(gamma, beta)):
-        deviation = ctx.emit(relax.op.sqrt(relax.op.add(var, epsilon)))
-        scale = ctx.emit(relax.op.divide(gamma, deviation))
-        centred = ctx.emit(relax.op.subtract(x, lift(mean)))
-        return ctx.emit(relax.op.add(relax.op.multiply(centred, lift(scale)), lift(beta)))
-
-    axes = [0, *range(2, len(shape))]
-    check_statistics(ctx, shape, axes)
-    batch_mean = ctx.emit(relax.op.mean(x, axes, keepdims=True))
-    centred = ctx.emit(relax.op.subtract(x, batch_mean))
-    batch_var = ctx.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True))
-    deviation = ctx.emit(relax.op.sqrt(relax.op.add(batch_var, epsilon)))
-    normal = ctx.emit(relax.op.divide(centred, deviation))
-    momentum = float(node.attr("momentum", 0.9))
-    for index, (running, batch) in enumerate(((mean, batch_mean), (var, batch_var))):
-        name = node.operand(3 + index).param
-        if name is not None and all(name != known for known, _ in ctx.states):
-            kept = relax.op.multiply(running, ctx.const(momentum))
-            fresh = relax.op.multiply(relax.op.reshape(batch, shape[1:2]), ctx.const(1 - momentum))
-            ctx.states.append((name, ctx.emit(relax.op.add(kept, fresh))))
-    return ctx.emit(relax.op.add(relax.op.multiply(normal, lift(gamma)), lift(beta)))
-
-
-def check_statistics(ctx: Context, shape: tuple[Any, ...], axes: Sequence[int]) -> None:
-    """Raises ValueError for the statistics of one value; an open batch then has two at least."""
-    if math.prod(shape[a] for a in axes[1:]) != 1:
-        return
-    if not isinstance(shape[axes[0]], int):
-        ctx.at_least(2, "batch statistics need more than one value per channel")
-    elif shape[axes[0]] == 1:
-        raise ValueError(
-            f"batch statistics of {list(shape)} need more than one value per channel: "
-            "use a larger batch or image, or bn='eval'"
-        )
+        return norms.evaluated(ctx, x, gamma, beta, mean, var, epsilon)
+    momentum, known = float(node.attr("momentum", 0.9)), {name for name, _ in ctx.states}
+    running: list[tuple[str, Any, Any] | None] = []
+    for index, value in enumerate((mean, var), start=3):
+        name = node.operand(index).param
+        is_first = name is not None and name not in known
+        running.append((str(name), value, ctx.const(1 - momentum)) if is_first else None)
+    return norms.trained(ctx, x, gamma, beta, epsilon, momentum, running)
 
 
 def lrn(ctx: Context, node: Node) -> Any:
@@ -226,21 +196,7 @@ def dropout(ctx: Context, node: Node) -> Any:
         if rate != 0.0:
             ctx.kept_whole.append(node.proto.name or node.proto.output[0])
         return x
-    return masked(ctx, x, rate)
-
-
-def masked(ctx: Context, x: Any, rate: float) -> Any:
-    """x with elements left out at this rate."""
-    if rate == 0.0:
-        return x
-    if rate == 1.0:
-        return ctx.emit(relax.op.multiply(x, relax.const(0.0, str(x.ty.dtype))))
-    if not 0.0 < rate < 1.0:
-        raise ValueError(f"a dropout rate of {rate} is not between 0 and 1")
-    name = f"dropout_mask_{len(ctx.masks)}"
-    spec, mask = ctx.input(name, "mask", shape_of(x), ctx.options.dtype, keep=1.0 - rate)
-    ctx.masks.append((spec, mask))
-    return ctx.emit(relax.op.multiply(x, mask))
+    return layers.masked(ctx, x, rate)
 
 
 LAYERS: dict[str, Callable[[Context, Node], Any]] = {

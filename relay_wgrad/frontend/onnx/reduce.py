@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tvm import relax
 
 from .. import activations as act
+from .. import norms
 from ..context import Context, Node, shape_of
 from ..curves import product
 from .shapes import axis_of
@@ -63,25 +63,18 @@ def _log_of_powers(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
     return ctx.emit(op.reshape(out, [s for a, s in enumerate(shape_of(x)) if a not in axes]))
 
 
-def standardized(ctx: Context, x: Any, axes: Sequence[int], epsilon: float) -> Any:
-    """x less its mean over its deviation, both over these axes."""
-    centred = ctx.emit(op.subtract(x, ctx.emit(op.mean(x, list(axes), keepdims=True))))
-    spread = ctx.emit(op.mean(op.multiply(centred, centred), list(axes), keepdims=True))
-    shifted = op.add(spread, relax.const(epsilon, str(x.ty.dtype)))
-    return ctx.emit(op.divide(centred, ctx.emit(op.sqrt(shifted))))
+def _scale_and_bias(ctx: Context, node: Node) -> list[Any]:
+    """The second and the third operand, None where there is none."""
+    return [
+        ctx.parameter(node.operand(index), role) if node.has(index) else None
+        for index, role in enumerate(("scale", "bias"), start=1)
+    ]
 
 
-def _affine(ctx: Context, node: Node, x: Any, shape: tuple[int, ...] | None) -> Any:
-    """Times the second operand, plus the third, each reshaped."""
-    for index, (role, function) in enumerate((("scale", op.multiply), ("bias", op.add)), start=1):
-        if node.has(index):
-            vector = ctx.parameter(node.operand(index), role)
-            if shape is not None:
-                if math.prod(shape_of(vector)) != math.prod(shape):
-                    raise ValueError(f"{role} {list(shape_of(vector))} does not fit {list(shape)}")
-                vector = ctx.emit(op.reshape(vector, shape))
-            x = ctx.emit(function(x, vector))
-    return x
+def _last_axes(x: Any, node: Node) -> list[int]:
+    """The axes from `axis` on."""
+    rank, first = len(shape_of(x)), int(node.attr("axis", -1))
+    return list(range(axis_of(first, rank), rank))
 
 
 def layer_norm(ctx: Context, node: Node) -> Any:
@@ -89,24 +82,15 @@ def layer_norm(ctx: Context, node: Node) -> Any:
     if any(node.proto.output[1:]):
         raise ValueError("the outputs Mean and InvStdDev are not supported")
     x = ctx.tensor(node.operand(0))
-    rank, first = len(shape_of(x)), int(node.attr("axis", -1))
-    if not -rank <= first < rank:
-        raise ValueError(f"axis {first} of a tensor with {rank} axes")
-    axes = range(first % rank, rank)
-    out = standardized(ctx, x, axes, float(node.attr("epsilon", 1e-5)))
-    return _affine(ctx, node, out, None)
+    out = norms.standardized(ctx, x, _last_axes(x, node), float(node.attr("epsilon", 1e-5)))
+    return norms.affine(ctx, out, *_scale_and_bias(ctx, node))
 
 
 def rms_norm(ctx: Context, node: Node) -> Any:
     """RMSNormalization over the axes from `axis` on."""
     x = ctx.tensor(node.operand(0))
-    rank, first = len(shape_of(x)), int(node.attr("axis", -1))
-    if not -rank <= first < rank:
-        raise ValueError(f"axis {first} of a tensor with {rank} axes")
-    axes = list(range(first % rank, rank))
-    squares = ctx.emit(op.mean(op.multiply(x, x), axes, keepdims=True))
-    root = ctx.emit(op.sqrt(op.add(squares, ctx.const(float(node.attr("epsilon", 1e-5))))))
-    return _affine(ctx, node, ctx.emit(op.divide(x, root)), None)
+    out = norms.rms_norm(ctx, x, _last_axes(x, node), float(node.attr("epsilon", 1e-5)))
+    return norms.affine(ctx, out, *_scale_and_bias(ctx, node))
 
 
 def mean_variance_norm(ctx: Context, node: Node) -> Any:
@@ -130,14 +114,10 @@ def lp_normalization(ctx: Context, node: Node) -> Any:
 
 
 def _in_groups(ctx: Context, node: Node, groups: int) -> Any:
-    x = ctx.tensor(node.operand(0))
-    shape = shape_of(x)
-    if len(shape) < 3 or groups < 1 or shape[1] % groups:
-        raise ValueError(f"{groups} groups do not divide the channels of {list(shape)}")
-    rows = ctx.emit(op.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups)))
-    even = standardized(ctx, rows, [2], float(node.attr("epsilon", 1e-5)))
-    out = ctx.emit(op.reshape(even, shape))
-    return _affine(ctx, node, out, (1, shape[1], *(1,) * (len(shape) - 2)))
+    x, epsilon = ctx.tensor(node.operand(0)), float(node.attr("epsilon", 1e-5))
+    if len(shape_of(x)) < 3:
+        raise ValueError(f"expected at least 3 axes, got shape {list(shape_of(x))}")
+    return norms.in_groups(ctx, x, groups, epsilon, *_scale_and_bias(ctx, node))
 
 
 def instance_norm(ctx: Context, node: Node) -> Any:

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from .. import layers
+from .. import layers, norms
 from ..context import Context, shape_of
-from ..onnx import nn as onnx_nn
-from ..onnx.reduce import standardized
 from ..sizes import is_open, number
 from .activations import ACTIVATIONS
 from .call import Args, Builder, Call, check_elements
@@ -134,38 +132,20 @@ def _normalized(
     the batch is normalized.
     """
     x, weight, bias, mean, var = args
-    shape = shape_of(x)
-    column = (1, shape[1]) + (1,) * (len(shape) - 2)
     if ctx.options.bn in ("train", "eval") and mean is not None:
         training = ctx.options.bn == "train"
     elif ctx.options.bn == "frozen" and mean is not None:
         training = training and not ctx.is_frozen(weight, bias)
-
-    def lift(vector: Any) -> Any:
-        return ctx.emit(relax.op.reshape(vector, column))
-
-    if training:
-        axes = [0, *range(2, len(shape))]
-        onnx_nn.check_statistics(ctx, shape, axes)
-        center = ctx.emit(relax.op.mean(x, axes, keepdims=True))
-        centred = ctx.emit(relax.op.subtract(x, center))
-        square = relax.op.multiply(centred, centred)
-        spread = ctx.emit(relax.op.mean(square, axes, keepdims=True))
-    else:
-        center, spread = lift(mean), lift(var)
-        centred = ctx.emit(relax.op.subtract(x, center))
-    deviation = ctx.emit(relax.op.sqrt(relax.op.add(spread, ctx.const(epsilon))))
-    out = ctx.emit(relax.op.divide(centred, deviation))
-    if weight is not None:
-        out = ctx.emit(relax.op.multiply(out, lift(weight)))
-    if bias is not None:
-        out = ctx.emit(relax.op.add(out, lift(bias)))
-    if training and mean is not None:
-        rates = (ctx.const(momentum), _sample_rate(ctx, [shape[a] for a in axes], momentum))
-        for running, batch, rate in ((mean, center, rates[0]), (var, spread, rates[1])):
-            kept = relax.op.multiply(running, ctx.const(1 - momentum))
-            fresh = relax.op.multiply(relax.op.reshape(batch, shape[1:2]), rate)
-            ctx.states.append((running.name, ctx.emit(relax.op.add(kept, fresh))))
+    if not training:
+        out = norms.evaluated(ctx, x, weight, bias, mean, var, epsilon)
+        return out, None, None, mean, var
+    running: list[tuple[str, Any, Any] | None] = [None, None]
+    if mean is not None:
+        sizes = [size for axis, size in enumerate(shape_of(x)) if axis != 1]
+        norms.check_statistics(ctx, shape_of(x), [a for a in range(len(shape_of(x))) if a != 1])
+        rates = (ctx.const(momentum), _sample_rate(ctx, sizes, momentum))
+        running = [(v.name, v, rate) for v, rate in zip((mean, var), rates, strict=True)]
+    out = norms.trained(ctx, x, weight, bias, epsilon, 1 - momentum, running)
     return out, None, None, mean, var
 
 
@@ -179,37 +159,18 @@ def _sample_rate(ctx: Context, sizes: Sequence[Any], momentum: float) -> Any:
     return ctx.emit(relax.op.multiply(relax.op.divide(values, others), ctx.const(momentum)))
 
 
-def _affine(ctx: Context, x: Any, weight: Any, bias: Any) -> Any:
-    if weight is not None:
-        x = ctx.emit(relax.op.multiply(x, weight))
-    return x if bias is None else ctx.emit(relax.op.add(x, bias))
-
-
 def _layer_norm(ctx: Context, call: Call) -> Any:
     """(x, the shape of the last axes, weight, bias, epsilon)."""
     x, last = call.args[0], len(call.args[1])
     rank = len(shape_of(x))
-    out = standardized(ctx, x, list(range(rank - last, rank)), float(call.arg(4, 1e-5)))
-    return _affine(ctx, out, call.arg(2), call.arg(3))
-
-
-def _grouped(ctx: Context, x: Any, groups: int, operands: Args, epsilon: float) -> Any:
-    shape = shape_of(x)
-    if shape[1] % groups:
-        raise ValueError(f"{groups} groups do not divide {shape[1]} channels")
-    rows = ctx.emit(relax.op.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups)))
-    out = ctx.emit(relax.op.reshape(standardized(ctx, rows, [2], epsilon), shape))
-    column = (1, shape[1]) + (1,) * (len(shape) - 2)
-    weight, bias = (
-        None if v is None else ctx.emit(relax.op.reshape(v, column)) for v in operands
-    )  # fmt: skip
-    return _affine(ctx, out, weight, bias)
+    out = norms.standardized(ctx, x, range(rank - last, rank), float(call.arg(4, 1e-5)))
+    return norms.affine(ctx, out, call.arg(2), call.arg(3))
 
 
 def _group_norm(ctx: Context, call: Call) -> Any:
     """(x, groups, weight, bias, epsilon)."""
-    operands = [call.arg(2), call.arg(3)]
-    return _grouped(ctx, call.args[0], int(call.args[1]), operands, float(call.arg(4, 1e-5)))
+    groups, epsilon = int(call.args[1]), float(call.arg(4, 1e-5))
+    return norms.in_groups(ctx, call.args[0], groups, epsilon, call.arg(2), call.arg(3))
 
 
 def _instance_norm(ctx: Context, call: Call) -> Any:
@@ -218,7 +179,7 @@ def _instance_norm(ctx: Context, call: Call) -> Any:
     if not call.args[5] or call.args[3] is not None:
         raise ValueError("running statistics are not supported")
     _ = call.args[6], call.args[8]  # momentum of what there is not, and where it is computed
-    return _grouped(ctx, x, shape[1], [call.args[1], call.args[2]], float(call.args[7]))
+    return norms.in_groups(ctx, x, shape[1], float(call.args[7]), call.args[1], call.args[2])
 
 
 def _rms_norm(ctx: Context, call: Call) -> Any:
@@ -227,9 +188,7 @@ def _rms_norm(ctx: Context, call: Call) -> Any:
     axes = list(range(rank - len(call.args[1]), rank))
     epsilon = call.arg(3)
     given = float(np.finfo(call.dtype).eps if epsilon is None else epsilon)
-    square = ctx.emit(relax.op.mean(relax.op.multiply(x, x), axes, keepdims=True))
-    root = ctx.emit(relax.op.sqrt(relax.op.add(square, ctx.const(given))))
-    return _affine(ctx, ctx.emit(relax.op.divide(x, root)), call.arg(2), None)
+    return norms.affine(ctx, norms.rms_norm(ctx, x, axes, given), call.arg(2), None)
 
 
 def _native_layer_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
@@ -239,9 +198,9 @@ def _native_layer_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
 def _native_group_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
     """(x, weight, bias, N, C, pixels, groups, epsilon)."""
     call.args[3:6]
-    operands = [call.args[1], call.args[2]]
-    groups, epsilon = int(call.args[6]), float(call.args[7])
-    return _grouped(ctx, call.args[0], groups, operands, epsilon), None, None
+    call.args[3:6]
+    x, weight, bias, groups, epsilon = (call.args[i] for i in (0, 1, 2, 6, 7))
+    return norms.in_groups(ctx, x, int(groups), float(epsilon), weight, bias), None, None
 
 
 def _weight_norm(ctx: Context, call: Call) -> Any:
@@ -256,7 +215,7 @@ def _dropout(ctx: Context, call: Call) -> Any:
     x, rate, training = call.args[0], float(call.args[1]), call.arg(2, True)
     if not training or rate == 0.0:
         return x
-    return onnx_nn.masked(ctx, x, rate)
+    return layers.masked(ctx, x, rate)
 
 
 LAYERS: dict[str, Builder] = {

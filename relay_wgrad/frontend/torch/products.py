@@ -10,7 +10,7 @@ from tvm import relax
 from ...dtypes import HALVES
 from ..attention import attention, heads_repeated
 from ..context import Context, shape_of
-from ..onnx.nn import masked
+from ..layers import masked
 from ..products import einsum
 from .call import Builder, Call, as_dtype, constant
 
