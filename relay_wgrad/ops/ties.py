@@ -156,12 +156,12 @@ def softplus(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
 
 
 def gelu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
+    """The normal distribution's function, and x times its density."""
     return [gelu_slope(ct, call.args[0])]
 
 
 def gelu_slope(ct: Any, x: Any) -> Any:
-    """ct times the derivative of x Φ(x): the normal distribution's function, and x times its
-    density."""
+    """ct times the derivative of x Φ(x)."""
     below = op.add(_const(1, x), op.erf(op.multiply(x, _const(math.sqrt(0.5), x))))
     density = op.exp(op.multiply(op.multiply(x, x), _const(-0.5, x)))
     scaled = op.multiply(op.multiply(x, density), _const(1 / math.sqrt(2 * math.pi), x))

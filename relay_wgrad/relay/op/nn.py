@@ -8,35 +8,17 @@ from ..ast import Call, Expr, TupleGetItem
 from ..expr import TupleWrapper, const
 from ..expr_methods import ExprMethods
 from ..make import call, of_run
-from .conv import adaptive_avg_pool2d as adaptive_avg_pool2d
-from .conv import adaptive_max_pool2d as adaptive_max_pool2d
-from .conv import avg_pool2d as avg_pool2d
 from .conv import avg_pool2d_grad as avg_pool2d_grad
-from .conv import conv2d as conv2d
 from .conv import conv2d_backward_weight as conv2d_backward_weight
-from .conv import conv2d_transpose as conv2d_transpose
+from .conv import conv3d_backward_weight as conv3d_backward_weight
 from .conv import deformable_conv2d as deformable_conv2d
-from .conv import max_pool2d as max_pool2d
+from .conv import global_avg_pool1d as global_avg_pool1d
+from .conv import global_avg_pool3d as global_avg_pool3d
+from .conv import global_max_pool1d as global_max_pool1d
+from .conv import global_max_pool3d as global_max_pool3d
 from .conv import max_pool2d_grad as max_pool2d_grad
 from .made.nn import *  # noqa: F403
 from .made.nn import dense as dense
-from .one_dimension import adaptive_avg_pool1d as adaptive_avg_pool1d
-from .one_dimension import adaptive_max_pool1d as adaptive_max_pool1d
-from .one_dimension import avg_pool1d as avg_pool1d
-from .one_dimension import conv1d as conv1d
-from .one_dimension import conv1d_transpose as conv1d_transpose
-from .one_dimension import global_avg_pool1d as global_avg_pool1d
-from .one_dimension import global_max_pool1d as global_max_pool1d
-from .one_dimension import max_pool1d as max_pool1d
-from .three_dimensions import adaptive_avg_pool3d as adaptive_avg_pool3d
-from .three_dimensions import adaptive_max_pool3d as adaptive_max_pool3d
-from .three_dimensions import avg_pool3d as avg_pool3d
-from .three_dimensions import conv3d as conv3d
-from .three_dimensions import conv3d_backward_weight as conv3d_backward_weight
-from .three_dimensions import conv3d_transpose as conv3d_transpose
-from .three_dimensions import global_avg_pool3d as global_avg_pool3d
-from .three_dimensions import global_max_pool3d as global_max_pool3d
-from .three_dimensions import max_pool3d as max_pool3d
 
 
 def matmul(

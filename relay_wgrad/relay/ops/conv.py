@@ -24,10 +24,11 @@ from ...ops.conv2d_transpose import conv2d_transpose
 from ...ops.conv3d import conv3d, conv3d_backward_weight
 from ...problem import out_size, transposed_size
 from ..types import ANY, AnyDim, Dim, TensorType, Type
+from . import by_rank
 from .blocks import is_blocked, of_whole_axes, parse_layout, plain, split_sizes, whole_sizes
 from .facts import ALWAYS, OUT_ELEMWISE_FUSABLE
 from .relations import agree, divides, mapped
-from .table import Attr, Call, Site, define, show, show_shape
+from .table import Call, Site, define, show, show_shape
 from .windows import each, ends
 
 R = relax.op
@@ -275,42 +276,22 @@ def _backward_weight(s: Site) -> Any:
     )  # fmt: skip
 
 
-def _of_rank(rank: int) -> tuple[Attr, ...]:
-    return (
-        Attr("strides", (1,) * rank, "sizes"), Attr("padding", (0,) * rank, "sizes"),
-        Attr("dilation", (1,) * rank, "sizes"), GROUPS, CHANNELS, KERNEL_SIZE,
-        Attr("data_layout", ACTIVATIONS[rank], "str"), Attr("kernel_layout", KERNELS[rank], "str"),
-        *OUT,
-    )  # fmt: skip
-
-
-def _transposed(rank: int) -> tuple[Attr, ...]:
-    strides, padding, dilation, groups, channels, size, layout, _, *out = _of_rank(rank)
-    return (
-        channels, size, strides, Attr("output_padding", (0,) * rank, "sizes"), padding, dilation,
-        groups, layout, Attr("kernel_layout", swap_io(KERNELS[rank]), "str"), *out,
-    )  # fmt: skip
-
-
-GROUPS = Attr("groups", 1, "int")
-CHANNELS, KERNEL_SIZE = Attr("channels", None, "int?"), Attr("kernel_size", None, "sizes?")
-OUT = (Attr("out_layout", "", "str"), Attr("out_dtype", None, "dtype"))
-CONV2D = _of_rank(2)
-
-define("nn.conv2d", "data weight", _conv_type, _conv2d, "relay", *CONV2D,
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
+define("nn.conv2d", "data weight", _conv_type, _conv2d, "relay", *by_rank.conv(2),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS, **by_rank.conv_builder(2))  # fmt: skip
 define("nn.conv2d_transpose", "data weight", _conv_transpose_type, _conv_transpose, "relay",
-       *_transposed(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
+       *by_rank.conv_transpose(2),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS,
+       **by_rank.conv_transpose_builder(2))  # fmt: skip
 define("nn.conv2d_backward_weight", "grad data", _backward_weight_type, _backward_weight, "relay",
-       *CONV2D,
+       *by_rank.conv(2),
        kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
-define("nn.conv3d", "data weight", _conv_type, _conv3d, "torch", *_of_rank(3),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
+define("nn.conv3d", "data weight", _conv_type, _conv3d, "torch", *by_rank.conv(3),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS, **by_rank.conv_builder(3))  # fmt: skip
 define("nn.conv3d_transpose", "data weight", _conv_transpose_type, _conv_transpose, "torch",
-       *_transposed(3),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
+       *by_rank.conv_transpose(3),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS,
+       **by_rank.conv_transpose_builder(3))  # fmt: skip
 # Not Relay's, which has no gradient of volumes.
 define("nn.conv3d_backward_weight", "grad data", _backward_weight_type, _backward_weight, "torch",
-       *_of_rank(3),
+       *by_rank.conv(3),
        kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip

@@ -9,10 +9,9 @@ from typing import Any
 from tvm import relax
 
 from ..types import TensorType, Type
-from .conv import CHANNELS, GROUPS, KERNEL_SIZE, OUT
+from . import by_rank
 from .facts import ALWAYS, FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE
-from .pool import ADAPTIVE, AVG_POOL, MAX_POOL
-from .table import Attr, Call, Site, define, lookup, show
+from .table import Call, Site, define, lookup, show
 
 R = relax.op
 # What an attribute is along the height; None leaves it to the image.
@@ -89,27 +88,18 @@ def _build(s: Site) -> Any:
     return R.squeeze(s.emit(two.builder(site)), [places[-1]])
 
 
-_STRIDES, _PADDING = Attr("strides", (1,), "sizes"), Attr("padding", (0,), "sizes")
-_DILATION, _LAYOUT = Attr("dilation", (1,), "sizes"), Attr("data_layout", "NCW", "str")
-_OWN = {"strides": (1,), "dilation": (1,), "padding": (0,), "layout": "NCW"}
-
-
-def _of_one(attrs: tuple[Attr, ...]) -> tuple[Attr, ...]:
-    return tuple(replace(a, default=_OWN.get(a.name, a.default)) for a in attrs)
-
-
-define("nn.conv1d", "data weight", _type, _build, "torch", _STRIDES,
-       Attr("padding", (0, 0), "sizes"), _DILATION, GROUPS, CHANNELS, KERNEL_SIZE, _LAYOUT,
-       Attr("kernel_layout", "OIW", "str"), *OUT,
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
-define("nn.conv1d_transpose", "data weight", _type, _build, "torch", CHANNELS, KERNEL_SIZE,
-       _STRIDES, Attr("output_padding", (0,), "sizes"), _PADDING, _DILATION, GROUPS, _LAYOUT,
-       Attr("kernel_layout", "IOW", "str"), *OUT,
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS)  # fmt: skip
-define("nn.max_pool1d", "data", _type, _build, "torch", *_of_one(MAX_POOL),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
-define("nn.avg_pool1d", "data", _type, _build, "torch", *_of_one(AVG_POOL),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
-for _name, _precision in (("nn.adaptive_max_pool1d", FOLLOW), ("nn.adaptive_avg_pool1d", NEVER)):
-    define(_name, "data", _type, _build, "torch", *_of_one(ADAPTIVE),
-           kind=OUT_ELEMWISE_FUSABLE, level=10, precision=_precision)  # fmt: skip
+define("nn.conv1d", "data weight", _type, _build, "torch", *by_rank.conv(1),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS, **by_rank.conv_builder(1))  # fmt: skip
+define("nn.conv1d_transpose", "data weight", _type, _build, "torch",
+       *by_rank.conv_transpose(1),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS,
+       **by_rank.conv_transpose_builder(1))  # fmt: skip
+define("nn.max_pool1d", "data", _type, _build, "torch", *by_rank.max_pool(1),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW, **by_rank.pool_builder(1))  # fmt: skip
+define("nn.avg_pool1d", "data", _type, _build, "torch", *by_rank.avg_pool(1),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW,
+       **by_rank.pool_builder(1, average=True))  # fmt: skip
+for _name, _precision, _what in (("max", FOLLOW, "maxima"), ("avg", NEVER, "means")):
+    define(f"nn.adaptive_{_name}_pool1d", "data", _type, _build, "torch", *by_rank.adaptive_pool(1),
+           kind=OUT_ELEMWISE_FUSABLE, level=10, precision=_precision,
+           **by_rank.adaptive_pool_builder(1, _what))  # fmt: skip

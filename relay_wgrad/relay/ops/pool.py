@@ -8,10 +8,11 @@ from typing import Any
 from tvm import relax
 
 from ..types import TensorType, Type
+from . import by_rank
 from .blocks import on_whole_axes
 from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE
 from .relations import agree
-from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
+from .table import Call, Site, define, in_float32, show
 from .windows import padding, pair, pooled, spatial_axes
 
 R = relax.op
@@ -173,46 +174,39 @@ def _adaptive_mean(s: Site) -> Any:
 
 
 _WINDOWS = 2000  # of unequal size along an axis, each an operator or more
-LAYOUT = (Attr("layout", "NCHW", "str"), Attr("out_layout", "", "str"))
-MAX_POOL = (
-    Attr("pool_size", REQUIRED, "sizes"),
-    Attr("strides", (1, 1), "sizes"),
-    Attr("dilation", (1, 1), "sizes"),
-    Attr("padding", (0, 0), "sizes"),
-    *LAYOUT,
-    Attr("ceil_mode", False, "bool"),
-)
-AVG_POOL = (*MAX_POOL, Attr("count_include_pad", False, "bool"))
-ADAPTIVE = (Attr("output_size", (), "sizes?"), *LAYOUT)
 
 define("nn.max_pool2d", "data", _pool_type,
        on_whole_axes(lambda s: R.nn.max_pool2d(s.args[0], **_window(s))), "torch",
-       *MAX_POOL,
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
+       *by_rank.max_pool(2),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW, **by_rank.pool_builder(2))  # fmt: skip
 define("nn.avg_pool2d", "data", _pool_type,
        on_whole_axes(lambda s: average(s, lambda x: R.nn.avg_pool2d(x, **_window(s)))), "torch",
-       *AVG_POOL,
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
+       *by_rank.avg_pool(2),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW,
+       **by_rank.pool_builder(2, average=True))  # fmt: skip
 define("nn.max_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.max_pool2d_backward(*s.args, **_window(s))), "torch",
-       *MAX_POOL,
+       *by_rank.max_pool(2),
        kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
 # Relay registered the average's gradient with the maximum's attributes, so its text prints them
 # as metadata.
 define("nn.avg_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.avg_pool2d_backward(*s.args, **_window(s))), "torch",
-       *AVG_POOL, meta="relay.attrs.AvgPool2DAttrs",
+       *by_rank.avg_pool(2), meta="relay.attrs.AvgPool2DAttrs",
        kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
-define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *LAYOUT,
+define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *by_rank.layouts(2),
        kind=OUT_ELEMWISE_FUSABLE, level=2, precision=NEVER,
        doc="The mean over height and width, which become 1.")  # fmt: skip
-define("nn.global_max_pool2d", "data", _global_type, on_whole_axes(_global_max), "torch", *LAYOUT,
+define("nn.global_max_pool2d", "data", _global_type, on_whole_axes(_global_max), "torch",
+       *by_rank.layouts(2),
        kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW,
        doc="The maximum over height and width, which become 1.")  # fmt: skip
 define("nn.adaptive_avg_pool2d", "data", _adaptive_type,
-       on_whole_axes(_adaptive_mean), "torch", *ADAPTIVE,
-       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=NEVER)  # fmt: skip
+       on_whole_axes(_adaptive_mean), "torch", *by_rank.adaptive_pool(2),
+       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=NEVER,
+       **by_rank.adaptive_pool_builder(2, "means"))  # fmt: skip
 define("nn.adaptive_max_pool2d", "data", _adaptive_type,
        on_whole_axes(lambda s: _adaptive(s, _targets(s), maximum=True)), "torch",
-       *ADAPTIVE,
-       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=FOLLOW)  # fmt: skip
+       *by_rank.adaptive_pool(2),
+       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=FOLLOW,
+       **by_rank.adaptive_pool_builder(2, "maxima"))  # fmt: skip

@@ -184,7 +184,8 @@ class RelayOp:
     `build` makes.
 
     `doc`: what its builder's help says, for one that `relay.op.made` makes: the builder's arguments
-    are then `signature`'s, in Python's words, by default the inputs and then the attributes.
+    are then `signature`'s, in Python's words, by default the inputs and then the attributes; of a
+    `window` of so many axes one number is written out for each, and padding for both sides.
     """
 
     name: str
@@ -202,6 +203,7 @@ class RelayOp:
     variadic: bool = False
     doc: str = ""
     signature: str = ""
+    window: int = 0
 
     def read(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes, defaults filled in.

@@ -16,8 +16,9 @@ from tvm import relax
 from ...layouts import ACTIVATION, ACTIVATIONS, is_permutation, permutation, to_layout
 from ..dims import rounded_product
 from ..types import Dim, TensorType, Type
+from . import by_rank
 from .facts import FOLLOW, INJECTIVE, NEVER, OUT_ELEMWISE_FUSABLE
-from .pool import ADAPTIVE, AVG_POOL, MAX_POOL, average
+from .pool import average
 from .relations import mapped, product
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, lookup, show
 from .te import choice, rank
@@ -158,23 +159,17 @@ def _upsampling(s: Site) -> Any:
     return lookup("image.resize3d").builder(replace(s, attrs=attrs))
 
 
-_OWN: dict[str, Any] = {
-    "strides": (1, 1, 1), "dilation": (1, 1, 1), "padding": (0, 0, 0), "layout": VOLUME,
-}  # fmt: skip
-
-
-def _of_three(attrs: tuple[Attr, ...]) -> tuple[Attr, ...]:
-    return tuple(replace(a, default=_OWN.get(a.name, a.default)) for a in attrs)
-
-
-define("nn.max_pool3d", "data", _pool_type, _pool, "torch", *_of_three(MAX_POOL),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
-define("nn.avg_pool3d", "data", _pool_type, _mean, "torch", *_of_three(AVG_POOL),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW)  # fmt: skip
-define("nn.adaptive_max_pool3d", "data", _pool_type, _pool, "torch", *_of_three(ADAPTIVE),
-       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=FOLLOW)  # fmt: skip
-define("nn.adaptive_avg_pool3d", "data", _pool_type, _mean, "torch", *_of_three(ADAPTIVE),
-       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=NEVER)  # fmt: skip
+define("nn.max_pool3d", "data", _pool_type, _pool, "torch", *by_rank.max_pool(3),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW, **by_rank.pool_builder(3))  # fmt: skip
+define("nn.avg_pool3d", "data", _pool_type, _mean, "torch", *by_rank.avg_pool(3),
+       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW,
+       **by_rank.pool_builder(3, average=True))  # fmt: skip
+define("nn.adaptive_max_pool3d", "data", _pool_type, _pool, "torch", *by_rank.adaptive_pool(3),
+       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=FOLLOW,
+       **by_rank.adaptive_pool_builder(3, "maxima"))  # fmt: skip
+define("nn.adaptive_avg_pool3d", "data", _pool_type, _mean, "torch", *by_rank.adaptive_pool(3),
+       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=NEVER,
+       **by_rank.adaptive_pool_builder(3, "means"))  # fmt: skip
 define("nn.upsampling3d", "data", _upsampling_type, _upsampling, "torch",
        *(Attr(name, REQUIRED, "float") for name in _SCALES), Attr("layout", VOLUME, "str"),
        Attr("method", "nearest_neighbor", "str"),

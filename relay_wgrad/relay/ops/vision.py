@@ -9,7 +9,7 @@ from tvm import relax, topi
 from ...layouts import to_layout
 from ...problem import out_size
 from ..types import Dim, TensorType, Type
-from .conv import CONV2D
+from . import by_rank
 from .facts import INJECTIVE, OUT_ELEMWISE_FUSABLE
 from .relations import agree, divides, mapped
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
@@ -165,8 +165,8 @@ define("nn.correlation", "data1 data2", _correlation_type,
        doc="How patches of one image fit those of another, beside each place within a "
            "distance.")  # fmt: skip
 define("nn.deformable_conv2d", "data offset weight", _deformable_type,
-       in_float32(tensor_program(_deformable)), "numpy", *CONV2D[:3],
-       Attr("deformable_groups", 1, "int"), *CONV2D[3:],
+       in_float32(tensor_program(_deformable)), "numpy", *by_rank.conv(2)[:3],
+       Attr("deformable_groups", 1, "int"), *by_rank.conv(2)[3:],
        kind=OUT_ELEMWISE_FUSABLE)  # fmt: skip
 _POOLED = (Attr("pooled_size", REQUIRED, "sizes"), Attr("spatial_scale", REQUIRED, "float"))
 define("vision.roi_align", "data rois", _regions_type, in_float32(_regions), "numpy", *_POOLED,

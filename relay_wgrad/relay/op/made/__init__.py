@@ -10,7 +10,7 @@ A module of this folder holds those of one namespace; beside it is its stub for 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -49,6 +49,13 @@ def _builder(op: RelayOp, name: str) -> Callable[..., Call]:
     signature = signature_of(op)
     at_run = REGISTRY.get(f"dyn.{op.name}")
     moved = _moved(op)
+    attrs = {attr.name: attr for attr in op.attrs}
+    defaults = {name: attr.default for name, attr in attrs.items() if attr.default is not REQUIRED}
+    by_record = {  # whose None stands for the record's default
+        name for name, parameter in signature.parameters.items()
+        if parameter.default is None and defaults.get(name) is not None
+    }  # fmt: skip
+    sizes = {name for name in attrs if op.window and attrs[name].kind.startswith("sizes")}
 
     def build(*args: Any, **kwargs: Any) -> Call:
         try:
@@ -56,7 +63,11 @@ def _builder(op: RelayOp, name: str) -> Callable[..., Call]:
         except TypeError as error:
             raise TypeError(f"{op.name}: {error}") from None
         bound.apply_defaults()
-        values = bound.arguments
+        values = {
+            name: written_out(op.name, name, value, op.window) if name in sizes else value
+            for name, value in bound.arguments.items()
+            if value is not None or name not in by_record
+        }
         if at_run is None or not of_run(*(values[name] for name in moved)):
             return call(op.name, *(values.pop(name) for name in op.inputs), **values)
         given = [
@@ -69,6 +80,20 @@ def _builder(op: RelayOp, name: str) -> Callable[..., Call]:
     build.__doc__ = op.doc
     build.__signature__ = signature  # type: ignore[attr-defined]
     return build
+
+
+def written_out(op: str, name: str, value: Any, rank: int) -> Any:
+    """An attribute of a window of `rank` axes as Relay's text has it, of one number or of all."""
+    if name != "padding":
+        return (value,) * rank if type(value) is int else value
+    values = (value,) if type(value) is int else value
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"{op}: padding must be an integer or a list of integers, got {value!r}")
+    counts = sorted({1, rank, 2 * rank})
+    if len(values) not in counts:
+        listed = f"{', '.join(map(str, counts[:-1]))} or {counts[-1]}"
+        raise ValueError(f"{op}: padding must be {listed} integers, got {value!r}")
+    return tuple(values) * (2 * rank // len(values))
 
 
 def _moved(op: RelayOp) -> dict[str, str]:

@@ -5,11 +5,48 @@
 from ...ast import Call, Expr
 from ...make import Pairs, Sizes
 
-__all__ = ["batch_flatten", "batch_matmul", "batch_to_space_nd", "bias_add", "correlation",
+__all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d",
+    "avg_pool3d", "batch_flatten", "batch_matmul", "batch_to_space_nd", "bias_add", "conv1d",
+    "conv1d_transpose", "conv2d", "conv2d_transpose", "conv3d", "conv3d_transpose", "correlation",
     "cross_entropy", "cross_entropy_with_logits", "dense", "depth_to_space", "dilate",
     "global_avg_pool2d", "global_max_pool2d", "group_norm", "instance_norm", "l2_normalize",
-    "layer_norm", "leaky_relu", "log_softmax", "lrn", "mirror_pad", "nll_loss", "prelu", "relu",
-    "softmax", "space_to_batch_nd", "space_to_depth", "upsampling", "upsampling3d"]
+    "layer_norm", "leaky_relu", "log_softmax", "lrn", "max_pool1d", "max_pool2d", "max_pool3d",
+    "mirror_pad", "nll_loss", "prelu", "relu", "softmax", "space_to_batch_nd", "space_to_depth",
+    "upsampling", "upsampling3d"]
+def adaptive_avg_pool1d(
+    data: Expr, output_size: Sizes | None = None, layout: str = "NCW", out_layout: str = ""
+) -> Call: ...
+def adaptive_avg_pool2d(
+    data: Expr, output_size: Sizes | None = None, layout: str = "NCHW", out_layout: str = ""
+) -> Call: ...
+def adaptive_avg_pool3d(
+    data: Expr, output_size: Sizes | None = None, layout: str = "NCDHW", out_layout: str = ""
+) -> Call: ...
+def adaptive_max_pool1d(
+    data: Expr, output_size: Sizes | None = None, layout: str = "NCW", out_layout: str = ""
+) -> Call: ...
+def adaptive_max_pool2d(
+    data: Expr, output_size: Sizes | None = None, layout: str = "NCHW", out_layout: str = ""
+) -> Call: ...
+def adaptive_max_pool3d(
+    data: Expr, output_size: Sizes | None = None, layout: str = "NCDHW", out_layout: str = ""
+) -> Call: ...
+def avg_pool1d(
+    data: Expr, pool_size: Sizes = (1,), strides: Sizes = (1,), dilation: Sizes = (1,), padding:
+    Sizes = (0,), layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
+    count_include_pad: bool = False
+) -> Call: ...
+def avg_pool2d(
+    data: Expr, pool_size: Sizes = (1, 1), strides: Sizes = (1, 1), dilation: Sizes = (1, 1),
+    padding: Sizes = (0, 0), layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
+    count_include_pad: bool = False
+) -> Call: ...
+def avg_pool3d(
+    data: Expr, pool_size: Sizes = (1, 1, 1), strides: Sizes = (1, 1, 1), dilation: Sizes = (1, 1,
+    1), padding: Sizes = (0, 0, 0), layout: str = "NCDHW", out_layout: str = "", ceil_mode: bool =
+    False, count_include_pad: bool = False
+) -> Call: ...
 def batch_flatten(data: Expr) -> Call: ...
 def batch_matmul(
     tensor_a: Expr, tensor_b: Expr, out_dtype: str = "", transpose_a: bool = False, transpose_b:
@@ -17,6 +54,41 @@ def batch_matmul(
 ) -> Call: ...
 def batch_to_space_nd(data: Expr, block_shape: Sizes, crops: Pairs) -> Call: ...
 def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Call: ...
+def conv1d(
+    data: Expr, weight: Expr, strides: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups:
+    int = 1, channels: int | None = None, kernel_size: Sizes | None = None, data_layout: str =
+    "NCW", kernel_layout: str = "OIW", out_layout: str = "", out_dtype: str = ""
+) -> Call: ...
+def conv1d_transpose(
+    data: Expr, weight: Expr, strides: Sizes = (1,), padding: Sizes = (0,), dilation: Sizes = (1,),
+    groups: int = 1, channels: int | None = None, kernel_size: Sizes | None = None, data_layout: str
+    = "NCW", kernel_layout: str = "IOW", out_layout: str = "", output_padding: Sizes = (0,),
+    out_dtype: str = ""
+) -> Call: ...
+def conv2d(
+    data: Expr, weight: Expr, strides: Sizes = (1, 1), padding: Sizes = (0, 0), dilation: Sizes =
+    (1, 1), groups: int = 1, channels: int | None = None, kernel_size: Sizes | None = None,
+    data_layout: str = "NCHW", kernel_layout: str = "OIHW", out_layout: str = "", out_dtype: str =
+    ""
+) -> Call: ...
+def conv2d_transpose(
+    data: Expr, weight: Expr, strides: Sizes = (1, 1), padding: Sizes = (0, 0), dilation: Sizes =
+    (1, 1), groups: int = 1, channels: int | None = None, kernel_size: Sizes | None = None,
+    data_layout: str = "NCHW", kernel_layout: str = "IOHW", out_layout: str = "", output_padding:
+    Sizes = (0, 0), out_dtype: str = ""
+) -> Call: ...
+def conv3d(
+    data: Expr, weight: Expr, strides: Sizes = (1, 1, 1), padding: Sizes = (0, 0, 0), dilation:
+    Sizes = (1, 1, 1), groups: int = 1, channels: int | None = None, kernel_size: Sizes | None =
+    None, data_layout: str = "NCDHW", kernel_layout: str = "OIDHW", out_layout: str = "", out_dtype:
+    str = ""
+) -> Call: ...
+def conv3d_transpose(
+    data: Expr, weight: Expr, strides: Sizes = (1, 1, 1), padding: Sizes = (0, 0, 0), dilation:
+    Sizes = (1, 1, 1), groups: int = 1, channels: int | None = None, kernel_size: Sizes | None =
+    None, data_layout: str = "NCDHW", kernel_layout: str = "IODHW", out_layout: str = "",
+    output_padding: Sizes = (0, 0, 0), out_dtype: str = ""
+) -> Call: ...
 def correlation(
     data1: Expr, data2: Expr, kernel_size: int, max_displacement: int, stride1: int, stride2: int,
     padding: Sizes, is_multiply: bool, layout: str
@@ -48,6 +120,19 @@ def log_softmax(data: Expr, axis: int = -1) -> Call: ...
 def lrn(
     data: Expr, size: int = 5, axis: int = 1, bias: float = 2, alpha: float = 1e-05, beta: float =
     0.75
+) -> Call: ...
+def max_pool1d(
+    data: Expr, pool_size: Sizes = (1,), strides: Sizes = (1,), dilation: Sizes = (1,), padding:
+    Sizes = (0,), layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False
+) -> Call: ...
+def max_pool2d(
+    data: Expr, pool_size: Sizes = (1, 1), strides: Sizes = (1, 1), dilation: Sizes = (1, 1),
+    padding: Sizes = (0, 0), layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False
+) -> Call: ...
+def max_pool3d(
+    data: Expr, pool_size: Sizes = (1, 1, 1), strides: Sizes = (1, 1, 1), dilation: Sizes = (1, 1,
+    1), padding: Sizes = (0, 0, 0), layout: str = "NCDHW", out_layout: str = "", ceil_mode: bool =
+    False
 ) -> Call: ...
 def mirror_pad(data: Expr, pad_width: Pairs, mode: str = "SYMMETRIC") -> Call: ...
 def nll_loss(
