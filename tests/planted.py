@@ -156,6 +156,23 @@ FAULTS = (
     Fault("the cache of kernels drops none", "relay_wgrad/torch/cache.py",
           "over = len(self.slots) - size", "over = 0",
           "tests/relay_wgrad/torch/test_torch_cache.py"),
+    Fault("record: an elementwise operator computes another", "relay_wgrad/ops/elementwise.py",
+          "return _relax(self.name)(*operands)",
+          'return _relax(self.name.replace("sinh", "sin"))(*operands)',
+          "tests/relay_wgrad/relay/ops/test_ops_numeric.py"),
+    Fault("record: the gradient of a filling is 0", "relay_wgrad/ops/auxiliary.py",
+          "return [no_grad(call.args[0]), relax.op.sum(ct)]",
+          "return [no_grad(call.args[0]), relax.op.sum(relax.op.subtract(ct, ct))]",
+          "tests/relay_wgrad/relay/ops/test_ops_numeric.py"),
+    Fault("record: a made builder's arguments in another order",
+          "relay_wgrad/relay/op/made/__init__.py",
+          "(values.pop(name) for name in op.inputs)",
+          "(values.pop(name) for name in op.inputs[::-1])",
+          "tests/relay_wgrad/relay/test_builders.py"),
+    Fault("record: places turned round at the wrong ends", "relay_wgrad/ops/sampling.py",
+          "half = emit(op.abs(op.divide(op.add(places, one), two)))",
+          "half = emit(op.abs(op.divide(op.subtract(places, one), two)))",
+          "tests/relay_wgrad/relay/ops/test_ops_numeric.py"),
 )  # fmt: skip
 
 
