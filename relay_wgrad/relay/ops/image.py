@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tvm import relax, topi
 
 from ...layouts import is_permutation, to_layout
+from ...relation import Checks
+from ...rules import out_size
 from ..types import Dim, TensorType, Type
 from .relations import agree, mapped
 from .table import REQUIRED, Attr, Call, Relation, Site, define, in_float32, show
@@ -156,6 +159,24 @@ def _dilation_type(call: Call) -> Type:
     return TensorType(to_layout(tuple(out), "NCHW", layouts[0]), a["out_dtype"] or dtype)
 
 
+def _dilated(s: Site) -> Any:
+    layouts = s.attrs["data_layout"], s.attrs["kernel_layout"]
+    top, left, bottom, right = padding(s)
+    strides, dilations = _both(s, "strides"), _both(s, "dilations")
+
+    def fits(checks: Checks, _: Any, args: Sequence[Any]) -> None:
+        data, weight = (checks.sizes(arg.ty.shape) for arg in args)
+        sizes = to_layout(data, layouts[0], "NCHW")[2:]
+        window = to_layout(weight, layouts[1], "IHW")[1:]
+        for i, pad in enumerate((top + bottom, left + right)):
+            made = out_size(sizes[i], pad, window[i], strides[i], dilations[i])
+            why = f"{'HW'[i]}={sizes[i]}, window {window[i]}, padding {pad} in all"
+            checks.positive("PQ"[i], made, why)
+
+    s.compare(fits)
+    return tensor_program(_dilation)(s)
+
+
 def _dilation(s: Site, data: Any, weight: Any) -> Any:
     assert isinstance(s.out, TensorType)
     made = _DILATION[s.attrs["data_layout"], s.attrs["kernel_layout"]]
@@ -233,7 +254,7 @@ define("image.crop_and_resize", "data boxes box_indices", _crop_type, _crop, "nu
        Attr("crop_size", None, "sizes?"), Attr("layout", "NCHW", "str"),
        Attr("method", "bilinear", "str"), Attr("extrapolation_value", 0.0, "float"), _OUT_DTYPE,
        grad=False)  # fmt: skip
-define("image.dilation2d", "data weight", _dilation_type, in_float32(tensor_program(_dilation)),
+define("image.dilation2d", "data weight", _dilation_type, in_float32(_dilated),
        "numpy", Attr("strides", (1, 1), "sizes"), Attr("padding", (0, 0), "sizes"),
        Attr("dilations", (1, 1), "sizes"), Attr("data_layout", "NCHW", "str"),
        Attr("kernel_layout", "IHW", "str"), _OUT_DTYPE, grad=False)  # fmt: skip

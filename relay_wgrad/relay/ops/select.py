@@ -9,9 +9,11 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from ...ops import size_rules
 from ..types import ANY, Dim, TensorType, TupleType, Type
 from .relations import agree, bounds, divides, mapped, product, total
 from .table import REQUIRED, Attr, Call, Site, define, lookup, show, show_shape
+from .te import long_enough
 
 R = relax.op
 
@@ -282,6 +284,7 @@ def _take(s: Site) -> Any:
     "fast" asks the program for indices within bounds.  A wrong one may not reach memory that is not
     the tensor's, so they are clipped all the same, where the size is known.
     """
+    s.compare(size_rules.taken)
     data, indices = s.args
     shape, index_shape, axis = s.tensor().shape, s.tensor(1).shape, s.attrs["axis"]
     if axis is None:
@@ -289,8 +292,6 @@ def _take(s: Site) -> Any:
         shape, axis = (product(shape),), 0
     axis = s.axis(axis, len(shape))
     mode, size = s.attrs["mode"], shape[axis]
-    if size == 0 and all(isinstance(d, int) and d for d in index_shape):
-        s.fail(f"an axis of size 0 has no elements to take, got {show(s.tensor())}")
     if size is ANY and mode != "fast":
         s.fail(f"mode={mode!r} cannot be built with an unknown size, got {show(s.tensor())}")
     if size is not ANY:
@@ -385,12 +386,13 @@ def _cut(s: Site, x: Any) -> Any:
             f" {list(s.attrs['pad_width'])} and {s.attrs['pad_mode']!r}"
         )
     sizes, widths = s.sizes(s.tensor()), s.attrs["pad_width"]
-    cut = [axis for axis, pair in enumerate(widths) if min(pair) < 0]
-    begin = [max(-widths[axis][0], 0) for axis in cut]
-    end = [sizes[axis] - max(-widths[axis][1], 0) for axis in cut]
-    if any(a > b for a, b in zip(begin, end, strict=True)):
-        s.fail(f"pad_width cuts more than there is: {list(widths)} of {show(s.tensor())}")
-    return s.emit(R.strided_slice(x, cut, begin, end))
+    cut = {axis: pair for axis, pair in enumerate(widths) if min(pair) < 0}
+    begin = [max(-before, 0) for before, _ in cut.values()]
+    end = [sizes[axis] - max(-after, 0) for axis, (_, after) in cut.items()]
+    for axis, (before, after) in cut.items():
+        least = max(-before, 0) + max(-after, 0)
+        long_enough(s, axis, least, f"pad_width={[before, after]} cuts {least}")
+    return s.emit(R.strided_slice(x, list(cut), begin, end))
 
 
 def _reverse_type(call: Call) -> Type:
