@@ -164,7 +164,7 @@ def _partition_for(
     strict: bool,
     fuse: bool,
     products: bool,
-) -> Any:
+) -> tuple[Any, Report]:
     given = {backend: options}
     if isinstance(mod, relay.IRModule):
         mod = mod if params is None else with_params(mod, params)
@@ -175,7 +175,7 @@ def _partition_for(
         )
     out, report = _partition(mod, (backend,), strict, fuse, "first", None, products, given)
     _warn(report, stacklevel=4)
-    return out if isinstance(mod, relay.IRModule) else (out, report)
+    return out, report
 
 
 def partition_for_cudnn(
@@ -189,11 +189,10 @@ def partition_for_cudnn(
     strict: bool = False,
     fuse: bool = True,
     products: bool = False,
-) -> Any:
-    """`partition` to cuDNN alone; the options are `backends.cudnn.Options`.
+) -> tuple[Any, Report]:
+    """`partition` to cuDNN alone: the new module and the report, of a Relax and of a Relay module.
 
-    Of a Relax module: the new module and the report.  Of a Relay module: the new Relay module, as
-    Relay's own function of this name gives; `params` become constants of its @main.
+    The options are `backends.cudnn.Options`.  `params` become constants of a Relay module's @main.
     """
     given = {
         "allow_tf32": allow_tf32,
@@ -216,7 +215,7 @@ def partition_for_cutlass(
     strict: bool = False,
     fuse: bool = True,
     products: bool = False,
-) -> Any:
+) -> tuple[Any, Report]:
     """`partition` to CUTLASS alone; the options are `backends.cutlass.Options`.
 
     `params` and the result are as of `partition_for_cudnn`.

@@ -14,6 +14,7 @@ rule `gpu.Matmul` would make tensor-core instructions, and crash the process fro
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,10 +35,12 @@ _WIDENED = "widened"
 def wide_rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
     """The FLegalize rule of one op; `upstream` is the rule that says what is computed."""
     compute = _OWN.get(definition.name, upstream)
+    # Upstream's asks TVM for the result's shape, with a BlockBuilder of TVM's own.
+    plain = matmul if compute is matmul else upstream
 
     def rule(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         if not any(dtype in HALVES for arg in call.args for dtype in _dtypes(arg.ty)):
-            return upstream(bb, call)
+            return plain(bb, call)
         target = Target.current(allow_none=True)
         on_cpu = target is None or str(target.kind.name) == "llvm"
         builder = _Wide(bb, _dtypes(call.ty), on_cpu or definition.name not in PRODUCTS)
@@ -148,8 +151,9 @@ def inlined(func: tirx.PrimFunc) -> tirx.PrimFunc:
 # ---- where upstream's expression will not do -------------------------------------------------
 
 
-def _matmul(bb: Any, call: relax.Call) -> relax.Expr:
-    """Upstream's asks TVM for the result's shape, with a BlockBuilder of TVM's own."""
+def matmul(bb: Any, call: relax.Call) -> relax.Expr:
+    """The product in the result's type."""
+    dtype = str(call.ty.dtype)
 
     def matmul(a: Any, b: Any) -> Any:
         k = te.reduce_axis((0, a.shape[-1]), name="k")
@@ -161,7 +165,7 @@ def _matmul(bb: Any, call: relax.Call) -> relax.Expr:
 
         def element(*i: Any) -> Any:
             if _is(a.shape[-1], 0):
-                return tirx.const(0, a.dtype)
+                return tirx.const(0, dtype)
             inner = list(i[count:])
             row, column = inner[: len(rows)], inner[len(rows) :]
             first, second = (
@@ -171,7 +175,8 @@ def _matmul(bb: Any, call: relax.Call) -> relax.Expr:
                 ]
                 for lengths in outer
             )
-            return te.sum(a(*first, *row, k) * b(*second, k, *column), axis=k)
+            factors = (a(*first, *row, k), b(*second, k, *column))
+            return te.sum(operator.mul(*(x.astype(dtype) for x in factors)), axis=k)
 
         return te.compute([*batch, *rows, *columns], element, name="matmul")
 
@@ -239,7 +244,7 @@ def _group_norm(bb: Any, call: relax.Call) -> relax.Expr:
 
 
 _OWN = {
-    "relax.matmul": _matmul,
+    "relax.matmul": matmul,
     "relax.nn.layer_norm": _layer_norm,
     "relax.nn.instance_norm": _instance_norm,
     "relax.nn.group_norm": _group_norm,

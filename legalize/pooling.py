@@ -1,8 +1,9 @@
-"""Backward of max pooling: upstream's kernel counts pixels twice and reads past its borders.
+"""Backward of pooling.  Of maxima upstream's kernel counts pixels twice and reads past its borders.
 
 TOPI's `pool_grad` does not compare a window's index with the number of windows: where
 outputs * stride < kernel a pixel is counted in windows that do not exist, and at every border their
-argmax is read out of bounds.  It has no dilation either.
+argmax is read out of bounds.  It has no dilation either.  Of means it divides by the whole window
+also where the last one runs over the edge (`ceil_mode`) and the mean is over what is inside.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from relay_wgrad.opdef import OpDef
 
 from .cpu import max_pool
 from .cpu.words.loops import cast
+from .half import WIDE, wide_rule
 from .quotient import quotient
 
 Expr = Any
@@ -116,6 +118,41 @@ def max_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., 
         if kind in _SCHEDULES:
             func = _scheduled(func, _SCHEDULES[kind])
         return relax.call_tir(bb.add_func(func, name), args, out_ty)
+
+    return rule
+
+
+def avg_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
+    """FLegalize of `relax.grad.avg_pool2d_backward`: upstream's, of a gradient that is larger where
+    its mean was over less than a window."""
+    whole = wide_rule(definition, upstream)
+
+    def rule(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        a, name = call.attrs, definition.short
+        if not (a.ceil_mode and a.count_include_pad):
+            return whole(bb, call)
+        letters = [letter for letter in str(a.layout) if letter.isalpha()]
+        axes, pads = [letters.index(x) for x in "HW"], padding4(name, a.padding)
+        window, strides = pair(name, "pool_size", a.pool_size), pair(name, "strides", a.strides)
+        size = [
+            call.args[1].ty.shape.values[axis] + pads[i] + pads[2 + i]
+            for i, axis in enumerate(axes)
+        ]
+
+        def larger(grad: Any, height: Any, width: Any) -> Any:
+            wide = WIDE if grad.dtype in HALVES else grad.dtype
+
+            def element(*index: Any) -> Any:
+                value = grad(*index).astype(wide)
+                for i, (axis, most) in enumerate(zip(axes, (height, width), strict=True)):
+                    inside = tirx.max(tirx.min(most - index[axis] * strides[i], window[i]), 1)
+                    value = value * (tirx.const(window[i], wide) / inside.astype(wide))
+                return value.astype(grad.dtype)
+
+            return te.compute(grad.shape, element, name="larger")
+
+        grad = bb.emit(bb.call_te(larger, call.args[0], *size))
+        return whole(bb, bb.normalize(relax.Call(call.op, [grad, call.args[1]], a, call.ty_args)))
 
     return rule
 

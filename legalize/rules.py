@@ -38,10 +38,8 @@ def legalize_rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
 
     def rule(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         assert definition.read_attrs is not None
-        if upstream is not None:
-            a = call.attrs
-            if not is_family(call, a.data_layout, a.kernel_layout, a.out_layout):
-                return upstream(bb, call)
+        if upstream is not None and not is_family(call):
+            return upstream(bb, call)
         return lower(bb, call, problem_of(call), definition.short)
 
     return rule

@@ -10,6 +10,7 @@ PRIMITIVE = "Primitive"  # a Relax or Relay function: it has been fused
 OP_PATTERN = "op_pattern"  # a kernel: how it may be fused
 SCHEDULED = "tirx.is_scheduled"  # a kernel: TVM's schedules leave it
 NO_ALIAS = "tirx.noalias"  # a kernel: its buffers do not overlap
+HOST = "tirx.is_host_func"  # a kernel: it runs on the host, whatever the target
 
 # ---- Relay's -------------------------------------------------------------------------------------
 COMPILER = "Compiler"  # what `CODEGEN` is in Relax
@@ -21,6 +22,8 @@ FROM_PATTERN = "PartitionedFromPattern"
 OP, PROBLEM = "relay_wgrad.op", "relay_wgrad.problem"
 # Which generator made a kernel and which of its kernels it is, and why that was chosen.
 SOURCE, REASON = "relay_wgrad.lowering", "relay_wgrad.reason"
+# A kernel that compares sizes (`relay_wgrad.conditions`).
+SIZES = "relay_wgrad.sizes"
 # A composite's row, and its backend's options as JSON.
 ROW, OPTIONS = "relay_wgrad.row", "relay_wgrad.options"
 # The same options on a Relay module's function, whose text has identifiers for keys.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .attrs import ConvAttrs
+from .conditions import Conditions
 from .problem import ConvKind
 
 Rule = Callable[..., Any]
@@ -44,6 +45,7 @@ class OpDef:
         attributes read in the forward convolution's terms.
     legalizer : "module:function" of the rule's maker, which takes this record and upstream's rule.
         A name, since lowerings live above this package and are found when registering.
+    sizes : the rules of a call's sizes, asked when it is legalized with what is left to the run.
     constructor : what becomes `tvm.relax.op.nn.<short name>`; None for upstream's ops.
     missing : op registry key -> why the op has no such rule (a test asks for the reason).
     """
@@ -56,6 +58,7 @@ class OpDef:
     kind: ConvKind | None = None
     read_attrs: Callable[[Any], ConvAttrs] | None = None
     legalizer: str | None = None
+    sizes: Callable[[Any, Conditions], object] | None = None
     constructor: Rule | None = None
     missing: dict[str, str] = field(default_factory=dict)
 

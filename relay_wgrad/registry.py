@@ -23,6 +23,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from . import opdef
+from .conditions import Conditions
 from .opdef import OpDef
 from .ops import ALL, FAMILY
 from .per_thread import PerThread
@@ -35,6 +36,7 @@ _OWNER = "relay_wgrad.owner"  # marks ops that are ours, whichever copy of this 
 _lock = threading.RLock()
 _saved: dict[tuple[str, str], Any] = {}  # (op, rule) -> upstream's value, None where it had none
 _installed: dict[tuple[str, str], Any] = {}  # (op, rule) -> ours, as TVM gives it back
+_legalizations: dict[str, Callable[..., Any]] = {}  # op -> its legalization in our pipelines
 _registered = False
 
 
@@ -142,11 +144,38 @@ def upstream_rule(op_name: str, key: str) -> Any:
     return op.get_attr(key) if op.has_attr(key) else None
 
 
+def legalizations() -> dict[str, Callable[..., Any]]:
+    """The legalizations of our pipelines, by operator: those of the registry are for any pipeline
+    (`legalize.alone`)."""
+    return dict(_legalizations)
+
+
 def _legalization(definition: OpDef, upstream: Any) -> Callable[..., Any]:
-    assert definition.legalizer is not None
-    module, _, name = definition.legalizer.partition(":")
+    """The rule, before which the run compares what the operator's rules leave to it."""
+    rule, sizes = _legalizer(definition, upstream), definition.sizes
+    if sizes is None:
+        return rule
+
+    def compared(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        conditions = Conditions()
+        sizes(call, conditions)
+        conditions.emit(bb, definition.short)
+        return rule(bb, call)
+
+    return compared
+
+
+def _legalizer(definition: OpDef, upstream: Any) -> Any:
+    if definition.legalizer is None:
+        return upstream
+    return loaded(definition.legalizer)(definition, upstream)
+
+
+def loaded(name: str) -> Any:
+    """What stands in a package above this one: "module:function"."""
+    module, _, function = name.partition(":")
     try:
-        loaded = import_module(module)
+        found = import_module(module)
     except ModuleNotFoundError as error:
         if error.name not in (module, module.partition(".")[0]):
             raise
@@ -155,7 +184,7 @@ def _legalization(definition: OpDef, upstream: Any) -> Callable[..., Any]:
             " `python -m relay_wgrad env` says where it is",
             name=error.name,
         ) from error
-    return getattr(loaded, name)(definition, upstream)
+    return getattr(found, function)
 
 
 def _install(definition: OpDef) -> None:
@@ -163,8 +192,13 @@ def _install(definition: OpDef) -> None:
         _create(definition)
     op = Op.get(definition.name)
     rules = dict(definition.rules)
-    if definition.legalizer is not None:
-        rules[opdef.LEGALIZE] = lambda upstream: _legalization(definition, upstream)
+    if definition.legalizer is not None or definition.sizes is not None:
+
+        def legalization(upstream: Any) -> Callable[..., Any]:
+            rule = _legalizations[definition.name] = _legalization(definition, upstream)
+            return loaded("legalize.alone:alone")(rule)
+
+        rules[opdef.LEGALIZE] = legalization
     for key, rule in rules.items():
         upstream = op.get_attr(key) if op.has_attr(key) else None
         wraps = not definition.is_new or key == opdef.LEGALIZE
@@ -221,6 +255,7 @@ def _remove_all() -> None:
             tvm.ir.register_op_attr(name, key, upstream, UPSTREAM_LEVEL)
     _saved.clear()
     _installed.clear()
+    _legalizations.clear()
     for definition in ALL:
         if definition.is_new and definition.name in {str(n) for n in Op.list_op_names()}:
             if (definition.name, opdef.INFER_TYPE) not in kept:

@@ -1,21 +1,24 @@
 """Type relations: what is refused, and in which words; those of the convolution family.
 
-With symbolic sizes a difference that does not simplify to a non-zero constant is trusted.  Every
-message names the op, the rule and the values that break it.
+With symbolic sizes a difference that does not simplify to a non-zero constant is trusted, and left
+to the run (`conditions`).  Every message names the op, the rule and the values that break it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
 from .attrs import ConvAttrs
+from .conditions import Conditions, RunSize, plain
 from .layouts import is_permutation, to_layout
 from .problem import DTYPE_BYTES
-from .rules import Rules, Size
+from .rules import Rules, Size, Truth
+
+MAY_BE_NONE = "NCOI"  # letters of sizes that may be 0 at the run
 
 
 def as_size(expr: Any) -> Size:
@@ -29,14 +32,52 @@ def as_expr(size: Size) -> Any:
 
 
 class Checks(Rules):
-    """What the relations of all operators say of one call."""
+    """What the relations of all operators say of one call.
 
-    def __init__(self, op: str) -> None:
+    run : what is left to the run, if that is asked: then sizes are `RunSize`.
+    """
+
+    def __init__(self, op: str, run: Conditions | None = None) -> None:
         super().__init__(op)
         self.analyzer = Analyzer()
+        self.run = run
+
+    def sizes(self, shape: Any) -> tuple[Size, ...]:
+        """The sizes of a tensor's shape as rules take them."""
+        known = map(as_size, shape.values)
+        return tuple(known if self.run is None else map(self.run.size, known))
 
     def simplify(self, expr: Size) -> Size:
-        return expr if isinstance(expr, int) else as_size(self.analyzer.simplify(expr))
+        if isinstance(expr, (int, RunSize)):
+            return expr
+        return as_size(self.analyzer.simplify(expr))
+
+    def equal(self, a: Size, b: Size) -> Truth:
+        diff = self.simplify(a - b)
+        if self.run is not None and isinstance(diff, RunSize):
+            return self.run.equal(diff)
+        return super().equal(a, b)
+
+    def at_least(self, size: Size, low: int) -> Truth:
+        if self.run is not None and isinstance(size, RunSize):
+            return self.run.at_least(size, low)
+        return super().at_least(size, low)
+
+    def either(self, one: Truth, other: Truth) -> Truth:
+        if any(truth is None or isinstance(truth, bool) for truth in (one, other)):
+            return super().either(one, other)
+        return tirx.Or(one, other)
+
+    def must(self, holds: Truth, message: Callable[[], str]) -> None:
+        if self.run is not None and not isinstance(holds, bool) and holds is not None:
+            self.run.add(holds, f"{self.op}: {message()}")
+        else:
+            super().must(holds, message)
+
+    def long_enough(self, sizes: Sequence[Size], axis: int, least: int, rule: str) -> None:
+        """So many elements along an axis."""
+        size = sizes[axis]
+        self.must(self.at_least(size, least), lambda: f"{rule}, got {size} of axis {axis}")
 
     def arity(self, call: relax.Call, names: Sequence[str]) -> None:
         if len(call.args) != len(names):
@@ -55,8 +96,8 @@ class Checks(Rules):
 class Relation(Checks):
     """Checks of one call of the family; collects what the result type is made of."""
 
-    def __init__(self, op: str, attrs: ConvAttrs) -> None:
-        super().__init__(op)
+    def __init__(self, op: str, attrs: ConvAttrs, run: Conditions | None = None) -> None:
+        super().__init__(op, run)
         self.attrs = attrs
 
     # ---- attributes --------------------------------------------------------------------------
@@ -99,16 +140,15 @@ class Relation(Checks):
                 f" got {ty.ndim}: {ty}"
             )
         dtype = str(ty.dtype) if ty.dtype is not None else None
-        if dtype is not None and dtype not in DTYPE_BYTES:
+        # At the run it is about sizes alone, of upstream's convolutions of integers too.
+        if self.run is None and dtype is not None and dtype not in DTYPE_BYTES:
             raise TypeError(
                 f"{self.op}: {name} must be one of {', '.join(DTYPE_BYTES)}, got {dtype}"
             )
         if not isinstance(ty.shape, relax.ShapeExpr):
             return None
-        sizes = tuple(as_size(v) for v in ty.shape.values)
-        for letter, size in zip(layout, sizes, strict=True):
-            self.positive(letter, size, f"{name} {ty}")
-        return to_layout(sizes, layout, canonical)
+        why = name if self.run is not None else f"{name} {ty}"
+        return to_layout(self._positive(ty.shape, layout, why), layout, canonical)
 
     def shape(self, name: str, arg: Any, layout: str) -> tuple[Size, ...] | None:
         """Canonical sizes of an argument that is a shape; None where they are unknown."""
@@ -119,13 +159,20 @@ class Relation(Checks):
             raise self.error(
                 f"{name} must have the {len(layout)} sizes of {layout}, got {ty.ndim}: {ty}"
             )
-        values = arg.values if isinstance(arg, relax.ShapeExpr) else ty.values
-        if values is None:
+        shape = arg if isinstance(arg, relax.ShapeExpr) else ty
+        if shape.values is None:
             return None
-        sizes = tuple(as_size(v) for v in values)
+        why = f"{name} {list(self.sizes(shape))}"
+        return to_layout(self._positive(shape, layout, why), layout, self.attrs.activation)
+
+    def _positive(self, shape: Any, layout: str, why: str) -> tuple[Size, ...]:
+        """The sizes, none of which may be 0 where that is known; at the run no image or channel
+        gives sums of nothing, which are 0, and pixels must be some."""
+        sizes = self.sizes(shape)
         for letter, size in zip(layout, sizes, strict=True):
-            self.positive(letter, size, f"{name} {list(sizes)}")
-        return to_layout(sizes, layout, self.attrs.activation)
+            if isinstance(size, int) or letter not in MAY_BE_NONE:
+                self.positive(letter, size, why)
+        return sizes
 
     # ---- the convolution itself ---------------------------------------------------------------
 
@@ -152,7 +199,7 @@ class Relation(Checks):
         dtype, vdevice = self.result_dtype(operands), self.result_vdevice(operands)
         if shape is None:
             return relax.TensorType(None, dtype, vdevice, ndim=len(layout))
-        sizes = to_layout([self.simplify(v) for v in shape], canonical, layout)
+        sizes = to_layout([plain(self.simplify(v)) for v in shape], canonical, layout)
         return relax.TensorType(list(sizes), dtype, vdevice)
 
     def result_dtype(self, operands: Sequence[relax.Expr]) -> str | None:

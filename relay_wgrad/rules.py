@@ -9,10 +9,11 @@ A rule is refused only when it is provably broken: what is no number is trusted,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Size = Any  # an int, or a symbolic integer expression with + - * //
+Truth = Any  # a bool; None, or an expression of one, where only the run knows
 
 
 def out_size(size: Size, pad: Size, kernel: Size, stride: int, dilation: int) -> Size:
@@ -44,27 +45,47 @@ class Rules:
     def simplify(self, expr: Size) -> Size:
         return expr
 
-    def differ(self, a: Size, b: Size) -> bool:
-        """Whether two sizes are provably different."""
+    def equal(self, a: Size, b: Size) -> Truth:
+        """Whether two sizes are the same."""
         diff = self.simplify(a - b)
-        return isinstance(diff, int) and diff != 0
+        return diff == 0 if isinstance(diff, int) else None
+
+    def at_least(self, size: Size, low: int) -> Truth:
+        """Whether a size is so large."""
+        size = self.simplify(size)
+        return size >= low if isinstance(size, int) else None
+
+    def either(self, one: Truth, other: Truth) -> Truth:
+        """Whether one of them holds."""
+        if True in (one, other):
+            return True
+        return one if other is False else other if one is False else None
+
+    def must(self, holds: Truth, message: Callable[[], str]) -> None:
+        """Refuses what is provably false; what only the run knows is trusted."""
+        if holds is False:
+            raise self.error(message())
 
     def same(self, rule: str, a_name: str, a: Size, b_name: str, b: Size) -> None:
-        if a is not None and b is not None and self.differ(a, b):
-            raise self.error(f"{rule}, got {a_name}={a} and {b_name}={self.simplify(b)}")
+        if a is not None and b is not None:
+            self.must(
+                self.equal(a, b),
+                lambda: f"{rule}, got {a_name}={a} and {b_name}={self.simplify(b)}",
+            )
 
     def divides(self, groups: int, name: str, size: Size) -> None:
-        if size is None:
-            return
-        rest = self.simplify(size % groups)
-        if isinstance(rest, int) and rest != 0:
+        if size is not None:
             word = self.word("groups")
-            raise self.error(f"{word} must divide {name}, got {name}={size}, {word}={groups}")
+            self.must(
+                self.equal(size % groups, 0),
+                lambda: f"{word} must divide {name}, got {name}={size}, {word}={groups}",
+            )
 
     def positive(self, name: str, size: Size, why: str) -> None:
-        size = self.simplify(size)
-        if isinstance(size, int) and size < 1:
-            raise self.error(f"{name} must be positive, got {name}={size} from {why}")
+        self.must(
+            self.at_least(size, 1),
+            lambda: f"{name} must be positive, got {name}={self.simplify(size)} from {why}",
+        )
 
     # ---- attributes --------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ def relay_programs() -> Iterator[Entry]:
         yield f"relay gradient {name}", lambda f=typed: _gradient(f())
         yield (
             f"relay cudnn {name}",
-            lambda f=typed: str(relay.astext(byoc_cudnn.partition_for_cudnn(f()))),
+            lambda f=typed: str(relay.astext(byoc_cudnn.partition_for_cudnn(f())[0])),
         )
 
 

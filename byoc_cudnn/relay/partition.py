@@ -1,6 +1,6 @@
 """Relay modules: partitioned as Relay modules, and built by the same code generators.
 
-    mod = byoc_cudnn.partition_for_cudnn(mod)  # functions with Compiler="cudnn"
+    mod, report = byoc_cudnn.partition_for_cudnn(mod)  # functions with Compiler="cudnn"
     lib = relay.build(mod, target="cuda")
 
 The Relay module is partitioned by Relay's own passes with the rows as their pattern table.  At the

@@ -18,9 +18,10 @@ from tvm.sym import Analyzer
 
 from .. import opdef
 from ..attrs import as_ints
+from ..conditions import Conditions
 from ..layout_rules import stock, table
-from ..relation import as_expr, as_size
-from . import conv1d, curves, half, ties
+from ..relation import Checks, as_expr, as_size
+from . import conv1d, curves, half, size_rules, ties
 
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
@@ -309,7 +310,16 @@ _LEGALIZERS = {
     "relax.matmul": "legalize.products:matmul_rule",
     **dict.fromkeys(_EXTREMA, "legalize.extrema:rule"),
     "relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_backward_rule",
+    "relax.grad.avg_pool2d_backward": "legalize.pooling:avg_pool2d_backward_rule",
 }
+
+
+def _size_rule(name: str) -> Callable[[Any, Conditions], None] | None:
+    rule = size_rules.RULES.get(name)
+    if rule is None:
+        return None
+    op = name.rpartition(".")[2]
+    return lambda call, run: rule(Checks(op, run), call.attrs, call.args)
 
 
 def _define(name: str) -> opdef.OpDef:
@@ -328,7 +338,9 @@ def _define(name: str) -> opdef.OpDef:
         summary=(documented.__doc__ or "").strip().partition("\n")[0],
         rules=rules,
         legalizer=_LEGALIZERS.get(name),
+        sizes=_size_rule(name),
     )
 
 
-DEFS = tuple(_define(name) for name in dict.fromkeys((*_GRADIENTS, *stock.ADDED, *_LEGALIZERS)))
+_NAMES = dict.fromkeys((*_GRADIENTS, *stock.ADDED, *_LEGALIZERS, *size_rules.RULES))
+DEFS = tuple(map(_define, _NAMES))

@@ -201,7 +201,8 @@ class NormChecks(Checks):
         a, b = _sizes(ty), _sizes(other)
         different = -1 not in (ty.ndim, other.ndim) and ty.ndim != other.ndim
         if a is not None and b is not None:
-            different = different or any(self.differ(m, n) for m, n in zip(a, b, strict=False))
+            pairs = zip(a, b, strict=False)
+            different = different or any(self.equal(m, n) is False for m, n in pairs)
         if different:
             raise self.error(f"{rule} shape, got {name} {ty} and {other_name} {other}")
 

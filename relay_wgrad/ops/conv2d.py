@@ -17,6 +17,7 @@ from tvm import relax
 
 from .. import opdef
 from ..attrs import ConvAttrs, as_int, dtype_name, each, ends, layout, rank_of, read_conv2d
+from ..conditions import Conditions
 from ..layouts import ACTIVATION, KERNEL, is_permutation
 from ..problem import DTYPE_BYTES, ConvKind
 from ..relation import Relation
@@ -97,9 +98,14 @@ def is_float(expr: relax.Expr) -> bool:
     return dtype is None or str(dtype) in DTYPE_BYTES
 
 
-def is_family(call: relax.Call, *layouts: str) -> bool:
-    """Whether a call of upstream's op is one the family's rules cover: float, unblocked."""
-    return all(str(v).isalpha() for v in layouts) and all(is_float(x) for x in call.args[:2])
+def is_family(call: relax.Call) -> bool:
+    """Whether a call of an op of upstream's is one the family's rules cover: float, unblocked."""
+    return is_unblocked(call) and all(is_float(x) for x in call.args[:2])
+
+
+def is_unblocked(call: relax.Call) -> bool:
+    a = call.attrs
+    return all(str(v).isalpha() for v in (a.data_layout, a.kernel_layout, a.out_layout))
 
 
 def before_upstreams(
@@ -114,10 +120,9 @@ def before_upstreams(
 
     def infer_type(upstream: Callable[..., Any]) -> Callable[..., Any]:
         def rule(call: relax.Call, ctx: relax.BlockBuilder) -> relax.TensorType:
-            given = call.attrs
             rel = Relation(op, read(call))
             rel.arity(call, ("data", "weight"))
-            if is_family(call, given.data_layout, given.kernel_layout, given.out_layout):
+            if is_family(call):
                 rel.check_attrs()
                 check(rel, call.args)
                 rel.result_dtype(call.args)
@@ -127,6 +132,21 @@ def before_upstreams(
         return rule
 
     return infer_type
+
+
+def run_sizes(
+    op: str,
+    read: Callable[[relax.Call], ConvAttrs],
+    check: Callable[[Relation, Sequence[relax.Expr]], object],
+) -> Callable[[relax.Call, Conditions], None]:
+    """The rules of sizes of upstream's convolution `op`, for what is left to the run; of integers
+    too, whose kernels are upstream's."""
+
+    def rule(call: relax.Call, run: Conditions) -> None:
+        if is_unblocked(call):
+            check(Relation(op, read(call), run), call.args)
+
+    return rule
 
 
 def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
@@ -160,6 +180,7 @@ def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
         kind=ConvKind.FPROP,
         read_attrs=read,
         legalizer=opdef.FAMILY_LEGALIZER,
+        sizes=run_sizes(op, read, check),
         rules={opdef.INFER_TYPE: before_upstreams(op, read, check), opdef.GRADIENT: gradient},
         missing=dict.fromkeys(UPSTREAMS, "upstream's"),
     )

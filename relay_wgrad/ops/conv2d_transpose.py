@@ -29,7 +29,7 @@ from ..layouts import ACTIVATION, swap_io
 from ..problem import ConvKind, transposed_size
 from ..relation import Relation
 from .algebra import WGRAD_NAME, fprop_call, get_op, gradient_rule, operands, wgrad_call
-from .conv2d import UPSTREAMS, before_upstreams, positive_groups
+from .conv2d import UPSTREAMS, before_upstreams, positive_groups, run_sizes
 
 OP = "conv2d_transpose"
 NAME = "relax.nn.conv2d_transpose"
@@ -185,6 +185,7 @@ def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
         kind=ConvKind.DGRAD,
         read_attrs=read,
         legalizer=opdef.FAMILY_LEGALIZER,
+        sizes=run_sizes(op, read, _check_transposed),
         rules={
             opdef.INFER_TYPE: before_upstreams(op, read, _check_transposed),
             opdef.GRADIENT: lambda upstream: gradient_rule(op, ConvKind.DGRAD, read),

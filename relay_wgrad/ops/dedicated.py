@@ -54,6 +54,7 @@ def dedicated(
         read_attrs=read,
         constructor=constructor,
         legalizer=opdef.FAMILY_LEGALIZER,
+        sizes=lambda call, run: typed(Relation(op, read(call), run), call.args),
         rules={
             opdef.INFER_TYPE: infer_type,
             opdef.GRADIENT: gradient_rule(op, kind, read),

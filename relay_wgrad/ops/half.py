@@ -8,7 +8,7 @@ which operators they are for, and the gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import relax
@@ -51,10 +51,30 @@ def mean(call: relax.Call, ct: relax.Var, axes: list[int], count: int) -> Partia
 
 
 def open_mean(call: relax.Call, ct: relax.Var, axes: list[int], sizes: list[Any]) -> Partials:
-    """The cotangent's share for each element, of sizes that are symbolic: their ones are counted.
+    """The cotangent's share for each element, of sizes that are symbolic.
 
     Upstream's rule wants numbers.
     """
+    share = _shared(ct, sizes)
+    return [R.broadcast_to(_expanded(call, share, axes), call.args[0].ty.shape)]
+
+
+def open_variance(call: relax.Call, ct: relax.Var, axes: list[int], sizes: list[Any]) -> Partials:
+    """2 (x - mean) times the cotangent's share."""
+    x, share = call.args[0], _expanded(call, _shared(ct, sizes), axes)
+    slope = R.subtract(x, R.mean(x, axes, True))
+    return [R.multiply(slope, R.add(share, share))]
+
+
+def open_cross_entropy(call: relax.Call, ct: relax.Var, _: list[int], sizes: list[Any]) -> Partials:
+    """Minus the other operand's share, of a batch that is symbolic."""
+    x, y = call.args
+    share = R.negative(_shared(ct, sizes[:1] if len(sizes) > 1 else []))
+    return [R.multiply(share, other) for other in (y, x)]
+
+
+def _shared(ct: relax.Var, sizes: Sequence[Any]) -> Any:
+    """A cotangent over the product of sizes; ones are counted of those that are symbolic."""
     half = _dtype(ct) in HALVES
     wide = "float32" if half else _dtype(ct)
     share = R.divide(
@@ -64,8 +84,7 @@ def open_mean(call: relax.Call, ct: relax.Var, axes: list[int], sizes: list[Any]
     for size in sizes:
         if not isinstance(size, int):
             share = R.divide(share, R.sum(R.ones((size,), wide)))
-    share = R.astype(share, _dtype(ct)) if half else share
-    return [R.broadcast_to(_expanded(call, share, axes), call.args[0].ty.shape)]
+    return R.astype(share, _dtype(ct)) if half else share
 
 
 def variance(call: relax.Call, ct: relax.Var, axes: list[int], count: int) -> Partials:
@@ -108,6 +127,12 @@ _COUNTED: dict[str, Callable[..., Partials]] = {
     "relax.variance": variance,
     "relax.nn.cross_entropy_with_logits": cross_entropy_with_logits,
 }
+# Of sizes that are symbolic, in any precision.
+_OPEN: dict[str, Callable[..., Partials]] = {
+    "relax.mean": open_mean,
+    "relax.variance": open_variance,
+    "relax.nn.cross_entropy_with_logits": open_cross_entropy,
+}
 _OF_ANY_SIZE: dict[str, Callable[..., Partials]] = {"relax.nn.log_softmax": log_softmax}
 GRADIENTS = frozenset((*_COUNTED, *_OF_ANY_SIZE))
 
@@ -122,13 +147,12 @@ def gradient_rule(name: str, upstream: Any) -> Callable[..., Partials]:
             return _OF_ANY_SIZE[name](call, ct)
         sizes = [as_size(n) for n in x.ty.shape.values] if x.ty.shape is not None else [None]
         is_open = not all(isinstance(n, int) for n in sizes)
-        is_mean = name == "relax.mean" and None not in sizes
-        if not (is_open and is_mean) and (is_open or _dtype(x) not in HALVES):
+        rules = _OPEN if is_open else _COUNTED if _dtype(x) in HALVES else {}
+        if None in sizes or name not in rules:
             return upstream(var, call, ct, ctx)
         given = getattr(call.attrs, "axis", None)
         axes = sorted(int(a) % len(sizes) for a in (range(len(sizes)) if given is None else given))
-        if is_open:
-            return open_mean(call, ct, axes, [sizes[a] for a in axes])
-        return _COUNTED[name](call, ct, axes, math.prod(sizes[a] for a in axes))
+        counted: Any = [sizes[a] for a in axes]
+        return rules[name](call, ct, axes, counted if is_open else math.prod(counted))
 
     return rule

@@ -25,10 +25,13 @@ from tvm_ffi.structural import structural_walk
 
 from ..keys import SCHEDULED
 from .arena import with_arena
+from .first_values import first_values
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
 from .inlining import inlined
+from .nothing import Nothing
+from .reshapes import with_reshapes
 
 # Scalar operations that are worth waking other threads for; elements of an inner loop, at least.
 _WORTH, _INNER = 1 << 14, 32
@@ -60,12 +63,14 @@ def cpu_pipeline() -> Callable[..., tvm.IRModule]:
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = Target.current(allow_none=False)
         passes = [
+            Nothing(),
             HalfScans(),
             *library_dispatch_passes(target),
             *fused_kernels(),
             parallel_kernels(),
+            first_values(),
             exact_floats(),
-            *dataflow_lower_passes(target),
+            *with_reshapes(dataflow_lower_passes(target)),
             *with_arena(finalize_passes(target)),
         ]
         return tvm.transform.Sequential(passes)(mod)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.relax.transform import DeadCodeElimination, RewriteDataflowReshape
+from tvm.relax.transform import DeadCodeElimination
 from tvm.s_tir import dlight
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
@@ -24,9 +24,12 @@ from .cuda_joins import Joins
 from .cuda_packs import Packs
 from .cuda_reduction import ChannelSum, Registers, Windows
 from .cuda_rows import RowSum
+from .first_values import first_values
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
+from .nothing import Nothing
+from .reshapes import Reshapes, with_reshapes
 from .workspaces import Workspaces
 
 
@@ -101,16 +104,18 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = Target.current(allow_none=False)
         passes = [
+            Nothing(),
             HalfScans(),
             *library_dispatch_passes(target),
             *fused_kernels(),
             # As views, while upstream's analysis can still tell: a schedule of packs hides it.
-            RewriteDataflowReshape(),
+            Reshapes(),
             DeadCodeElimination(),
             dlight.ApplyDefaultSchedule(*map(_Careful, rules)),
+            first_values(),
             exact_floats(cuda=True),
             Workspaces(),
-            *dataflow_lower_passes(target),
+            *with_reshapes(dataflow_lower_passes(target)),
             *with_arena(finalize_passes(target), keep=keep_memory),
         ]
         return tvm.transform.Sequential(passes)(mod)

@@ -15,7 +15,6 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from ..ir import expressions
 from ..transform.substitute import rewritten
 from .ieee import exact_floats
 
@@ -53,35 +52,6 @@ def _folded(mod: tvm.IRModule) -> tvm.IRModule:
     for var, func in kernels.items():
         out.update_func(var, func)  # as they were, to be fused and scheduled
     return out
-
-
-def made_at_the_run() -> tvm.transform.Pass:
-    """A pass: constants without elements become calls of `zeros`, which `fold_constants` leaves.
-
-    TVM's reader of libraries takes a constant of no bytes for a damaged file, if what it has just
-    allocated for it is no null pointer.
-    """
-
-    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.made_at_the_run")
-    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        functions = (f for _, f in mod.functions_items() if isinstance(f, relax.Function))
-        found = any(_empty(part) for function in functions for part in expressions(function))
-        return rewritten(mod, _Zeros(mod)) if found else mod
-
-    return run
-
-
-def _empty(expr: Any) -> bool:
-    return isinstance(expr, tvm.ir.Constant) and _bytes(expr.ty) == 0
-
-
-@relax.expr_functor.mutator
-class _Zeros(relax.PyExprMutator):
-    def visit_generic_const_(self, constant: Any) -> relax.Expr:
-        """Every one without elements."""
-        if not _empty(constant):
-            return constant
-        return self.builder_.emit(relax.op.zeros(constant.ty.shape, str(constant.ty.dtype)))
 
 
 def _values(mod: tvm.IRModule) -> Iterator[Any]:

@@ -18,12 +18,14 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from ..dtypes import HALVES
-from .fold_constant import fold_constants, made_at_the_run
+from ..registry import legalizations
+from .fold_constant import fold_constants
 from .ieee import hidden
 from .order import Order
 from .products import cpu_products
 from .recompute import Recompute
 from .same_sizes import SameSizes
+from .sizes_first import SizesFirst
 
 Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
@@ -31,8 +33,8 @@ Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 def fused_kernels() -> list[tvm.transform.Pass]:
     """What takes the place of upstream's `legalize_passes`, with recomputing (`recompute`)."""
     return [
-        made_at_the_run(),
         legalize_ops(),
+        SizesFirst(),
         relax.transform.AnnotateTIROpPattern(),
         fold_constants(),
         # Else fusion moves a result of the function, such as a weight gradient, to the end, and
@@ -48,11 +50,13 @@ def fused_kernels() -> list[tvm.transform.Pass]:
 
 def legalize_ops() -> tvm.transform.Pass:
     """Upstream's `LegalizeOps` but for the operators above, and for large products on a CPU."""
-    return tvm.transform.Sequential([cpu_products(), relax.transform.LegalizeOps(_LEGAL)])
+    rules = {**legalizations(), **_LEGAL}
+    return tvm.transform.Sequential([cpu_products(), relax.transform.LegalizeOps(rules)])
 
 
 def _upstream(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    legalized: relax.Expr = call.op.get_attr("FLegalize")(bb, call)
+    rule = legalizations().get(str(call.op.name)) or call.op.get_attr("FLegalize")
+    legalized: relax.Expr = rule(bb, call)
     return legalized
 
 
@@ -61,7 +65,7 @@ def mean(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     x, axes = call.args[0], call.attrs.axis
     lengths: list[Any] = list(x.ty.shape.values) if isinstance(x.ty.shape, relax.ShapeExpr) else []
     summed = [lengths[int(a)] for a in axes] if axes is not None and lengths else lengths
-    if not summed or not all(isinstance(length, tirx.IntImm) for length in summed):
+    if not summed or not all(isinstance(n, tirx.IntImm) and int(n) > 0 for n in summed):
         return _upstream(bb, call)
     count = tirx.const(math.prod(map(int, summed)), "int64")
     dtype = str(x.ty.dtype)

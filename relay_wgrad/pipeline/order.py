@@ -157,7 +157,7 @@ def _steps(block: relax.DataflowBlock) -> tuple[list[Step], list[int]] | None:
         if op_name(value) in _KERNELS:
             reads = frozenset(t for arg in value.args for t in all_of(parts_of(arg, parts)))
             parts[binding.var] = _made(binding.var.ty, sizes)
-        elif isinstance(value, relax.Call | relax.If) and op_name(value) not in _VIEWS:
+        elif isinstance(value, relax.Call | relax.If) and not _is_free(value):
             return None
         else:
             parts[binding.var] = parts_of(value, parts)
@@ -168,6 +168,12 @@ def _steps(block: relax.DataflowBlock) -> tuple[list[Step], list[int]] | None:
             for tensor in all_of(parts[binding.var]):
                 sizes[tensor] = 0  # it outlives the block
     return steps, sizes
+
+
+def _is_free(value: relax.Call | relax.If) -> bool:
+    """Whether it makes no tensor: a view, or what only compares sizes (`conditions`)."""
+    ty = value.ty
+    return op_name(value) in _VIEWS or (isinstance(ty, relax.TupleType) and not ty.fields)
 
 
 def _made(ty: Any, sizes: list[int]) -> Parts:

@@ -330,7 +330,7 @@ class _Lowering:
             check_size(name, out, LARGEST)
             self.widest.see(f"{name}'s", out, lambda: place(node))
             check_values(name, types, node.attrs, list(map(constant_value, exprs)))
-            made = of_nothing(name, types, out)
+            made = of_nothing(name, out)
             if made is None:
                 made = op.build(self.bb, exprs, node.attrs, types, out)
             bound = self.bb.emit(made, name_hint=identifier(hint))

@@ -1,6 +1,7 @@
 """Memory: how large a tensor may be, and an error that says which one was too large.
 
-TVM's own words are `std::bad_alloc`, from wherever an allocation fails.
+TVM's own words are `std::bad_alloc`, from wherever an allocation fails.  That is a shortage: sizes
+that are negative are refused before memory is asked for (`pipeline.sizes_first`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .ops.empty import bytes_of
+from .ops.empty import bytes_of, is_known
 from .types import TensorType, TupleType, Type
 
 LARGEST = 2**40  # bytes of a tensor: beyond what a machine has, and what TVM's sizes can count
@@ -30,7 +31,8 @@ class Widest:
             if isinstance(field, TensorType) and (size := bytes_of(field)) > self.bytes:
                 self.bytes = size
                 at = place() if place is not None else ""
-                self.words = f"the largest tensor is {what}: {size:,} bytes, {field}{at}"
+                least = "" if is_known(field) else "at least "
+                self.words = f"the largest tensor is {what}: {least}{size:,} bytes, {field}{at}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

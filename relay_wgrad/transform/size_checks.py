@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, StringImm
 
 from ..ir import FINISHED, op_name
-from ..keys import CHECK
+from ..keys import CHECK, HOST
 from .substitute import substitute
 
 Condition = tuple[Any, str]
@@ -47,7 +47,7 @@ def _kernel(result: relax.Var, sized: relax.Var, conditions: Any) -> tirx.PrimFu
         for condition, message in conditions(size)
     ]
     func = tirx.PrimFunc([value, data], tirx.SeqStmt(steps) if len(steps) > 1 else steps[0])
-    return func.with_attrs({"tirx.is_host_func": True, CHECK: True, **FINISHED})
+    return func.with_attrs({HOST: True, CHECK: True, **FINISHED})
 
 
 def _sized(func: relax.Function) -> relax.Var:

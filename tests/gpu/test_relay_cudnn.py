@@ -74,7 +74,7 @@ def test_text_export_and_load(tmp_path: Path) -> None:
     """What was partitioned is text, and what was built is a file."""
     inputs, want, text = load("smallnet_grad_nhwc")
     want = load("smallnet_grad")[1]
-    out = byoc_cudnn.partition_for_cudnn(relay.fromtext(text), allow_tf32=False)
+    out, _ = byoc_cudnn.partition_for_cudnn(relay.fromtext(text), allow_tf32=False)
     again = relay.fromtext(relay.astext(out))
     library = relay.build(again, tvm.target.Target.from_device(tvm.cuda(0)))
     library.export_library(tmp_path / "step.so")
@@ -85,7 +85,7 @@ def test_inference_with_weights() -> None:
     """Bias and ReLU go along; weights are constants of the library."""
     inputs, want, text = load("smallnet_fwd")
     weights = {name: value for name, value in inputs.items() if name != "data"}
-    out = byoc_cudnn.partition_for_cudnn(relay.fromtext(text), weights, allow_tf32=False)
+    out, _ = byoc_cudnn.partition_for_cudnn(relay.fromtext(text), weights, allow_tf32=False)
     rows = re.findall(r'Composite="cudnn\.(\w+)"', relay.astext(out))
     assert "fprop_bias_relu" in rows
     library = relay.build(out, tvm.target.Target.from_device(tvm.cuda(0)))

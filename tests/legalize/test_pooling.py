@@ -97,3 +97,44 @@ def test_ties_nan_and_infinity_are_pixels_as_others(layout: str, channels: int, 
     arrays = [a.numpy().transpose(AXES[layout]).copy() for a in (g, data.detach())]
     attributes = ((2, 3), (2, 1), (0, 1, 0, 1), (1, 1), False, False, layout)
     np.testing.assert_array_equal(run(arrays, dtype, *attributes), want)
+
+
+# (kernel, stride, padding) of pools whose last windows run over the edge of 8x7 pixels.
+OVER = [(3, 2, 0), (3, 2, 1), (2, 2, 0), (4, 3, 1)]
+
+
+@pytest.mark.parametrize("how", ["static", "symbolic"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("window", OVER, ids=str)
+def test_means_over_the_edge_are_of_what_is_inside(
+    window: tuple[int, int, int], layout: str, how: str
+) -> None:
+    """With `ceil_mode`, padding counted: upstream's gradient divides by the whole window."""
+    rng = np.random.default_rng(2)
+    x = torch.tensor(rng.standard_normal((2, 3, 8, 7)), requires_grad=True)
+    y = F.avg_pool2d(x, *window, ceil_mode=True)
+    g = torch.tensor(rng.standard_normal(y.shape))
+    want = torch.autograd.grad(y, x, g)[0].numpy()
+    axes = AXES[layout]
+    arrays = [a.transpose(axes).copy() for a in (g.numpy(), x.detach().numpy())]
+    types = [list(array.shape) for array in arrays]
+    if how == "symbolic":
+        for sizes, mark in zip(types, "gx", strict=True):
+            for axis in "HW":
+                sizes[layout.index(axis)] = tvm.tirx.Var(f"{mark}{axis}", "int64")
+    bb = relax.BlockBuilder()
+    params = [
+        relax.Var(n, relax.TensorType(t, "float64")) for n, t in zip("gx", types, strict=True)
+    ]
+    kernel, stride, padding = window
+    with bb.function("main", params):
+        made = bb.emit(
+            relax.op.grad.avg_pool2d_backward(
+                *params, pool_size=(kernel, kernel), strides=(stride, stride),
+                padding=(padding,) * 4, ceil_mode=True, count_include_pad=True, layout=layout,
+            )
+        )  # fmt: skip
+        bb.emit_func_output(made)
+    vm = relax.VirtualMachine(tvm.compile(bb.get(), target="llvm"), tvm.cpu())
+    got = vm["main"](*[tvm.runtime.tensor(a) for a in arrays]).numpy()
+    np.testing.assert_allclose(got, want.transpose(axes), rtol=1e-12)

@@ -8,17 +8,19 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .child import tests_of
 from .scope import FOLDER
 
 _REPOSITORY = Path(__file__).parents[2]
 _IMPORT_SECONDS = 120.0
+_TAIL, _MOST = 4096, 300  # bytes of what a child printed, and characters of a line
 
 
 @dataclass
@@ -49,7 +51,7 @@ def _lines(descriptor: int, seconds: Callable[[], float]) -> Iterator[dict[str, 
 class _Child:
     """One process that runs what is left of a file."""
 
-    def __init__(self, checkout: Path, name: str, done: list[str]) -> None:
+    def __init__(self, checkout: Path, name: str, done: list[str], output: IO[bytes]) -> None:
         reader, writer = os.pipe()
         command = [sys.executable, "-m", "tests.upstream.child", str(checkout), name, str(writer)]
         paths = [str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -58,8 +60,8 @@ class _Child:
             cwd=_REPOSITORY,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             pass_fds=[writer],
             start_new_session=True,
         )
@@ -83,6 +85,18 @@ class _Child:
         return f"crash: {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
+def said(output: IO[bytes]) -> str:
+    """Of what a child printed the last line that is an error's, such as why pytest stopped."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _TAIL))
+    lines = [
+        line.removeprefix("E ").strip()
+        for line in output.read().decode(errors="replace").splitlines()
+    ]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or list(filter(None, lines)) or [""])[-1][:_MOST]
+
+
 def run_file(checkout: Path, name: str, timeout: float) -> dict[str, Result]:
     """Each test of a file and what became of it."""
     results: dict[str, Result] = {}
@@ -90,26 +104,27 @@ def run_file(checkout: Path, name: str, timeout: float) -> dict[str, Result]:
     while True:
         running, broken = "", ""
         silent = False
-        child = _Child(checkout, name, list(results))
-        for event in _lines(child.reader, lambda: timeout if running else _IMPORT_SECONDS):  # noqa: B023
-            if event is None:
-                silent = True
-            elif "collected" in event:
-                collected = event["collected"]
-            elif "start" in event:
-                running = event["start"]
-            elif "end" in event:
-                results[running] = Result(event["outcome"], event["error"], event["where"])
-                running = ""
-            else:
-                broken = event["broken"]
-        how = child.end()
+        with tempfile.TemporaryFile() as output:
+            child = _Child(checkout, name, list(results), output)
+            for event in _lines(child.reader, lambda: timeout if running else _IMPORT_SECONDS):  # noqa: B023
+                if event is None:
+                    silent = True
+                elif "collected" in event:
+                    collected = event["collected"]
+                elif "start" in event:
+                    running = event["start"]
+                elif "end" in event:
+                    results[running] = Result(event["outcome"], event["error"], event["where"])
+                    running = ""
+                else:
+                    broken = event["broken"]
+            how, words = child.end(), said(output)
         if running:
             why = f"no end in {timeout:g} s" if silent else how
             results[running] = Result("failed", why)
         elif broken or not collected:
             path = checkout / FOLDER / name
-            why = broken or how
+            why = broken or (f"{how}: {words}" if words else how)
             return {f"{name}::{test}": Result("failed", why) for test in tests_of(path)}
         else:
             for test in collected:

@@ -134,6 +134,25 @@ def test_a_file_that_cannot_be_imported_fails_in_all_its_tests(tmp_path: Path) -
     assert "not_there" in got["test_a"][1]
 
 
+def test_a_whole_checkouts_conftest_is_not_read(tmp_path: Path) -> None:
+    """It asks for a plugin of TVM 0.19, without which pytest stops before the first test."""
+    where = checkout(tmp_path, test_it="def test_a(): pass\n")
+    for folder in (where, where / "tests", where / FOLDER):
+        (folder / "conftest.py").write_text('pytest_plugins = ["tvm.testing.no_such_plugin"]\n')
+    assert outcomes(where, "test_it.py") == {"test_a": ("passed", "")}
+
+
+def test_what_pytest_said_when_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = checkout(tmp_path, test_it="def test_a(): pass\ndef test_b(): pass\n")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
+    got = outcomes(where, "test_it.py")
+    assert list(got) == ["test_a", "test_b"]
+    for outcome, error in got.values():
+        assert outcome == "failed"
+        assert error.startswith("exit status 4: "), error
+        assert error.endswith("error: unrecognized arguments: --no-such-option"), error
+
+
 def test_imports_give_the_relay_surface(tmp_path: Path) -> None:
     got = outcomes(checkout(tmp_path, test_it=RELAY), "test_it.py")
     failed = {test: error for test, (outcome, error) in got.items() if outcome == "failed"}

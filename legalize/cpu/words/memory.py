@@ -310,7 +310,10 @@ class Batch:
 
         Operands are copied in before what is written inside, the result is copied out after it.
         """
-        loop = contextlib.nullcontext(0) if self.is_whole else serial(ceildiv(self._n, self.images))
+        # One where there are no images: it clears what sums over them go to.
+        parts = ceildiv(self._n, self.images)
+        parts = parts if isinstance(parts, int) else T.max(parts, 1)
+        loop = contextlib.nullcontext(0) if self.is_whole else serial(parts)
         with loop as number:
             first, count = bind(number * self.images), self.images
             if self.is_whole:

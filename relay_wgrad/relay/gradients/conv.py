@@ -23,10 +23,10 @@ from ...problem import transposed_size
 from ..ast import Call, Expr, Op
 from ..ops import lookup, show
 from ..ops.blocks import plain
-from ..ops.conv import rank_of
+from ..ops.conv import in_groups, multiplier, rank_of
 from ..ops.table import Call as Site
 from ..ops.windows import each, ends
-from .common import Rule, attributes, call, refuse, type_of
+from .common import Rule, attributes, call, refuse, reshape, transpose, type_of
 
 _SAME = ("strides", "padding", "dilation", "groups")
 
@@ -146,15 +146,39 @@ def _moved(x: Expr, src: str, dst: str) -> Expr:
     """In another layout; typed if `x` is."""
     if src == dst:
         return x
-    out = call("layout_transform", x, src_layout=src, dst_layout=dst)
-    if x.checked_type is None:
-        return out
-    ty = lookup("layout_transform").infer([type_of(x)], out.attrs)
-    return replace(out, checked_type=ty)
+    return _typed(call("layout_transform", x, src_layout=src, dst_layout=dst))
+
+
+def _typed(made: Call) -> Call:
+    """A call of one operand, with its type if that has one."""
+    if made.args[0].checked_type is None:
+        return made
+    return replace(
+        made, checked_type=lookup(_name(made)).infer([type_of(made.args[0])], made.attrs)
+    )
+
+
+def _of_groups(orig: Call, grad: Expr) -> list[Expr]:
+    """Of a depthwise convolution whose weight is (C, M, kh, kw): by that of (C·M, 1, kh, kw)."""
+    (x, w), a = orig.args, attributes(orig)
+    w_layout, layout = a["kernel_layout"], plain(a["kernel_layout"])
+    w = _moved(w, w_layout, layout)
+    sizes = [size for size in type_of(w).shape if isinstance(size, int)]
+    if len(sizes) < len(layout):
+        refuse(orig, f"needs a known kernel, got {show(type_of(w))}")
+    order, shape = in_groups(layout, sizes)
+    whole = _typed(reshape(_typed(transpose(w, order)), shape))
+    made = call(_name(orig), x, whole, **(a | {"kernel_layout": layout}))
+    dx, dw = _conv(replace(made, checked_type=orig.checked_type), grad)
+    apart = reshape(dw, [sizes[i] for i in order])
+    back = [order.index(i) for i in range(len(order))]
+    return [dx, _moved(transpose(apart, back), layout, w_layout)]
 
 
 def _conv(orig: Call, grad: Expr) -> list[Expr]:
     (x, w), a = orig.args, attributes(orig)
+    if multiplier(_site(orig)) is not None:
+        return _of_groups(orig, grad)
     x_layout, w_layout = a["data_layout"], a["kernel_layout"]
     y_layout = a["out_layout"] or x_layout
     blocked = [n for n in (x_layout, w_layout, y_layout) if n != plain(n)]

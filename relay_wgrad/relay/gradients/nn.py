@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..ast import Call, Expr
 from ..ops.nn import resize_matrix
 from ..ops.table import Call as Site
+from ..ops.table import show
 from ..ops.windows import spatial_axes
 from .common import (
     Rule,
@@ -15,6 +16,7 @@ from .common import (
     constant,
     in_float32,
     log,
+    refuse,
     reshape,
     reshape_like,
     scalar,
@@ -37,19 +39,21 @@ def _of_dtype(x: Expr, dtype: str, now: str) -> Expr:
     return x if now == dtype else call("cast", x, dtype=dtype)
 
 
-def _rows(x: Expr) -> Expr:
+def _rows(orig: Call, x: Expr) -> Expr:
     """A matrix of the last axis; all others are rows."""
-    shape = type_of(x).shape
-    last = shape[-1]
-    assert isinstance(last, int)
-    return x if len(shape) == 2 else reshape(x, [-1, last])
+    *rest, last = type_of(x).shape
+    if len(rest) == 1:
+        return x
+    if not isinstance(last, int):
+        refuse(orig, f"needs a known last size, got {show(type_of(x))}")
+    return reshape(x, [-1, last])
 
 
 def _dense(orig: Call, grad: Expr) -> list[Expr]:
     """y = x wᵀ:  dx = g w,  dw = gᵀ x."""
     data, weight = orig.args
     dtype = type_of(orig).dtype
-    x = _of_dtype(_rows(data), dtype, type_of(data).dtype)
+    x = _of_dtype(_rows(orig, data), dtype, type_of(data).dtype)
     w = _of_dtype(weight, dtype, type_of(weight).dtype)
     g = grad if len(type_of(data).shape) == 2 else reshape(grad, [-1, sizes(orig, weight)[0]])
     units = sizes(orig, weight)[1]

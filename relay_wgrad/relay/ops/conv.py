@@ -27,7 +27,7 @@ from ..types import ANY, AnyDim, Dim, TensorType, Type
 from . import by_rank
 from .blocks import is_blocked, of_whole_axes, parse_layout, plain, split_sizes, whole_sizes
 from .facts import ALWAYS, OUT_ELEMWISE_FUSABLE
-from .relations import agree, divides, mapped
+from .relations import agree, divides, mapped, product
 from .table import Call, Site, define, show, show_shape
 from .windows import each, ends
 
@@ -136,6 +136,48 @@ def _dtype(call: Call) -> str:
     return dtype or call.tensor(0).dtype
 
 
+def multiplier(call: Call) -> Dim | None:
+    """Filters of each channel, where a depthwise convolution's weight is (C, M, kh, kw).
+
+    So Relay's front ends of TensorFlow, TFLite and Keras wrote it, with `channels` = C·M: O counts
+    the data's channels there, and I their filters.  None for (K, C/groups, kh, kw), which with one
+    filter each is the same.
+    """
+    (image, kernel), a = _letters(call), call.attrs
+    groups, channels = _groups(call), a["channels"]
+    c = _canonical(call, 0, _layout(call, "input", "data_layout", image), image)[1]
+    weight = _canonical(call, 1, _layout(call, "kernel", "kernel_layout", kernel), kernel)
+    if groups == 1 or channels in (None, groups) or not (agree(c, groups) and groups == weight[0]):
+        return None
+    return weight[1]
+
+
+def in_groups(layout: str, shape: Sequence[Any]) -> tuple[list[int], list[Any]]:
+    """How a weight (C, M, kh, kw) becomes one of (C·M, 1, kh, kw) in the same layout: an order of
+    its axes, in which M comes after C, and then a shape."""
+    order = [axis for axis in layout if axis != "I"]
+    order.insert(order.index("O") + 1, "I")
+    sizes = dict(zip(layout, shape, strict=True))
+    sizes |= {"O": product((sizes["O"], sizes["I"])), "I": 1}
+    return [layout.index(axis) for axis in order], [sizes[axis] for axis in layout]
+
+
+def _grouped(s: Site, weight: Any, layout: str) -> Any:
+    """The weight as a convolution in groups has it."""
+    if multiplier(s) is None:
+        return weight
+    order, shape = in_groups(layout, _plain_sizes(s, layout))
+    if order != sorted(order):
+        weight = s.emit(R.permute_dims(weight, order))
+    return s.emit(s.reshape(weight, shape))
+
+
+def _plain_sizes(s: Site, layout: str) -> list[Dim]:
+    """Of the weight without blocks."""
+    sizes = _canonical(s, 1, str(s.attrs["kernel_layout"]), _letters(s)[1])
+    return list(to_layout(sizes, _letters(s)[1], layout))
+
+
 def _conv_type(call: Call) -> Type:
     image, kernel = _letters(call)
     data_layout = _layout(call, "input", "data_layout", image)
@@ -144,6 +186,14 @@ def _conv_type(call: Call) -> Type:
     n, c, *sizes = _canonical(call, 0, data_layout, image)
     weight = _canonical(call, 1, kernel_layout, kernel)
     groups, channels = _groups(call), call.attrs["channels"]
+    if (filters := multiplier(call)) is not None:
+        whole = mapped(filters, lambda m: groups * m)
+        if not agree(channels, whole):
+            call.fail(
+                f"{filters} filters for each of {groups} channels make {whole}, got"
+                f" channels={channels} and the depthwise weight {show_shape(weight)}"
+            )
+        weight = (whole, 1, *weight[2:])
     if channels is not None and not agree(channels, weight[0]):
         call.fail(
             f"conv{rank_of(call.op)}D: the first dimensions of the weight tensor"
@@ -160,8 +210,8 @@ def _conv_type(call: Call) -> Type:
     made = _spatial(call, sizes, _kernel(call, weight))
     out = (n, weight[0] if channels is None else channels, *made)
     axes = parse_layout(call, "out_layout", out_layout)
-    whole = dict(zip(image, out, strict=True))
-    return TensorType(split_sizes(call, axes, whole), _dtype(call))
+    sizes_of = dict(zip(image, out, strict=True))
+    return TensorType(split_sizes(call, axes, sizes_of), _dtype(call))
 
 
 def _conv2d(s: Site) -> Any:
@@ -171,7 +221,8 @@ def _conv2d(s: Site) -> Any:
 
     def build(data: Any, weight: Any) -> Any:
         return conv2d(
-            data, weight, a["strides"], a["padding"], a["dilation"], a["groups"],
+            data, _grouped(s, weight, plain(a["kernel_layout"])),
+            a["strides"], a["padding"], a["dilation"], a["groups"],
             plain(a["data_layout"]), plain(a["kernel_layout"]),
             plain(out_layout) if a["out_layout"] else None, a["out_dtype"],
         )  # fmt: skip
@@ -182,7 +233,8 @@ def _conv2d(s: Site) -> Any:
 def _conv3d(s: Site) -> Any:
     a = s.attrs
     return conv3d(
-        s.args[0], s.args[1], a["strides"], a["padding"], a["dilation"], a["groups"],
+        s.args[0], _grouped(s, s.args[1], a["kernel_layout"]),
+        a["strides"], a["padding"], a["dilation"], a["groups"],
         a["data_layout"], a["kernel_layout"], a["out_layout"] or None, a["out_dtype"],
     )  # fmt: skip
 

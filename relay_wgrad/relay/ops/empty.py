@@ -1,78 +1,39 @@
-"""Results of nothing: tensors without elements, and sums, means and maxima over none.
-
-TVM's kernels for these leave a result as it was allocated, or divide by a literal zero.
-"""
+"""Tensors that are known to have no elements, and how large the others are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from math import nan
-from typing import Any
+from typing import Any, TypeGuard
 
-import numpy as np
-import tvm
 from tvm import relax
 
 from ...dtypes import numpy_dtype
-from ...pipeline.fold_constant import is_worth
 from ..types import TensorType, TupleType, Type
 
-# What an operator gives where a tensor that it reduces has no elements.
-_OVER_NONE: Mapping[str, float] = {
-    **dict.fromkeys(("sum", "collapse_sum_like", "collapse_sum_to", "any"), 0),
-    **dict.fromkeys(("nn.dense", "nn.matmul", "nn.batch_matmul"), 0),
-    **dict.fromkeys(("prod", "all"), 1),
-    **dict.fromkeys(("mean", "variance", "nn.global_avg_pool2d", "nn.adaptive_avg_pool2d"), nan),
-    **dict.fromkeys(("nn.cross_entropy", "nn.cross_entropy_with_logits"), nan),
-}
-_HAS_NONE = ("max", "min", "argmax", "argmin", "nn.global_max_pool2d", "nn.adaptive_max_pool2d")
+# Of nothing there is none to choose, also where nobody asks for it.
+_CHOOSING = ("max", "min", "argmax", "argmin")
 
 
-def of_nothing(name: str, types: Sequence[Type], out: Type) -> Any | None:
-    """The result as constants where it is empty, or is of a reduction over nothing.
+def of_nothing(name: str, ty: Type) -> Any | None:
+    """The result of a call where it is known to have no elements; None for all else.
 
-    None where the operator's own form computes it.  Raises ValueError for a maximum of nothing.
+    Most operators' own forms would read of what has nothing.  Sums and means over nothing have
+    elements, and are what Relax computes.
     """
-    if isinstance(out, TupleType):
-        if not out.fields or not all(_is_empty(ty) for ty in out.fields):
-            return None
-        return relax.Tuple([_full(ty, 0) for ty in out.fields if isinstance(ty, TensorType)])
-    if _is_empty(out):
-        assert isinstance(out, TensorType)
-        return _full(out, 0)
-    # The first is what is reduced; collapse_sum_to's second is a shape, empty for a scalar.
-    if not types or not _is_empty(types[0]):
+    fields = ty.fields if isinstance(ty, TupleType) else (ty,)
+    empty = [relax.op.zeros(field.shape, field.dtype) for field in fields if _is_empty(field)]
+    if not fields or len(empty) < len(fields) or name in _CHOOSING:
         return None
-    if not isinstance(out, TensorType) or not _is_known(out):
-        return None
-    if name in _HAS_NONE:
-        raise ValueError(f"{name}: no element to choose of {types[0]}")
-    value = _OVER_NONE.get(name)
-    if value is None:
-        return None
-    if math.isnan(value) and out.dtype.startswith(("int", "uint", "bool")):
-        raise ValueError(f"{name}: no integer is the mean of {types[0]}")
-    return _full(out, value)
+    return relax.Tuple(empty) if isinstance(ty, TupleType) else empty[0]
 
 
-def _is_known(ty: TensorType) -> bool:
+def is_known(ty: TensorType) -> bool:
+    """Whether all sizes are numbers."""
     return all(isinstance(size, int) for size in ty.shape)
 
 
-def _is_empty(ty: Type) -> bool:
-    return isinstance(ty, TensorType) and _is_known(ty) and 0 in ty.shape
-
-
-def _full(ty: TensorType, value: float) -> Any:
-    shape = [size for size in ty.shape if isinstance(size, int)]
-    if 0 in shape:
-        # No constant: TVM writes one without elements into a library, and can't read it back.
-        return relax.op.zeros(shape, ty.dtype)
-    is_small = is_worth(bytes_of(ty), 0)
-    array = np.full(shape if is_small else (), value, numpy_dtype(ty.dtype))
-    constant = relax.const(tvm.runtime.tensor(array))
-    return constant if is_small else relax.op.broadcast_to(constant, shape)
+def _is_empty(ty: Type) -> TypeGuard[TensorType]:
+    return isinstance(ty, TensorType) and is_known(ty) and 0 in ty.shape
 
 
 def check_size(name: str, out: Type, largest: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,8 @@ from tvm import relax, topi
 
 from ...layouts import is_permutation, to_layout
 from ...ops.sampling import reflected, sample
+from ...relation import Checks
+from ...rules import out_size
 from ..types import Dim, TensorType, Type
 from .facts import FOLLOW, INJECTIVE, OUT_ELEMWISE_FUSABLE
 from .relations import agree, mapped
@@ -158,6 +161,24 @@ def _dilation_type(call: Call) -> Type:
     return TensorType(to_layout(tuple(out), "NCHW", layouts[0]), a["out_dtype"] or dtype)
 
 
+def _dilated(s: Site) -> Any:
+    layouts = s.attrs["data_layout"], s.attrs["kernel_layout"]
+    top, left, bottom, right = padding(s)
+    strides, dilations = _both(s, "strides"), _both(s, "dilations")
+
+    def fits(checks: Checks, _: Any, args: Sequence[Any]) -> None:
+        data, weight = (checks.sizes(arg.ty.shape) for arg in args)
+        sizes = to_layout(data, layouts[0], "NCHW")[2:]
+        window = to_layout(weight, layouts[1], "IHW")[1:]
+        for i, pad in enumerate((top + bottom, left + right)):
+            made = out_size(sizes[i], pad, window[i], strides[i], dilations[i])
+            why = f"{'HW'[i]}={sizes[i]}, window {window[i]}, padding {pad} in all"
+            checks.positive("PQ"[i], made, why)
+
+    s.compare(fits)
+    return tensor_program(_dilation)(s)
+
+
 def _dilation(s: Site, data: Any, weight: Any) -> Any:
     assert isinstance(s.out, TensorType)
     made = _DILATION[s.attrs["data_layout"], s.attrs["kernel_layout"]]
@@ -242,7 +263,7 @@ define("image.crop_and_resize", "data boxes box_indices", _crop_type, _crop, "nu
                  "extrapolation_value=0, out_dtype=None",
        doc="Boxes (n, 4), as (y1, x1, y2, x2) in parts of an image, each resized to "
            "`crop_size`.")  # fmt: skip
-define("image.dilation2d", "data weight", _dilation_type, in_float32(tensor_program(_dilation)),
+define("image.dilation2d", "data weight", _dilation_type, in_float32(_dilated),
        "numpy", Attr("strides", (1, 1), "sizes"), Attr("padding", (0, 0), "sizes"),
        Attr("dilations", (1, 1), "sizes"), Attr("data_layout", "NCHW", "str"),
        Attr("kernel_layout", "IHW", "str"), _OUT_DTYPE,

@@ -61,10 +61,10 @@ def _axis(call: Call) -> int:
 
 
 def _gather(s: Site) -> Any:
-    refuse_empty(s)
     shape, axis = s.tensor().shape, s.axis(s.attrs["axis"], len(s.tensor().shape))
     if not _are_known(shape, s.tensor(1).shape):
         return program(s, lambda s, x, i: gathered.along(x, i, axis), *s.args)
+    refuse_empty(s)
     indices = within(s, s.args[1], s.tensor(1).dtype, known_size(s, shape[axis]))
     return program(s, lambda s, x, i: topi.gather(x, axis, i), s.args[0], indices)
 
@@ -86,10 +86,10 @@ def _gather_nd_type(call: Call) -> Type:
 
 
 def _gather_nd(s: Site) -> Any:
-    refuse_empty(s)
     data, indices, batch = s.tensor(0), s.tensor(1), s.attrs["batch_dims"]
     if not _are_known(data.shape):
         return program(s, lambda s, x, i: gathered.rows(x, i, batch), *s.args)
+    refuse_empty(s)
     sizes = [known_size(s, d) for d in data.shape[batch : batch + int(indices.shape[0])]]  # type: ignore[arg-type]
     chosen = _in_rows(s, s.args[1], indices, sizes)
     return program(s, lambda s, x, i: topi.gather_nd(x, i, batch), s.args[0], chosen)
@@ -242,10 +242,10 @@ def _adv_index_type(call: Call) -> Type:
 
 
 def _adv_index(s: Site) -> Any:
-    refuse_empty(s)
     (data, *indices), (ty, *types) = fields_of(s), s.fields()
     if not _are_known(*(each.shape for each in (ty, *types))):
         return _adv_index_of_run(s, data, indices, types)
+    refuse_empty(s)
     held = [
         within(s, x, t.dtype, known_size(s, size))
         for x, t, size in zip(indices, types, ty.shape, strict=False)

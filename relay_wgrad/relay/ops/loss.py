@@ -35,7 +35,7 @@ def _cross_entropy(s: Site, log: bool) -> Any:
     if log:
         x = s.emit(R.log(x))
     total = s.emit(R.sum(s.emit(R.multiply(x, y))))
-    if isinstance(batch, int):
+    if isinstance(batch, int) and batch:
         return R.multiply(total, s.const(-1.0 / batch))
     return R.negative(s.emit(R.divide(total, s.number([batch], s.tensor().dtype))))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm import relax
 
+from ...ops import size_rules
 from ..types import TensorType, Type
 from . import by_rank
 from .facts import ALWAYS, FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE
@@ -17,14 +18,16 @@ R = relax.op
 # What an attribute is along the height; None leaves it to the image.
 _HEIGHT = {"strides": 1, "dilation": 1, "kernel_size": 1, "pool_size": 1, "output_size": 1,
            "output_padding": 0}  # fmt: skip
-TWO = {
-    "nn.conv1d": "nn.conv2d",
-    "nn.conv1d_transpose": "nn.conv2d_transpose",
-    "nn.max_pool1d": "nn.max_pool2d",
-    "nn.avg_pool1d": "nn.avg_pool2d",
-    "nn.adaptive_max_pool1d": "nn.adaptive_max_pool2d",
-    "nn.adaptive_avg_pool1d": "nn.adaptive_avg_pool2d",
+# The operator of two dimensions, and what sizes must be.
+_TWO = {
+    "nn.conv1d": ("nn.conv2d", size_rules.line),
+    "nn.conv1d_transpose": ("nn.conv2d_transpose", size_rules.transposed_line),
+    "nn.max_pool1d": ("nn.max_pool2d", size_rules.pooled),
+    "nn.avg_pool1d": ("nn.avg_pool2d", size_rules.pooled),
+    "nn.adaptive_max_pool1d": ("nn.adaptive_max_pool2d", size_rules.adapted),
+    "nn.adaptive_avg_pool1d": ("nn.adaptive_avg_pool2d", size_rules.adapted),
 }
+TWO = {name: two for name, (two, _) in _TWO.items()}
 
 
 def in_two(attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +84,7 @@ def _plain(call: Call) -> Call:
 
 
 def _build(s: Site) -> Any:
+    s.compare(_TWO[s.op][1])
     wide, places = _wide(_plain(s)), axes(s.attrs)
     args = tuple(s.emit(R.expand_dims(x, axis)) for x, axis in zip(s.args, places, strict=False))
     two = lookup(TWO[s.op])

@@ -15,7 +15,7 @@ from .relations import agree, mapped, product
 from .run_sizes import sizes
 from .select import fields_of
 from .table import REQUIRED, Attr, Call, Site, define, show
-from .te import choice, program, rank
+from .te import choice, long_enough, program, rank
 
 R = relax.op
 
@@ -134,6 +134,8 @@ def _window_type(call: Call) -> Type:
 def _window(s: Site) -> Any:
     a, ndim = s.attrs, len(s.tensor().shape)
     args = (s.axis(a["axis"], ndim), list(a["window_shape"]), list(a["strides"]))
+    for i, width in enumerate(args[1]):
+        long_enough(s, args[0] + i, width, f"a window of {args[1]} must fit")
     return program(s, lambda s, x: topi.sliding_window(x, *args), s.args[0])
 
 
@@ -166,6 +168,8 @@ def _topk(s: Site) -> Any:
     a = s.attrs
     dtype = a["dtype"] or "int32"
     count, largest = a["k"] if a["k"] > 0 else -1, not a["is_ascend"]
+    axis = s.axis(a["axis"], len(s.tensor().shape))
+    long_enough(s, axis, count, f"k={count} must be no more than there are")
     return R.topk(s.args[0], count, a["axis"], a["ret_type"], largest, dtype)
 
 

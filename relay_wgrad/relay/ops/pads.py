@@ -10,7 +10,8 @@ from tvm.ir.expr import GenericConst
 from ..types import TensorType, Type
 from .facts import FOLLOW, INJECTIVE
 from .relations import total
-from .table import REQUIRED, Attr, Call, Site, define, show, show_shape
+from .table import REQUIRED, Attr, Call, Site, define, show_shape
+from .te import long_enough
 
 R = relax.op
 
@@ -79,12 +80,13 @@ def _cut(s: Site, x: Any) -> Any:
             f" {list(s.attrs['pad_width'])} and {s.attrs['pad_mode']!r}"
         )
     sizes, widths = s.sizes(s.tensor()), s.attrs["pad_width"]
-    cut = [axis for axis, pair in enumerate(widths) if min(pair) < 0]
-    begin = [max(-widths[axis][0], 0) for axis in cut]
-    end = [sizes[axis] - max(-widths[axis][1], 0) for axis in cut]
-    if any(a > b for a, b in zip(begin, end, strict=True)):
-        s.fail(f"pad_width cuts more than there is: {list(widths)} of {show(s.tensor())}")
-    return s.emit(R.strided_slice(x, cut, begin, end))
+    cut = {axis: pair for axis, pair in enumerate(widths) if min(pair) < 0}
+    begin = [max(-before, 0) for before, _ in cut.values()]
+    end = [sizes[axis] - max(-after, 0) for axis, (_, after) in cut.items()]
+    for axis, (before, after) in cut.items():
+        least = max(-before, 0) + max(-after, 0)
+        long_enough(s, axis, least, f"pad_width={[before, after]} cuts {least}")
+    return s.emit(R.strided_slice(x, list(cut), begin, end))
 
 
 define("nn.pad", "data pad_value", _pad_type, _pad, "numpy",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 from tvm import relax
 
+from ...ops import size_rules
 from ..types import ANY, TensorType, Type
 from .facts import COMM_REDUCE, FOLLOW, NEVER
 from .relations import agree, broadcast, product
@@ -81,18 +83,33 @@ def _reduce(function: Callable[..., Any]) -> Builder:
     return build
 
 
-def _truth(function: Callable[..., Any]) -> Builder:
-    """all is the minimum of 0 and 1, any the maximum."""
-
+def _extremum(function: Callable[..., Any]) -> Builder:
     def build(s: Site) -> Any:
-        axes = reduced_axes(s)
-        if not axes:
-            return s.args[0]
-        number = s.emit(R.astype(s.args[0], "int8"))
-        found = s.emit(function(number, axes, s.attrs["keepdims"]))
-        return R.astype(found, "bool")
+        _some(s)
+        return _reduce(function)(s)
 
     return build
+
+
+def _some(s: Site) -> None:
+    """An element to choose."""
+    given = replace(s, attrs={**s.attrs, "axis": reduced_axes(s)})
+    given.compare(size_rules.chosen)
+
+
+def _all(s: Site) -> Any:
+    """The product of 0 and 1, which is 1 of nothing."""
+    axes = reduced_axes(s)
+    if not axes:
+        return s.args[0]
+    number = s.emit(R.astype(s.args[0], "int8"))
+    return R.astype(s.emit(R.prod(number, axes, s.attrs["keepdims"])), "bool")
+
+
+def _any(s: Site) -> Any:
+    """What is not false of all."""
+    none = s.emit(R.logical_not(s.args[0]))
+    return R.logical_not(s.emit(_all(replace(s, args=(none,)))))
 
 
 def _arg(function: Callable[..., Any]) -> Builder:
@@ -100,6 +117,7 @@ def _arg(function: Callable[..., Any]) -> Builder:
         axes, x, shape = reduced_axes(s), s.args[0], s.tensor().shape
         if axes != list(range(len(shape))) and len(axes) != 1:
             s.fail(f"has a Relax form over one axis or all, got axes {axes} of {show_shape(shape)}")
+        _some(s)
         one = axes[0] if len(axes) == 1 else None
         if not s.attrs["select_last_index"]:
             return R.astype(s.emit(function(x, one, s.attrs["keepdims"])), "int32")
@@ -128,18 +146,22 @@ def _variance(s: Site) -> Any:
     count = product(sizes)
     total = s.emit(R.sum(square, axes, s.attrs["keepdims"]))
     if not isinstance(count, int):
-        dtype = s.tensor().dtype
-        return R.divide(total, s.emit(R.subtract(s.number(sizes, dtype), s.const(1.0))))
-    if count == 1:
+        less = s.emit(R.subtract(s.number(sizes, s.tensor().dtype), s.const(1.0)))
+        return R.divide(total, s.emit(R.maximum(less, s.const(0.0))))
+    if count <= 1:
         return R.multiply(total, s.const(inf))  # over zero, which TVM refuses to write
     return R.divide(total, s.const(float(count - 1)))
 
 
 def _mean(s: Site) -> Any:
     """Of integers the sum divided as C does; Relax' own is of int64 where it says int32."""
-    if s.tensor().dtype.startswith(("float", "bfloat")) or ANY in s.tensor().shape:
+    axes = reduced_axes(s)
+    is_float = s.tensor().dtype.startswith(("float", "bfloat"))
+    if not is_float:
+        replace(s, attrs={**s.attrs, "axis": axes}).compare(size_rules.averaged)
+    if is_float or ANY in s.tensor().shape:
         return _reduce(R.mean)(s)
-    sizes = [d for i, d in enumerate(s.tensor().shape) if i in reduced_axes(s)]
+    sizes = [d for i, d in enumerate(s.tensor().shape) if i in axes]
     total = _reduce(R.sum)(s)
     return R.divide(s.emit(total), s.number(sizes, s.tensor().dtype)) if sizes else total
 
@@ -149,13 +171,16 @@ define("sum", "data", _type, _reduce(R.sum), "relay", *AXES,
        doc="The reduction `sum` over `axis`, by default over all axes.")  # fmt: skip
 define("mean", "data", _type, _mean, "numpy", *AXES, kind=COMM_REDUCE, level=4, precision=NEVER,
        doc="The reduction `mean` over `axis`, by default over all axes.")  # fmt: skip
-for _name, _precision in (("max", FOLLOW), ("min", FOLLOW), ("prod", None)):
-    define(_name, "data", _type, _reduce(getattr(R, _name)), "numpy", *AXES,
+for _name, _builder, _precision in (
+    ("max", _extremum(R.max), FOLLOW), ("min", _extremum(R.min), FOLLOW),
+    ("prod", _reduce(R.prod), None),
+):  # fmt: skip
+    define(_name, "data", _type, _builder, "numpy", *AXES,
            kind=COMM_REDUCE, level=4, precision=_precision,
            doc=f"The reduction `{_name}` over `axis`, by default over all axes.")  # fmt: skip
-define("all", "data", _bool_type, _truth(R.min), "numpy", *AXES, kind=COMM_REDUCE, level=4,
+define("all", "data", _bool_type, _all, "numpy", *AXES, kind=COMM_REDUCE, level=4,
        doc="The reduction `all` over `axis`, by default over all axes.")  # fmt: skip
-define("any", "data", _bool_type, _truth(R.max), "numpy", *AXES, kind=COMM_REDUCE, level=4,
+define("any", "data", _bool_type, _any, "numpy", *AXES, kind=COMM_REDUCE, level=4,
        doc="The reduction `any` over `axis`, by default over all axes.")  # fmt: skip
 define("argmax", "data", _arg_type, _arg(R.argmax), "numpy", *ARG_AXES,
        kind=COMM_REDUCE, precision=FOLLOW,

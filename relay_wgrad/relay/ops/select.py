@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ops import size_rules
 from ..types import ANY, Dim, TensorType, TupleType, Type
 from .facts import FOLLOW, INJECTIVE
 from .relations import agree, bounds, divides, mapped, product, total
@@ -282,6 +283,7 @@ def _take(s: Site) -> Any:
     "fast" asks the program for indices within bounds.  A wrong one may not reach memory that is not
     the tensor's, so they are clipped all the same, where the size is known.
     """
+    s.compare(size_rules.taken)
     data, indices = s.args
     shape, index_shape, axis = s.tensor().shape, s.tensor(1).shape, s.attrs["axis"]
     if axis is None:
@@ -289,8 +291,6 @@ def _take(s: Site) -> Any:
         shape, axis = (product(shape),), 0
     axis = s.axis(axis, len(shape))
     mode, size = s.attrs["mode"], shape[axis]
-    if size == 0 and all(isinstance(d, int) and d for d in index_shape):
-        s.fail(f"an axis of size 0 has no elements to take, got {show(s.tensor())}")
     if size is ANY and mode != "fast":
         s.fail(f"mode={mode!r} cannot be built with an unknown size, got {show(s.tensor())}")
     if size is not ANY:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from ...conditions import Conditions
 from ...dtypes import HALVES
 from ...given import of_type
+from ...relation import Checks
 from ..ast import Attrs
 from ..dims import SymDim, unified
 from ..types import ANY, Dim, TensorType, TupleType, Type, type_text
@@ -125,6 +128,13 @@ class Site(Call):
         if any(d is ANY for d in ty.shape):
             self.fail(f"cannot be built with an unknown size, got {show(ty)}")
         return [d.expr if isinstance(d, SymDim) else d for d in ty.shape]
+
+    def compare(self, rule: Callable[[Checks, Any, Sequence[Any]], None]) -> None:
+        """Refuses what a rule of sizes does (`ops.size_rules`), where only the run knows, then."""
+        run = Conditions()
+        args = [self.bb.normalize(arg) for arg in self.args]
+        rule(Checks(self.op, run), SimpleNamespace(**self.attrs), args)
+        run.emit(self.bb, self.op.rpartition(".")[2])
 
     def number(self, dims: Iterable[Dim], dtype: str) -> Any:
         """The product of sizes as a scalar; a symbolic one is counted at the run."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import relax
 
-from ..types import Dim, TensorType, TupleType, Type
+from ...relation import Checks
+from ..dims import SymDim
+from ..types import ANY, Dim, TensorType, TupleType
 from .relations import agree, bounds
 from .table import Builder, Call, Site, constant_value, show
 
@@ -39,16 +42,44 @@ def program(s: Site, compute: Compute, *args: Any) -> Any:
     return s.bb.call_te(on_tensors, *args)
 
 
-def refuse_empty(call: Call, besides: Sequence[int] = ()) -> None:
-    """No kernel may read of a tensor that has nothing."""
-    for index, ty in enumerate(call.types):
-        if index not in besides and any(0 in field.shape for field in _tensors(ty)):
-            call.fail(f"{call.inputs[index]} has no elements, got {show(ty)}")
+def refuse_empty(s: Site, besides: Sequence[int] = ()) -> None:
+    """No kernel may read of a tensor that has nothing, for a result that has something."""
+    fields = s.out.fields if isinstance(s.out, TupleType) else (s.out,)
+    made = [n for ty in fields if isinstance(ty, TensorType) for n in ty.shape if n is not ANY]
+    result = relax.ShapeExpr([n.expr if isinstance(n, SymDim) else n for n in made])
+
+    def rule(checks: Checks, _: Any, args: Sequence[Any]) -> None:
+        for index, arg in enumerate(args):
+            for ty in () if index in besides else _parts(arg.ty):
+                if isinstance(ty.shape, relax.ShapeExpr):
+                    _has_elements(checks, s.inputs[index], ty.shape, result)
+
+    s.compare(rule)
 
 
-def _tensors(ty: Type) -> list[TensorType]:
-    fields = ty.fields if isinstance(ty, TupleType) else (ty,)
-    return [field for field in fields if isinstance(field, TensorType)]
+def _has_elements(checks: Checks, name: str, shape: Any, result: Any) -> None:
+    sizes, made = checks.sizes(shape), checks.sizes(result)
+    # Where a size that the result has is 0, nothing is read.
+    rest = [n for n in sizes if not any(checks.equal(n, m) is True for m in made)]
+    some = checks.at_least(math.prod(rest, start=1), 1)
+    checks.must(
+        checks.either(some, checks.equal(math.prod(made, start=1), 0)),
+        lambda: f"{name} has no elements, got ({', '.join(map(str, sizes))})",
+    )
+
+
+def long_enough(s: Site, axis: int, least: int, rule: str) -> None:
+    """The first argument must have so many elements along an axis."""
+
+    def compared(checks: Checks, _: Any, args: Sequence[Any]) -> None:
+        if isinstance(args[0].ty.shape, relax.ShapeExpr):
+            checks.long_enough(checks.sizes(args[0].ty.shape), axis, least, rule)
+
+    s.compare(compared)
+
+
+def _parts(ty: Any) -> Sequence[Any]:
+    return ty.fields if isinstance(ty, relax.TupleType) else [ty]
 
 
 def integer_indices(call: Call, *indices: int) -> None:

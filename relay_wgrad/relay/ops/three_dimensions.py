@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from tvm import relax
 
 from ...layouts import ACTIVATION, ACTIVATIONS, is_permutation, permutation, to_layout
+from ...ops import size_rules
 from ..dims import rounded_product
 from ..types import Dim, TensorType, Type
 from . import by_rank
@@ -101,6 +102,7 @@ def _pool_type(call: Call) -> Type:
 
 
 def _pool(s: Site) -> Any:
+    s.compare(size_rules.adapted if "adaptive" in s.op else size_rules.pooled)
     parts, two = parts_of(s.op, s.types, s.attrs), lookup(POOLS[s.op])
     x = s.emit(R.permute_dims(s.args[0], list(parts.order)))
     for part in (parts.planes, parts.columns):

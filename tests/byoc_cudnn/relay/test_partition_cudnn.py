@@ -92,7 +92,7 @@ def test_gradients_go_completely(name: str) -> None:
 @pytest.mark.parametrize("name", ["smallnet_grad", "smallnet_grad_nhwc"])
 def test_fallback_on_the_cpu(name: str) -> None:
     inputs, want, _ = load("smallnet_grad")
-    out = byoc_cudnn.partition_for_cudnn(relay.fromtext(load(name)[2]))
+    out, _ = byoc_cudnn.partition_for_cudnn(relay.fromtext(load(name)[2]))
     match = "compute 6 functions of another compiler: cudnn builds for cuda, and the target is llvm"
     with pytest.warns(UserWarning, match=match):
         got = outputs(out, inputs)
@@ -101,7 +101,7 @@ def test_fallback_on_the_cpu(name: str) -> None:
 
 
 def test_source_for_a_gpu() -> None:
-    out = byoc_cudnn.partition_for_cudnn(relay.fromtext(load("smallnet_grad_nhwc")[2]))
+    out, _ = byoc_cudnn.partition_for_cudnn(relay.fromtext(load("smallnet_grad_nhwc")[2]))
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
     library: Any = relay.build(out, target)._library
     assert isinstance(library, byoc_cudnn.Library)
@@ -148,9 +148,19 @@ def test_rows(index: int) -> None:
     assert close(on_the_cpu(offloaded(out), inputs), outputs(mod, inputs))
 
 
+@pytest.mark.parametrize("backend", ["cudnn", "cutlass"])
+def test_the_module_and_its_report_are_a_pair(backend: str) -> None:
+    """As of a Relax module: iterating over a module fails where its first function is asked for."""
+    mod = of_body(CONV, PARAMS)
+    out, report = getattr(byoc_cudnn, f"partition_for_{backend}")(mod)
+    same, whole = byoc_cudnn.partition(mod, (backend,))
+    assert relay.structural_equal(out, same)
+    assert report.entries == whole.entries
+
+
 def test_options_and_fuse() -> None:
     mod = of_body(f"nn.relu(nn.bias_add({CONV}, %b))", PARAMS)
-    out = byoc_cudnn.partition_for_cudnn(mod, allow_tf32=False, fuse=False)
+    out, _ = byoc_cudnn.partition_for_cudnn(mod, allow_tf32=False, fuse=False)
     (function,) = functions_of(out).values()
     assert function.attrs[RELAY_OPTIONS] == '{"allow_tf32": false}'
     assert relay.structural_equal(relay.fromtext(relay.astext(out)), out)
@@ -159,17 +169,17 @@ def test_options_and_fuse() -> None:
     options = str(composite_in(outer).attrs["relay_wgrad.options"])
     assert json.loads(options)["allow_tf32"] is False
     assert "nn.relu" in built["main"].script()
-    plain = byoc_cudnn.partition_for_cudnn(mod)
+    plain, _ = byoc_cudnn.partition_for_cudnn(mod)
     assert RELAY_OPTIONS not in next(iter(functions_of(plain).values())).attrs
 
 
 def test_params_become_constants() -> None:
     mod = of_body(f"nn.relu(nn.bias_add({CONV}, %b))", PARAMS)
     weights = {"w": np.ones((16, 8, 3, 3), "f"), "b": np.ones(16, "f")}
-    out = byoc_cudnn.partition_for_cudnn(mod, weights)
+    out, _ = byoc_cudnn.partition_for_cudnn(mod, weights)
     assert [p.name for p in out["main"].params] == ["x"]
     assert len(functions_of(out)) == 1
-    again = byoc_cudnn.partition_for_cudnn(mod, {**weights, "v": weights["w"]})
+    again, _ = byoc_cudnn.partition_for_cudnn(mod, {**weights, "v": weights["w"]})
     assert relay.structural_equal(out, again)  # as in Relay, a name of no parameter is ignored
     with pytest.raises(TypeError, match="params are for Relay modules"):
         byoc_cudnn.partition_for_cudnn(tvm.IRModule(), weights)
@@ -242,7 +252,7 @@ def test_composite_gradients_are_pointed_out(cudnn_alone: bool) -> None:
     words = "6 convolutions; 2 of these are weight gradients in composite form: run Raise"
     if cudnn_alone:
         with pytest.warns(UserWarning, match=words) as caught:
-            out = byoc_cudnn.partition_for_cudnn(mod)
+            out, _ = byoc_cudnn.partition_for_cudnn(mod)
     else:
         with pytest.warns(UserWarning, match=words) as caught:
             out, report = byoc_cudnn.partition(mod)
@@ -280,7 +290,7 @@ def test_the_table_is_of_the_users_program() -> None:
 
 
 def test_functions_that_nothing_calls_are_reported() -> None:
-    out = byoc_cudnn.partition_for_cudnn(of_body(CONV, PARAMS))
+    out, _ = byoc_cudnn.partition_for_cudnn(of_body(CONV, PARAMS))
     (name,) = functions_of(out)
     alone = relay.IRModule({name: out.functions[name]})
     (entry,) = byoc_cudnn.partition(alone)[1].entries
