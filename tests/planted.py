@@ -177,7 +177,7 @@ FAULTS = (
     Fault("record: the gradient of a filling is 0", "relay_wgrad/ops/auxiliary.py",
           "return [no_grad(call.args[0]), relax.op.sum(ct)]",
           "return [no_grad(call.args[0]), relax.op.sum(relax.op.subtract(ct, ct))]",
-          "tests/relay_wgrad/relay/ops/test_ops_numeric.py"),
+          "tests/relay_wgrad/ops/test_joined.py"),
     Fault("record: a made builder's arguments in another order",
           "relay_wgrad/relay/op/made/__init__.py",
           "(values.pop(name) for name in op.inputs)",

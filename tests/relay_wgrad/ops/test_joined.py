@@ -1,4 +1,4 @@
-"""Gradients of what joins and parts tensors at symbolic places, of two orders, by PyTorch's."""
+"""Gradients of what joins, parts and fills tensors of symbolic sizes, of two orders, by PyTorch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ Shape = tuple[Any, ...]
 
 # (operands' shapes by N and M, the function in Relax of an emitter, N, M and operands, in PyTorch)
 CASES: dict[str, tuple[list[Shape], Callable[..., Any], Callable[..., torch.Tensor]]] = {
+    "filled": (
+        [("N", 3), ()], lambda e, n, m, x, y: op.multiply(x, e(op.full((n, 3), y))),
+        lambda n, m, x, y: x * y,
+    ),
+    "filled as another": (
+        [("N", 3), ()], lambda e, n, m, x, y: op.multiply(x, e(op.full_like(x, y))),
+        lambda n, m, x, y: x * y,
+    ),
     "views": (
         [("N", 3)], lambda e, n, m, x: op.concat([x, e(op.multiply(x, x))], 0),
         lambda n, m, x: torch.cat([x, x * x]),
