@@ -74,6 +74,12 @@ class Checks(Rules):
         else:
             super().must(holds, message)
 
+    def least_of(self, a: Size, b: Size) -> Size:
+        """The smaller of two sizes."""
+        if self.run is None or (isinstance(a, int) and isinstance(b, int)):
+            return min(a, b)
+        return self.run.size(tirx.min(plain(a), plain(b)))
+
     def long_enough(self, sizes: Sequence[Size], axis: int, least: int, rule: str) -> None:
         """So many elements along an axis."""
         size = sizes[axis]

@@ -17,7 +17,7 @@ _TOP = "relay_wgrad|legalize|byoc_cudnn"
 _DOTTED = re.compile(rf"(?<![\w./-])((?:{_TOP})(?:\.[A-Za-z_]\w*)+)")
 _IMPORT = re.compile(rf"from ((?:{_TOP})[\w.]*) import ([\w, ]+)")
 # Text of another kind: a sentence's end before a word, a file's name, wire formats, a placeholder.
-_OTHER = re.compile(r"relay_wgrad\.(s|py|lowering|op|exact_floats|options|row)$")
+_OTHER = re.compile(r"relay_wgrad\.(s|py|lowering|op|exact_floats|options|row|mode)$")
 
 
 @pytest.mark.parametrize("name", FROZEN)

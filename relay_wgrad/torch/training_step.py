@@ -152,10 +152,12 @@ class TrainingStep(torch.nn.Module):
         reason = _why_not_now()
         if reason:
             return self._by_pytorch(reason, inputs)
-        program = self._program(inputs[:count])
+        # Another thread's export has stand-ins in the module for its tensors, for a while.
+        with self._programs.lock:
+            program = self._program(inputs[:count])
+            arguments = [] if program.lost else program.arguments(inputs)
         if program.lost:
             return self._by_pytorch(program.lost, inputs)
-        arguments = program.arguments(inputs)
         if not program.wrt:
             return program.forward(arguments)[0]
         return _Compiled.apply(program, *arguments)
@@ -192,7 +194,7 @@ class TrainingStep(torch.nn.Module):
         return self._wrapped(*inputs)
 
     def _program(self, inputs: tuple[torch.Tensor, ...]) -> Program:
-        """The program for this call; it is compiled where there is none."""
+        """The program for this call, under the lock; it is compiled where there is none."""
         grads = torch.is_grad_enabled()
         device = inputs[0].device.type if inputs else "cpu"
         cast = None
@@ -202,8 +204,7 @@ class TrainingStep(torch.nn.Module):
             grads, cast, choices(device), torch.get_default_dtype(),
             tuple((x.shape, x.dtype, x.device, grads and x.requires_grad) for x in inputs),
         )  # fmt: skip
-        with self._programs.lock:
-            return self._kept(key) or self._made(key, inputs, cast)
+        return self._kept(key) or self._made(key, inputs, cast)
 
     def _kept(self, key: Any) -> Program | None:
         """The program for calls of a kind that computes what the module does now, if there is."""

@@ -192,6 +192,13 @@ def readiness() -> str:
     return "\n".join([*parts, *(f"without {reason}" for reason in reasons)])
 
 
+def compiled_here(mod: tvm.IRModule, function: str) -> Any:
+    """A virtual machine of a module whose `function` runs on this machine's CPU."""
+    from legalize.cpu import host_target
+
+    return compile_module(mod, host_target(), function=function).vm
+
+
 def _cpu(target: Target | None = None, winograd: bool = True) -> Place:
     def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
         from legalize.cpu import host_target

@@ -19,8 +19,8 @@ from ..frontend import TrainingGraph
 from ..frontend.loss import loss_alone
 from ..given import of_type
 from .by_size import BySize
-from .compiled import Compiled, Progress, compile_module, silent
-from .devices import place
+from .compiled import Compiled, Progress, silent
+from .devices import compiled_here, place
 from .options import Options
 from .step import ADJOINT
 from .two_parts import two_parts
@@ -131,13 +131,11 @@ class Evaluator:
         """The loss of a batch's first samples; of all, where it is the model's own."""
         if self.graph.loss is None:
             return outputs[0]
-        from legalize.cpu import host_target
-
         logits = outputs[1].numpy()[:count].astype(self.graph.dtype)
         target = next(s.name for s in self.graph.inputs if s.kind in ("labels", "target"))
         if count not in self._of_counts:
             module = loss_alone(self.graph.loss, logits.shape, self.graph.dtype)
-            self._of_counts[count] = compile_module(module, host_target(), function="main").vm
+            self._of_counts[count] = compiled_here(module, "main")
         values = (logits, np.asarray(batch[target])[:count])
         return threads.run(self._of_counts[count]["main"], *map(tvm.runtime.tensor, values))
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tvm import relax, tirx
 import relay_wgrad
 from legalize.cpu import host_target
 from relay_wgrad.conditions import Conditions
+from relay_wgrad.ops.size_rules import pooled
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.relation import Checks
@@ -232,3 +234,20 @@ def test_rules_are_upstreams_again_after_unregister() -> None:
     finally:
         relay_wgrad.register()
     assert "sizes_of" not in mod.script()
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+@pytest.mark.parametrize(("window", "stride"), [(1, 3), (2, 3), (3, 2), (2, 4)])
+def test_pixels_of_a_pool_that_rounds_up(size: int, window: int, stride: int) -> None:
+    """A last window that would begin behind the data is none, as in TVM's types."""
+    for before, after in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        x = relax.Var("x", relax.TensorType((1, 1, size, 4), "float32"))
+        given = ((window, 1), (stride, 1), (before, 0, after, 0), (1, 1), True)
+        made = int(relax.BlockBuilder().normalize(R.nn.max_pool2d(x, *given)).ty.shape[2])
+        if made < 1:
+            continue
+        for pixels in (made, made + 1):
+            dy = relax.Var("dy", relax.TensorType((1, 1, pixels, 4), "float32"))
+            call = R.grad.max_pool2d_backward(dy, x, *given)
+            with pytest.raises(ValueError, match="gradient P") if pixels > made else nullcontext():
+                pooled(Checks("", Conditions()), call.attrs, call.args)
