@@ -32,7 +32,7 @@ UPWARD = {
     "relay_wgrad/torch/kernels.py", "relay_wgrad/torch/cuda_kernels.py",
     "relay_wgrad/cli/tune.py", "relay_wgrad/threads.py",
     "relay_wgrad/training/cuda_tools.py", "relay_wgrad/training/devices.py",
-    "relay_wgrad/training/libraries.py", "relay_wgrad/training/evaluation.py",
+    "relay_wgrad/training/libraries.py",
 }  # fmt: skip
 STDLIB = __import__("sys").stdlib_module_names
 
