@@ -47,7 +47,7 @@ def sample(
             index = op.add(op.multiply(index, relax.const(size, "int64")), at)
             weight = op.multiply(weight, share)
         where = emit(op.reshape(emit(op.add(first, index)), (math.prod(shape),)))
-        found = emit(op.reshape(emit(op.take(flat, where, 0)), (*shape, c)))
+        found = emit(op.reshape(emit(op.take(flat, where, 0, "clip")), (*shape, c)))
         part = emit(op.multiply(found, emit(op.expand_dims(weight, rank + 1))))
         made = part if made is None else emit(op.add(made, part))
     return emit(op.permute_dims(made, [0, rank + 1, *range(1, rank + 1)]))
