@@ -45,6 +45,11 @@ _TILE = 32  # rows and columns that are transposed at a time, at most
 # their type where their tensor's has become uint16; rounding to fewer bits chooses by a condition,
 # which must be a scalar; and a sum of bools is one of int8.
 _NO_COPIES, _NO_VECTORS, _NO_SUMS = ("bfloat16",), ("float8", "float6", "float4"), ("bool",)
+_LOWERED = [
+    s_tir.transform.LowerInitBlock(), s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+    s_tir.transform.ConvertBlocksToOpaque(), s_tir.transform.CompactBufferAllocation(),
+]  # fmt: skip
+"""The beginning of TVM's lowering, to where it needs the regions that loops read."""
 
 
 def cpu_pipeline() -> Callable[..., tvm.IRModule]:
@@ -108,9 +113,18 @@ def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
             kinds = info.dom_kind()
             if len(sch.get_loops(info.block_rv)) == len(kinds) and set(kinds) <= {"S", "R"}:
                 _Block(sch, info.block_rv, kinds, cores).schedule()
+        _check_regions(sch.mod)
     except (s_tir.ScheduleError, tvm.error.InternalError, AssertionError, ValueError):
         return func
     return sch.mod["main"].with_attr(SCHEDULED, True)
+
+
+def _check_regions(mod: tvm.IRModule) -> None:
+    """Raises InternalError where TVM cannot tell what loops over symbolic sizes, joined to one,
+    read of a tensor within the kernel, which it needs when it lowers that."""
+    sizes = (size for param in mod["main"].params for size in getattr(param, "shape", ()))
+    if not all(isinstance(size, tirx.IntImm) for size in sizes):
+        tvm.transform.Sequential(_LOWERED)(mod)
 
 
 class _Block:

@@ -149,6 +149,7 @@ def _module(graph: Any) -> Any:
 
 def _by_pytorch(line: str) -> str | None:
     import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     import relay_wgrad
     import relay_wgrad.torch as rt
@@ -166,15 +167,14 @@ def _by_pytorch(line: str) -> str | None:
             parameters = list(module.parameters())
             torch.manual_seed(1)
             want = [v.detach() for v in _gradients(module(x), parameters)]
+            if way == "aot":
+                joint = make_fx(lambda x: _gradients(module(x), parameters))(x)
     except Exception as error:  # of any kind: PyTorch does not trace it, or does not run it
         return f"{REFUSED}skipped: {type(error).__name__}: {str(error)[:80]}"
     if graph is None:
         return f"{REFUSED}skipped: nothing to put another one for"
     try:
         if way == "aot":
-            from torch.fx.experimental.proxy_tensor import make_fx
-
-            joint = make_fx(lambda x: _gradients(module(x), parameters))(x)
             made = from_aot(joint, [x])
             far = apart(ran(made, [x]), joint(x))
             return None if far < 1e-8 else f"{called}: off by {far:.1g}"

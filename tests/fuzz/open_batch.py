@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 import sys
 
-from .harness import Generator, main
+from .harness import REFUSED, Generator, main
 
 _BOUND = 1e-9
 
@@ -43,9 +43,12 @@ def labels(line: str) -> dict[str, str]:
 
 
 def check(line: str) -> str | None:
+    import torch
+
     import relay_wgrad
     from tests.support.torch.open_cases import (
         BATCHES,
+        IMAGE,
         WITHOUT_ONE,
         compiled,
         difference,
@@ -58,6 +61,12 @@ def check(line: str) -> str | None:
     head, _, body = line.partition(": ")
     mode, seed, loss, count = head.split()
     steps = body.split(" | ")
+    try:
+        network(steps, int(seed), mode == "train")(
+            torch.zeros(int(count), *IMAGE, dtype=torch.float64)
+        )
+    except Exception as error:  # a view of what does not lie so
+        return f"{REFUSED}skipped: PyTorch: {type(error).__name__}"
     module = network(steps, int(seed), mode == "train")
     may_refuse = not WITHOUT_ONE.isdisjoint(steps)
     try:

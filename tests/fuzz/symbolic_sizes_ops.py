@@ -124,7 +124,7 @@ class InRelay:
 
     def reduce(self, name: str, x: Any, axes: Sequence[int], keepdims: bool) -> Any:
         if name in ("any", "all"):
-            x = self.relay.less(x, self.relay.const(0.0))
+            x = self.relay.less(x, self.relay.zeros_like(x))
         return getattr(self.relay, name)(x, axis=list(axes), keepdims=keepdims)
 
 

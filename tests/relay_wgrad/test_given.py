@@ -145,7 +145,7 @@ ROWS: dict[str, Row] = {
     "from_torch": Row(
         lambda **given: from_torch(_module(), (torch.zeros(2, 3, 2, 2),), **given),
         lambda: {"bn": "train", "loss": "mse", "dropout": "off", "random": "off", "name": "net"},
-        {"name": "None text NHWC"},
+        {"name": "None text NHWC", "dropout": "None"},
     ),
     "save": Row(states.save, lambda: {0: None, 1: "/nowhere/x"}),
     "restore": Row(states.restore, lambda: {0: None, 1: "/nowhere/x"}),
