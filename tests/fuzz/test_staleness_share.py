@@ -12,7 +12,7 @@ FIRST = {
     "float/same 0": "",
     "list/both 0,1": "",
     "norm/both 0,1": "",
-    "dropout/same 0": "a dropout rate of 1.0 is not between 0 and 1",
+    "dropout/same 0": "",
     "read/batch 0": "",
     "backward hook/same 0": "backward hooks of 'layer.1' would be lost",
     "recording hook/same 0": "forward changes a hook of 'layer.0'",
