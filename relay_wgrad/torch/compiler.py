@@ -182,7 +182,9 @@ class _Graph:
         made = []
         for x, said in zip(inputs, self._said, strict=True):
             strides = traced_strides(x.shape, said) if isinstance(x, torch.Tensor) else None
-            if strides is not None and list(x.stride()) != strides:
+            if strides is None:
+                x = _overlapping(x, said)
+            elif list(x.stride()) != strides:
                 x = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
             made.append(x)
         return made
@@ -215,6 +217,22 @@ class _Graph:
             while len(self._programs) >= PROGRAMS:
                 self._programs.popitem(last=False)
             self._programs[key] = program
+
+
+def _overlapping(x: Any, said: Any) -> Any:
+    """A tensor whose elements share places as a view's do, of `unfold` or `expand`."""
+    if not isinstance(x, torch.Tensor) or getattr(said, "layout", None) is not torch.strided:
+        return x
+    sizes, strides = list(x.shape), list(said.stride())
+    known = all(isinstance(n, int) for n in strides) and sizes == list(said.shape)
+    if not known or strides == list(x.stride()) or not x.numel():
+        return x
+    places = torch.zeros((), dtype=torch.int64, device=x.device)
+    for size, stride in zip(sizes, strides, strict=True):
+        places = places[..., None] + torch.arange(size, device=x.device) * stride
+    flat = x.new_empty(int(places.max()) + 1)
+    flat[places.flatten()] = x.flatten()
+    return flat.as_strided(sizes, strides)
 
 
 def _varies(values: Sequence[Any]) -> bool:

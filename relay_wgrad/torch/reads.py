@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .snapshots import Absent, Anything, Snapshot, Taken, of_library
+from .snapshots import Absent, Anything, Equal, Snapshot, Taken, of_library
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HELD = ("_parameters", "_buffers", "_modules")
@@ -35,6 +35,16 @@ class Read(NamedTuple):
     name: str
     title: str
     was: Snapshot
+
+
+class _Keys:
+    """The names in a `__dict__`, as one value."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self._held = held
+
+    def get(self, *_: Any) -> tuple[str, ...]:
+        return tuple(self._held)
 
 
 class _Written(NamedTuple):
@@ -92,6 +102,8 @@ class Reads:
                 held = object.__getattribute__(module, "__dict__")
                 by_torch = _is_torch(sys._getframe(1))
                 whole = name == "__dict__" and not by_torch  # `vars(module)` may read them all
+                if whole:
+                    self._listed(held)
                 for one in [*held] if whole else [name]:
                     self._looked(held, type(module), one, by_torch)
             return super(torch.nn.Module, module).__getattribute__(name)
@@ -108,6 +120,13 @@ class Reads:
         finally:
             del base.__getattribute__
             base.__setattr__ = write
+
+    def _listed(self, held: dict[str, Any]) -> None:
+        """Which attributes there are counts."""
+        if id(held) in self.parts:
+            title = f"the attributes of {self.parts[id(held)][1]}"
+            keys, key = _Keys(held), (id(held), "__dict__")
+            self.reads.setdefault(key, Read(keys, key[1], title, Equal(keys.get())))
 
     def _looked(self, held: dict[str, Any], kind: type, name: str, by_torch: bool) -> None:
         part, key = self.parts.get(id(held)), (id(held), name)

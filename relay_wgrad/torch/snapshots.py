@@ -8,6 +8,7 @@ and `Taken.opaque` names it.
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -365,8 +366,9 @@ def _around(function: Any) -> Iterator[Callable[[], Any]]:
             yield partial(getattr, function, defaults)
     for cell in function.__closure__ or ():
         yield partial(_contents, cell)
-    space, names = function.__globals__, dict.fromkeys(_names(function.__code__))
-    for name in names:
+    space, codes = function.__globals__, list(_codes(function.__code__))
+    attributes = dict.fromkeys(name for code in codes for name in code.co_names)
+    for name in dict.fromkeys(name for code in codes for name in _globals(code)):
         if name not in space:
             continue
         value = space[name]
@@ -374,7 +376,7 @@ def _around(function: Any) -> Iterator[Callable[[], Any]]:
             yield partial(space.get, name, MISSING)
         elif not of_library(value):
             inner = vars(value)
-            yield from (partial(inner.get, n, MISSING) for n in names if n in inner)
+            yield from (partial(inner.get, n, MISSING) for n in attributes if n in inner)
 
 
 def _slots(kind: type) -> Sequence[str]:
@@ -389,11 +391,19 @@ def _contents(cell: Any) -> Any:
         return MISSING
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions in it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from _codes(constant)
+
+
+def _globals(code: CodeType) -> Iterator[str]:
+    """The global variables that it reads; `co_names` has attributes and methods beside them."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            yield str(step.argval)
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -45,13 +45,13 @@ def build(
         if missing:
             raise ValueError(_nothing_makes(proto, missing[0]))
         if any(o is not None and not _constant(o) for o in operands):
-            _check_supported(ctx, view)  # what is wrong with it otherwise is of no use
+            _check_supported(ctx, proto, view)  # what is wrong with it otherwise is of no use
         onnx_schema.check(view, ctx.options.opset)
         for attribute in node.attribute:
             value = helper.get_attribute_value(attribute)
             view.attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
         made = _known(ctx, proto, view)
-        values.update(_computed(ctx, view) if made is None else made)
+        values.update(_computed(ctx, proto, view) if made is None else made)
     except _UnsupportedError as error:
         raise ValueError(str(error)) from None
     except Exception as error:  # of any kind: a file may hold what no check expects
@@ -102,18 +102,23 @@ def _constant(value: Value) -> bool:
     return (value.array is not None or value.probes is not None) and not value.weight
 
 
-def _check_supported(ctx: Context, view: Node) -> None:
+def _check_supported(ctx: Context, proto: onnx.ModelProto, view: Node) -> None:
     op = op_of(view.proto)
-    if op not in ctx.options.extra and op not in OPS and op not in _MEASURED:
+    if op in ctx.options.extra or op in OPS or op in _MEASURED:
+        return
+    what = f"ONNX op {op:.80} ({view.label})"
+    if any((f.domain, f.name) == (view.proto.domain, view.proto.op_type) for f in proto.functions):
         raise _UnsupportedError(
-            f"ONNX op {op:.80} ({view.label}) is not supported; supported: {', '.join(sorted(OPS))}"
+            f"{what} is a function of the file, which is not looked into: write it out by"
+            " onnx.inliner.inline_local_functions"
         )
+    raise _UnsupportedError(f"{what} is not supported; supported: {', '.join(sorted(OPS))}")
 
 
-def _computed(ctx: Context, view: Node) -> dict[str, Value]:
+def _computed(ctx: Context, proto: onnx.ModelProto, view: Node) -> dict[str, Value]:
     """The node's results as expressions of the function."""
     node, op = view.proto, op_of(view.proto)
-    _check_supported(ctx, view)
+    _check_supported(ctx, proto, view)
     built = (ctx.options.extra.get(op) or OPS[op])(ctx, view)
     results = built if isinstance(built, list) else [built]
     present = [o for o in view.operands if o is not None]

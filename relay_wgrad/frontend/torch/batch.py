@@ -104,7 +104,10 @@ def violated(error: Exception) -> str:
     first, *rest = str(error).strip().splitlines()
     reason = next((line.strip(" -") for line in rest if line.strip().startswith("-")), first)
     if "specialized it to be a constant" in reason:
-        reason = "it is for one number of images, as what loops over them is"
+        reason = (
+            "it is for one number of images, as a loop over them and `len(x)` are, for which"
+            " `x.shape[0]` stays open"
+        )
     return f"{reason}; {FIXED}"
 
 

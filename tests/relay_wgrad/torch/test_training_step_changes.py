@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -240,6 +241,42 @@ def test_comparing_takes_little_of_the_host() -> None:
         assert depends.is_current()
         took.append(time.perf_counter() - began)
     assert min(took) < 200e-6
+
+
+scale = nn.Parameter(torch.full((1,), 3.0, dtype=torch.float64))
+"""A global variable named as an attribute of the module below."""
+
+
+class ByName(nn.Module):
+    """Reads attributes that may not be there, and one that a global variable is named as."""
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.layer, self.scale, self.read = nn.Linear(4, 4), 1.5, read
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) * self.scale * self.read(self)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda m: m.__dict__.get("q", 1),
+        lambda m: vars(m).get("q", 1),
+        lambda m: 2 if "q" in m.__dict__ else 1,
+        lambda m: getattr(m, "q", 1),
+    ],
+    ids=["__dict__", "vars", "in", "getattr"],
+)
+def test_attributes_that_come_later(read: Any) -> None:
+    module = ByName(read).double()
+    step, twin = rt.TrainingStep(module, X), copy.deepcopy(module)
+    compare(step, twin)
+    for value in (5.0, 7.0):
+        module.q = twin.q = value
+        compare(step, twin)
+    del module.q, twin.q
+    compare(step, twin)
 
 
 def test_threads_share_a_step() -> None:

@@ -37,6 +37,19 @@ def test_refused_initializers_without_data() -> None:
     refused("initializer 'w' of shape [6, 2, 3, 3] lacks data", model)
 
 
+def test_refused_functions_of_the_file() -> None:
+    leak = helper.make_node("Leak", ["conv"], ["leaked"], domain="my.ops")
+    model = tiny([node("Conv", "w")], (1, 2, 5, 5), {"w": W})
+    leak.input[0] = model.graph.node[-1].output[0]
+    model.graph.node.append(leak)
+    model.graph.output[0].name = "leaked"
+    refused("ONNX op my.ops::Leak", model)
+    body = [helper.make_node("LeakyRelu", ["x"], ["y"])]
+    opsets = [helper.make_opsetid("", 17)]
+    model.functions.append(helper.make_function("my.ops", "Leak", ["x"], ["y"], body, opsets))
+    refused("is a function of the file, which is not looked into: write it out by", model)
+
+
 def test_refused_options() -> None:
     refused("bn='test': expected train or eval", "resnet50", bn="test")
     refused("dtype='float16': expected float32 or float64", "resnet50", dtype="float16")
