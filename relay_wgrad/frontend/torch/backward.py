@@ -90,16 +90,16 @@ def _places(
 
 def _max_pool2d_backward(ctx: Context, call: Call) -> Any:
     """(dy, x, kernel, stride, padding, dilation, ceil mode, places): found again from x."""
-    kernel, strides, padding, dilation = _window(call, 2, 2)
+    window = _window(call, 2, 2)
     call.arg(7)
-    return _of_maxima(ctx, call.args[0], call.args[1], kernel, strides, padding, dilation)
+    return _of_maxima(ctx, call.args[0], call.args[1], *window, call.args[6])
 
 
 def _of_maxima(
     ctx: Context, dy: Any, x: Any, kernel: list[int], strides: list[int], padding: list[int],
-    dilation: list[int],
+    dilation: list[int], ceil: Any,
 ) -> Any:  # fmt: skip
-    made = op.grad.max_pool2d_backward(dy, x, kernel, strides, padding * 2, dilation)
+    made = op.grad.max_pool2d_backward(dy, x, kernel, strides, padding * 2, dilation, bool(ceil))
     return ctx.emit(made)
 
 
@@ -115,11 +115,11 @@ def _max_pool3d_backward(ctx: Context, call: Call) -> Any:
     pooled = layers.max_pool(ctx, planes, kernel[1:], strides[1:], pads, call.args[6])
     columns = ctx.emit(op.reshape(pooled, (n, c, d, math.prod(p[3:]))))
     grad = ctx.emit(op.reshape(dy, (n, c, p[2], math.prod(p[3:]))))
-    of_columns = _of_maxima(
-        ctx, grad, columns, [kernel[0], 1], [strides[0], 1], [padding[0], 0], [dilation[0], 1]
-    )
+    along_d = [kernel[0], 1], [strides[0], 1], [padding[0], 0], [dilation[0], 1]
+    of_columns = _of_maxima(ctx, grad, columns, *along_d, call.args[6])
     grad = ctx.emit(op.reshape(of_columns, (n, c * d, *p[3:])))
-    made = _of_maxima(ctx, grad, planes, kernel[1:], strides[1:], padding[1:], dilation[1:])
+    in_planes = kernel[1:], strides[1:], padding[1:], dilation[1:]
+    made = _of_maxima(ctx, grad, planes, *in_planes, call.args[6])
     return ctx.emit(op.reshape(made, shape_of(x)))
 
 
