@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -83,6 +84,17 @@ def registered() -> Iterator[None]:
         relay_wgrad.register()
     else:
         relay_wgrad.unregister()
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing that `torch.compile` made before; warnings are put back after the test."""
+    import torch
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch, about itself
+        yield
 
 
 @pytest.fixture

@@ -71,9 +71,10 @@ def foreign(target: Any) -> Any:
     """The operator of the same name, overload and signature in another namespace."""
     global _library
     import torch
+    from torch import library as torch_library
 
     if target not in _foreign:
-        _library = _library or torch.library.Library(NAMESPACE, "DEF")
+        _library = _library or torch_library.Library(NAMESPACE, "DEF")
         schema = re.sub(r"\([a-z]!?( -> \*)?\)", "", str(target._schema)).removeprefix("aten::")
         name = schema.partition("(")[0]
         _library.define(schema)
@@ -82,7 +83,7 @@ def foreign(target: Any) -> Any:
             return _other(target(*args, **kwargs))
 
         _library.impl(name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", run, lib=_library)
+        torch_library.register_fake(f"{NAMESPACE}::{name}", run, lib=_library)
         packet, _, overload = name.partition(".")
         made = getattr(getattr(torch.ops, NAMESPACE), packet)
         _foreign[target] = getattr(made, overload or "default")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,30 +23,12 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.relation import Checks
 from relay_wgrad.transform import grad
+from tests.support.sized import module
 
 pytestmark = pytest.mark.usefixtures("registered")
 R = relax.op
 PIPELINES: dict[str, Callable[[], Any]] = {"ours": cpu_pipeline, "stock": lambda: "default"}
 Body = Callable[..., Any]
-
-
-def module(body: Body, *shapes: Sequence[Any], dtype: str = "float32") -> tvm.IRModule:
-    """A function of tensors whose sizes are numbers or letters."""
-    letters: dict[str, Any] = {}
-
-    def size(x: Any) -> Any:
-        return letters.setdefault(x, tirx.Var(x, "int64")) if isinstance(x, str) else x
-
-    params = [
-        relax.Var(f"p{i}", relax.TensorType(list(map(size, shape)), dtype))
-        for i, shape in enumerate(shapes)
-    ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(body(*params))
-        bb.emit_func_output(out)
-    return bb.get()
 
 
 def machine(mod: tvm.IRModule, pipeline: str, dtype: str = "float32") -> Callable[..., Any]:

@@ -213,7 +213,7 @@ def _watched(torch: Any, seen: list[str]) -> Iterator[None]:
 
         if name != "forward" or get_ident() != thread:
             return look(cls, name)
-        # Those of operators, this package's and what `torch.library` makes, are seen as operators.
+        # Those of operators, this package's and a user's custom ones, are seen as operators.
         is_operator = cls.__module__ == "torch._library.autograd"
         is_watched = issubclass(cls, torch.autograd.Function) and not is_operator
         return no_forward if is_watched else look(cls, name)

@@ -16,6 +16,7 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline, parallel_kernels
 from relay_wgrad.pipeline.first_values import with_first_values
 from relay_wgrad.transform import grad
 from tests.fuzz.poison import poison_bytes
+from tests.support.sized import module
 
 pytestmark = pytest.mark.usefixtures("registered")
 R = relax.op
@@ -44,27 +45,6 @@ CASES: list[tuple[str, Callable[..., Any], list[Any], Any]] = [
 ]  # fmt: skip
 
 
-def module(body: Callable[..., Any], shapes: Sequence[Any], dtype: str, known: bool) -> Any:
-    """A function of tensors whose sizes are numbers, letters, or 0 for letters."""
-    letters: dict[str, Any] = {}
-
-    def size(x: Any) -> Any:
-        if isinstance(x, int):
-            return x
-        return 0 if known else letters.setdefault(x, tirx.Var(x, "int64"))
-
-    params = [
-        relax.Var(f"p{i}", relax.TensorType(list(map(size, shape)), dtype))
-        for i, shape in enumerate(shapes)
-    ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(body(*params))
-        bb.emit_func_output(out)
-    return bb.get()
-
-
 def ran(mod: Any, pipeline: Any, *shapes: Sequence[int], dtype: str = "float32") -> Any:
     """Of ones, in memory that is full of NaN, after a run at other sizes."""
     made = tvm.compile(mod, target=host_target(), relax_pipeline=pipeline)
@@ -83,7 +63,7 @@ def at_zero(shapes: Sequence[Any]) -> list[list[int]]:
 def test_sizes_of_the_run(case: Any, pipeline: str) -> None:
     _, body, shapes, want = case
     chosen = cpu_pipeline() if pipeline == "ours" else "default"
-    got = ran(module(body, shapes, "float32", False), chosen, *at_zero(shapes))
+    got = ran(module(body, *shapes), chosen, *at_zero(shapes))
     np.testing.assert_array_equal(got.numpy(), want)
 
 
@@ -92,7 +72,9 @@ def test_sizes_of_the_run(case: Any, pipeline: str) -> None:
 def test_sizes_that_are_known(case: Any, dtype: str) -> None:
     """Where TVM's kernels divide by the number 0, which its compiler does not take."""
     _, body, shapes, want = case
-    got = ran(module(body, shapes, dtype, True), cpu_pipeline(), *at_zero(shapes), dtype=dtype)
+    got = ran(
+        module(body, *shapes, dtype=dtype, letter=0), cpu_pipeline(), *at_zero(shapes), dtype=dtype
+    )
     np.testing.assert_array_equal(got.numpy(), want)
 
 
@@ -105,7 +87,7 @@ def test_what_has_no_elements_stays_so() -> None:
         ),
         (lambda x: R.concat([x, x], 1), [3, 0]),
     ):
-        assert ran(module(body, [shape], "float32", True), cpu_pipeline(), shape).shape[1] == 0
+        assert ran(module(body, shape, letter=0), cpu_pipeline(), shape).shape[1] == 0
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -119,9 +101,7 @@ def test_gradients_of_no_images(groups: int, layout: str) -> None:
 
     shape = ("n", 4, 9, 10) if layout == "NCHW" else ("n", 9, 10, 4)
     shapes = [shape, (4, 4 // groups, 3, 3)]
-    value, (dx, dw) = ran(
-        grad(module(loss, shapes, "float32", False)), cpu_pipeline(), *at_zero(shapes)
-    )
+    value, (dx, dw) = ran(grad(module(loss, *shapes)), cpu_pipeline(), *at_zero(shapes))
     assert value.numpy() == 0
     assert 0 in dx.shape
     np.testing.assert_array_equal(dw.numpy(), np.zeros(shapes[1]))
@@ -139,7 +119,7 @@ def test_gradients_of_losses_of_an_open_batch(rows: int, dtype: str) -> None:
         ("variances", lambda x, y: R.sum(R.variance(R.multiply(x, y), [1], True)),
          lambda x, y: (x * y).var(1, correction=0).sum()),
     ):  # fmt: skip
-        mod = grad(module(body, [("n", 3), ("n", 3)], dtype, False))
+        mod = grad(module(body, ("n", 3), ("n", 3), dtype=dtype))
         made = tvm.compile(mod, target=host_target(), relax_pipeline=cpu_pipeline())
         main = relax.VirtualMachine(made, tvm.cpu())["main_adjoint"]
         value, grads = main(tvm.runtime.tensor(x), tvm.runtime.tensor(x + 1))
@@ -159,9 +139,7 @@ def test_a_mean_over_a_batch_of_nothing_has_gradients_of_nothing() -> None:
     def loss(x: Any, w: Any) -> Any:
         return R.mean(R.square(R.matmul(x, w)))
 
-    _, (_, dw) = ran(
-        grad(module(loss, [("n", 5), (5, 3)], "float32", False)), cpu_pipeline(), (0, 5), (5, 3)
-    )
+    _, (_, dw) = ran(grad(module(loss, ("n", 5), (5, 3))), cpu_pipeline(), (0, 5), (5, 3))
     x, w = torch.ones(0, 5), torch.ones(5, 3, requires_grad=True)
     (x @ w).square().mean().backward()
     assert w.grad is not None

@@ -6,8 +6,6 @@ import copy
 import importlib
 import operator
 import sys
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +19,11 @@ from relay_wgrad.torch import allow_winograd, compiler
 from relay_wgrad.torch.compiler import backend
 from relay_wgrad.torch.reports import CompiledGraph, compiled_graphs
 
-pytestmark = pytest.mark.usefixtures("registered")
+pytestmark = pytest.mark.usefixtures("registered", "fresh_dynamo")
 
 F = nn.functional
 WIDTH = nn.LayerNorm(6)
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch, about itself
-        yield
 
 
 def net() -> nn.Module:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,12 +118,8 @@ KINDS["of PyTorch's tests"] = {
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch, about itself
-        warnings.filterwarnings("ignore", "Using padding='same' with even kernel lengths")
-        yield
+def _quiet(fresh_dynamo: None) -> None:
+    warnings.filterwarnings("ignore", "Using padding='same' with even kernel lengths")
 
 
 def images(last: bool = False) -> torch.Tensor:

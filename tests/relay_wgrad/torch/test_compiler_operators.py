@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,17 +10,9 @@ from torch import nn
 
 from relay_wgrad.torch.compiler import backend
 
-pytestmark = pytest.mark.usefixtures("registered")
+pytestmark = pytest.mark.usefixtures("registered", "fresh_dynamo")
 
 F = nn.functional
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch, about itself
-        yield
 
 
 WRITING: dict[str, Any] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import operator
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import library as torch_library
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -23,22 +23,14 @@ from relay_wgrad.frontend.torch.ops import FILLING, HINTS, OPS
 from relay_wgrad.torch.compiler import backend
 from tests.support.onnx.models import call
 
-pytestmark = pytest.mark.usefixtures("registered")
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch, about itself
-        yield
+pytestmark = pytest.mark.usefixtures("registered", "fresh_dynamo")
 
 
 @pytest.fixture(scope="module")
 def sine() -> Any:
     """`mylib::sin`, which computes the cosine, with a gradient."""
 
-    @torch.library.custom_op("mylib::sin", mutates_args=())
+    @torch_library.custom_op("mylib::sin", mutates_args=())
     def sin(x: torch.Tensor) -> torch.Tensor:
         return torch.cos(x)
 
