@@ -28,13 +28,12 @@ def outside() -> Iterator[None]:
     except ModuleNotFoundError:
         yield
         return
-    dispatch = import_module("torch.utils._python_dispatch")
     levels = import_module("torch._functorch.pyfunctorch")
     with contextlib.ExitStack() as stack:
         for left in (
             levels.temporarily_clear_interpreter_stack(),
             _without_function_modes(torch),
-            dispatch._disable_current_modes(),
+            _without_dispatch_modes(torch),
             _without_saving(torch),
             _without_shared_parametrizations(),
             _without_trackers(),
@@ -75,6 +74,26 @@ def _without_function_modes(torch: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _without_dispatch_modes(torch: Any) -> Iterator[None]:
+    """Without `TorchDispatchMode`s of this thread.
+
+    The stack of `torch.export`'s modes (PreDispatch) is one for the process; it is this thread's
+    where this thread is the one that exports.
+    """
+    dispatch = import_module("torch.utils._python_dispatch")
+    if torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch):
+        with dispatch._disable_current_modes():
+            yield
+        return
+    modes = [dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            dispatch._push_mode(mode)
+
+
+@contextlib.contextmanager
 def _without_saving(torch: Any) -> Iterator[None]:
     """Without hooks of saved tensors, as of `checkpoint` and `save_on_cpu`."""
     autograd, hooks = torch._C._autograd, []
@@ -104,39 +123,60 @@ def _of_all(module: Any) -> list[dict[Any, Any]]:
 
 
 class _Elsewhere:
-    """A hook that is called in other threads alone."""
+    """A hook that is not called in some threads; in one as often as it is named."""
 
     def __init__(self, hook: Any) -> None:
-        self._hook, self._thread = hook, threading.get_ident()
+        self.hook, self.threads = hook, list[int]()
 
     def __call__(self, *args: Any) -> Any:
-        return None if threading.get_ident() == self._thread else self._hook(*args)
+        return None if threading.get_ident() in self.threads else self.hook(*args)
+
+
+_of_process = threading.Lock()  # held where what belongs to the process is changed
+_lowered = _within = 0  # of `_without_shared_parametrizations`
 
 
 @contextlib.contextmanager
 def _without_trackers() -> Iterator[None]:
-    """Without hooks of PyTorch's own for all modules, as of `FlopCounterMode`."""
-    hooks = _of_all(import_module("torch.nn.modules.module"))
-    before = [
-        (held, key, hook) for held in hooks[:2] for key, hook in held.items()
-        if str(getattr(hook, "__module__", "")).startswith("torch.")
-    ]  # fmt: skip
-    for held, key, hook in before:
-        held[key] = _Elsewhere(hook)
+    """Without hooks of PyTorch's own for all modules, as of `FlopCounterMode`, in this thread."""
+    thread = threading.get_ident()
+    ours: list[tuple[dict[Any, Any], Any, _Elsewhere]] = []
+    with _of_process:
+        for held in _of_all(import_module("torch.nn.modules.module"))[:2]:
+            for key, hook in list(held.items()):
+                if str(getattr(hook, "__module__", "")).startswith("torch."):
+                    hook = held[key] = _Elsewhere(hook)
+                if isinstance(hook, _Elsewhere):
+                    hook.threads.append(thread)
+                    ours.append((held, key, hook))
     try:
         yield
     finally:
-        for held, key, hook in before:
-            if isinstance(held.get(key), _Elsewhere):
-                held[key] = hook
+        with _of_process:
+            for held, key, wrapped in ours:
+                wrapped.threads.remove(thread)
+                if not wrapped.threads and held.get(key) is wrapped:
+                    held[key] = wrapped.hook
 
 
 @contextlib.contextmanager
 def _without_shared_parametrizations() -> Iterator[None]:
-    """Within `parametrize.cached()` a traced weight would be what the next layer call gets."""
+    """Within `parametrize.cached()` a traced weight would be what the next layer call gets.
+
+    How deep one is in these is the process's: the first thread here lowers it to 0 and the last
+    raises it by as much, so that a thread that enters or leaves one meanwhile does no harm.
+    """
+    global _lowered, _within
     parametrize: Any = import_module("torch.nn.utils.parametrize")
-    before, parametrize._cache_enabled = parametrize._cache_enabled, 0
+    with _of_process:
+        _within, depth = _within + 1, parametrize._cache_enabled
+        _lowered += depth
+        parametrize._cache_enabled -= depth
     try:
         yield
     finally:
-        parametrize._cache_enabled = before
+        with _of_process:
+            _within -= 1
+            if not _within:
+                parametrize._cache_enabled += _lowered
+                _lowered = 0

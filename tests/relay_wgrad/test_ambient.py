@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import relay_wgrad.torch as rt
 from relay_wgrad.ambient import default_device, hooks_of_all, outside
@@ -110,3 +112,29 @@ def test_hooks_of_all_modules_are_refused() -> None:
     finally:
         handle.remove()
     assert not hooks_of_all()
+
+
+def test_two_threads() -> None:
+    """What belongs to the process is put back, in whichever order threads leave."""
+    parametrize: Any = nn.utils.parametrize
+    with FlopCounterMode(display=False) as counter, parametrize.cached():
+        inside, leave = threading.Event(), threading.Event()
+
+        def other() -> None:
+            with outside():
+                inside.set()
+                leave.wait(60)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert inside.wait(60)
+        with outside():
+            leave.set()
+            thread.join(60)
+            nn.Linear(3, 2)(X)
+            assert parametrize._cache_enabled == 0
+            assert not counter.get_flop_counts().get("Linear")
+        assert parametrize._cache_enabled == 1
+        nn.Linear(3, 2)(X)
+        assert counter.get_flop_counts()["Linear"]
+    assert not left()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from relay_wgrad.ambient import outside
 from relay_wgrad.frontend import from_torch
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -64,9 +65,10 @@ def test_threads() -> None:
     y.sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [6.0, 6.0]
-    Slow.leave.set()
-    for thread in threads:
-        thread.join(60)
+    with outside():  # this thread's modes, not those of the one that traces
+        Slow.leave.set()
+        for thread in threads:
+            thread.join(60)
     assert found == [("layer_weight", "layer_bias")] * 2
     assert Slow.most == 1
     y.register_hook(lambda g: g)  # nothing is left of what refuses it while tracing
