@@ -17,6 +17,8 @@ from tvm import relax
 from tvm.target import Target
 
 from relay_wgrad.attrs import ConvAttrs
+from relay_wgrad.building.kept import Kept
+from relay_wgrad.building.program import build
 from relay_wgrad.operands import poisoned, random_operands
 from relay_wgrad.ops.algebra import dgrad_call, fprop_call, wgrad_call
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -76,7 +78,10 @@ def build_stock(problems: Sequence[ConvProblem], target: Target) -> Any:
     )
     with target:
         mod = StockLegalize()(Composite(weight=True, data=True)(mod))
-    return relax.VirtualMachine(tvm.compile(mod, target=target), tvm.cpu())
+    # An option of its lowering, as it is by default: so the lowering is TVM's own, whole.
+    with tvm.transform.PassContext(config={"tirx.disable_cse_tir": False}):
+        executable, _, _ = build(mod, target, relax.get_pipeline("default"), Kept())
+    return relax.VirtualMachine(executable, tvm.cpu())
 
 
 def second_opinion(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +22,11 @@ from relay_wgrad.problem import ConvProblem
 from .longer import LONGER, SHARES
 
 GOLDEN = Path(__file__).parent / "golden"
+# What tests compile for CPUs is kept beside what pytest keeps; as kernels alone, since tests put
+# code in the place of the package's own, which a whole program's digest does not see.
+os.environ.setdefault("RELAY_WGRAD_PROGRAMS", "0")
+if not os.environ.get("RELAY_WGRAD_CACHE"):
+    os.environ["RELAY_WGRAD_CACHE"] = str(GOLDEN.parents[1] / ".pytest_cache" / "relay-wgrad")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

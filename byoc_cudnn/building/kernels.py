@@ -20,8 +20,9 @@ from typing import Any
 import tvm
 from tvm.support import nvcc as stock
 
+from relay_wgrad.building.kept import Kept, key_of
+
 from .in_use import InUse
-from .kept import Kept, key_of
 from .nvcc import nvcc_version
 
 _VARIABLES = ("TVM_CUDA", "TVM_KERNEL", "NVCC_", "NVRTC_", "CUDA_")

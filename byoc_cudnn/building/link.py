@@ -17,9 +17,9 @@ from typing import Any
 import tvm_ffi
 from tvm_ffi import libinfo
 
+from relay_wgrad.building.kept import Kept, key_of
 from relay_wgrad.output import working_folder
 
-from .kept import Kept, key_of
 from .toolchain import Toolchain, ToolchainError, run_tool
 
 _SECONDS = 1800  # for one source; they take ten

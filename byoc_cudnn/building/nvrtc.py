@@ -19,11 +19,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from relay_wgrad.building.kept import key_of
 from relay_wgrad.output import working_folder
 
 from ..codegen.templates import shared
 from .components import HOMES, nvidia_packages
-from .kept import key_of
 from .toolchain import Toolchain, ToolchainError, run_tool
 
 INSTALL = "pip install nvidia-cuda-nvrtc"

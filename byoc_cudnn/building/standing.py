@@ -18,9 +18,9 @@ from typing import Any
 
 import tvm_ffi
 
+from relay_wgrad.building.kept import key_of, read, write
 from relay_wgrad.output import working_folder
 
-from .kept import key_of, read, write
 from .link import host_facts, shared_command
 from .private_folder import private_folder
 from .toolchain import Toolchain, ToolchainError, find, preload, run_tool

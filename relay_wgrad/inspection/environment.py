@@ -16,10 +16,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..building import kept
+
 if TYPE_CHECKING:
     from byoc_cudnn.building.toolchain import Toolchain
 
-PACKAGES = ("relay-wgrad", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "rich")
+PACKAGES = (
+    "relay-wgrad",
+    "apache-tvm",
+    "apache-tvm-ffi",
+    "apache-tvm-ffi-orcjit",
+    "numpy",
+    "onnx",
+    "rich",
+)
 EXTRAS = {"torch": "torch", "safetensors": "safetensors", "matplotlib": "notebooks",
           "grandalf": "notebooks"}  # fmt: skip
 """Packages that are optional -> the extra that installs them."""
@@ -68,7 +78,7 @@ def facts() -> list[tuple[str, str]]:
 
 def build_facts(found: Toolchain) -> list[tuple[str, str]]:
     """The rows on what a build for cuDNN needs, and on what is kept of builds."""
-    from byoc_cudnn.building import compilers, kept
+    from byoc_cudnn.building import compilers
 
     rows = []
     for part in (found.cudnn, found.cuda):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from tvm import relax
 from tvm.target import Target
 
 from .. import registry
+from ..building.kept import Kept
+from ..building.program import build as build_cpu
 from ..keys import SYMBOL
 from ..pipeline.cpu import cpu_pipeline
 from ..pipeline.cuda import cuda_pipeline
@@ -26,8 +28,6 @@ from .lower import lowered
 from .memory import Widest, is_out_of_memory
 from .surface import check_relay_module, reason
 from .variables import all_vars
-
-_PIPELINES: dict[str, Callable[[], Any]] = {"cuda": cuda_pipeline, "llvm": cpu_pipeline}
 
 
 def _input(param: relax.Var, used: Collection[str]) -> Input:
@@ -154,9 +154,13 @@ def build(
 
 def _compiled(mod: tvm.IRModule, ir_mod: IRModule, target: Target, widest: Widest) -> Library:
     """TVM's library; what it cannot compile is told with operator and place."""
-    pipeline = _PIPELINES.get(str(target.kind.name), lambda: "default")()
     try:
-        return Compiled(tvm.compile(mod, target=target, relax_pipeline=pipeline))
+        if target.kind.name == "llvm":
+            executable, _, _ = build_cpu(mod, target, cpu_pipeline(), Kept())
+        else:
+            pipeline = cuda_pipeline() if target.kind.name == "cuda" else "default"
+            executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
+        return Compiled(executable)
     except (RuntimeError, MemoryError, ValueError, OverflowError) as error:
         if is_out_of_memory(error):
             raise MemoryError(f"build: not enough memory: {widest.words}") from error

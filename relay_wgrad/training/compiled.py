@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.target import Target
 
+from ..building import programs
+from ..building.kept import Kept
+from ..building.program import build
+from ..building.programs import key_of_program
 from ..facts import Lowered, lowered_convolutions
 from ..pipeline.cpu import cpu_pipeline
 from ..pipeline.fused_kernels import legalize_ops
+from ..registry import is_registered, loaded
 from .step import ADJOINT, PlannedMemory
 
 Progress = Callable[[str], None]
@@ -52,8 +57,23 @@ def compile_module(
     function: str = ADJOINT,
     progress: Progress = silent,
 ) -> Compiled:
-    """Compiles with the stock pipeline and records what every convolution was lowered to."""
-    start = time.perf_counter()
+    """Compiles, and records what every convolution was lowered to.
+
+    For a CPU what was compiled before, here or in another process, is taken as it was kept.
+    """
+    if target.kind.name != "llvm":
+        return _by_tvm(mod, target, function, progress)
+    start, kept = time.perf_counter(), Kept()
+    facts = [function, str(is_registered()), repr(loaded("legalize.cpu.machine:machine")(target))]
+    key = key_of_program(mod, target, facts)
+    if key is not None and (found := programs.get(kept, key)) is not None:
+        program, known = found
+        progress("loading what was compiled before")
+        return Compiled(
+            relax.VirtualMachine(program, tvm.cpu()), program,
+            [Lowered(**each) for each in known["convolutions"]],
+            {"legalize": 0.0, "build": time.perf_counter() - start}, known["planned_bytes"],
+        )  # fmt: skip
     progress("generating kernels")
     with target:
         mod = legalize_ops()(mod)
@@ -62,10 +82,33 @@ def compile_module(
     progress("compiling")
     with planned_memory() as plan:
         # Upstream's pipeline leaves on one core what is no convolution.
-        pipeline = cpu_pipeline() if target.kind.name == "llvm" else "default"
-        executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
+        executable, code, made = build(
+            mod, target, cpu_pipeline(), kept,
+            lambda done, of: progress(f"compiling: kernel {done} of {of}"),
+        )  # fmt: skip
+    planned = plan.bytes.get(function, 0)
+    if key is not None and code:
+        known = {
+            "convolutions": [asdict(each) for each in convolutions], "planned_bytes": planned
+        }  # fmt: skip
+        programs.put(kept, key, code, made, known)
+    vm = relax.VirtualMachine(executable, tvm.cpu())
     seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
+    return Compiled(vm, executable, convolutions, seconds, planned)
 
+
+def _by_tvm(mod: tvm.IRModule, target: Target, function: str, progress: Progress) -> Compiled:
+    """With TVM's own pipeline and build."""
+    start = time.perf_counter()
+    progress("generating kernels")
+    with target:
+        mod = legalize_ops()(mod)
+    convolutions = lowered_convolutions(mod, function)
+    legalized = time.perf_counter()
+    progress("compiling")
+    with planned_memory() as plan:
+        executable = tvm.compile(mod, target=target, relax_pipeline="default")
+    seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
     vm = relax.VirtualMachine(executable, tvm.cpu())
     return Compiled(vm, executable, convolutions, seconds, plan.bytes.get(function, 0))
 

@@ -16,10 +16,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from relay_wgrad.output import replacing
-
-from .private_folder import cache_folder, private_folder
-from .toolchain import ToolchainError
+from ..output import replacing
+from .private_folder import FolderError, cache_folder, private_folder
 
 FOLDER, MOST = "built", "RELAY_WGRAD_CACHE_MIB"
 _MIB, _DEFAULT = 1 << 20, 2048
@@ -93,7 +91,7 @@ class Kept:
         if self.most:
             try:
                 self.folder = private_folder(FOLDER, environ)
-            except ToolchainError as error:
+            except FolderError as error:
                 self._warn(str(error))
 
     def get(self, key: str) -> bytes | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from byoc_cudnn.building.kept import MOST, Kept, described, key_of, most_bytes
+from relay_wgrad.building.kept import MOST, Kept, described, key_of, most_bytes
 
 
 def environ(folder: Path, **more: str) -> dict[str, str]:
@@ -105,7 +105,7 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
 
 _AT_ONCE = """
 import sys, random, resource
-from byoc_cudnn.building.kept import Kept, key_of
+from relay_wgrad.building.kept import Kept, key_of
 seed = int(sys.argv[1])
 chosen, kept = random.Random(seed), Kept()
 print("begun", flush=True)
@@ -149,7 +149,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """It is said once, and what is made is used, and not kept."""
     script = (
         "import resource, warnings\n"
-        "from byoc_cudnn.building.kept import Kept, key_of\n"
+        "from relay_wgrad.building.kept import Kept, key_of\n"
         "kept = Kept()\n"
         "kept.put(key_of(['a']), b'before')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"

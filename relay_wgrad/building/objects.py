@@ -1,0 +1,155 @@
+"""Kernels for a CPU as object files: each by a digest of its loops, those that are new in parallel.
+
+TVM lowers and compiles all kernels of a module in one thread, as one LLVM module, and its JIT makes
+machine code of it when the program is loaded.  Here each kernel is a module of its own.  TVM's
+passes and LLVM run without Python's lock, so threads are enough.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir import GlobalVar
+from tvm.target import Target
+from tvm_ffi.structural import structural_hash, structural_walk
+
+from ..output import working_folder
+from .kept import Kept, key_of
+from .versions import compilers
+
+LOWERING = "1"  # of `lowering`, to be raised with it
+ENTRY = "tirx.is_entry_func"
+Told = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Object:
+    """An object file with one kernel, or with those that call each other.
+
+    key : of what it was made of.  seconds : it took; 0.0 where it was kept.
+    """
+
+    names: tuple[str, ...]
+    key: str
+    content: bytes
+    seconds: float
+
+
+def objects(
+    kernels: Mapping[GlobalVar, tirx.PrimFunc], target: Target, kept: Kept, told: Told
+) -> list[Object]:
+    """The kernels' objects, in an order that is the same for the same kernels.
+
+    told : is given how many there are, of how many, whenever there is one more.
+    Raises what TVM raises for a kernel that it cannot compile.
+    """
+    units = _units(kernels)
+    config = dict(tvm.transform.PassContext.current().config)
+    level = tvm.transform.PassContext.current().opt_level
+    facts = ("kernel", LOWERING, str(target), repr(sorted(map(str, config.items()))), *compilers())
+    made = _Count(len(units), told)
+
+    def one(unit: Sequence[GlobalVar]) -> Object:
+        functions = {var: kernels[var] for var in unit}
+        names = tuple(str(var.name_hint) for var in unit)
+        key = key_of([*facts, *(text for f in functions.values() for text in text_of(f))])
+        content, seconds = kept.get(key), 0.0
+        if content is None:
+            # A thread has its own pass context, and none of the instruments of its caller's.
+            with tvm.transform.PassContext(opt_level=level, config=config), target:
+                start = time.thread_time()
+                content = content_of(compiled_library(tvm.IRModule(functions), target))
+                seconds = time.thread_time() - start
+            kept.put(key, content)
+        made.one_more()
+        return Object(names, key, content, seconds)
+
+    with ThreadPoolExecutor(max(1, min(len(units), cores()))) as pool:
+        waiting = [pool.submit(one, unit) for unit in units]
+        try:
+            return [each.result() for each in waiting]
+        except BaseException:  # Ctrl-C too: what has not begun is not begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def text_of(function: Any) -> tuple[str, str]:
+    """A function's text, and a hash of what a text may round or leave out."""
+    return function.script(), str(structural_hash(function))
+
+
+def cores() -> int:
+    """How many threads may compile at a time."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def compiled_library(module: tvm.IRModule, target: Target) -> Any:
+    """LLVM's module of a module of kernels."""
+    lowered = lowering(target)(tirx.transform.BindTarget(target.with_host(target))(module))
+    # A module's only function would be its entry, under one name for all.
+    alone = {var: func.without_attr(ENTRY) for var, func in lowered.functions_items()}
+    return tvm.get_global_func("target.build.llvm")(tvm.IRModule(alone), target)
+
+
+def content_of(library: Any) -> bytes:
+    """The object file that LLVM makes of its module."""
+    with working_folder() as folder:
+        library.write_to_file(str(folder / "module.o"), "o")
+        return (folder / "module.o").read_bytes()
+
+
+def lowering(target: Target) -> Callable[[tvm.IRModule], tvm.IRModule]:
+    """TVM's lowering of loops for a CPU: its own list without the passes that are of GPUs alone,
+    and without its elimination of common subexpressions, which LLVM does again.  Together they are
+    two fifths of the lowering's time, and what LLVM then makes is not larger.
+
+    With options for the lowering in the pass context it is TVM's own, whole.
+    """
+    config = tvm.transform.PassContext.current().config
+    if any(str(name).startswith("tirx.") for name in config):
+        passes, host, _ = tirx.get_default_tir_pipeline(target)
+        return lambda module: host()(passes(module))
+    loops, scalars = s_tir.transform, tirx.transform
+    sequence: tvm.transform.Pass = tvm.transform.Sequential([
+        loops.CanonicalizeLoop(), loops.LowerInitBlock(),
+        loops.PlanAndUpdateBufferAllocationLocation(), loops.ConvertBlocksToOpaque(),
+        loops.CompactBufferAllocation(), loops.LowerMatchBuffer(), loops.StmtSimplify(),
+        loops.AnnotateIrregularLoop(), loops.LowerOpaqueBlock(), scalars.FlattenBuffer(),
+        scalars.BF16ComputeLegalize(), scalars.NarrowDataType(32), loops.LoopPartition(),
+        scalars.VectorizeLoop(True), scalars.StorageRewrite(), loops.HoistIfThenElse(),
+        scalars.UnrollLoop(), loops.RenormalizeSplitPattern(), scalars.StmtSimplify(),
+        scalars.RemoveNoOp(), loops.RewriteUnsafeSelect(), scalars.FP8ComputeLegalize(),
+        scalars.VerifyMemory(), scalars.SplitHostDevice(), scalars.MakePackedAPI(),
+        scalars.FP8StorageLegalize(), scalars.BF16StorageLegalize(), scalars.LowerTVMBuiltin(),
+        scalars.LowerIntrin(),
+    ])  # fmt: skip
+    return sequence
+
+
+def _units(kernels: Mapping[GlobalVar, tirx.PrimFunc]) -> list[list[GlobalVar]]:
+    """Each kernel alone, by name; where one calls another, all together."""
+    others: list[GlobalVar] = []
+    for function in kernels.values():
+        structural_walk(function.body, (GlobalVar, others.append))
+    ordered = sorted(kernels, key=lambda var: str(var.name_hint))
+    return [ordered] if others else [[var] for var in ordered]
+
+
+class _Count:
+    def __init__(self, of: int, told: Told) -> None:
+        self._lock, self._done, self._of, self._told = threading.Lock(), 0, of, told
+
+    def one_more(self) -> None:
+        with self._lock:
+            self._done += 1
+            self._told(self._done, self._of)
