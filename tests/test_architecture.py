@@ -20,7 +20,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 # What a package may import when it is imported itself (the standard library aside).
 BASE = {"tvm", "tvm_ffi", "numpy", "ml_dtypes", "relay_wgrad"}
 ALLOWED = {
-    "relay_wgrad": BASE | {"lark", "onnx", "google", "rich"},
+    "relay_wgrad": BASE | {"lark", "lazy_loader", "onnx", "google", "rich"},
     "legalize": BASE | {"legalize"},
     "byoc_cudnn": BASE | {"byoc_cudnn", "rich"},
 }
@@ -266,8 +266,8 @@ def _texts(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.arguments):
             defaults = [*node.defaults, *(d for d in node.kw_defaults if d is not None)]
             aside |= {id(part) for default in defaults for part in ast.walk(default)}
-        elif isinstance(node, ast.keyword) and node.arg == "default":
-            aside.add(id(node.value))
+        elif isinstance(node, ast.keyword) and node.arg in ("default", "choices"):
+            aside |= {id(part) for part in ast.walk(node.value)}
     constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return {c.value for c in constants if isinstance(c.value, str) and id(c) not in aside}
 

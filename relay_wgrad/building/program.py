@@ -16,6 +16,7 @@ from tvm.relax import vm_build
 from tvm.support import cc, tar
 from tvm.target import Target
 
+from ..keys import SYMBOL
 from ..output import working_folder
 from .kept import Kept
 from .objects import Object, Told, compiled_library, content_of, objects
@@ -113,5 +114,5 @@ def _placeholder(text: str) -> Any:
     """A library in the place of the objects': the virtual machine's code only says that it has
     one, which is what it is loaded with."""
     nothing = tirx.PrimFunc([], tirx.Evaluate(tirx.IntImm("int32", 0)))
-    named = nothing.with_attr("global_symbol", "no_kernel")
+    named = nothing.with_attr(SYMBOL, "no_kernel")
     return compiled_library(tvm.IRModule({"no_kernel": named}), Target(json.loads(text)))

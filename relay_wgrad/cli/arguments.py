@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..problem import ConvProblem
+
 if TYPE_CHECKING:
     import tvm
 
     from ..frontend import TrainingGraph
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
+LOSS = "cross_entropy"  # by default
 BATCH = 4  # where none is given: a file may leave it open
 PT2 = ".pt2"  # how the file of an exported PyTorch program ends
 
@@ -36,6 +39,8 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
     """
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
+        if isinstance(action.default, tuple):
+            return f"{action.help} (default: {','.join(action.default)})"
         nothing = action.default is None or action.default is False or action.default == ""
         return action.help if nothing else super()._get_help_string(action)
 
@@ -73,7 +78,9 @@ def loss_scale(text: str) -> float | str:
 
 
 def loss(text: str) -> str:
-    """The text of a loss that there is."""
+    """The text of a loss that there is; the default's needs no TVM."""
+    if text == LOSS:
+        return text
     from ..frontend.loss import loss_of
 
     try:
@@ -152,6 +159,14 @@ def ending(*known: str) -> Callable[[str], str]:
     return parse
 
 
+def problem_argument(line: str) -> ConvProblem:
+    """A problem's line."""
+    try:
+        return ConvProblem.parse(line)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def add_graph(
     parser: argparse.ArgumentParser, model: str | None = None, *, batch: int = BATCH
 ) -> None:
@@ -167,7 +182,7 @@ def add_graph(
     parser.add_argument("--image-size", type=positive, default=None,
                         help="height and width; the model's own if not given; the fully connected"
                              " layers of alexnet, vgg19 and zfnet512 take no other")  # fmt: skip
-    parser.add_argument("--loss", type=loss, default="cross_entropy", metavar="LOSS",
+    parser.add_argument("--loss", type=loss, default=LOSS, metavar="LOSS",
                         help="cross_entropy: logits (N, classes) against labels, or (N, classes,"
                              " H, W) against pixels'; mse, l1, smooth_l1, huber, bce_with_logits: a"
                              " target of the output's shape; with options as"

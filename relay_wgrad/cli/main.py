@@ -3,8 +3,8 @@
 Results go to standard output, progress to standard error.  Exit codes: 0 done, 1 the run failed or
 disagreed with its second opinion, 2 wrong arguments, 130 interrupted.
 
-Each command is a file of its own, `<name>.py`, with `add_parser(commands)` and `run(args)`,
-which gives the exit code.
+Each command has two files of its own: `parsers/<name>.py` with `add_parser(commands)`, which loads
+nothing that takes long, and `<name>.py` with `run(args)`, which gives the exit code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ EPILOG = """\
 """
 
 
-def _parser() -> Parser:
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options; what a command does not know is told of in its own words."""
     parser = Parser(
         prog=_PROG,
         description="Convolution gradients as first-class operators in Apache TVM.",
@@ -47,8 +48,11 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"relay-wgrad {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        import_module(f".{name}", __package__).add_parser(commands)
-    return parser
+        import_module(f".parsers.{name}", __package__).add_parser(commands)
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        commands.choices[args.command].error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     with _noted_interrupts() as interrupts:
         try:
-            args = _parser().parse_args(argv)
+            args = _parsed(argv)
             command = import_module(f".{args.command}", __package__)
             code = int(command.run(args))
             sys.stdout.flush()

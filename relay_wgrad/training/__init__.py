@@ -1,6 +1,5 @@
 """Training: the trainer, its step, data, states, optimizers."""
 
-from .trainer import OPTIMIZERS, Compiled, Trainer, compile_module, default_lr
-from .update import Update
+from ..lazily import attach as _attach
 
-__all__ = ["OPTIMIZERS", "Compiled", "Trainer", "Update", "compile_module", "default_lr"]
+__getattr__, __dir__, __all__ = _attach(__name__, __file__)

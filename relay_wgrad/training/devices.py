@@ -28,14 +28,13 @@ from .compiled import Compiled, Progress, compile_module, planned_memory
 from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc, release_workspaces
 from .libraries import partitioned
 from .lines import CudaLine, HostLine
-from .options import HOPPER, Options
+from .options import HOPPER, SELECT, Options
 from .repeated import Work
 from .schedules import is_count
 from .step import ADJOINT
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|MEMORY_ALLOCATION|ALLOC_FAILED", re.IGNORECASE)
 DEVICES = "cpu, cuda, cuda:N or auto"
-SELECT = ("first", "measured")
 
 
 def _nothing() -> None:

@@ -23,11 +23,11 @@ import numpy as np
 from ..frontend import TrainingGraph
 from ..frontend.weights import Array
 from .data import batches_of, check_last, order_of, part_of, size_of
+from .options import AUGMENT
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """torchvision's, in any case."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-AUGMENT = ("crop", "flip", "none")
 _RESIZED = 256 / 224  # the shorter side of an image before its middle is cut out
 _TRIES = 10
 _AHEAD = 2  # batches that are read before they are asked for

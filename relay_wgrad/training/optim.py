@@ -20,6 +20,7 @@ from tvm.relax.training.optimizer import Adam as _Adam
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
 from ..given import of_type
+from .options import OPTIMIZERS as NAMES
 from .update import Update
 
 
@@ -59,12 +60,18 @@ class Rule(NamedTuple):
     counts_for_all: bool = False  # updates, by which it corrects what it has for each parameter
 
 
-OPTIMIZERS: dict[str, Rule] = {
-    "sgd": Rule(_sgd, 1e-3, 0),
-    "momentum": Rule(partial(_sgd, momentum=0.9), 1e-3, 1),
-    "adam": Rule(_adam, 1e-4, 2, counts_for_all=True),
-    "adamw": Rule(_adam, 1e-4, 2, decoupled=True, counts_for_all=True),
-}
+OPTIMIZERS: dict[str, Rule] = dict(
+    zip(
+        NAMES,
+        (
+            Rule(_sgd, 1e-3, 0),
+            Rule(partial(_sgd, momentum=0.9), 1e-3, 1),
+            Rule(_adam, 1e-4, 2, counts_for_all=True),
+            Rule(_adam, 1e-4, 2, decoupled=True, counts_for_all=True),
+        ),
+        strict=True,
+    )
+)
 """By their names in Python and on the command line.
 
 Small learning rates: all nine bundled networks learn a fixed batch in 10 steps of momentum."""

@@ -1,4 +1,4 @@
-"""How convolutions are computed."""
+"""How convolutions are computed, and what else is chosen by name; needs no TVM."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from ..given import truth
 
+SELECT = ("first", "measured")  # `Options.select`
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")  # their rules are in `optim`
+DECAYS = ("weights", "all")  # `Update.decay`
+AUGMENT = ("crop", "flip", "none")  # what is done to an image that is trained on
 HOPPER = 90
 _SWITCHES = ("strict", "tf32", "benchmark", "norms", "graph", "helpers", "wide", "winograd")
 

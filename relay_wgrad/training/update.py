@@ -17,9 +17,9 @@ from tvm import relax
 from ..frontend import InputSpec, TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
 from ..given import of_type
+from .options import DECAYS
 from .schedules import Constant, Schedule, is_between, is_count, schedule_of
 
-DECAYS = ("weights", "all")
 _MOST = math.nextafter(math.inf, 0)
 _BATCHES = 1 << 20
 

@@ -1,0 +1,35 @@
+from . import conventions as conventions
+from . import data as data
+from . import draw as draw
+from . import frontend as frontend
+from . import inspection as inspection
+from . import jax as jax
+from . import layouts as layouts
+from . import ops as ops
+from . import problem as problem
+from . import relay as relay
+from . import state as state
+from . import threads as threads
+from . import torch as torch
+from . import training as training
+from . import transform as transform
+from .ops.conv2d import conv2d as conv2d
+from .ops.conv2d_backward_data import conv2d_backward_data as conv2d_backward_data
+from .ops.conv2d_backward_weight import conv2d_backward_weight as conv2d_backward_weight
+from .ops.conv2d_transpose import conv2d_transpose as conv2d_transpose
+from .ops.conv2d_transpose import conv2d_transpose_backward_data as conv2d_transpose_backward_data
+from .ops.conv2d_transpose import (
+    conv2d_transpose_backward_weight as conv2d_transpose_backward_weight,
+)
+from .ops.conv3d import conv3d as conv3d
+from .ops.conv3d import conv3d_backward_data as conv3d_backward_data
+from .ops.conv3d import conv3d_backward_weight as conv3d_backward_weight
+from .ops.view import problem_of as problem_of
+from .problem import ConvKind as ConvKind
+from .problem import ConvProblem as ConvProblem
+from .registry import check_tvm as check_tvm
+from .registry import is_registered as is_registered
+from .registry import register as register
+from .registry import unregister as unregister
+
+__version__: str
