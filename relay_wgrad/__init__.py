@@ -9,15 +9,14 @@ puts the operators and their rules into TVM; importing alone changes nothing.
 from importlib import import_module as _import_module
 from typing import Any
 
-from .ops.conv2d import conv2d
-from .ops.conv2d_backward_data import conv2d_backward_data
-from .ops.conv2d_backward_weight import conv2d_backward_weight
-from .ops.conv2d_transpose import (
+from .ops.conv import conv2d, conv3d
+from .ops.conv_backward_data import conv2d_backward_data, conv3d_backward_data
+from .ops.conv_backward_weight import conv2d_backward_weight, conv3d_backward_weight
+from .ops.conv_transpose import (
     conv2d_transpose,
     conv2d_transpose_backward_data,
     conv2d_transpose_backward_weight,
 )
-from .ops.conv3d import conv3d, conv3d_backward_data, conv3d_backward_weight
 from .ops.view import problem_of
 from .problem import ConvKind, ConvProblem
 from .registry import check_tvm, is_registered, register, unregister

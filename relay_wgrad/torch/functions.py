@@ -21,24 +21,20 @@ TypeError or ValueError names the function, the rule and both values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
+from ..ranks import named
 from . import arguments as check
 from .arguments import Ints
 from .ops import dgrad, fprop, wgrad
 
 Size = Sequence[int]
-F = TypeVar("F", bound=Callable[..., torch.Tensor])
 
 RANKS = (1, 2, 3)
 NAMES = {1: "conv1d", 2: "convolution", 3: "conv3d"}
-
-# By rank, for docstrings: the letters of data, weight and output, and the sides of an axis.
-_LETTERS = {1: ("L", "S", "Q"), 2: ("HW", "RS", "PQ"), 3: ("DHW", "TRS", "ZPQ")}
-_SIDES = {1: "before - after", 2: "top - bottom", 3: "front - back"}
 
 
 class Convolution(Protocol):
@@ -72,18 +68,6 @@ class BackwardWeight(Protocol):
         benchmark: bool | None = None, deterministic: bool | None = None,
         allow_tf32: bool | None = None,
     ) -> torch.Tensor: ...  # fmt: skip
-
-
-def named(function: F, name: str, rank: int) -> F:
-    """The function under its public name, its docstring with the letters of its rank."""
-    data, taps, out = _LETTERS[rank]
-    shapes = {
-        "pixels": ", ".join(data), "taps": ", ".join(taps), "out": ", ".join(out),
-        "size": data[0], "tap": taps[0], "made": out[0], "sides": _SIDES[rank],
-    }  # fmt: skip
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = (function.__doc__ or "").format(**shapes)  # python -OO leaves none
-    return function
 
 
 def cast(*given: torch.Tensor | None) -> Any:
@@ -121,7 +105,7 @@ def _convolution(rank: int) -> Convolution:
 
         Shapes: input (N, C, {pixels}) or (C, {pixels}), weight (K, C/groups, {taps}), bias (K,);
         the result is (N, K, {out}), without N for an input without, with
-        {made} = ({size} + {sides} - dilation*({tap}-1) - 1) // stride + 1.
+        {made} = ({size} + {first} + {last} - dilation*({tap}-1) - 1) // stride + 1.
         """
         input, weight, bias = cast(input, weight, bias)  # noqa: A001
         key = check.signature(op, input, weight, bias, stride, padding, dilation, groups)

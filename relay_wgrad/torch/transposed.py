@@ -1,9 +1,7 @@
 """Transposed convolution and each of its gradients: a convolution's gradient by its input.
 
 Arguments are those of `functions`.  The function of two dimensions has dilation before groups, as
-the cuDNN extensions have it; those of one and of three have `torch.nn.functional`'s order.  The
-gradients by input and weight of the latter two are the convolution, and the convolution's gradient
-by its weight with input and gradient swapped.
+the cuDNN extensions have it; those of one and of three have `torch.nn.functional`'s order.
 """
 
 from __future__ import annotations
@@ -12,9 +10,10 @@ from typing import Any, Protocol
 
 import torch
 
+from ..ranks import named
 from . import arguments as check
 from .arguments import Ints
-from .functions import Size, cast, named
+from .functions import NAMES, Size, cast
 from .kernels import Geometry, Options
 from .ops import dgrad, fprop, wgrad
 
@@ -110,8 +109,9 @@ def _in_pytorchs_order(rank: int) -> Transposed:
 
         Shapes: input (N, C, {pixels}) or (C, {pixels}), weight (C, K/groups, {taps}), bias (K,);
         the result is (N, K, …), where {size} becomes
-        ({size}-1)*stride - {sides} + dilation*({tap}-1) + 1 + output_padding.
-        The order of arguments is that of `torch.nn.functional`.
+        ({size}-1)*stride - {first} - {last} + dilation*({tap}-1) + 1 + output_padding.
+        The order of arguments is that of `torch.nn.functional.{name}`.  Its gradient by the input
+        is `{forward}`, by the weight `{forward}_backward_weight` with input and gradient swapped.
         """
         options = (benchmark, deterministic, allow_tf32)
         return _transposed(
@@ -119,7 +119,7 @@ def _in_pytorchs_order(rank: int) -> Transposed:
             options,
         )  # fmt: skip
 
-    return named(function, op, rank)
+    return named(function, op, rank, forward=NAMES[rank])
 
 
 conv_transpose1d, conv_transpose3d = map(_in_pytorchs_order, (1, 3))

@@ -218,33 +218,32 @@ def _dropout(ctx: Context, call: Call) -> Any:
     return layers.masked(ctx, x, rate)
 
 
+# By rank: what is for lines called `default` is for images and volumes called `input`, and only
+# those two have pools with places.
+_OF_RANK: dict[str, Builder] = {}
+for _rank in (1, 2, 3):
+    _given = "default" if _rank == 1 else "input"
+    _OF_RANK |= {
+        f"avg_pool{_rank}d.default": _average_pool(_rank),
+        f"conv{_rank}d.default": _convolution(_rank),
+        f"conv{_rank}d.padding": _convolution(_rank),
+        f"conv_transpose{_rank}d.{_given}": _transposed(_rank),
+        f"max_pool{_rank}d.default": _max_pool(_rank),
+    }
+    if _rank > 1:
+        _OF_RANK[f"max_pool{_rank}d_with_indices.default"] = _with_indices(_max_pool(_rank))
+
 LAYERS: dict[str, Builder] = {
     **ACTIVATIONS,
+    **_OF_RANK,
     "_native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
     "_native_batch_norm_legit_functional.default": _batch_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
     "_weight_norm.default": _weight_norm,
-    "avg_pool2d.default": _average_pool(2),
-    "avg_pool3d.default": _average_pool(3),
-    "avg_pool1d.default": _average_pool(1),
-    "conv1d.default": _convolution(1),
-    "conv1d.padding": _convolution(1),
-    "conv2d.default": _convolution(2),
-    "conv2d.padding": _convolution(2),
-    "conv3d.default": _convolution(3),
-    "conv3d.padding": _convolution(3),
-    "conv_transpose1d.default": _transposed(1),
-    "conv_transpose2d.input": _transposed(2),
-    "conv_transpose3d.input": _transposed(3),
     "group_norm.default": _group_norm,
     "layer_norm.default": _layer_norm,
     "linear.default": _linear,
     "instance_norm.default": _instance_norm,
-    "max_pool1d.default": _max_pool(1),
-    "max_pool2d.default": _max_pool(2),
-    "max_pool2d_with_indices.default": _with_indices(_max_pool(2)),
-    "max_pool3d.default": _max_pool(3),
-    "max_pool3d_with_indices.default": _with_indices(_max_pool(3)),
     "native_dropout.default": lambda ctx, call: (_dropout(ctx, call), None),
     "native_group_norm.default": _native_group_norm,
     "native_layer_norm.default": _native_layer_norm,
