@@ -1,5 +1,4 @@
-"""Functions that exist once for each number of dimensions: their names, and the letters of their
-docstrings.
+"""How many dimensions a convolution has, and what follows from it: names, letters of docstrings.
 
 A line is (N, C, L), an image (N, C, H, W), a volume (N, C, D, H, W); in layouts L is W.
 """
@@ -13,6 +12,10 @@ from typing import Any, TypeVar
 from .layouts import ACTIVATIONS, KERNELS
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+RANKS = (1, 2, 3)
+OWN = (2, 3)
+"""Those with operators and kernels of this package: a line is an image with one row."""
 
 # By rank: sizes of data, weight and output, and the order of paddings.
 _LETTERS = {1: ("L", "S", "Q"), 2: ("HW", "RS", "PQ"), 3: ("DHW", "TRS", "ZPQ")}

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import relax
 
 from ..layouts import ACTIVATIONS, KERNELS, is_permutation, permutation, swap_io, with_rank
+from ..ranks import OWN
 from .in_layout import InLayout, Taken, attr_fields, attrs_with, shape_arg
 from .perms import Perm, identity, is_identity, reorder
 
@@ -59,7 +60,7 @@ _SUFFIXES: dict[str, ConvLayouts] = {
 }
 CONVS: dict[str, ConvLayouts] = {
     f"relax.nn.conv{rank}d{suffix}": replace(conv, rank=rank)
-    for rank in (2, 3)
+    for rank in OWN
     for suffix, conv in _SUFFIXES.items()
 }
 

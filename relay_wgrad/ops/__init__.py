@@ -7,6 +7,7 @@ are the family's; `NORMS`: training batch normalization; `ALL`: all that registe
 from __future__ import annotations
 
 from ..opdef import OpDef
+from ..ranks import OWN
 from . import (
     auxiliary,
     batch_norm_train,
@@ -17,11 +18,10 @@ from . import (
     conv_transpose,
     resample,
 )
-from .algebra import RANKS
 
 _HOMES = (conv, conv_transpose, conv_backward_weight, conv_backward_data)
 FAMILY: dict[str, OpDef] = {
-    home.DEFS[rank].name: home.DEFS[rank] for rank in RANKS for home in _HOMES
+    home.DEFS[rank].name: home.DEFS[rank] for rank in OWN for home in _HOMES
 }
 LINES: dict[str, OpDef] = {home.DEFS[1].name: home.DEFS[1] for home in (conv, conv_transpose)}
 NORMS: dict[str, OpDef] = {d.name: d for d in (batch_norm_train.DEF, batch_norm_train_backward.DEF)}

@@ -31,16 +31,16 @@ from tvm.ir import Op
 from ..attrs import ConvAttrs, write_attrs
 from ..layouts import is_permutation, to_layout
 from ..problem import ROLES, ConvKind
+from ..ranks import OWN
 from ..relation import as_size
 
-RANKS = (2, 3)  # of images; a line is an image with one row
 # dimensions -> upstream's constructors, and the names of the family's own operators
 FPROPS, TRANSPOSED = (
-    {rank: getattr(relax.op.nn, f"conv{rank}d{suffix}") for rank in RANKS}
+    {rank: getattr(relax.op.nn, f"conv{rank}d{suffix}") for rank in OWN}
     for suffix in ("", "_transpose")
 )
 WGRADS, DGRADS = (
-    {rank: f"relax.nn.conv{rank}d_backward_{role}" for rank in RANKS} for role in ("weight", "data")
+    {rank: f"relax.nn.conv{rank}d_backward_{role}" for rank in OWN} for role in ("weight", "data")
 )
 WGRAD_NAME, DGRAD_NAME = WGRADS[2], DGRADS[2]
 

@@ -24,10 +24,10 @@ from ..attrs import ConvAttrs, as_int, dtype_name, each, ends, layout, rank_of, 
 from ..conditions import Conditions
 from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import DTYPE_BYTES, ConvKind
-from ..ranks import named
+from ..ranks import OWN, RANKS, named
 from ..relation import Relation
 from . import half, size_rules
-from .algebra import RANKS, fprop_call, gradient_rule, operands
+from .algebra import fprop_call, gradient_rule, operands
 
 Ints = int | Sequence[int]
 
@@ -92,7 +92,7 @@ def _conv(rank: int) -> Conv:
     return named(construct, op, rank)
 
 
-conv2d, conv3d = map(_conv, RANKS)
+conv2d, conv3d = map(_conv, OWN)
 
 
 def positive_groups(op: str, groups: Any) -> int:
@@ -198,5 +198,5 @@ DEFS = {
     rank: define(
         f"conv{rank}d", ConvKind.FPROP, partial(read_conv, rank=rank), _check,
         f"{rank}-D convolution (fprop); upstream's op",
-    ) for rank in (1, *RANKS)
+    ) for rank in RANKS
 }  # fmt: skip

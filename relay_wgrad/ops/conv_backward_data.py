@@ -23,9 +23,9 @@ from .. import opdef
 from ..attrs import as_int, rank_of, read_attrs
 from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import ConvKind
-from ..ranks import named
+from ..ranks import OWN, named
 from ..relation import Relation
-from .algebra import DGRAD_KEYS, DGRADS, RANKS, dgrad_call, get_op, operands
+from .algebra import DGRAD_KEYS, DGRADS, dgrad_call, get_op, operands
 from .conv import Ints
 from .dedicated import dedicated
 
@@ -134,6 +134,6 @@ def _define(rank: int) -> opdef.OpDef:
     )  # fmt: skip
 
 
-CONSTRUCTORS = {rank: _backward_data(rank) for rank in RANKS}
+CONSTRUCTORS = {rank: _backward_data(rank) for rank in OWN}
 conv2d_backward_data, conv3d_backward_data = CONSTRUCTORS.values()
-DEFS = {rank: _define(rank) for rank in RANKS}
+DEFS = {rank: _define(rank) for rank in OWN}

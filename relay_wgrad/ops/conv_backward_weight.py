@@ -22,9 +22,9 @@ from .. import opdef
 from ..attrs import read_attrs
 from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import ConvKind
-from ..ranks import named
+from ..ranks import OWN, named
 from ..relation import Relation
-from .algebra import RANKS, WGRAD_KEYS, WGRADS, get_op, operands, wgrad_call
+from .algebra import WGRAD_KEYS, WGRADS, get_op, operands, wgrad_call
 from .conv import Ints
 from .dedicated import dedicated
 
@@ -117,6 +117,6 @@ def _define(rank: int) -> opdef.OpDef:
     )  # fmt: skip
 
 
-CONSTRUCTORS = {rank: _backward_weight(rank) for rank in RANKS}
+CONSTRUCTORS = {rank: _backward_weight(rank) for rank in OWN}
 conv2d_backward_weight, conv3d_backward_weight = CONSTRUCTORS.values()
-DEFS = {rank: _define(rank) for rank in RANKS}
+DEFS = {rank: _define(rank) for rank in OWN}

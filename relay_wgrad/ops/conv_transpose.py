@@ -22,8 +22,9 @@ from tvm import relax
 from ..attrs import ConvAttrs, dtype_name, each, ends, layout, read_conv_transpose
 from ..layouts import ACTIVATION, swap_io
 from ..problem import ConvKind, transposed_size
+from ..ranks import RANKS
 from ..relation import Relation
-from .algebra import RANKS, TRANSPOSED, WGRAD_NAME, fprop_call, get_op, operands, wgrad_call
+from .algebra import TRANSPOSED, WGRAD_NAME, fprop_call, get_op, operands, wgrad_call
 from .conv import define, positive_groups
 
 OP = "conv2d_transpose"
@@ -174,5 +175,5 @@ DEFS = {
     rank: define(
         f"conv{rank}d_transpose", ConvKind.DGRAD, partial(read_conv_transpose, rank=rank),
         _check, f"{rank}-D transposed convolution (a dgrad); upstream's op",
-    ) for rank in (1, *RANKS)
+    ) for rank in RANKS
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..problem import ConvKind, out_size, transposed_size
+from ..ranks import OWN, RANKS
 from .kernels import DTYPES, Geometry
 
 Ints = int | Sequence[int]
@@ -17,7 +18,10 @@ _checked: dict[Any, tuple[tuple[int, ...], Geometry]] = {}
 CHECKED = 10_000
 """Where there are more of them they are dropped."""
 
-AXES = {rank: ("depth", "height", "width")[-rank:] for rank in (1, 2, 3)}
+NAMES = {1: "conv1d", 2: "convolution", 3: "conv3d"}
+"""Of the convolutions, by rank."""
+
+AXES = {rank: ("depth", "height", "width")[-rank:] for rank in RANKS}
 """Of an image, by how many it has."""
 
 BOUND = 2**30
@@ -125,8 +129,7 @@ def geometry(
 ) -> Geometry:
     """Raises TypeError or ValueError naming the argument that is wrong."""
     if isinstance(padding, str):
-        has_layer = op in ("conv1d", "convolution", "conv3d")
-        layer = f"; relay_wgrad.torch.Conv{rank}d takes words" if has_layer else ""
+        layer = f"; relay_wgrad.torch.Conv{rank}d takes words" if op == NAMES[rank] else ""
         raise TypeError(f"{op}: padding must be integers, got {padding!r}{layer}")
     pads = ints(op, "padding", padding, (rank, 2 * rank), 0, rank)
     if len(pads) == rank:
@@ -337,11 +340,10 @@ def fitted(size: Sequence[int], pixels: Sequence[int], weight: Any, g: Geometry)
     return (strides, (*pads[:rank], *after), dilation, groups), kept
 
 
-RANKS = (2, 3)
 # By kind and rank: what the operators call themselves, and their operands.
 OPERATORS = {
     (kind, rank): (f"conv{rank}d{name}", *operands)
-    for rank in RANKS
+    for rank in OWN
     for kind, name, operands in (
         (ConvKind.FPROP, "", ("data", "weight")),
         (ConvKind.DGRAD, "_backward_data", ("grad", "weight")),

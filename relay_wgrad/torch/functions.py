@@ -26,15 +26,12 @@ from typing import Any, Protocol
 
 import torch
 
-from ..ranks import named
+from ..ranks import RANKS, named
 from . import arguments as check
-from .arguments import Ints
+from .arguments import NAMES, Ints
 from .ops import dgrad, fprop, wgrad
 
 Size = Sequence[int]
-
-RANKS = (1, 2, 3)
-NAMES = {1: "conv1d", 2: "convolution", 3: "conv3d"}
 
 
 class Convolution(Protocol):

@@ -53,9 +53,10 @@ def _transposed(
         input, output_size, self.stride, self.padding, self.kernel_size, rank, self.dilation
     )
     function = (conv_transpose1d, convolution_transpose, conv_transpose3d)[rank - 1]
+    last = (self.dilation, self.groups)
     return function(
         input, self.weight, self.bias, self.stride, self.padding, extra,
-        dilation=self.dilation, groups=self.groups, benchmark=self.benchmark,
+        *(last if rank == 2 else last[::-1]), self.benchmark,
     )  # fmt: skip
 
 

@@ -26,8 +26,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..given import truth
 from ..problem import ConvKind
+from ..ranks import OWN
 from . import batching, kernels
-from .arguments import OPERATORS, RANKS, facts, is_plain, operator
+from .arguments import OPERATORS, facts, is_plain, operator
 from .kernels import Geometry, Options
 
 Size = tuple[int, ...]
@@ -383,7 +384,7 @@ def _of_lines(kind: ConvKind) -> Callable[..., torch.Tensor]:
 
 
 _CALLS: dict[tuple[ConvKind, int], Callable[..., torch.Tensor]] = {
-    (kind, rank): _define(kind, rank) for kind in ConvKind for rank in RANKS
+    (kind, rank): _define(kind, rank) for kind in ConvKind for rank in OWN
 }
 _CALLS |= {(kind, 1): _of_lines(kind) for kind in ConvKind}
 

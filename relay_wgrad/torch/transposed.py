@@ -12,8 +12,8 @@ import torch
 
 from ..ranks import named
 from . import arguments as check
-from .arguments import Ints
-from .functions import NAMES, Size, cast
+from .arguments import NAMES, Ints
+from .functions import Size, cast
 from .kernels import Geometry, Options
 from .ops import dgrad, fprop, wgrad
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ranks import RANKS
 from .. import layers, norms
 from ..context import Context, shape_of
 from ..sizes import is_open, number
@@ -221,7 +222,7 @@ def _dropout(ctx: Context, call: Call) -> Any:
 # By rank: what is for lines called `default` is for images and volumes called `input`, and only
 # those two have pools with places.
 _OF_RANK: dict[str, Builder] = {}
-for _rank in (1, 2, 3):
+for _rank in RANKS:
     _given = "default" if _rank == 1 else "input"
     _OF_RANK |= {
         f"avg_pool{_rank}d.default": _average_pool(_rank),
