@@ -48,16 +48,19 @@ def _transposed(
     output_size: list[int] | None = None,
 ) -> torch.Tensor:
     """`forward` of a transposed convolution."""
-    rank = len(self.stride)
+    stride, padding, dilation, groups = self.stride, self.padding, self.dilation, self.groups
+    rank = len(stride)
     extra = self._output_padding(
-        input, output_size, self.stride, self.padding, self.kernel_size, rank, self.dilation
+        input, output_size, stride, padding, self.kernel_size, rank, dilation
     )
-    function = (conv_transpose1d, convolution_transpose, conv_transpose3d)[rank - 1]
-    last = (self.dilation, self.groups)
+    if rank == 2:
+        return convolution_transpose(
+            input, self.weight, self.bias, stride, padding, extra, dilation, groups, self.benchmark
+        )
+    function = conv_transpose1d if rank == 1 else conv_transpose3d
     return function(
-        input, self.weight, self.bias, self.stride, self.padding, extra,
-        *(last if rank == 2 else last[::-1]), self.benchmark,
-    )  # fmt: skip
+        input, self.weight, self.bias, stride, padding, extra, groups, dilation, self.benchmark
+    )
 
 
 class Conv1d(torch.nn.Conv1d):
