@@ -26,22 +26,21 @@ def _list(value: Any, count: int) -> list[int]:
     return values * count if len(values) == 1 else values
 
 
-def _convolution(rank: int) -> Builder:
-    def build(ctx: Context, call: Call) -> Any:
-        x, weight, bias, padding = call.args[0], call.args[1], call.arg(2), call.arg(4, 0)
-        check_elements(input=x, weight=weight)
-        strides, dilation = _list(call.arg(3, 1), rank), _list(call.arg(5, 1), rank)
-        if padding == "valid":
-            padding = 0
-        if padding == "same":  # the odd one after; PyTorch takes no stride with it
-            whole = [d * (k - 1) for d, k in zip(dilation, shape_of(weight)[2:], strict=True)]
-            pads = [n // 2 for n in whole] + [n - n // 2 for n in whole]
-        else:
-            pads = _list(padding, rank) * 2
-        groups = int(call.arg(6, 1))
-        return layers.conv(ctx, x, weight, bias, strides, pads, dilation, groups)
-
-    return build
+def _convolution(ctx: Context, call: Call) -> Any:
+    x, weight, bias, padding = call.args[0], call.args[1], call.arg(2), call.arg(4, 0)
+    check_elements(input=x, weight=weight)
+    taps = shape_of(weight)[2:]
+    rank = len(taps)
+    strides, dilation = _list(call.arg(3, 1), rank), _list(call.arg(5, 1), rank)
+    if padding == "valid":
+        padding = 0
+    if padding == "same":  # the odd one after; PyTorch takes no stride with it
+        whole = [d * (k - 1) for d, k in zip(dilation, taps, strict=True)]
+        pads = [n // 2 for n in whole] + [n - n // 2 for n in whole]
+    else:
+        pads = _list(padding, rank) * 2
+    groups = int(call.arg(6, 1))
+    return layers.conv(ctx, x, weight, bias, strides, pads, dilation, groups)
 
 
 def transposed(
@@ -60,15 +59,13 @@ def transposed(
     return layers.conv_transpose(ctx, x, weight, bias, strides, dilation, groups, padding, totals)
 
 
-def _transposed(rank: int) -> Builder:
-    def build(ctx: Context, call: Call) -> Any:
-        strides, padding, extra = (_list(call.arg(3 + i, int(i == 0)), rank) for i in range(3))
-        return transposed(
-            ctx, call.args[0], call.args[1], call.arg(2), strides, padding, extra,
-            _list(call.arg(7, 1), rank), int(call.arg(6, 1)),
-        )  # fmt: skip
-
-    return build
+def _transposed(ctx: Context, call: Call) -> Any:
+    rank = len(shape_of(call.args[1])) - 2
+    strides, padding, extra = (_list(call.arg(3 + i, int(i == 0)), rank) for i in range(3))
+    return transposed(
+        ctx, call.args[0], call.args[1], call.arg(2), strides, padding, extra,
+        _list(call.arg(7, 1), rank), int(call.arg(6, 1)),
+    )  # fmt: skip
 
 
 def _max_pool(rank: int) -> Builder:
@@ -226,9 +223,9 @@ for _rank in RANKS:
     _given = "default" if _rank == 1 else "input"
     _OF_RANK |= {
         f"avg_pool{_rank}d.default": _average_pool(_rank),
-        f"conv{_rank}d.default": _convolution(_rank),
-        f"conv{_rank}d.padding": _convolution(_rank),
-        f"conv_transpose{_rank}d.{_given}": _transposed(_rank),
+        f"conv{_rank}d.default": _convolution,
+        f"conv{_rank}d.padding": _convolution,
+        f"conv_transpose{_rank}d.{_given}": _transposed,
         f"max_pool{_rank}d.default": _max_pool(_rank),
     }
     if _rank > 1:
