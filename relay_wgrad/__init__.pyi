@@ -13,17 +13,17 @@ from . import threads as threads
 from . import torch as torch
 from . import training as training
 from . import transform as transform
-from .ops.conv2d import conv2d as conv2d
-from .ops.conv2d_backward_data import conv2d_backward_data as conv2d_backward_data
-from .ops.conv2d_backward_weight import conv2d_backward_weight as conv2d_backward_weight
-from .ops.conv2d_transpose import conv2d_transpose as conv2d_transpose
-from .ops.conv2d_transpose import conv2d_transpose_backward_data as conv2d_transpose_backward_data
-from .ops.conv2d_transpose import (
+from .ops.conv import conv2d as conv2d
+from .ops.conv import conv3d as conv3d
+from .ops.conv_backward_data import conv2d_backward_data as conv2d_backward_data
+from .ops.conv_backward_data import conv3d_backward_data as conv3d_backward_data
+from .ops.conv_backward_weight import conv2d_backward_weight as conv2d_backward_weight
+from .ops.conv_backward_weight import conv3d_backward_weight as conv3d_backward_weight
+from .ops.conv_transpose import conv2d_transpose as conv2d_transpose
+from .ops.conv_transpose import conv2d_transpose_backward_data as conv2d_transpose_backward_data
+from .ops.conv_transpose import (
     conv2d_transpose_backward_weight as conv2d_transpose_backward_weight,
 )
-from .ops.conv3d import conv3d as conv3d
-from .ops.conv3d import conv3d_backward_data as conv3d_backward_data
-from .ops.conv3d import conv3d_backward_weight as conv3d_backward_weight
 from .ops.view import problem_of as problem_of
 from .problem import ConvKind as ConvKind
 from .problem import ConvProblem as ConvProblem

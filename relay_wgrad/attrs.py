@@ -195,9 +195,26 @@ def _stored_layout(call: relax.Call, op: str, name: str, canonical: str) -> str:
     return value
 
 
-def _read_upstream(call: relax.Call, op: str) -> ConvAttrs:
-    """What conv2d and conv2d_transpose store alike, under the attributes' own names."""
-    rank = rank_of(op)
+def read_conv(call: relax.Call, rank: int) -> ConvAttrs:
+    """Attributes of upstream's convolution: its output is what gradients come in for."""
+    return _read_upstream(call, f"conv{rank}d", rank)
+
+
+def read_conv_transpose(call: relax.Call, rank: int) -> ConvAttrs:
+    """Attributes of upstream's transposed convolution: its data plays the gradient."""
+    op = f"conv{rank}d_transpose"
+    a = _read_upstream(call, op, rank)
+    return replace(
+        a,
+        data_layout=a.grad_layout,
+        kernel_layout=swap_io(a.kernel_layout),
+        grad_layout=a.data_layout,
+        output_padding=each(op, "output_padding", _stored(call, op, "output_padding"), rank),
+    )
+
+
+def _read_upstream(call: relax.Call, op: str, rank: int) -> ConvAttrs:
+    """What both store alike, under the attributes' own names."""
     activation, kernel = ACTIVATIONS[rank], KERNELS[rank]
     return ConvAttrs(
         strides=each(op, "strides", _stored(call, op, "strides"), rank),
@@ -208,35 +225,4 @@ def _read_upstream(call: relax.Call, op: str) -> ConvAttrs:
         kernel_layout=_stored_layout(call, op, "kernel_layout", kernel),
         grad_layout=_stored_layout(call, op, "out_layout", activation),
         out_dtype=dtype_name(op, _stored(call, op, "out_dtype")),
-    )
-
-
-def read_conv2d(call: relax.Call) -> ConvAttrs:
-    """`relax.nn.conv2d`'s attributes: its output is what gradients come in for."""
-    return _read_upstream(call, "conv2d")
-
-
-def read_conv3d(call: relax.Call) -> ConvAttrs:
-    """`relax.nn.conv3d`'s attributes."""
-    return _read_upstream(call, "conv3d")
-
-
-def read_conv2d_transpose(call: relax.Call) -> ConvAttrs:
-    """`relax.nn.conv2d_transpose`'s attributes: its data plays the gradient."""
-    return _read_transposed(call, "conv2d_transpose")
-
-
-def read_conv3d_transpose(call: relax.Call) -> ConvAttrs:
-    """`relax.nn.conv3d_transpose`'s attributes."""
-    return _read_transposed(call, "conv3d_transpose")
-
-
-def _read_transposed(call: relax.Call, op: str) -> ConvAttrs:
-    a = _read_upstream(call, op)
-    return replace(
-        a,
-        data_layout=a.grad_layout,
-        kernel_layout=swap_io(a.kernel_layout),
-        grad_layout=a.data_layout,
-        output_padding=each(op, "output_padding", _stored(call, op, "output_padding"), rank_of(op)),
     )

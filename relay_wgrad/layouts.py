@@ -17,8 +17,9 @@ from typing import TypeVar
 
 ACTIVATION = "NCHW"
 KERNEL = "OIHW"
-ACTIVATIONS = {2: ACTIVATION, 3: "NCDHW"}  # dimensions of the image -> the canonical order
-KERNELS = {2: KERNEL, 3: "OIDHW"}
+# dimensions -> the canonical order; a line has the letters of an image's rows
+ACTIVATIONS = {1: "NCW", 2: ACTIVATION, 3: "NCDHW"}
+KERNELS = {1: "OIW", 2: KERNEL, 3: "OIDHW"}
 
 T = TypeVar("T")
 

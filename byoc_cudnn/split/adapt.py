@@ -34,7 +34,7 @@ from tvm import relax
 
 from relay_wgrad.attrs import ConvAttrs
 from relay_wgrad.layouts import permutation, swap_io
-from relay_wgrad.ops.algebra import dgrad_call, fprop_call, wgrad_call
+from relay_wgrad.ops.algebra import TRANSPOSED, dgrad_call, fprop_call, wgrad_call
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem, symmetric
 
@@ -300,8 +300,7 @@ def _call(call: relax.Call, args: dict[str, relax.Expr], new: ConvProblem) -> re
     if attrs.output_padding is None:
         return dgrad_call(args["grad"], args["weight"], relax.ShapeExpr(new.shape("data")), attrs)
     # A transposed convolution names layouts and the weight's letters from its own side.
-    transposed = {2: relax.op.nn.conv2d_transpose, 3: relax.op.nn.conv3d_transpose}[attrs.rank]
-    return transposed(
+    return TRANSPOSED[attrs.rank](
         args["grad"], args["weight"], attrs.strides, attrs.padding, attrs.output_padding,
         attrs.dilation, attrs.groups, attrs.grad_layout, swap_io(attrs.kernel_layout),
         attrs.data_layout, attrs.out_dtype,

@@ -8,13 +8,13 @@ from typing import Any
 
 from tvm import relax
 
-from ..ops.conv2d_backward_data import construct as dgrad
-from ..ops.conv2d_backward_weight import construct as wgrad
+from ..ops import conv_backward_data, conv_backward_weight
+from ..ops.algebra import FPROPS
 from .context import Context, shape_of
+from .layers import flat, lifted
 from .moving import cut
 
 op = relax.op
-_FPROPS = {2: op.nn.conv2d, 3: op.nn.conv3d}
 
 
 class ConvGradients:
@@ -28,12 +28,11 @@ class ConvGradients:
         dilation: Sequence[int],
         groups: int,
     ) -> None:
-        lines = len(strides) == 1
-        self.ctx = ctx
+        self.ctx, self.lines = ctx, len(strides) == 1
         self.given: dict[str, Any] = {
-            "strides": [1, *strides] if lines else list(strides),
-            "padding": [0, pads[0], 0, pads[1]] if lines else list(pads),
-            "dilation": [1, *dilation] if lines else list(dilation),
+            "strides": [1, *strides] if self.lines else list(strides),
+            "padding": [0, pads[0], 0, pads[1]] if self.lines else list(pads),
+            "dilation": [1, *dilation] if self.lines else list(dilation),
             "groups": groups,
         }
         self.rank = len(self.given["strides"])
@@ -43,20 +42,12 @@ class ConvGradients:
     ) -> tuple[Any, Any]:
         """The gradients by x and by weight, None for what the mask leaves out."""
         kind = self._of_transposed if transposed else self._of_plain
-        pair = kind(self._lifted(dy), self._lifted(x), self._lifted(weight), mask)
-        of_x, of_weight = (
-            g if g is None or len(shape_of(like)) > 3 else self._flat(g, shape_of(like))
-            for g, like in zip(pair, (x, weight), strict=True)
-        )
+        if self.lines:
+            dy, x, weight = (lifted(self.ctx, line) for line in (dy, x, weight))
+        of_x, of_weight = kind(dy, x, weight, mask)
+        if self.lines:
+            of_x, of_weight = (None if g is None else flat(self.ctx, g) for g in (of_x, of_weight))
         return of_x, of_weight
-
-    def _lifted(self, x: Any) -> Any:
-        """A line as an image with one row."""
-        shape = shape_of(x)
-        return x if len(shape) != 3 else self._flat(x, (*shape[:2], 1, shape[2]))
-
-    def _flat(self, x: Any, shape: tuple[int, ...]) -> Any:
-        return self.ctx.emit(op.reshape(x, shape))
 
     def _of_plain(self, dy: Any, x: Any, weight: Any, mask: Sequence[Any]) -> tuple[Any, Any]:
         """dgrad(dy, w) and wgrad(dy, x)."""
@@ -78,24 +69,18 @@ class ConvGradients:
                 dy = cut(self.ctx, dy, 2 + i, 0, least)
         of_x = None
         if mask[0]:
-            fprop = _FPROPS[self.rank]
-            made = fprop(dy, weight, g["strides"], g["padding"], g["dilation"], g["groups"])
+            made = FPROPS[self.rank](
+                dy, weight, g["strides"], g["padding"], g["dilation"], g["groups"]
+            )
             of_x = self.ctx.emit(made)
         return of_x, self.by_weight(x, dy, shape_of(weight)) if mask[1] else None
 
     def by_data(self, dy: Any, weight: Any, shape: tuple[int, ...]) -> Any:
         """dgrad, of images or volumes."""
-        name = f"conv{self.rank}d_backward_data"
-        return self.ctx.emit(dgrad(name, dy, weight, shape, **self.given, **_layouts(self.rank)))
+        made = conv_backward_data.CONSTRUCTORS[self.rank](dy, weight, shape, **self.given)
+        return self.ctx.emit(made)
 
     def by_weight(self, dy: Any, x: Any, weight: tuple[int, ...]) -> Any:
         """wgrad, of images or volumes; `weight` is the result's shape."""
-        name = f"conv{self.rank}d_backward_weight"
-        given = {**self.given, **_layouts(self.rank), "kernel_size": weight[2:]}
-        return self.ctx.emit(wgrad(name, dy, x, **given))
-
-
-def _layouts(rank: int) -> dict[str, Any]:
-    pixels = "DHW"[3 - rank :]
-    return {"grad_layout": f"NC{pixels}", "data_layout": f"NC{pixels}",
-            "kernel_layout": f"OI{pixels}", "out_dtype": None}  # fmt: skip
+        made = conv_backward_weight.CONSTRUCTORS[self.rank](dy, x, weight[2:], **self.given)
+        return self.ctx.emit(made)

@@ -16,13 +16,11 @@ import numpy as np
 from tvm import relax
 
 from ..conventions.common import Axis, extent
+from ..ops.algebra import FPROPS, TRANSPOSED
 from .context import Context, shape_of
 
 op = relax.op
 Ints = Sequence[int]
-
-_FPROPS = {2: op.nn.conv2d, 3: op.nn.conv3d}
-_TRANSPOSED = {2: op.nn.conv2d_transpose, 3: op.nn.conv3d_transpose}
 
 
 def lifted(ctx: Context, line: Any) -> Any:
@@ -31,7 +29,8 @@ def lifted(ctx: Context, line: Any) -> Any:
     return ctx.emit(op.reshape(line, (*shape[:2], 1, *shape[2:])))
 
 
-def _flat(ctx: Context, image: Any) -> Any:
+def flat(ctx: Context, image: Any) -> Any:
+    """An image with one row as a line."""
     shape = shape_of(image)
     return ctx.emit(op.reshape(image, (*shape[:2], *shape[3:])))
 
@@ -55,8 +54,8 @@ def conv(
             ctx, lifted(ctx, x), lifted(ctx, weight), None, (1, *strides), (0, before, 0, after),
             (1, *dilation), groups,
         )  # fmt: skip
-        return biased(ctx, _flat(ctx, row), bias)
-    made = _FPROPS[len(strides)](x, weight, [*strides], [*padding], [*dilation], groups)
+        return biased(ctx, flat(ctx, row), bias)
+    made = FPROPS[len(strides)](x, weight, [*strides], [*padding], [*dilation], groups)
     return biased(ctx, ctx.emit(made), bias)
 
 
@@ -71,7 +70,7 @@ def conv_transpose(
             ctx, lifted(ctx, x), lifted(ctx, weight), None, (1, *strides), (1, *dilation), groups,
             (0, *starts), (1, *totals),
         )  # fmt: skip
-        return biased(ctx, _flat(ctx, row), bias)
+        return biased(ctx, flat(ctx, row), bias)
     axes = [
         Axis(pixels, extent(kernel, d), s, start, total)
         for pixels, kernel, d, s, start, total in zip(
@@ -83,7 +82,7 @@ def conv_transpose(
     ends = [axis.padding for axis in axes]
     more = [axis.size + sum(pad) - axis.full for axis, pad in zip(axes, ends, strict=True)]
     padding = [*(before for before, _ in ends), *(after for _, after in ends)]
-    transposed = _TRANSPOSED[len(strides)]
+    transposed = TRANSPOSED[len(strides)]
     made = ctx.emit(transposed(x, weight, [*strides], padding, more, [*dilation], groups))
     return biased(ctx, framed(ctx, made, [(0, 0)] * 2 + [axis.zeros for axis in axes], 0.0), bias)
 
@@ -142,7 +141,7 @@ def _any_rank(
         return of_images(x, kernel, strides, padding)
     if rank == 1:
         before, after = padding
-        return _flat(
+        return flat(
             ctx, of_images(lifted(ctx, x), (1, *kernel), (1, *strides), (0, before, 0, after))
         )
     n, c, d, h, w = shape_of(x)

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import relax
 
 from ..layouts import ACTIVATIONS, KERNELS, is_permutation, permutation, swap_io, with_rank
+from ..ranks import OWN
 from .in_layout import InLayout, Taken, attr_fields, attrs_with, shape_arg
 from .perms import Perm, identity, is_identity, reorder
 
@@ -45,22 +46,22 @@ class ConvLayouts:
         return (first, second, result)
 
 
-_CONVS: dict[str, ConvLayouts] = {
-    "relax.nn.conv2d": ConvLayouts(
-        ("data_layout", "kernel_layout", "out_layout"), (False, True, False)
-    ),
-    "relax.nn.conv2d_transpose": ConvLayouts(
+_SUFFIXES: dict[str, ConvLayouts] = {
+    "": ConvLayouts(("data_layout", "kernel_layout", "out_layout"), (False, True, False)),
+    "_transpose": ConvLayouts(
         ("data_layout", "kernel_layout", "out_layout"), (False, True, False), swapped=True
     ),
-    "relax.nn.conv2d_backward_weight": ConvLayouts(
+    "_backward_weight": ConvLayouts(
         ("grad_layout", "data_layout", "kernel_layout"), (False, False, True)
     ),
-    "relax.nn.conv2d_backward_data": ConvLayouts(
+    "_backward_data": ConvLayouts(
         ("grad_layout", "kernel_layout", "data_layout"), (False, True, False), shape=2
     ),
 }
-CONVS = _CONVS | {
-    name.replace("conv2d", "conv3d"): replace(conv, rank=3) for name, conv in _CONVS.items()
+CONVS: dict[str, ConvLayouts] = {
+    f"relax.nn.conv{rank}d{suffix}": replace(conv, rank=rank)
+    for rank in OWN
+    for suffix, conv in _SUFFIXES.items()
 }
 
 

@@ -1,32 +1,30 @@
 """The operators, one home each.
 
-`FAMILY`: the convolution family; `NORMS`: training batch normalization; `ALL`: all that registers.
+`FAMILY`: the convolution family; `LINES`: upstream's convolutions of one dimension, whose gradients
+are the family's; `NORMS`: training batch normalization; `ALL`: all that registers.
 """
 
 from __future__ import annotations
 
 from ..opdef import OpDef
+from ..ranks import OWN
 from . import (
     auxiliary,
     batch_norm_train,
     batch_norm_train_backward,
-    conv2d,
-    conv2d_backward_data,
-    conv2d_backward_weight,
-    conv2d_transpose,
-    conv3d,
+    conv,
+    conv_backward_data,
+    conv_backward_weight,
+    conv_transpose,
     resample,
 )
 
+_HOMES = (conv, conv_transpose, conv_backward_weight, conv_backward_data)
 FAMILY: dict[str, OpDef] = {
-    d.name: d
-    for d in (
-        conv2d.DEF,
-        conv2d_transpose.DEF,
-        conv2d_backward_weight.DEF,
-        conv2d_backward_data.DEF,
-        *conv3d.DEFS,
-    )
+    home.DEFS[rank].name: home.DEFS[rank] for rank in OWN for home in _HOMES
 }
+LINES: dict[str, OpDef] = {home.DEFS[1].name: home.DEFS[1] for home in (conv, conv_transpose)}
 NORMS: dict[str, OpDef] = {d.name: d for d in (batch_norm_train.DEF, batch_norm_train_backward.DEF)}
-ALL: tuple[OpDef, ...] = (*FAMILY.values(), *NORMS.values(), resample.DEF, *auxiliary.DEFS)
+ALL: tuple[OpDef, ...] = (
+    *FAMILY.values(), *LINES.values(), *NORMS.values(), resample.DEF, *auxiliary.DEFS
+)  # fmt: skip

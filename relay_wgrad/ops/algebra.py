@@ -29,13 +29,19 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..attrs import ConvAttrs, write_attrs
-from ..layouts import to_layout
+from ..layouts import is_permutation, to_layout
 from ..problem import ROLES, ConvKind
+from ..ranks import OWN
 from ..relation import as_size
 
-FPROPS = {2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}  # dimensions -> upstream's constructor
-WGRADS = {2: "relax.nn.conv2d_backward_weight", 3: "relax.nn.conv3d_backward_weight"}
-DGRADS = {2: "relax.nn.conv2d_backward_data", 3: "relax.nn.conv3d_backward_data"}
+# dimensions -> upstream's constructors, and the names of the family's own operators
+FPROPS, TRANSPOSED = (
+    {rank: getattr(relax.op.nn, f"conv{rank}d{suffix}") for rank in OWN}
+    for suffix in ("", "_transpose")
+)
+WGRADS, DGRADS = (
+    {rank: f"relax.nn.conv{rank}d_backward_{role}" for rank in OWN} for role in ("weight", "data")
+)
 WGRAD_NAME, DGRAD_NAME = WGRADS[2], DGRADS[2]
 
 _SHARED = ("strides", "padding", "dilation", "groups", "grad_layout", "data_layout",
@@ -123,6 +129,9 @@ def partial(role: str, tensors: dict[str, relax.Expr], a: ConvAttrs, op: str) ->
     return wgrad_call(others["grad"], others["data"], a)
 
 
+PACKED = "blocked layouts are upstream's: no rule of the family applies to them"
+
+
 def gradient_rule(op: str, kind: ConvKind, read: Callable[[Any], ConvAttrs]) -> Callable[..., Any]:
     """FPrimalGradient of an op of the family; see the module's docstring for the derivation."""
     first, second, result = ROLES[kind]
@@ -132,14 +141,37 @@ def gradient_rule(op: str, kind: ConvKind, read: Callable[[Any], ConvAttrs]) -> 
     ) -> list[relax.Expr]:
         a, b = call.args[0], call.args[1]
         attrs = read(call)
-        partials = []
-        for role in (first, second):
-            # The slot `role` holds the operand, whose type the partial must have; the other
-            # operand keeps its slot, and the cotangent takes the result's.
-            tensors = {first: a, second: b, result: cotangent}
-            partials.append(partial(role, tensors, attrs, op))
+        for value, canonical in (
+            (attrs.data_layout, attrs.activation),
+            (attrs.kernel_layout, attrs.kernel),
+            (attrs.grad_layout, attrs.activation),
+        ):
+            if not is_permutation(value, canonical):
+                raise ValueError(f"{op}: no gradient for layout {value!r}: {PACKED}")
+        # The slot `role` holds the operand, whose type the partial must have; the other operand
+        # keeps its slot, and the cotangent takes the result's.
+        tensors = {first: a, second: b, result: cotangent}
+        if attrs.rank == 1:
+            return _of_lines(tensors, (first, second), attrs, op, ctx)
+        partials = [partial(role, tensors, attrs, op) for role in (first, second)]
         # A shape among the arguments has no gradient.
-        partials += [relax.op.grad.no_grad(extra) for extra in call.args[2:]]
-        return partials
+        return [*partials, *map(relax.op.grad.no_grad, call.args[2:])]
 
     return rule
+
+
+def _of_lines(
+    tensors: dict[str, relax.Expr], roles: tuple[str, str], a: ConvAttrs, op: str, ctx: Any
+) -> list[relax.Expr]:
+    """`partial` of lines, each an image with one row, between an axis that comes and one that
+    goes."""
+    (stride,), (before, after), (dilation,) = a.strides, a.padding, a.dilation
+    layouts = (a.data_layout, a.kernel_layout, a.grad_layout)
+    data, kernel, grad = (letters.replace("W", "HW") for letters in layouts)
+    a = replace(
+        a, strides=(1, stride), padding=(0, before, 0, after), dilation=(1, dilation),
+        data_layout=data, kernel_layout=kernel, grad_layout=grad,
+    )  # fmt: skip
+    row = {"data": data.index("H"), "weight": kernel.index("H"), "grad": grad.index("H")}
+    images = {role: ctx.emit(relax.op.expand_dims(x, row[role])) for role, x in tensors.items()}
+    return [relax.op.squeeze(ctx.emit(partial(role, images, a, op)), [row[role]]) for role in roles]

@@ -18,10 +18,9 @@ from tvm.sym import Analyzer
 
 from .. import opdef
 from ..attrs import as_ints
-from ..conditions import Conditions
 from ..layout_rules import stock, table
-from ..relation import Checks, as_expr, as_size
-from . import conv1d, curves, half, size_rules, ties
+from ..relation import as_expr, as_size
+from . import curves, half, size_rules, ties
 
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
@@ -295,8 +294,6 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     "relax.squeeze": squeeze,
     "relax.stack": stack,
     "relax.nn.pad": pad,
-    "relax.nn.conv1d": conv1d.conv1d,
-    "relax.nn.conv1d_transpose": conv1d.conv1d_transpose,
     "relax.strided_slice": strided_slice,
     "relax.grad.avg_pool2d_backward": avg_pool2d_backward,
     "relax.grad.max_pool2d_backward": max_pool2d_backward,
@@ -312,14 +309,6 @@ _LEGALIZERS = {
     "relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_backward_rule",
     "relax.grad.avg_pool2d_backward": "legalize.pooling:avg_pool2d_backward_rule",
 }
-
-
-def _size_rule(name: str) -> Callable[[Any, Conditions], None] | None:
-    rule = size_rules.RULES.get(name)
-    if rule is None:
-        return None
-    op = name.rpartition(".")[2]
-    return lambda call, run: rule(Checks(op, run), call.attrs, call.args)
 
 
 def _define(name: str) -> opdef.OpDef:
@@ -338,9 +327,9 @@ def _define(name: str) -> opdef.OpDef:
         summary=(documented.__doc__ or "").strip().partition("\n")[0],
         rules=rules,
         legalizer=_LEGALIZERS.get(name),
-        sizes=_size_rule(name),
+        sizes=size_rules.rule(name),
     )
 
 
 _NAMES = dict.fromkeys((*_GRADIENTS, *stock.ADDED, *_LEGALIZERS, *size_rules.RULES))
-DEFS = tuple(map(_define, _NAMES))
+DEFS = tuple(_define(name) for name in _NAMES if name not in size_rules.LINES)

@@ -14,7 +14,9 @@ from typing import Any
 from tvm import relax
 
 from ..attrs import each, ends
+from ..conditions import Conditions
 from ..problem import transposed_size
+from ..ranks import RANKS
 from ..relation import Checks
 from ..rules import Size
 
@@ -168,7 +170,6 @@ def padded(checks: Checks, a: Any, args: Sequence[relax.Expr]) -> None:
             checks.long_enough(sizes, axis, least, f"pad_width={pair} needs {least} or more")
 
 
-_RANKS = (1, 2, 3)
 # Of a result without elements they ask nothing.
 OF_SOME: dict[str, Rule] = {
     **dict.fromkeys((f"relax.{name}" for name in ("mean", "variance", "std")), averaged),
@@ -176,15 +177,25 @@ OF_SOME: dict[str, Rule] = {
     "relax.gather_elements": taken,
     "relax.nn.pad": padded,
 }
+# Of operators whose homes are the convolutions'.
+LINES: dict[str, Rule] = {"relax.nn.conv1d": line, "relax.nn.conv1d_transpose": transposed_line}
 RULES: dict[str, Rule] = {
-    **{f"relax.nn.{kind}_pool{rank}d": pooled for kind in ("max", "avg") for rank in _RANKS},
+    **{f"relax.nn.{kind}_pool{rank}d": pooled for kind in ("max", "avg") for rank in RANKS},
     **{f"relax.grad.{kind}_pool2d_backward": pooled for kind in ("max", "avg")},
-    **{f"relax.nn.adaptive_avg_pool{rank}d": adapted for rank in _RANKS},
+    **{f"relax.nn.adaptive_avg_pool{rank}d": adapted for rank in RANKS},
     **{f"relax.image.resize{rank}d": adapted for rank in (2, 3)},
-    "relax.nn.conv1d": line,
-    "relax.nn.conv1d_transpose": transposed_line,
+    **LINES,
     **dict.fromkeys(
         (f"relax.{name}" for name in ("max", "min", "argmax", "argmin", "median")), chosen
     ),
     **OF_SOME,
 }
+
+
+def rule(name: str) -> Callable[[relax.Call, Conditions], None] | None:
+    """An operator's rules for its record, None for an operator without."""
+    found = RULES.get(name)
+    if found is None:
+        return None
+    op = name.rpartition(".")[2]
+    return lambda call, run: found(Checks(op, run), call.attrs, call.args)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..problem import ConvKind, out_size, transposed_size
+from ..ranks import OWN, RANKS
 from .kernels import DTYPES, Geometry
 
 Ints = int | Sequence[int]
@@ -17,7 +18,10 @@ _checked: dict[Any, tuple[tuple[int, ...], Geometry]] = {}
 CHECKED = 10_000
 """Where there are more of them they are dropped."""
 
-AXES = {2: ("height", "width"), 3: ("depth", "height", "width")}
+NAMES = {1: "conv1d", 2: "convolution", 3: "conv3d"}
+"""Of the convolutions, by rank."""
+
+AXES = {rank: ("depth", "height", "width")[-rank:] for rank in RANKS}
 """Of an image, by how many it has."""
 
 BOUND = 2**30
@@ -97,16 +101,18 @@ def keep(
     return size, g
 
 
-def ints(op: str, name: str, value: Any, counts: tuple[int, ...], low: int) -> tuple[int, ...]:
+def ints(
+    op: str, name: str, value: Any, counts: tuple[int, ...], low: int, each: int = 1
+) -> tuple[int, ...]:
     """A tuple of as many ints as `counts` allows, none below `low`, nor `BOUND` or more; one int
-    stands for as many as there are axes, which `counts` begins with."""
+    stands for `each`."""
     if not isinstance(value, (tuple, list)):
-        value = (value,) * (counts[0] if counts[0] in AXES else 1)
+        value = (value,) * each
     for v in value:
         if not isinstance(v, (int, torch.SymInt)) or isinstance(v, bool):
             raise TypeError(f"{op}: {name} must be integers, got {v!r} in {tuple(value)}")
-    if len(value) == 1 and counts[0] in AXES:
-        value = (value[0],) * counts[0]
+    if len(value) == 1:
+        value = (value[0],) * each
     if len(value) not in counts:
         words = " or ".join(str(count) for count in counts)
         raise ValueError(f"{op}: {name} must have {words} values, got {tuple(value)}")
@@ -123,18 +129,17 @@ def geometry(
 ) -> Geometry:
     """Raises TypeError or ValueError naming the argument that is wrong."""
     if isinstance(padding, str):
-        layer = {"convolution": "Conv2d", "conv3d": "Conv3d"}.get(op)
-        layer = f"; relay_wgrad.torch.{layer} takes words" if layer else ""
+        layer = f"; relay_wgrad.torch.Conv{rank}d takes words" if op == NAMES[rank] else ""
         raise TypeError(f"{op}: padding must be integers, got {padding!r}{layer}")
-    pads = ints(op, "padding", padding, (rank, 2 * rank), 0)
+    pads = ints(op, "padding", padding, (rank, 2 * rank), 0, rank)
     if len(pads) == rank:
         pads = (*pads, *pads)
     if not isinstance(groups, int) or isinstance(groups, bool):
         raise TypeError(f"{op}: groups must be an integer, got {groups!r}")
     if groups < 1:
         raise ValueError(f"{op}: groups must be at least 1, got {groups}")
-    strides = ints(op, "stride", stride, (rank,), 1)
-    return strides, pads, ints(op, "dilation", dilation, (rank,), 1), groups
+    strides = ints(op, "stride", stride, (rank,), 1, rank)
+    return strides, pads, ints(op, "dilation", dilation, (rank,), 1, rank), groups
 
 
 class Facts(NamedTuple):
@@ -186,6 +191,15 @@ def tensors(op: str, rank: int, **given: torch.Tensor | Facts) -> None:
         raise ValueError(f"{op}: {first_name} must be on cpu, cuda or meta, got {first.device}")
 
 
+def bias(op: str, rank: int, first: torch.Tensor, value: torch.Tensor | None, count: int) -> None:
+    """One element for each channel, as the input `first` has them."""
+    if value is None:
+        return
+    if isinstance(value, torch.Tensor) and value.dim() == 1 and value.shape[0] != count:
+        raise ValueError(f"{op}: bias must have {count} elements, got {value.shape[0]}")
+    tensors(op, rank, input=first, bias=value)
+
+
 def shape(op: str, rank: int, name: str, value: Any) -> tuple[int, ...]:
     """A tensor's sizes."""
     return ints(op, name, value, (2 + rank,), 0)
@@ -232,7 +246,7 @@ def channels(op: str, names: tuple[str, str, str], data: Any, weight: Any, group
 def output_pixels(
     op: str, names: tuple[str, str, str], data: Any, weight: Any, g: Geometry
 ) -> list[int]:
-    """(P, Q), or (Z, P, Q), of a convolution.  Raises ValueError where there would be none."""
+    """A convolution's output without its channels.  Raises ValueError where there is none."""
     strides, pads, dilation, _ = g
     pixels, rank = [], len(strides)
     for i, axis in enumerate(AXES[rank]):
@@ -255,7 +269,8 @@ def _bounded(op: str, name: str, size: int) -> None:
 
 def output_padding(op: str, value: Ints, g: Geometry) -> tuple[int, ...]:
     """Rows and columns more; as in PyTorch less than stride or dilation."""
-    extra = ints(op, "output_padding", value, (len(g[0]),), 0)
+    rank = len(g[0])
+    extra = ints(op, "output_padding", value, (rank,), 0, rank)
     for e, s, d in zip(extra, g[0], g[2], strict=True):
         if e >= max(s, d):
             raise ValueError(
@@ -265,10 +280,25 @@ def output_padding(op: str, value: Ints, g: Geometry) -> tuple[int, ...]:
     return extra
 
 
+def transposed_shape(
+    op: str, shape: Sequence[int], weight: Sequence[int], extra: Sequence[int], g: Geometry
+) -> list[int]:
+    """The result's shape of a transposed convolution; ValueError for shapes that do not fit."""
+    if shape[1] != weight[0]:
+        raise ValueError(
+            f"{op}: channels of input must be weight's axis 0, got {shape[1]} and {weight[0]}"
+        )
+    outer = [shape[0], weight[1] * g[3], *transposed_pixels(op, shape[2:], weight, extra, g)]
+    channels(op, ("output", "weight", "input"), outer, weight, g[3])
+    if min(shape[2:]) < 1:
+        raise ValueError(f"{op}: only the batch may be empty, got input of shape {tuple(shape)}")
+    return outer
+
+
 def transposed_sizes(
     pixels: Sequence[int], weight: Any, extra: Sequence[int], g: Geometry
 ) -> list[int]:
-    """(H, W) that a transposed convolution makes of (P, Q); below 1 for none."""
+    """The pixels that a transposed convolution makes of `pixels`; below 1 for none."""
     strides, pads, dilation, _ = g
     rank = len(strides)
     return [
@@ -310,11 +340,10 @@ def fitted(size: Sequence[int], pixels: Sequence[int], weight: Any, g: Geometry)
     return (strides, (*pads[:rank], *after), dilation, groups), kept
 
 
-RANKS = (2, 3)
 # By kind and rank: what the operators call themselves, and their operands.
 OPERATORS = {
     (kind, rank): (f"conv{rank}d{name}", *operands)
-    for rank in RANKS
+    for rank in OWN
     for kind, name, operands in (
         (ConvKind.FPROP, "", ("data", "weight")),
         (ConvKind.DGRAD, "_backward_data", ("grad", "weight")),

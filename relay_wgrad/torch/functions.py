@@ -1,12 +1,13 @@
-"""Convolution, transposed convolution, and each of their gradients as a function of its own.
+"""Convolution and each of its gradients as a function of its own, of one, two and three dimensions.
 
 The argument orders are those of the cuDNN extensions written for PyTorch (`cudnn_convolution.cpp`);
 every argument after the tensors and sizes has a default.  All of them differentiate, to any order.
 
 What all take:
 
-stride, dilation : one or two ints.
-padding : one or two ints, or four: top, left, bottom, right.
+stride, dilation : one int, or one for each dimension, depth first.
+padding : one int, one for each dimension, or two for each: those before, then those after, such as
+    (before, after) of a line and (top, left, bottom, right) of an image.
 groups : divides the channels.
 benchmark, deterministic, allow_tf32 : how cuDNN computes; None: what `torch.backends.cudnn` says
     when the kernel runs.  CPU kernels give the same bits every time and need none of them.
@@ -21,215 +22,190 @@ TypeError or ValueError names the function, the rule and both values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from . import any_rank
+from ..ranks import RANKS, named
 from . import arguments as check
-from .arguments import Ints
-from .kernels import Geometry
-from .ops import fprop, wgrad
+from .arguments import NAMES, Ints
+from .ops import dgrad, fprop, wgrad
 
 Size = Sequence[int]
 
 
-def convolution(
-    input: torch.Tensor,  # noqa: A002
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-    benchmark: bool | None = None,
-    deterministic: bool | None = None,
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:
-    """The convolution (cross-correlation) of `input` with `weight`.
+class Convolution(Protocol):
+    """A convolution of any rank."""
 
-    Shapes: input (N, C, H, W) or (C, H, W), weight (K, C/groups, R, S), bias (K,); the result is
-    (N, K, P, Q), with P = (H + top + bottom - dilation*(R-1) - 1) // stride + 1.
-    """
-    options = (benchmark, deterministic, allow_tf32)
-    return any_rank.forward(
-        "convolution", 2, input, weight, bias, stride, padding, dilation, groups, options
-    )
+    def __call__(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,  # noqa: A002
+        stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1, groups: int = 1,
+        benchmark: bool | None = None, deterministic: bool | None = None,
+        allow_tf32: bool | None = None,
+    ) -> torch.Tensor: ...  # fmt: skip
 
 
-def convolution_backward_input(
-    input_size: Size,
-    weight: torch.Tensor,
-    grad_output: torch.Tensor,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-    benchmark: bool | None = None,
-    deterministic: bool | None = None,
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:
-    """A convolution's gradient by its input, whose shape `input_size` is.
+class BackwardInput(Protocol):
+    """Its gradient by its input."""
 
-    `weight` and `grad_output` have the shapes that `convolution` gives them.
-    """
-    options = (benchmark, deterministic, allow_tf32)
-    return any_rank.by_input(
-        "convolution_backward_input", 2, input_size, weight, grad_output, stride, padding,
-        dilation, groups, options,
-    )  # fmt: skip
+    def __call__(
+        self, input_size: Size, weight: torch.Tensor, grad_output: torch.Tensor,
+        stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1, groups: int = 1,
+        benchmark: bool | None = None, deterministic: bool | None = None,
+        allow_tf32: bool | None = None,
+    ) -> torch.Tensor: ...  # fmt: skip
 
 
-def convolution_backward_weight(
-    input: torch.Tensor,  # noqa: A002
-    weight_size: Size,
-    grad_output: torch.Tensor,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-    benchmark: bool | None = None,
-    deterministic: bool | None = None,
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:
-    """A convolution's gradient by its weight, whose shape `weight_size` is.
+class BackwardWeight(Protocol):
+    """Its gradient by its weight."""
 
-    `input` and `grad_output` have the shapes that `convolution` gives them.
-    """
-    options = (benchmark, deterministic, allow_tf32)
-    return any_rank.by_weight(
-        "convolution_backward_weight", 2, input, weight_size, grad_output, stride, padding,
-        dilation, groups, options,
-    )  # fmt: skip
+    def __call__(
+        self, input: torch.Tensor, weight_size: Size, grad_output: torch.Tensor,  # noqa: A002
+        stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1, groups: int = 1,
+        benchmark: bool | None = None, deterministic: bool | None = None,
+        allow_tf32: bool | None = None,
+    ) -> torch.Tensor: ...  # fmt: skip
+
+
+def cast(*given: torch.Tensor | None) -> Any:
+    """What autocast makes of a convolution's operands."""
+    first = given[0]
+    if not isinstance(first, torch.Tensor):
+        return given
+    device = "cuda" if first.is_cuda else "cpu"
+    if not torch.is_autocast_enabled(device) or not (first.is_cuda or first.is_cpu):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and _is_cast(t) else t for t in given)
+
+
+def _is_cast(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def _convolution(rank: int) -> Convolution:
+    op = NAMES[rank]
+
+    def function(
+        input: torch.Tensor,  # noqa: A002
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        benchmark: bool | None = None,
+        deterministic: bool | None = None,
+        allow_tf32: bool | None = None,
+    ) -> torch.Tensor:
+        """The convolution (cross-correlation) of `input` with `weight`.
+
+        Shapes: input (N, C, {pixels}) or (C, {pixels}), weight (K, C/groups, {taps}), bias (K,);
+        the result is (N, K, {out}), without N for an input without, with
+        {made} = ({size} + {first} + {last} - dilation*({tap}-1) - 1) // stride + 1.
+        """
+        input, weight, bias = cast(input, weight, bias)  # noqa: A001
+        key = check.signature(op, input, weight, bias, stride, padding, dilation, groups)
+        if key is None or (found := check.known(key)) is None:
+            if isinstance(input, torch.Tensor) and input.dim() == 1 + rank:
+                return function(
+                    input.unsqueeze(0), weight, bias, stride, padding, dilation, groups,
+                    benchmark, deterministic, allow_tf32,
+                ).squeeze(0)  # fmt: skip
+            check.tensors(op, rank, input=input, weight=weight)
+            g = check.geometry(op, rank, stride, padding, dilation, groups)
+            check.convolution(op, ("input", "weight", "output"), input.shape, weight.shape, None, g)
+            check.bias(op, rank, input, bias, weight.shape[0])
+            found = check.keep(key, (), g)
+        options = (benchmark, deterministic, allow_tf32)
+        return fprop(input, weight, bias, *found, options, key is not None)
+
+    return named(function, op, rank)
+
+
+def _backward_input(rank: int) -> BackwardInput:
+    op = f"{NAMES[rank]}_backward_input"
+
+    def function(
+        input_size: Size,
+        weight: torch.Tensor,
+        grad_output: torch.Tensor,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        benchmark: bool | None = None,
+        deterministic: bool | None = None,
+        allow_tf32: bool | None = None,
+    ) -> torch.Tensor:
+        """A convolution's gradient by its input, whose shape (N, C, {pixels}) `input_size` is.
+
+        Shapes: weight (K, C/groups, {taps}), grad_output (N, K, {out}).
+        """
+        weight, grad_output = cast(weight, grad_output)
+        key = check.signature(
+            op, grad_output, weight, None, input_size, stride, padding, dilation, groups
+        )
+        if key is None or (found := check.known(key)) is None:
+            check.tensors(op, rank, weight=weight, grad_output=grad_output)
+            g = check.geometry(op, rank, stride, padding, dilation, groups)
+            size = check.shape(op, rank, "input_size", input_size)
+            names = ("input_size", "weight", "grad_output")
+            check.convolution(op, names, size, weight.shape, grad_output.shape, g)
+            found = check.keep(key, size[2:], g)
+        options = (benchmark, deterministic, allow_tf32)
+        return dgrad(grad_output, weight, None, *found, options, key is not None)
+
+    return named(function, op, rank)
+
+
+def _backward_weight(rank: int) -> BackwardWeight:
+    op = f"{NAMES[rank]}_backward_weight"
+
+    def function(
+        input: torch.Tensor,  # noqa: A002
+        weight_size: Size,
+        grad_output: torch.Tensor,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        benchmark: bool | None = None,
+        deterministic: bool | None = None,
+        allow_tf32: bool | None = None,
+    ) -> torch.Tensor:
+        """A convolution's gradient by its weight, whose shape (K, C/groups, {taps}) `weight_size`
+        is.
+
+        Shapes: input (N, C, {pixels}), grad_output (N, K, {out}).
+        """
+        input, grad_output = cast(input, grad_output)  # noqa: A001
+        key = check.signature(
+            op, grad_output, input, None, weight_size, stride, padding, dilation, groups
+        )
+        if key is None or (found := check.known(key)) is None:
+            check.tensors(op, rank, input=input, grad_output=grad_output)
+            g = check.geometry(op, rank, stride, padding, dilation, groups)
+            size = check.shape(op, rank, "weight_size", weight_size)
+            names = ("input", "weight_size", "grad_output")
+            check.convolution(op, names, input.shape, size, grad_output.shape, g)
+            found = check.keep(key, size[2:], g)
+        options = (benchmark, deterministic, allow_tf32)
+        return wgrad(grad_output, input, None, *found, options, key is not None)
+
+    return named(function, op, rank)
+
+
+conv1d, convolution, conv3d = map(_convolution, RANKS)
+conv1d_backward_input, convolution_backward_input, conv3d_backward_input = map(
+    _backward_input, RANKS
+)
+conv1d_backward_weight, convolution_backward_weight, conv3d_backward_weight = map(
+    _backward_weight, RANKS
+)
 
 
 def convolution_backward_bias(grad_output: torch.Tensor) -> torch.Tensor:
     """A convolution's gradient by its bias: (K,), the sums of `grad_output`, (N, K, P, Q)."""
     check.tensors("convolution_backward_bias", 2, grad_output=grad_output)
-    return grad_output.sum((0, 2, 3))
-
-
-def convolution_transpose(
-    input: torch.Tensor,  # noqa: A002
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-    benchmark: bool | None = None,
-    deterministic: bool | None = None,
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:
-    """The transposed convolution of `input` with `weight`: a convolution's gradient by its input.
-
-    Shapes: input (N, C, H, W) or (C, H, W), weight (C, K/groups, R, S), bias (K,); the result is
-    (N, K, H', W'), with H' = (H-1)*stride - top - bottom + dilation*(R-1) + 1 + output_padding.
-    `torch.nn.functional.conv_transpose2d` has groups before dilation.
-    """
-    options = (benchmark, deterministic, allow_tf32)
-    return any_rank.transposed(
-        "convolution_transpose", 2, input, weight, bias, stride, padding, output_padding, dilation,
-        groups, options,
-    )  # fmt: skip
-
-
-def convolution_transpose_backward_input(
-    grad_output: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-    benchmark: bool | None = None,
-    deterministic: bool | None = None,
-    allow_tf32: bool | None = None,
-    *,
-    output_padding: Ints = 0,
-) -> torch.Tensor:
-    """A transposed convolution's gradient by its input: the convolution of `grad_output`.
-
-    `weight` and `grad_output` have the shapes that `convolution_transpose` gives them.  The input's
-    size follows from them, unless `output_padding` was a stride or more: then say it.
-    """
-    op = "convolution_transpose_backward_input"
-    grad_output, weight = any_rank.cast(grad_output, weight)
-    key = check.signature(
-        op, grad_output, weight, None, stride, padding, dilation, groups, output_padding
-    )
-    if key is None or (found := check.known(key)) is None:
-        check.tensors(op, 2, grad_output=grad_output, weight=weight)
-        g = check.geometry(op, 2, stride, padding, dilation, groups)
-        names = ("grad_output", "weight", "input")
-        check.channels(op, names, grad_output.shape, weight.shape, g[3])
-        pixels = check.output_pixels(op, names, grad_output.shape, weight.shape, g)
-        extra = check.output_padding(op, output_padding, g)
-        if any(e >= s for e, s in zip(extra, g[0], strict=True)):
-            key = None
-            pixels = [p - e // s for p, e, s in zip(pixels, extra, g[0], strict=True)]
-            if min(pixels) < 1:
-                raise ValueError(f"{op}: no input gives {tuple(grad_output.shape)} with {extra=}")
-            grad_output, g = _cropped(grad_output, pixels, weight.shape, g)
-        found = check.keep(key, (), g)
-    options = (benchmark, deterministic, allow_tf32)
-    return fprop(grad_output, weight, None, *found, options, key is not None)
-
-
-def _cropped(grad: torch.Tensor, pixels: Size, weight: Size, g: Geometry) -> Any:
-    """(gradient, geometry) without the rows and columns that meet no tap."""
-    g, kept = check.fitted(grad.shape[2:], pixels, weight, g)
-    return grad[:, :, : kept[0], : kept[1]], g
-
-
-def convolution_transpose_backward_weight(
-    input: torch.Tensor,  # noqa: A002
-    weight_size: Size,
-    grad_output: torch.Tensor,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-    benchmark: bool | None = None,
-    deterministic: bool | None = None,
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:
-    """A transposed convolution's gradient by its weight, whose shape `weight_size` is.
-
-    `input` and `grad_output` have the shapes that `convolution_transpose` gives them.
-    """
-    op = "convolution_transpose_backward_weight"
-    input, grad_output = any_rank.cast(input, grad_output)  # noqa: A001
-    key = check.signature(
-        op, input, grad_output, None, weight_size, stride, padding, dilation, groups
-    )
-    if key is None or (found := check.known(key)) is None:
-        check.tensors(op, 2, input=input, grad_output=grad_output)
-        g = check.geometry(op, 2, stride, padding, dilation, groups)
-        size = check.shape(op, 2, "weight_size", weight_size)
-        got = grad_output.shape
-        least = check.transposed_sizes(input.shape[2:], size, (0, 0), g)
-        extra = [n - low for n, low in zip(got[2:], least, strict=True)]
-        if not all(0 <= e < max(s, d) for e, s, d in zip(extra, g[0], g[2], strict=True)):
-            extra = [0, 0]
-        outer = any_rank.transposed_shape(op, input.shape, size, extra, g)
-        if tuple(got) != tuple(outer):
-            most = [o + max(s, d) - 1 for o, s, d in zip(least, g[0], g[2], strict=True)]
-            raise ValueError(
-                f"{op}: grad_output must have shape {tuple(outer)}, or up to {tuple(most)} pixels"
-                f" with output_padding, for input {tuple(input.shape)} and weight_size {size}, got"
-                f" {tuple(got)}"
-            )
-        if any(extra):
-            key = None
-            grad_output, g = _cropped(grad_output, input.shape[2:], size, g)
-        found = check.keep(key, size[2:], g)
-    # A wgrad with data and gradient swapped.
-    options = (benchmark, deterministic, allow_tf32)
-    return wgrad(input, grad_output, None, *found, options, key is not None)
-
-
-def convolution_transpose_backward_bias(grad_output: torch.Tensor) -> torch.Tensor:
-    """A transposed convolution's gradient by its bias: (K,), the sums of `grad_output`."""
-    check.tensors("convolution_transpose_backward_bias", 2, grad_output=grad_output)
     return grad_output.sum((0, 2, 3))

@@ -18,6 +18,7 @@ from .. import threads
 from ..ambient import outside
 from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import ConvKind, ConvProblem, out_size
+from ..ranks import OWN
 from . import cache, cuda_kernels, narrow
 from .cache import Kernel, Slot, clock
 
@@ -33,7 +34,7 @@ DTYPES = {
     torch.float32: "float32",
     torch.float64: "float64",
 }
-LAYOUTS = {(rank, False): (ACTIVATIONS[rank], KERNELS[rank]) for rank in (2, 3)} | {
+LAYOUTS = {(rank, False): (ACTIVATIONS[rank], KERNELS[rank]) for rank in OWN} | {
     (2, True): ("NHWC", "OHWI"),
     (3, True): ("NDHWC", "ODHWI"),
 }  # by rank and channels last

@@ -10,30 +10,57 @@ from typing import Any
 
 import torch
 
-from .functions import convolution, convolution_transpose
-from .lines import conv1d, conv_transpose1d
-from .volumes import conv3d, conv_transpose3d
+from .functions import conv1d, conv3d, convolution
+from .transposed import conv_transpose1d, conv_transpose3d, convolution_transpose
 
-# `torch.fx.symbolic_trace` sees the calls below and not what is inside.
-torch.fx.wrap("convolution")
-torch.fx.wrap("convolution_transpose")
-torch.fx.wrap("conv1d")
-torch.fx.wrap("conv_transpose1d")
-torch.fx.wrap("conv3d")
-torch.fx.wrap("conv_transpose3d")
+# `torch.fx.symbolic_trace` sees the calls below and not what is inside: it replaces these globals,
+# which layers therefore read at each call.
+for _name in ("conv1d", "convolution", "conv3d"):
+    torch.fx.wrap(_name)
+for _name in ("conv_transpose1d", "convolution_transpose", "conv_transpose3d"):
+    torch.fx.wrap(_name)
 
 
-def _padded(
-    layer: torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d,
+def _convolved(
+    self: Any,
     input: torch.Tensor,  # noqa: A002
-) -> tuple[torch.Tensor, Any]:
-    """(the input, the padding that is left): what is before each axis, then what is after."""
-    widths = tuple(layer._reversed_padding_repeated_twice)  # of the last axis first
-    if layer.padding_mode != "zeros":
-        return torch.nn.functional.pad(input, widths, mode=layer.padding_mode), 0
-    if isinstance(layer.padding, str):  # "same" may be lopsided, which costs no copy here
-        return input, (*widths[-2::-2], *widths[::-2])
-    return input, layer.padding
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """`_conv_forward` of a convolution."""
+    padding = self.padding
+    if self.padding_mode != "zeros" or isinstance(padding, str):
+        widths = tuple(self._reversed_padding_repeated_twice)  # of the last axis first
+        if self.padding_mode != "zeros":
+            input = torch.nn.functional.pad(input, widths, mode=self.padding_mode)  # noqa: A001
+            padding = 0
+        else:  # "same" may be lopsided, which costs no copy here
+            padding = (*widths[-2::-2], *widths[::-2])
+    function = (conv1d, convolution, conv3d)[len(self.stride) - 1]
+    return function(
+        input, weight, bias, self.stride, padding, self.dilation, self.groups, self.benchmark
+    )
+
+
+def _transposed(
+    self: Any,
+    input: torch.Tensor,  # noqa: A002
+    output_size: list[int] | None = None,
+) -> torch.Tensor:
+    """`forward` of a transposed convolution."""
+    stride, padding, dilation, groups = self.stride, self.padding, self.dilation, self.groups
+    rank = len(stride)
+    extra = self._output_padding(
+        input, output_size, stride, padding, self.kernel_size, rank, dilation
+    )
+    if rank == 2:
+        return convolution_transpose(
+            input, self.weight, self.bias, stride, padding, extra, dilation, groups, self.benchmark
+        )
+    function = conv_transpose1d if rank == 1 else conv_transpose3d
+    return function(
+        input, self.weight, self.bias, stride, padding, extra, groups, dilation, self.benchmark
+    )
 
 
 class Conv1d(torch.nn.Conv1d):
@@ -43,17 +70,7 @@ class Conv1d(torch.nn.Conv1d):
     """
 
     benchmark: bool | None = None
-
-    def _conv_forward(
-        self,
-        input: torch.Tensor,  # noqa: A002
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        input, padding = _padded(self, input)  # noqa: A001
-        return conv1d(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, self.benchmark
-        )
+    _conv_forward = _convolved
 
 
 class ConvTranspose1d(torch.nn.ConvTranspose1d):
@@ -63,19 +80,7 @@ class ConvTranspose1d(torch.nn.ConvTranspose1d):
     """
 
     benchmark: bool | None = None
-
-    def forward(
-        self,
-        input: torch.Tensor,  # noqa: A002
-        output_size: list[int] | None = None,
-    ) -> torch.Tensor:
-        extra = self._output_padding(
-            input, output_size, self.stride, self.padding, self.kernel_size, 1, self.dilation
-        )
-        return conv_transpose1d(
-            input, self.weight, self.bias, self.stride, self.padding, extra, self.groups,
-            self.dilation, self.benchmark,
-        )  # fmt: skip
+    forward = _transposed
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -85,17 +90,7 @@ class Conv2d(torch.nn.Conv2d):
     """
 
     benchmark: bool | None = None
-
-    def _conv_forward(
-        self,
-        input: torch.Tensor,  # noqa: A002
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        input, padding = _padded(self, input)  # noqa: A001
-        return convolution(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, self.benchmark
-        )
+    _conv_forward = _convolved
 
 
 class ConvTranspose2d(torch.nn.ConvTranspose2d):
@@ -105,19 +100,7 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):
     """
 
     benchmark: bool | None = None
-
-    def forward(
-        self,
-        input: torch.Tensor,  # noqa: A002
-        output_size: list[int] | None = None,
-    ) -> torch.Tensor:
-        extra = self._output_padding(
-            input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
-        )
-        return convolution_transpose(
-            input, self.weight, self.bias, self.stride, self.padding, extra, self.dilation,
-            self.groups, self.benchmark,
-        )  # fmt: skip
+    forward = _transposed
 
 
 class Conv3d(torch.nn.Conv3d):
@@ -127,17 +110,7 @@ class Conv3d(torch.nn.Conv3d):
     """
 
     benchmark: bool | None = None
-
-    def _conv_forward(
-        self,
-        input: torch.Tensor,  # noqa: A002
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        input, padding = _padded(self, input)  # noqa: A001
-        return conv3d(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, self.benchmark
-        )
+    _conv_forward = _convolved
 
 
 class ConvTranspose3d(torch.nn.ConvTranspose3d):
@@ -147,16 +120,4 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
     """
 
     benchmark: bool | None = None
-
-    def forward(
-        self,
-        input: torch.Tensor,  # noqa: A002
-        output_size: list[int] | None = None,
-    ) -> torch.Tensor:
-        extra = self._output_padding(
-            input, output_size, self.stride, self.padding, self.kernel_size, 3, self.dilation
-        )
-        return conv_transpose3d(
-            input, self.weight, self.bias, self.stride, self.padding, extra, self.groups,
-            self.dilation, self.benchmark,
-        )  # fmt: skip
+    forward = _transposed

@@ -26,8 +26,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..given import truth
 from ..problem import ConvKind
+from ..ranks import OWN
 from . import batching, kernels
-from .arguments import OPERATORS, RANKS, facts, is_plain, operator
+from .arguments import OPERATORS, facts, is_plain, operator
 from .kernels import Geometry, Options
 
 Size = tuple[int, ...]
@@ -366,9 +367,26 @@ def _primal(tensor: torch.Tensor) -> torch.Tensor:
     return torch._VF._unpack_dual(tensor, level=0)[0]
 
 
+def _of_lines(kind: ConvKind) -> Callable[..., torch.Tensor]:
+    """The operator of one dimension: a line is an image with one row."""
+    of_images = _CALLS[kind, 2]
+
+    def call(
+        first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None, size: Size,
+        geometry: Geometry, *rest: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        (stride,), (before, after), (dilation,), groups = geometry
+        of_row = ((1, stride), (0, before, 0, after), (1, dilation), groups)
+        rows = first.unsqueeze(-2), second.unsqueeze(-2)
+        return of_images(*rows, bias, (1, *size) if size else (), of_row, *rest).squeeze(-2)
+
+    return call
+
+
 _CALLS: dict[tuple[ConvKind, int], Callable[..., torch.Tensor]] = {
-    (kind, rank): _define(kind, rank) for kind in ConvKind for rank in RANKS
+    (kind, rank): _define(kind, rank) for kind in ConvKind for rank in OWN
 }
+_CALLS |= {(kind, 1): _of_lines(kind) for kind in ConvKind}
 
 
 def fprop(first: Any, second: Any, bias: Any, size: Size, g: Geometry, *rest: Any) -> torch.Tensor:

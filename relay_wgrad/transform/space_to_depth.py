@@ -28,13 +28,13 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from ..attrs import ConvAttrs, read_conv2d
+from ..attrs import ConvAttrs
 from ..given import truth
 from ..ir import is_taken, op_name
 from ..layout_rules.table import permute_axes
 from ..layouts import ACTIVATION, KERNEL, is_permutation, to_layout
+from ..ops import FAMILY
 from ..ops.algebra import DGRAD_NAME, WGRAD_NAME, fprop_call, get_op, wgrad_call
-from ..ops.conv2d_backward_weight import DEF as WGRAD
 from ..problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ..relation import as_size
 from .depth_blocks import FILTER, FORMS, GRADIENT, IMAGE, Blocks
@@ -51,10 +51,7 @@ MOST = 1024
 READ_AT_ONCE = 16  # bytes that a library's kernels read
 
 DTYPES = ("float16", "bfloat16", "float32")
-assert WGRAD.read_attrs is not None
-_READ: dict[str, tuple[ConvKind, Callable[[relax.Call], ConvAttrs]]] = {
-    FPROP_NAME: (ConvKind.FPROP, read_conv2d), WGRAD_NAME: (ConvKind.WGRAD, WGRAD.read_attrs),
-}  # fmt: skip
+_TAKEN = {name: FAMILY[name] for name in (FPROP_NAME, WGRAD_NAME)}
 _NO_PADDING = (0, 0, 0, 0)
 
 
@@ -203,11 +200,11 @@ class _Function:
         writer = _Block(self.builder, block, self._key)
         for binding in block.bindings:
             value = binding.value
-            if op_name(value) not in _READ:
+            definition = _TAKEN.get(op_name(value))
+            if definition is None or definition.kind is None or definition.read_attrs is None:
                 writer.out.append(binding)
                 continue
-            kind, read = _READ[op_name(value)]
-            attrs = read(value)
+            kind, attrs = definition.kind, definition.read_attrs(value)
             problem, reason = _problem_of(kind, value, attrs)
             if problem is not None:
                 reason = reason or self._refusal(problem, value)

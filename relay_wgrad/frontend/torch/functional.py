@@ -38,8 +38,8 @@ class _UnknownError(Exception):
 # In place and not; others lose their underscore and keep the overload's name.
 _PAIRS = {"bernoulli_.float": "bernoulli.p", "normal_.default": "normal_functional.default"}
 # Made of other ops, of which none gives an operand back, nor a view of it.
-_FRESH = ("conv1d", "conv2d", "conv3d", "conv_transpose", "linear", "matmul", "batch_norm",
-          "layer_norm", "group_norm", "max_pool2d", "softmax", "cross_entropy")  # fmt: skip
+_FRESH = ("conv", "linear", "matmul", "batch_norm", "layer_norm", "group_norm", "max_pool2d",
+          "softmax", "cross_entropy")  # fmt: skip
 _BATCH_NORM = "batch_norm.default"
 _CHECK = "_assert_tensor_metadata.default"  # of what the export has checked
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ranks import RANKS
 from .. import layers, norms
 from ..context import Context, shape_of
 from ..sizes import is_open, number
@@ -25,22 +26,21 @@ def _list(value: Any, count: int) -> list[int]:
     return values * count if len(values) == 1 else values
 
 
-def _convolution(rank: int) -> Builder:
-    def build(ctx: Context, call: Call) -> Any:
-        x, weight, bias, padding = call.args[0], call.args[1], call.arg(2), call.arg(4, 0)
-        check_elements(input=x, weight=weight)
-        strides, dilation = _list(call.arg(3, 1), rank), _list(call.arg(5, 1), rank)
-        if padding == "valid":
-            padding = 0
-        if padding == "same":  # the odd one after; PyTorch takes no stride with it
-            whole = [d * (k - 1) for d, k in zip(dilation, shape_of(weight)[2:], strict=True)]
-            pads = [n // 2 for n in whole] + [n - n // 2 for n in whole]
-        else:
-            pads = _list(padding, rank) * 2
-        groups = int(call.arg(6, 1))
-        return layers.conv(ctx, x, weight, bias, strides, pads, dilation, groups)
-
-    return build
+def _convolution(ctx: Context, call: Call) -> Any:
+    x, weight, bias, padding = call.args[0], call.args[1], call.arg(2), call.arg(4, 0)
+    check_elements(input=x, weight=weight)
+    taps = shape_of(weight)[2:]
+    rank = len(taps)
+    strides, dilation = _list(call.arg(3, 1), rank), _list(call.arg(5, 1), rank)
+    if padding == "valid":
+        padding = 0
+    if padding == "same":  # the odd one after; PyTorch takes no stride with it
+        whole = [d * (k - 1) for d, k in zip(dilation, taps, strict=True)]
+        pads = [n // 2 for n in whole] + [n - n // 2 for n in whole]
+    else:
+        pads = _list(padding, rank) * 2
+    groups = int(call.arg(6, 1))
+    return layers.conv(ctx, x, weight, bias, strides, pads, dilation, groups)
 
 
 def transposed(
@@ -59,15 +59,13 @@ def transposed(
     return layers.conv_transpose(ctx, x, weight, bias, strides, dilation, groups, padding, totals)
 
 
-def _transposed(rank: int) -> Builder:
-    def build(ctx: Context, call: Call) -> Any:
-        strides, padding, extra = (_list(call.arg(3 + i, int(i == 0)), rank) for i in range(3))
-        return transposed(
-            ctx, call.args[0], call.args[1], call.arg(2), strides, padding, extra,
-            _list(call.arg(7, 1), rank), int(call.arg(6, 1)),
-        )  # fmt: skip
-
-    return build
+def _transposed(ctx: Context, call: Call) -> Any:
+    rank = len(shape_of(call.args[1])) - 2
+    strides, padding, extra = (_list(call.arg(3 + i, int(i == 0)), rank) for i in range(3))
+    return transposed(
+        ctx, call.args[0], call.args[1], call.arg(2), strides, padding, extra,
+        _list(call.arg(7, 1), rank), int(call.arg(6, 1)),
+    )  # fmt: skip
 
 
 def _max_pool(rank: int) -> Builder:
@@ -218,33 +216,32 @@ def _dropout(ctx: Context, call: Call) -> Any:
     return layers.masked(ctx, x, rate)
 
 
+# By rank: what is for lines called `default` is for images and volumes called `input`, and only
+# those two have pools with places.
+_OF_RANK: dict[str, Builder] = {}
+for _rank in RANKS:
+    _given = "default" if _rank == 1 else "input"
+    _OF_RANK |= {
+        f"avg_pool{_rank}d.default": _average_pool(_rank),
+        f"conv{_rank}d.default": _convolution,
+        f"conv{_rank}d.padding": _convolution,
+        f"conv_transpose{_rank}d.{_given}": _transposed,
+        f"max_pool{_rank}d.default": _max_pool(_rank),
+    }
+    if _rank > 1:
+        _OF_RANK[f"max_pool{_rank}d_with_indices.default"] = _with_indices(_max_pool(_rank))
+
 LAYERS: dict[str, Builder] = {
     **ACTIVATIONS,
+    **_OF_RANK,
     "_native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
     "_native_batch_norm_legit_functional.default": _batch_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm_evaluated,
     "_weight_norm.default": _weight_norm,
-    "avg_pool2d.default": _average_pool(2),
-    "avg_pool3d.default": _average_pool(3),
-    "avg_pool1d.default": _average_pool(1),
-    "conv1d.default": _convolution(1),
-    "conv1d.padding": _convolution(1),
-    "conv2d.default": _convolution(2),
-    "conv2d.padding": _convolution(2),
-    "conv3d.default": _convolution(3),
-    "conv3d.padding": _convolution(3),
-    "conv_transpose1d.default": _transposed(1),
-    "conv_transpose2d.input": _transposed(2),
-    "conv_transpose3d.input": _transposed(3),
     "group_norm.default": _group_norm,
     "layer_norm.default": _layer_norm,
     "linear.default": _linear,
     "instance_norm.default": _instance_norm,
-    "max_pool1d.default": _max_pool(1),
-    "max_pool2d.default": _max_pool(2),
-    "max_pool2d_with_indices.default": _with_indices(_max_pool(2)),
-    "max_pool3d.default": _max_pool(3),
-    "max_pool3d_with_indices.default": _with_indices(_max_pool(3)),
     "native_dropout.default": lambda ctx, call: (_dropout(ctx, call), None),
     "native_group_norm.default": _native_group_norm,
     "native_layer_norm.default": _native_layer_norm,

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ... import ranks
 from .. import layers
 from ..context import Context
 from ..conv_gradients import ConvGradients
 from .call import Builder, Call, check_elements
-
-_RANKS = (2, 3)
 
 
 def _geometry(call: Call, at: int) -> tuple[list[int], list[int], list[int], int]:
@@ -47,7 +46,7 @@ def _wgrad(ctx: Context, call: Call) -> Any:
 
 OWN: dict[str, Builder] = {
     f"relay_wgrad::conv{rank}d{name}.default": row
-    for rank in _RANKS
+    for rank in ranks.OWN
     for name, row in (("", _fprop), ("_backward_data", _dgrad), ("_backward_weight", _wgrad))
 }
 """Overload -> builder."""

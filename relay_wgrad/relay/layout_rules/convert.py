@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...layouts import ACTIVATION, KERNEL, is_permutation
-from ...ops.conv2d_transpose import KERNEL_TRANSPOSED
+from ...ops.conv_transpose import KERNEL_TRANSPOSED
 from ..ast import Expr
 from ..make import call
 from ..ops import lookup

@@ -18,10 +18,9 @@ from typing import Any
 from tvm import relax
 
 from ...layouts import ACTIVATIONS, KERNELS, is_permutation, swap_io, to_layout
-from ...ops.conv2d import conv2d
-from ...ops.conv2d_backward_weight import conv2d_backward_weight
-from ...ops.conv2d_transpose import conv2d_transpose
-from ...ops.conv3d import conv3d, conv3d_backward_weight
+from ...ops.conv import conv2d, conv3d
+from ...ops.conv_backward_weight import conv2d_backward_weight, conv3d_backward_weight
+from ...ops.conv_transpose import conv2d_transpose
 from ...problem import out_size, transposed_size
 from ..types import ANY, AnyDim, Dim, TensorType, Type
 from . import by_rank

@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm import relax
 
-from ...attrs import ConvAttrs, read_conv2d
+from ...attrs import ConvAttrs, read_conv
 from ...layouts import ACTIVATION, KERNEL, is_permutation, to_layout
 from .index import Anchor, Atom, Atoms, Barrier, Dim, Refinement, View, axes_of, renamed, size_of
 from .ops import KEEPING, bounds
@@ -63,7 +63,7 @@ def product(call: relax.Call, image: View, weights: View) -> Product:
 
     Raises Barrier where it is none: a blocked layout, channels that no common factors describe.
     """
-    attrs = read_conv2d(call)
+    attrs = read_conv(call, 2)
     if not _unblocked(attrs):
         raise Barrier("a blocked layout")
     weights = renamed(weights)
@@ -147,7 +147,7 @@ def is_forward(call: relax.Call, image: View, weights: View) -> bool:
     they compute that tells them apart but which axis comes first: programs keep images first, in
     NCHW as in NHWC, in activations as in their gradients.
     """
-    attrs = read_conv2d(call)
+    attrs = read_conv(call, 2)
     if not _unblocked(attrs) or not image.anchors or not weights.anchors:
         return True
     n = to_layout(image.dims, attrs.data_layout, ACTIVATION)[0].atoms

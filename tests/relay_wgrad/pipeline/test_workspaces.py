@@ -11,7 +11,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from relay_wgrad.ops.conv2d_backward_weight import conv2d_backward_weight
+from relay_wgrad.ops.conv_backward_weight import conv2d_backward_weight
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.workspaces import Workspaces, with_workspaces
 from relay_wgrad.torch.cuda_kernels import of_its_memory

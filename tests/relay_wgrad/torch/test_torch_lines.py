@@ -101,17 +101,19 @@ def test_an_output_size() -> None:
 
 
 REFUSED = [
-    (lambda x, w: rt.conv1d(x[None], w), ValueError, "conv1d: input must have 2 or 3 axes"),
+    (lambda x, w: rt.conv1d(x[None], w), ValueError, "conv1d: input must have 3 axes"),
     (lambda x, w: rt.conv1d(x, w[None]), ValueError, "conv1d: weight must have 3 axes"),
     (lambda x, w: rt.conv1d(x, None), TypeError, "conv1d: weight must be a tensor, got NoneType"),
     (lambda x, w: rt.conv1d(x, w, stride=(1, 2)), ValueError, "stride must have 1 values"),
     (lambda x, w: rt.conv1d(x, w, padding=(1, 2, 3)), ValueError, "padding must have 1 or 2"),
     (lambda x, w: rt.conv1d(x, w, padding=-1), ValueError, "padding must be at least 0"),
-    (lambda x, w: rt.conv1d(x, w, groups=3), ValueError, "groups"),
+    (lambda x, w: rt.conv1d(x, w, padding="same"), TypeError, "Conv1d takes words"),
+    (lambda x, w: rt.conv1d(x, w, groups=3), ValueError, "conv1d: channels of input must be"),
+    (lambda x, w: rt.conv1d_backward_input(3, w, x), ValueError, "input_size must have 3 values"),
     (
         lambda x, w: rt.conv1d_backward_weight(x, (6, 4), x),
         ValueError,
-        "conv1d_backward_weight: weight_size must have 3 sizes",
+        "conv1d_backward_weight: weight_size must have 3 values",
     ),
 ]
 

@@ -16,13 +16,11 @@ from typing import Any
 from tvm import relax
 
 from ....attrs import ConvAttrs
-from ....layouts import swap_io, to_layout
-from ....ops import FAMILY
-from ....problem import ConvKind
+from ....layouts import to_layout
+from ....opdef import OpDef
+from ....ops import FAMILY, LINES
+from ....problem import ROLES, ConvKind
 from .writer import Names, Row, Writer, dtype, sizes
-
-_KINDS = {ConvKind.FPROP: ("data", "weight", "grad"), ConvKind.DGRAD: ("grad", "weight", "data"),
-          ConvKind.WGRAD: ("grad", "data", "weight")}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,14 +105,11 @@ def _checked(call: relax.Call, operands: Sequence[Any]) -> None:
         raise ValueError(f"one dtype for operands and result is needed, got {sorted(kinds)}")
 
 
-def _write(
-    w: Writer, call: relax.Call, names: Sequence[str], kind: ConvKind, a: ConvAttrs,
-    activation: str, kernel: str,
-) -> str:  # fmt: skip
+def _write(w: Writer, call: relax.Call, names: Sequence[str], kind: ConvKind, a: ConvAttrs) -> str:
     _checked(call, call.args[:2])
-    canonical = {"data": activation, "grad": activation, "weight": kernel}
+    canonical = {"data": a.activation, "grad": a.activation, "weight": a.kernel}
     given = {"data": a.data_layout, "grad": a.grad_layout, "weight": a.kernel_layout}
-    first, second, result = _KINDS[kind]
+    first, second, result = ROLES[kind]
     tensors, shapes = {}, {}
     for role, name, arg in zip((first, second), names, call.args[:2], strict=True):
         tensors[role] = w.to_layout(name, given[role], canonical[role])
@@ -134,41 +129,13 @@ def _write(
     return w.to_layout(made, canonical[result], given[result])
 
 
-def _family(name: str) -> Row:
-    definition = FAMILY[name]
-
+def _row(definition: OpDef) -> Row:
     def row(w: Writer, call: relax.Call, names: list[Names]) -> Names:
         assert definition.read_attrs is not None
         assert definition.kind is not None
-        a = definition.read_attrs(call)
-        return _write(w, call, names[:2], definition.kind, a, a.activation, a.kernel)
+        return _write(w, call, names[:2], definition.kind, definition.read_attrs(call))
 
     return row
 
 
-def _of_one_dimension(transposed: bool) -> Row:
-    """Upstream's conv1d, and conv1d_transpose, whose weight's letters are of its own operands."""
-
-    def row(w: Writer, call: relax.Call, names: list[Names]) -> Names:
-        t = call.attrs
-        out = str(t.out_layout) or str(t.data_layout)
-        kernel = str(t.kernel_layout)
-        layouts = (str(t.data_layout), kernel, out)
-        if transposed:
-            layouts = (out, swap_io(kernel), str(t.data_layout))
-        a = ConvAttrs(
-            strides=tuple(map(int, t.strides)), padding=tuple(map(int, t.padding)),
-            dilation=tuple(map(int, t.dilation)), groups=int(t.groups),
-            data_layout=layouts[0], kernel_layout=layouts[1], grad_layout=layouts[2],
-        )  # fmt: skip
-        kind = ConvKind.DGRAD if transposed else ConvKind.FPROP
-        return _write(w, call, names[:2], kind, a, "NCW", "OIW")
-
-    return row
-
-
-ROWS: dict[str, Row] = {
-    **{name: _family(name) for name in FAMILY},
-    "relax.nn.conv1d": _of_one_dimension(False),
-    "relax.nn.conv1d_transpose": _of_one_dimension(True),
-}
+ROWS: dict[str, Row] = {name: _row(definition) for name, definition in (FAMILY | LINES).items()}

@@ -5,34 +5,29 @@ output's size is (H-1)*stride - padding + dilation*(R-1) + 1 + output_padding.  
 are its own: I counts its input channels (the forward convolution's K), O its output channels per
 group.  Hence its gradient by its data is an fprop, and by its weight a wgrad with data and gradient
 swapped.  Also known as deconvolution, fractionally strided convolution, `ConvTranspose`.
+
+`relax.nn.conv3d_transpose` is the same with a depth; of `relax.nn.conv1d_transpose` only the
+gradient is ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tvm import relax
 
-from .. import opdef
-from ..attrs import (
-    ConvAttrs,
-    dtype_name,
-    layout,
-    padding4,
-    pair,
-    rank_of,
-    read_conv2d_transpose,
-)
+from ..attrs import ConvAttrs, dtype_name, each, ends, layout, read_conv_transpose
 from ..layouts import ACTIVATION, swap_io
 from ..problem import ConvKind, transposed_size
+from ..ranks import RANKS
 from ..relation import Relation
-from .algebra import WGRAD_NAME, fprop_call, get_op, gradient_rule, operands, wgrad_call
-from .conv2d import UPSTREAMS, before_upstreams, positive_groups, run_sizes
+from .algebra import TRANSPOSED, WGRAD_NAME, fprop_call, get_op, operands, wgrad_call
+from .conv import define, positive_groups
 
 OP = "conv2d_transpose"
-NAME = "relax.nn.conv2d_transpose"
 KERNEL_TRANSPOSED = "IOHW"
 
 
@@ -67,13 +62,13 @@ def conv2d_transpose(
     TypeError, ValueError : naming attribute and value.
     """
     operands(OP, data=data, weight=weight)
-    return relax.op.nn.conv2d_transpose(
+    return TRANSPOSED[2](
         data,
         weight,
-        pair(OP, "strides", strides),
-        padding4(OP, padding),
-        pair(OP, "output_padding", output_padding),
-        pair(OP, "dilation", dilation),
+        each(OP, "strides", strides, 2),
+        ends(OP, padding, 2),
+        each(OP, "output_padding", output_padding, 2),
+        each(OP, "dilation", dilation, 2),
         positive_groups(OP, groups),
         layout(OP, "data_layout", data_layout),
         layout(OP, "kernel_layout", kernel_layout),
@@ -129,7 +124,7 @@ def conv2d_transpose_backward_weight(
     a = _forward_attrs(
         strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
     )
-    return wgrad_call(data, grad, replace(a, kernel_size=pair(OP, "kernel_size", kernel_size)))
+    return wgrad_call(data, grad, replace(a, kernel_size=each(OP, "kernel_size", kernel_size, 2)))
 
 
 def _forward_attrs(
@@ -138,9 +133,9 @@ def _forward_attrs(
 ) -> ConvAttrs:  # fmt: skip
     """A transposed convolution's attributes in the forward convolution's terms."""
     return ConvAttrs(
-        strides=pair(OP, "strides", strides),
-        padding=padding4(OP, padding),
-        dilation=pair(OP, "dilation", dilation),
+        strides=each(OP, "strides", strides, 2),
+        padding=ends(OP, padding, 2),
+        dilation=each(OP, "dilation", dilation, 2),
         groups=positive_groups(OP, groups),
         data_layout=layout(OP, "grad_layout", grad_layout),
         kernel_layout=swap_io(layout(OP, "kernel_layout", kernel_layout)),
@@ -149,7 +144,7 @@ def _forward_attrs(
     )
 
 
-def _check_transposed(rel: Relation, args: Sequence[relax.Expr]) -> None:
+def _check(rel: Relation, args: Sequence[relax.Expr]) -> None:
     """Channels and output sizes; the weight is in the forward convolution's order (K, C/groups)."""
     a = rel.attrs
     data = rel.tensor("data", args[0], a.grad_layout, a.activation)
@@ -176,22 +171,9 @@ def _check_transposed(rel: Relation, args: Sequence[relax.Expr]) -> None:
         rel.positive(f"output {name}", made, why)
 
 
-def define(op: str, read: Callable[[relax.Call], ConvAttrs]) -> opdef.OpDef:
-    """The record of upstream's transposed convolution `op`."""
-
-    return opdef.OpDef(
-        name=f"relax.nn.{op}",
-        summary=f"{rank_of(op)}-D transposed convolution (a dgrad); upstream's op",
-        kind=ConvKind.DGRAD,
-        read_attrs=read,
-        legalizer=opdef.FAMILY_LEGALIZER,
-        sizes=run_sizes(op, read, _check_transposed),
-        rules={
-            opdef.INFER_TYPE: before_upstreams(op, read, _check_transposed),
-            opdef.GRADIENT: lambda upstream: gradient_rule(op, ConvKind.DGRAD, read),
-        },
-        missing=dict.fromkeys(UPSTREAMS, "upstream's"),
-    )
-
-
-DEF = define(OP, read_conv2d_transpose)
+DEFS = {
+    rank: define(
+        f"conv{rank}d_transpose", ConvKind.DGRAD, partial(read_conv_transpose, rank=rank),
+        _check, f"{rank}-D transposed convolution (a dgrad); upstream's op",
+    ) for rank in RANKS
+}  # fmt: skip
