@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from rich.table import Table
 
 from . import timing
 from .problem import ConvProblem
+
+_COUNTED = re.compile(r"(.+): kernel ([0-9]+) of ([0-9]+).*")
 
 
 class Display:
@@ -47,12 +50,26 @@ class Display:
 
     @contextlib.contextmanager
     def parts(self) -> Iterator[Callable[[str], None]]:
-        """Gives a function that ends one part and begins the next, named by its argument."""
+        """Gives a function that ends one part and begins the next, named by its argument.
+
+        Of a text that counts, `compiling: kernel 3 of 67, …`, what is before the colon is the part.
+        """
         with contextlib.ExitStack() as now:
+            begun = ""
 
             def begin(what: str) -> None:
-                now.close()
-                now.enter_context(self.part(what))
+                nonlocal begun
+                counted = _COUNTED.fullmatch(what)
+                name = counted[1] if counted else what
+                if name != begun or not counted:
+                    now.close()
+                    now.enter_context(self.part(name))
+                    begun = name
+                if counted:
+                    self.progress.update(
+                        self.progress.task_ids[-1], description=what,
+                        completed=int(counted[2]), total=int(counted[3]),
+                    )  # fmt: skip
 
             yield begin
 

@@ -8,10 +8,9 @@ passes and LLVM run without Python's lock, so threads are enough.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ from .versions import compilers
 
 LOWERING = "1"  # of `lowering`, to be raised with it
 ENTRY = "tirx.is_entry_func"
-Told = Callable[[int, int], None]
+Told = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,14 @@ def objects(
 ) -> list[Object]:
     """The kernels' objects, in an order that is the same for the same kernels.
 
-    told : is given how many there are, of how many, whenever there is one more.
+    told : is given how many there are, of how many, and how many of these were kept, whenever there
+        is one more.
     Raises what TVM raises for a kernel that it cannot compile.
     """
     units = _units(kernels)
     config = dict(tvm.transform.PassContext.current().config)
     level = tvm.transform.PassContext.current().opt_level
     facts = ("kernel", LOWERING, str(target), repr(sorted(map(str, config.items()))), *compilers())
-    made = _Count(len(units), told)
 
     def one(unit: Sequence[GlobalVar]) -> Object:
         functions = {var: kernels[var] for var in unit}
@@ -69,12 +68,14 @@ def objects(
                 content = content_of(compiled_library(tvm.IRModule(functions), target))
                 seconds = time.thread_time() - start
             kept.put(key, content)
-        made.one_more()
         return Object(names, key, content, seconds)
 
     with ThreadPoolExecutor(max(1, min(len(units), cores()))) as pool:
-        waiting = [pool.submit(one, unit) for unit in units]
+        waiting, kept_ones = [pool.submit(one, unit) for unit in units], 0
         try:
+            for done, one_more in enumerate(as_completed(waiting), 1):
+                kept_ones += one_more.result().seconds == 0
+                told(done, len(units), kept_ones)
             return [each.result() for each in waiting]
         except BaseException:  # Ctrl-C too: what has not begun is not begun
             pool.shutdown(wait=False, cancel_futures=True)
@@ -143,13 +144,3 @@ def _units(kernels: Mapping[GlobalVar, tirx.PrimFunc]) -> list[list[GlobalVar]]:
         structural_walk(function.body, (GlobalVar, others.append))
     ordered = sorted(kernels, key=lambda var: str(var.name_hint))
     return [ordered] if others else [[var] for var in ordered]
-
-
-class _Count:
-    def __init__(self, of: int, told: Told) -> None:
-        self._lock, self._done, self._of, self._told = threading.Lock(), 0, of, told
-
-    def one_more(self) -> None:
-        with self._lock:
-            self._done += 1
-            self._told(self._done, self._of)

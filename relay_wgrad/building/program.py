@@ -71,7 +71,7 @@ class Program(relax.VMExecutable):
 
 def build(
     module: tvm.IRModule, target: Target, pipeline: Callable[..., tvm.IRModule], kept: Kept,
-    told: Told = lambda done, of: None,
+    told: Told = lambda done, of, kept: None,
 ) -> tuple[relax.VMExecutable, bytes, list[Object]]:  # fmt: skip
     """The module compiled as `tvm.compile(module, target, relax_pipeline=pipeline)` does.
 

@@ -84,7 +84,7 @@ def compile_module(
         # Upstream's pipeline leaves on one core what is no convolution.
         executable, code, made = build(
             mod, target, cpu_pipeline(), kept,
-            lambda done, of: progress(f"compiling: kernel {done} of {of}"),
+            lambda *told: progress("compiling: kernel {} of {}, {} from the cache".format(*told)),
         )  # fmt: skip
     planned = plan.bytes.get(function, 0)
     if key is not None and code:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay_wgrad.display import duration, milliseconds, work
+from relay_wgrad.display import Display, duration, milliseconds, work
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,16 @@ def test_work() -> None:
     assert work(98.9e9) == "98.9 GFLOP"
     assert work(2.5e6) == "2.5 MFLOP"
     assert work(36_864) == "36.9 kFLOP"
+
+
+def test_a_part_that_counts_is_one_bar() -> None:
+    display = Display(quiet=True)
+    counted = (f"compiling: kernel {i} of 3, 0 from the cache" for i in (1, 2, 3))
+    with display.parts() as begin:
+        for text in ("differentiating", *counted, "loading"):
+            begin(text)
+    tasks = display.progress.tasks
+    assert [task.description.partition(",")[0] for task in tasks] == [
+        "differentiating", "compiling: kernel 3 of 3", "loading",
+    ]  # fmt: skip
+    assert all(task.finished for task in tasks)

@@ -52,6 +52,10 @@ def kept(folder: Path) -> Kept:
     return Kept({"RELAY_WGRAD_CACHE": str(folder)})
 
 
+def nobody(done: int, of: int, kept: int) -> None:
+    """Is told of progress."""
+
+
 def run(executable: Any, rows: int = SIZE) -> np.ndarray:
     x = np.random.default_rng(0).standard_normal((rows, SIZE)).astype("float32")
     found: np.ndarray = relax.VirtualMachine(executable, tvm.cpu())["main"](
@@ -126,7 +130,7 @@ def test_kernels_that_call_each_other(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(objects, "compiled_library", compiled)
     monkeypatch.setattr(objects, "content_of", lambda names: " ".join(sorted(names)).encode())
-    made = objects.objects(dict(Two.functions_items()), FAST, kept(tmp_path), lambda done, of: None)
+    made = objects.objects(dict(Two.functions_items()), FAST, kept(tmp_path), nobody)
     assert [(each.names, each.content) for each in made] == [(("main", "twice"), b"main twice")]
 
 
@@ -155,7 +159,7 @@ def test_what_tvm_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(objects, "compiled_library", refused)
     kernels = {tvm.ir.GlobalVar(f"k{i}"): tirx.PrimFunc([], tirx.Evaluate(i)) for i in range(200)}
     with pytest.raises(tvm.error.InternalError, match="no kernel"):
-        objects.objects(kernels, FAST, kept(tmp_path), lambda done, of: None)
+        objects.objects(kernels, FAST, kept(tmp_path), nobody)
     assert len(begun) < len(kernels)
 
 
