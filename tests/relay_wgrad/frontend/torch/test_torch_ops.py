@@ -67,8 +67,7 @@ def test_recurrent_layers() -> None:
 def test_each_composed_op_is_compared() -> None:
     """PyTorch makes others of it, in a case above."""
     seen = set()
-    modules = [cases.Side(list(cases.COMPOSED.values()), X.dtype), Recurrent()]
-    modules.append(cases.Side(list(cases.CURVES.values()), X.dtype))
+    modules = [cases.Side(list(c.values()), X.dtype) for c in (cases.COMPOSED, cases.CURVES)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch, about PyTorch
         for module in modules:
@@ -87,7 +86,7 @@ def test_each_row_is_compared() -> None:
         program = exported(torch, side, (X,), OPS).program
         seen |= {*map(op_of, program.graph.nodes)}
     modules = [nn.BatchNorm2d(4), nn.BatchNorm2d(4).eval(), nn.Dropout(0.2).eval()]
-    for module in modules:
+    for module in (*modules, Recurrent()):
         program = exported(torch, module.double(), (X,), OPS).program
         seen |= {*map(op_of, program.graph.nodes)}
     assert set(OPS) <= seen, sorted(set(OPS) - seen)
