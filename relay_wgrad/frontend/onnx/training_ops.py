@@ -8,7 +8,6 @@ BatchNormalizationGrad the batch's mean and the inverse of its standard deviatio
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from tvm import relax
 
 from ...ops.ties import gelu_slope
+from .. import norms
 from ..context import Context, Node, shape_of
 from ..conv_gradients import ConvGradients
 from ..layers import check_window, with_ceil
@@ -59,53 +59,23 @@ def conv_grad(ctx: Context, node: Node) -> list[Any]:
     return [of_x, of_weight, bias]
 
 
-def _column(ctx: Context, vector: Any, rank: int) -> Any:
-    """(C,) beside a tensor whose channels are axis 1."""
-    return ctx.emit(op.reshape(vector, (1, -1, *(1,) * (rank - 2))))
-
-
-def _axes(x: Any) -> list[int]:
-    return [a for a in range(len(shape_of(x))) if a != 1]
-
-
 def batch_norm(ctx: Context, node: Node) -> list[Any]:
     """BatchNormInternal: (Y, running mean and variance, the batch's mean and 1/deviation)."""
-    x, scale, bias, mean, variance = _operands(ctx, node, 5)
+    x, scale, bias, *running = _operands(ctx, node, 5)
     if not int(node.attr("training_mode", 1)):
         raise ValueError("training_mode=0: its saved mean is none")
-    rank, axes = len(shape_of(x)), _axes(x)
-    batch_mean = ctx.emit(op.mean(x, axes))
-    apart = ctx.emit(op.subtract(x, _column(ctx, batch_mean, rank)))
-    batch_variance = ctx.emit(op.mean(op.multiply(apart, apart), axes))
     epsilon, momentum = float(node.attr("epsilon", 1e-5)), float(node.attr("momentum", 0.9))
-    root = op.sqrt(op.add(batch_variance, ctx.const(epsilon)))
-    inverse = ctx.emit(op.divide(ctx.const(1), root))
-    normal = op.multiply(apart, _column(ctx, ctx.emit(op.multiply(inverse, scale)), rank))
-    y = ctx.emit(op.add(normal, _column(ctx, bias, rank)))
+    y, mean, inverse, variance = norms.with_statistics(ctx, x, scale, bias, epsilon)
     news = [
-        ctx.emit(
-            op.add(op.multiply(old, ctx.const(momentum)), op.multiply(new, ctx.const(1 - momentum)))
-        )
-        for old, new in ((mean, batch_mean), (variance, batch_variance))
+        norms.updated(ctx, old, new, momentum, ctx.const(1 - momentum))
+        for old, new in zip(running, (mean, variance), strict=True)
     ]
-    return [y, *news, batch_mean, inverse]
+    return [y, *news, mean, inverse]
 
 
 def batch_norm_grad(ctx: Context, node: Node) -> list[Any]:
     """(dY, X, scale, mean, 1/deviation) to (dX, dscale, dbias)."""
-    dy, x, scale, mean, inverse = _operands(ctx, node, 5)
-    rank, axes = len(shape_of(x)), _axes(x)
-    count = math.prod(shape_of(x)[a] for a in axes)
-    apart = op.subtract(x, _column(ctx, mean, rank))
-    normal = ctx.emit(op.multiply(apart, _column(ctx, inverse, rank)))
-    of_bias = ctx.emit(op.sum(dy, axes))
-    of_scale = ctx.emit(op.sum(op.multiply(dy, normal), axes))
-    shares = [
-        _column(ctx, ctx.emit(op.divide(v, ctx.const(count))), rank) for v in (of_bias, of_scale)
-    ]
-    rest = op.subtract(op.subtract(dy, shares[0]), op.multiply(normal, shares[1]))
-    factor = _column(ctx, ctx.emit(op.multiply(scale, inverse)), rank)
-    return [ctx.emit(op.multiply(factor, rest)), of_scale, of_bias]
+    return [*norms.batch_gradients(ctx, *_operands(ctx, node, 5))]
 
 
 def max_pool_grad(ctx: Context, node: Node) -> Any:
@@ -320,13 +290,8 @@ def inference_norm(ctx: Context, node: Node) -> Any:
     if int(node.attr("training_mode", 0)):
         raise ValueError("training_mode=1 is not supported: in a gradient it is BatchNormInternal")
     x, factor, bias, mean, variance = _operands(ctx, node, 5)
-    rank, epsilon = len(shape_of(x)), float(node.attr("epsilon", 1e-5))
-    root = op.sqrt(op.add(variance, ctx.const(epsilon)))
-    factor = ctx.emit(op.divide(factor, root))
-    apart = op.subtract(x, _column(ctx, mean, rank))
-    return ctx.emit(
-        op.add(op.multiply(apart, _column(ctx, factor, rank)), _column(ctx, bias, rank))
-    )
+    epsilon = float(node.attr("epsilon", 1e-5))
+    return norms.evaluated(ctx, x, factor, bias, mean, variance, epsilon)
 
 
 def dropout(ctx: Context, node: Node) -> Any:

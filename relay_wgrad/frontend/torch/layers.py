@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ops.moments import standardized
 from .. import layers, norms
 from ..context import Context, shape_of
 from ..sizes import is_open, number
@@ -141,8 +142,9 @@ def _normalized(
         return out, None, None, mean, var
     running: list[tuple[str, Any, Any] | None] = [None, None]
     if mean is not None:
-        sizes = [size for axis, size in enumerate(shape_of(x)) if axis != 1]
-        norms.check_statistics(ctx, shape_of(x), [a for a in range(len(shape_of(x))) if a != 1])
+        axes = norms.batch_axes(shape_of(x))
+        sizes = [shape_of(x)[a] for a in axes]
+        norms.check_statistics(ctx, shape_of(x), axes)
         rates = (ctx.const(momentum), _sample_rate(ctx, sizes, momentum))
         running = [(v.name, v, rate) for v, rate in zip((mean, var), rates, strict=True)]
     out = norms.trained(ctx, x, weight, bias, epsilon, 1 - momentum, running)
@@ -163,7 +165,7 @@ def _layer_norm(ctx: Context, call: Call) -> Any:
     """(x, the shape of the last axes, weight, bias, epsilon)."""
     x, last = call.args[0], len(call.args[1])
     rank = len(shape_of(x))
-    out = norms.standardized(ctx, x, range(rank - last, rank), float(call.arg(4, 1e-5)))
+    out = standardized(ctx.emit, x, range(rank - last, rank), float(call.arg(4, 1e-5)))
     return norms.affine(ctx, out, call.arg(2), call.arg(3))
 
 
@@ -197,7 +199,6 @@ def _native_layer_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
 
 def _native_group_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
     """(x, weight, bias, N, C, pixels, groups, epsilon)."""
-    call.args[3:6]
     call.args[3:6]
     x, weight, bias, groups, epsilon = (call.args[i] for i in (0, 1, 2, 6, 7))
     return norms.in_groups(ctx, x, int(groups), float(epsilon), weight, bias), None, None
