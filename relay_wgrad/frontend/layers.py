@@ -17,6 +17,8 @@ from tvm import relax
 
 from ..conventions.common import Axis, extent
 from .context import Context, shape_of
+from .moving import cut
+from .resampled import padded
 
 op = relax.op
 Ints = Sequence[int]
@@ -101,6 +103,28 @@ def framed(ctx: Context, x: Any, widths: Sequence[tuple[int, int]], value: float
                 parts = [border, *parts] if at == 0 else [*parts, border]
         x = ctx.emit(op.concat(parts, axis)) if len(parts) > 1 else x
     return x
+
+
+def bordered(
+    ctx: Context, x: Any, widths: Sequence[tuple[int, int]], mode: str = "constant",
+    value: float = 0.0,
+) -> Any:  # fmt: skip
+    """x with (before, after) more elements along each axis, negative ones of which are cut.
+
+    mode : "constant", the value, or of what is inside by `numpy.pad`'s word.
+
+    Raises ValueError where nothing is left.
+    """
+    for axis, (before, after) in enumerate(widths):
+        size, low, high = shape_of(x)[axis], max(-before, 0), max(-after, 0)
+        if low + high and low + high >= size:
+            given = [before, after]
+            raise ValueError(f"a border of {given} leaves nothing of axis {axis}, of {size}")
+        x = cut(ctx, x, axis, low, size - high)
+    widths = [(max(before, 0), max(after, 0)) for before, after in widths]
+    if mode != "constant":
+        return padded(ctx, x, widths, mode)
+    return framed(ctx, x, widths, value)
 
 
 # ---- pools ---------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from tvm import relax
 
 from .. import moving
 from ..context import Context, Node, shape_of
-from ..layers import framed
+from ..layers import bordered
 from ..moving import broadcast, cut, place, repeated
-from ..resampled import at_places, padded
+from ..resampled import at_places
 from ..sizes import (
     broadcast_shape,
     completed,
@@ -182,7 +182,7 @@ def sequence_at(ctx: Context, node: Node) -> Any:
     return ctx.emit(relax.TupleGetItem(parts, place))
 
 
-_BORDERS = {"constant": "", "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+_BORDERS = ("constant", "reflect", "edge", "wrap")
 
 
 def pad(ctx: Context, node: Node) -> Any:
@@ -203,17 +203,8 @@ def pad(ctx: Context, node: Node) -> Any:
         raise ValueError(f"pads {pads}: expected two for each of the axes {axes}")
     widths = [(0, 0)] * rank
     for i, axis in enumerate(axes):
-        before, after = pads[i], pads[i + len(axes)]
-        size = shape_of(x)[axis]
-        if not before and not after:
-            continue
-        if max(-before, 0) + max(-after, 0) >= size:
-            raise ValueError(f"pads {pads} leave nothing of the {size} elements of axis {axis}")
-        x = cut(ctx, x, axis, max(-before, 0), size - max(-after, 0))
-        widths[axis] = (max(before, 0), max(after, 0))
-    if mode != "constant":
-        return padded(ctx, x, widths, _BORDERS[mode])
-    return framed(ctx, x, widths, fill)
+        widths[axis] = (pads[i], pads[i + len(axes)])
+    return bordered(ctx, x, widths, mode, fill)
 
 
 def is_end(end: Any) -> bool:

@@ -7,6 +7,7 @@ is and needs no gradient.  What resamples an axis by a matrix has the transpose 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ from tvm import relax
 from ...ops.auxiliary import LOWEST
 from .. import layers
 from ..context import Context, shape_of
-from ..resampled import at_places, by_matrix
+from ..resampled import adaptive_matrix, at_places, border_places, by_matrix, chosen_matrix
 from ..weights import Array
-from .call import Builder, Call, constant
+from .call import Builder, Call, constant, ints
 from .program import pytorch
-from .resizing import ints
+from .resizing import along, interpolation
 
 op = relax.op
 # ---- maxima --------------------------------------------------------------------------------------
@@ -126,12 +127,9 @@ def _max_pool3d_backward(ctx: Context, call: Call) -> Any:
 # ---- what resamples each axis by a matrix --------------------------------------------------------
 
 
-def _along(ctx: Context, dy: Any, matrices: list[Array]) -> Any:
+def _transposed(ctx: Context, dy: Any, matrices: Sequence[Array]) -> Any:
     """The transposes of matrices (P, H), one for each of the last axes."""
-    first = len(shape_of(dy)) - len(matrices)
-    for i, matrix in enumerate(matrices):
-        dy = by_matrix(ctx, dy, first + i, np.ascontiguousarray(matrix.T))
-    return dy
+    return along(ctx, dy, [np.ascontiguousarray(matrix.T) for matrix in matrices])
 
 
 def _average_pool_backward(rank: int) -> Builder:
@@ -147,7 +145,7 @@ def _average_pool_backward(rank: int) -> Builder:
             _averages(*axis, counted, divisor is not None)
             for axis in zip(sizes, outs, kernel, strides, padding, strict=True)
         ]
-        made = _along(ctx, call.args[0], matrices)
+        made = _transposed(ctx, call.args[0], matrices)
         return made if divisor is None else ctx.emit(op.divide(made, ctx.const(divisor)))
 
     return build
@@ -174,12 +172,7 @@ def _adaptive_backward(rank: int) -> Builder:
         if all(out == 1 for out in outs):
             share = ctx.emit(op.multiply(dy, ctx.const(1 / math.prod(sizes))))
             return ctx.emit(op.broadcast_to(share, shape_of(x)))
-        matrices = []
-        for size, out in zip(sizes, outs, strict=True):
-            place, here = np.arange(out)[:, None], np.arange(size)
-            inside = (here >= place * size // out) & (here < -(-(place + 1) * size // out))
-            matrices.append(np.asarray(inside / inside.sum(1, keepdims=True)))
-        return _along(ctx, dy, matrices)
+        return _transposed(ctx, dy, list(map(adaptive_matrix, sizes, outs)))
 
     return build
 
@@ -188,32 +181,15 @@ def _resampled(rank: int, backward: bool) -> Builder:
     """(x, sizes[, x's shape], [align_corners,] scales…): one matrix for each axis, by PyTorch."""
 
     def build(ctx: Context, call: Call) -> Any:
-        torch = pytorch()
         schema = call.node.target._schema
         given = [call.arg(i, a.default_value) for i, a in enumerate(schema.arguments)]
-        sizes = ints(call.args[1], rank)
         before = [int(v) for v in (given[2] if backward else call.values[0].shape)][-rank:]
         flags, scales = given[2 + backward : -rank], given[-rank:]
-        target = call.node.target
-        if backward:
-            target = getattr(torch.ops.aten, schema.name[6:].removesuffix("_backward")).default
-        matrices = []
-        for i in range(rank):
-            beside = [2 if j != i else sizes[i] for j in range(rank)]
-            unit = torch.eye(before[i], dtype=torch.float64)
-            shape = [1, before[i], *(before[i] if j == i else 1 for j in range(rank))]
-            times = [1, 1, *(1 if j == i else 2 for j in range(rank))]
-            unit = unit.reshape(shape).repeat(times)
-            alone = [s if j == i else None for j, s in enumerate(scales)]
-            made = target(unit, beside, *flags, *alone).movedim(2 + i, 2)
-            matrix = made.reshape(before[i], sizes[i], -1)[..., 0].T.numpy()
-            matrices.append(np.asarray(matrix))
-        x = call.args[0]
-        if backward:
-            return _along(ctx, x, matrices)
-        for i, matrix in enumerate(matrices):
-            x = by_matrix(ctx, x, 2 + i, matrix)
-        return x
+        matrices = interpolation(
+            schema.name.removeprefix("aten::").removesuffix("_backward"), before,
+            ints(call.args[1], rank), flags, scales, pytorch().float64,
+        )  # fmt: skip
+        return (_transposed if backward else along)(ctx, call.args[0], matrices)
 
     return build
 
@@ -229,9 +205,8 @@ def _border_backward(mode: str) -> Builder:
             pads: Any = (widths[2 * i], widths[2 * i + 1])
             if min(pads) < 0:
                 raise ValueError(f"negative widths {list(pads)} are not supported")
-            places = np.pad(np.arange(size), pads, mode=mode)  # type: ignore[call-overload]
-            matrices.append((places[:, None] == np.arange(size)).astype("float64"))
-        return _along(ctx, call.args[0], matrices[::-1])
+            matrices.append(chosen_matrix(border_places(size, pads, mode), size))
+        return _transposed(ctx, call.args[0], matrices[::-1])
 
     return build
 
@@ -249,8 +224,7 @@ def _slice_backward(ctx: Context, call: Call) -> Any:
     if not len(places):
         return ctx.emit(op.zeros(sizes, call.dtype))
     if step > 1:
-        matrix = np.arange(size)[:, None] == np.asarray(places)
-        return by_matrix(ctx, dy, axis, matrix.astype("float64"))
+        return by_matrix(ctx, dy, axis, chosen_matrix(np.asarray(places), size).T)
     return _between_zeros(ctx, dy, axis, places.start, size - places.stop)
 
 

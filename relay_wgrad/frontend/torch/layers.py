@@ -18,26 +18,21 @@ from .. import layers, norms
 from ..context import Context, shape_of
 from ..sizes import is_open, number
 from .activations import ACTIVATIONS
-from .call import Args, Builder, Call, check_elements
-
-
-def _list(value: Any, count: int) -> list[int]:
-    values = [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
-    return values * count if len(values) == 1 else values
+from .call import Args, Builder, Call, check_elements, ints
 
 
 def _convolution(rank: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
         x, weight, bias, padding = call.args[0], call.args[1], call.arg(2), call.arg(4, 0)
         check_elements(input=x, weight=weight)
-        strides, dilation = _list(call.arg(3, 1), rank), _list(call.arg(5, 1), rank)
+        strides, dilation = ints(call.arg(3, 1), rank), ints(call.arg(5, 1), rank)
         if padding == "valid":
             padding = 0
         if padding == "same":  # the odd one after; PyTorch takes no stride with it
             whole = [d * (k - 1) for d, k in zip(dilation, shape_of(weight)[2:], strict=True)]
             pads = [n // 2 for n in whole] + [n - n // 2 for n in whole]
         else:
-            pads = _list(padding, rank) * 2
+            pads = ints(padding, rank) * 2
         groups = int(call.arg(6, 1))
         return layers.conv(ctx, x, weight, bias, strides, pads, dilation, groups)
 
@@ -62,10 +57,10 @@ def transposed(
 
 def _transposed(rank: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
-        strides, padding, extra = (_list(call.arg(3 + i, int(i == 0)), rank) for i in range(3))
+        strides, padding, extra = (ints(call.arg(3 + i, int(i == 0)), rank) for i in range(3))
         return transposed(
             ctx, call.args[0], call.args[1], call.arg(2), strides, padding, extra,
-            _list(call.arg(7, 1), rank), int(call.arg(6, 1)),
+            ints(call.arg(7, 1), rank), int(call.arg(6, 1)),
         )  # fmt: skip
 
     return build
@@ -73,10 +68,10 @@ def _transposed(rank: int) -> Builder:
 
 def _max_pool(rank: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
-        kernel = _list(call.args[1], rank)
-        if set(_list(call.arg(4, 1), rank)) != {1}:
+        kernel = ints(call.args[1], rank)
+        if set(ints(call.arg(4, 1), rank)) != {1}:
             raise ValueError("dilated pooling has no gradient in TVM")
-        strides, pads = _list(call.arg(2) or kernel, rank), _list(call.arg(3, 0), rank) * 2
+        strides, pads = ints(call.arg(2) or kernel, rank), ints(call.arg(3, 0), rank) * 2
         return layers.max_pool(ctx, call.args[0], kernel, strides, pads, call.arg(5, False))
 
     return build
@@ -86,8 +81,8 @@ def _average_pool(rank: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
         if call.arg(6) is not None:
             raise ValueError("divisor_override is not supported")
-        kernel = _list(call.args[1], rank)
-        strides, pads = _list(call.arg(2) or kernel, rank), _list(call.arg(3, 0), rank) * 2
+        kernel = ints(call.args[1], rank)
+        strides, pads = ints(call.arg(2) or kernel, rank), ints(call.arg(3, 0), rank) * 2
         return layers.average_pool(
             ctx, call.args[0], kernel, strides, pads, call.arg(4, False), bool(call.arg(5, True))
         )

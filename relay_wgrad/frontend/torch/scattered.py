@@ -12,7 +12,7 @@ from .. import loss_terms as terms
 from ..context import Context, shape_of
 from ..indexing import known, wrapped
 from ..moving import cut
-from ..resampled import by_matrix
+from ..resampled import by_matrix, chosen_matrix
 from .call import Builder, Call, as_dtype, constant
 
 op = relax.op
@@ -81,8 +81,8 @@ def _index_put(ctx: Context, call: Call) -> Any:
         lines = [_line(p, i, len(shape)) for i, p in enumerate(places)]
         if all(line is not None for line in lines):  # each axis by itself
             for i, line in enumerate(lines):
-                matrix = np.arange(size[first + i])[:, None] == line % size[first + i]
-                values = by_matrix(ctx, values, first + i, matrix.astype("float64"))
+                matrix = chosen_matrix(line % size[first + i], size[first + i]).T
+                values = by_matrix(ctx, values, first + i, matrix)
             return ctx.emit(op.add(x, values))
     columns = []
     for axis, index in zip(axes, indices, strict=True):
