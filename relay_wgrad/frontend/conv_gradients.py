@@ -11,10 +11,10 @@ from tvm import relax
 from ..ops.conv2d_backward_data import construct as dgrad
 from ..ops.conv2d_backward_weight import construct as wgrad
 from .context import Context, shape_of
+from .layers import conv, lifted
 from .moving import cut
 
 op = relax.op
-_FPROPS = {2: op.nn.conv2d, 3: op.nn.conv3d}
 
 
 class ConvGradients:
@@ -45,18 +45,13 @@ class ConvGradients:
         kind = self._of_transposed if transposed else self._of_plain
         pair = kind(self._lifted(dy), self._lifted(x), self._lifted(weight), mask)
         of_x, of_weight = (
-            g if g is None or len(shape_of(like)) > 3 else self._flat(g, shape_of(like))
-            for g, like in zip(pair, (x, weight), strict=True)
+            g if g is None or len(size) > 3 else self.ctx.emit(op.reshape(g, size))
+            for g, size in zip(pair, map(shape_of, (x, weight)), strict=True)
         )
         return of_x, of_weight
 
     def _lifted(self, x: Any) -> Any:
-        """A line as an image with one row."""
-        shape = shape_of(x)
-        return x if len(shape) != 3 else self._flat(x, (*shape[:2], 1, shape[2]))
-
-    def _flat(self, x: Any, shape: tuple[int, ...]) -> Any:
-        return self.ctx.emit(op.reshape(x, shape))
+        return lifted(self.ctx, x) if len(shape_of(x)) == 3 else x
 
     def _of_plain(self, dy: Any, x: Any, weight: Any, mask: Sequence[Any]) -> tuple[Any, Any]:
         """dgrad(dy, w) and wgrad(dy, x)."""
@@ -78,9 +73,9 @@ class ConvGradients:
                 dy = cut(self.ctx, dy, 2 + i, 0, least)
         of_x = None
         if mask[0]:
-            fprop = _FPROPS[self.rank]
-            made = fprop(dy, weight, g["strides"], g["padding"], g["dilation"], g["groups"])
-            of_x = self.ctx.emit(made)
+            of_x = conv(
+                self.ctx, dy, weight, None, g["strides"], g["padding"], g["dilation"], g["groups"]
+            )
         return of_x, self.by_weight(x, dy, shape_of(weight)) if mask[1] else None
 
     def by_data(self, dy: Any, weight: Any, shape: tuple[int, ...]) -> Any:

@@ -17,7 +17,7 @@ from tvm import relax
 
 from ..conventions.common import Axis, extent
 from .context import Context, shape_of
-from .moving import cut
+from .moving import broadcast, cut
 from .resampled import padded
 
 op = relax.op
@@ -248,7 +248,7 @@ def global_average_pool(ctx: Context, x: Any) -> Any:
     return ctx.emit(op.mean(x, list(range(2, len(shape_of(x)))), keepdims=True))
 
 
-# ---- dropout -------------------------------------------------------------------------------------
+# ---- dropout, random truths ----------------------------------------------------------------------
 
 
 def masked(ctx: Context, x: Any, rate: float) -> Any:
@@ -263,3 +263,14 @@ def masked(ctx: Context, x: Any, rate: float) -> Any:
     spec, mask = ctx.input(name, "mask", shape_of(x), ctx.options.dtype, keep=1.0 - rate)
     ctx.masks.append((spec, mask))
     return ctx.emit(op.multiply(x, mask))
+
+
+def drawn_truths(ctx: Context, name: str, chance: Any, shape: tuple[Any, ...]) -> Any:
+    """Truths with the probability that a tensor has, by which there is no gradient; or that
+    probability, where the option `random` is "off"."""
+    stopped = ctx.emit(op.grad.no_grad(chance))
+    if ctx.options.random == "off":
+        ctx.note(f"{name} is its mean")
+        return broadcast(ctx, stopped, shape)
+    number = ctx.draw(name, shape, str(chance.ty.dtype), ("uniform", 0.0, 1.0))
+    return ctx.emit(op.less(number, stopped))

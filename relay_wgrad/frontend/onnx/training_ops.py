@@ -15,6 +15,7 @@ import numpy as np
 from tvm import relax
 
 from ...ops.ties import gelu_slope
+from .. import loss_terms as terms
 from .. import norms
 from ..context import Context, Node, shape_of
 from ..conv_gradients import ConvGradients
@@ -172,27 +173,13 @@ def _ignored(node: Node, index: int) -> int | None:
     return None if given is None else int(given)
 
 
-def _terms(
-    ctx: Context, node: Node, logs: Any, labels: Any, weight: int, ignored: int | None
-) -> tuple[Any, Any]:
-    """(ones where labels point, along axis 1; the weight of each label)."""
-    classes, kind = shape_of(logs)[1], str(labels.ty.dtype)
-    skipped = None
-    if ignored is not None:
-        skipped = ctx.emit(op.equal(labels, relax.const(np.asarray(ignored, kind), kind)))
-        labels = ctx.emit(op.where(skipped, relax.const(np.asarray(0, kind), kind), labels))
-    places = relax.const(np.arange(classes, dtype=kind).reshape(
-        [-1 if a == 1 else 1 for a in range(len(shape_of(logs)))]), kind)  # fmt: skip
-    hits = ctx.emit(op.equal(op.expand_dims(labels, 1), places))
-    ones = ctx.emit(op.astype(hits, str(logs.ty.dtype)))
-    weights = ctx.full(shape_of(labels), 1, ctx.options.dtype)
-    if node.has(weight):
-        of_class = ctx.tensor(node.operand(weight))
-        column = op.reshape(of_class, [-1 if a == 1 else 1 for a in range(len(shape_of(logs)))])
-        weights = ctx.emit(op.sum(op.multiply(ones, column), [1]))
-    if skipped is not None:
-        weights = ctx.emit(op.where(skipped, ctx.const(0), weights))
-    return ones, weights
+def _class_weights(
+    ctx: Context, node: Node, scores: Any, labels: Any, weight: int, ignored: int | None
+) -> Any:
+    of_class = ctx.tensor(node.operand(weight)) if node.has(weight) else None
+    if str(labels.ty.dtype) != "int64":
+        labels = ctx.emit(op.astype(labels, "int64"))
+    return terms.class_weights(ctx, scores, labels, of_class, ignored)[0]
 
 
 def _reduction(node: Node) -> str:
@@ -206,9 +193,8 @@ def cross_entropy(ctx: Context, node: Node) -> list[Any]:
     """(scores, labels[, weights][, ignored]) to (loss, log-probabilities)."""
     scores, labels = _operands(ctx, node, 2)
     logs = ctx.emit(op.nn.log_softmax(scores, 1))
-    ones, weights = _terms(ctx, node, logs, labels, 2, _ignored(node, 3))
-    picked = op.sum(op.multiply(ones, logs), [1])
-    loss = ctx.emit(op.negative(op.multiply(picked, weights)))
+    weights = _class_weights(ctx, node, logs, labels, 2, _ignored(node, 3))
+    loss = ctx.emit(op.negative(op.sum(op.multiply(weights, logs), [1])))
     how = _reduction(node)
     if how != "none":
         loss = ctx.emit(op.sum(loss))
@@ -222,13 +208,12 @@ def cross_entropy_grad(ctx: Context, node: Node) -> Any:
     dy, logs, labels = _operands(ctx, node, 3)
     if node.has(5):
         raise ValueError("a bias is not supported")
-    ones, weights = _terms(ctx, node, logs, labels, 3, _ignored(node, 4))
-    how = _reduction(node)
-    each_one = op.multiply(weights, dy)
-    if how == "mean":
-        each_one = op.divide(each_one, op.sum(weights))
-    factor = ctx.emit(op.expand_dims(ctx.emit(each_one), 1))
-    return ctx.emit(op.multiply(op.subtract(op.exp(logs), ones), factor))
+    weights = _class_weights(ctx, node, logs, labels, 3, _ignored(node, 4))
+    if _reduction(node) == "mean":
+        dy = ctx.emit(op.divide(dy, op.sum(weights)))
+    dy = ctx.emit(op.expand_dims(dy, 1)) if shape_of(dy) else dy
+    spread = op.multiply(op.exp(logs), op.sum(weights, [1], keepdims=True))
+    return ctx.emit(op.multiply(op.subtract(spread, weights), dy))
 
 
 # ---- sums and products ---------------------------------------------------------------------------

@@ -19,8 +19,10 @@ from ..context import Context, shape_of
 from ..resampled import adaptive_matrix, at_places, border_places, by_matrix, chosen_matrix
 from ..weights import Array
 from .call import Builder, Call, constant, ints
+from .math import identity
 from .program import pytorch
 from .resizing import along, interpolation
+from .shapes import filled
 
 op = relax.op
 # ---- maxima --------------------------------------------------------------------------------------
@@ -293,24 +295,6 @@ def _between_zeros(ctx: Context, x: Any, axis: int, before: int, after: int) -> 
     return ctx.emit(op.nn.pad(x, widths)) if any(widths) else x
 
 
-def _filled(place: int | None, value: float = 0) -> Builder:
-    """A tensor of one value, made when it is needed: an argument, or the given one."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        filling = value if place is None else call.args[place]
-        for i in range(len(call.args)):
-            call.args[i]
-        if hasattr(filling, "ty"):
-            return ctx.emit(op.broadcast_to(filling, call.shape))
-        return ctx.emit(op.full(call.shape, constant(filling, call.dtype), call.dtype))
-
-    return build
-
-
-def _same(ctx: Context, call: Call) -> Any:
-    return call.args[0]
-
-
 _UPSAMPLED = {"nearest": (1, 2, 3), "_nearest_exact": (1, 2, 3), "linear": (1,), "bilinear": (2,),
               "trilinear": (3,), "bicubic": (2,)}  # fmt: skip
 _RESAMPLING = {
@@ -318,35 +302,31 @@ _RESAMPLING = {
     for kind, ranks in _UPSAMPLED.items() for rank in ranks
 } | {"_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 2}  # fmt: skip
 
+# Name -> (value, None for an argument, and its place); what is empty has nobody's values.
+_FILLED: dict[str, tuple[float | None, int]] = {
+    "empty.memory_format": (0, 0), "empty_like.default": (0, 0), "empty_strided.default": (0, 0),
+    "full.default": (None, 1), "full_like.default": (None, 1), "new_empty.default": (0, 0),
+    "new_full.default": (None, 2), "new_ones.default": (1, 0), "new_zeros.default": (0, 0),
+    "ones.default": (1, 0), "ones_like.default": (1, 0), "zeros.default": (0, 0),
+    "zeros_like.default": (0, 0),
+}  # fmt: skip
+
 BACKWARD: dict[str, Builder] = {
     "_adaptive_avg_pool2d_backward.default": _adaptive_backward(2),
     "_adaptive_avg_pool3d_backward.default": _adaptive_backward(3),
-    "alias.default": _same,
     "as_strided.default": _strided,
     "as_strided_scatter.default": _strided_scatter,
     "avg_pool2d_backward.default": _average_pool_backward(2),
     "avg_pool3d_backward.default": _average_pool_backward(3),
-    "detach.default": _same,
-    "empty.memory_format": _filled(None),  # their values are nobody's
-    "empty_like.default": _filled(None),
-    "empty_strided.default": _filled(None),
-    "full.default": _filled(1),
-    "full_like.default": _filled(1),
+    "detach.default": identity,
     "max_pool2d_with_indices.default": _max_pool(2),
     "max_pool2d_with_indices_backward.default": _max_pool2d_backward,
     "max_pool3d_with_indices.default": _max_pool(3),
     "max_pool3d_with_indices_backward.default": _max_pool3d_backward,
-    "new_empty.default": _filled(None),
-    "new_full.default": _filled(2),
-    "new_ones.default": _filled(None, 1),
-    "new_zeros.default": _filled(None),
-    "ones.default": _filled(None, 1),
-    "ones_like.default": _filled(None, 1),
     "select_backward.default": _select_backward,
     "slice_backward.default": _slice_backward,
-    "zeros.default": _filled(None),
     "relay_wgrad::max_pool2d_backward.default": _max_pool2d_backward,
-    "zeros_like.default": _filled(None),
+    **{name: filled(value, place, stored=False) for name, (value, place) in _FILLED.items()},
     **{f"{name}.default": _resampled(rank, False) for name, rank in _RESAMPLING.items()},
     **{f"{name}_backward.default": _resampled(rank, True) for name, rank in _RESAMPLING.items()},
     **{f"reflection_pad{r}d_backward.default": _border_backward("reflect") for r in (1, 2, 3)},

@@ -180,7 +180,8 @@ def cast(ctx: Context, call: Call) -> Any:
     return as_dtype(ctx, call.args[0], call.dtype)
 
 
-def _identity(ctx: Context, call: Call) -> Any:
+def identity(ctx: Context, call: Call) -> Any:
+    """x."""
     return call.args[0]
 
 
@@ -194,8 +195,8 @@ MATH: dict[str, Builder] = {
     "_to_copy.default": cast,
     "addcdiv.default": _third(op.divide),
     "addcmul.default": _third(op.multiply),
-    "alias.default": _identity,
-    "clone.default": _identity,
+    "alias.default": identity,
+    "clone.default": identity,
     "detach.default": _stopped,
     "div.Scalar_mode": _divided,
     "div.Tensor_mode": _divided,

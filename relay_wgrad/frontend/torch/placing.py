@@ -63,18 +63,27 @@ def _index_put(ctx: Context, call: Call) -> Any:
         return _masked(ctx, x, given, axes, values, adds)
     if axes != list(range(axes[0], axes[0] + len(axes))):
         raise ValueError("by indices of axes that are not neighbours")
-    first, arrays = axes[0], np.broadcast_arrays(*(_constant(given[a]) for a in axes))
-    shape = arrays[0].shape
-    rest = [a for a in range(len(size)) if a not in axes]
-    wide = (*size[:first], *shape, *size[first + len(axes) :])
-    inner = list(range(first, first + len(shape)))
+    arrays = np.broadcast_arrays(*(_constant(given[a]) for a in axes))
+    turned, moved, order = arranged(ctx, x, axes, arrays[0].shape, values)
+    linear = line_of(np.stack(arrays, -1), [size[a] for a in axes]).reshape(-1)
+    made = placed(ctx, turned, moved, linear, shape_of(turned)[len(axes) :], adds=adds)
+    return ctx.emit(op.permute_dims(made, np.argsort(order).tolist()))
+
+
+def arranged(
+    ctx: Context, x: Any, axes: list[int], shape: tuple[int, ...], values: Any
+) -> tuple[Any, Any, list[int]]:
+    """(x with the indexed axes first, the values with those of the indices first, x's axes in that
+    order), of indices of this shape; values are broadcast."""
+    size, (first, *_), count = shape_of(x), axes, len(axes)
+    order = [*axes, *(a for a in range(len(size)) if a not in axes)]
+    wide = (*size[:first], *shape, *size[first + count :])
+    if axes != list(range(first, first + count)):  # PyTorch: then the indices' axes come first
+        first, wide = 0, (*shape, *(size[a] for a in order[count:]))
+    inner = range(first, first + len(shape))
     moved = [*inner, *(a for a in range(len(wide)) if a not in inner)]
     values = ctx.emit(op.permute_dims(broadcast(ctx, values, wide), moved))
-    order = [*axes, *rest]
-    turned = ctx.emit(op.permute_dims(x, order))
-    linear = line_of(np.stack(arrays, -1), [size[a] for a in axes]).reshape(-1)
-    made = placed(ctx, turned, values, linear, [size[a] for a in rest], adds=adds)
-    return ctx.emit(op.permute_dims(made, [order.index(a) for a in range(len(size))]))
+    return ctx.emit(op.permute_dims(x, order)), values, order
 
 
 def _masked(

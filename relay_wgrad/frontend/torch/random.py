@@ -7,6 +7,7 @@ from typing import Any
 from tvm import relax
 
 from ..context import Context
+from ..layers import drawn_truths
 from .call import Builder, Call, Unset, as_dtype
 from .names import op_of
 
@@ -28,12 +29,7 @@ def _bernoulli_each(ctx: Context, call: Call) -> Any:
     place = 1 if len(call.args) > 1 else 0
     chance = call.args[place]
     call.args[0]
-    stopped = ctx.emit(op.grad.no_grad(chance))
-    if ctx.options.random == "off":
-        ctx.note(f"{call.name} is its mean")
-        return ctx.emit(op.broadcast_to(as_dtype(ctx, stopped, call.dtype), call.shape))
-    number = ctx.draw(call.name, call.shape, str(chance.ty.dtype), ("uniform", 0.0, 1.0))
-    return as_dtype(ctx, ctx.emit(op.less(number, stopped)), call.dtype)
+    return as_dtype(ctx, drawn_truths(ctx, call.name, chance, call.shape), call.dtype)
 
 
 def _uniform(low_at: int | None = None) -> Builder:
