@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 from tvm import relax
+from tvm.ir import IRModule
 
 from ..dtypes import numpy_dtype
 from ..relation import as_size
@@ -92,6 +93,19 @@ class Node:
         if self.has(index):
             return self.static(index, name).tolist()
         return self.attr(name, default)
+
+
+def check_choices(
+    given: Mapping[str, Any], known: Mapping[str, Sequence[Any]], checkpoint: Any, names: str
+) -> None:
+    """Raises ValueError for an option of a front end that has another value, or a checkpoint that
+    is a word beside "auto"; `names` says what else it may list."""
+    for key, value in given.items():
+        if value not in known[key]:
+            words = " or ".join(filter(None, known[key]))
+            raise ValueError(f"{key}={value!r}: expected {words}")
+    if isinstance(checkpoint, str) and checkpoint != "auto":
+        raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of {names}")
 
 
 @dataclass
@@ -213,6 +227,19 @@ class Context:
         if self.batch is not None and isinstance(var.ty, relax.TensorType) and not known:
             raise ValueError("its operands fit each other for one number of images alone")
         return var
+
+    def main(self, body: Callable[[], tuple[Sequence[Any], Sequence[Any]]]) -> IRModule:
+        """The module whose `main` is what `body` emits; it gives the results and the arguments."""
+        with self.builder.function("main"):
+            try:
+                with self.builder.dataflow():
+                    results, arguments = body()
+                    returned = relax.Tuple([self.builder.emit_output(e) for e in results])
+            except Exception:
+                self.builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
+                raise
+            self.builder.emit_func_output(returned, arguments)
+        return self.builder.get()
 
     def const(self, value: Any) -> Any:
         """A constant of the graph's dtype."""
