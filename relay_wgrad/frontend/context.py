@@ -15,7 +15,7 @@ from tvm.ir import IRModule
 
 from ..dtypes import numpy_dtype
 from ..relation import as_size
-from .graph import Distribution, InputSpec, mean_of
+from .graph import Distribution, InputSpec, TrainingGraph, mean_of
 from .partial import Choice
 from .sizes import Limits, is_open, number, spec_of, type_of
 from .weights import Array, Role
@@ -240,6 +240,24 @@ class Context:
                 raise
             self.builder.emit_func_output(returned, arguments)
         return self.builder.get()
+
+    def training_graph(
+        self, results: Sequence[str], arguments: Sequence[tuple[InputSpec, Any]], checkpoint: Any,
+        **given: Any,
+    ) -> TrainingGraph:  # fmt: skip
+        """Of a `main` that takes arguments and gives these results, then the new states; of its
+        parameters those that are chosen to train."""
+        new = {f"{name}_new": name for name, _ in self.states}
+        graph = TrainingGraph(
+            inputs=tuple(spec for spec, _ in arguments), outputs=(*results, *new), updates=new,
+            onnx_names=dict(self.onnx_names), dtype=self.options.dtype, limits=self.limits,
+            checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
+            **given,
+        )  # fmt: skip
+        choice = self.options.choice
+        if choice == Choice():
+            return graph
+        return graph.partial(choice.trainable or None, choice.freeze or None)
 
     def const(self, value: Any) -> Any:
         """A constant of the graph's dtype."""

@@ -140,18 +140,15 @@ def from_onnx(
     roles = {n: ctx.roles.get(n, default_role(tuple(a.shape))) for n, a in ctx.initial.items()}
     if weights == "auto":
         weights = "initial" if _trained(ctx.initial, roles) else "seeded"
-    graph = TrainingGraph(
+    graph = ctx.training_graph(
+        ("loss", "logits"),
+        arguments,
+        checkpoint,
         name=name,
         module=limited(module, name, ctx.limits),
-        inputs=tuple(spec for spec, _ in arguments),
         params=_params(ctx, roles, weights, seed),
         trainable=tuple(n for n, role in roles.items() if role.kind not in STATES),
-        outputs=("loss", "logits", *(f"{n}_new" for n, _ in ctx.states)),
-        updates={f"{n}_new": n for n, _ in ctx.states},
-        onnx_names=dict(ctx.onnx_names),
         classes=classes,
-        dtype=dtype,
-        checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
         tensors={
             n: str(v.expr.name)
             for n, v in values.items()
@@ -159,11 +156,8 @@ def from_onnx(
         },
         weights=weights,
         notes=(*ctx.notes, *_shared(ctx, nodes, roles)),
-        limits=ctx.limits,
         loss=chosen,
     )
-    if choice != Choice():
-        graph = graph.partial(choice.trainable or None, choice.freeze or None)
     graph.checkpointed()  # raises for a name that cannot be one
     return graph
 

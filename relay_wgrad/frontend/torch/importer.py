@@ -165,30 +165,23 @@ class _Import(Reader):
         if self.two and ctx.batch is not None:
             ctx.at_least(2, self.two)
         alive = {b.var.name for block in module["main"].body.blocks for b in block.bindings}
-        graph = TrainingGraph(
+        graph = ctx.training_graph(
+            names,
+            self.arguments,
+            checkpoint,
             name=self.name,
             module=module,
-            inputs=tuple(spec for spec, _ in self.arguments),
             params=dict(ctx.initial),
             trainable=tuple(self.trainable),
-            outputs=(*names, *(f"{n}_new" for n, _ in ctx.states)),
-            updates={f"{n}_new": n for n, _ in ctx.states},
-            onnx_names=dict(ctx.onnx_names),
             classes=classes,
-            dtype=ctx.options.dtype,
-            checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
             tensors={
                 node.name: str(e.name)
                 for node, e in self.env.items()
                 if isinstance(e, relax.DataflowVar) and e.name in alive
             },
             notes=tuple(ctx.notes),
-            limits=ctx.limits,
             loss=loss if isinstance(loss, Loss) else None,
         )
-        choice = ctx.options.choice
-        if choice != Choice():
-            graph = graph.partial(choice.trainable or None, choice.freeze or None)
         _check_gradients(graph)
         graph.checkpointed()  # raises for a name that cannot be one
         return replace(graph, module=limited(graph.module, self.name, ctx.limits))
