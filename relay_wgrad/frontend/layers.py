@@ -130,7 +130,7 @@ def bordered(
 # ---- pools ---------------------------------------------------------------------------------------
 
 
-def with_ceil(sizes: Ints, kernel: Ints, strides: Ints, padding: Ints) -> list[int]:
+def _with_ceil(sizes: Ints, kernel: Ints, strides: Ints, padding: Ints) -> list[int]:
     """Padding with what rounding up adds after: a window must still start on data, or on padding
     that precedes it."""
     rank, ends = len(sizes), []
@@ -143,7 +143,7 @@ def with_ceil(sizes: Ints, kernel: Ints, strides: Ints, padding: Ints) -> list[i
     return [*padding[:rank], *ends]
 
 
-def check_window(sizes: Ints, kernel: Ints, padding: Ints) -> None:
+def _check_window(sizes: Ints, kernel: Ints, padding: Ints) -> None:
     """Raises ValueError for a window of pooling that does not fit even once."""
     rank = len(sizes)
     if any(n + padding[i] + padding[i + rank] < kernel[i] for i, n in enumerate(sizes)):
@@ -178,20 +178,20 @@ def _any_rank(
     return ctx.emit(op.reshape(out, (n, c, shape_of(out)[2], p, q)))
 
 
-def _read(x: Any, kernel: Ints, strides: Ints, padding: Ints, ceil_mode: Any) -> list[int]:
+def whole_padding(x: Any, kernel: Ints, strides: Ints, padding: Ints, ceil_mode: Any) -> list[int]:
     """The padding with what rounding up adds.  Raises ValueError for a window that does not fit."""
     shape = shape_of(x)
     if len(shape) != 2 + len(kernel):
         raise ValueError(f"expected {2 + len(kernel)} axes, got shape {list(shape)}")
-    check_window(shape[2:], kernel, padding)
-    return with_ceil(shape[2:], kernel, strides, padding) if ceil_mode else [*padding]
+    _check_window(shape[2:], kernel, padding)
+    return _with_ceil(shape[2:], kernel, strides, padding) if ceil_mode else [*padding]
 
 
 def max_pool(
     ctx: Context, x: Any, kernel: Ints, strides: Ints, padding: Ints, ceil_mode: Any = False
 ) -> Any:
     """The maximum of each window; padding never wins."""
-    whole = _read(x, kernel, strides, padding, ceil_mode)
+    whole = whole_padding(x, kernel, strides, padding, ceil_mode)
     return _any_rank(ctx, x, kernel, strides, whole, lambda *given: _max_pool2d(ctx, *given))
 
 
@@ -224,7 +224,7 @@ def average_pool(
 ) -> Any:  # fmt: skip
     """The mean of each window; what rounding up adds counts neither as data nor as padding."""
     rank = len(kernel)
-    whole = _read(x, kernel, strides, padding, ceil_mode)
+    whole = whole_padding(x, kernel, strides, padding, ceil_mode)
 
     def of_images(x: Any, kernel: Ints, strides: Ints, pads: Ints) -> Any:
         made = op.nn.avg_pool2d(

@@ -38,16 +38,15 @@ def _plain(function: Callable[..., Any]) -> Reduction:
     return lambda ctx, x, axes, keep: ctx.emit(function(x, axes, keepdims=keep))
 
 
-def _squares(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
-    return ctx.emit(op.sum(op.multiply(x, x), axes, keepdims=keep))
+def _sum_of(each: Callable[[Any], Any]) -> Reduction:
+    return lambda ctx, x, axes, keep: ctx.emit(op.sum(each(x), axes, keepdims=keep))
 
 
 def _extremum(largest: bool) -> Reduction:
     return lambda ctx, x, axes, keep: act.extremum(ctx, x, axes, keep, largest)
 
 
-def _absolute(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
-    return ctx.emit(op.sum(op.abs(x), axes, keepdims=keep))
+_absolute = _sum_of(op.abs)
 
 
 def _logarithm(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
@@ -148,6 +147,6 @@ REDUCTIONS: dict[str, Callable[[Context, Node], Any]] = {
     "ReduceMin": _reduced(_extremum(largest=False)),
     "ReduceProd": _reduced(product),
     "ReduceSum": _reduced(_plain(op.sum)),
-    "ReduceSumSquare": _reduced(_squares),
+    "ReduceSumSquare": _reduced(_sum_of(lambda x: op.multiply(x, x))),
 }
 """ONNX op -> builder."""

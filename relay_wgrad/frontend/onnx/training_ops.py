@@ -19,7 +19,7 @@ from .. import loss_terms as terms
 from .. import norms
 from ..context import Context, Node, shape_of
 from ..conv_gradients import ConvGradients
-from ..layers import check_window, with_ceil
+from ..layers import whole_padding
 from ..weights import Array
 from ..windows import each, padding_of
 from .pooling import window
@@ -82,13 +82,12 @@ def batch_norm_grad(ctx: Context, node: Node) -> list[Any]:
 def max_pool_grad(ctx: Context, node: Node) -> Any:
     """(dY, X), X in the place of MaxPool's indices (`training.linked`)."""
     dy = ctx.tensor(node.operand(0))
-    inner = _without_first(node)
     if len(shape_of(dy)) != 4:
         raise ValueError(f"only images are supported, got dY of {list(shape_of(dy))}")
     if node.attr("storage_order", 0):
         raise ValueError("storage_order=1 is not supported")
-    data, kernel, strides, declared = window(ctx, inner)
-    padding = _whole_padding(data, kernel, strides, declared, inner)
+    data, kernel, strides, declared = window(ctx, _without_first(node))
+    padding = whole_padding(data, kernel, strides, declared, node.attr("ceil_mode", 0))
     return ctx.emit(op.grad.max_pool2d_backward(dy, data, kernel, strides, padding))
 
 
@@ -98,21 +97,13 @@ def average_pool_grad(ctx: Context, node: Node) -> Any:
     if len(shape_of(dy)) != 4:
         raise ValueError(f"only images are supported, got dY of {list(shape_of(dy))}")
     data, kernel, strides, declared = window(ctx, _without_first(node))
-    padding = _whole_padding(data, kernel, strides, declared, node)
+    padding = whole_padding(data, kernel, strides, declared, node.attr("ceil_mode", 0))
     include = bool(node.attr("count_include_pad", 0))
     if include and padding != list(declared):
         raise ValueError("ceil_mode=1 with count_include_pad=1 is not supported")
     return ctx.emit(
         op.grad.avg_pool2d_backward(dy, data, kernel, strides, padding, count_include_pad=include)
     )
-
-
-def _whole_padding(data: Any, kernel: Any, strides: Any, declared: Any, node: Node) -> list[int]:
-    """A pooling's padding with what rounding up adds."""
-    sizes = shape_of(data)[2:]
-    check_window(sizes, kernel, declared)
-    is_up = node.attr("ceil_mode", 0)
-    return with_ceil(sizes, kernel, strides, declared) if is_up else list(declared)
 
 
 def _without_first(node: Node) -> Node:
