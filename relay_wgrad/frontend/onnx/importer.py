@@ -14,7 +14,7 @@ import onnx
 from onnx import helper
 from tvm import relax
 
-from ..context import FLOATS, Context, Options, Value, check_choices, initializer
+from ..context import FLOATS, Context, Options, Value, check_choices
 from ..graph import InputSpec, TrainingGraph
 from ..loss import CrossEntropy, Loss, add_loss, loss_of
 from ..partial import Choice, Patterns
@@ -22,6 +22,7 @@ from ..sizes import NAME, Open, at, is_open, limited, variable
 from ..weights import STATES, Array, Role, default_role, seeded
 from .bundled import load
 from .file import NUMBERS
+from .node import initializer
 from .nodes import MOST_ELEMENTS, build, is_weight
 from .walk import before_softmax, joined, needed, output_name
 

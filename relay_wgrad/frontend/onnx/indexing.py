@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ..context import FLOATS, Context, Node, Value, shape_of
+from ..context import FLOATS, Context, Value, shape_of
 from ..curves import running_sum
 from ..grids import affine_grid, grid_sample
 from ..indexing import at, gathered, known, line, line_along, line_of, placed, taken, wrapped
@@ -17,6 +17,7 @@ from ..moving import split
 from ..ordered import ordered
 from ..sizes import completed, parts, same
 from ..weights import Array
+from .node import Node
 from .open import PROBES
 from .shapes import axis_of
 

@@ -19,11 +19,12 @@ from ...ops.elementwise import Elementwise, by
 from ...ops.ties import SELU_ALPHA, SELU_SCALE
 from ...problem import DTYPE_BYTES
 from .. import activations as act
-from ..context import FLOATS, Context, Node, shape_of
+from ..context import FLOATS, Context, shape_of
 from ..curves import remainder
 from .dtypes import FLOAT_TYPES, OTHER_TYPES, as_float
 from .indexing import INDEXING
 from .nn import LAYERS
+from .node import Node
 from .pooling import POOLS
 from .products import PRODUCTS
 from .random import RANDOM

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..context import FLOATS, Context, Node, shape_of
+from ..context import FLOATS, Context, shape_of
 from ..layers import drawn_truths
 from .dtypes import FLOAT_TYPES, as_float
+from .node import Node
 
 
 def _float(ctx: Context, node: Node) -> str:

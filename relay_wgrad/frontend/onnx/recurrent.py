@@ -8,8 +8,9 @@ from typing import Any
 from tvm import relax
 
 from .. import recurrent
-from ..context import Context, Node, shape_of
+from ..context import Context, shape_of
 from ..moving import split
+from .node import Node
 
 op = relax.op
 _LONGEST = 512  # steps: each is a dozen operators

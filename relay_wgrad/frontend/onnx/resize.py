@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..context import Context, Node, shape_of
+from ..context import Context, shape_of
 from ..interpolation import MODES, PLACES, ROUNDED, Interpolation
 from ..resampled import by_matrix, folded
-from ..windows import each, pair
+from .node import Node
+from .windows import each, pair
 
 
 def _one_of(node: Node, name: str, values: Any, default: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 
 from .. import moving
-from ..context import Context, Node, shape_of
+from ..context import Context, shape_of
 from ..layers import bordered
 from ..moving import broadcast, cut, place, repeated
 from ..resampled import at_places
@@ -25,6 +25,7 @@ from ..sizes import (
     sizes_of,
     spec_of,
 )
+from .node import Node
 
 
 def axis_of(axis: Any, rank: int) -> int:

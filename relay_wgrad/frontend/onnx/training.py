@@ -14,13 +14,14 @@ from onnx import helper
 from tvm import relax
 
 from ...ops.algebra import WGRAD_NAME, get_op
-from ..context import FLOATS, Context, Options, Value, initializer
+from ..context import FLOATS, Context, Options, Value
 from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
 from .bundled import load
 from .file import NUMBERS
 from .importer import opset_of
 from .names import op_of
+from .node import initializer
 from .nodes import build, is_weight
 from .training_ops import TRAINING_OPS, in_both_domains
 

@@ -17,12 +17,13 @@ from tvm import relax
 from ...ops.ties import gelu_slope
 from .. import loss_terms as terms
 from .. import norms
-from ..context import Context, Node, shape_of
+from ..context import Context, shape_of
 from ..conv_gradients import ConvGradients
 from ..layers import whole_padding
 from ..weights import Array
-from ..windows import each, padding_of
+from .node import Node
 from .pooling import window
+from .windows import each, padding_of
 
 op = relax.op
 Builder = Callable[[Context, Node], Any]

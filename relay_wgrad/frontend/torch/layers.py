@@ -1,7 +1,7 @@
 """PyTorch's layers as ops that have a gradient.
 
-`LAYERS` maps an ATen overload to a builder of (function under construction, what it reads).  Where
-ONNX has the layer too, its builder does the work.
+`LAYERS` maps an ATen overload to a builder of (function under construction, what it reads), which
+reads ATen's words into the builders of `frontend.layers` and `frontend.norms`.
 """
 
 from __future__ import annotations

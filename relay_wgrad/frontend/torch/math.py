@@ -175,8 +175,7 @@ def _norm(ctx: Context, call: Call) -> Any:
 
 def cast(ctx: Context, call: Call) -> Any:
     """A change of dtype; to an integer and back no gradient flows."""
-    for i in range(1, len(call.args)):
-        call.args[i]
+    call.args[1:]
     return as_dtype(ctx, call.args[0], call.dtype)
 
 

@@ -34,7 +34,7 @@ def _forward(
     e (nothing of use)."""
 
     def build(ctx: Context, call: Call) -> tuple[Any, ...]:
-        given = [call.args[i] for i in range(len(call.args))]
+        given = call.args[:]
         x, weight, bias = given[:3]
         mean, var = (None, None) if statistics is None else given[statistics : statistics + 2]
         trains = training if isinstance(training, bool) else bool(given[training])
@@ -70,8 +70,7 @@ def _backward(training: int | bool, epsilon: int, mask: int, order: tuple[int, .
 
     def build(ctx: Context, call: Call) -> tuple[Any, ...]:
         dy, x, weight, mean, var, batch_mean, batch_rstd = (call.args[i] for i in order)
-        for i in range(len(call.args)):
-            call.args[i]
+        call.args[:]
         trains = training if isinstance(training, bool) else bool(call.args[training])
         wanted = call.args[mask] if mask >= 0 else (True, True, True)
         center, rstd = batch_mean, batch_rstd

@@ -28,8 +28,7 @@ op = relax.op
 
 def _shaped(ctx: Context, call: Call) -> Any:
     """Another shape of the same values, which PyTorch has worked out."""
-    for i in range(1, len(call.args)):
-        call.args[i]
+    call.args[1:]
     return ctx.emit(op.reshape(call.args[0], call.shape))
 
 
@@ -213,8 +212,7 @@ def filled(value: float | None, place: int = 0, *, stored: bool = True) -> Build
 
     def build(ctx: Context, call: Call) -> Any:
         filling = call.args[place] if value is None else value
-        for i in range(len(call.args)):
-            call.args[i]  # the shape, which PyTorch says
+        call.args[:]  # the shape, which PyTorch says
         if hasattr(filling, "ty"):
             filling = as_dtype(ctx, filling, call.dtype)
             return ctx.emit(op.broadcast_to(filling, call.shape))
@@ -226,7 +224,7 @@ def filled(value: float | None, place: int = 0, *, stored: bool = True) -> Build
 
 
 def _arange(ctx: Context, call: Call) -> Any:
-    numbers = [call.args[i] for i in range(len(call.args))]
+    numbers = call.args[:]
     if any(hasattr(n, "ty") and not is_size(n) for n in numbers):
         raise ValueError("its bounds must be numbers")
     if any(map(is_size, numbers)):  # as many as the batch has images
@@ -236,8 +234,7 @@ def _arange(ctx: Context, call: Call) -> Any:
 
 
 def _unset(ctx: Context, call: Call) -> Unset:
-    for i in range(len(call.args)):
-        call.args[i]
+    call.args[:]
     return Unset(call.shape, call.dtype)
 
 
