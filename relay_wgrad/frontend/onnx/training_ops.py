@@ -114,24 +114,17 @@ def _without_first(node: Node) -> Node:
 # ---- elementwise, softmax ------------------------------------------------------------------------
 
 
-def relu_grad(ctx: Context, node: Node) -> Any:
-    """dY where Y (or X) is above 0."""
-    dy, y = _operands(ctx, node, 2)
-    return ctx.emit(op.where(op.greater(y, ctx.const(0)), dy, ctx.const(0)))
+def _slope(of: Callable[[Any, Any], Any]) -> Builder:
+    """Of dY and what the forward operator gave, or was given."""
+    return lambda ctx, node: ctx.emit(of(*_operands(ctx, node, 2)))
 
 
-def sigmoid_grad(ctx: Context, node: Node) -> Any:
-    dy, y = _operands(ctx, node, 2)
-    return ctx.emit(op.multiply(dy, op.multiply(y, op.subtract(ctx.const(1), y))))
+def _number(value: float, like: Any) -> Any:
+    return relax.const(value, str(like.ty.dtype))
 
 
-def tanh_grad(ctx: Context, node: Node) -> Any:
-    dy, y = _operands(ctx, node, 2)
-    return ctx.emit(op.multiply(dy, op.subtract(ctx.const(1), op.multiply(y, y))))
-
-
-def gelu_grad(ctx: Context, node: Node) -> Any:
-    return ctx.emit(gelu_slope(*_operands(ctx, node, 2)))
+def _relu_slope(dy: Any, y: Any) -> Any:
+    return op.where(op.greater(y, _number(0, y)), dy, _number(0, y))
 
 
 def _softmax_grad(logs: bool, all_axes: bool) -> Builder:
@@ -292,22 +285,26 @@ _ROWS: dict[str, Builder] = {
     "ConvGrad": conv_grad,
     "Dropout": dropout,
     "FusedMatMul": fused_matmul,
-    "GeluGrad": gelu_grad,
+    "GeluGrad": _slope(gelu_slope),
     "InPlaceAccumulatorV2": accumulated,
     "LogSoftmaxGrad": _softmax_grad(True, True),
     "LogSoftmaxGrad_13": _softmax_grad(True, False),
     "MaxPoolGrad": max_pool_grad,
     "ReduceSumTraining": reduce_sum,
-    "ReluGrad": relu_grad,
+    "ReluGrad": _slope(_relu_slope),
     "Scale": scale,
-    "SigmoidGrad": sigmoid_grad,
+    "SigmoidGrad": _slope(
+        lambda dy, y: op.multiply(dy, op.multiply(y, op.subtract(_number(1, y), y)))
+    ),
     "SoftmaxCrossEntropyLoss": cross_entropy,
     "SoftmaxCrossEntropyLossGrad": cross_entropy_grad,
     "SoftmaxCrossEntropyLossInternal": cross_entropy,
     "SoftmaxCrossEntropyLossInternalGrad": cross_entropy_grad,
     "SoftmaxGrad": _softmax_grad(False, True),
     "SoftmaxGrad_13": _softmax_grad(False, False),
-    "TanhGrad": tanh_grad,
+    "TanhGrad": _slope(
+        lambda dy, y: op.multiply(dy, op.subtract(_number(1, y), op.multiply(y, y)))
+    ),
     "ZeroGradient": zero_gradient,
 }
 TRAINING_OPS: dict[str, Builder] = in_both_domains(_ROWS)

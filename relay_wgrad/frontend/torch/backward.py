@@ -19,6 +19,7 @@ from ..context import Context, shape_of
 from ..resampled import adaptive_matrix, at_places, border_places, by_matrix, chosen_matrix
 from ..weights import Array
 from .call import Builder, Call, constant, ints
+from .layers import max_pool, pool_window
 from .math import identity
 from .program import pytorch
 from .resizing import along, interpolation
@@ -28,23 +29,12 @@ op = relax.op
 # ---- maxima --------------------------------------------------------------------------------------
 
 
-def _window(call: Call, at: int, rank: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """(kernel, strides, padding, dilation) of arguments from `at` on, and `ceil_mode` is read."""
-    kernel = ints(call.args[at], rank)
-    strides = ints(call.arg(at + 1) or kernel, rank)
-    padding, dilation = (ints(call.arg(at + i, 1 - 3 + i), rank) for i in (2, 3))
-    call.arg(at + 4)
-    return kernel, strides, padding, dilation
-
-
 def _max_pool(rank: int) -> Builder:
     """(y, places of the maxima): an operand of one batch axis and `rank` pixel axes."""
 
     def build(ctx: Context, call: Call) -> tuple[Any, Any]:
-        kernel, strides, padding, dilation = _window(call, 1, rank)
-        if set(dilation) != {1}:
-            raise ValueError("dilated pooling has no gradient in TVM")
-        made = layers.max_pool(ctx, call.args[0], kernel, strides, padding * 2, call.arg(5, False))
+        kernel, strides, padding, dilation = pool_window(call, 1, rank)
+        made = max_pool(rank)(ctx, call)
         indices = None
         if rank == 2 and _are_wanted(call):
             indices = _places(ctx, call, kernel, strides, padding, dilation)
@@ -93,7 +83,7 @@ def _places(
 
 def _max_pool2d_backward(ctx: Context, call: Call) -> Any:
     """(dy, x, kernel, stride, padding, dilation, ceil mode, places): found again from x."""
-    window = _window(call, 2, 2)
+    window = pool_window(call, 2, 2)
     call.arg(7)
     return _of_maxima(ctx, call.args[0], call.args[1], *window, call.args[6])
 
@@ -108,7 +98,7 @@ def _of_maxima(
 
 def _max_pool3d_backward(ctx: Context, call: Call) -> Any:
     """As that of images, of which a volume's is two: along (H, W), then along D."""
-    kernel, strides, padding, dilation = _window(call, 2, 3)
+    kernel, strides, padding, dilation = pool_window(call, 2, 3)
     call.arg(7)
     dy, x = call.args[0], call.args[1]
     n, c, d, h, w = shape_of(x)

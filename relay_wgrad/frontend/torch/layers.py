@@ -66,13 +66,25 @@ def _transposed(rank: int) -> Builder:
     return build
 
 
-def _max_pool(rank: int) -> Builder:
+Windows = tuple[list[int], list[int], list[int], list[int]]
+
+
+def pool_window(call: Call, at: int, rank: int) -> Windows:
+    """(kernel, strides, padding, dilation) of arguments from `at` on, and `ceil_mode` is read."""
+    kernel = ints(call.args[at], rank)
+    strides = ints(call.arg(at + 1) or kernel, rank)
+    call.arg(at + 4)
+    return kernel, strides, ints(call.arg(at + 2, 0), rank), ints(call.arg(at + 3, 1), rank)
+
+
+def max_pool(rank: int) -> Builder:
+    """(x, kernel, strides, padding, dilation, whether sizes are rounded up)."""
+
     def build(ctx: Context, call: Call) -> Any:
-        kernel = ints(call.args[1], rank)
-        if set(ints(call.arg(4, 1), rank)) != {1}:
+        kernel, strides, padding, dilation = pool_window(call, 1, rank)
+        if set(dilation) != {1}:
             raise ValueError("dilated pooling has no gradient in TVM")
-        strides, pads = ints(call.arg(2) or kernel, rank), ints(call.arg(3, 0), rank) * 2
-        return layers.max_pool(ctx, call.args[0], kernel, strides, pads, call.arg(5, False))
+        return layers.max_pool(ctx, call.args[0], kernel, strides, padding * 2, call.arg(5, False))
 
     return build
 
@@ -236,11 +248,11 @@ LAYERS: dict[str, Builder] = {
     "layer_norm.default": _layer_norm,
     "linear.default": _linear,
     "instance_norm.default": _instance_norm,
-    "max_pool1d.default": _max_pool(1),
-    "max_pool2d.default": _max_pool(2),
-    "max_pool2d_with_indices.default": _with_indices(_max_pool(2)),
-    "max_pool3d.default": _max_pool(3),
-    "max_pool3d_with_indices.default": _with_indices(_max_pool(3)),
+    "max_pool1d.default": max_pool(1),
+    "max_pool2d.default": max_pool(2),
+    "max_pool2d_with_indices.default": _with_indices(max_pool(2)),
+    "max_pool3d.default": max_pool(3),
+    "max_pool3d_with_indices.default": _with_indices(max_pool(3)),
     "native_dropout.default": lambda ctx, call: (_dropout(ctx, call), None),
     "native_group_norm.default": _native_group_norm,
     "native_layer_norm.default": _native_layer_norm,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,22 @@ def _constant(index: Any) -> Array:
     return places
 
 
+def at_indices(ctx: Context, source: Any, shape: Sequence[int]) -> Any:
+    """A scatter's source, or its number, of the indices' shape: what is beyond is not read."""
+    if not shape_of(source):
+        return ctx.emit(op.broadcast_to(source, shape))
+    for a, n in enumerate(shape):
+        source = cut(ctx, source, a, 0, n)
+    return source
+
+
 def _scattered(adds: bool) -> Builder:
     """(x, axis, indices, source): along the axis, by indices of x's rank."""
 
     def build(ctx: Context, call: Call) -> Any:
         x, places = call.args[0], _constant(call.args[2])
         axis = int(call.args[1]) % len(shape_of(x))
-        source = as_dtype(ctx, call.args[3], call.dtype)
-        if not shape_of(source):
-            source = ctx.emit(op.broadcast_to(source, places.shape))
-        for a, n in enumerate(places.shape):  # what is beyond the indices is not read
-            source = cut(ctx, source, a, 0, n)
+        source = at_indices(ctx, as_dtype(ctx, call.args[3], call.dtype), places.shape)
         return placed(ctx, x, source, line_along(places, axis, shape_of(x)), (), adds=adds)
 
     return build

@@ -11,10 +11,10 @@ from tvm import relax
 from .. import loss_terms as terms
 from ..context import Context, shape_of
 from ..indexing import known, wrapped
-from ..moving import broadcast, cut
+from ..moving import broadcast
 from ..resampled import by_matrix, chosen_matrix
 from .call import Builder, Call, as_dtype, constant
-from .placing import arranged
+from .placing import arranged, at_indices
 
 op = relax.op
 
@@ -37,10 +37,7 @@ def _scatter(reduction: str) -> Builder:
             places = np.arange(shape_of(x)[axis], dtype="int64").reshape(column)
             chosen = op.equal(as_dtype(ctx, index, "int64"), constant(places, "int64"))
             return ctx.emit(op.where(ctx.emit(chosen), source, x))
-        if not shape_of(source):
-            source = ctx.emit(op.broadcast_to(source, shape))
-        for a, n in enumerate(shape):  # what is beyond the indices is not read
-            source = cut(ctx, source, a, 0, n)
+        source = at_indices(ctx, source, shape)
         return ctx.emit(op.scatter_elements(x, index, source, axis, reduction))
 
     return build
