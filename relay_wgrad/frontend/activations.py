@@ -154,22 +154,6 @@ def threshold(ctx: Context, x: Any, limit: float, value: float) -> Any:
     return where(ctx, op.less_equal(x, ctx.const(limit)), value, x)
 
 
-def hard_shrink(ctx: Context, x: Any, limit: float) -> Any:
-    """0 where |x| <= limit."""
-    inside = op.logical_and(
-        op.greater_equal(x, ctx.const(-limit)), op.less_equal(x, ctx.const(limit))
-    )
-    return where(ctx, inside, 0.0, x)
-
-
-def soft_shrink(ctx: Context, x: Any, limit: float) -> Any:
-    """x nearer to 0 by `limit`, and 0 where |x| <= limit."""
-    bound = ctx.const(limit)
-    left = where(ctx, op.less(x, ctx.const(-limit)), op.add(x, bound), 0.0)
-    right = where(ctx, op.greater(x, bound), op.subtract(x, bound), left)
-    return where(ctx, op.isnan(x), x, right)  # NaN stays
-
-
 def extremum(ctx: Context, x: Any, axes: list[int] | None, keep: bool, largest: bool) -> Any:
     """amax and amin: equal elements share the gradient; NaN passes, and is its row's gradient.
 

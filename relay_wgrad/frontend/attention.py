@@ -17,18 +17,28 @@ op = relax.op
 
 
 def attention(
-    ctx: Context, q: Any, k: Any, v: Any, *, scale: float, masks: Sequence[Any] = (),
-    causal: bool = False, softcap: float = 0.0, empty: bool = False,
-    dropped: Callable[[Any], Any] | None = None,
+    ctx: Context, q: Any, k: Any, v: Any, *, dropped: Callable[[Any], Any] | None = None,
+    **given: Any,
 ) -> Any:  # fmt: skip
     """softmax(cap(q·kᵀ·scale) + masks)·v of (…, rows, features) each, in q's dtype.
+
+    dropped : what dropout makes of the softmax's weights; given : as `attention_weights` has it.
+    """
+    weights, _ = attention_weights(ctx, q, k, **given)
+    return ctx.emit(op.matmul(weights if dropped is None else dropped(weights), v))
+
+
+def attention_weights(
+    ctx: Context, q: Any, k: Any, *, scale: float, masks: Sequence[Any] = (),
+    causal: bool = False, softcap: float = 0.0, empty: bool = False,
+) -> tuple[Any, Any]:  # fmt: skip
+    """(the softmax, what it is of: cap(q·kᵀ·scale) + masks).
 
     masks : each None, truths that say what is kept, or floats that are added.
     causal : a row has the columns up to its own number.
     softcap : where it is not 0, cap(x) is softcap tanh(x / softcap).
     empty : the weights of a row of which nothing is kept are 0, as PyTorch's; else such truths are
         refused where they are not constant, and floats give NaN.
-    dropped : what dropout makes of the softmax's weights.
 
     Raises ValueError for truths that may keep nothing of a row.
     """
@@ -46,10 +56,9 @@ def attention(
     for mask in (*(relax.const(b, "bool") for b in below), *masks):
         if mask is not None:
             logits = _masked(ctx, logits, mask, dtype, empty)
-    may_be_empty = empty and not all(m is None or keeps_all(ctx, m) for m in masks)
-    dead, logits = without_empty_rows(ctx, logits) if may_be_empty else (None, logits)
-    weights = zeros_in(ctx, dead, ctx.emit(op.nn.softmax(logits, -1)))
-    return ctx.emit(op.matmul(weights if dropped is None else dropped(weights), v))
+    may_be_empty = empty and not all(m is None or _keeps_all(ctx, m) for m in masks)
+    dead, logits = _without_empty_rows(ctx, logits) if may_be_empty else (None, logits)
+    return _zeros_in(ctx, dead, ctx.emit(op.nn.softmax(logits, -1))), logits
 
 
 def _masked(ctx: Context, logits: Any, mask: Any, dtype: str, empty: bool) -> Any:
@@ -63,23 +72,23 @@ def _masked(ctx: Context, logits: Any, mask: Any, dtype: str, empty: bool) -> An
     return ctx.emit(op.where(mask, logits, least))
 
 
-def without_empty_rows(ctx: Context, logits: Any) -> tuple[Any, Any]:
+def _without_empty_rows(ctx: Context, logits: Any) -> tuple[Any, Any]:
     """(which rows are of -inf alone, the logits with 0 in those: a softmax of -inf is NaN, and so
     would its gradient be, whatever is made of it)."""
     dtype = str(logits.ty.dtype)
     least = relax.const(np.asarray(-math.inf, dtype), dtype)
     dead = ctx.emit(op.equal(ctx.emit(op.max(logits, [-1], keepdims=True)), least))
-    return dead, zeros_in(ctx, dead, logits)
+    return dead, _zeros_in(ctx, dead, logits)
 
 
-def zeros_in(ctx: Context, rows: Any, x: Any) -> Any:
+def _zeros_in(ctx: Context, rows: Any, x: Any) -> Any:
     """x, and 0 in these rows; all of x where rows is None."""
     dtype = str(x.ty.dtype)
     zero = relax.const(np.asarray(0, dtype), dtype)
     return x if rows is None else ctx.emit(op.where(rows, zero, x))
 
 
-def keeps_all(ctx: Context, mask: Any) -> bool:
+def _keeps_all(ctx: Context, mask: Any) -> bool:
     """Whether each row of a mask keeps something, by what is known of it: a constant's values; of
     floats that are computed, that no -inf and nothing of the batch goes into them."""
     values = known(mask)

@@ -1,20 +1,19 @@
-"""What the op builders see: values, one node at a time, and the function under construction."""
+"""What builders see: values, options, and the function under construction."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import numpy_helper
 from tvm import relax
+from tvm.ir import IRModule
 
 from ..dtypes import numpy_dtype
 from ..relation import as_size
-from .graph import Distribution, InputSpec, mean_of
+from .graph import Distribution, InputSpec, TrainingGraph, mean_of
 from .partial import Choice
 from .sizes import Limits, is_open, number, spec_of, type_of
 from .weights import Array, Role
@@ -25,7 +24,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass
 class Value:
-    """One ONNX tensor: known now (`array`), or computed by the function (`expr`), or both.
+    """One tensor of a file: known now (`array`), or computed by the function (`expr`), or both.
 
     `weight`: an initializer, that becomes a parameter when it is used as a tensor.
     `param`: the parameter of which `expr` is a plain reshaping.
@@ -50,48 +49,17 @@ def shape_of(expr: Any) -> tuple[Any, ...]:
     return tuple(as_size(d) for d in expr.ty.shape.values)
 
 
-@dataclass
-class Node:
-    """One ONNX node with its operands and attributes."""
-
-    proto: onnx.NodeProto
-    operands: list[Value | None]
-    attributes: dict[str, Any]
-
-    @property
-    def label(self) -> str:
-        """`op node 'name'`; a node without a name goes by its first output's."""
-        name = self.proto.name or next(iter(self.proto.output), "")
-        return f"{self.proto.op_type:.40} node {name!r:.80}"
-
-    def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute, with bytes decoded and repeated values as a list."""
-        return self.attributes.get(name, default)
-
-    def has(self, index: int) -> bool:
-        """Whether an optional operand was given."""
-        return index < len(self.operands) and self.operands[index] is not None
-
-    def operand(self, index: int) -> Value:
-        """A required operand."""
-        value = self.operands[index] if index < len(self.operands) else None
-        if value is None:
-            raise ValueError(f"operand {index} is missing")
-        return value
-
-    def static(self, index: int, what: str) -> Array:
-        """An operand whose value must be known on import, such as a Reshape's target."""
-        value = self.operand(index)
-        if value.array is None:
-            on = "the data" if value.probes is None else "the number of images"
-            raise ValueError(f"{what} must be a constant, but {value.name!r} depends on {on}")
-        return value.array
-
-    def setting(self, name: str, index: int, default: Any = None) -> Any:
-        """A setting that older opsets give as an attribute and newer ones as operand `index`."""
-        if self.has(index):
-            return self.static(index, name).tolist()
-        return self.attr(name, default)
+def check_choices(
+    given: Mapping[str, Any], known: Mapping[str, Sequence[Any]], checkpoint: Any, names: str
+) -> None:
+    """Raises ValueError for an option of a front end that has another value, or a checkpoint that
+    is a word beside "auto"; `names` says what else it may list."""
+    for key, value in given.items():
+        if value not in known[key]:
+            words = " or ".join(filter(None, known[key]))
+            raise ValueError(f"{key}={value!r}: expected {words}")
+    if isinstance(checkpoint, str) and checkpoint != "auto":
+        raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of {names}")
 
 
 @dataclass
@@ -214,6 +182,37 @@ class Context:
             raise ValueError("its operands fit each other for one number of images alone")
         return var
 
+    def main(self, body: Callable[[], tuple[Sequence[Any], Sequence[Any]]]) -> IRModule:
+        """The module whose `main` is what `body` emits; it gives the results and the arguments."""
+        with self.builder.function("main"):
+            try:
+                with self.builder.dataflow():
+                    results, arguments = body()
+                    returned = relax.Tuple([self.builder.emit_output(e) for e in results])
+            except Exception:
+                self.builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
+                raise
+            self.builder.emit_func_output(returned, arguments)
+        return self.builder.get()
+
+    def training_graph(
+        self, results: Sequence[str], arguments: Sequence[tuple[InputSpec, Any]], checkpoint: Any,
+        **given: Any,
+    ) -> TrainingGraph:  # fmt: skip
+        """Of a `main` that takes arguments and gives these results, then the new states; of its
+        parameters those that are chosen to train."""
+        new = {f"{name}_new": name for name, _ in self.states}
+        graph = TrainingGraph(
+            inputs=tuple(spec for spec, _ in arguments), outputs=(*results, *new), updates=new,
+            onnx_names=dict(self.onnx_names), dtype=self.options.dtype, limits=self.limits,
+            checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
+            **given,
+        )  # fmt: skip
+        choice = self.options.choice
+        if choice == Choice():
+            return graph
+        return graph.partial(choice.trainable or None, choice.freeze or None)
+
     def const(self, value: Any) -> Any:
         """A constant of the graph's dtype."""
         dtype = self.options.dtype
@@ -259,21 +258,3 @@ class Context:
         if kind and value.param is not None:
             self.roles.setdefault(value.param, Role(kind, fan_in))
         return self.tensor(value)
-
-
-def array_of(what: str, tensor: onnx.TensorProto) -> Array:
-    """A tensor that the file holds.  Raises ValueError naming it where its data are missing."""
-    try:
-        return numpy_helper.to_array(tensor)
-    except Exception as error:  # of any kind: the reader believes the file
-        shape = list(tensor.dims)
-        raise ValueError(f"{what} of shape {shape!s:.80} lacks data: {error}") from error
-
-
-def initializer(proto: onnx.ModelProto, tensor: onnx.TensorProto) -> Array:
-    """As `array_of`, naming the first node that takes it too."""
-    try:
-        return array_of(f"initializer {tensor.name!r}", tensor)
-    except ValueError as error:
-        users = (Node(n, [], {}).label for n in proto.graph.node if tensor.name in n.input)
-        raise ValueError(f"{next(users, 'no node')}: {error}") from error.__cause__

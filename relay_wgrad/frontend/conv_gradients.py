@@ -9,9 +9,8 @@ from typing import Any
 from tvm import relax
 
 from ..ops import conv_backward_data, conv_backward_weight
-from ..ops.algebra import FPROPS
 from .context import Context, shape_of
-from .layers import flat, lifted
+from .layers import conv, flat, lifted
 from .moving import cut
 
 op = relax.op
@@ -69,10 +68,9 @@ class ConvGradients:
                 dy = cut(self.ctx, dy, 2 + i, 0, least)
         of_x = None
         if mask[0]:
-            made = FPROPS[self.rank](
-                dy, weight, g["strides"], g["padding"], g["dilation"], g["groups"]
+            of_x = conv(
+                self.ctx, dy, weight, None, g["strides"], g["padding"], g["dilation"], g["groups"]
             )
-            of_x = self.ctx.emit(made)
         return of_x, self.by_weight(x, dy, shape_of(weight)) if mask[1] else None
 
     def by_data(self, dy: Any, weight: Any, shape: tuple[int, ...]) -> Any:

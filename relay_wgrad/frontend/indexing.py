@@ -83,6 +83,23 @@ def gathered(ctx: Context, x: Any, axis: int, index: Any) -> Any:
     return at(ctx, flat, 0, linear)
 
 
+def line(ctx: Context, indices: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """The places that several indices, one for each of the sizes, name among all elements."""
+    arrays = [known(index) for index in indices]
+    if all(places is not None for places in arrays):
+        table = np.stack(np.broadcast_arrays(*(np.asarray(places) for places in arrays)), -1)
+        return relax.const(line_of(table, sizes), "int64")
+    total = None
+    for index, size in zip(indices, sizes, strict=True):
+        if str(index.ty.dtype) != "int64":
+            index = ctx.emit(op.astype(index, "int64"))
+        place = wrapped(ctx, index, size)
+        if total is not None:
+            place = ctx.emit(op.add(op.multiply(total, relax.const(size, "int64")), place))
+        total = place
+    return total
+
+
 def line_of(places: Array, sizes: Sequence[int]) -> Array:
     """Places by several indices (…, depth) as one."""
     parts = [checked(places[..., i], size) for i, size in enumerate(sizes)]

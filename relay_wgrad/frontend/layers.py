@@ -18,6 +18,8 @@ from tvm import relax
 from ..conventions.common import Axis, extent
 from ..ops.algebra import FPROPS, TRANSPOSED
 from .context import Context, shape_of
+from .moving import broadcast, cut
+from .resampled import padded
 
 op = relax.op
 Ints = Sequence[int]
@@ -102,10 +104,32 @@ def framed(ctx: Context, x: Any, widths: Sequence[tuple[int, int]], value: float
     return x
 
 
+def bordered(
+    ctx: Context, x: Any, widths: Sequence[tuple[int, int]], mode: str = "constant",
+    value: float = 0.0,
+) -> Any:  # fmt: skip
+    """x with (before, after) more elements along each axis, negative ones of which are cut.
+
+    mode : "constant", the value, or of what is inside by `numpy.pad`'s word.
+
+    Raises ValueError where nothing is left.
+    """
+    for axis, (before, after) in enumerate(widths):
+        size, low, high = shape_of(x)[axis], max(-before, 0), max(-after, 0)
+        if low + high and low + high >= size:
+            given = [before, after]
+            raise ValueError(f"a border of {given} leaves nothing of axis {axis}, of {size}")
+        x = cut(ctx, x, axis, low, size - high)
+    widths = [(max(before, 0), max(after, 0)) for before, after in widths]
+    if mode != "constant":
+        return padded(ctx, x, widths, mode)
+    return framed(ctx, x, widths, value)
+
+
 # ---- pools ---------------------------------------------------------------------------------------
 
 
-def with_ceil(sizes: Ints, kernel: Ints, strides: Ints, padding: Ints) -> list[int]:
+def _with_ceil(sizes: Ints, kernel: Ints, strides: Ints, padding: Ints) -> list[int]:
     """Padding with what rounding up adds after: a window must still start on data, or on padding
     that precedes it."""
     rank, ends = len(sizes), []
@@ -118,7 +142,7 @@ def with_ceil(sizes: Ints, kernel: Ints, strides: Ints, padding: Ints) -> list[i
     return [*padding[:rank], *ends]
 
 
-def check_window(sizes: Ints, kernel: Ints, padding: Ints) -> None:
+def _check_window(sizes: Ints, kernel: Ints, padding: Ints) -> None:
     """Raises ValueError for a window of pooling that does not fit even once."""
     rank = len(sizes)
     if any(n + padding[i] + padding[i + rank] < kernel[i] for i, n in enumerate(sizes)):
@@ -153,20 +177,20 @@ def _any_rank(
     return ctx.emit(op.reshape(out, (n, c, shape_of(out)[2], p, q)))
 
 
-def _read(x: Any, kernel: Ints, strides: Ints, padding: Ints, ceil_mode: Any) -> list[int]:
+def whole_padding(x: Any, kernel: Ints, strides: Ints, padding: Ints, ceil_mode: Any) -> list[int]:
     """The padding with what rounding up adds.  Raises ValueError for a window that does not fit."""
     shape = shape_of(x)
     if len(shape) != 2 + len(kernel):
         raise ValueError(f"expected {2 + len(kernel)} axes, got shape {list(shape)}")
-    check_window(shape[2:], kernel, padding)
-    return with_ceil(shape[2:], kernel, strides, padding) if ceil_mode else [*padding]
+    _check_window(shape[2:], kernel, padding)
+    return _with_ceil(shape[2:], kernel, strides, padding) if ceil_mode else [*padding]
 
 
 def max_pool(
     ctx: Context, x: Any, kernel: Ints, strides: Ints, padding: Ints, ceil_mode: Any = False
 ) -> Any:
     """The maximum of each window; padding never wins."""
-    whole = _read(x, kernel, strides, padding, ceil_mode)
+    whole = whole_padding(x, kernel, strides, padding, ceil_mode)
     return _any_rank(ctx, x, kernel, strides, whole, lambda *given: _max_pool2d(ctx, *given))
 
 
@@ -199,7 +223,7 @@ def average_pool(
 ) -> Any:  # fmt: skip
     """The mean of each window; what rounding up adds counts neither as data nor as padding."""
     rank = len(kernel)
-    whole = _read(x, kernel, strides, padding, ceil_mode)
+    whole = whole_padding(x, kernel, strides, padding, ceil_mode)
 
     def of_images(x: Any, kernel: Ints, strides: Ints, pads: Ints) -> Any:
         made = op.nn.avg_pool2d(
@@ -223,7 +247,7 @@ def global_average_pool(ctx: Context, x: Any) -> Any:
     return ctx.emit(op.mean(x, list(range(2, len(shape_of(x)))), keepdims=True))
 
 
-# ---- dropout -------------------------------------------------------------------------------------
+# ---- dropout, random truths ----------------------------------------------------------------------
 
 
 def masked(ctx: Context, x: Any, rate: float) -> Any:
@@ -238,3 +262,14 @@ def masked(ctx: Context, x: Any, rate: float) -> Any:
     spec, mask = ctx.input(name, "mask", shape_of(x), ctx.options.dtype, keep=1.0 - rate)
     ctx.masks.append((spec, mask))
     return ctx.emit(op.multiply(x, mask))
+
+
+def drawn_truths(ctx: Context, name: str, chance: Any, shape: tuple[Any, ...]) -> Any:
+    """Truths with the probability that a tensor has, by which there is no gradient; or that
+    probability, where the option `random` is "off"."""
+    stopped = ctx.emit(op.grad.no_grad(chance))
+    if ctx.options.random == "off":
+        ctx.note(f"{name} is its mean")
+        return broadcast(ctx, stopped, shape)
+    number = ctx.draw(name, shape, str(chance.ty.dtype), ("uniform", 0.0, 1.0))
+    return ctx.emit(op.less(number, stopped))

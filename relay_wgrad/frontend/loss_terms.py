@@ -75,6 +75,27 @@ def bce_with_logits(
     return each if weight is None else ctx.emit(op.multiply(each, weight))
 
 
+def class_weights(
+    ctx: Context, scores: Any, labels: Any, weight: Any, ignored: int | None
+) -> tuple[Any, Any]:
+    """(each class's weight where it is the label, else 0; which labels count, None: all).
+
+    Of scores (N, C, d…), with int64 labels (N, d…) and a weight of each class, (C,), or None;
+    `ignored` is a label that counts for nothing.  What counts has an axis of size 1 for classes.
+    """
+    shape = shape_of(scores)
+    axis = 1 if len(shape) > 1 else 0
+    column = [shape[axis] if a == axis else 1 for a in range(len(shape))]
+    names = relax.const(np.arange(shape[axis]).reshape(column), "int64")
+    labels = ctx.emit(op.expand_dims(labels, axis))
+    chosen, counts = ctx.emit(op.equal(labels, names)), None
+    if ignored is not None:
+        counts = ctx.emit(op.not_equal(labels, relax.const(ignored, "int64")))
+        chosen = ctx.emit(op.logical_and(chosen, counts))
+    each = ctx.const(1.0) if weight is None else ctx.emit(op.reshape(weight, column))
+    return ctx.emit(op.where(chosen, each, ctx.const(0.0))), counts
+
+
 def cross_entropy(
     ctx: Context,
     logs: Any,

@@ -104,6 +104,26 @@ def repeated(ctx: Context, x: Any, times: Sequence[int]) -> Any:
     return ctx.emit(op.reshape(ctx.emit(op.broadcast_to(x, wide)), whole))
 
 
+def depth_to_space(ctx: Context, x: Any, block: int, *, channels_first: bool) -> Any:
+    """Channels of images as blocks of pixels, within an axis of which the channels come first
+    (PyTorch's pixel_shuffle) or the block's places do."""
+    n, c, h, w = shape_of(x)
+    c //= block**2
+    apart = (n, c, block, block, h, w) if channels_first else (n, block, block, c, h, w)
+    order = [0, 1, 4, 2, 5, 3] if channels_first else [0, 3, 4, 1, 5, 2]
+    turned = ctx.emit(op.permute_dims(ctx.emit(op.reshape(x, apart)), order))
+    return ctx.emit(op.reshape(turned, (n, c, h * block, w * block)))
+
+
+def space_to_depth(ctx: Context, x: Any, block: int, *, channels_first: bool) -> Any:
+    """The same backwards."""
+    n, c, h, w = shape_of(x)
+    h, w = h // block, w // block
+    apart = ctx.emit(op.reshape(x, (n, c, h, block, w, block)))
+    order = [0, 1, 3, 5, 2, 4] if channels_first else [0, 3, 5, 1, 2, 4]
+    return ctx.emit(op.reshape(op.permute_dims(apart, order), (n, c * block**2, h, w)))
+
+
 def broadcast(ctx: Context, x: Any, shape: Sequence[int]) -> Any:
     """x in a larger shape; as it is where it has that."""
     own = shape_of(x)

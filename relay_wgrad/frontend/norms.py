@@ -11,17 +11,10 @@ from typing import Any
 
 from tvm import relax
 
+from ..ops.moments import deviation, moments, standardized
 from .context import Context, shape_of
 
 op = relax.op
-
-
-def standardized(ctx: Context, x: Any, axes: Sequence[int], epsilon: float) -> Any:
-    """x less its mean over its deviation, both over these axes."""
-    centred = ctx.emit(op.subtract(x, ctx.emit(op.mean(x, list(axes), keepdims=True))))
-    spread = ctx.emit(op.mean(op.multiply(centred, centred), list(axes), keepdims=True))
-    shifted = op.add(spread, relax.const(epsilon, str(x.ty.dtype)))
-    return ctx.emit(op.divide(centred, ctx.emit(op.sqrt(shifted))))
 
 
 def rms_norm(ctx: Context, x: Any, axes: Sequence[int], epsilon: float) -> Any:
@@ -39,8 +32,8 @@ def in_groups(ctx: Context, x: Any, groups: int, epsilon: float, scale: Any, bia
     if groups < 1 or shape[1] % groups:
         raise ValueError(f"{groups} groups do not divide the channels of {list(shape)}")
     rows = ctx.emit(op.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups)))
-    out = ctx.emit(op.reshape(standardized(ctx, rows, [2], epsilon), shape))
-    return affine(ctx, out, *(_column(ctx, v, shape) for v in (scale, bias)))
+    out = ctx.emit(op.reshape(standardized(ctx.emit, rows, [2], epsilon), shape))
+    return affine(ctx, out, *(column(ctx, v, shape) for v in (scale, bias)))
 
 
 def affine(ctx: Context, x: Any, scale: Any, bias: Any) -> Any:
@@ -51,7 +44,7 @@ def affine(ctx: Context, x: Any, scale: Any, bias: Any) -> Any:
     return x if bias is None else ctx.emit(op.add(x, bias))
 
 
-def _column(ctx: Context, vector: Any, shape: Sequence[Any]) -> Any:
+def column(ctx: Context, vector: Any, shape: Sequence[Any]) -> Any:
     """A number for each channel, beside a tensor of this shape."""
     if vector is None:
         return None
@@ -60,15 +53,26 @@ def _column(ctx: Context, vector: Any, shape: Sequence[Any]) -> Any:
     return ctx.emit(op.reshape(vector, (1, shape[1], *(1,) * (len(shape) - 2))))
 
 
+def batch_axes(shape: Sequence[Any]) -> list[int]:
+    """All axes but the channels', axis 1."""
+    return [a for a in range(len(shape)) if a != 1]
+
+
 def evaluated(
     ctx: Context, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: float
 ) -> Any:
     """Batch normalization by given statistics, one factor for each channel."""
     shape = shape_of(x)
-    deviation = ctx.emit(op.sqrt(op.add(variance, ctx.const(epsilon))))
-    factor = ctx.emit(op.divide(ctx.const(1.0) if scale is None else scale, deviation))
-    centred = ctx.emit(op.subtract(x, _column(ctx, mean, shape)))
-    return affine(ctx, centred, _column(ctx, factor, shape), _column(ctx, bias, shape))
+    root = deviation(ctx.emit, variance, epsilon)
+    factor = ctx.emit(op.divide(ctx.const(1.0) if scale is None else scale, root))
+    centred = ctx.emit(op.subtract(x, column(ctx, mean, shape)))
+    return affine(ctx, centred, column(ctx, factor, shape), column(ctx, bias, shape))
+
+
+def updated(ctx: Context, running: Any, batch: Any, kept: float, rate: Any) -> Any:
+    """A running statistic (C,) after a batch's: running·kept + batch·rate."""
+    old, fresh = op.multiply(running, ctx.const(kept)), op.reshape(batch, shape_of(running))
+    return ctx.emit(op.add(old, op.multiply(fresh, rate)))
 
 
 def trained(
@@ -83,20 +87,58 @@ def trained(
     Raises ValueError for the statistics of one value.
     """
     shape = shape_of(x)
-    axes = [0, *range(2, len(shape))]
-    check_statistics(ctx, shape, axes)
-    mean = ctx.emit(op.mean(x, axes, keepdims=True))
-    centred = ctx.emit(op.subtract(x, mean))
-    spread = ctx.emit(op.mean(op.multiply(centred, centred), axes, keepdims=True))
-    deviation = ctx.emit(op.sqrt(op.add(spread, ctx.const(epsilon))))
-    normal = ctx.emit(op.divide(centred, deviation))
-    for state, batch in zip(running, (mean, spread), strict=True):
+    check_statistics(ctx, shape, batch_axes(shape))
+    mean, centred, variance = moments(ctx.emit, x, batch_axes(shape))
+    normal = ctx.emit(op.divide(centred, deviation(ctx.emit, variance, epsilon)))
+    for state, batch in zip(running, (mean, variance), strict=True):
         if state is not None:
             name, value, rate = state
-            old = op.multiply(value, ctx.const(kept))
-            fresh = op.multiply(op.reshape(batch, shape[1:2]), rate)
-            ctx.states.append((name, ctx.emit(op.add(old, fresh))))
-    return affine(ctx, normal, _column(ctx, scale, shape), _column(ctx, bias, shape))
+            ctx.states.append((name, updated(ctx, value, batch, kept, rate)))
+    return affine(ctx, normal, column(ctx, scale, shape), column(ctx, bias, shape))
+
+
+def with_statistics(
+    ctx: Context, x: Any, scale: Any, bias: Any, epsilon: float, given: Sequence[Any] = ()
+) -> tuple[Any, Any, Any, Any]:
+    """Batch normalization in a graph that has its gradient too: (y, mean, 1 / deviation, variance).
+
+    given : mean and variance (C,); without them they are the batch's.  The results' are (C,).
+    """
+    shape = shape_of(x)
+    if given:
+        mean, variance = (column(ctx, v, shape) for v in given)
+        centred = ctx.emit(op.subtract(x, mean))
+    else:
+        mean, centred, variance = moments(ctx.emit, x, batch_axes(shape))
+    inverse = ctx.emit(op.divide(ctx.const(1.0), deviation(ctx.emit, variance, epsilon)))
+    y = ctx.emit(op.multiply(centred, inverse))
+    y = affine(ctx, y, column(ctx, scale, shape), column(ctx, bias, shape))
+    flat = (ctx.emit(op.reshape(v, shape[1:2])) for v in (mean, inverse, variance))
+    return y, *flat
+
+
+def batch_gradients(
+    ctx: Context, dy: Any, x: Any, scale: Any, mean: Any, inverse: Any, *, trained: bool = True
+) -> tuple[Any, Any, Any]:
+    """The gradients of a batch normalization by x, by scale and by bias.
+
+    mean, inverse : what it normalized by, and 1 / deviation, (C,); trained : they are the batch's,
+        and so depend on x.
+    """
+    shape = shape_of(x)
+    axes, rstd = batch_axes(shape), column(ctx, inverse, shape)
+    normal = ctx.emit(op.multiply(op.subtract(x, column(ctx, mean, shape)), rstd))
+    of_bias = ctx.emit(op.sum(dy, axes, keepdims=True))
+    of_scale = ctx.emit(op.sum(op.multiply(dy, normal), axes, keepdims=True))
+    of_x = dy
+    if trained:
+        count = ctx.const(1 / math.prod(shape[a] for a in axes))
+        along = ctx.emit(op.multiply(normal, ctx.emit(op.multiply(of_scale, count))))
+        level = ctx.emit(op.multiply(of_bias, count))
+        of_x = ctx.emit(op.subtract(op.subtract(dy, level), along))
+    factor = rstd if scale is None else ctx.emit(op.multiply(rstd, column(ctx, scale, shape)))
+    flat = (ctx.emit(op.reshape(v, shape[1:2])) for v in (of_scale, of_bias))
+    return ctx.emit(op.multiply(of_x, factor)), *flat
 
 
 def check_statistics(ctx: Context, shape: Sequence[Any], axes: Sequence[int]) -> None:

@@ -43,16 +43,33 @@ def at_places(ctx: Context, x: Any, axis: int, places: Sequence[int]) -> Any:
     return _resampled(ctx, x, axis, index, np.ones(index.shape))
 
 
-def padded(ctx: Context, x: Any, widths: Sequence[tuple[int, int]], mode: str) -> Any:
-    """x with a border of what is inside: (before, after) for each axis, not negative.
+def border_places(size: int, widths: tuple[int, int], mode: str) -> Array:
+    """Of an axis with a border of what is inside, each element's place without it.
 
     mode : `numpy.pad`'s, "reflect", "edge" or "wrap".
     """
+    return np.asarray(np.pad(np.arange(size), widths, mode=mode))  # type: ignore[call-overload]
+
+
+def padded(ctx: Context, x: Any, widths: Sequence[tuple[int, int]], mode: str) -> Any:
+    """x with a border of what is inside: (before, after) for each axis, not negative."""
     for axis, (before, after) in enumerate(widths):
         if before or after:
-            places = np.pad(np.arange(shape_of(x)[axis]), (before, after), mode=mode)  # type: ignore[call-overload]
-            x = at_places(ctx, x, axis, places)
+            places = border_places(shape_of(x)[axis], (before, after), mode)
+            x = at_places(ctx, x, axis, places.tolist())
     return x
+
+
+def chosen_matrix(places: Array, size: int) -> Array:
+    """(P, size), which takes the elements at these places of an axis."""
+    return np.asarray(np.asarray(places)[:, None] == np.arange(size), "float64")
+
+
+def adaptive_matrix(size: int, count: int) -> Array:
+    """(count, size): the means of parts of an axis, as even as can be; neighbours may overlap."""
+    part, here = np.arange(count)[:, None], np.arange(size)
+    inside = (here >= part * size // count) & (here < -(-(part + 1) * size // count))
+    return np.asarray(inside / inside.sum(1, keepdims=True))
 
 
 def folded(
@@ -80,7 +97,7 @@ def folded(
     for i in range(2):
         r, p = np.divmod(np.arange(kernel[i] * spans[i]), spans[i])
         place = r * dilation[i] + p * stride[i] - pads[i]
-        x = by_matrix(ctx, x, 2 + i, (np.arange(size[i])[:, None] == place).astype("float32"))
+        x = by_matrix(ctx, x, 2 + i, chosen_matrix(place, size[i]).T)
     return x
 
 

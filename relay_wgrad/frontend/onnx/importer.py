@@ -14,7 +14,7 @@ import onnx
 from onnx import helper
 from tvm import relax
 
-from ..context import FLOATS, Context, Options, Value, initializer
+from ..context import FLOATS, Context, Options, Value, check_choices
 from ..graph import InputSpec, TrainingGraph
 from ..loss import CrossEntropy, Loss, add_loss, loss_of
 from ..partial import Choice, Patterns
@@ -22,6 +22,7 @@ from ..sizes import NAME, Open, at, is_open, limited, variable
 from ..weights import STATES, Array, Role, default_role, seeded
 from .bundled import load
 from .file import NUMBERS
+from .node import initializer
 from .nodes import MOST_ELEMENTS, build, is_weight
 from .walk import before_softmax, joined, needed, output_name
 
@@ -83,12 +84,7 @@ def from_onnx(
     another type.
     """
     given = {"dtype": dtype, "bn": bn, "weights": weights, "dropout": dropout, "random": random}
-    for key, value in given.items():
-        if value not in _CHOICES[key]:
-            known = " or ".join(filter(None, _CHOICES[key]))
-            raise ValueError(f"{key}={value!r}: expected {known}")
-    if isinstance(checkpoint, str) and checkpoint != "auto":
-        raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of node outputs")
+    check_choices(given, _CHOICES, checkpoint, "node outputs")
     is_any = isinstance(batch, str) and batch == NAME
     if batch is not None and not is_any:
         if isinstance(batch, bool) or not hasattr(batch, "__index__"):
@@ -99,7 +95,7 @@ def from_onnx(
     chosen, choice = loss_of(loss), Choice.of(trainable, freeze)
     assert isinstance(chosen, Loss)
     name, proto = load(model)
-    opset = _opset(name, proto)
+    opset = opset_of(name, proto)
     original = _original_shapes(proto)
     initial = {t.name: initializer(proto, t) for t in proto.graph.initializer}
     wanted = output_name(name, proto, output)
@@ -113,10 +109,9 @@ def from_onnx(
     )
     size = " at " + "x".join(map(str, made_for[0])) if made_for[0] else ""
 
-    builder = relax.BlockBuilder()
     dropout = dropout or ("off" if bn == "eval" else "file")
     options = Options(dtype, bn, dropout, opset, resized, size, random, choice)
-    ctx = Context(options, builder, original)
+    ctx = Context(options, relax.BlockBuilder(), original)
     ctx.joined = joined(nodes, wanted)
     ctx.batch = variable() if any(is_open(spec.shape) for spec in specs.values()) else None
     values = {n: Value(n, array=a, weight=is_weight(a)) for n, a in initial.items()}
@@ -126,41 +121,35 @@ def from_onnx(
         arguments.append((spec, var))
         values[old] = Value(old, expr=var, batched=True)
 
-    with builder.function("main"):
-        try:
-            with builder.dataflow():
-                for node in nodes:
-                    build(ctx, proto, node, values)
-                if wanted not in values:
-                    raise ValueError(f"{name}: no node makes the output {wanted!r}")
-                result = ctx.tensor(values[wanted])
-                target, logits, scalar, classes = add_loss(ctx, chosen, wanted, result)
-                outputs = [scalar, logits, *(new for _, new in ctx.states)]
-                returned = relax.Tuple([builder.emit_output(e) for e in outputs])
-        except Exception:
-            builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
-            raise
-        arguments += [target, *ctx.masks]
-        params = [var for _, var in arguments] + list(ctx.parameters.values())
-        builder.emit_func_output(returned, params)
+    classes: int | None = None
 
+    def body() -> tuple[list[Any], list[Any]]:
+        nonlocal classes
+        for node in nodes:
+            build(ctx, proto, node, values)
+        if wanted not in values:
+            raise ValueError(f"{name}: no node makes the output {wanted!r}")
+        result = ctx.tensor(values[wanted])
+        target, logits, scalar, classes = add_loss(ctx, chosen, wanted, result)
+        arguments.extend([target, *ctx.masks])
+        params = [var for _, var in arguments] + list(ctx.parameters.values())
+        return [scalar, logits, *(new for _, new in ctx.states)], params
+
+    module = ctx.main(body)
     inference = " by the file, which has it for inference: dropout='mask' draws masks"
     ctx.note_dropout(ctx.kept_whole, inference if dropout == "file" else "")
     roles = {n: ctx.roles.get(n, default_role(tuple(a.shape))) for n, a in ctx.initial.items()}
     if weights == "auto":
         weights = "initial" if _trained(ctx.initial, roles) else "seeded"
-    graph = TrainingGraph(
+    graph = ctx.training_graph(
+        ("loss", "logits"),
+        arguments,
+        checkpoint,
         name=name,
-        module=limited(builder.get(), name, ctx.limits),
-        inputs=tuple(spec for spec, _ in arguments),
+        module=limited(module, name, ctx.limits),
         params=_params(ctx, roles, weights, seed),
         trainable=tuple(n for n, role in roles.items() if role.kind not in STATES),
-        outputs=("loss", "logits", *(f"{n}_new" for n, _ in ctx.states)),
-        updates={f"{n}_new": n for n, _ in ctx.states},
-        onnx_names=dict(ctx.onnx_names),
         classes=classes,
-        dtype=dtype,
-        checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
         tensors={
             n: str(v.expr.name)
             for n, v in values.items()
@@ -168,11 +157,8 @@ def from_onnx(
         },
         weights=weights,
         notes=(*ctx.notes, *_shared(ctx, nodes, roles)),
-        limits=ctx.limits,
         loss=chosen,
     )
-    if choice != Choice():
-        graph = graph.partial(choice.trainable or None, choice.freeze or None)
     graph.checkpointed()  # raises for a name that cannot be one
     return graph
 
@@ -180,7 +166,8 @@ def from_onnx(
 # ---- the file --------------------------------------------------------------------------------
 
 
-def _opset(name: str, proto: onnx.ModelProto) -> int:
+def opset_of(name: str, proto: onnx.ModelProto) -> int:
+    """Of ONNX's own operators.  Raises ValueError for one that is too old."""
     versions = [int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")]
     opset = max(versions, default=0)
     if opset < OLDEST_OPSET:

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ..context import FLOATS, Context, Node, Value, shape_of
+from ..context import FLOATS, Context, Value, shape_of
 from ..curves import running_sum
 from ..grids import affine_grid, grid_sample
-from ..indexing import at, gathered, known, line_along, line_of, placed, taken, wrapped
+from ..indexing import at, gathered, known, line, line_along, line_of, placed, taken, wrapped
+from ..moving import split
 from ..ordered import ordered
 from ..sizes import completed, parts, same
 from ..weights import Array
+from .node import Node
 from .open import PROBES
 from .shapes import axis_of
 
@@ -95,14 +97,11 @@ def gather_nd(ctx: Context, node: Node) -> Any:
     places = known(index)
     if places is not None:
         return at(ctx, flat, 0, relax.const(line_of(places, sizes) + base, "int64"))
-    total = relax.const(np.broadcast_to(base, some[:-1]).astype("int64"), "int64")
-    parts = ctx.emit(op.split(index, depth, -1)) if depth > 1 else None
-    for i, size in enumerate(sizes):
-        part = index if parts is None else ctx.emit(relax.TupleGetItem(parts, i))
-        place = wrapped(ctx, ctx.emit(op.reshape(part, some[:-1])), size)
-        stride = relax.const(math.prod(sizes[i + 1 :]), "int64")
-        total = ctx.emit(op.add(total, op.multiply(place, stride)))
-    return at(ctx, flat, 0, total)
+    columns = [ctx.emit(op.reshape(c, some[:-1])) for c in split(ctx, index, -1, [1] * depth)]
+    total = op.add(
+        line(ctx, columns, sizes), relax.const(np.broadcast_to(base, some[:-1]), "int64")
+    )
+    return at(ctx, flat, 0, ctx.emit(total))
 
 
 def scatter_nd(ctx: Context, node: Node) -> Any:

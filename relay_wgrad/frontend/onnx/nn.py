@@ -16,9 +16,10 @@ from tvm import relax
 from ...conventions import onnx
 from ...conventions.common import extent
 from .. import layers, norms
-from ..context import Context, Node, shape_of
+from ..context import Context, shape_of
 from ..sizes import of_one
-from ..windows import each, padding_of
+from .node import Node
+from .windows import each, padding_of
 
 
 def conv(ctx: Context, node: Node) -> Any:

@@ -10,11 +10,12 @@ import onnx
 from onnx import helper, numpy_helper
 from tvm import relax
 
-from ..context import FLOATS, Context, Node, Value, array_of, shape_of
+from ..context import FLOATS, Context, Value, shape_of
 from ..sizes import is_open, sizes_of
 from ..weights import Array
 from . import schema as onnx_schema
 from .names import op_of
+from .node import Node, array_of
 from .open import FIXED, evaluated, shape_value
 from .ops import OPS, RESHAPING
 from .random import NEVER_FOLDED

@@ -19,10 +19,12 @@ from ...ops.elementwise import Elementwise, by
 from ...ops.ties import SELU_ALPHA, SELU_SCALE
 from ...problem import DTYPE_BYTES
 from .. import activations as act
-from ..context import FLOATS, Context, Node, shape_of
+from ..context import FLOATS, Context, shape_of
 from ..curves import remainder
+from .dtypes import FLOAT_TYPES, OTHER_TYPES, as_float
 from .indexing import INDEXING
 from .nn import LAYERS
+from .node import Node
 from .pooling import POOLS
 from .products import PRODUCTS
 from .random import RANDOM
@@ -137,7 +139,7 @@ def power(ctx: Context, node: Node) -> Any:
         if value == 2.0 and len(exponent.array.shape) <= len(shape_of(x)):
             return ctx.emit(op.multiply(x, x))
         return ctx.emit(op.power(x, ctx.const(exponent.array)))
-    return ctx.emit(op.power(x, _float(ctx, ctx.tensor(exponent))))
+    return ctx.emit(op.power(x, as_float(ctx, ctx.tensor(exponent))))
 
 
 def extremum(function: Callable[[Any, Any], Any]) -> Builder:
@@ -180,31 +182,21 @@ def softmax(ctx: Context, node: Node) -> Any:
     return ctx.emit(op.reshape(function(flat, 1), shape))
 
 
-def _float(ctx: Context, x: Any) -> Any:
-    """In the graph's dtype: the whole graph has one."""
-    dtype = str(x.ty.dtype)
-    return x if dtype in FLOATS else ctx.emit(op.astype(x, ctx.options.dtype))
-
-
-_FLOATS = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
-_OTHERS = {6: "int32", 7: "int64", 9: "bool"}
-
-
 def cast(ctx: Context, node: Node) -> Any:
     """Cast: to a float the graph's dtype, between floats the identity; to others no gradient.
 
     The graph's notes say where it would have rounded.
     """
     x, to = ctx.tensor(node.operand(0)), int(node.attr("to"))
-    if to in _FLOATS:
-        whole, wanted = ctx.options.dtype, _FLOATS[to]
+    if to in FLOAT_TYPES:
+        whole, wanted = ctx.options.dtype, FLOAT_TYPES[to]
         rounds = DTYPE_BYTES[wanted] < DTYPE_BYTES[whole]
         if rounds and str(x.ty.dtype) in FLOATS:
             ctx.note_once(f"Cast to {wanted}: floats stay {whole} throughout")
-        return _float(ctx, x)
-    if to not in _OTHERS:
-        raise ValueError(f"to={to}: only floats, {', '.join(_OTHERS.values())} are supported")
-    return _cast(ctx, x, _OTHERS[to])
+        return as_float(ctx, x)
+    if to not in OTHER_TYPES:
+        raise ValueError(f"to={to}: only floats, {', '.join(OTHER_TYPES.values())} are supported")
+    return _cast(ctx, x, OTHER_TYPES[to])
 
 
 def _cast(ctx: Context, x: Any, to: str) -> Any:
@@ -222,7 +214,7 @@ def _cast(ctx: Context, x: Any, to: str) -> Any:
 def cast_like(ctx: Context, node: Node) -> Any:
     """CastLike: as Cast, to the second operand's dtype."""
     x, like = ctx.tensor(node.operand(0)), str(ctx.tensor(node.operand(1)).ty.dtype)
-    return _float(ctx, x) if like in FLOATS else _cast(ctx, x, like)
+    return as_float(ctx, x) if like in FLOATS else _cast(ctx, x, like)
 
 
 def swish(ctx: Context, x: Any, alpha: float) -> Any:

@@ -10,8 +10,9 @@ from typing import Any
 from tvm import relax
 
 from .. import layers
-from ..context import Context, Node, shape_of
-from ..windows import each, padding_of
+from ..context import Context, shape_of
+from .node import Node
+from .windows import each, padding_of
 
 Ints = tuple[int, ...]
 

@@ -10,8 +10,9 @@ from tvm import relax
 
 from ..attention import attention as attention_of
 from ..attention import heads_repeated
-from ..context import Context, Node, shape_of
+from ..context import Context, shape_of
 from ..products import einsum as einsum_of
+from .node import Node
 
 op = relax.op
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm import relax
-
-from ..context import FLOATS, Context, Node, shape_of
-
-_DTYPES = {0: "", 1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
+from ..context import FLOATS, Context, shape_of
+from ..layers import drawn_truths
+from .dtypes import FLOAT_TYPES, as_float
+from .node import Node
 
 
 def _float(ctx: Context, node: Node) -> str:
     """The graph's dtype, for any float that the file asks for."""
-    if int(node.attr("dtype", 0)) not in _DTYPES:
+    if int(node.attr("dtype", 0)) not in (0, *FLOAT_TYPES):
         raise ValueError(f"dtype={node.attr('dtype')}: only floats are supported")
     return ctx.options.dtype
 
@@ -52,12 +51,7 @@ def _bernoulli(ctx: Context, node: Node) -> Any:
     name, chance = node.proto.output[0], ctx.tensor(node.operand(0))
     if str(chance.ty.dtype) not in FLOATS:
         raise ValueError(f"its operand must be a float, got {chance.ty.dtype}")
-    stopped = ctx.emit(relax.op.grad.no_grad(chance))
-    if ctx.options.random == "off":
-        ctx.note(f"{name} is its mean")
-        return stopped
-    number = ctx.draw(name, shape_of(chance), ctx.options.dtype, ("uniform", 0.0, 1.0))
-    return ctx.emit(relax.op.astype(relax.op.less(number, stopped), ctx.options.dtype))
+    return as_float(ctx, drawn_truths(ctx, name, chance, shape_of(chance)))
 
 
 RANDOM: dict[str, Callable[[Context, Node], Any]] = {

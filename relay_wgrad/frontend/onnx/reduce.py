@@ -7,10 +7,12 @@ from typing import Any
 
 from tvm import relax
 
+from ...ops.moments import moments, standardized
 from .. import activations as act
 from .. import norms
-from ..context import Context, Node, shape_of
+from ..context import Context, shape_of
 from ..curves import product
+from .node import Node
 from .shapes import axis_of
 
 op = relax.op
@@ -37,16 +39,15 @@ def _plain(function: Callable[..., Any]) -> Reduction:
     return lambda ctx, x, axes, keep: ctx.emit(function(x, axes, keepdims=keep))
 
 
-def _squares(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
-    return ctx.emit(op.sum(op.multiply(x, x), axes, keepdims=keep))
+def _sum_of(each: Callable[[Any], Any]) -> Reduction:
+    return lambda ctx, x, axes, keep: ctx.emit(op.sum(each(x), axes, keepdims=keep))
 
 
 def _extremum(largest: bool) -> Reduction:
     return lambda ctx, x, axes, keep: act.extremum(ctx, x, axes, keep, largest)
 
 
-def _absolute(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
-    return ctx.emit(op.sum(op.abs(x), axes, keepdims=keep))
+_absolute = _sum_of(op.abs)
 
 
 def _logarithm(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
@@ -82,7 +83,7 @@ def layer_norm(ctx: Context, node: Node) -> Any:
     if any(node.proto.output[1:]):
         raise ValueError("the outputs Mean and InvStdDev are not supported")
     x = ctx.tensor(node.operand(0))
-    out = norms.standardized(ctx, x, _last_axes(x, node), float(node.attr("epsilon", 1e-5)))
+    out = standardized(ctx.emit, x, _last_axes(x, node), float(node.attr("epsilon", 1e-5)))
     return norms.affine(ctx, out, *_scale_and_bias(ctx, node))
 
 
@@ -97,9 +98,8 @@ def mean_variance_norm(ctx: Context, node: Node) -> Any:
     """MeanVarianceNormalization: x less its mean over its deviation and 1e-9."""
     x = ctx.tensor(node.operand(0))
     axes = [axis_of(a, len(shape_of(x))) for a in node.attr("axes", [0, 2, 3])]
-    centred = ctx.emit(op.subtract(x, ctx.emit(op.mean(x, axes, keepdims=True))))
-    spread = ctx.emit(op.mean(op.multiply(centred, centred), axes, keepdims=True))
-    return ctx.emit(op.divide(centred, op.add(op.sqrt(spread), ctx.const(1e-9))))
+    _, centred, variance = moments(ctx.emit, x, axes)
+    return ctx.emit(op.divide(centred, op.add(op.sqrt(variance), ctx.const(1e-9))))
 
 
 def lp_normalization(ctx: Context, node: Node) -> Any:
@@ -148,6 +148,6 @@ REDUCTIONS: dict[str, Callable[[Context, Node], Any]] = {
     "ReduceMin": _reduced(_extremum(largest=False)),
     "ReduceProd": _reduced(product),
     "ReduceSum": _reduced(_plain(op.sum)),
-    "ReduceSumSquare": _reduced(_squares),
+    "ReduceSumSquare": _reduced(_sum_of(lambda x: op.multiply(x, x))),
 }
 """ONNX op -> builder."""

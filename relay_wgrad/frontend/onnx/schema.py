@@ -13,8 +13,9 @@ import onnx
 from onnx import defs
 from tvm import relax
 
-from ..context import FLOATS, Node, Value
+from ..context import FLOATS, Value
 from .names import op_of
+from .node import Node
 
 _OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
 _NAMES = {"float32": "float", "float64": "double", "object": "string"}  # of others: their own

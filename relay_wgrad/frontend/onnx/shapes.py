@@ -10,10 +10,10 @@ import numpy as np
 from tvm import relax
 
 from .. import moving
-from ..context import Context, Node, shape_of
-from ..layers import framed
+from ..context import Context, shape_of
+from ..layers import bordered
 from ..moving import broadcast, cut, place, repeated
-from ..resampled import at_places, padded
+from ..resampled import at_places
 from ..sizes import (
     broadcast_shape,
     completed,
@@ -25,6 +25,7 @@ from ..sizes import (
     sizes_of,
     spec_of,
 )
+from .node import Node
 
 
 def axis_of(axis: Any, rank: int) -> int:
@@ -182,7 +183,7 @@ def sequence_at(ctx: Context, node: Node) -> Any:
     return ctx.emit(relax.TupleGetItem(parts, place))
 
 
-_BORDERS = {"constant": "", "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+_BORDERS = ("constant", "reflect", "edge", "wrap")
 
 
 def pad(ctx: Context, node: Node) -> Any:
@@ -203,17 +204,8 @@ def pad(ctx: Context, node: Node) -> Any:
         raise ValueError(f"pads {pads}: expected two for each of the axes {axes}")
     widths = [(0, 0)] * rank
     for i, axis in enumerate(axes):
-        before, after = pads[i], pads[i + len(axes)]
-        size = shape_of(x)[axis]
-        if not before and not after:
-            continue
-        if max(-before, 0) + max(-after, 0) >= size:
-            raise ValueError(f"pads {pads} leave nothing of the {size} elements of axis {axis}")
-        x = cut(ctx, x, axis, max(-before, 0), size - max(-after, 0))
-        widths[axis] = (max(before, 0), max(after, 0))
-    if mode != "constant":
-        return padded(ctx, x, widths, _BORDERS[mode])
-    return framed(ctx, x, widths, fill)
+        widths[axis] = (pads[i], pads[i + len(axes)])
+    return bordered(ctx, x, widths, mode, fill)
 
 
 def is_end(end: Any) -> bool:
@@ -269,36 +261,30 @@ def tile(ctx: Context, node: Node) -> Any:
     return repeated(ctx, x, times)
 
 
-def _blocks(node: Node, shape: Sequence[int]) -> tuple[int, int, int, int, int]:
+def _blocks(node: Node, shape: Sequence[int]) -> int:
     size = int(node.attr("blocksize", 0))
     if len(shape) != 4 or size < 1:
         raise ValueError(f"blocksize={size} of {list(shape)}: expected (N, C, H, W)")
-    n, c, h, w = shape
-    return n, c, h, w, size
+    return size
 
 
 def depth_to_space(ctx: Context, node: Node) -> Any:
     """DepthToSpace: channels become blocks of pixels; mode CRD is PyTorch's pixel_shuffle."""
     x = ctx.tensor(node.operand(0))
-    n, c, h, w, b = _blocks(node, shape_of(x))
-    if c % (b * b):
-        raise ValueError(f"{c} channels are no multiple of {b * b}")
-    crd = node.attr("mode", "DCR") == "CRD"
-    apart = (n, c // b**2, b, b, h, w) if crd else (n, b, b, c // b**2, h, w)
-    order = [0, 1, 4, 2, 5, 3] if crd else [0, 3, 4, 1, 5, 2]
-    turned = relax.op.permute_dims(ctx.emit(relax.op.reshape(x, apart)), order)
-    return ctx.emit(relax.op.reshape(ctx.emit(turned), (n, c // b**2, h * b, w * b)))
+    block, channels = _blocks(node, shape_of(x)), shape_of(x)[1]
+    if channels % (block * block):
+        raise ValueError(f"{channels} channels are no multiple of {block * block}")
+    first = node.attr("mode", "DCR") == "CRD"
+    return moving.depth_to_space(ctx, x, block, channels_first=first)
 
 
 def space_to_depth(ctx: Context, node: Node) -> Any:
     """SpaceToDepth: blocks of pixels become channels, the block's place first."""
     x = ctx.tensor(node.operand(0))
-    n, c, h, w, b = _blocks(node, shape_of(x))
-    if h % b or w % b:
-        raise ValueError(f"{h}x{w} pixels are no multiple of {b}")
-    apart = ctx.emit(relax.op.reshape(x, (n, c, h // b, b, w // b, b)))
-    turned = ctx.emit(relax.op.permute_dims(apart, [0, 3, 5, 1, 2, 4]))
-    return ctx.emit(relax.op.reshape(turned, (n, c * b * b, h // b, w // b)))
+    block, (h, w) = _blocks(node, shape_of(x)), shape_of(x)[2:]
+    if h % block or w % block:
+        raise ValueError(f"{h}x{w} pixels are no multiple of {block}")
+    return moving.space_to_depth(ctx, x, block, channels_first=False)
 
 
 SHAPES: dict[str, Callable[[Context, Node], Any]] = {

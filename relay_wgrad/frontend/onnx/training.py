@@ -14,13 +14,14 @@ from onnx import helper
 from tvm import relax
 
 from ...ops.algebra import WGRAD_NAME, get_op
-from ..context import FLOATS, Context, Options, Value, initializer
+from ..context import FLOATS, Context, Options, Value
 from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
 from .bundled import load
 from .file import NUMBERS
-from .importer import OLDEST_OPSET
+from .importer import opset_of
 from .names import op_of
+from .node import initializer
 from .nodes import build, is_weight
 from .training_ops import TRAINING_OPS, in_both_domains
 
@@ -64,12 +65,8 @@ def from_onnx_training(
     get_op(WGRAD_NAME)
     name, given = load(model)
     proto = linked(given)
-    versions = [int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")]
-    if max(versions, default=0) < OLDEST_OPSET:
-        raise ValueError(f"{name}: opset {OLDEST_OPSET} is the oldest supported, got {versions}")
-    options = Options(dtype, "eval", "off", max(versions), extra=TRAINING_OPS)
-    builder = relax.BlockBuilder()
-    ctx = Context(options, builder, {})
+    options = Options(dtype, "eval", "off", opset_of(name, proto), extra=TRAINING_OPS)
+    ctx = Context(options, relax.BlockBuilder(), {})
     arrays = {t.name: initializer(proto, t) for t in proto.graph.initializer}
     values = {n: Value(n, array=a, weight=is_weight(a)) for n, a in arrays.items()}
     inputs: list[tuple[InputSpec, relax.Var]] = []
@@ -78,26 +75,21 @@ def from_onnx_training(
             spec, var = _input(ctx, name, info, dict(sizes or {}))
             inputs.append((spec, var))
             values[info.name] = Value(info.name, expr=var)
-    with builder.function("main"):
-        try:
-            with builder.dataflow():
-                for node in proto.graph.node:
-                    build(ctx, proto, node, values)
-                results = []
-                for info in proto.graph.output:
-                    if info.name not in values:
-                        raise ValueError(f"{name}: no node makes the output {info.name!r}")
-                    results.append(ctx.tensor(values[info.name]))
-                returned = relax.Tuple([builder.emit_output(e) for e in results])
-        except Exception:
-            builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
-            raise
-        params = [*(var for _, var in inputs), *ctx.parameters.values()]
-        builder.emit_func_output(returned, params)
-    module = relax.transform.DeadCodeElimination(["main"])(builder.get())
+
+    def body() -> tuple[list[Any], list[Any]]:
+        for node in proto.graph.node:
+            build(ctx, proto, node, values)
+        results = []
+        for info in proto.graph.output:
+            if info.name not in values:
+                raise ValueError(f"{name}: no node makes the output {info.name!r}")
+            results.append(ctx.tensor(values[info.name]))
+        return results, [*(var for _, var in inputs), *ctx.parameters.values()]
+
+    module = relax.transform.DeadCodeElimination(["main"])(ctx.main(body))
     state = {n: np.asarray(a, dtype) for n, a in ctx.initial.items()}
     held = [InputSpec(n, "data", tuple(a.shape), dtype) for n, a in state.items()]
-    outputs = tuple(Result("result", i) for i in range(len(results)))
+    outputs = tuple(Result("result", i) for i in range(len(proto.graph.output)))
     specs = (*(spec for spec, _ in inputs), *held)
     return GradientGraph(name, module, specs, outputs, (), state)
 

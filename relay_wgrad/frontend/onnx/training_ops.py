@@ -8,7 +8,6 @@ BatchNormalizationGrad the batch's mean and the inverse of its standard deviatio
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +15,15 @@ import numpy as np
 from tvm import relax
 
 from ...ops.ties import gelu_slope
-from ..context import Context, Node, shape_of
+from .. import loss_terms as terms
+from .. import norms
+from ..context import Context, shape_of
 from ..conv_gradients import ConvGradients
-from ..layers import check_window, with_ceil
+from ..layers import whole_padding
 from ..weights import Array
-from ..windows import each, padding_of
+from .node import Node
 from .pooling import window
+from .windows import each, padding_of
 
 op = relax.op
 Builder = Callable[[Context, Node], Any]
@@ -59,65 +61,34 @@ def conv_grad(ctx: Context, node: Node) -> list[Any]:
     return [of_x, of_weight, bias]
 
 
-def _column(ctx: Context, vector: Any, rank: int) -> Any:
-    """(C,) beside a tensor whose channels are axis 1."""
-    return ctx.emit(op.reshape(vector, (1, -1, *(1,) * (rank - 2))))
-
-
-def _axes(x: Any) -> list[int]:
-    return [a for a in range(len(shape_of(x))) if a != 1]
-
-
 def batch_norm(ctx: Context, node: Node) -> list[Any]:
     """BatchNormInternal: (Y, running mean and variance, the batch's mean and 1/deviation)."""
-    x, scale, bias, mean, variance = _operands(ctx, node, 5)
+    x, scale, bias, *running = _operands(ctx, node, 5)
     if not int(node.attr("training_mode", 1)):
         raise ValueError("training_mode=0: its saved mean is none")
-    rank, axes = len(shape_of(x)), _axes(x)
-    batch_mean = ctx.emit(op.mean(x, axes))
-    apart = ctx.emit(op.subtract(x, _column(ctx, batch_mean, rank)))
-    batch_variance = ctx.emit(op.mean(op.multiply(apart, apart), axes))
     epsilon, momentum = float(node.attr("epsilon", 1e-5)), float(node.attr("momentum", 0.9))
-    root = op.sqrt(op.add(batch_variance, ctx.const(epsilon)))
-    inverse = ctx.emit(op.divide(ctx.const(1), root))
-    normal = op.multiply(apart, _column(ctx, ctx.emit(op.multiply(inverse, scale)), rank))
-    y = ctx.emit(op.add(normal, _column(ctx, bias, rank)))
+    y, mean, inverse, variance = norms.with_statistics(ctx, x, scale, bias, epsilon)
     news = [
-        ctx.emit(
-            op.add(op.multiply(old, ctx.const(momentum)), op.multiply(new, ctx.const(1 - momentum)))
-        )
-        for old, new in ((mean, batch_mean), (variance, batch_variance))
+        norms.updated(ctx, old, new, momentum, ctx.const(1 - momentum))
+        for old, new in zip(running, (mean, variance), strict=True)
     ]
-    return [y, *news, batch_mean, inverse]
+    return [y, *news, mean, inverse]
 
 
 def batch_norm_grad(ctx: Context, node: Node) -> list[Any]:
     """(dY, X, scale, mean, 1/deviation) to (dX, dscale, dbias)."""
-    dy, x, scale, mean, inverse = _operands(ctx, node, 5)
-    rank, axes = len(shape_of(x)), _axes(x)
-    count = math.prod(shape_of(x)[a] for a in axes)
-    apart = op.subtract(x, _column(ctx, mean, rank))
-    normal = ctx.emit(op.multiply(apart, _column(ctx, inverse, rank)))
-    of_bias = ctx.emit(op.sum(dy, axes))
-    of_scale = ctx.emit(op.sum(op.multiply(dy, normal), axes))
-    shares = [
-        _column(ctx, ctx.emit(op.divide(v, ctx.const(count))), rank) for v in (of_bias, of_scale)
-    ]
-    rest = op.subtract(op.subtract(dy, shares[0]), op.multiply(normal, shares[1]))
-    factor = _column(ctx, ctx.emit(op.multiply(scale, inverse)), rank)
-    return [ctx.emit(op.multiply(factor, rest)), of_scale, of_bias]
+    return [*norms.batch_gradients(ctx, *_operands(ctx, node, 5))]
 
 
 def max_pool_grad(ctx: Context, node: Node) -> Any:
     """(dY, X), X in the place of MaxPool's indices (`training.linked`)."""
     dy = ctx.tensor(node.operand(0))
-    inner = _without_first(node)
     if len(shape_of(dy)) != 4:
         raise ValueError(f"only images are supported, got dY of {list(shape_of(dy))}")
     if node.attr("storage_order", 0):
         raise ValueError("storage_order=1 is not supported")
-    data, kernel, strides, declared = window(ctx, inner)
-    padding = _whole_padding(data, kernel, strides, declared, inner)
+    data, kernel, strides, declared = window(ctx, _without_first(node))
+    padding = whole_padding(data, kernel, strides, declared, node.attr("ceil_mode", 0))
     return ctx.emit(op.grad.max_pool2d_backward(dy, data, kernel, strides, padding))
 
 
@@ -127,21 +98,13 @@ def average_pool_grad(ctx: Context, node: Node) -> Any:
     if len(shape_of(dy)) != 4:
         raise ValueError(f"only images are supported, got dY of {list(shape_of(dy))}")
     data, kernel, strides, declared = window(ctx, _without_first(node))
-    padding = _whole_padding(data, kernel, strides, declared, node)
+    padding = whole_padding(data, kernel, strides, declared, node.attr("ceil_mode", 0))
     include = bool(node.attr("count_include_pad", 0))
     if include and padding != list(declared):
         raise ValueError("ceil_mode=1 with count_include_pad=1 is not supported")
     return ctx.emit(
         op.grad.avg_pool2d_backward(dy, data, kernel, strides, padding, count_include_pad=include)
     )
-
-
-def _whole_padding(data: Any, kernel: Any, strides: Any, declared: Any, node: Node) -> list[int]:
-    """A pooling's padding with what rounding up adds."""
-    sizes = shape_of(data)[2:]
-    check_window(sizes, kernel, declared)
-    is_up = node.attr("ceil_mode", 0)
-    return with_ceil(sizes, kernel, strides, declared) if is_up else list(declared)
 
 
 def _without_first(node: Node) -> Node:
@@ -151,24 +114,17 @@ def _without_first(node: Node) -> Node:
 # ---- elementwise, softmax ------------------------------------------------------------------------
 
 
-def relu_grad(ctx: Context, node: Node) -> Any:
-    """dY where Y (or X) is above 0."""
-    dy, y = _operands(ctx, node, 2)
-    return ctx.emit(op.where(op.greater(y, ctx.const(0)), dy, ctx.const(0)))
+def _slope(of: Callable[[Any, Any], Any]) -> Builder:
+    """Of dY and what the forward operator gave, or was given."""
+    return lambda ctx, node: ctx.emit(of(*_operands(ctx, node, 2)))
 
 
-def sigmoid_grad(ctx: Context, node: Node) -> Any:
-    dy, y = _operands(ctx, node, 2)
-    return ctx.emit(op.multiply(dy, op.multiply(y, op.subtract(ctx.const(1), y))))
+def _number(value: float, like: Any) -> Any:
+    return relax.const(value, str(like.ty.dtype))
 
 
-def tanh_grad(ctx: Context, node: Node) -> Any:
-    dy, y = _operands(ctx, node, 2)
-    return ctx.emit(op.multiply(dy, op.subtract(ctx.const(1), op.multiply(y, y))))
-
-
-def gelu_grad(ctx: Context, node: Node) -> Any:
-    return ctx.emit(gelu_slope(*_operands(ctx, node, 2)))
+def _relu_slope(dy: Any, y: Any) -> Any:
+    return op.where(op.greater(y, _number(0, y)), dy, _number(0, y))
 
 
 def _softmax_grad(logs: bool, all_axes: bool) -> Builder:
@@ -202,27 +158,13 @@ def _ignored(node: Node, index: int) -> int | None:
     return None if given is None else int(given)
 
 
-def _terms(
-    ctx: Context, node: Node, logs: Any, labels: Any, weight: int, ignored: int | None
-) -> tuple[Any, Any]:
-    """(ones where labels point, along axis 1; the weight of each label)."""
-    classes, kind = shape_of(logs)[1], str(labels.ty.dtype)
-    skipped = None
-    if ignored is not None:
-        skipped = ctx.emit(op.equal(labels, relax.const(np.asarray(ignored, kind), kind)))
-        labels = ctx.emit(op.where(skipped, relax.const(np.asarray(0, kind), kind), labels))
-    places = relax.const(np.arange(classes, dtype=kind).reshape(
-        [-1 if a == 1 else 1 for a in range(len(shape_of(logs)))]), kind)  # fmt: skip
-    hits = ctx.emit(op.equal(op.expand_dims(labels, 1), places))
-    ones = ctx.emit(op.astype(hits, str(logs.ty.dtype)))
-    weights = ctx.full(shape_of(labels), 1, ctx.options.dtype)
-    if node.has(weight):
-        of_class = ctx.tensor(node.operand(weight))
-        column = op.reshape(of_class, [-1 if a == 1 else 1 for a in range(len(shape_of(logs)))])
-        weights = ctx.emit(op.sum(op.multiply(ones, column), [1]))
-    if skipped is not None:
-        weights = ctx.emit(op.where(skipped, ctx.const(0), weights))
-    return ones, weights
+def _class_weights(
+    ctx: Context, node: Node, scores: Any, labels: Any, weight: int, ignored: int | None
+) -> Any:
+    of_class = ctx.tensor(node.operand(weight)) if node.has(weight) else None
+    if str(labels.ty.dtype) != "int64":
+        labels = ctx.emit(op.astype(labels, "int64"))
+    return terms.class_weights(ctx, scores, labels, of_class, ignored)[0]
 
 
 def _reduction(node: Node) -> str:
@@ -236,9 +178,8 @@ def cross_entropy(ctx: Context, node: Node) -> list[Any]:
     """(scores, labels[, weights][, ignored]) to (loss, log-probabilities)."""
     scores, labels = _operands(ctx, node, 2)
     logs = ctx.emit(op.nn.log_softmax(scores, 1))
-    ones, weights = _terms(ctx, node, logs, labels, 2, _ignored(node, 3))
-    picked = op.sum(op.multiply(ones, logs), [1])
-    loss = ctx.emit(op.negative(op.multiply(picked, weights)))
+    weights = _class_weights(ctx, node, logs, labels, 2, _ignored(node, 3))
+    loss = ctx.emit(op.negative(op.sum(op.multiply(weights, logs), [1])))
     how = _reduction(node)
     if how != "none":
         loss = ctx.emit(op.sum(loss))
@@ -252,13 +193,12 @@ def cross_entropy_grad(ctx: Context, node: Node) -> Any:
     dy, logs, labels = _operands(ctx, node, 3)
     if node.has(5):
         raise ValueError("a bias is not supported")
-    ones, weights = _terms(ctx, node, logs, labels, 3, _ignored(node, 4))
-    how = _reduction(node)
-    each_one = op.multiply(weights, dy)
-    if how == "mean":
-        each_one = op.divide(each_one, op.sum(weights))
-    factor = ctx.emit(op.expand_dims(ctx.emit(each_one), 1))
-    return ctx.emit(op.multiply(op.subtract(op.exp(logs), ones), factor))
+    weights = _class_weights(ctx, node, logs, labels, 3, _ignored(node, 4))
+    if _reduction(node) == "mean":
+        dy = ctx.emit(op.divide(dy, op.sum(weights)))
+    dy = ctx.emit(op.expand_dims(dy, 1)) if shape_of(dy) else dy
+    spread = op.multiply(op.exp(logs), op.sum(weights, [1], keepdims=True))
+    return ctx.emit(op.multiply(op.subtract(spread, weights), dy))
 
 
 # ---- sums and products ---------------------------------------------------------------------------
@@ -320,13 +260,8 @@ def inference_norm(ctx: Context, node: Node) -> Any:
     if int(node.attr("training_mode", 0)):
         raise ValueError("training_mode=1 is not supported: in a gradient it is BatchNormInternal")
     x, factor, bias, mean, variance = _operands(ctx, node, 5)
-    rank, epsilon = len(shape_of(x)), float(node.attr("epsilon", 1e-5))
-    root = op.sqrt(op.add(variance, ctx.const(epsilon)))
-    factor = ctx.emit(op.divide(factor, root))
-    apart = op.subtract(x, _column(ctx, mean, rank))
-    return ctx.emit(
-        op.add(op.multiply(apart, _column(ctx, factor, rank)), _column(ctx, bias, rank))
-    )
+    epsilon = float(node.attr("epsilon", 1e-5))
+    return norms.evaluated(ctx, x, factor, bias, mean, variance, epsilon)
 
 
 def dropout(ctx: Context, node: Node) -> Any:
@@ -350,22 +285,26 @@ _ROWS: dict[str, Builder] = {
     "ConvGrad": conv_grad,
     "Dropout": dropout,
     "FusedMatMul": fused_matmul,
-    "GeluGrad": gelu_grad,
+    "GeluGrad": _slope(gelu_slope),
     "InPlaceAccumulatorV2": accumulated,
     "LogSoftmaxGrad": _softmax_grad(True, True),
     "LogSoftmaxGrad_13": _softmax_grad(True, False),
     "MaxPoolGrad": max_pool_grad,
     "ReduceSumTraining": reduce_sum,
-    "ReluGrad": relu_grad,
+    "ReluGrad": _slope(_relu_slope),
     "Scale": scale,
-    "SigmoidGrad": sigmoid_grad,
+    "SigmoidGrad": _slope(
+        lambda dy, y: op.multiply(dy, op.multiply(y, op.subtract(_number(1, y), y)))
+    ),
     "SoftmaxCrossEntropyLoss": cross_entropy,
     "SoftmaxCrossEntropyLossGrad": cross_entropy_grad,
     "SoftmaxCrossEntropyLossInternal": cross_entropy,
     "SoftmaxCrossEntropyLossInternalGrad": cross_entropy_grad,
     "SoftmaxGrad": _softmax_grad(False, True),
     "SoftmaxGrad_13": _softmax_grad(False, False),
-    "TanhGrad": tanh_grad,
+    "TanhGrad": _slope(
+        lambda dy, y: op.multiply(dy, op.subtract(_number(1, y), op.multiply(y, y)))
+    ),
     "ZeroGradient": zero_gradient,
 }
 TRAINING_OPS: dict[str, Builder] = in_both_domains(_ROWS)

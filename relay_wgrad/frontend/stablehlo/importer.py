@@ -76,25 +76,21 @@ class _Import:
 
     def graph(self) -> GradientGraph:
         """What `from_stablehlo` gives."""
-        builder = self.ctx.builder
         specs: list[InputSpec] = []
-        given: list[relax.Var] = []
-        with builder.function("main"):
-            try:
-                with builder.dataflow():
-                    for i, value in enumerate(self.main.regions[0].blocks[0].arguments):
-                        spec, var = self.ctx.input(f"arg{i}", "data", *type_of(value))
-                        specs.append(spec)
-                        given.append(var)
-                    tensors = [of_expr(var, argument=True) for var in given]
-                    results = self._run(self.main, tensors, 0)
-                    outputs, exprs = self._results(given, results)
-                    returned = relax.Tuple([builder.emit_output(e) for e in exprs])
-            except Exception:
-                builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
-                raise
-            builder.emit_func_output(returned, given)
-        module = relax.transform.DeadCodeElimination(["main"])(builder.get())
+        outputs: list[Result] = []
+
+        def body() -> tuple[list[Any], list[relax.Var]]:
+            given: list[relax.Var] = []
+            for i, value in enumerate(self.main.regions[0].blocks[0].arguments):
+                spec, var = self.ctx.input(f"arg{i}", "data", *type_of(value))
+                specs.append(spec)
+                given.append(var)
+            tensors = [of_expr(var, argument=True) for var in given]
+            found, exprs = self._results(given, self._run(self.main, tensors, 0))
+            outputs.extend(found)
+            return exprs, given
+
+        module = relax.transform.DeadCodeElimination(["main"])(self.ctx.main(body))
         gradients = [e for e in self.convolutions.entries if e.kind != "fprop" or e.reason]
         return GradientGraph(
             self.name, module, tuple(specs), tuple(outputs), report=RaiseReport(gradients)

@@ -47,6 +47,15 @@ def _clipped(ctx: Context, x: Tensor, most: int) -> Tensor:
     return _binary(ctx, "minimum", raised, _number(most, x.rank))
 
 
+def _within(ctx: Context, inside: Tensor, places: Tensor, size: int) -> Tensor:
+    """Truths, and that places are those of an axis of this size."""
+    for name, bound in (("GE", 0), ("LT", size)):
+        operands = [places, _number(bound, places.rank)]
+        fits = apply(ctx, COMPARISONS[name], operands, places.shape, "bool")
+        inside = _binary(ctx, "and", inside, fits)
+    return inside
+
+
 def _column(indices: Tensor, axis: int, which: int, ctx: Context) -> Tensor:
     """One number of each index vector, without the vectors' axis."""
     indices = _integers(ctx, indices)
@@ -152,11 +161,7 @@ def _scatter(ctx: Context, step: Step) -> Tensor:
         if d in mapped:
             start = _column(indices, vectors, mapped.index(d), ctx)
             term = _binary(ctx, "add", term, _at_axes(ctx, start, images, rank))
-            for name, bound in (("GE", 0), ("LT", x.shape[d])):
-                row = COMPARISONS[name]
-                fits = apply(ctx, row, [term, _number(bound, rank)], term.shape, "bool")
-                shape = np.broadcast_shapes(inside.shape, fits.shape)
-                inside = apply(ctx, OPERATIONS["and"], [inside, fits], shape, "bool")
+            inside = _within(ctx, inside, term, x.shape[d])
         stride = _number(math.prod(x.shape[d + 1 :]), rank)
         places = _binary(ctx, "add", places, _binary(ctx, "multiply", term, stride))
     size, count = math.prod(x.shape), math.prod(parts.shape)
@@ -205,11 +210,7 @@ def _dynamic_update_slice(ctx: Context, step: Step) -> Tensor:
         first = _clipped(ctx, _integers(ctx, start), room)
         first = reshape(ctx, first, (1,) * x.rank)
         place = _binary(ctx, "subtract", _along(x.shape[axis], axis, x.rank), first)
-        for name, bound in (("GE", 0), ("LT", given.shape[axis])):
-            row = COMPARISONS[name]
-            fits = apply(ctx, row, [place, _number(bound, x.rank)], place.shape, "bool")
-            shape = np.broadcast_shapes(inside.shape, fits.shape)
-            inside = apply(ctx, OPERATIONS["and"], [inside, fits], shape, "bool")
+        inside = _within(ctx, inside, place, given.shape[axis])
         flat = reshape(ctx, place, (x.shape[axis],))
         places.append(_clipped(ctx, flat, given.shape[axis] - 1))
     made = given

@@ -32,13 +32,18 @@ def _plain(build: Callable[..., Any], *defaults: float) -> Builder:
 
 
 def _clamp(ctx: Context, call: Any) -> Any:
-    low = call.arg(1, call.kwargs.get("min"))
-    high = call.arg(2, call.kwargs.get("max"))
+    """x between (or above, or below) numbers or tensors."""
+    low, high = call.arg(1, call.kwargs.get("min")), call.arg(2, call.kwargs.get("max"))
     return _between(ctx, call, low, high)
 
 
-def _between(ctx: Context, call: Any, low: float | None, high: float | None) -> Any:
-    """x between numbers; of integers where both are, which PyTorch's promotion has in the dtype."""
+def _between(ctx: Context, call: Any, low: Any, high: Any) -> Any:
+    """Of integers where both are, which PyTorch's promotion has in the dtype; of tensors one bound
+    after the other: where they cross the upper one holds."""
+    if any(hasattr(bound, "ty") for bound in (low, high)):
+        x = call.args[0]
+        x = x if low is None else ctx.emit(op.where(op.less(x, low), low, x))
+        return x if high is None else ctx.emit(op.where(op.greater(x, high), high, x))
     x = as_dtype(ctx, call.args[0], call.dtype)
     if call.dtype in FLOATS:
         bounds = (None if bound is None else float(bound) for bound in (low, high))
@@ -48,17 +53,12 @@ def _between(ctx: Context, call: Any, low: float | None, high: float | None) -> 
     return x if high is None else ctx.emit(op.minimum(x, constant(high, call.dtype)))
 
 
-def _clamp_tensor(ctx: Context, call: Any) -> Any:
-    low = call.arg(1, call.kwargs.get("min"))
-    high = call.arg(2, call.kwargs.get("max"))
-    return _between_tensors(ctx, call.args[0], low, high)
+def _below(ctx: Context, call: Any) -> Any:
+    return _between(ctx, call, None, call.args[1])
 
 
-def _between_tensors(ctx: Context, x: Any, low: Any, high: Any) -> Any:
-    """As `clamp`, one bound after the other: where they cross the upper one holds."""
-    if low is not None:
-        x = ctx.emit(op.where(op.less(x, low), low, x))
-    return x if high is None else ctx.emit(op.where(op.greater(x, high), high, x))
+def _above(ctx: Context, call: Any) -> Any:
+    return _between(ctx, call, call.args[1], None)
 
 
 def _rrelu(ctx: Context, call: Any) -> Any:
@@ -125,15 +125,10 @@ def _glu(ctx: Context, call: Any) -> Any:
 ACTIVATIONS: dict[str, Builder] = {
     "amax.default": _reduced(True),
     "amin.default": _reduced(False),
+    **{f"{name}.{kind}": _clamp for name in ("clamp", "clip") for kind in ("Tensor", "default")},
+    **{f"clamp_max.{kind}": _below for kind in ("Tensor", "default")},
+    **{f"clamp_min.{kind}": _above for kind in ("Tensor", "default")},
     "celu.default": _plain(act.celu, 1.0),
-    "clamp.Tensor": _clamp_tensor,
-    "clamp.default": _clamp,
-    "clamp_max.Tensor": lambda ctx, call: _between_tensors(ctx, call.args[0], None, call.args[1]),
-    "clamp_max.default": lambda ctx, call: _between(ctx, call, None, call.args[1]),
-    "clamp_min.Tensor": lambda ctx, call: _between_tensors(ctx, call.args[0], call.args[1], None),
-    "clamp_min.default": lambda ctx, call: _between(ctx, call, call.args[1], None),
-    "clip.Tensor": _clamp_tensor,
-    "clip.default": _clamp,
     "elu.default": _elu,
     "fmax.default": _first_where(op.greater_equal),
     "fmin.default": _first_where(op.less_equal),

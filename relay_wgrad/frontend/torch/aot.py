@@ -137,24 +137,25 @@ class _Import(Reader):
 
     def graph(self, state: dict[str, Array], channels_last: bool) -> GradientGraph:
         """What `from_aot` gives."""
-        ctx, builder = self.ctx, self.ctx.builder
-        with builder.function("main"):
-            try:
-                with builder.dataflow():
-                    last = self._arguments(channels_last)
-                    for node in self.nodes:
-                        if node.op == "get_attr":
-                            self.known.values[node] = self._attribute(node)
-                        elif node.op == "call_function" and not self.known.takes(node):
-                            self.env[node] = self.call(node)
-                    outputs, exprs, flags = self._results(channels_last)
-                    returned = relax.Tuple([builder.emit_output(e) for e in exprs])
-            except Exception:
-                builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
-                raise
+        last: list[bool] = []
+        flags: list[bool] = []
+        outputs: list[Result] = []
+        ctx = self.ctx
+
+        def body() -> tuple[list[Any], list[Any]]:
+            last.extend(self._arguments(channels_last))
+            for node in self.nodes:
+                if node.op == "get_attr":
+                    self.known.values[node] = self._attribute(node)
+                elif node.op == "call_function" and not self.known.takes(node):
+                    self.env[node] = self.call(node)
+            found, exprs, are_last = self._results(channels_last)
+            outputs.extend(found)
+            flags.extend(are_last)
             given = [pair[1] for pair in self.inputs if pair is not None]
-            builder.emit_func_output(returned, given + [var for _, var in ctx.masks])
-        module = relax.transform.DeadCodeElimination(["main"])(builder.get())
+            return exprs, given + [var for _, var in ctx.masks]
+
+        module = relax.transform.DeadCodeElimination(["main"])(ctx.main(body))
         return GradientGraph(
             self.name, module, tuple(None if p is None else p[0] for p in self.inputs),
             tuple(outputs), tuple(spec for spec, _ in ctx.masks), state,

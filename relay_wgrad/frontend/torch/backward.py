@@ -7,6 +7,7 @@ is and needs no gradient.  What resamples an axis by a matrix has the transpose 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,33 +16,25 @@ from tvm import relax
 from ...ops.auxiliary import LOWEST
 from .. import layers
 from ..context import Context, shape_of
-from ..resampled import at_places, by_matrix
+from ..resampled import adaptive_matrix, at_places, border_places, by_matrix, chosen_matrix
 from ..weights import Array
-from .call import Builder, Call, constant
+from .call import Builder, Call, constant, ints
+from .layers import max_pool, pool_window
+from .math import identity
 from .program import pytorch
-from .resizing import ints
+from .resizing import along, interpolation
+from .shapes import filled
 
 op = relax.op
 # ---- maxima --------------------------------------------------------------------------------------
-
-
-def _window(call: Call, at: int, rank: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """(kernel, strides, padding, dilation) of arguments from `at` on, and `ceil_mode` is read."""
-    kernel = ints(call.args[at], rank)
-    strides = ints(call.arg(at + 1) or kernel, rank)
-    padding, dilation = (ints(call.arg(at + i, 1 - 3 + i), rank) for i in (2, 3))
-    call.arg(at + 4)
-    return kernel, strides, padding, dilation
 
 
 def _max_pool(rank: int) -> Builder:
     """(y, places of the maxima): an operand of one batch axis and `rank` pixel axes."""
 
     def build(ctx: Context, call: Call) -> tuple[Any, Any]:
-        kernel, strides, padding, dilation = _window(call, 1, rank)
-        if set(dilation) != {1}:
-            raise ValueError("dilated pooling has no gradient in TVM")
-        made = layers.max_pool(ctx, call.args[0], kernel, strides, padding * 2, call.arg(5, False))
+        kernel, strides, padding, dilation = pool_window(call, 1, rank)
+        made = max_pool(rank)(ctx, call)
         indices = None
         if rank == 2 and _are_wanted(call):
             indices = _places(ctx, call, kernel, strides, padding, dilation)
@@ -90,7 +83,7 @@ def _places(
 
 def _max_pool2d_backward(ctx: Context, call: Call) -> Any:
     """(dy, x, kernel, stride, padding, dilation, ceil mode, places): found again from x."""
-    window = _window(call, 2, 2)
+    window = pool_window(call, 2, 2)
     call.arg(7)
     return _of_maxima(ctx, call.args[0], call.args[1], *window, call.args[6])
 
@@ -105,7 +98,7 @@ def _of_maxima(
 
 def _max_pool3d_backward(ctx: Context, call: Call) -> Any:
     """As that of images, of which a volume's is two: along (H, W), then along D."""
-    kernel, strides, padding, dilation = _window(call, 2, 3)
+    kernel, strides, padding, dilation = pool_window(call, 2, 3)
     call.arg(7)
     dy, x = call.args[0], call.args[1]
     n, c, d, h, w = shape_of(x)
@@ -126,12 +119,9 @@ def _max_pool3d_backward(ctx: Context, call: Call) -> Any:
 # ---- what resamples each axis by a matrix --------------------------------------------------------
 
 
-def _along(ctx: Context, dy: Any, matrices: list[Array]) -> Any:
+def _transposed(ctx: Context, dy: Any, matrices: Sequence[Array]) -> Any:
     """The transposes of matrices (P, H), one for each of the last axes."""
-    first = len(shape_of(dy)) - len(matrices)
-    for i, matrix in enumerate(matrices):
-        dy = by_matrix(ctx, dy, first + i, np.ascontiguousarray(matrix.T))
-    return dy
+    return along(ctx, dy, [np.ascontiguousarray(matrix.T) for matrix in matrices])
 
 
 def _average_pool_backward(rank: int) -> Builder:
@@ -147,7 +137,7 @@ def _average_pool_backward(rank: int) -> Builder:
             _averages(*axis, counted, divisor is not None)
             for axis in zip(sizes, outs, kernel, strides, padding, strict=True)
         ]
-        made = _along(ctx, call.args[0], matrices)
+        made = _transposed(ctx, call.args[0], matrices)
         return made if divisor is None else ctx.emit(op.divide(made, ctx.const(divisor)))
 
     return build
@@ -174,12 +164,7 @@ def _adaptive_backward(rank: int) -> Builder:
         if all(out == 1 for out in outs):
             share = ctx.emit(op.multiply(dy, ctx.const(1 / math.prod(sizes))))
             return ctx.emit(op.broadcast_to(share, shape_of(x)))
-        matrices = []
-        for size, out in zip(sizes, outs, strict=True):
-            place, here = np.arange(out)[:, None], np.arange(size)
-            inside = (here >= place * size // out) & (here < -(-(place + 1) * size // out))
-            matrices.append(np.asarray(inside / inside.sum(1, keepdims=True)))
-        return _along(ctx, dy, matrices)
+        return _transposed(ctx, dy, list(map(adaptive_matrix, sizes, outs)))
 
     return build
 
@@ -188,32 +173,15 @@ def _resampled(rank: int, backward: bool) -> Builder:
     """(x, sizes[, x's shape], [align_corners,] scales…): one matrix for each axis, by PyTorch."""
 
     def build(ctx: Context, call: Call) -> Any:
-        torch = pytorch()
         schema = call.node.target._schema
         given = [call.arg(i, a.default_value) for i, a in enumerate(schema.arguments)]
-        sizes = ints(call.args[1], rank)
         before = [int(v) for v in (given[2] if backward else call.values[0].shape)][-rank:]
         flags, scales = given[2 + backward : -rank], given[-rank:]
-        target = call.node.target
-        if backward:
-            target = getattr(torch.ops.aten, schema.name[6:].removesuffix("_backward")).default
-        matrices = []
-        for i in range(rank):
-            beside = [2 if j != i else sizes[i] for j in range(rank)]
-            unit = torch.eye(before[i], dtype=torch.float64)
-            shape = [1, before[i], *(before[i] if j == i else 1 for j in range(rank))]
-            times = [1, 1, *(1 if j == i else 2 for j in range(rank))]
-            unit = unit.reshape(shape).repeat(times)
-            alone = [s if j == i else None for j, s in enumerate(scales)]
-            made = target(unit, beside, *flags, *alone).movedim(2 + i, 2)
-            matrix = made.reshape(before[i], sizes[i], -1)[..., 0].T.numpy()
-            matrices.append(np.asarray(matrix))
-        x = call.args[0]
-        if backward:
-            return _along(ctx, x, matrices)
-        for i, matrix in enumerate(matrices):
-            x = by_matrix(ctx, x, 2 + i, matrix)
-        return x
+        matrices = interpolation(
+            schema.name.removeprefix("aten::").removesuffix("_backward"), before,
+            ints(call.args[1], rank), flags, scales, pytorch().float64,
+        )  # fmt: skip
+        return (_transposed if backward else along)(ctx, call.args[0], matrices)
 
     return build
 
@@ -229,9 +197,8 @@ def _border_backward(mode: str) -> Builder:
             pads: Any = (widths[2 * i], widths[2 * i + 1])
             if min(pads) < 0:
                 raise ValueError(f"negative widths {list(pads)} are not supported")
-            places = np.pad(np.arange(size), pads, mode=mode)  # type: ignore[call-overload]
-            matrices.append((places[:, None] == np.arange(size)).astype("float64"))
-        return _along(ctx, call.args[0], matrices[::-1])
+            matrices.append(chosen_matrix(border_places(size, pads, mode), size))
+        return _transposed(ctx, call.args[0], matrices[::-1])
 
     return build
 
@@ -249,8 +216,7 @@ def _slice_backward(ctx: Context, call: Call) -> Any:
     if not len(places):
         return ctx.emit(op.zeros(sizes, call.dtype))
     if step > 1:
-        matrix = np.arange(size)[:, None] == np.asarray(places)
-        return by_matrix(ctx, dy, axis, matrix.astype("float64"))
+        return by_matrix(ctx, dy, axis, chosen_matrix(np.asarray(places), size).T)
     return _between_zeros(ctx, dy, axis, places.start, size - places.stop)
 
 
@@ -319,24 +285,6 @@ def _between_zeros(ctx: Context, x: Any, axis: int, before: int, after: int) -> 
     return ctx.emit(op.nn.pad(x, widths)) if any(widths) else x
 
 
-def _filled(place: int | None, value: float = 0) -> Builder:
-    """A tensor of one value, made when it is needed: an argument, or the given one."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        filling = value if place is None else call.args[place]
-        for i in range(len(call.args)):
-            call.args[i]
-        if hasattr(filling, "ty"):
-            return ctx.emit(op.broadcast_to(filling, call.shape))
-        return ctx.emit(op.full(call.shape, constant(filling, call.dtype), call.dtype))
-
-    return build
-
-
-def _same(ctx: Context, call: Call) -> Any:
-    return call.args[0]
-
-
 _UPSAMPLED = {"nearest": (1, 2, 3), "_nearest_exact": (1, 2, 3), "linear": (1,), "bilinear": (2,),
               "trilinear": (3,), "bicubic": (2,)}  # fmt: skip
 _RESAMPLING = {
@@ -344,35 +292,31 @@ _RESAMPLING = {
     for kind, ranks in _UPSAMPLED.items() for rank in ranks
 } | {"_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 2}  # fmt: skip
 
+# Name -> (value, None for an argument, and its place); what is empty has nobody's values.
+_FILLED: dict[str, tuple[float | None, int]] = {
+    "empty.memory_format": (0, 0), "empty_like.default": (0, 0), "empty_strided.default": (0, 0),
+    "full.default": (None, 1), "full_like.default": (None, 1), "new_empty.default": (0, 0),
+    "new_full.default": (None, 2), "new_ones.default": (1, 0), "new_zeros.default": (0, 0),
+    "ones.default": (1, 0), "ones_like.default": (1, 0), "zeros.default": (0, 0),
+    "zeros_like.default": (0, 0),
+}  # fmt: skip
+
 BACKWARD: dict[str, Builder] = {
     "_adaptive_avg_pool2d_backward.default": _adaptive_backward(2),
     "_adaptive_avg_pool3d_backward.default": _adaptive_backward(3),
-    "alias.default": _same,
     "as_strided.default": _strided,
     "as_strided_scatter.default": _strided_scatter,
     "avg_pool2d_backward.default": _average_pool_backward(2),
     "avg_pool3d_backward.default": _average_pool_backward(3),
-    "detach.default": _same,
-    "empty.memory_format": _filled(None),  # their values are nobody's
-    "empty_like.default": _filled(None),
-    "empty_strided.default": _filled(None),
-    "full.default": _filled(1),
-    "full_like.default": _filled(1),
+    "detach.default": identity,
     "max_pool2d_with_indices.default": _max_pool(2),
     "max_pool2d_with_indices_backward.default": _max_pool2d_backward,
     "max_pool3d_with_indices.default": _max_pool(3),
     "max_pool3d_with_indices_backward.default": _max_pool3d_backward,
-    "new_empty.default": _filled(None),
-    "new_full.default": _filled(2),
-    "new_ones.default": _filled(None, 1),
-    "new_zeros.default": _filled(None),
-    "ones.default": _filled(None, 1),
-    "ones_like.default": _filled(None, 1),
     "select_backward.default": _select_backward,
     "slice_backward.default": _slice_backward,
-    "zeros.default": _filled(None),
     "relay_wgrad::max_pool2d_backward.default": _max_pool2d_backward,
-    "zeros_like.default": _filled(None),
+    **{name: filled(value, place, stored=False) for name, (value, place) in _FILLED.items()},
     **{f"{name}.default": _resampled(rank, False) for name, rank in _RESAMPLING.items()},
     **{f"{name}_backward.default": _resampled(rank, True) for name, rank in _RESAMPLING.items()},
     **{f"reflection_pad{r}d_backward.default": _border_backward("reflect") for r in (1, 2, 3)},

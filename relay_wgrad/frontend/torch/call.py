@@ -118,6 +118,12 @@ class Call:
         return found
 
 
+def ints(value: Any, count: int) -> list[int]:
+    """A number for each axis, or the one for all of them."""
+    values = [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
+    return values * count if len(values) == 1 else values
+
+
 def check_elements(**operands: Any) -> None:
     """Raises ValueError for an operand without elements, whose layer PyTorch runs."""
     for name, operand in operands.items():

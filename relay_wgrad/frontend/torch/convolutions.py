@@ -9,9 +9,8 @@ from tvm import relax
 from .. import layers
 from ..context import Context, shape_of
 from ..conv_gradients import ConvGradients
-from .call import Builder, Call, check_elements
+from .call import Builder, Call, check_elements, ints
 from .layers import transposed as transposed_conv
-from .resizing import ints
 
 op = relax.op
 

@@ -71,15 +71,10 @@ def _largest(ctx: Context, call: Call) -> tuple[Any, Any]:
 
 
 def _sorted(ctx: Context, call: Call) -> tuple[Any, Any]:
-    """(x, axis, descending)."""
-    axis, descending = call.arg(1, -1), call.arg(2, False)
-    return ordered(ctx, call.args[0], int(axis), descending=bool(descending))
-
-
-def _stably_sorted(ctx: Context, call: Call) -> tuple[Any, Any]:
-    """The same with keywords."""
+    """(x, axis, descending), of the stable overload by keywords."""
     call.setting("stable")
-    axis, descending = call.setting("dim", -1), call.setting("descending", False)
+    axis = call.setting("dim", call.arg(1, -1))
+    descending = call.setting("descending", call.arg(2, False))
     return ordered(ctx, call.args[0], int(axis), descending=bool(descending))
 
 
@@ -99,7 +94,7 @@ CURVES: dict[str, Builder] = {
     "remainder.Scalar": _remainder(floor=True),
     "remainder.Tensor": _remainder(floor=True),
     "sort.default": _sorted,
-    "sort.stable": _stably_sorted,
+    "sort.stable": _sorted,
     "topk.default": _largest,
     "xlogy.Tensor": _xlogy,
 }

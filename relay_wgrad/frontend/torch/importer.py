@@ -14,7 +14,7 @@ from ...ambient import outside
 from ...dtypes import HALVES
 from ...given import of_type
 from ...ir import op_name
-from ..context import Options, shape_of
+from ..context import Options, check_choices, shape_of
 from ..graph import InputSpec, TrainingGraph
 from ..loss import Loss, add_loss, loss_of
 from ..partial import Choice, Patterns
@@ -96,12 +96,7 @@ def from_torch(
     """
     of_type("from_torch: name", name, (str, type(None)), "text")
     given = {"bn": bn, "dropout": dropout, "random": random}
-    for key, value in given.items():
-        if value not in _CHOICES[key]:
-            known = " or ".join(filter(None, _CHOICES[key]))
-            raise ValueError(f"{key}={value!r}: expected {known}")
-    if isinstance(checkpoint, str) and checkpoint != "auto":
-        raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of names")
+    check_choices(given, _CHOICES, checkpoint, "names")
     if batch not in (None, NAME):
         raise ValueError(f"batch={batch!r}: expected {NAME!r}, or None and an example of that size")
     wanted = loss_of(loss, "own", "none")
@@ -145,61 +140,48 @@ class _Import(Reader):
     def graph(
         self, loss: Loss | str, output: int, checkpoint: str | Sequence[str] | None
     ) -> TrainingGraph:
-        ctx, builder = self.ctx, self.ctx.builder
+        ctx, names, classes = self.ctx, ["loss"], None
         self._inputs()
-        with builder.function("main"):
-            try:
-                with builder.dataflow():
-                    for node in self.program.graph.nodes:
-                        if node.op == "call_function" and not self.known.takes(node):
-                            self.env[node] = self.call(node)
-                    result, classes = self._output(output, loss), None
-                    if loss == "own":
-                        outputs, names = [_scalar(result)], ["loss"]
-                    elif not isinstance(loss, Loss):
-                        outputs, names = [_of_floats(result)], ["output"]
-                    else:
-                        target, logits, scalar, classes = add_loss(
-                            ctx, loss, f"output {output}", result
-                        )
-                        self.arguments.append(target)
-                        outputs, names = [scalar, logits], ["loss", "logits"]
-                    outputs += [new for _, new in ctx.states]
-                    returned = relax.Tuple([builder.emit_output(e) for e in outputs])
-            except Exception:
-                builder.emit_func_output(relax.Tuple([]), [])  # or TVM warns of an open block
-                raise
+
+        def body() -> tuple[list[Any], list[Any]]:
+            nonlocal names, classes
+            for node in self.program.graph.nodes:
+                if node.op == "call_function" and not self.known.takes(node):
+                    self.env[node] = self.call(node)
+            result = self._output(output, loss)
+            if loss == "own":
+                outputs = [_scalar(result)]
+            elif not isinstance(loss, Loss):
+                outputs, names = [_of_floats(result)], ["output"]
+            else:
+                target, logits, scalar, classes = add_loss(ctx, loss, f"output {output}", result)
+                self.arguments.append(target)
+                outputs, names = [scalar, logits], ["loss", "logits"]
             self.arguments += ctx.masks
             params = [var for _, var in self.arguments] + list(ctx.parameters.values())
-            builder.emit_func_output(returned, params)
+            return outputs + [new for _, new in ctx.states], params
+
+        module = relax.transform.DeadCodeElimination(["main"])(ctx.main(body))
         if self.two and ctx.batch is not None:
             ctx.at_least(2, self.two)
-        module = relax.transform.DeadCodeElimination(["main"])(builder.get())
         alive = {b.var.name for block in module["main"].body.blocks for b in block.bindings}
-        graph = TrainingGraph(
+        graph = ctx.training_graph(
+            names,
+            self.arguments,
+            checkpoint,
             name=self.name,
             module=module,
-            inputs=tuple(spec for spec, _ in self.arguments),
             params=dict(ctx.initial),
             trainable=tuple(self.trainable),
-            outputs=(*names, *(f"{n}_new" for n, _ in ctx.states)),
-            updates={f"{n}_new": n for n, _ in ctx.states},
-            onnx_names=dict(ctx.onnx_names),
             classes=classes,
-            dtype=ctx.options.dtype,
-            checkpoint=checkpoint if isinstance(checkpoint, (str, type(None))) else (*checkpoint,),
             tensors={
                 node.name: str(e.name)
                 for node, e in self.env.items()
                 if isinstance(e, relax.DataflowVar) and e.name in alive
             },
             notes=tuple(ctx.notes),
-            limits=ctx.limits,
             loss=loss if isinstance(loss, Loss) else None,
         )
-        choice = ctx.options.choice
-        if choice != Choice():
-            graph = graph.partial(choice.trainable or None, choice.freeze or None)
         _check_gradients(graph)
         graph.checkpointed()  # raises for a name that cannot be one
         return replace(graph, module=limited(graph.module, self.name, ctx.limits))

@@ -10,9 +10,9 @@ from tvm import relax
 
 from ..context import Context, shape_of
 from ..grids import grid_sample
-from ..indexing import at, gathered, known, taken, wrapped
+from ..indexing import at, gathered, line, taken
 from ..resampled import at_places
-from .call import Builder, Call, constant
+from .call import Builder, Call
 
 op = relax.op
 
@@ -33,19 +33,7 @@ def _index(ctx: Context, call: Call) -> Any:
         shape = shape_of(x)
     behind = shape[first + len(axes) :]
     x = ctx.emit(op.reshape(x, (*shape[:first], math.prod(sizes), *behind)))
-    arrays = [known(index) for index in indices]
-    if all(a is not None for a in arrays):
-        turned = [a % size for a, size in zip(arrays, sizes, strict=True) if a is not None]
-        places = np.ravel_multi_index(np.broadcast_arrays(*turned), sizes)
-        out = at_places(ctx, x, first, places.reshape(-1).tolist())
-    else:
-        total = None
-        for index, size in zip(indices, sizes, strict=True):
-            place = wrapped(ctx, ctx.emit(op.astype(index, "int64")), size)
-            if total is not None:
-                place = ctx.emit(op.add(op.multiply(total, constant(size, "int64")), place))
-            total = place
-        out = at(ctx, x, first, total)
+    out = at(ctx, x, first, line(ctx, indices, sizes))
     return ctx.emit(op.reshape(out, call.shape))
 
 

@@ -1,7 +1,7 @@
 """PyTorch's layers as ops that have a gradient.
 
-`LAYERS` maps an ATen overload to a builder of (function under construction, what it reads).  Where
-ONNX has the layer too, its builder does the work.
+`LAYERS` maps an ATen overload to a builder of (function under construction, what it reads), which
+reads ATen's words into the builders of `frontend.layers` and `frontend.norms`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ops.moments import standardized
 from ...ranks import RANKS
 from .. import layers, norms
 from ..context import Context, shape_of
 from ..sizes import is_open, number
 from .activations import ACTIVATIONS
-from .call import Args, Builder, Call, check_elements
-
-
-def _list(value: Any, count: int) -> list[int]:
-    values = [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
-    return values * count if len(values) == 1 else values
+from .call import Args, Builder, Call, check_elements, ints
 
 
 def _convolution(ctx: Context, call: Call) -> Any:
@@ -31,14 +27,14 @@ def _convolution(ctx: Context, call: Call) -> Any:
     check_elements(input=x, weight=weight)
     taps = shape_of(weight)[2:]
     rank = len(taps)
-    strides, dilation = _list(call.arg(3, 1), rank), _list(call.arg(5, 1), rank)
+    strides, dilation = ints(call.arg(3, 1), rank), ints(call.arg(5, 1), rank)
     if padding == "valid":
         padding = 0
     if padding == "same":  # the odd one after; PyTorch takes no stride with it
         whole = [d * (k - 1) for d, k in zip(dilation, taps, strict=True)]
         pads = [n // 2 for n in whole] + [n - n // 2 for n in whole]
     else:
-        pads = _list(padding, rank) * 2
+        pads = ints(padding, rank) * 2
     groups = int(call.arg(6, 1))
     return layers.conv(ctx, x, weight, bias, strides, pads, dilation, groups)
 
@@ -61,20 +57,32 @@ def transposed(
 
 def _transposed(ctx: Context, call: Call) -> Any:
     rank = len(shape_of(call.args[1])) - 2
-    strides, padding, extra = (_list(call.arg(3 + i, int(i == 0)), rank) for i in range(3))
+    strides, padding, extra = (ints(call.arg(3 + i, int(i == 0)), rank) for i in range(3))
     return transposed(
         ctx, call.args[0], call.args[1], call.arg(2), strides, padding, extra,
-        _list(call.arg(7, 1), rank), int(call.arg(6, 1)),
+        ints(call.arg(7, 1), rank), int(call.arg(6, 1)),
     )  # fmt: skip
 
 
-def _max_pool(rank: int) -> Builder:
+Windows = tuple[list[int], list[int], list[int], list[int]]
+
+
+def pool_window(call: Call, at: int, rank: int) -> Windows:
+    """(kernel, strides, padding, dilation) of arguments from `at` on, and `ceil_mode` is read."""
+    kernel = ints(call.args[at], rank)
+    strides = ints(call.arg(at + 1) or kernel, rank)
+    call.arg(at + 4)
+    return kernel, strides, ints(call.arg(at + 2, 0), rank), ints(call.arg(at + 3, 1), rank)
+
+
+def max_pool(rank: int) -> Builder:
+    """(x, kernel, strides, padding, dilation, whether sizes are rounded up)."""
+
     def build(ctx: Context, call: Call) -> Any:
-        kernel = _list(call.args[1], rank)
-        if set(_list(call.arg(4, 1), rank)) != {1}:
+        kernel, strides, padding, dilation = pool_window(call, 1, rank)
+        if set(dilation) != {1}:
             raise ValueError("dilated pooling has no gradient in TVM")
-        strides, pads = _list(call.arg(2) or kernel, rank), _list(call.arg(3, 0), rank) * 2
-        return layers.max_pool(ctx, call.args[0], kernel, strides, pads, call.arg(5, False))
+        return layers.max_pool(ctx, call.args[0], kernel, strides, padding * 2, call.arg(5, False))
 
     return build
 
@@ -83,8 +91,8 @@ def _average_pool(rank: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
         if call.arg(6) is not None:
             raise ValueError("divisor_override is not supported")
-        kernel = _list(call.args[1], rank)
-        strides, pads = _list(call.arg(2) or kernel, rank), _list(call.arg(3, 0), rank) * 2
+        kernel = ints(call.args[1], rank)
+        strides, pads = ints(call.arg(2) or kernel, rank), ints(call.arg(3, 0), rank) * 2
         return layers.average_pool(
             ctx, call.args[0], kernel, strides, pads, call.arg(4, False), bool(call.arg(5, True))
         )
@@ -139,8 +147,9 @@ def _normalized(
         return out, None, None, mean, var
     running: list[tuple[str, Any, Any] | None] = [None, None]
     if mean is not None:
-        sizes = [size for axis, size in enumerate(shape_of(x)) if axis != 1]
-        norms.check_statistics(ctx, shape_of(x), [a for a in range(len(shape_of(x))) if a != 1])
+        axes = norms.batch_axes(shape_of(x))
+        sizes = [shape_of(x)[a] for a in axes]
+        norms.check_statistics(ctx, shape_of(x), axes)
         rates = (ctx.const(momentum), _sample_rate(ctx, sizes, momentum))
         running = [(v.name, v, rate) for v, rate in zip((mean, var), rates, strict=True)]
     out = norms.trained(ctx, x, weight, bias, epsilon, 1 - momentum, running)
@@ -161,7 +170,7 @@ def _layer_norm(ctx: Context, call: Call) -> Any:
     """(x, the shape of the last axes, weight, bias, epsilon)."""
     x, last = call.args[0], len(call.args[1])
     rank = len(shape_of(x))
-    out = norms.standardized(ctx, x, range(rank - last, rank), float(call.arg(4, 1e-5)))
+    out = standardized(ctx.emit, x, range(rank - last, rank), float(call.arg(4, 1e-5)))
     return norms.affine(ctx, out, call.arg(2), call.arg(3))
 
 
@@ -196,7 +205,6 @@ def _native_layer_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
 def _native_group_norm(ctx: Context, call: Call) -> tuple[Any, ...]:
     """(x, weight, bias, N, C, pixels, groups, epsilon)."""
     call.args[3:6]
-    call.args[3:6]
     x, weight, bias, groups, epsilon = (call.args[i] for i in (0, 1, 2, 6, 7))
     return norms.in_groups(ctx, x, int(groups), float(epsilon), weight, bias), None, None
 
@@ -226,10 +234,10 @@ for _rank in RANKS:
         f"conv{_rank}d.default": _convolution,
         f"conv{_rank}d.padding": _convolution,
         f"conv_transpose{_rank}d.{_given}": _transposed,
-        f"max_pool{_rank}d.default": _max_pool(_rank),
+        f"max_pool{_rank}d.default": max_pool(_rank),
     }
     if _rank > 1:
-        _OF_RANK[f"max_pool{_rank}d_with_indices.default"] = _with_indices(_max_pool(_rank))
+        _OF_RANK[f"max_pool{_rank}d_with_indices.default"] = _with_indices(max_pool(_rank))
 
 LAYERS: dict[str, Builder] = {
     **ACTIVATIONS,

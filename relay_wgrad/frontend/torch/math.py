@@ -55,7 +55,9 @@ def _power(ctx: Context, call: Call) -> Any:
     return ctx.emit(op.power(x, y))
 
 
-def _softmax(function: Callable[[Any, int], Any]) -> Builder:
+def softmax(function: Callable[[Any, int], Any]) -> Builder:
+    """Along an axis; half precision may become float."""
+
     def build(ctx: Context, call: Call) -> Any:
         call.arg(2)  # a dtype, or whether half becomes float: both are in the result's type
         return ctx.emit(function(as_dtype(ctx, call.args[0], call.dtype), int(call.args[1])))
@@ -126,13 +128,16 @@ def _spread(call: Call) -> tuple[list[int], Any, bool]:
     return axes, 1 if given is None else given, bool(call.setting("keepdim", False))
 
 
-def _variance(root: bool, with_mean: bool = False) -> Builder:
-    """The mean square from the mean, over n - correction, or its root; and the mean."""
+def variance(root: bool, with_mean: bool = False, few: bool = False) -> Builder:
+    """The mean square from the mean, over n - correction, or its root; and the mean.
+
+    few : of too few values it is what the division gives; else that is refused.
+    """
 
     def build(ctx: Context, call: Call) -> Any:
         x, (axes, correction, keep) = call.args[0], _spread(call)
         counted = [shape_of(x)[a] for a in axes]
-        if not is_open(counted) and math.prod(counted) <= correction:
+        if not few and not is_open(counted) and math.prod(counted) <= correction:
             found = math.prod(counted)
             raise ValueError(f"{found} values are too few for correction={correction}")
         count = number(counted, call.dtype, ctx.emit)
@@ -168,14 +173,14 @@ def _norm(ctx: Context, call: Call) -> Any:
 # ---- types ---------------------------------------------------------------------------------------
 
 
-def _cast(ctx: Context, call: Call) -> Any:
+def cast(ctx: Context, call: Call) -> Any:
     """A change of dtype; to an integer and back no gradient flows."""
-    for i in range(1, len(call.args)):
-        call.args[i]
+    call.args[1:]
     return as_dtype(ctx, call.args[0], call.dtype)
 
 
-def _identity(ctx: Context, call: Call) -> Any:
+def identity(ctx: Context, call: Call) -> Any:
+    """x."""
     return call.args[0]
 
 
@@ -186,16 +191,16 @@ def _stopped(ctx: Context, call: Call) -> Any:
 
 MATH: dict[str, Builder] = {
     **ELEMENTWISE,
-    "_to_copy.default": _cast,
+    "_to_copy.default": cast,
     "addcdiv.default": _third(op.divide),
     "addcmul.default": _third(op.multiply),
-    "alias.default": _identity,
-    "clone.default": _identity,
+    "alias.default": identity,
+    "clone.default": identity,
     "detach.default": _stopped,
     "div.Scalar_mode": _divided,
     "div.Tensor_mode": _divided,
     "linalg_vector_norm.default": _norm,
-    "log_softmax.int": _softmax(op.nn.log_softmax),
+    "log_softmax.int": softmax(op.nn.log_softmax),
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,
     "mean.default": _reduced(op.mean),
@@ -206,17 +211,17 @@ MATH: dict[str, Builder] = {
     "pow.Tensor_Scalar": _power,
     "pow.Tensor_Tensor": _power,
     "rsub.Scalar": binary(RECORDS["subtract"], swapped=True),
-    "softmax.int": _softmax(op.nn.softmax),
+    "softmax.int": softmax(op.nn.softmax),
     "sum.default": _reduced(op.sum),
     "sum.dim_IntList": _reduced(op.sum),
-    "type_as.default": _cast,
+    "type_as.default": cast,
     "where.Scalar": _where,
     "where.ScalarOther": _where,
     "where.ScalarSelf": _where,
     "where.self": _where,
-    **{f"std.{o}": _variance(root=True) for o in _OVERLOADS},
-    **{f"std_mean.{o}": _variance(root=True, with_mean=True) for o in _OVERLOADS},
-    **{f"var.{o}": _variance(root=False) for o in _OVERLOADS},
-    **{f"var_mean.{o}": _variance(root=False, with_mean=True) for o in _OVERLOADS},
+    **{f"std.{o}": variance(root=True) for o in _OVERLOADS},
+    **{f"std_mean.{o}": variance(root=True, with_mean=True) for o in _OVERLOADS},
+    **{f"var.{o}": variance(root=False) for o in _OVERLOADS},
+    **{f"var_mean.{o}": variance(root=False, with_mean=True) for o in _OVERLOADS},
 }
 """ATen overload -> builder."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from tvm import relax
 
 from ...ops.batch_norm_train import batch_norm_train
 from ...ops.batch_norm_train_backward import batch_norm_train_backward
-from ..attention import keeps_all, without_empty_rows, zeros_in
+from ...ops.moments import deviation
+from .. import norms
+from ..attention import attention_weights
 from ..context import Context, shape_of
 from .call import Builder, Call, as_dtype, constant, dtype_name
+from .math import cast, softmax, variance
 
 op = relax.op
 
@@ -32,38 +34,23 @@ def _forward(
     e (nothing of use)."""
 
     def build(ctx: Context, call: Call) -> tuple[Any, ...]:
-        given = [call.args[i] for i in range(len(call.args))]
+        given = call.args[:]
         x, weight, bias = given[:3]
         mean, var = (None, None) if statistics is None else given[statistics : statistics + 2]
         trains = training if isinstance(training, bool) else bool(given[training])
         if trains and mean is not None and "n" not in results:
             raise ValueError("it changes running statistics in place: functionalize the graph")
-        shape = shape_of(x)
-        axes = [0, *range(2, len(shape))]
-        count = math.prod(shape[a] for a in axes)
-        if trains:
-            center = ctx.emit(op.mean(x, axes, keepdims=True))
-            centred = ctx.emit(op.subtract(x, center))
-            spread = ctx.emit(op.mean(op.multiply(centred, centred), axes, keepdims=True))
-        else:
-            center, spread = _lift(ctx, mean, shape), _lift(ctx, var, shape)
-            centred = ctx.emit(op.subtract(x, center))
-        root = op.sqrt(op.add(spread, ctx.const(float(given[epsilon]))))
-        rstd = ctx.emit(op.divide(ctx.const(1.0), root))
-        y = ctx.emit(op.multiply(centred, rstd))
-        if weight is not None:
-            y = ctx.emit(op.multiply(y, _lift(ctx, weight, shape)))
-        if bias is not None:
-            y = ctx.emit(op.add(y, _lift(ctx, bias, shape)))
-        made: dict[str, Any] = {"y": y, "n": mean, "v": var}
-        for letter, column in (("m", center), ("r", rstd)):
-            made[letter] = ctx.emit(op.reshape(column, shape[1:2]))
+        known = () if trains else (mean, var)
+        y, center, rstd, spread = norms.with_statistics(
+            ctx, x, weight, bias, float(given[epsilon]), known
+        )
+        made: dict[str, Any] = {"y": y, "m": center, "r": rstd, "n": mean, "v": var}
         if trains and mean is not None:
-            rate, share = float(given[momentum]), count / max(count - 1, 1)
-            for letter, old, fresh, by in (("n", mean, "m", 1.0), ("v", var, "v", share)):
-                batch = made[fresh] if fresh == "m" else op.reshape(spread, shape[1:2])
-                kept = op.multiply(old, ctx.const(1 - rate))
-                made[letter] = ctx.emit(op.add(kept, op.multiply(batch, ctx.const(rate * by))))
+            rate = float(given[momentum])
+            count = math.prod(shape_of(x)[a] for a in norms.batch_axes(shape_of(x)))
+            for letter, fresh, by in (("n", center, 1.0), ("v", spread, count / max(count - 1, 1))):
+                new = norms.updated(ctx, made[letter], fresh, 1 - rate, ctx.const(rate * by))
+                made[letter] = new
         # PyTorch gives empty ones where there is nothing to keep.
         return tuple(
             _empty(ctx, said) if c == "e" or tuple(said.shape) == (0,) else made[c]
@@ -77,45 +64,21 @@ def _empty(ctx: Context, said: Any) -> Any:
     return ctx.emit(op.zeros([int(size) for size in said.shape], dtype_name(said)))
 
 
-def _lift(ctx: Context, vector: Any, shape: tuple[int, ...]) -> Any:
-    return ctx.emit(op.reshape(vector, (1, shape[1], *(1,) * (len(shape) - 2))))
-
-
 def _backward(training: int | bool, epsilon: int, mask: int, order: tuple[int, ...]) -> Builder:
     """The gradients by x, weight and bias that the mask (none: all) wants; `order`: where
     dy, x, weight, the running and the batch's statistics are."""
 
     def build(ctx: Context, call: Call) -> tuple[Any, ...]:
         dy, x, weight, mean, var, batch_mean, batch_rstd = (call.args[i] for i in order)
-        for i in range(len(call.args)):
-            call.args[i]
+        call.args[:]
         trains = training if isinstance(training, bool) else bool(call.args[training])
         wanted = call.args[mask] if mask >= 0 else (True, True, True)
-        shape = shape_of(x)
-        axes = [0, *range(2, len(shape))]
-        if trains:
-            center, rstd = _lift(ctx, batch_mean, shape), _lift(ctx, batch_rstd, shape)
-        else:
-            center = _lift(ctx, mean, shape)
-            root = ctx.emit(op.sqrt(op.add(var, ctx.const(float(call.args[epsilon])))))
-            rstd = _lift(ctx, ctx.emit(op.divide(ctx.const(1.0), root)), shape)
-        normal = ctx.emit(op.multiply(op.subtract(x, center), rstd))
-        of_bias = ctx.emit(op.sum(dy, axes, keepdims=True))
-        of_weight = ctx.emit(op.sum(op.multiply(dy, normal), axes, keepdims=True))
-        of_x = None
-        if wanted[0]:
-            of_x = dy
-            if trains:
-                count = ctx.const(1 / math.prod(shape[a] for a in axes))
-                along = ctx.emit(op.multiply(normal, ctx.emit(op.multiply(of_weight, count))))
-                level = ctx.emit(op.multiply(of_bias, count))
-                of_x = ctx.emit(op.subtract(op.subtract(dy, level), along))
-            scale = rstd
-            if weight is not None:
-                scale = ctx.emit(op.multiply(rstd, _lift(ctx, weight, shape)))
-            of_x = ctx.emit(op.multiply(of_x, scale))
-        flat = [ctx.emit(op.reshape(v, shape[1:2])) for v in (of_weight, of_bias)]
-        return of_x, flat[0] if wanted[1] else None, flat[1] if wanted[2] else None
+        center, rstd = batch_mean, batch_rstd
+        if not trains:
+            root = deviation(ctx.emit, var, float(call.args[epsilon]))
+            center, rstd = mean, ctx.emit(op.divide(ctx.const(1.0), root))
+        made = norms.batch_gradients(ctx, dy, x, weight, center, rstd, trained=trains)
+        return tuple(g if want else None for g, want in zip(made, wanted, strict=True))
 
     return build
 
@@ -148,40 +111,13 @@ def _norm_train_backward(ctx: Context, call: Call) -> Any:
     return (*parts, None) if y is None else tuple(parts)
 
 
-# ---- statistics ----------------------------------------------------------------------------------
-
-
-def _variance_and_mean(ctx: Context, call: Call) -> tuple[Any, Any]:
-    """(x, axes): the mean square from the mean over n - correction, and the mean."""
-    x = call.args[0]
-    shape, given = shape_of(x), call.arg(1)
-    axes = [int(a) % len(shape) for a in (given or range(len(shape)))]
-    correction, keep = call.setting("correction"), bool(call.setting("keepdim", False))
-    count = math.prod(shape[a] for a in axes) - (1 if correction is None else correction)
-    mean = ctx.emit(op.mean(x, axes, keepdims=True))
-    centred = ctx.emit(op.subtract(x, mean))
-    squares = ctx.emit(op.sum(op.multiply(centred, centred), axes, keepdims=keep))
-    variance = ctx.emit(op.divide(squares, ctx.const(count)))
-    return variance, ctx.emit(op.reshape(mean, shape_of(variance)))
-
-
-def _softmax(function: Any) -> Builder:
-    """(x, axis, whether half becomes float)."""
-
-    def build(ctx: Context, call: Call) -> Any:
-        call.args[2]
-        return ctx.emit(function(as_dtype(ctx, call.args[0], call.dtype), int(call.args[1])))
-
-    return build
-
-
 # ---- attention -----------------------------------------------------------------------------------
 
 
 def _weights(
     ctx: Context, call: Call, q: Any, k: Any, rate: Any, causal: Any
 ) -> tuple[Any, Any, float]:
-    """(softmax of the scaled products, log of its sums, the scale)."""
+    """(softmax of the scaled products, those with masks, the scale)."""
     if rate:
         raise ValueError("dropout within attention is not supported")
     if shape_of(q)[:-2] != shape_of(k)[:-2]:
@@ -190,28 +126,18 @@ def _weights(
         )
     given = call.setting("scale")
     scale = 1 / math.sqrt(shape_of(q)[-1]) if given is None else float(given)
-    turned = ctx.emit(op.permute_dims(k, [0, 1, 3, 2]))
-    logits = ctx.emit(op.multiply(op.matmul(q, turned), ctx.const(scale)))
-    mask = call.setting("attn_mask")
-    if causal:
-        rows = np.tril(np.ones(shape_of(logits)[-2:], bool))
-        logits = ctx.emit(op.where(constant(rows, "bool"), logits, ctx.const(-math.inf)))
-    if mask is not None and str(mask.ty.dtype) == "bool":
-        logits = ctx.emit(op.where(mask, logits, ctx.const(-math.inf)))
-    elif mask is not None:
-        logits = ctx.emit(op.add(logits, mask))
-    may_be_empty = mask is not None and not keeps_all(ctx, mask)
-    dead, logits = without_empty_rows(ctx, logits) if may_be_empty else (None, logits)
-    most = ctx.emit(op.max(logits, [-1], keepdims=True))
-    sums = ctx.emit(op.sum(op.exp(op.subtract(logits, most)), [-1], keepdims=True))
-    logs = ctx.emit(op.add(op.log(sums), most))
-    return zeros_in(ctx, dead, ctx.emit(op.nn.softmax(logits, -1))), logs, scale
+    masks = [call.setting("attn_mask")]
+    made = attention_weights(ctx, q, k, scale=scale, masks=masks, causal=bool(causal), empty=True)
+    return *made, scale
 
 
 def _attention(ctx: Context, call: Call) -> tuple[Any, Any]:
     """(q, k, v (N, heads, L, E), dropout, causal): the result and the logarithms of the sums."""
     q, k, v = (call.args[i] for i in range(3))
-    weights, logs, _ = _weights(ctx, call, q, k, call.arg(3, 0.0), call.arg(4, False))
+    weights, logits, _ = _weights(ctx, call, q, k, call.arg(3, 0.0), call.arg(4, False))
+    most = ctx.emit(op.max(logits, [-1], keepdims=True))
+    sums = ctx.emit(op.sum(op.exp(op.subtract(logits, most)), [-1], keepdims=True))
+    logs = ctx.emit(op.add(op.log(sums), most))
     out = ctx.emit(op.matmul(weights, v))
     said = call.result[1]
     flat = ctx.emit(op.reshape(logs, [int(s) for s in said.shape]))
@@ -249,28 +175,23 @@ def _dropout(ctx: Context, call: Call) -> tuple[Any, Any]:
     return ctx.emit(op.multiply(op.multiply(x, op.astype(mask, call.dtype)), factor)), mask
 
 
-def _cast(ctx: Context, call: Call) -> Any:
-    call.args[1]
-    return as_dtype(ctx, call.args[0], call.dtype)
-
-
 NORMALIZED: dict[str, Builder] = {
     "_batch_norm_with_update_functional.default": _forward(True, 5, 6, "ymrenv"),
-    "_log_softmax.default": _softmax(op.nn.log_softmax),
+    "_log_softmax.default": softmax(op.nn.log_softmax),
     "_native_batch_norm_legit.no_stats": _forward(3, 4, 5, "ymr", None),
     "_native_batch_norm_legit_functional.default": _forward(5, 6, 7, "ymrnv"),
     "_native_batch_norm_legit_no_training.default": _forward(False, 5, 6, "ymr"),
     "_scaled_dot_product_flash_attention_for_cpu.default": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
-    "_softmax.default": _softmax(op.nn.softmax),
+    "_softmax.default": softmax(op.nn.softmax),
     "batch_norm_backward.default": _backward(7, 8, 9, (0, 1, 2, 3, 4, 5, 6)),
     "cudnn_batch_norm.default": _forward(5, 6, 7, "ymre"),
     "cudnn_batch_norm_backward.default": _backward(True, 7, -1, (1, 0, 2, 3, 4, 5, 6)),
     "native_batch_norm_backward.default": _backward(7, 8, 9, (0, 1, 2, 3, 4, 5, 6)),
     "native_dropout.default": _dropout,
-    "prims::convert_element_type.default": _cast,
+    "prims::convert_element_type.default": cast,
     "relay_wgrad::norm_train.default": _norm_train,
     "relay_wgrad::norm_train_backward.default": _norm_train_backward,
-    "var_mean.correction": _variance_and_mean,
+    "var_mean.correction": variance(root=False, with_mean=True, few=True),
 }
 """ATen overload -> builder, before those of `ops.OPS`."""

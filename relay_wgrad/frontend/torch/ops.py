@@ -12,6 +12,7 @@ from .own import OWN
 from .placing import PLACING
 from .products import PRODUCTS
 from .random import RANDOM
+from .recurrent import RECURRENT
 from .resizing import RESIZING
 from .shapes import FILLED, SHAPES
 
@@ -22,6 +23,7 @@ OPS: dict[str, Builder] = {
     **LOSSES,
     **SHAPES,
     **RANDOM,
+    **RECURRENT,
     **RESIZING,
     **INDEXING,
     **PLACING,

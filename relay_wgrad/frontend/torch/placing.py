@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,22 @@ def _constant(index: Any) -> Array:
     return places
 
 
+def at_indices(ctx: Context, source: Any, shape: Sequence[int]) -> Any:
+    """A scatter's source, or its number, of the indices' shape: what is beyond is not read."""
+    if not shape_of(source):
+        return ctx.emit(op.broadcast_to(source, shape))
+    for a, n in enumerate(shape):
+        source = cut(ctx, source, a, 0, n)
+    return source
+
+
 def _scattered(adds: bool) -> Builder:
     """(x, axis, indices, source): along the axis, by indices of x's rank."""
 
     def build(ctx: Context, call: Call) -> Any:
         x, places = call.args[0], _constant(call.args[2])
         axis = int(call.args[1]) % len(shape_of(x))
-        source = as_dtype(ctx, call.args[3], call.dtype)
-        if not shape_of(source):
-            source = ctx.emit(op.broadcast_to(source, places.shape))
-        for a, n in enumerate(places.shape):  # what is beyond the indices is not read
-            source = cut(ctx, source, a, 0, n)
+        source = at_indices(ctx, as_dtype(ctx, call.args[3], call.dtype), places.shape)
         return placed(ctx, x, source, line_along(places, axis, shape_of(x)), (), adds=adds)
 
     return build
@@ -63,18 +69,27 @@ def _index_put(ctx: Context, call: Call) -> Any:
         return _masked(ctx, x, given, axes, values, adds)
     if axes != list(range(axes[0], axes[0] + len(axes))):
         raise ValueError("by indices of axes that are not neighbours")
-    first, arrays = axes[0], np.broadcast_arrays(*(_constant(given[a]) for a in axes))
-    shape = arrays[0].shape
-    rest = [a for a in range(len(size)) if a not in axes]
-    wide = (*size[:first], *shape, *size[first + len(axes) :])
-    inner = list(range(first, first + len(shape)))
+    arrays = np.broadcast_arrays(*(_constant(given[a]) for a in axes))
+    turned, moved, order = arranged(ctx, x, axes, arrays[0].shape, values)
+    linear = line_of(np.stack(arrays, -1), [size[a] for a in axes]).reshape(-1)
+    made = placed(ctx, turned, moved, linear, shape_of(turned)[len(axes) :], adds=adds)
+    return ctx.emit(op.permute_dims(made, np.argsort(order).tolist()))
+
+
+def arranged(
+    ctx: Context, x: Any, axes: list[int], shape: tuple[int, ...], values: Any
+) -> tuple[Any, Any, list[int]]:
+    """(x with the indexed axes first, the values with those of the indices first, x's axes in that
+    order), of indices of this shape; values are broadcast."""
+    size, (first, *_), count = shape_of(x), axes, len(axes)
+    order = [*axes, *(a for a in range(len(size)) if a not in axes)]
+    wide = (*size[:first], *shape, *size[first + count :])
+    if axes != list(range(first, first + count)):  # PyTorch: then the indices' axes come first
+        first, wide = 0, (*shape, *(size[a] for a in order[count:]))
+    inner = range(first, first + len(shape))
     moved = [*inner, *(a for a in range(len(wide)) if a not in inner)]
     values = ctx.emit(op.permute_dims(broadcast(ctx, values, wide), moved))
-    order = [*axes, *rest]
-    turned = ctx.emit(op.permute_dims(x, order))
-    linear = line_of(np.stack(arrays, -1), [size[a] for a in axes]).reshape(-1)
-    made = placed(ctx, turned, values, linear, [size[a] for a in rest], adds=adds)
-    return ctx.emit(op.permute_dims(made, [order.index(a) for a in range(len(size))]))
+    return ctx.emit(op.permute_dims(x, order)), values, order
 
 
 def _masked(

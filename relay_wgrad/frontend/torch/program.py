@@ -121,7 +121,7 @@ def exported(
                 stopped, off = without_dropout(stopped, program)
             made = functional(torch, stopped, known)
             if made is None:
-                made = stopped.run_decompositions(decompositions(torch, stopped.graph))
+                made = stopped.run_decompositions(decompositions(stopped.graph))
             return Exported(made, title, refused, off)
         except RefusedError as error:
             raise ValueError(f"{title}: {error}") from error

@@ -7,6 +7,7 @@ from typing import Any
 from tvm import relax
 
 from ..context import Context
+from ..layers import drawn_truths
 from .call import Builder, Call, Unset, as_dtype
 from .names import op_of
 
@@ -28,36 +29,28 @@ def _bernoulli_each(ctx: Context, call: Call) -> Any:
     place = 1 if len(call.args) > 1 else 0
     chance = call.args[place]
     call.args[0]
-    stopped = ctx.emit(op.grad.no_grad(chance))
-    if ctx.options.random == "off":
-        ctx.note(f"{call.name} is its mean")
-        return ctx.emit(op.broadcast_to(as_dtype(ctx, stopped, call.dtype), call.shape))
-    number = ctx.draw(call.name, call.shape, str(chance.ty.dtype), ("uniform", 0.0, 1.0))
-    return as_dtype(ctx, ctx.emit(op.less(number, stopped)), call.dtype)
+    return as_dtype(ctx, drawn_truths(ctx, call.name, chance, call.shape), call.dtype)
 
 
-def _uniform(low_at: int | None = None) -> Builder:
+def _drawn(kind: str, first: float, second: float, at: int | None = None) -> Builder:
+    """A distribution of two numbers: arguments from `at` on, or these."""
+
     def build(ctx: Context, call: Call) -> Any:
-        call.args[0]
-        low, high = 0.0, 1.0
-        if low_at is not None:
-            low, high = float(call.arg(low_at, 0.0)), float(call.arg(low_at + 1, 1.0))
-        return ctx.draw(call.name, call.shape, call.dtype, ("uniform", low, high))
+        call.args[:]  # the shape, or a tensor that has it
+        numbers = first, second
+        if at is not None:
+            numbers = float(call.arg(at, first)), float(call.arg(at + 1, second))
+        return ctx.draw(call.name, call.shape, call.dtype, (kind, *numbers))
 
     return build
 
 
-def _normal(mean_at: int | None = None) -> Builder:
-    def build(ctx: Context, call: Call) -> Any:
-        call.args[0]
-        mean, deviation = 0.0, 1.0
-        if mean_at is not None:
-            mean, deviation = float(call.arg(mean_at, 0.0)), float(call.arg(mean_at + 1, 1.0))
-            if len(call.args) > mean_at + 2:
-                call.args[mean_at + 2]  # the shape
-        return ctx.draw(call.name, call.shape, call.dtype, ("normal", mean, deviation))
+def _uniform(at: int | None = None) -> Builder:
+    return _drawn("uniform", 0.0, 1.0, at)
 
-    return build
+
+def _normal(at: int | None = None) -> Builder:
+    return _drawn("normal", 0.0, 1.0, at)
 
 
 def _normal_about(ctx: Context, call: Call) -> Any:
@@ -68,8 +61,7 @@ def _normal_about(ctx: Context, call: Call) -> Any:
 
 def _integers(low_at: int | None, high_at: int) -> Builder:
     def build(ctx: Context, call: Call) -> Any:
-        for i in range(len(call.args)):
-            call.args[i]
+        call.args[:]
         low, high = int(call.args[low_at]) if low_at is not None else 0, int(call.args[high_at])
         if ctx.options.random == "off":
             raise ValueError("random='off' has no mean for integers")

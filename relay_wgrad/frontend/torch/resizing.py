@@ -1,11 +1,12 @@
 """ATen's interpolation, adaptive pooling, borders and windows: each axis is resampled by itself.
 
-What an axis of the result takes of the operand's is asked of PyTorch: the op, applied to an
+What an axis of an interpolation takes of the operand's is asked of PyTorch: the op, applied to an
 identity matrix.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,51 +14,53 @@ from tvm import relax
 
 from .. import layers
 from ..context import Context, shape_of
-from ..moving import cut
-from ..resampled import at_places, by_matrix, folded, padded
+from ..resampled import adaptive_matrix, at_places, by_matrix, folded
 from ..weights import Array
-from .call import Builder, Call
+from .call import Builder, Call, ints
+from .names import op_of
 from .program import pytorch
 
 op = relax.op
 # Not 1: PyTorch's antialiased kernels are wrong for tensors whose layout that leaves open.
 _BESIDE = 2
-_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
-def ints(value: Any, count: int) -> list[int]:
-    """A number for each axis, or the one for all of them."""
-    values = [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
-    return values * count if len(values) == 1 else values
+def interpolation(
+    name: str, before: Sequence[int], after: Sequence[int], flags: Sequence[Any],
+    scales: Sequence[Any], dtype: Any,
+) -> list[Array]:  # fmt: skip
+    """(P, size) for each axis of pixels: what an op of ATen makes of an identity matrix along it.
 
-
-def _matrix(call: Call, size: int, place: int, of_axis: Any) -> Array:
-    """(P, size): what the op makes of an identity matrix along an axis of pixels, at `place`.
-
-    of_axis : the op's arguments after the tensor, which leave the other axes, of `_BESIDE`, alone.
+    name : the op's; it takes (x, sizes, flags…, a scale for each axis…).
     """
-    torch = pytorch()
-    rank = len(call.values[0].shape) - 2
-    shape = [1, size, *[1] * rank]
-    shape[2 + place] = size
-    beside = [1, 1, *(1 if i == place else _BESIDE for i in range(rank))]
-    unit = torch.eye(size, dtype=call.values[0].dtype).reshape(shape).repeat(beside)
-    made = call.node.target(unit, *of_axis).movedim(2 + place, 2)
-    return np.asarray(made.reshape(size, made.shape[2], -1)[..., 0].T.numpy())
+    torch, found, rank = pytorch(), [], len(before)
+    for i, (size, wanted) in enumerate(zip(before, after, strict=True)):
+        alone = [i == j for j in range(rank)]
+        unit = torch.eye(size, dtype=dtype).reshape([1, size, *(size if a else 1 for a in alone)])
+        unit = unit.repeat([1, 1, *(1 if a else _BESIDE for a in alone)])
+        sizes = [wanted if a else _BESIDE for a in alone]
+        by = [scale if a else None for a, scale in zip(alone, scales, strict=True)]
+        made = getattr(torch.ops.aten, name).default(unit, sizes, *flags, *by).movedim(2 + i, 2)
+        found.append(np.asarray(made.reshape(size, wanted, -1)[..., 0].T.numpy()))
+    return found
+
+
+def along(ctx: Context, x: Any, matrices: Sequence[Array]) -> Any:
+    """x with each of its last axes resampled by a matrix."""
+    first = len(shape_of(x)) - len(matrices)
+    for i, matrix in enumerate(matrices):
+        x = by_matrix(ctx, x, first + i, matrix)
+    return x
 
 
 def _interpolated(ctx: Context, call: Call) -> Any:
     """(x, sizes or None, [align_corners,] scales or None), of any rank and kind."""
-    x, shape, given = call.args[0], shape_of(call.args[0]), list(call.args[1:])
-    sizes, flags, scales = given[0], given[1:-1], given[-1]
-    rank = len(shape) - 2
-    for i in range(rank):
-        alone = [_BESIDE] * rank
-        alone[i] = call.shape[2 + i]
-        by = None if scales is None else [scales[i] if j == i else 1.0 for j in range(rank)]
-        matrix = _matrix(call, shape[2 + i], i, (None if sizes is None else alone, *flags, by))
-        x = by_matrix(ctx, x, 2 + i, matrix)
-    return x
+    x, before, after = call.args[0], shape_of(call.args[0])[2:], call.shape[2:]
+    _, *flags, scales = call.args[1:]
+    name = op_of(call.node).removesuffix(".vec")
+    scales = scales or [None] * len(before)
+    return along(ctx, x, interpolation(name, before, after, flags, scales, call.values[0].dtype))
 
 
 def _adaptive_average_pool(rank: int) -> Builder:
@@ -73,11 +76,7 @@ def _adaptive_average_pool(rank: int) -> Builder:
         if rank > 1 and not any(s % o for s, o in zip(sizes, out, strict=True)):
             kernel = [s // o for s, o in zip(sizes, out, strict=True)]
             return layers.average_pool(ctx, x, kernel, kernel, [0] * (2 * rank))
-        for i, (size, wanted) in enumerate(zip(sizes, out, strict=True)):
-            alone = [_BESIDE] * rank
-            alone[i] = wanted
-            x = by_matrix(ctx, x, 2 + i, _matrix(call, size, i, (alone,)))
-        return x
+        return along(ctx, x, list(map(adaptive_matrix, sizes, out)))
 
     return build
 
@@ -101,15 +100,9 @@ def _bordered(ctx: Context, call: Call, mode: str, value: Any) -> Any:
     widths = [(0, 0)] * rank
     for i in range(len(given) // 2):
         widths[rank - 1 - i] = (given[2 * i], given[2 * i + 1])
-    for axis, (before, after) in enumerate(widths):
-        size = shape_of(x)[axis]
-        x = cut(ctx, x, axis, max(-before, 0), size - max(-after, 0))
-    widths = [(max(before, 0), max(after, 0)) for before, after in widths]
-    if mode != "constant":
-        if mode not in _MODES:
-            raise ValueError(f"mode {mode!r} is not supported, only constant, {', '.join(_MODES)}")
-        return padded(ctx, x, widths, _MODES[mode])
-    return layers.framed(ctx, x, widths, float(value or 0.0))
+    if mode not in _MODES:
+        raise ValueError(f"mode {mode!r} is not supported, only {', '.join(_MODES)}")
+    return layers.bordered(ctx, x, widths, _MODES[mode], float(value or 0.0))
 
 
 def _unfold(ctx: Context, call: Call) -> Any:

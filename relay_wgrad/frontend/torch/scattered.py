@@ -11,9 +11,10 @@ from tvm import relax
 from .. import loss_terms as terms
 from ..context import Context, shape_of
 from ..indexing import known, wrapped
-from ..moving import cut
-from ..resampled import by_matrix
+from ..moving import broadcast
+from ..resampled import by_matrix, chosen_matrix
 from .call import Builder, Call, as_dtype, constant
+from .placing import arranged, at_indices
 
 op = relax.op
 
@@ -36,10 +37,7 @@ def _scatter(reduction: str) -> Builder:
             places = np.arange(shape_of(x)[axis], dtype="int64").reshape(column)
             chosen = op.equal(as_dtype(ctx, index, "int64"), constant(places, "int64"))
             return ctx.emit(op.where(ctx.emit(chosen), source, x))
-        if not shape_of(source):
-            source = ctx.emit(op.broadcast_to(source, shape))
-        for a, n in enumerate(shape):  # what is beyond the indices is not read
-            source = cut(ctx, source, a, 0, n)
+        source = at_indices(ctx, source, shape)
         return ctx.emit(op.scatter_elements(x, index, source, axis, reduction))
 
     return build
@@ -64,25 +62,22 @@ def _index_put(ctx: Context, call: Call) -> Any:
     """(x, indices or None for a whole axis, values, whether they are added)."""
     x, given, adds = call.args[0], list(call.args[1]), bool(call.arg(3, False))
     axes = [a for a, index in enumerate(given) if index is not None]
-    first, count, size = axes[0], len(axes), shape_of(x)
-    apart = axes != list(range(first, first + count))
+    count, size = len(axes), shape_of(x)
     indices = [given[a] for a in axes]
     if any(str(i.ty.dtype) == "bool" for i in indices):
         raise ValueError("by a mask the number of elements is not known on import")
     shape = np.broadcast_shapes(*(shape_of(i) for i in indices))
-    order = [*axes, *(a for a in range(len(size)) if a not in axes)]
-    if apart:  # PyTorch: then the indices' axes come first
-        first, wide = 0, (*shape, *(size[a] for a in order[count:]))
-    else:
-        wide = (*size[:first], *shape, *size[first + count :])
-    values = ctx.emit(op.broadcast_to(as_dtype(ctx, call.args[2], call.dtype), wide))
+    values = as_dtype(ctx, call.args[2], call.dtype)
     places = [known(i) for i in indices]
-    if adds and not apart and len(shape) == count and all(p is not None for p in places):
+    together = axes == list(range(axes[0], axes[0] + count))
+    if adds and together and len(shape) == count and all(p is not None for p in places):
         lines = [_line(p, i, len(shape)) for i, p in enumerate(places)]
         if all(line is not None for line in lines):  # each axis by itself
-            for i, line in enumerate(lines):
-                matrix = np.arange(size[first + i])[:, None] == line % size[first + i]
-                values = by_matrix(ctx, values, first + i, matrix.astype("float64"))
+            wide = (*size[: axes[0]], *shape, *size[axes[0] + count :])
+            values = broadcast(ctx, values, wide)
+            for axis, line in zip(axes, lines, strict=True):
+                matrix = chosen_matrix(line % size[axis], size[axis]).T
+                values = by_matrix(ctx, values, axis, matrix)
             return ctx.emit(op.add(x, values))
     columns = []
     for axis, index in zip(axes, indices, strict=True):
@@ -90,13 +85,10 @@ def _index_put(ctx: Context, call: Call) -> Any:
         index = ctx.emit(op.broadcast_to(index, shape))
         columns.append(ctx.emit(op.reshape(index, (math.prod(shape), 1))))
     table = ctx.emit(op.concat(columns, 1)) if count > 1 else columns[0]
-    inner = list(range(first, first + len(shape)))
-    moved = [*inner, *(a for a in range(len(wide)) if a not in inner)]
-    values = ctx.emit(op.permute_dims(values, moved))
-    flat = ctx.emit(op.reshape(values, (math.prod(shape), *(size[a] for a in order[count:]))))
-    x = ctx.emit(op.permute_dims(x, order))
+    x, values, order = arranged(ctx, x, axes, shape, values)
+    flat = ctx.emit(op.reshape(values, (math.prod(shape), *shape_of(x)[count:])))
     made = ctx.emit(op.scatter_nd(x, table, flat, "add" if adds else "update"))
-    return ctx.emit(op.permute_dims(made, [order.index(a) for a in range(len(size))]))
+    return ctx.emit(op.permute_dims(made, np.argsort(order).tolist()))
 
 
 def _line(places: Any, axis: int, rank: int) -> Any:
@@ -109,20 +101,10 @@ def _line(places: Any, axis: int, rank: int) -> Any:
 # ---- losses --------------------------------------------------------------------------------------
 
 
-def _chosen(ctx: Context, call: Call, at: int) -> tuple[Any, Any, Any]:
-    """(whether a class is the label, whether that counts, each label's weight): labels (N, d…)
-    of scores (N, C, d…), with a weight of each class and an ignored one."""
-    x, target, weight = call.args[at], call.args[at + 1], call.args[at + 2]
-    shape = shape_of(x)
-    axis = 1 if len(shape) > 1 else 0
-    column = [shape[axis] if a == axis else 1 for a in range(len(shape))]
-    names = constant(np.arange(shape[axis]).reshape(column), "int64")
-    labels = ctx.emit(op.expand_dims(as_dtype(ctx, target, "int64"), axis))
-    counts = ctx.emit(op.not_equal(labels, constant(int(call.args[at + 4]), "int64")))
-    chosen = ctx.emit(op.logical_and(op.equal(labels, names), counts))
-    each = ctx.const(1.0) if weight is None else ctx.emit(op.reshape(weight, column))
-    weights = ctx.emit(op.where(chosen, each, ctx.const(0.0)))
-    return chosen, counts, weights
+def _class_weights(ctx: Context, call: Call, at: int) -> tuple[Any, Any]:
+    """Of (scores, labels, weights, reduction, ignored) from `at` on."""
+    x, labels, weight, _, ignored = call.args[at : at + 5]
+    return terms.class_weights(ctx, x, as_dtype(ctx, labels, "int64"), weight, int(ignored))
 
 
 def _nll(ctx: Context, call: Call) -> tuple[Any, Any]:
@@ -131,13 +113,12 @@ def _nll(ctx: Context, call: Call) -> tuple[Any, Any]:
     A label that is no class makes it NaN.
     """
     x, reduction = call.args[0], terms.REDUCTIONS[call.args[3]]
-    _, counts, weights = _chosen(ctx, call, 0)
+    weights, counts = _class_weights(ctx, call, 0)
+    labels = as_dtype(ctx, call.args[1], "int64")
     if reduction == "none":
         weight, ignored = call.args[2], int(call.args[4])
-        labels = as_dtype(ctx, call.args[1], "int64")
         each = terms.cross_entropy(ctx, x, labels, reduction="none", weight=weight, ignored=ignored)
         return each, ctx.const(0.0)
-    labels = as_dtype(ctx, call.args[1], "int64")
     high = constant(shape_of(x)[min(1, len(shape_of(x)) - 1)], "int64")
     wrong = op.logical_or(op.less(labels, constant(0, "int64")), op.greater_equal(labels, high))
     wrong = ctx.emit(op.logical_and(wrong, op.reshape(counts, shape_of(labels))))
@@ -151,7 +132,7 @@ def _nll(ctx: Context, call: Call) -> tuple[Any, Any]:
 def _nll_backward(ctx: Context, call: Call) -> Any:
     """(dy, logarithms, labels, weights, reduction, ignored, the weights' sum)."""
     dy, mean = call.args[0], terms.REDUCTIONS[call.args[4]] == "mean"
-    _, _, weights = _chosen(ctx, call, 1)
+    weights, _ = _class_weights(ctx, call, 1)
     total = call.args[6]
     if mean:
         dy = ctx.emit(op.divide(dy, total))

@@ -9,7 +9,16 @@ import numpy as np
 from tvm import relax
 
 from ..context import Context, shape_of
-from ..moving import broadcast, cut, place, repeated, rolled, split
+from ..moving import (
+    broadcast,
+    cut,
+    depth_to_space,
+    place,
+    repeated,
+    rolled,
+    space_to_depth,
+    split,
+)
 from ..sizes import is_open, is_size
 from .call import Builder, Call, Unset, as_dtype, constant
 from .names import op_of
@@ -19,8 +28,7 @@ op = relax.op
 
 def _shaped(ctx: Context, call: Call) -> Any:
     """Another shape of the same values, which PyTorch has worked out."""
-    for i in range(1, len(call.args)):
-        call.args[i]
+    call.args[1:]
     return ctx.emit(op.reshape(call.args[0], call.shape))
 
 
@@ -188,40 +196,35 @@ def _roll(ctx: Context, call: Call) -> Any:
     return ctx.emit(op.reshape(x, call.shape)) if flat else x
 
 
-def _pixel_unshuffle(ctx: Context, call: Call) -> Any:
-    x, factor = call.args[0], int(call.args[1])
-    n, c, h, w = shape_of(x)
-    apart = ctx.emit(op.reshape(x, (n, c, h // factor, factor, w // factor, factor)))
-    return ctx.emit(op.reshape(op.permute_dims(apart, [0, 1, 3, 5, 2, 4]), call.shape))
-
-
-def _pixel_shuffle(ctx: Context, call: Call) -> Any:
-    x, factor = call.args[0], int(call.args[1])
-    n, c, h, w = shape_of(x)
-    apart = ctx.emit(op.reshape(x, (n, c // factor**2, factor, factor, h, w)))
-    return ctx.emit(op.reshape(op.permute_dims(apart, [0, 1, 4, 2, 5, 3]), call.shape))
+def _pixels(build: Any) -> Builder:
+    """(x, factor), blocks of pixels within each channel."""
+    return lambda ctx, call: build(ctx, call.args[0], int(call.args[1]), channels_first=True)
 
 
 # ---- what is made of nothing ---------------------------------------------------------------------
 
 
-def _filled(value: float | None, place: int = 0) -> Builder:
-    """A constant tensor; the value is an argument where None is given."""
+def filled(value: float | None, place: int = 0, *, stored: bool = True) -> Builder:
+    """A tensor of one value, which is an argument where None is given.
+
+    stored : as a constant of the program; else it is made when it is needed.
+    """
 
     def build(ctx: Context, call: Call) -> Any:
         filling = call.args[place] if value is None else value
-        for i in range(len(call.args)):
-            call.args[i]  # the shape, which PyTorch says
+        call.args[:]  # the shape, which PyTorch says
         if hasattr(filling, "ty"):
             filling = as_dtype(ctx, filling, call.dtype)
             return ctx.emit(op.broadcast_to(filling, call.shape))
-        return ctx.full(call.shape, filling, call.dtype)
+        if stored:
+            return ctx.full(call.shape, filling, call.dtype)
+        return ctx.emit(op.full(call.shape, constant(filling, call.dtype), call.dtype))
 
     return build
 
 
 def _arange(ctx: Context, call: Call) -> Any:
-    numbers = [call.args[i] for i in range(len(call.args))]
+    numbers = call.args[:]
     if any(hasattr(n, "ty") and not is_size(n) for n in numbers):
         raise ValueError("its bounds must be numbers")
     if any(map(is_size, numbers)):  # as many as the batch has images
@@ -231,28 +234,27 @@ def _arange(ctx: Context, call: Call) -> Any:
 
 
 def _unset(ctx: Context, call: Call) -> Unset:
-    for i in range(len(call.args)):
-        call.args[i]
+    call.args[:]
     return Unset(call.shape, call.dtype)
 
 
 FILLED: dict[str, Builder] = {
     "empty.memory_format": _unset,
     "empty_like.default": _unset,
-    "fill.Scalar": _filled(None, 1),
-    "fill.Tensor": _filled(None, 1),
-    "full.default": _filled(None, 1),
-    "full_like.default": _filled(None, 1),
+    "fill.Scalar": filled(None, 1),
+    "fill.Tensor": filled(None, 1),
+    "full.default": filled(None, 1),
+    "full_like.default": filled(None, 1),
     "new_empty.default": _unset,
-    "new_full.default": _filled(None, 2),
-    "new_ones.default": _filled(1),
-    "new_zeros.default": _filled(0),
-    "ones.default": _filled(1),
-    "ones_like.default": _filled(1),
-    "scalar_tensor.default": _filled(None),
-    "zero.default": _filled(0),
-    "zeros.default": _filled(0),
-    "zeros_like.default": _filled(0),
+    "new_full.default": filled(None, 2),
+    "new_ones.default": filled(1),
+    "new_zeros.default": filled(0),
+    "ones.default": filled(1),
+    "ones_like.default": filled(1),
+    "scalar_tensor.default": filled(None),
+    "zero.default": filled(0),
+    "zeros.default": filled(0),
+    "zeros_like.default": filled(0),
 }
 """ATen overload -> builder, of tensors that are made of nothing but a shape and a value."""
 
@@ -267,8 +269,8 @@ SHAPES: dict[str, Builder] = {
     "copy.default": _copied,
     "expand.default": _expand,
     "permute.default": _permute,
-    "pixel_shuffle.default": _pixel_shuffle,
-    "pixel_unshuffle.default": _pixel_unshuffle,
+    "pixel_shuffle.default": _pixels(depth_to_space),
+    "pixel_unshuffle.default": _pixels(space_to_depth),
     "repeat.default": _repeat,
     "repeat_interleave.self_int": _repeat_each,
     "roll.default": _roll,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax
 
+from ...ops.moments import deviation, standardized
 from ..dims import divides
 from ..types import TensorType, TupleType, Type
 from .facts import FOLLOW, NEVER, OPAQUE, OUT_ELEMWISE_FUSABLE
@@ -38,22 +38,13 @@ def _batch_norm(s: Site) -> Any:
     x, gamma, beta, mean, variance = s.args
     ndim = len(s.tensor().shape)
     axis = s.axis(s.attrs["axis"], ndim)
-    deviation = s.emit(R.sqrt(s.emit(R.add(variance, s.const(s.attrs["epsilon"])))))
-    scale = s.emit(R.divide(gamma if s.attrs["scale"] else s.const(1.0), deviation))
+    root = deviation(s.emit, variance, s.attrs["epsilon"])
+    scale = s.emit(R.divide(gamma if s.attrs["scale"] else s.const(1.0), root))
     shift = s.emit(R.negative(s.emit(R.multiply(mean, scale))))
     if s.attrs["center"]:
         shift = s.emit(R.add(beta, shift))
     x = s.emit(R.multiply(x, along(s, scale, axis, ndim)))
     return relax.Tuple([s.emit(R.add(x, along(s, shift, axis, ndim))), mean, variance])
-
-
-def _standardized(s: Site, x: Any, axes: Sequence[int]) -> Any:
-    """(x - mean) / sqrt(variance + epsilon) over axes."""
-    mean = s.emit(R.mean(x, list(axes), True))
-    diff = s.emit(R.subtract(x, mean))
-    variance = s.emit(R.mean(s.emit(R.multiply(diff, diff)), list(axes), True))
-    variance = s.emit(R.add(variance, s.const(s.attrs["epsilon"])))
-    return s.emit(R.divide(diff, s.emit(R.sqrt(variance))))
 
 
 def _affine(s: Site, x: Any) -> Any:
@@ -70,7 +61,7 @@ def _affine(s: Site, x: Any) -> Any:
 @in_float32
 def _layer_norm(s: Site) -> Any:
     axis = s.axis(s.attrs["axis"], len(s.tensor().shape))
-    return _affine(s, _standardized(s, s.args[0], [axis]))
+    return _affine(s, standardized(s.emit, s.args[0], [axis], s.attrs["epsilon"]))
 
 
 def _instance_norm_type(call: Call) -> Type:
@@ -84,7 +75,8 @@ def _instance_norm_type(call: Call) -> Type:
 def _instance_norm(s: Site) -> Any:
     ndim = len(s.tensor().shape)
     axis = s.axis(s.attrs["axis"], ndim)
-    return _affine(s, _standardized(s, s.args[0], [i for i in range(1, ndim) if i != axis]))
+    others = [i for i in range(1, ndim) if i != axis]
+    return _affine(s, standardized(s.emit, s.args[0], others, s.attrs["epsilon"]))
 
 
 def _group_norm_type(call: Call) -> Type:
@@ -102,7 +94,7 @@ def _group_norm(s: Site) -> Any:
     axis = s.axis(s.attrs["axis"], len(shape))
     wide = [*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :]]
     x = s.emit(R.reshape(s.args[0], wide))
-    x = _standardized(s, x, range(axis + 1, len(wide)))
+    x = standardized(s.emit, x, range(axis + 1, len(wide)), s.attrs["epsilon"])
     return _affine(s, s.emit(R.reshape(x, shape)))
 
 

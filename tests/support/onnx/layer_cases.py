@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as fn
 
-from tests.support.onnx.op_cases import Row, f32
+from tests.support.onnx.op_cases import Row, f32, last_axes
 from tests.support.onnx.writer import Leaves, Step, Writer
 
 T = torch.Tensor
@@ -292,10 +292,7 @@ def random_op(op: str) -> Row:
 
 
 def layer_norm(w: Writer) -> Step:
-    rank = len(w.shape)
-    axis = w.rng.randrange(-rank, rank)
-    shape = list(w.shape[axis % rank :])
-    scale = w.weight(*shape)
+    axis, shape, scale = last_axes(w)
     bias = w.weight(*shape) if w.rng.random() < 0.6 else ""
     epsilon = w.rng.choice((None, 0.1))
     w.emit("LayerNormalization", w.value, scale, bias, axis=axis, epsilon=epsilon)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as fn
 
-from tests.support.onnx.op_cases import Row, f32
+from tests.support.onnx.op_cases import Row, f32, last_axes
 from tests.support.onnx.writer import Leaves, Step, Writer
 
 T = torch.Tensor
@@ -143,10 +143,7 @@ def attention(w: Writer) -> Step:
 
 
 def rms_norm(w: Writer) -> Step:
-    rank = len(w.shape)
-    axis = w.rng.randrange(-rank, rank)
-    shape = list(w.shape[axis % rank :])
-    scale = w.weight(*shape)
+    axis, shape, scale = last_axes(w)
     epsilon = w.rng.choice((None, 0.1))
     w.emit("RMSNormalization", w.value, scale, axis=axis, epsilon=epsilon)
     return lambda x, p: fn.rms_norm(x, shape, p[scale], f32(epsilon) if epsilon else 1e-5)

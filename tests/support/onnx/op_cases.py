@@ -62,6 +62,14 @@ def numbered(
     return Row(write, since, exact)
 
 
+def last_axes(w: Writer) -> tuple[int, list[int], str]:
+    """(an axis, the sizes from it on, a scale of those)."""
+    rank = len(w.shape)
+    axis = w.rng.randrange(-rank, rank)
+    shape = list(w.shape[axis % rank :])
+    return axis, shape, w.weight(*shape)
+
+
 def gelu(w: Writer) -> Step:
     kind = w.rng.choice(("none", "tanh"))
     w.emit("Gelu", w.value, approximate=w.rng.choice((None, kind)) if kind == "none" else kind)

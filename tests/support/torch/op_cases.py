@@ -303,10 +303,13 @@ RANDOM: dict[str, Function] = {
     "uniform_": lambda y: y * torch.empty(6).uniform_(1, 2),
 }  # fmt: skip
 
-TAKEN: dict[str, Function] = {
-    **BY_PYTORCH, **MATH, **ACTIVATIONS, **SUMS, **LAYERS, **SHAPES, **STOPS, **RANDOM,
-    **RESIZING, **INDEXING, **PRODUCTS, **VOLUMES, **CURVES, **ORDERS, **PLACES, **COMPOSED,
+GROUPS: dict[str, dict[str, Function]] = {
+    "records": BY_PYTORCH, "math": MATH, "activations": ACTIVATIONS, "sums": SUMS,
+    "layers": LAYERS, "shapes": SHAPES, "stops": STOPS, "random": RANDOM, "resizing": RESIZING,
+    "indexing": INDEXING, "products": PRODUCTS, "volumes": VOLUMES, "curves": CURVES,
+    "orders": ORDERS, "places": PLACES, "composed": COMPOSED,
 }  # fmt: skip
+TAKEN: dict[str, Function] = {name: f for some in GROUPS.values() for name, f in some.items()}
 """All that is imported."""
 
 

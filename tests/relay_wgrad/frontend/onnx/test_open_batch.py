@@ -74,12 +74,19 @@ def logits(p: dict[str, torch.Tensor], batch: Any, count: int, mask: Any = 1.0) 
     return (flat + flat / count) @ p["dense"]
 
 
-def difference(graph: TrainingGraph, vm: Any, count: int) -> float:
-    """As of `open_cases`, of the model above."""
+def stepped(graph: TrainingGraph, vm: Any, count: int) -> tuple[Any, ...]:
+    """(a batch of so many images, the step's outputs and gradients of it, PyTorch's parameters by
+    their names in the file, those that are trained)."""
     batch = graph.random_batch(count, count)
     outputs, gradients = vm[ADJOINT](*map(tvm.runtime.tensor, graph.arguments(batch)))
     p = {graph.onnx_names[n]: torch.tensor(v) for n, v in graph.params.items()}
     wanted = [p[graph.onnx_names[n]].requires_grad_() for n in graph.trainable]
+    return batch, outputs, gradients, p, wanted
+
+
+def difference(graph: TrainingGraph, vm: Any, count: int) -> float:
+    """As of `open_cases`, of the model above."""
+    batch, outputs, gradients, p, wanted = stepped(graph, vm, count)
     mask = next(v for s, v in zip(graph.inputs, batch.values(), strict=True) if s.kind == "mask")
     made = logits(p, batch, count, torch.tensor(mask))
     loss = fn.cross_entropy(made, torch.tensor(batch["labels"]))
@@ -138,10 +145,7 @@ def test_views_along_the_batch(batch: Any, parts: str) -> None:
     graph = from_onnx(proto, batch=None if batch == "images" else "N", **given)
     vm = relax.VirtualMachine(tvm.compile(step_module(graph), FAST), tvm.cpu())
     for count in (1, 3):
-        batch = graph.random_batch(count, count)
-        outputs, gradients = vm[ADJOINT](*map(tvm.runtime.tensor, graph.arguments(batch)))
-        p = {graph.onnx_names[n]: torch.tensor(v) for n, v in graph.params.items()}
-        wanted = [p[graph.onnx_names[n]].requires_grad_() for n in graph.trainable]
+        batch, outputs, gradients, p, wanted = stepped(graph, vm, count)
         y = logits(p, batch, count)
         loss = fn.mse_loss(y - y.sin(), torch.tensor(batch["target"]))
         assert float(outputs[0].numpy()) == pytest.approx(loss.item(), rel=1e-12)

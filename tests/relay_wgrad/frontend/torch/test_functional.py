@@ -19,12 +19,8 @@ from tests.support.torch import op_cases as cases
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 X = torch.rand(2, 4, 6, 6, dtype=torch.float64)
-GROUPS = {
-    "math": cases.MATH, "activations": cases.ACTIVATIONS, "sums": cases.SUMS,
-    "layers": cases.LAYERS, "shapes": cases.SHAPES, "stops": cases.STOPS,
-    "random": cases.RANDOM, "resizing": cases.RESIZING, "indexing": cases.INDEXING,
-    "products": cases.PRODUCTS,
-}  # fmt: skip
+GROUPS = ("math", "activations", "sums", "layers", "shapes", "stops", "random", "resizing",
+          "indexing", "products")  # fmt: skip
 LEFT = {
     "alpha dropout", "assigned", "batch norm", "by places", "cross entropy, of pixels",
     "cross entropy, of probabilities", "dropout 2d", "no_grad, given back", "shrink",
@@ -76,7 +72,7 @@ class Some(nn.Module):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_as_pytorch_makes_it(group: str) -> None:
-    functions = [f for name, f in GROUPS[group].items() if name not in LEFT]
+    functions = [f for name, f in cases.GROUPS[group].items() if name not in LEFT]
     program = _without_regions(torch, program_of(Some(functions).train(), X), False)
     made = functional(torch, program, _Any())
     assert made is not None

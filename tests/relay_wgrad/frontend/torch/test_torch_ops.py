@@ -19,22 +19,12 @@ from relay_wgrad.frontend.torch.ops import OPS
 from relay_wgrad.frontend.torch.program import exported
 from relay_wgrad.training.step import step_module
 from tests.support.onnx.models import call, relative
-from tests.support.records import BY_PYTORCH
 from tests.support.torch import op_cases as cases
 from tests.support.torch.curve_cases import Recurrent
 
 pytestmark = pytest.mark.usefixtures("registered")
 
 X = torch.randn(2, 4, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-GROUPS = {
-    "records": BY_PYTORCH,
-    "math": cases.MATH, "activations": cases.ACTIVATIONS, "sums": cases.SUMS,
-    "layers": cases.LAYERS, "shapes": cases.SHAPES,
-    "stops": cases.STOPS, "random": cases.RANDOM, "resizing": cases.RESIZING,
-    "indexing": cases.INDEXING, "products": cases.PRODUCTS, "volumes": cases.VOLUMES,
-    "curves": cases.CURVES, "orders": cases.ORDERS, "places": cases.PLACES,
-    "composed": cases.COMPOSED,
-}  # fmt: skip
 
 
 def compared(module: nn.Module, bound: float = 1e-7, **options: Any) -> TrainingGraph:
@@ -53,9 +43,9 @@ def compared(module: nn.Module, bound: float = 1e-7, **options: Any) -> Training
     return graph
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", cases.GROUPS)
 def test_group(group: str) -> None:
-    compared(cases.Side(list(GROUPS[group].values()), torch.float64))
+    compared(cases.Side(list(cases.GROUPS[group].values()), torch.float64))
 
 
 def test_recurrent_layers() -> None:
@@ -67,8 +57,7 @@ def test_recurrent_layers() -> None:
 def test_each_composed_op_is_compared() -> None:
     """PyTorch makes others of it, in a case above."""
     seen = set()
-    modules = [cases.Side(list(cases.COMPOSED.values()), X.dtype), Recurrent()]
-    modules.append(cases.Side(list(cases.CURVES.values()), X.dtype))
+    modules = [cases.Side(list(c.values()), X.dtype) for c in (cases.COMPOSED, cases.CURVES)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch, about PyTorch
         for module in modules:
@@ -82,12 +71,12 @@ def test_each_composed_op_is_compared() -> None:
 def test_each_row_is_compared() -> None:
     """The list has no op that the cases above do not reach."""
     seen = set()
-    for functions in (f for group, f in GROUPS.items() if group != "composed"):
+    for functions in (f for group, f in cases.GROUPS.items() if group != "composed"):
         side = cases.Side(list(functions.values()), X.dtype)
         program = exported(torch, side, (X,), OPS).program
         seen |= {*map(op_of, program.graph.nodes)}
     modules = [nn.BatchNorm2d(4), nn.BatchNorm2d(4).eval(), nn.Dropout(0.2).eval()]
-    for module in modules:
+    for module in (*modules, Recurrent()):
         program = exported(torch, module.double(), (X,), OPS).program
         seen |= {*map(op_of, program.graph.nodes)}
     assert set(OPS) <= seen, sorted(set(OPS) - seen)

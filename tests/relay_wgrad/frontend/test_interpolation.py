@@ -1,4 +1,4 @@
-"""Tables of Resize by PyTorch's interpolation of an identity matrix."""
+"""Interpolation's matrices by PyTorch's interpolation of an identity matrix."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from relay_wgrad.frontend.context import Node
-from relay_wgrad.frontend.onnx.resize import matrix_of
-from tests.support.onnx.models import node
+from relay_wgrad.frontend.interpolation import Interpolation
 
 MODES = {"linear": "bilinear", "cubic": "bicubic"}
 
@@ -18,12 +16,10 @@ MODES = {"linear": "bilinear", "cubic": "bicubic"}
 def test_by_pytorch(mode: str, antialias: int) -> None:
     """With antialias PyTorch's cubic has another slope, and nothing outside counts."""
     slope = -0.5 if antialias else -0.75
-    given = {"mode": mode, "antialias": antialias, "exclude_outside": antialias,
-             "cubic_coeff_a": slope}  # fmt: skip
+    how = Interpolation(mode, antialias=bool(antialias), slope=slope, inside=bool(antialias))
     for size, count in ((7, 3), (8, 4), (5, 9), (6, 6), (9, 7), (14, 2), (4, 13)):
         unit = torch.eye(size, dtype=torch.float64).reshape(1, size, size, 1).repeat(1, 1, 1, 2)
         want = torch.nn.functional.interpolate(
             unit, (count, 2), mode=MODES[mode], antialias=bool(antialias)
         )[0, :, :, 0].T.numpy()
-        got = matrix_of(Node(node("Resize"), [], given), size, count, count / size)
-        np.testing.assert_allclose(got, want, atol=1e-12)
+        np.testing.assert_allclose(how.matrix(size, count, count / size), want, atol=1e-12)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..conventions.common import extent
-from ..conventions.onnx import same
-from .context import Node
+from ...conventions.common import extent
+from ...conventions.onnx import same
+from .node import Node
 
 
 def pair(node: Node, name: str, default: int | None = 1, least: int = 1) -> tuple[int, int]:
