@@ -158,7 +158,7 @@ REFUSALS: list[tuple[str, list[Type], dict[str, Any], str]] = [
     ("nn.conv3d_backward_weight", [t(2, 4, 3, 2, 3), V],
      {"kernel_size": [2], "kernel_layout": "NCDHW", "out_layout": "OIDHW"},
      "3 x 3 x 3, got 3 x 2 x 3"),
-    ("nn.max_pool3d", [V], {"pool_size": [2, 2]}, "pool_size must be 1 or 3 integers"),
+    ("nn.max_pool3d", [V], {"pool_size": [2, 2]}, "pool_size must be 1 or 3 positive integers"),
     ("nn.max_pool3d", [V], {"pool_size": [2], "layout": "NCHWx"}, "convertible from NCDHW"),
     ("nn.upsampling3d", [V], {"scale_d": 0.0, "scale_h": 1.0, "scale_w": 1.0},
      "scale_d must be positive"),
