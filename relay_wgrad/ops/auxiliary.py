@@ -21,7 +21,7 @@ from ..attrs import as_ints
 from ..conditions import Conditions
 from ..layout_rules import stock, table
 from ..relation import Checks, as_expr, as_size
-from . import conv1d, curves, half, size_rules, ties
+from . import conv1d, curves, half, sampling, size_rules, ties
 
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
@@ -292,6 +292,7 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     "relax.collapse_sum_like": collapse_sum_like,
     "relax.concat": concat,
     "relax.flip": flip,
+    "relax.image.grid_sample": sampling.gradient,
     "relax.squeeze": squeeze,
     "relax.stack": stack,
     "relax.nn.pad": pad,
