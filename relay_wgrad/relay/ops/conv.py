@@ -17,7 +17,7 @@ from typing import Any
 
 from tvm import relax
 
-from ...layouts import ACTIVATIONS, KERNELS, is_permutation, swap_io, to_layout
+from ...layouts import ACTIVATIONS, KERNEL, KERNELS, is_permutation, swap_io, to_layout
 from ...ops import size_rules
 from ...ops.conv2d import conv2d
 from ...ops.conv2d_backward_weight import conv2d_backward_weight
@@ -27,7 +27,7 @@ from ...problem import out_size, transposed_size
 from ..types import ANY, AnyDim, Dim, TensorType, Type
 from . import by_rank, lines
 from .blocks import is_blocked, of_whole_axes, parse_layout, plain, split_sizes, whole_sizes
-from .facts import ALWAYS, OUT_ELEMWISE_FUSABLE
+from .facts import ALWAYS, OUT_ELEMWISE_FUSABLE, Roles, conv_roles
 from .relations import agree, divides, mapped, product
 from .table import Call, Site, define, show, show_shape
 from .windows import each, ends, rank_of
@@ -315,17 +315,24 @@ def _backward_weight(s: Site) -> Any:
     )  # fmt: skip
 
 
+def _roles(rank: int, kernel: str) -> Roles | None:
+    """Of images; of a weight gradient those of the gradient, the data and the result."""
+    return conv_roles(kernel) if rank == 2 else None
+
+
 _FACTS: dict[str, Any] = {"kind": OUT_ELEMWISE_FUSABLE, "level": 2}
 for _rank in (1, 2, 3):
     _checked = "relay" if _rank == 2 else "torch"
-    for _which, _type, _build, _sizes, _attrs, _facts in (
-        ("", _conv_type, _conv, size_rules.line, by_rank.conv, by_rank.conv_builder),
-        ("_transpose", _conv_transpose_type, _conv_transpose, size_rules.transposed_line,
-         by_rank.conv_transpose, by_rank.conv_transpose_builder),
+    for _which, _weight, _type, _build, _sizes, _attrs, _facts in (
+        ("", KERNEL, _conv_type, _conv, size_rules.line, by_rank.conv, by_rank.conv_builder),
+        ("_transpose", swap_io(KERNEL), _conv_transpose_type, _conv_transpose,
+         size_rules.transposed_line, by_rank.conv_transpose, by_rank.conv_transpose_builder),
     ):  # fmt: skip
         define(f"nn.conv{_rank}d{_which}", "data weight",
                *lines.of_rank(_rank, _type, _build, _sizes), _checked, *_attrs(_rank),
-               **_FACTS | {"precision": ALWAYS} | _facts(_rank))  # fmt: skip
+               **_FACTS | {"precision": ALWAYS, "roles": _roles(_rank, _weight)} | _facts(_rank),
+        )  # fmt: skip
     if _rank > 1:  # that of volumes is not Relay's, which has no gradient of them
         define(f"nn.conv{_rank}d_backward_weight", "grad data", _backward_weight_type,
-               _backward_weight, _checked, *by_rank.conv(_rank), **_FACTS)  # fmt: skip
+               _backward_weight, _checked, *by_rank.conv(_rank), **_FACTS,
+               roles=_roles(_rank, KERNEL))  # fmt: skip

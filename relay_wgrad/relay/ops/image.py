@@ -13,7 +13,7 @@ from ...ops.sampling import reflected, sample
 from ...relation import Checks
 from ...rules import out_size
 from ..types import Dim, TensorType, Type
-from .facts import FOLLOW, INJECTIVE, OUT_ELEMWISE_FUSABLE
+from .facts import FOLLOW, INJECTIVE, OUT_ELEMWISE_FUSABLE, image_roles
 from .relations import agree, mapped
 from .table import REQUIRED, Attr, Call, Relation, Site, define, in_float32, show
 from .te import (
@@ -256,6 +256,7 @@ for _axes, _layout in _CANONICAL.items():
         Attr("rounding_method", "round", "str"), Attr("cubic_alpha", -0.5, "float"),
         Attr("cubic_exclude", 0, "int"), Attr("extrapolation_value", 0.0, "float"), _OUT_DTYPE,
         kind=INJECTIVE, level=5, precision=FOLLOW if _axes == 2 else None,
+        roles=image_roles(follows=False) if _axes == 2 else None,
     )  # fmt: skip
 define("image.crop_and_resize", "data boxes box_indices", _crop_type, _crop, "numpy",
        Attr("crop_size", None, "sizes?"), Attr("layout", "NCHW", "str"),

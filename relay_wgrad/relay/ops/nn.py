@@ -22,6 +22,7 @@ from .facts import (
     NEVER,
     OPAQUE,
     OUT_ELEMWISE_FUSABLE,
+    image_roles,
 )
 from .relations import agree, mapped
 from .table import REQUIRED, Attr, Call, Site, define, lookup, show
@@ -282,7 +283,7 @@ define("nn.batch_matmul", "tensor_a tensor_b", _batch_matmul_type,
            "default.")  # fmt: skip
 define("nn.leaky_relu", "data", relations.identity, _leaky_relu, "torch",
        Attr("alpha", 0.25, "float"),
-       kind=ELEMWISE, level=3, precision=FOLLOW,
+       kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
        signature="data, alpha=0.01",
        doc="Each element, `alpha` times as large where it is negative.")  # fmt: skip
 define("nn.prelu", "data alpha", _prelu_type, _prelu, "torch", Attr("axis", 1, "int"),
@@ -303,7 +304,7 @@ define("nn.upsampling", "data", _upsampling_type, _upsampling, "torch",
        Attr("scale_h", REQUIRED, "float"), Attr("scale_w", REQUIRED, "float"),
        Attr("layout", "NCHW", "str"), Attr("method", "nearest_neighbor", "str"),
        Attr("align_corners", False, "bool"),
-       kind=INJECTIVE, level=2,
+       kind=INJECTIVE, level=2, roles=image_roles(),
        signature="data, scale_h=1, scale_w=1, layout='NCHW', method='nearest_neighbor', "
                  "align_corners=False",
        doc="Height and width times a factor.")  # fmt: skip

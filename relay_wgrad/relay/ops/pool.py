@@ -19,7 +19,7 @@ from ...ops.size_rules import Rule
 from ..types import Dim, TensorType, Type
 from . import by_rank, lines
 from .blocks import on_whole_axes
-from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE
+from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE, image_roles
 from .relations import agree, product
 from .table import Builder, Call, Site, define, in_float32, show
 from .windows import each, ends, padding, pair, pooled, rank_of, spatial_axes
@@ -297,18 +297,20 @@ for _rank in (1, 2, 3):
         if _rank == 3:
             _image = (_means_of_volumes if _name.endswith("avg") else _of_volumes)(_image, _sizes)
         define(f"nn.{_name}_pool{_rank}d", "data", *lines.of_rank(_rank, _type, _image, _sizes),
-               "torch", *_attrs(_rank), **_FACTS | _facts)  # fmt: skip
+               "torch", *_attrs(_rank), roles=image_roles() if _rank == 2 else None,
+               **_FACTS | _facts)  # fmt: skip
 define("nn.max_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.max_pool2d_backward(*s.args, **_window(s))), "torch",
-       *by_rank.max_pool(2), **_FACTS)  # fmt: skip
+       *by_rank.max_pool(2), **_FACTS, roles=image_roles(2))  # fmt: skip
 # Relay registered the average's gradient with the maximum's attributes, so its text prints them
 # as metadata.
 define("nn.avg_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.avg_pool2d_backward(*s.args, **_window(s))), "torch",
-       *by_rank.avg_pool(2), meta="relay.attrs.AvgPool2DAttrs", **_FACTS)  # fmt: skip
+       *by_rank.avg_pool(2), meta="relay.attrs.AvgPool2DAttrs", **_FACTS,
+       roles=image_roles(2))  # fmt: skip
 define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *by_rank.layouts(2),
-       **_FACTS, precision=NEVER,
+       **_FACTS, precision=NEVER, roles=image_roles(),
        doc="The mean over height and width, which become 1.")  # fmt: skip
 define("nn.global_max_pool2d", "data", _global_type, on_whole_axes(_global_max), "torch",
-       *by_rank.layouts(2), **_FACTS, precision=FOLLOW,
+       *by_rank.layouts(2), **_FACTS, precision=FOLLOW, roles=image_roles(),
        doc="The maximum over height and width, which become 1.")  # fmt: skip

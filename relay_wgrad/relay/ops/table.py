@@ -25,6 +25,7 @@ from ..dims import SymDim, unified
 from ..types import ANY, Dim, TensorType, TupleType, Type, type_text
 from .attributes import REQUIRED as REQUIRED
 from .attributes import Attr as Attr
+from .facts import OpPattern, Roles
 from .hooks import COMPUTE
 
 
@@ -190,8 +191,10 @@ class RelayOp:
     metadata section; `kind`, `level`, `precision` and `stateful`: Relay's TOpPattern, level of
     support, rule of `ToMixedPrecision` and TOpIsStateful (`facts`), None where it says nothing;
     `open_attrs`: a user's operator, whose attributes nobody declares; `variadic`:
-    it takes any number of arguments.  Whether it has a gradient, TVM's registry says of what
-    `build` makes.
+    it takes any number of arguments; `operands`: from an element of each of so many tensors, which
+    broadcast, an element of the result is made, whatever axes are; `fills`: what each element of
+    the result is; `reshapes`: Relay's TReshapeOp; `roles`: whose layouts its attributes are.
+    Whether it has a gradient, TVM's registry says of what `build` makes.
 
     `doc`: what its builder's help says, for one that `relay.op.made` makes: the builder's arguments
     are then `signature`'s, in Python's words, by default the inputs and then the attributes; of a
@@ -211,9 +214,18 @@ class RelayOp:
     stateful: bool = False
     open_attrs: bool = False
     variadic: bool = False
+    operands: int = 0
+    fills: int | None = None
+    reshapes: bool = False
+    roles: Roles | None = None
     doc: str = ""
     signature: str = ""
     window: int = 0
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether it has one result along axes of one tensor."""
+        return self.kind == OpPattern.COMM_REDUCE and len(self.inputs) == 1
 
     def read(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes, defaults filled in.
@@ -351,6 +363,13 @@ def _computed(site: Site, compute: Callable[..., Any]) -> Any:
 
 
 REGISTRY: dict[str, RelayOp] = {}
+
+
+def attributes_of_run(op: RelayOp) -> dict[int, Attr]:
+    """Which arguments of the operator of `dyn`, if there is one, are which attributes of this."""
+    at_run, attrs = REGISTRY.get(f"dyn.{op.name}"), {attr.name: attr for attr in op.attrs}
+    names = at_run.inputs if at_run is not None else ()
+    return {i: attrs[name] for i, name in enumerate(names) if name in attrs}
 
 
 def define(

@@ -17,6 +17,7 @@ from typing import Any
 from ...ast import Call
 from ...make import as_argument, call, of_run
 from ...ops import REGISTRY, REQUIRED, RelayOp
+from ...ops.table import attributes_of_run
 
 # What an attribute may be, by its kind; the tensors are `Expr`.
 TYPES = {
@@ -98,10 +99,8 @@ def written_out(op: str, name: str, value: Any, rank: int) -> Any:
 
 def _moved(op: RelayOp) -> dict[str, str]:
     """The attributes that the operator of `dyn` takes as arguments, with these arguments' dtype."""
-    at_run = REGISTRY.get(f"dyn.{op.name}")
-    kinds = {attr.name: attr.kind for attr in op.attrs}
-    names = [name for name in at_run.inputs if name in kinds] if at_run else []
-    return {name: "float32" if kinds[name].startswith("float") else "int64" for name in names}
+    attrs = attributes_of_run(op).values()
+    return {a.name: "float32" if a.kind.startswith("float") else "int64" for a in attrs}
 
 
 def signature_of(op: RelayOp) -> Signature:
