@@ -334,5 +334,5 @@ for _rank in (1, 2, 3):
         )  # fmt: skip
     if _rank > 1:  # that of volumes is not Relay's, which has no gradient of them
         define(f"nn.conv{_rank}d_backward_weight", "grad data", _backward_weight_type,
-               _backward_weight, _checked, *by_rank.conv(_rank), **_FACTS,
-               roles=_roles(_rank, KERNEL))  # fmt: skip
+               _backward_weight, _checked, *by_rank.conv(_rank), roles=_roles(_rank, KERNEL),
+               **_FACTS, **by_rank.backward_weight_builder(_rank))  # fmt: skip

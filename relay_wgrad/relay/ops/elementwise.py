@@ -233,7 +233,9 @@ define("trunc_mod", "lhs rhs", relations.binary, _divided(R.mod, rest=True), "nu
            "NumPy's do.")  # fmt: skip
 define("clip", "data", _clip_type, _clip, "numpy",
        Attr("a_min", REQUIRED, "float"), Attr("a_max", REQUIRED, "float"),
-       kind=ELEMWISE, level=3, precision=FOLLOW, operands=1)  # fmt: skip
+       kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
+       signature="a: data, a_min, a_max",
+       doc="The elements, but none below `a_min` or above `a_max`.")  # fmt: skip
 define("where", "condition x y", _where_type, _where, "relay",
        kind=BROADCAST, level=4, precision=FOLLOW, operands=3,
        doc="`x` where the condition holds, else `y`; all broadcast.")  # fmt: skip

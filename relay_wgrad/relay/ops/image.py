@@ -256,7 +256,13 @@ for _axes, _layout in _CANONICAL.items():
         Attr("rounding_method", "round", "str"), Attr("cubic_alpha", -0.5, "float"),
         Attr("cubic_exclude", 0, "int"), Attr("extrapolation_value", 0.0, "float"), _OUT_DTYPE,
         kind=INJECTIVE, level=5, precision=FOLLOW if _axes == 2 else None,
-        roles=image_roles(follows=False) if _axes == 2 else None,
+        roles=image_roles(follows=False) if _axes == 2 else None, absent={"roi": [0.0] * 2 * _axes},
+        signature=f"data, size, roi=None, layout='{_layout}', method='linear', "
+                  "coordinate_transformation_mode='half_pixel', rounding_method='', "
+                  "cubic_alpha=-0.5, cubic_exclude=0, extrapolation_value=0.0, out_dtype=None",
+        doc=f"Interpolation along {', '.join(_layout[2:])} to `size` elements.\n\n"
+            "`method` is nearest_neighbor, linear or cubic; `coordinate_transformation_mode` is "
+            "ONNX's;\n`roi`, (begin, end) of the axes, counts with \"tf_crop_and_resize\".",
     )  # fmt: skip
 define("image.crop_and_resize", "data boxes box_indices", _crop_type, _crop, "numpy",
        Attr("crop_size", None, "sizes?"), Attr("layout", "NCHW", "str"),

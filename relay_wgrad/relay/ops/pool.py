@@ -301,13 +301,14 @@ for _rank in (1, 2, 3):
                **_FACTS | _facts)  # fmt: skip
 define("nn.max_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.max_pool2d_backward(*s.args, **_window(s))), "torch",
-       *by_rank.max_pool(2), **_FACTS, roles=image_roles(2))  # fmt: skip
+       *by_rank.max_pool(2), roles=image_roles(2),
+       **_FACTS, **by_rank.pool_grad_builder())  # fmt: skip
 # Relay registered the average's gradient with the maximum's attributes, so its text prints them
 # as metadata.
 define("nn.avg_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.avg_pool2d_backward(*s.args, **_window(s))), "torch",
-       *by_rank.avg_pool(2), meta="relay.attrs.AvgPool2DAttrs", **_FACTS,
-       roles=image_roles(2))  # fmt: skip
+       *by_rank.avg_pool(2), meta="relay.attrs.AvgPool2DAttrs", roles=image_roles(2),
+       **_FACTS, **by_rank.pool_grad_builder(average=True))  # fmt: skip
 define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *by_rank.layouts(2),
        **_FACTS, precision=NEVER, roles=image_roles(),
        doc="The mean over height and width, which become 1.")  # fmt: skip

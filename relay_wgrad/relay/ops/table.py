@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -72,12 +72,12 @@ class Call:
         if not ty.fields:
             self.fail(f"{self.inputs[index]} must have at least one tensor, got ()")
         out = []
-        for field in ty.fields:
-            if not isinstance(field, TensorType):
+        for part in ty.fields:
+            if not isinstance(part, TensorType):
                 raise TypeError(
                     f"{self.op}: {self.inputs[index]} must be a tuple of tensors, got {show(ty)}"
                 )
-            out.append(field)
+            out.append(part)
         return out
 
     def axis(self, value: int, ndim: int, name: str = "axis") -> int:
@@ -197,8 +197,12 @@ class RelayOp:
     Whether it has a gradient, TVM's registry says of what `build` makes.
 
     `doc`: what its builder's help says, for one that `relay.op.made` makes: the builder's arguments
-    are then `signature`'s, in Python's words, by default the inputs and then the attributes; of a
-    `window` of so many axes one number is written out for each, and padding for both sides.
+    are then `signature`'s, in Python's words, by default the inputs and then the attributes, where
+    `a: data` is `data` by another name; of a `window` of so many axes one number is written out for
+    each, and padding for both sides; `absent`: what attributes are where the builder has no such
+    argument, or it is None; `numbers`: the dtype of arguments that may also be numbers, or the
+    attribute that has it; `results`: of how many results it gives a tuple, or which attribute says
+    so, and how.
     """
 
     name: str
@@ -221,6 +225,9 @@ class RelayOp:
     doc: str = ""
     signature: str = ""
     window: int = 0
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    results: int | tuple[str, Mapping[Any, int]] = 0
 
     @property
     def is_reduction(self) -> bool:

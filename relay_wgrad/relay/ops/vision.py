@@ -167,7 +167,12 @@ define("nn.correlation", "data1 data2", _correlation_type,
 define("nn.deformable_conv2d", "data offset weight", _deformable_type,
        in_float32(tensor_program(_deformable)), "numpy", *by_rank.conv(2)[:3],
        Attr("deformable_groups", 1, "int"), *by_rank.conv(2)[3:],
-       kind=OUT_ELEMWISE_FUSABLE, roles=conv_roles(KERNEL, "data_layout"))  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, roles=conv_roles(KERNEL, "data_layout"), window=2,
+       signature="data, offset, weight, strides=(1, 1), padding=(0, 0), dilation=(1, 1), "
+                 "deformable_groups=1, groups=1, channels=None, kernel_size=None, "
+                 "data_layout='NCHW', kernel_layout='OIHW', out_layout='', out_dtype=''",
+       doc="A convolution that reads beside its window's places by `offset` (N, 2 D R S, P, Q): "
+           "y, x.")  # fmt: skip
 _POOLED = (Attr("pooled_size", REQUIRED, "sizes"), Attr("spatial_scale", REQUIRED, "float"))
 define("vision.roi_align", "data rois", _regions_type, in_float32(_regions), "numpy", *_POOLED,
        Attr("sample_ratio", -1, "int"), Attr("layout", "NCHW", "str"), Attr("mode", "avg", "str"),
