@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ops.elementwise import BINARY, by
 from ..ast import Call, Constant, Expr, Op
 from ..make import call
 from ..ops import lookup
@@ -278,10 +279,6 @@ def _by_root(node: Call, known: Known) -> Expr | None:
     return call("multiply", node.args[0], call("rsqrt", root.args[0]))
 
 
-_BROADCAST = ["add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "mod",
-              "floor_mod", "floor_divide"]  # fmt: skip
-
-
 def _filled(node: Call, known: Known) -> Expr | None:
     """An operand that is one number everywhere as that number, where it lends no size.
 
@@ -322,5 +319,6 @@ RULES: dict[str, list[Rule]] = {
     "multiply": [_constants_together, _multiply_first],
     "divide": [_by_root],
 }
-for _name in _BROADCAST:
-    RULES.setdefault(_name, []).append(_filled)
+for _name, _record in by("relay", BINARY).items():
+    if _record.gives != "bool" and "f" in _record.takes:
+        RULES.setdefault(_name, []).append(_filled)
