@@ -20,7 +20,7 @@ from .. import opdef
 from ..attrs import as_ints
 from ..layout_rules import stock, table
 from ..relation import as_expr, as_size
-from . import curves, half, size_rules, ties
+from . import curves, half, sampling, size_rules, ties
 
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
@@ -291,6 +291,7 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     "relax.collapse_sum_like": collapse_sum_like,
     "relax.concat": concat,
     "relax.flip": flip,
+    "relax.image.grid_sample": sampling.gradient,
     "relax.squeeze": squeeze,
     "relax.stack": stack,
     "relax.nn.pad": pad,

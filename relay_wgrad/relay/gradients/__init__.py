@@ -13,11 +13,9 @@ from . import (
     indexing,
     nn,
     normalize,
-    one_dimension,
     pool,
     reduce,
     shape,
-    three_dimensions,
 )
 from .common import Rule as Rule
 
@@ -32,8 +30,6 @@ FAMILIES = (
     normalize,
     image,
     indexing,
-    one_dimension,
-    three_dimensions,
 )
 
 for _family in FAMILIES:

@@ -68,6 +68,12 @@ def fields_of(x: Expr) -> list[TensorType]:
     return out
 
 
+def typed(name: str, *args: Expr, **attrs: Any) -> Call:
+    """A call of operands that have types, with its own."""
+    made = call(name, *args, **attrs)
+    return replace(made, checked_type=lookup(name).infer([type_of(x) for x in args], made.attrs))
+
+
 def constant(value: Any, dtype: str) -> Constant:
     """A constant of a dtype."""
     return Constant(np.asarray(value, ARRAY_DTYPES[dtype]))

@@ -21,11 +21,12 @@ from typing import Any
 from ...layouts import swap_io
 from ...problem import transposed_size
 from ..ast import Call, Expr, Op
-from ..ops import lookup, show
+from ..ops import REGISTRY, lookup, show
 from ..ops.blocks import plain
-from ..ops.conv import in_groups, multiplier, rank_of
+from ..ops.conv import in_groups, multiplier
 from ..ops.table import Call as Site
-from ..ops.windows import each, ends
+from ..ops.windows import each, ends, rank_of
+from . import lines
 from .common import Rule, attributes, call, refuse, reshape, transpose, type_of
 
 _SAME = ("strides", "padding", "dilation", "groups")
@@ -218,9 +219,10 @@ def _conv_backward_weight(orig: Call, grad: Expr) -> list[Expr]:
 
 
 RULES: dict[str, Rule] = {
-    f"nn.conv{rank}d{which}": rule
-    for rank in (2, 3)
+    f"nn.conv{rank}d{which}": lines.of_rank(rank, rule)
+    for rank in (1, 2, 3)
     for which, rule in (
         ("", _conv), ("_transpose", _conv_transpose), ("_backward_weight", _conv_backward_weight)
     )
+    if f"nn.conv{rank}d{which}" in REGISTRY
 }  # fmt: skip

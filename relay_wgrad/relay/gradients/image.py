@@ -1,11 +1,15 @@
-"""Gradients of operators on images."""
+"""Gradients of resizes, and of what is one."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from ...layouts import permutation
 from ..ast import Call, Expr
+from ..ops.nn import as_resize
+from ..ops.table import Call as Site
 from .common import Rule, attributes, call, constant, refuse, reshape, sizes, transpose, type_of
 
 _AXES = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
@@ -47,4 +51,12 @@ def _resize(orig: Call, grad: Expr) -> list[Expr]:
     return [transpose(grad, permutation(canonical, a["layout"]))]
 
 
+def _upsampling3d(orig: Call, grad: Expr) -> list[Expr]:
+    (data,) = orig.args
+    site = Site("nn.upsampling3d", ("data",), (type_of(data),), attributes(orig))
+    made = call("image.resize3d", data, **as_resize(site, type_of(orig)))
+    return _resize(replace(made, checked_type=type_of(orig)), grad)
+
+
 RULES: dict[str, Rule] = {f"image.resize{axes}d": _resize for axes in _AXES}
+RULES["nn.upsampling3d"] = _upsampling3d

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..ast import Call, Expr, MetaAttrs, Op
 from ..ops import lookup
+from ..ops.pool import parts_of
 from ..ops.table import Call as Site
 from ..ops.windows import spatial_axes
+from . import lines
 from .common import (
     Rule,
     attributes,
@@ -19,6 +22,7 @@ from .common import (
     refuse,
     sizes,
     type_of,
+    typed,
     zeros_like,
 )
 from .nn import times_matrix
@@ -45,7 +49,7 @@ def _windowed(name: str) -> Rule:
     return rule
 
 
-def _axes(orig: Call) -> tuple[int, int]:
+def _axes(orig: Call) -> tuple[int, ...]:
     site = Site("pool", ("data",), (type_of(orig.args[0]),), attributes(orig))
     return spatial_axes(site, attributes(orig)["layout"])
 
@@ -98,12 +102,55 @@ def _avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [call("nn.avg_pool2d", grad, **attrs), zeros_like(orig.args[1])]
 
 
+def _of_volumes(rule: Rule, name: str) -> Rule:
+    """By the rule of images: y = columns(planes(x)), so first back through the columns."""
+
+    def of_volumes(orig: Call, grad: Expr) -> list[Expr]:
+        assert isinstance(orig.op, Op)
+        (data,) = orig.args
+        shape = sizes(orig, data)
+        site = Site(orig.op.name, ("data",), (type_of(data),), attributes(orig))
+        parts = parts_of(site, type_of(orig))
+        x = typed("transpose", data, axes=parts.order)
+        x = typed("reshape", x, newshape=parts.planes.tensor().shape)
+        planes = typed(name, x, **parts.planes.attrs)
+        x = typed("reshape", planes, newshape=parts.columns.tensor().shape)
+        columns = typed(name, x, **parts.columns.attrs)
+        back: Expr = call("transpose", grad, axes=_inverse(parts.back))
+        back = call("reshape", back, newshape=type_of(columns).shape)
+        try:
+            back = call("reshape", rule(columns, back)[0], newshape=type_of(planes).shape)
+            back = rule(planes, back)[0]
+        except ValueError as error:
+            raise ValueError(str(error).replace(name, orig.op.name)) from error
+        back = call("reshape", back, newshape=[shape[axis] for axis in parts.order])
+        return [call("transpose", back, axes=_inverse(parts.order))]
+
+    return of_volumes
+
+
+def _inverse(axes: Sequence[int]) -> list[int]:
+    """What undoes a transposition."""
+    return [list(axes).index(i) for i in range(len(axes))]
+
+
+_IMAGES = {
+    "max": _windowed(_MAX_GRAD),
+    "avg": _windowed(_AVG_GRAD),
+    "adaptive_max": _adaptive(_MAX_GRAD),
+    "adaptive_avg": in_float32(_adaptive(_AVG_GRAD)),
+}
 RULES: dict[str, Rule] = {
-    "nn.max_pool2d": _windowed(_MAX_GRAD),
-    "nn.avg_pool2d": _windowed(_AVG_GRAD),
+    **{
+        f"nn.{name}_pool{rank}d": lines.of_rank(rank, rule)
+        for name, rule in _IMAGES.items()
+        for rank in (1, 2)
+    },
+    **{
+        f"nn.{name}_pool3d": _of_volumes(rule, f"nn.{name}_pool2d")
+        for name, rule in _IMAGES.items()
+    },
     "nn.global_max_pool2d": _whole(_MAX_GRAD),
     "nn.global_avg_pool2d": _whole(_AVG_GRAD),
-    "nn.adaptive_max_pool2d": _adaptive(_MAX_GRAD),
-    "nn.adaptive_avg_pool2d": in_float32(_adaptive(_AVG_GRAD)),
     "nn.avg_pool2d_grad": _avg_pool2d_grad,
 }

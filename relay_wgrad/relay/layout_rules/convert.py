@@ -1,20 +1,19 @@
-"""Operators whose attributes name layouts: which attribute is whose, and Relay's conversions.
+"""Relay's conversions of operators whose attributes name layouts (`RelayOp.roles`).
 
 The conversions are in `ops.hooks.CONVERT_LAYOUT` at the package's level, so a user's own counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...layouts import ACTIVATION, KERNEL, is_permutation
-from ...ops.conv_transpose import KERNEL_TRANSPOSED
+from ...layouts import is_permutation
 from ..ast import Expr
 from ..make import call
-from ..ops import lookup
+from ..ops import REGISTRY, lookup
 from ..ops.blocks import is_blocked
+from ..ops.facts import Roles
 from ..ops.hooks import CONVERT_LAYOUT, PACKAGE_LEVEL
 from ..types import TensorType
 from .config import LayoutConfig
@@ -22,51 +21,7 @@ from .config import LayoutConfig
 DEFAULT = "default"  # a kernel's layout that the data's decides
 
 
-@dataclass(frozen=True)
-class Roles:
-    """Whose layout an attribute is: each argument's, and the result's.
-
-    `result` may be empty in a call, which then has the first argument's.  `canonical` has the
-    letters of each layout that a user desires; `others` more may be desired, each "default", for
-    arguments that have no layout.  `follows`: whether the operator also takes the layout in which
-    its argument comes.
-    """
-
-    args: tuple[str, ...]
-    result: str
-    canonical: tuple[str, ...]
-    follows: bool = False
-    others: int = 0
-
-    def layouts(self, attrs: Mapping[str, Any]) -> tuple[list[str], str]:
-        """Each argument's, and the result's, of complete attributes."""
-        args = [str(attrs[name]) for name in self.args]
-        return args, str(attrs[self.result]) or args[0]
-
-
-_POOL = Roles(("layout",), "layout", (ACTIVATION,), follows=True)
-_POOL_GRAD = Roles(("layout", "layout"), "layout", (ACTIVATION,), follows=True)
-
-_CONV = ("data_layout", "kernel_layout")
-ROLES: dict[str, Roles] = {
-    "nn.conv2d": Roles(_CONV, "out_layout", (ACTIVATION, KERNEL)),
-    "nn.conv2d_transpose": Roles(_CONV, "out_layout", (ACTIVATION, KERNEL_TRANSPOSED)),
-    # Of the gradient, the data and the weight gradient, in conv2d's fields.
-    "nn.conv2d_backward_weight": Roles(_CONV, "out_layout", (ACTIVATION, KERNEL)),
-    # Of the data, the offsets and the weight.
-    "nn.deformable_conv2d": Roles(("data_layout", *_CONV), "out_layout", (ACTIVATION, KERNEL)),
-    "nn.max_pool2d": _POOL,
-    "nn.avg_pool2d": _POOL,
-    "nn.global_max_pool2d": _POOL,
-    "nn.global_avg_pool2d": _POOL,
-    "nn.adaptive_max_pool2d": _POOL,
-    "nn.adaptive_avg_pool2d": _POOL,
-    "nn.upsampling": _POOL,
-    "nn.max_pool2d_grad": _POOL_GRAD,
-    "nn.avg_pool2d_grad": _POOL_GRAD,
-    "image.resize2d": Roles(("layout",), "layout", (ACTIVATION,)),
-    "vision.roi_align": Roles(("layout",), "layout", (ACTIVATION,), others=1),
-}
+ROLES: dict[str, Roles] = {op.name: op.roles for op in REGISTRY.values() if op.roles is not None}
 _BLOCKED = {"nn.conv2d", *(op for op, roles in ROLES.items() if roles.follows)}
 # (operator, data's layout) -> the kernel's by default, and a depthwise convolution's; Relay's.
 _KERNELS: dict[tuple[str, str], tuple[str, str]] = {

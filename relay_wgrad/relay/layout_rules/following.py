@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ops import REGISTRY
+from ..ops import REGISTRY, RelayOp
 from ..ops.facts import OpPattern
 from ..types import TensorType, Type
 from .convert import ROLES
@@ -236,20 +236,19 @@ def _strided_slice(asked: Asked) -> Inferred | None:
     return Inferred([new], [new], changes)
 
 
-_BINARY = """
-    add subtract multiply divide power maximum minimum floor_divide floor_mod trunc_divide trunc_mod
-    mod left_shift right_shift bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor
-    equal not_equal less less_equal greater greater_equal"""
-_NOT_ONE_OPERAND = {"cast_like", "full", "full_like", "zeros", "ones"}
+def _rule(op: RelayOp) -> Rule | None:
+    if op.roles is not None:
+        return _pool if op.roles.follows else _convolution
+    if op.is_reduction:
+        return _reduce
+    if op.operands == 2:
+        return _broadcast
+    # Relay's kind of what is filled is this, too.
+    return _elementwise if op.kind == OpPattern.ELEMWISE and op.inputs == ("data",) else None
+
+
 RULES: dict[str, Rule] = {
-    **{n: _elementwise for n, op in REGISTRY.items() if op.kind == OpPattern.ELEMWISE},
-    **{n: _convolution for n, roles in ROLES.items() if not roles.follows},
-    **{n: _pool for n, roles in ROLES.items() if roles.follows},
+    **{name: rule for name, op in REGISTRY.items() if (rule := _rule(op)) is not None},
     "transpose": _transpose, "nn.pad": _pad, "concatenate": _concatenate,
     "nn.batch_norm": _batch_norm, "strided_slice": _strided_slice,
-    **dict.fromkeys(["sum", "mean", "max", "min", "prod", "all", "any"], _reduce),
-    **dict.fromkeys(["argmax", "argmin"], _reduce),
-    **dict.fromkeys(_BINARY.split(), _broadcast),
 }  # fmt: skip
-for _name in _NOT_ONE_OPERAND:
-    RULES.pop(_name, None)

@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...ops.elementwise import BINARY, UNARY, by
 from ..ast import Call, Constant, Expr, MetaAttrs, Op, Tuple
 from ..make import call
-from ..ops import lookup
+from ..ops import REGISTRY, lookup
 from ..types import Dim, TensorType
-from .convert import ROLES
 from .site import Site, original, with_args
 from .slices import Rule, per_axis, slice_like, strided_slice
 from .values import Order, State, Value, arranged, known, old_order, without
@@ -314,11 +312,7 @@ def _resized(site: Site) -> State | None:
 
 # ---- the table -----------------------------------------------------------------------------------
 
-_ELEMENTWISE = " ".join([*by("relay", UNARY), "copy clip cast cast_like nn.leaky_relu"])
-_BROADCAST = " ".join([*by("relay", BINARY), "trunc_divide trunc_mod where"])
 _FAMILIES: dict[str, Rule] = {
-    _ELEMENTWISE: _first,
-    _BROADCAST: _broadcast,
     "zeros_like ones_like full_like": _filled_like,
     "zeros ones full": _filled_new,
     "broadcast_to": _broadcast_to,
@@ -329,8 +323,6 @@ _FAMILIES: dict[str, Rule] = {
     "nn.batch_norm": _batch_norm,
     "nn.dropout": _dropout,
     "nn.l2_normalize": _axes,
-    "sum mean max min prod all any": _reduce,
-    "argmax argmin": _arg_reduce,
     "variance": _variance,
     "concatenate": _concatenate,
     "split": _split,
@@ -347,17 +339,13 @@ _FAMILIES: dict[str, Rule] = {
     "layout_transform": _layout_transform,
 }
 RULES: dict[str, Rule] = {name: rule for names, rule in _FAMILIES.items() for name in names.split()}
-RULES |= {name: _window for name, roles in ROLES.items() if roles.follows}
+for _op in REGISTRY.values():
+    if _op.operands:
+        RULES[_op.name] = _first if _op.operands == 1 else _broadcast
+    elif _op.roles is not None and _op.roles.follows:
+        RULES[_op.name] = _window
+    elif _op.is_reduction:
+        RULES[_op.name] = _arg_reduce if _op.name.startswith("arg") else _reduce
 # What has other layouts at once though its operands are in the old one, or has no operands.
-MAKERS = frozenset(
-    [
-        "zeros",
-        "ones",
-        "full",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "transpose",
-        "layout_transform",
-    ]
-)
+_MAKERS = (_filled_like, _filled_new, _transpose, _layout_transform)
+MAKERS = frozenset(name for name, rule in RULES.items() if rule in _MAKERS)

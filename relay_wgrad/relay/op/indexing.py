@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,20 +17,13 @@ from .made.tensor import cast_like, ones
 __all__ = [
     "adv_index",
     "arange",
-    "cumprod",
-    "cumsum",
     "matrix_set_diag",
     "meshgrid",
     "segment_sum",
-    "sparse_fill_empty_rows",
-    "sparse_reshape",
     "sparse_to_dense",
     "stft",
     "strided_set",
     "topk",
-    "trilu",
-    "unique",
-    "unravel_index",
 ]
 
 
@@ -58,26 +50,12 @@ def adv_index(inputs: Sequence[Expr]) -> Call:
     return call("adv_index", Tuple(tuple(inputs)))
 
 
-def unravel_index(indices: Expr, shape: Expr) -> Call:
-    """Places in a flat tensor as places along the axes of `shape`."""
-    return call("unravel_index", indices, shape)
-
-
 def strided_set(
     data: Expr, v: Expr, begin: Sizes, end: Sizes, strides: Sizes | None = None
 ) -> Call:
     """`data` with `v` for its slice `data[begin:end:strides]`; the bounds are vectors."""
     bounds = (begin, end, [1] if strides is None else strides)
     return call("strided_set", data, v, *(as_argument(bound, "int32") for bound in bounds))
-
-
-def trilu(data: Expr, k: int | Expr, upper: bool = True) -> Call:
-    """The upper or lower triangle of matrices, from the k-th diagonal on."""
-    return call("trilu", data, _expr(k, "int32"), upper=upper)
-
-
-def _expr(value: Any, dtype: str) -> Any:
-    return value if isinstance(value, ExprMethods) else const(value, dtype)
 
 
 def matrix_set_diag(
@@ -92,20 +70,6 @@ def matrix_set_diag(
         "matrix_set_diag", data, diagonal, k1=ends[0], k2=ends[min(1, len(ends) - 1)],
         super_diag_right_align=align[:5] == "RIGHT", sub_diag_right_align=align[-5:] == "RIGHT",
     )  # fmt: skip
-
-
-def cumsum(
-    data: Expr, axis: int | None = None, dtype: str | None = None, exclusive: bool | None = None
-) -> Call:
-    """The sums of the first elements along `axis`; `exclusive` leaves each one itself out."""
-    return call("cumsum", data, axis=axis, dtype=dtype, exclusive=bool(exclusive))
-
-
-def cumprod(
-    data: Expr, axis: int | None = None, dtype: str | None = None, exclusive: bool | None = None
-) -> Call:
-    """As `cumsum`, of products."""
-    return call("cumprod", data, axis=axis, dtype=dtype, exclusive=bool(exclusive))
 
 
 def topk(
@@ -123,16 +87,6 @@ def topk(
     else:
         out = call("topk", data, k=k.data.item() if isinstance(k, Constant) else k, **attrs)
     return TupleWrapper(out, 2) if ret_type == "both" else out
-
-
-def unique(data: Expr, is_sorted: bool = True, return_counts: bool = False) -> TupleWrapper:
-    """(a vector's values once each, where each is first, which each element is, how many there
-    are), and with `return_counts` how often each; what is beyond their number is 0.
-
-    They are sorted, or in the order in which they come.
-    """
-    made = call("unique", data, sorted=is_sorted, return_counts=return_counts)
-    return TupleWrapper(made, 5 if return_counts else 4)
 
 
 def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None = None) -> Call:
@@ -192,14 +146,6 @@ def _segments_of_run(
     return call("scatter_elements", zeros, spread, rows, axis=0, reduction="add")
 
 
-def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> TupleWrapper:
-    """The places (n, axes) of a sparse tensor's elements in another shape, and that shape.
-
-    One size of `new_shape` may be -1: what is left.
-    """
-    return TupleWrapper(call("sparse_reshape", sparse_indices, prev_shape, new_shape), 2)
-
-
 def sparse_to_dense(
     sparse_indices: Expr,
     output_shape: Sizes,
@@ -213,14 +159,6 @@ def sparse_to_dense(
     if of_run(output_shape):
         return call("dyn.sparse_to_dense", sparse_indices, output_shape, sparse_values, fill)
     return call("sparse_to_dense", sparse_indices, sparse_values, fill, output_shape=output_shape)
-
-
-def sparse_fill_empty_rows(
-    sparse_indices: Expr, sparse_values: Expr, dense_shape: Expr, default_value: Expr
-) -> TupleWrapper:
-    """Places, values, and which rows were empty: each of these has one element more."""
-    made = call("sparse_fill_empty_rows", sparse_indices, sparse_values, dense_shape, default_value)
-    return TupleWrapper(made, 3)
 
 
 def stft(

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ast import Call, Expr, TupleGetItem
-from ..expr import TupleWrapper, const
+from ..expr import const
 from ..expr_methods import ExprMethods
 from ..make import call, of_run
-from .conv import avg_pool2d_grad as avg_pool2d_grad
-from .conv import conv2d_backward_weight as conv2d_backward_weight
-from .conv import conv3d_backward_weight as conv3d_backward_weight
-from .conv import deformable_conv2d as deformable_conv2d
-from .conv import global_avg_pool1d as global_avg_pool1d
-from .conv import global_avg_pool3d as global_avg_pool3d
-from .conv import global_max_pool1d as global_max_pool1d
-from .conv import global_max_pool3d as global_max_pool3d
-from .conv import max_pool2d_grad as max_pool2d_grad
 from .made.nn import *  # noqa: F403
+from .made.nn import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool3d,
+    adaptive_max_pool1d,
+    adaptive_max_pool3d,
+)
 from .made.nn import dense as dense
 
 
@@ -66,28 +63,21 @@ def dropout_raw(data: Expr, rate: float = 0.5) -> Call:
     return call("nn.dropout", data, rate=rate)
 
 
-def batch_norm(
-    data: Expr,
-    gamma: Expr,
-    beta: Expr,
-    moving_mean: Expr,
-    moving_var: Expr,
-    axis: int = 1,
-    epsilon: float = 1e-5,
-    center: bool = True,
-    scale: bool = True,
-) -> TupleWrapper:
-    """(data normalized by the moving statistics, moving_mean, moving_var)."""
-    made = call(
-        "nn.batch_norm",
-        data,
-        gamma,
-        beta,
-        moving_mean,
-        moving_var,
-        axis=axis,
-        epsilon=epsilon,
-        center=center,
-        scale=scale,
-    )
-    return TupleWrapper(made, 3)
+def global_max_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
+    """The maximum along W, which becomes 1."""
+    return adaptive_max_pool1d(data, 1, layout, out_layout)
+
+
+def global_avg_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
+    """The mean along W, which becomes 1."""
+    return adaptive_avg_pool1d(data, 1, layout, out_layout)
+
+
+def global_max_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
+    """The maximum of each channel of a volume."""
+    return adaptive_max_pool3d(data, 1, layout, out_layout)
+
+
+def global_avg_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
+    """The mean of each channel of a volume."""
+    return adaptive_avg_pool3d(data, 1, layout, out_layout)

@@ -12,13 +12,8 @@ from ..make import call
 from .made import tensor as made
 from .made.tensor import *  # noqa: F403
 
-__all__ = ["clip", "concatenate", "einsum", "stack"]
+__all__ = ["concatenate", "einsum", "stack"]
 __all__ += made.__all__
-
-
-def clip(a: Expr, a_min: float, a_max: float) -> Call:
-    """The elements, but none below `a_min` or above `a_max`."""
-    return call("clip", a, a_min=a_min, a_max=a_max)
 
 
 def einsum(data: Sequence[Expr], equation: str) -> Call:

@@ -24,7 +24,6 @@ from . import (
     multibox,
     nn,
     normalize,
-    one_dimension,
     ordered,
     pads,
     places,
@@ -36,7 +35,6 @@ from . import (
     signal,
     space,
     sparse,
-    three_dimensions,
     vision,
 )
 from .table import REGISTRY as REGISTRY
@@ -67,8 +65,6 @@ FAMILIES = (
     vision,
     detection,
     multibox,
-    one_dimension,
-    three_dimensions,
     dynamic,
     dynamic_parts,
     sparse,

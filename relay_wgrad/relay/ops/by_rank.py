@@ -116,6 +116,25 @@ def conv_transpose_builder(rank: int) -> dict[str, Any]:
     return _facts(rank, signature, doc)
 
 
+def backward_weight_builder(rank: int) -> dict[str, Any]:
+    """A weight gradient's, whose layouts are in a convolution's fields."""
+    one, zero, images = (1,) * rank, (0,) * rank, _LAYOUTS[rank]
+    signature = (
+        f"grad, data, strides={one}, padding={zero}, dilation={one}, groups=1, channels=None,"
+        f" kernel_size=None, grad_layout: data_layout='{images}',"
+        f" data_layout: kernel_layout='{images}', kernel_layout: out_layout='{_WEIGHTS[rank]}',"
+        " out_dtype=''"
+    )
+    doc = (
+        "The weight gradient of a convolution with the same attributes.\n\n"
+        f"The gradient of the result {_RESULT[rank].format('K')} and the data"
+        f" {_DATA[rank].format('C')} to {_WEIGHT[rank].format('K', 'C/groups')}.\nRelay keeps the"
+        " three layouts in conv2d's fields: the call's `data_layout` is `grad_layout`, its\n"
+        "`kernel_layout` is `data_layout`, its `out_layout` is `kernel_layout`."
+    )
+    return _facts(rank, signature, doc + ("  Relay has no such operator." if rank == 3 else ""))
+
+
 def pool_builder(rank: int, average: bool = False) -> dict[str, Any]:
     """A pooling's, of maxima or of means."""
     one, zero = (1,) * rank, (0,) * rank
@@ -135,3 +154,13 @@ def adaptive_pool_builder(rank: int, what: str) -> dict[str, Any]:
     doc = f"The {what} of windows such that the result has this {_NAMES[rank]}, by default data's."
     facts = _facts(rank, signature, doc)
     return facts | {"window": 0} if rank == 2 else facts  # one number is one in Relay's text
+
+
+def pool_grad_builder(average: bool = False) -> dict[str, Any]:
+    """A pooling's gradient, whose dilation Relay's builder leaves empty."""
+    signature = (
+        "out_grad, data, pool_size=(1, 1), strides=(1, 1), padding=(0, 0), layout='NCHW',"
+        " out_layout='', ceil_mode=False"
+    ) + (", count_include_pad=False" if average else "")
+    doc = f"The gradient of `{'avg' if average else 'max'}_pool2d` by its data."
+    return {"absent": {"dilation": ()}, "signature": signature, "doc": doc}

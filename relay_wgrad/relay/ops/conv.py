@@ -1,4 +1,4 @@
-"""Convolutions of two and of three dimensions; a depth comes before the height everywhere.
+"""Convolutions of lines, images and volumes; a depth comes before the height everywhere.
 
 `nn.conv2d_backward_weight(grad, data)` keeps its layouts in conv2d's fields: `data_layout` is the
 gradient's, `kernel_layout` the data's, `out_layout` the result's.  Their defaults stay conv2d's,
@@ -17,27 +17,23 @@ from typing import Any
 
 from tvm import relax
 
-from ...layouts import ACTIVATIONS, KERNELS, is_permutation, swap_io, to_layout
+from ...layouts import ACTIVATIONS, KERNEL, KERNELS, is_permutation, swap_io, to_layout
+from ...ops import size_rules
 from ...ops.conv import conv2d, conv3d
 from ...ops.conv_backward_weight import conv2d_backward_weight, conv3d_backward_weight
 from ...ops.conv_transpose import conv2d_transpose
 from ...problem import out_size, transposed_size
 from ..types import ANY, AnyDim, Dim, TensorType, Type
-from . import by_rank
+from . import by_rank, lines
 from .blocks import is_blocked, of_whole_axes, parse_layout, plain, split_sizes, whole_sizes
-from .facts import ALWAYS, OUT_ELEMWISE_FUSABLE
+from .facts import ALWAYS, OUT_ELEMWISE_FUSABLE, Roles, conv_roles
 from .relations import agree, divides, mapped, product
 from .table import Call, Site, define, show, show_shape
-from .windows import each, ends
+from .windows import each, ends, rank_of
 
 R = relax.op
 # How Relay's messages call the operators.
 _SPOKEN = {"nn.conv2d_transpose": "Conv2DTransposed", "nn.conv3d_transpose": "Conv3DTransposed"}
-
-
-def rank_of(op: str) -> int:
-    """How many dimensions a convolution's images have; one of one dimension is asked as of two."""
-    return 3 if "3d" in op else 2
 
 
 def _letters(call: Call) -> tuple[str, str]:
@@ -213,13 +209,13 @@ def _conv_type(call: Call) -> Type:
     return TensorType(split_sizes(call, axes, sizes_of), _dtype(call))
 
 
-def _conv2d(s: Site) -> Any:
-    a = s.attrs
+def _conv(s: Site) -> Any:
+    a, made = s.attrs, conv3d if rank_of(s.op) == 3 else conv2d
     out_layout = str(a["out_layout"] or a["data_layout"])
     layouts = [(name, str(a[name])) for name in ("data_layout", "kernel_layout")]
 
     def build(data: Any, weight: Any) -> Any:
-        return conv2d(
+        return made(
             data, _grouped(s, weight, plain(a["kernel_layout"])),
             a["strides"], a["padding"], a["dilation"], a["groups"],
             plain(a["data_layout"]), plain(a["kernel_layout"]),
@@ -227,15 +223,6 @@ def _conv2d(s: Site) -> Any:
         )  # fmt: skip
 
     return of_whole_axes(s, [*layouts, ("out_layout", out_layout)], build)
-
-
-def _conv3d(s: Site) -> Any:
-    a = s.attrs
-    return conv3d(
-        s.args[0], _grouped(s, s.args[1], a["kernel_layout"]),
-        a["strides"], a["padding"], a["dilation"], a["groups"],
-        a["data_layout"], a["kernel_layout"], a["out_layout"] or None, a["out_dtype"],
-    )  # fmt: skip
 
 
 def _output_padding(call: Call) -> tuple[int, ...]:
@@ -327,22 +314,24 @@ def _backward_weight(s: Site) -> Any:
     )  # fmt: skip
 
 
-define("nn.conv2d", "data weight", _conv_type, _conv2d, "relay", *by_rank.conv(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS, **by_rank.conv_builder(2))  # fmt: skip
-define("nn.conv2d_transpose", "data weight", _conv_transpose_type, _conv_transpose, "relay",
-       *by_rank.conv_transpose(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS,
-       **by_rank.conv_transpose_builder(2))  # fmt: skip
-define("nn.conv2d_backward_weight", "grad data", _backward_weight_type, _backward_weight, "relay",
-       *by_rank.conv(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
-define("nn.conv3d", "data weight", _conv_type, _conv3d, "torch", *by_rank.conv(3),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS, **by_rank.conv_builder(3))  # fmt: skip
-define("nn.conv3d_transpose", "data weight", _conv_transpose_type, _conv_transpose, "torch",
-       *by_rank.conv_transpose(3),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=ALWAYS,
-       **by_rank.conv_transpose_builder(3))  # fmt: skip
-# Not Relay's, which has no gradient of volumes.
-define("nn.conv3d_backward_weight", "grad data", _backward_weight_type, _backward_weight, "torch",
-       *by_rank.conv(3),
-       kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
+def _roles(rank: int, kernel: str) -> Roles | None:
+    """Of images; of a weight gradient those of the gradient, the data and the result."""
+    return conv_roles(kernel) if rank == 2 else None
+
+
+_FACTS: dict[str, Any] = {"kind": OUT_ELEMWISE_FUSABLE, "level": 2}
+for _rank in (1, 2, 3):
+    _checked = "relay" if _rank == 2 else "torch"
+    for _which, _weight, _type, _build, _sizes, _attrs, _facts in (
+        ("", KERNEL, _conv_type, _conv, size_rules.line, by_rank.conv, by_rank.conv_builder),
+        ("_transpose", swap_io(KERNEL), _conv_transpose_type, _conv_transpose,
+         size_rules.transposed_line, by_rank.conv_transpose, by_rank.conv_transpose_builder),
+    ):  # fmt: skip
+        define(f"nn.conv{_rank}d{_which}", "data weight",
+               *lines.of_rank(_rank, _type, _build, _sizes), _checked, *_attrs(_rank),
+               **_FACTS | {"precision": ALWAYS, "roles": _roles(_rank, _weight)} | _facts(_rank),
+        )  # fmt: skip
+    if _rank > 1:  # that of volumes is not Relay's, which has no gradient of them
+        define(f"nn.conv{_rank}d_backward_weight", "grad data", _backward_weight_type,
+               _backward_weight, _checked, *by_rank.conv(_rank), roles=_roles(_rank, KERNEL),
+               **_FACTS, **by_rank.backward_weight_builder(_rank))  # fmt: skip

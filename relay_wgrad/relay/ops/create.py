@@ -75,10 +75,10 @@ def _one_hot(s: Site) -> Any:
 
 
 define("zeros", "", target, _filled(0), "relay", *SHAPE, kind=ELEMWISE, level=3, precision=FOLLOW,
-       signature="shape, dtype",
+       fills=0, signature="shape, dtype",
        doc="A tensor of zeros.")  # fmt: skip
 define("ones", "", target, _filled(1), "relay", *SHAPE, kind=ELEMWISE, level=3,
-       signature="shape, dtype",
+       fills=1, signature="shape, dtype",
        doc="A tensor of ones.")  # fmt: skip
 define("full", "fill_value", _full_type, lambda s: _of_value(s, s.args[0]), "numpy", *SHAPE,
        kind=ELEMWISE, level=3, precision=FOLLOW,

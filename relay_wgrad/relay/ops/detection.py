@@ -312,13 +312,31 @@ def _of_each_class(s: Site, boxes: Any, scores: Any, order: Any, *limits: Any) -
 _BOX = (Attr("id_index", 0, "int"), Attr("score_index", 1, "int"))
 define("vision.get_valid_counts", "data score_threshold", _valid_counts_type, _valid_counts,
        "numpy", Attr("score_threshold", None, "float?", always=True), *_BOX,
-       kind=OPAQUE, level=5)  # fmt: skip
+       kind=OPAQUE, level=5, numbers={"score_threshold": "float32"}, results=3,
+       signature="data, score_threshold, id_index=0, score_index=1",
+       doc="(how many boxes of an image have a score above, these first, their "
+           "places).")  # fmt: skip
 define("vision.non_max_suppression", "data valid_count indices max_output_size iou_threshold",
        _suppressed_type, in_float32(_suppressed), "numpy", Attr("force_suppress", False, "bool"),
        Attr("top_k", -1, "int"), Attr("coord_start", 2, "int"), _BOX[1], _BOX[0],
        Attr("return_indices", True, "bool"), Attr("invalid_to_bottom", False, "bool"),
-       kind=OPAQUE, level=5)  # fmt: skip
+       kind=OPAQUE, level=5, numbers={"max_output_size": "int32", "iou_threshold": "float32"},
+       results=("return_indices", {True: 2, False: 0}),
+       signature="data, valid_count, indices, max_output_size=-1, iou_threshold=0.5, "
+                 "force_suppress=False, top_k=-1, coord_start=2, score_index=1, id_index=0, "
+                 "return_indices=True, invalid_to_bottom=False",
+       doc="Boxes by score, without those that overlap a better one of their class.\n\n"
+           "With `return_indices` (their `indices`, how many): else the boxes, -1 where one is "
+           "gone.")  # fmt: skip
 define("vision.all_class_non_max_suppression",
        "boxes scores max_output_boxes_per_class iou_threshold score_threshold", _all_class_type,
        in_float32(_all_class), "numpy", Attr("output_format", "onnx", "str"),
-       kind=OPAQUE, level=5)  # fmt: skip
+       kind=OPAQUE, level=5, results=("output_format", {"onnx": 2, "tensorflow": 3}),
+       numbers={"max_output_boxes_per_class": "int32", "iou_threshold": "float32",
+                "score_threshold": "float32"},
+       signature="boxes, scores, max_output_boxes_per_class=-1, iou_threshold=-1.0, "
+                 "score_threshold=-1.0, output_format='onnx'",
+       doc="Of each class the boxes without overlap.\n\n"
+           "\"onnx\": (rows of image, class and box, how many of the rows count).  \"tensorflow\": "
+           "(an image's\nrows of class and box, their scores, how many of each image's "
+           "count).")  # fmt: skip

@@ -9,7 +9,7 @@ from tvm import relax, te, tirx, topi
 
 from ...layouts import is_permutation, to_layout
 from ..types import ANY, TensorType, TupleType, Type
-from . import image, nn, ordered, three_dimensions  # noqa: F401  (whose attributes these have)
+from . import image, nn, ordered  # noqa: F401  (whose attributes these have)
 from .facts import FOLLOW
 from .run_sizes import (
     held,

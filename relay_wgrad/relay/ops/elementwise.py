@@ -210,35 +210,38 @@ for _name, _record in by("relay").items():
     _of_bits = "b" in _record.takes or (_record.gives == "bool" and _record.operands == 2)
     define(_name, "data" if _record.operands == 1 else "lhs rhs", _relation(_record),
            _OWN.get(_name) or _of_record(_record), _CHECKED.get(_name, "numpy"),
-           kind=ELEMWISE if _record.operands == 1 else BROADCAST,
+           kind=ELEMWISE if _record.operands == 1 else BROADCAST, operands=_record.operands,
            level=_LEVEL.get(_name, 4 if _of_bits else 1), precision=_PRECISION.get(_name),
            doc=f"The operator `{_name}` {_OPERANDS[_record.operands]}.")  # fmt: skip
 
 define("zeros_like", "data", relations.identity, _apply(R.zeros_like), "relay",
-       kind=ELEMWISE, level=4,
+       kind=ELEMWISE, level=4, fills=0,
        doc="The operator `zeros_like` on each element of a tensor.")  # fmt: skip
 define("ones_like", "data", relations.identity, _apply(R.ones_like), "relay",
-       kind=ELEMWISE, level=4,
+       kind=ELEMWISE, level=4, fills=1,
        doc="The operator `ones_like` on each element of a tensor.")  # fmt: skip
 define("copy", "data", relations.identity, lambda s: s.args[0], "numpy",
-       kind=ELEMWISE, level=3, precision=FOLLOW,
+       kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
        doc="The operator `copy` on each element of a tensor.")  # fmt: skip
 define("trunc_divide", "lhs rhs", relations.binary, _trunc_divide, "numpy", kind=BROADCAST, level=1,
+       operands=2,
        doc="The operator `trunc_divide` on the elements of two tensors, which broadcast "
            "as NumPy's do.")  # fmt: skip
 define("trunc_mod", "lhs rhs", relations.binary, _divided(R.mod, rest=True), "numpy",
-       kind=BROADCAST, level=1,
+       kind=BROADCAST, level=1, operands=2,
        doc="The operator `trunc_mod` on the elements of two tensors, which broadcast as "
            "NumPy's do.")  # fmt: skip
 define("clip", "data", _clip_type, _clip, "numpy",
        Attr("a_min", REQUIRED, "float"), Attr("a_max", REQUIRED, "float"),
-       kind=ELEMWISE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
+       signature="a: data, a_min, a_max",
+       doc="The elements, but none below `a_min` or above `a_max`.")  # fmt: skip
 define("where", "condition x y", _where_type, _where, "relay",
-       kind=BROADCAST, level=4, precision=FOLLOW,
+       kind=BROADCAST, level=4, precision=FOLLOW, operands=3,
        doc="`x` where the condition holds, else `y`; all broadcast.")  # fmt: skip
 define("cast", "data", _cast_type, _cast, "numpy", Attr("dtype", REQUIRED, "dtype"),
-       kind=ELEMWISE, level=3, precision=FOLLOW,
+       kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
        doc="The elements in another dtype.")  # fmt: skip
 define("cast_like", "data dtype_like", _cast_like_type, _cast, "numpy",
-       kind=ELEMWISE, level=3, precision=FOLLOW,
+       kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
        doc="The elements in another tensor's dtype.")  # fmt: skip

@@ -385,7 +385,9 @@ define("scatter_nd", "data indices updates", _scatter_nd_type, _scatter_nd, "num
        doc="`data` with parts put where `indices` (M, …) say, as `gather_nd` reads "
            "them.")  # fmt: skip
 define("adv_index", "inputs", _adv_index_type, _adv_index, "numpy", kind=INJECTIVE, level=3)
-define("unravel_index", "data shape", _unravel_type, _unravel, "numpy", kind=INJECTIVE, level=3)
+define("unravel_index", "data shape", _unravel_type, _unravel, "numpy", kind=INJECTIVE, level=3,
+       signature="indices: data, shape",
+       doc="Places in a flat tensor as places along the axes of `shape`.")  # fmt: skip
 define("sequence_mask", "data valid_length", _sequence_mask_type, _sequence_mask, "numpy",
        Attr("mask_value", 0.0, "float"), Attr("axis", 0, "int"),
        kind=INJECTIVE, level=10,
@@ -398,7 +400,8 @@ define("reverse_sequence", "data seq_lengths", _reverse_sequence_type, _reverse_
 define("trilu", "data k", _trilu_type,
        lambda s: program(s, lambda s, x, k: topi.trilu(x, k(), s.attrs["upper"]), *s.args), "numpy",
        Attr("upper", True, "bool"),
-       kind=ELEMWISE, level=3)  # fmt: skip
+       kind=ELEMWISE, level=3, numbers={"k": "int32"},
+       doc="The upper or lower triangle of matrices, from the k-th diagonal on.")  # fmt: skip
 define("matrix_set_diag", "input diagonal", _matrix_set_diag_type, _matrix_set_diag, "numpy",
        Attr("k1", 0, "int"), Attr("k2", 0, "int"), Attr("super_diag_right_align", True, "bool"),
        Attr("sub_diag_right_align", False, "bool"),

@@ -127,5 +127,6 @@ define("vision.multibox_transform_loc", "cls_prob loc_pred anchor", _located_typ
        in_float32(lambda s: parts(s, program(s, _located, *s.args), 2)), "numpy",
        Attr("clip", True, "bool"), Attr("threshold", 0.01, "float"),
        Attr("variances", (0.1, 0.1, 0.2, 0.2), "floats"), Attr("keep_background", False, "bool"),
-    kind=OPAQUE, level=5,
-)  # fmt: skip
+       kind=OPAQUE, level=5, results=2,
+       doc="(each anchor's class, score and corners where it was moved to, how many of them "
+           "count).")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from .facts import (
     NEVER,
     OPAQUE,
     OUT_ELEMWISE_FUSABLE,
+    image_roles,
 )
 from .relations import agree, mapped
-from .table import REQUIRED, Attr, Call, Site, define, show
-from .windows import spatial_axes
+from .table import REQUIRED, Attr, Call, Site, define, lookup, show
+from .te import choice
+from .windows import rank_of, spatial_axes
 
 R = relax.op
 
@@ -159,15 +162,18 @@ def _dropout(s: Site) -> Any:
     return relax.Tuple([s.args[0], s.emit(R.ones_like(s.args[0]))])
 
 
-_METHODS = ("nearest_neighbor", "bilinear")
+_SCALES = ("scale_d", "scale_h", "scale_w")
+_METHODS = {2: ("nearest_neighbor", "bilinear"), 3: ("nearest_neighbor", "trilinear")}
 
 
 def _upsampling_type(call: Call) -> Type:
-    data, a = call.tensor(), call.attrs
+    data, a, rank = call.tensor(), call.attrs, rank_of(call.op)
     shape = list(data.shape)
-    if a["method"] not in _METHODS:
-        call.fail(f"method must be one of {', '.join(_METHODS)}, got {a['method']!r}")
-    for axis, name in zip(spatial_axes(call, a["layout"]), ("scale_h", "scale_w"), strict=True):
+    choice(call, "method", _METHODS[rank])
+    if rank == 3:
+        modes = ("half_pixel", "align_corners", "asymmetric")
+        choice(call, "coordinate_transformation_mode", modes)
+    for axis, name in zip(spatial_axes(call, a["layout"], rank), _SCALES[-rank:], strict=True):
         if not 0 < a[name] < float("inf"):
             call.fail(f"{name} must be positive and finite, got {a[name]}")
         # Halves go away from zero.
@@ -202,8 +208,7 @@ def _upsampling(s: Site) -> Any:
     assert isinstance(s.out, TensorType)
     dims, outs, sizes = s.tensor().shape, s.out.shape, s.sizes(s.tensor())
     linear, align = a["method"] == "bilinear", a["align_corners"]
-    names = ("scale_h", "scale_w")
-    for axis, name in zip(spatial_axes(s, a["layout"]), names, strict=True):
+    for axis, name in zip(spatial_axes(s, a["layout"]), _SCALES[-2:], strict=True):
         size, out = dims[axis], outs[axis]
         if size == out:
             continue
@@ -235,6 +240,25 @@ def _times_matrix(s: Site, x: Any, axis: int, ndim: int, matrix: Any) -> Any:
     return s.emit(R.permute_dims(x, back)) if axis != ndim - 1 else x
 
 
+def as_resize(call: Call, out: Type) -> dict[str, Any]:
+    """The attributes of `image.resize3d` that does the same as an upsampling of volumes."""
+    a, axes = call.attrs, spatial_axes(call, call.attrs["layout"], 3)
+    assert isinstance(out, TensorType)
+    sizes = [out.shape[axis] for axis in axes]
+    if not all(isinstance(size, int) for size in sizes):
+        call.fail(f"cannot be built with unknown sizes, got {show(call.tensor())}")
+    return lookup("image.resize3d").read({
+        "size": sizes, "roi": (0.0,) * 6, "layout": a["layout"],
+        "method": a["method"].removeprefix("tri"),
+        "coordinate_transformation_mode": a["coordinate_transformation_mode"],
+        "rounding_method": "",
+    })  # fmt: skip
+
+
+def _upsampling_of_volumes(s: Site) -> Any:
+    return lookup("image.resize3d").builder(replace(s, attrs=as_resize(s, s.out)))
+
+
 UNITS, OUT_DTYPE = Attr("units", None, "int?", always=True), Attr("out_dtype", None, "dtype")
 TRANSPOSE = (Attr("transpose_a", False, "bool"), Attr("transpose_b", False, "bool"))
 
@@ -259,7 +283,7 @@ define("nn.batch_matmul", "tensor_a tensor_b", _batch_matmul_type,
            "default.")  # fmt: skip
 define("nn.leaky_relu", "data", relations.identity, _leaky_relu, "torch",
        Attr("alpha", 0.25, "float"),
-       kind=ELEMWISE, level=3, precision=FOLLOW,
+       kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
        signature="data, alpha=0.01",
        doc="Each element, `alpha` times as large where it is negative.")  # fmt: skip
 define("nn.prelu", "data alpha", _prelu_type, _prelu, "torch", Attr("axis", 1, "int"),
@@ -280,7 +304,16 @@ define("nn.upsampling", "data", _upsampling_type, _upsampling, "torch",
        Attr("scale_h", REQUIRED, "float"), Attr("scale_w", REQUIRED, "float"),
        Attr("layout", "NCHW", "str"), Attr("method", "nearest_neighbor", "str"),
        Attr("align_corners", False, "bool"),
-       kind=INJECTIVE, level=2,
+       kind=INJECTIVE, level=2, roles=image_roles(),
        signature="data, scale_h=1, scale_w=1, layout='NCHW', method='nearest_neighbor', "
                  "align_corners=False",
        doc="Height and width times a factor.")  # fmt: skip
+define("nn.upsampling3d", "data", _upsampling_type, _upsampling_of_volumes, "torch",
+       *(Attr(name, REQUIRED, "float") for name in _SCALES), Attr("layout", "NCDHW", "str"),
+       Attr("method", "nearest_neighbor", "str"),
+       Attr("coordinate_transformation_mode", "half_pixel", "str"),
+       kind=INJECTIVE, level=2,
+       signature="data, scale_d=1, scale_h=1, scale_w=1, layout='NCDHW', "
+                 "method='nearest_neighbor', coordinate_transformation_mode='half_pixel'",
+       doc="Depth, height and width times a factor; `method` is nearest_neighbor or "
+           "trilinear.")  # fmt: skip

@@ -157,7 +157,8 @@ def _affine_attrs(axis: int) -> tuple[Attr, ...]:
 
 define("nn.batch_norm", "data gamma beta moving_mean moving_var", _batch_norm_type, _batch_norm,
        "relay", *_affine_attrs(1),
-       kind=OUT_ELEMWISE_FUSABLE, level=1, precision=FOLLOW)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, level=1, precision=FOLLOW, results=3,
+       doc="(data normalized by the moving statistics, moving_mean, moving_var).")  # fmt: skip
 define("nn.layer_norm", "data gamma beta", _vectors, _layer_norm, "torch", *_affine_attrs(-1),
        level=1, precision=NEVER,
        doc="Mean 0 and variance 1 along `axis`.")  # fmt: skip

@@ -288,10 +288,13 @@ define("arange", "start stop step", _arange_type, _arange, "numpy", *_BOUND,
        kind=OPAQUE, level=3, precision=NEVER)  # fmt: skip
 define("meshgrid", "data", _meshgrid_type, _meshgrid, "numpy", Attr("indexing", "ij", "str"),
        kind=INJECTIVE, level=3)  # fmt: skip
+_WHAT = {"cumsum": "sums", "cumprod": "products"}
 for _name in _SCANS:
     define(_name, "data", _scan_type, _scan, "numpy", Attr("axis", None, "int?"),
            Attr("dtype", None, "dtype"), Attr("exclusive", False, "bool"),
-           kind=OPAQUE, level=3)  # fmt: skip
+           kind=OPAQUE, level=3, signature="data, axis=None, dtype=None, exclusive=None",
+           doc=f"The {_WHAT[_name]} of the first elements along `axis`; `exclusive` leaves each "
+               "one itself out.")  # fmt: skip
 define("sliding_window", "data", _window_type, _window, "numpy", Attr("axis", REQUIRED, "int"),
        Attr("window_shape", REQUIRED, "sizes"), Attr("strides", REQUIRED, "sizes"),
        kind=OPAQUE,
@@ -336,4 +339,7 @@ define("fixed_point_multiply", "data", _fixed_point_type, _fixed_point, "numpy",
        doc="data * multiplier * 2^(shift - 31), rounded, of int32.")  # fmt: skip
 define("sparse_reshape", "sparse_indices prev_shape new_shape", _sparse_reshape_type,
        _sparse_reshape, "numpy",
-       kind=INJECTIVE)  # fmt: skip
+       kind=INJECTIVE, results=2,
+       doc="The places (n, axes) of a sparse tensor's elements in another shape, and that "
+           "shape.\n\n"
+           "One size of `new_shape` may be -1: what is left.")  # fmt: skip

@@ -1,19 +1,28 @@
-"""Pooling and its gradients."""
+"""Pooling of lines, images and volumes, and its gradients.
+
+A pool of volumes is one of images over H and W, whose channels are all (c, d), and then one over D:
+a window's maximum is that of its slices' maxima, and its mean is theirs, whatever is counted, as
+counts are products.  Means of integers would be rounded twice, so they are not made so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from tvm import relax
 
-from ..types import TensorType, Type
-from . import by_rank
+from ...layouts import ACTIVATION, ACTIVATIONS, permutation, to_layout
+from ...ops import size_rules
+from ...ops.size_rules import Rule
+from ..types import Dim, TensorType, Type
+from . import by_rank, lines
 from .blocks import on_whole_axes
-from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE
-from .relations import agree
-from .table import Call, Site, define, in_float32, show
-from .windows import padding, pair, pooled, spatial_axes
+from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE, image_roles
+from .relations import agree, product
+from .table import Builder, Call, Site, define, in_float32, show
+from .windows import each, ends, padding, pair, pooled, rank_of, spatial_axes
 
 R = relax.op
 
@@ -24,24 +33,27 @@ def _no_out_layout(call: Call) -> None:
         call.fail(f"out_layout must be layout or empty, got {a['out_layout']!r}, {a['layout']!r}")
 
 
-def _dilation(call: Call) -> tuple[int, int]:
+def _dilation(call: Call, rank: int = 2) -> tuple[int, ...]:
     """Relay's own gradients leave the list empty."""
     if call.op.endswith("_grad"):
         if any(d != 1 for d in call.attrs["dilation"]):
             call.fail(f"dilation must be 1, got {list(call.attrs['dilation'])}")
-        return (1, 1)
-    return pair(call, "dilation")
+        return (1,) * rank
+    return each(call, "dilation", rank)
 
 
 def _made(call: Call, data: TensorType) -> TensorType:
     """The type of the pool of data."""
-    a = call.attrs
+    a, rank = call.attrs, rank_of(call.op)
     _no_out_layout(call)
-    top, left, bottom, right = padding(call)
-    window, strides, dilation = pair(call, "pool_size"), pair(call, "strides"), _dilation(call)
-    shape = list(data.shape)
-    axes = spatial_axes(call, a["layout"])
-    for i, (axis, pad) in enumerate(zip(axes, (top + bottom, left + right), strict=True)):
+    pads, window, strides = (
+        ends(call, rank),
+        each(call, "pool_size", rank),
+        each(call, "strides", rank),
+    )
+    dilation, shape = _dilation(call, rank), list(data.shape)
+    for i, axis in enumerate(spatial_axes(call, a["layout"], rank)):
+        pad = pads[i] + pads[rank + i]
         shape[axis] = pooled(
             call, shape[axis], pad, window[i], strides[i], dilation[i], a["ceil_mode"]
         )
@@ -75,7 +87,7 @@ def _window(s: Site) -> dict[str, Any]:
     return out
 
 
-def average(s: Site, pool: Callable[[Any], Any]) -> Any:
+def _average(s: Site, pool: Callable[[Any], Any]) -> Any:
     """`pool` of the argument: integers as int64, which is what TVM's kernel makes of any."""
     x, dtype = s.args[0], s.tensor().dtype
     if not dtype.startswith(("int", "uint")):
@@ -100,26 +112,26 @@ def _global_max(s: Site) -> Any:
     return R.max(s.args[0], list(axes), True)
 
 
-def _targets(call: Call) -> tuple[Any, Any]:
+def _targets(call: Call, rank: int = 2) -> tuple[Any, ...]:
     """The size asked for, None where it is the input's."""
     size = call.attrs["output_size"] or ()
-    if len(size) > 2:
-        call.fail(f"output_size can have up to 2 elements, got {list(size)}")
+    if len(size) not in (0, 1, rank):
+        call.fail(f"output_size must be 1 or {rank} integers, got {list(size)}")
     if any(n < 1 for n in size):
         call.fail(f"output_size must be positive, got {list(size)}")
-    return (size[0], size[-1]) if size else (None, None)
+    return (tuple(size) or (None,)) * (rank if len(size) < rank else 1)
 
 
 def _adaptive_type(call: Call) -> Type:
     _no_out_layout(call)
-    axes, data = spatial_axes(call, call.attrs["layout"]), call.tensor()
-    shape = list(data.shape)
-    for axis, size in zip(axes, _targets(call), strict=True):
+    rank, data = rank_of(call.op), call.tensor()
+    axes, shape = spatial_axes(call, call.attrs["layout"], rank), list(data.shape)
+    for axis, size in zip(axes, _targets(call, rank), strict=True):
         shape[axis] = shape[axis] if size is None else size
     return TensorType(tuple(shape), data.dtype)
 
 
-def _adaptive(s: Site, size: tuple[Any, Any], maximum: bool) -> Any:
+def _adaptive(s: Site, size: tuple[Any, ...], maximum: bool) -> Any:
     """One after the other along H and W: windows [floor(i*n/m), ceil((i+1)*n/m))."""
     x, layout = s.args[0], s.attrs["layout"]
     axes, shape = spatial_axes(s, layout), s.tensor().shape
@@ -170,43 +182,136 @@ def _adaptive_mean(s: Site) -> Any:
             s.fail(f"means of integers need windows of one size, got {show(s.tensor())}")
         steps.append(whole // (size or whole))
     window = {"pool_size": tuple(steps), "strides": tuple(steps), "layout": layout}
-    return average(s, lambda x: R.nn.avg_pool2d(x, **window))
+    return _average(s, lambda x: R.nn.avg_pool2d(x, **window))
 
 
 _WINDOWS = 2000  # of unequal size along an axis, each an operator or more
 
-define("nn.max_pool2d", "data", _pool_type,
-       on_whole_axes(lambda s: R.nn.max_pool2d(s.args[0], **_window(s))), "torch",
-       *by_rank.max_pool(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW, **by_rank.pool_builder(2))  # fmt: skip
-define("nn.avg_pool2d", "data", _pool_type,
-       on_whole_axes(lambda s: average(s, lambda x: R.nn.avg_pool2d(x, **_window(s)))), "torch",
-       *by_rank.avg_pool(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW,
-       **by_rank.pool_builder(2, average=True))  # fmt: skip
+# ---- volumes -------------------------------------------------------------------------------------
+
+# What is D's in an attribute's list; the other axis of a pool over D stays.
+_OF_AXES = ("pool_size", "strides", "dilation", "output_size")
+
+
+class Parts(NamedTuple):
+    """A pool of volumes as two of images; `order` takes data to NCDHW, `back` the result's."""
+
+    order: tuple[int, ...]
+    planes: Call  # (N, C D, H, W)
+    planes_made: TensorType  # (N, C D, P, Q)
+    columns: Call  # (N, C, D, P Q)
+    columns_made: TensorType  # (N, C, Z, P Q)
+    result: tuple[Dim, ...]  # in NCDHW
+    back: tuple[int, ...]
+
+
+def parts_of(call: Call, made: Type) -> Parts:
+    """The two pools, of a pool of volumes and its result's type."""
+    data, layout, volume = call.tensor(), str(call.attrs["layout"]), ACTIVATIONS[3]
+    assert isinstance(made, TensorType)
+    n, c, d, h, w = to_layout(data.shape, layout, volume)
+    result = to_layout(made.shape, layout, volume)
+    z, p, q = result[2:]
+
+    def typed(*shape: Dim) -> TensorType:
+        return TensorType(shape, data.dtype)
+
+    slices, pixels = product((c, d)), product((p, q))
+    planes = _part(call, typed(n, slices, h, w), slice(1, 3))
+    columns = _part(call, typed(n, c, d, pixels), slice(0, 1))
+    planes_made, columns_made = typed(n, slices, p, q), typed(n, c, z, pixels)
+    order, back = permutation(layout, volume), permutation(volume, layout)
+    return Parts(order, planes, planes_made, columns, columns_made, result, back)
+
+
+def _part(call: Call, ty: TensorType, axes: slice) -> Call:
+    attrs = {**call.attrs, "layout": ACTIVATION, "out_layout": ""}
+    for name in _OF_AXES:
+        if attrs.get(name):
+            values = each(call, name, 3)[axes]
+            other = ty.shape[3] if name == "output_size" else 1
+            attrs[name] = (*values, other)[:2]
+    if "padding" in attrs:
+        pads = ends(call, 3)
+        before, after = (*pads[:3][axes], 0), (*pads[3:][axes], 0)
+        attrs["padding"] = (*before[:2], *after[:2])
+    return Call(call.op, call.inputs, (ty,), attrs)
+
+
+def _of_volumes(image: Builder, sizes: Rule) -> Builder:
+    """A pool of volumes by that of images."""
+
+    def build(s: Site) -> Any:
+        s.compare(sizes)
+        parts = parts_of(s, s.out)
+        x = s.emit(R.permute_dims(s.args[0], list(parts.order)))
+        for part, made in (
+            (parts.planes, parts.planes_made), (parts.columns, parts.columns_made)
+        ):  # fmt: skip
+            x = s.emit(s.reshape(x, part.tensor().shape))
+            x = s.emit(image(replace(s, types=part.types, attrs=part.attrs, args=(x,), out=made)))
+        x = s.emit(s.reshape(x, parts.result))
+        return R.permute_dims(x, list(parts.back))
+
+    return build
+
+
+def _means_of_volumes(image: Builder, sizes: Rule) -> Builder:
+    build = in_float32(_of_volumes(image, sizes))
+
+    def means(s: Site) -> Any:
+        if s.tensor().dtype.startswith(("float", "bfloat")):
+            return build(s)
+        a = s.attrs
+        if "pool_size" not in a:
+            s.fail(f"means of integers are not there, got {show(s.tensor())}")
+        window = (
+            each(s, "pool_size", 3), each(s, "strides", 3), ends(s, 3), each(s, "dilation", 3),
+            a["ceil_mode"], a["count_include_pad"], a["layout"],
+        )  # fmt: skip
+        return _average(s, lambda x: R.nn.avg_pool3d(x, *window))
+
+    return means
+
+
+# ---- records -------------------------------------------------------------------------------------
+
+_maxima = on_whole_axes(lambda s: R.nn.max_pool2d(s.args[0], **_window(s)))
+_means = on_whole_axes(lambda s: _average(s, lambda x: R.nn.avg_pool2d(x, **_window(s))))
+_adaptive_maxima = on_whole_axes(lambda s: _adaptive(s, _targets(s), maximum=True))
+_adaptive_means = on_whole_axes(_adaptive_mean)
+_FACTS: dict[str, Any] = {"kind": OUT_ELEMWISE_FUSABLE, "level": 2}
+for _rank in (1, 2, 3):
+    for _name, _type, _image, _sizes, _attrs, _facts in (
+        ("max", _pool_type, _maxima, size_rules.pooled, by_rank.max_pool,
+         {"precision": FOLLOW, **by_rank.pool_builder(_rank)}),
+        ("avg", _pool_type, _means, size_rules.pooled, by_rank.avg_pool,
+         {"precision": FOLLOW, **by_rank.pool_builder(_rank, average=True)}),
+        ("adaptive_max", _adaptive_type, _adaptive_maxima, size_rules.adapted,
+         by_rank.adaptive_pool,
+         {"level": 10, "precision": FOLLOW, **by_rank.adaptive_pool_builder(_rank, "maxima")}),
+        ("adaptive_avg", _adaptive_type, _adaptive_means, size_rules.adapted,
+         by_rank.adaptive_pool,
+         {"level": 10, "precision": NEVER, **by_rank.adaptive_pool_builder(_rank, "means")}),
+    ):  # fmt: skip
+        if _rank == 3:
+            _image = (_means_of_volumes if _name.endswith("avg") else _of_volumes)(_image, _sizes)
+        define(f"nn.{_name}_pool{_rank}d", "data", *lines.of_rank(_rank, _type, _image, _sizes),
+               "torch", *_attrs(_rank), roles=image_roles() if _rank == 2 else None,
+               **_FACTS | _facts)  # fmt: skip
 define("nn.max_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.max_pool2d_backward(*s.args, **_window(s))), "torch",
-       *by_rank.max_pool(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
+       *by_rank.max_pool(2), roles=image_roles(2),
+       **_FACTS, **by_rank.pool_grad_builder())  # fmt: skip
 # Relay registered the average's gradient with the maximum's attributes, so its text prints them
 # as metadata.
 define("nn.avg_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.avg_pool2d_backward(*s.args, **_window(s))), "torch",
-       *by_rank.avg_pool(2), meta="relay.attrs.AvgPool2DAttrs",
-       kind=OUT_ELEMWISE_FUSABLE, level=2)  # fmt: skip
+       *by_rank.avg_pool(2), meta="relay.attrs.AvgPool2DAttrs", roles=image_roles(2),
+       **_FACTS, **by_rank.pool_grad_builder(average=True))  # fmt: skip
 define("nn.global_avg_pool2d", "data", _global_type, _global_avg, "relay", *by_rank.layouts(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=NEVER,
+       **_FACTS, precision=NEVER, roles=image_roles(),
        doc="The mean over height and width, which become 1.")  # fmt: skip
 define("nn.global_max_pool2d", "data", _global_type, on_whole_axes(_global_max), "torch",
-       *by_rank.layouts(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=2, precision=FOLLOW,
+       *by_rank.layouts(2), **_FACTS, precision=FOLLOW, roles=image_roles(),
        doc="The maximum over height and width, which become 1.")  # fmt: skip
-define("nn.adaptive_avg_pool2d", "data", _adaptive_type,
-       on_whole_axes(_adaptive_mean), "torch", *by_rank.adaptive_pool(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=NEVER,
-       **by_rank.adaptive_pool_builder(2, "means"))  # fmt: skip
-define("nn.adaptive_max_pool2d", "data", _adaptive_type,
-       on_whole_axes(lambda s: _adaptive(s, _targets(s), maximum=True)), "torch",
-       *by_rank.adaptive_pool(2),
-       kind=OUT_ELEMWISE_FUSABLE, level=10, precision=FOLLOW,
-       **by_rank.adaptive_pool_builder(2, "maxima"))  # fmt: skip

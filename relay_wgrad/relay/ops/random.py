@@ -222,9 +222,17 @@ _REAL = (_SHAPE, Attr("out_dtype", REQUIRED, "dtype"))
 define("random.threefry_generate", "key", _generate_type,
        lambda s: relax.Tuple(list(generated(s, s.args[0], tuple(s.attrs["out_shape"])))), "numpy",
        _SHAPE,
-       kind=OPAQUE)  # fmt: skip
+       kind=OPAQUE, signature="key, shape: out_shape",
+       doc="(the next key, random words of 64 bits); the key must not be used again.")  # fmt: skip
 define("random.threefry_split", "key", _split_type, lambda s: program(s, _split, *s.args), "numpy",
        kind=OPAQUE,
        doc="Two keys, for numbers that have nothing to do with each other.")  # fmt: skip
-define("random.uniform", "key low high", _real_type, _uniform, "numpy", *_REAL, kind=OPAQUE)
-define("random.normal", "key mean scale", _real_type, _normal, "numpy", *_REAL, kind=OPAQUE)
+for _name, _ends, _draw, _what in (
+    ("uniform", ("low", "high"), _uniform, "numbers in [low, high)"),
+    ("normal", ("mean", "scale"), _normal, "normal numbers"),
+):
+    define(f"random.{_name}", f"key {' '.join(_ends)}", _real_type, _draw, "numpy", *_REAL,
+           kind=OPAQUE, numbers=dict.fromkeys(_ends, "out_dtype"),
+           signature="key, shape: out_shape, dtype: out_dtype='float32', "
+                     f"{_ends[0]}=0.0, {_ends[1]}=1.0",
+           doc=f"(the next key, {_what}).")  # fmt: skip

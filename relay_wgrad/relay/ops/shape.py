@@ -285,12 +285,12 @@ def _layout_transform(s: Site) -> Any:
 
 define("reshape", "data", _reshape_type, _to_out, "relay",
        Attr("newshape", REQUIRED, "sizes"), Attr("allowzero", False, "bool"),
-       kind=INJECTIVE, level=3, precision=FOLLOW,
+       kind=INJECTIVE, level=3, precision=FOLLOW, reshapes=True,
        doc="The elements in another shape.\n\n"
            "0 copies a size of `data`, -1 is what is left, -2 all remaining sizes, -3 the "
            "product of two, -4 splits one into the two that follow.")  # fmt: skip
 define("contrib_reverse_reshape", "data", _reverse_reshape_type, _to_out, "numpy",
-       Attr("newshape", REQUIRED, "sizes"))  # fmt: skip
+       Attr("newshape", REQUIRED, "sizes"), reshapes=True)  # fmt: skip
 define("reshape_like", "data shape_like", _reshape_like_type, _reshape_like, "numpy",
        Attr("lhs_begin", 0, "int"), Attr("lhs_end", None, "int?"),
        Attr("rhs_begin", 0, "int"), Attr("rhs_end", None, "int?"),
@@ -306,10 +306,10 @@ define("transpose", "data", _transpose_type, _transpose, "relay",
        doc="The axes in another order, by default reversed.")  # fmt: skip
 define("expand_dims", "data", _expand_dims_type, _expand_dims, "relay",
        Attr("axis", REQUIRED, "int"), Attr("num_newaxis", 1, "int"),
-       kind=BROADCAST, level=1, precision=FOLLOW,
+       kind=BROADCAST, level=1, precision=FOLLOW, reshapes=True,
        doc="New axes of size 1 before `axis`.")  # fmt: skip
 define("squeeze", "data", _squeeze_type, _squeeze, "numpy", Attr("axis", None, "sizes?"),
-       kind=INJECTIVE, level=3, precision=FOLLOW,
+       kind=INJECTIVE, level=3, precision=FOLLOW, reshapes=True,
        doc="Without these axes of size 1; by default without any such axis.")  # fmt: skip
 SHAPE = (Attr("shape", None, "sizes?", always=True), Attr("dtype", None, "dtype"))
 define("broadcast_to", "data", _broadcast_to_type, _broadcast_to, "numpy", *SHAPE,

@@ -177,4 +177,6 @@ define("sparse_to_dense", "sparse_indices sparse_values default_value", _to_dens
 define("dyn.sparse_to_dense", "sparse_indices output_shape sparse_values default_value",
        _dyn_to_dense_type, lambda s: _dense(s, 2, 3, stated(s, 1)), "numpy")  # fmt: skip
 define("sparse_fill_empty_rows", "sparse_indices sparse_values dense_shape default_value",
-       _filled_type, _fill_empty_rows, "numpy")  # fmt: skip
+       _filled_type, _fill_empty_rows, "numpy", results=3,
+       doc="Places, values, and which rows were empty: each of these has one element "
+           "more.")  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ from ..dims import SymDim, unified
 from ..types import ANY, Dim, TensorType, TupleType, Type, type_text
 from .attributes import REQUIRED as REQUIRED
 from .attributes import Attr as Attr
+from .facts import OpPattern, Roles
 from .hooks import COMPUTE
 
 
@@ -71,12 +72,12 @@ class Call:
         if not ty.fields:
             self.fail(f"{self.inputs[index]} must have at least one tensor, got ()")
         out = []
-        for field in ty.fields:
-            if not isinstance(field, TensorType):
+        for part in ty.fields:
+            if not isinstance(part, TensorType):
                 raise TypeError(
                     f"{self.op}: {self.inputs[index]} must be a tuple of tensors, got {show(ty)}"
                 )
-            out.append(field)
+            out.append(part)
         return out
 
     def axis(self, value: int, ndim: int, name: str = "axis") -> int:
@@ -190,12 +191,18 @@ class RelayOp:
     metadata section; `kind`, `level`, `precision` and `stateful`: Relay's TOpPattern, level of
     support, rule of `ToMixedPrecision` and TOpIsStateful (`facts`), None where it says nothing;
     `open_attrs`: a user's operator, whose attributes nobody declares; `variadic`:
-    it takes any number of arguments.  Whether it has a gradient, TVM's registry says of what
-    `build` makes.
+    it takes any number of arguments; `operands`: from an element of each of so many tensors, which
+    broadcast, an element of the result is made, whatever axes are; `fills`: what each element of
+    the result is; `reshapes`: Relay's TReshapeOp; `roles`: whose layouts its attributes are.
+    Whether it has a gradient, TVM's registry says of what `build` makes.
 
     `doc`: what its builder's help says, for one that `relay.op.made` makes: the builder's arguments
-    are then `signature`'s, in Python's words, by default the inputs and then the attributes; of a
-    `window` of so many axes one number is written out for each, and padding for both sides.
+    are then `signature`'s, in Python's words, by default the inputs and then the attributes, where
+    `a: data` is `data` by another name; of a `window` of so many axes one number is written out for
+    each, and padding for both sides; `absent`: what attributes are where the builder has no such
+    argument, or it is None; `numbers`: the dtype of arguments that may also be numbers, or the
+    attribute that has it; `results`: of how many results it gives a tuple, or which attribute says
+    so, and how.
     """
 
     name: str
@@ -211,9 +218,21 @@ class RelayOp:
     stateful: bool = False
     open_attrs: bool = False
     variadic: bool = False
+    operands: int = 0
+    fills: int | None = None
+    reshapes: bool = False
+    roles: Roles | None = None
     doc: str = ""
     signature: str = ""
     window: int = 0
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    results: int | tuple[str, Mapping[Any, int]] = 0
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether it has one result along axes of one tensor."""
+        return self.kind == OpPattern.COMM_REDUCE and len(self.inputs) == 1
 
     def read(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes, defaults filled in.
@@ -351,6 +370,13 @@ def _computed(site: Site, compute: Callable[..., Any]) -> Any:
 
 
 REGISTRY: dict[str, RelayOp] = {}
+
+
+def attributes_of_run(op: RelayOp) -> dict[int, Attr]:
+    """Which arguments of the operator of `dyn`, if there is one, are which attributes of this."""
+    at_run, attrs = REGISTRY.get(f"dyn.{op.name}"), {attr.name: attr for attr in op.attrs}
+    names = at_run.inputs if at_run is not None else ()
+    return {i: attrs[name] for i, name in enumerate(names) if name in attrs}
 
 
 def define(

@@ -6,11 +6,11 @@ from typing import Any
 
 from tvm import relax, topi
 
-from ...layouts import to_layout
+from ...layouts import KERNEL, to_layout
 from ...problem import out_size
 from ..types import Dim, TensorType, Type
 from . import by_rank
-from .facts import INJECTIVE, OUT_ELEMWISE_FUSABLE
+from .facts import INJECTIVE, OUT_ELEMWISE_FUSABLE, conv_roles, image_roles
 from .relations import agree, divides, mapped
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 from .te import choice, count, known_size, program, rank, refuse_empty, tensor_program
@@ -167,11 +167,16 @@ define("nn.correlation", "data1 data2", _correlation_type,
 define("nn.deformable_conv2d", "data offset weight", _deformable_type,
        in_float32(tensor_program(_deformable)), "numpy", *by_rank.conv(2)[:3],
        Attr("deformable_groups", 1, "int"), *by_rank.conv(2)[3:],
-       kind=OUT_ELEMWISE_FUSABLE)  # fmt: skip
+       kind=OUT_ELEMWISE_FUSABLE, roles=conv_roles(KERNEL, "data_layout"), window=2,
+       signature="data, offset, weight, strides=(1, 1), padding=(0, 0), dilation=(1, 1), "
+                 "deformable_groups=1, groups=1, channels=None, kernel_size=None, "
+                 "data_layout='NCHW', kernel_layout='OIHW', out_layout='', out_dtype=''",
+       doc="A convolution that reads beside its window's places by `offset` (N, 2 D R S, P, Q): "
+           "y, x.")  # fmt: skip
 _POOLED = (Attr("pooled_size", REQUIRED, "sizes"), Attr("spatial_scale", REQUIRED, "float"))
 define("vision.roi_align", "data rois", _regions_type, in_float32(_regions), "numpy", *_POOLED,
        Attr("sample_ratio", -1, "int"), Attr("layout", "NCHW", "str"), Attr("mode", "avg", "str"),
-    kind=OUT_ELEMWISE_FUSABLE,
+       kind=OUT_ELEMWISE_FUSABLE, roles=image_roles(follows=False, others=1),
        doc="Regions (n, 5), as (image, x1, y1, x2, y2), each interpolated and pooled to "
            "`pooled_size`.")  # fmt: skip
 define("vision.roi_pool", "data rois", _regions_type, in_float32(_regions), "numpy", *_POOLED,

@@ -1,9 +1,10 @@
-"""Sliding windows: padding of 1, 2 or 4 values, layouts with H and W, sizes of what comes out."""
+"""Sliding windows of images and volumes: their attributes, layouts, sizes of what comes out."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...layouts import ACTIVATIONS, is_permutation
 from ..types import Dim
 from .blocks import axes_of
 from .relations import mapped
@@ -40,10 +41,20 @@ def padding(call: Call) -> tuple[int, int, int, int]:
     return top, left, bottom, right
 
 
-def spatial_axes(call: Call, layout: str) -> tuple[int, int]:
-    """Where H and W are in a layout; there must be as many axes as data has."""
-    axes = axes_of(layout)
-    if layout.count("H") != 1 or layout.count("W") != 1 or set(layout) & {"h", "w"}:
+def rank_of(op: str) -> int:
+    """How many dimensions an operator's images have; one of lines is asked as of images."""
+    return 3 if "3d" in op else 2
+
+
+def spatial_axes(call: Call, layout: str, rank: int = 2) -> tuple[int, ...]:
+    """Where D, H and W are in a layout; there must be as many axes as data has."""
+    axes, letters = axes_of(layout), "DHW"[-rank:]
+    if rank == 3 and not is_permutation(layout, ACTIVATIONS[rank]):
+        call.fail(
+            f"only support input layouts that are convertible from {ACTIVATIONS[rank]},"
+            f" got {layout!r}"
+        )
+    if any(layout.count(letter) != 1 or letter.lower() in layout for letter in letters):
         call.fail(
             f"Invalid layout {layout}. Pool2D layout must have H and W, which cannot be split"
         )
@@ -55,7 +66,7 @@ def spatial_axes(call: Call, layout: str) -> tuple[int, int]:
             f"layout {layout} has {len(axes)} axes, data has {ndim}:"
             f" {show_shape(call.tensor().shape)}"
         )
-    return axes.index(("H", 0)), axes.index(("W", 0))
+    return tuple(axes.index((letter, 0)) for letter in letters)
 
 
 def pooled(

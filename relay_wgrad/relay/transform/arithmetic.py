@@ -14,7 +14,7 @@ from ..op.registration import get_attr
 from ..ops.facts import OpPattern
 from ..rewrite import rewrite
 from ..types import TensorType
-from .hooked import kernels
+from .hooked import filling, kernels
 
 
 def div_to_mul(function: Function) -> Function:
@@ -76,8 +76,6 @@ def _widens(node: Expr) -> bool:
 
 # ---- gradients' zeros and ones -------------------------------------------------------------------
 
-_FILLED = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
-
 
 def lazy_gradient_init(function: Function) -> Function:
     """The function without sums with `zeros` and products with `ones`.
@@ -94,17 +92,11 @@ def lazy_gradient_init(function: Function) -> Function:
             return node
         for this, other in ((0, 1), (1, 0)):
             kept = old.args[other].checked_type
-            if _filled(old.args[this]) == neutral and kept == old.checked_type:
+            if filling(old.args[this]) == neutral and kept == old.checked_type:
                 return node.args[other]
         return node
 
     return _rewritten(function, change)
-
-
-def _filled(node: Expr) -> int | None:
-    if isinstance(node, Call) and isinstance(node.op, Op):
-        return _FILLED.get(node.op.name)
-    return None
 
 
 def _rewritten(function: Function, change: Callable[[Expr, Expr], Expr]) -> Function:

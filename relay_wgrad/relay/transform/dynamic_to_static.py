@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ..ast import Call, Constant, Expr, Function, IRModule, Op, Tuple, post_order
 from ..infer import infer_module
 from ..make import call
-from ..ops import lookup
+from ..ops import REGISTRY, Attr, lookup
+from ..ops.table import attributes_of_run
 from ..rewrite import rewrite
 from .fold_constant import fold_constant
 from .hooked import attributes, kernels
 
 _DYN = "dyn."
-# A `dyn` operator's name without that: which of its arguments is what attribute.
-_ATTRIBUTES: Mapping[str, Mapping[int, str]] = {
-    "reshape": {1: "newshape"},
-    "squeeze": {1: "axis"},
-    "expand_dims": {1: "axis"},
-    "tile": {1: "reps"},
-    "topk": {1: "k"},
-    "broadcast_to": {1: "shape"},
-    "zeros": {0: "shape"},
-    "ones": {0: "shape"},
-    "full": {1: "shape"},
-    "one_hot": {3: "depth"},
-    "image.resize2d": {1: "size", 2: "roi"},
-    "nn.upsampling": {1: "scale_h", 2: "scale_w"},
-    "nn.upsampling3d": {1: "scale_d", 2: "scale_h", 3: "scale_w"},
-    "nn.pad": {1: "pad_width"},
-    "strided_slice": {1: "begin", 2: "end", 3: "strides"},
-    "sparse_to_dense": {1: "output_shape"},
-}
-_SCALARS = frozenset({"k", "depth", "scale_d", "scale_h", "scale_w"})
-_FLOATS = frozenset({"roi", "scale_d", "scale_h", "scale_w"})
 
 
 def dynamic_to_static(mod: IRModule) -> IRModule:
@@ -53,10 +33,11 @@ def dynamic_to_static(mod: IRModule) -> IRModule:
 def _function(function: Function) -> Function:
     whole = kernels(function)
     found = {
-        node: _ATTRIBUTES[name]
+        node: places
         for node in post_order(function, lambda n: n not in whole)
         if isinstance(node, Call) and isinstance(node.op, Op)
-        if (name := node.op.name.removeprefix(_DYN)) in _ATTRIBUTES and name != node.op.name
+        if (name := node.op.name).startswith(_DYN) and name.removeprefix(_DYN) in REGISTRY
+        if (places := attributes_of_run(lookup(name.removeprefix(_DYN))))
     }
     asked = list({node.args[i]: None for node, places in found.items() for i in places})
     if not asked:
@@ -72,7 +53,7 @@ def _function(function: Function) -> Function:
             return node
         assert isinstance(old, Call)
         assert isinstance(node, Call)
-        sizes = {name: values[old.args[i]] for i, name in found[old].items()}
+        sizes = {attr: values[old.args[i]] for i, attr in found[old].items()}
         if not all(isinstance(value, Constant) for value in sizes.values()):
             return node
         return _static(node, sizes, found[old])
@@ -82,19 +63,19 @@ def _function(function: Function) -> Function:
     return function if out is function else replace(out, ret_type=None)
 
 
-def _static(node: Call, sizes: Mapping[str, Any], places: Mapping[int, str]) -> Call:
+def _static(node: Call, sizes: Mapping[Attr, Any], places: Collection[int]) -> Call:
     assert isinstance(node.op, Op)
     name = node.op.name.removeprefix(_DYN)
     kept = {attr.name for attr in lookup(name).attrs}
     attrs = {k: v for k, v in attributes(node, node.op.name).items() if k in kept}
-    for key, value in sizes.items():
+    for attr, value in sizes.items():
         data = value.data
-        if key not in _FLOATS and data.dtype.kind == "f":
+        if not attr.kind.startswith("float") and data.dtype.kind == "f":
             whole = data.astype("int64")
             if (whole != data).any():
                 return node  # which its own relation refuses
             data = whole
-        scalar = key in _SCALARS or (key, name) == ("axis", "expand_dims")
-        attrs[key] = data.reshape(()).item() if scalar else data.tolist()
+        scalar = attr.kind in ("int", "float")
+        attrs[attr.name] = data.reshape(()).item() if scalar else data.tolist()
     args = [arg for i, arg in enumerate(node.args) if i not in places]
     return replace(call(name, *args, **attrs), span=node.span)

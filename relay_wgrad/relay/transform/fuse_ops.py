@@ -19,14 +19,13 @@ from ..ast import (
     post_order,
 )
 from ..infer import fail
+from ..ops import REGISTRY
 from ..ops.annotation import STOP
 from ..rewrite import over, rewrite
 from .fusion_groups import Node, groups
 from .hooked import is_kernel
 
 RESHAPE_ONLY = "relay.reshape_only"
-# Relay's TReshapeOp.
-_RESHAPES = frozenset(["reshape", "expand_dims", "squeeze", "contrib_reverse_reshape"])
 
 
 @dataclass
@@ -94,7 +93,7 @@ def _kernel(group: _Group, old: Expr, body: Expr) -> Call:
     calls = [n for n in post_order(body) if isinstance(n, Call)]
     attrs = {PRIMITIVE: int(bool(calls))}
     names = [c.op.name for c in calls if isinstance(c.op, Op)]
-    if calls and all(name in _RESHAPES for name in names):
+    if calls and all(name in REGISTRY and REGISTRY[name].reshapes for name in names):
         attrs[RESHAPE_ONLY] = 1
     function = Function(tuple(group.params), body, old.checked_type, attrs=attrs)
     return Call(function, tuple(group.args))

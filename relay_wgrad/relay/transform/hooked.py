@@ -20,7 +20,7 @@ from ..ast import (
     post_order,
 )
 from ..infer import agree, infer_expr, place
-from ..ops import lookup, show
+from ..ops import REGISTRY, lookup, show
 from ..rewrite import rewrite
 
 _LEAVES = (Op, GlobalVar, Constant)
@@ -29,6 +29,12 @@ _LEAVES = (Op, GlobalVar, Constant)
 def attributes(node: Call, op: str) -> Attrs:
     """All attributes of a call, as registered functions take them."""
     return Attrs(lookup(op).read(node.attrs), op)
+
+
+def filling(node: Expr) -> int | None:
+    """What each element of a node is by its form: of `zeros`, and of `ones`."""
+    name = node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else ""
+    return REGISTRY[name].fills if name in REGISTRY else None
 
 
 def kernels(function: Function) -> dict[Expr, Expr]:

@@ -13,7 +13,7 @@ from ..make import call
 from ..ops import lookup
 from ..rewrite import over, rewrite
 from ..types import TensorType
-from .hooked import kernels
+from .hooked import filling, kernels
 from .simplify_rules import RULES, Known
 
 
@@ -88,7 +88,6 @@ _IDENTITY: dict[str, tuple[int, bool]] = {
     "multiply": (1, True),
     "divide": (1, False),
 }
-_FILLED = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
 
 
 def _without_identity(node: Call, ty: TensorType, known: Known) -> Expr:
@@ -108,6 +107,4 @@ def _is_filled(node: Expr, value: Any) -> bool:
     """Whether a node is zeros or ones by its form, or a scalar constant of that value."""
     if isinstance(node, Constant):
         return node.data.ndim == 0 and bool(node.data == value)
-    if isinstance(node, Call) and isinstance(node.op, Op):
-        return _FILLED.get(node.op.name) == value
-    return False
+    return filling(node) == value

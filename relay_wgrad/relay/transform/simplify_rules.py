@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from ...ops.elementwise import BINARY, by
 from ..ast import Call, Constant, Expr, Op
 from ..make import call
 from ..ops import lookup
 from ..types import TensorType, Type
+from .hooked import filling
 
 _INTEGERS = "bui"
 
@@ -277,11 +279,6 @@ def _by_root(node: Call, known: Known) -> Expr | None:
     return call("multiply", node.args[0], call("rsqrt", root.args[0]))
 
 
-_VALUES = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
-_BROADCAST = ["add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "mod",
-              "floor_mod", "floor_divide"]  # fmt: skip
-
-
 def _filled(node: Call, known: Known) -> Expr | None:
     """An operand that is one number everywhere as that number, where it lends no size.
 
@@ -293,10 +290,10 @@ def _filled(node: Call, known: Known) -> Expr | None:
         mine = known.tensor(full)
         if ty is None or mine is None or other != ty:
             continue
-        if not isinstance(full, Call) or not isinstance(full.op, Op) or "bfloat" in mine.dtype:
+        if not isinstance(full, Call) or "bfloat" in mine.dtype:
             continue
-        if full.op.name in _VALUES:
-            value: Expr = Constant(np.array(_VALUES[full.op.name], mine.dtype))
+        if (number := filling(full)) is not None:
+            value: Expr = Constant(np.array(number, mine.dtype))
         elif is_call(full, "full", "full_like") and _is_number(full.args[-1], mine.dtype):
             value = full.args[-1]
         else:
@@ -322,5 +319,6 @@ RULES: dict[str, list[Rule]] = {
     "multiply": [_constants_together, _multiply_first],
     "divide": [_by_root],
 }
-for _name in _BROADCAST:
-    RULES.setdefault(_name, []).append(_filled)
+for _name, _record in by("relay", BINARY).items():
+    if _record.gives != "bool" and "f" in _record.takes:
+        RULES.setdefault(_name, []).append(_filled)

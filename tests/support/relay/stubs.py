@@ -41,15 +41,18 @@ def stub(name: str) -> str:
     wrap = partial(textwrap.wrap, width=100, subsequent_indent="    ", break_on_hyphens=False)
     lines = wrap(f"__all__ = {json.dumps(list(operators))}")
     for each, op in operators.items():
-        arguments = [_argument(p) for p in made.signature_of(op).parameters.values()]
-        line = f"def {each}({', '.join(arguments)}) -> Call: ..."
+        signature = made.signature_of(op)
+        arguments = [_argument(p) for p in signature.parameters.values()]
+        gives = f") -> {signature.return_annotation}: ..."
+        line = f"def {each}({', '.join(arguments)}{gives}"
         if len(line) > 100:
             inner = wrap("    " + ", ".join(arguments))
-            line = "\n".join([f"def {each}(", *inner, ") -> Call: ..."])
+            line = "\n".join([f"def {each}(", *inner, gives])
         lines.append(line)
     body = "\n".join(lines)
     imports = ["from collections.abc import Sequence\n"] if "Sequence[" in body else []
     imports.append("from ...ast import Call, Expr")
+    imports += ["from ...expr import TupleWrapper"] if "TupleWrapper" in body else []
     kinds = [kind for kind in ("Pairs", "Sizes") if f": {kind}" in body]
     imports += [f"from ...make import {', '.join(kinds)}"] if kinds else []
     shadows = any(hasattr(builtins, each) for each in operators)
