@@ -51,7 +51,7 @@ def measure(args: dict[str, Any]) -> dict[str, Any]:
 
     import relay_wgrad
     from legalize.cpu import configure_threads, host_target
-    from relay_wgrad.cli.train import _peak_bytes, _reset_peak
+    from relay_wgrad.cli.training_report import peak_bytes, reset_peak
     from relay_wgrad.frontend import from_onnx
     from relay_wgrad.training.trainer import Trainer
 
@@ -67,7 +67,7 @@ def measure(args: dict[str, Any]) -> dict[str, Any]:
     batch = graph.random_batch(0)
     gc.collect()
     before = resident()
-    _reset_peak()
+    reset_peak()
     losses, seconds = [], []
     for _ in range(args["steps"]):
         start = time.perf_counter()
@@ -78,7 +78,7 @@ def measure(args: dict[str, Any]) -> dict[str, Any]:
     return {
         **args, "size": list(graph.inputs[0].shape[2:]), "lr": trainer.lr,
         "compile_seconds": compiled, "step_seconds": min(seconds), "losses": losses,
-        "planned_bytes": trainer.compiled.planned_bytes, "peak_bytes": _peak_bytes() - before,
+        "planned_bytes": trainer.compiled.planned_bytes, "peak_bytes": peak_bytes() - before,
         "convolutions": len(convolutions),
         "direct": sum(c.source != "generic" for c in convolutions),
         "layout_changes": trainer.layout_changes[1],

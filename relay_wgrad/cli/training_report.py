@@ -29,11 +29,11 @@ class Memory:
         self._of_device = of_device
         self.now = self.most = 0
         if of_device is None:
-            _reset_peak()
+            reset_peak()
 
     def look(self) -> None:
         if self._of_device is None:
-            self.now = _peak_bytes()
+            self.now = peak_bytes()
         else:
             free, whole = self._of_device()
             self.now = whole - free
@@ -173,13 +173,13 @@ def _asked(asked: dict[str, Any], graph: TrainingGraph) -> str:
     return ", ".join(words)
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
     """Starts a new high-water mark of this process's memory, where the system lets us."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     with open("/proc/self/status", encoding="ascii") as file:
         found = re.search(r"VmHWM:\s+(\d+) kB", file.read())
     return int(found[1]) * 1024 if found else 0

@@ -18,8 +18,9 @@ import torch
 from byoc_cudnn.backends.cudnn import loaded as cudnn_library
 from byoc_cudnn.backends.cudnn.any_problem import CONVOLUTION, arguments, source
 from byoc_cudnn.backends.cudnn.check import Options
-from byoc_cudnn.building import kept, standing
+from byoc_cudnn.building import standing
 from byoc_cudnn.building.toolchain import ToolchainError, find
+from relay_wgrad.building import kept
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.torch import cuda_kernels
 from tests.support.children import run_code
