@@ -115,7 +115,11 @@ def print_report(
     )
     out.print(f"{_asked(figures['arguments'], graph)}: {_layouts(trainer)}")
     share = sum(c.seconds or 0.0 for c in convolutions) / sum(figures["kernel_seconds"].values())
-    out.print(f"compiled in {figures['compile_seconds']:.0f} s; convolutions take {share:.0%}")
+    seconds = figures["compile_seconds"]
+    made = f"ready in {seconds:.1f} s, compiled before" if trainer.compiled.was_kept else (
+        f"compiled in {seconds:.0f} s"
+    )  # fmt: skip
+    out.print(f"{made}; convolutions take {share:.0%}")
     if "loss_error" in figures:
         out.print(
             f"second opinion (the same step on this CPU): relative error of the loss"

@@ -40,6 +40,7 @@ class Compiled:
     planned_bytes: int = 0  # for intermediate results, by the static memory plan
     scatter: float = 1.0  # of the times of `Trainer.profile`: `relay_wgrad.timing.scatter`
     plans: Callable[[], list[str]] = list  # what a library chose so far for each problem
+    was_kept: bool = False  # compiled before, and loaded
     direct: Sequence[Any] = ()  # `byoc_cudnn.build`'s entries: what goes to kernels of our own
 
     def kernel(self, name: str) -> Any:
@@ -73,6 +74,7 @@ def compile_module(
             relax.VirtualMachine(program, tvm.cpu()), program,
             [Lowered(**each) for each in known["convolutions"]],
             {"legalize": 0.0, "build": time.perf_counter() - start}, known["planned_bytes"],
+            was_kept=True,
         )  # fmt: skip
     progress("generating kernels")
     with target:
