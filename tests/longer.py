@@ -72,7 +72,7 @@ LONGER = {
         f"{ONNX}/test_inference_mode.py::test_predicts_as_evaluated[{name}": MORE
         for name in ("norm", "dropout", "inference", "instances")
     },
-    "tests/byoc_cudnn/building/test_kept.py::test_processes_at_once": CHILDREN,
+    "tests/relay_wgrad/building/test_kept.py::test_processes_at_once": CHILDREN,
     f"{TRAINING}/test_sizes.py::test_steps_of_several_sizes_are_those_of_one_each[momentum": MORE,
     f"{TRAINING}/test_open_batch.py::test_an_epoch_with_a_short_batch_is_pytorchs": MORE,
     "tests/relay_wgrad/cli/test_cli.py::test_inspect_measures": "measures; test_inspect stays",
