@@ -289,7 +289,8 @@ def test_the_switch(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _CHILD = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 import tvm, relay_wgrad
 relay_wgrad.register()
 from tests.relay_wgrad.building import test_program as tests
