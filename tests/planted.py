@@ -34,8 +34,8 @@ class Fault:
 
 FAULTS = (
     Fault("cache: a program's digest without the target", "relay_wgrad/building/programs.py",
-          "_constants(module), str(target), str(context.opt_level),",
-          "_constants(module), str(context.opt_level),",
+          "_constants(module), *settings(target), *facts,",
+          "_constants(module), *settings(target)[1:], *facts,",
           "tests/relay_wgrad/building/test_program.py"),
     Fault("threads: another's exporter loses its modes", "relay_wgrad/ambient.py",
           "if torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch):",

@@ -7,7 +7,6 @@ passes and LLVM run without Python's lock, so threads are enough.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -21,6 +20,7 @@ from tvm.target import Target
 from tvm_ffi.structural import structural_hash, structural_walk
 
 from ..output import working_folder
+from ..registry import loaded
 from .kept import Kept, key_of
 from .versions import compilers
 
@@ -52,9 +52,8 @@ def objects(
     Raises what TVM raises for a kernel that it cannot compile.
     """
     units = _units(kernels)
-    config = dict(tvm.transform.PassContext.current().config)
-    level = tvm.transform.PassContext.current().opt_level
-    facts = ("kernel", LOWERING, str(target), repr(sorted(map(str, config.items()))), *compilers())
+    now = tvm.transform.PassContext.current()
+    facts = ("kernel", LOWERING, *settings(target), *compilers())
 
     def one(unit: Sequence[GlobalVar]) -> Object:
         functions = {var: kernels[var] for var in unit}
@@ -63,14 +62,16 @@ def objects(
         content, seconds = kept.get(key), 0.0
         if content is None:
             # A thread has its own pass context, and none of the instruments of its caller's.
-            with tvm.transform.PassContext(opt_level=level, config=config), target:
+            own = tvm.transform.PassContext(opt_level=now.opt_level, config=dict(now.config))
+            with own, target:
                 start = time.thread_time()
                 content = content_of(compiled_library(tvm.IRModule(functions), target))
                 seconds = time.thread_time() - start
             kept.put(key, content)
         return Object(names, key, content, seconds)
 
-    with ThreadPoolExecutor(max(1, min(len(units), cores()))) as pool:
+    cores = len(loaded("legalize.cpu.machine:usable_cores")())
+    with ThreadPoolExecutor(max(1, min(len(units), cores))) as pool:
         waiting, kept_ones = [pool.submit(one, unit) for unit in units], 0
         try:
             for done, one_more in enumerate(as_completed(waiting), 1):
@@ -87,11 +88,10 @@ def text_of(function: Any) -> tuple[str, str]:
     return function.script(), str(structural_hash(function))
 
 
-def cores() -> int:
-    """How many threads may compile at a time."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def settings(target: Target) -> tuple[str, str, str]:
+    """What decides how anything is compiled here: target and pass context, but its instruments."""
+    now = tvm.transform.PassContext.current()
+    return str(target), str(now.opt_level), repr(sorted(map(str, now.config.items())))
 
 
 def compiled_library(module: tvm.IRModule, target: Target) -> Any:

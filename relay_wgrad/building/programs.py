@@ -23,7 +23,7 @@ from tvm.target import Target
 from tvm_ffi.structural import structural_walk
 
 from .kept import Kept, key_of
-from .objects import Object, text_of
+from .objects import Object, settings, text_of
 from .program import Program, loads
 from .versions import compilers, sources
 
@@ -39,12 +39,11 @@ def key_of_program(module: tvm.IRModule, target: Target, facts: Sequence[str]) -
     switch = os.environ.get(SWITCH, "").strip() or "1"
     if switch not in ("0", "1"):
         raise ValueError(f"{SWITCH} must be 0 or 1, got {switch!r}")
-    context = tvm.transform.PassContext.current()
     if switch == "0" or not loads():
         return None
     return key_of([
-        "program", *text_of(module), _constants(module), str(target), str(context.opt_level),
-        repr(sorted(map(str, context.config.items()))), *facts, *compilers(), *sources(),
+        "program", *text_of(module), _constants(module), *settings(target), *facts,
+        *compilers(), *sources(),
     ])  # fmt: skip
 
 

@@ -62,11 +62,10 @@ def compile_module(
 
     For a CPU what was compiled before, here or in another process, is taken as it was kept.
     """
-    if target.kind.name != "llvm":
-        return _by_tvm(mod, target, function, progress)
-    start, kept = time.perf_counter(), Kept()
-    facts = [function, str(is_registered()), repr(loaded("legalize.cpu.machine:machine")(target))]
-    key = key_of_program(mod, target, facts)
+    start, is_cpu, kept, key = time.perf_counter(), target.kind.name == "llvm", Kept(), None
+    if is_cpu:
+        machine = loaded("legalize.cpu.machine:machine")(target)
+        key = key_of_program(mod, target, [function, str(is_registered()), repr(machine)])
     if key is not None and (found := programs.get(kept, key)) is not None:
         program, known = found
         progress("loading what was compiled before")
@@ -83,11 +82,15 @@ def compile_module(
     legalized = time.perf_counter()
     progress("compiling")
     with planned_memory() as plan:
-        # Upstream's pipeline leaves on one core what is no convolution.
-        executable, code, made = build(
-            mod, target, cpu_pipeline(), kept,
-            lambda *told: progress("compiling: kernel {} of {}, {} from the cache".format(*told)),
-        )  # fmt: skip
+        if is_cpu:  # upstream's pipeline leaves on one core what is no convolution
+            executable, code, made = build(
+                mod, target, cpu_pipeline(), kept,
+                lambda *told: progress(
+                    "compiling: kernel {} of {}, {} from the cache".format(*told)
+                ),
+            )  # fmt: skip
+        else:
+            executable, code, made = tvm.compile(mod, target, relax_pipeline="default"), b"", []
     planned = plan.bytes.get(function, 0)
     if key is not None and code:
         known = {
@@ -97,22 +100,6 @@ def compile_module(
     vm = relax.VirtualMachine(executable, tvm.cpu())
     seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
     return Compiled(vm, executable, convolutions, seconds, planned)
-
-
-def _by_tvm(mod: tvm.IRModule, target: Target, function: str, progress: Progress) -> Compiled:
-    """With TVM's own pipeline and build."""
-    start = time.perf_counter()
-    progress("generating kernels")
-    with target:
-        mod = legalize_ops()(mod)
-    convolutions = lowered_convolutions(mod, function)
-    legalized = time.perf_counter()
-    progress("compiling")
-    with planned_memory() as plan:
-        executable = tvm.compile(mod, target=target, relax_pipeline="default")
-    seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
-    vm = relax.VirtualMachine(executable, tvm.cpu())
-    return Compiled(vm, executable, convolutions, seconds, plan.bytes.get(function, 0))
 
 
 @contextlib.contextmanager
