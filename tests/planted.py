@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -208,38 +209,42 @@ def copy_of_tree(target: Path) -> None:
             shutil.copy(ROOT / name, target / name)
 
 
-def caught_by(fault: Fault, tree: Path) -> str | None:
+def caught_by(fault: Fault) -> str | None:
     """The first test that fails with the fault planted, or None."""
-    path = tree / fault.file
-    original = path.read_text()
-    if fault.old not in original:
-        raise SystemExit(f"{fault.file} no longer holds {fault.old!r}: mend the table of faults")
-    path.write_text(original.replace(fault.old, fault.new))
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        copy_of_tree(tree)
+        path = tree / fault.file
+        path.write_text(path.read_text().replace(fault.old, fault.new))
+        search = filter(None, (folder, os.environ.get("PYTHONPATH")))
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
              "-m", "not gpu and not longer",  # what make test catches
              *fault.tests.split()],
             cwd=tree, capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": str(tree)},  # of processes that tests start, too
+            # Processes that tests start import this tree, too.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
         )  # fmt: skip
-    finally:
-        path.write_text(original)
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
     return found[1] if run.returncode == 1 and found else None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="faults whose description holds this word")
-    only = parser.parse_args().only
-    faults = [f for f in FAULTS if only is None or only in f.what]
+    parser.add_argument("--only", default="", help="faults whose description holds this word")
+    parser.add_argument("--jobs", type=int, default=1, help="faults at a time, each in a copy")
+    args = parser.parse_args()
+    faults = [f for f in FAULTS if args.only in f.what]
+    for fault in faults:
+        if fault.old not in (ROOT / fault.file).read_text():
+            parser.error(f"{fault.file} no longer holds {fault.old!r}: mend the table of faults")
     table = Table("fault", "file", "caught by")
     missed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        copy_of_tree(Path(folder))
-        for fault in track(faults, console=Console(stderr=True)):
-            test = caught_by(fault, Path(folder))
+    with ThreadPoolExecutor(args.jobs) as jobs:
+        tests = jobs.map(caught_by, faults)
+        for fault, test in track(
+            zip(faults, tests, strict=True), total=len(faults), console=Console(stderr=True)
+        ):
             missed += test is None
             table.add_row(fault.what, fault.file, test or "[red]nothing[/]")
     Console(width=170).print(table)
