@@ -6,9 +6,6 @@ graph whose operators stay apart it sees little of that; where kernels are fused
 kernel says the same by expressions that the simplifier has no rules for and that a target's own
 compiler, which knows floating-point numbers, makes single instructions of again.
 
-On a CPU TVM computes bfloat16 in float32, and a value that is rounded to bfloat16 and read again in
-one kernel is never rounded: a maximum's gradient then found no element that is the maximum.
-
 Left alone: x + 0 and x - 0 become x, which forgets that -0 + 0 is +0.
 """
 
@@ -24,6 +21,7 @@ from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
 from .. import keys
+from .bfloat16 import rounded
 from .functions import right_function
 
 _WORDS = {"float32": "int32", "float64": "int64"}
@@ -43,14 +41,13 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         rules = [
             *_RULES,
-            *([] if cuda else _CPU_RULES),
             (tvm.ir.Call, partial(right_function, target=target)),
         ]
         new = {}
         for var, func in mod.functions_items():
             is_kernel = isinstance(func, tirx.PrimFunc)
             if is_kernel and not (func.attrs and func.attrs.get(keys.SOURCE)):
-                body = structural_map(func.body, rules)
+                body = structural_map(func.body if cuda else rounded(func), rules)
                 if cuda:  # of what the rules have written too
                     body = structural_map(body, [(tvm.ir.Call, _bits)])
                 if not body.same_as(func.body):
@@ -160,24 +157,3 @@ _RULES: list[tuple[Any, Callable[[Any], Any]]] = [
     (tirx.And, _both),
     (tirx.Or, _either),
 ]
-
-
-def _read_again(node: Any) -> Any:
-    """A number in float32 that was rounded to bfloat16 within the kernel: by its bits."""
-    inner = node.value
-    if not isinstance(inner, tirx.Cast) or str(inner.ty.dtype) != "bfloat16":
-        return node
-    x = inner.value
-    if str(x.ty.dtype) != "float32" or str(node.ty.dtype) not in ("float32", "float64"):
-        return node
-    bits = tirx.reinterpret("uint32", x)
-    odd = tirx.bitwise_and(
-        tirx.shift_right(bits, tirx.const(16, "uint32")), tirx.const(1, "uint32")
-    )
-    nearest = bits + tirx.const(0x7FFF, "uint32") + odd  # of two alike the even one
-    cut = tirx.bitwise_and(nearest, tirx.const(0xFFFF0000, "uint32"))
-    rounded = tirx.Select(tirx.isnan(x), x, tirx.reinterpret("float32", cut))
-    return rounded.astype(str(node.ty.dtype))
-
-
-_CPU_RULES: list[tuple[Any, Callable[[Any], Any]]] = [(tirx.Cast, _read_again)]

@@ -42,6 +42,35 @@ def test_bfloat16_that_is_read_again_is_rounded(length: int) -> None:
     np.testing.assert_array_equal(vm["main"](tvm.runtime.tensor(numbers)).numpy(), want)
 
 
+def test_bfloat16_is_rounded_after_each_operator() -> None:
+    """Arithmetic, choices and functions of one kernel; long chains are not longer for it."""
+    x, y = (relax.Var(name, relax.TensorType((3000,), "bfloat16")) for name in "xy")
+    rng = np.random.default_rng(0)
+    numbers = [rng.standard_normal(3000).astype(ml_dtypes.bfloat16) for _ in range(2)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, y]):
+        with bb.dataflow():
+            value, want = x, numbers[0]
+            for _ in range(16):
+                value, want = R.multiply(R.add(value, y), y), (want + numbers[1]) * numbers[1]
+            root = np.sqrt(np.abs(want).astype("float32")).astype(ml_dtypes.bfloat16)
+            above, want = want <= numbers[1], np.where(want <= numbers[1], want - numbers[1], root)
+            value = bb.emit(value)
+            chosen = R.less_equal(value, y), R.subtract(value, y), R.sqrt(R.abs(value))
+            value = bb.emit(R.where(*chosen))
+            out = bb.emit_output(
+                R.tuple(R.nn.relu(value), R.astype(R.exp(R.negative(R.abs(value))), "float32"))
+            )
+        bb.emit_func_output(out)
+    assert 0.1 < above.mean() < 0.9
+    executable = tvm.compile(bb.get(), target="llvm", relax_pipeline=cpu_pipeline())
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    positive, powers = (g.numpy() for g in vm["main"](*map(tvm.runtime.tensor, numbers)))
+    np.testing.assert_array_equal(positive, np.maximum(want, ml_dtypes.bfloat16(0)))
+    wide = np.exp(-np.abs(want.astype("float32"))).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(powers, wide.astype("float32"))
+
+
 @pytest.mark.parametrize("pipeline", ["cpu", "relay"])
 def test_constants_are_compared_as_numbers_are(pipeline: str) -> None:
     """Folding compiles kernels of its own, in which TVM's `!=` was false for NaN."""
