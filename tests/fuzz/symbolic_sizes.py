@@ -353,7 +353,7 @@ def check(line: str) -> str | None:
                 return f"at {text}: {type(error).__name__}: {str(error)[-300:]}"
             # A gradient may be what is left of numbers as large as the value.
             whole = np.abs(want[0]).max(initial=0) if found["order"] == "1" else 0.0
-            scale = float(whole) if np.isfinite(whole) else 0.0
+            scale = max(float(whole) if np.isfinite(whole) else 0.0, _added(line, arrays))
             for i, (mine, right) in enumerate(zip(got, want, strict=True)):
                 if i and not np.isfinite(whole):
                     # Of NaN beside padding, which PyTorch multiplies and we do not read.
@@ -361,6 +361,19 @@ def check(line: str) -> str | None:
                 if wrong := _differs(mine, right, TOLERANCE[found["dtype"]], scale):
                     return f"at {text}: {'gradient' if i else 'value'} {i}: {wrong}"
         return f"{REFUSED}{refused}" if refused else None
+
+
+def _added(line: str, arrays: list[Any]) -> float:
+    """The magnitude of the numbers that a sum at the end adds: of 0 they leave their roundings."""
+    import numpy as np
+
+    found = fields(line)
+    if not found["end"].startswith(("sum:", "mean:")):
+        return 0.0
+    before = line.replace(f"end={found['end']}", "end=none").replace("order=1", "order=0")
+    axes = tuple(int(axis) for axis in found["end"].split(":")[1].split("."))
+    total = np.abs(wanted(before, arrays)[0]).sum(axes).max(initial=0)
+    return float(total) if np.isfinite(total) else 0.0
 
 
 def _has_no_value(line: str, sizes: dict[str, int]) -> bool:
