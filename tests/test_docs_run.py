@@ -18,8 +18,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [
-    "byoc.md", "dialects.md", "from_anywhere.md", "layout.md", "raising.md", "relay.md",
-    "relay_api.md", "relay_layouts.md", "relay_partition.md", "relay_passes.md", "transposed.md",
+    "byoc.md", "dialects.md", "first_steps.md", "from_anywhere.md", "layout.md", "raising.md",
+    "relay.md", "relay_api.md", "relay_layouts.md", "relay_partition.md", "relay_passes.md",
+    "transposed.md",
 ]  # fmt: skip
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ELSEWHERE = "# needs a GPU\n"  # the first line of a block that is only compiled

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import figures
+
 from .support.children import run_module, run_script
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +27,12 @@ def test_python_examples_run(code: str, tmp_path: Path) -> None:
     script.write_text(code)
     done = run_script(script)
     assert done.returncode == 0, done.stderr
-    assert "conv2d_backward_weight" in done.stdout
+    assert ("conv2d_backward_weight" in done.stdout) is ("torch" not in code)
+
+
+def test_figures_are_the_results() -> None:
+    """Nobody writes a figure: `python -m benchmarks.figures --write` reads what was measured."""
+    assert figures.with_table(README) == README
 
 
 def commands() -> list[str]:
@@ -83,7 +90,14 @@ def test_install_names_every_extra() -> None:
 
 def test_notebooks_are_all_listed() -> None:
     found = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert set(re.findall(r"\(notebooks/([^)]+\.ipynb)\)", README)) == found
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert set(re.findall(r"\(\.\./notebooks/([^)]+\.ipynb)\)", index)) == found
+
+
+def test_pages_are_all_listed() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert set(re.findall(r"\(([a-z_]+\.md)\)", index)) == pages
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
