@@ -158,7 +158,7 @@ def test_a_package_index_shows_no_link_that_leads_nowhere() -> None:
     assert 'trainer.step({"input": x.numpy(), "labels": labels.numpy()})' in text
     assert "![" not in shown
     assert "what was tried: docs/performance.md." in shown
-    assert "[docs/relay.md](https://host/us/wgrad/blob/main/docs/relay.md)" in linked
+    assert "[docs/performance.md](https://host/us/wgrad/blob/main/docs/performance.md)" in linked
     assert "(https://host/us/wgrad/raw/main/docs/inspect.png)" in linked
 
 
