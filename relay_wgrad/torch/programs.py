@@ -62,6 +62,7 @@ class Asked(NamedTuple):
     layout: str | None
     checkpoint: Any
     choices: Choices
+    graphs: bool  # whether calls on CUDA become CUDA graphs
 
 
 class Program:
@@ -81,6 +82,7 @@ class Program:
         from ..frontend import from_torch
         from ..frontend.torch.alone import alone, at_end
         from ..frontend.torch.program import hooks_lost
+        from ..training.capture import refusal
         from ..training.step import ADJOINT
         from ..training.two_parts import FORWARD, two_parts
 
@@ -127,9 +129,25 @@ class Program:
             f"{what} is taken as it was when this was compiled" for what in self.depends.opaque
         ]
         self.compiled, self.notes = compiled, [*graph.notes, *where.notes, *opaque]
-        self._forward = compiled.vm[FORWARD if parts.wrt else ADJOINT]
-        self._backward = compiled.vm[ADJOINT] if parts.wrt else None
+        names = [FORWARD, ADJOINT] if parts.wrt else [ADJOINT]
+        why = refusal(parts.module, names) if asked.graphs else ""
+        if why and self.device.type == "cuda":
+            self.notes.append(f"its calls are not one CUDA graph: {why}")
+        make = partial(
+            replayed, where=where, device=self.device, told=self.notes.append,
+            graphs=asked.graphs and not why,
+        )  # fmt: skip
+        read = {source.index for source in self.sources if source.kind == "argument"}
+        # The output is the caller's, who may keep it; so are gradients, which autograd adopts.
+        self._forward = make(compiled.vm[names[0]], own={0}, wanted=read)
+        self._backward = make(compiled.vm[ADJOINT], own=None, late=True) if parts.wrt else None
         self._turns = Turns(self.device)
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether its parts are CUDA graphs by now."""
+        parts = [] if self.lost else [self._forward, self._backward]
+        return bool(parts) and all(part is None or part.is_graph for part in parts)
 
     def arguments(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The forward part's: inputs, what is drawn, parameters and statistics as they are now.
@@ -156,8 +174,9 @@ class Program:
 
     def forward(self, arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """(the first output, what the backward part reads); statistics are updated."""
-        args = [dense(x) for x in arguments]
-        made = self._run(self._forward, args)
+        given = [dense(x) for x in arguments]
+        with self._turns:
+            made, _, args = self._forward(given)
         for held, name, value in self._effects:
             held[name] = value
         result, kept = made[0], made[self.outputs :]
@@ -181,17 +200,15 @@ class Program:
         self, read: Sequence[torch.Tensor], gradient: torch.Tensor
     ) -> dict[int, torch.Tensor]:
         """The gradients by the arguments' places."""
-        made = self._run(self._backward, [*read, dense(gradient)])
+        assert self._backward is not None
+        with self._turns:
+            made = self._backward([*read, dense(gradient)]).results
         seen: set[int] = set()
         for i, found in enumerate(made):
             if found.numel() and found.data_ptr() in seen:
                 made[i] = found.clone()
             seen.add(found.data_ptr())
         return dict(zip(self.wrt, made, strict=True))
-
-    def _run(self, function: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
-        with self._turns:
-            return call(function, args, self.device)
 
 
 def call(function: Any, args: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -227,10 +244,10 @@ class Turns:
 
 def replayed(
     function: Any, where: Any, device: torch.device, told: Callable[[str], None], *,
-    last: Sequence[bool], graphs: bool, late: bool = False,
+    graphs: bool, last: Sequence[bool] = (), **how: Any,
 ) -> Replayed:  # fmt: skip
     """A compiled function for tensors of a device, of which it takes those of `last` channels last;
-    `graphs`: as CUDA graphs, where it can be."""
+    `graphs`: as CUDA graphs, where it can be; `how`: of `Replayed`."""
 
     def prepared(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [
@@ -241,7 +258,7 @@ def replayed(
     lane = where.work() if graphs and where.work is not None else None
     plain = partial(call, function, device=device)
     here = None if lane is None else _Here(lane, device)
-    return Replayed(plain, function, here, told, late, prepared, last)
+    return Replayed(plain, function, here, told, prepare=prepared, last=last, **how)
 
 
 class _Here:
@@ -258,6 +275,8 @@ class _Here:
         return made, lambda: self._within(launch)
 
     def _within(self, do: Callable[[], Any]) -> Any:
+        if self._device.type != "cuda":  # a lane of tests
+            return do()
         import tvm_ffi
 
         with torch.cuda.device(self._device), tvm_ffi.use_torch_stream():

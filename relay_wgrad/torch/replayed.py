@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -34,6 +34,14 @@ MOST = 64 << 20
 """Bytes that a backward pass may have copied to where its graph reads them."""
 
 
+class Call(NamedTuple):
+    """What a call gives: results, the addresses of what it read, and its operands."""
+
+    results: list[torch.Tensor]
+    addresses: Addresses
+    operands: Sequence[torch.Tensor]
+
+
 class Lane(Protocol):
     """Where work is captured: `relay_wgrad.training.capture.Lane`."""
 
@@ -53,6 +61,9 @@ class Replayed:
     lane : where it can be captured; None: it never is.
     told : is given a few words where it cannot be.
     late : whether its operands are another such function's results, as a backward pass's are.
+    own : the places of results that get memory of their own, which a caller may keep without
+        keeping the graph from its next call; None: all.  Single numbers always do.
+    wanted : the places of operands that a call gives back as it has read them.
 
     One thread at a time may call it.
     """
@@ -66,9 +77,12 @@ class Replayed:
         late: bool = False,
         prepare: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = list,
         last: Sequence[bool] = (),
+        own: AbstractSet[int] | None = frozenset(),
+        wanted: AbstractSet[int] = frozenset(),
     ) -> None:
         self._plain, self._raw, self._lane, self._told = plain, raw, lane, told
         self._prepare, self._last = prepare, last
+        self._own, self._wanted = own, wanted
         self._warm = LATER if late else WARM
         self._most = MOST if late else None
         self._calls = self._tries = self._misses = 0
@@ -79,7 +93,7 @@ class Replayed:
         self._fixed: list[tuple[int, int, Any]] = []  # and where the others lie, in which order
         self._addresses: Addresses = set()
         self._results: list[Any] = []
-        self._alone: list[bool] = []  # of each, whether it is one number
+        self._copied: dict[int, torch.Tensor] = {}  # those that get memory of their own
         self._out: list[StorageWeakRef] = []  # who has the results
 
     @property
@@ -87,13 +101,12 @@ class Replayed:
         """Whether calls are a graph's by now."""
         return self._launch is not None
 
-    def __call__(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Addresses]:
-        """(the function's results, the addresses of its operands)."""
+    def __call__(self, given: Sequence[torch.Tensor]) -> Call:
         if self._lane is None or any(not ref.expired() for ref in self._out):
             return self._called(self._prepare(given))
         if self._launch is not None and self._lie(given):
             self._misses = 0
-            return self._replayed(given), self._addresses
+            return self._replayed(given)
         args = self._prepare(given)
         if self._launch is not None:
             self._missed(args)
@@ -102,12 +115,12 @@ class Replayed:
         if self._calls > self._warm:
             self._capture(self._lane, args)
             if self.is_graph:
-                return self._replayed(given), self._addresses
+                return self._replayed(given)
         self._seen = [*self._seen[1 - WARM :], [x.data_ptr() for x in args]]
         return self._called(args)
 
-    def _called(self, args: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Addresses]:
-        return self._plain(args), {x.data_ptr() for x in args if x.numel()}
+    def _called(self, args: Sequence[torch.Tensor]) -> Call:
+        return Call(self._plain(args), {x.data_ptr() for x in args if x.numel()}, args)
 
     def _lie(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether operands lie where the graph reads them, as it reads them."""
@@ -164,12 +177,15 @@ class Replayed:
                 (i, x.data_ptr(), orders[last[i]]) for i, x in enumerate(args) if i not in moving
             ]
             self._addresses = {at for i, at, _ in self._fixed if args[i].numel()}
-            self._alone = [math.prod(map(int, x.shape)) == 1 for x in self._results]
+            self._copied = {
+                i: _torch(x) for i, x in enumerate(self._results)
+                if self._own is None or i in self._own or math.prod(map(int, x.shape)) == 1
+            }  # fmt: skip
         if self._tries >= TRIES and self._launch is None:
             self._lane = None
             self._told(f"its calls are not one CUDA graph: {why:.300}")
 
-    def _replayed(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _replayed(self, given: Sequence[torch.Tensor]) -> Call:
         assert self._launch is not None
         if self._places:
             with torch.no_grad():
@@ -177,17 +193,26 @@ class Replayed:
                     [p for _, p in self._places], [given[i] for i, _ in self._places]
                 )
         self._launch()
-        # Losses are kept by many: they get memory of their own.
-        made = [
-            _torch(x).clone() if alone else _torch(x)
-            for x, alone in zip(self._results, self._alone, strict=True)
-        ]
-        self._out = [
-            StorageWeakRef(x.untyped_storage())
-            for x, alone in zip(made, self._alone, strict=True)
-            if not alone
-        ]
-        return made
+        made = {i: _torch(x) for i, x in enumerate(self._results) if i not in self._copied}
+        out = [*made.values()]
+        operands = given
+        moved = [(i, place) for i, place in self._places if i in self._wanted]
+        if moved:
+            # The next call writes these: whoever has them has the call's results.
+            read = {i: _torch(_tvm(place)) for i, place in moved}
+            operands = [read.get(i, x) for i, x in enumerate(given)]
+            out += read.values()
+        self._out = [StorageWeakRef(x.untyped_storage()) for x in out]
+        made.update(zip(self._copied, copies([*self._copied.values()]), strict=True))
+        return Call([made[i] for i in range(len(made))], self._addresses, operands)
+
+
+def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in memory of their own, by one kernel for many."""
+    if len(tensors) > 1 and all(x.is_floating_point() for x in tensors):
+        with torch.no_grad():
+            return list(torch._foreach_mul(tensors, 1.0))
+    return [x.clone() for x in tensors]
 
 
 def _tvm(tensor: torch.Tensor) -> Any:

@@ -79,6 +79,10 @@ class TrainingStep(torch.nn.Module):
     layout : of activations inside; by default "NCHW", on CUDA "NHWC".
     checkpoint : None, or "auto" to recompute parts of the forward pass in the backward pass, which
         takes less memory.
+    graphs : whether calls on CUDA become CUDA graphs after some that are not, two parts of a step
+        each; what is kept between them then stays in the graphs' memory.  A forward pass before
+        the backward pass of the one before, and operands that lie elsewhere, are called kernel by
+        kernel.
 
     Under autocast, convolutions and matrix products are computed in its type and the output is
     float32.  Dropout's masks are drawn by PyTorch's generator, other numbers than eager's.
@@ -98,6 +102,7 @@ class TrainingStep(torch.nn.Module):
         loss: str | Loss | None = None,
         layout: str | None = None,
         checkpoint: str | None = None,
+        graphs: bool = True,
     ) -> None:
         super().__init__()
         from ..frontend.loss import loss_of
@@ -111,6 +116,8 @@ class TrainingStep(torch.nn.Module):
         wanted = "none" if loss is None else loss_of(loss)
         if checkpoint not in (None, "auto"):
             raise ValueError(f"TrainingStep: checkpoint must be None or 'auto', got {checkpoint!r}")
+        if not isinstance(graphs, bool):
+            raise TypeError(f"TrainingStep: graphs must be a bool, got {graphs!r}")
         inputs = (example,) if isinstance(example, torch.Tensor) else example
         if not isinstance(inputs, (tuple, list)) or not all(
             isinstance(x, torch.Tensor) for x in inputs
@@ -121,7 +128,7 @@ class TrainingStep(torch.nn.Module):
         ours["_wrapped"] = module
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             ours[name] = getattr(module, name)
-        ours["_options"] = (len(inputs), wanted, layout, checkpoint)
+        ours["_options"] = (len(inputs), wanted, layout, checkpoint, graphs)
         ours.update(_programs=_Programs(), _told=set())
         if lost := self._program(tuple(inputs)).lost:
             raise ValueError(f"TrainingStep: {lost}")
@@ -166,6 +173,11 @@ class TrainingStep(torch.nn.Module):
     def notes(self) -> list[str]:
         """What a user should know of the programs so far, one line each."""
         return list(dict.fromkeys(note for _, p in self._programs for note in p.notes))
+
+    @property
+    def captured(self) -> bool:
+        """Whether the passes that were called last are CUDA graphs by now."""
+        return bool(self._programs) and self._programs[-1][1].is_graph
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
@@ -235,14 +247,14 @@ class TrainingStep(torch.nn.Module):
         return made
 
     def _asked(self, inputs: Sequence[torch.Tensor], cast: torch.dtype | None) -> Asked:
-        _, loss, layout, checkpoint = self._options
+        _, loss, layout, checkpoint, graphs = self._options
         tensors, grads = list(self._wrapped.parameters()), torch.is_grad_enabled()
         first = next((t.dtype for t in tensors if t.is_floating_point()), None)
         # Autocast leaves float64 alone.
         half = DTYPES.get(cast) if cast is not None and first == torch.float32 else None
         differentiates = grads and any(t.requires_grad for t in (*inputs, *tensors))
         device = inputs[0].device.type if inputs else "cpu"
-        return Asked(loss, half, grads, differentiates, layout, checkpoint, choices(device))
+        return Asked(loss, half, grads, differentiates, layout, checkpoint, choices(device), graphs)
 
 
 def _why_not_now() -> str:

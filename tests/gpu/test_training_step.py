@@ -99,6 +99,7 @@ def test_loops_equal_eager_ones(step: Any, name: str) -> None:
     for model in (ours, twin):
         more = {"momentum": 0.9} if name == "SGD" else {}
         runs.append(train(model, getattr(torch.optim, name)(model.parameters(), 1e-2, **more)))
+    assert ours.captured
     assert runs[0] == pytest.approx(runs[1], rel=1e-3)
     assert distance(ours.parameters(), twin.parameters()) < 1e-3
     assert torch.allclose(ours.norm.running_var, twin.norm.running_var, rtol=1e-3)

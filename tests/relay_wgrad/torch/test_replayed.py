@@ -6,40 +6,18 @@ The lane here has no device: what it captured it does again into the same memory
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import tvm
+from torch import nn
 
-from relay_wgrad.torch import replayed
+import relay_wgrad.torch as rt
+from relay_wgrad.torch import programs, replayed
 from relay_wgrad.torch.replayed import LATER, MISSES, TRIES, WARM, Replayed
-
-
-class Lane:
-    """Captures by doing a function's work again."""
-
-    def __init__(self, fails: int = 0) -> None:
-        self.captures, self.launches, self.fails = 0, 0, fails
-
-    def done(self, function: Callable[[], Any]) -> Any:
-        return function()
-
-    def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        self.captures += 1
-        if self.captures <= self.fails:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        results = function()
-        for result in results:
-            torch.from_dlpack(result).fill_(-1)  # no work has been done
-
-        def launch() -> None:
-            self.launches += 1
-            for old, new in zip(results, function(), strict=True):
-                torch.from_dlpack(old).copy_(torch.from_dlpack(new))
-
-        return results, launch
+from tests.support.torch.lane import Lane
 
 
 def function(*args: Any) -> list[torch.Tensor]:
@@ -81,7 +59,7 @@ def test_any_use(seed: int) -> None:
         if rng.random() < rng.choice((0.0, 1.0)):
             x = drawn(rng)
         s = torch.tensor(rng.random())
-        results, _ = repeated([x, w, s])
+        results = repeated([x, w, s]).results
         wanted = function(x, w, s)
         for one, want in zip(results, wanted, strict=True):
             assert torch.equal(one, want)
@@ -148,6 +126,106 @@ def test_a_backward_pass_waits_for_its_operands(monkeypatch: pytest.MonkeyPatch)
         assert torch.equal(repeated([x, w, s])[0][0], x * w + s)
     assert (lane.captures, told) == (1, [])
     assert repeated.is_graph
+
+
+def test_memory_of_their_own() -> None:
+    """Results that are kept need not be looked after, and operands are asked for as they were."""
+    lane = Lane()
+    repeated = Replayed(plain, raw, lane, print, own=None, wanted={1})
+    w, s, held = torch.ones(2, 3), torch.tensor(2.0), []
+    for i in range(20):
+        x = torch.full((2, 3), float(i))
+        results, _, operands = repeated([w, x, s])
+        assert torch.equal(operands[1], x)
+        held.append((results[0], w * x + s))
+        del operands
+    assert lane.launches == 20 - WARM
+    assert all(torch.equal(now, then) for now, then in held)
+    held = [(repeated([w, x, s]).operands[1], x) for _ in range(2)]
+    assert lane.launches == 20 - WARM + 1  # the first of them is still somebody's
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        x = nn.functional.dropout(torch.relu(self.norm(self.conv(x))), 0.0)
+        return self.head(x.mean((2, 3)))
+
+
+def _grads(module: Any) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+def _loop(module: Any, seed: int) -> list[torch.Tensor]:
+    """What a loop may do: accumulate, keep, go back twice, two forward passes before a backward
+    one, change outputs and gradients in place, look without gradients, move parameters."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    images = torch.empty(4, 2, 5, 5)
+    seen, held = [], []
+
+    def forward() -> Any:
+        fresh = torch.randn(images.shape, generator=generator)
+        return module(images.copy_(fresh) if what != "two" and rng.random() < 0.5 else fresh)
+
+    for turn in range(24):
+        what = rng.choice(["plain", "plain", "twice", "two", "kept", "in place", "eval", "cleared"])
+        out = forward()
+        seen.append(out.detach().clone())
+        loss = out.square().sum()
+        if what == "two":
+            other = forward().sum()
+            loss = loss + 2 * other
+        if what == "twice":
+            loss.backward(retain_graph=True)
+        if what == "kept":
+            held.append((out, out.detach().clone()))
+        loss.backward()
+        if what == "in place":
+            out.detach().zero_()
+            module.head.weight.grad.mul_(2)
+        seen += _grads(module)
+        if what == "eval":
+            module.eval()
+            with torch.no_grad():
+                seen.append(forward().clone())
+            module.train()
+        with torch.no_grad():
+            for p in module.parameters():
+                p.sub_(p.grad, alpha=1e-3)
+                if what == "cleared":
+                    p.grad = None
+                elif turn % 3 == 0:
+                    p.grad.zero_()
+        if turn == 15:
+            module.head.weight = nn.Parameter(module.head.weight.detach().clone())
+        del held[rng.randrange(3) :]
+    assert all(torch.equal(now, then) for now, then in held)
+    return [*seen, *module.buffers()]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_loops_of_a_training_step(
+    seed: int, registered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step whose two passes are graphs does what one whose passes are not does, bit for bit."""
+    lanes: list[Lane] = []
+
+    def place(*given: Any) -> Any:
+        return replace(compiled_at(*given), work=lambda: lanes.append(Lane()) or lanes[-1])
+
+    compiled_at = programs.compiled_at
+    monkeypatch.setattr(programs, "compiled_at", place)
+    runs = []
+    for graphs in (True, False):
+        torch.manual_seed(seed)
+        runs.append(_loop(rt.TrainingStep(Net(), torch.zeros(4, 2, 5, 5), graphs=graphs), seed))
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+    assert sum(lane.launches for lane in lanes) > 12
 
 
 def test_without_a_lane() -> None:

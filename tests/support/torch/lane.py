@@ -1,0 +1,33 @@
+"""A lane without a device (`relay_wgrad.torch.replayed.Lane`): what it captured it does again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Lane:
+    """Captures by doing a function's work again."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.captures, self.launches, self.fails = 0, 0, fails
+
+    def done(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        self.captures += 1
+        if self.captures <= self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        results = function()
+        for result in results:
+            torch.from_dlpack(result).fill_(-1)  # no work has been done
+
+        def launch() -> None:
+            self.launches += 1
+            for old, new in zip(results, function(), strict=True):
+                torch.from_dlpack(old).copy_(torch.from_dlpack(new))
+
+        return results, launch
