@@ -303,7 +303,7 @@ class _Program:
             numbers = [drawn(spec, self.device) for spec in self.made.drawn]
             given = self.made.arguments(inputs, numbers)
             with self._turns:
-                made, read, _ = self._function(given)
+                made, read, *_ = self._function(given)
                 self.report.captured = self._function.is_graph
             # What shares memory here would be changed with the other, unseen by autograd.
             seen, results = set(read), self.made.last[1]

@@ -65,6 +65,18 @@ class Asked(NamedTuple):
     graphs: bool  # whether calls on CUDA become CUDA graphs
 
 
+class Forward(NamedTuple):
+    """A forward pass: the first output, and what the backward part reads.
+
+    token : whoever has it has the memory of what is kept, which the next pass writes again once
+        nobody has; None: each tensor has its own.
+    """
+
+    result: torch.Tensor
+    read: list[torch.Tensor]
+    token: torch.Tensor | None
+
+
 class Program:
     """A module's forward part, and the backward part where gradients are wanted.
 
@@ -137,10 +149,13 @@ class Program:
             replayed, where=where, device=self.device, told=self.notes.append,
             graphs=asked.graphs and not why,
         )  # fmt: skip
-        read = {source.index for source in self.sources if source.kind == "argument"}
         # The output is the caller's, who may keep it; so are gradients, which autograd adopts.
-        self._forward = make(compiled.vm[names[0]], own={0}, wanted=read)
-        self._backward = make(compiled.vm[ADJOINT], own=None, late=True) if parts.wrt else None
+        self._forward = make(compiled.vm[names[0]], own={0})
+        own = range(len(self.wrt))
+        private = {i for i, source in enumerate(self.sources) if source.kind == "kept"}
+        self._backward = (
+            make(compiled.vm[ADJOINT], own=own, private=private, late=True) if parts.wrt else None
+        )
         self._turns = Turns(self.device)
 
     @property
@@ -172,16 +187,15 @@ class Program:
         numbers = [drawn(spec, self.device) for spec in self.drawn]
         return [*inputs, *numbers, *(held[name] for held, name in self.places)]
 
-    def forward(self, arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """(the first output, what the backward part reads); statistics are updated."""
-        given = [dense(x) for x in arguments]
+    def forward(self, arguments: Sequence[torch.Tensor]) -> Forward:
+        """The forward pass; statistics are updated."""
         with self._turns:
-            made, _, args = self._forward(given)
+            made, _, args, token = self._forward(arguments)
         for held, name, value in self._effects:
             held[name] = value
         result, kept = made[0], made[self.outputs :]
         # A view of an operand or of what is kept would be changed with it, or change it, unseen.
-        shared = {x.data_ptr() for x in (*args, *kept) if x.numel()}
+        shared = () if token is not None else {x.data_ptr() for x in (*args, *kept) if x.numel()}
         if result.numel() and result.data_ptr() in shared:
             result = result.clone()
         if self.statistics or self.counters:
@@ -194,21 +208,20 @@ class Program:
                 if counters:
                     torch._foreach_add_(counters, 1)
         of = {"argument": args, "output": [result, *made[1 : self.outputs]], "kept": kept}
-        return result, [of[source.kind][source.index] for source in self.sources]
+        return Forward(result, [of[s.kind][s.index] for s in self.sources], token)
 
-    def backward(
-        self, read: Sequence[torch.Tensor], gradient: torch.Tensor
-    ) -> dict[int, torch.Tensor]:
-        """The gradients by the arguments' places."""
+    def backward(self, read: Sequence[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:
+        """The gradients, in the order of `wrt`."""
         assert self._backward is not None
         with self._turns:
-            made = self._backward([*read, dense(gradient)]).results
-        seen: set[int] = set()
-        for i, found in enumerate(made):
-            if found.numel() and found.data_ptr() in seen:
-                made[i] = found.clone()
-            seen.add(found.data_ptr())
-        return dict(zip(self.wrt, made, strict=True))
+            made, _, _, token = self._backward([*read, gradient])
+        if token is None:
+            seen: set[int] = set()
+            for i, found in enumerate(made):
+                if found.numel() and found.data_ptr() in seen:
+                    made[i] = found.clone()
+                seen.add(found.data_ptr())
+        return made
 
 
 def call(function: Any, args: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ kernel by kernel, into memory of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, Protocol
 
@@ -35,11 +35,13 @@ MOST = 64 << 20
 
 
 class Call(NamedTuple):
-    """What a call gives: results, the addresses of what it read, and its operands."""
+    """What a call gives: results, the addresses of what it read, its operands, and for whose
+    results `own` says so, of a graph the token of its memory."""
 
     results: list[torch.Tensor]
     addresses: Addresses
     operands: Sequence[torch.Tensor]
+    token: torch.Tensor | None
 
 
 class Lane(Protocol):
@@ -61,9 +63,12 @@ class Replayed:
     lane : where it can be captured; None: it never is.
     told : is given a few words where it cannot be.
     late : whether its operands are another such function's results, as a backward pass's are.
-    own : the places of results that get memory of their own, which a caller may keep without
-        keeping the graph from its next call; None: all.  Single numbers always do.
-    wanted : the places of operands that a call gives back as it has read them.
+    own : None: a caller has what a call of a graph gives as long as it has any of it.  Else the
+        places of results that get memory of their own, and so does each single number; the others,
+        and those operands that are copied, lie in the graph's memory, always the same tensors, and
+        are the caller's as long as it has the call's token.
+    private : the places of operands that another such function gives as the same tensors each time,
+        and nobody else has: that they are the same is all that is looked at.
 
     One thread at a time may call it.
     """
@@ -77,12 +82,12 @@ class Replayed:
         late: bool = False,
         prepare: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = list,
         last: Sequence[bool] = (),
-        own: AbstractSet[int] | None = frozenset(),
-        wanted: AbstractSet[int] = frozenset(),
+        own: Container[int] | None = None,
+        private: Container[int] = (),
     ) -> None:
         self._plain, self._raw, self._lane, self._told = plain, raw, lane, told
         self._prepare, self._last = prepare, last
-        self._own, self._wanted = own, wanted
+        self._own, self._private = own, private
         self._warm = LATER if late else WARM
         self._most = MOST if late else None
         self._calls = self._tries = self._misses = 0
@@ -91,9 +96,11 @@ class Replayed:
         self._moving: set[int] = set()  # operands that a graph has missed
         self._places: list[tuple[int, torch.Tensor]] = []  # of a graph: where operands are copied
         self._fixed: list[tuple[int, int, Any]] = []  # and where the others lie, in which order
+        self._known: list[tuple[int, torch.Tensor]] = []  # private ones
         self._addresses: Addresses = set()
         self._results: list[Any] = []
         self._copied: dict[int, torch.Tensor] = {}  # those that get memory of their own
+        self._same: dict[int, torch.Tensor] = {}  # those that are the same tensors each time
         self._out: list[StorageWeakRef] = []  # who has the results
 
     @property
@@ -113,17 +120,19 @@ class Replayed:
             return self._called(args)
         self._calls += 1
         if self._calls > self._warm:
-            self._capture(self._lane, args)
+            self._capture(self._lane, given, args)
             if self.is_graph:
                 return self._replayed(given)
         self._seen = [*self._seen[1 - WARM :], [x.data_ptr() for x in args]]
         return self._called(args)
 
     def _called(self, args: Sequence[torch.Tensor]) -> Call:
-        return Call(self._plain(args), {x.data_ptr() for x in args if x.numel()}, args)
+        return Call(self._plain(args), {x.data_ptr() for x in args if x.numel()}, args, None)
 
     def _lie(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether operands lie where the graph reads them, as it reads them."""
+        if any(given[i] is not x for i, x in self._known):
+            return False
         for i, at, order in self._fixed:
             x = given[i]
             if x.data_ptr() != at or not x.is_contiguous(memory_format=order) or x.is_neg():
@@ -133,6 +142,7 @@ class Replayed:
     def _missed(self, args: Sequence[torch.Tensor]) -> None:
         """Decides what becomes of a graph whose operands are elsewhere."""
         elsewhere = [i for i, at, _ in self._fixed if args[i].data_ptr() != at]
+        elsewhere += [i for i, x in self._known if args[i].data_ptr() != x.data_ptr()]
         self._misses += 1
         size = sum(args[i].nbytes for i in elsewhere)
         if self._misses > MISSES and (self._most is None or size <= self._most):
@@ -142,7 +152,9 @@ class Replayed:
             self._launch, self._seen, self._out = None, [], []
             self._calls = 0
 
-    def _capture(self, lane: Lane, args: Sequence[torch.Tensor]) -> None:
+    def _capture(
+        self, lane: Lane, asked: Sequence[torch.Tensor], args: Sequence[torch.Tensor]
+    ) -> None:
         """Makes the graph, if that can be."""
         calls = [*self._seen, [x.data_ptr() for x in args]]
         moving = {
@@ -173,13 +185,18 @@ class Replayed:
                 for i, x in enumerate(fixed) if i in moving
             ]  # fmt: skip
             orders = (torch.contiguous_format, torch.channels_last)
+            stay = [i for i in range(len(args)) if i not in moving]
+            self._known = [(i, asked[i]) for i in stay if i in self._private]
             self._fixed = [
-                (i, x.data_ptr(), orders[last[i]]) for i, x in enumerate(args) if i not in moving
+                (i, args[i].data_ptr(), orders[last[i]]) for i in stay if i not in self._private
             ]
-            self._addresses = {at for i, at, _ in self._fixed if args[i].numel()}
+            self._addresses = {args[i].data_ptr() for i in stay if args[i].numel()}
             self._copied = {
                 i: _torch(x) for i, x in enumerate(self._results)
-                if self._own is None or i in self._own or math.prod(map(int, x.shape)) == 1
+                if i in (self._own or ()) or math.prod(map(int, x.shape)) == 1
+            }  # fmt: skip
+            self._same = {} if self._own is None else {
+                i: _torch(x) for i, x in enumerate(self._results) if i not in self._copied
             }  # fmt: skip
         if self._tries >= TRIES and self._launch is None:
             self._lane = None
@@ -193,18 +210,19 @@ class Replayed:
                     [p for _, p in self._places], [given[i] for i, _ in self._places]
                 )
         self._launch()
-        made = {i: _torch(x) for i, x in enumerate(self._results) if i not in self._copied}
-        out = [*made.values()]
-        operands = given
-        moved = [(i, place) for i, place in self._places if i in self._wanted]
-        if moved:
-            # The next call writes these: whoever has them has the call's results.
-            read = {i: _torch(_tvm(place)) for i, place in moved}
-            operands = [read.get(i, x) for i, x in enumerate(given)]
-            out += read.values()
-        self._out = [StorageWeakRef(x.untyped_storage()) for x in out]
+        operands, token = given, None
+        if self._own is None:
+            made = {i: _torch(x) for i, x in enumerate(self._results) if i not in self._copied}
+            self._out = [StorageWeakRef(x.untyped_storage()) for x in made.values()]
+        else:
+            made, token = {**self._same}, torch.empty(1)
+            self._out = [StorageWeakRef(token.untyped_storage())] if self._same else []
+            if self._places:
+                read = dict(self._places)
+                operands = [read.get(i, x) for i, x in enumerate(given)]
         made.update(zip(self._copied, copies([*self._copied.values()]), strict=True))
-        return Call([made[i] for i in range(len(made))], self._addresses, operands)
+        results = [made[i] for i in range(len(made))]
+        return Call(results, self._addresses, operands, token)
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -25,14 +25,19 @@ AGAIN = 8
 
 
 class _Compiled(torch.autograd.Function):
-    """The two parts as one differentiable function of all the forward part's arguments."""
+    """The two parts as one function, differentiable by those arguments that gradients are of."""
 
     @staticmethod
-    def forward(ctx: Any, program: Program, *arguments: torch.Tensor) -> torch.Tensor:
-        result, read = program.forward(arguments)
-        ctx.program, ctx.count = program, len(arguments)
-        ctx.save_for_backward(*read)
-        return result
+    def forward(ctx: Any, program: Program, arguments: Any, *_: torch.Tensor) -> torch.Tensor:
+        made = program.forward(arguments)
+        # One tensor stands for all that lies in a graph's memory; what callers may change in place
+        # in the meantime autograd looks after, and no output may be held by its own context.
+        kept = [made.token is not None and source.kind == "kept" for source in program.sources]
+        ctx.program = program
+        ctx.read = [x if here else None for x, here in zip(made.read, kept, strict=True)]
+        watched = [x for x, here in zip(made.read, kept, strict=True) if not here]
+        ctx.save_for_backward(made.token, *watched)
+        return made.result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -40,8 +45,9 @@ class _Compiled(torch.autograd.Function):
             raise RuntimeError(
                 "TrainingStep: create_graph=True: its gradients have no gradients of their own"
             )
-        found = ctx.program.backward(ctx.saved_tensors, gradient)
-        return (None, *(found.get(i) for i in range(ctx.count)))
+        watched = iter(ctx.saved_tensors[1:])
+        read = [next(watched) if x is None else x for x in ctx.read]
+        return None, None, *ctx.program.backward(read, gradient)
 
 
 class _Programs(list[tuple[Any, Program]]):
@@ -166,8 +172,8 @@ class TrainingStep(torch.nn.Module):
         if program.lost:
             return self._by_pytorch(program.lost, inputs)
         if not program.wrt:
-            return program.forward(arguments)[0]
-        return _Compiled.apply(program, *arguments)
+            return program.forward(arguments).result
+        return _Compiled.apply(program, arguments, *(arguments[i] for i in program.wrt))
 
     @property
     def notes(self) -> list[str]:

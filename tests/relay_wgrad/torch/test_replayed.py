@@ -129,20 +129,22 @@ def test_a_backward_pass_waits_for_its_operands(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_memory_of_their_own() -> None:
-    """Results that are kept need not be looked after, and operands are asked for as they were."""
+    """Kept results need not be looked after; of the others one tensor says who has them."""
     lane = Lane()
-    repeated = Replayed(plain, raw, lane, print, own=None, wanted={1})
+    repeated = Replayed(plain, raw, lane, print, own={0})
     w, s, held = torch.ones(2, 3), torch.tensor(2.0), []
     for i in range(20):
         x = torch.full((2, 3), float(i))
-        results, _, operands = repeated([w, x, s])
+        results, _, operands, token = repeated([w, x, s])
         assert torch.equal(operands[1], x)
+        assert (token is not None) is (i >= WARM)
         held.append((results[0], w * x + s))
-        del operands
+        del token
     assert lane.launches == 20 - WARM
     assert all(torch.equal(now, then) for now, then in held)
-    held = [(repeated([w, x, s]).operands[1], x) for _ in range(2)]
+    tokens = [repeated([w, x, s]).token for _ in range(2)]
     assert lane.launches == 20 - WARM + 1  # the first of them is still somebody's
+    assert tokens[1] is None
 
 
 class Net(nn.Module):
