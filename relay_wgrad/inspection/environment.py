@@ -1,4 +1,8 @@
-"""`python -m relay_wgrad env`: versions, CPU, threads, GPU, cuDNN, and what is missing."""
+"""`python -m relay_wgrad env`: versions, CPU, threads, GPU, cuDNN, and what is missing.
+
+`legalize` and `byoc_cudnn` are imported within functions: where another distribution's package
+hides one of them, this is what says so.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +41,11 @@ EXTRAS = {"torch": "torch", "safetensors": "safetensors", "matplotlib": "noteboo
 
 def facts() -> list[tuple[str, str]]:
     """(what, value) rows; "missing" says what a build for cuDNN lacks, the last one whether a GPU
-    can be trained on and else why not."""
+    can be trained on and else why not.  Where one of our packages is hidden, that is the last."""
     import tvm
     from tvm.target.codegen import llvm_get_system_cpu
 
-    from byoc_cudnn.building import toolchain
-
     from .. import registry
-    from ..training.devices import readiness
 
     rows = [("Python", platform.python_version()), ("platform", platform.platform())]
     rows += [(name, _version(name)) for name in (*PACKAGES, *EXTRAS)]
@@ -53,7 +54,12 @@ def facts() -> list[tuple[str, str]]:
         rows.append(("hooks of TVM", "all found"))
     except RuntimeError as error:
         rows.append(("hooks of TVM", str(error)))
-    rows += shadowed()
+    if hidden := shadowed():
+        return rows + hidden
+    from byoc_cudnn.building import toolchain
+
+    from ..training.devices import readiness
+
     rows.append(("CPU", str(llvm_get_system_cpu())))
     rows.append(("logical processors usable", str(len(os.sched_getaffinity(0)))))
     threads = int(tvm.get_global_func("runtime.NumThreads")())
@@ -66,7 +72,7 @@ def facts() -> list[tuple[str, str]]:
     if by_itself:
         device = "yes"
     elif tvm.cuda(0).exist:
-        device = "yes, after byoc_cudnn.toolchain.preload()"
+        device = "yes, after byoc_cudnn.building.toolchain.preload()"
     else:
         device = "none that TVM can use"
     rows.append(("GPU", gpu()))
@@ -156,6 +162,9 @@ def _version(package: str) -> str:
 def print_env(as_json: bool = False) -> int:
     """Prints the rows as a table, or as one JSON object; the exit code is 0."""
     rows = facts()
+    if as_json and shadowed():
+        print(json.dumps(dict(rows), indent=1))
+        return 0
     if as_json:
         from byoc_cudnn.building import toolchain
 

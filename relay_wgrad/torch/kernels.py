@@ -17,8 +17,9 @@ import torch
 from .. import threads
 from ..ambient import outside
 from ..layouts import ACTIVATIONS, KERNELS
-from ..problem import ConvKind, ConvProblem, out_size
+from ..problem import ConvKind, ConvProblem
 from ..ranks import OWN
+from ..rules import out_size
 from . import cache, cuda_kernels, narrow
 from .cache import Kernel, Slot, clock
 

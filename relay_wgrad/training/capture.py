@@ -13,9 +13,10 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from byoc_cudnn.building.compiled import release_workspaces
+
 from ..ir import expressions, is_taken
 from . import cudart
-from .cuda_tools import release_workspaces
 
 
 class Lane:

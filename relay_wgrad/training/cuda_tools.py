@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from byoc_cudnn.building import toolchain
+
 from . import cudart
 
 _COMPILER = "TVM_CUDA_COMPILE_MODE"
@@ -19,8 +21,6 @@ def cuda_compiler() -> Iterator[None]:
     TVM wants the first unless it is told, and looks for nvcc on PATH alone.  What the user has set
     stays.
     """
-    from byoc_cudnn.building import toolchain
-
     before = {name: os.environ.get(name) for name in (_COMPILER, "PATH")}
     nvcc = toolchain.find().nvcc
     if not has_nvrtc() and nvcc is not None:
@@ -43,8 +43,6 @@ def has_nvrtc() -> bool:
 
 def cuda_runtime() -> cudart.Runtime:
     """The CUDA runtime that TVM's has loaded.  Raises ValueError where there is none."""
-    from byoc_cudnn.building import toolchain
-
     found = toolchain.find().cuda.shared_library
     names = [found.name, str(found)] if found is not None else []
     # The one that is in the process, first: TVM's CUDA runtime has loaded it.
@@ -52,10 +50,3 @@ def cuda_runtime() -> cudart.Runtime:
         with contextlib.suppress(OSError):
             return cudart.Runtime(name)
     raise ValueError("device 'cuda' cannot be trained on: libcudart cannot be loaded")
-
-
-def release_workspaces() -> None:
-    """Gives back what libraries keep for calls, of which a captured step makes none."""
-    from byoc_cudnn.building.compiled import release_workspaces as release
-
-    release()

@@ -18,6 +18,14 @@ from typing import Any
 import tvm
 from tvm.target import Target
 
+import byoc_cudnn
+from byoc_cudnn.building import toolchain
+from byoc_cudnn.building.compiled import release_workspaces
+from byoc_cudnn.codegen import direct
+from byoc_cudnn.table import BACKENDS, backend_of
+from byoc_cudnn.tuning.versions import arch_of
+from legalize.cpu import host_target
+
 from ..facts import lowered_convolutions
 from ..pipeline.cuda import cuda_pipeline
 from ..pipeline.fused_kernels import legalize_ops
@@ -25,7 +33,7 @@ from ..transform.depth_blocks import FORMS
 from ..transform.depth_forms import Wanted
 from .capture import Lane
 from .compiled import Compiled, Progress, compile_module, planned_memory
-from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc, release_workspaces
+from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc
 from .libraries import partitioned
 from .lines import CudaLine, HostLine
 from .options import HOPPER, SELECT, Options
@@ -136,8 +144,6 @@ def place(device: str | Target, options: Options | None = None) -> Place:
 
 def lacking(index: int = 0) -> list[str]:
     """What training on a GPU lacks here, one line each; empty where nothing does."""
-    from byoc_cudnn.building import toolchain
-
     found = toolchain.find()
     toolchain.preload(found)
     lines = []
@@ -164,9 +170,6 @@ def libraries() -> tuple[list[str], list[str]]:
 
     A reason is one line that begins with the library's name.
     """
-    from byoc_cudnn.building import toolchain
-    from byoc_cudnn.table import BACKENDS
-
     found = toolchain.find()
     usable, reasons = [], []
     for name, backend in BACKENDS.items():
@@ -193,15 +196,11 @@ def readiness() -> str:
 
 def compiled_here(mod: tvm.IRModule, function: str) -> Any:
     """A virtual machine of a module whose `function` runs on this machine's CPU."""
-    from legalize.cpu import host_target
-
     return compile_module(mod, host_target(), function=function).vm
 
 
 def _cpu(target: Target | None = None, winograd: bool = True) -> Place:
     def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
-        from legalize.cpu import host_target
-
         chosen = host_target(allow_winograd=winograd) if target is None else target
         return compile_module(mod, chosen, progress=progress)
 
@@ -209,9 +208,6 @@ def _cpu(target: Target | None = None, winograd: bool = True) -> Place:
 
 
 def _cuda(index: int, options: Options) -> Place:
-    from byoc_cudnn.building import toolchain
-    from byoc_cudnn.codegen import direct
-
     runtime = cuda_runtime()
     device = tvm.cuda(index)
     notes: list[str] = []
@@ -246,9 +242,6 @@ def _backends(options: Options, notes: list[str], device: Any = None) -> list[st
 
     Raises ValueError for an unknown name, and with `strict` where one is missing.
     """
-    from byoc_cudnn.table import BACKENDS, backend_of
-    from byoc_cudnn.tuning.versions import arch_of
-
     usable, reasons = libraries()
     if options.backends is None and options.select == "first":
         helpers = [name for name in usable if BACKENDS[name].helps]
@@ -274,9 +267,6 @@ def _backends(options: Options, notes: list[str], device: Any = None) -> list[st
 
 def _blocks(options: Options, chosen: Sequence[str], device: Any) -> Wanted:
     """Forms for convolutions of few channels, or those kernels that are asked before the others."""
-    from byoc_cudnn.table import BACKENDS
-    from byoc_cudnn.tuning.versions import arch_of
-
     first = BACKENDS[chosen[0]]
     asked = len(chosen) > 1 and first.helps and options.select == "first" and not options.wide
     known = options.blocks is True and asked and arch_of(device) == HOPPER
@@ -291,8 +281,6 @@ def _compiled(
     notes: list[str],
     progress: Progress,
 ) -> Compiled:
-    import byoc_cudnn
-
     start, target = time.perf_counter(), Target.from_device(device)
     progress("partitioning")
     if backends:

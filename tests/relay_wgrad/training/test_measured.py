@@ -17,8 +17,9 @@ from byoc_cudnn.tuning import measured as measuring
 from byoc_cudnn.tuning.record import Measurement, Record, without_pins
 from byoc_cudnn.tuning.versions import versions
 from relay_wgrad.training import devices
-from relay_wgrad.training.devices import Options, place
+from relay_wgrad.training.devices import place
 from relay_wgrad.training.libraries import backend_options, partitioned
+from relay_wgrad.training.options import Options
 
 MEASURED = Options(select="measured")
 GPU: Any = SimpleNamespace(index=0, device_name="one", compute_version="9.0", exist=True)

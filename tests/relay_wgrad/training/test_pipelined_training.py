@@ -13,13 +13,14 @@ import pytest
 import tvm
 from tvm import relax
 
-from legalize.cpu import configure_threads
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training import loss_scale, state
 from relay_wgrad.training import trainer as module
 from relay_wgrad.training.capture import Lane, refusal
-from relay_wgrad.training.devices import Options, Place, place
+from relay_wgrad.training.devices import Place, place
 from relay_wgrad.training.lines import Filler
+from relay_wgrad.training.options import Options
 from relay_wgrad.training.repeated import TRIES, WARM, Repeated
 from relay_wgrad.training.trainer import CHECK_EVERY, Trainer
 from relay_wgrad.training.update import rates
