@@ -214,6 +214,25 @@ def test_names_are_imported_from_their_homes() -> None:
                 assert not names, f"{path.relative_to(ROOT)}: {names} come from elsewhere"
 
 
+# ---- switches of the process ---------------------------------------------------------------------
+
+SWITCHES = {
+    "relay_wgrad/ambient.py",  # how many threads are out of `parametrize.cached`
+    "relay_wgrad/registry.py",  # whether it is registered
+    "relay_wgrad/threads.py",  # what a child of fork begins anew
+    "relay_wgrad/torch/cuda_kernels.py",  # set_backends
+    "relay_wgrad/torch/kernels.py",  # allow_winograd; who listens which kernels ran
+    "relay_wgrad/torch/ops.py",  # no_weight_gradients
+}
+"""The list may only shrink: files with functions that rebind a global.  The map has the reasons."""
+
+
+def test_switches_of_the_process_are_known() -> None:
+    trees = ((path, ast.parse(path.read_text())) for path in FILES)
+    found = {path for path, tree in trees if any(isinstance(n, ast.Global) for n in ast.walk(tree))}
+    assert {str(path.relative_to(ROOT)) for path in found} == SWITCHES
+
+
 # ---- tests ---------------------------------------------------------------------------------------
 
 # Folders of tests that mirror no package.
