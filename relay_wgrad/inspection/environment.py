@@ -58,7 +58,7 @@ def facts() -> list[tuple[str, str]]:
         return rows + hidden
     from byoc_cudnn.building import toolchain
 
-    from ..training.devices import readiness
+    from ..training.gpu import readiness
 
     rows.append(("CPU", str(llvm_get_system_cpu())))
     rows.append(("logical processors usable", str(len(os.sched_getaffinity(0)))))

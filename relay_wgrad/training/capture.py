@@ -13,8 +13,6 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from byoc_cudnn.building.compiled import release_workspaces
-
 from ..ir import expressions, is_taken
 from . import cudart
 
@@ -46,6 +44,8 @@ class Lane:
         Raises what the function does, and RuntimeError with CUDA's words where it waited for the
         device or took memory that was not there before.
         """
+        from byoc_cudnn.building.compiled import release_workspaces  # loaded where a GPU is
+
         graph = cudart.Graph(self.runtime)
 
         def capture() -> Any:

@@ -63,7 +63,7 @@ class Trainer:
         `relay_wgrad.transform.ConvertLayout` takes; by default "NCHW", on a GPU "NHWC".
     seed : of dropout's masks and other random inputs, which each step draws anew where its batch
         has none.
-    on_gpu : how convolutions are computed on a GPU: `relay_wgrad.training.devices.Options`.
+    on_gpu : how convolutions are computed on a GPU: `relay_wgrad.training.options.Options`.
     progress : called with a few words before each part that may take long: "differentiating",
         "generating kernels" or "partitioning", "compiling", and the conversion of the layout where
         there is one; with "for 3 images" where it is for a number that has just come.
