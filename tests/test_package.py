@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import relay_wgrad
-from relay_wgrad.inspection import environment as env
+from relay_wgrad.cli import env
 
 ROOT = Path(__file__).parent.parent
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

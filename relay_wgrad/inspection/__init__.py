@@ -4,6 +4,6 @@
 needs no network.  `python -m relay_wgrad inspect` makes one of a model.
 """
 
-from ..lazily import attach as _attach
+from .collect import Inspection, inspect_step
 
-__getattr__, __dir__, __all__ = _attach(__name__, __file__)
+__all__ = ["Inspection", "inspect_step"]

@@ -27,7 +27,6 @@ from .cache import Kernel, Slot, clock
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 Options = tuple[bool | None, bool | None, bool | None]  # benchmark, deterministic, allow_tf32
 # Of CUDA: those, resolved.  Of the CPU: whether Winograd's algorithm is allowed.
-Resolved = cuda_kernels.Asked | bool
 
 DTYPES = {
     torch.float16: "float16",
