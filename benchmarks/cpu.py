@@ -43,6 +43,7 @@ from benchmarks.layers import LAYOUTS, SUITES, Layer, suite
 from legalize import cpu
 from legalize.cpu.ceilings import ceilings
 from relay_wgrad import output
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.problems import poisoned, random_operands, relative_error, tolerance
@@ -203,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin = time.perf_counter()
     if args.threads:
         os.environ["TVM_NUM_THREADS"] = str(args.threads)
-    threads = cpu.configure_threads()
+    threads = configure_threads()
     torch.set_num_threads(threads)
     target = cpu.host_target(threads, allow_winograd=not args.no_winograd)
     console = Console(width=110)

@@ -33,8 +33,9 @@ from rich.table import Table
 
 import relay_wgrad
 from benchmarks.cpu_timing import best, cpu_model
-from legalize.cpu import configure_threads, host_target
+from legalize.cpu import host_target
 from relay_wgrad import output
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training.trainer import Trainer
 from tests.support.torch.model import prepared

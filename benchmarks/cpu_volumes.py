@@ -17,6 +17,7 @@ import torch
 import tvm
 
 from legalize import cpu
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.operands import random_operands
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -63,7 +64,7 @@ def pytorch(problem: ConvProblem) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=cpu.configure_threads())
+    parser.add_argument("--threads", type=int, default=configure_threads())
     threads = parser.parse_args().threads
     torch.set_num_threads(threads)
     target = cpu.host_target()

@@ -19,7 +19,7 @@ from typing import Any
 
 import byoc_cudnn
 import relay_wgrad
-from byoc_cudnn.backends.cutlass.codegen import kernels_of
+from byoc_cudnn.codegen.linked import kernels_of
 from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.training.step import converted, step_module

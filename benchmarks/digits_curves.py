@@ -30,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 import relay_wgrad
-from legalize.cpu import configure_threads
 from relay_wgrad import output
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer, state
 

@@ -321,8 +321,8 @@ def _library(
     from byoc_cudnn.tuning.versions import arch_of
     from relay_wgrad.pipeline.cuda import cuda_pipeline
     from relay_wgrad.training.cuda_tools import cuda_compiler
-    from relay_wgrad.training.devices import Options
     from relay_wgrad.training.libraries import backend_options, library_symbols
+    from relay_wgrad.training.options import Options
 
     backends = LIBRARIES[select]
     how = "measured" if select == "measured" else "first"

@@ -24,7 +24,7 @@ from rich.table import Table
 import relay_wgrad
 from relay_wgrad import output
 from relay_wgrad.frontend import TrainingGraph
-from relay_wgrad.training.devices import Options
+from relay_wgrad.training.options import Options
 from relay_wgrad.training.repeated import TRIES, WARM, Repeated
 from relay_wgrad.training.trainer import Trainer
 

@@ -173,10 +173,11 @@ def measure(name: str) -> dict[str, Any]:
     import tvm
 
     import relay_wgrad
-    from legalize.cpu import configure_threads, host_target
+    from legalize.cpu import host_target
+    from relay_wgrad.cores import configure_threads
     from relay_wgrad.frontend import from_onnx
+    from relay_wgrad.training.compiled import compile_module
     from relay_wgrad.training.step import ADJOINT, step_module
-    from relay_wgrad.training.trainer import compile_module
     from relay_wgrad.transform import ConvertLayout, layout_changes
 
     relay_wgrad.register()

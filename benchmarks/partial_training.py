@@ -123,7 +123,7 @@ def measured(case: Case, side: Ready) -> dict[str, Any]:
 def ours(case: Case) -> Ready:
     """This package."""
     import relay_wgrad
-    from legalize.cpu import configure_threads
+    from relay_wgrad.cores import configure_threads
     from relay_wgrad.frontend import from_torch
     from relay_wgrad.inspection.partial import left_out
     from relay_wgrad.training import Trainer

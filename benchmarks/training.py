@@ -50,8 +50,9 @@ def measure(args: dict[str, Any]) -> dict[str, Any]:
     import gc
 
     import relay_wgrad
-    from legalize.cpu import configure_threads, host_target
+    from legalize.cpu import host_target
     from relay_wgrad.cli.training_report import peak_bytes, reset_peak
+    from relay_wgrad.cores import configure_threads
     from relay_wgrad.frontend import from_onnx
     from relay_wgrad.training.trainer import Trainer
 

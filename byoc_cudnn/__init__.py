@@ -6,13 +6,13 @@
 decides for each convolution of a module, and needs neither a GPU nor a library for it.
 """
 
+from .backends.base import Backend, Row
 from .building.compiled import Library, build
 from .codegen.regions import Region, read_region
 from .decision import Decision
 from .partition import partition, partition_for_cudnn, partition_for_cutlass
-from .relay.partition import register_relay
 from .report import Entry, Report
-from .table import BACKENDS, ROWS, Backend, Row, patterns, register_backend
+from .table import BACKENDS, ROWS, patterns, register_backend
 from .unpartition import unpartition
 
 __all__ = [
@@ -32,6 +32,5 @@ __all__ = [
     "patterns",
     "read_region",
     "register_backend",
-    "register_relay",
     "unpartition",
 ]

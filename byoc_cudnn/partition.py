@@ -10,19 +10,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import tvm
 
-from relay_wgrad import relay
 from relay_wgrad.given import truth
 from relay_wgrad.transform.raising.transform import find_conv_backward
 
-from .relay.partition import partition_relay, with_params
 from .report import PRODUCT, Report
 from .split.partition import bound_backends, check_registered, partition_relax
 from .tuning.record import Record
 from .tuning.selection import Selection
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from relay_wgrad import relay
 
 
 @overload
@@ -107,6 +110,20 @@ def partition(
     return out, report
 
 
+def _relay_of(mod: Any) -> ModuleType | None:
+    """`relay.partition` for a Relay module, else None.
+
+    Relay's surface and its parser are loaded for a module that is not TVM's own, and for no other.
+    """
+    if isinstance(mod, tvm.IRModule):
+        return None
+    from relay_wgrad import relay
+
+    from .relay import partition as for_relay
+
+    return for_relay if isinstance(mod, relay.IRModule) else None
+
+
 def _warn(report: Report, stacklevel: int) -> None:
     if report.hint:
         warnings.warn(
@@ -126,8 +143,8 @@ def _partition(
 ) -> tuple[Any, Report]:
     for name, value in (("strict", strict), ("fuse", fuse), ("products", products)):
         truth(f"partition: {name}", value)
-    is_relay = isinstance(mod, relay.IRModule)
-    if not is_relay:
+    for_relay = _relay_of(mod)
+    if for_relay is None:
         check_registered()
         if not isinstance(mod, tvm.IRModule):
             raise TypeError(f"partition: mod must be an IRModule, got {type(mod).__name__}")
@@ -136,13 +153,13 @@ def _partition(
         raise ValueError(f"partition: select must be 'first' or 'measured', got {select!r}")
     if record is not None and select != "measured":
         raise ValueError("partition: a record is for select='measured'")
-    if is_relay and select == "measured":
+    if for_relay is not None and select == "measured":
         raise ValueError("partition: select='measured' is for Relax modules; lower the Relay one")
-    if is_relay and products:
+    if for_relay is not None and products:
         raise ValueError("partition: products=True is for Relax modules; lower the Relay one")
     measured = Selection(record) if select == "measured" else None
-    if is_relay:
-        out, report = partition_relay(mod, backends, fuse, made_options)
+    if for_relay is not None:
+        out, report = for_relay.partition_relay(mod, backends, fuse, made_options)
     else:
         out, entries = partition_relax(mod, chosen, made_options, measured, products)
         report = Report(entries, find_conv_backward(mod).raised)
@@ -166,13 +183,14 @@ def _partition_for(
     products: bool,
 ) -> tuple[Any, Report]:
     given = {backend: options}
-    if isinstance(mod, relay.IRModule):
-        mod = mod if params is None else with_params(mod, params)
-    elif params is not None:
-        raise TypeError(
-            f"partition_for_{backend}: params are for Relay modules;"
-            " relax.transform.BindParams binds those of a Relax one"
-        )
+    if params is not None:
+        for_relay = _relay_of(mod)
+        if for_relay is None:
+            raise TypeError(
+                f"partition_for_{backend}: params are for Relay modules;"
+                " relax.transform.BindParams binds those of a Relax one"
+            )
+        mod = for_relay.with_params(mod, params)
     out, report = _partition(mod, (backend,), strict, fuse, "first", None, products, given)
     _warn(report, stacklevel=4)
     return out, report

@@ -14,11 +14,6 @@ from .backends import GIVEN, base
 from .backends.base import Backend, Check, Row, option_names, rows_of
 from .codegen import external
 
-__all__ = [
-    "BACKENDS", "CODEGENS", "ROWS", "STOCK", "Backend", "NoOptions", "Row", "backend_of",
-    "options_json", "patterns", "register_backend",
-]  # fmt: skip
-
 STOCK = "tvm"  # in records, the "backend" of the kernel that a convolution gets where it stays
 
 

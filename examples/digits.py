@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 import relay_wgrad
-from legalize.cpu import configure_threads
-from relay_wgrad.data import Data
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer
+from relay_wgrad.training.data import Data
 
 BATCH, HELD_BACK = 64, 360
 

@@ -1,6 +1,5 @@
 from . import conventions as conventions
-from . import data as data
-from . import draw as draw
+from . import cores as cores
 from . import frontend as frontend
 from . import inspection as inspection
 from . import jax as jax
@@ -8,7 +7,6 @@ from . import layouts as layouts
 from . import ops as ops
 from . import problem as problem
 from . import relay as relay
-from . import state as state
 from . import threads as threads
 from . import torch as torch
 from . import training as training

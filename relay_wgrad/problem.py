@@ -25,9 +25,7 @@ from typing import Any
 
 from .given import of_type
 from .layouts import ACTIVATION, ACTIVATIONS, KERNEL, KERNELS, is_permutation, to_layout
-from .rules import Rules
-from .rules import Size as Size
-from .rules import out_size as out_size
+from .rules import Rules, Size, out_size
 
 
 class ConvKind(enum.Enum):

@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
 
+from .cores import configure_threads
 from .given import whole
 
 RUNNERS = 2
@@ -79,8 +80,6 @@ def _elsewhere(function: Callable[..., Any], args: Any, threads: int | None) -> 
 
 def _share(threads: int | None) -> None:
     """Kernels of this thread run in so many from now on."""
-    from legalize.cpu import configure_threads
-
     configure_threads(threads)
     _mine.set = threads
 

@@ -17,24 +17,37 @@ PACKAGES = ("relay_wgrad", "legalize", "byoc_cudnn")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
-# What a package may import when it is imported itself (the standard library aside).
-BASE = {"tvm", "tvm_ffi", "numpy", "ml_dtypes", "relay_wgrad"}
+# Rooms, from the bottom of the house to its top.  A room imports rooms of the lines before its own,
+# not those beside it; imports within functions count.  A file is of the room with the longest name
+# that its path begins with.
+ROOMS = (
+    ("relay_wgrad",),  # the modules that are in no folder: problems, keys, records, threads
+    ("relay_wgrad/ops",),
+    ("relay_wgrad/registry.py",),
+    ("relay_wgrad/transform",),
+    ("relay_wgrad/pipeline", "relay_wgrad/building", "relay_wgrad/conventions"),
+    ("relay_wgrad/frontend", "relay_wgrad/relay"),
+    ("legalize", "byoc_cudnn"),
+    ("byoc_cudnn/relay",),
+    ("byoc_cudnn/partition.py",),  # which loads `relay` for Relay modules
+    ("byoc_cudnn/__init__.py",),
+    ("relay_wgrad/training",),
+    ("relay_wgrad/inspection", "relay_wgrad/torch", "relay_wgrad/jax"),
+    ("relay_wgrad/cli",),
+    ("relay_wgrad/__main__.py",),
+)
+# One room in two folders: operators' homes bring their layout rules, which are made of
+# `layout_rules`; and that reads the records of elementwise operators.
+WITHIN = {"relay_wgrad/layout_rules": "relay_wgrad/ops"}
+# What a package may import beside the standard library.
+OURS = {"relay_wgrad", "legalize", "byoc_cudnn"}
+BASE = {"tvm", "tvm_ffi", "numpy", "ml_dtypes", *OURS}
 ALLOWED = {
     "relay_wgrad": BASE | {"lark", "lazy_loader", "onnx", "google", "rich"},
-    "legalize": BASE | {"legalize"},
-    "byoc_cudnn": BASE | {"byoc_cudnn", "rich"},
+    "legalize": BASE,
+    "byoc_cudnn": BASE | {"rich"},
 }
-# `relay_wgrad` reaches upward inside functions of these files only.
-UPWARD = {
-    "relay_wgrad/cli/train.py", "relay_wgrad/cli/emit.py", "relay_wgrad/inspection/environment.py",
-    "relay_wgrad/cli/arguments.py", "relay_wgrad/cli/partition.py", "relay_wgrad/cli/bench.py",
-    "relay_wgrad/cli/inspect.py",
-    "relay_wgrad/torch/kernels.py", "relay_wgrad/torch/cuda_kernels.py",
-    "relay_wgrad/cli/tune.py", "relay_wgrad/threads.py",
-    "relay_wgrad/training/cuda_tools.py", "relay_wgrad/training/devices.py",
-    "relay_wgrad/training/libraries.py",
-}  # fmt: skip
-STDLIB = __import__("sys").stdlib_module_names
+STDLIB = frozenset(__import__("sys").stdlib_module_names)
 
 
 def module_name(path: Path) -> str:
@@ -42,41 +55,67 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def _source(path: Path, node: ast.ImportFrom) -> str:
+    """The absolute name of the module that a file's `from … import` names."""
+    package = list(path.relative_to(ROOT).parts[:-1])
+    base = package[: len(package) - node.level + 1] if node.level else []
+    return ".".join([*base, *([node.module] if node.module else [])])
+
+
 def imports(path: Path) -> list[tuple[str, bool]]:
     """(absolute module, whether at module level) of every import."""
     tree = ast.parse(path.read_text())
     top = {id(node) for node in tree.body}
-    package = module_name(path).split(".")
-    if path.name != "__init__.py":
-        package = package[:-1]
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(alias.name, id(node) in top) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            name = ".".join([*base, *([node.module] if node.module else [])])
-            found.append((name, id(node) in top))
-            # `from . import x` may name a module.
-            for alias in node.names:
-                path = ROOT / (name + "." + alias.name).replace(".", "/")
-                if path.with_suffix(".py").exists() or (path / "__init__.py").exists():
-                    found.append((f"{name}.{alias.name}", id(node) in top))
+            source = _source(path, node)
+            for alias in node.names:  # `from . import x` may name a module
+                name = f"{source}.{alias.name}"
+                file = ROOT / name.replace(".", "/")
+                is_module = file.with_suffix(".py").exists() or (file / "__init__.py").exists()
+                found.append((name if is_module else source, id(node) in top))
     return found
 
 
+MODULES = {module_name(path): path for path in FILES}
+
+
+def test_foreign_packages() -> None:
+    for path in FILES:
+        allowed = STDLIB | ALLOWED[path.relative_to(ROOT).parts[0]]
+        if path.parent == ROOT / "relay_wgrad" / "torch":
+            allowed = allowed | {"torch"}  # an extra, which nothing else needs
+        foreign = {name.split(".")[0] for name, _ in imports(path)} - allowed
+        assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+PLACES = {room: line for line, rooms in enumerate(ROOMS) for room in rooms}
+
+
+def _room(path: Path) -> str:
+    """The room of a file: the longest name in the table that its path begins with."""
+    file = path.relative_to(ROOT)
+    names = [str(file), *map(str, file.parents)]
+    return next(WITHIN.get(name, name) for name in names if name in PLACES or name in WITHIN)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_import_direction(path: Path) -> None:
-    package = path.relative_to(ROOT).parts[0]
-    for name, top_level in imports(path):
-        root = name.split(".")[0]
-        if root in STDLIB or root in ALLOWED[package]:
-            continue
-        if root == "torch" and path.parent == ROOT / "relay_wgrad" / "torch":
-            continue  # an extra, which nothing else needs
-        upward = package == "relay_wgrad" and root in ("legalize", "byoc_cudnn")
-        lazy = upward and not top_level and str(path.relative_to(ROOT)) in UPWARD
-        assert lazy, f"{path.relative_to(ROOT)} imports {name}"
+def test_rooms_import_what_is_below_them(path: Path) -> None:
+    room = _room(path)
+    for name, _ in imports(path):
+        if name in MODULES and (other := _room(MODULES[name])) != room:
+            assert PLACES[other] < PLACES[room], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_table_of_rooms_is_whole() -> None:
+    rooms = {_room(path) for path in FILES}
+    assert rooms == set(PLACES)
+    folders = {path.parent for path in FILES if len(path.relative_to(ROOT).parts) == 3}
+    ours = {str(f.relative_to(ROOT)) for f in folders if f.parent.name == "relay_wgrad"}
+    assert not ours - set(PLACES) - set(WITHIN), "folders without a place in the order"
 
 
 def test_problem_imports_no_tvm() -> None:
@@ -91,7 +130,7 @@ CIRCLES = {
     ("relay_wgrad.relay.attributes", "relay_wgrad.relay.ops"),  # call.attrs.strides: a default
     *(
         ("relay_wgrad.relay.expr_methods", f"relay_wgrad.relay.{name}")
-        for name in ("ast", "make", "op", "op.registration", "text.printer", "variables")
+        for name in ("ast", "make", "op.registration", "text.printer", "variables")
     ),  # x + y, str(x), x.astype(...)
     *(
         ("relay_wgrad.relay.dataflow_pattern.pattern", f"relay_wgrad.relay.dataflow_pattern.{name}")
@@ -137,9 +176,61 @@ def test_allowed_circles_are_there() -> None:
     assert not [pair for pair in sorted(CIRCLES) if pair[1] not in graph[pair[0]]]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_are_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 420
+# ---- a name has one path -------------------------------------------------------------------------
+
+
+def _gathers(path: Path) -> bool:
+    """Whether a file may show what is others': packages their parts, Relay's surface its paths."""
+    return path.name == "__init__.py" or path.is_relative_to(ROOT / "relay_wgrad" / "relay")
+
+
+def test_every_module_has_something_of_its_own() -> None:
+    for path in FILES:
+        own = [
+            node
+            for node in ast.parse(path.read_text()).body
+            if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr))
+            and not ast.unparse(node).startswith("__all__")
+        ]
+        assert own or _gathers(path), f"{path.relative_to(ROOT)} only imports"
+
+
+def test_names_are_imported_from_their_homes() -> None:
+    brought = {
+        module_name(path): {
+            alias.asname or alias.name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for path in FILES
+        if not _gathers(path)
+    }
+    for path in [*FILES, *TESTS, *(ROOT / "benchmarks").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                module = _source(path, node)
+                names = {alias.name for alias in node.names} & brought.get(module, set())
+                assert not names, f"{path.relative_to(ROOT)}: {names} come from elsewhere"
+
+
+# ---- switches of the process ---------------------------------------------------------------------
+
+SWITCHES = {
+    "relay_wgrad/ambient.py",  # how many threads are out of `parametrize.cached`
+    "relay_wgrad/registry.py",  # whether it is registered
+    "relay_wgrad/threads.py",  # what a child of fork begins anew
+    "relay_wgrad/torch/cuda_kernels.py",  # set_backends
+    "relay_wgrad/torch/kernels.py",  # allow_winograd; who listens which kernels ran
+    "relay_wgrad/torch/ops.py",  # no_weight_gradients
+}
+"""The list may only shrink: files with functions that rebind a global.  The map has the reasons."""
+
+
+def test_switches_of_the_process_are_known() -> None:
+    trees = ((path, ast.parse(path.read_text())) for path in FILES)
+    found = {path for path, tree in trees if any(isinstance(n, ast.Global) for n in ast.walk(tree))}
+    assert {str(path.relative_to(ROOT)) for path in found} == SWITCHES
 
 
 # ---- tests ---------------------------------------------------------------------------------------
@@ -247,8 +338,6 @@ BACKENDS = sorted(folder.name for folder in _FOLDERS if (folder / "__init__.py")
 NAMING = {
     "byoc_cudnn/backends/__init__.py",  # the list of them
     "byoc_cudnn/partition.py",  # partition_for_cudnn, partition_for_cutlass: public
-    "byoc_cudnn/emit.py",  # a public path
-    "byoc_cudnn/cudnn_library.py",  # a public path
     "byoc_cudnn/building/components.py",  # a component of the toolchain: cuDNN's headers
     "relay_wgrad/cli/emit.py",  # programs of cuDNN alone
     "relay_wgrad/torch/cuda_kernels.py",  # PyTorch's functions on CUDA are cuDNN's

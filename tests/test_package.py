@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import relay_wgrad
-from relay_wgrad.inspection import environment as env
+from relay_wgrad.cli import env
 
 ROOT = Path(__file__).parent.parent
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -55,6 +55,19 @@ def test_parts_are_attributes() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_libraries_load_no_front_end() -> None:
+    """Relay's surface and its parser, PyTorch, ONNX and JAX: beside what TVM loads itself."""
+    code = (
+        "import sys, tvm\n"
+        "before = {*sys.modules}\n"
+        "import byoc_cudnn, legalize.cpu, legalize.cuda\n"
+        "new = {*sys.modules} - before\n"
+        "refused = {'lark', 'torch', 'onnx', 'jax', 'relay_wgrad.relay', 'relay_wgrad.frontend'}\n"
+        "assert not refused & new, refused & new\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_no_such_part() -> None:
     with pytest.raises(AttributeError, match="module 'relay_wgrad' has no attribute 'nothing'"):
         relay_wgrad.nothing  # noqa: B018
@@ -68,6 +81,22 @@ def test_env_tells_of_a_package_that_hides_ours(
     monkeypatch.setattr(env, "find_spec", lambda name: other if name == "legalize" else None)
     assert [name for name, _ in env.shadowed()] == ["legalize", "byoc_cudnn"]
     assert env.shadowed()[0][1].startswith(f"not this package's: {tmp_path / 'legalize'}")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_env_answers_where_a_package_hides_ours(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "legalize").mkdir()
+    (tmp_path / "legalize" / "__init__.py").touch()
+    code = (
+        "import sys\n"
+        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
+        f"sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
+        "from relay_wgrad.cli import main\n"
+        f"raise SystemExit(main(['env', *{options!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "not this package's" in done.stdout
 
 
 def test_register_tells_of_a_package_that_hides_ours(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def build(
     target : a CUDA target; by default that of the first device, or the oldest one that runs
         half-precision tensor cores on every supported GPU (sm_75) where there is none.
     pipeline : the Relax pipeline for what was left, as `tvm.compile` takes it; by default
-        `relay_wgrad.transform.cuda_pipeline`.
+        `relay_wgrad.pipeline.cuda`.
     direct : whether training batch normalization (`relax.nn.batch_norm_train` and its backward) and
         max pooling go to kernels of our own, casts and transpositions of weights and of their
         gradients to one for all, and so updates of parameters; they need nvcc.  None: if it is

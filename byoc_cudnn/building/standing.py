@@ -9,7 +9,6 @@ build at the same time do no harm; and it ends with its own digest, so a damaged
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import tvm_ffi
 
 from relay_wgrad.building.kept import key_of, read, write
+from relay_wgrad.locks import lock
 from relay_wgrad.output import working_folder
 
 from .link import host_facts, shared_command
@@ -41,15 +41,7 @@ class Standing:
     source: Callable[[], str]
     lacking: Callable[[Toolchain], str]
     loaded: Any = None
-    _lock: Any = field(default_factory=threading.Lock, repr=False)
-
-    def __post_init__(self) -> None:
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
-
-    def _after_fork(self) -> None:
-        """Another thread may have held the lock, and the child has only this one."""
-        self._lock = threading.Lock()
+    _lock: Any = field(default_factory=lock, repr=False)
 
     def module(self) -> Any:
         """The library, loaded by the first call.  Raises ToolchainError as `load` does."""

@@ -21,11 +21,12 @@ from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.op.contrib import register_pattern_table
 from relay_wgrad.relay.ops import REGISTRY
 
+from ..backends.base import Row
 from ..fused import EPILOGUES, OPERAND, VALUE, Form
 from ..patterns import CALLS
 from ..report import Entry
 from ..split.partition import partition_part
-from ..table import BACKENDS, Row, backend_of
+from ..table import BACKENDS, backend_of
 
 _MAIN = "main"
 _PREFIX = "relax."

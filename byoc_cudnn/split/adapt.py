@@ -309,5 +309,5 @@ def _call(call: relax.Call, args: dict[str, relax.Expr], new: ConvProblem) -> re
 
 __all__ = [
     "Note", "adapt_function", "adapted", "describe", "in_layouts",
-    "nearest", "symmetric", "widened",
+    "nearest", "widened",
 ]  # fmt: skip

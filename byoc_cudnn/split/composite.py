@@ -22,8 +22,9 @@ from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
 from relay_wgrad.transform.substitute import substitute
 
+from ..backends.base import Row
 from ..patterns import Chain
-from ..table import CODEGENS, Row
+from ..table import CODEGENS
 
 _DGRADS = frozenset(DGRADS.values())
 

@@ -13,10 +13,11 @@ from relay_wgrad.keys import COMPOSITE, PROBLEM, ROW
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+from ..backends.base import Backend, Row
 from ..decision import Decision, no
 from ..patterns import EPILOGUES, INNER, Chain
 from ..report import FASTER_HERE, Entry
-from ..table import CODEGENS, Backend, Row
+from ..table import CODEGENS
 from .adapt import Note, adapt_function, adapted
 from .blocks import Block, blocks_of, rewrite_blocks, uses_of
 from .composite import (

@@ -11,9 +11,10 @@ from tvm import relax
 
 from relay_wgrad import registry
 
+from ..backends.base import Backend
 from ..codegen import external
 from ..report import Entry
-from ..table import Backend, backend_of, options_json
+from ..table import backend_of, options_json
 from ..tuning.selection import Selection
 from .composite import Composites, composite_in, is_closed, short_name
 from .offload import FunctionPartition, family_calls, repro_of

@@ -10,8 +10,8 @@ import tvm
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.transform.raise_product import ProductEntry, raise_products
 
+from ..backends.base import Backend
 from ..report import PRODUCT, Entry
-from ..table import Backend
 from .offload import instead
 
 

@@ -1,4 +1,4 @@
-// Times a function of tensors on a device, for `byoc_cudnn.tune`.
+// Times a function of tensors on a device, for `byoc_cudnn.tuning.tune`.
 //
 // The stream waits on the host while the calls are enqueued, so that launching is no part of the time.
 

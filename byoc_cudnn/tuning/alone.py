@@ -19,6 +19,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 
+from relay_wgrad.locks import lock
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
@@ -41,7 +42,7 @@ SIZES = 8
 """Sizes of a layer that a process measures; further ones get what the nearest of them got."""
 _SECONDS = 1800  # for the host's compiler
 
-_lock = threading.RLock()
+_lock = lock(threading.RLock)
 
 
 @dataclass(frozen=True)
@@ -312,13 +313,3 @@ def _warn(text: str) -> None:
     if line not in warned:
         warned.add(line)
         warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
-def _after_fork() -> None:
-    """The thread that held the lock may be one that the child has not."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

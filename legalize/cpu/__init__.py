@@ -23,11 +23,11 @@ from relay_wgrad.problem import ConvProblem
 from . import volume
 from .choose import choose
 from .direct.product import as_product
-from .machine import Machine, configure_threads, host_target, machine
+from .machine import Machine, host_target, machine
 from .words.loops import argument, one_core
 from .words.memory import Memory
 
-__all__ = ["choice", "configure_threads", "host_target", "prim_func"]
+__all__ = ["choice", "host_target", "prim_func"]
 
 
 def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:

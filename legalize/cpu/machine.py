@@ -1,18 +1,16 @@
-"""What kernels need to know of a CPU: registers, caches, cores; and TVM's threads on this host."""
+"""What kernels need to know of a CPU: registers, caches, cores."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tvm
 from tvm.target import Target, codegen
 
-from relay_wgrad.given import of_type, truth, whole
+from relay_wgrad.cores import text_of, usable_cores
+from relay_wgrad.given import truth, whole
 from relay_wgrad.problem import DTYPE_BYTES
 
 
@@ -80,9 +78,9 @@ def _caches() -> dict[str, int]:
     """What this host says of its caches, by the names of `Machine`'s fields."""
     found: dict[str, int] = {}
     for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        words = [_read(folder / name) or "" for name in ("level", "type", "size")]
-        ways = _read(folder / "ways_of_associativity") or ""
-        line = _read(folder / "coherency_line_size") or ""
+        words = [text_of(folder / name) or "" for name in ("level", "type", "size")]
+        ways = text_of(folder / "ways_of_associativity") or ""
+        line = text_of(folder / "coherency_line_size") or ""
         if words[1] == "Instruction" or not words[2].endswith("K") or not words[2][:-1].isdigit():
             continue
         size = int(words[2][:-1]) << 10
@@ -116,72 +114,3 @@ def host_target(cores: int | None = None, *, allow_winograd: bool = True) -> Tar
             "opt-level": 2,
         }
     )  # fmt: skip
-
-
-def usable_cores() -> list[int]:
-    """One logical processor of each physical core that this process may run on.
-
-    The affinity mask is counted, siblings of one core count once, and a CPU quota of the
-    container cuts the list.
-    """
-    if hasattr(os, "sched_getaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-    else:  # not Linux
-        allowed = list(range(os.cpu_count() or 1))
-    first: dict[str, int] = {}
-    for cpu in allowed:
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        siblings = _read(path) or str(cpu)
-        first.setdefault(siblings, cpu)
-    cores = sorted(first.values())
-    quota = _quota()
-    return cores if quota is None else cores[: max(1, int(quota + 0.5))]
-
-
-_MOST = 4096  # threads of TVM's pool
-
-
-def configure_threads(most: int | None = None) -> int:
-    """Lets TVM's thread pool use every core that this process may; returns their number.
-
-    `most`: no more threads than that; at least 1.
-
-    TVM takes half of the logical processors on x86, whether or not they are siblings.  A set
-    TVM_NUM_THREADS is respected: then nothing is changed.  A pool belongs to the thread that runs
-    the model and cannot grow beyond what its first kernel made it, so call this in that thread
-    before.  Workers of a thread that is gone stay; `relay_wgrad.threads` runs kernels for others.
-
-    Raises ValueError for a TVM_NUM_THREADS that is no number of threads: TVM would start them all;
-    TypeError for a `most` that is no integer.
-    """
-    of_type("configure_threads: most", most, (int, np.integer, type(None)), "a number of threads")
-    given = os.environ.get("TVM_NUM_THREADS", "1")
-    if not (given.isascii() and given.isdecimal() and len(given) < 6 and 0 < int(given) <= _MOST):
-        raise ValueError(f"TVM_NUM_THREADS must be from 1 to {_MOST}, got {given!r}")
-    if "TVM_NUM_THREADS" not in os.environ:
-        cores = usable_cores()
-        # Threads may move among all cores, fewer too: other processes, which have the same list,
-        # disturb less.
-        share_all_cores, threads = -3, len(cores) if most is None else max(1, most)
-        configure = tvm.get_global_func("runtime.config_threadpool")
-        configure(share_all_cores, min(threads, len(cores)), [str(core) for core in cores])
-    return int(tvm.get_global_func("runtime.NumThreads")())
-
-
-def _quota() -> float | None:
-    """CPUs that the control group allows, or None for no limit."""
-    v2 = _read(Path("/sys/fs/cgroup/cpu.max"))
-    v1 = [_read(Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{x}_us")) for x in ("quota", "period")]
-    words: list[Any] = v2.split() if v2 else v1
-    try:
-        quota, period = float(words[0]), float(words[1])
-    except (TypeError, ValueError, IndexError):
-        return None
-    return quota / period if quota > 0 and period > 0 else None
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None

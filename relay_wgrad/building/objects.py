@@ -19,8 +19,8 @@ from tvm.ir import GlobalVar
 from tvm.target import Target
 from tvm_ffi.structural import structural_hash, structural_walk
 
+from ..cores import usable_cores
 from ..output import working_folder
-from ..registry import loaded
 from .kept import Kept, key_of
 from .versions import compilers
 
@@ -70,8 +70,7 @@ def objects(
             kept.put(key, content)
         return Object(names, key, content, seconds)
 
-    cores = len(loaded("legalize.cpu.machine:usable_cores")())
-    with ThreadPoolExecutor(max(1, min(len(units), cores))) as pool:
+    with ThreadPoolExecutor(max(1, min(len(units), len(usable_cores())))) as pool:
         waiting, kept_ones = [pool.submit(one, unit) for unit in units], 0
         try:
             for done, one_more in enumerate(as_completed(waiting), 1):

@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import tvm
 
+from legalize.cpu import host_target, prim_func
+from legalize.cpu.ceilings import ceilings
+
 from .. import output, registry
+from ..cores import configure_threads
 from ..display import Display, columns, duration, milliseconds, print_whole, short, warn
 from ..operands import poisoned, random_operands
 from ..ops.view import family_def, problem_of
@@ -28,8 +32,6 @@ def run(args: argparse.Namespace) -> int:
         return 2
     output.check_all({"--json": args.json}, {"MODEL": args.model})
     registry.register()
-    from legalize.cpu import configure_threads, host_target
-    from legalize.cpu.ceilings import ceilings
 
     display = Display(args.quiet)
     threads, target = configure_threads(), host_target()
@@ -67,8 +69,6 @@ def _problems(args: argparse.Namespace, display: Display) -> tuple[str, Counter[
 
 
 def _row(problem: ConvProblem, count: int, rounds: int, target: Any, limits: Any) -> dict[str, Any]:
-    from legalize.cpu import prim_func
-
     kernel = tvm.compile(prim_func(problem, target), target=target)["main"]
     operands = [tvm.runtime.tensor(x) for x in random_operands(problem, np.random.default_rng(0))]
     out = tvm.runtime.tensor(poisoned(problem))

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from byoc_cudnn.backends.cudnn.program import emit
+from byoc_cudnn.building import toolchain
+
 from .. import output
 
 
 def run(args: argparse.Namespace) -> int:
     """Does it.  The exit code is 2 for what cannot be written, 1 if the program failed."""
-    from byoc_cudnn.backends.cudnn.program import emit
-
     try:
         source = emit(
             args.problem, allow_tf32=not args.no_tf32, workspace_limit=args.workspace_limit
@@ -36,8 +37,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say_how_to_build(source: Path) -> None:
-    from byoc_cudnn.building import toolchain
-
     found = toolchain.find()
     if found.missing():
         text = f"its head says how to build it; on this machine {found.missing()}"
@@ -49,8 +48,6 @@ def _say_how_to_build(source: Path) -> None:
 
 
 def _build_and_run(source: str) -> int:
-    from byoc_cudnn.building import toolchain
-
     with output.working_folder() as folder:
         file, program = folder / "program.cc", folder / "program"
         file.write_text(source, encoding="utf-8")

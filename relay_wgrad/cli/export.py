@@ -7,14 +7,13 @@ import sys
 
 from .. import output, registry
 from ..display import Display
+from ..frontend import gradient_to_onnx
+from ..training.step import converted
 from . import arguments
 
 
 def run(args: argparse.Namespace) -> int:
     """Writes the file; 1 for what cannot be written."""
-    from ..frontend import gradient_to_onnx
-    from ..training.step import converted
-
     if args.dtype not in ("float32", "float64"):
         print("export: --dtype must be f32 or f64: mixed precision is not written", file=sys.stderr)
         return 2

@@ -11,7 +11,13 @@ from typing import Any
 
 import tvm
 
+from byoc_cudnn import partition
+from byoc_cudnn.report import PRODUCT
+from legalize.cpu import host_target
+from legalize.cpu.ceilings import ceilings
+
 from .. import output, registry
+from ..cores import configure_threads
 from ..display import Display, warn
 from ..facts import Lowered
 from ..inspection import Inspection, inspect_step
@@ -65,7 +71,6 @@ class _Measured:
 
 def _inspected(args: argparse.Namespace) -> Inspection:
     registry.register()
-    from byoc_cudnn import partition
 
     display = Display(args.quiet)
     with display.progress:
@@ -99,9 +104,6 @@ def _inspected(args: argparse.Namespace) -> Inspection:
 def _on_cpu(
     args: argparse.Namespace, graph: Any, display: Display, facts: dict[str, Any]
 ) -> _Measured:
-    from legalize.cpu import configure_threads, host_target
-    from legalize.cpu.ceilings import ceilings
-
     threads, target = configure_threads(), host_target()
     with display.part("measuring the machine"):
         limits = ceilings(target, threads)
@@ -123,8 +125,6 @@ def _on_cpu(
 def _on_gpu(
     args: argparse.Namespace, graph: Any, display: Display, facts: dict[str, Any]
 ) -> _Measured:
-    from byoc_cudnn.report import PRODUCT
-
     with display.parts() as begin:
         trainer = Trainer(
             graph, args.device, dtype=args.dtype, layout=args.layout, progress=begin

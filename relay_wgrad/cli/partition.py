@@ -5,23 +5,20 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
+
+from byoc_cudnn import partition
+from byoc_cudnn.report import Report
 
 from .. import output, registry
 from ..display import Display, print_whole
 from . import arguments
 
-if TYPE_CHECKING:
-    from byoc_cudnn.report import Report
-
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; 1 where a convolution stays with `--strict`."""
-    from byoc_cudnn import partition
-
     output.check_all({"--output": args.output}, {"MODEL": args.model})
     registry.register()
     display = Display(args.quiet)

@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 import tvm
 
+from legalize import compare
+from legalize.cpu import host_target
+
 from .. import output, registry
+from ..cores import configure_threads
 from ..display import Display, print_whole, warn
 from ..frontend import to_onnx
 from ..inspection.partial import left_out
@@ -81,7 +85,6 @@ def run(args: argparse.Namespace) -> int:
 def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Runs the command; returns all figures, and whether the run went well."""
     registry.register()
-    from legalize.cpu import configure_threads, host_target
 
     report = Display(args.quiet)
     threads, target = configure_threads(), host_target()
@@ -194,8 +197,6 @@ def _apart(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
 
 def _check(report: Display, trainer: Trainer, target: Any) -> dict[str, Any]:
     """Every distinct kernel against the stock composite on random operands."""
-    from legalize import compare
-
     distinct = list(dict.fromkeys(c.problem for c in trainer.compiled.convolutions))
     problems = [ConvProblem.parse(text) for text in distinct]
     opinions: dict[str, Any] = {}

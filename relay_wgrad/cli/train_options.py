@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..named import parsed
 from ..training.schedules import SCHEDULES
 from ..training.update import Update
 from . import arguments
@@ -14,8 +15,6 @@ _NAMES = ("weight_decay", "decay", "clip_norm", "clip_value", "schedule", "ema",
 
 def whole(text: str, steps: int) -> str:
     """With `steps`, where a schedule has such and none are given."""
-    from ..named import parsed
-
     name, options = parsed(text)
     known = SCHEDULES.get(name)
     if known is None or "steps" in options or "steps" not in known.__dataclass_fields__:

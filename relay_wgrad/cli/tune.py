@@ -11,6 +11,12 @@ import tvm
 from rich.markup import escape
 from rich.table import Table
 
+from byoc_cudnn.backends.base import option_names
+from byoc_cudnn.table import STOCK, backend_of
+from byoc_cudnn.tuning.record import Record
+from byoc_cudnn.tuning.tune import tune
+from legalize import cuda
+
 from .. import registry
 from ..display import Display
 from ..keys import SYMBOL
@@ -23,9 +29,6 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.model) == bool(args.problem):
         print("tune: give a model, or problems with --problem", file=sys.stderr)
         return 2
-    from byoc_cudnn.table import STOCK
-    from byoc_cudnn.tuning.record import Record
-    from byoc_cudnn.tuning.tune import tune
 
     registry.register()
     path = Record.default_path() if args.record is None else args.record
@@ -56,9 +59,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace, libraries: Sequence[str]) -> dict[str, Any]:
     """What the switches say, of each library's options those that it has."""
-    from byoc_cudnn.backends.base import option_names
-    from byoc_cudnn.table import backend_of
-
     found: dict[str, dict[str, Any]] = {}
     for name in libraries:
         known = option_names(backend_of(name).options)
@@ -74,8 +74,6 @@ def _module(args: argparse.Namespace) -> tvm.IRModule:
 
 def _stock(problem: ConvProblem) -> Callable[..., Any]:
     """The kernel that a convolution gets if no library takes it."""
-    from legalize import cuda
-
     target = tvm.target.Target.from_device(tvm.cuda(0))
     func = cuda.prim_func(problem, target).with_attr(SYMBOL, "main")
     call: Callable[..., Any] = tvm.compile(tvm.IRModule({"main": func}), target=target)["main"]

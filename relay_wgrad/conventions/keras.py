@@ -22,7 +22,8 @@ from typing import Any
 
 from ..attrs import as_int, pair
 from ..layouts import to_layout
-from ..problem import ConvKind, ConvProblem, out_size
+from ..problem import ConvKind, ConvProblem
+from ..rules import out_size
 from . import common
 from .common import Axis, Conversion, Layouts, Pair, Quad, Window, Written
 

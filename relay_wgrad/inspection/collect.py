@@ -22,6 +22,8 @@ from ..transform.checkpoint import bytes_of
 from . import groups as grouping
 from .dataflow import Dataflow, dataflow
 from .memory import memory
+from .page import page
+from .text import markdown
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,10 @@ class Inspection:
 
     def to_markdown(self) -> str:
         """Totals, and tables of convolutions and layout changes."""
-        from .text import markdown
-
         return markdown(self.data)
 
     def to_html(self) -> str:
         """One page that needs nothing else: picture, tables, memory."""
-        from .page import page
-
         return page(self.data)
 
 

@@ -1,6 +1,6 @@
 """`draw`: a Relax function's dataflow as a picture.
 
-    from relay_wgrad.draw import draw
+    from relay_wgrad.inspection.draw import draw
     draw(module["main_adjoint"], highlight="layout change").save("gradient.png")
 
 Needs the extra `notebooks`: grandalf orders and places the boxes in layers (Sugiyama's method),

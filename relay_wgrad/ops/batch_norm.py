@@ -23,8 +23,9 @@ from tvm import relax
 
 from ..attrs import as_int
 from ..dtypes import HALVES
-from ..problem import DTYPE_BYTES, Size
+from ..problem import DTYPE_BYTES
 from ..relation import Checks, as_size
+from ..rules import Size
 from .algebra import get_op
 
 R = relax.op

@@ -9,8 +9,9 @@ from tvm.ir import Op
 
 from ..layouts import is_permutation, to_layout
 from ..opdef import OpDef
-from ..problem import ROLES, ConvProblem, Size
+from ..problem import ROLES, ConvProblem
 from ..relation import as_size
+from ..rules import Size
 from . import FAMILY
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from numbers import Number
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..keys import SYMBOL
@@ -118,6 +119,13 @@ class FunctionMethods(ExprMethods):
         return replace(self, attrs=kept)
 
 
+def _registration() -> ModuleType:
+    """Where what users register for operators is kept: it is built on the tree."""
+    from .op import registration
+
+    return registration
+
+
 class OpMethods(ExprMethods):
     """An operator's registration; `relay.op.get` and `relay.op.register` give the operator.
 
@@ -135,42 +143,30 @@ class OpMethods(ExprMethods):
 
         Without a function `rel_name` is one of Relay's: Identity, Broadcast, BroadcastComp.
         """
-        from .op import registration
-
-        registration.add_type_rel(self.name, rel_name, type_rel_func)
+        _registration().add_type_rel(self.name, rel_name, type_rel_func)
 
     def add_argument(self, name: str, type: str, description: str) -> None:  # noqa: A002
         """Names the next argument; type and description are for the reader."""
-        from .op import registration
-
-        registration.add_argument(self.name, name, type, description)
+        _registration().add_argument(self.name, name, type, description)
 
     def set_num_inputs(self, n: int) -> None:
         """How many arguments the operator takes."""
-        from .op import registration
-
-        registration.set_num_inputs(self.name, n)
+        _registration().set_num_inputs(self.name, n)
 
     @staticmethod
     def get(op_name: str) -> Op:
         """The operator of that name, as `relay.op.get`."""
-        from .op import registration
-
-        return registration.get(op_name)
+        return _registration().get(op_name)
 
     @staticmethod
     def list_op_names() -> list[str]:
         """The names of all operators."""
-        from .op import registration
-
-        return registration.list_op_names()
+        return _registration().list_op_names()
 
     @property
     def num_inputs(self) -> int:
         """How many arguments the operator takes; -1 for any number."""
-        from .op import registration
-
-        return registration.num_inputs(self.name)
+        return _registration().num_inputs(self.name)
 
     @property
     def support_level(self) -> int:
@@ -188,15 +184,11 @@ class OpMethods(ExprMethods):
 
     def set_attr(self, attr_name: str, value: Any, plevel: int = 10) -> None:
         """Sets what `get_attr` gives; FPrimalGradient and its like are hooks."""
-        from .op import registration
-
-        registration.set_attr(self.name, attr_name, value, plevel)
+        _registration().set_attr(self.name, attr_name, value, plevel)
 
     def get_attr(self, attr_name: str) -> Any:
         """What is set with the highest level, or None."""
-        from .op import registration
-
-        return registration.get_attr(self.name, attr_name)
+        return _registration().get_attr(self.name, attr_name)
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether one is set."""
@@ -204,9 +196,7 @@ class OpMethods(ExprMethods):
 
     def reset_attr(self, attr_name: str) -> None:
         """Takes back what `set_attr` has set, at all levels."""
-        from .op import registration
-
-        registration.reset_attr(self.name, attr_name)
+        _registration().reset_attr(self.name, attr_name)
 
 
 class ModuleMethods:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from importlib import resources
-from typing import TYPE_CHECKING
 
+from .ast import IRModule
 from .expr_methods import ModuleMethods
 from .text.parser import fromtext
-
-if TYPE_CHECKING:
-    from .ast import IRModule
 
 _NAMES = ("prelude.rly", "nat.rly", "gradient.rly")
 
@@ -29,8 +26,6 @@ class Prelude:
     """A module with lists, options and trees in it, and its functions by name: `prelude.map`."""
 
     def __init__(self, mod: IRModule | None = None) -> None:
-        from .ast import IRModule
-
         self.mod = IRModule({}) if mod is None else mod
         made = standard_module("prelude.rly")
         self.mod.update(made)

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..problem import ConvKind, out_size, transposed_size
+from ..problem import ConvKind, transposed_size
 from ..ranks import OWN, RANKS
+from ..rules import out_size
 from .kernels import DTYPES, Geometry
 
 Ints = int | Sequence[int]

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..locks import lock
+
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
 
 SIZE = 512
@@ -54,11 +56,7 @@ class Cache:
         self.prepared: dict[Any, Any] = {}
         self.slots: dict[Any, Slot] = {}
         self._first: dict[Any, int] = {}  # a problem's first number of images
-        self._lock = threading.RLock()
-
-    def reset_lock(self) -> None:
-        """After a fork: whoever held it is not in this process."""
-        self._lock = threading.RLock()
+        self._lock = lock(threading.RLock)
 
     def find(self, key: Any) -> Slot | None:
         slot = self.slots.get(key)

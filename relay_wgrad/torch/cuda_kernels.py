@@ -8,10 +8,8 @@ have for the problem, by times of this machine that are kept.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -105,16 +103,17 @@ def _base(problem: ConvProblem, device: torch.device, asked: Asked) -> tuple[str
         if cudnn.check(inner := _unpadded(problem), ""):
             return cudnn.NAME, asdict(options), _padded(problem, _cudnn(inner, options))
     toolchain.preload(found)
-    if find_spec("cuda") is None:  # TVM compiles with NVRTC through NVIDIA's bindings, or with nvcc
-        os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
     import tvm
 
     from legalize import cuda
 
+    from ..training.cuda_tools import cuda_compiler
+
     target = tvm.target.Target.from_device(tvm.cuda(device.index or 0))
-    if problem.rank == 3:
-        return STOCK, {}, _of_any_rank(problem, target)
-    return STOCK, {}, of_its_memory(cuda.prim_func(problem, target), target)
+    with cuda_compiler():
+        if problem.rank == 3:
+            return STOCK, {}, _of_any_rank(problem, target)
+        return STOCK, {}, of_its_memory(cuda.prim_func(problem, target), target)
 
 
 def _of_any_rank(problem: ConvProblem, target: Any) -> Kernel:

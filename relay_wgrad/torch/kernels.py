@@ -5,7 +5,6 @@ On the CPU they are those of `legalize.cpu`.  For CUDA see `cuda_kernels`.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,10 @@ import torch
 from .. import threads
 from ..ambient import outside
 from ..layouts import ACTIVATIONS, KERNELS
-from ..problem import ConvKind, ConvProblem, out_size
+from ..locks import lock
+from ..problem import ConvKind, ConvProblem
 from ..ranks import OWN
+from ..rules import out_size
 from . import cache, cuda_kernels, narrow
 from .cache import Kernel, Slot, clock
 
@@ -26,7 +27,6 @@ from .cache import Kernel, Slot, clock
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 Options = tuple[bool | None, bool | None, bool | None]  # benchmark, deterministic, allow_tf32
 # Of CUDA: those, resolved.  Of the CPU: whether Winograd's algorithm is allowed.
-Resolved = cuda_kernels.Asked | bool
 
 DTYPES = {
     torch.float16: "float16",
@@ -76,7 +76,7 @@ def winograd_is_allowed() -> bool:
     return _winograd
 
 
-_lock = threading.RLock()
+_lock = lock(threading.RLock)
 _heard: list[tuple[ConvKind, str]] | None = None  # see `heard`
 
 
@@ -348,14 +348,3 @@ def cpu_kernel(problem: ConvProblem, winograd: bool, shared: bool = False) -> Ke
     return lambda first, second, out: threads.run(
         kernel, first, second, out, threads=torch.get_num_threads()
     )
-
-
-def _after_fork() -> None:
-    """The thread that held the lock may be one that the child has not."""
-    global _lock
-    _lock = threading.RLock()
-    cache.kept.reset_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from ..frontend import TrainingGraph
 from .compiled import Progress
-from .devices import Place
+from .places import Place
 
 T = TypeVar("T")
 

@@ -15,7 +15,6 @@ from tvm import relax
 
 from ..ir import expressions, is_taken
 from . import cudart
-from .cuda_tools import release_workspaces
 
 
 class Lane:
@@ -45,6 +44,8 @@ class Lane:
         Raises what the function does, and RuntimeError with CUDA's words where it waited for the
         device or took memory that was not there before.
         """
+        from byoc_cudnn.building.compiled import release_workspaces  # loaded where a GPU is
+
         graph = cudart.Graph(self.runtime)
 
         def capture() -> Any:

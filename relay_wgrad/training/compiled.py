@@ -12,6 +12,8 @@ import tvm
 from tvm import relax
 from tvm.target import Target
 
+from legalize.cpu.machine import machine
+
 from ..building import programs
 from ..building.kept import Kept
 from ..building.program import build
@@ -19,7 +21,7 @@ from ..building.programs import key_of_program
 from ..facts import Lowered, lowered_convolutions
 from ..pipeline.cpu import cpu_pipeline
 from ..pipeline.fused_kernels import legalize_ops
-from ..registry import is_registered, loaded
+from ..registry import is_registered
 from .step import ADJOINT, PlannedMemory
 
 Progress = Callable[[str], None]
@@ -64,8 +66,8 @@ def compile_module(
     """
     start, is_cpu, kept, key = time.perf_counter(), target.kind.name == "llvm", Kept(), None
     if is_cpu:
-        machine = loaded("legalize.cpu.machine:machine")(target)
-        key = key_of_program(mod, target, [function, str(is_registered()), repr(machine)])
+        facts = [function, str(is_registered()), repr(machine(target))]
+        key = key_of_program(mod, target, facts)
     if key is not None and (found := programs.get(kept, key)) is not None:
         program, known = found
         progress("loading what was compiled before")

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from importlib.util import find_spec
+
+from byoc_cudnn.building import toolchain
+from byoc_cudnn.building.in_use import InUse
 
 from . import cudart
 
 _COMPILER = "TVM_CUDA_COMPILE_MODE"
 
 
-@contextlib.contextmanager
-def cuda_compiler() -> Iterator[None]:
+def _enter(undo: contextlib.ExitStack) -> None:
+    nvcc = toolchain.find().nvcc
+    if has_nvrtc() or nvcc is None:
+        return
+    path = os.environ.get("PATH")
+    changed = {"PATH": f"{os.defpath if path is None else path}{os.pathsep}{nvcc.parent}"}
+    if _COMPILER not in os.environ:
+        changed[_COMPILER] = "nvcc"
+    for name, value in changed.items():
+        before = os.environ.get(name)
+        os.environ[name] = value
+        if before is None:
+            undo.callback(os.environ.pop, name, None)
+        else:
+            undo.callback(os.environ.__setitem__, name, before)
+
+
+_in_use = InUse(_enter)
+
+
+def cuda_compiler() -> contextlib.AbstractContextManager[None]:
     """Within it TVM compiles CUDA kernels with what is here: NVRTC's bindings, or else nvcc.
 
     TVM wants the first unless it is told, and looks for nvcc on PATH alone.  What the user has set
     stays.
     """
-    from byoc_cudnn.building import toolchain
-
-    before = {name: os.environ.get(name) for name in (_COMPILER, "PATH")}
-    nvcc = toolchain.find().nvcc
-    if not has_nvrtc() and nvcc is not None:
-        os.environ.setdefault(_COMPILER, "nvcc")
-        os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{nvcc.parent}"
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return _in_use()
 
 
 def has_nvrtc() -> bool:
@@ -43,8 +50,6 @@ def has_nvrtc() -> bool:
 
 def cuda_runtime() -> cudart.Runtime:
     """The CUDA runtime that TVM's has loaded.  Raises ValueError where there is none."""
-    from byoc_cudnn.building import toolchain
-
     found = toolchain.find().cuda.shared_library
     names = [found.name, str(found)] if found is not None else []
     # The one that is in the process, first: TVM's CUDA runtime has loaded it.
@@ -52,10 +57,3 @@ def cuda_runtime() -> cudart.Runtime:
         with contextlib.suppress(OSError):
             return cudart.Runtime(name)
     raise ValueError("device 'cuda' cannot be trained on: libcudart cannot be loaded")
-
-
-def release_workspaces() -> None:
-    """Gives back what libraries keep for calls, of which a captured step makes none."""
-    from byoc_cudnn.building.compiled import release_workspaces as release
-
-    release()

@@ -1,7 +1,7 @@
 """CUDA's runtime through ctypes: pinned memory, copies, streams, events.
 
 TVM copies from pageable memory and waits for it.  The library is the one that TVM's own CUDA
-runtime needs, which is in the process by then (`byoc_cudnn.toolchain.preload`).
+runtime needs, which is in the process by then (`byoc_cudnn.building.toolchain.preload`).
 """
 
 from __future__ import annotations

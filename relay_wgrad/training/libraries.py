@@ -8,6 +8,13 @@ from typing import Any
 import tvm
 from tvm import relax
 
+import byoc_cudnn
+from byoc_cudnn.backends.base import option_names
+from byoc_cudnn.report import PRODUCT
+from byoc_cudnn.table import BACKENDS
+from byoc_cudnn.tuning.measured import measured
+from byoc_cudnn.tuning.versions import arch_of
+
 from .. import keys
 from ..facts import Lowered
 from ..problem import ConvProblem
@@ -27,11 +34,6 @@ def partitioned(
     Those that stay are noted with their reasons; with `strict` convolutions among them are a
     ValueError.  With a choice by measurement `device` measures what the user's record lacks.
     """
-    import byoc_cudnn
-    from byoc_cudnn.report import PRODUCT
-    from byoc_cudnn.tuning.measured import measured
-    from byoc_cudnn.tuning.versions import arch_of
-
     arch = None if device is None else arch_of(device)
     given: dict[str, Any] = backend_options(backends, options, arch)
     record = None
@@ -78,9 +80,6 @@ def backend_options(
     Always the algorithms that give the same bits every time.  Where libraries are compared, each
     with its best.
     """
-    from byoc_cudnn.backends.base import option_names
-    from byoc_cudnn.table import BACKENDS
-
     compared = options.select == "measured"
     wanted: dict[str, Any] = {
         "allow_tf32": options.tf32, "deterministic": True,

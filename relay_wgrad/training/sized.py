@@ -15,9 +15,9 @@ import tvm
 from ..frontend import TrainingGraph
 from .capture import refusal
 from .compiled import Compiled, Progress
-from .devices import Place
 from .kept import Axes, kept_in_layout
 from .optim import is_decoupled, optimizer_for
+from .places import Place
 from .repeated import Fixed, Repeated, Work
 from .step import ADJOINT, changes, converted, step_module
 from .update import Update, rates_spec

@@ -18,19 +18,11 @@ from .. import threads
 from ..frontend import TrainingGraph
 from . import loss_scale as scales
 from .by_size import BySize
-from .compiled import Compiled, Progress, compile_module, silent
+from .compiled import Compiled, Progress, silent
 from .devices import place
 from .kept import Kept, Tensors
 from .lines import Row
-from .optim import (
-    OPTIMIZERS,
-    UNNORMALIZED,
-    Rate,
-    default_lr,
-    initial_state,
-    optimizer_for,
-    state_of,
-)  # fmt: skip
+from .optim import Rate, default_lr, optimizer_for, state_of
 from .options import Options
 from .profiled import profiled
 from .sized import Recipe, SizedStep
@@ -38,12 +30,6 @@ from .step import ADJOINT
 from .update import Update, checked, rates
 from .whole_step import NOT_FINITE
 
-__all__ = [
-    "CHECK_EVERY", "DEFAULT_LR", "OPTIMIZERS", "UNNORMALIZED", "Compiled", "Trainer",
-    "Update", "compile_module", "default_lr", "initial_state",
-]  # fmt: skip
-
-DEFAULT_LR = {name: rule.lr for name, rule in OPTIMIZERS.items()}
 CHECK_EVERY = 10
 """Steps between two looks at all parameters: each costs a read of them, 0.015 s for ResNet-50."""
 _ADVICE = (
@@ -77,7 +63,7 @@ class Trainer:
         `relay_wgrad.transform.ConvertLayout` takes; by default "NCHW", on a GPU "NHWC".
     seed : of dropout's masks and other random inputs, which each step draws anew where its batch
         has none.
-    on_gpu : how convolutions are computed on a GPU: `relay_wgrad.training.devices.Options`.
+    on_gpu : how convolutions are computed on a GPU: `relay_wgrad.training.options.Options`.
     progress : called with a few words before each part that may take long: "differentiating",
         "generating kernels" or "partitioning", "compiling", and the conversion of the layout where
         there is one; with "for 3 images" where it is for a number that has just come.

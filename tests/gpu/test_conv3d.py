@@ -14,11 +14,10 @@ from tvm import relax
 import byoc_cudnn
 import relay_wgrad
 from byoc_cudnn.backends.cudnn.check import VOLUME_LAYOUTS, check
-from byoc_cudnn.split.adapt import symmetric
 from relay_wgrad.frontend import from_torch
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem, symmetric
 from relay_wgrad.training import Trainer
-from relay_wgrad.training.devices import Options
+from relay_wgrad.training.options import Options
 from relay_wgrad.transform import ConvertLayout, grad
 from tests.support.gpu.cudnn_runner import (
     destination,

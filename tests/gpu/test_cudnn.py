@@ -13,8 +13,7 @@ import torch
 
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.codegen.regions import Region
-from byoc_cudnn.split.adapt import symmetric
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem, symmetric
 from tests.support.gpu.cudnn_runner import (
     after,
     destination,

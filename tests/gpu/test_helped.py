@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from relay_wgrad.frontend import from_torch
-from relay_wgrad.training.devices import Options
-from relay_wgrad.training.options import HOPPER
+from relay_wgrad.training.options import HOPPER, Options
 from relay_wgrad.training.trainer import Trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]

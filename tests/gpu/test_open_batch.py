@@ -19,8 +19,8 @@ from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.training import Trainer, state
 from relay_wgrad.training.cuda_tools import cuda_runtime
 from relay_wgrad.training.data import Data
-from relay_wgrad.training.devices import Options
 from relay_wgrad.training.evaluation import Evaluator
+from relay_wgrad.training.options import Options
 from relay_wgrad.training.repeated import Repeated
 from tests.support.gpu.alone import ALONE
 from tests.support.trained import same, snapshot

@@ -11,6 +11,7 @@ import pytest
 import tvm
 
 import byoc_cudnn
+from byoc_cudnn.relay import register_relay
 from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
 from tests.support.gpu.runner import choose_compiler
@@ -95,7 +96,7 @@ def test_inference_with_weights() -> None:
 def test_what_another_table_left() -> None:
     """One convolution for cuDNN, the others for TVM's kernels, as the surface says."""
     inputs, want, text = load("smallnet_grad_gnf")
-    byoc_cudnn.register_relay()
+    register_relay()
     table = [
         row for row in relay.op.contrib.get_pattern_table("cudnn") or [] if row[0] == "cudnn.wgrad"
     ]

@@ -18,7 +18,7 @@ from benchmarks.gpu_timing import arithmetic
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer
 from relay_wgrad.training.cuda_tools import cuda_compiler
-from relay_wgrad.training.devices import Options
+from relay_wgrad.training.options import Options
 from relay_wgrad.transform import space_to_depth
 from tests.support.gpu.runner import choose_compiler
 

@@ -30,10 +30,10 @@ from relay_wgrad.relay.graph_executor import GraphModule
 from relay_wgrad.training import Update, default_lr
 from relay_wgrad.training import state as states
 from relay_wgrad.training.data import Data
-from relay_wgrad.training.devices import Options
 from relay_wgrad.training.images import Reading
 from relay_wgrad.training.optim import Rate
-from relay_wgrad.training_step import step_module
+from relay_wgrad.training.options import Options
+from relay_wgrad.training.step import step_module
 
 pytestmark = pytest.mark.usefixtures("registered")
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay_wgrad.layouts import permutation, swap_io, to_layout
-from relay_wgrad.problem import ConvKind, ConvProblem, out_size, transposed_size
+from relay_wgrad.problem import ConvKind, ConvProblem, transposed_size
+from relay_wgrad.rules import out_size
 
 
 @st.composite

@@ -28,7 +28,7 @@ NAMES = Path(__file__).parent.parent / "golden" / "public_names.txt"
 RECORDS = {"byoc_cudnn.Backend", "byoc_cudnn.Decision", "legalize.composite.Composite"}
 """What users are given and do not make."""
 OTHERS = {
-    ("relay_wgrad.training.devices.Options", "blocks"): "a form by name, too",
+    ("relay_wgrad.training.options.Options", "blocks"): "a form by name, too",
     ("relay_wgrad.torch.Conv1d", "bias"): "PyTorch's own",
     ("relay_wgrad.torch.ConvTranspose1d", "bias"): "PyTorch's own",
 }

@@ -21,9 +21,8 @@ import torch
 import tvm
 
 import relay_wgrad.torch as rt
-from legalize.cpu import configure_threads
-from legalize.cpu.machine import usable_cores
 from relay_wgrad import relay, threads
+from relay_wgrad.cores import configure_threads, usable_cores
 from relay_wgrad.relay import graph_executor
 from tests.support.fork import in_child
 

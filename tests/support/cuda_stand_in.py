@@ -16,8 +16,9 @@ import tvm
 
 from byoc_cudnn.building import toolchain
 from relay_wgrad.training import cudart
-from relay_wgrad.training.devices import Place, place
+from relay_wgrad.training.devices import place
 from relay_wgrad.training.lines import CudaLine
+from relay_wgrad.training.places import Place
 
 _SOURCE = r"""
 #include <stdlib.h>

@@ -21,7 +21,7 @@ def main(how: str, fake: bool) -> None:
     from byoc_cudnn.codegen import direct
     from relay_wgrad.frontend import from_onnx
     from relay_wgrad.training import Trainer
-    from relay_wgrad.training.devices import Options
+    from relay_wgrad.training.options import Options
     from tests.support.training_models import residual_net
 
     # A shell's background jobs ignore it, and what they start.

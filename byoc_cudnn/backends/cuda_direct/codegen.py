@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from ...codegen.entry import KINDS, exported
-from ...codegen.linked import DTYPES, head, kernels_of, source
+from ...codegen.linked import DTYPES, head, source
 from ...codegen.regions import Region
 from ...codegen.templates import template
 from ...fused import has_bias
@@ -21,7 +21,7 @@ from .families import FAMILIES
 from .kernels import Kernel
 from .model import choose
 
-__all__ = ["PLANS", "generate", "head_and_runtime", "kernels_of"]
+__all__ = ["PLANS", "generate", "head_and_runtime"]
 
 PLANS = plans_of(CODEGEN)  # an exported function: the kernels called so far, as text
 _TEMPLATES = (

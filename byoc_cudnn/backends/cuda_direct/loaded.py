@@ -1,29 +1,55 @@
 """Our own kernels in this process without a compiled module: each built once, then loaded.
 
 A kernel's object is the one that modules are linked with; beside it lies a library of it alone.
-What calls it is a library of its own (`building.standing`), in `direct-library` of the cache.
+What calls it is a library of its own (`building.standing`), in `direct-library` of the cache: its
+function `CONVOLUTION` takes what a row of a module's source has and a kernel's address
+(`arguments`), and returns a function of two operands and a result.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import threading
 from pathlib import Path
 from typing import Any
 
+from relay_wgrad.locks import lock
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
 from ...building.compilers import missing
 from ...building.standing import Standing
 from ...building.toolchain import Toolchain, find, run_tool
-from .any_problem import CONVOLUTION, arguments, source
-from .check import Options
-from .codegen import PLANS
+from ...codegen.any_problem import attributes, tables
+from ...codegen.linked import DTYPES
+from ...codegen.templates import shared, template
+from .check import CODEGEN, LAYOUTS, NAME, Options
+from .codegen import PLANS, head_and_runtime
+from .families import FAMILIES
 from .kernels import Kernel
 from .model import choose
 from .objects import objects_of
+
+CONVOLUTION = f"{CODEGEN}_convolution"
+
+
+def source() -> str:
+    """The library's source: the same for all convolutions."""
+    dtypes = {name: f"Element::{value}" for name, value in DTYPES.items()}
+    return "\n".join([
+        head_and_runtime(),
+        tables(NAME, LAYOUTS, ("NCHW",), ("Element", dtypes)),
+        shared("cuda_any.h"),
+        template("cuda_direct", "direct_any.h"),
+        f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({CONVOLUTION}, convolution);",
+        f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({PLANS}, plans);\n",
+    ])  # fmt: skip
+
+
+def arguments(problem: ConvProblem, kernel: Kernel, address: int) -> tuple[Any, ...]:
+    """What `CONVOLUTION` takes for a problem and a kernel, which must be one of its."""
+    alignment = FAMILIES[kernel.family].alignment(problem, kernel.numbers)
+    return (*attributes(problem), alignment, kernel.name, address)
+
 
 LIBRARY = Standing("direct-library", "cuda_direct's library", source, missing)
 _SECONDS = 600
@@ -35,7 +61,7 @@ extern "C" __attribute__((visibility("default"))) void* relay_wgrad_kernel() {
 }
 """
 
-_lock = threading.Lock()
+_lock = lock()
 _addresses: dict[tuple[str, tuple[int, ...]], int] = {}
 
 
@@ -94,13 +120,3 @@ def linked(made: Path, name: str, found: Toolchain) -> Path:
             run_tool(command, f"{name}: the compiler", _SECONDS)
             library.replace(path)
     return path
-
-
-def _after_fork() -> None:
-    """Another thread may have held the lock, and the child has only this one."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,7 @@ from ...building import nvrtc
 from ...building.compilers import compiler
 from ...building.private_folder import private_folder
 from ...building.toolchain import Toolchain, ToolchainError, find
-from .codegen import kernels_of
+from ...codegen.linked import kernels_of
 from .kernels import Kernel
 
 

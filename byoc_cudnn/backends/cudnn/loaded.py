@@ -1,4 +1,9 @@
-"""The library of `any_problem`, in `cudnn-library` of the user's cache (`building.standing`)."""
+"""Convolutions of cuDNN that are known only when a program runs, by one library.
+
+Its source is the same for all; it is in `cudnn-library` of the user's cache (`building.standing`).
+Its function `CONVOLUTION` takes what a row of a module's source has (`arguments`), and returns a
+function of two operands and a result, of any sizes.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,34 @@ from typing import Any
 from relay_wgrad.problem import ConvProblem
 
 from ...building.standing import Standing
-from .any_problem import CONVOLUTION, arguments, source
-from .check import Options
-from .codegen import PLANS
+from ...codegen.any_problem import attributes, tables
+from ...codegen.templates import shared, template
+from .check import CODEGEN, LAYOUTS, VOLUME_LAYOUTS, Options
+from .codegen import DTYPES, OPTIONS, PLANS, head_and_runtime
+
+CONVOLUTION = f"{CODEGEN}_convolution"
+
+
+def source() -> str:
+    """The library's source."""
+    layouts, last = (*LAYOUTS, *VOLUME_LAYOUTS), ("NHWC", "NDHWC")
+    types = (("cudnnDataType_t", DTYPES), ("unsigned", OPTIONS))
+    return "\n".join([
+        head_and_runtime(),
+        tables("cudnn", layouts, last, *types),
+        shared("cuda_any.h"),
+        template("cudnn", "cudnn_any.h"),
+        f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({CONVOLUTION}, convolution);",
+        f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({PLANS}, plans);\n",
+    ])  # fmt: skip
+
+
+def arguments(problem: ConvProblem, options: Options) -> tuple[Any, ...]:
+    """What `CONVOLUTION` takes for a problem, of which its sizes are for messages only."""
+    limit = options.workspace_limit
+    chosen = [name for name in OPTIONS if getattr(options, name)]
+    return (*attributes(problem), chosen, -1 if limit is None else limit)
+
 
 LIBRARY = Standing("cudnn-library", "cuDNN's library", source, lambda found: found.missing())
 

@@ -1,7 +1,20 @@
 """CUTLASS: what it takes, which kernel for what, its code generation and templates."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 from ..base import Backend, rows_of
-from . import check, codegen, model, objects, tuning
+from . import check, codegen, model, objects
+from .kernels import Kernel
+
+
+def _check_pins(pins: Mapping[str, Any]) -> None:
+    """Raises ValueError for what is no kernel's name."""
+    if pins.get("kernel") is not None:
+        Kernel.parse(pins["kernel"])
+
 
 BACKEND = Backend(
     name=check.NAME,
@@ -17,7 +30,7 @@ BACKEND = Backend(
         source, toolchain, progress=progress
     ),
     pins=("kernel", "split_k"),
-    check_pins=tuning.check_pins,
-    tried=tuning.tried,
+    check_pins=_check_pins,
+    tried=model.tried,
     version=objects.version,
 )

@@ -14,7 +14,7 @@ from functools import lru_cache
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
 from ...codegen.entry import KINDS, exported
-from ...codegen.linked import DECLARED, DTYPES, head, kernels_of, source
+from ...codegen.linked import DECLARED, DTYPES, head, source
 from ...codegen.regions import Region
 from ...codegen.templates import template
 from ...fused import has_bias
@@ -25,7 +25,7 @@ from .kernel_source import SLICES
 from .kernels import MATH_BYTES, Kernel, candidates
 from .model import Choice, choose
 
-__all__ = ["PLANS", "generate", "head_and_runtime", "kernels_of"]
+__all__ = ["PLANS", "generate", "head_and_runtime"]
 
 PLANS = plans_of(CODEGEN)  # an exported function: the kernels called so far, as text
 _TEMPLATES = (

@@ -22,6 +22,7 @@ from typing import Any
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
+from ...codegen.regions import Region
 from .check import MAX_SLICES, Options, check, of_group
 from .hopper import HOPPER, WGMMA
 from .kernels import FEW_CHANNELS, MATH_BYTES, VECTOR, Kernel, candidates, math_of
@@ -45,6 +46,8 @@ _FIXED_TILE = 270  # cycles between two tiles
 _STORE_HALF, _STORE_F32 = 0.064, 0.21  # to write an element of a tile, of one block
 _REGISTERS = 65536  # of an SM
 _ADDRESSING = 110  # registers of a thread besides its sums, as ptxas reported for some kernels
+_NEAR = 2.5  # times the best expectation: what the model takes to be slower is not tried
+_SLICES = 2  # counts of slices to try for a kernel
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,17 @@ def ranked(
         for slices in slice_counts(sized, kernel, options)
     ]
     return sorted(found, key=lambda c: (c.cycles, _busy(sized, c.kernel, c.slices, machine)))
+
+
+def tried(region: Region, arch: int, most: int) -> list[dict[str, Any]]:
+    """The kernels that the model ranks highest for a GPU, each with some counts of slices."""
+    choices = ranked(region.problem, region.epilogue, Options(**region.options), arch)
+    near: list[Choice] = []
+    for c in choices:
+        same = sum(other.kernel == c.kernel for other in near)
+        if c.cycles <= _NEAR * choices[0].cycles and same < _SLICES:
+            near.append(c)
+    return [{"kernel": c.kernel.name, "split_k": c.slices} for c in near[:most]]
 
 
 def wider_channels(problem: ConvProblem, options: Options) -> ConvProblem | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from ...building import nvcc
 from ...building.private_folder import private_folder
 from ...building.toolchain import Toolchain, ToolchainError, find
-from .codegen import kernels_of
+from ...codegen.linked import kernels_of
 from .hopper import HOPPER
 from .kernel_source import SLICES, kernel_source
 from .kernels import Kernel

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import math
+from pathlib import Path
 from typing import Any
 
-from ...training.options import OPTIMIZERS, SELECT
+from ...training.options import AUGMENT, DECAYS, OPTIMIZERS, SELECT
+from ...training.schedules import SCHEDULES
 from .. import arguments
-from . import train_options
 
 EPILOG = """\
 Exit codes: 0 the loss came down (with --data: stayed finite) and every kernel agrees; 1 it did not,
@@ -78,7 +81,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--weights", choices=("seeded", "initial"), default=None,
                         help="to start from: seeded random ones, or the file's; by default the"
                              " file's if it has any")  # fmt: skip
-    train_options.add_data(parser)
+    _add_data(parser)
     parser.add_argument("--lr", type=arguments.rate, default=None,
                         help="learning rate; by default 0.001, for adam(w) 0.0001, and a tenth of"
                              " that for networks without batch normalization")  # fmt: skip
@@ -86,7 +89,7 @@ def add_parser(commands: Any) -> None:
                         help="momentum is sgd with a momentum of 0.9, adamw adam with a decay of"
                              " its own; by default sgd, or with --resume the saved"
                              " one")  # fmt: skip
-    train_options.add_update(parser)
+    _add_update(parser)
     parser.add_argument("--loss-scale", type=arguments.loss_scale, default=None,
                         help="a number or 'dynamic'; 1024 with f16, else none")  # fmt: skip
     parser.add_argument("--export", type=arguments.ending(".onnx"), metavar="FILE",
@@ -105,3 +108,98 @@ def add_parser(commands: Any) -> None:
                         help="leave out the comparison with the stock composite")  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write all figures to FILE")
     parser.add_argument("--quiet", action="store_true", help="no progress display")
+
+
+def _add_update(parser: argparse.ArgumentParser) -> None:
+    """Those of `relay_wgrad.training.Update`; by default, or with --resume the saved ones."""
+    group = parser.add_argument_group(
+        "how parameters are updated (with --resume by default as they were)"
+    )
+    group.add_argument("--weight-decay", type=arguments.rate, default=None, metavar="PART",
+                       help="adds so much of a parameter to its gradient; of adamw the learning"
+                            " rate's part of it is taken from the parameter")  # fmt: skip
+    group.add_argument("--decay", choices=DECAYS, default=None,
+                       help="weights: neither biases nor norms' parameters decay, by default;"
+                            " all: they do")  # fmt: skip
+    group.add_argument("--clip-norm", type=arguments.rate, default=None, metavar="NORM",
+                       help="scale all gradients down to this norm")  # fmt: skip
+    group.add_argument("--clip-value", type=arguments.rate, default=None, metavar="VALUE",
+                       help="clip each gradient's values")  # fmt: skip
+    group.add_argument("--schedule", type=_schedule, default=None, metavar="SCHEDULE",
+                       help=f"of the learning rate: {', '.join(SCHEDULES)}, as"
+                            " 'step(every=30, by=0.1)', 'step(at=[60, 80])', 'cosine(warmup=5)',"
+                            " 'linear(steps=100, last=0.1)', 'constant(warmup=5)', all in steps;"
+                            " steps are by default all of this run's")  # fmt: skip
+    group.add_argument("--accumulate", type=arguments.positive, default=None, metavar="BATCHES",
+                       help="update after each so many steps, by their gradients' mean; schedules"
+                            " then count updates")  # fmt: skip
+    group.add_argument("--ema", type=_average, default=None, metavar="PART",
+                       help="keep a moving average of the parameters, of which this part stays in"
+                            " each step; --export writes the averages")  # fmt: skip
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    """Samples to train on and to evaluate on, for how long, and where that is written."""
+    parser.add_argument("--data", type=_samples, metavar="PATH",
+                        help="train on these samples, shuffled by --seed: an .npz file or a folder"
+                             " of images, see below")  # fmt: skip
+    parser.add_argument("--test", type=_samples, metavar="PATH",
+                        help="after each epoch, and at the end, evaluate on these: loss and"
+                             " accuracy, with running statistics")  # fmt: skip
+    parser.add_argument("--steps", type=arguments.positive, default=None,
+                        help="training steps (default: 5)")  # fmt: skip
+    parser.add_argument("--epochs", type=arguments.positive, default=None,
+                        help="train until so many epochs of --data are over, those before --resume"
+                             " among them; instead of --steps")  # fmt: skip
+    parser.add_argument("--augment", choices=AUGMENT, default=None,
+                        help="of a folder's images in training: a random part, mirrored or not (the"
+                             " default); the middle, mirrored or not; the middle")  # fmt: skip
+    parser.add_argument("--mean", type=_channels, default=None, metavar="R,G,B",
+                        help="taken from images of 0 to 1 (default: ImageNet's)")  # fmt: skip
+    parser.add_argument("--std", type=_channels, default=None, metavar="R,G,B",
+                        help="that they are divided by then (default: ImageNet's)")  # fmt: skip
+    parser.add_argument("--log", type=arguments.ending(".csv"), metavar="FILE",
+                        help="write each step's loss and rate, and evaluations, to FILE.csv; with"
+                             " --resume it goes on")  # fmt: skip
+    parser.add_argument("--tensorboard", metavar="FOLDER",
+                        help="write the same as TensorBoard's events")  # fmt: skip
+
+
+def _samples(text: str) -> str:
+    """A folder that is there, or a file's name that ends in .npz."""
+    if Path(text).is_dir():
+        return text
+    if not Path(text).suffix and not Path(text).exists():
+        raise argparse.ArgumentTypeError(f"no folder of images, and no .npz file, {text!r}")
+    return arguments.ending(".npz")(text)
+
+
+def _channels(text: str) -> tuple[float, ...]:
+    """A number, or one for each channel."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) not in (1, 3) or not all(math.isfinite(v) for v in values):
+        raise argparse.ArgumentTypeError(f"must be one or three numbers, got {text!r}")
+    return values
+
+
+def _average(text: str) -> float:
+    """A part that stays."""
+    value = arguments.rate(text)
+    if not value < 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to below 1, got {text!r}")
+    return value
+
+
+def _schedule(text: str) -> str:
+    """The text of a schedule; its steps may be left out."""
+    from ...training.update import Update
+    from ..train_options import whole
+
+    try:
+        Update(schedule=whole(text, 10**9))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("schedule=")) from error
+    return text

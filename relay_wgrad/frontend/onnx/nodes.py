@@ -17,8 +17,9 @@ from . import schema as onnx_schema
 from .names import op_of
 from .node import Node, array_of
 from .open import FIXED, evaluated, shape_value
-from .ops import OPS, RESHAPING
+from .ops import OPS
 from .random import NEVER_FOLDED
+from .shapes import RESHAPING
 
 MOST_ELEMENTS = 2**31 - 1  # of a tensor: 8 GiB in float32, and what follows is larger
 _MEASURED = ("Shape", "ConstantOfShape")  # known on import, whatever their operands

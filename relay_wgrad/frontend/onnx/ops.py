@@ -31,9 +31,7 @@ from .random import RANDOM
 from .recurrent import RECURRENT
 from .reduce import REDUCTIONS
 from .resize import RESIZING
-from .shapes import RESHAPING, SHAPES
-
-__all__ = ["OPS", "RESHAPING"]
+from .shapes import SHAPES
 
 op = relax.op
 Builder = Callable[[Context, Node], Any]

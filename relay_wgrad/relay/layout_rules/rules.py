@@ -16,8 +16,9 @@ from ..make import call
 from ..ops import REGISTRY, lookup
 from ..types import Dim, TensorType
 from .site import Site, original, with_args
-from .slices import Rule, per_axis, slice_like, strided_slice
 from .values import Order, State, Value, arranged, known, old_order, without
+
+Rule = Callable[[Site], "State | None"]
 
 # ---- element by element --------------------------------------------------------------------------
 
@@ -310,6 +311,65 @@ def _resized(site: Site) -> State | None:
     return _window(site) if layout in ("NCHW", "NHWC") else None
 
 
+# ---- slices, and what has a number for each axis -------------------------------------------------
+
+
+def _strided_slice(site: Site) -> State | None:
+    data, a = site.value(), site.attrs
+    count = len(a["begin"])
+    strides = tuple(a["strides"]) + (1,) * (count - len(a["strides"]))
+    if not count == len(a["end"]) == len(strides):
+        return _of_all_axes(site)
+    axes = range(count) if a["axes"] is None else a["axes"]
+    places = tuple(site.axis(axis, data.order) for axis in axes)
+    node = site.made([data.get(data.order)], axes=places, strides=strides)
+    return site.result(node, data.order, data.axes)
+
+
+def _of_all_axes(site: Site) -> State | None:
+    """One that leaves the beginning of an axis out, or its end: all axes are named."""
+    data, a = site.value(), site.attrs
+    begin, end, strides = (tuple(a[name]) for name in ("begin", "end", "strides"))
+    if a["axes"] is not None or a["slice_mode"] != "end" or not known(data):
+        return None
+    if min(strides, default=1) < 1 or max(map(len, (begin, end, strides))) > data.ndim:
+        return None
+    whole = (*(0 for _ in data.type.shape),), data.type.shape, (*(1 for _ in data.type.shape),)
+    begin, end, strides = (
+        tuple(arranged((*given, *rest[len(given) :]), data.order))
+        for given, rest in zip((begin, end, strides), whole, strict=True)
+    )
+    node = site.made([data.get(data.order)], begin=begin, end=end, strides=strides)
+    return site.result(node, data.order, data.axes)
+
+
+def _slice_like(site: Site) -> State | None:
+    data, like = site.value(0), site.value(1)
+    if like.ndim != data.ndim:
+        return None
+    order, axes = site.chosen([data, like], data.ndim)
+    given = site.attrs["axes"]
+    node = site.made(
+        [data.get(order, axes), like.get(order, axes)],
+        axes=given and tuple(site.place(axis, order) for axis in given),
+    )
+    return site.result(node, order, axes)
+
+
+def _per_axis(name: str) -> Rule:
+    """An attribute with an element for each axis."""
+
+    def rule(site: Site) -> State | None:
+        data, values = site.value(), site.attrs[name]
+        if len(values) != data.ndim:
+            return None
+        args = [data.get(data.order), *(original(arg) for arg in site.args[1:])]
+        node = site.made(args, **{name: tuple(arranged(values, data.order))})
+        return site.result(node, data.order, data.axes)
+
+    return rule
+
+
 # ---- the table -----------------------------------------------------------------------------------
 
 _FAMILIES: dict[str, Rule] = {
@@ -326,13 +386,13 @@ _FAMILIES: dict[str, Rule] = {
     "variance": _variance,
     "concatenate": _concatenate,
     "split": _split,
-    "strided_slice": strided_slice,
+    "strided_slice": _strided_slice,
     "topk": _topk,
     "sort argsort": _axis,
     "image.resize2d": _resized,
-    "slice_like": slice_like,
-    "nn.pad": per_axis("pad_width"),
-    "tile": per_axis("reps"),
+    "slice_like": _slice_like,
+    "nn.pad": _per_axis("pad_width"),
+    "tile": _per_axis("reps"),
     "expand_dims": _expand_dims,
     "squeeze": _squeeze,
     "transpose": _transpose,

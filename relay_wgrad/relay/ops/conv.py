@@ -22,7 +22,8 @@ from ...ops import size_rules
 from ...ops.conv import conv2d, conv3d
 from ...ops.conv_backward_weight import conv2d_backward_weight, conv3d_backward_weight
 from ...ops.conv_transpose import conv2d_transpose
-from ...problem import out_size, transposed_size
+from ...problem import transposed_size
+from ...rules import out_size
 from ..types import ANY, AnyDim, Dim, TensorType, Type
 from . import by_rank, lines
 from .blocks import is_blocked, of_whole_axes, parse_layout, plain, split_sizes, whole_sizes

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from ...layouts import ACTIVATION, KERNELS, is_permutation, swap_io, to_layout
-from ...problem import out_size
+from ...rules import out_size
 from ..types import Dim, TensorType, Type
 from .blocks import Axes, axes_of, factor
 from .relations import mapped, product

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import relax, topi
 
 from ...layouts import KERNEL, to_layout
-from ...problem import out_size
+from ...rules import out_size
 from ..types import Dim, TensorType, Type
 from . import by_rank
 from .facts import INJECTIVE, OUT_ELEMWISE_FUSABLE, conv_roles, image_roles

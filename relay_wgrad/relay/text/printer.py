@@ -12,11 +12,20 @@ any depth can be printed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...given import of_type
-from ..adt import Constructor, Match
+from ..adt import (
+    Constructor,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    TypeData,
+    type_data_text,
+)
 from ..ast import (
     Call,
     Constant,
@@ -40,10 +49,21 @@ from ..ast import (
 from ..boxes import by_reference, plain
 from ..errors import RelayTextError
 from ..steps import run
-from ..types import AnyDim, Dim, SymDim, Type, all_dims
+from ..types import (
+    DTYPES,
+    OTHER_NAMES,
+    AnyDim,
+    Dim,
+    FuncType,
+    SymDim,
+    Type,
+    TypeVar,
+    all_dims,
+    below,
+    type_text,
+)
 from ..variables import free_vars
 from .attribute_kinds import FIELDS
-from .data_printer import DataPrinter
 from .literals import dtype_name, number_text, string_text
 from .metadata_sizes import SIZE_KEYS
 from .metadata_writer import MetaTable
@@ -150,19 +170,22 @@ def _simple(node: Constant) -> bool:
     return node.data.ndim == 0 and dtype_name(node.data.dtype) in _SCALARS
 
 
-class _Printer(DataPrinter):
+class _Printer:
     def __init__(
         self,
         table: MetaTable,
         annotate: Callable[[Expr], str] | None,
         defined: Sequence[str] = (),
     ) -> None:
-        super().__init__(defined)
         self._annotate = annotate
         self._table = table
         self._count = 0  # of graph variables, over all functions
         self._taken: dict[str, int] = {}  # names of variables, over all functions
         self._free: set[Var] = set()  # what may be used unbound
+        self._level = 0  # of indentation
+        self._types: dict[Type, str] = {}
+        self._scope: dict[TypeVar, str] = {}  # type parameters
+        self._defined = tuple(defined)  # names of types
 
     def define(self, name: str, function: Function) -> str:
         """`def @name(…) { … }`."""
@@ -196,6 +219,38 @@ class _Printer(DataPrinter):
         for node in post_order(root):
             for child in children(node):
                 self._uses[child] = self._uses.get(child, 0) + 1
+
+    # -- types
+
+    def define_type(self, data: TypeData) -> str:
+        """`type Name[A] { … }`."""
+        self._open_types(data.type_vars)
+        text = type_data_text(data, self._type)
+        self._close_types(data.type_vars)
+        return text + "\n"
+
+    def _open_types(self, params: Sequence[TypeVar]) -> str:
+        """Type parameters are in scope; their text."""
+        if not params:
+            return ""
+        self._types = {}
+        self._scope |= _named(params, {*self._scope.values(), *self._defined})
+        return f"[{', '.join(self._scope[param] for param in params)}]"
+
+    def _close_types(self, params: Sequence[TypeVar]) -> None:
+        for param in params:
+            self._types = {}
+            self._scope.pop(param, None)
+
+    def _type(self, type_: Type) -> str:
+        text = self._types.get(type_)
+        if text is None:
+            names = dict(self._scope)
+            # Of functions' types within this one; what nothing binds is written as it is called.
+            own = [var for var in _type_vars(type_) if var not in names]
+            names |= _named(own, {*names.values(), *self._defined})
+            text = self._types[type_] = type_text(type_, self._dim, names.__getitem__)
+        return text
 
     # -- scopes
 
@@ -318,6 +373,37 @@ class _Printer(DataPrinter):
         assert isinstance(node, TupleGetItem)
         return f"{self._use(node.tuple_value)}.{node.index}"
 
+    def _reference(self, node: Expr) -> str | None:
+        """A reference's operation; None for another node."""
+        if isinstance(node, RefCreate):
+            return f"ref({self._use(node.value)})"
+        if isinstance(node, RefRead):
+            return f"ref_read({self._use(node.ref)})"
+        if isinstance(node, RefWrite):
+            return f"ref_write({self._use(node.ref)}, {self._use(node.value)})"
+        return None
+
+    def _match(self, node: Match) -> _Step:
+        data = yield self._operand(node.data)
+        lines = [f"match{'' if node.complete else '?'} ({data}) {{"]
+        self._level += 1
+        for clause in node.clauses:
+            pattern = self._pattern(clause.lhs)
+            value = yield self._block(clause.rhs)
+            lines.append(f"{self._indent(self._level)}{pattern} => {value},")
+        self._level -= 1
+        return "\n".join([*lines, self._indent(self._level) + "}"])
+
+    def _pattern(self, pattern: Pattern) -> str:
+        if isinstance(pattern, PatternVar):
+            return self._bind(pattern.var)
+        if not isinstance(pattern, (PatternConstructor, PatternTuple)):
+            return "_"
+        parts = ", ".join(map(self._pattern, pattern.patterns))
+        if isinstance(pattern, PatternTuple):
+            return f"({parts})"
+        return pattern.constructor.name_hint + (f"({parts})" if parts else "")
+
     def _use(self, node: Expr) -> str:
         """How a user refers to a node that has been visited."""
         if isinstance(node, Var):
@@ -415,3 +501,30 @@ def _global_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][\w.]*", name, re.ASCII):
         raise RelayTextError(f"@{name} is no name of a function")
     return name
+
+
+def _type_vars(type_: Type) -> list[TypeVar]:
+    """The variables of a type, each once."""
+    found: dict[TypeVar, None] = {}
+    stack = [type_]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, FuncType):
+            found.update(dict.fromkeys(part.type_params))
+        if isinstance(part, TypeVar):
+            found[part] = None
+        stack += reversed(below(part))
+    return list(found)
+
+
+def _named(variables: Iterable[TypeVar], taken: set[str]) -> dict[TypeVar, str]:
+    """A name for each, that nothing else has and no dtype."""
+    out = {}
+    for var in variables:
+        name = re.sub(r"\W", "_", var.name_hint, flags=re.ASCII)
+        name = name if name[:1].isalpha() else "T" + name
+        while name in taken or name in DTYPES or name in OTHER_NAMES:
+            name += "_"
+        taken.add(name)
+        out[var] = name
+    return out

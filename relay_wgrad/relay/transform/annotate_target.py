@@ -15,7 +15,6 @@ from ..ops.annotation import BEGIN, END
 from ..rewrite import rewrite
 
 DEFAULT = "default"
-_NO_ATTRS = Attrs({})
 
 
 def mark_of(node: Expr, name: str) -> str | None:

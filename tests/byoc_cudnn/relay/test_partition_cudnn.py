@@ -15,6 +15,7 @@ from rich.console import Console
 from tvm import relax
 
 import byoc_cudnn
+from byoc_cudnn.relay import register_relay
 from byoc_cudnn.relay.partition import offload_functions
 from byoc_cudnn.split.composite import composite_in
 from byoc_cudnn.table import backend_of
@@ -201,7 +202,7 @@ def test_what_stays_has_a_reason() -> None:
 
 def test_a_table_of_the_rows() -> None:
     assert get_pattern_table("cudnn") is None
-    byoc_cudnn.register_relay()
+    register_relay()
     table = get_pattern_table("cudnn")
     assert table is not None
     assert [row[0] for row in table] == [f"cudnn.{r.name}" for r in backend_of("cudnn").rows]
@@ -215,7 +216,7 @@ def test_a_function_that_is_not_taken_after_all() -> None:
         [("cudnn.mine", relay.dataflow_pattern.is_op("nn.conv2d")(None))]
     )(mod)
     out = relay.transform.PartitionGraph()(relay.transform.AnnotateTarget("cudnn")(out))
-    byoc_cudnn.register_relay()
+    register_relay()
     match = "compute conv2d of @tvmgen_default_cudnn_main_0: .*float64"
     with pytest.warns(UserWarning, match=match):
         built = offloaded(out)
@@ -223,7 +224,7 @@ def test_a_function_that_is_not_taken_after_all() -> None:
 
 
 def test_two_compilers_for_one_library() -> None:
-    byoc_cudnn.register_relay()
+    register_relay()
     external.register_external("other", ("cuda",), lambda *_: pytest.fail("not built"))
     mod = of_body(CONV, PARAMS)
     functions = {

@@ -14,10 +14,10 @@ from tvm import tirx
 
 import byoc_cudnn
 from byoc_cudnn.backends.cudnn.check import LAYOUTS, check
-from byoc_cudnn.split.adapt import adapted, describe, in_layouts, nearest, symmetric
+from byoc_cudnn.split.adapt import adapted, describe, in_layouts, nearest
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.layouts import permutation
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem, symmetric
 from tests.support.layout_cases import machine_of
 from tests.support.partition_cases import (
     merged,

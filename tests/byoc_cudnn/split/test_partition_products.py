@@ -17,10 +17,10 @@ import byoc_cudnn
 from relay_wgrad import relay
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.ir import op_name
-from relay_wgrad.training.devices import Options
+from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training.libraries import partitioned
+from relay_wgrad.training.options import Options
 from relay_wgrad.training.step import ADJOINT, converted, step_module
-from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
 from tests.support.partition_cases import regions
 
 pytestmark = pytest.mark.usefixtures("registered")

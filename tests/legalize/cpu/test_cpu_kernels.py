@@ -18,8 +18,9 @@ from benchmarks.cpu import extra_bytes
 from legalize import cpu
 from legalize.cpu.direct import affine
 from legalize.cpu.direct.product import as_product
-from legalize.cpu.machine import machine, usable_cores
+from legalize.cpu.machine import machine
 from legalize.cpu.words import axes, memory
+from relay_wgrad.cores import configure_threads, usable_cores
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.cpu_kernels import TARGET, error_of, run
 from tests.support.problems import (
@@ -283,7 +284,7 @@ def test_caches_of_this_host() -> None:
 
 
 def test_threads() -> None:
-    assert cpu.configure_threads() >= 1
+    assert configure_threads() >= 1
     assert usable_cores()
     assert int(TARGET.attrs["num-cores"]) == len(usable_cores())
 

@@ -14,9 +14,9 @@ from typing import Any
 import onnx
 import pytest
 
-from legalize.cpu import configure_threads
 from relay_wgrad import output
 from relay_wgrad.cli.main import main
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.training import Trainer, state
 from tests.support.children import python_path
 from tests.support.training_models import residual_net

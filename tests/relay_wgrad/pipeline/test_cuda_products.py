@@ -13,7 +13,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.backend.cuda.pipeline import get_default_pipeline
 import relay_wgrad
-from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
+from relay_wgrad.pipeline.cuda import cuda_pipeline
 
 R = relax.op
 target = tvm.target.Target({

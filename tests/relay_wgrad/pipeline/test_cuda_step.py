@@ -14,8 +14,8 @@ import tvm
 from torch import nn
 import relay_wgrad
 from relay_wgrad.frontend import from_torch
-from relay_wgrad.training_step import step_module
-from relay_wgrad.transform.cuda_pipeline import cuda_pipeline
+from relay_wgrad.training.step import step_module
+from relay_wgrad.pipeline.cuda import cuda_pipeline
 
 relay_wgrad.register()
 

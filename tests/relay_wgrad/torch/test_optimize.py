@@ -12,7 +12,7 @@ from torch import nn
 
 import relay_wgrad.torch as rt
 from relay_wgrad.torch import optimizing
-from relay_wgrad.torch.optimizing import Took
+from relay_wgrad.torch.choosing import Took
 
 
 class Net(nn.Module):

@@ -16,9 +16,10 @@ from byoc_cudnn.table import backend_of
 from byoc_cudnn.tuning import measured as measuring
 from byoc_cudnn.tuning.record import Measurement, Record, without_pins
 from byoc_cudnn.tuning.versions import versions
-from relay_wgrad.training import devices
-from relay_wgrad.training.devices import Options, place
+from relay_wgrad.training import gpu
+from relay_wgrad.training.devices import place
 from relay_wgrad.training.libraries import backend_options, partitioned
+from relay_wgrad.training.options import Options
 
 MEASURED = Options(select="measured")
 GPU: Any = SimpleNamespace(index=0, device_name="one", compute_version="9.0", exist=True)
@@ -92,18 +93,18 @@ def test_libraries_are_compared_at_their_best() -> None:
 
 
 def test_all_libraries_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "libraries", lambda: (list(LIBRARIES), []))
-    assert devices._backends(MEASURED, []) == list(LIBRARIES)
-    assert devices._backends(Options(), []) == ["cudnn"]
+    monkeypatch.setattr(gpu, "libraries", lambda: (list(LIBRARIES), []))
+    assert gpu._backends(MEASURED, []) == list(LIBRARIES)
+    assert gpu._backends(Options(), []) == ["cudnn"]
     helped, alone = Options(), Options(helpers=False)
-    monkeypatch.setattr(devices, "libraries", lambda: ([*LIBRARIES, "cuda_direct"], []))
-    assert devices._backends(helped, [], GPU) == ["cuda_direct", "cudnn"]
-    assert devices._backends(helped, []) == devices._backends(alone, [], GPU) == ["cudnn"]
+    monkeypatch.setattr(gpu, "libraries", lambda: ([*LIBRARIES, "cuda_direct"], []))
+    assert gpu._backends(helped, [], GPU) == ["cuda_direct", "cudnn"]
+    assert gpu._backends(helped, []) == gpu._backends(alone, [], GPU) == ["cudnn"]
     ampere = SimpleNamespace(**{**vars(GPU), "compute_version": "8.0"})
-    assert devices._backends(helped, [], ampere) == ["cudnn"]
+    assert gpu._backends(helped, [], ampere) == ["cudnn"]
     notes: list[str] = []
-    monkeypatch.setattr(devices, "libraries", lambda: (["cuda_direct"], ["cudnn: not installed"]))
-    assert devices._backends(helped, notes, GPU) == []  # it would take what it is slow at
+    monkeypatch.setattr(gpu, "libraries", lambda: (["cuda_direct"], ["cudnn: not installed"]))
+    assert gpu._backends(helped, notes, GPU) == []  # it would take what it is slow at
     assert "generated CUDA kernels" in notes[0]
     for options, chosen, device, known in (
         (helped, ["cuda_direct", "cudnn"], GPU, True),
@@ -113,9 +114,9 @@ def test_all_libraries_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         (MEASURED, ["cuda_direct", "cudnn"], GPU, False),
         (Options(wide=True), ["cuda_direct", "cudnn"], GPU, False),
     ):
-        forms = devices._blocks(options, chosen, device)
+        forms = gpu._blocks(options, chosen, device)
         assert forms is (microseconds if known else True)
-    rows = devices._blocks(Options(blocks="rows"), ["cuda_direct", "cudnn"], GPU)
+    rows = gpu._blocks(Options(blocks="rows"), ["cuda_direct", "cudnn"], GPU)
     assert rows == "rows"
     assert backend_options(["cuda_direct", "cudnn"], helped, 90)["cuda_direct"]["faster"]
     assert not backend_options(["cuda_direct"], helped, 90)["cuda_direct"]["faster"]

@@ -13,7 +13,8 @@ import torch
 import tvm
 from onnx.reference import ReferenceEvaluator
 
-from legalize.cpu import configure_threads, host_target
+from legalize.cpu import host_target
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_onnx, from_torch, to_onnx
 from relay_wgrad.training.data import Data
 from relay_wgrad.training.step import ADJOINT

@@ -13,13 +13,14 @@ import pytest
 import tvm
 from tvm import relax
 
-from legalize.cpu import configure_threads
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training import loss_scale, state
 from relay_wgrad.training import trainer as module
 from relay_wgrad.training.capture import Lane, refusal
-from relay_wgrad.training.devices import Options, Place, place
+from relay_wgrad.training.devices import place
 from relay_wgrad.training.lines import Filler
+from relay_wgrad.training.options import Options
 from relay_wgrad.training.repeated import TRIES, WARM, Repeated
 from relay_wgrad.training.trainer import CHECK_EVERY, Trainer
 from relay_wgrad.training.update import rates
@@ -414,6 +415,6 @@ def test_devices_of_other_types_are_refused() -> None:
 def test_without_a_gpu_it_is_said_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r"^device 'cuda' cannot be trained on: no GPU"):
         place("cuda", Options())
-    auto: Place = place("auto")
+    auto = place("auto")
     assert auto.name == "cpu"
     assert auto.notes[0].startswith("on the CPU: no GPU")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import tvm
 
-from relay_wgrad.training.repeated import WARM, Made, Repeated, Tensors
+from relay_wgrad.training.repeated import WARM, Repeated
+from relay_wgrad.training.whole_step import Made, Tensors
 
 
 class Stream:

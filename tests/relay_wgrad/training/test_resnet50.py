@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from legalize.cpu import configure_threads, host_target
+from legalize.cpu import host_target
 from legalize.cpu.choose import RULES
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import TrainingGraph, from_onnx
 from relay_wgrad.training.trainer import Trainer
 from tests.support.torch.model import torch_step

@@ -21,15 +21,17 @@ import tvm_ffi
 from torch import nn
 from tvm import relax
 
-from legalize.cpu import configure_threads
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import TrainingGraph, from_torch
-from relay_wgrad.training import Trainer, Update, devices, evaluation, state
+from relay_wgrad.training import Trainer, Update, evaluation, state
 from relay_wgrad.training import trainer as module
 from relay_wgrad.training.compiled import Compiled, compile_module
 from relay_wgrad.training.data import Data
-from relay_wgrad.training.devices import Options, place
+from relay_wgrad.training.devices import place
 from relay_wgrad.training.evaluation import Evaluator
 from relay_wgrad.training.kept import kept_in_layout
+from relay_wgrad.training.options import Options
+from relay_wgrad.training.places import Place
 from relay_wgrad.training.repeated import WARM, Repeated
 from relay_wgrad.training.step import ADJOINT, step_module
 from tests.support.cuda_stand_in import Counting, Repeating, runtime, stand_in
@@ -387,4 +389,4 @@ def test_axes_that_are_given(seed: int) -> None:
 
 def test_a_cpu_has_one_for_all(graph: TrainingGraph) -> None:
     assert place(FAST).sizes is None
-    assert devices.Place("cpu", None, None, None, None).sizes is None  # type: ignore[arg-type]
+    assert Place("cpu", None, None, None, None).sizes is None  # type: ignore[arg-type]

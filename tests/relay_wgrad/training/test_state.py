@@ -11,11 +11,12 @@ import pytest
 from tvm import relax
 
 from byoc_cudnn.updates.call import SLOTS
-from legalize.cpu import configure_threads, host_target
+from legalize.cpu import host_target
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training import state
-from relay_wgrad.training.optim import OPTIMIZERS, make_optimizer, state_of
-from relay_wgrad.training.trainer import Trainer, initial_state
+from relay_wgrad.training.optim import OPTIMIZERS, initial_state, make_optimizer, state_of
+from relay_wgrad.training.trainer import Trainer
 from tests.support.training_models import residual_net
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy")

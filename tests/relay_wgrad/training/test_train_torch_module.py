@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
-from legalize.cpu import configure_threads, host_target
+from legalize.cpu import host_target
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training.trainer import Trainer
 

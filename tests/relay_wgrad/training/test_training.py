@@ -11,10 +11,12 @@ import pytest
 import torch
 from tvm import relax
 
-from legalize.cpu import configure_threads, host_target
+from legalize.cpu import host_target
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import TrainingGraph, from_onnx
+from relay_wgrad.training.optim import OPTIMIZERS, UNNORMALIZED, default_lr
 from relay_wgrad.training.step import step_module
-from relay_wgrad.training.trainer import DEFAULT_LR, OPTIMIZERS, UNNORMALIZED, Trainer, default_lr
+from relay_wgrad.training.trainer import Trainer
 from tests.support.training_models import residual_net, torch_run
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -220,7 +222,7 @@ def test_running_variance_differs_from_torch_by_bessel() -> None:
 def test_default_learning_rates(optimizer: str) -> None:
     graph = from_onnx(residual_net(blocks=0))
     run = trainer(graph, optimizer=optimizer)
-    assert run.lr == DEFAULT_LR[optimizer]
+    assert run.lr == OPTIMIZERS[optimizer].lr
     batch = graph.random_batch(0)
     losses = [run.step(batch) for _ in range(10)]
     assert losses[-1] < losses[0]
@@ -234,8 +236,8 @@ def test_default_rate_is_smaller_without_batch_statistics() -> None:
         ("train", False, UNNORMALIZED),
     ):
         graph = from_onnx(residual_net(blocks=0, norm=norm), bn=bn)
-        for optimizer, full in DEFAULT_LR.items():
-            assert default_lr(optimizer, graph) == pytest.approx(part * full)
+        for optimizer, rule in OPTIMIZERS.items():
+            assert default_lr(optimizer, graph) == pytest.approx(part * rule.lr)
 
 
 def test_progress_names_the_long_parts() -> None:

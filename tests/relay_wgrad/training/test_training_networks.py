@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from legalize.cpu import configure_threads, host_target
+from legalize.cpu import host_target
 from legalize.cpu.choose import RULES
+from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training.trainer import Trainer
 from tests.support.training_models import torch_run

@@ -10,8 +10,8 @@ from torch import nn
 
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.ir import op_name
-from relay_wgrad.training.devices import Options
 from relay_wgrad.training.libraries import partitioned
+from relay_wgrad.training.options import Options
 from relay_wgrad.training.two_parts import BACKWARD, DIRECTION, FORWARD, TwoParts, two_parts
 from relay_wgrad.transform.checkpoint import bytes_of
 

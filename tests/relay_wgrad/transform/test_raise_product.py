@@ -12,9 +12,9 @@ from tvm import relax
 
 from relay_wgrad.dtypes import HALVES
 from relay_wgrad.ir import op_name
+from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import grad
-from relay_wgrad.transform.cpu_pipeline import cpu_pipeline
 from relay_wgrad.transform.mixed_precision import accumulate_wide, mixed_precision
 from relay_wgrad.transform.raise_product import raise_products
 from tests.support.fast import FAST

@@ -10,12 +10,13 @@ import pytest
 import byoc_cudnn
 from byoc_cudnn import BACKENDS
 from byoc_cudnn.backends.cuda_direct.check import EPILOGUES, Options, check
-from byoc_cudnn.backends.cuda_direct.codegen import generate, kernels_of
+from byoc_cudnn.backends.cuda_direct.codegen import generate
 from byoc_cudnn.backends.cuda_direct.families import FAMILIES
 from byoc_cudnn.backends.cuda_direct.kernels import FLAGS, Kernel
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.direct import missing
+from byoc_cudnn.codegen.linked import kernels_of
 from byoc_cudnn.codegen.regions import Region
 from byoc_cudnn.fused import EPILOGUES as KNOWN
 from relay_wgrad.problem import ConvProblem

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from byoc_cudnn.backends.cuda_direct import loaded
-from byoc_cudnn.backends.cuda_direct.any_problem import CONVOLUTION, arguments
 from byoc_cudnn.backends.cuda_direct.check import Options
+from byoc_cudnn.backends.cuda_direct.loaded import CONVOLUTION, arguments
 from byoc_cudnn.backends.cuda_direct.model import choose
 from byoc_cudnn.building.compilers import missing
 from byoc_cudnn.building.toolchain import find

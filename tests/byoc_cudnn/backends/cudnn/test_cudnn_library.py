@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from byoc_cudnn.backends.cudnn import loaded as cudnn_library
-from byoc_cudnn.backends.cudnn.any_problem import CONVOLUTION, arguments, source
 from byoc_cudnn.backends.cudnn.check import Options
+from byoc_cudnn.backends.cudnn.loaded import CONVOLUTION, arguments, source
 from byoc_cudnn.building import standing
 from byoc_cudnn.building.toolchain import ToolchainError, find
 from relay_wgrad.building import kept

@@ -16,13 +16,14 @@ from tvm import relax
 import byoc_cudnn
 from byoc_cudnn.backends.cutlass import BACKEND
 from byoc_cudnn.backends.cutlass import objects as cutlass_objects
-from byoc_cudnn.backends.cutlass.codegen import generate, head_and_runtime, kernels_of
+from byoc_cudnn.backends.cutlass.codegen import generate, head_and_runtime
 from byoc_cudnn.backends.cutlass.kernel_source import SLICES, kernel_source, specialization
 from byoc_cudnn.backends.cutlass.kernels import Kernel
 from byoc_cudnn.building import nvcc
 from byoc_cudnn.building.compiled import Library, build, library_command
 from byoc_cudnn.building.toolchain import ToolchainError, find
 from byoc_cudnn.codegen.external import arch_of, register
+from byoc_cudnn.codegen.linked import kernels_of
 from byoc_cudnn.codegen.regions import Region, read_region
 from relay_wgrad.problem import ConvProblem
 from tests.support.partition_cases import merged, problem_module, regions

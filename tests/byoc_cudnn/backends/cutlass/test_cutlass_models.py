@@ -10,9 +10,10 @@ from tvm import relax
 import byoc_cudnn
 from benchmarks import gpu_cases
 from byoc_cudnn.backends.cutlass.check import MAX_BYTES, Options
-from byoc_cudnn.backends.cutlass.codegen import generate, kernels_of
+from byoc_cudnn.backends.cutlass.codegen import generate
 from byoc_cudnn.backends.cutlass.kernels import Kernel
 from byoc_cudnn.backends.cutlass.model import choose
+from byoc_cudnn.codegen.linked import kernels_of
 from byoc_cudnn.codegen.regions import read_region
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.problem import ConvProblem

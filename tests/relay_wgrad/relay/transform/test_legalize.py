@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay_wgrad import relay
-from relay_wgrad.problem import out_size
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.text import astext, fromtext
+from relay_wgrad.rules import out_size
 from tests.fixtures.relay.inputs import load
 from tests.support.relay.evaluate import evaluate
 from tests.support.relay.fixtures import fixture_names

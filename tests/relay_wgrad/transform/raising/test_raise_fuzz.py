@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relay_wgrad.problem import out_size
+from relay_wgrad.rules import out_size
 from tests.support.raise_cases import flipped_form, op, program, raised, stock_form, tile_form
 
 SIZES = st.sampled_from([1, 2, 2, 3, 4])
