@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from ..transform.substitute import rewritten
+from ..graph.rebuild import rewritten
 from .ieee import exact_floats
 
 LARGEST = 2**28  # bytes of a result that is larger than what it is computed from

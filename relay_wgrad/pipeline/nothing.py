@@ -13,9 +13,9 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from ..graph.rebuild import rewritten
 from ..ir import expressions, op_name
 from ..ops import ALL, size_rules
-from ..transform.substitute import rewritten
 
 # Whose result over nothing is NaN; the other reductions' is what their kernels begin with.
 _MEANS = frozenset(

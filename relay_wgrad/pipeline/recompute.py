@@ -21,8 +21,9 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from ..graph.rebuild import rebuilt, with_functions, with_type
+from ..graph.walk import Block, variables_of
 from ..keys import OP_PATTERN
-from ..transform.raising.walk import variables_of, with_type
 
 # Kinds of kernels, as AnnotateTIROpPattern numbers them.
 _INJECTIVE, _SUM = 2, 3
@@ -44,26 +45,12 @@ class Recompute:
             for var, func in mod.functions_items()
             if isinstance(func, tirx.PrimFunc) and func.attrs and OP_PATTERN in func.attrs
         }
-        new = {
-            var: _function(func, patterns)
-            for var, func in mod.functions_items()
-            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
-        }
-        mod = mod.clone() if new else mod
-        for var, func in new.items():
-            mod.update_func(var, func)
-        return mod
 
+        def rewrite(block: Block) -> list[relax.Binding] | None:
+            dataflow = isinstance(block, relax.DataflowBlock)
+            return _Block(block, patterns).rewritten() if dataflow else None
 
-def _function(func: relax.Function, patterns: dict[Any, int]) -> relax.Function:
-    blocks = [
-        _Block(block, patterns).rewritten() if isinstance(block, relax.DataflowBlock) else block
-        for block in func.body.blocks
-    ]
-    if all(a.same_as(b) for a, b in zip(blocks, func.body.blocks, strict=True)):
-        return func
-    body = relax.SeqExpr(blocks, func.body.body)
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+        return with_functions(mod, lambda _, func: rebuilt(func, rewrite))
 
 
 class _Block:
@@ -74,7 +61,7 @@ class _Block:
     """
 
     def __init__(self, block: relax.DataflowBlock, patterns: dict[Any, int]) -> None:
-        self.block, self.patterns = block, patterns
+        self.patterns = patterns
         self.bindings = self._early(list(block.bindings))
         self.index = {binding.var: i for i, binding in enumerate(self.bindings)}
         self.users: list[list[int]] = [[] for _ in self.bindings]
@@ -130,10 +117,10 @@ class _Block:
             return False
         return len(kernels) * read <= read + (len(kernels) + 1) * result
 
-    def rewritten(self) -> relax.DataflowBlock:
-        """The block with a copy of a binding for each of its kernels."""
+    def rewritten(self) -> list[relax.Binding] | None:
+        """The bindings with a copy for each of a binding's kernels; None where each has one."""
         if all(len(kernels) <= 1 for kernels in self.kernels):
-            return self.block
+            return None
         copies: dict[tuple[int, int], relax.Var] = {}
         bindings = []
         for i, binding in enumerate(self.bindings):
@@ -147,8 +134,8 @@ class _Block:
                 if several:
                     var = relax.DataflowVar(var.name, var.ty)
                     copies[i, kernel] = var
-                bindings.append(relax.VarBinding(var, value))
-        return relax.DataflowBlock(bindings)
+                bindings.append(relax.VarBinding(var, value, binding.span))
+        return bindings
 
     def _with_copies(self, value: Any, kernel: int, copies: dict[tuple[int, int], Any]) -> Any:
         """The value as that kernel computes it: a call of kernels, whose operands are variables."""

@@ -17,9 +17,9 @@ from tvm.sym import Analyzer, ConstIntBound
 from tvm_ffi import structural_hash
 
 from ..conditions import Conditions
+from ..graph.rebuild import rebuilt
 from ..keys import SIZES
 from ..relation import Checks
-from ..transform.raising.walk import rebuilt
 
 _TYPED = re.compile(r"T\.int64\((-?\d+)\)")  # how TVM writes a number of an expression
 

@@ -15,10 +15,10 @@ from typing import Any
 import tvm
 from tvm import relax, s_tir, tirx
 
+from ..graph.rebuild import rebuilt, with_type
 from ..ir import expressions, op_name
 from ..keys import SYMBOL
 from ..layout_rules.in_layout import attrs_with
-from ..transform.raising.walk import rebuilt, with_type
 
 _CALLS = ("relax.call_tir", "relax.call_tir_inplace")
 

@@ -14,9 +14,9 @@ import tvm
 from tvm import relax
 
 from ..frontend import TrainingGraph
+from ..graph.rebuild import substitute
 from ..transform import converted_params, converted_results
 from ..transform.depth_forms import Wanted
-from ..transform.substitute import substitute
 from .step import ADJOINT, converted
 
 Axes = Mapping[str, tuple[int, ...]]

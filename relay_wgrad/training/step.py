@@ -19,6 +19,8 @@ from ..dtypes import HALVES
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
 from ..given import of_type, truth
+from ..graph.rebuild import substitute
+from ..graph.walk import variables_of
 from ..pipeline.arena import NAME as ARENA
 from ..pipeline.storages import static_bytes
 from ..transform import grad
@@ -26,8 +28,6 @@ from ..transform.depth_forms import AUTO, Wanted
 from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
-from ..transform.raising.walk import variables_of
-from ..transform.substitute import substitute
 
 ADJOINT = "main_adjoint"
 SCALE = "loss_scale"

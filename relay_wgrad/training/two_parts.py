@@ -22,6 +22,7 @@ from tvm import relax
 from .. import keys
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
+from ..graph.rebuild import substitute
 from ..ir import op_name
 from ..ops.elementwise import RELAX
 from ..transform import grad
@@ -31,7 +32,6 @@ from ..transform.grad_paths import NO_GRAD
 from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
-from ..transform.substitute import substitute
 from .step import ADJOINT, converted
 
 FORWARD, BACKWARD, DIRECTION = "main_forward", ADJOINT, "output_gradient"

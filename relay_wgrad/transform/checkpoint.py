@@ -25,7 +25,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from .substitute import substitute
+from ..graph.rebuild import substitute
 from .surface import check_relax_module
 
 _BITS = re.compile(r"\d+")

@@ -16,10 +16,9 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
+from ..graph.rebuild import substitute, with_type
 from ..ir import op_name
 from ..ops import auxiliary
-from .raising.walk import with_type
-from .substitute import substitute
 
 NO_GRAD = "relax.grad.no_grad"
 _CONCAT = "relax.concat"

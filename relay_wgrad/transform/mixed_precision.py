@@ -31,6 +31,7 @@ import tvm
 from tvm import relax
 
 from ..dtypes import HALVES
+from ..graph.rebuild import substitute
 from ..ir import op_name
 from ..keys import SYMBOL
 from ..layout_rules.in_layout import sizes_of
@@ -38,7 +39,6 @@ from ..ops import FAMILY
 from ..ops.algebra import WGRADS, wgrad_call
 from ..ops.batch_norm import FORWARD
 from ..ops.resample import NAME as RESAMPLE
-from .substitute import substitute
 from .surface import check_relax_module
 
 # Always in half precision.

@@ -11,10 +11,10 @@ import tvm
 from tvm import relax
 
 from ..dtypes import HALVES
+from ..graph.view import Graph
 from ..ir import op_name
 from ..layout_rules.in_layout import sizes_of
 from ..ops.batch_norm import dtype_of
-from .raising.walk import variables_of
 
 Expr = Any
 
@@ -39,40 +39,21 @@ class Norm:
     fields: dict[int, relax.Var] = field(default_factory=dict)  # of upstream's result
 
 
-def block_of(func: relax.Function) -> Any:
-    blocks = func.body.blocks if isinstance(func.body, relax.SeqExpr) else []
-    return blocks[0] if len(blocks) == 1 and isinstance(blocks[0], relax.DataflowBlock) else None
-
-
-class Graph:
-    """Of a function: each variable's value, its users and its place."""
+class Norms(Graph):
+    """The normalizations of a function; `keep` : names of variables that have to stay."""
 
     def __init__(self, func: relax.Function, keep: Iterable[str]) -> None:
-        self.bindings = list(block_of(func).bindings)
-        self.value = {b.var: b.value for b in self.bindings}
-        self.index = {b.var: i for i, b in enumerate(self.bindings)}
-        self.users: dict[relax.Var, list[relax.Var]] = {}
-        for binding in self.bindings:
-            for var in variables_of(binding.value):
-                self.users.setdefault(var, []).append(binding.var)
+        super().__init__(func)
         names = set(keep)
-        results = set(variables_of(func.body.body))
-        self.kept = {
-            b.var
-            for b in self.bindings
-            if b.var in results
-            or not isinstance(b.var, relax.DataflowVar)
-            or str(b.var.name) in names
-        }
-
-    def call(self, expr: Expr, *names: str) -> Expr | None:
-        """The call that a variable is bound to, if it is one of these operators'."""
-        value = self.value.get(expr) if isinstance(expr, relax.Var) else None
-        return value if value is not None and op_name(value) in names else None
+        self.kept = {b.var for b in self.bindings if str(b.var.name) in names}
 
     def only_users(self, var: relax.Var) -> list[relax.Var] | None:
         """Who uses a variable, if it is an intermediate value."""
-        return None if var in self.kept else self.users.get(var, [])
+        stays = not isinstance(var, relax.DataflowVar) or var in self.kept
+        return None if stays else self._users(var)
+
+    def _users(self, var: relax.Var) -> list[relax.Var]:
+        return [binding.var for binding in self.users_of(var)]
 
     def norms(self) -> list[Norm]:
         """All normalizations, with what follows them."""
@@ -167,12 +148,12 @@ class Graph:
         if call is None or not bool(getattr(call.attrs, "training", False)):
             return None
         fields: dict[int, relax.Var] = {}
-        for user in self.users.get(var, []):
-            item = self.value[user]
+        for user in self._users(var):
+            item = self.value.get(user)
             if not isinstance(item, relax.TupleGetItem) or int(item.index) in fields:
                 return None  # as a whole, or twice: CanonicalizeBindings first
             fields[int(item.index)] = user
-        if 0 not in fields or var in self.kept:
+        if 0 not in fields or not isinstance(var, relax.DataflowVar) or var in self.kept:
             return None
         a = call.attrs
         x, gamma, beta, mean, variance = call.args
@@ -207,12 +188,12 @@ class Graph:
     ) -> list[tuple[relax.Var, Expr, float, float]]:
         """(variable, running, kept, share) of each update by a statistic."""
         found: list[Any] = []
-        for flat in self.users.get(statistic, []):
+        for flat in self._users(statistic):
             if self.call(flat, "relax.reshape") is None or flat.ty.ndim != 1:
                 continue
-            for product in self.users.get(flat, []):
+            for product in self._users(flat):
                 share = self._scaled(product, flat)
-                for total in self.users.get(product, []) if share is not None else []:
+                for total in self._users(product) if share is not None else []:
                     call = self.call(total, "relax.add")
                     scaled = self.call(_other(call, product), "relax.multiply")
                     for running, number in _pairs(scaled):
@@ -245,14 +226,14 @@ class Graph:
 
     def _ends(self, *results: relax.Var) -> bool:
         """Whether nothing is made of variables: they are results of the function, if anything."""
-        users = [user for var in results for user in self.users.get(var, [])]
-        return not any(self.users.get(user) for user in users)
+        users = [user for var in results for user in self._users(var)]
+        return not any(user in self.uses for user in users)
 
     def _activation(self, z: relax.Var) -> tuple[str, relax.Var]:
         """The activation of which `z` is the only operand, and its result; or ("", z)."""
         users = self.only_users(z) or []
         if len(users) == 1:
-            name = op_name(self.value[users[0]]).removeprefix("relax.nn.")
+            name = op_name(self.value.get(users[0])).removeprefix("relax.nn.")
             return (name, users[0]) if name in ("relu", "silu") else ("", z)
         return self._relu6(z, users)
 

@@ -20,10 +20,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ..graph.rebuild import with_bindings
+from ..graph.walk import dataflow_block, variables_of
 from ..layout_rules.in_layout import sizes_of
 from ..ops.batch_norm import FORWARD, FORWARD_KEYS, NormAttrs, dtype_of, make_call
-from .norm_graph import Graph, Norm, block_of
-from .raising.walk import variables_of
+from .norm_graph import Norm, Norms
 from .surface import ModulePass, check_relax_module, functions_of
 
 Expr = Any
@@ -49,7 +50,7 @@ def RaiseBatchNorm(functions: Collection[str] | None = None) -> tvm.transform.Pa
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         out = mod.clone()
         for name, func in functions_of("RaiseBatchNorm", mod, functions).items():
-            if block_of(func) is not None:
+            if dataflow_block(func) is not None:
                 out.update_func(mod.get_global_var(name), _raised(func, ())[0])
         return out
 
@@ -73,7 +74,7 @@ def raise_batch_norm(
     """
     check_relax_module("raise_batch_norm", mod)
     func = mod[fn]
-    if not isinstance(func, relax.Function) or block_of(func) is None:
+    if dataflow_block(func) is None:
         raise ValueError(f"raise_batch_norm: {fn!r} must be a function of one dataflow block")
     out = mod.clone()
     out[fn], entries = _raised(func, keep)
@@ -81,13 +82,11 @@ def raise_batch_norm(
 
 
 def _raised(func: relax.Function, keep: Iterable[str]) -> tuple[relax.Function, list[RaisedNorm]]:
-    graph = Graph(func, keep)
+    graph = Norms(func, keep)
     norms = graph.norms()
     if not norms:
         return func, []
-    bindings = _Rewriter(graph, norms).bindings()
-    body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
-    made = relax.Function(list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span)
+    made = with_bindings(func, _Rewriter(graph, norms).bindings())
     entries = [
         RaisedNorm(n.y.name, n.activation, n.residual is not None, n.running is not None)
         for n in norms
@@ -101,7 +100,7 @@ def _raised(func: relax.Function, keep: Iterable[str]) -> tuple[relax.Function, 
 class _Rewriter:
     """The bindings with an operator for each normalization."""
 
-    def __init__(self, graph: Graph, norms: list[Norm]) -> None:
+    def __init__(self, graph: Norms, norms: list[Norm]) -> None:
         self.graph, self.builder = graph, relax.BlockBuilder()
         self.new: dict[relax.Var, list[relax.Binding]] = {}  # in place of a variable's binding
         for norm in norms:

@@ -15,9 +15,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, StringImm
 
+from ..graph.rebuild import substitute
 from ..ir import FINISHED, op_name
 from ..keys import CHECK, HOST
-from .substitute import substitute
 
 Condition = tuple[Any, str]
 """(what must hold of the size, the message where it does not)."""
