@@ -16,6 +16,7 @@ from typing import Any
 from tvm import relax
 
 from relay_wgrad.given import of_type
+from relay_wgrad.graph.walk import bindings_of
 from relay_wgrad.ir import op_name
 from relay_wgrad.keys import OPTIONS, SYMBOL
 from relay_wgrad.ops.view import family_def, problem_of
@@ -105,7 +106,7 @@ def read_region(func: relax.Function) -> Region:
 
 
 def _bindings(func: relax.Function) -> dict[Any, Any]:
-    return {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    return {b.var: b.value for b in bindings_of(func)}
 
 
 def _resolve(expr: Any, values: Mapping[Any, Any]) -> Any:

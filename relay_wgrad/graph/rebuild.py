@@ -78,6 +78,13 @@ def with_bindings(
     return with_blocks(func, [like(block, bindings)], params=params, result=result)
 
 
+def without_unused(func: relax.Function) -> relax.Function:
+    """The function without what nothing needs.  Upstream's analysis says what that is, and drops
+    spans where it writes the function itself."""
+    kept = {binding.var for binding in bindings_of(relax.analysis.remove_all_unused(func))}
+    return rebuilt(func, lambda block: [b for b in block.bindings if b.var in kept])
+
+
 def with_first(func: relax.Function, bindings: Sequence[relax.Binding]) -> relax.Function:
     """The function with a block of these bindings before all others."""
     return with_blocks(func, [relax.BindingBlock(bindings), *func.body.blocks])
@@ -174,16 +181,19 @@ class Writer:
         self._block, self._made = block, dict[Any, relax.Var]()
         self._normalize = normalize or relax.BlockBuilder().normalize
 
-    def variable(self, name: str, ty: Any, span: Any = None) -> relax.Var:
-        """A variable that only its block has, if that is a dataflow block."""
-        return variable_of(self._block)(name, ty, span)
-
     def emit(self, name: str, value: relax.Expr, span: Any = None) -> relax.Var:
         """A new variable for a value."""
-        value = self._normalize(value)
-        var = self.variable(name, value.ty, span)
-        self.bindings.append(relax.VarBinding(var, value, span))
-        return var
+        return self._emit(variable_of(self._block), name, value, span)
+
+    def output(self, name: str, value: relax.Expr, span: Any = None) -> relax.Var:
+        """A new variable that a function may return."""
+        return self._emit(relax.Var, name, value, span)
+
+    def keep(self, binding: relax.Binding, values: Mapping[relax.Var, Any]) -> None:
+        """A binding as it was, but for variables that have another value now."""
+        value = substitute(binding.value, values)
+        same = value.same_as(binding.value)
+        self.bindings.append(binding if same else bound(binding, self._normalize(value)))
 
     def once(self, key: Any, name: Callable[[], str], value: Callable[[], relax.Expr]) -> relax.Var:
         """The variable of what is emitted the first time that its key is asked for."""
@@ -194,6 +204,12 @@ class Writer:
     def bind(self, var: relax.Var, value: relax.Expr, span: Any = None) -> None:
         """Another value for a variable of the function."""
         self.bindings.append(relax.VarBinding(var, self._normalize(value), span))
+
+    def _emit(self, kind: type[relax.Var], name: str, value: relax.Expr, span: Any) -> relax.Var:
+        value = self._normalize(value)
+        var = kind(name, value.ty, span)
+        self.bindings.append(relax.VarBinding(var, value, span))
+        return var
 
 
 def variable_of(block: Block) -> type[relax.Var]:

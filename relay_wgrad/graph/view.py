@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from tvm import relax
@@ -80,6 +81,21 @@ class Graph:
         """The call that a variable is bound to, if it is one of these operators'."""
         value = self.value.get(expr) if isinstance(expr, relax.Var) else None
         return value if value is not None and op_name(value) in names else None
+
+    def needed_for(
+        self, exprs: Iterable[Expr], through: Callable[[relax.Var], bool] = lambda var: True
+    ) -> set[relax.Var]:
+        """The variables that expressions are made of, also by way of others; what one that is not
+        `through` is made of is not looked for."""
+        found: set[relax.Var] = set()
+        rest = [var for expr in exprs for var in variables_of(expr)]
+        while rest:
+            var = rest.pop()
+            if var not in found:
+                found.add(var)
+                made = self.maker(var)
+                rest += variables_of(made.value) if made is not None and through(var) else []
+        return found
 
     # ---- what uses -------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ def bodies_of(func: relax.Function) -> list[relax.Expr]:
     return [func.body, *(body for b in branches for body in branches_of(b.value))]
 
 
-def dataflow_block(func: Any) -> relax.DataflowBlock | None:
-    """The block of a function that has no other, if it is a dataflow block."""
+def dataflow_block(func: Any) -> Any:
+    """The block of a function that has no other, if it is a dataflow block; else None."""
     body = func.body if isinstance(func, relax.Function) else None
     blocks = list(body.blocks) if isinstance(body, relax.SeqExpr) else []
     return blocks[0] if len(blocks) == 1 and not _may_branch(blocks[0]) else None

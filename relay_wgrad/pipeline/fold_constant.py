@@ -16,6 +16,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 
 from ..graph.rebuild import rewritten
+from ..graph.walk import bindings_of
 from .ieee import exact_floats
 
 LARGEST = 2**28  # bytes of a result that is larger than what it is computed from
@@ -57,9 +58,8 @@ def _folded(mod: tvm.IRModule) -> tvm.IRModule:
 def _values(mod: tvm.IRModule) -> Iterator[Any]:
     """What variables of the functions are bound to."""
     for _, func in mod.functions_items():
-        for block in func.body.blocks if isinstance(func, relax.Function) else ():
-            for binding in block.bindings:
-                yield getattr(binding, "value", None)
+        for binding in bindings_of(func) if isinstance(func, relax.Function) else ():
+            yield binding.value
 
 
 def _stays(call: Any, name: str = _CALL) -> bool:

@@ -38,10 +38,9 @@ class KeepStorages:
             kept = _kept(bindings_of(func, branches=False))
             if not kept:
                 continue
-            maker = tvm.ir.GlobalVar(f"{var.name_hint}_storages")
             used = _used(func, kept)
             made = _maker(list(kept.values()), used)
-            relax.expr._update_type(maker, made.ty)
+            maker = with_type(tvm.ir.GlobalVar(f"{var.name_hint}_storages"), made.ty)
             out[maker] = made
             out[var] = _taking(func, kept, used, maker, made.ret_ty, number)
             number += 1

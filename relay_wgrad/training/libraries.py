@@ -10,6 +10,7 @@ from tvm import relax
 
 from .. import keys
 from ..facts import Lowered
+from ..graph.walk import bindings_of
 from ..problem import ConvProblem
 from .options import HOPPER, Options
 
@@ -57,13 +58,11 @@ def library_symbols(mod: tvm.IRModule) -> Iterator[str]:
     for _, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
         if not isinstance(func, relax.Function) or _of_a_library(func):
             continue
-        for block in func.body.blocks:
-            for binding in block.bindings:
-                value = binding.value
-                if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
-                    called = mod[value.op]
-                    if _of_a_library(called):
-                        yield str(called.attrs[keys.SYMBOL])
+        for value in (binding.value for binding in bindings_of(func)):
+            if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+                called = mod[value.op]
+                if _of_a_library(called):
+                    yield str(called.attrs[keys.SYMBOL])
 
 
 def _of_a_library(func: Any) -> bool:

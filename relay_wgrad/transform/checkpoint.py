@@ -25,7 +25,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from ..graph.rebuild import substitute
+from ..graph.rebuild import substitute, with_attrs_of
+from ..graph.view import Graph
+from ..graph.walk import bindings_of, dataflow_block
 from .surface import check_relax_module
 
 _BITS = re.compile(r"\d+")
@@ -56,10 +58,10 @@ def bytes_of(ty: Any) -> int:
 
 
 def _block(func: relax.Function, fn: str) -> Any:
-    blocks = func.body.blocks if isinstance(func, relax.Function) else []
-    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+    block = dataflow_block(func)
+    if block is None:
         raise ValueError(f"checkpoint: {fn!r} must be a function of one dataflow block")
-    return blocks[0]
+    return block
 
 
 def _dependent(
@@ -70,7 +72,10 @@ def _dependent(
     data = {p for p in func.params if p.name in inputs}
     last: dict[Any, int] = {}
     made: dict[Any, int] = dict.fromkeys(data, -1)
-    needed = _needed(func, block)
+    # What the loss, the result or its first field, depends on.
+    result = func.body.body
+    loss = result.fields[0] if isinstance(result, relax.Tuple) else result
+    needed = Graph(func).needed_for([loss])
     for index, binding in enumerate(block.bindings):
         if binding.var not in needed:  # running statistics, say: nothing of them is recomputed
             continue
@@ -107,16 +112,6 @@ def cut_vertices(func: relax.Function, inputs: Sequence[str]) -> list[Cut]:
         if live == {var} and isinstance(var.ty, relax.TensorType):
             cuts.append(Cut(var, index, bytes_of(var.ty)))
     return cuts
-
-
-def _needed(func: relax.Function, block: Any) -> set[Any]:
-    """The variables on which the loss depends: the result, or its first field."""
-    result = func.body.body
-    needed = {result.fields[0] if isinstance(result, relax.Tuple) else result}
-    for binding in reversed(block.bindings):
-        if binding.var in needed:
-            needed.update(relax.analysis.free_vars(binding.value))
-    return needed
 
 
 def choose(func: relax.Function, cuts: Sequence[Cut], inputs: Sequence[str]) -> list[Cut]:
@@ -237,13 +232,10 @@ def _marked(func: relax.Function, cuts: Sequence[Cut]) -> relax.Function:
         with bb.dataflow():
             if -1 in at:
                 value[at[-1].var] = mark(at[-1].var, -1)
-            for index, binding in enumerate(func.body.blocks[0].bindings):
+            for index, binding in enumerate(bindings_of(func)):
                 emit = bb.emit if isinstance(binding.var, relax.DataflowVar) else bb.emit_output
                 made = emit(new(binding.value), name_hint=binding.var.name)
                 value[binding.var] = mark(made, index) if index in at else made
             result = new(func.body.body)
         bb.emit_func_output(result)
-    made = bb.get()["main"]
-    for key, attribute in (func.attrs or {}).items():
-        made = made.with_attr(key, attribute)
-    return made
+    return with_attrs_of(bb.get()["main"], func)

@@ -14,17 +14,20 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.ir import Op
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from .. import registry
 from ..given import truth
+from ..graph.rebuild import with_params
+from ..graph.walk import bindings_of, blocks_of
 from ..ir import op_name
 from ..keys import SYMBOL
 from .grad_paths import prepared, stops_known, unable, without_stops
 from .grad_types import check_partials
 from .size_checks import check_of, checked
 from .surface import ModulePass, check_relax_module
+
+_TRANSPOSE = "relax.permute_dims"
 
 
 def grad(
@@ -167,7 +170,7 @@ def _check_calls(mod: tvm.IRModule, fn: str, func: relax.Function, inline: bool)
 def _check_block(fn: str, func: relax.Function) -> None:
     """Raises for a body that is not one dataflow block, with what it has instead."""
     rule = f"grad: the body of {fn!r} must be one dataflow block, but it has"
-    blocks = list(func.body.blocks) if isinstance(func.body, relax.SeqExpr) else []
+    blocks = list(blocks_of(func))
     for block in blocks:
         if isinstance(block, relax.DataflowBlock):
             continue
@@ -217,20 +220,15 @@ def _check_target(fn: str, func: relax.Function, index: int) -> None:
 class _ScalarTransposes(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        if call.op == Op.get("relax.permute_dims") and call.args[0].ty.ndim == 0:
+        if op_name(call) == _TRANSPOSE and call.args[0].ty.ndim == 0:
             return call.args[0]
         return call
 
 
 def _without_scalar_transposes(func: relax.Function) -> relax.Function:
     """Stock ConvertLayout leaves permute_dims of the scalar loss, at which stock Gradient fails."""
-    transpose = Op.get("relax.permute_dims")
-    for block in func.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, relax.Call) and value.op == transpose and binding.var.ty.ndim == 0:
-                return _ScalarTransposes().visit_expr(func)
-    return func
+    moves = (b for b in bindings_of(func) if op_name(b.value) == _TRANSPOSE)
+    return _ScalarTransposes().visit_expr(func) if any(b.var.ty.ndim == 0 for b in moves) else func
 
 
 def _is_float(ty: relax.Type) -> bool:
@@ -303,14 +301,14 @@ def _first(
     target = result.fields[target_index] if isinstance(result, relax.Tuple) else result
     func = prepared(func, params, target)
     check_partials(fn, func, params)
-    work[fn] = _with_params(func, [*func.params, *sizes])
+    work[fn] = with_params(func, [*func.params, *sizes])
     try:
         with stops_known():
             adjoint = relax.transform.Gradient(fn, params, target_index)(work)[f"{fn}_adjoint"]
     except tvm.error.InternalError as error:
         reason = _reason(func, params, error)
         raise ValueError(f"grad: {fn!r} cannot be differentiated: {reason}") from error
-    adjoint = _with_params(adjoint, adjoint.params[: len(func.params)])
+    adjoint = with_params(adjoint, adjoint.params[: len(func.params)])
     return adjoint.with_attr(SYMBOL, name)
 
 
@@ -322,7 +320,7 @@ def _reason(func: relax.Function, params: list[relax.Var], error: Exception) -> 
         found = unable(func, params)
         where = f"at {found[0]}: {found[1]}" if found else text.partition("\n")[0]
         return f"TVM's gradient fails {where}" if found else f"TVM's gradient fails: {where}"
-    for binding in func.body.blocks[0].bindings:
+    for binding in bindings_of(func):
         value = binding.value
         if op_name(value) == missing[1]:
             names = [a.global_symbol for a in value.args if isinstance(a, relax.ExternFunc)]
@@ -332,10 +330,6 @@ def _reason(func: relax.Function, params: list[relax.Var], error: Exception) -> 
                 " (no FPrimalGradient rule)"
             )
     return f"{missing[1]} has no gradient (no FPrimalGradient rule)"
-
-
-def _with_params(func: relax.Function, params: Sequence[relax.Var]) -> relax.Function:
-    return relax.Function(list(params), func.body, func.ret_ty, func.is_pure, func.attrs, func.span)
 
 
 def _alone(function_pass: tvm.transform.Pass, func: relax.Function) -> relax.Function:
@@ -358,7 +352,7 @@ def _contract(
     bb = relax.BlockBuilder()
     with bb.function("f", [*adjoint.params, *directions]):
         with bb.dataflow():
-            for binding in adjoint.body.blocks[0].bindings:
+            for binding in bindings_of(adjoint):
                 bb.emit_normalized(binding)
             total = None
             for partial, direction in zip(adjoint.body.body[1], directions, strict=True):

@@ -19,18 +19,18 @@ In either case, where a convolution made the gradient, the mask becomes part of 
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 import tvm_ffi
 from tvm import relax
 
-from ..graph.rebuild import normal, with_bindings
+from ..graph.match import Constant, call, match
+from ..graph.rebuild import normal, with_bindings, without_unused
 from ..graph.view import Graph
 from ..graph.walk import dataflow_block
 from ..ir import op_name
 
 _FORWARD, _BACKWARD = "relax.nn.max_pool2d", "relax.grad.max_pool2d_backward"
+_MASK = call("relax.where", call("relax.less_equal", "y", 0.0), Constant("zero", 0.0), "g")
 _Rows = dict[relax.Var, list[relax.VarBinding]]
 
 
@@ -51,7 +51,7 @@ def masks_early(mod: tvm.IRModule, fn: str) -> tvm.IRModule:
     if func.same_as(mod[fn]):
         return mod
     out = mod.clone()
-    out[fn] = relax.analysis.remove_all_unused(func)
+    out[fn] = without_unused(func)
     return out
 
 
@@ -60,7 +60,7 @@ def _before_poolings(graph: Graph) -> _Rows:
     pooled = [b for b in graph.bindings if op_name(b.value) == _FORWARD]
     rows: _Rows = {}
     for binding in graph.bindings:
-        mask = _mask(graph, binding.value)
+        mask = _mask(graph, binding.var)
         if mask is None or (backward := graph.call(mask[2], _BACKWARD)) is None:
             continue
         y, zero, dy = mask
@@ -118,7 +118,7 @@ def _mask_of(graph: Graph, part: relax.Var) -> tuple[relax.Var, relax.Var, relax
     user = graph.sole_use(part)
     if user is None or not isinstance(part, relax.DataflowVar):
         return None
-    mask = _mask(graph, user.value)
+    mask = _mask(graph, user.var)
     return (user.var, mask[0], mask[1]) if mask is not None and mask[2].same_as(part) else None
 
 
@@ -137,16 +137,12 @@ def _joins(graph: Graph, join: relax.VarBinding, parts: list[relax.Var], split: 
     )
 
 
-def _mask(graph: Graph, value: Any) -> tuple[relax.Var, relax.Expr, relax.Var] | None:
+def _mask(graph: Graph, var: relax.Expr) -> tuple[relax.Var, relax.Expr, relax.Var] | None:
     """(y, 0, g) of where(y <= 0, 0, g)."""
-    if op_name(value) != "relax.where":
+    found = match(graph, _MASK, var)
+    if not found or not all(isinstance(found[name], relax.Var) for name in "yg"):
         return None
-    low, zero, g = value.args
-    compared = graph.call(low, "relax.less_equal")
-    if compared is None or not (_is_zero(zero) and _is_zero(compared.args[1])):
-        return None
-    y = compared.args[0]
-    return (y, zero, g) if isinstance(y, relax.Var) and isinstance(g, relax.Var) else None
+    return found["y"], found["zero"], found["g"]
 
 
 def _masked(y: relax.Var, zero: relax.Expr, g: relax.Expr) -> list[relax.VarBinding]:
@@ -162,8 +158,3 @@ def _new(name: str, value: relax.Expr) -> relax.VarBinding:
 
 def _bound(var: relax.Var, value: relax.Expr) -> relax.VarBinding:
     return relax.VarBinding(var, normal(value))
-
-
-def _is_zero(expr: Any) -> bool:
-    constant = isinstance(expr, tvm.ir.Constant) and expr.ty.ndim == 0
-    return constant and bool(expr.value.numpy() == 0)

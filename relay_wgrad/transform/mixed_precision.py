@@ -31,7 +31,8 @@ import tvm
 from tvm import relax
 
 from ..dtypes import HALVES
-from ..graph.rebuild import substitute
+from ..graph.rebuild import substitute, with_attrs_of, without_unused
+from ..graph.walk import bindings_of, dataflow_block
 from ..ir import op_name
 from ..keys import SYMBOL
 from ..layout_rules.in_layout import sizes_of
@@ -72,8 +73,7 @@ def mixed_precision(mod: tvm.IRModule, fn: str = "main", *, dtype: str) -> tvm.I
         raise ValueError(f"mixed_precision: dtype must be {' or '.join(HALVES)}, got {dtype!r}")
     check_relax_module("mixed_precision", mod)
     func = mod[fn]
-    blocks = func.body.blocks if isinstance(func, relax.Function) else []
-    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+    if dataflow_block(func) is None:
         raise ValueError(f"mixed_precision: {fn!r} must be one dataflow block")
     out = mod.clone()
     out[fn] = _Rewriter(dtype).function(func)
@@ -94,11 +94,11 @@ class _Rewriter:
         bb = self.builder
         params = list(func.params)
         self.value = {p: p for p in params}
-        block, result = func.body.blocks[0], func.body.body
+        result = func.body.body
         fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
         with bb.function("main", params):
             with bb.dataflow():
-                for binding in block.bindings:
+                for binding in bindings_of(func):
                     if op_name(binding.value) in _CONVOLUTIONS:
                         attrs = binding.value.attrs
                         layout = str(attrs.out_layout) or str(attrs.data_layout)
@@ -111,11 +111,7 @@ class _Rewriter:
             bb.emit_func_output(
                 relax.Tuple(outputs) if isinstance(result, relax.Tuple) else outputs[0]
             )
-        new = bb.get()["main"]
-        new = _canonical(new)
-        for key, value in (func.attrs or {}).items():
-            new = new.with_attr(key, value)
-        return new
+        return with_attrs_of(_canonical(bb.get()["main"]), func)
 
     def rebuild(self, value: Any) -> Any:
         if isinstance(value, relax.TupleGetItem):
@@ -225,7 +221,7 @@ def accumulate_wide(mod: tvm.IRModule, fn: str, *, weight_gradients: bool = True
 
 
 def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function:
-    bindings = [b for block in func.body.blocks for b in block.bindings]
+    bindings = bindings_of(func)
     products = {b.var for b in bindings if op_name(b.value) == "relax.matmul"}
     direct = {
         b.var: b.value
@@ -274,10 +270,8 @@ def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function
 
             result = output(result)
         bb.emit_func_output(result)
-    wide_func = _canonical(relax.analysis.remove_all_unused(bb.get()["main"]))
-    for key, attribute in (func.attrs or {}).items():
-        wide_func = wide_func.with_attr(key, attribute)
-    return wide_func
+    wide_func = _canonical(without_unused(bb.get()["main"]))
+    return with_attrs_of(wide_func, func)
 
 
 def _wide(call: relax.Call, new: Any, bb: relax.BlockBuilder) -> relax.Expr:

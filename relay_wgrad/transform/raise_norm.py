@@ -20,7 +20,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..graph.rebuild import with_bindings
+from ..graph.rebuild import with_bindings, without_unused
 from ..graph.walk import dataflow_block, variables_of
 from ..layout_rules.in_layout import sizes_of
 from ..ops.batch_norm import FORWARD, FORWARD_KEYS, NormAttrs, dtype_of, make_call
@@ -91,7 +91,7 @@ def _raised(func: relax.Function, keep: Iterable[str]) -> tuple[relax.Function, 
         RaisedNorm(n.y.name, n.activation, n.residual is not None, n.running is not None)
         for n in norms
     ]
-    return relax.analysis.remove_all_unused(made), entries
+    return without_unused(made), entries
 
 
 # ---- writing ---------------------------------------------------------------------------------

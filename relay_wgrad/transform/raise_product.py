@@ -29,7 +29,7 @@ import tvm
 from tvm import relax
 
 from ..attrs import ConvAttrs
-from ..graph.rebuild import Names, Writer, rebuilt
+from ..graph.rebuild import Names, Writer, rebuilt, without_unused
 from ..graph.view import Graph
 from ..ir import is_taken, op_name
 from ..layout_rules.in_layout import sizes_of
@@ -113,7 +113,7 @@ class _Function:
         """The function; itself where nothing was raised."""
         made = rebuilt(self.func, lambda block: _Block(self, block).bindings())
         raised = any(entry.problem for entry in self.entries)
-        return relax.analysis.remove_all_unused(made) if raised else self.func
+        return without_unused(made) if raised else self.func
 
 
 class _Block:

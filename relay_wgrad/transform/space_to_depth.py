@@ -30,7 +30,7 @@ from tvm import relax
 
 from ..attrs import ConvAttrs
 from ..given import truth
-from ..graph.rebuild import Writer, rebuilt, with_span
+from ..graph.rebuild import Writer, rebuilt, with_span, without_unused
 from ..graph.walk import bindings_of
 from ..ir import is_taken, op_name
 from ..layout_rules.table import permute_axes
@@ -157,7 +157,7 @@ def _applied(
         made = rebuilt(func, work.bindings)
         entries += work.entries
         if any(entry.became for entry in work.entries):
-            builder.update_func(mod.get_global_var(name), relax.analysis.remove_all_unused(made))
+            builder.update_func(mod.get_global_var(name), without_unused(made))
             changed = True
     return (builder.get() if changed else mod), entries
 
