@@ -14,13 +14,12 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from .. import registry
 from ..given import truth
-from ..graph.rebuild import with_params
-from ..graph.walk import bindings_of, blocks_of
-from ..ir import op_name
+from ..graph.rebuild import bound, rebuilt, with_params
+from ..graph.walk import Block, bindings_of, blocks_of
+from ..ir import expressions, op_name
 from ..keys import SYMBOL
 from .grad_paths import prepared, stops_known, unable, without_stops
 from .grad_types import check_partials
@@ -122,29 +121,18 @@ def _lookup(mod: tvm.IRModule, fn: str) -> relax.Function:
     return func
 
 
-@visitor
-class _Calls(PyExprVisitor):
-    """Names of the module's functions that are called, or used, other than by call_tir."""
-
-    def __init__(self, mod: tvm.IRModule) -> None:
-        super().__init__()
-        self.mod = mod
-        self.found: list[str] = []
-
-    def visit_call_(self, op: relax.Call) -> None:
-        callee = op.op
-        if isinstance(callee, tvm.ir.GlobalVar) and isinstance(self.mod[callee], relax.Function):
-            self.found.append(callee.name_hint)
-        elif isinstance(callee, relax.Var):
-            self.found.append(callee.name)
-        for arg in op.args:
-            self.visit_expr(arg)
+def _called(mod: tvm.IRModule, func: relax.Function) -> list[str]:
+    """Names of the functions that are called other than by call_tir."""
+    callees = [part.op for part in expressions(func) if isinstance(part, relax.Call)]
+    named = [
+        c.name_hint for c in callees
+        if isinstance(c, tvm.ir.GlobalVar) and isinstance(mod[c], relax.Function)
+    ]  # fmt: skip
+    return sorted({*named, *(c.name for c in callees if isinstance(c, relax.Var))})
 
 
 def _check_calls(mod: tvm.IRModule, fn: str, func: relax.Function, inline: bool) -> relax.Function:
-    visitor_ = _Calls(mod)
-    visitor_.visit_expr(func)
-    called = sorted(set(visitor_.found))
+    called = _called(mod, func)
     if not called:
         return func
     if not inline:
@@ -158,12 +146,8 @@ def _check_calls(mod: tvm.IRModule, fn: str, func: relax.Function, inline: bool)
         if isinstance(f, relax.Function) and gv.name_hint != fn
     }
     inlined = _inline(func, functions)
-    visitor_ = _Calls(mod)
-    visitor_.visit_expr(inlined)
-    if visitor_.found:
-        raise ValueError(
-            f"grad: calls that cannot be inlined into {fn!r}: {', '.join(sorted(visitor_.found))}"
-        )
+    if left := _called(mod, inlined):
+        raise ValueError(f"grad: calls that cannot be inlined into {fn!r}: {', '.join(left)}")
     return inlined
 
 
@@ -216,19 +200,19 @@ def _check_target(fn: str, func: relax.Function, index: int) -> None:
         )
 
 
-@mutator
-class _ScalarTransposes(PyExprMutator):
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
-        if op_name(call) == _TRANSPOSE and call.args[0].ty.ndim == 0:
-            return call.args[0]
-        return call
-
-
 def _without_scalar_transposes(func: relax.Function) -> relax.Function:
     """Stock ConvertLayout leaves permute_dims of the scalar loss, at which stock Gradient fails."""
-    moves = (b for b in bindings_of(func) if op_name(b.value) == _TRANSPOSE)
-    return _ScalarTransposes().visit_expr(func) if any(b.var.ty.ndim == 0 for b in moves) else func
+
+    def is_one(binding: relax.Binding) -> bool:
+        return op_name(binding.value) == _TRANSPOSE and binding.var.ty.ndim == 0
+
+    def rewrite(block: Block) -> list[relax.Binding] | None:
+        bindings = list(block.bindings)
+        if not any(map(is_one, bindings)):
+            return None
+        return [bound(b, b.value.args[0]) if is_one(b) else b for b in bindings]
+
+    return rebuilt(func, rewrite)
 
 
 def _is_float(ty: relax.Type) -> bool:
