@@ -15,7 +15,7 @@ from tvm import relax
 
 from relay_wgrad.graph.rebuild import normal, with_bindings
 from relay_wgrad.graph.view import Graph
-from relay_wgrad.graph.walk import dataflow_block, variables_of
+from relay_wgrad.graph.walk import dataflow_block
 from relay_wgrad.ir import op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.layout_rules.table import permute_axes
@@ -110,11 +110,12 @@ class _Function:
 
     def _of_kernels(self) -> set[relax.Var]:
         """What kernels of TVM's alone read: fusion makes it part of them."""
-        read, elsewhere = set[relax.Var](), set(self.view.results)
-        for binding in self.view.bindings:
-            among = read if op_name(binding.value) == KERNEL else elsewhere
-            among.update(variables_of(binding.value))
-        return read - elsewhere
+        return {
+            var
+            for var, uses in self.view.uses.items()
+            if var not in self.view.results
+            and all(op_name(use.binding.value) == KERNEL for use in uses)
+        }
 
     def _results(self) -> list[_Chain]:
         chains = []

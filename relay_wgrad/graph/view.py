@@ -77,6 +77,11 @@ class Graph:
             expr = self.value[expr]
         return expr
 
+    def bound_to(self, expr: Expr) -> Expr:
+        """The value that an expression stands for; a variable where that has none."""
+        first = self.resolved(expr)
+        return self.value.get(first, first)
+
     def call(self, expr: Expr, *names: str) -> relax.Call | None:
         """The call that a variable is bound to, if it is one of these operators'."""
         value = self.value.get(expr) if isinstance(expr, relax.Var) else None

@@ -68,7 +68,7 @@ def variables_of(expr: relax.Expr) -> list[relax.Var]:
         elif isinstance(item, relax.If):
             rest.append(item.cond)
         elif isinstance(item, relax.Function):
-            found += relax.analysis.free_vars(item)
+            found.extend(relax.analysis.free_vars(item))
     return found
 
 

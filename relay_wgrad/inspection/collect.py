@@ -15,11 +15,11 @@ from .. import __version__
 from ..display import short
 from ..facts import Lowered
 from ..graph.walk import bindings_of
+from ..ir import bytes_of
 from ..ops.view import family_def, problem_of
 from ..problem import ConvProblem
 from ..training.step import ADJOINT
 from ..transform import layout_changes
-from ..transform.checkpoint import bytes_of
 from . import groups as grouping
 from .dataflow import Dataflow, dataflow
 from .memory import memory

@@ -9,8 +9,7 @@ from typing import Any
 from tvm import relax
 
 from ..graph.walk import bindings_of
-from ..ir import op_name
-from ..transform.checkpoint import bytes_of
+from ..ir import bytes_of, op_name
 
 # Their result is their operand's memory under another shape.
 _VIEWS = {f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "flatten")}

@@ -17,10 +17,9 @@ from ..given import of_type
 from ..graph.rebuild import without_unused
 from ..graph.view import Graph
 from ..graph.walk import bindings_of
-from ..ir import op_name
+from ..ir import bytes_of, op_name
 from ..ops.view import family_def
 from ..transform import grad
-from ..transform.checkpoint import bytes_of
 from ..transform.mask_order import masks_early
 
 _WGRAD, _POOL = "relax.nn.conv2d_backward_weight", "relax.grad.max_pool2d_backward"

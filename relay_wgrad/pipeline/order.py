@@ -22,8 +22,7 @@ from tvm import relax
 
 from ..graph.rebuild import rebuilt, with_functions
 from ..graph.walk import Block, variables_of
-from ..ir import op_name
-from ..transform.checkpoint import bytes_of
+from ..ir import bytes_of, op_name
 from .aliases import Parts, all_of, parts_of
 
 _KERNELS = ("relax.call_tir", "relax.call_dps_packed")

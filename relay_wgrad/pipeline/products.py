@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.target import Target
 
 from .. import keys
-from ..graph.rebuild import rebuilt
+from ..graph.rebuild import bound, rebuilt
 from ..problem import ConvProblem
 from ..registry import is_registered
 from ..transform.raise_product import raise_products
@@ -89,7 +89,7 @@ class _Writer:
 
         def bindings(block: relax.BindingBlock) -> list[relax.Binding]:
             return [
-                relax.VarBinding(b.var, self._kernel(b.value)) if str(b.var.name) in names else b
+                bound(b, self._kernel(b.value)) if str(b.var.name) in names else b
                 for b in block.bindings
             ]
 

@@ -25,10 +25,9 @@ from ..frontend import TrainingGraph
 from ..graph.rebuild import Writer, substitute, with_bindings
 from ..graph.view import Graph
 from ..graph.walk import bindings_of, dataflow_block
-from ..ir import op_name
+from ..ir import bytes_of, op_name
 from ..ops.elementwise import RELAX
 from ..transform import grad
-from ..transform.checkpoint import bytes_of
 from ..transform.depth_forms import Wanted
 from ..transform.grad_paths import NO_GRAD
 from ..transform.mask_order import masks_early

@@ -16,8 +16,6 @@ the least that can be kept up to each of them with all earlier regions within B;
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +26,8 @@ from tvm import relax
 from ..graph.rebuild import substitute, with_attrs_of
 from ..graph.view import Graph
 from ..graph.walk import bindings_of, dataflow_block
+from ..ir import bytes_of
 from .surface import check_relax_module
-
-_BITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -40,21 +37,6 @@ class Cut:
     var: Any
     index: int  # of its binding; -1 for a parameter
     bytes: int
-
-
-def bytes_of(ty: Any) -> int:
-    """The bytes of a tensor or a tuple of tensors; 0 where a size is symbolic."""
-    if isinstance(ty, relax.TupleType):
-        return sum(bytes_of(field) for field in ty.fields)
-    shape = ty.shape
-    if not isinstance(shape, relax.ShapeExpr):
-        return 0
-    try:
-        count = math.prod(int(d) for d in shape.values)
-    except TypeError:  # a symbolic size
-        return 0
-    bits = _BITS.search(str(ty.dtype))
-    return count * int(bits[0]) // 8 if bits else count
 
 
 def _block(func: relax.Function, fn: str) -> Any:

@@ -28,7 +28,17 @@ def test_makers(graph: Graph) -> None:
         assert graph.maker(var(graph, name)).var.same_as(var(graph, name))
     assert graph.call(var(graph, "f"), "relax.sin", "relax.exp") is not None
     assert graph.call(var(graph, "f"), "relax.sin") is None
-    assert graph.resolved(var(graph, "other")).same_as(var(graph, "pair"))
+    other, x = var(graph, "other"), var(graph, "x")
+    assert graph.resolved(other).same_as(var(graph, "pair"))
+    assert isinstance(graph.bound_to(other), relax.Tuple)
+    assert graph.bound_to(x).same_as(x)
+
+
+def test_what_a_result_is_made_of(graph: Graph) -> None:
+    found = graph.needed_for([var(graph, "e")])
+    assert {str(v.name) for v in found} == {"e", "d", "local", "a", "b", "x", "y"}
+    stopped = graph.needed_for([var(graph, "e")], lambda v: str(v.name) != "d")
+    assert {str(v.name) for v in stopped} == {"e", "d"}
 
 
 def test_users_are_bindings_each_once_and_uses_are_counted(graph: Graph) -> None:

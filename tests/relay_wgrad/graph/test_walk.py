@@ -56,3 +56,12 @@ def test_one_dataflow_block() -> None:
     alone = relax.Function(func.params, relax.SeqExpr([plain], x), x.ty)
     assert dataflow_block(alone) is None
     assert dataflow_block(None) is None
+
+
+def test_what_a_local_function_captures_beside_other_variables() -> None:
+    func = branched()
+    value = {str(b.var.name): b for b in bindings_of(func)}
+    pair = relax.Tuple([value["a"].var, value["local"].value, value["d"].var])
+    found = variables_of(pair)
+    assert isinstance(found, list)
+    assert sorted(names(found)) == ["a", "b", "d"]
