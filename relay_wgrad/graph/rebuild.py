@@ -167,7 +167,8 @@ class Names:
 
 
 class Writer:
-    """New bindings in the place of a block's, each value with its type.
+    """New bindings in the place of a block's, each value with its type; a call's operands are
+    variables, as in a program in normal form.
 
     normalize : gives a value its type; a module's builder, where values are calls of functions
         that it adds.

@@ -23,7 +23,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from ..graph.rebuild import substitute, with_attrs_of
+from ..graph.rebuild import Writer, with_bindings
 from ..graph.view import Graph
 from ..graph.walk import bindings_of, dataflow_block
 from ..ir import bytes_of
@@ -195,29 +195,21 @@ def checkpoint(
 
 def _marked(func: relax.Function, cuts: Sequence[Cut]) -> relax.Function:
     """`func` with each cut's tensor ending one region and starting the next."""
-    final = cuts[-1].index
-    bb = relax.BlockBuilder()
-    value: dict[Any, Any] = {}
-    at = {cut.index: cut for cut in cuts}
+    writer, final = Writer(dataflow_block(func)), cuts[-1].index
+    value: dict[relax.Var, relax.Var] = {}
+    at = {cut.index: cut.var for cut in cuts}
 
-    def mark(var: Any, index: int) -> Any:
-        ended = var if index == -1 else bb.emit(relax.op.grad.end_checkpoint(var))
+    def mark(var: relax.Var, index: int) -> None:
+        ended = var if index == -1 else writer.emit("ended", relax.op.grad.end_checkpoint(var))
         # The start is what has the tensor itself kept.  What follows the last cut is used in the
         # backward part at once: it hangs on the end alone, and so is kept too.
-        started = bb.emit(relax.op.grad.start_checkpoint(ended))
-        return ended if index == final else started
+        started = writer.emit("started", relax.op.grad.start_checkpoint(ended))
+        value[var] = ended if index == final else started
 
-    def new(expr: Any) -> Any:
-        return substitute(expr, value)
-
-    with bb.function("main", list(func.params)):
-        with bb.dataflow():
-            if -1 in at:
-                value[at[-1].var] = mark(at[-1].var, -1)
-            for index, binding in enumerate(bindings_of(func)):
-                emit = bb.emit if isinstance(binding.var, relax.DataflowVar) else bb.emit_output
-                made = emit(new(binding.value), name_hint=binding.var.name)
-                value[binding.var] = mark(made, index) if index in at else made
-            result = new(func.body.body)
-        bb.emit_func_output(result)
-    return with_attrs_of(bb.get()["main"], func)
+    if -1 in at:
+        mark(at[-1], -1)
+    for index, binding in enumerate(bindings_of(func)):
+        writer.keep(binding, value)
+        if index in at:
+            mark(binding.var, index)
+    return with_bindings(func, writer.bindings)

@@ -17,8 +17,8 @@ from tvm import relax
 
 from .. import registry
 from ..given import truth
-from ..graph.rebuild import bound, rebuilt, with_params
-from ..graph.walk import Block, bindings_of, blocks_of
+from ..graph.rebuild import Writer, bound, rebuilt, with_bindings, with_params
+from ..graph.walk import Block, bindings_of, blocks_of, dataflow_block
 from ..ir import expressions, op_name
 from ..keys import SYMBOL
 from .grad_paths import prepared, stops_known, unable, without_stops
@@ -333,22 +333,22 @@ def _contract(
     directions = [relax.Var(f"{adjoint.params[i].name}_d{k}", adjoint.params[i].ty) for i in wanted]
     doubles = any(str(d.ty.dtype) == "float64" for d in directions)
     wide = "float64" if doubles else "float32"
-    bb = relax.BlockBuilder()
-    with bb.function("f", [*adjoint.params, *directions]):
-        with bb.dataflow():
-            for binding in bindings_of(adjoint):
-                bb.emit_normalized(binding)
-            total = None
-            for partial, direction in zip(adjoint.body.body[1], directions, strict=True):
-                # Half-precision terms are summed in float32, and terms of all dtypes together.
-                factors = [partial, direction]
-                if str(direction.ty.dtype) != wide:
-                    factors = [bb.emit(relax.op.astype(v, wide)) for v in factors]
-                term = bb.emit(relax.op.sum(relax.op.multiply(*factors)))
-                total = term if total is None else bb.emit(relax.op.add(total, term))
-            out = bb.emit_output(total)
-        bb.emit_func_output(out)
-    func = _alone(relax.transform.CanonicalizeBindings(), bb.get()["f"])
+    writer, terms = Writer(dataflow_block(adjoint), bindings_of(adjoint)), list[relax.Var]()
+    for partial, direction in zip(adjoint.body.body[1], directions, strict=True):
+        # Half-precision terms are summed in float32, and terms of all dtypes together.
+        factors = [partial, direction]
+        if str(direction.ty.dtype) != wide:
+            factors = [writer.emit("wide", relax.op.astype(v, wide)) for v in factors]
+        product = writer.emit("product", relax.op.multiply(*factors))
+        terms.append(writer.emit("term", relax.op.sum(product)))
+    total, *rest = terms
+    for term in rest:
+        total = writer.emit("total", relax.op.add(total, term))
+    out = writer.output("contracted", total)
+    made = with_bindings(
+        adjoint, writer.bindings, params=[*adjoint.params, *directions], result=out
+    )
+    func = _alone(relax.transform.CanonicalizeBindings(), made)
     func = relax.utils.copy_with_new_vars(func)
     return func, [func.params[i] for i in wanted]
 

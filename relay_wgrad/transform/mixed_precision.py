@@ -31,7 +31,7 @@ import tvm
 from tvm import relax
 
 from ..dtypes import HALVES
-from ..graph.rebuild import substitute, with_attrs_of, without_unused
+from ..graph.rebuild import Writer, substitute, with_attrs_of, with_bindings, without_unused
 from ..graph.walk import bindings_of, dataflow_block
 from ..ir import op_name
 from ..keys import SYMBOL
@@ -231,55 +231,38 @@ def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function
         # A weight's gradient, as a sum over images of products, becomes one product.
         and not (op_name(b.value) == _COLLAPSE and b.value.args[0] in products)
     }
-    bb = relax.BlockBuilder()
+    writer = Writer(dataflow_block(func))
     value: dict[relax.Var, Any] = {}
     wide: dict[relax.Var, Any] = {}  # a result of `direct` in float32
-
-    def new(expr: Any) -> Any:
-        return substitute(expr, value)
-
-    with bb.function("main", list(func.params)):
-        with bb.dataflow():
-            for binding in bindings:
-                var, expr = binding.var, binding.value
-                if var in direct:
-                    wide[var] = bb.emit(_wide(expr, new, bb), name_hint=var.name)
-                    half = relax.op.astype(wide[var], str(expr.ty.dtype))
-                    value[var] = bb.emit(half, name_hint=f"{var.name}_half")
-                elif (
-                    op_name(expr) == "relax.astype"
-                    and expr.args[0] in wide
-                    and str(expr.ty.dtype) == "float32"
-                ):
-                    value[var] = wide[expr.args[0]]
-                elif op_name(expr) == _POOL and str(expr.ty.dtype) == "bfloat16":
-                    widest = [bb.emit(relax.op.astype(new(a), "float32")) for a in expr.args]
-                    made = bb.emit(relax.Call(expr.op, widest, expr.attrs, expr.ty_args))
-                    value[var] = bb.emit(relax.op.astype(made, "bfloat16"), name_hint=var.name)
-                else:
-                    value[var] = bb.emit(new(expr), name_hint=var.name)
-            result = new(func.body.body)
-            outputs: dict[Any, Any] = {}
-
-            def output(expr: Any) -> Any:
-                if isinstance(expr, relax.Tuple):
-                    return relax.Tuple([output(field) for field in expr.fields])
-                if isinstance(expr, relax.Var) and expr not in outputs:
-                    outputs[expr] = bb.emit_output(expr)
-                return outputs.get(expr, expr)
-
-            result = output(result)
-        bb.emit_func_output(result)
-    wide_func = _canonical(without_unused(bb.get()["main"]))
-    return with_attrs_of(wide_func, func)
+    for binding in bindings:
+        var, expr = binding.var, binding.value
+        if var in direct:
+            wide[var] = writer.emit(var.name, _wide(substitute(expr, value), writer))
+            writer.bind(var, relax.op.astype(wide[var], str(expr.ty.dtype)), binding.span)
+        elif (
+            op_name(expr) == "relax.astype"
+            and expr.args[0] in wide
+            and str(expr.ty.dtype) == "float32"
+        ):
+            value[var] = wide[expr.args[0]]
+            writer.bind(var, value[var], binding.span)
+        elif op_name(expr) == _POOL and str(expr.ty.dtype) == "bfloat16":
+            args = [writer.emit("wide", relax.op.astype(a, "float32")) for a in expr.args]
+            made = writer.emit("pooled", relax.Call(expr.op, args, expr.attrs, expr.ty_args))
+            writer.bind(var, relax.op.astype(made, "bfloat16"), binding.span)
+        else:
+            writer.keep(binding, value)
+    return _canonical(without_unused(with_bindings(func, writer.bindings)))
 
 
-def _wide(call: relax.Call, new: Any, bb: relax.BlockBuilder) -> relax.Expr:
-    args = [new(arg) for arg in call.args]
+def _wide(call: relax.Call, writer: Writer) -> relax.Expr:
+    args = list(call.args)
     if op_name(call) == "relax.matmul":
         return relax.op.matmul(*args, out_dtype="float32")
     if op_name(call) == _COLLAPSE:
-        return relax.op.collapse_sum_to(bb.emit(relax.op.astype(args[0], "float32")), args[1])
+        return relax.op.collapse_sum_to(
+            writer.emit("wide", relax.op.astype(args[0], "float32")), args[1]
+        )
     read = FAMILY[str(op_name(call))].read_attrs
     assert read is not None
     return wgrad_call(args[0], args[1], replace(read(call), out_dtype="float32"))
