@@ -9,8 +9,9 @@ from tvm import relax
 
 from relay_wgrad.graph.rebuild import rebuilt, variable_of, with_functions
 from relay_wgrad.graph.walk import Block
+from relay_wgrad.ir import is_closed
 
-from .split.composite import called_composite, composite_in, inline, is_closed
+from .split.composite import called_composite, composite_in, inline
 
 
 def unpartition(mod: tvm.IRModule) -> tvm.IRModule:

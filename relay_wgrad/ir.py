@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from .keys import CODEGEN, COMPOSITE, NO_ALIAS, OP_PATTERN, SCHEDULED
+from .keys import CODEGEN, COMPOSITE, NO_ALIAS, OP_PATTERN, PRIMITIVE, SCHEDULED
 
 OPAQUE = 8
 """tvm::relax::OpPatternKind::kOpaque: a kernel that is never fused, so that its schedule stays."""
@@ -62,3 +62,8 @@ def tensor_bytes(ty: Any) -> int | None:
 def is_taken(func: relax.Function) -> bool:
     """Whether a backend has the function already."""
     return func.attrs is not None and any(key in func.attrs for key in _TAKEN)
+
+
+def is_closed(func: relax.Function) -> bool:
+    """Whether a backend, or a fusion, has the function already."""
+    return is_taken(func) or (func.attrs is not None and PRIMITIVE in func.attrs)

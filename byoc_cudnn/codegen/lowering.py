@@ -14,11 +14,10 @@ from typing import Any
 import tvm
 from tvm import get_global_func, relax
 
-from relay_wgrad import keys
 from relay_wgrad.graph.rebuild import normal, rebuilt, substitute, variable_of
 from relay_wgrad.graph.view import Graph
-from relay_wgrad.graph.walk import Block, variables_of
-from relay_wgrad.ir import op_name
+from relay_wgrad.graph.walk import Block, functions_in, variables_of
+from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.relation import as_size
 
 from .direct import Family
@@ -98,8 +97,8 @@ def lower(
     module, as nvcc numbers it (90 of sm_90).
     """
     out, symbols, entries = mod.clone(), Symbols(family), []
-    for var, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or is_anothers(func):
+    for var, func in functions_in(mod, by_name=True):
+        if is_closed(func):
             continue
         made = plan(Graph(func))
         names = {v: symbols.of(site.call) for v, site in made.sites.items()}
@@ -126,13 +125,6 @@ def with_source(mod: tvm.IRModule, symbols: Symbols, arch: int) -> tvm.IRModule:
     module = get_global_func("runtime.CSourceModuleCreate")(source, "cc", exported, [])
     present = mod.attrs[_EXTERNAL] if mod.attrs and _EXTERNAL in mod.attrs else []
     return mod.with_attr(_EXTERNAL, [*present, module])
-
-
-def is_anothers(func: relax.Function) -> bool:
-    """Whether a function is a code generator's, or fused."""
-    attrs = func.attrs
-    taken = (keys.CODEGEN, keys.COMPOSITE, keys.PRIMITIVE)
-    return attrs is not None and any(key in attrs for key in taken)
 
 
 class Symbols:

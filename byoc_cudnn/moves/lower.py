@@ -15,12 +15,12 @@ from tvm import relax
 
 from relay_wgrad.graph.rebuild import normal, with_bindings
 from relay_wgrad.graph.view import Graph
-from relay_wgrad.graph.walk import dataflow_block
-from relay_wgrad.ir import op_name
+from relay_wgrad.graph.walk import dataflow_block, functions_in
+from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.layout_rules.table import permute_axes
 
-from ..codegen.lowering import DirectEntry, Symbols, is_anothers, with_source
+from ..codegen.lowering import DirectEntry, Symbols, with_source
 from .call import DTYPES, Move, MovesCall
 from .codegen import MOVES
 
@@ -60,10 +60,8 @@ def lower_moves(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[Direc
     (tvm.IRModule, tuple) : a new module, and an entry for each call that was made.
     """
     out, symbols, entries = mod.clone(), Symbols(MOVES), []
-    for var, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or is_anothers(func):
-            continue
-        if dataflow_block(func) is None:
+    for var, func in functions_in(mod, by_name=True):
+        if is_closed(func) or dataflow_block(func) is None:
             continue
         made = _Function(Graph(func), symbols)
         if made.calls:

@@ -50,8 +50,8 @@ def planned(view: Graph, bits: bool = True) -> Plan:
     """Which calls of a function go, and how."""
     plan = Plan(view)
     for binding in view.bindings:
-        value = binding.value
-        if op_name(value) in (FORWARD, BACKWARD):
+        value = view.call(binding.var, FORWARD, BACKWARD)
+        if value is not None:
             call = _read(value)
             decision = check(replace(call, symbol=NORMS.codegen))
             if decision:

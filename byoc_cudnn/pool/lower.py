@@ -48,8 +48,8 @@ def _planned(view: Graph, index: bool) -> Plan:
     plan = Plan(view)
     forward: dict[object, relax.Var] = {}  # of a tensor and a window -> the call
     for binding in view.bindings:
-        var, value = binding.var, binding.value
-        if op_name(value) not in (FORWARD, BACKWARD):
+        var, value = binding.var, view.call(binding.var, FORWARD, BACKWARD)
+        if value is None:
             continue
         call, reason = _read(value)
         if reason or not (decision := check(replace(call, symbol=POOLS.codegen))):

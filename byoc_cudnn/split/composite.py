@@ -16,8 +16,8 @@ from tvm import relax
 
 from relay_wgrad.graph.rebuild import function_of, substitute, with_type
 from relay_wgrad.graph.walk import bindings_of
-from relay_wgrad.ir import is_taken, op_name
-from relay_wgrad.keys import CODEGEN, COMPOSITE, OPTIONS, PRIMITIVE, PROBLEM, ROW, SYMBOL
+from relay_wgrad.ir import op_name
+from relay_wgrad.keys import CODEGEN, COMPOSITE, OPTIONS, PROBLEM, ROW, SYMBOL
 from relay_wgrad.ops.algebra import DGRADS
 from relay_wgrad.ops.view import problem_of
 from relay_wgrad.problem import ConvProblem
@@ -204,11 +204,6 @@ def called_composite(
 def conv_in(inner: relax.Function) -> relax.Call:
     """The convolution of a composite."""
     return bindings_of(inner)[0].value
-
-
-def is_closed(func: relax.Function) -> bool:
-    """Whether another backend, or a fusion, has the function already."""
-    return is_taken(func) or (func.attrs is not None and PRIMITIVE in func.attrs)
 
 
 def inline(

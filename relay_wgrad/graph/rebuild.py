@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from .walk import Block, bindings_of, branches_of
+from .walk import Block, bindings_of, branches_of, functions_in
 
 Rewrite = Callable[[Block], "Sequence[relax.Binding] | None"]
 
@@ -266,8 +266,7 @@ def with_functions(
     mod: tvm.IRModule, change: Callable[[tvm.ir.GlobalVar, relax.Function], relax.Function]
 ) -> tvm.IRModule:
     """The module with what `change` makes of each Relax function; itself where all are the same."""
-    functions = [(v, f) for v, f in mod.functions_items() if isinstance(f, relax.Function)]
-    new = [(var, change(var, func), func) for var, func in functions]
+    new = [(var, change(var, func), func) for var, func in functions_in(mod)]
     out = mod
     for var, made, func in new:
         if not made.same_as(func):
@@ -278,7 +277,6 @@ def with_functions(
 
 def rewritten(mod: tvm.IRModule, rewriter: relax.PyExprMutator) -> tvm.IRModule:
     """The module of a mutator with each of its Relax functions visited."""
-    for var, func in mod.functions_items():
-        if isinstance(func, relax.Function):
-            rewriter.builder_.update_func(var, rewriter.visit_expr(func))
+    for var, func in functions_in(mod):
+        rewriter.builder_.update_func(var, rewriter.visit_expr(func))
     return rewriter.builder_.get()

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+import tvm
 from tvm import relax
 
 Block: TypeAlias = Any  # relax.BindingBlock or DataflowBlock
+Function: TypeAlias = tuple[tvm.ir.GlobalVar, relax.Function]
+
+
+def functions_in(mod: tvm.IRModule, *, by_name: bool = False) -> list[Function]:
+    """A module's Relax functions with their variables, in its order or by name."""
+    found = [(var, f) for var, f in mod.functions_items() if isinstance(f, relax.Function)]
+    return sorted(found, key=lambda item: str(item[0].name_hint)) if by_name else found
 
 
 def blocks_of(func: relax.Function) -> Iterator[Block]:

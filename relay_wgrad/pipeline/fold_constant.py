@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 
 from ..graph.rebuild import rewritten
-from ..graph.walk import bindings_of
+from ..graph.walk import bindings_of, functions_in
 from ..ir import tensor_bytes
 from .ieee import exact_floats
 
@@ -57,8 +57,8 @@ def _folded(mod: tvm.IRModule) -> tvm.IRModule:
 
 def _values(mod: tvm.IRModule) -> Iterator[Any]:
     """What variables of the functions are bound to."""
-    for _, func in mod.functions_items():
-        for binding in bindings_of(func) if isinstance(func, relax.Function) else ():
+    for _, func in functions_in(mod):
+        for binding in bindings_of(func):
             yield binding.value
 
 

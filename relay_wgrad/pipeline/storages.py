@@ -14,7 +14,7 @@ from tvm import relax
 
 from .. import keys
 from ..graph.rebuild import bound, rebuilt, with_first, with_type
-from ..graph.walk import Block, bindings_of, result_of, variables_of
+from ..graph.walk import Block, bindings_of, functions_in, result_of, variables_of
 from ..ir import op_name
 
 _CACHED = "vm.builtin.cuda_graph.get_cached_alloc"  # (function, number): made once for a machine
@@ -32,9 +32,7 @@ class KeepStorages:
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module whose functions take their storages from a function that runs once."""
         out, number = mod.clone(), 0
-        for var, func in mod.functions_items():
-            if not isinstance(func, relax.Function):
-                continue
+        for var, func in functions_in(mod):
             kept = _kept(bindings_of(func, branches=False))
             if not kept:
                 continue
@@ -78,11 +76,8 @@ class LetGo:
         """The module with such a call in each function that others may call."""
         called = {
             var: func
-            for var, func in mod.functions_items()
-            if isinstance(func, relax.Function)
-            and isinstance(func.body, relax.SeqExpr)
-            and func.attrs is not None
-            and keys.SYMBOL in func.attrs
+            for var, func in functions_in(mod)
+            if func.attrs is not None and keys.SYMBOL in func.attrs
         }
         if not called:
             return mod

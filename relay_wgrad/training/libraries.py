@@ -10,7 +10,7 @@ from tvm import relax
 
 from .. import keys
 from ..facts import Lowered
-from ..graph.walk import bindings_of
+from ..graph.walk import bindings_of, functions_in
 from ..problem import ConvProblem
 from .options import HOPPER, Options
 
@@ -55,8 +55,8 @@ def partitioned(
 
 def library_symbols(mod: tvm.IRModule) -> Iterator[str]:
     """The functions of libraries that a module calls, in the order of the report's entries."""
-    for _, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or _of_a_library(func):
+    for _, func in functions_in(mod, by_name=True):
+        if _of_a_library(func):
             continue
         for value in (binding.value for binding in bindings_of(func)):
             if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):

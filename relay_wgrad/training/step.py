@@ -19,7 +19,7 @@ from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
 from ..given import of_type, truth
 from ..graph.rebuild import Writer, substitute, with_bindings
-from ..graph.walk import bindings_of, dataflow_block
+from ..graph.walk import bindings_of, dataflow_block, functions_in
 from ..pipeline.arena import NAME as ARENA
 from ..pipeline.storages import static_bytes
 from ..transform import grad
@@ -178,8 +178,7 @@ class PlannedMemory:
         """Reads the plan where it has just been made, and where it has been packed."""
         if str(info.name) not in ("StaticPlanBlockMemory", ARENA):
             return
-        for var, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                self.bytes[str(var.name_hint)] = sum(
-                    static_bytes(binding.value) or 0 for binding in bindings_of(func)
-                )
+        for var, func in functions_in(mod):
+            self.bytes[str(var.name_hint)] = sum(
+                static_bytes(binding.value) or 0 for binding in bindings_of(func)
+            )

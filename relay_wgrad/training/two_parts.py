@@ -143,7 +143,7 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
     """The adjoint of a function with a direction in two; `count`: of the graph's outputs."""
     func = relax.transform.CanonicalizeBindings()(module)[ADJOINT]
     graph = Graph(func)
-    values = graph.value
+    values = {binding.var: binding.value for binding in graph.bindings}
     results, gradients = (list(field.fields) for field in func.body.body.fields)
     outputs = results[:count]
     forward = _needed(outputs, graph, frozenset())
@@ -155,7 +155,7 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
         if is_part and value.tuple_value in forward:
             forward.add(var)
             backward.discard(var)
-    kept, again = _kept(graph, forward, backward, gradients)
+    kept, again = _kept(graph, values, forward, backward, gradients)
     backward |= again
     given = [
         var for var in func.params[:-1]
@@ -188,14 +188,18 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
 def _needed(wanted: Sequence[Any], graph: Graph, known: Collection[Any]) -> set[Any]:
     """The variables, of those with a value and not `known`, that `wanted` are made of."""
     found = graph.needed_for(wanted, lambda var: var not in known)
-    return {var for var in found if var in graph.value and var not in known}
+    return {var for var in found if var in graph.index and var not in known}
 
 
 def _kept(
-    graph: Graph, forward: set[Any], backward: set[Any], gradients: Sequence[Any]
+    graph: Graph,
+    values: dict[Any, Any],
+    forward: set[Any],
+    backward: set[Any],
+    gradients: Sequence[Any],
 ) -> tuple[list[Any], set[Any]]:
     """(forward variables that the backward part is given, those that it computes again)."""
-    values, readers = graph.value, dict[Any, list[str]]()
+    readers: dict[Any, list[str]] = {}
     for var in forward:
         found = [op_name(user.value) for user in graph.users_of(var) if user.var in backward]
         found += [""] if var in gradients else []

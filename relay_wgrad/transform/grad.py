@@ -18,7 +18,7 @@ from tvm import relax
 from .. import registry
 from ..given import truth
 from ..graph.rebuild import Writer, bound, rebuilt, with_bindings, with_params
-from ..graph.walk import Block, bindings_of, blocks_of, dataflow_block
+from ..graph.walk import Block, bindings_of, blocks_of, dataflow_block, functions_in
 from ..ir import expressions, op_name
 from ..keys import SYMBOL
 from .grad_paths import prepared, stops_known, unable, without_stops
@@ -113,12 +113,11 @@ def Gradient(  # noqa: N802 - a pass, named as the stock one
 
 
 def _lookup(mod: tvm.IRModule, fn: str) -> relax.Function:
-    found = {gv.name_hint: f for gv, f in mod.functions_items()}
-    func = found.get(fn)
-    if not isinstance(func, relax.Function):
-        names = ", ".join(sorted(n for n, f in found.items() if isinstance(f, relax.Function)))
+    found = {gv.name_hint: func for gv, func in functions_in(mod, by_name=True)}
+    if fn not in found:
+        names = ", ".join(found)
         raise ValueError(f"grad: the module has no Relax function {fn!r}; it has: {names}")
-    return func
+    return found[fn]
 
 
 def _called(mod: tvm.IRModule, func: relax.Function) -> list[str]:
@@ -140,11 +139,7 @@ def _check_calls(mod: tvm.IRModule, fn: str, func: relax.Function, inline: bool)
             f"grad: {fn!r} calls the Relax function(s) {', '.join(called)}, whose gradient the"
             " stock pass silently takes to be zero; pass inline=True to inline them first"
         )
-    functions = {
-        gv.name_hint: f
-        for gv, f in mod.functions_items()
-        if isinstance(f, relax.Function) and gv.name_hint != fn
-    }
+    functions = {gv.name_hint: f for gv, f in functions_in(mod) if gv.name_hint != fn}
     inlined = _inline(func, functions)
     if left := _called(mod, inlined):
         raise ValueError(f"grad: calls that cannot be inlined into {fn!r}: {', '.join(left)}")

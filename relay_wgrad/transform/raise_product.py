@@ -31,6 +31,7 @@ from tvm import relax
 from ..attrs import ConvAttrs
 from ..graph.rebuild import Names, Writer, rebuilt, without_unused
 from ..graph.view import Graph
+from ..graph.walk import functions_in
 from ..ir import is_taken, op_name
 from ..layout_rules.in_layout import sizes_of
 from ..ops.algebra import WGRAD_NAME, dgrad_call, fprop_call, get_op, wgrad_call
@@ -82,9 +83,8 @@ def raise_products(
     check_relax_module("raise_products", mod)
     get_op(WGRAD_NAME)
     out, entries = mod, []
-    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        is_body = isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
-        if not is_body or is_taken(func):
+    for gv, func in functions_in(mod, by_name=True):
+        if is_taken(func):
             continue
         work = _Function(str(gv.name_hint), func, accept, exchange)
         result = work.run()

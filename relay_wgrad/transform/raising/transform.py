@@ -34,7 +34,7 @@ from tvm_ffi import structural_equal
 
 from ...graph.rebuild import bound, rebuilt
 from ...graph.view import ELSEWHERE, Graph
-from ...graph.walk import Block, blocks_of, variables_of
+from ...graph.walk import Block, blocks_of, functions_in, variables_of
 from ...ir import is_taken
 from ...ops.algebra import DGRAD_NAME, WGRAD_NAME, get_op
 from ...ops.view import problem_of
@@ -114,9 +114,7 @@ def find_conv_backward(mod: tvm.IRModule) -> RaiseReport:
 
 
 def _changes(mod: tvm.IRModule) -> Iterator[tuple[tvm.ir.GlobalVar, relax.Function, Changes]]:
-    for gv, func in mod.functions_items():
-        if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
-            continue
+    for gv, func in functions_in(mod):
         if not is_taken(func):
             yield gv, func, changes_in(str(gv.name_hint), func)
 
