@@ -20,7 +20,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..graph.rebuild import with_bindings, without_unused
+from ..graph.rebuild import Writer, bound, normal, with_bindings, without_unused
 from ..graph.walk import dataflow_block, variables_of
 from ..layout_rules.in_layout import sizes_of
 from ..ops.batch_norm import FORWARD, FORWARD_KEYS, NormAttrs, dtype_of, make_call
@@ -101,29 +101,24 @@ class _Rewriter:
     """The bindings with an operator for each normalization."""
 
     def __init__(self, graph: Norms, norms: list[Norm]) -> None:
-        self.graph, self.builder = graph, relax.BlockBuilder()
+        self.graph, self.block = graph, dataflow_block(graph.func)
         self.new: dict[relax.Var, list[relax.Binding]] = {}  # in place of a variable's binding
         for norm in norms:
             self._replace(norm)
 
     def _replace(self, norm: Norm) -> None:
         dtype, channels = dtype_of(norm.x), (sizes_of(norm.x.ty) or [])[norm.axis]
-        first: list[relax.Binding] = []
-
-        def bind(value: Expr, name: str) -> relax.Var:
-            value = self.builder.normalize(value)
-            var = relax.DataflowVar(name, value.ty)
-            first.append(relax.VarBinding(var, value))
-            return var
-
+        writer = Writer(self.block)
         gamma: Expr = None
         beta: Expr = None
         for name, vector in norm.affine:
             if name == "add":
-                beta = vector if beta is None else bind(relax.op.add(beta, vector), "beta")
+                beta = vector if beta is None else writer.emit("beta", relax.op.add(beta, vector))
                 continue
-            gamma = vector if gamma is None else bind(relax.op.multiply(gamma, vector), "gamma")
-            beta = None if beta is None else bind(relax.op.multiply(beta, vector), "beta")
+            gamma = (
+                vector if gamma is None else writer.emit("gamma", relax.op.multiply(gamma, vector))
+            )
+            beta = None if beta is None else writer.emit("beta", relax.op.multiply(beta, vector))
 
         def filled(vector: Expr, value: float, name: str) -> Expr:
             if vector is not None:
@@ -131,23 +126,22 @@ class _Rewriter:
             if isinstance(channels, int):
                 return relax.const(np.full(channels, value), dtype)
             shape = relax.ShapeExpr([channels])
-            return bind(relax.op.full(shape, relax.const(value, dtype)), name)
+            return writer.emit(name, relax.op.full(shape, relax.const(value, dtype)))
 
         args = [norm.x, filled(gamma, 1, "gamma"), filled(beta, 0, "beta")]
         args += [norm.residual] if norm.residual is not None else []
         args += list(norm.running or ())
         attrs = NormAttrs(norm.axis, norm.epsilon, norm.activation, norm.momentum, norm.unbiased)
-        whole = bind(make_call(FORWARD, args, attrs, FORWARD_KEYS), f"{norm.y.name}_norm")
-        self.new[norm.y] = [*first, self._binding(norm.y, relax.TupleGetItem(whole, _WHOLE))]
-        for var, index in zip(norm.updates or (), (_NEW_MEAN, _NEW_VAR), strict=False):
-            self.new[var] = [self._binding(var, relax.TupleGetItem(whole, index))]
-        for index, var in norm.fields.items():
-            if index:  # upstream's new running statistics
-                item = relax.TupleGetItem(whole, _NEW_MEAN + index - 1)
-                self.new[var] = [self._binding(var, item)]
-
-    def _binding(self, var: relax.Var, value: Expr) -> relax.Binding:
-        return relax.VarBinding(var, self.builder.normalize(value))
+        call = make_call(FORWARD, args, attrs, FORWARD_KEYS)
+        whole = writer.emit(f"{norm.y.name}_norm", call)
+        fields = [(norm.y, _WHOLE)]
+        fields += zip(norm.updates or (), (_NEW_MEAN, _NEW_VAR), strict=False)
+        # Upstream's new running statistics.
+        fields += [(var, _NEW_MEAN + i - 1) for i, var in norm.fields.items() if i]
+        for var, index in fields:
+            item = normal(relax.TupleGetItem(whole, index))
+            self.new[var] = [bound(self.graph.maker(var), item)]
+        self.new[norm.y] = [*writer.bindings, *self.new[norm.y]]
 
     def bindings(self) -> list[relax.Binding]:
         """In the order in which they were, but for what now comes from a later operator."""

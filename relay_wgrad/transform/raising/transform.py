@@ -32,7 +32,7 @@ from tvm import relax
 from tvm.ir import Op
 from tvm_ffi import structural_equal
 
-from ...graph.rebuild import bound, rebuilt
+from ...graph.rebuild import bound, normal, rebuilt
 from ...graph.view import ELSEWHERE, Graph
 from ...graph.walk import Block, blocks_of, functions_in, variables_of
 from ...ir import is_taken
@@ -316,7 +316,7 @@ class _BlockPlanner:
 def _checked(call: relax.Expr, var: relax.Var) -> relax.Call:
     """The typed call, if it is of the variable's own type."""
     try:
-        typed = relax.BlockBuilder().normalize(call)
+        typed: relax.Call = normal(call)
     except (TypeError, ValueError) as error:
         raise Barrier(str(error).strip().splitlines()[-1]) from None
     if not structural_equal(typed.ty, var.ty):
