@@ -7,8 +7,11 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from .split.blocks import Block, rewrite_blocks
-from .split.composite import called_composite, composite_in, inline, is_closed
+from relay_wgrad.graph.rebuild import rebuilt, variable_of, with_functions
+from relay_wgrad.graph.walk import Block
+from relay_wgrad.ir import is_closed
+
+from .split.composite import called_composite, composite_in, inline
 
 
 def unpartition(mod: tvm.IRModule) -> tvm.IRModule:
@@ -19,12 +22,9 @@ def unpartition(mod: tvm.IRModule) -> tvm.IRModule:
     if not isinstance(mod, tvm.IRModule):
         raise TypeError(f"unpartition: mod must be an IRModule, got {type(mod).__name__}")
     made = {gv: composite_in(func) for gv, func in mod.functions_items()}
-    out = mod.clone()
-    for gv, func in mod.functions_items():
-        if isinstance(func, relax.Function) and not is_closed(func):
-            result = _inlined(func, made)
-            if result is not func:
-                out.update_func(gv, result)
+    out = with_functions(
+        mod.clone(), lambda _, func: func if is_closed(func) else _inlined(func, made)
+    )
     for gv, inner in made.items():
         if inner is not None:
             del out[gv]
@@ -35,12 +35,11 @@ def _inlined(
     func: relax.Function, made: Mapping[tvm.ir.GlobalVar, relax.Function | None]
 ) -> relax.Function:
     def rewrite(block: Block) -> list[relax.Binding] | None:
-        var = relax.DataflowVar if isinstance(block, relax.DataflowBlock) else relax.Var
         bindings, changed = [], False
         for binding in block.bindings:
             inner = called_composite(binding, made)
             changed |= inner is not None
-            bindings += [binding] if inner is None else inline(inner, binding, var)
+            bindings += [binding] if inner is None else inline(inner, binding, variable_of(block))
         return bindings if changed else None
 
-    return rewrite_blocks(func, rewrite)
+    return rebuilt(func, rewrite)

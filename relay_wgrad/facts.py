@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax
-from tvm.ir import Op
 
 from . import keys
+from .graph.walk import bindings_of
+from .ir import op_name
 
 
 @dataclass
@@ -29,22 +29,11 @@ class Lowered:
 
 def lowered_convolutions(mod: tvm.IRModule, function: str) -> list[Lowered]:
     """The convolutions of a function after LegalizeOps, in program order."""
-    call_tir = Op.get("relax.call_tir")
     found = []
-    for block in mod[function].body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if not (isinstance(value, relax.Call) and value.op == call_tir):
-                continue
-            attrs = mod[value.args[0]].attrs
-            if attrs is not None and keys.PROBLEM in attrs:
-                found.append(
-                    Lowered(
-                        str(attrs[keys.OP]),
-                        str(attrs[keys.PROBLEM]),
-                        str(attrs[keys.SOURCE]),
-                        str(value.args[0].name_hint),
-                        reason=str(attrs[keys.REASON]),
-                    )
-                )
+    for value in (binding.value for binding in bindings_of(mod[function])):
+        attrs = mod[value.args[0]].attrs if op_name(value) == "relax.call_tir" else None
+        if attrs is not None and keys.PROBLEM in attrs:
+            said = [str(attrs[key]) for key in (keys.OP, keys.PROBLEM, keys.SOURCE)]
+            kernel, reason = str(value.args[0].name_hint), str(attrs[keys.REASON])
+            found.append(Lowered(said[0], said[1], said[2], kernel, reason=reason))
     return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from tvm import relax
+import tvm
+from tvm import relax, tirx
 from tvm.ir import Op
 
-from .keys import CODEGEN, COMPOSITE, NO_ALIAS, OP_PATTERN, SCHEDULED
+from .keys import CODEGEN, COMPOSITE, NO_ALIAS, OP_PATTERN, PRIMITIVE, SCHEDULED
 
 OPAQUE = 8
 """tvm::relax::OpPatternKind::kOpaque: a kernel that is never fused, so that its schedule stays."""
@@ -40,6 +42,28 @@ def compared(function: Callable[[Any, Any], Any], a: Any, b: Any) -> relax.Expr:
     return function(a, b)
 
 
+def bytes_of(ty: Any) -> int:
+    """The bytes of a tensor or a tuple of tensors, those left out whose sizes are not known."""
+    if isinstance(ty, relax.TupleType):
+        return sum(bytes_of(field) for field in ty.fields)
+    return tensor_bytes(ty) or 0
+
+
+def tensor_bytes(ty: Any) -> int | None:
+    """The bytes of a tensor of known sizes; None for all else."""
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    sizes = ty.shape.values
+    if ty.dtype is None or not all(isinstance(size, tirx.IntImm) for size in sizes):
+        return None
+    return math.prod(map(int, sizes)) * tvm.DataType(str(ty.dtype)).itemsize
+
+
 def is_taken(func: relax.Function) -> bool:
     """Whether a backend has the function already."""
     return func.attrs is not None and any(key in func.attrs for key in _TAKEN)
+
+
+def is_closed(func: relax.Function) -> bool:
+    """Whether a backend, or a fusion, has the function already."""
+    return is_taken(func) or (func.attrs is not None and PRIMITIVE in func.attrs)

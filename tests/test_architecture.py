@@ -396,6 +396,31 @@ def test_attribute_keys_are_said_once() -> None:
     assert {name for name, some in found.items() if some} == {"relay_wgrad/keys.py"} | SPELLING
 
 
+# ---- a Relax function is walked and written in one room ------------------------------------------
+
+
+def _walks(tree: ast.AST) -> bool:
+    """Whether a file reads the blocks of a body: `func.body.blocks`, or `body.blocks`."""
+    bodies = (
+        ast.unparse(node.value) for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "blocks"
+    )  # fmt: skip
+    return any(body.rpartition(".")[2] == "body" for body in bodies)
+
+
+def _builds(tree: ast.AST) -> bool:
+    calls = (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(name in ("relax.Function", "relax.SeqExpr") for name in calls)
+
+
+def test_functions_are_walked_and_written_in_one_room() -> None:
+    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in FILES}
+    room = {name for name in trees if name.startswith("relay_wgrad/graph/")}
+    assert {name for name in room if _walks(trees[name]) or _builds(trees[name])}
+    assert not [name for name in set(trees) - room if _walks(trees[name])]
+    assert not [name for name in set(trees) - room if _builds(trees[name])]
+
+
 # ---- faults are planted in text that is there ----------------------------------------------------
 
 

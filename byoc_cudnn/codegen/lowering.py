@@ -7,7 +7,6 @@ from one to another in place of a tensor, such as a mask, is a family's plan of 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 import tvm
 from tvm import get_global_func, relax
 
-from relay_wgrad import keys
-from relay_wgrad.ir import op_name
+from relay_wgrad.graph.rebuild import normal, rebuilt, substitute, variable_of
+from relay_wgrad.graph.view import Graph
+from relay_wgrad.graph.walk import Block, functions_in, variables_of
+from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.relation import as_size
-from relay_wgrad.transform.raising.walk import variables_of, with_type
-from relay_wgrad.transform.substitute import substitute
 
 from .direct import Family
 
@@ -77,7 +76,7 @@ class Plan:
     renamed : a variable that is a field of what a site's call gives now.
     """
 
-    function: FunctionView
+    function: Graph
     sites: dict[relax.Var, Site] = field(default_factory=dict)
     refused: dict[relax.Var, str] = field(default_factory=dict)
     dropped: set[relax.Var] = field(default_factory=set)
@@ -86,58 +85,7 @@ class Plan:
     renamed: dict[relax.Var, tuple[relax.Var, int]] = field(default_factory=dict)
 
 
-class FunctionView:
-    """A function's bindings, values and users."""
-
-    def __init__(self, func: relax.Function) -> None:
-        self.func = func
-        self.bindings = [b for block in func.body.blocks for b in block.bindings]
-        self.index = {b.var: i for i, b in enumerate(self.bindings)}
-        self.value = {b.var: b.value for b in self.bindings}
-        uses = [variables_of(b.value) for b in self.bindings]
-        self.users = Counter(v for used in uses for v in used)
-        self.results = set(variables_of(func.body.body))
-        # What is used as a tuple has to stay the tuple that it is.
-        self.whole = self.results | {
-            v for b, used in zip(self.bindings, uses, strict=True)
-            if not isinstance(b.value, relax.TupleGetItem) for v in used
-        }  # fmt: skip
-        self._places: dict[relax.Var, list[int]] = {}  # of the bindings that use a variable
-        self._fields: dict[relax.Var, list[tuple[int, relax.Var]]] = {}
-        for place, used in enumerate(uses):
-            for var in used:
-                self._places.setdefault(var, []).append(place)
-        for b in self.bindings:
-            if isinstance(b.value, relax.TupleGetItem):
-                call = self.resolved(b.value.tuple_value)
-                self._fields.setdefault(call, []).append((int(b.value.index), b.var))
-
-    def users_of(self, *variables: relax.Var) -> list[Any]:
-        """The bindings that use some of these variables, once each, in program order."""
-        places = {place for var in variables for place in self._places.get(var, ())}
-        return [self.bindings[place] for place in sorted(places)]
-
-    def fields_of(self, call: relax.Var) -> list[tuple[int, relax.Var]]:
-        """The variables that are fields of what a call gives, each with its index."""
-        return self._fields.get(call, [])
-
-    def resolved(self, expr: Expr) -> Expr:
-        """What a variable was bound to first, where it only renames."""
-        while isinstance(expr, relax.Var) and isinstance(self.value.get(expr), relax.Var):
-            expr = self.value[expr]
-        return expr
-
-    def call(self, expr: Expr, name: str) -> relax.Call | None:
-        """The call that a variable is bound to, if it is this operator's."""
-        value = self.value.get(expr) if isinstance(expr, relax.Var) else None
-        return value if value is not None and op_name(value) == name else None
-
-    def only_use(self, var: Expr) -> bool:
-        """Whether an intermediate value is used once."""
-        return isinstance(var, relax.DataflowVar) and self.users[var] == 1
-
-
-Planner = Callable[[FunctionView], Plan]
+Planner = Callable[[Graph], Plan]
 
 
 def lower(
@@ -149,10 +97,10 @@ def lower(
     module, as nvcc numbers it (90 of sm_90).
     """
     out, symbols, entries = mod.clone(), Symbols(family), []
-    for var, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or is_anothers(func):
+    for var, func in functions_in(mod, by_name=True):
+        if is_closed(func):
             continue
-        made = plan(FunctionView(func))
+        made = plan(Graph(func))
         names = {v: symbols.of(site.call) for v, site in made.sites.items()}
         for binding in made.function.bindings:
             v = binding.var
@@ -179,13 +127,6 @@ def with_source(mod: tvm.IRModule, symbols: Symbols, arch: int) -> tvm.IRModule:
     return mod.with_attr(_EXTERNAL, [*present, module])
 
 
-def is_anothers(func: relax.Function) -> bool:
-    """Whether a function is a code generator's, or fused."""
-    attrs = func.attrs
-    taken = (keys.CODEGEN, keys.COMPOSITE, keys.PRIMITIVE)
-    return attrs is not None and any(key in attrs for key in taken)
-
-
 class Symbols:
     """Of a module: one function for all calls that differ in sizes alone."""
 
@@ -206,6 +147,7 @@ class _Writer:
 
     def __init__(self, plan: Plan, names: dict[relax.Var, str]) -> None:
         self.plan, self.names = plan, names
+        self.variable: type[relax.Var] = relax.Var  # of the block that is written
         self.changed: dict[relax.Var, Any] = {}
         self.extras: dict[relax.Var, relax.Var] = {}
         self.narrowed: dict[relax.Var, relax.Var] = {}
@@ -215,13 +157,11 @@ class _Writer:
         self.late: dict[relax.Var, relax.Var] = {}  # a variable that waits -> the site
 
     def function(self) -> relax.Function:
-        f = self.plan.function.func
-        blocks = []
-        for block in f.body.blocks:
-            bindings = [new for b in block.bindings for new in self._binding(b)]
-            blocks.append(type(block)(bindings))
-        body = with_type(relax.SeqExpr(blocks, f.body.body), f.body.ty)
-        return relax.Function(f.params, body, f.ret_ty, f.is_pure, f.attrs, f.span)
+        return rebuilt(self.plan.function.func, self._block)
+
+    def _block(self, block: Block) -> list[relax.Binding]:
+        self.variable = variable_of(block)
+        return [new for binding in block.bindings for new in self._binding(binding)]
 
     def _binding(self, binding: Any) -> Sequence[Any]:
         var, value = binding.var, binding.value
@@ -275,7 +215,7 @@ class _Writer:
         if not isinstance(arg, Field):
             return substitute(arg, self.changed)
         item = normal(relax.TupleGetItem(self.written[arg.site], arg.index))
-        before.append(relax.VarBinding(relax.DataflowVar("field", item.ty), item))
+        before.append(relax.VarBinding(self.variable("field", item.ty), item))
         return before[-1].var
 
     def _field(self, binding: Any) -> Sequence[Any]:
@@ -297,17 +237,17 @@ class _Writer:
 
     def _results(self, var: relax.Var, made: Expr, site: Site, single: bool) -> Sequence[Any]:
         if site.narrow:
-            narrow = relax.DataflowVar(var.name, made.ty)
+            narrow = self.variable(var.name, made.ty)
             self.narrowed |= dict.fromkeys(site.narrow, narrow)
             self.changed |= dict.fromkeys(site.narrow, narrow)
             return [relax.VarBinding(narrow, made)]
         if site.extra is None and not site.fields:
             return [relax.VarBinding(var, made)]
-        new = relax.DataflowVar(f"{var.name}_all" if single else var.name, made.ty)
+        new = self.variable(f"{var.name}_all" if single else var.name, made.ty)
         if site.extra is None:
             self.changed[var] = new
             return [relax.VarBinding(new, made)]
-        extra = relax.DataflowVar(f"{var.name}_told", site.extra)
+        extra = self.variable(f"{var.name}_told", site.extra)
         self.extras[var] = extra
         last = normal(relax.TupleGetItem(new, len(made.ty.fields) - 1))
         bindings = [relax.VarBinding(new, made), relax.VarBinding(extra, last)]
@@ -323,8 +263,3 @@ def same_type(a: Expr, b: Expr) -> bool:
         return False
     shapes = [[as_size(n) for n in x.ty.shape.values] for x in (a, b)]
     return str(a.ty.dtype) == str(b.ty.dtype) and bool(shapes[0] == shapes[1])
-
-
-def normal(value: Expr) -> Expr:
-    """An expression with its type."""
-    return relax.BlockBuilder().normalize(value)

@@ -16,6 +16,7 @@ from typing import Any
 from tvm import relax
 
 from relay_wgrad.given import of_type
+from relay_wgrad.graph.view import Graph
 from relay_wgrad.ir import op_name
 from relay_wgrad.keys import OPTIONS, SYMBOL
 from relay_wgrad.ops.view import family_def, problem_of
@@ -75,23 +76,24 @@ def read_region(func: relax.Function) -> Region:
     """
     of_type("read_region: func", func, relax.Function, "a Relax function")
     symbol = symbol_of(func)
-    values = _bindings(func)
-    composites: list[Any] = [v for v in values.values() if isinstance(v, relax.Function)]
+    graph = Graph(func)
+    composites: list[Any] = [v for v in graph.value.values() if isinstance(v, relax.Function)]
     if len(composites) != 1:
         raise ValueError(f"{symbol}: expected one composite function, found {len(composites)}")
     inner = composites[0]
-    call = _resolve(func.body.body, values)
-    is_call = bool(isinstance(call, relax.Call) and values.get(call.op) is inner)
+    call = graph.bound_to(func.body.body)
+    is_call = isinstance(call, relax.Call) and graph.value.get(call.op) is inner
     if not is_call:
         raise ValueError(f"{symbol}: its result is not the composite's")
     outer_index = {param: i for i, param in enumerate(func.params)}
     if any(arg not in outer_index for arg in call.args) or len(call.args) != len(func.params):
         raise ValueError(f"{symbol}: the composite's operands are not the function's parameters")
-    conv, steps = _chain(symbol, inner)
+    within = Graph(inner)
+    conv, steps = _chain(symbol, within)
     problem = problem_of(conv)
     named = list(zip(problem.roles[:2], conv.args[:2], strict=True))
     named += [(step.step.operand, step.operand) for step in steps if step.step.operand]
-    names = _operands(symbol, inner, named)
+    names = _operands(symbol, within, named)
     ordered = [""] * len(func.params)
     for param, arg in zip(inner.params, call.args, strict=True):
         ordered[outer_index[arg]] = names.pop(param, "")
@@ -104,45 +106,34 @@ def read_region(func: relax.Function) -> Region:
     return Region(symbol, problem, epilogue, tuple(ordered), options)
 
 
-def _bindings(func: relax.Function) -> dict[Any, Any]:
-    return {b.var: b.value for block in func.body.blocks for b in block.bindings}
-
-
-def _resolve(expr: Any, values: Mapping[Any, Any]) -> Any:
-    while isinstance(expr, relax.Var) and expr in values:
-        expr = values[expr]
-    return expr
-
-
-def _reaches_family(expr: Any, values: Mapping[Any, Any]) -> bool:
+def _reaches_family(expr: Any, graph: Graph) -> bool:
     if family_def(expr) is not None:
         return True
     args = getattr(expr, "args", []) if isinstance(expr, relax.Call) else []
-    return any(_reaches_family(_resolve(arg, values), values) for arg in args)
+    return any(_reaches_family(graph.bound_to(arg), graph) for arg in args)
 
 
-def _chain(symbol: str, func: relax.Function) -> tuple[relax.Call, list[Match]]:
+def _chain(symbol: str, graph: Graph) -> tuple[relax.Call, list[Match]]:
     """The convolution, and the steps from it to the result, in order."""
-    values = _bindings(func)
     found: list[Match] = []
-    expr = _resolve(func.body.body, values)
+    expr = graph.bound_to(graph.func.body.body)
     while family_def(expr) is None:
-        if not _reaches_family(expr, values):
+        if not _reaches_family(expr, graph):
             raise ValueError(f"{symbol}: no convolution, or not its epilogue: {expr}")
         if _reshape(expr):
-            expr = _resolve(expr.args[0], values)
+            expr = graph.bound_to(expr.args[0])
             continue
         step = match(
             expr,
             op_name,
-            lambda arg: _resolve(arg, values),
-            lambda arg: _reaches_family(_resolve(arg, values), values),
+            graph.bound_to,
+            lambda arg: _reaches_family(graph.bound_to(arg), graph),
             partial(is_whole, result=expr),
         )
         if step is None or step.wrong is not None:
             raise ValueError(f"{symbol}: an epilogue that no backend has: {expr}")
         found.insert(0, step)
-        expr = _resolve(step.value, values)
+        expr = graph.bound_to(step.value)
     return expr, found
 
 
@@ -150,18 +141,14 @@ def _reshape(call: Any) -> bool:
     return op_name(call) in _RESHAPES
 
 
-def _operands(
-    symbol: str, func: relax.Function, named: Sequence[tuple[str, Any]]
-) -> dict[Any, str]:
+def _operands(symbol: str, graph: Graph, named: Sequence[tuple[str, Any]]) -> dict[Any, str]:
     """Parameter -> what it is; `named` are operands, which may come through reshapes."""
-    values = _bindings(func)
-    params = set(func.params)
     found: dict[Any, str] = {}
     for name, given in named:
-        expr = _resolve(given, values)
+        expr = graph.bound_to(given)
         while isinstance(expr, relax.Call) and _reshape(expr):
-            expr = _resolve(expr.args[0], values)
-        if expr not in params:
+            expr = graph.bound_to(expr.args[0])
+        if expr not in graph.params:
             raise ValueError(f"{symbol}: {name} is not a parameter: {expr}")
         if expr in found:
             raise ValueError(f"{symbol}: one parameter is both {found[expr]} and {name}")

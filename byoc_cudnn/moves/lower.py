@@ -13,12 +13,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from relay_wgrad.ir import op_name
+from relay_wgrad.graph.rebuild import normal, with_bindings
+from relay_wgrad.graph.view import Graph
+from relay_wgrad.graph.walk import dataflow_block, functions_in
+from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.layout_rules.table import permute_axes
-from relay_wgrad.transform.raising.walk import variables_of, with_type
 
-from ..codegen.lowering import DirectEntry, FunctionView, Symbols, is_anothers, normal, with_source
+from ..codegen.lowering import DirectEntry, Symbols, with_source
 from .call import DTYPES, Move, MovesCall
 from .codegen import MOVES
 
@@ -58,14 +60,10 @@ def lower_moves(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[Direc
     (tvm.IRModule, tuple) : a new module, and an entry for each call that was made.
     """
     out, symbols, entries = mod.clone(), Symbols(MOVES), []
-    for var, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or is_anothers(func):
+    for var, func in functions_in(mod, by_name=True):
+        if is_closed(func) or dataflow_block(func) is None:
             continue
-        view = FunctionView(func)
-        one_block = len(func.body.blocks) == 1
-        if not one_block or not isinstance(func.body.blocks[0], relax.DataflowBlock):
-            continue
-        made = _Function(view, symbols)
+        made = _Function(Graph(func), symbols)
         if made.calls:
             out.update_func(var, made.function())
             name = str(var.name_hint)
@@ -76,7 +74,7 @@ def lower_moves(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[Direc
 class _Function:
     """One function: its chains in groups, and what it is with a call for each group."""
 
-    def __init__(self, view: FunctionView, symbols: Symbols) -> None:
+    def __init__(self, view: Graph, symbols: Symbols) -> None:
         self.view = view
         self.calls: dict[str, str] = {}
         self.gone: set[relax.Var] = set()
@@ -93,16 +91,12 @@ class _Function:
     # ---- finding ---------------------------------------------------------------------------------
 
     def _of_parameters(self) -> list[_Chain]:
-        params, kernels = set(self.view.func.params), self._of_kernels()
-        direct: dict[Expr, list[Any]] = {}  # of a variable the bindings of which it is an operand
-        for binding in self.view.bindings:
-            for var in {o for o in self._operands(binding) if isinstance(o, relax.Var)}:
-                direct.setdefault(var, []).append(binding)
+        params, kernels = self.view.params, self._of_kernels()
         chains = []
         for binding in self.view.bindings:
             if not isinstance(binding.var, relax.DataflowVar) or not self._is_move(binding.var):
                 continue
-            users = direct.get(binding.var, [])
+            users = self._direct(binding.var)
             if len(users) == 1 and self._is_move(users[0].var):
                 continue  # a part of a longer one
             chain = self._chain(binding.var)
@@ -114,25 +108,30 @@ class _Function:
 
     def _of_kernels(self) -> set[relax.Var]:
         """What kernels of TVM's alone read: fusion makes it part of them."""
-        read, elsewhere = set[relax.Var](), set(self.view.results)
-        for binding in self.view.bindings:
-            among = read if op_name(binding.value) == KERNEL else elsewhere
-            among.update(variables_of(binding.value))
-        return read - elsewhere
+        return {
+            var
+            for var, uses in self.view.uses.items()
+            if var not in self.view.results
+            and all(op_name(use.binding.value) == KERNEL for use in uses)
+        }
 
     def _results(self) -> list[_Chain]:
         chains = []
         for binding in self.view.bindings:
             alone = not isinstance(binding.var, relax.DataflowVar)
-            if alone and not self.view.users[binding.var] and self._is_move(binding.var):
+            if alone and binding.var not in self.view.uses and self._is_move(binding.var):
                 chain = self._chain(binding.var)
-                if chain is not None and chain.source not in self.view.func.params:
+                if chain is not None and chain.source not in self.view.params:
                     chains.append(chain)
         return chains
 
-    def _operands(self, binding: Any) -> list[Any]:
-        value = binding.value
-        return [value] if isinstance(value, relax.Var) else list(getattr(value, "args", []))
+    def _direct(self, var: relax.Var) -> list[Any]:
+        """The bindings of which a variable is an operand, or to which it gives another name."""
+
+        def operands(value: Any) -> list[Any]:
+            return [value] if isinstance(value, relax.Var) else list(getattr(value, "args", []))
+
+        return [b for b in self.view.users_of(var) if var in operands(b.value)]
 
     def _is_move(self, var: Expr) -> bool:
         value = self.view.value.get(var) if isinstance(var, relax.Var) else None
@@ -206,8 +205,5 @@ class _Function:
 
     def function(self) -> relax.Function:
         """The function with the calls."""
-        f = self.view.func
         kept = [b for b in self.view.bindings if b.var not in self.gone]
-        block = relax.DataflowBlock([*self.first, *kept, *self.last])
-        body = with_type(relax.SeqExpr([block], f.body.body), f.body.ty)
-        return relax.Function(f.params, body, f.ret_ty, f.is_pure, f.attrs, f.span)
+        return with_bindings(self.view.func, [*self.first, *kept, *self.last])

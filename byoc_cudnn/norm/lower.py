@@ -14,11 +14,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from relay_wgrad.graph.view import Graph
 from relay_wgrad.ir import op_name
 from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
 from relay_wgrad.ops.batch_norm import BACKWARD, FORWARD, dtype_of
 
-from ..codegen.lowering import DirectEntry, Field, FunctionView, Plan, Site, lower, same_type
+from ..codegen.lowering import DirectEntry, Field, Plan, Site, lower, same_type
 from .call import NormCall, check
 from .codegen import NORMS
 from .with_pool import take_pools
@@ -45,12 +46,12 @@ def lower_norms(
     return lower(mod, NORMS, lambda view: planned(view, bits), arch)
 
 
-def planned(view: FunctionView, bits: bool = True) -> Plan:
+def planned(view: Graph, bits: bool = True) -> Plan:
     """Which calls of a function go, and how."""
     plan = Plan(view)
     for binding in view.bindings:
-        value = binding.value
-        if op_name(value) in (FORWARD, BACKWARD):
+        value = view.call(binding.var, FORWARD, BACKWARD)
+        if value is not None:
             call = _read(value)
             decision = check(replace(call, symbol=NORMS.codegen))
             if decision:
@@ -79,7 +80,7 @@ def _pass_bits(plan: Plan) -> None:
         made = plan.sites.get(forward)
         if made is None or not made.call.residual or made.call.activation != site.call.activation:
             continue
-        if forward not in view.whole and isinstance(forward, relax.DataflowVar):
+        if not view.is_whole(forward) and isinstance(forward, relax.DataflowVar):
             made.call, made.extra = (
                 replace(made.call, bits=True),
                 _mask_type(view.value[forward].args[0].ty),
@@ -102,7 +103,7 @@ def _take_sums(plan: Plan) -> None:
                 plan.takes[var] = (place + 1, forward)
 
 
-def _field_of(view: FunctionView, expr: Any, index: int) -> Any:
+def _field_of(view: Graph, expr: Any, index: int) -> Any:
     """The call of whose result a variable is this field; None where it is something else."""
     item: Any = view.value.get(view.resolved(expr))
     good = isinstance(item, relax.TupleGetItem) and int(item.index) == index
@@ -132,7 +133,7 @@ def _take_second(plan: Plan, forward: relax.Var, backward: relax.Var) -> None:
         return
     if sum(_is(f, forward) for _, f in plan.takes.values()) > 1 or not view.only_use(back.args[0]):
         return
-    if view.whole.intersection((other, backward, gradient)) or _used_before(view, other, forward):
+    if any(map(view.is_whole, (other, backward, gradient))) or _used_before(view, other, forward):
         return
     _merge(plan, (forward, other), (backward, gradient))
 
@@ -141,7 +142,7 @@ def _is(a: Any, b: Any) -> bool:
     return a is not None and bool(a.same_as(b))
 
 
-def _used_before(view: FunctionView, call: relax.Var, end: relax.Var) -> bool:
+def _used_before(view: Graph, call: relax.Var, end: relax.Var) -> bool:
     """Whether a statistic that a call gives is used before a binding."""
     waiting = [var for index, var in view.fields_of(call) if index > 0]
     while waiting:

@@ -12,16 +12,17 @@ from typing import Any
 
 from tvm import relax
 
+from relay_wgrad.graph.view import Graph
 from relay_wgrad.ir import op_name
 
-from ..codegen.lowering import FunctionView, Plan
+from ..codegen.lowering import Plan
 from ..pool.lower import BACKWARD, CAST, FORWARD, windows_of
 
 
 def take_pools(plan: Plan) -> None:
     """Into all forward calls without a residual after which a pooling stands alone."""
     for var, site in list(plan.sites.items()):
-        if site.call.forward and not site.call.residual and var not in plan.function.whole:
+        if site.call.forward and not site.call.residual and not plan.function.is_whole(var):
             _take(plan, var)
 
 
@@ -55,7 +56,7 @@ def _take(plan: Plan, forward: relax.Var) -> None:
     plan.dropped |= ys | casts | between | {back.var}
 
 
-def _source(view: FunctionView, expr: Any, dtype: str) -> Any:
+def _source(view: Graph, expr: Any, dtype: str) -> Any:
     """A tensor in a dtype, before a cast if that gives it; None where it is of another."""
     cast = view.call(expr, CAST)
     if str(expr.ty.dtype) != dtype and cast is not None:

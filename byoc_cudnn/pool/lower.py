@@ -14,9 +14,10 @@ from tvm import relax
 
 from relay_wgrad.attrs import padding4, pair
 from relay_wgrad.dtypes import HALVES
+from relay_wgrad.graph.view import Graph
 from relay_wgrad.ir import op_name
 
-from ..codegen.lowering import DirectEntry, FunctionView, Plan, Site, lower
+from ..codegen.lowering import DirectEntry, Plan, Site, lower
 from .call import PoolCall, check
 from .codegen import POOLS
 
@@ -43,12 +44,12 @@ def lower_pools(
     return lower(mod, POOLS, lambda view: _planned(view, index), arch)
 
 
-def _planned(view: FunctionView, index: bool) -> Plan:
+def _planned(view: Graph, index: bool) -> Plan:
     plan = Plan(view)
     forward: dict[object, relax.Var] = {}  # of a tensor and a window -> the call
     for binding in view.bindings:
-        var, value = binding.var, binding.value
-        if op_name(value) not in (FORWARD, BACKWARD):
+        var, value = binding.var, view.call(binding.var, FORWARD, BACKWARD)
+        if value is None:
             continue
         call, reason = _read(value)
         if reason or not (decision := check(replace(call, symbol=POOLS.codegen))):
@@ -78,7 +79,7 @@ def _pass_index(plan: Plan, backward: relax.Var, forward: relax.Var) -> None:
     plan.takes[backward] = (_X, forward)
 
 
-def _without_casts(view: FunctionView, var: relax.Var, value: relax.Call, site: Site) -> None:
+def _without_casts(view: Graph, var: relax.Var, value: relax.Call, site: Site) -> None:
     """In the dtype that both operands come in and the result goes out."""
     casts = [view.call(arg, CAST) for arg in value.args]
     inner = [cast.args[0] for cast in casts if cast is not None]

@@ -28,18 +28,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tvm import relax
 
 from relay_wgrad.attrs import ConvAttrs
+from relay_wgrad.graph.rebuild import Names, Writer, rebuilt, with_span
+from relay_wgrad.graph.walk import Block
 from relay_wgrad.layouts import permutation, swap_io
 from relay_wgrad.ops.algebra import TRANSPOSED, dgrad_call, fprop_call, wgrad_call
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem, symmetric
 
 from ..decision import Decision
-from .blocks import Block, blocks_of, rewrite_blocks
 
 Triple = tuple[str, str, str]
 Accepts = Callable[[ConvProblem], Decision]
@@ -133,28 +135,24 @@ def adapt_function(
 
     `choose` gives the problem to solve instead, as `adapted` finds it, or None to keep a call.
     """
-    names = {b.var.name for block in blocks_of(func.body) for b in block.bindings}
-    names |= {param.name for param in func.params}
-    notes: dict[relax.Var, Note] = {}
+    names, notes = Names(func), dict[relax.Var, Note]()
 
     def rewrite(block: Block) -> list[relax.Binding] | None:
-        writer = None
-        for i, binding in enumerate(block.bindings):
-            new = _choice(binding, choose)
-            if new is not None and writer is None:
-                dataflow = isinstance(block, relax.DataflowBlock)
-                writer = _Writer(dataflow, names, list(block.bindings[:i]))
-            if writer is None:
-                continue
+        bindings = list(block.bindings)
+        choices = [_choice(binding, choose) for binding in bindings]
+        if not any(choices):
+            return None
+        writer = _Adapter(Writer(block), names)
+        for binding, new in zip(bindings, choices, strict=True):
             if new is None:
                 writer.bindings.append(binding)
             else:
                 old, problem = new
                 var = writer.call(binding, old, problem)
                 notes[var] = Note(binding.var, old, describe(old, problem))
-        return writer.bindings if writer is not None else None
+        return writer.bindings
 
-    return rewrite_blocks(func, rewrite), notes
+    return rebuilt(func, rewrite), notes
 
 
 def _choice(
@@ -170,36 +168,23 @@ def _choice(
     return (old, new) if new is not None else None
 
 
-class _Writer:
+class _Adapter:
     """One block with adapted calls.  A tensor that several calls want permuted is so once."""
 
-    def __init__(self, dataflow: bool, names: set[str], bindings: list[relax.Binding]) -> None:
-        self.bindings = bindings
-        self._var = relax.DataflowVar if dataflow else relax.Var
-        self._names = names
-        self._made: dict[tuple[Any, ...], relax.Var] = {}
-        self._normalize = relax.BlockBuilder().normalize
+    def __init__(self, writer: Writer, names: Names) -> None:
+        self.bindings = writer.bindings
+        self._writer, self._names = writer, names
 
     def _emit(self, name: str, value: relax.Expr) -> relax.Var:
-        value = self._normalize(value)
-        unique, count = name, 0
-        while unique in self._names:
-            count += 1
-            unique = f"{name}_{count}"
-        self._names.add(unique)
-        var = self._var(unique, value.ty)
-        self.bindings.append(relax.VarBinding(var, value))
-        return var
+        return self._writer.emit(self._names.unique(name), value)
 
     def _once(
         self, operand: relax.Expr, what: tuple[Any, ...], name: str, value: Callable[[], relax.Expr]
     ) -> relax.Expr:
         if not isinstance(operand, relax.Var):
             return self._emit(name, value())  # a constant: folded later
-        key = (operand, *what)
-        if key not in self._made:
-            self._made[key] = self._emit(f"{operand.name}_{name}", value())
-        return self._made[key]
+        own = partial(self._names.unique, f"{operand.name}_{name}")
+        return self._writer.once((operand, *what), own, value)
 
     def _permuted(self, operand: relax.Expr, src: str, dst: str) -> relax.Expr:
         if src == dst:
@@ -231,13 +216,12 @@ class _Writer:
         The binding's variable keeps its type and gets the value that it had.
         """
         call = binding.value
-        args = {}
+        args: dict[str, relax.Expr] = {}
         for role, arg in zip(old.roles[:2], call.args[:2], strict=True):
-            value = self._permuted(arg, old.layout(role), new.layout(role))
-            value = self._padded(value, new.layout(role), _around(role, old, new))
-            value = self._cast(value, old.dtype(role), new.dtype(role))
-            args[role] = value
-        value = _call(call, args, new)
+            operand = self._permuted(arg, old.layout(role), new.layout(role))
+            operand = self._padded(operand, new.layout(role), _around(role, old, new))
+            args[role] = self._cast(operand, old.dtype(role), new.dtype(role))
+        value: relax.Expr = with_span(_call(call, args, new), call.span)
         role = old.roles[2]
         after: list[tuple[str, Callable[[relax.Expr], relax.Expr]]] = []
         around = {letter: n for letter, n in _around(role, old, new).items() if any(n)}
@@ -251,7 +235,7 @@ class _Writer:
             var = self._emit(f"{binding.var.name}_{name}", value)
             made = var if made is None else made
             value = op(var)
-        self.bindings.append(relax.VarBinding(binding.var, self._normalize(value)))
+        self._writer.bind(binding.var, value, binding.span)
         return binding.var if made is None else made
 
 

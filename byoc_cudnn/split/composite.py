@@ -14,13 +14,14 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from relay_wgrad.ir import is_taken, op_name
-from relay_wgrad.keys import CODEGEN, COMPOSITE, OPTIONS, PRIMITIVE, PROBLEM, ROW, SYMBOL
+from relay_wgrad.graph.rebuild import function_of, substitute, with_type
+from relay_wgrad.graph.walk import bindings_of
+from relay_wgrad.ir import op_name
+from relay_wgrad.keys import CODEGEN, COMPOSITE, OPTIONS, PROBLEM, ROW, SYMBOL
 from relay_wgrad.ops.algebra import DGRADS
 from relay_wgrad.ops.view import problem_of
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
-from relay_wgrad.transform.substitute import substitute
 
 from ..backends.base import Row
 from ..patterns import Chain
@@ -122,12 +123,12 @@ def build_composite(
             for step, param in extra:
                 if step.call.same_as(call):
                     inside[step.at] = param
-        call = normalize(relax.Call(call.op, inside, call.attrs, call.ty_args))
+        call = normalize(relax.Call(call.op, inside, call.attrs, call.ty_args, call.span))
         last = i == len(whole) - 1
         own = relax.Var("out", call.ty) if last else relax.DataflowVar(f"lv{i}", call.ty)
         value[binding.var] = own
         bindings.append(relax.VarBinding(own, call))
-    func = _function(params, relax.DataflowBlock(bindings), bindings[-1].var, {})
+    func = function_of(params, relax.DataflowBlock(bindings), bindings[-1].var, {})
     return func.with_attrs(
         {
             COMPOSITE: f"{codegen}.{row.name}",
@@ -143,20 +144,10 @@ def build_outer(inner: relax.Function, codegen: str, symbol: str) -> relax.Funct
     typed = inner if _is_static(inner) else relax.utils.copy_with_new_vars(inner)
     params = [relax.Var(p.name, p.ty) for p in typed.params]
     local = relax.Var("composite", inner.ty)
-    call = relax.Call(local, params)
-    relax.expr._update_type(call, typed.ret_ty)
+    call = with_type(relax.Call(local, params), typed.ret_ty)
     out = relax.Var("out", typed.ret_ty)
     block = relax.BindingBlock([relax.VarBinding(local, inner), relax.VarBinding(out, call)])
-    return _function(params, block, out, {CODEGEN: codegen, SYMBOL: symbol})
-
-
-def _function(
-    params: list[relax.Var], block: relax.BindingBlock, out: relax.Var, attrs: dict[str, str]
-) -> relax.Function:
-    body = relax.SeqExpr([block], out)
-    relax.expr._update_type(body, out.ty)
-    func = relax.Function(params, body, out.ty, True)
-    return func.with_attrs(attrs)
+    return function_of(params, block, out, {CODEGEN: codegen, SYMBOL: symbol})
 
 
 def _is_static(func: relax.Function) -> bool:
@@ -185,8 +176,7 @@ class Composites:
             symbol = f"{codegen}_{row.name}_{count}"
         self._taken.add(symbol)
         outer = build_outer(inner, codegen, symbol)
-        var = tvm.ir.GlobalVar(symbol)
-        relax.expr._update_type(var, outer.ty)
+        var = with_type(tvm.ir.GlobalVar(symbol), outer.ty)
         self.functions[var] = outer
         equals.append((inner, var))
         return var
@@ -198,7 +188,7 @@ def composite_in(func: Any) -> relax.Function | None:
         return None
     if str(func.attrs.get(CODEGEN, "")) not in CODEGENS:
         return None
-    inner = func.body.blocks[0].bindings[0].value
+    inner = bindings_of(func)[0].value
     return inner if isinstance(inner, relax.Function) and PROBLEM in inner.attrs else None
 
 
@@ -214,12 +204,7 @@ def called_composite(
 
 def conv_in(inner: relax.Function) -> relax.Call:
     """The convolution of a composite."""
-    return inner.body.blocks[0].bindings[0].value
-
-
-def is_closed(func: relax.Function) -> bool:
-    """Whether another backend, or a fusion, has the function already."""
-    return is_taken(func) or (func.attrs is not None and PRIMITIVE in func.attrs)
+    return bindings_of(inner)[0].value
 
 
 def inline(
@@ -235,14 +220,14 @@ def inline(
     value: dict[relax.Var, Any] = dict(zip(inner.params, args, strict=True))
     normalize = relax.BlockBuilder().normalize
     bindings = []
-    body = inner.body.blocks[0].bindings
+    body = bindings_of(inner)
     for i, binding in enumerate(body):
         call = substitute(binding.value, value)
         if _has_shape(call):
             # Types are inferred anew; this argument is the only other place of a size.
             shape = [_given(size, sizes) for size in call.args[2].values]
             args = [*call.args[:2], relax.ShapeExpr(shape)]
-            call = relax.Call(call.op, args, call.attrs, call.ty_args)
+            call = relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
         call = normalize(call)
         last = i == len(body) - 1
         var = root.var if last else new_var(f"{root.var.name}_{short_name(binding.value)}", call.ty)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import relax
 
+from relay_wgrad.graph.rebuild import bound, rebuilt, with_type
+from relay_wgrad.graph.view import Graph
+from relay_wgrad.graph.walk import Block
 from relay_wgrad.ir import expressions, op_name
 from relay_wgrad.keys import COMPOSITE, PROBLEM, ROW
 from relay_wgrad.ops.view import family_def, problem_of
@@ -19,7 +22,6 @@ from ..patterns import EPILOGUES, INNER, Chain
 from ..report import FASTER_HERE, Entry
 from ..table import CODEGENS
 from .adapt import Note, adapt_function, adapted
-from .blocks import Block, blocks_of, rewrite_blocks, uses_of
 from .composite import (
     Composites,
     build_composite,
@@ -89,12 +91,11 @@ class FunctionPartition:
 
     def run(self) -> relax.Function:
         """The function with calls of composites; `entries` say what became of each convolution."""
-        self.uses = uses_of(self.func)
-        self.sources = Sources(self.func, self.uses, self._conv_of)
-        for block in blocks_of(self.func.body):
-            for binding in block.bindings:
-                self._visit(binding)
-        return rewrite_blocks(self.func, self._rewrite) if self.replaced else self.func
+        self.graph = Graph(self.func)
+        self.sources = Sources(self.graph, self._conv_of)
+        for binding in self.graph.bindings:
+            self._visit(binding)
+        return rebuilt(self.func, self._rewrite) if self.replaced else self.func
 
     def _conv_of(self, value: relax.Expr) -> relax.Call | None:
         if family_def(value) is not None:
@@ -181,7 +182,7 @@ class FunctionPartition:
             var = bindings[-1].var
             user = self._user(var)
             if user is None:
-                following = [u for u in self.uses.users.get(var, []) if _op(u) in _FOLLOWING]
+                following = [u for u in self.graph.users_of(var) if _op(u) in _FOLLOWING]
                 if following:
                     tried.append(
                         (f"{short_name(following[0].value)} after {var.name}", self._why(var))
@@ -195,7 +196,7 @@ class FunctionPartition:
                 inner = self._beside(user)
                 if inner is None:
                     break
-                if self.uses.sole_user(inner.var) is not user:
+                if self.graph.sole_user(inner.var) is not user:
                     what = f"{short_name(user.value)} after {var.name}"
                     tried.append((what, self._why(inner.var)))
                     break
@@ -205,19 +206,19 @@ class FunctionPartition:
 
     def _user(self, var: relax.Var) -> relax.Binding | None:
         """The op that follows: the only one that uses a variable, but for what is beside it."""
-        pair = self.uses.sole_pair(var)
+        pair = self.graph.sole_pair(var)
         if pair is not None and _op(pair[0]) in INNER.get(_op(pair[1]), ()):
             return pair[1]
-        return self.uses.sole_user(var)
+        return self.graph.sole_user(var)
 
     def _beside(self, user: relax.Binding) -> relax.Binding | None:
         """The op that makes another argument of one that follows, of those that it may be."""
-        makers = [self.uses.makers.get(a) for a in user.value.args if isinstance(a, relax.Var)]
+        makers = map(self.graph.maker, user.value.args)
         known = INNER[_op(user)]
         return next((made for made in makers if made is not None and _op(made) in known), None)
 
     def _why(self, var: relax.Var) -> str:
-        return f"{var.name} is needed elsewhere: {self.uses.describe(var)}"
+        return f"{var.name} is needed elsewhere: {', '.join(self.graph.describe_uses(var))}"
 
     def _matches(self, row: Row, chain: Chain) -> bool:
         """Whether the row's pattern matches the chain's last op."""
@@ -238,8 +239,7 @@ class FunctionPartition:
     def _replace(self, chain: Chain, inner: relax.Function, backend: Backend, row: Row) -> None:
         var = self.composites.add(inner, backend.codegen, row)
         call = relax.Call(var, [operand for _, operand in chain.operands()])
-        relax.expr._update_type(call, chain.root.value.ty)
-        self.replaced[chain.root.var] = call
+        self.replaced[chain.root.var] = with_type(call, chain.root.value.ty)
         self.claimed |= {binding.var for binding in chain.all}
 
     # ---- writing -----------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class FunctionPartition:
         for binding in block.bindings:
             call = self.replaced.get(binding.var)
             if call is not None:
-                bindings.append(relax.VarBinding(binding.var, call))
+                bindings.append(bound(binding, call))
             elif binding.var not in self.claimed:
                 bindings.append(binding)
                 continue

@@ -7,16 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import tvm
-from tvm import relax
 
 from relay_wgrad import registry
+from relay_wgrad.graph.walk import functions_in
+from relay_wgrad.ir import is_closed
 
 from ..backends.base import Backend
 from ..codegen import external
 from ..report import Entry
 from ..table import backend_of, options_json
 from ..tuning.selection import Selection
-from .composite import Composites, composite_in, is_closed, short_name
+from .composite import Composites, composite_in, short_name
 from .offload import FunctionPartition, family_calls, repro_of
 from .products import entries_of, raised
 
@@ -79,8 +80,8 @@ def partition_relax(
     composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
     made = {gv: composite_in(func) for gv, func in mod.functions_items()}
     entries: list[Entry] = []
-    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or made[gv] is not None:
+    for gv, func in functions_in(mod, by_name=True):
+        if made[gv] is not None:
             continue
         if is_closed(func):
             entries += [

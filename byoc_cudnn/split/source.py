@@ -12,11 +12,10 @@ from pathlib import PurePath
 import tvm_ffi
 from tvm import relax
 
+from relay_wgrad.graph.view import Graph
 from relay_wgrad.ir import op_name
 from relay_wgrad.ops.view import family_def
 from relay_wgrad.problem import ConvKind
-
-from .blocks import Uses
 
 ConvOf = Callable[[relax.Expr], "relax.Call | None"]
 
@@ -34,11 +33,8 @@ class Sources:
     it calls; None for anything else.  A composite's operands are the call's own.
     """
 
-    def __init__(self, func: relax.Function, uses: Uses, conv_of: ConvOf) -> None:
-        self._params = set(func.params)
-        self._makers = uses.makers
-        self._users = uses.users
-        self._conv_of = conv_of
+    def __init__(self, graph: Graph, conv_of: ConvOf) -> None:
+        self._graph, self._conv_of = graph, conv_of
 
     def of(self, value: relax.Call) -> str:
         """A call's weight, and its file and line; "" where neither is known."""
@@ -70,10 +66,10 @@ class Sources:
         """A tensor, and what it was before it was cast, padded or permuted."""
         found = [expr]
         while isinstance(expr, relax.Var):
-            value = getattr(self._makers.get(expr), "value", None)
-            if not isinstance(value, relax.Call) or op_name(value) not in _AROUND:
+            call = self._graph.call(expr, *_AROUND)
+            if call is None:
                 break
-            expr = value.args[0]
+            expr = call.args[0]
             found.append(expr)
         return found
 
@@ -84,7 +80,7 @@ class Sources:
     def _weights(self, operand: relax.Expr, kind: ConvKind, ty: relax.Type) -> set[str]:
         """Names of weights of that shape with which calls of a kind take an operand."""
         found = set()
-        for user in self._users.get(operand, []) if isinstance(operand, relax.Var) else []:
+        for user in self._graph.users_of(operand) if isinstance(operand, relax.Var) else []:
             if self._kind(user.value) is kind:
                 first, weight = user.value.args[:2]
                 if first.same_as(operand) and tvm_ffi.structural_equal(weight.ty.shape, ty.shape):
@@ -94,9 +90,9 @@ class Sources:
     def _parameter(self, expr: relax.Expr) -> str:
         """The parameter that a tensor is, but for its layout and dtype."""
         while isinstance(expr, relax.Var):
-            if expr in self._params:
+            if expr in self._graph.params:
                 return str(expr.name)
-            value = getattr(self._makers.get(expr), "value", None)
+            value = self._graph.value.get(expr)
             if isinstance(value, relax.Var):
                 expr = value
             elif isinstance(value, relax.Call) and op_name(value) in _THROUGH:

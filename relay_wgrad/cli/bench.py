@@ -16,6 +16,7 @@ from legalize.cpu.ceilings import ceilings
 from .. import output, registry
 from ..cores import configure_threads
 from ..display import Display, columns, duration, milliseconds, print_whole, short, warn
+from ..graph.walk import bindings_of
 from ..operands import poisoned, random_operands
 from ..ops.view import family_def, problem_of
 from ..problem import ConvProblem
@@ -63,7 +64,7 @@ def _problems(args: argparse.Namespace, display: Display) -> tuple[str, Counter[
         graph = arguments.graph_of(args)
     with display.part("differentiating"):
         function = arguments.step_of(args, graph)[ADJOINT]
-    calls = [b.value for block in function.body.blocks for b in block.bindings]
+    calls = [binding.value for binding in bindings_of(function)]
     problems = [problem_of(call) for call in calls if family_def(call) is not None]
     return graph.name, Counter(p for p in problems if p.kind.value in args.kinds)
 

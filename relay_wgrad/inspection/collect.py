@@ -14,11 +14,12 @@ from tvm import relax
 from .. import __version__
 from ..display import short
 from ..facts import Lowered
+from ..graph.walk import bindings_of
+from ..ir import bytes_of
 from ..ops.view import family_def, problem_of
 from ..problem import ConvProblem
 from ..training.step import ADJOINT
 from ..transform import layout_changes
-from ..transform.checkpoint import bytes_of
 from . import groups as grouping
 from .dataflow import Dataflow, dataflow
 from .memory import memory
@@ -82,7 +83,7 @@ def inspect_step(
     graph = dataflow(func)
     found = grouping.groups(graph, set(inputs))
     layers, blocks = grouping.names(graph, found)
-    bindings = [b for block in func.body.blocks for b in block.bindings]
+    bindings = bindings_of(func, branches=False)
     # Boxes are parameters, then these in program order, then results.
     made = [b.var for b in bindings if isinstance(b.value, (relax.Call, relax.If))]
     sizes = [bytes_of(var.ty) for var in (*func.params, *made)]

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import relax
 from tvm.ir import Op
 
+from ..graph.walk import bindings_of, result_of
 from ..ops import FAMILY
 from ..relation import as_size
 
@@ -72,11 +73,9 @@ class _Reader:
     def read(self, function: relax.Function) -> Dataflow:
         for param in function.params:
             self.made[param] = self._box(param.name, "parameter", (param.name, _shape(param.ty)))
-        body = function.body
-        for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
-            for binding in block.bindings:
-                self._bind(binding)
-        for source, name in self._results(body.body if isinstance(body, relax.SeqExpr) else body):
+        for binding in bindings_of(function, branches=False):
+            self._bind(binding)
+        for source, name in self._results(result_of(function.body)):
             self.edges[source, self._box(name, "result", (name, "result"))] = None
         return Dataflow(tuple(self.nodes), tuple(self.edges))
 

@@ -7,9 +7,9 @@ from itertools import accumulate
 from typing import Any
 
 from tvm import relax
-from tvm.ir import Op
 
-from ..transform.checkpoint import bytes_of
+from ..graph.walk import bindings_of
+from ..ir import bytes_of, op_name
 
 # Their result is their operand's memory under another shape.
 _VIEWS = {f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "flatten")}
@@ -52,22 +52,21 @@ def memory(func: relax.Function, boundary: int) -> Memory:
     last: dict[Any, int] = {}
     sizes: dict[Any, int] = {}
     step = -1
-    for block in func.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            used = {root for var in _variables(value) for root in roots.get(var, ())}
-            if not isinstance(value, (relax.Call, relax.If)):
-                roots[binding.var] = tuple(used)
-                continue
-            step += 1
-            for root in used:
-                last[root] = step
-            if _is_view(value):
-                roots[binding.var] = tuple(used)
-            else:
-                roots[binding.var] = (binding.var,)
-                made[binding.var] = last[binding.var] = step
-                sizes[binding.var] = bytes_of(binding.var.ty)
+    for binding in bindings_of(func, branches=False):
+        value = binding.value
+        used = {root for var in _variables(value) for root in roots.get(var, ())}
+        if not isinstance(value, (relax.Call, relax.If)):
+            roots[binding.var] = tuple(used)
+            continue
+        step += 1
+        for root in used:
+            last[root] = step
+        if op_name(value) in _VIEWS:
+            roots[binding.var] = tuple(used)
+        else:
+            roots[binding.var] = (binding.var,)
+            made[binding.var] = last[binding.var] = step
+            sizes[binding.var] = bytes_of(binding.var.ty)
     returned = {root for var in _variables(func.body.body) for root in roots.get(var, ())}
     changes = [[0] * (step + 2) for _ in range(3)]
     for var, start in made.items():
@@ -77,12 +76,6 @@ def memory(func: relax.Function, boundary: int) -> Memory:
         changes[part][end + 1] -= sizes[var]
     forward, backward, out = (list(accumulate(change))[: step + 1] for change in changes)
     return Memory(sum(bytes_of(param.ty) for param in func.params), forward, backward, out)
-
-
-def _is_view(value: Any) -> bool:
-    return (
-        isinstance(value, relax.Call) and isinstance(value.op, Op) and str(value.op.name) in _VIEWS
-    )
 
 
 def _variables(expr: Any) -> list[Any]:

@@ -14,10 +14,12 @@ from ..display import columns
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
 from ..given import of_type
-from ..ir import op_name
+from ..graph.rebuild import without_unused
+from ..graph.view import Graph
+from ..graph.walk import bindings_of
+from ..ir import bytes_of, op_name
 from ..ops.view import family_def
 from ..transform import grad
-from ..transform.checkpoint import bytes_of
 from ..transform.mask_order import masks_early
 
 _WGRAD, _POOL = "relax.nn.conv2d_backward_weight", "relax.grad.max_pool2d_backward"
@@ -76,7 +78,7 @@ def left_out(graph: TrainingGraph) -> LeftOut:
 def _part(graph: TrainingGraph) -> Part:
     module = grad(graph.module, "main", wrt=list(graph.trainable))
     func = masks_early(module, "main_adjoint")["main_adjoint"]
-    func = relax.analysis.remove_all_unused(func)
+    func = without_unused(func)
     forward = _convolutions(graph.main)
     both = _convolutions(func)
     wgrads = both[_WGRAD] - forward[_WGRAD]
@@ -88,25 +90,21 @@ def _part(graph: TrainingGraph) -> Part:
 
 
 def _convolutions(func: relax.Function) -> Counter[str]:
-    values = (b.value for block in func.body.blocks for b in block.bindings)
+    values = (b.value for b in bindings_of(func))
     return Counter(op_name(value) for value in values if family_def(value) is not None)
 
 
 def _kept(func: relax.Function, main: relax.Function) -> int:
     """The bytes of results of the forward part, `main`, that the backward part of `func` reads."""
-    bindings = [b for block in func.body.blocks for b in block.bindings]
-    count = sum(len(block.bindings) for block in main.body.blocks)
-    names = {b.var.name for block in main.body.blocks for b in block.bindings}
-    forward = {b.var for b in bindings[:count] if b.var.name in names}
-    values: dict[Any, Any] = {b.var: b.value for b in bindings}
+    graph, names = Graph(func), [b.var.name for b in bindings_of(main)]
+    known = set(names)
+    forward = {b.var for b in graph.bindings[: len(names)] if b.var.name in known}
     sizes: dict[Any, int] = {}
-    for binding in bindings:
-        if binding.var in forward:
-            continue
-        for var in relax.analysis.free_vars(binding.value):
-            if var in forward and isinstance(var.ty, relax.TensorType):
-                root = _root(var, values)
-                sizes[root] = max(sizes.get(root, 0), _read(binding, var))
+    for var in forward:
+        for user in graph.users_of(var) if isinstance(var.ty, relax.TensorType) else ():
+            if user.var not in forward:
+                root = _root(var, graph.value)
+                sizes[root] = max(sizes.get(root, 0), _read(user, var))
     return sum(sizes.values())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import relax
 
-from ..transform.raising.walk import variables_of
+from ..graph.walk import variables_of
 
 Parts = frozenset[int] | list[Any]
 """Tensors by their numbers; of a tuple a list, of each field one.  Of what may be any of several

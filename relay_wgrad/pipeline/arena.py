@@ -19,8 +19,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..graph.rebuild import rebuilt, with_first, with_functions, with_type
+from ..graph.walk import bindings_of, result_of, variables_of
 from ..ir import op_name
-from ..transform.raising.walk import variables_of, with_type
 from .aliases import Parts, all_of, parts_of
 from .packing import Lifetime, packed
 from .storages import MOVED, TENSOR, KeepStorages, LetGo, is_static, static_bytes
@@ -53,16 +54,7 @@ class Arena:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with one storage for each device of a function, where that is smaller."""
-        new = {
-            var: packed_function(func)
-            for var, func in mod.functions_items()
-            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
-        }
-        out = mod.clone()
-        for var, func in new.items():
-            if not func.same_as(mod[var]):
-                out.update_func(var, func)
-        return out
+        return with_functions(mod, lambda _, func: packed_function(func))
 
 
 @dataclass
@@ -81,7 +73,7 @@ def lifetimes(func: relax.Function) -> list[Planned]:
 
     Empty for a function with branches.
     """
-    bindings = [b for block in func.body.blocks for b in block.bindings]
+    bindings = bindings_of(func)
     if any(isinstance(b.value, relax.If) for b in bindings):
         return []
     sizes: dict[Any, int] = {}
@@ -102,7 +94,7 @@ def lifetimes(func: relax.Function) -> list[Planned]:
             used = set(variables_of(value)) & sizes.keys()
             for storage in used:  # by something else than a tensor of its own
                 del sizes[storage]
-    stay = {found[i].storage for i in all_of(parts_of(func.body.body, parts))}
+    stay = {found[i].storage for i in all_of(parts_of(result_of(func.body), parts))}
     stay |= {t.storage for t in found} - sizes.keys()
     return [t for t in found if t.storage not in stay]
 
@@ -110,7 +102,7 @@ def lifetimes(func: relax.Function) -> list[Planned]:
 def packed_function(func: relax.Function) -> relax.Function:
     """The function with its static storages as one for each device, or as it was."""
     tensors = lifetimes(func)
-    calls = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    calls = {b.var: b.value for b in bindings_of(func)}
     groups: dict[int, list[Planned]] = {}
     for tensor in tensors:
         groups.setdefault(int(calls[tensor.storage].args[1]), []).append(tensor)
@@ -128,14 +120,10 @@ def packed_function(func: relax.Function) -> relax.Function:
             rows[tensor.binding.var] = _placed(tensor.binding, arena.var, offset)
     if not arenas:
         return func
-    blocks = [
-        relax.BindingBlock([row for b in block.bindings for row in rows.get(b.var, [b])])
-        for block in func.body.blocks
-    ]
-    body = with_type(
-        relax.SeqExpr([relax.BindingBlock(arenas), *blocks], func.body.body), func.body.ty
+    placed = rebuilt(
+        func, lambda block: [row for b in block.bindings for row in rows.get(b.var, [b])]
     )
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
+    return with_first(placed, arenas)
 
 
 def _arena(size: int, device: int) -> relax.VarBinding:

@@ -7,7 +7,6 @@ and its memory is the run's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from ..transform.substitute import rewritten
+from ..graph.rebuild import rewritten
+from ..graph.walk import bindings_of, functions_in
+from ..ir import tensor_bytes
 from .ieee import exact_floats
 
 LARGEST = 2**28  # bytes of a result that is larger than what it is computed from
@@ -56,10 +57,9 @@ def _folded(mod: tvm.IRModule) -> tvm.IRModule:
 
 def _values(mod: tvm.IRModule) -> Iterator[Any]:
     """What variables of the functions are bound to."""
-    for _, func in mod.functions_items():
-        for block in func.body.blocks if isinstance(func, relax.Function) else ():
-            for binding in block.bindings:
-                yield getattr(binding, "value", None)
+    for _, func in functions_in(mod):
+        for binding in bindings_of(func):
+            yield binding.value
 
 
 def _stays(call: Any, name: str = _CALL) -> bool:
@@ -68,10 +68,10 @@ def _stays(call: Any, name: str = _CALL) -> bool:
         return False
     if not isinstance(call.args[0], relax.GlobalVar):
         return False
-    size = _bytes(call.ty)
+    size = tensor_bytes(call.ty)
     if size is None:
         return False  # upstream's pass computes none of those
-    given = max((_bytes(arg.ty) or 0 for arg in call.args[1].fields), default=0)
+    given = max((tensor_bytes(arg.ty) or 0 for arg in call.args[1].fields), default=0)
     # A library can't be read back with a constant that has no elements.
     return size == 0 or not is_worth(size, given)
 
@@ -92,13 +92,3 @@ class _Rewriter(relax.PyExprMutator):
         if not _stays(call, self.old):
             return super().visit_call_(call)
         return relax.Call(Op.get(self.new), call.args, call.attrs, call.ty_args)
-
-
-def _bytes(ty: Any) -> int | None:
-    """What a tensor of known shape takes; None for all else."""
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
-        return None
-    sizes = ty.shape.values
-    if not all(isinstance(size, tirx.IntImm) for size in sizes):
-        return None
-    return math.prod(map(int, sizes)) * tvm.DataType(str(ty.dtype)).itemsize

@@ -12,8 +12,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..dtypes import HALVES
+from ..graph.rebuild import rewritten
 from ..layout_rules.in_layout import attrs_with
-from ..transform.substitute import rewritten
 
 _SCANS = ("relax.cumsum", "relax.cumprod")
 

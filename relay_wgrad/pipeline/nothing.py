@@ -13,9 +13,10 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from ..graph.rebuild import rewritten
+from ..graph.walk import functions_in
 from ..ir import expressions, op_name
 from ..ops import ALL, size_rules
-from ..transform.substitute import rewritten
 
 # Whose result over nothing is NaN; the other reductions' is what their kernels begin with.
 _MEANS = frozenset(
@@ -34,10 +35,9 @@ class Nothing:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module; itself where each tensor has elements, or may have."""
-        functions = (f for _, f in mod.functions_items() if isinstance(f, relax.Function))
         found = any(
             _is_empty(part.ty)
-            for function in functions
+            for _, function in functions_in(mod)
             for part in expressions(function)
             if not isinstance(part, tvm.ir.Op)
         )

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import tvm
 from tvm import relax
 
-from ..ir import op_name
-from ..transform.checkpoint import bytes_of
-from ..transform.raising.walk import variables_of, with_type
+from ..graph.rebuild import rebuilt, with_functions
+from ..graph.walk import Block, variables_of
+from ..ir import bytes_of, op_name
 from .aliases import Parts, all_of, parts_of
 
 _KERNELS = ("relax.call_tir", "relax.call_dps_packed")
@@ -44,36 +44,20 @@ class Order:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module; blocks that have calls of other kinds are as they were."""
-        out = mod.clone()
-        for var, func in mod.functions_items():
-            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
-                new = _ordered(func)
-                if new is not func:
-                    out.update_func(var, new)
-        return out
+        return with_functions(mod, lambda _, func: rebuilt(func, _ordered))
 
 
-def _ordered(func: relax.Function) -> relax.Function:
-    blocks = [
-        _block(block) if isinstance(block, relax.DataflowBlock) else block
-        for block in func.body.blocks
-    ]
-    if all(a is b for a, b in zip(blocks, func.body.blocks, strict=True)):
-        return func
-    body = with_type(relax.SeqExpr(blocks, func.body.body), func.body.ty)
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
-
-
-def _block(block: relax.DataflowBlock) -> relax.DataflowBlock:
-    found = _steps(block)
+def _ordered(block: Block) -> list[relax.Binding] | None:
+    """A block's bindings in another order, if that is much better."""
+    found = _steps(block) if isinstance(block, relax.DataflowBlock) else None
     if found is None:
-        return block
+        return None
     steps, sizes = found
     order = sooner(steps, sizes)
     if most_alive(steps, sizes, order) > _LEAST * most_alive(steps, sizes, range(len(steps))):
-        return block
+        return None
     bindings = list(block.bindings)
-    return relax.DataflowBlock([bindings[i] for i in order], block.span)
+    return [bindings[i] for i in order]
 
 
 def sooner(steps: Sequence[Step], sizes: Sequence[int]) -> list[int]:

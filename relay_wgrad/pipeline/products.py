@@ -16,10 +16,10 @@ from tvm import relax
 from tvm.target import Target
 
 from .. import keys
+from ..graph.rebuild import bound, rebuilt
 from ..problem import ConvProblem
 from ..registry import is_registered
 from ..transform.raise_product import raise_products
-from ..transform.raising.walk import rebuilt
 
 # What is worth packing for: rows that share what is packed, and products in all.  With fewer rows
 # an operand is read about once in either form.
@@ -89,7 +89,7 @@ class _Writer:
 
         def bindings(block: relax.BindingBlock) -> list[relax.Binding]:
             return [
-                relax.VarBinding(b.var, self._kernel(b.value)) if str(b.var.name) in names else b
+                bound(b, self._kernel(b.value)) if str(b.var.name) in names else b
                 for b in block.bindings
             ]
 

@@ -21,8 +21,11 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from ..graph.rebuild import rebuilt, with_functions, with_type
+from ..graph.view import Graph
+from ..graph.walk import Block, variables_of
+from ..ir import tensor_bytes
 from ..keys import OP_PATTERN
-from ..transform.raising.walk import variables_of, with_type
 
 # Kinds of kernels, as AnnotateTIROpPattern numbers them.
 _INJECTIVE, _SUM = 2, 3
@@ -44,26 +47,19 @@ class Recompute:
             for var, func in mod.functions_items()
             if isinstance(func, tirx.PrimFunc) and func.attrs and OP_PATTERN in func.attrs
         }
-        new = {
-            var: _function(func, patterns)
-            for var, func in mod.functions_items()
-            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
-        }
-        mod = mod.clone() if new else mod
-        for var, func in new.items():
-            mod.update_func(var, func)
-        return mod
 
+        def recomputed(_: Any, func: relax.Function) -> relax.Function:
+            graph = Graph(func)
+            return rebuilt(
+                func,
+                lambda block: (
+                    _Block(block, graph, patterns).rewritten()
+                    if isinstance(block, relax.DataflowBlock)
+                    else None
+                ),
+            )
 
-def _function(func: relax.Function, patterns: dict[Any, int]) -> relax.Function:
-    blocks = [
-        _Block(block, patterns).rewritten() if isinstance(block, relax.DataflowBlock) else block
-        for block in func.body.blocks
-    ]
-    if all(a.same_as(b) for a, b in zip(blocks, func.body.blocks, strict=True)):
-        return func
-    body = relax.SeqExpr(blocks, func.body.body)
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+        return with_functions(mod, recomputed)
 
 
 class _Block:
@@ -73,15 +69,14 @@ class _Block:
     is stored, else those of its users.
     """
 
-    def __init__(self, block: relax.DataflowBlock, patterns: dict[Any, int]) -> None:
-        self.block, self.patterns = block, patterns
+    def __init__(self, block: Block, graph: Graph, patterns: dict[Any, int]) -> None:
+        self.patterns = patterns
         self.bindings = self._early(list(block.bindings))
         self.index = {binding.var: i for i, binding in enumerate(self.bindings)}
-        self.users: list[list[int]] = [[] for _ in self.bindings]
-        for i, binding in enumerate(self.bindings):
-            for var in dict.fromkeys(variables_of(binding.value)):
-                if (made := self.index.get(var)) is not None:
-                    self.users[made].append(i)
+        self.users = [
+            sorted(self.index[u.var] for u in graph.users_of(b.var) if u.var in self.index)
+            for b in self.bindings
+        ]
         self.kernels: list[list[int]] = [[] for _ in self.bindings]
         for i in reversed(range(len(self.bindings))):
             self.kernels[i] = self._kernels(i)
@@ -118,9 +113,9 @@ class _Block:
 
     def _pays(self, i: int, kernels: list[int]) -> bool:
         call = self.bindings[i].value
-        result = _bytes(call.ty)
+        result = tensor_bytes(call.ty)
         operands = _operands(call)
-        users = [_bytes(self.bindings[u].value.ty) for u in self.users[i]]
+        users = [tensor_bytes(self.bindings[u].value.ty) for u in self.users[i]]
         if result is None or None in operands or None in users:
             return False
         if any(size > 2 * result for size in users if size is not None):
@@ -130,10 +125,10 @@ class _Block:
             return False
         return len(kernels) * read <= read + (len(kernels) + 1) * result
 
-    def rewritten(self) -> relax.DataflowBlock:
-        """The block with a copy of a binding for each of its kernels."""
+    def rewritten(self) -> list[relax.Binding] | None:
+        """The bindings with a copy for each of a binding's kernels; None where each has one."""
         if all(len(kernels) <= 1 for kernels in self.kernels):
-            return self.block
+            return None
         copies: dict[tuple[int, int], relax.Var] = {}
         bindings = []
         for i, binding in enumerate(self.bindings):
@@ -147,8 +142,8 @@ class _Block:
                 if several:
                     var = relax.DataflowVar(var.name, var.ty)
                     copies[i, kernel] = var
-                bindings.append(relax.VarBinding(var, value))
-        return relax.DataflowBlock(bindings)
+                bindings.append(relax.VarBinding(var, value, binding.span))
+        return bindings
 
     def _with_copies(self, value: Any, kernel: int, copies: dict[tuple[int, int], Any]) -> Any:
         """The value as that kernel computes it: a call of kernels, whose operands are variables."""
@@ -169,24 +164,12 @@ class _Block:
 
 def _operands(call: relax.Call) -> list[int | None]:
     """Sizes of a kernel's operands, each counted once."""
-    return [_bytes(arg.ty) for arg in dict.fromkeys(call.args[1].fields)]
-
-
-def _bytes(ty: Any) -> int | None:
-    """A tensor's size, if it is known."""
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
-        return None
-    size = (tvm.DataType(str(ty.dtype)).bits + 7) // 8
-    for length in ty.shape.values:
-        if not isinstance(length, tirx.IntImm):
-            return None
-        size *= int(length)
-    return size
+    return [tensor_bytes(arg.ty) for arg in dict.fromkeys(call.args[1].fields)]
 
 
 def _halves(call: relax.Call) -> bool:
     """Whether a kernel's result is at most half as large as what it reads."""
-    result = _bytes(call.ty)
+    result = tensor_bytes(call.ty)
     return result is not None and 2 * result <= _total(_operands(call))
 
 

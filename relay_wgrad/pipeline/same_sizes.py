@@ -13,6 +13,8 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from ..graph.rebuild import with_functions
+from ..graph.walk import bindings_of
 from ..ir import op_name
 from ..keys import PRIMITIVE
 
@@ -23,16 +25,13 @@ class SameSizes:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module; a function without such sizes is as it was."""
-        new = {}
-        for var, func in mod.functions_items():
-            if isinstance(func, relax.Function) and func.attrs and PRIMITIVE in func.attrs:
-                found = _same(mod, func)
-                if found:
-                    new[var] = func.bind_symbolic_vars(found)
-        mod = mod.clone() if new else mod
-        for var, func in new.items():
-            mod.update_func(var, func)
-        return mod
+
+        def change(_: Any, func: relax.Function) -> relax.Function:
+            fused = func.attrs and PRIMITIVE in func.attrs
+            found = _same(mod, func) if fused else {}
+            return func.bind_symbolic_vars(found) if found else func
+
+        return with_functions(mod, change)
 
 
 def _same(mod: tvm.IRModule, func: relax.Function) -> dict[Any, Any]:
@@ -44,22 +43,21 @@ def _same(mod: tvm.IRModule, func: relax.Function) -> dict[Any, Any]:
             size = found[size]
         return size
 
-    for block in func.body.blocks:
-        for binding in block.bindings:
-            if op_name(binding.value) != "relax.call_tir":
-                continue
-            kernel, given = mod[binding.value.args[0]], binding.value.args[1]
-            bound: dict[Any, Any] = {}
-            for param, arg in zip(kernel.params, given.fields, strict=False):
-                for size, own in _pairs(param, arg):
-                    own = known(own)
-                    first = known(bound.setdefault(size, own))
-                    if first.same_as(own):
-                        continue
-                    if isinstance(own, tirx.Var):
-                        found[own] = first
-                    elif isinstance(first, tirx.Var):
-                        found[first] = own
+    for binding in bindings_of(func):
+        if op_name(binding.value) != "relax.call_tir":
+            continue
+        kernel, given = mod[binding.value.args[0]], binding.value.args[1]
+        bound: dict[Any, Any] = {}
+        for param, arg in zip(kernel.params, given.fields, strict=False):
+            for size, own in _pairs(param, arg):
+                own = known(own)
+                first = known(bound.setdefault(size, own))
+                if first.same_as(own):
+                    continue
+                if isinstance(own, tirx.Var):
+                    found[own] = first
+                elif isinstance(first, tirx.Var):
+                    found[first] = own
     return {var: known(var) for var in found}
 
 

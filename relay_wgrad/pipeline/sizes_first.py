@@ -17,9 +17,10 @@ from tvm.sym import Analyzer, ConstIntBound
 from tvm_ffi import structural_hash
 
 from ..conditions import Conditions
+from ..graph.rebuild import rebuilt
+from ..graph.walk import functions_in
 from ..keys import SIZES
 from ..relation import Checks
-from ..transform.raising.walk import rebuilt
 
 _TYPED = re.compile(r"T\.int64\((-?\d+)\)")  # how TVM writes a number of an expression
 
@@ -31,12 +32,11 @@ class SizesFirst:
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module; a function whose sizes are numbers is as it was."""
         bb = relax.BlockBuilder(mod)
-        for var, func in mod.functions_items():
-            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
-                writer = _Writer(bb, mod, str(var.name_hint), func)
-                new = rebuilt(func, writer.block)
-                if writer.changed:
-                    bb.update_func(var, new)
+        for var, func in functions_in(mod):
+            writer = _Writer(bb, mod, str(var.name_hint), func)
+            new = rebuilt(func, writer.block)
+            if writer.changed:
+                bb.update_func(var, new)
         return bb.get()
 
 

@@ -13,8 +13,9 @@ import tvm
 from tvm import relax
 
 from .. import keys
+from ..graph.rebuild import bound, rebuilt, with_first, with_type
+from ..graph.walk import Block, bindings_of, functions_in, result_of, variables_of
 from ..ir import op_name
-from ..transform.raising.walk import variables_of, with_type
 
 _CACHED = "vm.builtin.cuda_graph.get_cached_alloc"  # (function, number): made once for a machine
 _INVOKE = "vm.builtin.invoke_closure"
@@ -30,18 +31,14 @@ class KeepStorages:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module whose functions take their storages from a function that runs once."""
-        out = mod.clone()
-        number = 0
-        for var, func in mod.functions_items():
-            if not isinstance(func, relax.Function):
-                continue
-            kept = _kept([b for block in func.body.blocks for b in block.bindings])
+        out, number = mod.clone(), 0
+        for var, func in functions_in(mod):
+            kept = _kept(bindings_of(func, branches=False))
             if not kept:
                 continue
-            maker = tvm.ir.GlobalVar(f"{var.name_hint}_storages")
             used = _used(func, kept)
             made = _maker(list(kept.values()), used)
-            relax.expr._update_type(maker, made.ty)
+            maker = with_type(tvm.ir.GlobalVar(f"{var.name_hint}_storages"), made.ty)
             out[maker] = made
             out[var] = _taking(func, kept, used, maker, made.ret_ty, number)
             number += 1
@@ -61,13 +58,8 @@ def _kept(bindings: list[Any]) -> dict[Any, Any]:
 
 def _used(func: relax.Function, kept: dict[Any, Any]) -> list[Any]:
     """Those that something mentions which stays."""
-    rest = [
-        variables_of(b.value)
-        for block in func.body.blocks
-        for b in block.bindings
-        if b.var not in kept
-    ]
-    mentioned = {var for found in [*rest, variables_of(func.body.body)] for var in found}
+    rest = [*(b.value for b in bindings_of(func) if b.var not in kept), result_of(func.body)]
+    mentioned = {var for expr in rest for var in variables_of(expr)}
     return [var for var in kept if var in mentioned]
 
 
@@ -84,11 +76,8 @@ class LetGo:
         """The module with such a call in each function that others may call."""
         called = {
             var: func
-            for var, func in mod.functions_items()
-            if isinstance(func, relax.Function)
-            and isinstance(func.body, relax.SeqExpr)
-            and func.attrs is not None
-            and keys.SYMBOL in func.attrs
+            for var, func in functions_in(mod)
+            if func.attrs is not None and keys.SYMBOL in func.attrs
         }
         if not called:
             return mod
@@ -98,11 +87,7 @@ class LetGo:
         for var, func in called.items():
             made = _with_context(_INVOKE, [nothing], out[nothing].ret_ty)
             binding = relax.VarBinding(relax.Var(_NOTHING, made.ty), made)
-            blocks = [relax.BindingBlock([binding]), *func.body.blocks]
-            body = with_type(relax.SeqExpr(blocks, func.body.body), func.body.ty)
-            out[var] = relax.Function(
-                func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span
-            )
+            out[var] = with_first(func, [binding])
         return out
 
 
@@ -150,19 +135,16 @@ def _taking(
 ) -> relax.Function:
     taken = relax.Var("storages", kind)
     call = _with_context(_CACHED, [maker, tvm.tirx.IntImm("int64", number)], kind)
-    blocks = [relax.BindingBlock([relax.VarBinding(taken, call)])]
     places = {var: i for i, var in enumerate(used)}
-    for block in func.body.blocks:
-        bindings = []
-        for binding in block.bindings:
-            if binding.var in places:
-                item = relax.TupleGetItem(taken, places[binding.var])
-                bindings.append(relax.VarBinding(binding.var, item))
-            elif binding.var not in kept:
-                bindings.append(binding)
-        blocks.append(relax.BindingBlock(bindings))
-    body = with_type(relax.SeqExpr(blocks, func.body.body), func.body.ty)
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+    def rewrite(block: Block) -> list[relax.Binding]:
+        return [
+            bound(b, relax.TupleGetItem(taken, places[b.var])) if b.var in places else b
+            for b in block.bindings
+            if b.var in places or b.var not in kept
+        ]
+
+    return with_first(rebuilt(func, rewrite), [relax.VarBinding(taken, call)])
 
 
 def _with_context(name: str, args: list[Any], kind: Any) -> relax.Call:

@@ -15,10 +15,11 @@ from typing import Any
 import tvm
 from tvm import relax, s_tir, tirx
 
+from ..graph.rebuild import rebuilt, with_type
+from ..graph.walk import functions_in
 from ..ir import expressions, op_name
 from ..keys import SYMBOL
 from ..layout_rules.in_layout import attrs_with
-from ..transform.raising.walk import rebuilt, with_type
 
 _CALLS = ("relax.call_tir", "relax.call_tir_inplace")
 
@@ -45,7 +46,7 @@ class Workspaces:
         if not wanted:
             return mod
         for var, func in functions.items():
-            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
+            if isinstance(func, relax.Function):
                 functions[var] = rebuilt(func, lambda block: _given(block, wanted))
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
@@ -54,9 +55,7 @@ def _places(mod: tvm.IRModule) -> dict[Any, int]:
     """Of kernels that are only called with results: parameters that are operands and results."""
     found: dict[Any, int] = {}
     others: set[Any] = set()
-    for _, func in mod.functions_items():
-        if not isinstance(func, relax.Function):
-            continue
+    for _, func in functions_in(mod):
         for part in expressions(func):
             if not isinstance(part, relax.Call):
                 continue

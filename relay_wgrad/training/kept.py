@@ -14,9 +14,10 @@ import tvm
 from tvm import relax
 
 from ..frontend import TrainingGraph
+from ..graph.rebuild import substitute
+from ..graph.walk import bindings_of
 from ..transform import converted_params, converted_results
 from ..transform.depth_forms import Wanted
-from ..transform.substitute import substitute
 from .step import ADJOINT, converted
 
 Axes = Mapping[str, tuple[int, ...]]
@@ -71,7 +72,7 @@ def _given(module: tvm.IRModule, graph: TrainingGraph, axes: Axes) -> tvm.IRModu
                 if old.name in axes:
                     back = [int(a) for a in np.argsort(axes[old.name])]
                     values[old] = bb.emit(relax.op.permute_dims(new, back))
-            for binding in func.body.blocks[0].bindings:
+            for binding in bindings_of(func):
                 value = substitute(binding.value, values)
                 values[binding.var] = bb.emit(value, name_hint=binding.var.name)
             outputs, gradients = (

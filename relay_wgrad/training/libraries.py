@@ -17,6 +17,7 @@ from byoc_cudnn.tuning.versions import arch_of
 
 from .. import keys
 from ..facts import Lowered
+from ..graph.walk import bindings_of, functions_in
 from ..problem import ConvProblem
 from .options import HOPPER, Options
 
@@ -56,16 +57,14 @@ def partitioned(
 
 def library_symbols(mod: tvm.IRModule) -> Iterator[str]:
     """The functions of libraries that a module calls, in the order of the report's entries."""
-    for _, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or _of_a_library(func):
+    for _, func in functions_in(mod, by_name=True):
+        if _of_a_library(func):
             continue
-        for block in func.body.blocks:
-            for binding in block.bindings:
-                value = binding.value
-                if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
-                    called = mod[value.op]
-                    if _of_a_library(called):
-                        yield str(called.attrs[keys.SYMBOL])
+        for value in (binding.value for binding in bindings_of(func)):
+            if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+                called = mod[value.op]
+                if _of_a_library(called):
+                    yield str(called.attrs[keys.SYMBOL])
 
 
 def _of_a_library(func: Any) -> bool:

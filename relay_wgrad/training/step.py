@@ -14,11 +14,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from .. import keys
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
 from ..given import of_type, truth
+from ..graph.rebuild import Writer, substitute, with_bindings
+from ..graph.walk import bindings_of, dataflow_block, functions_in
 from ..pipeline.arena import NAME as ARENA
 from ..pipeline.storages import static_bytes
 from ..transform import grad
@@ -26,8 +27,6 @@ from ..transform.depth_forms import AUTO, Wanted
 from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
-from ..transform.raising.walk import variables_of
-from ..transform.substitute import substitute
 
 ADJOINT = "main_adjoint"
 SCALE = "loss_scale"
@@ -127,53 +126,41 @@ def changes(func: relax.Function) -> int:
     return len(layout_changes(func))
 
 
-def _symbol(func: relax.Function, name: str) -> relax.Function:
-    return func.with_attr(keys.SYMBOL, name)
-
-
 def _with_scaled_loss(module: tvm.IRModule) -> tvm.IRModule:
     """One more parameter and one more result: the scale, and the loss times it."""
     func = module["main"]
     scale = relax.Var(SCALE, relax.TensorType((), "float32"))
-    bb = relax.BlockBuilder()
-    with bb.function("main", [*func.params, scale]):
-        with bb.dataflow():
-            for binding in func.body.blocks[0].bindings:
-                bb.emit_normalized(binding)
-            fields = list(func.body.body.fields)
-            loss = bb.emit_output(relax.op.multiply(fields[0], scale), name_hint="scaled_loss")
-        bb.emit_func_output(relax.Tuple([*fields, loss]))
+    fields = list(func.body.body.fields)
+    writer = Writer(dataflow_block(func), bindings_of(func))
+    loss = writer.output("scaled_loss", relax.op.multiply(fields[0], scale))
     out = module.clone()
     del out["main"]  # its GlobalVar has the old type
-    out["main"] = _symbol(bb.get()["main"], "main")
+    out["main"] = with_bindings(
+        func, writer.bindings, params=[*func.params, scale], result=relax.Tuple([*fields, loss])
+    )
     return out
 
 
 def _unscaled(func: relax.Function) -> relax.Function:
     """The gradients divided by the scale; the scaled loss is no longer among the results."""
     scale = func.params[-1]
-    bb = relax.BlockBuilder()
     outputs, gradients = func.body.body.fields
+    writer = Writer(dataflow_block(func))
     inner: dict[relax.Var, Any] = {}  # gradients are no results any more
-    with bb.function(ADJOINT, list(func.params)):
-        with bb.dataflow():
-            for binding in func.body.blocks[0].bindings:
-                # A gradient may be that of two parameters: then one is a name for the other.
-                value = substitute(binding.value, inner)
-                if binding.var in gradients.fields:
-                    inner[binding.var] = bb.emit(value, name_hint=binding.var.name)
-                elif any(v in inner for v in variables_of(binding.value)):
-                    bb.emit_normalized(relax.VarBinding(binding.var, bb.normalize(value)))
-                else:
-                    bb.emit_normalized(binding)
-            inverse = bb.emit(relax.op.divide(relax.const(1.0, "float32"), scale))
-            divided = [
-                bb.emit_output(relax.op.multiply(inner.get(g, g), inverse))
-                for g in gradients.fields
-            ]
-        kept = relax.Tuple(list(outputs.fields)[:-1])
-        bb.emit_func_output(relax.Tuple([kept, relax.Tuple(divided)]))
-    return _symbol(bb.get()[ADJOINT], ADJOINT)
+    for binding in bindings_of(func):
+        if binding.var in gradients.fields:
+            # A gradient may be that of two parameters: then one is a name for the other.
+            value = substitute(binding.value, inner)
+            inner[binding.var] = writer.emit(binding.var.name, value, binding.span)
+        else:
+            writer.keep(binding, inner)
+    inverse = writer.emit("inverse", relax.op.divide(relax.const(1.0, "float32"), scale))
+    divided = [
+        writer.output(f"{g.name}_unscaled", relax.op.multiply(inner.get(g, g), inverse))
+        for g in gradients.fields
+    ]
+    result = relax.Tuple([relax.Tuple(list(outputs.fields)[:-1]), relax.Tuple(divided)])
+    return with_bindings(func, writer.bindings, result=result)
 
 
 @tvm.instrument.pass_instrument
@@ -191,10 +178,7 @@ class PlannedMemory:
         """Reads the plan where it has just been made, and where it has been packed."""
         if str(info.name) not in ("StaticPlanBlockMemory", ARENA):
             return
-        for var, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                self.bytes[str(var.name_hint)] = sum(
-                    static_bytes(binding.value) or 0
-                    for block in func.body.blocks
-                    for binding in block.bindings
-                )
+        for var, func in functions_in(mod):
+            self.bytes[str(var.name_hint)] = sum(
+                static_bytes(binding.value) or 0 for binding in bindings_of(func)
+            )

@@ -12,7 +12,7 @@ reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +22,17 @@ from tvm import relax
 from .. import keys
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
-from ..ir import op_name
+from ..graph.rebuild import Writer, substitute, with_bindings
+from ..graph.view import Graph
+from ..graph.walk import bindings_of, dataflow_block
+from ..ir import bytes_of, op_name
 from ..ops.elementwise import RELAX
 from ..transform import grad
-from ..transform.checkpoint import bytes_of
 from ..transform.depth_forms import Wanted
 from ..transform.grad_paths import NO_GRAD
 from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
-from ..transform.substitute import substitute
 from .step import ADJOINT, converted
 
 FORWARD, BACKWARD, DIRECTION = "main_forward", ADJOINT, "output_gradient"
@@ -111,15 +112,10 @@ def two_parts(
 def _reached(graph: TrainingGraph, wrt: Sequence[str]) -> tuple[str, ...]:
     """Those of the names whose values the first result depends on, by a way that has a gradient."""
     func = graph.main
-    values = {b.var: b.value for block in func.body.blocks for b in block.bindings}
-    stack, seen = [func.body.body.fields[0]], set[Any]()
-    while stack:
-        var = stack.pop()
-        if var in seen:
-            continue
-        seen.add(var)
-        if var in values and op_name(values[var]) != NO_GRAD:
-            stack.extend(relax.analysis.free_vars(values[var]))
+    view = Graph(func)
+    seen = view.needed_for(
+        [func.body.body.fields[0]], lambda var: op_name(view.value.get(var)) != NO_GRAD
+    )
     names = {var.name for var in func.params if var in seen}
     return tuple(name for name in wrt if name in names)
 
@@ -129,29 +125,29 @@ def _with_direction(module: tvm.IRModule) -> tvm.IRModule:
     func = module["main"]
     fields = list(func.body.body.fields)
     direction = relax.Var(DIRECTION, fields[0].ty)
-    bb = relax.BlockBuilder()
-    with bb.function("main", [*func.params, direction]):
-        with bb.dataflow():
-            for binding in func.body.blocks[0].bindings:
-                bb.emit_normalized(binding)
-            product = bb.emit(relax.op.multiply(fields[0], direction))
-            target = product if not fields[0].ty.ndim else relax.op.sum(product)
-            scalar = bb.emit_output(target, name_hint="product")
-        bb.emit_func_output(relax.Tuple([*fields, scalar]))
+    writer = Writer(dataflow_block(func), bindings_of(func))
+    product = relax.op.multiply(fields[0], direction)
+    if fields[0].ty.ndim:
+        product = relax.op.sum(writer.emit("products", product))
+    scalar = writer.output("product", product)
     out = module.clone()
     del out["main"]  # its GlobalVar has the old type
-    out["main"] = bb.get()["main"].with_attr(keys.SYMBOL, "main")
+    out["main"] = with_bindings(
+        func, writer.bindings, params=[*func.params, direction],
+        result=relax.Tuple([*fields, scalar]),
+    )  # fmt: skip
     return out
 
 
 def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
     """The adjoint of a function with a direction in two; `count`: of the graph's outputs."""
     func = relax.transform.CanonicalizeBindings()(module)[ADJOINT]
-    values = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    graph = Graph(func)
+    values = {binding.var: binding.value for binding in graph.bindings}
     results, gradients = (list(field.fields) for field in func.body.body.fields)
     outputs = results[:count]
-    forward = _needed(outputs, values, frozenset())
-    backward = _needed(gradients, values, forward)
+    forward = _needed(outputs, graph, frozenset())
+    backward = _needed(gradients, graph, forward)
     # A part of a tuple is as good as made.
     for var in values:
         value = values[var]
@@ -159,9 +155,12 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
         if is_part and value.tuple_value in forward:
             forward.add(var)
             backward.discard(var)
-    kept, again = _kept(values, forward, backward, gradients, func)
+    kept, again = _kept(graph, values, forward, backward, gradients)
     backward |= again
-    given = [var for var in func.params[:-1] if _is_read(var, backward, values, gradients)]
+    given = [
+        var for var in func.params[:-1]
+        if var in gradients or any(user.var in backward for user in graph.users_of(var))
+    ]  # fmt: skip
     sources = [Source("argument", func.params.index(var)) for var in given]
     saved: list[Any] = []
     for var in kept:
@@ -186,51 +185,35 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
     return TwoParts(parts, count, tuple(sources), wrt)
 
 
-def _needed(wanted: Sequence[Any], values: dict[Any, Any], known: Any) -> set[Any]:
+def _needed(wanted: Sequence[Any], graph: Graph, known: Collection[Any]) -> set[Any]:
     """The variables, of those with a value and not `known`, that `wanted` are made of."""
-    found: set[Any] = set()
-    stack = [var for expr in wanted for var in relax.analysis.free_vars(expr)]
-    while stack:
-        var = stack.pop()
-        if var in found or var in known or var not in values:
-            continue
-        found.add(var)
-        stack.extend(relax.analysis.free_vars(values[var]))
-    return found
-
-
-def _is_read(var: Any, users: set[Any], values: dict[Any, Any], results: Sequence[Any]) -> bool:
-    return any(var.same_as(v) for v in results) or any(
-        var.same_as(v) for user in users for v in relax.analysis.free_vars(values[user])
-    )
+    found = graph.needed_for(wanted, lambda var: var not in known)
+    return {var for var in found if var in graph.index and var not in known}
 
 
 def _kept(
+    graph: Graph,
     values: dict[Any, Any],
     forward: set[Any],
     backward: set[Any],
     gradients: Sequence[Any],
-    func: relax.Function,
 ) -> tuple[list[Any], set[Any]]:
     """(forward variables that the backward part is given, those that it computes again)."""
     readers: dict[Any, list[str]] = {}
-    for user in backward:
-        for var in relax.analysis.free_vars(values[user]):
-            if var in forward:
-                readers.setdefault(var, []).append(op_name(values[user]))
-    for var in gradients:
-        if var in forward:
-            readers.setdefault(var, []).append("")
+    for var in forward:
+        found = [op_name(user.value) for user in graph.users_of(var) if user.var in backward]
+        found += [""] if var in gradients else []
+        if found:
+            readers[var] = found
     kept = {
         var for var, ops in readers.items()
         if not isinstance(values[var], relax.Tuple)
         and not (op_name(values[var]) in _ELEMENTWISE and all(op in _FUSING for op in ops))
     }  # fmt: skip
     again: set[Any] = set()
-    params = set(func.params)
     for var in values:  # in the order of the program, so that operands are decided first
         if var in readers and var not in kept:
-            made = _chain(var, values, kept, params)
+            made = _chain(var, values, kept, graph.params)
             if made is None:
                 kept.add(var)
             else:
@@ -238,7 +221,7 @@ def _kept(
                 again |= made[1]
     again -= kept
     # What was made again for one may have been kept for another since, or be needed no more.
-    again = _needed(gradients, values, kept) & again
+    again = _needed(gradients, graph, kept) & again
     for var in kept:
         if not isinstance(var.ty, relax.TensorType):
             raise ValueError(f"two_parts: the backward part reads {var.name!r}, which is {var.ty}")

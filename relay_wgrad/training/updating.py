@@ -13,6 +13,7 @@ from tvm.relax.training.optimizer import SGD, Adam, MomentumSGD
 
 from .. import keys
 from ..frontend import TrainingGraph
+from ..graph.walk import bindings_of
 from .update import Update, rates_type
 
 CLIP, UPDATE, ACCUMULATE = "step_clip", "optimizer", "step_accumulate"
@@ -144,7 +145,7 @@ class Updating:
         counts: so the choice is part of the kernel that computes the value."""
         bb, func = self.bb, self._rule()
         params, gradients, state = func.params
-        bindings = list(func.body.blocks[0].bindings)
+        bindings = bindings_of(func)
         values: Mapping[Any, Any] = {b.var: b.value for b in bindings}
         results: Sequence[Any] = func.body.body.fields
         before: dict[Any, tuple[Any, int]] = {}

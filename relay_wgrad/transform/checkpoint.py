@@ -16,8 +16,6 @@ the least that can be kept up to each of them with all earlier regions within B;
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +23,11 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from .substitute import substitute
+from ..graph.rebuild import Writer, with_bindings
+from ..graph.view import Graph
+from ..graph.walk import bindings_of, dataflow_block
+from ..ir import bytes_of
 from .surface import check_relax_module
-
-_BITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -40,26 +39,11 @@ class Cut:
     bytes: int
 
 
-def bytes_of(ty: Any) -> int:
-    """The bytes of a tensor or a tuple of tensors; 0 where a size is symbolic."""
-    if isinstance(ty, relax.TupleType):
-        return sum(bytes_of(field) for field in ty.fields)
-    shape = ty.shape
-    if not isinstance(shape, relax.ShapeExpr):
-        return 0
-    try:
-        count = math.prod(int(d) for d in shape.values)
-    except TypeError:  # a symbolic size
-        return 0
-    bits = _BITS.search(str(ty.dtype))
-    return count * int(bits[0]) // 8 if bits else count
-
-
 def _block(func: relax.Function, fn: str) -> Any:
-    blocks = func.body.blocks if isinstance(func, relax.Function) else []
-    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+    block = dataflow_block(func)
+    if block is None:
         raise ValueError(f"checkpoint: {fn!r} must be a function of one dataflow block")
-    return blocks[0]
+    return block
 
 
 def _dependent(
@@ -70,7 +54,10 @@ def _dependent(
     data = {p for p in func.params if p.name in inputs}
     last: dict[Any, int] = {}
     made: dict[Any, int] = dict.fromkeys(data, -1)
-    needed = _needed(func, block)
+    # What the loss, the result or its first field, depends on.
+    result = func.body.body
+    loss = result.fields[0] if isinstance(result, relax.Tuple) else result
+    needed = Graph(func).needed_for([loss])
     for index, binding in enumerate(block.bindings):
         if binding.var not in needed:  # running statistics, say: nothing of them is recomputed
             continue
@@ -107,16 +94,6 @@ def cut_vertices(func: relax.Function, inputs: Sequence[str]) -> list[Cut]:
         if live == {var} and isinstance(var.ty, relax.TensorType):
             cuts.append(Cut(var, index, bytes_of(var.ty)))
     return cuts
-
-
-def _needed(func: relax.Function, block: Any) -> set[Any]:
-    """The variables on which the loss depends: the result, or its first field."""
-    result = func.body.body
-    needed = {result.fields[0] if isinstance(result, relax.Tuple) else result}
-    for binding in reversed(block.bindings):
-        if binding.var in needed:
-            needed.update(relax.analysis.free_vars(binding.value))
-    return needed
 
 
 def choose(func: relax.Function, cuts: Sequence[Cut], inputs: Sequence[str]) -> list[Cut]:
@@ -218,32 +195,21 @@ def checkpoint(
 
 def _marked(func: relax.Function, cuts: Sequence[Cut]) -> relax.Function:
     """`func` with each cut's tensor ending one region and starting the next."""
-    final = cuts[-1].index
-    bb = relax.BlockBuilder()
-    value: dict[Any, Any] = {}
-    at = {cut.index: cut for cut in cuts}
+    writer, final = Writer(dataflow_block(func)), cuts[-1].index
+    value: dict[relax.Var, relax.Var] = {}
+    at = {cut.index: cut.var for cut in cuts}
 
-    def mark(var: Any, index: int) -> Any:
-        ended = var if index == -1 else bb.emit(relax.op.grad.end_checkpoint(var))
+    def mark(var: relax.Var, index: int) -> None:
+        ended = var if index == -1 else writer.emit("ended", relax.op.grad.end_checkpoint(var))
         # The start is what has the tensor itself kept.  What follows the last cut is used in the
         # backward part at once: it hangs on the end alone, and so is kept too.
-        started = bb.emit(relax.op.grad.start_checkpoint(ended))
-        return ended if index == final else started
+        started = writer.emit("started", relax.op.grad.start_checkpoint(ended))
+        value[var] = ended if index == final else started
 
-    def new(expr: Any) -> Any:
-        return substitute(expr, value)
-
-    with bb.function("main", list(func.params)):
-        with bb.dataflow():
-            if -1 in at:
-                value[at[-1].var] = mark(at[-1].var, -1)
-            for index, binding in enumerate(func.body.blocks[0].bindings):
-                emit = bb.emit if isinstance(binding.var, relax.DataflowVar) else bb.emit_output
-                made = emit(new(binding.value), name_hint=binding.var.name)
-                value[binding.var] = mark(made, index) if index in at else made
-            result = new(func.body.body)
-        bb.emit_func_output(result)
-    made = bb.get()["main"]
-    for key, attribute in (func.attrs or {}).items():
-        made = made.with_attr(key, attribute)
-    return made
+    if -1 in at:
+        mark(at[-1], -1)
+    for index, binding in enumerate(bindings_of(func)):
+        writer.keep(binding, value)
+        if index in at:
+            mark(binding.var, index)
+    return with_bindings(func, writer.bindings)

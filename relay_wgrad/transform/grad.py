@@ -14,17 +14,19 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.ir import Op
-from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from .. import registry
 from ..given import truth
-from ..ir import op_name
+from ..graph.rebuild import Writer, bound, rebuilt, with_bindings, with_params
+from ..graph.walk import Block, bindings_of, blocks_of, dataflow_block, functions_in
+from ..ir import expressions, op_name
 from ..keys import SYMBOL
 from .grad_paths import prepared, stops_known, unable, without_stops
 from .grad_types import check_partials
 from .size_checks import check_of, checked
 from .surface import ModulePass, check_relax_module
+
+_TRANSPOSE = "relax.permute_dims"
 
 
 def grad(
@@ -111,37 +113,25 @@ def Gradient(  # noqa: N802 - a pass, named as the stock one
 
 
 def _lookup(mod: tvm.IRModule, fn: str) -> relax.Function:
-    found = {gv.name_hint: f for gv, f in mod.functions_items()}
-    func = found.get(fn)
-    if not isinstance(func, relax.Function):
-        names = ", ".join(sorted(n for n, f in found.items() if isinstance(f, relax.Function)))
+    found = {gv.name_hint: func for gv, func in functions_in(mod, by_name=True)}
+    if fn not in found:
+        names = ", ".join(found)
         raise ValueError(f"grad: the module has no Relax function {fn!r}; it has: {names}")
-    return func
+    return found[fn]
 
 
-@visitor
-class _Calls(PyExprVisitor):
-    """Names of the module's functions that are called, or used, other than by call_tir."""
-
-    def __init__(self, mod: tvm.IRModule) -> None:
-        super().__init__()
-        self.mod = mod
-        self.found: list[str] = []
-
-    def visit_call_(self, op: relax.Call) -> None:
-        callee = op.op
-        if isinstance(callee, tvm.ir.GlobalVar) and isinstance(self.mod[callee], relax.Function):
-            self.found.append(callee.name_hint)
-        elif isinstance(callee, relax.Var):
-            self.found.append(callee.name)
-        for arg in op.args:
-            self.visit_expr(arg)
+def _called(mod: tvm.IRModule, func: relax.Function) -> list[str]:
+    """Names of the functions that are called other than by call_tir."""
+    callees = [part.op for part in expressions(func) if isinstance(part, relax.Call)]
+    named = [
+        c.name_hint for c in callees
+        if isinstance(c, tvm.ir.GlobalVar) and isinstance(mod[c], relax.Function)
+    ]  # fmt: skip
+    return sorted({*named, *(c.name for c in callees if isinstance(c, relax.Var))})
 
 
 def _check_calls(mod: tvm.IRModule, fn: str, func: relax.Function, inline: bool) -> relax.Function:
-    visitor_ = _Calls(mod)
-    visitor_.visit_expr(func)
-    called = sorted(set(visitor_.found))
+    called = _called(mod, func)
     if not called:
         return func
     if not inline:
@@ -149,25 +139,17 @@ def _check_calls(mod: tvm.IRModule, fn: str, func: relax.Function, inline: bool)
             f"grad: {fn!r} calls the Relax function(s) {', '.join(called)}, whose gradient the"
             " stock pass silently takes to be zero; pass inline=True to inline them first"
         )
-    functions = {
-        gv.name_hint: f
-        for gv, f in mod.functions_items()
-        if isinstance(f, relax.Function) and gv.name_hint != fn
-    }
+    functions = {gv.name_hint: f for gv, f in functions_in(mod) if gv.name_hint != fn}
     inlined = _inline(func, functions)
-    visitor_ = _Calls(mod)
-    visitor_.visit_expr(inlined)
-    if visitor_.found:
-        raise ValueError(
-            f"grad: calls that cannot be inlined into {fn!r}: {', '.join(sorted(visitor_.found))}"
-        )
+    if left := _called(mod, inlined):
+        raise ValueError(f"grad: calls that cannot be inlined into {fn!r}: {', '.join(left)}")
     return inlined
 
 
 def _check_block(fn: str, func: relax.Function) -> None:
     """Raises for a body that is not one dataflow block, with what it has instead."""
     rule = f"grad: the body of {fn!r} must be one dataflow block, but it has"
-    blocks = list(func.body.blocks) if isinstance(func.body, relax.SeqExpr) else []
+    blocks = list(blocks_of(func))
     for block in blocks:
         if isinstance(block, relax.DataflowBlock):
             continue
@@ -213,24 +195,19 @@ def _check_target(fn: str, func: relax.Function, index: int) -> None:
         )
 
 
-@mutator
-class _ScalarTransposes(PyExprMutator):
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
-        if call.op == Op.get("relax.permute_dims") and call.args[0].ty.ndim == 0:
-            return call.args[0]
-        return call
-
-
 def _without_scalar_transposes(func: relax.Function) -> relax.Function:
     """Stock ConvertLayout leaves permute_dims of the scalar loss, at which stock Gradient fails."""
-    transpose = Op.get("relax.permute_dims")
-    for block in func.body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, relax.Call) and value.op == transpose and binding.var.ty.ndim == 0:
-                return _ScalarTransposes().visit_expr(func)
-    return func
+
+    def is_one(binding: relax.Binding) -> bool:
+        return op_name(binding.value) == _TRANSPOSE and binding.var.ty.ndim == 0
+
+    def rewrite(block: Block) -> list[relax.Binding] | None:
+        bindings = list(block.bindings)
+        if not any(map(is_one, bindings)):
+            return None
+        return [bound(b, b.value.args[0]) if is_one(b) else b for b in bindings]
+
+    return rebuilt(func, rewrite)
 
 
 def _is_float(ty: relax.Type) -> bool:
@@ -303,14 +280,14 @@ def _first(
     target = result.fields[target_index] if isinstance(result, relax.Tuple) else result
     func = prepared(func, params, target)
     check_partials(fn, func, params)
-    work[fn] = _with_params(func, [*func.params, *sizes])
+    work[fn] = with_params(func, [*func.params, *sizes])
     try:
         with stops_known():
             adjoint = relax.transform.Gradient(fn, params, target_index)(work)[f"{fn}_adjoint"]
     except tvm.error.InternalError as error:
         reason = _reason(func, params, error)
         raise ValueError(f"grad: {fn!r} cannot be differentiated: {reason}") from error
-    adjoint = _with_params(adjoint, adjoint.params[: len(func.params)])
+    adjoint = with_params(adjoint, adjoint.params[: len(func.params)])
     return adjoint.with_attr(SYMBOL, name)
 
 
@@ -322,7 +299,7 @@ def _reason(func: relax.Function, params: list[relax.Var], error: Exception) -> 
         found = unable(func, params)
         where = f"at {found[0]}: {found[1]}" if found else text.partition("\n")[0]
         return f"TVM's gradient fails {where}" if found else f"TVM's gradient fails: {where}"
-    for binding in func.body.blocks[0].bindings:
+    for binding in bindings_of(func):
         value = binding.value
         if op_name(value) == missing[1]:
             names = [a.global_symbol for a in value.args if isinstance(a, relax.ExternFunc)]
@@ -332,10 +309,6 @@ def _reason(func: relax.Function, params: list[relax.Var], error: Exception) -> 
                 " (no FPrimalGradient rule)"
             )
     return f"{missing[1]} has no gradient (no FPrimalGradient rule)"
-
-
-def _with_params(func: relax.Function, params: Sequence[relax.Var]) -> relax.Function:
-    return relax.Function(list(params), func.body, func.ret_ty, func.is_pure, func.attrs, func.span)
 
 
 def _alone(function_pass: tvm.transform.Pass, func: relax.Function) -> relax.Function:
@@ -355,22 +328,22 @@ def _contract(
     directions = [relax.Var(f"{adjoint.params[i].name}_d{k}", adjoint.params[i].ty) for i in wanted]
     doubles = any(str(d.ty.dtype) == "float64" for d in directions)
     wide = "float64" if doubles else "float32"
-    bb = relax.BlockBuilder()
-    with bb.function("f", [*adjoint.params, *directions]):
-        with bb.dataflow():
-            for binding in adjoint.body.blocks[0].bindings:
-                bb.emit_normalized(binding)
-            total = None
-            for partial, direction in zip(adjoint.body.body[1], directions, strict=True):
-                # Half-precision terms are summed in float32, and terms of all dtypes together.
-                factors = [partial, direction]
-                if str(direction.ty.dtype) != wide:
-                    factors = [bb.emit(relax.op.astype(v, wide)) for v in factors]
-                term = bb.emit(relax.op.sum(relax.op.multiply(*factors)))
-                total = term if total is None else bb.emit(relax.op.add(total, term))
-            out = bb.emit_output(total)
-        bb.emit_func_output(out)
-    func = _alone(relax.transform.CanonicalizeBindings(), bb.get()["f"])
+    writer, terms = Writer(dataflow_block(adjoint), bindings_of(adjoint)), list[relax.Var]()
+    for partial, direction in zip(adjoint.body.body[1], directions, strict=True):
+        # Half-precision terms are summed in float32, and terms of all dtypes together.
+        factors = [partial, direction]
+        if str(direction.ty.dtype) != wide:
+            factors = [writer.emit("wide", relax.op.astype(v, wide)) for v in factors]
+        product = writer.emit("product", relax.op.multiply(*factors))
+        terms.append(writer.emit("term", relax.op.sum(product)))
+    total, *rest = terms
+    for term in rest:
+        total = writer.emit("total", relax.op.add(total, term))
+    out = writer.output("contracted", total)
+    made = with_bindings(
+        adjoint, writer.bindings, params=[*adjoint.params, *directions], result=out
+    )
+    func = _alone(relax.transform.CanonicalizeBindings(), made)
     func = relax.utils.copy_with_new_vars(func)
     return func, [func.params[i] for i in wanted]
 

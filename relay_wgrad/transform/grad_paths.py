@@ -16,10 +16,10 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
+from ..graph.rebuild import Writer, bound, normal, substitute, with_bindings
+from ..graph.walk import bindings_of, dataflow_block
 from ..ir import op_name
 from ..ops import auxiliary
-from .raising.walk import with_type
-from .substitute import substitute
 
 NO_GRAD = "relax.grad.no_grad"
 _CONCAT = "relax.concat"
@@ -41,7 +41,7 @@ def flowing(bindings: Iterable[Any], wanted: Iterable[relax.Var]) -> set[relax.V
 
 def without_gradient(func: relax.Function, wanted: Iterable[relax.Var], target: Any) -> Any:
     """The last binding between `wanted` and `target` whose op has no gradient, or None."""
-    bindings = list(func.body.blocks[0].bindings)
+    bindings = bindings_of(func)
     through = flowing(bindings, wanted)
     needed = {target}
     for binding in reversed(bindings):
@@ -60,62 +60,37 @@ def prepared(func: relax.Function, wanted: Iterable[relax.Var], target: Any) -> 
 
     The values are the same; the one given is not changed.
     """
-    block = func.body.blocks[0]
+    block = dataflow_block(func)
     through = {*flowing(block.bindings, wanted), target}
-    builder = relax.BlockBuilder()
-    made: set[relax.Var] = set()
-    cut: dict[relax.Var, relax.Var] = {}
-    bindings: list[Any] = []
-
-    def bind(var: relax.Var, value: Any) -> None:
-        bindings.append(relax.VarBinding(var, builder.normalize(value)))
-
+    writer, made, cut = Writer(block), set[relax.Var](), dict[relax.Var, relax.Var]()
     for binding in block.bindings:
         value = _joined(binding.value) if isinstance(binding, relax.VarBinding) else binding.value
-        changed = value is not binding.value
-        if binding.var in through:
-            for var in relax.analysis.free_vars(value):
-                stops = var in made and var not in through and isinstance(var.ty, relax.TensorType)
-                if stops and _has_float(var.ty) and var not in cut:
-                    cut[var] = relax.DataflowVar(f"{var.name}_fixed", var.ty)
-                    bind(cut[var], relax.op.grad.no_grad(var))
-            here = {v: cut[v] for v in relax.analysis.free_vars(value) if v in cut}
-            if here:
-                value, changed = substitute(value, here), True
+        here: dict[relax.Var, relax.Var] = {}
+        for var in relax.analysis.free_vars(value) if binding.var in through else ():
+            stops = var in made and var not in through and isinstance(var.ty, relax.TensorType)
+            if stops and _has_float(var.ty):
+                if var not in cut:
+                    cut[var] = writer.emit(f"{var.name}_fixed", relax.op.grad.no_grad(var))
+                here[var] = cut[var]
         made.add(binding.var)
-        if changed:
-            bind(binding.var, value)
-        else:
-            bindings.append(binding)
-    if not cut and len(bindings) == len(block.bindings) and all(
-        a is b for a, b in zip(bindings, block.bindings, strict=True)
-    ):  # fmt: skip
-        return func
-    return _with_bindings(func, bindings)
+        writer.keep(bound(binding, value), here)
+    return with_bindings(func, writer.bindings)
 
 
 def without_stops(func: relax.Function) -> relax.Function:
     """`func` without its `no_grad`s: identities, once nothing is to be differentiated."""
-    block = func.body.blocks[0]
-    if not any(op_name(b.value) == NO_GRAD for b in block.bindings):
+    if not any(op_name(b.value) == NO_GRAD for b in bindings_of(func)):
         return func
-    builder = relax.BlockBuilder()
-    same: dict[relax.Var, Any] = {}
-    bindings: list[Any] = []
-    for binding in block.bindings:
+    writer, same = Writer(dataflow_block(func)), dict[relax.Var, Any]()
+    for binding in bindings_of(func):
         value = binding.value
-        if any(v in same for v in relax.analysis.free_vars(value)):
-            value = substitute(value, same)
         if op_name(value) == NO_GRAD:
-            value = value.args[0]
+            value = substitute(value.args[0], same)
             if isinstance(binding.var, relax.DataflowVar):
                 same[binding.var] = value
                 continue
-        if value is not binding.value:
-            bindings.append(relax.VarBinding(binding.var, builder.normalize(value)))
-        else:
-            bindings.append(binding)
-    return _with_bindings(func, bindings)
+        writer.keep(bound(binding, value), same)
+    return with_bindings(func, writer.bindings)
 
 
 @contextlib.contextmanager
@@ -134,7 +109,7 @@ def stops_known() -> Iterator[None]:
 
 def unable(func: relax.Function, wanted: Iterable[relax.Var]) -> tuple[str, str] | None:
     """(variable and op, the reason) of the first binding whose own gradient fails, or None."""
-    bindings = list(func.body.blocks[0].bindings)
+    bindings = bindings_of(func)
     through = flowing(bindings, wanted)
     for binding in bindings:
         name = op_name(binding.value)
@@ -166,18 +141,14 @@ def _alone(value: relax.Call, through: set[relax.Var]) -> str:
     return ""
 
 
-def _with_bindings(func: relax.Function, bindings: list[Any]) -> relax.Function:
-    block = relax.DataflowBlock(bindings)
-    body = with_type(relax.SeqExpr([block], func.body.body), func.body.ty)
-    return relax.Function(list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span)
-
-
 def _joined(value: Any) -> Any:
     """A concatenation of one tensor is the tensor."""
     if op_name(value) != _CONCAT or len(value.args[0].ty.fields) != 1:
         return value
     parts = value.args[0]
-    return parts.fields[0] if isinstance(parts, relax.Tuple) else relax.TupleGetItem(parts, 0)
+    return (
+        parts.fields[0] if isinstance(parts, relax.Tuple) else normal(relax.TupleGetItem(parts, 0))
+    )
 
 
 def _has_float(ty: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from ..graph.walk import bindings_of
 from ..ir import op_name
 from .grad_paths import NO_GRAD, flowing
 
@@ -24,7 +25,7 @@ def check_partials(fn: str, func: relax.Function, wanted: list[relax.Var]) -> No
     ValueError : naming operator, operand and both types, where shapes or dtypes are known to
         differ.  A rule that fails is left to the stock pass.
     """
-    bindings = list(func.body.blocks[0].bindings)
+    bindings = bindings_of(func)
     through = flowing(bindings, wanted)
     builder = relax.BlockBuilder()
     wrong: list[str] = []

@@ -19,16 +19,18 @@ In either case, where a convolution made the gradient, the mask becomes part of 
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 import tvm_ffi
 from tvm import relax
 
+from ..graph.match import Constant, call, match
+from ..graph.rebuild import normal, with_bindings, without_unused
+from ..graph.view import Graph
+from ..graph.walk import dataflow_block
 from ..ir import op_name
-from .norm_graph import Graph, block_of
 
 _FORWARD, _BACKWARD = "relax.nn.max_pool2d", "relax.grad.max_pool2d_backward"
+_MASK = call("relax.where", call("relax.less_equal", "y", 0.0), Constant("zero", 0.0), "g")
 _Rows = dict[relax.Var, list[relax.VarBinding]]
 
 
@@ -38,19 +40,18 @@ def masks_early(mod: tvm.IRModule, fn: str) -> tvm.IRModule:
     Another function, or one without such masks, stays as it is.
     """
     func = mod[fn]
-    if block_of(func) is None:
+    if dataflow_block(func) is None:
         return mod
     for rule in (_before_splits, _before_poolings):
-        graph = Graph(func, ())
+        graph = Graph(func)
         rows = rule(graph)
         if rows:
             bindings = [row for b in graph.bindings for row in rows.get(b.var, [b])]
-            body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
-            func = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+            func = with_bindings(func, bindings)
     if func.same_as(mod[fn]):
         return mod
     out = mod.clone()
-    out[fn] = relax.analysis.remove_all_unused(func)
+    out[fn] = without_unused(func)
     return out
 
 
@@ -59,11 +60,11 @@ def _before_poolings(graph: Graph) -> _Rows:
     pooled = [b for b in graph.bindings if op_name(b.value) == _FORWARD]
     rows: _Rows = {}
     for binding in graph.bindings:
-        mask = _mask(graph, binding.value)
+        mask = _mask(graph, binding.var)
         if mask is None or (backward := graph.call(mask[2], _BACKWARD)) is None:
             continue
         y, zero, dy = mask
-        if not y.same_as(backward.args[1]) or graph.only_users(dy) != [binding.var]:
+        if not y.same_as(backward.args[1]) or not graph.only_use(dy):
             continue
         for made in pooled:
             same = made.value.args[0].same_as(y) and tvm_ffi.structural_equal(
@@ -106,21 +107,19 @@ def _before_splits(graph: Graph) -> _Rows:
 
 def _fields(graph: Graph, split: relax.Var) -> list[relax.Var] | None:
     """The variables of a split's parts in order, if they are all that reads it, each once."""
-    users = graph.only_users(split)
-    count = len(split.ty.fields)
-    if users is None or len(users) != count:
-        return None
-    at = {graph.value[u].index: u for u in users if isinstance(graph.value[u], relax.TupleGetItem)}
-    return [at[i] for i in range(count)] if len(at) == count else None
+    count, uses = len(split.ty.fields), graph.uses.get(split, ())
+    at = dict(graph.fields_of(split))
+    apart = isinstance(split, relax.DataflowVar) and not graph.is_whole(split)
+    return [at[i] for i in range(count)] if apart and len(uses) == len(at) == count else None
 
 
 def _mask_of(graph: Graph, part: relax.Var) -> tuple[relax.Var, relax.Var, relax.Expr] | None:
     """(the masked gradient, what the mask compares, zero), if that is all that reads a part."""
-    users = graph.only_users(part)
-    if users is None or len(users) != 1:
+    user = graph.sole_use(part)
+    if user is None or not isinstance(part, relax.DataflowVar):
         return None
-    mask = _mask(graph, graph.value[users[0]])
-    return (users[0], mask[0], mask[1]) if mask is not None and mask[2].same_as(part) else None
+    mask = _mask(graph, user.var)
+    return (user.var, mask[0], mask[1]) if mask is not None and mask[2].same_as(part) else None
 
 
 def _joins(graph: Graph, join: relax.VarBinding, parts: list[relax.Var], split: relax.Call) -> bool:
@@ -138,16 +137,12 @@ def _joins(graph: Graph, join: relax.VarBinding, parts: list[relax.Var], split: 
     )
 
 
-def _mask(graph: Graph, value: Any) -> tuple[relax.Var, relax.Expr, relax.Var] | None:
+def _mask(graph: Graph, var: relax.Expr) -> tuple[relax.Var, relax.Expr, relax.Var] | None:
     """(y, 0, g) of where(y <= 0, 0, g)."""
-    if op_name(value) != "relax.where":
+    found = match(graph, _MASK, var)
+    if not found or not all(isinstance(found[name], relax.Var) for name in "yg"):
         return None
-    low, zero, g = value.args
-    compared = graph.call(low, "relax.less_equal")
-    if compared is None or not (_is_zero(zero) and _is_zero(compared.args[1])):
-        return None
-    y = compared.args[0]
-    return (y, zero, g) if isinstance(y, relax.Var) and isinstance(g, relax.Var) else None
+    return found["y"], found["zero"], found["g"]
 
 
 def _masked(y: relax.Var, zero: relax.Expr, g: relax.Expr) -> list[relax.VarBinding]:
@@ -157,14 +152,9 @@ def _masked(y: relax.Var, zero: relax.Expr, g: relax.Expr) -> list[relax.VarBind
 
 
 def _new(name: str, value: relax.Expr) -> relax.VarBinding:
-    value = relax.BlockBuilder().normalize(value)
+    value = normal(value)
     return relax.VarBinding(relax.DataflowVar(name, value.ty), value)
 
 
 def _bound(var: relax.Var, value: relax.Expr) -> relax.VarBinding:
-    return relax.VarBinding(var, relax.BlockBuilder().normalize(value))
-
-
-def _is_zero(expr: Any) -> bool:
-    constant = isinstance(expr, tvm.ir.Constant) and expr.ty.ndim == 0
-    return constant and bool(expr.value.numpy() == 0)
+    return relax.VarBinding(var, normal(value))

@@ -31,6 +31,8 @@ import tvm
 from tvm import relax
 
 from ..dtypes import HALVES
+from ..graph.rebuild import Writer, substitute, with_attrs_of, with_bindings, without_unused
+from ..graph.walk import bindings_of, dataflow_block
 from ..ir import op_name
 from ..keys import SYMBOL
 from ..layout_rules.in_layout import sizes_of
@@ -38,7 +40,6 @@ from ..ops import FAMILY
 from ..ops.algebra import WGRADS, wgrad_call
 from ..ops.batch_norm import FORWARD
 from ..ops.resample import NAME as RESAMPLE
-from .substitute import substitute
 from .surface import check_relax_module
 
 # Always in half precision.
@@ -72,8 +73,7 @@ def mixed_precision(mod: tvm.IRModule, fn: str = "main", *, dtype: str) -> tvm.I
         raise ValueError(f"mixed_precision: dtype must be {' or '.join(HALVES)}, got {dtype!r}")
     check_relax_module("mixed_precision", mod)
     func = mod[fn]
-    blocks = func.body.blocks if isinstance(func, relax.Function) else []
-    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+    if dataflow_block(func) is None:
         raise ValueError(f"mixed_precision: {fn!r} must be one dataflow block")
     out = mod.clone()
     out[fn] = _Rewriter(dtype).function(func)
@@ -94,11 +94,11 @@ class _Rewriter:
         bb = self.builder
         params = list(func.params)
         self.value = {p: p for p in params}
-        block, result = func.body.blocks[0], func.body.body
+        result = func.body.body
         fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
         with bb.function("main", params):
             with bb.dataflow():
-                for binding in block.bindings:
+                for binding in bindings_of(func):
                     if op_name(binding.value) in _CONVOLUTIONS:
                         attrs = binding.value.attrs
                         layout = str(attrs.out_layout) or str(attrs.data_layout)
@@ -111,11 +111,7 @@ class _Rewriter:
             bb.emit_func_output(
                 relax.Tuple(outputs) if isinstance(result, relax.Tuple) else outputs[0]
             )
-        new = bb.get()["main"]
-        new = _canonical(new)
-        for key, value in (func.attrs or {}).items():
-            new = new.with_attr(key, value)
-        return new
+        return with_attrs_of(_canonical(bb.get()["main"]), func)
 
     def rebuild(self, value: Any) -> Any:
         if isinstance(value, relax.TupleGetItem):
@@ -225,7 +221,7 @@ def accumulate_wide(mod: tvm.IRModule, fn: str, *, weight_gradients: bool = True
 
 
 def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function:
-    bindings = [b for block in func.body.blocks for b in block.bindings]
+    bindings = bindings_of(func)
     products = {b.var for b in bindings if op_name(b.value) == "relax.matmul"}
     direct = {
         b.var: b.value
@@ -235,57 +231,38 @@ def _widened(func: relax.Function, direct_ops: frozenset[str]) -> relax.Function
         # A weight's gradient, as a sum over images of products, becomes one product.
         and not (op_name(b.value) == _COLLAPSE and b.value.args[0] in products)
     }
-    bb = relax.BlockBuilder()
+    writer = Writer(dataflow_block(func))
     value: dict[relax.Var, Any] = {}
     wide: dict[relax.Var, Any] = {}  # a result of `direct` in float32
-
-    def new(expr: Any) -> Any:
-        return substitute(expr, value)
-
-    with bb.function("main", list(func.params)):
-        with bb.dataflow():
-            for binding in bindings:
-                var, expr = binding.var, binding.value
-                if var in direct:
-                    wide[var] = bb.emit(_wide(expr, new, bb), name_hint=var.name)
-                    half = relax.op.astype(wide[var], str(expr.ty.dtype))
-                    value[var] = bb.emit(half, name_hint=f"{var.name}_half")
-                elif (
-                    op_name(expr) == "relax.astype"
-                    and expr.args[0] in wide
-                    and str(expr.ty.dtype) == "float32"
-                ):
-                    value[var] = wide[expr.args[0]]
-                elif op_name(expr) == _POOL and str(expr.ty.dtype) == "bfloat16":
-                    widest = [bb.emit(relax.op.astype(new(a), "float32")) for a in expr.args]
-                    made = bb.emit(relax.Call(expr.op, widest, expr.attrs, expr.ty_args))
-                    value[var] = bb.emit(relax.op.astype(made, "bfloat16"), name_hint=var.name)
-                else:
-                    value[var] = bb.emit(new(expr), name_hint=var.name)
-            result = new(func.body.body)
-            outputs: dict[Any, Any] = {}
-
-            def output(expr: Any) -> Any:
-                if isinstance(expr, relax.Tuple):
-                    return relax.Tuple([output(field) for field in expr.fields])
-                if isinstance(expr, relax.Var) and expr not in outputs:
-                    outputs[expr] = bb.emit_output(expr)
-                return outputs.get(expr, expr)
-
-            result = output(result)
-        bb.emit_func_output(result)
-    wide_func = _canonical(relax.analysis.remove_all_unused(bb.get()["main"]))
-    for key, attribute in (func.attrs or {}).items():
-        wide_func = wide_func.with_attr(key, attribute)
-    return wide_func
+    for binding in bindings:
+        var, expr = binding.var, binding.value
+        if var in direct:
+            wide[var] = writer.emit(var.name, _wide(substitute(expr, value), writer))
+            writer.bind(var, relax.op.astype(wide[var], str(expr.ty.dtype)), binding.span)
+        elif (
+            op_name(expr) == "relax.astype"
+            and expr.args[0] in wide
+            and str(expr.ty.dtype) == "float32"
+        ):
+            value[var] = wide[expr.args[0]]
+            writer.bind(var, value[var], binding.span)
+        elif op_name(expr) == _POOL and str(expr.ty.dtype) == "bfloat16":
+            args = [writer.emit("wide", relax.op.astype(a, "float32")) for a in expr.args]
+            made = writer.emit("pooled", relax.Call(expr.op, args, expr.attrs, expr.ty_args))
+            writer.bind(var, relax.op.astype(made, "bfloat16"), binding.span)
+        else:
+            writer.keep(binding, value)
+    return _canonical(without_unused(with_bindings(func, writer.bindings)))
 
 
-def _wide(call: relax.Call, new: Any, bb: relax.BlockBuilder) -> relax.Expr:
-    args = [new(arg) for arg in call.args]
+def _wide(call: relax.Call, writer: Writer) -> relax.Expr:
+    args = list(call.args)
     if op_name(call) == "relax.matmul":
         return relax.op.matmul(*args, out_dtype="float32")
     if op_name(call) == _COLLAPSE:
-        return relax.op.collapse_sum_to(bb.emit(relax.op.astype(args[0], "float32")), args[1])
+        return relax.op.collapse_sum_to(
+            writer.emit("wide", relax.op.astype(args[0], "float32")), args[1]
+        )
     read = FAMILY[str(op_name(call))].read_attrs
     assert read is not None
     return wgrad_call(args[0], args[1], replace(read(call), out_dtype="float32"))

@@ -7,16 +7,41 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import tvm
 from tvm import relax
 
 from ..dtypes import HALVES
+from ..graph.match import Constant, OneOf, call, match
+from ..graph.view import Graph
 from ..ir import op_name
 from ..layout_rules.in_layout import sizes_of
 from ..ops.batch_norm import dtype_of
-from .raising.walk import variables_of
 
 Expr = Any
+
+# (x - mean) / sqrt(variance + epsilon), the variance that of x
+_CENTRED = call("relax.subtract", "x", call("relax.mean", "x", name="mean"), name="centred")
+_SQUARE = call("relax.multiply", "centred", "centred")
+_SHIFTED = call(
+    "relax.add", call("relax.mean", _SQUARE, name="variance"), Constant("epsilon"), either=True
+)
+_STANDARDIZED = OneOf((
+    call("relax.divide", _CENTRED, call("relax.sqrt", _SHIFTED)),
+    call("relax.multiply", _CENTRED, call("relax.rsqrt", _SHIFTED), either=True),
+))  # fmt: skip
+# running' = kept running + share statistic, with the statistic as a vector
+_FLAT = call("relax.reshape", "statistic", "shape", name="flat")
+_UPDATE = call(
+    "relax.add",
+    call("relax.multiply", "running", Constant("kept"), either=True),
+    call("relax.multiply", _FLAT, Constant("share"), either=True),
+    either=True,
+)
+# where(z <= 0, 0, where(z >= 6, 6, z)), as the front ends write it
+_HIGH = call("relax.greater_equal", "z", 6.0, name="high")
+_RELU6 = call(
+    "relax.where", call("relax.less_equal", "z", 0.0, name="low"), 0.0,
+    call("relax.where", _HIGH, 6.0, "z", name="inner"),
+)  # fmt: skip
 
 
 @dataclass
@@ -39,40 +64,21 @@ class Norm:
     fields: dict[int, relax.Var] = field(default_factory=dict)  # of upstream's result
 
 
-def block_of(func: relax.Function) -> Any:
-    blocks = func.body.blocks if isinstance(func.body, relax.SeqExpr) else []
-    return blocks[0] if len(blocks) == 1 and isinstance(blocks[0], relax.DataflowBlock) else None
-
-
-class Graph:
-    """Of a function: each variable's value, its users and its place."""
+class Norms(Graph):
+    """The normalizations of a function; `keep` : names of variables that have to stay."""
 
     def __init__(self, func: relax.Function, keep: Iterable[str]) -> None:
-        self.bindings = list(block_of(func).bindings)
-        self.value = {b.var: b.value for b in self.bindings}
-        self.index = {b.var: i for i, b in enumerate(self.bindings)}
-        self.users: dict[relax.Var, list[relax.Var]] = {}
-        for binding in self.bindings:
-            for var in variables_of(binding.value):
-                self.users.setdefault(var, []).append(binding.var)
+        super().__init__(func)
         names = set(keep)
-        results = set(variables_of(func.body.body))
-        self.kept = {
-            b.var
-            for b in self.bindings
-            if b.var in results
-            or not isinstance(b.var, relax.DataflowVar)
-            or str(b.var.name) in names
-        }
-
-    def call(self, expr: Expr, *names: str) -> Expr | None:
-        """The call that a variable is bound to, if it is one of these operators'."""
-        value = self.value.get(expr) if isinstance(expr, relax.Var) else None
-        return value if value is not None and op_name(value) in names else None
+        self.kept = {b.var for b in self.bindings if str(b.var.name) in names}
 
     def only_users(self, var: relax.Var) -> list[relax.Var] | None:
         """Who uses a variable, if it is an intermediate value."""
-        return None if var in self.kept else self.users.get(var, [])
+        stays = not isinstance(var, relax.DataflowVar) or var in self.kept
+        return None if stays else self._users(var)
+
+    def _users(self, var: relax.Var) -> list[relax.Var]:
+        return [binding.var for binding in self.users_of(var)]
 
     def norms(self) -> list[Norm]:
         """All normalizations, with what follows them."""
@@ -92,44 +98,14 @@ class Graph:
 
     def _written_out(self, var: relax.Var) -> Norm | None:
         """The normalization of which `var` is the part before gamma and beta."""
-        parts = self._standardized(var)
-        if parts is None:
+        found = match(self, _STANDARDIZED, var)
+        if not found:
             return None
-        x, mean, variance, epsilon = parts
+        x, mean, variance = found["x"], found["mean"], found["variance"]
         axis = _channel_axis(self.value[mean], x)
         if axis is None or _channel_axis(self.value[variance], x) != axis:
             return None
-        return Norm(var, x, axis, epsilon, [], mean, variance)
-
-    def _standardized(self, var: relax.Var) -> tuple[Expr, relax.Var, relax.Var, float] | None:
-        """(x, mean, variance, epsilon) of (x - mean) / sqrt(variance + epsilon)."""
-        for centred, deviation, root in self._quotients(var):
-            inner = self.call(deviation, root)
-            total = self.call(inner.args[0], "relax.add") if inner is not None else None
-            difference = self.call(centred, "relax.subtract")
-            if total is None or difference is None:
-                continue
-            variance, epsilon = total.args[0], _number(total.args[1])
-            if epsilon is None:
-                variance, epsilon = total.args[1], _number(total.args[0])
-            x, mean = difference.args
-            square = self.call(variance, "relax.mean")
-            product = self.call(square.args[0], "relax.multiply") if square is not None else None
-            mean_call = self.call(mean, "relax.mean")
-            if epsilon is None or product is None or mean_call is None:
-                continue
-            if all(a.same_as(centred) for a in product.args) and mean_call.args[0].same_as(x):
-                return x, mean, variance, epsilon
-        return None
-
-    def _quotients(self, var: relax.Var) -> list[tuple[Expr, Expr, str]]:
-        """(a, b, the root that b must be) for a / b, or for a times b in either order."""
-        if (call := self.call(var, "relax.divide")) is not None:
-            return [(call.args[0], call.args[1], "relax.sqrt")]
-        if (call := self.call(var, "relax.multiply")) is not None:
-            a, b = call.args
-            return [(a, b, "relax.rsqrt"), (b, a, "relax.rsqrt")]
-        return []
+        return Norm(var, x, axis, found.number("epsilon"), [], mean, variance)
 
     def _take_affine(self, norm: Norm) -> None:
         """Products with, and sums of, one number for each channel: gamma and beta, and what files
@@ -167,12 +143,12 @@ class Graph:
         if call is None or not bool(getattr(call.attrs, "training", False)):
             return None
         fields: dict[int, relax.Var] = {}
-        for user in self.users.get(var, []):
-            item = self.value[user]
+        for user in self._users(var):
+            item = self.value.get(user)
             if not isinstance(item, relax.TupleGetItem) or int(item.index) in fields:
                 return None  # as a whole, or twice: CanonicalizeBindings first
             fields[int(item.index)] = user
-        if 0 not in fields or var in self.kept:
+        if 0 not in fields or not isinstance(var, relax.DataflowVar) or var in self.kept:
             return None
         a = call.attrs
         x, gamma, beta, mean, variance = call.args
@@ -186,7 +162,7 @@ class Graph:
         """Finds running' = kept running + share statistic of both statistics."""
         assert norm.mean is not None
         assert norm.variance is not None
-        means, variances = self._updates(norm.mean, norm), self._updates(norm.variance, norm)
+        means, variances = self._updates(norm.mean), self._updates(norm.variance)
         if len(means) != 1 or len(variances) != 1:
             return
         (new_mean, mean, kept, share), (new_var, var, kept_var, share_var) = *means, *variances
@@ -202,29 +178,16 @@ class Graph:
         norm.running, norm.updates = (mean, var), (new_mean, new_var)
         norm.momentum, norm.unbiased = share, unbiased < biased
 
-    def _updates(
-        self, statistic: relax.Var, norm: Norm
-    ) -> list[tuple[relax.Var, Expr, float, float]]:
+    def _updates(self, statistic: relax.Var) -> list[tuple[relax.Var, Expr, float, float]]:
         """(variable, running, kept, share) of each update by a statistic."""
-        found: list[Any] = []
-        for flat in self.users.get(statistic, []):
-            if self.call(flat, "relax.reshape") is None or flat.ty.ndim != 1:
-                continue
-            for product in self.users.get(flat, []):
-                share = self._scaled(product, flat)
-                for total in self.users.get(product, []) if share is not None else []:
-                    call = self.call(total, "relax.add")
-                    scaled = self.call(_other(call, product), "relax.multiply")
-                    for running, number in _pairs(scaled):
-                        kept = _number(number)
-                        if None not in (kept, share) and _same_type(running, flat):
-                            found.append((total, running, kept, share))
-        return found
-
-    def _scaled(self, var: relax.Var, by: relax.Var) -> float | None:
-        """The number that `by` is multiplied by in `var`."""
-        call = self.call(var, "relax.multiply")
-        return _number(_other(call, by))
+        flats = [flat for flat in self._users(statistic) if flat.ty.ndim == 1]
+        totals = [t for flat in flats for p in self._users(flat) for t in self._users(p)]
+        updates = [(total, match(self, _UPDATE, total)) for total in dict.fromkeys(totals)]
+        return [
+            (total, m["running"], m.number("kept"), m.number("share"))
+            for total, m in updates
+            if m and m["statistic"].same_as(statistic) and _same_type(m["running"], m["flat"])
+        ]
 
     # ---- what follows ----------------------------------------------------------------------------
 
@@ -245,35 +208,26 @@ class Graph:
 
     def _ends(self, *results: relax.Var) -> bool:
         """Whether nothing is made of variables: they are results of the function, if anything."""
-        users = [user for var in results for user in self.users.get(var, [])]
-        return not any(self.users.get(user) for user in users)
+        users = [user for var in results for user in self._users(var)]
+        return not any(user in self.uses for user in users)
 
     def _activation(self, z: relax.Var) -> tuple[str, relax.Var]:
         """The activation of which `z` is the only operand, and its result; or ("", z)."""
         users = self.only_users(z) or []
         if len(users) == 1:
-            name = op_name(self.value[users[0]]).removeprefix("relax.nn.")
+            name = op_name(self.value.get(users[0])).removeprefix("relax.nn.")
             return (name, users[0]) if name in ("relu", "silu") else ("", z)
         return self._relu6(z, users)
 
     def _relu6(self, z: relax.Var, users: list[relax.Var]) -> tuple[str, relax.Var]:
         """where(z <= 0, 0, where(z >= 6, 6, z)), as the front ends write it."""
-        for low in users:
-            at_least = self.call(low, "relax.less_equal")
-            ends = self.only_users(low) or []
-            outer = self.call(ends[0], "relax.where") if len(ends) == 1 else None
-            if at_least is None or _number(at_least.args[1]) != 0 or outer is None:
-                continue
-            inner = self.call(outer.args[2], "relax.where")
-            high = self.call(inner.args[0], "relax.greater_equal") if inner is not None else None
-            if inner is None or high is None:
-                continue
-            parts = [low, outer.args[2], inner.args[0]]
-            numbers = [_number(e) for e in (high.args[1], inner.args[1], outer.args[1])]
-            whole = all(e.same_as(z) for e in (at_least.args[0], high.args[0], inner.args[2]))
-            alone = all(len(self.only_users(p) or []) == 1 for p in parts)
-            if whole and alone and numbers == [6, 6, 0] and set(users) == set(parts):
-                return "relu6", ends[0]
+        ends = [end for user in users for end in self._users(user)] if len(users) == 3 else []
+        for end in dict.fromkeys(ends):
+            found = match(self, _RELU6, end)
+            parts = [found[name] for name in ("low", "high", "inner")] if found else []
+            alone = all(len(self.only_users(part) or []) == 1 for part in parts)
+            if found and found["z"].same_as(z) and alone and set(users) == set(parts):
+                return "relu6", end
         return "", z
 
 
@@ -300,23 +254,10 @@ def _column(norm: Norm) -> list[Any]:
     return [n if i == norm.axis else 1 for i, n in enumerate(shape)]
 
 
-def _pairs(call: relax.Call | None) -> list[tuple[Expr, Expr]]:
-    """Both operands of a call, in both orders."""
-    return [] if call is None else [(call.args[0], call.args[1]), (call.args[1], call.args[0])]
-
-
 def _other(call: relax.Call | None, var: relax.Var) -> Expr:
     """The operand beside `var` of a call with two; None where there is none."""
     others = [a for a in call.args if not a.same_as(var)] if call is not None else []
     return others[0] if len(others) == 1 else None
-
-
-def _number(expr: Expr) -> float | None:
-    """The value of a constant of one element."""
-    if not isinstance(expr, tvm.ir.Constant):
-        return None
-    value = expr.value.numpy()
-    return float(value.reshape(())) if value.size == 1 else None
 
 
 def _same_type(a: Expr, b: Expr) -> bool:

@@ -1,9 +1,9 @@
-"""Matrix products in a block of bindings: what is before and after each that becomes part of it."""
+"""Matrix products in a function: what is before and after each that becomes part of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,11 +12,12 @@ from tvm import relax
 from tvm_ffi import structural_equal
 
 from ..dtypes import HALVES
+from ..graph.view import Graph
+from ..graph.walk import Block
 from ..ir import op_name
 from ..layout_rules.in_layout import sizes_of
 from ..problem import DTYPE_BYTES, ConvKind, ConvProblem
 from .raising.index import Barrier
-from .raising.walk import variables_of
 
 _COMPARISONS = ("relax.less", "relax.less_equal")
 
@@ -99,26 +100,19 @@ class Product:
         return self.a.cast or str(self.a.tensor.ty.dtype)
 
 
-class Graph:
-    """A block.  What is looked through and what follows stands in it, so all is in scope.
+class Products:
+    """The products of a block.  What is looked through and what follows stands in it, so all is in
+    scope.
 
-    uses : how often each variable is used in the whole function.
     exchange : whether an fprop is wanted with its operands exchanged.
     """
 
     def __init__(
-        self, block: Any, uses: Mapping[relax.Var, int],
+        self, graph: Graph, block: Block,
         exchange: Callable[[ConvProblem], bool] = lambda problem: False,
     ) -> None:  # fmt: skip
-        self.exchange = exchange
-        self.value: dict[relax.Var, Any] = {
-            b.var: b.value for b in block.bindings if isinstance(b, relax.VarBinding)
-        }
-        self.uses = uses
-        self.users: dict[relax.Var, list[relax.Var]] = {}
-        for binding in block.bindings:
-            for used in variables_of(binding.value):
-                self.users.setdefault(used, []).append(binding.var)
+        self.graph, self.exchange = graph, exchange
+        self.value = {b.var: graph.value[b.var] for b in block.bindings if b.var in graph.value}
         self.claimed: set[relax.Var] = set()  # what products have become part of
 
     def claim(self, product: Product) -> None:
@@ -198,10 +192,9 @@ class Graph:
         return None
 
     def _only_user(self, var: relax.Var) -> relax.Var | None:
-        users = self.users.get(var, [])
-        alone = len(users) == 1 and self.uses[var] == 1
-        free = alone and users[0] in self.value and users[0] not in self.claimed
-        return users[0] if free else None
+        user = self.graph.sole_use(var)
+        free = user is not None and user.var in self.value and user.var not in self.claimed
+        return user.var if free else None
 
     @staticmethod
     def _absorb(found: Product, user: relax.Var) -> None:

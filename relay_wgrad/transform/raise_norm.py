@@ -20,10 +20,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ..graph.rebuild import Writer, bound, normal, with_bindings, without_unused
+from ..graph.walk import dataflow_block, variables_of
 from ..layout_rules.in_layout import sizes_of
 from ..ops.batch_norm import FORWARD, FORWARD_KEYS, NormAttrs, dtype_of, make_call
-from .norm_graph import Graph, Norm, block_of
-from .raising.walk import variables_of
+from .norm_graph import Norm, Norms
 from .surface import ModulePass, check_relax_module, functions_of
 
 Expr = Any
@@ -49,7 +50,7 @@ def RaiseBatchNorm(functions: Collection[str] | None = None) -> tvm.transform.Pa
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         out = mod.clone()
         for name, func in functions_of("RaiseBatchNorm", mod, functions).items():
-            if block_of(func) is not None:
+            if dataflow_block(func) is not None:
                 out.update_func(mod.get_global_var(name), _raised(func, ())[0])
         return out
 
@@ -73,7 +74,7 @@ def raise_batch_norm(
     """
     check_relax_module("raise_batch_norm", mod)
     func = mod[fn]
-    if not isinstance(func, relax.Function) or block_of(func) is None:
+    if dataflow_block(func) is None:
         raise ValueError(f"raise_batch_norm: {fn!r} must be a function of one dataflow block")
     out = mod.clone()
     out[fn], entries = _raised(func, keep)
@@ -81,18 +82,16 @@ def raise_batch_norm(
 
 
 def _raised(func: relax.Function, keep: Iterable[str]) -> tuple[relax.Function, list[RaisedNorm]]:
-    graph = Graph(func, keep)
+    graph = Norms(func, keep)
     norms = graph.norms()
     if not norms:
         return func, []
-    bindings = _Rewriter(graph, norms).bindings()
-    body = relax.SeqExpr([relax.DataflowBlock(bindings)], func.body.body)
-    made = relax.Function(list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span)
+    made = with_bindings(func, _Rewriter(graph, norms).bindings())
     entries = [
         RaisedNorm(n.y.name, n.activation, n.residual is not None, n.running is not None)
         for n in norms
     ]
-    return relax.analysis.remove_all_unused(made), entries
+    return without_unused(made), entries
 
 
 # ---- writing ---------------------------------------------------------------------------------
@@ -101,30 +100,25 @@ def _raised(func: relax.Function, keep: Iterable[str]) -> tuple[relax.Function, 
 class _Rewriter:
     """The bindings with an operator for each normalization."""
 
-    def __init__(self, graph: Graph, norms: list[Norm]) -> None:
-        self.graph, self.builder = graph, relax.BlockBuilder()
+    def __init__(self, graph: Norms, norms: list[Norm]) -> None:
+        self.graph, self.block = graph, dataflow_block(graph.func)
         self.new: dict[relax.Var, list[relax.Binding]] = {}  # in place of a variable's binding
         for norm in norms:
             self._replace(norm)
 
     def _replace(self, norm: Norm) -> None:
         dtype, channels = dtype_of(norm.x), (sizes_of(norm.x.ty) or [])[norm.axis]
-        first: list[relax.Binding] = []
-
-        def bind(value: Expr, name: str) -> relax.Var:
-            value = self.builder.normalize(value)
-            var = relax.DataflowVar(name, value.ty)
-            first.append(relax.VarBinding(var, value))
-            return var
-
+        writer = Writer(self.block)
         gamma: Expr = None
         beta: Expr = None
         for name, vector in norm.affine:
             if name == "add":
-                beta = vector if beta is None else bind(relax.op.add(beta, vector), "beta")
+                beta = vector if beta is None else writer.emit("beta", relax.op.add(beta, vector))
                 continue
-            gamma = vector if gamma is None else bind(relax.op.multiply(gamma, vector), "gamma")
-            beta = None if beta is None else bind(relax.op.multiply(beta, vector), "beta")
+            gamma = (
+                vector if gamma is None else writer.emit("gamma", relax.op.multiply(gamma, vector))
+            )
+            beta = None if beta is None else writer.emit("beta", relax.op.multiply(beta, vector))
 
         def filled(vector: Expr, value: float, name: str) -> Expr:
             if vector is not None:
@@ -132,23 +126,22 @@ class _Rewriter:
             if isinstance(channels, int):
                 return relax.const(np.full(channels, value), dtype)
             shape = relax.ShapeExpr([channels])
-            return bind(relax.op.full(shape, relax.const(value, dtype)), name)
+            return writer.emit(name, relax.op.full(shape, relax.const(value, dtype)))
 
         args = [norm.x, filled(gamma, 1, "gamma"), filled(beta, 0, "beta")]
         args += [norm.residual] if norm.residual is not None else []
         args += list(norm.running or ())
         attrs = NormAttrs(norm.axis, norm.epsilon, norm.activation, norm.momentum, norm.unbiased)
-        whole = bind(make_call(FORWARD, args, attrs, FORWARD_KEYS), f"{norm.y.name}_norm")
-        self.new[norm.y] = [*first, self._binding(norm.y, relax.TupleGetItem(whole, _WHOLE))]
-        for var, index in zip(norm.updates or (), (_NEW_MEAN, _NEW_VAR), strict=False):
-            self.new[var] = [self._binding(var, relax.TupleGetItem(whole, index))]
-        for index, var in norm.fields.items():
-            if index:  # upstream's new running statistics
-                item = relax.TupleGetItem(whole, _NEW_MEAN + index - 1)
-                self.new[var] = [self._binding(var, item)]
-
-    def _binding(self, var: relax.Var, value: Expr) -> relax.Binding:
-        return relax.VarBinding(var, self.builder.normalize(value))
+        call = make_call(FORWARD, args, attrs, FORWARD_KEYS)
+        whole = writer.emit(f"{norm.y.name}_norm", call)
+        fields = [(norm.y, _WHOLE)]
+        fields += zip(norm.updates or (), (_NEW_MEAN, _NEW_VAR), strict=False)
+        # Upstream's new running statistics.
+        fields += [(var, _NEW_MEAN + i - 1) for i, var in norm.fields.items() if i]
+        for var, index in fields:
+            item = normal(relax.TupleGetItem(whole, index))
+            self.new[var] = [bound(self.graph.maker(var), item)]
+        self.new[norm.y] = [*writer.bindings, *self.new[norm.y]]
 
     def bindings(self) -> list[relax.Binding]:
         """In the order in which they were, but for what now comes from a later operator."""

@@ -22,19 +22,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import tvm
 from tvm import relax
 
 from ..attrs import ConvAttrs
+from ..graph.rebuild import Names, Writer, rebuilt, without_unused
+from ..graph.view import Graph
+from ..graph.walk import functions_in
 from ..ir import is_taken, op_name
 from ..layout_rules.in_layout import sizes_of
 from ..ops.algebra import WGRAD_NAME, dgrad_call, fprop_call, get_op, wgrad_call
 from ..problem import ConvKind, ConvProblem
-from .product_graph import Graph, Product, same, sizes
+from .product_graph import Product, Products, same, sizes
 from .raising.index import Barrier
-from .raising.walk import bodies_of, rebuilt, variables_of
 from .surface import check_relax_module
 
 MATMUL = "relax.matmul"
@@ -80,9 +83,8 @@ def raise_products(
     check_relax_module("raise_products", mod)
     get_op(WGRAD_NAME)
     out, entries = mod, []
-    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        is_body = isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr)
-        if not is_body or is_taken(func):
+    for gv, func in functions_in(mod, by_name=True):
+        if is_taken(func):
             continue
         work = _Function(str(gv.name_hint), func, accept, exchange)
         result = work.run()
@@ -105,33 +107,13 @@ class _Function:
     ) -> None:  # fmt: skip
         self.name, self.func, self.accept, self.exchange = name, func, accept, exchange
         self.entries: list[ProductEntry] = []
-        self.uses: dict[relax.Var, int] = {}
-        self.names = {str(param.name) for param in func.params}
-        for body in bodies_of(func.body):
-            self._count(body.body)
-            for block in body.blocks:
-                for binding in block.bindings:
-                    self.names.add(str(binding.var.name))
-                    self._count(binding.value)
-
-    def _count(self, expr: relax.Expr) -> None:
-        for var in variables_of(expr):
-            self.uses[var] = self.uses.get(var, 0) + 1
+        self.names, self.graph = Names(func), Graph(func)
 
     def run(self) -> relax.Function:
         """The function; itself where nothing was raised."""
         made = rebuilt(self.func, lambda block: _Block(self, block).bindings())
         raised = any(entry.problem for entry in self.entries)
-        return relax.analysis.remove_all_unused(made) if raised else self.func
-
-    def unique(self, name: str) -> str:
-        """The name, or one that begins with it, which nothing has."""
-        found, count = name, 0
-        while found in self.names:
-            count += 1
-            found = f"{name}_{count}"
-        self.names.add(found)
-        return found
+        return without_unused(made) if raised else self.func
 
 
 class _Block:
@@ -139,52 +121,41 @@ class _Block:
 
     def __init__(self, owner: _Function, block: Any) -> None:
         self.owner, self.block = owner, block
-        self.graph = Graph(block, owner.uses, owner.exchange)
-        self.out: list[relax.Binding] = []
-        self.made: dict[Any, relax.Var] = {}
-        self._normalize = relax.BlockBuilder().normalize
+        self.products = Products(owner.graph, block, owner.exchange)
+        self.unique, self.writer = owner.names.unique, Writer(block)
 
     def bindings(self) -> list[relax.Binding]:
         """The new ones; a product stands where the last of what it has absorbed stood."""
         products: dict[relax.Var, tuple[Product, str]] = {}
-        for var, value in self.graph.value.items():
+        for var, value in self.products.value.items():
             if op_name(value) != MATMUL:
                 continue
             node = (self.owner.name, str(var.name))
             try:
-                found = self.graph.read(var, value)
+                found = self.products.read(var, value)
                 problem = found.problem()
                 if refusal := self.owner.accept(problem):
                     raise Barrier(refusal)
             except Barrier as why:
                 self.owner.entries.append(ProductEntry(*node, reason=str(why)))
                 continue
-            name = self.owner.unique(f"{var.name}_product")
+            name = self.unique(f"{var.name}_product")
             self.owner.entries.append(ProductEntry(*node, name, problem.repro()))
             products[found.last] = found, name
-            self.graph.claim(found)
+            self.products.claim(found)
         for binding in self.block.bindings:
             if binding.var in products:
                 self._write(binding.var, *products[binding.var])
-            elif binding.var not in self.graph.claimed:
-                self.out.append(binding)
-        return self.out
-
-    def _emit(self, name: str, value: relax.Expr) -> relax.Var:
-        made = relax.DataflowVar if isinstance(self.block, relax.DataflowBlock) else relax.Var
-        value = self._normalize(value)
-        var = made(name, value.ty)
-        self.out.append(relax.VarBinding(var, value))
-        return var
+            elif binding.var not in self.products.claimed:
+                self.writer.bindings.append(binding)
+        return self.writer.bindings
 
     def _once(self, source: relax.Expr, what: Any, value: Callable[[], relax.Expr]) -> relax.Expr:
         """Made of a variable once in a block."""
         if not isinstance(source, relax.Var):
-            return self._emit(self.owner.unique("operand"), value())
-        key = (source, what)
-        if key not in self.made:
-            self.made[key] = self._emit(self.owner.unique(f"{source.name}_operand"), value())
-        return self.made[key]
+            return self.writer.emit(self.unique("operand"), value())
+        name = partial(self.unique, f"{source.name}_operand")
+        return self.writer.once((source, what), name, value)
 
     def _image(self, tensor: relax.Expr, cast: str | None = None) -> relax.Expr:
         """A tensor as images or filters of one pixel."""
@@ -205,26 +176,26 @@ class _Block:
             call = dgrad_call(a, b, relax.ShapeExpr(shape), attrs)
         else:
             call = wgrad_call(a, b, replace(attrs, kernel_size=(1, 1)))
-        result = self._emit(name, call)
+        result = self.writer.emit(name, call)
         for call, before in found.follow:
             new = [result if before.same_as(x) else self._beside(x, found) for x in call.args]
             made = relax.Call(call.op, new, call.attrs, call.ty_args)
-            result = self._emit(self.owner.unique(f"{name}_and"), made)
+            result = self.writer.emit(self.unique(f"{name}_and"), made)
         last = relax.op.reshape(result, found.shape)
         if found.cast is not None:
             last = relax.op.astype(
-                self._emit(self.owner.unique(f"{name}_rounded"), last), found.cast
+                self.writer.emit(self.unique(f"{name}_rounded"), last), found.cast
             )
         if found.turned:
-            last = relax.op.permute_dims(self._emit(self.owner.unique(f"{name}_matrix"), last))
-        self.out.append(relax.VarBinding(var, self._normalize(last)))
+            last = relax.op.permute_dims(self.writer.emit(self.unique(f"{name}_matrix"), last))
+        self.writer.bind(var, last)
 
     def _beside(self, operand: relax.Expr, found: Product) -> relax.Expr:
         """Another operand of what follows, with the convolution's axes."""
-        value: Any = self.graph.value.get(operand) if isinstance(operand, relax.Var) else None
+        value: Any = self.products.value.get(operand) if isinstance(operand, relax.Var) else None
         if operand in found.absorbed:
             image = self._image(value.args[0])
             compared = relax.Call(value.op, [image, value.args[1]], value.attrs, value.ty_args)
-            return self._emit(self.owner.unique(f"{operand.name}_image"), compared)
+            return self.writer.emit(self.unique(f"{operand.name}_image"), compared)
         whole = same(sizes_of(operand.ty), found.shape) and len(found.shape) > 1
         return self._image(operand) if whole else operand

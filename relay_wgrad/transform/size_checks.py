@@ -15,9 +15,10 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, StringImm
 
+from ..graph.rebuild import Writer, substitute, with_bindings
+from ..graph.walk import bindings_of, dataflow_block
 from ..ir import FINISHED, op_name
 from ..keys import CHECK, HOST
-from .substitute import substitute
 
 Condition = tuple[Any, str]
 """(what must hold of the size, the message where it does not)."""
@@ -68,24 +69,23 @@ def checked(func: relax.Function, function: GlobalVar | None) -> relax.Function:
     """`func`, of one dataflow block, whose first result comes by a check of the module."""
     if function is None:
         return func
-    builder, result = relax.BlockBuilder(), _first(func.body.body)
+    result = _first(func.body.body)
     call = relax.op.call_tir_inplace(function, (result, _sized(func)), [0], result.ty)
-    var = relax.Var(result.name, result.ty)
-    (block,) = func.body.blocks
-    bindings = [*block.bindings, relax.VarBinding(var, builder.normalize(call))]
-    return _with(func, bindings, substitute(func.body.body, {result: var}))
+    writer = Writer(dataflow_block(func), bindings_of(func))
+    checked_result = substitute(func.body.body, {result: writer.output(result.name, call)})
+    return with_bindings(func, writer.bindings, result=checked_result)
 
 
 def check_of(mod: tvm.IRModule, func: relax.Function) -> tuple[GlobalVar | None, relax.Function]:
     """(the check of a function of the module, the function without it)."""
-    for binding in func.body.blocks[-1].bindings if isinstance(func.body, relax.SeqExpr) else ():
+    bindings = bindings_of(func, branches=False)
+    for binding in bindings:
         value = binding.value
         if op_name(value) == _CALL and CHECK in (mod[value.args[0]].attrs or {}):
-            (block,) = func.body.blocks
-            kept = [other for other in block.bindings if not other.same_as(binding)]
+            kept = [other for other in bindings if other is not binding]
             before = value.args[1].fields[0]
             result = substitute(func.body.body, {binding.var: before})
-            return value.args[0], _with(func, kept, result)
+            return value.args[0], with_bindings(func, kept, result=result)
     return None, func
 
 
@@ -98,8 +98,3 @@ def without_check(mod: tvm.IRModule, name: str) -> tvm.IRModule:
     out[name] = func
     del out[function]
     return out
-
-
-def _with(func: relax.Function, bindings: Sequence[Any], result: Any) -> relax.Function:
-    body = relax.SeqExpr([relax.DataflowBlock(list(bindings))], result)
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)

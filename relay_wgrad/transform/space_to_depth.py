@@ -30,6 +30,8 @@ from tvm import relax
 
 from ..attrs import ConvAttrs
 from ..given import truth
+from ..graph.rebuild import Writer, rebuilt, with_span, without_unused
+from ..graph.walk import bindings_of
 from ..ir import is_taken, op_name
 from ..layout_rules.table import permute_axes
 from ..layouts import ACTIVATION, KERNEL, is_permutation, to_layout
@@ -39,7 +41,6 @@ from ..problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ..relation import as_size
 from .depth_blocks import FILTER, FORMS, GRADIENT, IMAGE, Blocks
 from .depth_forms import AS_IT_IS, AUTO, Known, form_of
-from .raising.walk import bodies_of, rebuilt
 from .surface import ModulePass, check_relax_module, functions_of
 
 FPROP_NAME = "relax.nn.conv2d"
@@ -156,7 +157,7 @@ def _applied(
         made = rebuilt(func, work.bindings)
         entries += work.entries
         if any(entry.became for entry in work.entries):
-            builder.update_func(mod.get_global_var(name), relax.analysis.remove_all_unused(made))
+            builder.update_func(mod.get_global_var(name), without_unused(made))
             changed = True
     return (builder.get() if changed else mod), entries
 
@@ -169,13 +170,9 @@ class _Function:
     ) -> None:
         self.name, self.builder, self.settings = name, builder, settings
         self.entries: list[DepthEntry] = []
-        self.value: dict[Any, Any] = {}
+        self.value = {b.var: b.value for b in bindings_of(func)}
         # Of data gradients: the first and second operands.
         self.differentiated: tuple[set[Any], set[Any]] = set(), set()
-        for body in bodies_of(func.body):
-            for block in body.blocks:
-                for binding in block.bindings:
-                    self.value[binding.var] = binding.value
         for value in self.value.values():
             if op_name(value) == DGRAD_NAME:
                 for operand, roots in zip(value.args, self.differentiated, strict=False):
@@ -197,12 +194,12 @@ class _Function:
 
     def bindings(self, block: Any) -> list[relax.Binding]:
         """A block's new bindings."""
-        writer = _Block(self.builder, block, self._key)
+        work = _Block(self.builder, block, self._key)
         for binding in block.bindings:
             value = binding.value
             definition = _TAKEN.get(op_name(value))
             if definition is None or definition.kind is None or definition.read_attrs is None:
-                writer.out.append(binding)
+                work.writer.bindings.append(binding)
                 continue
             kind, attrs = definition.kind, definition.read_attrs(value)
             problem, reason = _problem_of(kind, value, attrs)
@@ -215,10 +212,10 @@ class _Function:
             node, text = str(binding.var.name), problem.repro() if problem is not None else ""
             self.entries.append(DepthEntry(self.name, node, text, became, reason))
             if blocks is None:
-                writer.out.append(binding)
+                work.writer.bindings.append(binding)
             else:
-                writer.write(binding, kind, attrs, blocks)
-        return writer.out
+                work.write(binding, kind, attrs, blocks)
+        return work.writer.bindings
 
     def _refusal(self, problem: ConvProblem, call: relax.Call) -> str:
         """Why a convolution stays, or ""."""
@@ -256,9 +253,7 @@ class _Block:
         self, builder: relax.BlockBuilder, block: Any, key: Callable[[Any], tuple[Any, ...]]
     ) -> None:
         self.builder, self.key = builder, key
-        self.var = relax.DataflowVar if isinstance(block, relax.DataflowBlock) else relax.Var
-        self.out: list[relax.Binding] = []
-        self.made: dict[Any, relax.Var] = {}
+        self.writer = Writer(block, normalize=builder.normalize)
 
     def write(
         self, binding: relax.Binding, kind: ConvKind, attrs: ConvAttrs, blocks: Blocks
@@ -271,14 +266,13 @@ class _Block:
         new = replace(attrs, strides=(1, 1), padding=_NO_PADDING)
         if kind is ConvKind.FPROP:
             weight = self._once(second, attrs.kernel_layout, blocks, FILTER, blocks.filter)
-            self._bind(binding, _spanned(fprop_call(image, weight, new), binding.value))
+            self._bind(binding, with_span(fprop_call(image, weight, new), binding.value.span))
             return
         size = (blocks.rows.new_taps, blocks.columns.new_taps)
-        call = _spanned(wgrad_call(first, image, replace(new, kernel_size=size)), binding.value)
-        call = self.builder.normalize(call)
+        call = wgrad_call(first, image, replace(new, kernel_size=size))
+        call = with_span(call, binding.value.span)
         # Named for what a report tells of: the convolution.
-        whole = self.var(f"{binding.var.name}_in_depth", call.ty, binding.span)
-        self.out.append(relax.VarBinding(whole, call, binding.span))
+        whole = self.writer.emit(f"{binding.var.name}_in_depth", call, binding.span)
         self._bind(binding, self._call(blocks.gradient, whole, attrs.kernel_layout, GRADIENT))
 
     def _once(
@@ -286,23 +280,16 @@ class _Block:
         anew: bool = False,
     ) -> relax.Var:  # fmt: skip
         key = (name, anew, self.key(operand), layout, blocks)
-        if key not in self.made:
-            value = self.builder.normalize(self._call(rule, operand, layout, name))
-            var = self.var(f"{getattr(operand, 'name', 'operand')}_to_depth", value.ty)
-            self.out.append(relax.VarBinding(var, value))
-            self.made[key] = var
-        return self.made[key]
+        to_depth = f"{getattr(operand, 'name', 'operand')}_to_depth"
+        return self.writer.once(
+            key, lambda: to_depth, lambda: self._call(rule, operand, layout, name)
+        )
 
     def _call(self, rule: Callable[..., Any], tensor: Any, layout: str, name: str) -> relax.Call:
         return self.builder.call_te(rule, tensor, layout, primfunc_name_hint=name)
 
     def _bind(self, binding: relax.Binding, value: relax.Expr) -> None:
-        value = self.builder.normalize(value)
-        self.out.append(relax.VarBinding(binding.var, value, binding.span))
-
-
-def _spanned(call: Any, before: relax.Call) -> relax.Call:
-    return relax.Call(call.op, call.args, call.attrs, call.ty_args, before.span)
+        self.writer.bind(binding.var, value, binding.span)
 
 
 def _problem_of(

@@ -11,6 +11,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..graph.walk import functions_in
+
 Change = Callable[[tvm.IRModule, tvm.transform.PassContext], tvm.IRModule]
 
 
@@ -48,11 +50,7 @@ def functions_of(
     Raises what `check_names` does, and ValueError for a name that none has.
     """
     check_names(op, names)
-    found = {
-        str(var.name_hint): func
-        for var, func in mod.functions_items()
-        if isinstance(func, relax.Function)
-    }
+    found = {str(var.name_hint): func for var, func in functions_in(mod)}
     if missing := [name for name in names or () if name not in found]:
         raise ValueError(
             f"{op}: the module has no Relax function {', '.join(missing)};"

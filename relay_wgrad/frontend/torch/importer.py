@@ -13,6 +13,7 @@ from tvm import relax
 from ...ambient import outside
 from ...dtypes import HALVES
 from ...given import of_type
+from ...graph.walk import bindings_of
 from ...ir import op_name
 from ..context import Options, check_choices, shape_of
 from ..graph import InputSpec, TrainingGraph
@@ -164,7 +165,7 @@ class _Import(Reader):
         module = relax.transform.DeadCodeElimination(["main"])(ctx.main(body))
         if self.two and ctx.batch is not None:
             ctx.at_least(2, self.two)
-        alive = {b.var.name for block in module["main"].body.blocks for b in block.bindings}
+        alive = {binding.var.name for binding in bindings_of(module["main"])}
         graph = ctx.training_graph(
             names,
             self.arguments,

@@ -19,6 +19,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ...graph.walk import bindings_of
 from ..ast import Call, Constant, Expr, Function, GlobalVar, If, Let, Op, Tuple, TupleGetItem, Var
 from ..ops import lookup
 from ..ops.annotation import BEGIN, END
@@ -164,7 +165,7 @@ class _Writer:
             shared = [self.values[n] for n in self.scope.shared if n in self.values]
             self.bb.emit_func_output(relax.Tuple(shared))
         func = self.bb.get()["main"]
-        variables = (b.var for block in func.body.blocks for b in block.bindings)
+        variables = (binding.var for binding in bindings_of(func))
         hidden = frozenset(var for var in variables if var not in self.nodes)
         return Block(func, self.nodes, self.source, hidden)
 

@@ -17,6 +17,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ...graph.rebuild import normal
 from ...ir import op_name
 from ...layout_rules import table
 from ...layout_rules.convs import CONVS, wanted_perms
@@ -188,7 +189,7 @@ class Analysis:
                     step.keys = self._tensor_keys(step)
         if not all(a.same_as(b) for a, b in zip(args, step.call.args, strict=True)):
             call = relax.Call(step.call.op, args, step.call.attrs)
-            step.call = relax.BlockBuilder().normalize(call)
+            step.call = normal(call)
 
     def _tensor_keys(self, step: Step) -> list[Key]:
         keys = [key for arg in step.args for key in tensors(arg)] + step.results

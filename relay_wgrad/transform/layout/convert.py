@@ -14,6 +14,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ...graph.rebuild import rebuilt, substitute, with_bindings
+from ...graph.walk import Block, blocks_of, dataflow_block
 from ...layout_rules.perms import Perm, compose, is_identity, reorder
 from ...layouts import ACTIVATION, KERNEL, is_permutation, permutation
 from ..surface import ModulePass, check_names, functions_of, kind_of
@@ -94,27 +96,24 @@ def convert_function(
     func: relax.Function, layout: str, kernel_layout: str, params: str
 ) -> relax.Function:
     """One function; see `ConvertLayout`."""
-    if not isinstance(func.body, relax.SeqExpr):
-        return func
     if params == "convert":
         return _convert_with_params(func, layout, kernel_layout)
-    blocks = []
-    for block in func.body.blocks:
-        if isinstance(block, relax.DataflowBlock):
-            block = relax.DataflowBlock(Rewriter(Analysis(block, layout, kernel_layout)).run())
-        blocks.append(block)
-    body = _typed(relax.SeqExpr(blocks, func.body.body))
-    return relax.Function(list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+    def rewrite(block: Block) -> list[relax.Binding] | None:
+        if not isinstance(block, relax.DataflowBlock):
+            return None
+        return Rewriter(Analysis(block, layout, kernel_layout)).run()
+
+    return rebuilt(func, rewrite)
 
 
 def _convert_with_params(func: relax.Function, layout: str, kernel_layout: str) -> relax.Function:
-    blocks = list(func.body.blocks)
-    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+    if (block := dataflow_block(func)) is None:
         raise ValueError(
             "ConvertLayout: params='convert' needs a function of one dataflow block, got"
-            f" {len(blocks)} blocks"
+            f" {len(list(blocks_of(func)))} blocks"
         )
-    analysis = Analysis(blocks[0], layout, kernel_layout)
+    analysis = Analysis(block, layout, kernel_layout)
     given: dict[relax.Var, tuple[relax.Var, Perm]] = {}
     for param in func.params:
         if isinstance(param.ty, relax.TensorType) and analysis.group(param).weight:
@@ -123,11 +122,10 @@ def _convert_with_params(func: relax.Function, layout: str, kernel_layout: str) 
                 given[param] = (relax.Var(param.name, _permuted(param.ty, perm)), perm)
     rewriter = Rewriter(analysis, given, _paths(func.body.body))
     bindings = rewriter.run()
-    result = _replaced(func.body.body, rewriter.replaced)
-    body = _typed(relax.SeqExpr([relax.DataflowBlock(bindings)], result))
     new_params = [given[p][0] if p in given else p for p in func.params]
     attrs = dict(func.attrs.items()) if func.attrs is not None else {}
-    out = relax.Function(new_params, body, None, func.is_pure, func.attrs, func.span)
+    result = substitute(func.body.body, rewriter.replaced)
+    out = with_bindings(func, bindings, params=new_params, result=result)
     changes: dict[str, dict[str, Perm]] = {
         PARAMS_ATTR: {p.name: perm for p, (_, perm) in given.items()},
         RESULTS_ATTR: {".".join(map(str, path)): perm for path, perm in rewriter.converted.items()},
@@ -152,19 +150,6 @@ def _paths(result: relax.Expr, path: tuple[int, ...] = ()) -> dict[relax.Var, tu
             found.update(_paths(item, (*path, i)))
         return found
     return {result: path} if isinstance(result, relax.Var) else {}
-
-
-def _replaced(result: relax.Expr, by: Mapping[relax.Var, relax.Var]) -> relax.Expr:
-    if isinstance(result, relax.Tuple):
-        return relax.Tuple([_replaced(item, by) for item in result.fields])
-    return by.get(result, result) if isinstance(result, relax.Var) else result
-
-
-def _typed(body: relax.SeqExpr) -> relax.SeqExpr:
-    """A function's body with its type, which is its result's."""
-    result = relax.BlockBuilder().normalize(body.body)
-    relax.expr._update_type(body, result.ty)
-    return body
 
 
 def _permuted(ty: relax.TensorType, perm: Perm) -> relax.TensorType:

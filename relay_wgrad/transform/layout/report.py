@@ -14,6 +14,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ...graph.view import Graph
+from ...graph.walk import bindings_of
 from ...ir import op_name
 from ...layout_rules import table
 from ...layout_rules.convs import CONVS
@@ -69,13 +71,10 @@ def layout_changes(
     for given in (func, *([original] if original is not None else [])):
         if not isinstance(given, relax.Function):
             raise TypeError(f"layout_changes: needs a Relax function, got {kind_of(given)}")
-    own = {b.var.name for b in _bindings(original) if op_name(b.value) in _CHANGES}
+    before = bindings_of(original) if original is not None else []
+    own = {b.var.name for b in before if op_name(b.value) in _CHANGES}
     program = _Program(func)
-    return [
-        program.change(binding, own)
-        for binding in _bindings(func)
-        if op_name(binding.value) in _CHANGES
-    ]
+    return [program.change(b, own) for b in program.bindings if op_name(b.value) in _CHANGES]
 
 
 def count_reasons(changes: Iterable[LayoutChange]) -> Counter[str]:
@@ -83,48 +82,15 @@ def count_reasons(changes: Iterable[LayoutChange]) -> Counter[str]:
     return Counter(change.reason for change in changes)
 
 
-def _bindings(func: relax.Function | None) -> list[relax.Binding]:
-    if func is None or not isinstance(func.body, relax.SeqExpr):
-        return []
-    return [binding for block in func.body.blocks for binding in block.bindings]
-
-
-def _leaves(expr: Any) -> list[relax.Expr]:
-    if isinstance(expr, relax.Tuple):
-        return [leaf for item in expr.fields for leaf in _leaves(item)]
-    if isinstance(expr, relax.TupleGetItem):
-        return _leaves(expr.tuple_value)
-    return [expr]
-
-
-class _Program:
+class _Program(Graph):
     """Who makes and who uses each variable; renamings, tuples and their fields looked through."""
 
-    def __init__(self, func: relax.Function) -> None:
-        self.params = set(func.params)
-        self.makers: dict[relax.Var, relax.Expr] = {}
-        self.users: dict[relax.Var, list[tuple[str, int]]] = {}
-        self.passes: dict[relax.Var, list[relax.Var]] = {}
-        for binding in _bindings(func):
-            value = binding.value
-            self.makers[binding.var] = value
-            args = list(value.args) if isinstance(value, relax.Call) else [value]
-            for i, arg in enumerate(args):
-                for leaf in _leaves(arg):
-                    if not isinstance(leaf, relax.Var):
-                        continue
-                    if isinstance(value, relax.Call):
-                        self.users.setdefault(leaf, []).append((op_name(value) or "call", i))
-                    else:
-                        self.passes.setdefault(leaf, []).append(binding.var)
-        self.results = {leaf for leaf in _leaves(func.body.body) if isinstance(leaf, relax.Var)}
-
-    def maker(self, expr: relax.Expr) -> str:
+    def made_by(self, expr: relax.Expr) -> str:
         """The op that made a tensor; "parameter" or "constant" for what no op made."""
         while isinstance(expr, relax.Var):
             if expr in self.params:
                 return "parameter"
-            value = self.makers.get(expr)
+            value = getattr(self.maker(expr), "value", None)
             if isinstance(value, relax.Tuple) or value is None:
                 return "tuple"
             if isinstance(value, relax.Call):
@@ -134,21 +100,25 @@ class _Program:
 
     def used_by(self, var: relax.Var) -> list[tuple[str, int]]:
         """(op, argument) of each use; ("result", 0) where it leaves the function."""
-        found, stack, seen = [], [var], set()
+        found, stack, seen = list[tuple[str, int]](), [var], set[relax.Var]()
         while stack:
             item = stack.pop()
             if item in seen:
                 continue
             seen.add(item)
-            found += self.users.get(item, [])
+            for use in self.uses.get(item, ()):
+                value = use.binding.value
+                if isinstance(value, relax.Call):
+                    found.append((op_name(value) or "call", use.argument))
+                else:
+                    stack.append(use.binding.var)
             found += [("result", 0)] if item in self.results else []
-            stack += self.passes.get(item, [])
         return found
 
     def change(self, binding: relax.Binding, own: set[str]) -> LayoutChange:
         call = binding.value
         operand = call.args[0]
-        maker, users = self.maker(operand), self.used_by(binding.var)
+        maker, users = self.made_by(operand), self.used_by(binding.var)
         sizes = sizes_of(operand.ty)
         reason = self._reason(call, binding.var.name in own, maker, users, sizes)
         shown = (maker, *sorted({name for name, _ in users}))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...graph.walk import variables_of
 from ...layout_rules import table
 from ...layout_rules.convs import conv_in_layout, wanted_perms
 from ...layout_rules.in_layout import KEEP, InLayout, Taken
@@ -316,25 +317,11 @@ def live(bindings: list[relax.Binding]) -> list[relax.Binding]:
     """The bindings that an output, or a check of a shape, depends on."""
     needed: set[relax.Var] = set()
     kept = []
-
-    def use(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.Var):
-            needed.add(expr)
-        elif isinstance(expr, relax.Tuple):
-            for item in expr.fields:
-                use(item)
-        elif isinstance(expr, relax.TupleGetItem):
-            use(expr.tuple_value)
-        elif isinstance(expr, relax.Call):
-            use(expr.op)
-            for arg in expr.args:
-                use(arg)
-
     for binding in reversed(bindings):
         root = isinstance(binding, relax.MatchCast) or not isinstance(
             binding.var, relax.DataflowVar
         )
         if root or binding.var in needed:
             kept.append(binding)
-            use(binding.value)
+            needed.update(variables_of(binding.value))
     return kept[::-1]

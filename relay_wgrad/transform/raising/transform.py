@@ -32,6 +32,9 @@ from tvm import relax
 from tvm.ir import Op
 from tvm_ffi import structural_equal
 
+from ...graph.rebuild import bound, normal, rebuilt
+from ...graph.view import ELSEWHERE, Graph
+from ...graph.walk import Block, blocks_of, functions_in, variables_of
 from ...ir import is_taken
 from ...ops.algebra import DGRAD_NAME, WGRAD_NAME, get_op
 from ...ops.view import problem_of
@@ -41,7 +44,6 @@ from .match import MINOR_GROUPS, data_gradient, weight_gradient
 from .ops import VIEWS, viewed
 from .product import Product, describe, followed, is_forward, product
 from .report import RaiseEntry, RaiseReport
-from .walk import bodies_of, branches_of, variables_of, with_type
 
 CONV2D = "relax.nn.conv2d"
 MATCH = {"wgrad": weight_gradient, "dgrad": data_gradient}
@@ -59,6 +61,11 @@ class Changes:
     new: Mapping[relax.Var, relax.Call]
     dropped: frozenset[relax.Var]
     entries: tuple[RaiseEntry, ...]
+
+    def rewrite(self, block: Block) -> list[relax.Binding]:
+        """A block's bindings with the changes."""
+        kept = (b for b in block.bindings if b.var not in self.dropped)
+        return [bound(b, self.new.get(b.var, b.value)) for b in kept]
 
 
 def changes_in(
@@ -95,7 +102,7 @@ def raise_conv_backward(mod: tvm.IRModule) -> tuple[tvm.IRModule, RaiseReport]:
     for gv, func, changes in _changes(mod):
         entries += changes.entries
         if changes.new:
-            out.update_func(gv, _Writer(changes).function(func))
+            out.update_func(gv, rebuilt(func, changes.rewrite))
     warn_of_groups(entries, stacklevel=3)
     changed = any(entry.raised for entry in entries)
     return (out if changed else mod), RaiseReport(entries)
@@ -107,9 +114,7 @@ def find_conv_backward(mod: tvm.IRModule) -> RaiseReport:
 
 
 def _changes(mod: tvm.IRModule) -> Iterator[tuple[tvm.ir.GlobalVar, relax.Function, Changes]]:
-    for gv, func in mod.functions_items():
-        if not isinstance(func, relax.Function) or not isinstance(func.body, relax.SeqExpr):
-            continue
+    for gv, func in functions_in(mod):
         if not is_taken(func):
             yield gv, func, changes_in(str(gv.name_hint), func)
 
@@ -140,7 +145,7 @@ def RaiseConvBackward(  # noqa: N802 - a pass
 
 
 class _Planner:
-    """Which bindings of a function change, and how often each variable is used."""
+    """Which bindings of a function change."""
 
     def __init__(
         self, name: str, func: relax.Function, accept: Accept, hidden: Collection[relax.Var]
@@ -150,93 +155,49 @@ class _Planner:
         self.accept = accept
         self.hidden = hidden
         self.entries: list[RaiseEntry] = []
-        self.uses: Counter[relax.Var] = Counter()
-        self.values: dict[relax.Var, relax.Expr] = {}
+        self.graph = Graph(func)
         self.new: dict[relax.Var, relax.Call] = {}
 
     def run(self) -> Changes:
-        bodies = bodies_of(self.func.body)
-        for body in bodies:
-            self.uses.update(variables_of(body.body))
-            for block in body.blocks:
-                for binding in block.bindings:
-                    self.uses.update(variables_of(binding.value))
-                    if isinstance(binding, relax.VarBinding):
-                        self.values[binding.var] = binding.value
-        for body in bodies:
-            for block in body.blocks:
-                _BlockPlanner(self, block).run()
+        for block in blocks_of(self.func):
+            _BlockPlanner(self, block).run()
         return Changes(self.new, self._dropped(), tuple(self.entries))
 
     def _dropped(self) -> frozenset[relax.Var]:
         """What only the old calls needed: all of it is what this pass looks through."""
-        dropped: set[relax.Var] = set()
-        rest = [self.values[var] for var in self.new]
+        graph, dropped = self.graph, set[relax.Var]()
+        uses = Counter({var: len(found) for var, found in graph.uses.items()})
+        uses.update(graph.results)
+        rest = [graph.value[var] for var in self.new]
         for value in self.new.values():
-            self.uses.update(variables_of(value))
+            uses.update(variables_of(value))
         while rest:
             used = variables_of(rest.pop())
-            self.uses.subtract(used)
+            uses.subtract(used)
             for var in dict.fromkeys(used):
-                if self.uses[var] or var not in self.values or var in dropped:
+                if uses[var] or var not in graph.value or var in dropped:
                     continue
                 dropped.add(var)
                 # A gradient that only another one needed has lost its old operands already.
-                rest.append(self.new.get(var, self.values[var]))
+                rest.append(self.new.get(var, graph.value[var]))
         return frozenset(dropped)
-
-
-@dataclass(frozen=True)
-class _Writer:
-    """The function with the changes."""
-
-    changes: Changes
-
-    def function(self, func: relax.Function) -> relax.Function:
-        body = self._body(func.body)
-        return relax.Function(
-            list(func.params), body, func.ret_ty, func.is_pure, func.attrs, func.span
-        )
-
-    def _body(self, body: relax.SeqExpr) -> relax.SeqExpr:
-        blocks = []
-        for block in body.blocks:
-            bindings = [
-                self._binding(b) for b in block.bindings if b.var not in self.changes.dropped
-            ]
-            is_dataflow = isinstance(block, relax.DataflowBlock)
-            made = relax.DataflowBlock if is_dataflow else relax.BindingBlock
-            blocks.append(made(bindings, block.span))
-        return with_type(relax.SeqExpr(blocks, body.body, body.span), body.ty)
-
-    def _binding(self, binding: relax.Binding) -> relax.Binding:
-        value = self.changes.new.get(binding.var, binding.value)
-        if isinstance(value, relax.If):
-            branches = [self._body(branch) for branch in branches_of(value)]
-            value = with_type(relax.If(value.cond, *branches, value.span), value.ty)
-        if value is binding.value:
-            return binding
-        return relax.VarBinding(binding.var, value, binding.span)
 
 
 class _BlockPlanner:
     """One block: operands and results are followed within it only, so all are in scope."""
 
     def __init__(self, owner: _Planner, block: Any) -> None:
-        self.owner = owner
+        self.owner, self.graph = owner, owner.graph
         self.block = block
         self.views: dict[relax.Expr, View] = {}
         self.spread: dict[relax.Expr, View] = {}
         self.products: dict[relax.Expr, Product] = {}
-        self.users: dict[relax.Var, list[relax.Var]] = {}
         self.convolutions: dict[relax.Var, str] = {}  # to the kind of gradient that it may be
         self.ended: dict[relax.Var, str] = {}  # why a product is followed no further
 
     def run(self) -> None:
         for binding in self.block.bindings:
             var, value = binding.var, binding.value
-            for used in dict.fromkeys(variables_of(value)):
-                self.users.setdefault(used, []).append(var)
             if isinstance(binding, relax.MatchCast):
                 continue
             if isinstance(value, relax.Var):
@@ -336,15 +297,14 @@ class _BlockPlanner:
 
     def _next(self, var: relax.Var) -> relax.Var | None:
         """The variable that a product goes on in, if nothing else uses it."""
-        users = self.users.get(var, [])
-        alone = len(users) == 1 and self.owner.uses[var] == 1
-        return users[0] if alone and users[0] in self.products else None
+        user = self.graph.sole_use(var)
+        return user.var if user is not None and user.var in self.products else None
 
     def _end(self, var: relax.Var) -> str:
         """Why a product is not followed beyond a variable."""
-        users = [describe(user) for user in self.users.get(var, [])]
-        if self.owner.uses[var] > len(users):
-            users.append("the function's result or another block")
+        users = [
+            user if user == ELSEWHERE else f"%{user}" for user in self.graph.describe_uses(var)
+        ]
         if len(users) != 1:
             return f"{describe(var)} is used by {' and '.join(users) or 'nothing'}"
         return self.ended.get(var, f"{describe(var)} is used by {users[0]}")
@@ -356,7 +316,7 @@ class _BlockPlanner:
 def _checked(call: relax.Expr, var: relax.Var) -> relax.Call:
     """The typed call, if it is of the variable's own type."""
     try:
-        typed = relax.BlockBuilder().normalize(call)
+        typed: relax.Call = normal(call)
     except (TypeError, ValueError) as error:
         raise Barrier(str(error).strip().splitlines()[-1]) from None
     if not structural_equal(typed.ty, var.ty):

@@ -15,9 +15,9 @@ from byoc_cudnn.moves import MOVES, Move, MovesCall, check
 from byoc_cudnn.moves.lower import lower_moves
 from byoc_cudnn.norm.lower import lower_norms
 from relay_wgrad.frontend import from_onnx
+from relay_wgrad.graph.walk import variables_of
 from relay_wgrad.ir import op_name
 from relay_wgrad.training.step import ADJOINT, converted, step_module
-from relay_wgrad.transform.raising.walk import variables_of
 from tests.support.moves import moved, step
 from tests.support.training_models import residual_net
 

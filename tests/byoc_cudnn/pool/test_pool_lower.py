@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import tvm
 from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 from byoc_cudnn.pool.lower import lower_pools
 from relay_wgrad.ir import op_name
@@ -70,3 +72,36 @@ def test_what_stays_has_a_reason(attrs: Any, reason: str) -> None:
     assert all(entry.reason.startswith(reason) and not entry.symbol for entry in entries)
     assert len(entries) == 2
     assert mod[ADJOINT].same_as(before[ADJOINT])
+
+
+@I.ir_module
+class Branching:
+    """A pooling's gradient that is rounded, and in a branch is not."""
+
+    @R.function
+    def main(
+        dy: R.Tensor((2, 4, 4, 8), "float16"),
+        x: R.Tensor((2, 8, 8, 8), "float16"),
+        c: R.Tensor((), "bool"),
+    ) -> R.Tuple(R.Tensor((2, 8, 8, 8), "float16"), R.Tensor((2, 8, 8, 8), "float32")):
+        wide_dy = R.astype(dy, "float32")
+        wide_x = R.astype(x, "float32")
+        dx = R.grad.max_pool2d_backward(
+            wide_dy, wide_x, (2, 2), (2, 2), layout="NHWC", out_layout="NHWC"
+        )
+        rounded = R.astype(dx, "float16")
+        if c:
+            e = R.exp(dx)
+            z = R.negative(e)
+        else:
+            z = R.sin(dx)
+        return (rounded, z)
+
+
+def test_what_a_branch_reads_stays_in_its_dtype() -> None:
+    relax.analysis.well_formed(Branching)
+    out, (entry,) = lower_pools(Branching, 90)
+    assert entry.symbol
+    relax.analysis.well_formed(out)  # raises where the branch reads what is no more
+    (call,) = (b.value for b in out["main"].body.blocks[0].bindings if str(b.var.name) == "dx")
+    assert str(call.ty.dtype) == "float32"

@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 from tvm import relax
 from tvm.ir import GlobalVar, IRModule
 
+from ....graph.walk import bindings_of
 from ....ir import op_name
 from ...weights import Array
 from . import convolutions, elementwise, losses, moving, pools
@@ -63,7 +64,7 @@ def function_to_onnx(
         w.name(label)
     inputs = [walk.parameter(var) for var in func.params]
     ends = []
-    for label, held, ty in zip(wanted, _flat(walk.body(func.body)), types, strict=True):
+    for label, held, ty in zip(wanted, _flat(walk.body(func)), types, strict=True):
         w.nodes.append(helper.make_node("Identity", [held], [label], name=label))
         try:
             info = helper.make_tensor_value_info(label, elem_type(str(ty.dtype)), shape_of(ty))
@@ -124,14 +125,13 @@ class _Walk:
         self.known[var] = info.name
         return info
 
-    def body(self, body: Any) -> Names:
-        if not isinstance(body, relax.SeqExpr):
-            raise self.refuse("the function's body", f"it is a {type(body).__name__}")
-        for block in body.blocks:
-            for binding in block.bindings:
-                self.w.stem = binding.var.name
-                self.known[binding.var] = self.value(binding.value)
-        return self.value(body.body)
+    def body(self, func: relax.Function) -> Names:
+        if not isinstance(func.body, relax.SeqExpr):
+            raise self.refuse("the function's body", f"it is a {type(func.body).__name__}")
+        for binding in bindings_of(func, branches=False):
+            self.w.stem = binding.var.name
+            self.known[binding.var] = self.value(binding.value)
+        return self.value(func.body.body)
 
     def value(self, expr: Any) -> Names:
         if isinstance(expr, relax.Var):

@@ -1,0 +1,95 @@
+"""The blocks and bindings of a function, those of its branches among them; what expressions use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import tvm
+from tvm import relax
+
+Block: TypeAlias = Any  # relax.BindingBlock or DataflowBlock
+Function: TypeAlias = tuple[tvm.ir.GlobalVar, relax.Function]
+
+
+def functions_in(mod: tvm.IRModule, *, by_name: bool = False) -> list[Function]:
+    """A module's Relax functions with their variables, in its order or by name."""
+    found = [(var, f) for var, f in mod.functions_items() if isinstance(f, relax.Function)]
+    return sorted(found, key=lambda item: str(item[0].name_hint)) if by_name else found
+
+
+def blocks_of(func: relax.Function) -> Iterator[Block]:
+    """A function's blocks in program order; those of a branch follow the block of their `If`."""
+    yield from _blocks(func.body)
+
+
+def bindings_of(func: relax.Function, *, branches: bool = True) -> list[relax.Binding]:
+    """A function's bindings, in the order of `blocks_of`; without `branches` its own blocks'."""
+    if branches:
+        return [binding for block in blocks_of(func) for binding in block.bindings]
+    blocks = func.body.blocks if isinstance(func.body, relax.SeqExpr) else ()
+    return [binding for block in blocks for binding in block.bindings]
+
+
+def bodies_of(func: relax.Function) -> list[relax.Expr]:
+    """The bodies whose results leave their blocks: the function's and those of its branches."""
+    branches = (b for block in blocks_of(func) if _may_branch(block) for b in block.bindings)
+    return [func.body, *(body for b in branches for body in branches_of(b.value))]
+
+
+def dataflow_block(func: Any) -> Any:
+    """The block of a function that has no other, if it is a dataflow block; else None."""
+    body = func.body if isinstance(func, relax.Function) else None
+    blocks = list(body.blocks) if isinstance(body, relax.SeqExpr) else []
+    return blocks[0] if len(blocks) == 1 and not _may_branch(blocks[0]) else None
+
+
+def branches_of(value: relax.Expr) -> list[relax.Expr]:
+    """The bodies of an `If`; none of anything else."""
+    return [value.true_branch, value.false_branch] if isinstance(value, relax.If) else []
+
+
+def result_of(body: relax.Expr) -> relax.Expr:
+    """What a body gives."""
+    return body.body if isinstance(body, relax.SeqExpr) else body
+
+
+def variables_of(expr: relax.Expr) -> list[relax.Var]:
+    """The variables that an expression uses, each as often as it does.
+
+    Of an `If` its condition, since branches are bodies of their own; of a local function what it
+    captures.
+    """
+    found: list[relax.Var] = []
+    rest = [expr]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, relax.Var):
+            found.append(item)
+        elif isinstance(item, relax.Call):
+            rest.append(item.op)
+            rest.extend(item.args)
+        elif isinstance(item, relax.Tuple):
+            rest.extend(item.fields)
+        elif isinstance(item, relax.TupleGetItem):
+            rest.append(item.tuple_value)
+        elif isinstance(item, relax.If):
+            rest.append(item.cond)
+        elif isinstance(item, relax.Function):
+            found.extend(relax.analysis.free_vars(item))
+    return found
+
+
+def _blocks(body: relax.Expr) -> Iterator[Block]:
+    if not isinstance(body, relax.SeqExpr):
+        return
+    for block in body.blocks:
+        yield block
+        for binding in block.bindings if _may_branch(block) else ():
+            for branch in branches_of(binding.value):
+                yield from _blocks(branch)
+
+
+def _may_branch(block: Block) -> bool:
+    """Whether an `If` may stand in a block: none can in a dataflow block."""
+    return not isinstance(block, relax.DataflowBlock)
