@@ -44,6 +44,8 @@ class Elementwise:
     torch : ATen's overloads, with spaces between them; onnx, stablehlo, relay : the others' names;
         "" where there is no such operator.
     domain : between which numbers a function is asked, at most.
+    neutral : the second operand that changes nothing, if it is one number; where the operator
+        `commutes`, the first one too.
     built : composes it of Relax's operators, of (emit, operands…); None: it is Relax's `name`.
     """
 
@@ -58,6 +60,8 @@ class Elementwise:
     stablehlo: str = ""
     relay: str = ""
     domain: tuple[float, float] = ALL
+    neutral: int | None = None
+    commutes: bool = False
     built: Callable[..., Any] | None = None
 
     def apply(self, emit: Emit, *operands: Any) -> Any:
@@ -217,17 +221,20 @@ _TESTS = tuple(
     )
 )  # fmt: skip
 _ARITHMETIC = (
-    *(_R(name, function, 2, takes, torch=torch, onnx=onnx, stablehlo=stablehlo, relay=name)
-      for name, function, takes, torch, onnx, stablehlo in (
-          ("add", np.add, "fi", "add.Scalar add.Tensor", "Add", "add"),
-          ("subtract", np.subtract, "fi", "sub.Scalar sub.Tensor", "Sub", "subtract"),
-          ("multiply", np.multiply, "fi", "mul.Scalar mul.Tensor", "Mul", "multiply"),
-          ("divide", np.divide, "f", "div.Scalar div.Tensor", "Div", "divide"),
-          ("maximum", np.maximum, "fi", "maximum.default max.other", "Max", "maximum"),
-          ("minimum", np.minimum, "fi", "minimum.default min.other", "Min", "minimum"),
-          ("power", np.power, "f", "pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor", "Pow",
-           "power"),
-      )),
+    _R("add", np.add, 2, "fi", torch="add.Scalar add.Tensor", onnx="Add", stablehlo="add",
+       relay="add", neutral=0, commutes=True),
+    _R("subtract", np.subtract, 2, "fi", torch="sub.Scalar sub.Tensor", onnx="Sub",
+       stablehlo="subtract", relay="subtract", neutral=0),
+    _R("multiply", np.multiply, 2, "fi", torch="mul.Scalar mul.Tensor", onnx="Mul",
+       stablehlo="multiply", relay="multiply", neutral=1, commutes=True),
+    _R("divide", np.divide, 2, torch="div.Scalar div.Tensor", onnx="Div", stablehlo="divide",
+       relay="divide", neutral=1),
+    _R("maximum", np.maximum, 2, "fi", torch="maximum.default max.other", onnx="Max",
+       stablehlo="maximum", relay="maximum", commutes=True),
+    _R("minimum", np.minimum, 2, "fi", torch="minimum.default min.other", onnx="Min",
+       stablehlo="minimum", relay="minimum", commutes=True),
+    _R("power", np.power, 2, torch="pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor", onnx="Pow",
+       stablehlo="power", relay="power"),
     _R("atan2", np.arctan2, 2, torch="atan2.default", stablehlo="atan2"),
     _R("floor_divide", np.floor_divide, 2, "fi", slope="step", relay="floor_divide"),
     _R("floor_mod", np.mod, 2, "fi", relay="floor_mod"),
