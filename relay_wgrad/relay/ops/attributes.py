@@ -148,13 +148,15 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 class Attr:
     """One attribute: its default, or `REQUIRED`; its kind, one of `KINDS`, with `?` if None is one.
 
-    Relay's text leaves out an attribute that has its default, but for `always`.
+    Relay's text leaves out an attribute that has its default, but for `always`.  `asked`: the
+    default of the builder's argument, where Relay's builder has another.
     """
 
     name: str
     default: Any
     kind: str
     always: bool = False
+    asked: Any = ...
 
     @property
     def printed_always(self) -> bool:

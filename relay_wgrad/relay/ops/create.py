@@ -13,7 +13,7 @@ from ..types import TensorType, Type
 from .facts import ELEMWISE, FOLLOW, OUT_ELEMWISE_FUSABLE
 from .relations import target
 from .shape import SHAPE
-from .table import Attr, Call, Site, constant_value, define
+from .table import REQUIRED, Attr, Call, Site, constant_value, define
 
 R = relax.op
 
@@ -75,11 +75,9 @@ def _one_hot(s: Site) -> Any:
 
 
 define("zeros", "", target, _filled(0), "relay", *SHAPE, kind=ELEMWISE, level=3, precision=FOLLOW,
-       fills=0, signature="shape, dtype",
-       doc="A tensor of zeros.")  # fmt: skip
+       fills=0, doc="A tensor of zeros.")  # fmt: skip
 define("ones", "", target, _filled(1), "relay", *SHAPE, kind=ELEMWISE, level=3,
-       fills=1, signature="shape, dtype",
-       doc="A tensor of ones.")  # fmt: skip
+       fills=1, doc="A tensor of ones.")  # fmt: skip
 define("full", "fill_value", _full_type, lambda s: _of_value(s, s.args[0]), "numpy", *SHAPE,
        kind=ELEMWISE, level=3, precision=FOLLOW,
        signature="fill_value, shape=(), dtype=''",
@@ -89,8 +87,8 @@ define("full_like", "data fill_value", _full_like_type,
        kind=ELEMWISE, level=3,
        doc="A tensor of one value in the shape and dtype of `data`.")  # fmt: skip
 define("one_hot", "indices on_value off_value", _one_hot_type, _one_hot, "numpy",
-       Attr("depth", 1, "int"), Attr("axis", -1, "int"), Attr("dtype", None, "dtype"),
+       Attr("depth", 1, "int", asked=REQUIRED), Attr("axis", -1, "int", asked=REQUIRED),
+       Attr("dtype", None, "dtype", asked=REQUIRED),
        kind=OUT_ELEMWISE_FUSABLE, level=10,
-       signature="indices, on_value, off_value, depth, axis, dtype",
        doc="`on_value` where a new axis of size `depth` has the index, `off_value` "
            "elsewhere.")  # fmt: skip

@@ -250,41 +250,34 @@ _OUT_DTYPE = Attr("out_dtype", None, "dtype")
 for _axes, _layout in _CANONICAL.items():
     define(
         f"image.resize{_axes}d", "data", _resize_type(_axes), in_float32(tensor_program(_resize)),
-        "numpy", Attr("size", None, "dims?"), Attr("roi", None, "floats?"),
+        "numpy", Attr("size", None, "dims?", asked=REQUIRED), Attr("roi", None, "floats?"),
         Attr("layout", _layout, "str"), Attr("method", "linear", "str"),
         Attr("coordinate_transformation_mode", "half_pixel", "str"),
-        Attr("rounding_method", "round", "str"), Attr("cubic_alpha", -0.5, "float"),
+        Attr("rounding_method", "round", "str", asked=""), Attr("cubic_alpha", -0.5, "float"),
         Attr("cubic_exclude", 0, "int"), Attr("extrapolation_value", 0.0, "float"), _OUT_DTYPE,
         kind=INJECTIVE, level=5, precision=FOLLOW if _axes == 2 else None,
         roles=image_roles(follows=False) if _axes == 2 else None, absent={"roi": [0.0] * 2 * _axes},
-        signature=f"data, size, roi=None, layout='{_layout}', method='linear', "
-                  "coordinate_transformation_mode='half_pixel', rounding_method='', "
-                  "cubic_alpha=-0.5, cubic_exclude=0, extrapolation_value=0.0, out_dtype=None",
         doc=f"Interpolation along {', '.join(_layout[2:])} to `size` elements.\n\n"
             "`method` is nearest_neighbor, linear or cubic; `coordinate_transformation_mode` is "
             "ONNX's;\n`roi`, (begin, end) of the axes, counts with \"tf_crop_and_resize\".",
     )  # fmt: skip
 define("image.crop_and_resize", "data boxes box_indices", _crop_type, _crop, "numpy",
-       Attr("crop_size", None, "sizes?"), Attr("layout", "NCHW", "str"),
+       Attr("crop_size", None, "sizes?", asked=REQUIRED),
+       Attr("layout", "NCHW", "str", asked=REQUIRED),
        Attr("method", "bilinear", "str"), Attr("extrapolation_value", 0.0, "float"), _OUT_DTYPE,
-    kind=INJECTIVE, level=5,
-       signature="data, boxes, box_indices, crop_size, layout, method='bilinear', "
-                 "extrapolation_value=0, out_dtype=None",
+       kind=INJECTIVE, level=5,
        doc="Boxes (n, 4), as (y1, x1, y2, x2) in parts of an image, each resized to "
            "`crop_size`.")  # fmt: skip
 define("image.dilation2d", "data weight", _dilation_type, in_float32(_dilated),
        "numpy", Attr("strides", (1, 1), "sizes"), Attr("padding", (0, 0), "sizes"),
        Attr("dilations", (1, 1), "sizes"), Attr("data_layout", "NCHW", "str"),
-       Attr("kernel_layout", "IHW", "str"), _OUT_DTYPE,
+       Attr("kernel_layout", "IHW", "str"), Attr("out_dtype", None, "dtype", asked=""),
        kind=OUT_ELEMWISE_FUSABLE, level=2,
-       signature="data, weight, strides=(1, 1), padding=(0, 0), dilations=(1, 1), "
-                 "data_layout='NCHW', kernel_layout='IHW', out_dtype=''",
        doc="The maximum over a window of data plus weight, for each channel.")  # fmt: skip
 define("image.affine_grid", "data", _affine_type,
        in_float32(tensor_program(lambda s, x: topi.image.affine_grid(x, s.attrs["target_shape"]))),
-       "torch", Attr("target_shape", REQUIRED, "sizes"),
+       "torch", Attr("target_shape", REQUIRED, "sizes", asked=None),
        kind=INJECTIVE, level=5,
-       signature="data, target_shape=None",
        doc="Affine maps (n, 2, 3) as the points (n, 2, H, W) from which `grid_sample` "
            "takes.")  # fmt: skip
 define("image.grid_sample", "data grid", _sample_type, in_float32(_sampled),

@@ -20,7 +20,7 @@ from .relations import agree, broadcast
 from .run_sizes import vector_of
 from .scattered import scattered
 from .select import fields_of
-from .table import Attr, Call, Site, define, show
+from .table import REQUIRED, Attr, Call, Site, define, show
 from .te import (
     choice,
     clipped,
@@ -364,7 +364,8 @@ def _matrix_set_diag(s: Site) -> Any:
     )
 
 
-define("gather", "data indices", _gather_type, _gather, "numpy", Attr("axis", None, "int?"),
+define("gather", "data indices", _gather_type, _gather, "numpy",
+       Attr("axis", None, "int?", asked=REQUIRED),
        kind=INJECTIVE, level=3,
        signature="data, axis, indices",
        doc="For each index the element there along `axis`, and at the index's own place "
@@ -384,7 +385,8 @@ define("scatter_nd", "data indices updates", _scatter_nd_type, _scatter_nd, "num
        kind=OPAQUE, level=3, precision=FOLLOW,
        doc="`data` with parts put where `indices` (M, …) say, as `gather_nd` reads "
            "them.")  # fmt: skip
-define("adv_index", "inputs", _adv_index_type, _adv_index, "numpy", kind=INJECTIVE, level=3)
+define("adv_index", "inputs", _adv_index_type, _adv_index, "numpy", kind=INJECTIVE, level=3,
+       gathers=True, doc="The first tensor indexed by the others, as NumPy does.")  # fmt: skip
 define("unravel_index", "data shape", _unravel_type, _unravel, "numpy", kind=INJECTIVE, level=3,
        signature="indices: data, shape",
        doc="Places in a flat tensor as places along the axes of `shape`.")  # fmt: skip

@@ -287,12 +287,14 @@ define("arange", "start stop step", _arange_type, _arange, "numpy", *_BOUND,
        Attr("dtype", REQUIRED, "dtype"),
        kind=OPAQUE, level=3, precision=NEVER)  # fmt: skip
 define("meshgrid", "data", _meshgrid_type, _meshgrid, "numpy", Attr("indexing", "ij", "str"),
-       kind=INJECTIVE, level=3)  # fmt: skip
+       kind=INJECTIVE, level=3, gathers=True, results=("data", lambda data: len(data.fields)),
+       doc="Vectors as tensors of all their combinations; \"xy\" has the first two axes "
+           "swapped.")  # fmt: skip
 _WHAT = {"cumsum": "sums", "cumprod": "products"}
 for _name in _SCANS:
     define(_name, "data", _scan_type, _scan, "numpy", Attr("axis", None, "int?"),
-           Attr("dtype", None, "dtype"), Attr("exclusive", False, "bool"),
-           kind=OPAQUE, level=3, signature="data, axis=None, dtype=None, exclusive=None",
+           Attr("dtype", None, "dtype"), Attr("exclusive", False, "bool", asked=None),
+           kind=OPAQUE, level=3,
            doc=f"The {_WHAT[_name]} of the first elements along `axis`; `exclusive` leaves each "
                "one itself out.")  # fmt: skip
 define("sliding_window", "data", _window_type, _window, "numpy", Attr("axis", REQUIRED, "int"),
@@ -306,27 +308,25 @@ define("sort", "data", _along, lambda s: R.sort(s.args[0], s.attrs["axis"],
        doc="The elements along `axis` in order.")  # fmt: skip
 define("argsort", "data", _argsort_type, lambda s: R.argsort(s.args[0], s.attrs["axis"],
        not s.attrs["is_ascend"], s.attrs["dtype"] or "int32"), "numpy", _AXIS, _ASCEND,
-       Attr("dtype", None, "dtype"),
+       Attr("dtype", None, "dtype", asked="int32"),
        kind=OPAQUE, level=6,
-       signature="data, axis=-1, is_ascend=True, dtype='int32'",
        doc="The places along `axis` of the elements in order.")  # fmt: skip
-define("topk", "data", _topk_type, _topk, "numpy", Attr("k", REQUIRED, "int"), _AXIS,
+define("topk", "data", _topk_type, _topk, "numpy", Attr("k", REQUIRED, "int", asked=1), _AXIS,
        Attr("ret_type", "both", "str"), Attr("is_ascend", False, "bool"),
-       Attr("dtype", None, "dtype"),
-       kind=OPAQUE, level=6)  # fmt: skip
+       Attr("dtype", None, "dtype", asked="int32"),
+       kind=OPAQUE, level=6, results=("ret_type", {"both": 2, "values": 0, "indices": 0}),
+       doc="The k largest (or least) elements along `axis`, their places, or both.")  # fmt: skip
 define("searchsorted", "sorted_sequence values", _searchsorted_type,
        lambda s: program(s, lambda s, *given: topi.searchsorted(*given, s.attrs["right"],
        s.attrs["dtype"]), *s.args), "numpy", Attr("right", False, "bool"),
        Attr("dtype", "int32", "dtype"),
        kind=OPAQUE, level=6,
        doc="Where values would stand in sorted sequences; `right`: behind equal ones.")  # fmt: skip
-define("shape_of", "data", _shape_type, _shape, "numpy", Attr("dtype", None, "dtype"),
-       kind=OPAQUE, level=10, precision=FOLLOW,
-       signature="data, dtype='int32'",
+define("shape_of", "data", _shape_type, _shape, "numpy",
+       Attr("dtype", None, "dtype", asked="int32"), kind=OPAQUE, level=10, precision=FOLLOW,
        doc="The sizes of a tensor as a vector.")  # fmt: skip
-define("ndarray_size", "data", _size_type, _size, "numpy", Attr("dtype", None, "dtype"),
-       kind=INJECTIVE, level=10,
-       signature="data, dtype='int32'",
+define("ndarray_size", "data", _size_type, _size, "numpy",
+       Attr("dtype", None, "dtype", asked="int32"), kind=INJECTIVE, level=10,
        doc="How many elements a tensor has.")  # fmt: skip
 define("reinterpret", "data", _reinterpret_type,
        lambda s: program(s, lambda s, x: topi.reinterpret(x, s.attrs["dtype"]), s.args[0]),

@@ -284,9 +284,10 @@ _FACTS: dict[str, Any] = {"kind": OUT_ELEMWISE_FUSABLE, "level": 2}
 for _rank in (1, 2, 3):
     for _name, _type, _image, _sizes, _attrs, _facts in (
         ("max", _pool_type, _maxima, size_rules.pooled, by_rank.max_pool,
-         {"precision": FOLLOW, **by_rank.pool_builder(_rank)}),
+         {"precision": FOLLOW, "window": _rank, "doc": "The maximum of each window."}),
         ("avg", _pool_type, _means, size_rules.pooled, by_rank.avg_pool,
-         {"precision": FOLLOW, **by_rank.pool_builder(_rank, average=True)}),
+         {"precision": FOLLOW, "window": _rank, "doc":
+          "The mean of each window; `count_include_pad` counts the padding's zeros."}),
         ("adaptive_max", _adaptive_type, _adaptive_maxima, size_rules.adapted,
          by_rank.adaptive_pool,
          {"level": 10, "precision": FOLLOW, **by_rank.adaptive_pool_builder(_rank, "maxima")}),

@@ -326,13 +326,20 @@ def _reverse_type(call: Call) -> Type:
     return call.tensor()
 
 
-define("concatenate", "data", _concatenate_type, _concatenate, "numpy", Attr("axis", 0, "int"),
-       kind=INJECTIVE, level=1, precision=FOLLOW)  # fmt: skip
-define("stack", "data", _stack_type, _stack, "numpy", Attr("axis", 0, "int"),
-       kind=INJECTIVE, level=3)  # fmt: skip
+define("concatenate", "data", _concatenate_type, _concatenate, "numpy",
+       Attr("axis", 0, "int", asked=REQUIRED),
+       kind=INJECTIVE, level=1, precision=FOLLOW, gathers=True,
+       doc="Tensors one after another along an axis.\n\n"
+           "Raises ValueError for an empty list.")  # fmt: skip
+define("stack", "data", _stack_type, _stack, "numpy", Attr("axis", 0, "int", asked=REQUIRED),
+       kind=INJECTIVE, level=3, gathers=True,
+       doc="Tensors of one shape along a new axis.\n\n"
+           "Raises ValueError for an empty list.")  # fmt: skip
 define("split", "data", _split_type, _split, "numpy",
        Attr("indices_or_sections", REQUIRED, "sections"), Attr("axis", 0, "int"),
-       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=INJECTIVE, level=3, precision=FOLLOW,
+       results=("indices_or_sections", lambda at: at if isinstance(at, int) else len(at) + 1),
+       doc="Equal parts along an axis, or parts that begin at these indices.")  # fmt: skip
 define("strided_slice", "data", _strided_slice_type, _strided_slice, "relay",
        Attr("begin", REQUIRED, "sizes"), Attr("end", REQUIRED, "sizes"),
        Attr("strides", REQUIRED, "sizes"), Attr("slice_mode", "end", "str"),
@@ -347,13 +354,12 @@ define("take", "data indices", _take_type, _take, "numpy",
        Attr("batch_dims", 0, "int"), Attr("axis", None, "int?"),
        Attr("mode", "clip", "str"),
        kind=INJECTIVE, level=3, precision=FOLLOW,
-       signature="data, indices, axis=None, batch_dims=0, mode='clip'",
+       signature="data, indices, axis, batch_dims, mode",
        doc="The elements of these indices along an axis, or of `data` flattened.\n\n"
            "`mode` says what an index out of range is: \"clip\", \"wrap\" or \"fast\" (which "
            "must not be one).")  # fmt: skip
 define("reverse", "data", _reverse_type,
        lambda s: R.flip(s.args[0], s.attrs["axis"] or 0), "numpy",
-       Attr("axis", None, "int?"),
+       Attr("axis", None, "int?", asked=REQUIRED),
        kind=INJECTIVE, level=3,
-       signature="data, axis",
        doc="The elements in reverse order along an axis.")  # fmt: skip

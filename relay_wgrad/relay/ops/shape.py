@@ -311,7 +311,10 @@ define("expand_dims", "data", _expand_dims_type, _expand_dims, "relay",
 define("squeeze", "data", _squeeze_type, _squeeze, "numpy", Attr("axis", None, "sizes?"),
        kind=INJECTIVE, level=3, precision=FOLLOW, reshapes=True,
        doc="Without these axes of size 1; by default without any such axis.")  # fmt: skip
-SHAPE = (Attr("shape", None, "sizes?", always=True), Attr("dtype", None, "dtype"))
+SHAPE = (
+    Attr("shape", None, "sizes?", always=True, asked=REQUIRED),
+    Attr("dtype", None, "dtype", asked=REQUIRED),
+)
 define("broadcast_to", "data", _broadcast_to_type, _broadcast_to, "numpy", *SHAPE,
        kind=BROADCAST, level=4,
        signature="data, shape",
@@ -330,9 +333,8 @@ define("tile", "data", _tile_type, _tile, "relay", Attr("reps", REQUIRED, "sizes
        kind=BROADCAST, level=3, precision=FOLLOW,
        doc="`data` repeated as a whole along each axis.")  # fmt: skip
 define("repeat", "data", _repeat_type, _repeat, "numpy",
-       Attr("repeats", REQUIRED, "int"), Attr("axis", None, "int?"),
+       Attr("repeats", REQUIRED, "int"), Attr("axis", None, "int?", asked=REQUIRED),
        kind=BROADCAST, level=3,
-       signature="data, repeats, axis",
        doc="Each element repeated along an axis.")  # fmt: skip
 define("layout_transform", "data", _layout_transform_type, _layout_transform, "relay",
        Attr("src_layout", REQUIRED, "str"), Attr("dst_layout", REQUIRED, "str"),

@@ -197,12 +197,13 @@ class RelayOp:
     Whether it has a gradient, TVM's registry says of what `build` makes.
 
     `doc`: what its builder's help says, for one that `relay.op.made` makes: the builder's arguments
-    are then `signature`'s, in Python's words, by default the inputs and then the attributes, where
-    `a: data` is `data` by another name; of a `window` of so many axes one number is written out for
-    each, and padding for both sides; `absent`: what attributes are where the builder has no such
-    argument, or it is None; `numbers`: the dtype of arguments that may also be numbers, or the
-    attribute that has it; `results`: of how many results it gives a tuple, or which attribute says
-    so, and how.
+    are then `signature`'s, by default the inputs and then the attributes, where `a: data` is `data`
+    by another name, and `a=1` has another default than the attribute asks for; `gathers`: the first
+    is a tuple of tensors, and may be a list; of a `window` of so many axes one number is written
+    out for each, and padding for both sides; `absent`: what attributes are where the builder has no
+    such argument, or it is None; `numbers`: the dtype of arguments that may also be numbers, or the
+    attribute that has it; `results`: of how many results it gives a tuple, or which argument says
+    so, and how: by a table, or always one.
     """
 
     name: str
@@ -224,10 +225,11 @@ class RelayOp:
     roles: Roles | None = None
     doc: str = ""
     signature: str = ""
+    gathers: bool = False
     window: int = 0
     absent: Mapping[str, Any] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
-    results: int | tuple[str, Mapping[Any, int]] = 0
+    results: int | tuple[str, Mapping[Any, int] | Callable[[Any], int]] = 0
 
     @property
     def is_reduction(self) -> bool:

@@ -156,21 +156,18 @@ def _correlation(s: Site, one: Any, other: Any) -> Any:
 
 
 define("nn.correlation", "data1 data2", _correlation_type,
-       in_float32(tensor_program(_correlation)), "numpy", Attr("kernel_size", 1, "int"),
-       Attr("max_displacement", 1, "int"), Attr("stride1", 1, "int"), Attr("stride2", 1, "int"),
-       Attr("padding", (0, 0), "sizes"), Attr("is_multiply", True, "bool"),
-       Attr("layout", "NCHW", "str"),
-       signature="data1, data2, kernel_size, max_displacement, stride1, stride2, padding, "
-                 "is_multiply, layout",
+       in_float32(tensor_program(_correlation)), "numpy",
+       *(Attr(name, default, kind, asked=REQUIRED) for name, default, kind in (
+           ("kernel_size", 1, "int"), ("max_displacement", 1, "int"), ("stride1", 1, "int"),
+           ("stride2", 1, "int"), ("padding", (0, 0), "sizes"), ("is_multiply", True, "bool"),
+           ("layout", "NCHW", "str"),
+       )),
        doc="How patches of one image fit those of another, beside each place within a "
            "distance.")  # fmt: skip
 define("nn.deformable_conv2d", "data offset weight", _deformable_type,
        in_float32(tensor_program(_deformable)), "numpy", *by_rank.conv(2)[:3],
        Attr("deformable_groups", 1, "int"), *by_rank.conv(2)[3:],
        kind=OUT_ELEMWISE_FUSABLE, roles=conv_roles(KERNEL, "data_layout"), window=2,
-       signature="data, offset, weight, strides=(1, 1), padding=(0, 0), dilation=(1, 1), "
-                 "deformable_groups=1, groups=1, channels=None, kernel_size=None, "
-                 "data_layout='NCHW', kernel_layout='OIHW', out_layout='', out_dtype=''",
        doc="A convolution that reads beside its window's places by `offset` (N, 2 D R S, P, Q): "
            "y, x.")  # fmt: skip
 _POOLED = (Attr("pooled_size", REQUIRED, "sizes"), Attr("spatial_scale", REQUIRED, "float"))
@@ -183,8 +180,7 @@ define("vision.roi_pool", "data rois", _regions_type, in_float32(_regions), "num
        Attr("layout", "NCHW", "str"),
        kind=OUT_ELEMWISE_FUSABLE,
        doc="As `roi_align`: the maxima of whole elements.")  # fmt: skip
-define("vision.yolo_reorg", "data", _reorg_type, _reorg, "numpy", Attr("stride", 1, "int"),
-       kind=INJECTIVE,
-       signature="data, stride",
+define("vision.yolo_reorg", "data", _reorg_type, _reorg, "numpy",
+       Attr("stride", 1, "int", asked=REQUIRED), kind=INJECTIVE,
        doc="Darknet's reorganization: an image `stride` times smaller with more "
            "channels.")  # fmt: skip
