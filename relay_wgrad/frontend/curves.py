@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ..ir import const_like
 from .context import Context, shape_of
 from .moving import cut
 from .resampled import by_matrix
 
 op = relax.op
 _LONGEST = 4096  # of an axis that is summed up by a triangle
-
-
-def _number(value: float, like: Any) -> Any:
-    return relax.const(value, str(like.ty.dtype))
 
 
 def remainder(ctx: Context, x: Any, y: Any, floor: bool) -> Any:
@@ -27,7 +24,7 @@ def remainder(ctx: Context, x: Any, y: Any, floor: bool) -> Any:
 
 def floor_quotient(ctx: Context, x: Any, y: Any) -> Any:
     """x / y, down: as the remainder has it, not as the quotient is rounded; no gradient."""
-    none = op.equal(y, _number(0, y))
+    none = op.equal(y, const_like(0, y))
     plain = ctx.emit(op.grad.no_grad(ctx.emit(op.divide(x, y))))
     return ctx.emit(op.where(none, plain, _quotient(ctx, x, y, floor=True)))
 
@@ -35,7 +32,7 @@ def floor_quotient(ctx: Context, x: Any, y: Any) -> Any:
 def _quotient(ctx: Context, x: Any, y: Any, floor: bool) -> Any:
     rest = ctx.emit(op.mod(x, y))
     if floor:
-        zero = _number(0, rest)
+        zero = const_like(0, rest)
         apart = op.less(op.multiply(op.sign(rest), op.sign(y)), zero)
         rest = ctx.emit(op.where(apart, op.add(rest, y), rest))
     return ctx.emit(op.grad.no_grad(ctx.emit(op.round(op.divide(op.subtract(x, rest), y)))))

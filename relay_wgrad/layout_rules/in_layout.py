@@ -90,10 +90,3 @@ def tensor_args(args: Sequence[relax.Expr]) -> Iterator[relax.Expr]:
             yield from tensor_args(arg.fields)
         elif isinstance(arg.ty, relax.TensorType):
             yield arg
-
-
-def highest_rank(call: relax.Call) -> int | None:
-    """The rank whose layout a rule is asked for; None where a tensor's rank is unknown."""
-    ranks = [rank_of(arg.ty) for arg in tensor_args(call.args)]
-    ranks += [rank_of(ty) for ty in leaf_types(call.ty)]
-    return None if any(r is None for r in ranks) else max(r for r in ranks if r is not None)

@@ -193,6 +193,10 @@ _OPERANDS = {
 }
 
 
+def _doc(name: str, operands: int) -> str:
+    return f"The operator `{name}` {_OPERANDS[operands]}."
+
+
 def _of_record(record: Elementwise) -> Builder:
     return lambda s: record.apply(s.emit, *s.args)
 
@@ -212,25 +216,17 @@ for _name, _record in by("relay").items():
            _OWN.get(_name) or _of_record(_record), _CHECKED.get(_name, "numpy"),
            kind=ELEMWISE if _record.operands == 1 else BROADCAST, operands=_record.operands,
            level=_LEVEL.get(_name, 4 if _of_bits else 1), precision=_PRECISION.get(_name),
-           doc=f"The operator `{_name}` {_OPERANDS[_record.operands]}.")  # fmt: skip
-
-define("zeros_like", "data", relations.identity, _apply(R.zeros_like), "relay",
-       kind=ELEMWISE, level=4, fills=0,
-       doc="The operator `zeros_like` on each element of a tensor.")  # fmt: skip
-define("ones_like", "data", relations.identity, _apply(R.ones_like), "relay",
-       kind=ELEMWISE, level=4, fills=1,
-       doc="The operator `ones_like` on each element of a tensor.")  # fmt: skip
-define("copy", "data", relations.identity, lambda s: s.args[0], "numpy",
-       kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
-       doc="The operator `copy` on each element of a tensor.")  # fmt: skip
-define("trunc_divide", "lhs rhs", relations.binary, _trunc_divide, "numpy", kind=BROADCAST, level=1,
-       operands=2,
-       doc="The operator `trunc_divide` on the elements of two tensors, which broadcast "
-           "as NumPy's do.")  # fmt: skip
-define("trunc_mod", "lhs rhs", relations.binary, _divided(R.mod, rest=True), "numpy",
-       kind=BROADCAST, level=1, operands=2,
-       doc="The operator `trunc_mod` on the elements of two tensors, which broadcast as "
-           "NumPy's do.")  # fmt: skip
+           doc=_doc(_name, _record.operands))  # fmt: skip
+for _name, _fills in (("zeros_like", 0), ("ones_like", 1)):
+    define(_name, "data", relations.identity, _apply(getattr(R, _name)), "relay",
+           kind=ELEMWISE, level=4, fills=_fills, doc=_doc(_name, 1))  # fmt: skip
+define("copy", "data", relations.identity, lambda s: s.args[0], "numpy", kind=ELEMWISE, level=3,
+       precision=FOLLOW, operands=1, doc=_doc("copy", 1))  # fmt: skip
+for _name, _build in (
+    ("trunc_divide", _trunc_divide), ("trunc_mod", _divided(R.mod, rest=True)),
+):  # fmt: skip
+    define(_name, "lhs rhs", relations.binary, _build, "numpy", kind=BROADCAST, level=1, operands=2,
+           doc=_doc(_name, 2))  # fmt: skip
 define("clip", "data", _clip_type, _clip, "numpy",
        Attr("a_min", REQUIRED, "float"), Attr("a_max", REQUIRED, "float"),
        kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
