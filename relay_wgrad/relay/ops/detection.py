@@ -30,7 +30,7 @@ def _index(call: Call, name: str, size: Dim, lowest: int = 0, width: int = 1) ->
 def _boxes(call: Call) -> TensorType:
     """The boxes (batch, anchors, elements), whose attributes are places of elements."""
     data = rank(call, 0, 3)
-    if not data.dtype.startswith(("float", "bfloat")):
+    if not data.is_float:
         call.fail(f"data must be of floats, got {show(data)}")
     _index(call, "id_index", data.shape[2], lowest=-1)
     _index(call, "score_index", data.shape[2])

@@ -28,7 +28,7 @@ def _apply(function: Callable[..., Any]) -> Builder:
 def _round(s: Site) -> Any:
     """Halves away from zero, as Relay does; Relax's own goes to even."""
     x = s.args[0]
-    if not s.tensor().dtype.startswith(("float", "bfloat")):
+    if not s.tensor().is_float:
         return x
     # What trunc leaves is exact, and NaN for an infinity, which stays; x + 0.5 would be rounded.
     whole = s.emit(R.trunc(x))
@@ -47,11 +47,10 @@ def _divided(function: Callable[..., Any], rest: bool = False) -> Builder:
     def build(s: Site) -> Any:
         lhs, rhs = s.args
         value = constant_value(rhs)
-        if s.tensor(0).dtype.startswith(("float", "bfloat")):
+        if s.tensor(0).is_float:
             # TVM takes a scalar constant into the expression, and refuses to write x / 0 there.
             if value is None or value.ndim or value.item() != 0:
                 return function(lhs, rhs)
-            assert isinstance(s.out, TensorType)
             zero = relax.const(tvm.runtime.tensor(value.reshape((1,))))
             wide = s.emit(function(lhs, zero))
             return wide if s.tensor(0).shape else s.reshape(wide, ())
@@ -77,12 +76,12 @@ def _truncated(lhs: Any, rhs: Any) -> Any:
 
 def _trunc_divide(s: Site) -> Any:
     """Towards zero, as integer division in C is."""
-    real = s.tensor(0).dtype.startswith(("float", "bfloat"))
+    real = s.tensor(0).is_float
     return _divided(_truncated if real else R.divide)(s)
 
 
 def _power(s: Site) -> Any:
-    if not s.tensor(0).dtype.startswith(("float", "bfloat")):
+    if not s.tensor(0).is_float:
         s.fail(f"only of floating types has it a form, got {show(s.tensor(0))}")
     return R.power(*s.args)
 
@@ -95,10 +94,9 @@ def _as_bool(s: Site, index: int) -> Any:
 
 
 def _clip(s: Site) -> Any:
-    dtype = s.tensor().dtype
     low, high = s.attrs["a_min"], s.attrs["a_max"]
-    if not dtype.startswith(("float", "bfloat")):
-        least, most = bounds(dtype)
+    if not s.tensor().is_float:
+        least, most = bounds(s.tensor().dtype)
         low, high = (int(min(max(end, least), most)) for end in (low, high))
     # Two steps with a gradient each, which clip has not.
     return R.minimum(s.emit(R.maximum(s.args[0], s.const(low))), s.const(high))
@@ -147,15 +145,14 @@ def _cast_like_type(call: Call) -> Type:
 
 
 def _cast(s: Site) -> Any:
-    assert isinstance(s.out, TensorType)
-    if s.out.dtype == s.tensor().dtype:
+    if s.made.dtype == s.tensor().dtype:
         return s.args[0]
     value = constant_value(s.args[0])
     if value is not None and not value.ndim:
         # TVM's way with scalars refuses 200 as an int8; C, and Relay's kernels, wrap around.
         with np.errstate(all="ignore"):
-            return relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.out.dtype))))
-    return R.astype(s.args[0], s.out.dtype)
+            return relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.made.dtype))))
+    return R.astype(s.args[0], s.made.dtype)
 
 
 # What Relay means by a name, where it is not what the record builds.

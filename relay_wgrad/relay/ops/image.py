@@ -107,8 +107,7 @@ def _crop(s: Site) -> Any:
     batch = to_layout(s.tensor().shape, a["layout"], "NCHW")[0]
     if not isinstance(batch, int):
         s.fail(f"cannot be built with an unknown batch, got {show(s.tensor())}")
-    assert isinstance(s.out, TensorType)
-    which, dtype = clipped(s, s.args[2], s.tensor(2).dtype, batch), s.out.dtype
+    which, dtype = clipped(s, s.args[2], s.tensor(2).dtype, batch), s.made.dtype
 
     def cut(s: Site, data: Any, boxes: Any, which: Any) -> Any:
         return topi.image.crop_and_resize(
@@ -180,7 +179,6 @@ def _dilated(s: Site) -> Any:
 
 
 def _dilation(s: Site, data: Any, weight: Any) -> Any:
-    assert isinstance(s.out, TensorType)
     made = _DILATION[s.attrs["data_layout"], s.attrs["kernel_layout"]]
     args = (list(_both(s, "strides")), list(padding(s)), list(_both(s, "dilations")))
     return made(data, weight, *args, s.tensor().dtype)

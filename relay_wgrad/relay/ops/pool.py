@@ -172,7 +172,7 @@ def _folded(s: Site, part: Any, axis: int, count: int, maximum: bool) -> Any:
 
 def _adaptive_mean(s: Site) -> Any:
     """Of integers only in windows of one size: parts that are rounded have another mean."""
-    if s.tensor().dtype.startswith(("float", "bfloat")):
+    if s.tensor().is_float:
         return in_float32(lambda s: _adaptive(s, _targets(s), maximum=False))(s)
     layout, dims = s.attrs["layout"], s.tensor().shape
     steps = []
@@ -260,7 +260,7 @@ def _means_of_volumes(image: Builder, sizes: Rule) -> Builder:
     build = in_float32(_of_volumes(image, sizes))
 
     def means(s: Site) -> Any:
-        if s.tensor().dtype.startswith(("float", "bfloat")):
+        if s.tensor().is_float:
             return build(s)
         a = s.attrs
         if "pool_size" not in a:

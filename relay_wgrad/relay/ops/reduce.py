@@ -156,7 +156,7 @@ def _variance(s: Site) -> Any:
 def _mean(s: Site) -> Any:
     """Of integers the sum divided as C does; Relax' own is of int64 where it says int32."""
     axes = reduced_axes(s)
-    is_float = s.tensor().dtype.startswith(("float", "bfloat"))
+    is_float = s.tensor().is_float
     if not is_float:
         replace(s, attrs={**s.attrs, "axis": axes}).compare(size_rules.averaged)
     if is_float or ANY in s.tensor().shape:

@@ -22,8 +22,7 @@ R = relax.op
 
 def _to_out(s: Site) -> Any:
     """A reshape to the result's type."""
-    assert isinstance(s.out, TensorType)
-    return s.reshape(s.args[0], s.out.shape)
+    return s.reshape(s.args[0], s.made.shape)
 
 
 def _reshape_type(call: Call) -> Type:
@@ -63,8 +62,7 @@ def _reshape_like_type(call: Call) -> Type:
 
 def _reshape_like(s: Site) -> Any:
     """The run compares the numbers of elements where they are not proved to be one."""
-    assert isinstance(s.out, TensorType)
-    if same(product(s.tensor().shape), product(s.out.shape)):
+    if same(product(s.tensor().shape), product(s.made.shape)):
         return _to_out(s)
     return reshaped(s, s.args[0], s.sizes(s.tensor()), s.sizes(s.out))
 
@@ -203,8 +201,7 @@ def _must_broadcast_back(call: Call, small: TensorType) -> TensorType:
 
 
 def _collapse(s: Site) -> Any:
-    assert isinstance(s.out, TensorType)
-    if s.out.shape == s.tensor().shape and ANY not in s.out.shape:
+    if s.made.shape == s.tensor().shape and ANY not in s.made.shape:
         return s.args[0]
     if s.op == "collapse_sum_like":
         return R.collapse_sum_to(s.args[0], s.shape(1))

@@ -89,7 +89,6 @@ def _to_batch(s: Site) -> Any:
     split = [part for size, b in zip(wide, block, strict=True) for part in (size // b, b)]
     x = s.emit(R.reshape(x, [n, *split, *sizes[m:]]))
     order = [*range(2, 2 * m + 1, 2), 0, *range(1, 2 * m, 2), *range(2 * m + 1, m + len(sizes) + 1)]
-    assert isinstance(s.out, TensorType)
     return R.reshape(s.emit(R.permute_dims(x, order)), s.sizes(s.out))
 
 

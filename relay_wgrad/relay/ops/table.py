@@ -115,6 +115,12 @@ class Site(Call):
     args: tuple[Any, ...]
     out: Type
 
+    @property
+    def made(self) -> TensorType:
+        """The result's type, of an operator that makes one tensor."""
+        assert isinstance(self.out, TensorType)
+        return self.out
+
     def emit(self, expr: Any) -> Any:
         """Binds an intermediate result."""
         return self.bb.emit(expr)
@@ -174,8 +180,7 @@ def named(name: str, error: TypeError | ValueError) -> TypeError | ValueError:
     """The error, with the operator's name if its words lack it: a type's are of a size alone."""
     if name.rpartition(".")[2] in str(error):
         return error
-    kind = TypeError if isinstance(error, TypeError) else ValueError
-    return kind(f"{name}: {error}")
+    return (TypeError if isinstance(error, TypeError) else ValueError)(f"{name}: {error}")
 
 
 Relation = Callable[[Call], Type]
@@ -190,11 +195,11 @@ class RelayOp:
     "numpy" or "torch"; `meta`: the attributes' type key where Relay's text puts them into its
     metadata section; `kind`, `level`, `precision` and `stateful`: Relay's TOpPattern, level of
     support, rule of `ToMixedPrecision` and TOpIsStateful (`facts`), None where it says nothing;
-    `open_attrs`: a user's operator, whose attributes nobody declares; `variadic`:
-    it takes any number of arguments; `operands`: from an element of each of so many tensors, which
-    broadcast, an element of the result is made, whatever axes are; `fills`: what each element of
-    the result is; `reshapes`: Relay's TReshapeOp; `roles`: whose layouts its attributes are.
-    Whether it has a gradient, TVM's registry says of what `build` makes.
+    `open_attrs`: a user's operator, whose attributes nobody declares; `variadic`: it takes any
+    number of arguments; `operands`: an element of the result is made of one of each of so many
+    tensors, which broadcast; `fills`: what each element of the result is; `reshapes`: Relay's
+    TReshapeOp; `roles`: whose layouts its attributes are.  Whether it has a gradient, TVM's
+    registry says of what `build` makes.
 
     `doc`: what its builder's help says, for one that `relay.op.made` makes: the builder's arguments
     are then `signature`'s, by default the inputs and then the attributes, where `a: data` is `data`

@@ -123,7 +123,6 @@ def _reorg(s: Site) -> Any:
     """As darknet reads it: the channels as an image `stride` times as high and wide."""
     stride = s.attrs["stride"]
     n, c, h, w = s.sizes(s.tensor())
-    assert isinstance(s.out, TensorType)
     x = s.emit(R.reshape(s.args[0], [n, c // stride**2, h, stride, w, stride]))
     return R.reshape(s.emit(R.permute_dims(x, [0, 3, 5, 1, 2, 4])), s.sizes(s.out))
 
