@@ -34,8 +34,8 @@ def _neutral(kind: str, x: Tensor, dtype: str) -> bool:
         return False
     if kind in ("and", "or"):
         return bool(value) == (kind == "and") if dtype == "bool" else False
-    if kind in ("add", "multiply"):
-        return bool(value == (kind == "multiply"))
+    if (neutral := OPERATIONS[kind].neutral) is not None:
+        return bool(value == neutral)
     if dtype in FLOATS:
         return bool(value == (-math.inf if kind == "maximum" else math.inf))
     if dtype == "bool":

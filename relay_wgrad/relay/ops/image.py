@@ -26,7 +26,7 @@ from .te import (
     refuse_empty,
     tensor_program,
 )
-from .windows import padding, pair
+from .windows import each, ends
 
 _METHODS = ("nearest_neighbor", "linear", "cubic")
 _COORDINATES = (
@@ -124,12 +124,12 @@ _DILATION = {
 }
 
 
-def _both(call: Call, name: str) -> tuple[int, int]:
+def _both(call: Call, name: str) -> tuple[int, ...]:
     """Of height and width; TensorFlow's four, where all are one number."""
     values = call.attrs[name]
     if len(values) == 4 and len(set(values)) == 1:
-        return pair(replace(call, attrs={**call.attrs, name: values[:2]}), name)
-    return pair(call, name)
+        return each(replace(call, attrs={**call.attrs, name: values[:2]}), name, 2)
+    return each(call, name, 2)
 
 
 def _dilation_type(call: Call) -> Type:
@@ -145,7 +145,7 @@ def _dilation_type(call: Call) -> Type:
     channels, *window = to_layout(weight.shape, layouts[1], "IHW")
     if not agree(c, channels):
         call.fail(f"weight must have data's channels, got {show(data)} and {show(weight)}")
-    top, left, bottom, right = padding(call)
+    top, left, bottom, right = ends(call, 2)
     strides, dilations = _both(call, "strides"), _both(call, "dilations")
     out: list[Dim] = [n, c]
     for i, pad in enumerate((top + bottom, left + right)):
@@ -162,7 +162,7 @@ def _dilation_type(call: Call) -> Type:
 
 def _dilated(s: Site) -> Any:
     layouts = s.attrs["data_layout"], s.attrs["kernel_layout"]
-    top, left, bottom, right = padding(s)
+    top, left, bottom, right = ends(s, 2)
     strides, dilations = _both(s, "strides"), _both(s, "dilations")
 
     def fits(checks: Checks, _: Any, args: Sequence[Any]) -> None:
@@ -180,7 +180,7 @@ def _dilated(s: Site) -> Any:
 
 def _dilation(s: Site, data: Any, weight: Any) -> Any:
     made = _DILATION[s.attrs["data_layout"], s.attrs["kernel_layout"]]
-    args = (list(_both(s, "strides")), list(padding(s)), list(_both(s, "dilations")))
+    args = (list(_both(s, "strides")), list(ends(s, 2)), list(_both(s, "dilations")))
     return made(data, weight, *args, s.tensor().dtype)
 
 

@@ -22,7 +22,7 @@ from .blocks import on_whole_axes
 from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE, image_roles
 from .relations import agree, product
 from .table import Builder, Call, Site, define, in_float32, show
-from .windows import each, ends, padding, pair, pooled, rank_of, spatial_axes
+from .windows import each, ends, pooled, rank_of, spatial_axes
 
 R = relax.op
 
@@ -79,8 +79,9 @@ def _grad_type(call: Call) -> Type:
 def _window(s: Site) -> dict[str, Any]:
     a = s.attrs
     out = {
-        "pool_size": pair(s, "pool_size"), "strides": pair(s, "strides"), "padding": padding(s),
-        "dilation": _dilation(s), "ceil_mode": a["ceil_mode"], "layout": a["layout"],
+        "pool_size": each(s, "pool_size", 2), "strides": each(s, "strides", 2),
+        "padding": ends(s, 2), "dilation": _dilation(s), "ceil_mode": a["ceil_mode"],
+        "layout": a["layout"],
     }  # fmt: skip
     if "count_include_pad" in a:
         out["count_include_pad"] = a["count_include_pad"]

@@ -13,6 +13,7 @@ from ..types import ANY, Dim, TensorType, TupleType, Type
 from .facts import FOLLOW, INJECTIVE
 from .relations import agree, bounds, divides, mapped, product, total
 from .table import REQUIRED, Attr, Call, Site, define, lookup, show
+from .te import choice
 
 R = relax.op
 
@@ -138,8 +139,7 @@ def _slices(call: Call) -> dict[int, tuple[int, int, int]]:
     """axis -> (begin, end, stride) as written, missing ones filled in."""
     ndim, a = len(call.tensor().shape), call.attrs
     begin, end, strides = list(a["begin"]), list(a["end"]), list(a["strides"])
-    if a["slice_mode"] not in ("end", "size"):
-        call.fail(f"slice_mode must be 'end' or 'size', got {a['slice_mode']!r}")
+    choice(call, "slice_mode", ("end", "size"))
     axes = a["axes"]
     if axes is not None:
         if not len(axes) == len(begin) == len(end) == len(strides):
@@ -265,8 +265,7 @@ def _take_type(call: Call) -> Type:
     data, indices = call.tensor(0), call.tensor(1)
     if not indices.dtype.startswith(("int", "uint")):
         call.fail(f"indices of take must be tensor of integer, got {show(indices)}")
-    if call.attrs["mode"] not in ("clip", "wrap", "fast"):
-        call.fail(f"mode must be 'clip', 'wrap' or 'fast', got {call.attrs['mode']!r}")
+    choice(call, "mode", ("clip", "wrap", "fast"))
     if call.attrs["batch_dims"]:
         call.fail(f"only batch_dims=0 is supported, got {call.attrs['batch_dims']}")
     if call.attrs["axis"] is None:

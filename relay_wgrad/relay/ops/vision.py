@@ -14,7 +14,7 @@ from .facts import INJECTIVE, OUT_ELEMWISE_FUSABLE, conv_roles, image_roles
 from .relations import agree, divides, mapped
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 from .te import choice, count, known_size, program, rank, refuse_empty, tensor_program
-from .windows import padding, pair
+from .windows import each, ends
 
 R = relax.op
 _DEFORMABLE = {
@@ -47,8 +47,8 @@ def _deformable_type(call: Call) -> Type:
             "shape of weight is inconsistent with channels or kernel_size, got"
             f" {a['channels']}, {a['kernel_size']} and {show(weight)}"
         )
-    top, left, bottom, right = padding(call)
-    strides, dilation = pair(call, "strides"), pair(call, "dilation")
+    top, left, bottom, right = ends(call, 2)
+    strides, dilation = each(call, "strides", 2), each(call, "dilation", 2)
     p = int(out_size(h, top + bottom, r, strides[0], dilation[0]))
     q = int(out_size(w, left + right, s, strides[1], dilation[1]))
     if min(p, q) < 1:
@@ -64,8 +64,8 @@ def _deformable(s: Site, data: Any, offset: Any, weight: Any) -> Any:
     if a["groups"] != 1:
         s.fail(f"has no lowering with groups but 1, got groups={a['groups']}")
     return _DEFORMABLE[a["data_layout"], a["kernel_layout"]](
-        data, offset, weight, list(pair(s, "strides")), list(padding(s)),
-        list(pair(s, "dilation")), a["deformable_groups"], a["groups"], s.tensor().dtype,
+        data, offset, weight, list(each(s, "strides", 2)), list(ends(s, 2)),
+        list(each(s, "dilation", 2)), a["deformable_groups"], a["groups"], s.tensor().dtype,
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _correlation_type(call: Call) -> Type:
     data, a = rank(call, 0, 4), call.attrs
     dtype = call.same_dtype(0, 1)
     call.must_be(1, data, "as data1")
-    size, far, pads = a["kernel_size"], a["max_displacement"], padding(call)
+    size, far, pads = a["kernel_size"], a["max_displacement"], ends(call, 2)
     if size < 1 or size % 2 != 1 or far < 0 or min(a["stride1"], a["stride2"]) < 1:
         call.fail(
             f"takes an odd kernel_size, a max_displacement from 0 and strides from 1, got {size},"
@@ -151,7 +151,7 @@ def _correlation_type(call: Call) -> Type:
 def _correlation(s: Site, one: Any, other: Any) -> Any:
     names = ("kernel_size", "max_displacement", "stride1", "stride2")
     values = [s.attrs[name] for name in names]
-    return topi.nn.correlation_nchw(one, other, *values, list(padding(s)), s.attrs["is_multiply"])
+    return topi.nn.correlation_nchw(one, other, *values, list(ends(s, 2)), s.attrs["is_multiply"])
 
 
 define("nn.correlation", "data1 data2", _correlation_type,
