@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
+from .dtypes import numpy_dtype
 from .keys import CODEGEN, COMPOSITE, NO_ALIAS, OP_PATTERN, PRIMITIVE, SCHEDULED
 
 OPAQUE = 8
@@ -32,6 +34,16 @@ def expressions(func: relax.Function) -> list[relax.Expr]:
     found: list[relax.Expr] = []
     relax.analysis.post_order_visit(func, found.append)
     return found
+
+
+def constant(value: Any, dtype: str) -> relax.Constant:
+    """A constant tensor of any dtype."""
+    return relax.const(np.asarray(value, numpy_dtype(dtype)), dtype)
+
+
+def const_like(value: float, like: Any) -> relax.Constant:
+    """A number in the dtype of an expression."""
+    return constant(value, str(like.ty.dtype))
 
 
 def compared(function: Callable[[Any, Any], Any], a: Any, b: Any) -> relax.Expr:

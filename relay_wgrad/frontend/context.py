@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
-from ..dtypes import numpy_dtype
+from ..ir import constant
 from ..relation import as_size
 from .graph import Distribution, InputSpec, TrainingGraph, mean_of
 from .partial import Choice
@@ -135,9 +135,7 @@ class Context:
     def full(self, shape: tuple[Any, ...], value: Any, dtype: str) -> Any:
         """A tensor of one number."""
         if is_open(shape):
-            return self.emit(
-                relax.op.broadcast_to(relax.const(np.asarray(value, dtype), dtype), shape)
-            )
+            return self.emit(relax.op.broadcast_to(constant(value, dtype), shape))
         return relax.const(np.full(shape, value, dtype), dtype)
 
     def at_least(self, batch: int, why: str) -> None:
@@ -215,8 +213,7 @@ class Context:
 
     def const(self, value: Any) -> Any:
         """A constant of the graph's dtype."""
-        dtype = self.options.dtype
-        return relax.const(np.asarray(value, numpy_dtype(dtype)), dtype)
+        return constant(value, self.options.dtype)
 
     def tensor(self, value: Value) -> Any:
         """The expression of a value: a variable, a parameter (initializers) or a constant."""

@@ -1,7 +1,4 @@
-"""Functions of numbers beside the activations, in ops that have gradients.
-
-Where a formula loses digits another one is chosen, which is given nothing that it cannot take.
-"""
+"""Remainders, products and running sums along axes, in ops that have gradients."""
 
 from __future__ import annotations
 
@@ -11,49 +8,13 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ..ir import const_like
 from .context import Context, shape_of
 from .moving import cut
 from .resampled import by_matrix
 
 op = relax.op
 _LONGEST = 4096  # of an axis that is summed up by a triangle
-
-
-def _number(value: float, like: Any) -> Any:
-    return relax.const(value, str(like.ty.dtype))
-
-
-def _near_zero(ctx: Context, x: Any, limit: float, near: Any, plain: Any) -> Any:
-    """A function by `near` where |x| is below the limit, else by `plain`."""
-    small = ctx.emit(op.less(op.abs(x), _number(limit, x)))
-    inside = ctx.emit(op.where(small, x, _number(0, x)))
-    return ctx.emit(op.where(small, near(inside), plain(x)))
-
-
-def expm1(ctx: Context, x: Any) -> Any:
-    """exp(x) - 1, near 0 its series: x (1 + x / 2 (1 + x / 3 (1 + …)))."""
-
-    def near(y: Any) -> Any:
-        one, sum_ = _number(1, y), _number(1, y)
-        for n in range(13, 1, -1):
-            step = ctx.emit(op.multiply(sum_, op.multiply(y, _number(1 / n, y))))
-            sum_ = ctx.emit(op.add(one, step))
-        return op.multiply(y, sum_)
-
-    return _near_zero(ctx, x, 1 / 4, near, lambda y: op.subtract(op.exp(y), _number(1, y)))
-
-
-def log1p(ctx: Context, x: Any) -> Any:
-    """log(1 + x), near 0 twice the area tangent of z = y / (2 + y): z + z^3 / 3 + z^5 / 5 + …"""
-
-    def near(y: Any) -> Any:
-        z = ctx.emit(op.divide(y, op.add(y, _number(2, y))))
-        square, sum_ = ctx.emit(op.multiply(z, z)), _number(1 / 15, y)
-        for odd in range(13, 0, -2):
-            sum_ = ctx.emit(op.add(op.multiply(sum_, square), _number(1 / odd, y)))
-        return op.multiply(op.multiply(z, sum_), _number(2, y))
-
-    return _near_zero(ctx, x, 1 / 8, near, lambda y: op.log(op.add(y, _number(1, y))))
 
 
 def remainder(ctx: Context, x: Any, y: Any, floor: bool) -> Any:
@@ -63,7 +24,7 @@ def remainder(ctx: Context, x: Any, y: Any, floor: bool) -> Any:
 
 def floor_quotient(ctx: Context, x: Any, y: Any) -> Any:
     """x / y, down: as the remainder has it, not as the quotient is rounded; no gradient."""
-    none = op.equal(y, _number(0, y))
+    none = op.equal(y, const_like(0, y))
     plain = ctx.emit(op.grad.no_grad(ctx.emit(op.divide(x, y))))
     return ctx.emit(op.where(none, plain, _quotient(ctx, x, y, floor=True)))
 
@@ -71,7 +32,7 @@ def floor_quotient(ctx: Context, x: Any, y: Any) -> Any:
 def _quotient(ctx: Context, x: Any, y: Any, floor: bool) -> Any:
     rest = ctx.emit(op.mod(x, y))
     if floor:
-        zero = _number(0, rest)
+        zero = const_like(0, rest)
         apart = op.less(op.multiply(op.sign(rest), op.sign(y)), zero)
         rest = ctx.emit(op.where(apart, op.add(rest, y), rest))
     return ctx.emit(op.grad.no_grad(ctx.emit(op.round(op.divide(op.subtract(x, rest), y)))))

@@ -16,6 +16,7 @@ import numpy as np
 from tvm import relax
 
 from ..conventions.common import Axis, extent
+from ..ir import const_like
 from ..ops.algebra import FPROPS, TRANSPOSED
 from .context import Context, shape_of
 from .moving import broadcast, cut
@@ -255,7 +256,7 @@ def masked(ctx: Context, x: Any, rate: float) -> Any:
     if rate == 0.0:
         return x
     if rate == 1.0:
-        return ctx.emit(op.multiply(x, relax.const(0.0, str(x.ty.dtype))))
+        return ctx.emit(op.multiply(x, const_like(0.0, x)))
     if not 0.0 < rate < 1.0:
         raise ValueError(f"a dropout rate of {rate} is not between 0 and 1")
     name = f"dropout_mask_{len(ctx.masks)}"

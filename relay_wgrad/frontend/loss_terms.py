@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ..ir import const_like
 from . import activations as act
 from .context import Context, shape_of
 from .sizes import counted, number
@@ -63,8 +64,8 @@ def bce_with_logits(
     """-w (p t log sigmoid(x) + (1 - t) log(1 - sigmoid(x))), of each element, finite for any x."""
     factor = target
     if pos_weight is not None:
-        factor = op.multiply(target, op.subtract(pos_weight, _const(1.0, x)))
-    ones = _const(1.0, x)
+        factor = op.multiply(target, op.subtract(pos_weight, const_like(1.0, x)))
+    ones = const_like(1.0, x)
     logs = act.log_sigmoid(ctx, x)
     rest = ctx.emit(op.multiply(op.subtract(ones, target), x))
     if pos_weight is None:
@@ -119,7 +120,7 @@ def cross_entropy(
     classes = shape[axis]
     column = [classes if a == axis else 1 for a in range(len(shape))]
     names = ctx.emit(op.reshape(counted(classes), column))
-    zero = _const(0.0, logs)
+    zero = const_like(0.0, logs)
     chosen = ctx.emit(op.equal(ctx.emit(op.expand_dims(labels, axis)), names))
     weights = None if weight is None else ctx.emit(op.reshape(op.grad.no_grad(weight), column))
     weighted = logs if weights is None else ctx.emit(op.multiply(logs, weights))
@@ -128,7 +129,7 @@ def cross_entropy(
         spread = ctx.emit(
             op.multiply(op.sum(weighted, [axis]), _share(ctx, -smoothing, classes, logs))
         )
-        each = ctx.emit(op.add(op.multiply(each, _const(1.0 - smoothing, logs)), spread))
+        each = ctx.emit(op.add(op.multiply(each, const_like(1.0 - smoothing, logs)), spread))
     low = op.less(labels, relax.const(0, "int64"))
     high = op.greater_equal(labels, number([classes], "int64", ctx.emit))
     wrong = ctx.emit(op.logical_or(low, high))
@@ -137,11 +138,11 @@ def cross_entropy(
         counts = ctx.emit(op.not_equal(labels, relax.const(ignored, "int64")))
         wrong = ctx.emit(op.logical_and(wrong, counts))
         each = ctx.emit(op.where(counts, each, zero))
-    each = ctx.emit(op.where(wrong, _const(math.nan, logs), each))
+    each = ctx.emit(op.where(wrong, const_like(math.nan, logs), each))
     if reduction != "mean" or (counts is None and weights is None):
         return reduced(ctx, each, reduction)
     if weights is None:
-        share = op.where(counts, _const(1.0, logs), zero)
+        share = op.where(counts, const_like(1.0, logs), zero)
     else:
         share = op.sum(op.where(chosen, op.broadcast_to(weights, shape), zero), [axis])
         share = share if counts is None else op.where(counts, share, zero)
@@ -162,7 +163,7 @@ def cross_entropy_of(
     shape = shape_of(logs)
     axis = 1 if len(shape) > 1 else 0
     if smoothing:
-        target = ctx.emit(op.multiply(target, _const(1.0 - smoothing, logs)))
+        target = ctx.emit(op.multiply(target, const_like(1.0 - smoothing, logs)))
         target = ctx.emit(op.add(target, _share(ctx, smoothing, shape[axis], logs)))
     if weight is not None:
         column = [shape[axis] if a == axis else 1 for a in range(len(shape))]
@@ -174,10 +175,6 @@ def cross_entropy_of(
 def _share(ctx: Context, value: float, count: Any, like: Any) -> Any:
     """A number by a size."""
     if isinstance(count, int):
-        return _const(value / count, like)
-    return ctx.emit(op.divide(_const(value, like), number([count], str(like.ty.dtype), ctx.emit)))
-
-
-def _const(value: float, like: Any) -> Any:
-    dtype = str(like.ty.dtype)
-    return relax.const(np.asarray(value, dtype), dtype)
+        return const_like(value / count, like)
+    size = number([count], str(like.ty.dtype), ctx.emit)
+    return ctx.emit(op.divide(const_like(value, like), size))

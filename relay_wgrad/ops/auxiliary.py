@@ -12,26 +12,24 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import tvm
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
 from .. import opdef
 from ..attrs import as_ints
+from ..dtypes import numpy_dtype
 from ..layout_rules import stock, table
+from ..problem import DTYPE_BYTES
 from ..relation import as_expr, as_size
 from . import curves, half, sampling, size_rules, ties
 
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
 
-# What pads a maximum: the most negative number of each dtype.
-LOWEST = {
-    "float16": -65504.0,
-    "bfloat16": -3.3895313892515355e38,
-    "float32": -3.4028234663852886e38,
-    "float64": -1.7976931348623157e308,
-}
+LOWEST = {dtype: float(ml_dtypes.finfo(numpy_dtype(dtype)).min) for dtype in DTYPE_BYTES}
+"""What pads a maximum: the most negative number of each dtype."""
 
 
 def _sizes(op: str, ty: relax.TensorType) -> list[Any]:

@@ -23,10 +23,12 @@ from tvm import relax
 
 from ..attrs import as_int
 from ..dtypes import HALVES
+from ..ir import const_like
 from ..problem import DTYPE_BYTES
 from ..relation import Checks, as_size
 from ..rules import Size
 from .algebra import get_op
+from .ties import relu_slope
 
 R = relax.op
 Expr = Any
@@ -52,42 +54,31 @@ class Activation:
     curved: Callable[[Expr], Expr] | None = None
 
 
-def number(value: float, like: Expr) -> Expr:
-    """A constant of an expression's dtype."""
-    return relax.const(value, dtype_of(like))
-
-
-def _relu_slope(g: Expr, z: Expr) -> Expr:
-    """0 where z <= 0, so NaN passes."""
-    return R.where(R.less_equal(z, number(0, z)), number(0, g), g)
-
-
 def _relu6(z: Expr) -> Expr:
-    low = R.where(R.less_equal(z, number(0, z)), number(0, z), z)
-    return R.where(R.greater_equal(z, number(6, z)), number(6, z), low)
+    low = R.where(R.less_equal(z, const_like(0, z)), const_like(0, z), z)
+    return R.where(R.greater_equal(z, const_like(6, z)), const_like(6, z), low)
 
 
 def _relu6_slope(g: Expr, z: Expr) -> Expr:
-    low = R.where(R.less_equal(z, number(0, z)), number(0, g), g)
-    return R.where(R.greater_equal(z, number(6, z)), number(0, g), low)
+    return R.where(R.greater_equal(z, const_like(6, z)), const_like(0, g), relu_slope(g, z))
 
 
 def _silu_slope(g: Expr, z: Expr) -> Expr:
     s = R.sigmoid(z)
-    one = number(1, z)
+    one = const_like(1, z)
     return R.multiply(g, R.multiply(s, R.add(one, R.multiply(z, R.subtract(one, s)))))
 
 
 def _silu_curve(z: Expr) -> Expr:
     s = R.sigmoid(z)
-    one, two = number(1, z), number(2, z)
+    one, two = const_like(1, z), const_like(2, z)
     inner = R.add(two, R.multiply(z, R.subtract(one, R.multiply(two, s))))
     return R.multiply(R.multiply(s, R.subtract(one, s)), inner)
 
 
 ACTIVATIONS: dict[str, Activation] = {
     "": Activation(lambda z: z, lambda g, z: g),
-    "relu": Activation(R.nn.relu, _relu_slope),
+    "relu": Activation(R.nn.relu, relu_slope),
     "relu6": Activation(_relu6, _relu6_slope),
     "silu": Activation(R.nn.silu, _silu_slope, by_result=False, curved=_silu_curve),
 }

@@ -17,13 +17,10 @@ from typing import Any
 
 from tvm import relax
 
+from ..ir import const_like
 from .ties import Partials, Rule, fit
 
 op = relax.op
-
-
-def _one(x: Any) -> Any:
-    return relax.const(1, str(x.ty.dtype))
 
 
 def _by(slope: Callable[[Any, Any], Any]) -> Rule:
@@ -48,24 +45,24 @@ def _over(divisor: Callable[[Any], Any]) -> Rule:
 
 def _rest(x: Any) -> Any:
     """1 - x^2 as a product: near 1 the square of x would lose what is left."""
-    return op.multiply(op.subtract(_one(x), x), op.add(_one(x), x))
+    return op.multiply(op.subtract(const_like(1, x), x), op.add(const_like(1, x), x))
 
 
 def _above(x: Any) -> Any:
-    return op.multiply(op.subtract(x, _one(x)), op.add(x, _one(x)))
+    return op.multiply(op.subtract(x, const_like(1, x)), op.add(x, const_like(1, x)))
 
 
 def _plus(x: Any) -> Any:
-    return op.add(_one(x), op.multiply(x, x))
+    return op.add(const_like(1, x), op.multiply(x, x))
 
 
 def atan2(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """The angle of (x, y), y first; 0 at the origin, as autograd's."""
     y, x = call.args
     square = ctx.emit(op.add(op.multiply(x, x), op.multiply(y, y)))
-    zero = relax.const(0, str(var.ty.dtype))
+    zero = const_like(0, var)
     origin = ctx.emit(op.equal(square, zero))
-    square = op.where(origin, _one(var), square)
+    square = op.where(origin, const_like(1, var), square)
     share = ctx.emit(op.where(origin, zero, op.divide(ct, square)))
     return [fit(op.multiply(share, x), y, var), fit(op.negative(op.multiply(share, y)), x, var)]
 

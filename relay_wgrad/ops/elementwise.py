@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ..dtypes import numpy_dtype
-from ..ir import compared
+from ..ir import compared, const_like
 
 op = relax.op
 Emit = Callable[[Any], Any]
@@ -44,6 +43,8 @@ class Elementwise:
     torch : ATen's overloads, with spaces between them; onnx, stablehlo, relay : the others' names;
         "" where there is no such operator.
     domain : between which numbers a function is asked, at most.
+    neutral : the second operand that changes nothing, if it is one number; where the operator
+        `commutes`, the first one too.
     built : composes it of Relax's operators, of (emit, operands…); None: it is Relax's `name`.
     """
 
@@ -58,6 +59,8 @@ class Elementwise:
     stablehlo: str = ""
     relay: str = ""
     domain: tuple[float, float] = ALL
+    neutral: int | None = None
+    commutes: bool = False
     built: Callable[..., Any] | None = None
 
     def apply(self, emit: Emit, *operands: Any) -> Any:
@@ -72,22 +75,17 @@ def _relax(name: str) -> Callable[..., Any]:
     return getattr(getattr(op, module) if module else op, last)
 
 
-def _number(value: float, like: Any) -> Any:
-    dtype = str(like.ty.dtype)
-    return relax.const(np.asarray(value, numpy_dtype(dtype)), dtype)
-
-
 # ---- what Relax composes -------------------------------------------------------------------------
 
 
 def _scaled_log(base: float) -> Callable[..., Any]:
-    return lambda emit, x: op.multiply(emit(op.log(x)), _number(1 / math.log(base), x))
+    return lambda emit, x: op.multiply(emit(op.log(x)), const_like(1 / math.log(base), x))
 
 
 def _near_zero(emit: Emit, x: Any, limit: float, near: Emit, plain: Emit) -> Any:
     """A function by `near` where |x| is below the limit, else by `plain`: no digits are lost."""
-    small = emit(op.less(op.abs(x), _number(limit, x)))
-    inside = emit(op.where(small, x, _number(0, x)))
+    small = emit(op.less(op.abs(x), const_like(limit, x)))
+    inside = emit(op.where(small, x, const_like(0, x)))
     return op.where(small, near(inside), plain(x))
 
 
@@ -95,41 +93,42 @@ def _expm1(emit: Emit, x: Any) -> Any:
     """exp(x) - 1, near 0 its series: x (1 + x / 2 (1 + x / 3 (1 + …)))."""
 
     def near(y: Any) -> Any:
-        one, total = _number(1, y), _number(1, y)
+        one, total = const_like(1, y), const_like(1, y)
         for n in range(13, 1, -1):
-            total = emit(op.add(one, emit(op.multiply(total, op.multiply(y, _number(1 / n, y))))))
+            step = op.multiply(total, op.multiply(y, const_like(1 / n, y)))
+            total = emit(op.add(one, emit(step)))
         return op.multiply(y, total)
 
-    return _near_zero(emit, x, 1 / 4, near, lambda y: op.subtract(op.exp(y), _number(1, y)))
+    return _near_zero(emit, x, 1 / 4, near, lambda y: op.subtract(op.exp(y), const_like(1, y)))
 
 
 def _log1p(emit: Emit, x: Any) -> Any:
     """log(1 + x), near 0 twice the area tangent of z = y / (2 + y): z + z^3 / 3 + z^5 / 5 + …"""
 
     def near(y: Any) -> Any:
-        z = emit(op.divide(y, op.add(y, _number(2, y))))
-        square, total = emit(op.multiply(z, z)), _number(1 / 15, y)
+        z = emit(op.divide(y, op.add(y, const_like(2, y))))
+        square, total = emit(op.multiply(z, z)), const_like(1 / 15, y)
         for odd in range(13, 0, -2):
-            total = emit(op.add(op.multiply(total, square), _number(1 / odd, y)))
-        return op.multiply(op.multiply(z, total), _number(2, y))
+            total = emit(op.add(op.multiply(total, square), const_like(1 / odd, y)))
+        return op.multiply(op.multiply(z, total), const_like(2, y))
 
-    return _near_zero(emit, x, 1 / 8, near, lambda y: op.log(op.add(y, _number(1, y))))
+    return _near_zero(emit, x, 1 / 8, near, lambda y: op.log(op.add(y, const_like(1, y))))
 
 
 def _cbrt(emit: Emit, x: Any) -> Any:
-    return op.multiply(op.sign(x), op.power(op.abs(x), _number(1 / 3, x)))
+    return op.multiply(op.sign(x), op.power(op.abs(x), const_like(1 / 3, x)))
 
 
 def _exp2(emit: Emit, x: Any) -> Any:
-    return op.power(_number(2, x), x)
+    return op.power(const_like(2, x), x)
 
 
 def _erfc(emit: Emit, x: Any) -> Any:
-    return op.subtract(_number(1, x), op.erf(x))
+    return op.subtract(const_like(1, x), op.erf(x))
 
 
 def _reciprocal(emit: Emit, x: Any) -> Any:
-    return op.divide(_number(1, x), x)
+    return op.divide(const_like(1, x), x)
 
 
 def _comparison(name: str) -> Callable[..., Any]:
@@ -217,17 +216,20 @@ _TESTS = tuple(
     )
 )  # fmt: skip
 _ARITHMETIC = (
-    *(_R(name, function, 2, takes, torch=torch, onnx=onnx, stablehlo=stablehlo, relay=name)
-      for name, function, takes, torch, onnx, stablehlo in (
-          ("add", np.add, "fi", "add.Scalar add.Tensor", "Add", "add"),
-          ("subtract", np.subtract, "fi", "sub.Scalar sub.Tensor", "Sub", "subtract"),
-          ("multiply", np.multiply, "fi", "mul.Scalar mul.Tensor", "Mul", "multiply"),
-          ("divide", np.divide, "f", "div.Scalar div.Tensor", "Div", "divide"),
-          ("maximum", np.maximum, "fi", "maximum.default max.other", "Max", "maximum"),
-          ("minimum", np.minimum, "fi", "minimum.default min.other", "Min", "minimum"),
-          ("power", np.power, "f", "pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor", "Pow",
-           "power"),
-      )),
+    _R("add", np.add, 2, "fi", torch="add.Scalar add.Tensor", onnx="Add", stablehlo="add",
+       relay="add", neutral=0, commutes=True),
+    _R("subtract", np.subtract, 2, "fi", torch="sub.Scalar sub.Tensor", onnx="Sub",
+       stablehlo="subtract", relay="subtract", neutral=0),
+    _R("multiply", np.multiply, 2, "fi", torch="mul.Scalar mul.Tensor", onnx="Mul",
+       stablehlo="multiply", relay="multiply", neutral=1, commutes=True),
+    _R("divide", np.divide, 2, torch="div.Scalar div.Tensor", onnx="Div", stablehlo="divide",
+       relay="divide", neutral=1),
+    _R("maximum", np.maximum, 2, "fi", torch="maximum.default max.other", onnx="Max",
+       stablehlo="maximum", relay="maximum", commutes=True),
+    _R("minimum", np.minimum, 2, "fi", torch="minimum.default min.other", onnx="Min",
+       stablehlo="minimum", relay="minimum", commutes=True),
+    _R("power", np.power, 2, torch="pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor", onnx="Pow",
+       stablehlo="power", relay="power"),
     _R("atan2", np.arctan2, 2, torch="atan2.default", stablehlo="atan2"),
     _R("floor_divide", np.floor_divide, 2, "fi", slope="step", relay="floor_divide"),
     _R("floor_mod", np.mod, 2, "fi", relay="floor_mod"),

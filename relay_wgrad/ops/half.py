@@ -42,19 +42,9 @@ def _wide(x: Any) -> Any:
     return R.astype(x, "float32")
 
 
-def mean(call: relax.Call, ct: relax.Var, axes: list[int], count: int) -> Partials:
-    """The cotangent's share for each element, whose count need not be a float16."""
-    share = R.divide(_wide(ct), relax.const(float(count), "float32"))
-    return [
-        R.broadcast_to(_expanded(call, R.astype(share, _dtype(ct)), axes), call.args[0].ty.shape)
-    ]
-
-
-def open_mean(call: relax.Call, ct: relax.Var, axes: list[int], sizes: list[Any]) -> Partials:
-    """The cotangent's share for each element, of sizes that are symbolic.
-
-    Upstream's rule wants numbers.
-    """
+def mean(call: relax.Call, ct: relax.Var, axes: list[int], sizes: list[Any]) -> Partials:
+    """The cotangent's share for each element, whose count need not be a float16, nor a number,
+    which upstream's rule wants."""
     share = _shared(ct, sizes)
     return [R.broadcast_to(_expanded(call, share, axes), call.args[0].ty.shape)]
 
@@ -87,20 +77,20 @@ def _shared(ct: relax.Var, sizes: Sequence[Any]) -> Any:
     return R.astype(share, _dtype(ct)) if half else share
 
 
-def variance(call: relax.Call, ct: relax.Var, axes: list[int], count: int) -> Partials:
+def variance(call: relax.Call, ct: relax.Var, axes: list[int], sizes: list[int]) -> Partials:
     """2 (x - mean) / count times the cotangent."""
     x = _wide(call.args[0])
-    share = R.multiply(_wide(ct), relax.const(2.0 / count, "float32"))
+    share = R.multiply(_wide(ct), relax.const(2.0 / math.prod(sizes), "float32"))
     slope = R.subtract(x, R.mean(x, axes, True))
     return [R.astype(R.multiply(slope, _expanded(call, share, axes)), _dtype(ct))]
 
 
 def cross_entropy_with_logits(
-    call: relax.Call, ct: relax.Var, axes: list[int], count: int
+    call: relax.Call, ct: relax.Var, axes: list[int], sizes: list[int]
 ) -> Partials:
     """Of -sum(x y) / batch: minus the other operand over the batch, times the cotangent."""
     x, y = call.args
-    batch = as_size(x.ty.shape.values[0]) if x.ty.ndim > 1 else 1
+    batch = sizes[0] if len(sizes) > 1 else 1
     share = R.multiply(_wide(ct), relax.const(-1.0 / batch, "float32"))
     return [R.astype(R.multiply(share, _wide(other)), _dtype(ct)) for other in (y, x)]
 
@@ -129,7 +119,7 @@ _COUNTED: dict[str, Callable[..., Partials]] = {
 }
 # Of sizes that are symbolic, in any precision.
 _OPEN: dict[str, Callable[..., Partials]] = {
-    "relax.mean": open_mean,
+    "relax.mean": mean,
     "relax.variance": open_variance,
     "relax.nn.cross_entropy_with_logits": open_cross_entropy,
 }
@@ -152,7 +142,6 @@ def gradient_rule(name: str, upstream: Any) -> Callable[..., Partials]:
             return upstream(var, call, ct, ctx)
         given = getattr(call.attrs, "axis", None)
         axes = sorted(int(a) % len(sizes) for a in (range(len(sizes)) if given is None else given))
-        counted: Any = [sizes[a] for a in axes]
-        return rules[name](call, ct, axes, counted if is_open else math.prod(counted))
+        return rules[name](call, ct, axes, [sizes[a] for a in axes])
 
     return rule

@@ -10,6 +10,8 @@ from typing import Any
 
 from tvm import relax
 
+from ..ir import const_like
+
 op = relax.op
 Emit = Callable[[Any], Any]
 
@@ -23,7 +25,7 @@ def moments(emit: Emit, x: Any, axes: Sequence[int]) -> tuple[Any, Any, Any]:
 
 def deviation(emit: Emit, variance: Any, epsilon: float) -> Any:
     """The root of a variance and a small number."""
-    return emit(op.sqrt(op.add(variance, relax.const(epsilon, str(variance.ty.dtype)))))
+    return emit(op.sqrt(op.add(variance, const_like(epsilon, variance))))
 
 
 def standardized(emit: Emit, x: Any, axes: Sequence[int], epsilon: float) -> Any:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm import relax, tirx
 
+from ..ir import const_like
+
 op = relax.op
 Emit = Callable[[Any], Any]
 BORDERS = ("zeros", "border", "reflection")
@@ -57,7 +59,7 @@ def gradient(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> list[Any]:
     rank, flat, got = len(sizes), _flat(emit, x), _flat(emit, ct)
     places = _places(emit, grid, 1, sizes, border, corners)
     shape = [int(size) for size in places[0].ty.shape.values]
-    rows, zero = math.prod(shape), relax.const(0, str(grid.ty.dtype))
+    rows, zero = math.prod(shape), const_like(0, grid)
     by_pixel: Any = op.zeros(flat.ty.shape, str(x.ty.dtype))
     by_place: list[Any] = [zero] * rank
     for where, taps in _corners(emit, places, sizes, "linear"):
@@ -73,10 +75,10 @@ def gradient(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> list[Any]:
             by_place[i] = emit((op.add if tap.after else op.subtract)(by_place[i], part))
     for i, size in enumerate(sizes):
         if border == "border":
-            high = relax.const(size - 1, str(grid.ty.dtype))
+            high = const_like(size - 1, grid)
             moves = op.logical_and(op.greater(places[i], zero), op.less(places[i], high))
             by_place[i] = op.where(moves, by_place[i], zero)
-        slope = relax.const(_scale(size, corners)[0], str(grid.ty.dtype))
+        slope = const_like(_scale(size, corners)[0], grid)
         by_place[i] = emit(op.multiply(by_place[i], slope))
     wide = emit(op.reshape(by_pixel, (n, *sizes, c)))
     by_data = op.permute_dims(wide, [0, rank + 1, *range(1, rank + 1)])
@@ -158,7 +160,7 @@ def reflected(emit: Emit, places: Any) -> Any:
 
     The image is [-1, 1], whatever corners are: a triangle of period 4.
     """
-    one, two = (relax.const(value, str(places.ty.dtype)) for value in (1, 2))
+    one, two = (const_like(value, places) for value in (1, 2))
     half = emit(op.abs(op.divide(op.add(places, one), two)))
     turn = emit(op.subtract(half, op.multiply(two, op.floor(op.divide(half, two)))))
     return emit(op.subtract(one, op.multiply(two, op.abs(op.subtract(turn, one)))))

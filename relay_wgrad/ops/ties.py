@@ -27,6 +27,7 @@ import tvm
 from tvm import relax
 
 from ..dtypes import HALVES
+from ..ir import const_like
 
 op = relax.op
 Partials = list[Any]
@@ -35,10 +36,6 @@ no_grad = relax.op.grad.no_grad
 
 # As torch.nn.functional.selu has them.
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
-
-
-def _const(value: float, like: relax.Expr) -> relax.Constant:
-    return relax.const(value, str(like.ty.dtype))
 
 
 def fit(partial: relax.Expr, operand: relax.Expr, result: relax.Expr) -> relax.Expr:
@@ -56,14 +53,19 @@ def relu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
 
     y is kept anyway for what reads it, and a kernel that makes y need not write x.
     """
-    zero = _const(0, var)
-    return [op.where(op.less_equal(var, zero), zero, ct)]
+    return [relu_slope(ct, var)]
+
+
+def relu_slope(ct: Any, y: Any) -> Any:
+    """ct, but 0 where y <= 0: NaN passes."""
+    zero = const_like(0, y)
+    return op.where(op.less_equal(y, zero), zero, ct)
 
 
 def abs_(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """y = |x|: 0 at 0, and for NaN."""
     x = call.args[0]
-    zero, one, minus = (_const(v, x) for v in (0, 1, -1))
+    zero, one, minus = (const_like(v, x) for v in (0, 1, -1))
     positive = op.where(op.greater(x, zero), one, zero)
     return [op.multiply(ct, op.where(op.less(x, zero), minus, positive))]
 
@@ -74,8 +76,8 @@ def _extremum(loses: Callable[[Any, Any], Any]) -> Rule:
     def rule(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
         """Each operand gets the gradient where it is the result, half of it where both are."""
         x, y = call.args
-        zero = _const(0, var)
-        half = op.multiply(ct, _const(0.5, var))
+        zero = const_like(0, var)
+        half = op.multiply(ct, const_like(0.5, var))
         shared = ctx.emit(op.where(op.equal(x, y), half, ct))
         return [fit(op.where(loses(a, b), zero, shared), a, var) for a, b in ((x, y), (y, x))]
 
@@ -85,7 +87,7 @@ def _extremum(loses: Callable[[Any, Any], Any]) -> Rule:
 def where(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """To what was chosen, summed where that was broadcast: upstream's rule forgets the sum."""
     condition, yes, no = call.args
-    zero = _const(0, var)
+    zero = const_like(0, var)
     by_yes, by_no = op.where(condition, ct, zero), op.where(condition, zero, ct)
     return [no_grad(condition), fit(by_yes, yes, var), fit(by_no, no, var)]
 
@@ -94,9 +96,9 @@ def clip(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """Passes between the bounds, and at them; NaN does not."""
     x, low, high = call.args
     inside = op.logical_and(
-        op.greater_equal(x, _const(float(low), x)), op.less_equal(x, _const(float(high), x))
+        op.greater_equal(x, const_like(float(low), x)), op.less_equal(x, const_like(float(high), x))
     )
-    return [op.where(inside, ct, _const(0, x)), no_grad(low), no_grad(high)]
+    return [op.where(inside, ct, const_like(0, x)), no_grad(low), no_grad(high)]
 
 
 def reduced(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
@@ -117,8 +119,8 @@ def reduced(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
 def leakyrelu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """alpha where x is not above 0."""
     x = call.args[0]
-    slope = op.multiply(ct, _const(float(call.attrs.alpha), x))
-    return [op.where(op.greater(x, _const(0, x)), ct, slope)]
+    slope = op.multiply(ct, const_like(float(call.attrs.alpha), x))
+    return [op.where(op.greater(x, const_like(0, x)), ct, slope)]
 
 
 def prelu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
@@ -127,7 +129,7 @@ def prelu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     axis = int(call.attrs.axis) % x.ty.ndim
     column = [1] * x.ty.ndim
     column[axis] = alpha.ty.shape.values[0]
-    zero = _const(0, x)
+    zero = const_like(0, x)
     positive = ctx.emit(op.greater(x, zero))
     slope = op.multiply(ct, op.reshape(alpha, column))
     used = op.multiply(op.where(positive, zero, ct), op.where(positive, zero, x))
@@ -140,17 +142,17 @@ def prelu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
 def selu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """scale alpha exp(x) where x <= 0; of that, at 0 nothing."""
     x = call.args[0]
-    zero = _const(0, x)
+    zero = const_like(0, x)
     bent = op.exp(op.where(op.less(x, zero), x, zero))
-    rise = op.multiply(bent, _const(SELU_SCALE * SELU_ALPHA, x))
-    return [op.multiply(ct, op.where(op.less_equal(x, zero), rise, _const(SELU_SCALE, x)))]
+    rise = op.multiply(bent, const_like(SELU_SCALE * SELU_ALPHA, x))
+    return [op.multiply(ct, op.where(op.less_equal(x, zero), rise, const_like(SELU_SCALE, x)))]
 
 
 def softplus(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """sigmoid(beta x), and 1 where beta x is above the threshold; of that, at it nothing."""
     x = call.args[0]
-    threshold = _const(float(call.attrs.threshold), x)
-    scaled = ctx.emit(op.multiply(x, _const(float(call.attrs.beta), x)))
+    threshold = const_like(float(call.attrs.threshold), x)
+    scaled = ctx.emit(op.multiply(x, const_like(float(call.attrs.beta), x)))
     bent = op.where(op.greater_equal(scaled, threshold), threshold, scaled)
     return [op.where(op.greater(scaled, threshold), ct, op.multiply(ct, op.sigmoid(bent)))]
 
@@ -162,10 +164,10 @@ def gelu(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
 
 def gelu_slope(ct: Any, x: Any) -> Any:
     """ct times the derivative of x Φ(x)."""
-    below = op.add(_const(1, x), op.erf(op.multiply(x, _const(math.sqrt(0.5), x))))
-    density = op.exp(op.multiply(op.multiply(x, x), _const(-0.5, x)))
-    scaled = op.multiply(op.multiply(x, density), _const(1 / math.sqrt(2 * math.pi), x))
-    return op.multiply(ct, op.add(op.multiply(below, _const(0.5, x)), scaled))
+    below = op.add(const_like(1, x), op.erf(op.multiply(x, const_like(math.sqrt(0.5), x))))
+    density = op.exp(op.multiply(op.multiply(x, x), const_like(-0.5, x)))
+    scaled = op.multiply(op.multiply(x, density), const_like(1 / math.sqrt(2 * math.pi), x))
+    return op.multiply(ct, op.add(op.multiply(below, const_like(0.5, x)), scaled))
 
 
 def gelu_tanh(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
@@ -173,45 +175,45 @@ def gelu_tanh(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     x = call.args[0]
     root, cubic = math.sqrt(2 / math.pi), 0.044715
     square = ctx.emit(op.multiply(x, x))
-    factor = op.add(op.multiply(square, _const(root * cubic, x)), _const(root, x))
+    factor = op.add(op.multiply(square, const_like(root * cubic, x)), const_like(root, x))
     bend = ctx.emit(op.tanh(op.multiply(x, factor)))
-    slope = op.add(op.multiply(square, _const(3 * root * cubic, x)), _const(root, x))
-    steep = op.multiply(op.subtract(_const(1, x), op.multiply(bend, bend)), slope)
-    total = op.add(op.add(_const(1, x), bend), op.multiply(x, steep))
-    return [op.multiply(ct, op.multiply(total, _const(0.5, x)))]
+    slope = op.add(op.multiply(square, const_like(3 * root * cubic, x)), const_like(root, x))
+    steep = op.multiply(op.subtract(const_like(1, x), op.multiply(bend, bend)), slope)
+    total = op.add(op.add(const_like(1, x), bend), op.multiply(x, steep))
+    return [op.multiply(ct, op.multiply(total, const_like(0.5, x)))]
 
 
 def erf(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """2 / sqrt(pi) exp(-x^2)."""
     x = call.args[0]
     density = op.exp(op.negative(op.multiply(x, x)))
-    return [op.multiply(ct, op.multiply(density, _const(2 / math.sqrt(math.pi), x)))]
+    return [op.multiply(ct, op.multiply(density, const_like(2 / math.sqrt(math.pi), x)))]
 
 
 def square(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """2 x."""
     x = call.args[0]
-    return [op.multiply(ct, op.multiply(x, _const(2, x)))]
+    return [op.multiply(ct, op.multiply(x, const_like(2, x)))]
 
 
 def rsqrt(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """-y^3 / 2."""
     cube = op.multiply(var, op.multiply(var, var))
-    return [op.multiply(op.multiply(ct, _const(-0.5, var)), cube)]
+    return [op.multiply(op.multiply(ct, const_like(-0.5, var)), cube)]
 
 
 def power(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     """x^y: 0 by x where y is 0, and 0 by y where x is 0 and y is not negative."""
     x, y = call.args
-    zero, one = _const(0, y), _const(1, y)
+    zero, one = const_like(0, y), const_like(1, y)
     if isinstance(y, tvm.ir.Constant):
         value = y.value.numpy()
         less = relax.const(np.where(value == 0, 0, value - 1), str(y.ty.dtype))
     else:
         less = op.where(op.equal(y, zero), zero, op.subtract(y, one))
     by_x = op.multiply(op.multiply(ct, y), op.power(x, less))
-    origin = op.logical_and(op.equal(x, _const(0, x)), op.greater_equal(y, zero))
-    by_y = op.multiply(op.multiply(ct, var), op.log(op.where(origin, _const(1, x), x)))
+    origin = op.logical_and(op.equal(x, const_like(0, x)), op.greater_equal(y, zero))
+    by_y = op.multiply(op.multiply(ct, var), op.log(op.where(origin, const_like(1, x), x)))
     return [fit(by_x, x, var), fit(by_y, y, var)]
 
 

@@ -30,7 +30,8 @@ def call(name: str, *args: Any, **attrs: Any) -> Call:
     op = lookup(name)
     op.check_count(len(args))
     nodes = [_argument(op, index, arg) for index, arg in enumerate(args)]
-    values = op.read({key: _plain(name, key, value) for key, value in attrs.items()})
+    scalars = {a.name for a in op.attrs if a.kind.rstrip("?") in ("int", "float", "number", "bool")}
+    values = op.read({k: _plain(name, k, value, k in scalars) for k, value in attrs.items()})
     if op.open_attrs:
         return Call(Op(name), tuple(nodes), values)
     if op.meta is not None:
@@ -67,9 +68,9 @@ def _argument(op: RelayOp, index: int, value: Any) -> Any:
     )
 
 
-def _plain(op: str, name: str, value: Any) -> Any:
+def _plain(op: str, name: str, value: Any, is_scalar: bool) -> Any:
     if isinstance(value, Constant):
-        return value.data.tolist()
+        return value.data.item() if is_scalar and value.data.size == 1 else value.data.tolist()
     if isinstance(value, ExprMethods):
         raise ValueError(
             f"{op}: {name} must be known when the program is written, got {value!r};"

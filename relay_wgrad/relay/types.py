@@ -68,6 +68,10 @@ class TensorType(_Printed):
         object.__setattr__(self, "dtype", OTHER_NAMES.get(self.dtype, str(self.dtype)))
 
     @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith(("float", "bfloat"))
+
+    @property
     def concrete_shape(self) -> tuple[int, ...]:
         """The sizes; ValueError if one is no number."""
         sizes = tuple(d for d in self.shape if isinstance(d, int))

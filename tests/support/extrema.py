@@ -9,6 +9,8 @@ import tvm
 from tvm import relax
 from tvm.script import relax as R
 
+from tests.support.built import built
+
 INF, NAN = np.inf, np.nan
 
 
@@ -31,14 +33,11 @@ def wrong(rows: Any, dtype: str, target: Any, pipeline: Any, device: Any) -> lis
     """The reductions that are not NumPy's, with both."""
     x = relax.Var("x", relax.TensorType(rows.shape, dtype))
     names = [(name, axis) for name in ("max", "min", "argmax", "argmin") for axis in (1, 0, None)]
-    bb = relax.BlockBuilder()
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            outs = [bb.emit(getattr(R, name)(x, axis)) for name, axis in names]
-            result = bb.emit_output(relax.Tuple(outs))
-        bb.emit_func_output(result)
-    built = tvm.compile(bb.get(), target=target, relax_pipeline=pipeline)
-    got = relax.VirtualMachine(built, device)["main"](tvm.runtime.tensor(rows, device))
+    mod = built(
+        [x], lambda emit: relax.Tuple([emit(getattr(R, name)(x, axis)) for name, axis in names])
+    )
+    executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
+    got = relax.VirtualMachine(executable, device)["main"](tvm.runtime.tensor(rows, device))
     wide = rows.astype("float64") if dtype not in WHOLE else rows
     found = []
     for (name, axis), value in zip(names, got, strict=True):

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.ops.elementwise import ALL, RECORDS, RELAX
+from tests.support.built import built
 
 # Relax' name: between which numbers.
 FUNCTIONS: dict[str, tuple[float, float]] = {
@@ -28,14 +29,9 @@ _ALLOWED = 4.0  # units of the last place; CUDA promises 1 to 4
 
 def module(dtype: str) -> tvm.IRModule:
     """All functions, each of a tensor of its own."""
-    bb = relax.BlockBuilder()
     given = [relax.Var(name, relax.TensorType((_COUNT,), dtype)) for name in FUNCTIONS]
-    with bb.function("main", given):
-        with bb.dataflow():
-            out = [bb.emit(getattr(relax.op, n)(x)) for n, x in zip(FUNCTIONS, given, strict=True)]
-            result = bb.emit_output(relax.Tuple(out))
-        bb.emit_func_output(result)
-    return bb.get()
+    pairs = list(zip(FUNCTIONS, given, strict=True))
+    return built(given, lambda emit: relax.Tuple([emit(getattr(relax.op, n)(x)) for n, x in pairs]))
 
 
 def operands(dtype: str, seed: int = 0) -> list[torch.Tensor]:

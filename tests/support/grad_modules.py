@@ -8,6 +8,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tests.support.built import built
+
 op = relax.op
 
 
@@ -20,10 +22,4 @@ Emit = Callable[[Any], Any]
 def module(build: Callable[[Emit, Any, Any], Any]) -> tvm.IRModule:
     """sum(build(emit, x·w, w)) of x and w."""
     x, w = relax.Var("x", TYPE), relax.Var("w", TYPE)
-    bb = relax.BlockBuilder()
-    with bb.function("main", [x, w]):
-        with bb.dataflow():
-            result = build(bb.emit, bb.emit(op.multiply(x, w)), w)
-            out = bb.emit_output(op.sum(result))
-        bb.emit_func_output(out)
-    return bb.get()
+    return built([x, w], lambda emit: op.sum(build(emit, emit(op.multiply(x, w)), w)))

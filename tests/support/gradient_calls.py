@@ -13,6 +13,7 @@ from tvm.ir import Op
 import relay_wgrad
 from legalize.composite import StockLegalize, composite
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.built import built
 from tests.support.fast import FAST
 
 WGRAD = "relax.nn.conv2d_backward_weight"
@@ -21,13 +22,8 @@ DGRAD = "relax.nn.conv2d_backward_data"
 
 def module(params: dict[str, relax.Type], body: Callable[..., relax.Expr]) -> tvm.IRModule:
     """One function `main` of one dataflow block."""
-    bb = relax.BlockBuilder()
     variables = [relax.Var(name, ty) for name, ty in params.items()]
-    with bb.function("main", variables):
-        with bb.dataflow():
-            out = bb.emit_output(body(*variables))
-        bb.emit_func_output(out)
-    return bb.get()
+    return built(variables, lambda emit: body(*variables))
 
 
 def gradient_call(p: ConvProblem, a: relax.Expr, b: relax.Expr) -> relax.Expr:

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.transform import grad
+from tests.support.built import built
 from tests.support.fast import FAST
 
 DTYPE = "float64"
@@ -21,12 +22,7 @@ Body = Callable[..., relax.Expr]
 def module(shapes: Shapes, body: Body, name: str = "main") -> tvm.IRModule:
     """`body(emit, *variables)` gives the result of a function of one dataflow block."""
     params = [relax.Var(n, relax.TensorType(list(s), DTYPE)) for n, s in shapes.items()]
-    bb = relax.BlockBuilder()
-    with bb.function(name, params):
-        with bb.dataflow():
-            out = bb.emit_output(body(bb.emit, *params))
-        bb.emit_func_output(out)
-    return bb.get()
+    return built(params, lambda emit: body(emit, *params), name)
 
 
 def gradient(shapes: Shapes, body: Body, order: int = 1, **options: Any) -> tvm.IRModule:

@@ -14,6 +14,7 @@ import byoc_cudnn
 import relay_wgrad
 from byoc_cudnn import Entry, Report
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.built import built
 from tests.support.gradient_calls import gradient_call
 from tests.support.layout_cases import machine_of, run
 
@@ -35,16 +36,12 @@ def module(
     for param, given in shapes.items():
         shape, dtype = given if given and isinstance(given[-1], str) else (given, "float32")
         params.append(relax.Var(param, relax.TensorType(list(shape), dtype)))
+    if dataflow:
+        return built(params, lambda emit: body(emit, *params), name)
     bb = relax.BlockBuilder()
     with bb.function(name, params):
-        if dataflow:
-            with bb.dataflow():
-                out = body(bb.emit, *params)
-                outs = out if isinstance(out, list) else [out]
-                outs = [bb.emit_output(one) for one in outs]
-        else:
-            out = body(bb.emit, *params)
-            outs = [bb.emit(one) for one in (out if isinstance(out, list) else [out])]
+        out = body(bb.emit, *params)
+        outs = [bb.emit(one) for one in (out if isinstance(out, list) else [out])]
         bb.emit_func_output(outs if isinstance(out, list) else outs[0])
     return bb.get()
 

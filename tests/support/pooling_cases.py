@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.dtypes import numpy_dtype
+from tests.support.built import built
 
 Array = np.ndarray[Any, Any]
 AXES = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1)}  # from NCHW
@@ -26,12 +27,8 @@ def backward(
         relax.Var(name, relax.TensorType(shape, dtype))
         for name, shape in zip("gx", shapes, strict=True)
     ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", variables):
-        with bb.dataflow():
-            out = bb.emit_output(relax.op.grad.max_pool2d_backward(*variables, *attributes))
-        bb.emit_func_output(out)
-    return bb.get()
+    made = relax.op.grad.max_pool2d_backward(*variables, *attributes)
+    return built(variables, lambda emit: made)
 
 
 def halves(dtype: str, layout: str, channels: int, size: int) -> tuple[list[Array], Array, Any]:

@@ -17,6 +17,7 @@ from tvm import relax
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.transform import RaiseReport, raise_conv_backward
+from tests.support.built import built
 from tests.support.problems import torch_reference
 
 op, nn = relax.op, relax.op.nn
@@ -28,12 +29,7 @@ Array = np.ndarray[Any, Any]
 def program(shapes: dict[str, Any], body: Body, dtype: str = "float32") -> tvm.IRModule:
     """`main` of one dataflow block; `body(emit, *params)` gives the result."""
     params = [relax.Var(name, relax.TensorType(shape, dtype)) for name, shape in shapes.items()]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(body(bb.emit, *params))
-        bb.emit_func_output(out)
-    return bb.get()
+    return built(params, lambda emit: body(emit, *params))
 
 
 def bindings(mod: tvm.IRModule, name: str = "main") -> list[relax.Binding]:

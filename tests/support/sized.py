@@ -8,6 +8,8 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from tests.support.built import built
+
 
 def module(
     body: Callable[..., Any], *shapes: Sequence[int | str], dtype: str = "float32",
@@ -28,9 +30,4 @@ def module(
         relax.Var(f"p{i}", relax.TensorType(list(map(size, shape)), dtype))
         for i, shape in enumerate(shapes)
     ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(body(*params))
-        bb.emit_func_output(out)
-    return bb.get()
+    return built(params, lambda emit: body(*params))

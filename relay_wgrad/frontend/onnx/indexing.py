@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ir import const_like
 from ..context import FLOATS, Context, Value, shape_of
 from ..curves import running_sum
 from ..grids import affine_grid, grid_sample
@@ -141,8 +142,7 @@ def trilu(ctx: Context, node: Node) -> Any:
     k = int(node.setting("k", 1, 0))
     ones = np.ones(shape[-2:], bool)
     kept = np.triu(ones, k) if node.attr("upper", 1) else np.tril(ones, k)
-    zero = relax.const(np.zeros((), str(x.ty.dtype)), str(x.ty.dtype))
-    return ctx.emit(op.where(relax.const(kept, "bool"), x, zero))
+    return ctx.emit(op.where(relax.const(kept, "bool"), x, const_like(0, x)))
 
 
 def cumsum(ctx: Context, node: Node) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ir import const_like
 from ...ops.ties import gelu_slope
 from .. import loss_terms as terms
 from .. import norms
@@ -119,12 +120,8 @@ def _slope(of: Callable[[Any, Any], Any]) -> Builder:
     return lambda ctx, node: ctx.emit(of(*_operands(ctx, node, 2)))
 
 
-def _number(value: float, like: Any) -> Any:
-    return relax.const(value, str(like.ty.dtype))
-
-
 def _relu_slope(dy: Any, y: Any) -> Any:
-    return op.where(op.greater(y, _number(0, y)), dy, _number(0, y))
+    return op.where(op.greater(y, const_like(0, y)), dy, const_like(0, y))
 
 
 def _softmax_grad(logs: bool, all_axes: bool) -> Builder:
@@ -294,7 +291,7 @@ _ROWS: dict[str, Builder] = {
     "ReluGrad": _slope(_relu_slope),
     "Scale": scale,
     "SigmoidGrad": _slope(
-        lambda dy, y: op.multiply(dy, op.multiply(y, op.subtract(_number(1, y), y)))
+        lambda dy, y: op.multiply(dy, op.multiply(y, op.subtract(const_like(1, y), y)))
     ),
     "SoftmaxCrossEntropyLoss": cross_entropy,
     "SoftmaxCrossEntropyLossGrad": cross_entropy_grad,
@@ -303,7 +300,7 @@ _ROWS: dict[str, Builder] = {
     "SoftmaxGrad": _softmax_grad(False, True),
     "SoftmaxGrad_13": _softmax_grad(False, False),
     "TanhGrad": _slope(
-        lambda dy, y: op.multiply(dy, op.subtract(_number(1, y), op.multiply(y, y)))
+        lambda dy, y: op.multiply(dy, op.subtract(const_like(1, y), op.multiply(y, y)))
     ),
     "ZeroGradient": zero_gradient,
 }

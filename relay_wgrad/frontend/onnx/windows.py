@@ -14,16 +14,10 @@ from ...conventions.onnx import same
 from .node import Node
 
 
-def pair(node: Node, name: str, default: int | None = 1, least: int = 1) -> tuple[int, int]:
-    """A setting of the two spatial axes, at least `least`; required if there is no default."""
-    height, width = each(node, name, 2, default, least)
-    return height, width
-
-
 def each(
     node: Node, name: str, count: int, default: int | None = 1, least: int = 1
 ) -> tuple[int, ...]:
-    """A setting of so many spatial axes, as `pair`."""
+    """A setting of so many spatial axes, at least `least`; required if there is no default."""
     given = node.attr(name, None if default is None else (default,) * count)
     if given is None:
         raise ValueError(f"{name} is missing")

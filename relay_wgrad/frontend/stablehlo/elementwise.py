@@ -9,23 +9,20 @@ import numpy as np
 from tvm import relax
 
 from ...dtypes import numpy_dtype
+from ...ir import const_like, constant
 from ...ops.elementwise import Elementwise, by
 from ..context import FLOATS, Context, shape_of
 from .reading import word
-from .steps import Builder, Step, cast, number
+from .steps import Builder, Step, cast
 from .tensors import Tensor, of_array, reshaped
 
 op = relax.op
 _FOLDED = 1 << 22  # elements: a known value of more is computed by the program
 
 
-def _of(value: float, x: Any) -> Any:
-    return relax.const(np.asarray(value, numpy_dtype(str(x.ty.dtype))), str(x.ty.dtype))
-
-
 def _away(emit: Any, x: Any) -> Any:
     """Rounded to whole numbers, halves away from 0."""
-    return op.multiply(op.sign(x), op.floor(op.add(op.abs(x), _of(0.5, x))))
+    return op.multiply(op.sign(x), op.floor(op.add(op.abs(x), const_like(0.5, x))))
 
 
 def _remainder(emit: Any, x: Any, y: Any) -> Any:
@@ -116,7 +113,7 @@ def _convert(ctx: Context, step: Step) -> Tensor:
             return Tensor(x.shape, step.dtype, x.part.astype(numpy_dtype(step.dtype)))
     part = x.part
     if step.dtype == "bool":
-        part = ctx.emit(op.not_equal(part, number(ctx, 0, x.dtype)))
+        part = ctx.emit(op.not_equal(part, constant(0, x.dtype)))
     return Tensor(x.shape, step.dtype, cast(ctx, part, step.dtype), argument=x.argument)
 
 

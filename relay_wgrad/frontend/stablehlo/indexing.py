@@ -107,22 +107,29 @@ def _gather(ctx: Context, step: Step) -> Tensor:
         free = [a for a in range(rank) if a not in order]  # the indexed axis, of one element
         turned = transpose(ctx, made, [order.index(a) for a in range(rank) if a not in free])
         return reshape(ctx, turned, step.shape)
-    # Each element's place in x's elements one after another.
-    places = _number(0, rank)
-    for d in range(x.rank):
-        stride = _number(math.prod(x.shape[d + 1 :]), rank)
-        terms = []
-        if d in kept:
-            terms.append(_along(sizes[d], offset[kept.index(d)], rank))
-        if d in batching:
-            axis = list(dims.start_indices_batching_dims)[batching.index(d)]
-            terms.append(_along(x.shape[d], images[axis - (axis > vectors)], rank))
-        if d in mapped:
-            terms.append(_at_axes(ctx, starts[mapped.index(d)], images, rank))
-        for term in terms:
-            places = _binary(ctx, "add", places, _binary(ctx, "multiply", term, stride))
+    along = {d: (sizes[d], axis) for d, axis in zip(kept, offset, strict=True)}
+    for d, axis in zip(batching, dims.start_indices_batching_dims, strict=True):
+        along[d] = x.shape[d], images[axis - (axis > vectors)]
+    line, _ = _line(ctx, x, along, dict(zip(mapped, starts, strict=True)), images, rank)
     flat = reshape(ctx, x, (math.prod(x.shape),))
-    return of_expr(_take(ctx, flat, 0, places))
+    return of_expr(_take(ctx, flat, 0, line))
+
+
+def _line(
+    ctx: Context, x: Tensor, along: dict[int, tuple[int, int]], starts: dict[int, Tensor],
+    images: Sequence[int], rank: int,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """(places in x's elements one after another, places along each axis of x): by axis, from a
+    start on, whose axes are these, and so many elements along an axis."""
+    line, places = _number(0, rank), []
+    for d in range(x.rank):
+        place = _along(*along[d], rank) if d in along else _number(0, rank)
+        if d in starts:
+            place = _binary(ctx, "add", place, _at_axes(ctx, starts[d], images, rank))
+        stride = _number(math.prod(x.shape[d + 1 :]), rank)
+        line = _binary(ctx, "add", line, _binary(ctx, "multiply", place, stride))
+        places.append(place)
+    return line, places
 
 
 def _at_axes(ctx: Context, x: Tensor, axes: Sequence[int], rank: int) -> Tensor:
@@ -149,23 +156,16 @@ def _scatter(ctx: Context, step: Step) -> Tensor:
     rank = parts.rank
     images = [a for a in range(rank) if a not in window]
     kept = [d for d in range(x.rank) if d not in inserted and d not in batching]
-    places, inside = _number(0, rank), of_array(np.ones((1,) * rank, bool), "bool")
-    for d in range(x.rank):
-        term = _number(0, rank)
-        if d in kept:
-            axis = window[kept.index(d)]
-            term = _along(parts.shape[axis], axis, rank)
-        if d in batching:
-            axis = list(dims.scatter_indices_batching_dims)[batching.index(d)]
-            term = _along(x.shape[d], images[axis - (axis > vectors)], rank)
-        if d in mapped:
-            start = _column(indices, vectors, mapped.index(d), ctx)
-            term = _binary(ctx, "add", term, _at_axes(ctx, start, images, rank))
-            inside = _within(ctx, inside, term, x.shape[d])
-        stride = _number(math.prod(x.shape[d + 1 :]), rank)
-        places = _binary(ctx, "add", places, _binary(ctx, "multiply", term, stride))
+    along = {d: (parts.shape[axis], axis) for d, axis in zip(kept, window, strict=True)}
+    for d, axis in zip(batching, dims.scatter_indices_batching_dims, strict=True):
+        along[d] = x.shape[d], images[axis - (axis > vectors)]
+    starts = {d: _column(indices, vectors, j, ctx) for j, d in enumerate(mapped)}
+    line, places = _line(ctx, x, along, starts, images, rank)
+    inside = of_array(np.ones((1,) * rank, bool), "bool")
+    for d in mapped:
+        inside = _within(ctx, inside, places[d], x.shape[d])
     size, count = math.prod(x.shape), math.prod(parts.shape)
-    beyond = ctx.emit(op.where(inside.full(ctx), places.full(ctx), relax.const(size, _INDEX)))
+    beyond = ctx.emit(op.where(inside.full(ctx), line.full(ctx), relax.const(size, _INDEX)))
     index = ctx.emit(op.broadcast_to(beyond, parts.shape))
     flat = ctx.emit(op.reshape(index, (count,)))
     values = reshape(ctx, parts, (count,)).full(ctx)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ir import constant
 from ..context import FLOATS, Context, shape_of
 from ..resampled import by_matrix
 from .elementwise import OPERATIONS, apply, kind_of
 from .moving import part
 from .reading import body
-from .steps import Builder, Step, cast, number
+from .steps import Builder, Step, cast
 from .tensors import Tensor, of_array, of_expr, reshape, reshaped
 
 op = relax.op
@@ -33,8 +34,8 @@ def _neutral(kind: str, x: Tensor, dtype: str) -> bool:
         return False
     if kind in ("and", "or"):
         return bool(value) == (kind == "and") if dtype == "bool" else False
-    if kind in ("add", "multiply"):
-        return bool(value == (kind == "multiply"))
+    if (neutral := OPERATIONS[kind].neutral) is not None:
+        return bool(value == neutral)
     if dtype in FLOATS:
         return bool(value == (-math.inf if kind == "maximum" else math.inf))
     if dtype == "bool":
@@ -156,7 +157,7 @@ def _reduce_window(ctx: Context, step: Step) -> Tensor:
     if layout and set(windows.dilation) == {1}:
         given = windows.of_image(layout)
         made = ctx.emit(op.nn.avg_pool2d(made, **given, count_include_pad=True))
-        made = ctx.emit(op.multiply(made, number(ctx, math.prod(given["pool_size"]), x.dtype)))
+        made = ctx.emit(op.multiply(made, constant(math.prod(given["pool_size"]), x.dtype)))
         if shape_of(made) == step.shape:
             return of_expr(made)
         made = x.full(ctx)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tvm import relax
 
 from ..context import Context
@@ -53,11 +52,6 @@ class Step:
 
 
 Builder = Callable[[Context, Step], Tensor | Sequence[Tensor]]
-
-
-def number(ctx: Context, value: Any, dtype: str) -> Any:
-    """A scalar constant."""
-    return relax.const(np.asarray(value, "float64" if dtype == "bfloat16" else dtype), dtype)
 
 
 def plain(ctx: Context, made: Any) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 from tvm import relax
 
 from ...dtypes import HALVES, numpy_dtype
+from ...ir import constant as constant
 from ..context import Context, shape_of
 from ..sizes import is_size, number, same
 from ..weights import Array
@@ -151,11 +152,6 @@ def promoted(call: Call, *indices: int) -> str:
     if len(values) == 1:
         return dtype_name(values[0])
     return str(torch.result_type(*values)).removeprefix("torch.")
-
-
-def constant(value: Any, dtype: str) -> Any:
-    """A constant tensor of any dtype."""
-    return relax.const(np.asarray(value, numpy_dtype(dtype)), dtype)
 
 
 def array(tensor: Any) -> Array:

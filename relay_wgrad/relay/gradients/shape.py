@@ -102,7 +102,6 @@ def _concatenate(orig: Call, grad: Expr) -> list[Expr]:
         size = ty.shape[axis]
         if not isinstance(size, int):
             refuse(orig, f"needs known sizes along axis {axis}, got {show(ty)}")
-        assert isinstance(size, int)
         end += size
         ends.append(end)
     return [call("split", grad, indices_or_sections=ends, axis=axis)]

@@ -1,4 +1,4 @@
-"""Operators that read and write by index, and that count, sort and sum along an axis."""
+"""Operators that read and write by index, and that count and sum along an axis."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..ast import Call, Constant, Expr, Tuple
-from ..expr import TupleWrapper, const
+from ..expr import const
 from ..expr_methods import ExprMethods
 from ..infer import infer_expr
 from ..make import Sizes, as_argument, call, of_run
@@ -15,15 +15,12 @@ from ..types import TensorType
 from .made.tensor import cast_like, ones
 
 __all__ = [
-    "adv_index",
     "arange",
     "matrix_set_diag",
-    "meshgrid",
     "segment_sum",
     "sparse_to_dense",
     "stft",
     "strided_set",
-    "topk",
 ]
 
 
@@ -37,17 +34,6 @@ def arange(
     given = {"start": start, "stop": stop, "step": step}
     known = {k: v if isinstance(v, Constant) else None for k, v in given.items()}
     return call("arange", *given.values(), dtype=dtype, **known)
-
-
-def meshgrid(data: Sequence[Expr], indexing: str = "ij") -> TupleWrapper:
-    """Vectors as tensors of all their combinations; "xy" has the first two axes swapped."""
-    fields = tuple(data)
-    return TupleWrapper(call("meshgrid", Tuple(fields), indexing=indexing), len(fields))
-
-
-def adv_index(inputs: Sequence[Expr]) -> Call:
-    """The first tensor indexed by the others, as NumPy does."""
-    return call("adv_index", Tuple(tuple(inputs)))
 
 
 def strided_set(
@@ -70,23 +56,6 @@ def matrix_set_diag(
         "matrix_set_diag", data, diagonal, k1=ends[0], k2=ends[min(1, len(ends) - 1)],
         super_diag_right_align=align[:5] == "RIGHT", sub_diag_right_align=align[-5:] == "RIGHT",
     )  # fmt: skip
-
-
-def topk(
-    data: Expr,
-    k: int | Expr = 1,
-    axis: int = -1,
-    ret_type: str = "both",
-    is_ascend: bool = False,
-    dtype: str = "int32",
-) -> Call | TupleWrapper:
-    """The k largest (or least) elements along `axis`, their places, or both."""
-    attrs = {"axis": axis, "ret_type": ret_type, "is_ascend": is_ascend, "dtype": dtype}
-    if of_run(k):
-        out = call("dyn.topk", data, k, **attrs)
-    else:
-        out = call("topk", data, k=k.data.item() if isinstance(k, Constant) else k, **attrs)
-    return TupleWrapper(out, 2) if ret_type == "both" else out
 
 
 def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None = None) -> Call:

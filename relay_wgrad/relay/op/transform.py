@@ -1,20 +1,16 @@
-"""Operators that rearrange, select or fill."""
+"""Operators that rearrange, select or fill: Relay 0.19's path of those that records make too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ..ast import Call, Expr
-from ..expr import TupleWrapper, const
+from ..expr import const
 from ..expr_methods import ExprMethods
 from ..make import Sizes, as_argument, call, of_run
+from .made.tensor import *  # noqa: F403
 
-__all__ = [
-    "collapse_sum_to",
-    "reverse_reshape",
-    "split",
-    "strided_slice",
-]
+__all__ = ["collapse_sum_to", "reverse_reshape", "strided_slice"]
 
 
 def reverse_reshape(data: Expr, newshape: Sizes) -> Call:
@@ -26,13 +22,6 @@ def collapse_sum_to(data: Expr, shape: Sequence[int] | Expr) -> Call:
     """The sums that undo a broadcast from `shape`."""
     given = shape if isinstance(shape, ExprMethods) else const(list(shape), "int32")
     return call("collapse_sum_to", data, given, shape=given)
-
-
-def split(data: Expr, indices_or_sections: int | Sequence[int], axis: int = 0) -> TupleWrapper:
-    """Equal parts along an axis, or parts that begin at these indices."""
-    made = call("split", data, indices_or_sections=indices_or_sections, axis=axis)
-    given = made.attrs["indices_or_sections"]
-    return TupleWrapper(made, given if isinstance(given, int) else len(given) + 1)
 
 
 def strided_slice(

@@ -67,13 +67,22 @@ def _dtype(value: Any) -> str | None:
     return OTHER_NAMES.get(found, found)
 
 
-def _ints(value: Any) -> tuple[int, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError("a list of integers")
-    try:
-        return tuple(_int(v) for v in value)
-    except TypeError:
-        raise TypeError("a list of integers") from None
+def _all(read: Callable[[Any], Any], what: str) -> Callable[[Any], tuple[Any, ...]]:
+    """A list, each of its elements read."""
+
+    def each(value: Any) -> tuple[Any, ...]:
+        try:
+            if not isinstance(value, str) and isinstance(value, Sequence):
+                return tuple(map(read, value))
+        except (TypeError, ValueError):
+            pass
+        raise TypeError(f"a list of {what}")
+
+    return each
+
+
+_ints, _floats = _all(_int, "integers"), _all(_float, "numbers")
+_pairs = _all(_ints, "lists of integers")
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
@@ -89,31 +98,7 @@ def _dims(value: Any) -> tuple[Dim, ...]:
     try:
         return _sizes(value)
     except TypeError:
-        pass
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError("a list of integers")
-    try:
-        return tuple(map(as_dim, value))
-    except (TypeError, ValueError):
-        raise TypeError("a list of integers") from None
-
-
-def _floats(value: Any) -> tuple[float, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError("a list of numbers")
-    try:
-        return tuple(_float(v) for v in value)
-    except TypeError:
-        raise TypeError("a list of numbers") from None
-
-
-def _pairs(value: Any) -> tuple[tuple[int, ...], ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError("a list of lists of integers")
-    try:
-        return tuple(_ints(v) for v in value)
-    except TypeError:
-        raise TypeError("a list of lists of integers") from None
+        return _all(as_dim, "integers")(value)
 
 
 def _sections(value: Any) -> int | tuple[int, ...]:
@@ -148,13 +133,15 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 class Attr:
     """One attribute: its default, or `REQUIRED`; its kind, one of `KINDS`, with `?` if None is one.
 
-    Relay's text leaves out an attribute that has its default, but for `always`.
+    Relay's text leaves out an attribute that has its default, but for `always`.  `asked`: the
+    default of the builder's argument, where Relay's builder has another.
     """
 
     name: str
     default: Any
     kind: str
     always: bool = False
+    asked: Any = ...
 
     @property
     def printed_always(self) -> bool:

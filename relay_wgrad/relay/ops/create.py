@@ -13,7 +13,7 @@ from ..types import TensorType, Type
 from .facts import ELEMWISE, FOLLOW, OUT_ELEMWISE_FUSABLE
 from .relations import target
 from .shape import SHAPE
-from .table import Attr, Call, Site, constant_value, define
+from .table import REQUIRED, Attr, Call, Site, constant_value, define
 
 R = relax.op
 
@@ -27,15 +27,14 @@ def _full_type(call: Call) -> Type:
 
 def _of_value(s: Site, fill: Any) -> Any:
     """The result, of one value.  TVM's `full` does not compile with infinities and NaN."""
-    assert isinstance(s.out, TensorType)
     value = constant_value(fill)
     if value is None or np.isfinite(value.astype("float64")):
         if s.op == "full_like":
-            return R.full_like(s.args[0], fill, s.out.dtype)
-        return R.full(s.sizes(s.out), fill, s.out.dtype)
+            return R.full_like(s.args[0], fill, s.made.dtype)
+        return R.full(s.sizes(s.out), fill, s.made.dtype)
     with np.errstate(all="ignore"):  # as `cast`
-        one = relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.out.dtype))))
-    return R.broadcast_to(one, s.sizes(s.out)) if s.out.shape else one
+        one = relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.made.dtype))))
+    return R.broadcast_to(one, s.sizes(s.out)) if s.made.shape else one
 
 
 def _full_like_type(call: Call) -> Type:
@@ -47,8 +46,7 @@ def _full_like_type(call: Call) -> Type:
 
 def _filled(value: float) -> Any:
     def build(s: Site) -> Any:
-        assert isinstance(s.out, TensorType)
-        return (R.ones if value else R.zeros)(s.sizes(s.out), s.out.dtype)
+        return (R.ones if value else R.zeros)(s.sizes(s.out), s.made.dtype)
 
     return build
 
@@ -64,22 +62,19 @@ def _one_hot_type(call: Call) -> Type:
 
 def _one_hot(s: Site) -> Any:
     """Indices compared with 0 … depth - 1."""
-    assert isinstance(s.out, TensorType)
-    ndim = len(s.out.shape)
+    ndim = len(s.made.shape)
     axis = s.axis(s.attrs["axis"], ndim)
     count = s.emit(R.arange(0, s.attrs["depth"], 1, s.tensor().dtype))
     count = s.emit(R.reshape(count, [-1 if i == axis else 1 for i in range(ndim)]))
     here = s.emit(R.equal(s.emit(R.expand_dims(s.args[0], axis)), count))
-    on, off = (s.emit(R.astype(x, s.out.dtype)) for x in s.args[1:])
+    on, off = (s.emit(R.astype(x, s.made.dtype)) for x in s.args[1:])
     return R.where(here, on, off)
 
 
 define("zeros", "", target, _filled(0), "relay", *SHAPE, kind=ELEMWISE, level=3, precision=FOLLOW,
-       fills=0, signature="shape, dtype",
-       doc="A tensor of zeros.")  # fmt: skip
+       fills=0, doc="A tensor of zeros.")  # fmt: skip
 define("ones", "", target, _filled(1), "relay", *SHAPE, kind=ELEMWISE, level=3,
-       fills=1, signature="shape, dtype",
-       doc="A tensor of ones.")  # fmt: skip
+       fills=1, doc="A tensor of ones.")  # fmt: skip
 define("full", "fill_value", _full_type, lambda s: _of_value(s, s.args[0]), "numpy", *SHAPE,
        kind=ELEMWISE, level=3, precision=FOLLOW,
        signature="fill_value, shape=(), dtype=''",
@@ -89,8 +84,8 @@ define("full_like", "data fill_value", _full_like_type,
        kind=ELEMWISE, level=3,
        doc="A tensor of one value in the shape and dtype of `data`.")  # fmt: skip
 define("one_hot", "indices on_value off_value", _one_hot_type, _one_hot, "numpy",
-       Attr("depth", 1, "int"), Attr("axis", -1, "int"), Attr("dtype", None, "dtype"),
+       Attr("depth", 1, "int", asked=REQUIRED), Attr("axis", -1, "int", asked=REQUIRED),
+       Attr("dtype", None, "dtype", asked=REQUIRED),
        kind=OUT_ELEMWISE_FUSABLE, level=10,
-       signature="indices, on_value, off_value, depth, axis, dtype",
        doc="`on_value` where a new axis of size `depth` has the index, `off_value` "
            "elsewhere.")  # fmt: skip

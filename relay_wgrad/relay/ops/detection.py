@@ -30,7 +30,7 @@ def _index(call: Call, name: str, size: Dim, lowest: int = 0, width: int = 1) ->
 def _boxes(call: Call) -> TensorType:
     """The boxes (batch, anchors, elements), whose attributes are places of elements."""
     data = rank(call, 0, 3)
-    if not data.dtype.startswith(("float", "bfloat")):
+    if not data.is_float:
         call.fail(f"data must be of floats, got {show(data)}")
     _index(call, "id_index", data.shape[2], lowest=-1)
     _index(call, "score_index", data.shape[2])
@@ -313,7 +313,7 @@ _BOX = (Attr("id_index", 0, "int"), Attr("score_index", 1, "int"))
 define("vision.get_valid_counts", "data score_threshold", _valid_counts_type, _valid_counts,
        "numpy", Attr("score_threshold", None, "float?", always=True), *_BOX,
        kind=OPAQUE, level=5, numbers={"score_threshold": "float32"}, results=3,
-       signature="data, score_threshold, id_index=0, score_index=1",
+       signature="data, score_threshold, id_index, score_index",
        doc="(how many boxes of an image have a score above, these first, their "
            "places).")  # fmt: skip
 define("vision.non_max_suppression", "data valid_count indices max_output_size iou_threshold",
@@ -323,8 +323,8 @@ define("vision.non_max_suppression", "data valid_count indices max_output_size i
        kind=OPAQUE, level=5, numbers={"max_output_size": "int32", "iou_threshold": "float32"},
        results=("return_indices", {True: 2, False: 0}),
        signature="data, valid_count, indices, max_output_size=-1, iou_threshold=0.5, "
-                 "force_suppress=False, top_k=-1, coord_start=2, score_index=1, id_index=0, "
-                 "return_indices=True, invalid_to_bottom=False",
+                 "force_suppress, top_k, coord_start, score_index, id_index, return_indices, "
+                 "invalid_to_bottom",
        doc="Boxes by score, without those that overlap a better one of their class.\n\n"
            "With `return_indices` (their `indices`, how many): else the boxes, -1 where one is "
            "gone.")  # fmt: skip
@@ -335,7 +335,7 @@ define("vision.all_class_non_max_suppression",
        numbers={"max_output_boxes_per_class": "int32", "iou_threshold": "float32",
                 "score_threshold": "float32"},
        signature="boxes, scores, max_output_boxes_per_class=-1, iou_threshold=-1.0, "
-                 "score_threshold=-1.0, output_format='onnx'",
+                 "score_threshold=-1.0, output_format",
        doc="Of each class the boxes without overlap.\n\n"
            "\"onnx\": (rows of image, class and box, how many of the rows count).  \"tensorflow\": "
            "(an image's\nrows of class and box, their scores, how many of each image's "

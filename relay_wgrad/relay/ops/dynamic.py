@@ -183,17 +183,15 @@ def _tile(s: Site) -> Any:
 
 
 def _full(s: Site) -> Any:
-    assert isinstance(s.out, TensorType)
     fill = s.args[0]
-    if s.tensor().dtype != s.out.dtype:
-        fill = s.emit(R.astype(fill, s.out.dtype))
+    if s.tensor().dtype != s.made.dtype:
+        fill = s.emit(R.astype(fill, s.made.dtype))
     return R.broadcast_to(fill, stated(s, 1))
 
 
 def _filled(make: Any) -> Any:
     def build(s: Site) -> Any:
-        assert isinstance(s.out, TensorType)
-        return make(stated(s, 0), s.out.dtype)
+        return make(stated(s, 0), s.made.dtype)
 
     return build
 
@@ -209,8 +207,7 @@ def _one_hot_type(call: Call) -> Type:
 
 
 def _one_hot(s: Site) -> Any:
-    assert isinstance(s.out, TensorType)
-    dtype, axis = s.out.dtype, s.axis(s.attrs["axis"], len(s.out.shape))
+    dtype, axis = s.made.dtype, s.axis(s.attrs["axis"], len(s.made.shape))
     (depth,) = sizes(s, 1, lambda i, k: k[()].astype("int64"), s.args[3])
     dims = s.sizes(s.tensor())
 

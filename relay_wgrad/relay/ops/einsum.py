@@ -72,4 +72,6 @@ def _build(s: Site) -> Any:
 
 
 define("einsum", "data", _type, _build, "numpy", Attr("equation", REQUIRED, "str"),
-       kind=INJECTIVE, level=11)  # fmt: skip
+       kind=INJECTIVE, level=11, gathers=True,
+       doc="Products of the tensors, summed over the letters that the result of `equation` has "
+           "not.")  # fmt: skip

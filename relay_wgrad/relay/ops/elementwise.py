@@ -28,7 +28,7 @@ def _apply(function: Callable[..., Any]) -> Builder:
 def _round(s: Site) -> Any:
     """Halves away from zero, as Relay does; Relax's own goes to even."""
     x = s.args[0]
-    if not s.tensor().dtype.startswith(("float", "bfloat")):
+    if not s.tensor().is_float:
         return x
     # What trunc leaves is exact, and NaN for an infinity, which stays; x + 0.5 would be rounded.
     whole = s.emit(R.trunc(x))
@@ -47,11 +47,10 @@ def _divided(function: Callable[..., Any], rest: bool = False) -> Builder:
     def build(s: Site) -> Any:
         lhs, rhs = s.args
         value = constant_value(rhs)
-        if s.tensor(0).dtype.startswith(("float", "bfloat")):
+        if s.tensor(0).is_float:
             # TVM takes a scalar constant into the expression, and refuses to write x / 0 there.
             if value is None or value.ndim or value.item() != 0:
                 return function(lhs, rhs)
-            assert isinstance(s.out, TensorType)
             zero = relax.const(tvm.runtime.tensor(value.reshape((1,))))
             wide = s.emit(function(lhs, zero))
             return wide if s.tensor(0).shape else s.reshape(wide, ())
@@ -77,12 +76,12 @@ def _truncated(lhs: Any, rhs: Any) -> Any:
 
 def _trunc_divide(s: Site) -> Any:
     """Towards zero, as integer division in C is."""
-    real = s.tensor(0).dtype.startswith(("float", "bfloat"))
+    real = s.tensor(0).is_float
     return _divided(_truncated if real else R.divide)(s)
 
 
 def _power(s: Site) -> Any:
-    if not s.tensor(0).dtype.startswith(("float", "bfloat")):
+    if not s.tensor(0).is_float:
         s.fail(f"only of floating types has it a form, got {show(s.tensor(0))}")
     return R.power(*s.args)
 
@@ -95,10 +94,9 @@ def _as_bool(s: Site, index: int) -> Any:
 
 
 def _clip(s: Site) -> Any:
-    dtype = s.tensor().dtype
     low, high = s.attrs["a_min"], s.attrs["a_max"]
-    if not dtype.startswith(("float", "bfloat")):
-        least, most = bounds(dtype)
+    if not s.tensor().is_float:
+        least, most = bounds(s.tensor().dtype)
         low, high = (int(min(max(end, least), most)) for end in (low, high))
     # Two steps with a gradient each, which clip has not.
     return R.minimum(s.emit(R.maximum(s.args[0], s.const(low))), s.const(high))
@@ -147,15 +145,14 @@ def _cast_like_type(call: Call) -> Type:
 
 
 def _cast(s: Site) -> Any:
-    assert isinstance(s.out, TensorType)
-    if s.out.dtype == s.tensor().dtype:
+    if s.made.dtype == s.tensor().dtype:
         return s.args[0]
     value = constant_value(s.args[0])
     if value is not None and not value.ndim:
         # TVM's way with scalars refuses 200 as an int8; C, and Relay's kernels, wrap around.
         with np.errstate(all="ignore"):
-            return relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.out.dtype))))
-    return R.astype(s.args[0], s.out.dtype)
+            return relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.made.dtype))))
+    return R.astype(s.args[0], s.made.dtype)
 
 
 # What Relay means by a name, where it is not what the record builds.
@@ -193,6 +190,10 @@ _OPERANDS = {
 }
 
 
+def _doc(name: str, operands: int) -> str:
+    return f"The operator `{name}` {_OPERANDS[operands]}."
+
+
 def _of_record(record: Elementwise) -> Builder:
     return lambda s: record.apply(s.emit, *s.args)
 
@@ -212,25 +213,17 @@ for _name, _record in by("relay").items():
            _OWN.get(_name) or _of_record(_record), _CHECKED.get(_name, "numpy"),
            kind=ELEMWISE if _record.operands == 1 else BROADCAST, operands=_record.operands,
            level=_LEVEL.get(_name, 4 if _of_bits else 1), precision=_PRECISION.get(_name),
-           doc=f"The operator `{_name}` {_OPERANDS[_record.operands]}.")  # fmt: skip
-
-define("zeros_like", "data", relations.identity, _apply(R.zeros_like), "relay",
-       kind=ELEMWISE, level=4, fills=0,
-       doc="The operator `zeros_like` on each element of a tensor.")  # fmt: skip
-define("ones_like", "data", relations.identity, _apply(R.ones_like), "relay",
-       kind=ELEMWISE, level=4, fills=1,
-       doc="The operator `ones_like` on each element of a tensor.")  # fmt: skip
-define("copy", "data", relations.identity, lambda s: s.args[0], "numpy",
-       kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
-       doc="The operator `copy` on each element of a tensor.")  # fmt: skip
-define("trunc_divide", "lhs rhs", relations.binary, _trunc_divide, "numpy", kind=BROADCAST, level=1,
-       operands=2,
-       doc="The operator `trunc_divide` on the elements of two tensors, which broadcast "
-           "as NumPy's do.")  # fmt: skip
-define("trunc_mod", "lhs rhs", relations.binary, _divided(R.mod, rest=True), "numpy",
-       kind=BROADCAST, level=1, operands=2,
-       doc="The operator `trunc_mod` on the elements of two tensors, which broadcast as "
-           "NumPy's do.")  # fmt: skip
+           doc=_doc(_name, _record.operands))  # fmt: skip
+for _name, _fills in (("zeros_like", 0), ("ones_like", 1)):
+    define(_name, "data", relations.identity, _apply(getattr(R, _name)), "relay",
+           kind=ELEMWISE, level=4, fills=_fills, doc=_doc(_name, 1))  # fmt: skip
+define("copy", "data", relations.identity, lambda s: s.args[0], "numpy", kind=ELEMWISE, level=3,
+       precision=FOLLOW, operands=1, doc=_doc("copy", 1))  # fmt: skip
+for _name, _build in (
+    ("trunc_divide", _trunc_divide), ("trunc_mod", _divided(R.mod, rest=True)),
+):  # fmt: skip
+    define(_name, "lhs rhs", relations.binary, _build, "numpy", kind=BROADCAST, level=1, operands=2,
+           doc=_doc(_name, 2))  # fmt: skip
 define("clip", "data", _clip_type, _clip, "numpy",
        Attr("a_min", REQUIRED, "float"), Attr("a_max", REQUIRED, "float"),
        kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,

@@ -26,7 +26,7 @@ from .te import (
     refuse_empty,
     tensor_program,
 )
-from .windows import padding, pair
+from .windows import each, ends
 
 _METHODS = ("nearest_neighbor", "linear", "cubic")
 _COORDINATES = (
@@ -107,8 +107,7 @@ def _crop(s: Site) -> Any:
     batch = to_layout(s.tensor().shape, a["layout"], "NCHW")[0]
     if not isinstance(batch, int):
         s.fail(f"cannot be built with an unknown batch, got {show(s.tensor())}")
-    assert isinstance(s.out, TensorType)
-    which, dtype = clipped(s, s.args[2], s.tensor(2).dtype, batch), s.out.dtype
+    which, dtype = clipped(s, s.args[2], s.tensor(2).dtype, batch), s.made.dtype
 
     def cut(s: Site, data: Any, boxes: Any, which: Any) -> Any:
         return topi.image.crop_and_resize(
@@ -125,12 +124,12 @@ _DILATION = {
 }
 
 
-def _both(call: Call, name: str) -> tuple[int, int]:
+def _both(call: Call, name: str) -> tuple[int, ...]:
     """Of height and width; TensorFlow's four, where all are one number."""
     values = call.attrs[name]
     if len(values) == 4 and len(set(values)) == 1:
-        return pair(replace(call, attrs={**call.attrs, name: values[:2]}), name)
-    return pair(call, name)
+        return each(replace(call, attrs={**call.attrs, name: values[:2]}), name, 2)
+    return each(call, name, 2)
 
 
 def _dilation_type(call: Call) -> Type:
@@ -146,7 +145,7 @@ def _dilation_type(call: Call) -> Type:
     channels, *window = to_layout(weight.shape, layouts[1], "IHW")
     if not agree(c, channels):
         call.fail(f"weight must have data's channels, got {show(data)} and {show(weight)}")
-    top, left, bottom, right = padding(call)
+    top, left, bottom, right = ends(call, 2)
     strides, dilations = _both(call, "strides"), _both(call, "dilations")
     out: list[Dim] = [n, c]
     for i, pad in enumerate((top + bottom, left + right)):
@@ -163,7 +162,7 @@ def _dilation_type(call: Call) -> Type:
 
 def _dilated(s: Site) -> Any:
     layouts = s.attrs["data_layout"], s.attrs["kernel_layout"]
-    top, left, bottom, right = padding(s)
+    top, left, bottom, right = ends(s, 2)
     strides, dilations = _both(s, "strides"), _both(s, "dilations")
 
     def fits(checks: Checks, _: Any, args: Sequence[Any]) -> None:
@@ -180,9 +179,8 @@ def _dilated(s: Site) -> Any:
 
 
 def _dilation(s: Site, data: Any, weight: Any) -> Any:
-    assert isinstance(s.out, TensorType)
     made = _DILATION[s.attrs["data_layout"], s.attrs["kernel_layout"]]
-    args = (list(_both(s, "strides")), list(padding(s)), list(_both(s, "dilations")))
+    args = (list(_both(s, "strides")), list(ends(s, 2)), list(_both(s, "dilations")))
     return made(data, weight, *args, s.tensor().dtype)
 
 
@@ -250,41 +248,34 @@ _OUT_DTYPE = Attr("out_dtype", None, "dtype")
 for _axes, _layout in _CANONICAL.items():
     define(
         f"image.resize{_axes}d", "data", _resize_type(_axes), in_float32(tensor_program(_resize)),
-        "numpy", Attr("size", None, "dims?"), Attr("roi", None, "floats?"),
+        "numpy", Attr("size", None, "dims?", asked=REQUIRED), Attr("roi", None, "floats?"),
         Attr("layout", _layout, "str"), Attr("method", "linear", "str"),
         Attr("coordinate_transformation_mode", "half_pixel", "str"),
-        Attr("rounding_method", "round", "str"), Attr("cubic_alpha", -0.5, "float"),
+        Attr("rounding_method", "round", "str", asked=""), Attr("cubic_alpha", -0.5, "float"),
         Attr("cubic_exclude", 0, "int"), Attr("extrapolation_value", 0.0, "float"), _OUT_DTYPE,
         kind=INJECTIVE, level=5, precision=FOLLOW if _axes == 2 else None,
         roles=image_roles(follows=False) if _axes == 2 else None, absent={"roi": [0.0] * 2 * _axes},
-        signature=f"data, size, roi=None, layout='{_layout}', method='linear', "
-                  "coordinate_transformation_mode='half_pixel', rounding_method='', "
-                  "cubic_alpha=-0.5, cubic_exclude=0, extrapolation_value=0.0, out_dtype=None",
         doc=f"Interpolation along {', '.join(_layout[2:])} to `size` elements.\n\n"
             "`method` is nearest_neighbor, linear or cubic; `coordinate_transformation_mode` is "
             "ONNX's;\n`roi`, (begin, end) of the axes, counts with \"tf_crop_and_resize\".",
     )  # fmt: skip
 define("image.crop_and_resize", "data boxes box_indices", _crop_type, _crop, "numpy",
-       Attr("crop_size", None, "sizes?"), Attr("layout", "NCHW", "str"),
+       Attr("crop_size", None, "sizes?", asked=REQUIRED),
+       Attr("layout", "NCHW", "str", asked=REQUIRED),
        Attr("method", "bilinear", "str"), Attr("extrapolation_value", 0.0, "float"), _OUT_DTYPE,
-    kind=INJECTIVE, level=5,
-       signature="data, boxes, box_indices, crop_size, layout, method='bilinear', "
-                 "extrapolation_value=0, out_dtype=None",
+       kind=INJECTIVE, level=5,
        doc="Boxes (n, 4), as (y1, x1, y2, x2) in parts of an image, each resized to "
            "`crop_size`.")  # fmt: skip
 define("image.dilation2d", "data weight", _dilation_type, in_float32(_dilated),
        "numpy", Attr("strides", (1, 1), "sizes"), Attr("padding", (0, 0), "sizes"),
        Attr("dilations", (1, 1), "sizes"), Attr("data_layout", "NCHW", "str"),
-       Attr("kernel_layout", "IHW", "str"), _OUT_DTYPE,
+       Attr("kernel_layout", "IHW", "str"), Attr("out_dtype", None, "dtype", asked=""),
        kind=OUT_ELEMWISE_FUSABLE, level=2,
-       signature="data, weight, strides=(1, 1), padding=(0, 0), dilations=(1, 1), "
-                 "data_layout='NCHW', kernel_layout='IHW', out_dtype=''",
        doc="The maximum over a window of data plus weight, for each channel.")  # fmt: skip
 define("image.affine_grid", "data", _affine_type,
        in_float32(tensor_program(lambda s, x: topi.image.affine_grid(x, s.attrs["target_shape"]))),
-       "torch", Attr("target_shape", REQUIRED, "sizes"),
+       "torch", Attr("target_shape", REQUIRED, "sizes", asked=None),
        kind=INJECTIVE, level=5,
-       signature="data, target_shape=None",
        doc="Affine maps (n, 2, 3) as the points (n, 2, H, W) from which `grid_sample` "
            "takes.")  # fmt: skip
 define("image.grid_sample", "data grid", _sample_type, in_float32(_sampled),

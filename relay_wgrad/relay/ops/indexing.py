@@ -20,7 +20,7 @@ from .relations import agree, broadcast
 from .run_sizes import vector_of
 from .scattered import scattered
 from .select import fields_of
-from .table import Attr, Call, Site, define, show
+from .table import REQUIRED, Attr, Call, Site, define, show
 from .te import (
     choice,
     clipped,
@@ -76,7 +76,6 @@ def _gather_nd_type(call: Call) -> Type:
     count = indices.shape[0] if indices.shape else None
     if not isinstance(count, int):
         call.fail(f"indices must have a first axis of known size, got {show(indices)}")
-    assert isinstance(count, int)
     if batch < 0 or count + batch > len(data.shape) or batch >= len(indices.shape):
         call.fail(
             f"{count} indices and batch_dims={batch} do not fit {show(data)} and {show(indices)}"
@@ -197,7 +196,6 @@ def _scatter_nd_type(call: Call) -> Type:
     count = indices.shape[0] if indices.shape else None
     if not isinstance(count, int) or not 1 <= count <= len(data.shape):
         call.fail(f"indices' first axis must be at most data's rank, got {show(indices)}")
-    assert isinstance(count, int)
     wanted = indices.shape[1:] + data.shape[count:]
     same(call, updates.shape, wanted, "updates must be of indices' and data's other axes")
     return data
@@ -297,7 +295,7 @@ def _sequence_mask(s: Site) -> Any:
     lengths = s.emit(R.reshape(s.args[1], [1, -1, *tail] if axis == 0 else [-1, 1, *tail]))
     inside = s.emit(R.less(places, lengths))
     value = s.attrs["mask_value"]
-    fill = s.const(value if data.dtype.startswith(("float", "bfloat")) else int(value))
+    fill = s.const(value if data.is_float else int(value))
     return R.where(inside, s.args[0], fill)
 
 
@@ -345,8 +343,6 @@ def _matrix_set_diag_type(call: Call) -> Type:
     rows, columns = data.shape[-2:]
     if not isinstance(rows, int) or not isinstance(columns, int):
         call.fail(f"needs known sizes, got {show(data)}")
-    assert isinstance(rows, int)
-    assert isinstance(columns, int)
     if low <= -rows or high >= columns:
         call.fail(f"k1={low} to k2={high} are no diagonals of {show(data)}")
     longest = min(rows + min(high, 0), columns - max(low, 0))
@@ -364,7 +360,8 @@ def _matrix_set_diag(s: Site) -> Any:
     )
 
 
-define("gather", "data indices", _gather_type, _gather, "numpy", Attr("axis", None, "int?"),
+define("gather", "data indices", _gather_type, _gather, "numpy",
+       Attr("axis", None, "int?", asked=REQUIRED),
        kind=INJECTIVE, level=3,
        signature="data, axis, indices",
        doc="For each index the element there along `axis`, and at the index's own place "
@@ -384,7 +381,8 @@ define("scatter_nd", "data indices updates", _scatter_nd_type, _scatter_nd, "num
        kind=OPAQUE, level=3, precision=FOLLOW,
        doc="`data` with parts put where `indices` (M, …) say, as `gather_nd` reads "
            "them.")  # fmt: skip
-define("adv_index", "inputs", _adv_index_type, _adv_index, "numpy", kind=INJECTIVE, level=3)
+define("adv_index", "inputs", _adv_index_type, _adv_index, "numpy", kind=INJECTIVE, level=3,
+       gathers=True, doc="The first tensor indexed by the others, as NumPy does.")  # fmt: skip
 define("unravel_index", "data shape", _unravel_type, _unravel, "numpy", kind=INJECTIVE, level=3,
        signature="indices: data, shape",
        doc="Places in a flat tensor as places along the axes of `shape`.")  # fmt: skip

@@ -13,6 +13,7 @@ from ..types import TensorType, Type
 from .facts import NEVER, OPAQUE, OUT_ELEMWISE_FUSABLE
 from .relations import agree, bounds
 from .table import Attr, Call, Site, define, in_float32, show
+from .te import choice
 
 R = relax.op
 
@@ -40,9 +41,6 @@ def _cross_entropy(s: Site, log: bool) -> Any:
     return R.negative(s.emit(R.divide(total, s.number([batch], s.tensor().dtype))))
 
 
-_REDUCTIONS = ("mean", "sum", "none")
-
-
 def _nll_loss_type(call: Call) -> Type:
     predictions, targets, weights = (call.tensor(i) for i in range(3))
     if len(predictions.shape) - len(targets.shape) != 1 or len(predictions.shape) < 2:
@@ -62,9 +60,7 @@ def _nll_loss_type(call: Call) -> Type:
         call.fail(f"predictions must be of a floating type, got {show(predictions)}")
     if not targets.dtype.startswith("int"):
         call.fail(f"targets should be of int type, got {show(targets)}")
-    reduction = call.attrs["reduction"]
-    if reduction not in _REDUCTIONS:
-        call.fail(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
+    reduction = choice(call, "reduction", ("mean", "sum", "none"))
     return TensorType(targets.shape if reduction == "none" else (), predictions.dtype)
 
 

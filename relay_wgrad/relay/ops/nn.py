@@ -205,8 +205,7 @@ def resize_matrix(size: int, out: int, linear: bool, align: bool) -> Any:
 def _upsampling(s: Site) -> Any:
     """Along H, then W: whole factors of the nearest pixel by broadcasting, else by a matrix."""
     x, a = s.args[0], s.attrs
-    assert isinstance(s.out, TensorType)
-    dims, outs, sizes = s.tensor().shape, s.out.shape, s.sizes(s.tensor())
+    dims, outs, sizes = s.tensor().shape, s.made.shape, s.sizes(s.tensor())
     linear, align = a["method"] == "bilinear", a["align_corners"]
     for axis, name in zip(spatial_axes(s, a["layout"]), _SCALES[-2:], strict=True):
         size, out = dims[axis], outs[axis]
@@ -259,7 +258,8 @@ def _upsampling_of_volumes(s: Site) -> Any:
     return lookup("image.resize3d").builder(replace(s, attrs=as_resize(s, s.out)))
 
 
-UNITS, OUT_DTYPE = Attr("units", None, "int?", always=True), Attr("out_dtype", None, "dtype")
+UNITS = Attr("units", None, "int?", always=True)
+OUT_DTYPE = Attr("out_dtype", None, "dtype", asked="")
 TRANSPOSE = (Attr("transpose_a", False, "bool"), Attr("transpose_b", False, "bool"))
 
 define("nn.bias_add", "data bias", _bias_add_type, _bias_add, "relay", Attr("axis", 1, "int"),
@@ -268,7 +268,6 @@ define("nn.bias_add", "data bias", _bias_add_type, _bias_add, "relay", Attr("axi
 define("nn.dense", "data weight", _dense_type, lambda s: _matmul(s, False, True), "relay",
        UNITS, OUT_DTYPE,
        kind=OUT_ELEMWISE_FUSABLE, level=1, precision=ALWAYS,
-       signature="data, weight, units=None, out_dtype=''",
        doc="data · weightᵀ: (…, in) and (units, in) to (…, units).")  # fmt: skip
 define("nn.matmul", "tensor_a tensor_b", _matmul_type,
        lambda s: _matmul(s, s.attrs["transpose_a"], s.attrs["transpose_b"]), "numpy",
@@ -278,13 +277,12 @@ define("nn.batch_matmul", "tensor_a tensor_b", _batch_matmul_type,
        lambda s: _matmul(s, s.attrs["transpose_a"], s.attrs["transpose_b"]), "numpy",
        OUT_DTYPE, *TRANSPOSE,
        kind=OUT_ELEMWISE_FUSABLE, level=10, precision=ALWAYS,
-       signature="tensor_a, tensor_b, out_dtype='', transpose_a=False, transpose_b=True",
+       signature="tensor_a, tensor_b, out_dtype, transpose_a, transpose_b=True",
        doc="A product of matrices for each index of the first axis; b is transposed by "
            "default.")  # fmt: skip
 define("nn.leaky_relu", "data", relations.identity, _leaky_relu, "torch",
-       Attr("alpha", 0.25, "float"),
+       Attr("alpha", 0.25, "float", asked=0.01),
        kind=ELEMWISE, level=3, precision=FOLLOW, operands=1,
-       signature="data, alpha=0.01",
        doc="Each element, `alpha` times as large where it is negative.")  # fmt: skip
 define("nn.prelu", "data alpha", _prelu_type, _prelu, "torch", Attr("axis", 1, "int"),
        kind=BROADCAST, level=3, precision=FOLLOW,
@@ -301,19 +299,15 @@ define("nn.log_softmax", "data", _softmax_type,
 define("nn.dropout", "data", _dropout_type, _dropout, "numpy", Attr("rate", 0.5, "float"),
        kind=OPAQUE, level=1, precision=FOLLOW, stateful=True)  # fmt: skip
 define("nn.upsampling", "data", _upsampling_type, _upsampling, "torch",
-       Attr("scale_h", REQUIRED, "float"), Attr("scale_w", REQUIRED, "float"),
+       *(Attr(name, REQUIRED, "float", asked=1) for name in _SCALES[1:]),
        Attr("layout", "NCHW", "str"), Attr("method", "nearest_neighbor", "str"),
        Attr("align_corners", False, "bool"),
        kind=INJECTIVE, level=2, roles=image_roles(),
-       signature="data, scale_h=1, scale_w=1, layout='NCHW', method='nearest_neighbor', "
-                 "align_corners=False",
        doc="Height and width times a factor.")  # fmt: skip
 define("nn.upsampling3d", "data", _upsampling_type, _upsampling_of_volumes, "torch",
-       *(Attr(name, REQUIRED, "float") for name in _SCALES), Attr("layout", "NCDHW", "str"),
-       Attr("method", "nearest_neighbor", "str"),
+       *(Attr(name, REQUIRED, "float", asked=1) for name in _SCALES),
+       Attr("layout", "NCDHW", "str"), Attr("method", "nearest_neighbor", "str"),
        Attr("coordinate_transformation_mode", "half_pixel", "str"),
        kind=INJECTIVE, level=2,
-       signature="data, scale_d=1, scale_h=1, scale_w=1, layout='NCDHW', "
-                 "method='nearest_neighbor', coordinate_transformation_mode='half_pixel'",
        doc="Depth, height and width times a factor; `method` is nearest_neighbor or "
            "trilinear.")  # fmt: skip

@@ -167,16 +167,13 @@ define("nn.instance_norm", "data gamma beta", _instance_norm_type, _instance_nor
        level=1,
        doc="Mean 0 and variance 1 for each image and index along `axis`.")  # fmt: skip
 define("nn.group_norm", "data gamma beta", _group_norm_type, _group_norm, "torch",
-       Attr("num_groups", 0, "int"), *_affine_attrs(1),
+       Attr("num_groups", 0, "int", asked=REQUIRED), *_affine_attrs(1),
        level=1,
-       signature="data, gamma, beta, num_groups, axis=1, epsilon=1e-05, center=True, "
-                 "scale=True",
        doc="Mean 0 and variance 1 for each image and group of channels.")  # fmt: skip
 define("nn.lrn", "data", _lrn_type, _lrn, "torch",
        Attr("size", 5, "int"), Attr("axis", 1, "int"), Attr("bias", 2.0, "float"),
-       Attr("alpha", 0.0001, "float"), Attr("beta", 0.75, "float"),
+       Attr("alpha", 0.0001, "float", asked=1e-05), Attr("beta", 0.75, "float"),
        kind=OPAQUE, level=2,
-       signature="data, size=5, axis=1, bias=2, alpha=1e-05, beta=0.75",
        doc="Local response normalization over `size` neighbours along `axis`.")  # fmt: skip
 define("nn.l2_normalize", "data", _l2_normalize_type, _l2_normalize, "numpy",
        Attr("eps", REQUIRED, "float"), Attr("axis", None, "sizes?", always=True),

@@ -38,9 +38,8 @@ def _arange_type(call: Call) -> Type:
 
 def _arange(s: Site) -> Any:
     """Of its arguments, as Relay's: the attributes say how many there are, where that is known."""
-    assert isinstance(s.out, TensorType)
-    dtype = s.out.dtype
-    count = _count_of_run(s) if s.out.shape == (ANY,) else s.sizes(s.out)[0]
+    dtype = s.made.dtype
+    count = _count_of_run(s) if s.made.shape == (ANY,) else s.sizes(s.out)[0]
 
     def line(s: Site, start: Any, step: Any) -> Any:
         def at(i: Any) -> Any:
@@ -102,12 +101,11 @@ _SCANS = {"cumsum": topi.cumsum, "cumprod": topi.cumprod}
 
 def _scan(s: Site) -> Any:
     a = s.attrs
-    assert isinstance(s.out, TensorType)
     axis = None if a["axis"] is None else s.axis(a["axis"], len(s.tensor().shape))
-    x = s.args[0] if s.tensor().dtype == s.out.dtype else s.emit(R.astype(s.args[0], s.out.dtype))
+    x = s.args[0] if s.tensor().dtype == s.made.dtype else s.emit(R.astype(s.args[0], s.made.dtype))
 
     def scan(s: Site, data: Any) -> Any:
-        return _SCANS[s.op](data, axis, s.out.dtype, a["exclusive"])  # type: ignore[union-attr]
+        return _SCANS[s.op](data, axis, s.made.dtype, a["exclusive"])
 
     return program(s, scan, x)
 
@@ -196,16 +194,14 @@ def _size_type(call: Call) -> Type:
 
 def _shape(s: Site) -> Any:
     """A constant, but for what only the run knows."""
-    assert isinstance(s.out, TensorType)
-    shape, dtype = s.tensor().shape, s.out.dtype
+    shape, dtype = s.tensor().shape, s.made.dtype
     if all(isinstance(size, int) for size in shape):
         return relax.const(tvm.runtime.tensor(np.array(shape, dtype)))
     return R.astype(s.emit(R.shape_to_tensor(s.emit(R.shape_of(s.args[0])))), dtype)
 
 
 def _size(s: Site) -> Any:
-    assert isinstance(s.out, TensorType)
-    shape, dtype = s.tensor().shape, s.out.dtype
+    shape, dtype = s.tensor().shape, s.made.dtype
     total = product(shape)
     if isinstance(total, int):
         return relax.const(tvm.runtime.tensor(np.array(total, dtype)))
@@ -287,12 +283,14 @@ define("arange", "start stop step", _arange_type, _arange, "numpy", *_BOUND,
        Attr("dtype", REQUIRED, "dtype"),
        kind=OPAQUE, level=3, precision=NEVER)  # fmt: skip
 define("meshgrid", "data", _meshgrid_type, _meshgrid, "numpy", Attr("indexing", "ij", "str"),
-       kind=INJECTIVE, level=3)  # fmt: skip
+       kind=INJECTIVE, level=3, gathers=True, results=("data", lambda data: len(data.fields)),
+       doc="Vectors as tensors of all their combinations; \"xy\" has the first two axes "
+           "swapped.")  # fmt: skip
 _WHAT = {"cumsum": "sums", "cumprod": "products"}
 for _name in _SCANS:
     define(_name, "data", _scan_type, _scan, "numpy", Attr("axis", None, "int?"),
-           Attr("dtype", None, "dtype"), Attr("exclusive", False, "bool"),
-           kind=OPAQUE, level=3, signature="data, axis=None, dtype=None, exclusive=None",
+           Attr("dtype", None, "dtype"), Attr("exclusive", False, "bool", asked=None),
+           kind=OPAQUE, level=3,
            doc=f"The {_WHAT[_name]} of the first elements along `axis`; `exclusive` leaves each "
                "one itself out.")  # fmt: skip
 define("sliding_window", "data", _window_type, _window, "numpy", Attr("axis", REQUIRED, "int"),
@@ -306,27 +304,25 @@ define("sort", "data", _along, lambda s: R.sort(s.args[0], s.attrs["axis"],
        doc="The elements along `axis` in order.")  # fmt: skip
 define("argsort", "data", _argsort_type, lambda s: R.argsort(s.args[0], s.attrs["axis"],
        not s.attrs["is_ascend"], s.attrs["dtype"] or "int32"), "numpy", _AXIS, _ASCEND,
-       Attr("dtype", None, "dtype"),
+       Attr("dtype", None, "dtype", asked="int32"),
        kind=OPAQUE, level=6,
-       signature="data, axis=-1, is_ascend=True, dtype='int32'",
        doc="The places along `axis` of the elements in order.")  # fmt: skip
-define("topk", "data", _topk_type, _topk, "numpy", Attr("k", REQUIRED, "int"), _AXIS,
+define("topk", "data", _topk_type, _topk, "numpy", Attr("k", REQUIRED, "int", asked=1), _AXIS,
        Attr("ret_type", "both", "str"), Attr("is_ascend", False, "bool"),
-       Attr("dtype", None, "dtype"),
-       kind=OPAQUE, level=6)  # fmt: skip
+       Attr("dtype", None, "dtype", asked="int32"),
+       kind=OPAQUE, level=6, results=("ret_type", {"both": 2, "values": 0, "indices": 0}),
+       doc="The k largest (or least) elements along `axis`, their places, or both.")  # fmt: skip
 define("searchsorted", "sorted_sequence values", _searchsorted_type,
        lambda s: program(s, lambda s, *given: topi.searchsorted(*given, s.attrs["right"],
        s.attrs["dtype"]), *s.args), "numpy", Attr("right", False, "bool"),
        Attr("dtype", "int32", "dtype"),
        kind=OPAQUE, level=6,
        doc="Where values would stand in sorted sequences; `right`: behind equal ones.")  # fmt: skip
-define("shape_of", "data", _shape_type, _shape, "numpy", Attr("dtype", None, "dtype"),
-       kind=OPAQUE, level=10, precision=FOLLOW,
-       signature="data, dtype='int32'",
+define("shape_of", "data", _shape_type, _shape, "numpy",
+       Attr("dtype", None, "dtype", asked="int32"), kind=OPAQUE, level=10, precision=FOLLOW,
        doc="The sizes of a tensor as a vector.")  # fmt: skip
-define("ndarray_size", "data", _size_type, _size, "numpy", Attr("dtype", None, "dtype"),
-       kind=INJECTIVE, level=10,
-       signature="data, dtype='int32'",
+define("ndarray_size", "data", _size_type, _size, "numpy",
+       Attr("dtype", None, "dtype", asked="int32"), kind=INJECTIVE, level=10,
        doc="How many elements a tensor has.")  # fmt: skip
 define("reinterpret", "data", _reinterpret_type,
        lambda s: program(s, lambda s, x: topi.reinterpret(x, s.attrs["dtype"]), s.args[0]),

@@ -11,7 +11,7 @@ from ..types import TensorType, Type
 from .facts import FOLLOW, INJECTIVE
 from .relations import total
 from .table import REQUIRED, Attr, Call, Site, define, show_shape
-from .te import long_enough
+from .te import choice, long_enough
 
 R = relax.op
 
@@ -30,21 +30,14 @@ def _pad_type(call: Call) -> Type:
                 f"Each pad width element should be a pair but at index {i} there are"
                 f" {len(pair)} elements."
             )
-    if call.attrs["pad_mode"] not in _PAD_MODES:
-        call.fail(
-            f"pad_mode must be one of {', '.join(_PAD_MODES)}, got {call.attrs['pad_mode']!r}"
-        )
+    mode = choice(call, "pad_mode", [*_PAD_MODES])
     shape = tuple(total((size, *pair)) for size, pair in zip(data.shape, widths, strict=True))
     for size, pair in zip(data.shape, widths, strict=True):
         # "edge" repeats the outermost element; "reflect" mirrors what is beside it.
-        room = {"edge": size, "reflect": size}.get(call.attrs["pad_mode"])
-        if not isinstance(room, int) or max(pair) <= 0:
+        if mode == "constant" or not isinstance(size, int) or max(pair) <= 0:
             continue
-        if room == 0 or (call.attrs["pad_mode"] == "reflect" and max(pair) >= room):
-            call.fail(
-                f"pad_mode={call.attrs['pad_mode']!r} cannot pad an axis of size {size} by"
-                f" {list(pair)}"
-            )
+        if size == 0 or (mode == "reflect" and max(pair) >= size):
+            call.fail(f"pad_mode={mode!r} cannot pad an axis of size {size} by {list(pair)}")
     if any(isinstance(d, int) and d < 0 for d in shape):
         call.fail(f"Output shape post padding should be positive but got {show_shape(shape)}")
     return TensorType(shape, data.dtype)

@@ -190,7 +190,7 @@ define("strided_set", "data v begin end strides", _set_type, _set, "numpy", kind
 define("unique", "data", _unique_type, _unique, "numpy", Attr("sorted", True, "bool"),
        Attr("return_counts", False, "bool"),
        kind=OPAQUE, level=3, results=("return_counts", {False: 4, True: 5}),
-       signature="data, is_sorted: sorted=True, return_counts=False",
+       signature="data, is_sorted: sorted, return_counts",
        doc="(a vector's values once each, where each is first, which each element is, how many "
            "there\nare), and with `return_counts` how often each; what is beyond their number is "
            "0.\n\nThey are sorted, or in the order in which they come.")  # fmt: skip

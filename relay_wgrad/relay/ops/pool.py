@@ -22,7 +22,7 @@ from .blocks import on_whole_axes
 from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE, image_roles
 from .relations import agree, product
 from .table import Builder, Call, Site, define, in_float32, show
-from .windows import each, ends, padding, pair, pooled, rank_of, spatial_axes
+from .windows import each, ends, pooled, rank_of, spatial_axes
 
 R = relax.op
 
@@ -79,8 +79,9 @@ def _grad_type(call: Call) -> Type:
 def _window(s: Site) -> dict[str, Any]:
     a = s.attrs
     out = {
-        "pool_size": pair(s, "pool_size"), "strides": pair(s, "strides"), "padding": padding(s),
-        "dilation": _dilation(s), "ceil_mode": a["ceil_mode"], "layout": a["layout"],
+        "pool_size": each(s, "pool_size", 2), "strides": each(s, "strides", 2),
+        "padding": ends(s, 2), "dilation": _dilation(s), "ceil_mode": a["ceil_mode"],
+        "layout": a["layout"],
     }  # fmt: skip
     if "count_include_pad" in a:
         out["count_include_pad"] = a["count_include_pad"]
@@ -172,7 +173,7 @@ def _folded(s: Site, part: Any, axis: int, count: int, maximum: bool) -> Any:
 
 def _adaptive_mean(s: Site) -> Any:
     """Of integers only in windows of one size: parts that are rounded have another mean."""
-    if s.tensor().dtype.startswith(("float", "bfloat")):
+    if s.tensor().is_float:
         return in_float32(lambda s: _adaptive(s, _targets(s), maximum=False))(s)
     layout, dims = s.attrs["layout"], s.tensor().shape
     steps = []
@@ -260,7 +261,7 @@ def _means_of_volumes(image: Builder, sizes: Rule) -> Builder:
     build = in_float32(_of_volumes(image, sizes))
 
     def means(s: Site) -> Any:
-        if s.tensor().dtype.startswith(("float", "bfloat")):
+        if s.tensor().is_float:
             return build(s)
         a = s.attrs
         if "pool_size" not in a:
@@ -284,9 +285,10 @@ _FACTS: dict[str, Any] = {"kind": OUT_ELEMWISE_FUSABLE, "level": 2}
 for _rank in (1, 2, 3):
     for _name, _type, _image, _sizes, _attrs, _facts in (
         ("max", _pool_type, _maxima, size_rules.pooled, by_rank.max_pool,
-         {"precision": FOLLOW, **by_rank.pool_builder(_rank)}),
+         {"precision": FOLLOW, "window": _rank, "doc": "The maximum of each window."}),
         ("avg", _pool_type, _means, size_rules.pooled, by_rank.avg_pool,
-         {"precision": FOLLOW, **by_rank.pool_builder(_rank, average=True)}),
+         {"precision": FOLLOW, "window": _rank, "doc":
+          "The mean of each window; `count_include_pad` counts the padding's zeros."}),
         ("adaptive_max", _adaptive_type, _adaptive_maxima, size_rules.adapted,
          by_rank.adaptive_pool,
          {"level": 10, "precision": FOLLOW, **by_rank.adaptive_pool_builder(_rank, "maxima")}),

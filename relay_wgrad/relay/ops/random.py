@@ -218,7 +218,7 @@ def _normal(s: Site) -> Any:
 
 
 _SHAPE = Attr("out_shape", REQUIRED, "sizes")
-_REAL = (_SHAPE, Attr("out_dtype", REQUIRED, "dtype"))
+_REAL = (_SHAPE, Attr("out_dtype", REQUIRED, "dtype", asked="float32"))
 define("random.threefry_generate", "key", _generate_type,
        lambda s: relax.Tuple(list(generated(s, s.args[0], tuple(s.attrs["out_shape"])))), "numpy",
        _SHAPE,
@@ -233,6 +233,6 @@ for _name, _ends, _draw, _what in (
 ):
     define(f"random.{_name}", f"key {' '.join(_ends)}", _real_type, _draw, "numpy", *_REAL,
            kind=OPAQUE, numbers=dict.fromkeys(_ends, "out_dtype"),
-           signature="key, shape: out_shape, dtype: out_dtype='float32', "
+           signature="key, shape: out_shape, dtype: out_dtype, "
                      f"{_ends[0]}=0.0, {_ends[1]}=1.0",
            doc=f"(the next key, {_what}).")  # fmt: skip

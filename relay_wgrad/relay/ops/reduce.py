@@ -156,7 +156,7 @@ def _variance(s: Site) -> Any:
 def _mean(s: Site) -> Any:
     """Of integers the sum divided as C does; Relax' own is of int64 where it says int32."""
     axes = reduced_axes(s)
-    is_float = s.tensor().dtype.startswith(("float", "bfloat"))
+    is_float = s.tensor().is_float
     if not is_float:
         replace(s, attrs={**s.attrs, "axis": axes}).compare(size_rules.averaged)
     if is_float or ANY in s.tensor().shape:
@@ -184,11 +184,11 @@ define("any", "data", _bool_type, _any, "numpy", *AXES, kind=COMM_REDUCE, level=
        doc="The reduction `any` over `axis`, by default over all axes.")  # fmt: skip
 define("argmax", "data", _arg_type, _arg(R.argmax), "numpy", *ARG_AXES,
        kind=COMM_REDUCE, precision=FOLLOW,
-       signature="data, axis=None, keepdims=False, exclude=False, select_last_index=False",
+       signature="data, axis, keepdims, exclude, select_last_index",
        doc="The index (int32) of the maximum along `axis`.")  # fmt: skip
 define("argmin", "data", _arg_type, _arg(R.argmin), "numpy", *ARG_AXES,
        kind=COMM_REDUCE, precision=FOLLOW,
-       signature="data, axis=None, keepdims=False, exclude=False, select_last_index=False",
+       signature="data, axis, keepdims, exclude, select_last_index",
        doc="The index (int32) of the minimum along `axis`.")  # fmt: skip
 define("variance", "data mean", _variance_type, _variance, "numpy",
        *AXES, Attr("unbiased", False, "bool"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,22 +23,14 @@ def bounds(dtype: str) -> tuple[int, int]:
 
 def product(dims: Iterable[Dim]) -> Dim:
     """`?` if any factor is."""
-    out: Any = 1
-    for dim in dims:
-        if dim is ANY:
-            return ANY
-        out = out * dim
-    return out
+    factors: list[Any] = list(dims)
+    return ANY if ANY in factors else math.prod(factors)
 
 
 def total(dims: Iterable[Dim]) -> Dim:
     """`?` if any term is."""
-    out: Any = 0
-    for dim in dims:
-        if dim is ANY:
-            return ANY
-        out = out + dim
-    return out
+    terms: list[Any] = list(dims)
+    return ANY if ANY in terms else sum(terms)
 
 
 def mapped(dim: Dim, function: Callable[[Any], Any]) -> Dim:

@@ -13,6 +13,7 @@ from ..types import ANY, Dim, TensorType, TupleType, Type
 from .facts import FOLLOW, INJECTIVE
 from .relations import agree, bounds, divides, mapped, product, total
 from .table import REQUIRED, Attr, Call, Site, define, lookup, show
+from .te import choice
 
 R = relax.op
 
@@ -138,8 +139,7 @@ def _slices(call: Call) -> dict[int, tuple[int, int, int]]:
     """axis -> (begin, end, stride) as written, missing ones filled in."""
     ndim, a = len(call.tensor().shape), call.attrs
     begin, end, strides = list(a["begin"]), list(a["end"]), list(a["strides"])
-    if a["slice_mode"] not in ("end", "size"):
-        call.fail(f"slice_mode must be 'end' or 'size', got {a['slice_mode']!r}")
+    choice(call, "slice_mode", ("end", "size"))
     axes = a["axes"]
     if axes is not None:
         if not len(axes) == len(begin) == len(end) == len(strides):
@@ -253,9 +253,8 @@ def _slice_like_type(call: Call) -> Type:
 
 
 def _slice_like(s: Site) -> Any:
-    assert isinstance(s.out, TensorType)
     sizes = s.sizes(s.out)
-    pairs = zip(s.out.shape, s.tensor().shape, strict=True)
+    pairs = zip(s.made.shape, s.tensor().shape, strict=True)
     axes = [i for i, (n, m) in enumerate(pairs) if n != m]
     if not axes:
         return s.args[0]
@@ -266,8 +265,7 @@ def _take_type(call: Call) -> Type:
     data, indices = call.tensor(0), call.tensor(1)
     if not indices.dtype.startswith(("int", "uint")):
         call.fail(f"indices of take must be tensor of integer, got {show(indices)}")
-    if call.attrs["mode"] not in ("clip", "wrap", "fast"):
-        call.fail(f"mode must be 'clip', 'wrap' or 'fast', got {call.attrs['mode']!r}")
+    choice(call, "mode", ("clip", "wrap", "fast"))
     if call.attrs["batch_dims"]:
         call.fail(f"only batch_dims=0 is supported, got {call.attrs['batch_dims']}")
     if call.attrs["axis"] is None:
@@ -317,8 +315,7 @@ def _take(s: Site) -> Any:
     if len(index_shape) == 1:
         return R.take(data, indices, axis, mode)
     taken = s.emit(R.take(data, s.emit(s.reshape(indices, (-1,))), axis, mode))
-    assert isinstance(s.out, TensorType)
-    return s.reshape(taken, s.out.shape)
+    return s.reshape(taken, s.made.shape)
 
 
 def _reverse_type(call: Call) -> Type:
@@ -326,13 +323,20 @@ def _reverse_type(call: Call) -> Type:
     return call.tensor()
 
 
-define("concatenate", "data", _concatenate_type, _concatenate, "numpy", Attr("axis", 0, "int"),
-       kind=INJECTIVE, level=1, precision=FOLLOW)  # fmt: skip
-define("stack", "data", _stack_type, _stack, "numpy", Attr("axis", 0, "int"),
-       kind=INJECTIVE, level=3)  # fmt: skip
+define("concatenate", "data", _concatenate_type, _concatenate, "numpy",
+       Attr("axis", 0, "int", asked=REQUIRED),
+       kind=INJECTIVE, level=1, precision=FOLLOW, gathers=True,
+       doc="Tensors one after another along an axis.\n\n"
+           "Raises ValueError for an empty list.")  # fmt: skip
+define("stack", "data", _stack_type, _stack, "numpy", Attr("axis", 0, "int", asked=REQUIRED),
+       kind=INJECTIVE, level=3, gathers=True,
+       doc="Tensors of one shape along a new axis.\n\n"
+           "Raises ValueError for an empty list.")  # fmt: skip
 define("split", "data", _split_type, _split, "numpy",
        Attr("indices_or_sections", REQUIRED, "sections"), Attr("axis", 0, "int"),
-       kind=INJECTIVE, level=3, precision=FOLLOW)  # fmt: skip
+       kind=INJECTIVE, level=3, precision=FOLLOW,
+       results=("indices_or_sections", lambda at: at if isinstance(at, int) else len(at) + 1),
+       doc="Equal parts along an axis, or parts that begin at these indices.")  # fmt: skip
 define("strided_slice", "data", _strided_slice_type, _strided_slice, "relay",
        Attr("begin", REQUIRED, "sizes"), Attr("end", REQUIRED, "sizes"),
        Attr("strides", REQUIRED, "sizes"), Attr("slice_mode", "end", "str"),
@@ -347,13 +351,12 @@ define("take", "data indices", _take_type, _take, "numpy",
        Attr("batch_dims", 0, "int"), Attr("axis", None, "int?"),
        Attr("mode", "clip", "str"),
        kind=INJECTIVE, level=3, precision=FOLLOW,
-       signature="data, indices, axis=None, batch_dims=0, mode='clip'",
+       signature="data, indices, axis, batch_dims, mode",
        doc="The elements of these indices along an axis, or of `data` flattened.\n\n"
            "`mode` says what an index out of range is: \"clip\", \"wrap\" or \"fast\" (which "
            "must not be one).")  # fmt: skip
 define("reverse", "data", _reverse_type,
        lambda s: R.flip(s.args[0], s.attrs["axis"] or 0), "numpy",
-       Attr("axis", None, "int?"),
+       Attr("axis", None, "int?", asked=REQUIRED),
        kind=INJECTIVE, level=3,
-       signature="data, axis",
        doc="The elements in reverse order along an axis.")  # fmt: skip

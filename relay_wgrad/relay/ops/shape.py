@@ -22,8 +22,7 @@ R = relax.op
 
 def _to_out(s: Site) -> Any:
     """A reshape to the result's type."""
-    assert isinstance(s.out, TensorType)
-    return s.reshape(s.args[0], s.out.shape)
+    return s.reshape(s.args[0], s.made.shape)
 
 
 def _reshape_type(call: Call) -> Type:
@@ -63,8 +62,7 @@ def _reshape_like_type(call: Call) -> Type:
 
 def _reshape_like(s: Site) -> Any:
     """The run compares the numbers of elements where they are not proved to be one."""
-    assert isinstance(s.out, TensorType)
-    if same(product(s.tensor().shape), product(s.out.shape)):
+    if same(product(s.tensor().shape), product(s.made.shape)):
         return _to_out(s)
     return reshaped(s, s.args[0], s.sizes(s.tensor()), s.sizes(s.out))
 
@@ -203,8 +201,7 @@ def _must_broadcast_back(call: Call, small: TensorType) -> TensorType:
 
 
 def _collapse(s: Site) -> Any:
-    assert isinstance(s.out, TensorType)
-    if s.out.shape == s.tensor().shape and ANY not in s.out.shape:
+    if s.made.shape == s.tensor().shape and ANY not in s.made.shape:
         return s.args[0]
     if s.op == "collapse_sum_like":
         return R.collapse_sum_to(s.args[0], s.shape(1))
@@ -311,7 +308,10 @@ define("expand_dims", "data", _expand_dims_type, _expand_dims, "relay",
 define("squeeze", "data", _squeeze_type, _squeeze, "numpy", Attr("axis", None, "sizes?"),
        kind=INJECTIVE, level=3, precision=FOLLOW, reshapes=True,
        doc="Without these axes of size 1; by default without any such axis.")  # fmt: skip
-SHAPE = (Attr("shape", None, "sizes?", always=True), Attr("dtype", None, "dtype"))
+SHAPE = (
+    Attr("shape", None, "sizes?", always=True, asked=REQUIRED),
+    Attr("dtype", None, "dtype", asked=REQUIRED),
+)
 define("broadcast_to", "data", _broadcast_to_type, _broadcast_to, "numpy", *SHAPE,
        kind=BROADCAST, level=4,
        signature="data, shape",
@@ -330,9 +330,8 @@ define("tile", "data", _tile_type, _tile, "relay", Attr("reps", REQUIRED, "sizes
        kind=BROADCAST, level=3, precision=FOLLOW,
        doc="`data` repeated as a whole along each axis.")  # fmt: skip
 define("repeat", "data", _repeat_type, _repeat, "numpy",
-       Attr("repeats", REQUIRED, "int"), Attr("axis", None, "int?"),
+       Attr("repeats", REQUIRED, "int"), Attr("axis", None, "int?", asked=REQUIRED),
        kind=BROADCAST, level=3,
-       signature="data, repeats, axis",
        doc="Each element repeated along an axis.")  # fmt: skip
 define("layout_transform", "data", _layout_transform_type, _layout_transform, "relay",
        Attr("src_layout", REQUIRED, "str"), Attr("dst_layout", REQUIRED, "str"),

@@ -89,7 +89,6 @@ def _to_batch(s: Site) -> Any:
     split = [part for size, b in zip(wide, block, strict=True) for part in (size // b, b)]
     x = s.emit(R.reshape(x, [n, *split, *sizes[m:]]))
     order = [*range(2, 2 * m + 1, 2), 0, *range(1, 2 * m, 2), *range(2 * m + 1, m + len(sizes) + 1)]
-    assert isinstance(s.out, TensorType)
     return R.reshape(s.emit(R.permute_dims(x, order)), s.sizes(s.out))
 
 
@@ -179,28 +178,28 @@ def _dilated(s: Site, x: Any) -> Any:
     return kernel("dilate", [x], [(shape, str(x.dtype))], body)[0]
 
 
-_BLOCK = Attr("block_shape", (1, 1), "sizes")
-_PIXEL = (Attr("block_size", 1, "int"), Attr("layout", "NCHW", "str"), Attr("mode", "DCR", "str"))
+_BLOCK = Attr("block_shape", (1, 1), "sizes", asked=REQUIRED)
+_PIXEL = (
+    Attr("block_size", 1, "int", asked=REQUIRED), Attr("layout", "NCHW", "str"),
+    Attr("mode", "DCR", "str"),
+)  # fmt: skip
 define("nn.space_to_depth", "data", _sub_pixel_type, tensor_program(_space_to_depth), "numpy",
        *_PIXEL,
        kind=INJECTIVE, level=5,
-       signature="data, block_size, layout='NCHW'",
+       signature="data, block_size, layout",
        doc="Blocks of the image as channels.")  # fmt: skip
 define("nn.depth_to_space", "data", _sub_pixel_type, tensor_program(_depth_to_space), "numpy",
        *_PIXEL,
        kind=INJECTIVE, level=5, precision=FOLLOW,
-       signature="data, block_size, layout='NCHW', mode='DCR'",
        doc="Channels as blocks of the image; `mode` says whether the block is the slower "
            "part of C.")  # fmt: skip
 define("nn.space_to_batch_nd", "data", _to_batch_type, _to_batch, "numpy", _BLOCK,
        Attr("paddings", REQUIRED, "pairs"), Attr("pad_value", 0.0, "float"),
        kind=INJECTIVE, level=5,
-       signature="data, block_shape, paddings, pad_value=0",
        doc="The places within a block, after padding, as images of a larger batch.")  # fmt: skip
 define("nn.batch_to_space_nd", "data", _from_batch_type, _from_batch, "numpy",
        _BLOCK, Attr("crops", REQUIRED, "pairs"),
        kind=INJECTIVE, level=5,
-       signature="data, block_shape, crops",
        doc="What `space_to_batch_nd` made, back, with the edges cut.")  # fmt: skip
 define("nn.dilate", "data", _dilated_type, tensor_program(_dilated), "numpy",
        Attr("strides", REQUIRED, "sizes"), Attr("dilation_value", 0.0, "float"),
@@ -210,6 +209,6 @@ define("nn.dilate", "data", _dilated_type, tensor_program(_dilated), "numpy",
 define("nn.mirror_pad", "data", _mirror_type, _mirror, "numpy", Attr("mode", "SYMMETRIC", "str"),
        Attr("pad_width", REQUIRED, "pairs"),
        kind=INJECTIVE, level=2,
-       signature="data, pad_width, mode='SYMMETRIC'",
+       signature="data, pad_width, mode",
        doc="`data` with its mirror image at its edges; REFLECT does not repeat the "
            "outermost element.")  # fmt: skip

@@ -115,6 +115,12 @@ class Site(Call):
     args: tuple[Any, ...]
     out: Type
 
+    @property
+    def made(self) -> TensorType:
+        """The result's type, of an operator that makes one tensor."""
+        assert isinstance(self.out, TensorType)
+        return self.out
+
     def emit(self, expr: Any) -> Any:
         """Binds an intermediate result."""
         return self.bb.emit(expr)
@@ -174,8 +180,7 @@ def named(name: str, error: TypeError | ValueError) -> TypeError | ValueError:
     """The error, with the operator's name if its words lack it: a type's are of a size alone."""
     if name.rpartition(".")[2] in str(error):
         return error
-    kind = TypeError if isinstance(error, TypeError) else ValueError
-    return kind(f"{name}: {error}")
+    return (TypeError if isinstance(error, TypeError) else ValueError)(f"{name}: {error}")
 
 
 Relation = Callable[[Call], Type]
@@ -190,19 +195,20 @@ class RelayOp:
     "numpy" or "torch"; `meta`: the attributes' type key where Relay's text puts them into its
     metadata section; `kind`, `level`, `precision` and `stateful`: Relay's TOpPattern, level of
     support, rule of `ToMixedPrecision` and TOpIsStateful (`facts`), None where it says nothing;
-    `open_attrs`: a user's operator, whose attributes nobody declares; `variadic`:
-    it takes any number of arguments; `operands`: from an element of each of so many tensors, which
-    broadcast, an element of the result is made, whatever axes are; `fills`: what each element of
-    the result is; `reshapes`: Relay's TReshapeOp; `roles`: whose layouts its attributes are.
-    Whether it has a gradient, TVM's registry says of what `build` makes.
+    `open_attrs`: a user's operator, whose attributes nobody declares; `variadic`: it takes any
+    number of arguments; `operands`: an element of the result is made of one of each of so many
+    tensors, which broadcast; `fills`: what each element of the result is; `reshapes`: Relay's
+    TReshapeOp; `roles`: whose layouts its attributes are.  Whether it has a gradient, TVM's
+    registry says of what `build` makes.
 
     `doc`: what its builder's help says, for one that `relay.op.made` makes: the builder's arguments
-    are then `signature`'s, in Python's words, by default the inputs and then the attributes, where
-    `a: data` is `data` by another name; of a `window` of so many axes one number is written out for
-    each, and padding for both sides; `absent`: what attributes are where the builder has no such
-    argument, or it is None; `numbers`: the dtype of arguments that may also be numbers, or the
-    attribute that has it; `results`: of how many results it gives a tuple, or which attribute says
-    so, and how.
+    are then `signature`'s, by default the inputs and then the attributes, where `a: data` is `data`
+    by another name, and `a=1` has another default than the attribute asks for; `gathers`: the first
+    is a tuple of tensors, and may be a list; of a `window` of so many axes one number is written
+    out for each, and padding for both sides; `absent`: what attributes are where the builder has no
+    such argument, or it is None; `numbers`: the dtype of arguments that may also be numbers, or the
+    attribute that has it; `results`: of how many results it gives a tuple, or which argument says
+    so, and how: by a table, or always one.
     """
 
     name: str
@@ -224,10 +230,11 @@ class RelayOp:
     roles: Roles | None = None
     doc: str = ""
     signature: str = ""
+    gathers: bool = False
     window: int = 0
     absent: Mapping[str, Any] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
-    results: int | tuple[str, Mapping[Any, int]] = 0
+    results: int | tuple[str, Mapping[Any, int] | Callable[[Any], int]] = 0
 
     @property
     def is_reduction(self) -> bool:

@@ -14,7 +14,7 @@ from .facts import INJECTIVE, OUT_ELEMWISE_FUSABLE, conv_roles, image_roles
 from .relations import agree, divides, mapped
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 from .te import choice, count, known_size, program, rank, refuse_empty, tensor_program
-from .windows import padding, pair
+from .windows import each, ends
 
 R = relax.op
 _DEFORMABLE = {
@@ -47,8 +47,8 @@ def _deformable_type(call: Call) -> Type:
             "shape of weight is inconsistent with channels or kernel_size, got"
             f" {a['channels']}, {a['kernel_size']} and {show(weight)}"
         )
-    top, left, bottom, right = padding(call)
-    strides, dilation = pair(call, "strides"), pair(call, "dilation")
+    top, left, bottom, right = ends(call, 2)
+    strides, dilation = each(call, "strides", 2), each(call, "dilation", 2)
     p = int(out_size(h, top + bottom, r, strides[0], dilation[0]))
     q = int(out_size(w, left + right, s, strides[1], dilation[1]))
     if min(p, q) < 1:
@@ -64,8 +64,8 @@ def _deformable(s: Site, data: Any, offset: Any, weight: Any) -> Any:
     if a["groups"] != 1:
         s.fail(f"has no lowering with groups but 1, got groups={a['groups']}")
     return _DEFORMABLE[a["data_layout"], a["kernel_layout"]](
-        data, offset, weight, list(pair(s, "strides")), list(padding(s)),
-        list(pair(s, "dilation")), a["deformable_groups"], a["groups"], s.tensor().dtype,
+        data, offset, weight, list(each(s, "strides", 2)), list(ends(s, 2)),
+        list(each(s, "dilation", 2)), a["deformable_groups"], a["groups"], s.tensor().dtype,
     )  # fmt: skip
 
 
@@ -123,7 +123,6 @@ def _reorg(s: Site) -> Any:
     """As darknet reads it: the channels as an image `stride` times as high and wide."""
     stride = s.attrs["stride"]
     n, c, h, w = s.sizes(s.tensor())
-    assert isinstance(s.out, TensorType)
     x = s.emit(R.reshape(s.args[0], [n, c // stride**2, h, stride, w, stride]))
     return R.reshape(s.emit(R.permute_dims(x, [0, 3, 5, 1, 2, 4])), s.sizes(s.out))
 
@@ -132,7 +131,7 @@ def _correlation_type(call: Call) -> Type:
     data, a = rank(call, 0, 4), call.attrs
     dtype = call.same_dtype(0, 1)
     call.must_be(1, data, "as data1")
-    size, far, pads = a["kernel_size"], a["max_displacement"], padding(call)
+    size, far, pads = a["kernel_size"], a["max_displacement"], ends(call, 2)
     if size < 1 or size % 2 != 1 or far < 0 or min(a["stride1"], a["stride2"]) < 1:
         call.fail(
             f"takes an odd kernel_size, a max_displacement from 0 and strides from 1, got {size},"
@@ -152,25 +151,22 @@ def _correlation_type(call: Call) -> Type:
 def _correlation(s: Site, one: Any, other: Any) -> Any:
     names = ("kernel_size", "max_displacement", "stride1", "stride2")
     values = [s.attrs[name] for name in names]
-    return topi.nn.correlation_nchw(one, other, *values, list(padding(s)), s.attrs["is_multiply"])
+    return topi.nn.correlation_nchw(one, other, *values, list(ends(s, 2)), s.attrs["is_multiply"])
 
 
 define("nn.correlation", "data1 data2", _correlation_type,
-       in_float32(tensor_program(_correlation)), "numpy", Attr("kernel_size", 1, "int"),
-       Attr("max_displacement", 1, "int"), Attr("stride1", 1, "int"), Attr("stride2", 1, "int"),
-       Attr("padding", (0, 0), "sizes"), Attr("is_multiply", True, "bool"),
-       Attr("layout", "NCHW", "str"),
-       signature="data1, data2, kernel_size, max_displacement, stride1, stride2, padding, "
-                 "is_multiply, layout",
+       in_float32(tensor_program(_correlation)), "numpy",
+       *(Attr(name, default, kind, asked=REQUIRED) for name, default, kind in (
+           ("kernel_size", 1, "int"), ("max_displacement", 1, "int"), ("stride1", 1, "int"),
+           ("stride2", 1, "int"), ("padding", (0, 0), "sizes"), ("is_multiply", True, "bool"),
+           ("layout", "NCHW", "str"),
+       )),
        doc="How patches of one image fit those of another, beside each place within a "
            "distance.")  # fmt: skip
 define("nn.deformable_conv2d", "data offset weight", _deformable_type,
        in_float32(tensor_program(_deformable)), "numpy", *by_rank.conv(2)[:3],
        Attr("deformable_groups", 1, "int"), *by_rank.conv(2)[3:],
        kind=OUT_ELEMWISE_FUSABLE, roles=conv_roles(KERNEL, "data_layout"), window=2,
-       signature="data, offset, weight, strides=(1, 1), padding=(0, 0), dilation=(1, 1), "
-                 "deformable_groups=1, groups=1, channels=None, kernel_size=None, "
-                 "data_layout='NCHW', kernel_layout='OIHW', out_layout='', out_dtype=''",
        doc="A convolution that reads beside its window's places by `offset` (N, 2 D R S, P, Q): "
            "y, x.")  # fmt: skip
 _POOLED = (Attr("pooled_size", REQUIRED, "sizes"), Attr("spatial_scale", REQUIRED, "float"))
@@ -183,8 +179,7 @@ define("vision.roi_pool", "data rois", _regions_type, in_float32(_regions), "num
        Attr("layout", "NCHW", "str"),
        kind=OUT_ELEMWISE_FUSABLE,
        doc="As `roi_align`: the maxima of whole elements.")  # fmt: skip
-define("vision.yolo_reorg", "data", _reorg_type, _reorg, "numpy", Attr("stride", 1, "int"),
-       kind=INJECTIVE,
-       signature="data, stride",
+define("vision.yolo_reorg", "data", _reorg_type, _reorg, "numpy",
+       Attr("stride", 1, "int", asked=REQUIRED), kind=INJECTIVE,
        doc="Darknet's reorganization: an image `stride` times smaller with more "
            "channels.")  # fmt: skip

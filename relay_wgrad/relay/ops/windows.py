@@ -29,18 +29,6 @@ def ends(call: Call, rank: int) -> tuple[int, ...]:
     return tuple(values) * (2 * rank // len(values))
 
 
-def pair(call: Call, name: str) -> tuple[int, int]:
-    """(vertical, horizontal), from an attribute of one or two positive values."""
-    vertical, horizontal = each(call, name, 2)
-    return vertical, horizontal
-
-
-def padding(call: Call) -> tuple[int, int, int, int]:
-    """(top, left, bottom, right)."""
-    top, left, bottom, right = ends(call, 2)
-    return top, left, bottom, right
-
-
 def rank_of(op: str) -> int:
     """How many dimensions an operator's images have; one of lines is asked as of images."""
     return 3 if "3d" in op else 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ast import Expr, Function
 from ..expr import var
-from ..op import tensor, transform
+from ..op import tensor
 from .init import Workload, create_workload
 from .layers import closed, dense_add_bias
 
@@ -17,7 +17,7 @@ def lstm_cell(
         dense_add_bias(data, units=4 * num_hidden, name=f"{name}_i2h"),
         dense_add_bias(hidden, units=4 * num_hidden, name=f"{name}_h2h"),
     )
-    parts = transform.split(gates, 4, axis=1)
+    parts = tensor.split(gates, 4, axis=1)
     enter, forget, leave = (tensor.sigmoid(parts[i]) for i in (0, 1, 3))
     cell = tensor.add(tensor.multiply(forget, cell), tensor.multiply(enter, tensor.tanh(parts[2])))
     return tensor.multiply(leave, tensor.tanh(cell)), cell

@@ -1,8 +1,7 @@
 """The attribute types that Relay's metadata holds, with their fields in TVM's order.
 
 Relay prints a call's attributes as `meta[relay.attrs.X][0]` where the operator does not declare
-their type.  `IN_CALLS` has the operators whose attributes are read as if they stood in the call;
-others stay what they are in TVM 0.19's text.
+their type.
 """
 
 from __future__ import annotations
@@ -46,27 +45,3 @@ FIELDS: dict[str, dict[str, str]] = {
     "relay.attrs.TriluAttrs": {"upper": BOOL},
     "relay.attrs.UniqueAttrs": {"sorted": BOOL, "return_counts": BOOL},
 }  # fmt: skip
-
-IN_CALLS = {
-    "annotation.compiler_begin": "relay.attrs.CompilerAttrs",
-    "annotation.compiler_end": "relay.attrs.CompilerAttrs",
-    "broadcast_to": "relay.attrs.InitOpAttrs",  # until 0.10
-    "cumprod": "relay.attrs.ScanopAttrs",
-    "cumsum": "relay.attrs.ScanopAttrs",
-    "dyn.broadcast_to": "relay.attrs.InitOpAttrs",  # until 0.8
-    "dyn.expand_dims": "relay.attrs.DynExpandDimsAttrs",
-    "nn.batch_matmul": "relay.attrs.BatchMatmulAttrs",  # until 0.8
-    "nn.dilate": "relay.attrs.DilateAttrs",
-    "scatter": "relay.attrs.ScatterAttrs",
-    "scatter_add": "relay.attrs.ScatterAddAttrs",
-    "scatter_elements": "relay.attrs.ScatterElementsAttrs",
-    "scatter_nd": "relay.attrs.ScatterNDAttrs",
-    "stft": "relay.attrs.StftAttrs",
-    "trilu": "relay.attrs.TriluAttrs",
-    "unique": "relay.attrs.UniqueAttrs",
-    "vision.all_class_non_max_suppression": "relay.attrs.AllClassNonMaximumSuppressionAttrs",
-    "vision.get_valid_counts": "relay.attrs.GetValidCountsAttrs",
-    "vision.non_max_suppression": "relay.attrs.NonMaximumSuppressionAttrs",
-    "vision.roi_align": "relay.attrs.ROIAlignAttrs",
-    "vision.roi_pool": "relay.attrs.ROIPoolAttrs",
-}

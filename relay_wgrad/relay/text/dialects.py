@@ -23,7 +23,7 @@ from ..boxes import plain
 from ..errors import Complaint
 from ..ops import REGISTRY
 from ..types import TensorType, Type
-from .attribute_kinds import IN_CALLS
+from .attribute_kinds import FIELDS
 
 _SAID = re.compile(r'"attrs":\s*\{\s*"tvm_version":\s*"([^"\\]{0,200})"\s*\}\s*\}\s*\Z')
 _TAIL = 400  # characters of the metadata that hold it
@@ -224,11 +224,15 @@ class Dialect:
             raise _refused(offset, f"the operator {name}", gone)
 
     def _in_the_call(self, name: str, attrs: Any) -> Any:
-        """Attributes of the metadata as those of a call, where they are the operator's."""
-        if not isinstance(attrs, MetaAttrs) or IN_CALLS.get(name) != attrs.type_key:
-            return attrs
+        """Attributes of the metadata as those of a call, where they are the operator's: but for
+        operators whose attributes are in the metadata today too."""
         row = RENAMED.get(name)
-        kinds = {attr.name: attr for attr in REGISTRY[name if row is None else row.name].attrs}
+        op = REGISTRY.get(name if row is None else row.name)
+        if not isinstance(attrs, MetaAttrs) or op is None or op.meta is not None:
+            return attrs
+        kinds, fields = {attr.name: attr for attr in op.attrs}, FIELDS.get(attrs.type_key)
+        if fields is None or not fields.keys() <= kinds.keys():
+            return attrs
         return {
             name: value
             for name, value in _values(attrs).items()

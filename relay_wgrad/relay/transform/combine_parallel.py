@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ...ops.elementwise import by
 from ..ast import Call, Expr, Function, Op, Var, children, post_order
 from ..ops import lookup
 from ..rewrite import over
@@ -20,15 +19,6 @@ from ..types import TensorType
 from .combine_families import Branch, Family, Group, ndim_of, shape_of
 from .eliminate import owners
 from .hooked import is_kernel
-
-# Name -> how many arguments: of numbers, which come to numbers.
-_FOLLOWS = {
-    **{
-        name: record.operands for name, record in by("relay").items()
-        if record.gives != "bool" and "f" in record.takes
-    },
-    **dict.fromkeys(("cast", "clip", "copy", "nn.leaky_relu"), 1),
-}  # fmt: skip
 
 
 def combine(function: Function, family: Family, fewest: int) -> Function:
@@ -116,7 +106,7 @@ def _follows(node: Call, family: Family) -> bool:
         return False
     if family.widens and node.op.name == "expand_dims":
         return True
-    return _FOLLOWS.get(node.op.name) == len(node.args)
+    return lookup(node.op.name).operands == len(node.args)
 
 
 def _independent(group: Group, below: Callable[[Expr], Sequence[Expr]], bound: set[Var]) -> Group:

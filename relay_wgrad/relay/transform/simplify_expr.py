@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ops.elementwise import BINARY, by
 from ..ast import Call, Constant, Expr, Function, MetaAttrs, Op
 from ..make import call
 from ..ops import lookup
@@ -81,24 +82,17 @@ _CONCRETE: dict[str, Callable[[tuple[Expr, ...], list[int], str], Expr]] = {
     "collapse_sum_like": _collapse_sum_to,
 }
 
-# operator -> what is nothing to it, and whether that may be on the left
-_IDENTITY: dict[str, tuple[int, bool]] = {
-    "add": (0, True),
-    "subtract": (0, False),
-    "multiply": (1, True),
-    "divide": (1, False),
-}
+_RECORDS = by("relay", BINARY)
 
 
 def _without_identity(node: Call, ty: TensorType, known: Known) -> Expr:
     assert isinstance(node.op, Op)
-    found = _IDENTITY.get(node.op.name)
-    if found is None:
+    record = _RECORDS.get(node.op.name)
+    if record is None or record.neutral is None:
         return node
-    value, either = found
     x, y = node.args
-    for kept, other, allowed in ((x, y, True), (y, x, either)):
-        if allowed and _is_filled(other, value) and known.of(kept) == ty:
+    for kept, other, allowed in ((x, y, True), (y, x, record.commutes)):
+        if allowed and _is_filled(other, record.neutral) and known.of(kept) == ty:
             return kept
     return node
 

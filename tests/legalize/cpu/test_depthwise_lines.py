@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import tvm
 from tvm.target import Target
@@ -14,13 +13,8 @@ from legalize.cpu.depthwise import kernels as depthwise
 from legalize.cpu.depthwise import lines as depthwise_lines
 from legalize.cpu.machine import machine
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support.problems import (
-    poisoned,
-    random_operands,
-    relative_error,
-    tolerance,
-    torch_reference,
-)
+from tests.support.cpu_kernels import error_of
+from tests.support.problems import tolerance
 
 HOST = cpu.host_target()
 AVX2 = Target({"kind": "llvm", "mattr": ["+avx2", "+fma"], "num-cores": 2})
@@ -45,13 +39,6 @@ n=2 c=24 h=9 w=9 k=24 r=3 s=3 pad=1,1,1,1 groups=24 dtype=bf16/f32/f16
 """.strip().splitlines()
 
 
-def error(problem: ConvProblem, kernel: tvm.runtime.Executable) -> float:
-    a, b = random_operands(problem, np.random.default_rng(0))
-    out = tvm.runtime.tensor(poisoned(problem))
-    kernel(tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
-    return relative_error(out.numpy(), torch_reference(problem, a, b))
-
-
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """All problems as if they were larger than the caches."""
@@ -71,7 +58,7 @@ def test_right_numbers(target: Target, line: str, kind: ConvKind) -> None:
         pytest.skip("this host lacks the target's instructions")
     problem = ConvProblem.parse(f"{kind.value} {line}")
     kernel = tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
-    assert error(problem, kernel) <= tolerance(problem)
+    assert error_of(problem, kernel) <= tolerance(problem)
 
 
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
@@ -81,7 +68,7 @@ def test_symbolic_batch(line: str, kind: ConvKind) -> None:
     n = tvm.tirx.Var("n", "int64")
     kernel = tvm.compile(cpu.prim_func(replace(problem, n=n), HOST), target=HOST)["main"]
     for size in (1, 5):
-        assert error(replace(problem, n=size), kernel) <= tolerance(problem)
+        assert error_of(replace(problem, n=size), kernel) <= tolerance(problem)
 
 
 def test_taken_for_vectors_that_share_lines(monkeypatch: pytest.MonkeyPatch) -> None:

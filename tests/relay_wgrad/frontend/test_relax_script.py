@@ -12,6 +12,7 @@ from tvm import relax
 import byoc_cudnn
 from relay_wgrad.frontend import from_relax_script
 from relay_wgrad.transform import raise_conv_backward
+from tests.support.built import built
 from tests.support.relay.dialect_texts import HERE
 
 OLD = (HERE / "relax_0.20.txt").read_text(encoding="utf-8")
@@ -43,16 +44,10 @@ def test_a_training_graph() -> None:
 
 def _network(op: Any, *shapes: tuple[int, ...], **attrs: Any) -> tvm.IRModule:
     """The sum of what an operator gives."""
-    bb = relax.BlockBuilder()
     params = [
         relax.Var(f"p{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)
     ]
-    with bb.function("main", params):
-        with bb.dataflow():
-            made = bb.emit(op(*params, **attrs))
-            out = bb.emit_output(relax.op.sum(made))
-        bb.emit_func_output(out)
-    return bb.get()
+    return built(params, lambda emit: relax.op.sum(emit(op(*params, **attrs))))
 
 
 nn = relax.op.nn

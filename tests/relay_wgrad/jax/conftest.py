@@ -1,16 +1,3 @@
 """JAX in float64, for the tests of this folder."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def _float64(registered: None) -> Iterator[None]:
-    jax = pytest.importorskip("jax")
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", before)
+from tests.support.jax.float64 import float64 as float64

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax, tirx
 
 from relay_wgrad.transform import grad
+from tests.support.built import built
 from tests.support.fast import FAST
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -70,13 +71,12 @@ def test_other_layouts() -> None:
     """Channels last in data and result, the weight's letters in another order."""
     x = relax.Var("x", relax.TensorType([2, 9, 4], "float64"))
     w = relax.Var("w", relax.TensorType([3, 4, 6], "float64"))
-    bb = relax.BlockBuilder()
-    with bb.function("main", [x, w]):
-        with bb.dataflow():
-            y = bb.emit(relax.op.nn.conv1d(x, w, 1, 1, data_layout="NWC", kernel_layout="WIO"))
-            out = bb.emit_output(relax.op.sum(bb.emit(relax.op.multiply(y, y))))
-        bb.emit_func_output(out)
-    mod = grad(bb.get())
+
+    def body(emit: Any) -> Any:
+        y = emit(relax.op.nn.conv1d(x, w, 1, 1, data_layout="NWC", kernel_layout="WIO"))
+        return relax.op.sum(emit(relax.op.multiply(y, y)))
+
+    mod = grad(built([x, w], body))
     rng = np.random.default_rng(0)
     args = [rng.standard_normal((2, 9, 4)), rng.standard_normal((3, 4, 6))]
     vm = relax.VirtualMachine(tvm.compile(mod, target=FAST), tvm.cpu())

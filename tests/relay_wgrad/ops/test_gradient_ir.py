@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 
 import relay_wgrad
+from tests.support.built import built
 from tests.support.malformed import OPS
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -326,13 +327,7 @@ def parameter(name: str, shape: tuple[Any, ...], dtype: str = "float32") -> rela
 
 def summed(variables: list[relax.Var], body: Callable[..., relax.Expr]) -> tvm.IRModule:
     """`main` returns the sum of the body's result."""
-    bb = relax.BlockBuilder()
-    with bb.function("main", variables):
-        with bb.dataflow():
-            y = bb.emit(body(*variables))
-            loss = bb.emit_output(relax.op.sum(y))
-        bb.emit_func_output(loss)
-    return bb.get()
+    return built(variables, lambda emit: relax.op.sum(emit(body(*variables))))
 
 
 def test_blocked_layouts_have_no_gradient() -> None:

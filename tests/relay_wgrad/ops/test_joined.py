@@ -12,6 +12,7 @@ import tvm
 from tvm import relax, tirx
 
 from relay_wgrad.transform import grad
+from tests.support.built import built
 from tests.support.fast import FAST
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -88,13 +89,13 @@ def test_two_orders(shapes: list[Shape], build: Any, function: Any) -> None:
         relax.Var(f"x{i}", relax.TensorType([names.get(n, n) for n in shape], "float64"))
         for i, shape in enumerate(shapes)
     ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            y = bb.emit(build(bb.emit, *names.values(), *params))
-            out = bb.emit_output(op.sum(bb.emit(op.multiply(bb.emit(op.sin(y)), y))))
-        bb.emit_func_output(out)
-    vm = relax.VirtualMachine(tvm.compile(grad(bb.get(), order=2), FAST), tvm.cpu())
+
+    def body(emit: Any) -> Any:
+        y = emit(build(emit, *names.values(), *params))
+        return op.sum(emit(op.multiply(emit(op.sin(y)), y)))
+
+    mod = grad(built(params, body), order=2)
+    vm = relax.VirtualMachine(tvm.compile(mod, FAST), tvm.cpu())
     for n, m in ((1, 1), (2, 3), (5, 2)):
         rng, sizes = np.random.default_rng(n), {"N": n, "M": m}
         x, d = (
@@ -117,10 +118,6 @@ def test_two_orders(shapes: list[Shape], build: Any, function: Any) -> None:
 def test_refused() -> None:
     """Every second element of a symbolic axis has no gradient."""
     x = relax.Var("x", relax.TensorType([tirx.Var("N", "int64"), 3], "float32"))
-    bb = relax.BlockBuilder()
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            out = bb.emit_output(op.sum(bb.emit(op.strided_slice(x, [0], [0], [END], [2]))))
-        bb.emit_func_output(out)
+    mod = built([x], lambda emit: op.sum(emit(op.strided_slice(x, [0], [0], [END], [2]))))
     with pytest.raises(ValueError, match="no gradient with symbolic sizes and a stride"):
-        grad(bb.get())
+        grad(mod)

@@ -13,6 +13,7 @@ from relay_wgrad.frontend.context import Context, Options
 from relay_wgrad.frontend.resampled import at_places
 from relay_wgrad.ops.resample import table_of, transposed
 from relay_wgrad.transform import ConvertLayout, grad, mixed_precision
+from tests.support.built import built
 from tests.support.fast import FAST
 from tests.support.layout_cases import calls
 from tests.support.resample_cases import FULL, MATRIX, RNG, X, module
@@ -136,13 +137,9 @@ def test_refused(changed: dict[str, Any], message: str) -> None:
 
 
 def test_no_gradient_without_constants() -> None:
-    bb = relax.BlockBuilder()
     x, index = (relax.Var(n, relax.TensorType(s, d)) for n, s, d in
                 (("x", X, "float32"), ("index", (2, 1), "int32")))  # fmt: skip
-    with bb.function("main", [x, index]):
-        with bb.dataflow():
-            weight = relax.const(np.ones((2, 1), "float32"))
-            y = bb.emit_output(op.sum(op.nn.resample(x, index, weight, 2)))
-        bb.emit_func_output(y)
+    weight = relax.const(np.ones((2, 1), "float32"))
+    mod = built([x, index], lambda emit: op.sum(op.nn.resample(x, index, weight, 2)))
     with pytest.raises(ValueError, match="no gradient but for constant index and weight"):
-        grad(bb.get(), "main", wrt=["x"])
+        grad(mod, "main", wrt=["x"])

@@ -128,8 +128,6 @@ def test_arguments_arrive_as_attributes(case):
     if case.op == "matrix_set_diag":
         align = f"RIGHT_{'RIGHT' if values['sub_diag_right_align'] else 'LEFT'}"
         given |= {"k": (values["k1"], values["k2"]), "align": align}
-    if case.op in ("adv_index", "meshgrid"):
-        given[op.inputs[0]] = given[op.inputs[0]].fields
     made = build(**given)
     made = made.astuple() if isinstance(made, relay.TupleWrapper) else made
     if case.op == "nn.dropout":

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from relay_wgrad.ops.elementwise import UNARY, Elementwise, by
+from relay_wgrad.ops.elementwise import BINARY, UNARY, Elementwise, by
 from tests.support.records import within
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -46,6 +46,17 @@ def _of_record(record: Elementwise) -> Case:
     return function, (x,)
 
 
+def _of_pair(record: Elementwise) -> Case:
+    """The same of two operands, of which one may have to be positive."""
+    function = getattr(jnp, record.numpy.__name__)
+    if "f" not in record.takes:
+        return lambda x: x * function(INDEX + 1, INDEX[::-1] + 2).sum(), (X,)
+    x, y = POSITIVE if record.name == "power" else X, POSITIVE if record.name == "divide" else Y
+    if record.gives == "bool":
+        return lambda x, y: jnp.where(function(x, y), x, y * y), (x, y)
+    return function, (x, y)
+
+
 GROUPS: dict[str, dict[str, Case]] = {
     "functions": {
         **{name: _of_record(record) for name, record in by("stablehlo", UNARY).items()},
@@ -59,10 +70,7 @@ GROUPS: dict[str, dict[str, Case]] = {
                      "logsumexp", "mish", "hard_tanh", "squareplus")
     },
     "pairs": {
-        "add": (jnp.add, (X, Y)), "subtract": (jnp.subtract, (X, Y)),
-        "multiply": (jnp.multiply, (X, Y)), "divide": (jnp.divide, (X, POSITIVE)),
-        "maximum": (jnp.maximum, (X, Y)), "minimum": (jnp.minimum, (X, Y)),
-        "power": (jnp.power, (POSITIVE, Y)), "atan2": (jnp.arctan2, (X, Y)),
+        **{name: _of_pair(record) for name, record in by("stablehlo", BINARY).items()},
         "remainder": (lambda x, y: lax.rem(x, y), (X, POSITIVE)),
         "broadcast": (lambda x, y: x + y * 2, (X, draw(4, 1))),
         "where": (lambda x, y: jnp.where(x > y, x * y, 1.0), (X, Y)),

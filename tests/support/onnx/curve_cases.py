@@ -1,9 +1,8 @@
-"""Inverse functions, products, orders, grids and recurrent layers, and PyTorch's for them."""
+"""Products, orders, grids and recurrent layers, and PyTorch's for them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,25 +14,6 @@ from tests.support.onnx.shape_cases import reduced
 from tests.support.onnx.writer import Leaves, Step, Writer
 
 T = torch.Tensor
-
-
-def inside(op: str, step: Callable[[T], T]) -> Row:
-    """Of numbers between -0.9 and 0.9."""
-
-    def write(w: Writer) -> Step:
-        w.emit("Tanh", w.value)
-        w.emit("Mul", w.value, w.scalar(0.9))
-        w.emit(op, w.value)
-        return lambda x, p: step(0.9 * torch.tanh(x))
-
-    return Row(write)
-
-
-def above(w: Writer) -> Step:
-    w.emit("Abs", w.value)
-    w.emit("Add", w.value, w.scalar(1.5))
-    w.emit("Acosh", w.value)
-    return lambda x, p: torch.acosh(x.abs() + 1.5)
 
 
 def mean(w: Writer) -> Step:

@@ -25,6 +25,13 @@ def type_of(value: Any) -> Type:
     return TensorType(value.shape, str(value.dtype))
 
 
+def wide(value: Any) -> Any:
+    """Floats as float64."""
+    if isinstance(value, tuple):
+        return tuple(map(wide, value))
+    return value.astype("float64") if str(value.dtype) in FLOATS else value
+
+
 def _parameter(ty: Type, params: list[relax.Var]) -> relax.Expr:
     """An argument; a tuple is one of parameters."""
     if isinstance(ty, TupleType):

@@ -12,6 +12,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tests.support.built import built
+
 op, nn = relax.op, relax.op.nn
 Shapes = dict[str, tuple[int, ...]]
 Emit = Callable[[relax.Expr], relax.Var]
@@ -93,9 +95,4 @@ def relay_network(name: str, dtype: str = "float32") -> tvm.IRModule:
     """`main` of a network, one dataflow block: (parameters…) to (loss, output)."""
     body, shapes = NETWORKS[name]
     params = {n: relax.Var(n, relax.TensorType(s, dtype)) for n, s in shapes.items()}
-    bb = relax.BlockBuilder()
-    with bb.function("main", list(params.values())):
-        with bb.dataflow():
-            results = [bb.emit_output(result) for result in body(bb.emit, params)]
-        bb.emit_func_output(relax.Tuple(results))
-    return bb.get()
+    return built([*params.values()], lambda emit: list(body(emit, params)))

@@ -76,6 +76,10 @@ def program(seed: int, kind: str) -> relay.IRModule:
     return T.ToANormalForm()(mod) if p.one(0, 0, 1) else mod
 
 
+def _is_less(a: Any, b: Any) -> Any:
+    return relay.cast(relay.less(a, b), "float64")
+
+
 def _next(p: _Program, y: Any, shapes: list[tuple[int, ...]]) -> Any:
     if p.one(0, 1):
         return p.one(relay.nn.relu, relay.tanh, relay.negative)(y)
@@ -85,5 +89,5 @@ def _next(p: _Program, y: Any, shapes: list[tuple[int, ...]]) -> Any:
         typed(relay.add(y, other))
     except ValueError:  # strides made the rows fewer
         return relay.nn.relu(y)
-    op = p.one(relay.add, relay.multiply, relay.maximum, relay.subtract)
+    op = p.one(relay.add, relay.multiply, relay.maximum, relay.subtract, _is_less)
     return op(y, other) if p.one(0, 1) else op(other, y)

@@ -16,11 +16,6 @@ Tensor = torch.Tensor
 Function = Callable[[Tensor], Tensor]
 
 
-def _inside(y: Tensor) -> Tensor:
-    """Between -0.9 and 0.9."""
-    return 0.9 * torch.tanh(y)
-
-
 def _with_zeros(y: Tensor) -> Tensor:
     return torch.where(y > 0.3, y, 0.0)
 

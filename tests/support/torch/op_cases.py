@@ -38,17 +38,12 @@ def _labels() -> Tensor:
 
 MATH: dict[str, Function] = {
     "add alpha": lambda y: torch.add(y, y * y, alpha=3) + 2,
-    "and": lambda y: y * ((y > 0) & (y < 1)) + y * torch.logical_and(y > 0.5, y < 2),
     "arithmetic": lambda y: (3 - y) / (y * y + 1) - y / 2 + 5 / _positive(y),
     "bool to float": lambda y: y * (y > 0.2).to(y.dtype),
     "clamp": lambda y: y.clamp(-0.5, 0.7) + y.clamp(min=-0.3) + y.clamp(max=0.3),
     "clamp min max": lambda y: torch.clamp_min(y, -0.2) * torch.clamp_max(y, 0.4),
     "clamp by tensors": lambda y: y.clamp(_like(y) - 1, _like(y) + 1),
     "clone": lambda y: y.clone().contiguous() * 2,
-    "compare tensors": lambda y: (
-        torch.where(y > _like(y), y, 2 * y) * (y != _like(y)) + y * (y == y)
-    ),
-    "compare numbers": lambda y: y * (y >= 0.1) + y * y * (y <= 0.1) + y * (y < 0) * (y != 3),
     "compare truths": lambda y: (
         y * ((y > 0) == (_like(y) > 0))
         + 2 * y * ((y > 0) != (_like(y) > 0))
@@ -59,21 +54,17 @@ MATH: dict[str, Function] = {
         y * torch.arange(6).clamp(1, 3) * torch.arange(6).clamp(max=4) * torch.arange(6).clamp(3, 2)
         + y * torch.arange(6).clamp(0.5, 3.5)
     ),
-    "compare others": lambda y: y * ((y >= _like(y)) | (y < -_like(y))) + y * ~(y <= _like(y)),
     "elu": lambda y: fn.elu(y, 0.7),
     "equal to a number": lambda y: y + (y.round() == 1) * y,
     "gelu by tanh": lambda y: fn.gelu(y, approximate="tanh"),
     "hard": lambda y: fn.hardsigmoid(y) + fn.hardswish(y) + fn.hardtanh(y) + fn.relu6(4 * y),
     "integers": lambda y: y * torch.arange(6) + y * torch.arange(1, 7) / torch.arange(2, 14, 2),
     "leaky": lambda y: fn.leaky_relu(y, 0.2),
-    "bitwise": lambda y: y * torch.bitwise_and(y > 0, y < 1) + y * torch.bitwise_or(y > 1, y < 0),
-    "logic": lambda y: y * (torch.logical_not(y > 0) + torch.logical_or(y > 1, y < -1)),
     "logic of numbers": lambda y: y * torch.logical_not(y.round()),
     "masked fill": lambda y: y.masked_fill(y > 0.5, -1.0) + y.masked_fill(y < 0, y.new_ones(())),
     "powers": lambda y: y**2 + y**3 + _positive(y) ** 0.5 + _positive(y) ** _like(y) + y.square(),
     "rsub": lambda y: torch.rsub(y, 2, alpha=3) + torch.ops.aten.sub.Scalar(y, 2, 3),
     "selu": fn.selu,
-    "sigmoid": lambda y: torch.sigmoid(y) + fn.silu(y) + torch.tanh(y),
     "softmax": lambda y: y.softmax(1) + torch.log_softmax(y, -1),
     "through float32": lambda y: y * (y.float().double() > 0),
     "through an integer": lambda y: y * (3 * y).to(torch.int64).to(y.dtype),
@@ -90,7 +81,6 @@ ACTIVATIONS: dict[str, Function] = {
     "glu": lambda y: fn.glu(y, 1),
     "log sigmoid": lambda y: fn.logsigmoid(y) + fn.mish(y) + fn.softplus(y, 2),
     "max by axis": lambda y: y.max(1)[0] + y.min(2, keepdim=True)[0][:, 0],
-    "max of two": lambda y: torch.max(y, _like(y)) + torch.min(y, 0.5 * _like(y)),
     "prelu": lambda y: fn.prelu(y, _like(y, 4)) + fn.rrelu(y),
     "shrink": lambda y: fn.hardshrink(y) + fn.softshrink(y) + fn.threshold(y, 0.1, 2.0),
 }
@@ -165,6 +155,9 @@ LAYERS: dict[str, Function] = {
     "average pool": lambda y: fn.avg_pool2d(y, 3, 2, 1, ceil_mode=True, count_include_pad=False),
     "adaptive pool": lambda y: fn.adaptive_avg_pool2d(y, (2, 3)) + y.mean((2, 3), keepdim=True),
     "max pool": lambda y: fn.max_pool2d(y, 3, 2, 1),
+    "pools": lambda y: (
+        fn.avg_pool2d(y, 3, 2, 1).sum((2, 3)) * fn.max_pool2d(y, 4, 3, ceil_mode=True).sum((2, 3))
+    ),
     "pad": lambda y: fn.pad(y, (1, 0, 2, 1), value=0.5) + torch.constant_pad_nd(y, (0, 1, 3, 0)),
 }
 

@@ -15,8 +15,9 @@ from inspect import Parameter, Signature
 from numbers import Real
 from typing import Any
 
-from ...ast import Call
+from ...ast import Call, Tuple
 from ...expr import TupleWrapper, const
+from ...expr_methods import ExprMethods
 from ...make import as_argument, call, of_run
 from ...ops import REGISTRY, REQUIRED, RelayOp
 from ...ops.table import attributes_of_run
@@ -72,18 +73,25 @@ def _builder(op: RelayOp, name: str) -> Callable[..., Call | TupleWrapper]:
             own = spoken[name]
             if value is not None or (own not in by_record and own not in op.absent):
                 values[own] = _written_out(op, own, value) if own in sizes else value
+        if op.gathers:
+            values[op.inputs[0]] = _gathered(op, values[op.inputs[0]])
         for name, dtype in op.numbers.items():
             if isinstance(values[name], Real):
                 values[name] = const(values[name], values.get(dtype, dtype))
         if at_run is None or not of_run(*(values[name] for name in moved)):
-            count = _results(op, values)
-            made = call(op.name, *(values.pop(name) for name in op.inputs), **values)
-            return TupleWrapper(made, count) if count else made
-        given = [
-            as_argument(values.pop(name), moved[name]) if name in moved else values.pop(name)
-            for name in at_run.inputs
-        ]
-        return call(at_run.name, *given, **values)
+            given, made_by = [values[name] for name in op.inputs], op
+        else:
+            given, made_by = (
+                [
+                    as_argument(values[name], moved[name]) if name in moved else values[name]
+                    for name in at_run.inputs
+                ],
+                at_run,
+            )
+        rest = {name: value for name, value in values.items() if name not in made_by.inputs}
+        made = call(made_by.name, *given, **rest)
+        count = _results(op, values | dict(made.attrs))
+        return TupleWrapper(made, count) if count else made
 
     build.__name__ = build.__qualname__ = name
     build.__doc__ = op.doc
@@ -96,7 +104,21 @@ def _results(op: RelayOp, attrs: Mapping[str, Any]) -> int:
     if isinstance(op.results, int):
         return op.results
     name, counts = op.results
+    if callable(counts):
+        return counts(attrs[name])
     return counts.get(attrs[name], max(counts.values()))
+
+
+def _gathered(op: RelayOp, value: Any) -> Any:
+    """A tuple of tensors, of a list of them too."""
+    what = f"{op.name}: {op.inputs[0]} must"
+    if isinstance(value, ExprMethods):
+        return value
+    if not isinstance(value, (Sequence, TupleWrapper)):
+        raise TypeError(f"{what} be a tuple of Relay expressions, got {value!r}")
+    if not value:
+        raise ValueError(f"{what} not be empty, got {value!r}")
+    return Tuple(tuple(value))
 
 
 def _written_out(op: RelayOp, name: str, value: Any) -> Any:
@@ -129,6 +151,8 @@ def signature_of(op: RelayOp) -> Signature:
     parameters = []
     for name, own, default in _arguments(op):
         kind = "Expr" if own in op.inputs else TYPES[kinds[own].rstrip("?")]
+        if op.gathers and own == op.inputs[0]:
+            kind = "Expr | Sequence[Expr] | TupleWrapper"
         if own in moved and kind != "Sizes":
             kind += " | Expr"
         if own in op.numbers:
@@ -141,7 +165,8 @@ def signature_of(op: RelayOp) -> Signature:
                 annotation=f"{kind} | None" if default is None else kind,
             )
         )
-    counts = [op.results] if isinstance(op.results, int) else [*op.results[1].values()]
+    of = op.results if isinstance(op.results, int) else op.results[1]
+    counts = [of] if isinstance(of, int) else [1] if callable(of) else [*of.values()]
     gives = [kind for kind, is_given in (("Call", not all(counts)), ("TupleWrapper", any(counts)))
              if is_given]  # fmt: skip
     return Signature(parameters, return_annotation=" | ".join(gives))
@@ -149,13 +174,11 @@ def signature_of(op: RelayOp) -> Signature:
 
 def _arguments(op: RelayOp) -> Iterator[tuple[str, str, Any]]:
     """(name, the record's name for it, default or REQUIRED)."""
-    if not op.signature:
-        yield from ((name, name, REQUIRED) for name in op.inputs)
-        yield from ((attr.name, attr.name, attr.default) for attr in op.attrs)
-        return
-    (made,) = ast.parse(f"def build({op.signature}): ...").body
-    assert isinstance(made, ast.FunctionDef)
-    names = [argument.arg for argument in made.args.args]
-    own = [getattr(argument.annotation, "id", argument.arg) for argument in made.args.args]
-    defaults = [ast.literal_eval(default) for default in made.args.defaults]
-    yield from zip(names, own, [REQUIRED] * (len(names) - len(defaults)) + defaults, strict=True)
+    asked = {a.name: a.default if a.asked is ... else a.asked for a in op.attrs}
+    asked |= dict.fromkeys(op.inputs, REQUIRED)
+    words = op.signature.split(", ") if op.signature else [*op.inputs, *(a.name for a in op.attrs)]
+    for word in words:
+        spoken, _, default = word.partition("=")
+        name, _, own = spoken.partition(": ")
+        own = own or name
+        yield name, own, ast.literal_eval(default) if default else asked[own]

@@ -12,7 +12,7 @@ __all__ = ["affine_grid", "crop_and_resize", "dilation2d", "grid_sample", "resiz
 def affine_grid(data: Expr, target_shape: Sizes | None = None) -> Call: ...
 def crop_and_resize(
     data: Expr, boxes: Expr, box_indices: Expr, crop_size: Sizes, layout: str, method: str =
-    "bilinear", extrapolation_value: float = 0, out_dtype: str | None = None
+    "bilinear", extrapolation_value: float = 0.0, out_dtype: str | None = None
 ) -> Call: ...
 def dilation2d(
     data: Expr, weight: Expr, strides: Sizes = (1, 1), padding: Sizes = (0, 0), dilations: Sizes =

@@ -14,7 +14,9 @@ from tvm import relax
 import relay_wgrad
 from relay_wgrad.frontend import function_to_onnx
 from relay_wgrad.frontend.onnx.writing.function import ROWS
+from relay_wgrad.ops.elementwise import RECORDS, RELAX, Elementwise
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.built import built
 from tests.support.gradient_calls import NAMED, module, problem_module
 from tests.support.onnx.evaluator import evaluate
 from tests.support.onnx.models import call, draw
@@ -25,6 +27,7 @@ from tests.support.problems import (
     tolerance,
     torch_reference,
 )
+from tests.support.records import within
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -77,7 +80,6 @@ def test_named_convolutions(kind: ConvKind) -> None:
 
 X = draw(2, 3, 5, 4)
 POSITIVE = np.abs(X) + 0.5
-SMALL = X / (np.abs(X).max() + 0.1)
 BIT = X > 0
 LABELS = np.array([2, 7, 0, 1])
 LOGITS = draw(4, 8, seed=2)
@@ -127,13 +129,6 @@ POOLS["grad.max_pool2d_backward ties"] = (
     (draw(2, 3, 5, 4, seed=4), TIED),
 )
 
-_UNARY = ("abs", "asinh", "atan", "ceil", "cos", "cosh", "erf", "exp", "floor", "logical_not",
-          "negative", "nn.relu", "nn.silu", "nn.gelu", "nn.gelu_tanh", "round", "sigmoid", "sign",
-          "sin", "sinh", "square", "tan", "tanh", "isnan", "isinf", "zeros_like",
-          "ones_like")  # fmt: skip
-_BINARY = ("add", "equal", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum",
-           "multiply", "not_equal", "subtract")  # fmt: skip
-
 
 def find(name: str) -> Any:
     found: Any = R
@@ -142,23 +137,22 @@ def find(name: str) -> Any:
     return found
 
 
-def unary(name: str) -> Case:
-    x = {"logical_not": BIT}.get(name, X)
-    return lambda v: find(name)(v), (x,)
+def of_record(record: Elementwise) -> Case:
+    if record.takes == "b":
+        operands = (BIT, BIT[::-1])[: record.operands]
+    elif record.operands == 1:
+        operands = (within(record, X, np.tanh),)
+    elif record.name in ("divide", "floor_divide", "power"):
+        operands = (POSITIVE if record.name == "power" else X, POSITIVE)
+    else:
+        operands = (np.round(X), np.round(draw(3, 1, 4)))
+    return find(record.name), operands
 
 
 CASES: dict[str, Case] = {
-    **{name: unary(name) for name in _UNARY},
-    **{name: (lambda x, n=name: find(n)(x), (SMALL,)) for name in ("acos", "asin", "atanh")},
-    **{name: (lambda x, n=name: find(n)(x), (POSITIVE,)) for name in ("log", "sqrt", "rsqrt")},
-    "acosh": (lambda x: R.acosh(x), (POSITIVE + 0.6,)),
-    **{name: (lambda x, y, n=name: find(n)(x, y), (np.round(X), np.round(draw(3, 1, 4))))
-       for name in _BINARY},
-    "divide": (lambda x, y: R.divide(x, y), (X, POSITIVE)),
-    "floor_divide": (lambda x, y: R.floor_divide(x, y), (X, POSITIVE)),
-    "power": (lambda x: R.power(x, c(1.7)), (POSITIVE,)),
-    **{f"logical_{n}": (lambda x, y, n=n: find(f"logical_{n}")(x, y), (BIT, BIT[::-1]))
-       for n in ("and", "or", "xor")},
+    **{name: of_record(RECORDS[name]) for name in RELAX if f"relax.{name}" in ROWS},
+    **{name: (find(name), (X,)) for name in ("nn.gelu", "nn.gelu_tanh", "zeros_like",
+                                             "ones_like")},
     "where": (lambda b, x: R.where(b, x, c(0.5)), (BIT, X)),
     "clip": (lambda x: R.clip(x, -0.5, 0.7), (X,)),
     "nn.leakyrelu": (lambda x: R.nn.leakyrelu(x, 0.25), (X,)),
@@ -225,22 +219,18 @@ CASES: dict[str, Case] = {
 
 def of(cases: dict[str, Case]) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
     """One function of all: compiling many would take long."""
-    bb, values, params, built = relax.BlockBuilder(), {}, [], []
+    values, params, each = {}, [], []
     for i, (_, arrays) in enumerate(cases.values()):
         of_this = []
         for j, array in enumerate(arrays):
             var = relax.Var(f"x{i}_{j}", relax.TensorType(array.shape, str(array.dtype)))
             values[var.name] = array
             of_this.append(var)
-        built.append(of_this)
+        each.append(of_this)
         params += of_this
-    with bb.function("main", params):
-        with bb.dataflow():
-            made = []
-            for (build, _), operands in zip(cases.values(), built, strict=True):
-                made.append(bb.emit_output(build(*operands)))
-        bb.emit_func_output(relax.Tuple(made))
-    return bb.get(), values
+    pairs = list(zip(cases.values(), each, strict=True))
+    made = built(params, lambda emit: [build(*operands) for (build, _), operands in pairs])
+    return made, values
 
 
 def flat(value: Any) -> list[np.ndarray]:
@@ -280,13 +270,9 @@ def gradient_of(build: Callable[..., Any], *arrays: np.ndarray) -> None:
     """Of a sum, by all float operands."""
     params = [relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype)))
               for i, a in enumerate(arrays)]  # fmt: skip
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(build(*params))
-        bb.emit_func_output(out)
     names = [v.name for v, a in zip(params, arrays, strict=True) if a.dtype == F64]
-    mod = relay_wgrad.transform.grad(bb.get(), "main", wrt=names)
+    forward = built(params, lambda emit: build(*params))
+    mod = relay_wgrad.transform.grad(forward, "main", wrt=names)
     wanted = flat(call(mod, "main_adjoint", list(arrays)))
     model = function_to_onnx(mod, "main_adjoint")
     got = evaluate(model, {v.name: a for v, a in zip(params, arrays, strict=True)})

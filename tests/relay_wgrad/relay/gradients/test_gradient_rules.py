@@ -22,9 +22,9 @@ from relay_wgrad.relay.transform.simplify_inference import NAMES
 from relay_wgrad.relay.types import TensorType, TupleType
 from tests.support.chosen import cases_of
 from tests.support.fast import FAST
+from tests.support.relay.gradients import FLOATS, type_of, wide
 from tests.support.relay.op_cases import CASES, Case, positive, real, whole
 
-FLOATS = ("float16", "float32", "float64")
 BUILT_IN = set(REGISTRY)  # other tests register operators of their own
 
 # Beside the cases of the operators' own tests: what only gradients meet.
@@ -93,12 +93,6 @@ def _conv_cases() -> Iterator[Case]:
 ALL = (*CASES, *MORE, *_conv_cases())
 
 
-def _wide(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_wide, value))
-    return value.astype("float64") if str(value.dtype) in FLOATS else value
-
-
 @dataclass(frozen=True)
 class Program:
     """A case's operands, and the gradient of sum(w * result * result) by them and by w."""
@@ -123,7 +117,7 @@ def _program(index: int) -> Program:
     attrs = dict(case.attrs)
     if attrs.get("dtype") in FLOATS:
         attrs["dtype"] = "float64"
-    made = infer_expr(Call(Op(case.op), tuple(parameter(_wide(a)) for a in case.args), attrs))
+    made = infer_expr(Call(Op(case.op), tuple(parameter(wide(a)) for a in case.args), attrs))
     results = [made]
     if isinstance(made.checked_type, TupleType):
         results = [TupleGetItem(made, i) for i in range(len(made.checked_type.fields))]
@@ -141,17 +135,11 @@ def _leaves(value: Any) -> list[Any]:
     return [x for v in value for x in _leaves(v)] if isinstance(value, tuple) else [value]
 
 
-def _type(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return TupleType(tuple(map(_type, value)))
-    return TensorType(value.shape, str(value.dtype))
-
-
 def _has_gradient(case: Case) -> bool:
     """Whether there is a rule, and floats go in and come out."""
     if case.op not in {name for family in FAMILIES for name in family.RULES} | NAMES:
         return False
-    made = lookup(case.op).infer([_type(a) for a in case.args], case.attrs)
+    made = lookup(case.op).infer([type_of(a) for a in case.args], case.attrs)
     types = made.fields if isinstance(made, TupleType) else (made,)
     out = all(ty.dtype in FLOATS for ty in types)
     return out and any(str(x.dtype) in FLOATS for x in _leaves(case.args))

@@ -18,7 +18,7 @@ from relay_wgrad.relay.types import TensorType, TupleType
 from relay_wgrad.transform import grad
 from tests.support.chosen import cases_of
 from tests.support.fast import FAST
-from tests.support.relay.gradients import FLOATS, differentiable, function_of, type_of, write
+from tests.support.relay.gradients import FLOATS, differentiable, function_of, type_of, wide, write
 from tests.support.relay.op_cases import CASES, Case
 from tests.support.relay.run_cases import CASES as RUN_CASES
 
@@ -76,17 +76,11 @@ def test_every_operator_has_a_case() -> None:
 SMOOTH = differentiable()
 
 
-def _wide(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_wide, value))
-    return value.astype("float64") if str(value.dtype) in FLOATS else value
-
-
 def _wide_case(case: Case) -> Case:
     attrs = {k: "float64" if v in FLOATS else v for k, v in case.attrs.items() if k != "dtype"}
     if "dtype" in case.attrs:
         attrs["dtype"] = "float64"
-    return replace(case, args=tuple(map(_wide, case.args)), attrs=attrs)
+    return replace(case, args=tuple(map(wide, case.args)), attrs=attrs)
 
 
 @pytest.fixture(scope="module")
