@@ -10,9 +10,10 @@ from typing import Any
 
 from tvm import relax
 
+from ...ir import constant
 from .. import activations as act
 from ..context import FLOATS, Context, shape_of
-from .call import as_dtype, constant
+from .call import as_dtype
 
 op = relax.op
 Builder = Callable[[Context, Any], Any]

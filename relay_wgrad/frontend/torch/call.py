@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax
 
 from ...dtypes import HALVES, numpy_dtype
-from ...ir import constant as constant
+from ...ir import constant
 from ..context import Context, shape_of
 from ..sizes import is_size, number, same
 from ..weights import Array

@@ -7,10 +7,11 @@ from typing import Any
 
 from tvm import relax
 
+from ...ir import constant
 from .. import curves
 from ..context import Context, shape_of
 from ..ordered import ordered
-from .call import Builder, Call, as_dtype, constant
+from .call import Builder, Call, as_dtype
 
 op = relax.op
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from tvm import relax
 
+from ...ir import constant
 from ...ops.elementwise import RECORDS, Elementwise, by
 from ..context import Context
-from .call import Builder, Call, as_dtype, constant, promoted
+from .call import Builder, Call, as_dtype, promoted
 
 op = relax.op
 _OF_TRUTHS = {"add": "logical_or", "multiply": "logical_and"}

@@ -13,12 +13,13 @@ from typing import Any
 
 from tvm import relax
 
+from ...ir import constant
 from ...ops.elementwise import RECORDS
 from .. import activations as act
 from ..context import FLOATS, Context, shape_of
 from ..curves import floor_quotient
 from ..sizes import is_open, number
-from .call import Builder, Call, as_dtype, constant
+from .call import Builder, Call, as_dtype
 from .elementwise import ELEMENTWISE, binary
 from .names import op_of
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from tvm import relax
 
+from ...ir import constant
 from ...ops.batch_norm_train import batch_norm_train
 from ...ops.batch_norm_train_backward import batch_norm_train_backward
 from ...ops.moments import deviation
 from .. import norms
 from ..attention import attention_weights
 from ..context import Context, shape_of
-from .call import Builder, Call, as_dtype, constant, dtype_name
+from .call import Builder, Call, as_dtype, dtype_name
 from .math import cast, softmax, variance
 
 op = relax.op

@@ -8,11 +8,12 @@ from typing import Any
 from tvm import relax
 
 from ...dtypes import HALVES
+from ...ir import constant
 from ..attention import attention, heads_repeated
 from ..context import Context, shape_of
 from ..layers import masked
 from ..products import einsum
-from .call import Builder, Call, as_dtype, constant
+from .call import Builder, Call, as_dtype
 
 op = relax.op
 

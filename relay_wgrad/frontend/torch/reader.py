@@ -9,10 +9,11 @@ from typing import Any
 from tvm import relax
 
 from ...dtypes import HALVES
+from ...ir import constant
 from ..context import Context, Options, shape_of
 from ..sizes import is_open, is_size
 from .batch import FIXED, Batch, is_symbolic
-from .call import Builder, Call, Noted, NotedNames, Unset, array, check_result, constant, dtype_name
+from .call import Builder, Call, Noted, NotedNames, Unset, array, check_result, dtype_name
 from .known import Known
 from .names import op_of
 from .ops import FILLING, HINTS

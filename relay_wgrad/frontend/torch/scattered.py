@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ir import constant
 from .. import loss_terms as terms
 from ..context import Context, shape_of
 from ..indexing import known, wrapped
 from ..moving import broadcast
 from ..resampled import by_matrix, chosen_matrix
-from .call import Builder, Call, as_dtype, constant
+from .call import Builder, Call, as_dtype
 from .placing import arranged, at_indices
 
 op = relax.op

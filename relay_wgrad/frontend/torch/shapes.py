@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ir import constant
 from ..context import Context, shape_of
 from ..moving import (
     broadcast,
@@ -20,7 +21,7 @@ from ..moving import (
     split,
 )
 from ..sizes import is_open, is_size
-from .call import Builder, Call, Unset, as_dtype, constant
+from .call import Builder, Call, Unset, as_dtype
 from .names import op_of
 
 op = relax.op
