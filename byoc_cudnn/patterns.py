@@ -7,10 +7,9 @@ compares with zero) `check_epilogue` says, with a reason.  Both know nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial, reduce
-from itertools import product
+from functools import cache, cached_property, partial, reduce
 from operator import or_
 from typing import Any
 
@@ -19,23 +18,24 @@ from tvm import relax
 from tvm.relax.dpl import DFPattern, is_op, wildcard
 
 from relay_wgrad.ir import op_name
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.ops.view import family_def
+from relay_wgrad.problem import ROLES, ConvKind, ConvProblem
 from relay_wgrad.relation import as_size
 
 from . import fused
 from .decision import YES, Decision, no
 from .fused import OPERAND, STEPS, VALUE, Form, Match, Step
 
-EPILOGUES: dict[str, tuple[tuple[str, ...], ...]] = {
-    name: tuple(
-        tuple(op.relax for form in forms for op in form.way)
-        for forms in product(*(step.forms for step in steps))
-    )
-    for name, steps in fused.EPILOGUES.items()
-}
-"""Name -> the ops on the way from the convolution to the result, in order: all ways to write it."""
-
 _WAYS = [op for step in STEPS.values() for form in step.forms for op in form.way]
+FOLLOWING = frozenset(op.relax for op in _WAYS)
+"""The ops on the way from a convolution to a result."""
+
+LONGEST = max(
+    sum(max(len(form.way) for form in step.forms) for step in steps)
+    for steps in fused.EPILOGUES.values()
+)
+"""How many of them an epilogue has at most."""
+
 INNER: dict[str, frozenset[str]] = {
     op.relax: frozenset(o.inner.relax for o in _WAYS if o.op == op.op and o.inner is not None)
     for op in _WAYS
@@ -91,6 +91,36 @@ def _formed(form: Form, value: DFPattern) -> DFPattern:
     return out
 
 
+def conv_and_steps(
+    result: relax.Expr, values: Mapping[relax.Var, relax.Expr]
+) -> tuple[relax.Call, tuple[Match, ...]]:
+    """The convolution that a result is made of, and the steps from it to the result, in order.
+
+    values : what variables stand for.  Raises ValueError for what is no step of an epilogue.
+    """
+
+    def resolved(expr: relax.Expr) -> relax.Expr:
+        while isinstance(expr, relax.Var) and expr in values:
+            expr = values[expr]
+        return expr
+
+    def has_conv(expr: relax.Expr) -> bool:
+        expr = resolved(expr)
+        if family_def(expr) is not None:
+            return True
+        return isinstance(expr, relax.Call) and any(map(has_conv, expr.args))
+
+    expr, found = resolved(result), []
+    while family_def(expr) is None:
+        whole = partial(is_whole, result=expr)
+        step = fused.match(expr, op_name, resolved, has_conv, whole)
+        if step is None:
+            raise ValueError(f"no step of an epilogue: {expr}")
+        found.append(step)
+        expr = resolved(step.value)
+    return expr, tuple(reversed(found))
+
+
 @dataclass(frozen=True)
 class Chain:
     """A convolution and the ops after it, as they stand in a block.
@@ -117,48 +147,24 @@ class Chain:
             return self.bindings
         return (*self.bindings[:-1], self.inner, self.bindings[-1])
 
-    @property
-    def ops(self) -> tuple[str, ...]:
-        return tuple(str(binding.value.op.name) for binding in self.bindings[1:])
+    @cached_property
+    def steps(self) -> tuple[Match, ...]:
+        """The steps that the ops are, found once: rows, composites and operands read them.
 
-    def operands(self) -> list[tuple[str, relax.Expr]]:
-        """(name, operand) of all tensors that come from outside, in the composite's order."""
-        kinds = {name: kind for kind, calls in CALLS.items() for name, _ in calls}
-        first, second = _NAMES[kinds[str(self.conv.op.name)]]
-        found = [(first, self.conv.args[0]), (second, self.conv.args[1])]
-        return found + [(m.step.variable, m.operand) for m in self.steps if m.step.operand]
-
-    @property
-    def steps(self) -> list[Match]:
-        """The steps that the ops are, of a chain that a row's pattern has matched."""
-        found: list[Match] = []
+        Raises ValueError where they are none.
+        """
         values = {binding.var: binding.value for binding in self.all}
-        last = len(self.bindings) - 1
-        while last > 0:
-            binding, before = self.bindings[last], self.bindings[:last]
-            step = fused.match(
-                binding.value,
-                op_name,
-                lambda expr: values.get(expr, expr) if isinstance(expr, relax.Var) else expr,
-                partial(_is_made_by, before),
-                partial(is_whole, result=binding.var),
-            )
-            if step is None:
-                raise ValueError(f"no step of an epilogue: {binding.value}")
-            found.insert(0, step)
-            last -= step.length
-        return found
+        return conv_and_steps(self.root.var, values)[1]
 
-
-def _is_made_by(bindings: Sequence[relax.VarBinding], expr: relax.Expr) -> bool:
-    return any(expr.same_as(binding.var) for binding in bindings)
-
-
-_NAMES = {
-    ConvKind.FPROP: ("data", "weight"),
-    ConvKind.DGRAD: ("grad", "weight"),
-    ConvKind.WGRAD: ("grad", "data"),
-}
+    @cached_property
+    def operands(self) -> tuple[tuple[str, relax.Expr], ...]:
+        """(name, operand) of all tensors that come from outside, in the composite's order."""
+        definition = family_def(self.conv)
+        assert definition is not None
+        assert definition.kind is not None
+        first, second, _ = ROLES[definition.kind]
+        found = [(first, self.conv.args[0]), (second, self.conv.args[1])]
+        return (*found, *((m.step.variable, m.operand) for m in self.steps if m.step.operand))
 
 
 def is_whole(addend: relax.Expr, result: relax.Expr) -> bool:
@@ -170,7 +176,7 @@ def is_whole(addend: relax.Expr, result: relax.Expr) -> bool:
 def check_epilogue(chain: Chain, problem: ConvProblem, epilogue: str) -> Decision:
     """Whether the ops after a convolution are what the epilogue's name promises."""
     inner = [binding.var for binding in chain.all]
-    for name, operand in chain.operands():
+    for name, operand in chain.operands:
         if any(operand.same_as(var) for var in inner):
             return no(f"its {name} is made by the convolution itself")
     for found, promised in zip(chain.steps, fused.EPILOGUES[epilogue], strict=True):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from relay_wgrad.problem import ConvKind
@@ -16,15 +15,10 @@ from .codegen import external
 
 __all__ = [
     "BACKENDS", "CODEGENS", "ROWS", "STOCK", "Backend", "NoOptions", "Row", "backend_of",
-    "options_json", "patterns", "register_backend",
+    "patterns", "register_backend",
 ]  # fmt: skip
 
 STOCK = "tvm"  # in records, the "backend" of the kernel that a convolution gets where it stays
-
-
-def options_json(options: Any) -> str:
-    """Options as composites carry them."""
-    return json.dumps(asdict(options), sort_keys=True)
 
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in GIVEN}

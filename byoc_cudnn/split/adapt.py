@@ -119,17 +119,20 @@ def describe(old: ConvProblem, new: ConvProblem) -> str:
 
 @dataclass(frozen=True)
 class Note:
-    """What became of a call: the program's variable and problem, and what was put around."""
+    """What became of a call: the program's variable and problem, the problem that the call in its
+    place solves, and what was put around."""
 
     var: relax.Var
     problem: ConvProblem
-    adapted: str
+    solved: ConvProblem
+    adapted: str = ""
 
 
 def adapt_function(
     func: relax.Function, choose: Callable[[ConvProblem], ConvProblem | None]
 ) -> tuple[relax.Function, dict[relax.Var, Note]]:
-    """A function in which `choose` has replaced problems, and notes by the new calls' variables.
+    """A function in which `choose` has replaced problems, and notes of all calls whose problem can
+    be read, by the variables that they have now.
 
     `choose` gives the problem to solve instead, as `adapted` finds it, or None to keep a call.
     """
@@ -140,34 +143,32 @@ def adapt_function(
     def rewrite(block: Block) -> list[relax.Binding] | None:
         writer = None
         for i, binding in enumerate(block.bindings):
-            new = _choice(binding, choose)
+            old = _problem(binding)
+            new = choose(old) if old is not None else None
             if new is not None and writer is None:
                 dataflow = isinstance(block, relax.DataflowBlock)
                 writer = _Writer(dataflow, names, list(block.bindings[:i]))
-            if writer is None:
+            if old is not None and new is not None:
+                assert writer is not None
+                var = writer.call(binding, old, new)
+                notes[var] = Note(binding.var, old, new, describe(old, new))
                 continue
-            if new is None:
+            if writer is not None:
                 writer.bindings.append(binding)
-            else:
-                old, problem = new
-                var = writer.call(binding, old, problem)
-                notes[var] = Note(binding.var, old, describe(old, problem))
+            if old is not None:
+                notes[binding.var] = Note(binding.var, old, old)
         return writer.bindings if writer is not None else None
 
     return rewrite_blocks(func, rewrite), notes
 
 
-def _choice(
-    binding: relax.Binding, choose: Callable[[ConvProblem], ConvProblem | None]
-) -> tuple[ConvProblem, ConvProblem] | None:
+def _problem(binding: relax.Binding) -> ConvProblem | None:
     if not isinstance(binding, relax.VarBinding) or family_def(binding.value) is None:
         return None
     try:
-        old = problem_of(binding.value)
+        return problem_of(binding.value)
     except ValueError:
         return None  # the report gives the reason
-    new = choose(old)
-    return (old, new) if new is not None else None
 
 
 class _Writer:

@@ -22,6 +22,7 @@ from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
 from relay_wgrad.transform.substitute import substitute
 
+from ..codegen.regions import options_text
 from ..patterns import Chain
 from ..table import CODEGENS, Row
 
@@ -39,7 +40,7 @@ class _Sizes:
         self._found: list[tuple[Any, relax.Expr]] = []
         self._names: set[str] = set()
         self.types: list[relax.TensorType] = []
-        for name, operand in chain.operands():
+        for name, operand in chain.operands:
             ty = operand.ty
             letters = _letters(name, problem, len(ty.shape.values))
             dims = [
@@ -81,9 +82,9 @@ def _letters(name: str, problem: ConvProblem, count: int) -> str:
 
 def unbound_sizes(chain: Chain, problem: ConvProblem) -> list[str]:
     """Symbolic sizes of dgrad's result that no operand has: it can't be computed from them."""
-    sizes = _Sizes(chain, problem)
     if not _has_shape(chain.conv):
         return []
+    sizes = _Sizes(chain, problem)
     return [str(size) for size in chain.conv.ty.shape.values if sizes.find(size) is None]
 
 
@@ -92,16 +93,17 @@ def _has_shape(conv: relax.Call) -> bool:
 
 
 def build_composite(
-    chain: Chain, problem: ConvProblem, row: Row, codegen: str, options: str
+    chain: Chain, problem: ConvProblem, row: Row, codegen: str, options: Any
 ) -> relax.Function:
     """The inner function of a chain that has no `unbound_sizes`.
 
     Parameters are the operands in `Chain.operands`' order and by its names, also where two of them
     are one tensor of the program.
     """
-    operands = chain.operands()
     sizes = _Sizes(chain, problem)
-    params = [relax.Var(name, ty) for (name, _), ty in zip(operands, sizes.types, strict=True)]
+    params = [
+        relax.Var(name, ty) for (name, _), ty in zip(chain.operands, sizes.types, strict=True)
+    ]
     conv = chain.conv
     args: list[relax.Expr] = list(params[:2])
     if _has_shape(conv):
@@ -130,9 +132,10 @@ def build_composite(
     return func.with_attrs(
         {
             COMPOSITE: f"{codegen}.{row.name}",
-            PROBLEM: problem_of(conv_in(func)).repro(),
+            # Symbolic sizes have other names in here.
+            PROBLEM: (problem if problem.is_static else problem_of(conv_in(func))).repro(),
             ROW: row.name,
-            OPTIONS: options,
+            OPTIONS: options_text(options),
         }
     )
 

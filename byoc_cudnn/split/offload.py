@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tvm
 from tvm import relax
@@ -14,7 +16,8 @@ from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ..decision import Decision, no
-from ..patterns import EPILOGUES, INNER, Chain
+from ..fused import EPILOGUES, Form, Step
+from ..patterns import FOLLOWING, INNER, LONGEST, Chain
 from ..report import FASTER_HERE, Entry
 from ..table import CODEGENS, Backend, Row
 from .adapt import Note, adapt_function, adapted
@@ -32,8 +35,7 @@ from .source import Sources
 if TYPE_CHECKING:
     from ..tuning.selection import Selection
 
-_FOLLOWING = {op for ways in EPILOGUES.values() for ops in ways for op in ops}
-_LONGEST = max(len(ops) for ways in EPILOGUES.values() for ops in ways)
+_Forms: TypeAlias = "tuple[tuple[Form, ...], ...]"
 
 CAST = "bound by match_cast: bind it to a variable first"
 NESTED = "inside another expression: a local function, or a program not in normal form"
@@ -61,7 +63,7 @@ class FunctionPartition:
         name: str,
         func: relax.Function,
         backends: Sequence[Backend],
-        options: Mapping[str, str],
+        options: Mapping[str, Any],
         composites: Composites,
         made: Mapping[tvm.ir.GlobalVar, relax.Function | None],
         selection: Selection | None = None,
@@ -73,7 +75,8 @@ class FunctionPartition:
         self.made = made
         self.selection = selection
         self.entries: list[Entry] = []
-        self.func, self.notes = adapt_function(func, self._choose)
+        # A network repeats its layers.
+        self.func, self.notes = adapt_function(func, cache(self._choose))
         self.claimed: set[relax.Var] = set()
         self.replaced: dict[relax.Var, relax.Call] = {}
 
@@ -121,20 +124,18 @@ class FunctionPartition:
 
     def _decide(self, binding: relax.VarBinding) -> None:
         call = binding.value
-        try:
-            problem = problem_of(call)
-        except ValueError as error:
-            self._entry(binding, call, "", reason=str(error), source=self.sources.of(call))
-            return
         note = self.notes.get(binding.var)
-        shown = note.problem.repro() if note is not None else problem.repro()
+        if note is None:
+            reason = _unreadable(call)
+            self._entry(binding, call, "", reason=reason, source=self.sources.of(call))
+            return
+        problem, shown = note.solved, note.problem.repro()
         chains, tried = self._chains(binding)
         reason = f"no row for {problem.kind.value}"
         taken: list[tuple[Backend, Row, Chain]] = []
         for backend in self.backends:
             for row in backend.rows_of(problem.kind):
-                ways = [chains[ops] for ops in EPILOGUES[row.epilogue] if ops in chains]
-                chain = next((way for way in ways if self._matches(row, way)), None)
+                chain = chains.get(_forms(EPILOGUES[row.epilogue]))
                 if chain is None:
                     continue
                 decision = self._check(row, problem, chain)
@@ -150,8 +151,7 @@ class FunctionPartition:
         if not taken:
             self._entry(binding, call, shown, reason=reason, **result)
             return
-        options: Mapping[str, str] = self.options
-        which = 0
+        options, which = self.options, 0
         if self.selection is not None:
             rows = [(backend.name, row.epilogue) for backend, row, _ in taken]
             picked = self.selection.choose(problem, rows, options)
@@ -163,31 +163,30 @@ class FunctionPartition:
         backend, row, chain = taken[which]
         self._entry(
             binding, call, shown, backend=backend.name, row=row.name,
-            adapted=note.adapted if note is not None else "", **result,
+            adapted=note.adapted, **result,
         )  # fmt: skip
         inner = build_composite(chain, problem, row, backend.codegen, options[backend.name])
         self._replace(chain, inner, backend, row)
 
     def _chains(
         self, binding: relax.VarBinding
-    ) -> tuple[dict[tuple[str, ...], Chain], list[tuple[str, str]]]:
-        """The call alone and with what follows it, by its ops; and why nothing more follows."""
-        chains: dict[tuple[str, ...], Chain] = {(): Chain((binding,))}
+    ) -> tuple[dict[_Forms, Chain], list[tuple[str, str]]]:
+        """The call alone and with what follows it, by its steps; and why nothing more follows."""
+        chains: dict[_Forms, Chain] = {(): Chain((binding,))}
         tried: list[tuple[str, str]] = []
         bindings: tuple[relax.VarBinding, ...] = (binding,)
-        ops: tuple[str, ...] = ()
-        for _ in range(_LONGEST):
+        for _ in range(LONGEST):
             var = bindings[-1].var
             user = self._user(var)
             if user is None:
-                following = [u for u in self.uses.users.get(var, []) if _op(u) in _FOLLOWING]
+                following = [u for u in self.uses.users.get(var, []) if _op(u) in FOLLOWING]
                 if following:
                     tried.append(
                         (f"{short_name(following[0].value)} after {var.name}", self._why(var))
                     )
                 break
             name = _op(user)
-            if name not in _FOLLOWING or user.var in self.claimed:
+            if name not in FOLLOWING or user.var in self.claimed:
                 break
             inner = None
             if name in INNER:
@@ -198,8 +197,10 @@ class FunctionPartition:
                     what = f"{short_name(user.value)} after {var.name}"
                     tried.append((what, self._why(inner.var)))
                     break
-            bindings, ops = (*bindings, user), (*ops, name)
-            chains[ops] = Chain(bindings, inner)
+            bindings = (*bindings, user)
+            chain = Chain(bindings, inner)
+            with suppress(ValueError):  # no step yet: the first of two ops that are one
+                chains[_forms(match.step for match in chain.steps)] = chain
         return chains, tried
 
     def _user(self, var: relax.Var) -> relax.Binding | None:
@@ -218,13 +219,6 @@ class FunctionPartition:
     def _why(self, var: relax.Var) -> str:
         return f"{var.name} is needed elsewhere: {self.uses.describe(var)}"
 
-    def _matches(self, row: Row, chain: Chain) -> bool:
-        """Whether the row's pattern matches the chain's last op."""
-        # The chain's own values are all that a pattern looks at; a map of the whole function's
-        # would be copied for each match.
-        values = {binding.var: binding.value for binding in chain.all}
-        return row.pattern.extract_matched_expr(chain.root.value, values) is not None
-
     def _check(self, row: Row, problem: ConvProblem, chain: Chain) -> Decision:
         decision = row.check(problem, chain)
         if not decision:
@@ -236,7 +230,7 @@ class FunctionPartition:
 
     def _replace(self, chain: Chain, inner: relax.Function, backend: Backend, row: Row) -> None:
         var = self.composites.add(inner, backend.codegen, row)
-        call = relax.Call(var, [operand for _, operand in chain.operands()])
+        call = relax.Call(var, [operand for _, operand in chain.operands])
         relax.expr._update_type(call, chain.root.value.ty)
         self.replaced[chain.root.var] = call
         self.claimed |= {binding.var for binding in chain.all}
@@ -261,6 +255,12 @@ class FunctionPartition:
         self.entries.append(Entry(self.name, str(node.name), short_name(call), problem, **result))
 
 
+def _forms(steps: Iterable[Step]) -> _Forms:
+    """What steps look like.  An operand's shape alone tells a bias from a residual sum, and a row
+    that is of the other says so (`patterns.check_epilogue`)."""
+    return tuple(step.forms for step in steps)
+
+
 def _op(binding: relax.Binding) -> str:
     return op_name(binding.value) if isinstance(binding, relax.VarBinding) else ""
 
@@ -277,7 +277,13 @@ def family_calls(func: relax.Function) -> list[relax.Call]:
 
 
 def repro_of(call: relax.Call) -> str:
+    return "" if _unreadable(call) else problem_of(call).repro()
+
+
+def _unreadable(call: relax.Call) -> str:
+    """Why a call's problem can't be told; "" where it can."""
     try:
-        return problem_of(call).repro()
-    except ValueError:
-        return ""
+        problem_of(call)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -13,7 +13,7 @@ from relay_wgrad import registry
 
 from ..codegen import external
 from ..report import Entry
-from ..table import Backend, backend_of, options_json
+from ..table import Backend, backend_of
 from ..tuning.selection import Selection
 from .composite import Composites, composite_in, is_closed, short_name
 from .offload import FunctionPartition, family_calls, repro_of
@@ -73,7 +73,6 @@ def partition_relax(
     products: bool = False,
 ) -> tuple[tvm.IRModule, list[Entry]]:
     mod, found = raised(mod, chosen) if products else (mod, [])
-    texts = {name: options_json(value) for name, value in options.items()}
     out = mod.clone()
     composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
     made = {gv: composite_in(func) for gv, func in mod.functions_items()}
@@ -87,7 +86,9 @@ def partition_relax(
                 for call in family_calls(func)
             ]
             continue
-        work = FunctionPartition(str(gv.name_hint), func, chosen, texts, composites, made, measured)
+        work = FunctionPartition(
+            str(gv.name_hint), func, chosen, options, composites, made, measured
+        )
         result = work.run()
         entries += work.entries
         if result is not func:

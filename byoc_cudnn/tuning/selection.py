@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tvm
 
@@ -22,12 +22,12 @@ class Picked:
     """index : of the row that gets the call; None where it stays.
 
     times : (backend, milliseconds) of what was measured, the fastest first.
-    options : for each backend its options as JSON, with those that a measurement chose.
+    options : for each backend its options, with those that a measurement chose.
     """
 
     index: int | None
     times: tuple[tuple[str, float], ...]
-    options: Mapping[str, str]
+    options: Mapping[str, Any]
 
 
 class Selection:
@@ -46,21 +46,21 @@ class Selection:
         self,
         problem: ConvProblem,
         rows: Sequence[tuple[str, str]],
-        options: Mapping[str, str],
+        options: Mapping[str, Any],
     ) -> Picked:
         """Among rows (backend, epilogue), in order of preference.
 
         Rows that fuse as much as any that was measured are compared; without measurements it is the
         first.  TVM's own kernel is compared with rows that fuse nothing.
         """
-        found = [self._find(backend, problem, e, options[backend]) for backend, e in rows]
+        found = [self._find(name, problem, e, asdict(options[name])) for name, e in rows]
         measured = [i for i, m in enumerate(found) if m is not None]
         if not measured:
             return Picked(0, (), options)
         most = max(len(EPILOGUES[rows[i][1]]) for i in measured)
         compared = [i for i in measured if len(EPILOGUES[rows[i][1]]) == most]
         times = {rows[i][0]: m.ms for i in compared if (m := found[i]) is not None}
-        stock = self._find(STOCK, problem, "", "{}") if most == 0 else None
+        stock = self._find(STOCK, problem, "", {}) if most == 0 else None
         if stock is not None:
             times[STOCK] = stock.ms
         ordered = tuple(sorted(times.items(), key=lambda item: item[1]))
@@ -70,12 +70,10 @@ class Selection:
         chosen = found[index]
         assert chosen is not None
         backend = rows[index][0]
-        pinned = json.dumps({**json.loads(options[backend]), **chosen.pins}, sort_keys=True)
+        pinned = replace(options[backend], **chosen.pins)
         return Picked(index, ordered, {**options, backend: pinned})
 
     def _find(
-        self, backend: str, problem: ConvProblem, epilogue: str, options: str
+        self, backend: str, problem: ConvProblem, epilogue: str, options: Mapping[str, Any]
     ) -> Measurement | None:
-        return self.record.find(
-            backend, problem.repro(), epilogue, json.loads(options), self.versions.get(backend)
-        )
+        return self.record.find(backend, problem, epilogue, options, self.versions.get(backend))

@@ -115,7 +115,7 @@ def _tasks(
     arch: int,
     most: int,
 ) -> list[Task]:
-    tasks: dict[tuple[str, tuple[str, ...]], Task] = {}
+    tasks: dict[tuple[ConvProblem, tuple[str, ...]], Task] = {}
     numbers = count()
     for name in backends:
         backend = backend_of(name)
@@ -123,7 +123,7 @@ def _tasks(
             raise ValueError(f"tune: {name} has no `generate`: its kernels cannot be built alone")
         made = backend.make_options(options.get(name))
         for region in _regions(what, name, made):
-            key = (region.problem.repro(), region.epilogue)
+            key = (region.problem, region.epilogue)
             if key in tasks and any(c.backend == name for c in tasks[key].candidates):
                 continue  # the same problem again
             task = tasks.setdefault(key, Task(region))
@@ -153,7 +153,7 @@ def _regions(what: Any, name: str, options: Any) -> list[Region]:
 def _is_known(record: Record, task: Task, candidate: Candidate) -> bool:
     epilogue = "_".join(task.region.epilogue)
     found = record.find(
-        candidate.backend, task.region.problem.repro(), epilogue, candidate.options,
+        candidate.backend, task.region.problem, epilogue, candidate.options,
         candidate.version,
     )  # fmt: skip
     return found is not None

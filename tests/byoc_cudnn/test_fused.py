@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn import BACKENDS, Decision, register_backend
+from byoc_cudnn import BACKENDS, Decision, fused, register_backend
 from byoc_cudnn.codegen.entry import exported
 from byoc_cudnn.fused import (
     EPILOGUES,
@@ -254,3 +254,22 @@ def test_what_no_record_has_is_no_step() -> None:
     first, inner, last = map(relax.VarBinding, (conv, less, out), values)
     with pytest.raises(ValueError, match="no step of an epilogue"):
         assert Chain((first, last), inner).steps
+
+
+def test_a_chain_is_matched_once_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, the composite and its operands read the steps that were found: of the convolution with
+    its bias one, and two with the ReLU."""
+    asked: list[Any] = []
+
+    def match(call: Any, *how: Any) -> fused.Match | None:
+        asked.append(call)
+        return found(call, *how)
+
+    found = fused.match
+    monkeypatch.setattr(fused, "match", match)
+    out, report = byoc_cudnn.partition(relax_module("bias_relu"), ["takes_all"])
+    assert report.rows() == {"takes_all.fprop_bias_relu": 1}
+    assert len(asked) == 3
+    (func,) = regions(out).values()
+    byoc_cudnn.read_region(func)
+    assert len(asked) == 5
