@@ -1,9 +1,14 @@
-"""The partition of one function: what is asked of which row, and the function that results."""
+"""The partition of one function: what is asked of which row, and then the function that results.
+
+Deciding writes nothing, so that what becomes of a function can be asked for itself: Relay's matches
+are only asked (`relay.table`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -55,8 +60,22 @@ def instead(problem: ConvProblem, backends: Sequence[Backend]) -> ConvProblem | 
     return None
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A call that goes to a row, with what follows it, under options of the row's backend."""
+
+    chain: Chain
+    problem: ConvProblem
+    backend: Backend
+    row: Row
+    options: Any
+
+
 class FunctionPartition:
-    """The partition of one function."""
+    """The partition of one function.
+
+    `entries` say what became of each convolution, `taken` has those that go.
+    """
 
     def __init__(
         self,
@@ -64,21 +83,42 @@ class FunctionPartition:
         func: relax.Function,
         backends: Sequence[Backend],
         options: Mapping[str, Any],
-        composites: Composites,
         made: Mapping[tvm.ir.GlobalVar, relax.Function | None],
         selection: Selection | None = None,
     ) -> None:
         self.name = name
         self.backends = backends
         self.options = options
-        self.composites = composites
         self.made = made
         self.selection = selection
         self.entries: list[Entry] = []
+        self.taken: list[Taken] = []
         # A network repeats its layers.
         self.func, self.notes = adapt_function(func, cache(self._choose))
         self.claimed: set[relax.Var] = set()
-        self.replaced: dict[relax.Var, relax.Call] = {}
+        self.uses = uses_of(self.func)
+        self.sources = Sources(self.func, self.uses, self._conv_of)
+        for block in blocks_of(self.func.body):
+            for binding in block.bindings:
+                self._visit(binding)
+
+    def written(self, composites: Composites) -> relax.Function:
+        """The function with calls of composites, which are added to those of its module."""
+        replaced = {t.chain.root.var: _composite_call(t, composites) for t in self.taken}
+
+        def rewrite(block: Block) -> list[relax.Binding] | None:
+            bindings, changed = [], False
+            for binding in block.bindings:
+                call = replaced.get(binding.var)
+                if call is not None:
+                    bindings.append(relax.VarBinding(binding.var, call))
+                elif binding.var not in self.claimed:
+                    bindings.append(binding)
+                    continue
+                changed = True
+            return bindings if changed else None
+
+        return rewrite_blocks(self.func, rewrite) if replaced else self.func
 
     # ---- deciding ----------------------------------------------------------------------------
 
@@ -88,15 +128,6 @@ class FunctionPartition:
             if backend.takes(problem):
                 return backend.wider(problem, None)
         return instead(problem, self.backends)
-
-    def run(self) -> relax.Function:
-        """The function with calls of composites; `entries` say what became of each convolution."""
-        self.uses = uses_of(self.func)
-        self.sources = Sources(self.func, self.uses, self._conv_of)
-        for block in blocks_of(self.func.body):
-            for binding in block.bindings:
-                self._visit(binding)
-        return rewrite_blocks(self.func, self._rewrite) if self.replaced else self.func
 
     def _conv_of(self, value: relax.Expr) -> relax.Call | None:
         if family_def(value) is not None:
@@ -132,7 +163,7 @@ class FunctionPartition:
         problem, shown = note.solved, note.problem.repro()
         chains, tried = self._chains(binding)
         reason = f"no row for {problem.kind.value}"
-        taken: list[tuple[Backend, Row, Chain]] = []
+        taken: list[Taken] = []
         for backend in self.backends:
             for row in backend.rows_of(problem.kind):
                 chain = chains.get(_forms(EPILOGUES[row.epilogue]))
@@ -140,7 +171,8 @@ class FunctionPartition:
                     continue
                 decision = self._check(row, problem, chain)
                 if decision:
-                    taken.append((backend, row, chain))
+                    options = self.options[backend.name]
+                    taken.append(Taken(chain, problem, backend, row, options))
                     break
                 # Rows go from big to small: the last refusal is that of the call alone.
                 reason = decision.reason
@@ -151,22 +183,22 @@ class FunctionPartition:
         if not taken:
             self._entry(binding, call, shown, reason=reason, **result)
             return
-        options, which = self.options, 0
+        found = taken[0]
         if self.selection is not None:
-            rows = [(backend.name, row.epilogue) for backend, row, _ in taken]
-            picked = self.selection.choose(problem, rows, options)
+            rows = [(one.backend.name, one.row.epilogue) for one in taken]
+            picked = self.selection.choose(problem, rows, self.options)
             result["times"] = picked.times
             if picked.index is None:
                 self._entry(binding, call, shown, reason=FASTER_HERE, **result)
                 return
-            which, options = picked.index, picked.options
-        backend, row, chain = taken[which]
+            found = taken[picked.index]
+            found = replace(found, options=picked.options[found.backend.name])
         self._entry(
-            binding, call, shown, backend=backend.name, row=row.name,
+            binding, call, shown, backend=found.backend.name, row=found.row.name,
             adapted=note.adapted, **result,
         )  # fmt: skip
-        inner = build_composite(chain, problem, row, backend.codegen, options[backend.name])
-        self._replace(chain, inner, backend, row)
+        self.taken.append(found)
+        self.claimed |= {binding.var for binding in found.chain.all}
 
     def _chains(
         self, binding: relax.VarBinding
@@ -228,31 +260,19 @@ class FunctionPartition:
             return no(f"no operand's shape gives the symbolic {', '.join(unbound)}")
         return decision
 
-    def _replace(self, chain: Chain, inner: relax.Function, backend: Backend, row: Row) -> None:
-        var = self.composites.add(inner, backend.codegen, row)
-        call = relax.Call(var, [operand for _, operand in chain.operands])
-        relax.expr._update_type(call, chain.root.value.ty)
-        self.replaced[chain.root.var] = call
-        self.claimed |= {binding.var for binding in chain.all}
-
-    # ---- writing -----------------------------------------------------------------------------
-
-    def _rewrite(self, block: Block) -> list[relax.Binding] | None:
-        bindings, changed = [], False
-        for binding in block.bindings:
-            call = self.replaced.get(binding.var)
-            if call is not None:
-                bindings.append(relax.VarBinding(binding.var, call))
-            elif binding.var not in self.claimed:
-                bindings.append(binding)
-                continue
-            changed = True
-        return bindings if changed else None
-
     def _entry(self, binding: relax.Binding, call: relax.Call, problem: str, **result: Any) -> None:
         note: Note | None = self.notes.get(binding.var)
         node = note.var if note is not None else binding.var
         self.entries.append(Entry(self.name, str(node.name), short_name(call), problem, **result))
+
+
+def _composite_call(taken: Taken, composites: Composites) -> relax.Call:
+    chain, codegen = taken.chain, taken.backend.codegen
+    inner = build_composite(chain, taken.problem, taken.row, codegen, taken.options)
+    var = composites.add(inner, codegen, taken.row)
+    call = relax.Call(var, [operand for _, operand in chain.operands])
+    relax.expr._update_type(call, chain.root.value.ty)
+    return call
 
 
 def _forms(steps: Iterable[Step]) -> _Forms:

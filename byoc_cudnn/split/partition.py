@@ -65,6 +65,31 @@ def bound_backends(
     return [b.under(made_options[b.name]) for b in chosen], made_options
 
 
+def decide(
+    mod: tvm.IRModule,
+    chosen: Sequence[Backend],
+    options: Mapping[str, Any],
+    measured: Selection | None = None,
+) -> tuple[dict[tvm.ir.GlobalVar, FunctionPartition], list[Entry]]:
+    """What is to be partitioned of a module, and what becomes of each convolution of it."""
+    made = {gv: composite_in(func) for gv, func in mod.functions_items()}
+    parts: dict[tvm.ir.GlobalVar, FunctionPartition] = {}
+    entries: list[Entry] = []
+    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
+        if not isinstance(func, relax.Function) or made[gv] is not None:
+            continue
+        name = str(gv.name_hint)
+        if is_closed(func):
+            entries += [
+                Entry(name, "", short_name(call), repro_of(call), reason=TAKEN)
+                for call in family_calls(func)
+            ]
+            continue
+        parts[gv] = FunctionPartition(name, func, chosen, options, made, measured)
+        entries += parts[gv].entries
+    return parts, entries
+
+
 def partition_relax(
     mod: tvm.IRModule,
     chosen: Sequence[Backend],
@@ -73,25 +98,12 @@ def partition_relax(
     products: bool = False,
 ) -> tuple[tvm.IRModule, list[Entry]]:
     mod, found = raised(mod, chosen) if products else (mod, [])
-    out = mod.clone()
+    parts, entries = decide(mod, chosen, options, measured)
     composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
-    made = {gv: composite_in(func) for gv, func in mod.functions_items()}
-    entries: list[Entry] = []
-    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if not isinstance(func, relax.Function) or made[gv] is not None:
-            continue
-        if is_closed(func):
-            entries += [
-                Entry(str(gv.name_hint), "", short_name(call), repro_of(call), reason=TAKEN)
-                for call in family_calls(func)
-            ]
-            continue
-        work = FunctionPartition(
-            str(gv.name_hint), func, chosen, options, composites, made, measured
-        )
-        result = work.run()
-        entries += work.entries
-        if result is not func:
+    out = mod.clone()
+    for gv, part in parts.items():
+        result = part.written(composites)
+        if result is not mod[gv]:
             out.update_func(gv, result)
     for var, func in composites.functions.items():
         out.update_func(var, func)
