@@ -7,24 +7,29 @@ compares with zero) `check_epilogue` says, with a reason.  Both know nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, partial, reduce
+from functools import cache, cached_property, reduce
 from operator import or_
-from typing import Any
 
-import tvm_ffi
 from tvm import relax
 from tvm.relax.dpl import DFPattern, is_op, wildcard
 
-from relay_wgrad.ir import op_name
 from relay_wgrad.ops.view import family_def
 from relay_wgrad.problem import ROLES, ConvKind, ConvProblem
-from relay_wgrad.relation import as_size
 
 from . import fused
 from .decision import YES, Decision, no
-from .fused import OPERAND, STEPS, VALUE, Form, Match, Step
+from .fused import (
+    OPERAND,
+    STEPS,
+    VALUE,
+    Form,
+    Match,
+    Step,
+    same_size,
+    same_sizes,
+    sizes_of,
+)
 
 _WAYS = [op for step in STEPS.values() for form in step.forms for op in form.way]
 FOLLOWING = frozenset(op.relax for op in _WAYS)
@@ -91,36 +96,6 @@ def _formed(form: Form, value: DFPattern) -> DFPattern:
     return out
 
 
-def conv_and_steps(
-    result: relax.Expr, values: Mapping[relax.Var, relax.Expr]
-) -> tuple[relax.Call, tuple[Match, ...]]:
-    """The convolution that a result is made of, and the steps from it to the result, in order.
-
-    values : what variables stand for.  Raises ValueError for what is no step of an epilogue.
-    """
-
-    def resolved(expr: relax.Expr) -> relax.Expr:
-        while isinstance(expr, relax.Var) and expr in values:
-            expr = values[expr]
-        return expr
-
-    def has_conv(expr: relax.Expr) -> bool:
-        expr = resolved(expr)
-        if family_def(expr) is not None:
-            return True
-        return isinstance(expr, relax.Call) and any(map(has_conv, expr.args))
-
-    expr, found = resolved(result), []
-    while family_def(expr) is None:
-        whole = partial(is_whole, result=expr)
-        step = fused.match(expr, op_name, resolved, has_conv, whole)
-        if step is None:
-            raise ValueError(f"no step of an epilogue: {expr}")
-        found.append(step)
-        expr = resolved(step.value)
-    return expr, tuple(reversed(found))
-
-
 @dataclass(frozen=True)
 class Chain:
     """A convolution and the ops after it, as they stand in a block.
@@ -154,7 +129,7 @@ class Chain:
         Raises ValueError where they are none.
         """
         values = {binding.var: binding.value for binding in self.all}
-        return conv_and_steps(self.root.var, values)[1]
+        return fused.conv_and_steps(self.root.var, values)[1]
 
     @cached_property
     def operands(self) -> tuple[tuple[str, relax.Expr], ...]:
@@ -165,12 +140,6 @@ class Chain:
         first, second, _ = ROLES[definition.kind]
         found = [(first, self.conv.args[0]), (second, self.conv.args[1])]
         return (*found, *((m.step.variable, m.operand) for m in self.steps if m.step.operand))
-
-
-def is_whole(addend: relax.Expr, result: relax.Expr) -> bool:
-    """Whether a tensor has a sum's shape; not where one axis alone has more than 1 element."""
-    shape = _sizes(addend)
-    return _same(shape, _sizes(result)) and sum(size != 1 for size in shape or ()) > 1
 
 
 def check_epilogue(chain: Chain, problem: ConvProblem, epilogue: str) -> Decision:
@@ -201,14 +170,9 @@ def _operand(found: Match) -> str:
     return "addend" if found.step.form.op == "add" else f"{found.step.operand}'s operand"
 
 
-def _sizes(expr: relax.Expr) -> list[Any] | None:
-    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
-    return [as_size(v) for v in shape.values] if isinstance(shape, relax.ShapeExpr) else None
-
-
 def _check_bias(found: Match, problem: ConvProblem) -> Decision:
     """One value per channel: size 1 along every other axis, aligned at the last one."""
-    sizes, what = _sizes(found.operand), _operand(found)
+    sizes, what = sizes_of(found.operand), _operand(found)
     role = problem.roles[2]
     if role == "weight":
         return no("a weight's gradient has no bias")
@@ -220,7 +184,7 @@ def _check_bias(found: Match, problem: ConvProblem) -> Decision:
         )
     want = [channels if letter == "C" else 1 for letter in layout]
     aligned = [1] * (len(layout) - len(sizes)) + sizes
-    if not all(_equal(a, b) for a, b in zip(aligned, want, strict=True)):
+    if not all(map(same_size, aligned, want)):
         return no(f"the {what} is not one value per channel of {layout}: its shape is {sizes}")
     return YES
 
@@ -228,19 +192,6 @@ def _check_bias(found: Match, problem: ConvProblem) -> Decision:
 def _check_whole(found: Match, promised: Step, made: relax.Expr) -> Decision:
     """An operand of the convolution's shape."""
     # A step that is not the promised one has the same form and another kind of operand.
-    if found.step is promised and _same(_sizes(found.operand), _sizes(made)):
+    if found.step is promised and same_sizes(sizes_of(found.operand), sizes_of(made)):
         return YES
     return no(f"the {_operand(found)} is not of the result's shape: {found.operand.ty}")
-
-
-def _same(a: list[Any] | None, b: list[Any] | None) -> bool:
-    """Whether sizes are known and equal."""
-    if a is None or b is None or len(a) != len(b):
-        return False
-    return all(_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, int) or isinstance(b, int):
-        return isinstance(a, int) and isinstance(b, int) and a == b
-    return bool(tvm_ffi.structural_equal(a, b))

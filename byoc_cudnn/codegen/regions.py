@@ -19,8 +19,7 @@ from relay_wgrad.keys import OPTIONS, SYMBOL
 from relay_wgrad.ops.view import problem_of
 from relay_wgrad.problem import ConvProblem
 
-from ..fused import STEPS
-from ..patterns import conv_and_steps
+from ..fused import STEPS, conv_and_steps
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 

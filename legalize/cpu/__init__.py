@@ -19,7 +19,7 @@ from relay_wgrad.given import of_type
 from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
-from ..kernel import Kernel
+from ..kernel import Kernel, target_of
 from . import volume
 from .choose import choose
 from .direct.product import as_product
@@ -79,18 +79,10 @@ def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     return Kernel(builder.get(), name, rule.reason)
 
 
-def _llvm(target: Target | str) -> Target:
+def _llvm(given: Target | str) -> Target:
     """The argument of `prim_func` as a target of kind llvm."""
-    if isinstance(target, str):
-        try:
-            target = Target(target)
-        except Exception as error:  # TVM raises several kinds of its own
-            raise ValueError(f"prim_func: {target!r} is not the text of a target") from error
-    if not isinstance(target, Target):
-        raise TypeError(
-            "prim_func: target must be a tvm.target.Target or its text, got"
-            f" {type(target).__name__}"
-        )
+    target = target_of(given)
+    assert target is not None
     if str(target.kind.name) != "llvm":
         raise ValueError(
             f"prim_func: CPU kernels need a target of kind llvm, got {target.kind.name}"

@@ -15,7 +15,7 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
-from ..kernel import Kernel
+from ..kernel import Kernel, target_of
 from . import gemm, reduce
 from .plan import Plan, plan_of
 from .view import view_of
@@ -54,8 +54,7 @@ def kernel(
     if problem.rank != 2:
         raise ValueError(f"CUDA kernels are of two dimensions: {problem}")
     view = view_of(problem.check())
-    target = _target(target)
-    choice = choice or plan_of(view, target)
+    choice = choice or plan_of(view, target_of(target, none=True))
     name, reason = choice.described
     e = Kernels(simulate)
     with building() as builder:
@@ -69,18 +68,3 @@ def kernel(
         else:
             reduce.write(e, view, choice.outputs, choice.splits, buffers)
     return Kernel(builder.get(), name, reason)
-
-
-def _target(target: Target | str | None) -> Target | None:
-    """The argument of `prim_func` as a target."""
-    if isinstance(target, str):
-        try:
-            target = Target(target)
-        except Exception as error:  # TVM raises several kinds of its own
-            raise ValueError(f"prim_func: {target!r} is not the text of a target") from error
-    if target is not None and not isinstance(target, Target):
-        raise TypeError(
-            "prim_func: target must be a tvm.target.Target, its text or None, got"
-            f" {type(target).__name__}"
-        )
-    return target

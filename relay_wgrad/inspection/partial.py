@@ -16,9 +16,8 @@ from ..frontend.graph import TRAINING_GRAPH
 from ..given import of_type
 from ..ir import op_name
 from ..ops.view import family_def
-from ..transform import grad
+from ..training.step import ADJOINT, step_module
 from ..transform.checkpoint import bytes_of
-from ..transform.mask_order import masks_early
 
 _WGRAD, _POOL = "relax.nn.conv2d_backward_weight", "relax.grad.max_pool2d_backward"
 
@@ -74,9 +73,7 @@ def left_out(graph: TrainingGraph) -> LeftOut:
 
 
 def _part(graph: TrainingGraph) -> Part:
-    module = grad(graph.module, "main", wrt=list(graph.trainable))
-    func = masks_early(module, "main_adjoint")["main_adjoint"]
-    func = relax.analysis.remove_all_unused(func)
+    func = relax.analysis.remove_all_unused(step_module(graph)[ADJOINT])
     forward = _convolutions(graph.main)
     both = _convolutions(func)
     wgrads = both[_WGRAD] - forward[_WGRAD]

@@ -10,7 +10,6 @@ from tvm import relax
 
 from .. import keys
 from ..facts import Lowered
-from ..problem import ConvProblem
 from .options import HOPPER, Options
 
 
@@ -96,8 +95,7 @@ def backend_options(
 
 
 def _lowered(entry: Any, symbol: str) -> Lowered:
-    problem = entry.problem and ConvProblem.parse(entry.problem).repro()
     source = f"{entry.backend}.{entry.row}" if entry.backend else "generated"
     return Lowered(
-        entry.op, problem, source, symbol, reason=entry.reason or "the first that takes it"
+        entry.op, entry.problem, source, symbol, reason=entry.reason or "the first that takes it"
     )
