@@ -33,7 +33,7 @@ from relay_wgrad.relay.types import TensorType
 
 from ..building.compiled import Library, build
 from ..report import Entry, Report
-from ..split.partition import TAKEN, bound_backends, partition_part
+from ..split.partition import TAKEN, bound_backends, partition_relax
 from ..table import BACKENDS, Backend
 from .table import Candidates, convolutions, register_tables
 
@@ -211,7 +211,9 @@ def offload_functions(mod: tvm.IRModule, functions: Mapping[str, Function]) -> t
     for (backend, _), names in groups.items():
         for name in names:
             apart[mod.get_global_var(name)] = mod[name]
-        apart, entries = partition_part(apart, (backend,), {backend: _options(functions[names[0]])})
+        given = {backend: _options(functions[names[0]])}
+        chosen, made = bound_backends((backend,), given, fuse=True)
+        apart, entries = partition_relax(apart, chosen, made)
         for entry in (entry for entry in entries if not entry.backend):
             warnings.warn(
                 f"build: TVM's own kernels compute {entry.op} of @{entry.function}: {entry.reason}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +20,7 @@ from relay_wgrad.keys import COMPOSITE, PROBLEM, ROW
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+from ..codegen.regions import Region
 from ..decision import Decision, no
 from ..fused import EPILOGUES, Form, Step
 from ..patterns import FOLLOWING, INNER, LONGEST, Chain
@@ -69,6 +70,12 @@ class Taken:
     backend: Backend
     row: Row
     options: Any
+
+    @property
+    def region(self) -> Region:
+        """What `read_region` will find in the call's composite."""
+        epilogue = tuple(match.step.name for match in self.chain.steps)
+        return Region.of("f", self.problem, epilogue, **asdict(self.options))
 
 
 class FunctionPartition:

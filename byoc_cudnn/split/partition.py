@@ -12,6 +12,7 @@ from tvm import relax
 from relay_wgrad import registry
 
 from ..codegen import external
+from ..codegen.regions import Region
 from ..report import Entry
 from ..table import Backend, backend_of
 from ..tuning.selection import Selection
@@ -28,20 +29,12 @@ def check_registered() -> None:
         raise RuntimeError("partition: call relay_wgrad.register() first")
 
 
-def partition_part(
-    mod: tvm.IRModule,
-    backends: Sequence[str],
-    options: Mapping[str, Any],
-    fuse: bool = True,
-    products: bool = False,
-) -> tuple[tvm.IRModule, list[Entry]]:
-    """`partition` of a Relax module that is a part of a program, and is not judged as a whole.
-
-    Raises RuntimeError before `relay_wgrad.register()`, else as `partition` does.
-    """
+def regions_of(mod: tvm.IRModule, backend: str, options: Any) -> list[Region]:
+    """What a backend takes of a module, matrix products too, in the order of the program."""
     check_registered()
-    chosen, made_options = bound_backends(backends, options, fuse)
-    return partition_relax(mod, chosen, made_options, None, products)
+    chosen, made = bound_backends((backend,), {backend: options}, fuse=True)
+    parts, _ = decide(raised(mod, chosen)[0], chosen, made)
+    return [taken.region for part in parts.values() for taken in part.taken]
 
 
 def bound_backends(
@@ -94,7 +87,7 @@ def partition_relax(
     mod: tvm.IRModule,
     chosen: Sequence[Backend],
     options: Mapping[str, Any],
-    measured: Selection | None,
+    measured: Selection | None = None,
     products: bool = False,
 ) -> tuple[tvm.IRModule, list[Entry]]:
     mod, found = raised(mod, chosen) if products else (mod, [])

@@ -18,15 +18,14 @@ from typing import Any
 import tvm
 import tvm_ffi
 
-from relay_wgrad.keys import CODEGEN
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
 from ..building.compiled import library_command
 from ..building.toolchain import Toolchain, find, preload, run_tool
-from ..codegen.regions import Region, read_region
+from ..codegen.regions import Region
 from ..codegen.templates import shared
-from ..split.partition import partition_part
+from ..split.partition import regions_of
 from ..table import STOCK, backend_of
 from .record import Record
 from .timing import Candidate, Task, fastest, time_all
@@ -137,12 +136,7 @@ def _tasks(
 def _regions(what: Any, name: str, options: Any) -> list[Region]:
     """What a backend takes, of known sizes."""
     if isinstance(what, tvm.IRModule):
-        out, _ = partition_part(what, (name,), {name: options}, products=True)
-        found = [
-            read_region(func)
-            for _, func in out.functions_items()
-            if func.attrs is not None and CODEGEN in func.attrs
-        ]
+        found = regions_of(what, name, options)
     else:
         backend = backend_of(name).under(options)
         found = [Region.of("f", p, **asdict(options)) for p in what if backend.takes(p)]
