@@ -8,6 +8,7 @@ here and never taken from the program, since they become symbols of generated so
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import tvm
@@ -22,11 +23,28 @@ from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
 from relay_wgrad.transform.substitute import substitute
 
-from ..codegen.regions import options_text
+from ..codegen.regions import Region, options_text
 from ..patterns import Chain
-from ..table import CODEGENS, Row
+from ..table import CODEGENS, Backend, Row
 
 _DGRADS = frozenset(DGRADS.values())
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A call that goes to a row, with what follows it, under options of the row's backend."""
+
+    chain: Chain
+    problem: ConvProblem
+    backend: Backend
+    row: Row
+    options: Any
+
+    @property
+    def region(self) -> Region:
+        """What `read_region` will find in the call's composite."""
+        epilogue = tuple(match.step.name for match in self.chain.steps)
+        return Region.of("f", self.problem, epilogue, **asdict(self.options))
 
 
 class _Sizes:
@@ -92,14 +110,13 @@ def _has_shape(conv: relax.Call) -> bool:
     return str(conv.op.name) in _DGRADS
 
 
-def build_composite(
-    chain: Chain, problem: ConvProblem, row: Row, codegen: str, options: Any
-) -> relax.Function:
-    """The inner function of a chain that has no `unbound_sizes`.
+def build_composite(taken: Taken) -> relax.Function:
+    """The inner function of a call whose chain has no `unbound_sizes`.
 
     Parameters are the operands in `Chain.operands`' order and by its names, also where two of them
     are one tensor of the program.
     """
+    chain, problem = taken.chain, taken.problem
     sizes = _Sizes(chain, problem)
     params = [
         relax.Var(name, ty) for (name, _), ty in zip(chain.operands, sizes.types, strict=True)
@@ -131,11 +148,11 @@ def build_composite(
     func = _function(params, relax.DataflowBlock(bindings), bindings[-1].var, {})
     return func.with_attrs(
         {
-            COMPOSITE: f"{codegen}.{row.name}",
+            COMPOSITE: f"{taken.backend.codegen}.{taken.row.name}",
             # Symbolic sizes have other names in here.
             PROBLEM: (problem if problem.is_static else problem_of(conv_in(func))).repro(),
-            ROW: row.name,
-            OPTIONS: options_text(options),
+            ROW: taken.row.name,
+            OPTIONS: options_text(taken.options),
         }
     )
 
@@ -170,27 +187,33 @@ class Composites:
 
     def __init__(self, taken: set[str]) -> None:
         self._taken = set(taken)
-        self._found: dict[tuple[str, ...], list[tuple[relax.Function, tvm.ir.GlobalVar]]] = {}
+        self._found: dict[int, list[tuple[relax.Function, tvm.ir.GlobalVar]]] = {}
         self.functions: dict[tvm.ir.GlobalVar, relax.Function] = {}
 
-    def add(self, inner: relax.Function, codegen: str, row: Row) -> tvm.ir.GlobalVar:
-        """The global variable of a composite; a new one if there is no equal function yet."""
-        call = conv_in(inner)
-        key = (str(call.op.name), *(str(inner.attrs[name]) for name in (PROBLEM, ROW, OPTIONS)))
-        equals = self._found.setdefault(key, [])
-        for other, var in equals:
-            if tvm_ffi.structural_equal(inner, other):
-                return var
-        symbol, count = f"{codegen}_{row.name}", 0
+    def call(self, taken: Taken) -> relax.Call:
+        """The call of a composite in the place of a chain's last op."""
+        inner = build_composite(taken)
+        equals = self._found.setdefault(tvm_ffi.structural_hash(inner), [])
+        known = (var for other, var in equals if tvm_ffi.structural_equal(inner, other))
+        if (var := next(known, None)) is None:
+            var = self._add(inner, taken)
+            equals.append((inner, var))
+        call = relax.Call(var, [operand for _, operand in taken.chain.operands])
+        relax.expr._update_type(call, taken.chain.root.value.ty)
+        return call
+
+    def _add(self, inner: relax.Function, taken: Taken) -> tvm.ir.GlobalVar:
+        codegen = taken.backend.codegen
+        name, count = f"{codegen}_{taken.row.name}", 0
+        symbol = name
         while symbol in self._taken:
             count += 1
-            symbol = f"{codegen}_{row.name}_{count}"
+            symbol = f"{name}_{count}"
         self._taken.add(symbol)
         outer = build_outer(inner, codegen, symbol)
         var = tvm.ir.GlobalVar(symbol)
         relax.expr._update_type(var, outer.ty)
         self.functions[var] = outer
-        equals.append((inner, var))
         return var
 
 

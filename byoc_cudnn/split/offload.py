@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,7 +19,6 @@ from relay_wgrad.keys import COMPOSITE, PROBLEM, ROW
 from relay_wgrad.ops.view import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from ..codegen.regions import Region
 from ..decision import Decision, no
 from ..fused import EPILOGUES, Form, Step
 from ..patterns import FOLLOWING, INNER, LONGEST, Chain
@@ -30,7 +28,7 @@ from .adapt import Note, adapt_function, adapted
 from .blocks import Block, blocks_of, rewrite_blocks, uses_of
 from .composite import (
     Composites,
-    build_composite,
+    Taken,
     called_composite,
     conv_in,
     short_name,
@@ -59,23 +57,6 @@ def instead(problem: ConvProblem, backends: Sequence[Backend]) -> ConvProblem | 
         if found is not None:
             return backend.wider(found, None) or found
     return None
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A call that goes to a row, with what follows it, under options of the row's backend."""
-
-    chain: Chain
-    problem: ConvProblem
-    backend: Backend
-    row: Row
-    options: Any
-
-    @property
-    def region(self) -> Region:
-        """What `read_region` will find in the call's composite."""
-        epilogue = tuple(match.step.name for match in self.chain.steps)
-        return Region.of("f", self.problem, epilogue, **asdict(self.options))
 
 
 class FunctionPartition:
@@ -111,7 +92,7 @@ class FunctionPartition:
 
     def written(self, composites: Composites) -> relax.Function:
         """The function with calls of composites, which are added to those of its module."""
-        replaced = {t.chain.root.var: _composite_call(t, composites) for t in self.taken}
+        replaced = {taken.chain.root.var: composites.call(taken) for taken in self.taken}
 
         def rewrite(block: Block) -> list[relax.Binding] | None:
             bindings, changed = [], False
@@ -190,16 +171,12 @@ class FunctionPartition:
         if not taken:
             self._entry(binding, call, shown, reason=reason, **result)
             return
-        found = taken[0]
+        found: Taken | None = taken[0]
         if self.selection is not None:
-            rows = [(one.backend.name, one.row.epilogue) for one in taken]
-            picked = self.selection.choose(problem, rows, self.options)
-            result["times"] = picked.times
-            if picked.index is None:
-                self._entry(binding, call, shown, reason=FASTER_HERE, **result)
-                return
-            found = taken[picked.index]
-            found = replace(found, options=picked.options[found.backend.name])
+            found, result["times"] = self.selection.choose(taken)
+        if found is None:
+            self._entry(binding, call, shown, reason=FASTER_HERE, **result)
+            return
         self._entry(
             binding, call, shown, backend=found.backend.name, row=found.row.name,
             adapted=note.adapted, **result,
@@ -271,15 +248,6 @@ class FunctionPartition:
         note: Note | None = self.notes.get(binding.var)
         node = note.var if note is not None else binding.var
         self.entries.append(Entry(self.name, str(node.name), short_name(call), problem, **result))
-
-
-def _composite_call(taken: Taken, composites: Composites) -> relax.Call:
-    chain, codegen = taken.chain, taken.backend.codegen
-    inner = build_composite(chain, taken.problem, taken.row, codegen, taken.options)
-    var = composites.add(inner, codegen, taken.row)
-    call = relax.Call(var, [operand for _, operand in chain.operands])
-    relax.expr._update_type(call, chain.root.value.ty)
-    return call
 
 
 def _forms(steps: Iterable[Step]) -> _Forms:
