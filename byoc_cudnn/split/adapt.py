@@ -145,18 +145,17 @@ def adapt_function(
         for i, binding in enumerate(block.bindings):
             old = _problem(binding)
             new = choose(old) if old is not None else None
-            if new is not None and writer is None:
+            if old is None or new is None:
+                if old is not None:
+                    notes[binding.var] = Note(binding.var, old, old)
+                if writer is not None:
+                    writer.bindings.append(binding)
+                continue
+            if writer is None:
                 dataflow = isinstance(block, relax.DataflowBlock)
                 writer = _Writer(dataflow, names, list(block.bindings[:i]))
-            if old is not None and new is not None:
-                assert writer is not None
-                var = writer.call(binding, old, new)
-                notes[var] = Note(binding.var, old, new, describe(old, new))
-                continue
-            if writer is not None:
-                writer.bindings.append(binding)
-            if old is not None:
-                notes[binding.var] = Note(binding.var, old, old)
+            var = writer.call(binding, old, new)
+            notes[var] = Note(binding.var, old, new, describe(old, new))
         return writer.bindings if writer is not None else None
 
     return rewrite_blocks(func, rewrite), notes
