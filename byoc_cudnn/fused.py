@@ -14,10 +14,14 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.tirx import FloatImm, IntImm
 
+from relay_wgrad.ir import op_name
+from relay_wgrad.ops.view import family_def
 from relay_wgrad.problem import ConvProblem
+from relay_wgrad.relation import as_size
 
 Array = np.ndarray[Any, Any]
 
@@ -194,21 +198,45 @@ class Match:
         return next((number for number, found in self.numbers if not _is(number, found)), None)
 
 
+def conv_and_steps(
+    result: relax.Expr, values: Mapping[relax.Var, relax.Expr]
+) -> tuple[relax.Call, tuple[Match, ...]]:
+    """The convolution that a result is made of, and the steps from it to the result, in order.
+
+    values : what variables stand for.  Raises ValueError for what is no step of an epilogue.
+    """
+
+    def resolved(expr: Any) -> Any:
+        while isinstance(expr, relax.Var) and expr in values:
+            expr = values[expr]
+        return expr
+
+    def has_conv(expr: Any) -> bool:
+        expr = resolved(expr)
+        if family_def(expr) is not None:
+            return True
+        return isinstance(expr, relax.Call) and any(map(has_conv, expr.args))
+
+    expr, found = resolved(result), []
+    while family_def(expr) is None:
+        step = match(expr, resolved, has_conv)
+        if step is None:
+            raise ValueError(f"no step of an epilogue: {expr}")
+        found.append(step)
+        expr = resolved(step.value)
+    return expr, tuple(reversed(found))
+
+
 def match(
-    call: Any,
-    op_of: Callable[[Any], str],
-    resolve: Callable[[Any], Any],
-    is_value: Callable[[Any], bool],
-    is_whole: Callable[[Any], bool],
+    call: Any, resolved: Callable[[Any], Any], has_conv: Callable[[Any], bool]
 ) -> Match | None:
     """The step that a Relax call is; None for none.
 
-    op_of : an expression's operator, "" for what is no call; resolve : what a variable stands for;
-    is_value : whether an argument is what the steps before have made; is_whole : whether an operand
-    has the result's shape.
+    resolved : what a variable stands for; has_conv : whether an argument is what the steps before
+    have made.
     """
     for form in dict.fromkeys(form for step in STEPS.values() for form in step.forms):
-        found = _places(form, call, op_of, resolve, is_value)
+        found = _places(form, call, resolved, has_conv)
         if found is None:
             continue
         value, *others = (arg for _, _, arg in found[VALUE])
@@ -217,7 +245,7 @@ def match(
         same = [step for step in STEPS.values() if form in step.forms]
         operand = found.get(OPERAND, [(None, -1, None)])[0]
         if len(same) > 1:
-            whole = is_whole(operand[2])
+            whole = is_whole(operand[2], call)
             same = [step for step in same if step.per_channel != whole]
         numbers = tuple(
             (place, number)
@@ -229,6 +257,31 @@ def match(
     return None
 
 
+def is_whole(addend: relax.Expr, result: relax.Expr) -> bool:
+    """Whether a tensor has a sum's shape; not where one axis alone has more than 1 element."""
+    shape = sizes_of(addend)
+    return same_sizes(shape, sizes_of(result)) and sum(size != 1 for size in shape or ()) > 1
+
+
+def sizes_of(expr: relax.Expr) -> list[Any] | None:
+    """A tensor's sizes; None where they are unknown."""
+    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
+    return [as_size(v) for v in shape.values] if isinstance(shape, relax.ShapeExpr) else None
+
+
+def same_sizes(a: list[Any] | None, b: list[Any] | None) -> bool:
+    """Whether sizes are known and equal."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    return all(map(same_size, a, b))
+
+
+def same_size(a: Any, b: Any) -> bool:
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return bool(tvm_ffi.structural_equal(a, b))
+
+
 def _is(number: Number, expr: Any) -> bool:
     """Whether an expression is a number: a scalar constant, or a primitive value."""
     if isinstance(expr, tvm.ir.Constant) and isinstance(expr.ty, relax.TensorType):
@@ -237,25 +290,21 @@ def _is(number: Number, expr: Any) -> bool:
 
 
 def _places(
-    form: Form,
-    call: Any,
-    op_of: Callable[[Any], str],
-    resolve: Callable[[Any], Any],
-    is_value: Callable[[Any], bool],
+    form: Form, call: Any, resolved: Callable[[Any], Any], has_conv: Callable[[Any], bool]
 ) -> dict[Place | Number, list[tuple[Any, int, Any]]] | None:
     """Place -> (call, index, argument) of the arguments that are there; None for another form."""
-    if op_of(call) != form.relax or len(call.args) != len(form.args):
+    if op_name(call) != form.relax or len(call.args) != len(form.args):
         return None
     for order in form.orders:
         found: dict[Place | Number, list[tuple[Any, int, Any]]] = {}
         for index, (place, arg) in enumerate(zip(order, call.args, strict=True)):
             if isinstance(place, Form):
-                inner = _places(place, resolve(arg), op_of, resolve, is_value)
+                inner = _places(place, resolved(arg), resolved, has_conv)
                 if inner is None:
                     break
                 for name, places in inner.items():
                     found.setdefault(name, []).extend(places)
-            elif place is VALUE and not is_value(arg):
+            elif place is VALUE and not has_conv(arg):
                 break
             else:
                 found.setdefault(place, []).append((call, index, arg))

@@ -159,7 +159,7 @@ def _partition(
         raise ValueError("partition: products=True is for Relax modules; lower the Relay one")
     measured = Selection(record) if select == "measured" else None
     if for_relay is not None:
-        out, report = for_relay.partition_relay(mod, backends, fuse, made_options)
+        out, report = for_relay.partition_relay(mod, chosen, made_options)
     else:
         out, entries = partition_relax(mod, chosen, made_options, measured, products)
         report = Report(entries, find_conv_backward(mod).raised)

@@ -7,35 +7,40 @@ compares with zero) `check_epilogue` says, with a reason.  Both know nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial, reduce
-from itertools import product
+from functools import cache, cached_property, reduce
 from operator import or_
-from typing import Any
 
-import tvm_ffi
 from tvm import relax
 from tvm.relax.dpl import DFPattern, is_op, wildcard
 
-from relay_wgrad.ir import op_name
-from relay_wgrad.problem import ConvKind, ConvProblem
-from relay_wgrad.relation import as_size
+from relay_wgrad.ops.view import family_def
+from relay_wgrad.problem import ROLES, ConvKind, ConvProblem
 
 from . import fused
 from .decision import YES, Decision, no
-from .fused import OPERAND, STEPS, VALUE, Form, Match, Step
-
-EPILOGUES: dict[str, tuple[tuple[str, ...], ...]] = {
-    name: tuple(
-        tuple(op.relax for form in forms for op in form.way)
-        for forms in product(*(step.forms for step in steps))
-    )
-    for name, steps in fused.EPILOGUES.items()
-}
-"""Name -> the ops on the way from the convolution to the result, in order: all ways to write it."""
+from .fused import (
+    OPERAND,
+    STEPS,
+    VALUE,
+    Form,
+    Match,
+    Step,
+    same_size,
+    same_sizes,
+    sizes_of,
+)
 
 _WAYS = [op for step in STEPS.values() for form in step.forms for op in form.way]
+FOLLOWING = frozenset(op.relax for op in _WAYS)
+"""The ops on the way from a convolution to a result."""
+
+LONGEST = max(
+    sum(max(len(form.way) for form in step.forms) for step in steps)
+    for steps in fused.EPILOGUES.values()
+)
+"""How many of them an epilogue has at most."""
+
 INNER: dict[str, frozenset[str]] = {
     op.relax: frozenset(o.inner.relax for o in _WAYS if o.op == op.op and o.inner is not None)
     for op in _WAYS
@@ -117,60 +122,30 @@ class Chain:
             return self.bindings
         return (*self.bindings[:-1], self.inner, self.bindings[-1])
 
-    @property
-    def ops(self) -> tuple[str, ...]:
-        return tuple(str(binding.value.op.name) for binding in self.bindings[1:])
+    @cached_property
+    def steps(self) -> tuple[Match, ...]:
+        """The steps that the ops are, found once: rows, composites and operands read them.
 
-    def operands(self) -> list[tuple[str, relax.Expr]]:
-        """(name, operand) of all tensors that come from outside, in the composite's order."""
-        kinds = {name: kind for kind, calls in CALLS.items() for name, _ in calls}
-        first, second = _NAMES[kinds[str(self.conv.op.name)]]
-        found = [(first, self.conv.args[0]), (second, self.conv.args[1])]
-        return found + [(m.step.variable, m.operand) for m in self.steps if m.step.operand]
-
-    @property
-    def steps(self) -> list[Match]:
-        """The steps that the ops are, of a chain that a row's pattern has matched."""
-        found: list[Match] = []
+        Raises ValueError where they are none.
+        """
         values = {binding.var: binding.value for binding in self.all}
-        last = len(self.bindings) - 1
-        while last > 0:
-            binding, before = self.bindings[last], self.bindings[:last]
-            step = fused.match(
-                binding.value,
-                op_name,
-                lambda expr: values.get(expr, expr) if isinstance(expr, relax.Var) else expr,
-                partial(_is_made_by, before),
-                partial(is_whole, result=binding.var),
-            )
-            if step is None:
-                raise ValueError(f"no step of an epilogue: {binding.value}")
-            found.insert(0, step)
-            last -= step.length
-        return found
+        return fused.conv_and_steps(self.root.var, values)[1]
 
-
-def _is_made_by(bindings: Sequence[relax.VarBinding], expr: relax.Expr) -> bool:
-    return any(expr.same_as(binding.var) for binding in bindings)
-
-
-_NAMES = {
-    ConvKind.FPROP: ("data", "weight"),
-    ConvKind.DGRAD: ("grad", "weight"),
-    ConvKind.WGRAD: ("grad", "data"),
-}
-
-
-def is_whole(addend: relax.Expr, result: relax.Expr) -> bool:
-    """Whether a tensor has a sum's shape; not where one axis alone has more than 1 element."""
-    shape = _sizes(addend)
-    return _same(shape, _sizes(result)) and sum(size != 1 for size in shape or ()) > 1
+    @cached_property
+    def operands(self) -> tuple[tuple[str, relax.Expr], ...]:
+        """(name, operand) of all tensors that come from outside, in the composite's order."""
+        definition = family_def(self.conv)
+        assert definition is not None
+        assert definition.kind is not None
+        first, second, _ = ROLES[definition.kind]
+        found = [(first, self.conv.args[0]), (second, self.conv.args[1])]
+        return (*found, *((m.step.variable, m.operand) for m in self.steps if m.step.operand))
 
 
 def check_epilogue(chain: Chain, problem: ConvProblem, epilogue: str) -> Decision:
     """Whether the ops after a convolution are what the epilogue's name promises."""
     inner = [binding.var for binding in chain.all]
-    for name, operand in chain.operands():
+    for name, operand in chain.operands:
         if any(operand.same_as(var) for var in inner):
             return no(f"its {name} is made by the convolution itself")
     for found, promised in zip(chain.steps, fused.EPILOGUES[epilogue], strict=True):
@@ -195,14 +170,9 @@ def _operand(found: Match) -> str:
     return "addend" if found.step.form.op == "add" else f"{found.step.operand}'s operand"
 
 
-def _sizes(expr: relax.Expr) -> list[Any] | None:
-    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
-    return [as_size(v) for v in shape.values] if isinstance(shape, relax.ShapeExpr) else None
-
-
 def _check_bias(found: Match, problem: ConvProblem) -> Decision:
     """One value per channel: size 1 along every other axis, aligned at the last one."""
-    sizes, what = _sizes(found.operand), _operand(found)
+    sizes, what = sizes_of(found.operand), _operand(found)
     role = problem.roles[2]
     if role == "weight":
         return no("a weight's gradient has no bias")
@@ -214,7 +184,7 @@ def _check_bias(found: Match, problem: ConvProblem) -> Decision:
         )
     want = [channels if letter == "C" else 1 for letter in layout]
     aligned = [1] * (len(layout) - len(sizes)) + sizes
-    if not all(_equal(a, b) for a, b in zip(aligned, want, strict=True)):
+    if not all(map(same_size, aligned, want)):
         return no(f"the {what} is not one value per channel of {layout}: its shape is {sizes}")
     return YES
 
@@ -222,19 +192,6 @@ def _check_bias(found: Match, problem: ConvProblem) -> Decision:
 def _check_whole(found: Match, promised: Step, made: relax.Expr) -> Decision:
     """An operand of the convolution's shape."""
     # A step that is not the promised one has the same form and another kind of operand.
-    if found.step is promised and _same(_sizes(found.operand), _sizes(made)):
+    if found.step is promised and same_sizes(sizes_of(found.operand), sizes_of(made)):
         return YES
     return no(f"the {_operand(found)} is not of the result's shape: {found.operand.ty}")
-
-
-def _same(a: list[Any] | None, b: list[Any] | None) -> bool:
-    """Whether sizes are known and equal."""
-    if a is None or b is None or len(a) != len(b):
-        return False
-    return all(_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, int) or isinstance(b, int):
-        return isinstance(a, int) and isinstance(b, int) and a == b
-    return bool(tvm_ffi.structural_equal(a, b))

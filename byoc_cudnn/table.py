@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from relay_wgrad.problem import ConvKind
@@ -15,11 +14,6 @@ from .backends.base import Backend, Check, Row, option_names, rows_of
 from .codegen import external
 
 STOCK = "tvm"  # in records, the "backend" of the kernel that a convolution gets where it stays
-
-
-def options_json(options: Any) -> str:
-    """Options as composites carry them."""
-    return json.dumps(asdict(options), sort_keys=True)
 
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in GIVEN}

@@ -27,6 +27,7 @@ from relay_wgrad.ops.view import problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from . import generic
+from .kernel import Kernel
 
 KERNELS = {"llvm": "legalize.cpu", "cuda": "legalize.cuda"}  # target kind -> kernel generator
 OPEN = {("llvm", 2)}  # (target kind, dimensions) whose kernels take any number of images
@@ -52,11 +53,11 @@ def lower(bb: relax.BlockBuilder, call: relax.Call, problem: ConvProblem, name: 
     facts = {keys.OP: name, keys.PROBLEM: problem.repro()}
     is_open = (kind, problem.rank) in OPEN and _is_open(problem)
     if (problem.is_static or is_open) and kind in KERNELS and (kind, problem.rank) not in MISSING:
-        line = (replace(problem, n=1) if is_open else problem).repro()
-        func, chosen, reason = _kernel(KERNELS[kind], line, str(target), is_open)
+        one = replace(problem, n=1) if is_open else problem
+        kernel = _kernel(KERNELS[kind], one, str(target), is_open)
         # A global symbol would make the kernel public, and clash with others of its name.
-        func = func.without_attr(keys.SYMBOL)
-        facts |= {keys.SOURCE: f"{kind} {chosen}", keys.REASON: reason}
+        func = kernel.func.without_attr(keys.SYMBOL)
+        facts |= {keys.SOURCE: f"{kind} {kernel.name}", keys.REASON: kernel.reason}
         func = func.with_attr({keys.OP_PATTERN: OPAQUE, **facts})
         return relax.call_tir(bb.add_func(func, name), list(call.args[:2]), out_ty=call.ty)
     # The result's pixels, of which dgrad's operands know nothing, go along as sizes.
@@ -81,13 +82,10 @@ def _is_open(problem: ConvProblem) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _kernel(
-    module: str, repro: str, given: str, is_open: bool
-) -> tuple[tvm.tirx.PrimFunc, str, str]:
-    """(kernel, its name, why it was chosen).  Networks repeat their layers: one for each distinct
-    problem and target, for any number of images where that is open."""
-    generator = import_module(module)
-    problem, target = ConvProblem.parse(repro), Target(given)
+def _kernel(module: str, problem: ConvProblem, given: str, is_open: bool) -> Kernel:
+    """The kernel that `module` generates for a target's text.  Networks repeat their layers: one
+    for each distinct problem and target, for any number of images where that is open."""
     if is_open:
         problem = replace(problem, n=tvm.tirx.Var("n", "int64"))
-    return generator.prim_func(problem, target), *generator.choice(problem, target)
+    kernel: Kernel = import_module(module).kernel(problem, Target(given))
+    return kernel

@@ -1,12 +1,15 @@
-"""What became of each convolution: facts that kernels carry as attributes, and their reading.
+"""Facts that functions carry as attributes, and their reading: no name has to be parsed.
 
-A kernel says in its function's attributes which op and which problem it computes and where it came
-from, so that no name has to be parsed.
+A kernel says which op and which problem it computes and where it came from; a function of an
+optimizer's update says its rule.  An attribute is text where a module's text must have it.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 
@@ -37,3 +40,16 @@ def lowered_convolutions(mod: tvm.IRModule, function: str) -> list[Lowered]:
             kernel, reason = str(value.args[0].name_hint), str(attrs[keys.REASON])
             found.append(Lowered(said[0], said[1], said[2], kernel, reason=reason))
     return found
+
+
+def update_attrs(rule: Mapping[str, Any]) -> dict[str, str]:
+    """Attributes of a function that computes an update, or counts: its `rule` and numbers."""
+    return {keys.UPDATE: json.dumps(rule)}
+
+
+def update_rule(func: Any) -> dict[str, Any] | None:
+    """What `update_attrs` says of a function; None for another."""
+    if func.attrs is None or keys.UPDATE not in func.attrs:
+        return None
+    rule: dict[str, Any] = json.loads(str(func.attrs[keys.UPDATE]))
+    return rule

@@ -21,6 +21,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from .given import of_type
@@ -57,7 +58,7 @@ def transposed_size(
     return (size - 1) * stride - pad + dilation * (kernel - 1) + 1 + output_padding
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ConvProblem:
     """One fprop, dgrad or wgrad: sizes, attributes, layouts, dtypes.
 
@@ -253,12 +254,6 @@ class ConvProblem:
 
     __str__ = repro
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ConvProblem) and self.repro() == other.repro()
-
-    def __hash__(self) -> int:
-        return hash(self.repro())
-
     @staticmethod
     def parse(line: str) -> ConvProblem:
         """Reads what `repro` wrote.  Omitted attributes have their defaults.
@@ -267,45 +262,7 @@ class ConvProblem:
         fit; TypeError for what is no text.
         """
         of_type("ConvProblem.parse: line", line, str, "a problem as text")
-        words = line.split()
-        kinds = {kind.value: kind for kind in ConvKind}
-        if not words or words[0] not in kinds:
-            raise ValueError(f"a problem starts with {', '.join(kinds)}; got {line!r}")
-        fields: dict[str, str] = {}
-        for word in words[1:]:
-            key, eq, value = word.partition("=")
-            if not eq or key not in _FIELDS or key in fields:
-                raise ValueError(
-                    f"unknown, repeated or malformed field {word!r} in problem {line!r}"
-                )
-            fields[key] = value
-        args: dict[str, Any] = {}
-        rank = 3 if "d" in fields or "t" in fields else 2
-        for key in _SIZES[rank]:
-            if key not in fields:
-                raise ValueError(f"size {key!r} is missing in problem {line!r}")
-            args[key] = _ints(key, fields[key], 1)[0]
-        for key, (name, default, ends) in _VECTORS.items():
-            given = fields.get(key, _join((default,) * (ends * rank)))
-            args[name] = _ints(key, given, ends * rank)
-        args |= {"kernel_layout": KERNELS[rank]}
-        args |= {f"{name}_layout": ACTIVATIONS[rank] for name in ("data", "grad")}
-        args["groups"] = _ints("groups", fields.get("groups", "1"), 1)[0]
-        for key, suffix, table in (("layout", "layout", None), ("dtype", "dtype", _LONG)):
-            if key in fields:
-                parts = fields[key].split("/")
-                if len(parts) != 3 or (table is not None and any(x not in table for x in parts)):
-                    raise ValueError(f"{key}={fields[key]!r}: expected data/weight/grad")
-                names = ("data", "kernel" if suffix == "layout" else "weight", "grad")
-                for name, part in zip(names, parts, strict=True):
-                    canonical = (KERNELS if name == "kernel" else ACTIVATIONS)[rank]
-                    if table is None and not is_permutation(part, canonical):
-                        raise ValueError(
-                            f"{key}={fields[key]!r}: the {name}'s must have the letters"
-                            f" {canonical}, got {part!r}"
-                        )
-                    args[f"{name}_{suffix}"] = table[part] if table else part
-        return ConvProblem(kinds[words[0]], **args).check()
+        return _parsed(line)
 
     def with_kind(self, kind: ConvKind) -> ConvProblem:
         """The same trilinear form, differentiated by another operand."""
@@ -341,3 +298,47 @@ def _ints(key: str, text: str, count: int) -> Any:
     if not re.fullmatch(r"-?[0-9]{1,18}(,-?[0-9]{1,18})*", text) or text.count(",") != count - 1:
         raise ValueError(f"{key}={text!r}: expected {count} integer(s) separated by commas")
     return tuple(int(x) for x in text.split(","))
+
+
+# Attributes of kernels, composites and reports hold a problem as text, and a network says the same
+# one many times: each distinct text is read once.
+@lru_cache(maxsize=4096)
+def _parsed(line: str) -> ConvProblem:
+    """`ConvProblem.parse` of a text."""
+    words = line.split()
+    kinds = {kind.value: kind for kind in ConvKind}
+    if not words or words[0] not in kinds:
+        raise ValueError(f"a problem starts with {', '.join(kinds)}; got {line!r}")
+    fields: dict[str, str] = {}
+    for word in words[1:]:
+        key, eq, value = word.partition("=")
+        if not eq or key not in _FIELDS or key in fields:
+            raise ValueError(f"unknown, repeated or malformed field {word!r} in problem {line!r}")
+        fields[key] = value
+    args: dict[str, Any] = {}
+    rank = 3 if "d" in fields or "t" in fields else 2
+    for key in _SIZES[rank]:
+        if key not in fields:
+            raise ValueError(f"size {key!r} is missing in problem {line!r}")
+        args[key] = _ints(key, fields[key], 1)[0]
+    for key, (name, default, ends) in _VECTORS.items():
+        given = fields.get(key, _join((default,) * (ends * rank)))
+        args[name] = _ints(key, given, ends * rank)
+    args |= {"kernel_layout": KERNELS[rank]}
+    args |= {f"{name}_layout": ACTIVATIONS[rank] for name in ("data", "grad")}
+    args["groups"] = _ints("groups", fields.get("groups", "1"), 1)[0]
+    for key, suffix, table in (("layout", "layout", None), ("dtype", "dtype", _LONG)):
+        if key in fields:
+            parts = fields[key].split("/")
+            if len(parts) != 3 or (table is not None and any(x not in table for x in parts)):
+                raise ValueError(f"{key}={fields[key]!r}: expected data/weight/grad")
+            names = ("data", "kernel" if suffix == "layout" else "weight", "grad")
+            for name, part in zip(names, parts, strict=True):
+                canonical = (KERNELS if name == "kernel" else ACTIVATIONS)[rank]
+                if table is None and not is_permutation(part, canonical):
+                    raise ValueError(
+                        f"{key}={fields[key]!r}: the {name}'s must have the letters"
+                        f" {canonical}, got {part!r}"
+                    )
+                args[f"{name}_{suffix}"] = table[part] if table else part
+    return ConvProblem(kinds[words[0]], **args).check()

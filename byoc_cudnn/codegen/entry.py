@@ -6,7 +6,7 @@ operands.
 
 from __future__ import annotations
 
-from relay_wgrad.problem import ConvKind
+from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ..fused import STEPS
 from .regions import Region
@@ -29,6 +29,17 @@ def told(plans: str) -> str:
     """What the end of a generated source exports beside its calls."""
     functions = ((plans, "plans"), (release_of(plans), "release_workspaces"))
     return "".join(f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, {f});\n" for name, f in functions)
+
+
+def called(region: Region) -> str:
+    """What plans and messages call a region: its problem and its steps, as a C string."""
+    return f'"{region.problem.repro()}{"".join(f" +{name}" for name in region.epilogue)}"'
+
+
+def window(problem: ConvProblem) -> list[str]:
+    """Strides, padding and dilation, each as an initializer."""
+    vectors = (problem.strides, problem.padding, problem.dilation)
+    return ["{" + ", ".join(map(str, vector)) + "}" for vector in vectors]
 
 
 def exported(region: Region, index: int) -> str:

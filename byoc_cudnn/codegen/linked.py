@@ -1,4 +1,4 @@
-"""Host code of convolutions whose kernels are objects of their own, which its last lines name."""
+"""Host code of a module's convolutions; its last lines name the objects that its kernels are in."""
 
 from __future__ import annotations
 
@@ -42,23 +42,25 @@ def head(what: str) -> str:
 
 
 def source(
-    runtime: str, kernel_type: str, kernels: Iterable[str], rows: Iterable[str],
-    functions: Sequence[str], plans: str, built: Mapping[str, Collection[int]],
+    runtime: str, rows: Iterable[str], functions: Sequence[str], plans: str,
+    kernel_type: str = "", kernels: Iterable[str] = (),
+    built: Mapping[str, Collection[int]] | None = None,
 ) -> str:  # fmt: skip
     """A source.
 
-    runtime : head and templates.  kernels : names to declare, of a C++ type.  rows : of constants,
-    a line or more for each convolution.  functions : definitions of the exported functions.
-    plans : the name of the one that says what was called.  built : what to link with, in the order
+    runtime : head and templates.  rows : of constants, a line or more for each convolution.
+    functions : definitions of the exported functions.  plans : the name of the one that says what
+    was called.  kernels : names to declare, of a C++ type.  built : what to link with, in the order
     in which it is named, each with the GPUs that it has machine code for.
     """
-    table = "\n".join(rows)
+    table, declared = "\n".join(rows), list[str]()
+    if kernel_type:
+        declared = [*(f"{DECLARED} {kernel_type} {name};" for name in kernels), ""]
     return "\n".join([
         runtime,
         "// ---- the convolutions of this module " + "-" * 61,
         "",
-        *(f"{DECLARED} {kernel_type} {name};" for name in kernels),
-        "",
+        *declared,
         f"namespace {{\n\nconst Conv kConvs[] = {{\n{table}\n}};\n",
         "}  // namespace\n",
         'extern "C" {\n',
@@ -67,9 +69,9 @@ def source(
         told(plans),
         *(
             f"// kernel for {' '.join(f'sm_{arch}' for arch in sorted(archs))}: {name}"
-            for name, archs in built.items()
+            for name, archs in (built or {}).items()
         ),
-        "",
+        *([""] if built else []),
     ])  # fmt: skip
 
 

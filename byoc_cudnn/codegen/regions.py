@@ -9,24 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvm import relax
 
 from relay_wgrad.given import of_type
 from relay_wgrad.graph.view import Graph
-from relay_wgrad.ir import op_name
 from relay_wgrad.keys import OPTIONS, SYMBOL
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.view import problem_of
 from relay_wgrad.problem import ConvProblem
 
-from ..fused import STEPS, Match, match
-from ..patterns import is_whole
+from ..fused import STEPS, conv_and_steps
 
-# Epilogue ops that only rearrange what they are given: a bias arrives through them.
-_RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.permute_dims"})
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
@@ -54,6 +49,14 @@ class Region:
         extra = (STEPS[name].operand for name in epilogue)
         operands = (*problem.roles[:2], *(operand for operand in extra if operand))
         return Region(symbol, problem, epilogue, operands, options)
+
+
+def options_text(options: Any) -> str:
+    """A backend's options as a composite carries them; `read_region` reads them back.
+
+    An attribute holds text: a module is printed, stored and read between partition and build.
+    """
+    return json.dumps(asdict(options), sort_keys=True)
 
 
 def symbol_of(func: relax.Function) -> str:
@@ -88,12 +91,17 @@ def read_region(func: relax.Function) -> Region:
     outer_index = {param: i for i, param in enumerate(func.params)}
     if any(arg not in outer_index for arg in call.args) or len(call.args) != len(func.params):
         raise ValueError(f"{symbol}: the composite's operands are not the function's parameters")
-    within = Graph(inner)
-    conv, steps = _chain(symbol, within)
+    # A module may have been written anew since it was partitioned: what its text says is read.
+    try:
+        conv, steps = conv_and_steps(inner.body.body, Graph(inner).value)
+    except ValueError as error:
+        raise ValueError(f"{symbol}: an epilogue that no backend has: {error}") from None
+    if any(step.wrong is not None for step in steps):
+        raise ValueError(f"{symbol}: an epilogue that no backend has: {inner.body}")
     problem = problem_of(conv)
     named = list(zip(problem.roles[:2], conv.args[:2], strict=True))
     named += [(step.step.operand, step.operand) for step in steps if step.step.operand]
-    names = _operands(symbol, within, named)
+    names = _operands(symbol, inner, named)
     ordered = [""] * len(func.params)
     for param, arg in zip(inner.params, call.args, strict=True):
         ordered[outer_index[arg]] = names.pop(param, "")
@@ -106,51 +114,15 @@ def read_region(func: relax.Function) -> Region:
     return Region(symbol, problem, epilogue, tuple(ordered), options)
 
 
-def _reaches_family(expr: Any, graph: Graph) -> bool:
-    if family_def(expr) is not None:
-        return True
-    args = getattr(expr, "args", []) if isinstance(expr, relax.Call) else []
-    return any(_reaches_family(graph.bound_to(arg), graph) for arg in args)
-
-
-def _chain(symbol: str, graph: Graph) -> tuple[relax.Call, list[Match]]:
-    """The convolution, and the steps from it to the result, in order."""
-    found: list[Match] = []
-    expr = graph.bound_to(graph.func.body.body)
-    while family_def(expr) is None:
-        if not _reaches_family(expr, graph):
-            raise ValueError(f"{symbol}: no convolution, or not its epilogue: {expr}")
-        if _reshape(expr):
-            expr = graph.bound_to(expr.args[0])
-            continue
-        step = match(
-            expr,
-            op_name,
-            graph.bound_to,
-            lambda arg: _reaches_family(graph.bound_to(arg), graph),
-            partial(is_whole, result=expr),
-        )
-        if step is None or step.wrong is not None:
-            raise ValueError(f"{symbol}: an epilogue that no backend has: {expr}")
-        found.insert(0, step)
-        expr = graph.bound_to(step.value)
-    return expr, found
-
-
-def _reshape(call: Any) -> bool:
-    return op_name(call) in _RESHAPES
-
-
-def _operands(symbol: str, graph: Graph, named: Sequence[tuple[str, Any]]) -> dict[Any, str]:
-    """Parameter -> what it is; `named` are operands, which may come through reshapes."""
-    found: dict[Any, str] = {}
-    for name, given in named:
-        expr = graph.bound_to(given)
-        while isinstance(expr, relax.Call) and _reshape(expr):
-            expr = graph.bound_to(expr.args[0])
-        if expr not in graph.params:
-            raise ValueError(f"{symbol}: {name} is not a parameter: {expr}")
-        if expr in found:
-            raise ValueError(f"{symbol}: one parameter is both {found[expr]} and {name}")
-        found[expr] = name
+def _operands(
+    symbol: str, func: relax.Function, named: Sequence[tuple[str, Any]]
+) -> dict[Any, str]:
+    """Parameter -> which of the operands it is."""
+    params, found = set(func.params), dict[Any, str]()
+    for name, operand in named:
+        if operand not in params:
+            raise ValueError(f"{symbol}: {name} is not a parameter: {operand}")
+        if operand in found:
+            raise ValueError(f"{symbol}: one parameter is both {found[operand]} and {name}")
+        found[operand] = name
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import tvm
 from tvm.target import Target
 
 from relay_wgrad import registry
-from relay_wgrad.keys import COMPILER, RELAY_OPTIONS
+from relay_wgrad.keys import COMPILER, COMPOSITE, RELAY_OPTIONS
 from relay_wgrad.problem import ConvKind
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.ast import Call, Expr, Function, GlobalVar, IRModule, Op, post_order
@@ -31,11 +31,12 @@ from relay_wgrad.relay.external import register_external
 from relay_wgrad.relay.transform.raise_conv_backward import find_conv_backward
 from relay_wgrad.relay.types import TensorType
 
+from ..backends.base import Backend
 from ..building.compiled import Library, build
 from ..report import Entry, Report
-from ..split.partition import TAKEN, partition_part
+from ..split.partition import TAKEN, bound_backends, partition_relax
 from ..table import BACKENDS
-from .table import convolutions, entries_of, pattern_table, register_tables
+from .table import Candidates, convolutions, register_tables
 
 _MAIN = "main"
 _KINDS = ("cuda",)
@@ -64,27 +65,29 @@ def with_params(mod: IRModule, params: Mapping[str, Any]) -> IRModule:
 
 
 def partition_relay(
-    mod: IRModule, backends: Sequence[str], fuse: bool, options: Mapping[str, Any]
+    mod: IRModule, chosen: Sequence[Backend], options: Mapping[str, Any]
 ) -> tuple[IRModule, Report]:
     """`partition` of a Relay module: a Relay module, and what became of each convolution."""
     register_relay()
     mod = T.InferType()(mod)
     composites = find_conv_backward(mod).raised
-    table = [row for name in backends for row in pattern_table(name, options.get(name), fuse)]
+    candidates = Candidates(chosen, options)
+    table = [row for backend in chosen for row in candidates.rows(backend)]
     before = set(mod.functions)
     for pass_ in (
         T.MergeComposite(table),
-        T.AnnotateTarget(list(backends), include_non_call_ops=False),
+        T.AnnotateTarget([backend.name for backend in chosen], include_non_call_ops=False),
         T.PartitionGraph(bind_constants=False),
     ):
         mod = pass_(mod)
     functions = dict(mod.functions)
-    for name in set(functions) - before:
+    new = set(functions) - before
+    for name in new:
         given = _changed(options[_compiler(functions[name])])
         if given:
             functions[name] = functions[name].with_attr(RELAY_OPTIONS, json.dumps(given))
     out = replace(mod, functions=functions)
-    return out, Report(_Entries(backends, options, fuse).of(out), composites)
+    return out, Report(_Entries(candidates, new).of(out), composites)
 
 
 def _changed(options: Any) -> dict[str, Any]:
@@ -98,9 +101,18 @@ def _compiler(function: Function) -> str:
 
 
 def _options(function: Function) -> dict[str, Any]:
-    """The options of a function's backend, as `partition` takes them."""
-    found = json.loads(str(function.attrs.get(RELAY_OPTIONS, "{}")))
-    return {_compiler(function): found}
+    """The options of a function's backend that are not at their defaults."""
+    found: dict[str, Any] = json.loads(str(function.attrs.get(RELAY_OPTIONS, "{}")))
+    return found
+
+
+def _composite_of(function: Function) -> Function | None:
+    """The composite function of which a backend's function is a single call."""
+    call = function.body
+    if not (isinstance(call, Call) and call.args == function.params):
+        return None
+    callee = call.op
+    return callee if isinstance(callee, Function) and COMPOSITE in callee.attrs else None
 
 
 @dataclass(frozen=True)
@@ -111,9 +123,8 @@ class _Entries:
     own, and `node` the operator with a number that counts the function's convolutions.
     """
 
-    backends: Sequence[str]
-    options: Mapping[str, Any]
-    fuse: bool
+    candidates: Candidates
+    new: Set[str]  # functions that this partition made, in which its candidates are
 
     def of(self, mod: IRModule) -> list[Entry]:
         regions = {name: f for name, f in mod.functions.items() if _compiler(f)}
@@ -122,7 +133,7 @@ class _Entries:
             if not _compiler(function):
                 entries += self._of_function(name, function, regions)
         for name, function in regions.items():  # that nothing calls
-            entries += _numbered(name, self._of_region(function))
+            entries += _numbered(name, self._of_region(name, function))
         return entries
 
     def _of_function(
@@ -133,17 +144,22 @@ class _Entries:
         for node in post_order(function):
             callee = node.op if isinstance(node, Call) else None
             if isinstance(callee, GlobalVar) and callee.name in regions:
-                found += self._of_region(regions.pop(callee.name))
+                found += self._of_region(callee.name, regions.pop(callee.name))
             elif _is_convolution(node):
                 found.append(self._alone(node))
         return _numbered(name, found)
 
-    def _of_region(self, function: Function) -> list[Entry]:
+    def _of_region(self, name: str, function: Function) -> list[Entry]:
         calls = [node for node in post_order(function) if _is_convolution(node)]
+        backend, candidates = _compiler(function), self.candidates
         tensors = all(isinstance(p.type_annotation, TensorType) for p in function.params)
-        if not (calls and _compiler(function) in BACKENDS and tensors):
+        if not (calls and backend in BACKENDS and tensors):
             return [self._alone(call) for call in calls]
-        found = entries_of(function, (_compiler(function),), _options(function))
+        if name not in self.new:
+            given = {backend: _options(function)}
+            candidates = Candidates(*bound_backends((backend,), given, fuse=True))
+        chosen = [one for one in candidates.chosen if one.name == backend]
+        found = candidates.entries(_composite_of(function) or function, chosen)
         return [_placed(entry, call) for entry, call in zip(found, calls, strict=True)]
 
     def _alone(self, call: Expr) -> Entry:
@@ -152,7 +168,7 @@ class _Entries:
         assert isinstance(call.op, Op)
         function = extract(_PLAIN[call.op.name], call)
         assert function is not None
-        (entry,) = entries_of(function, self.backends, self.options, self.fuse)
+        (entry,) = self.candidates.entries(function, self.candidates.chosen)
         reason = entry.reason or TAKEN
         return _placed(replace(entry, backend="", row="", adapted="", reason=reason), call)
 
@@ -187,16 +203,18 @@ def offload_functions(mod: tvm.IRModule, functions: Mapping[str, Function]) -> t
 
     Warns of a convolution that a backend does not take after all: TVM's kernels compute it.
     """
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for name, function in functions.items():
-        groups.setdefault(json.dumps(_options(function), sort_keys=True), []).append(name)
+        key = (_compiler(function), str(function.attrs.get(RELAY_OPTIONS)))
+        groups.setdefault(key, []).append(name)
     # Partitioned apart from @main, whose other convolutions are TVM's.
     apart = tvm.IRModule()
-    for options, names in groups.items():
+    for (backend, _), names in groups.items():
         for name in names:
             apart[mod.get_global_var(name)] = mod[name]
-        given = json.loads(options)
-        apart, entries = partition_part(apart, list(given), given)
+        given = {backend: _options(functions[names[0]])}
+        chosen, made = bound_backends((backend,), given, fuse=True)
+        apart, entries = partition_relax(apart, chosen, made)
         for entry in (entry for entry in entries if not entry.backend):
             warnings.warn(
                 f"build: TVM's own kernels compute {entry.op} of @{entry.function}: {entry.reason}",

@@ -1,32 +1,33 @@
 """The rows as a Relay pattern table, for `relay.transform.MergeComposite`.
 
 The patterns are those of `patterns.py` in Relay's operators.  Nothing is decided here: a match is
-lowered to Relax, where the partition says whether the row takes it.
+lowered to Relax, where `split.partition.decide` says whether the row takes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from operator import or_
 from typing import Any
 
 from relay_wgrad import registry
-from relay_wgrad.keys import INLINE
 from relay_wgrad.problem import ConvKind
 from relay_wgrad.relay.ast import Expr, Function, IRModule
 from relay_wgrad.relay.dataflow_pattern import DFPattern, is_constant, is_op, wildcard
 from relay_wgrad.relay.dataflow_pattern.partition import extract
+from relay_wgrad.relay.hashing import structural_hash
 from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.op.contrib import register_pattern_table
 from relay_wgrad.relay.ops import REGISTRY
 
-from ..backends.base import Row
+from ..backends.base import Backend, Row
 from ..fused import EPILOGUES, OPERAND, VALUE, Form
 from ..patterns import CALLS
 from ..report import Entry
-from ..split.partition import partition_part
-from ..table import BACKENDS, backend_of
+from ..split.partition import bound_backends, decide
+from ..table import BACKENDS
 
 _MAIN = "main"
 _PREFIX = "relax."
@@ -64,13 +65,45 @@ def relay_pattern(row: Row) -> DFPattern:
     return out
 
 
-def entries_of(
-    function: Function, backends: Sequence[str], options: Mapping[str, Any], fuse: bool = True
-) -> tuple[Entry, ...]:
-    """What becomes of the convolutions in a Relay function of tensors, and why."""
-    registry.register()
-    mod = lower(IRModule({_MAIN: function.without_attr(INLINE)}))
-    return tuple(partition_part(mod, backends, options, fuse)[1])
+class Candidates:
+    """What becomes of the convolutions in Relay functions, by backends under their options.
+
+    The rows' checks ask it of what they have matched, and the report of what was made of that: each
+    distinct function is lowered, and decided upon, once.  Nothing is written for the answer.
+    """
+
+    def __init__(self, chosen: Sequence[Backend], options: Mapping[str, Any]) -> None:
+        registry.register()
+        self.chosen, self.options = chosen, options
+        self._known: dict[tuple[Any, ...], tuple[Entry, ...]] = {}
+
+    def entries(self, function: Function, backends: Sequence[Backend]) -> tuple[Entry, ...]:
+        """An entry for each convolution of a function of tensors."""
+        plain = replace(function, attrs={})
+        # Symbolic sizes are equal by any name, and the entries say their names.
+        types = tuple(str(param.type_annotation) for param in function.params)
+        key = (structural_hash(plain), types, *(backend.name for backend in backends))
+        if key not in self._known:
+            lowered = lower(IRModule({_MAIN: plain}))
+            self._known[key] = tuple(decide(lowered, backends, self.options)[1])
+        return self._known[key]
+
+    def rows(self, backend: Backend) -> list[tuple[Any, ...]]:
+        """The rows of a backend as (name, pattern, check), big to small."""
+        return [
+            (f"{backend.name}.{row.name}", pattern, self._check(backend, row, pattern))
+            for row in backend.rows
+            for pattern in (relay_pattern(row),)
+        ]
+
+    def _check(self, backend: Backend, row: Row, pattern: DFPattern) -> Callable[[Expr], bool]:
+        def check(call: Expr) -> bool:
+            function = extract(pattern, call)
+            if function is None:
+                return False
+            return [entry.row for entry in self.entries(function, (backend,))] == [row.name]
+
+        return check
 
 
 def pattern_table(backend: str, options: Any = None, fuse: bool = True) -> list[tuple[Any, ...]]:
@@ -78,25 +111,8 @@ def pattern_table(backend: str, options: Any = None, fuse: bool = True) -> list[
 
     Names are `<backend>.<row>`.  Errors as `partition`, for an unknown backend or option.
     """
-    chosen = backend_of(backend)
-    chosen.make_options(options)  # refuses what is wrong before anything is matched
-    given = {backend: options}
-
-    def check_of(row: Row, pattern: DFPattern) -> Callable[[Expr], bool]:
-        def check(call: Expr) -> bool:
-            function = extract(pattern, call)
-            if function is None:
-                return False
-            return [e.row for e in entries_of(function, (backend,), given, fuse)] == [row.name]
-
-        return check
-
-    rows = []
-    for row in chosen.rows:
-        if fuse or not row.epilogue:
-            pattern = relay_pattern(row)
-            rows.append((f"{backend}.{row.name}", pattern, check_of(row, pattern)))
-    return rows
+    chosen, made = bound_backends((backend,), {backend: options}, fuse)
+    return Candidates(chosen, made).rows(chosen[0])
 
 
 def register_tables() -> None:

@@ -121,51 +121,50 @@ def describe(old: ConvProblem, new: ConvProblem) -> str:
 
 @dataclass(frozen=True)
 class Note:
-    """What became of a call: the program's variable and problem, and what was put around."""
+    """What became of a call: the program's variable and problem, the problem that the call in its
+    place solves, and what was put around."""
 
     var: relax.Var
     problem: ConvProblem
-    adapted: str
+    solved: ConvProblem
+    adapted: str = ""
 
 
 def adapt_function(
     func: relax.Function, choose: Callable[[ConvProblem], ConvProblem | None]
 ) -> tuple[relax.Function, dict[relax.Var, Note]]:
-    """A function in which `choose` has replaced problems, and notes by the new calls' variables.
+    """A function in which `choose` has replaced problems, and notes of all calls whose problem can
+    be read, by the variables that they have now.
 
     `choose` gives the problem to solve instead, as `adapted` finds it, or None to keep a call.
     """
     names, notes = Names(func), dict[relax.Var, Note]()
 
     def rewrite(block: Block) -> list[relax.Binding] | None:
-        bindings = list(block.bindings)
-        choices = [_choice(binding, choose) for binding in bindings]
-        if not any(choices):
-            return None
-        writer = _Adapter(Writer(block), names)
-        for binding, new in zip(bindings, choices, strict=True):
-            if new is None:
-                writer.bindings.append(binding)
-            else:
-                old, problem = new
-                var = writer.call(binding, old, problem)
-                notes[var] = Note(binding.var, old, describe(old, problem))
-        return writer.bindings
+        writer, changed = _Adapter(Writer(block), names), False
+        for binding in block.bindings:
+            old = _problem(binding)
+            new = choose(old) if old is not None else None
+            if old is not None and new is not None:
+                var = writer.call(binding, old, new)
+                notes[var] = Note(binding.var, old, new, describe(old, new))
+                changed = True
+                continue
+            if old is not None:
+                notes[binding.var] = Note(binding.var, old, old)
+            writer.bindings.append(binding)
+        return writer.bindings if changed else None
 
     return rebuilt(func, rewrite), notes
 
 
-def _choice(
-    binding: relax.Binding, choose: Callable[[ConvProblem], ConvProblem | None]
-) -> tuple[ConvProblem, ConvProblem] | None:
+def _problem(binding: relax.Binding) -> ConvProblem | None:
     if not isinstance(binding, relax.VarBinding) or family_def(binding.value) is None:
         return None
     try:
-        old = problem_of(binding.value)
+        return problem_of(binding.value)
     except ValueError:
         return None  # the report gives the reason
-    new = choose(old)
-    return (old, new) if new is not None else None
 
 
 class _Adapter:

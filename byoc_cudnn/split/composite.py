@@ -8,6 +8,7 @@ here and never taken from the program, since they become symbols of generated so
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import tvm
@@ -23,11 +24,29 @@ from relay_wgrad.ops.view import problem_of
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
 
-from ..backends.base import Row
+from ..backends.base import Backend, Row
+from ..codegen.regions import Region, options_text
 from ..patterns import Chain
 from ..table import CODEGENS
 
 _DGRADS = frozenset(DGRADS.values())
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A call that goes to a row, with what follows it, under options of the row's backend."""
+
+    chain: Chain
+    problem: ConvProblem
+    backend: Backend
+    row: Row
+    options: Any
+
+    @property
+    def region(self) -> Region:
+        """What `read_region` will find in the call's composite."""
+        epilogue = tuple(match.step.name for match in self.chain.steps)
+        return Region.of("f", self.problem, epilogue, **asdict(self.options))
 
 
 class _Sizes:
@@ -41,7 +60,7 @@ class _Sizes:
         self._found: list[tuple[Any, relax.Expr]] = []
         self._names: set[str] = set()
         self.types: list[relax.TensorType] = []
-        for name, operand in chain.operands():
+        for name, operand in chain.operands:
             ty = operand.ty
             letters = _letters(name, problem, len(ty.shape.values))
             dims = [
@@ -83,9 +102,9 @@ def _letters(name: str, problem: ConvProblem, count: int) -> str:
 
 def unbound_sizes(chain: Chain, problem: ConvProblem) -> list[str]:
     """Symbolic sizes of dgrad's result that no operand has: it can't be computed from them."""
-    sizes = _Sizes(chain, problem)
     if not _has_shape(chain.conv):
         return []
+    sizes = _Sizes(chain, problem)
     return [str(size) for size in chain.conv.ty.shape.values if sizes.find(size) is None]
 
 
@@ -93,17 +112,17 @@ def _has_shape(conv: relax.Call) -> bool:
     return str(conv.op.name) in _DGRADS
 
 
-def build_composite(
-    chain: Chain, problem: ConvProblem, row: Row, codegen: str, options: str
-) -> relax.Function:
-    """The inner function of a chain that has no `unbound_sizes`.
+def build_composite(taken: Taken) -> relax.Function:
+    """The inner function of a call whose chain has no `unbound_sizes`.
 
     Parameters are the operands in `Chain.operands`' order and by its names, also where two of them
     are one tensor of the program.
     """
-    operands = chain.operands()
+    chain, problem = taken.chain, taken.problem
     sizes = _Sizes(chain, problem)
-    params = [relax.Var(name, ty) for (name, _), ty in zip(operands, sizes.types, strict=True)]
+    params = [
+        relax.Var(name, ty) for (name, _), ty in zip(chain.operands, sizes.types, strict=True)
+    ]
     conv = chain.conv
     args: list[relax.Expr] = list(params[:2])
     if _has_shape(conv):
@@ -131,10 +150,11 @@ def build_composite(
     func = function_of(params, relax.DataflowBlock(bindings), bindings[-1].var, {})
     return func.with_attrs(
         {
-            COMPOSITE: f"{codegen}.{row.name}",
-            PROBLEM: problem_of(conv_in(func)).repro(),
-            ROW: row.name,
-            OPTIONS: options,
+            COMPOSITE: f"{taken.backend.codegen}.{taken.row.name}",
+            # Symbolic sizes have other names in here.
+            PROBLEM: (problem if problem.is_static else problem_of(conv_in(func))).repro(),
+            ROW: taken.row.name,
+            OPTIONS: options_text(taken.options),
         }
     )
 
@@ -159,26 +179,31 @@ class Composites:
 
     def __init__(self, taken: set[str]) -> None:
         self._taken = set(taken)
-        self._found: dict[tuple[str, ...], list[tuple[relax.Function, tvm.ir.GlobalVar]]] = {}
+        self._found: dict[int, list[tuple[relax.Function, tvm.ir.GlobalVar]]] = {}
         self.functions: dict[tvm.ir.GlobalVar, relax.Function] = {}
 
-    def add(self, inner: relax.Function, codegen: str, row: Row) -> tvm.ir.GlobalVar:
-        """The global variable of a composite; a new one if there is no equal function yet."""
-        call = conv_in(inner)
-        key = (str(call.op.name), *(str(inner.attrs[name]) for name in (PROBLEM, ROW, OPTIONS)))
-        equals = self._found.setdefault(key, [])
-        for other, var in equals:
-            if tvm_ffi.structural_equal(inner, other):
-                return var
-        symbol, count = f"{codegen}_{row.name}", 0
+    def call(self, taken: Taken) -> relax.Call:
+        """The call of a composite in the place of a chain's last op."""
+        inner = build_composite(taken)
+        equals = self._found.setdefault(tvm_ffi.structural_hash(inner), [])
+        known = (var for other, var in equals if tvm_ffi.structural_equal(inner, other))
+        if (var := next(known, None)) is None:
+            var = self._add(inner, taken)
+            equals.append((inner, var))
+        call = relax.Call(var, [operand for _, operand in taken.chain.operands])
+        return with_type(call, taken.chain.root.value.ty)
+
+    def _add(self, inner: relax.Function, taken: Taken) -> tvm.ir.GlobalVar:
+        codegen = taken.backend.codegen
+        name, count = f"{codegen}_{taken.row.name}", 0
+        symbol = name
         while symbol in self._taken:
             count += 1
-            symbol = f"{codegen}_{row.name}_{count}"
+            symbol = f"{name}_{count}"
         self._taken.add(symbol)
         outer = build_outer(inner, codegen, symbol)
         var = with_type(tvm.ir.GlobalVar(symbol), outer.ty)
         self.functions[var] = outer
-        equals.append((inner, var))
         return var
 
 

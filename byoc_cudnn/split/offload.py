@@ -1,14 +1,20 @@
-"""The partition of one function: what is asked of which row, and the function that results."""
+"""The partition of one function: what is asked of which row, and then the function that results.
+
+Deciding writes nothing, so that what becomes of a function can be asked for itself: Relay's matches
+are only asked (`relay.table`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tvm
 from tvm import relax
 
-from relay_wgrad.graph.rebuild import bound, rebuilt, with_type
+from relay_wgrad.graph.rebuild import bound, rebuilt
 from relay_wgrad.graph.view import Graph
 from relay_wgrad.graph.walk import Block
 from relay_wgrad.ir import expressions, op_name
@@ -18,13 +24,14 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ..backends.base import Backend, Row
 from ..decision import Decision, no
-from ..patterns import EPILOGUES, INNER, Chain
+from ..fused import EPILOGUES, Form, Step
+from ..patterns import FOLLOWING, INNER, LONGEST, Chain
 from ..report import FASTER_HERE, Entry
 from ..table import CODEGENS
 from .adapt import Note, adapt_function, adapted
 from .composite import (
     Composites,
-    build_composite,
+    Taken,
     called_composite,
     conv_in,
     short_name,
@@ -35,8 +42,7 @@ from .source import Sources
 if TYPE_CHECKING:
     from ..tuning.selection import Selection
 
-_FOLLOWING = {op for ways in EPILOGUES.values() for ops in ways for op in ops}
-_LONGEST = max(len(ops) for ways in EPILOGUES.values() for ops in ways)
+_Forms: TypeAlias = "tuple[tuple[Form, ...], ...]"
 
 CAST = "bound by match_cast: bind it to a variable first"
 NESTED = "inside another expression: a local function, or a program not in normal form"
@@ -57,28 +63,52 @@ def instead(problem: ConvProblem, backends: Sequence[Backend]) -> ConvProblem | 
 
 
 class FunctionPartition:
-    """The partition of one function."""
+    """The partition of one function.
+
+    `entries` say what became of each convolution, `taken` has those that go.
+    """
 
     def __init__(
         self,
         name: str,
         func: relax.Function,
         backends: Sequence[Backend],
-        options: Mapping[str, str],
-        composites: Composites,
+        options: Mapping[str, Any],
         made: Mapping[tvm.ir.GlobalVar, relax.Function | None],
         selection: Selection | None = None,
     ) -> None:
         self.name = name
         self.backends = backends
         self.options = options
-        self.composites = composites
         self.made = made
         self.selection = selection
         self.entries: list[Entry] = []
-        self.func, self.notes = adapt_function(func, self._choose)
+        self.taken: list[Taken] = []
+        # A network repeats its layers.
+        self.func, self.notes = adapt_function(func, cache(self._choose))
         self.claimed: set[relax.Var] = set()
-        self.replaced: dict[relax.Var, relax.Call] = {}
+        self.graph = Graph(self.func)
+        self.sources = Sources(self.graph, self._conv_of)
+        for binding in self.graph.bindings:
+            self._visit(binding)
+
+    def written(self, composites: Composites) -> relax.Function:
+        """The function with calls of composites, which are added to those of its module."""
+        replaced = {taken.chain.root.var: composites.call(taken) for taken in self.taken}
+
+        def rewrite(block: Block) -> list[relax.Binding] | None:
+            bindings, changed = [], False
+            for binding in block.bindings:
+                call = replaced.get(binding.var)
+                if call is not None:
+                    bindings.append(bound(binding, call))
+                elif binding.var not in self.claimed:
+                    bindings.append(binding)
+                    continue
+                changed = True
+            return bindings if changed else None
+
+        return rebuilt(self.func, rewrite) if replaced else self.func
 
     # ---- deciding ----------------------------------------------------------------------------
 
@@ -88,14 +118,6 @@ class FunctionPartition:
             if backend.takes(problem):
                 return backend.wider(problem, None)
         return instead(problem, self.backends)
-
-    def run(self) -> relax.Function:
-        """The function with calls of composites; `entries` say what became of each convolution."""
-        self.graph = Graph(self.func)
-        self.sources = Sources(self.graph, self._conv_of)
-        for binding in self.graph.bindings:
-            self._visit(binding)
-        return rebuilt(self.func, self._rewrite) if self.replaced else self.func
 
     def _conv_of(self, value: relax.Expr) -> relax.Call | None:
         if family_def(value) is not None:
@@ -123,25 +145,24 @@ class FunctionPartition:
 
     def _decide(self, binding: relax.VarBinding) -> None:
         call = binding.value
-        try:
-            problem = problem_of(call)
-        except ValueError as error:
-            self._entry(binding, call, "", reason=str(error), source=self.sources.of(call))
-            return
         note = self.notes.get(binding.var)
-        shown = note.problem.repro() if note is not None else problem.repro()
+        if note is None:
+            reason = _unreadable(call)
+            self._entry(binding, call, "", reason=reason, source=self.sources.of(call))
+            return
+        problem, shown = note.solved, note.problem.repro()
         chains, tried = self._chains(binding)
         reason = f"no row for {problem.kind.value}"
-        taken: list[tuple[Backend, Row, Chain]] = []
+        taken: list[Taken] = []
         for backend in self.backends:
             for row in backend.rows_of(problem.kind):
-                ways = [chains[ops] for ops in EPILOGUES[row.epilogue] if ops in chains]
-                chain = next((way for way in ways if self._matches(row, way)), None)
+                chain = chains.get(_forms(EPILOGUES[row.epilogue]))
                 if chain is None:
                     continue
                 decision = self._check(row, problem, chain)
                 if decision:
-                    taken.append((backend, row, chain))
+                    options = self.options[backend.name]
+                    taken.append(Taken(chain, problem, backend, row, options))
                     break
                 # Rows go from big to small: the last refusal is that of the call alone.
                 reason = decision.reason
@@ -152,44 +173,38 @@ class FunctionPartition:
         if not taken:
             self._entry(binding, call, shown, reason=reason, **result)
             return
-        options: Mapping[str, str] = self.options
-        which = 0
+        found: Taken | None = taken[0]
         if self.selection is not None:
-            rows = [(backend.name, row.epilogue) for backend, row, _ in taken]
-            picked = self.selection.choose(problem, rows, options)
-            result["times"] = picked.times
-            if picked.index is None:
-                self._entry(binding, call, shown, reason=FASTER_HERE, **result)
-                return
-            which, options = picked.index, picked.options
-        backend, row, chain = taken[which]
+            found, result["times"] = self.selection.choose(taken)
+        if found is None:
+            self._entry(binding, call, shown, reason=FASTER_HERE, **result)
+            return
         self._entry(
-            binding, call, shown, backend=backend.name, row=row.name,
-            adapted=note.adapted if note is not None else "", **result,
+            binding, call, shown, backend=found.backend.name, row=found.row.name,
+            adapted=note.adapted, **result,
         )  # fmt: skip
-        inner = build_composite(chain, problem, row, backend.codegen, options[backend.name])
-        self._replace(chain, inner, backend, row)
+        self.taken.append(found)
+        self.claimed |= {binding.var for binding in found.chain.all}
 
     def _chains(
         self, binding: relax.VarBinding
-    ) -> tuple[dict[tuple[str, ...], Chain], list[tuple[str, str]]]:
-        """The call alone and with what follows it, by its ops; and why nothing more follows."""
-        chains: dict[tuple[str, ...], Chain] = {(): Chain((binding,))}
+    ) -> tuple[dict[_Forms, Chain], list[tuple[str, str]]]:
+        """The call alone and with what follows it, by its steps; and why nothing more follows."""
+        chains: dict[_Forms, Chain] = {(): Chain((binding,))}
         tried: list[tuple[str, str]] = []
         bindings: tuple[relax.VarBinding, ...] = (binding,)
-        ops: tuple[str, ...] = ()
-        for _ in range(_LONGEST):
+        for _ in range(LONGEST):
             var = bindings[-1].var
             user = self._user(var)
             if user is None:
-                following = [u for u in self.graph.users_of(var) if _op(u) in _FOLLOWING]
+                following = [u for u in self.graph.users_of(var) if _op(u) in FOLLOWING]
                 if following:
                     tried.append(
                         (f"{short_name(following[0].value)} after {var.name}", self._why(var))
                     )
                 break
             name = _op(user)
-            if name not in _FOLLOWING or user.var in self.claimed:
+            if name not in FOLLOWING or user.var in self.claimed:
                 break
             inner = None
             if name in INNER:
@@ -200,8 +215,10 @@ class FunctionPartition:
                     what = f"{short_name(user.value)} after {var.name}"
                     tried.append((what, self._why(inner.var)))
                     break
-            bindings, ops = (*bindings, user), (*ops, name)
-            chains[ops] = Chain(bindings, inner)
+            bindings = (*bindings, user)
+            chain = Chain(bindings, inner)
+            with suppress(ValueError):  # no step yet: the first of two ops that are one
+                chains[_forms(match.step for match in chain.steps)] = chain
         return chains, tried
 
     def _user(self, var: relax.Var) -> relax.Binding | None:
@@ -220,13 +237,6 @@ class FunctionPartition:
     def _why(self, var: relax.Var) -> str:
         return f"{var.name} is needed elsewhere: {', '.join(self.graph.describe_uses(var))}"
 
-    def _matches(self, row: Row, chain: Chain) -> bool:
-        """Whether the row's pattern matches the chain's last op."""
-        # The chain's own values are all that a pattern looks at; a map of the whole function's
-        # would be copied for each match.
-        values = {binding.var: binding.value for binding in chain.all}
-        return row.pattern.extract_matched_expr(chain.root.value, values) is not None
-
     def _check(self, row: Row, problem: ConvProblem, chain: Chain) -> Decision:
         decision = row.check(problem, chain)
         if not decision:
@@ -236,30 +246,16 @@ class FunctionPartition:
             return no(f"no operand's shape gives the symbolic {', '.join(unbound)}")
         return decision
 
-    def _replace(self, chain: Chain, inner: relax.Function, backend: Backend, row: Row) -> None:
-        var = self.composites.add(inner, backend.codegen, row)
-        call = relax.Call(var, [operand for _, operand in chain.operands()])
-        self.replaced[chain.root.var] = with_type(call, chain.root.value.ty)
-        self.claimed |= {binding.var for binding in chain.all}
-
-    # ---- writing -----------------------------------------------------------------------------
-
-    def _rewrite(self, block: Block) -> list[relax.Binding] | None:
-        bindings, changed = [], False
-        for binding in block.bindings:
-            call = self.replaced.get(binding.var)
-            if call is not None:
-                bindings.append(bound(binding, call))
-            elif binding.var not in self.claimed:
-                bindings.append(binding)
-                continue
-            changed = True
-        return bindings if changed else None
-
     def _entry(self, binding: relax.Binding, call: relax.Call, problem: str, **result: Any) -> None:
         note: Note | None = self.notes.get(binding.var)
         node = note.var if note is not None else binding.var
         self.entries.append(Entry(self.name, str(node.name), short_name(call), problem, **result))
+
+
+def _forms(steps: Iterable[Step]) -> _Forms:
+    """What steps look like.  An operand's shape alone tells a bias from a residual sum, and a row
+    that is of the other says so (`patterns.check_epilogue`)."""
+    return tuple(step.forms for step in steps)
 
 
 def _op(binding: relax.Binding) -> str:
@@ -278,7 +274,13 @@ def family_calls(func: relax.Function) -> list[relax.Call]:
 
 
 def repro_of(call: relax.Call) -> str:
+    return "" if _unreadable(call) else problem_of(call).repro()
+
+
+def _unreadable(call: relax.Call) -> str:
+    """Why a call's problem can't be told; "" where it can."""
     try:
-        return problem_of(call).repro()
-    except ValueError:
-        return ""
+        problem_of(call)
+    except ValueError as error:
+        return str(error)
+    return ""

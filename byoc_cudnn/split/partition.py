@@ -14,8 +14,9 @@ from relay_wgrad.ir import is_closed
 
 from ..backends.base import Backend
 from ..codegen import external
+from ..codegen.regions import Region
 from ..report import Entry
-from ..table import backend_of, options_json
+from ..table import backend_of
 from ..tuning.selection import Selection
 from .composite import Composites, composite_in, short_name
 from .offload import FunctionPartition, family_calls, repro_of
@@ -30,20 +31,12 @@ def check_registered() -> None:
         raise RuntimeError("partition: call relay_wgrad.register() first")
 
 
-def partition_part(
-    mod: tvm.IRModule,
-    backends: Sequence[str],
-    options: Mapping[str, Any],
-    fuse: bool = True,
-    products: bool = False,
-) -> tuple[tvm.IRModule, list[Entry]]:
-    """`partition` of a Relax module that is a part of a program, and is not judged as a whole.
-
-    Raises RuntimeError before `relay_wgrad.register()`, else as `partition` does.
-    """
+def regions_of(mod: tvm.IRModule, backend: str, options: Any) -> list[Region]:
+    """What a backend takes of a module, matrix products too, in the order of the program."""
     check_registered()
-    chosen, made_options = bound_backends(backends, options, fuse)
-    return partition_relax(mod, chosen, made_options, None, products)
+    chosen, made = bound_backends((backend,), {backend: options}, fuse=True)
+    parts, _ = decide(raised(mod, chosen)[0], chosen, made)
+    return [taken.region for part in parts.values() for taken in part.taken]
 
 
 def bound_backends(
@@ -67,32 +60,45 @@ def bound_backends(
     return [b.under(made_options[b.name]) for b in chosen], made_options
 
 
-def partition_relax(
+def decide(
     mod: tvm.IRModule,
     chosen: Sequence[Backend],
     options: Mapping[str, Any],
-    measured: Selection | None,
-    products: bool = False,
-) -> tuple[tvm.IRModule, list[Entry]]:
-    mod, found = raised(mod, chosen) if products else (mod, [])
-    texts = {name: options_json(value) for name, value in options.items()}
-    out = mod.clone()
-    composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
+    measured: Selection | None = None,
+) -> tuple[dict[tvm.ir.GlobalVar, FunctionPartition], list[Entry]]:
+    """What is to be partitioned of a module, and what becomes of each convolution of it."""
     made = {gv: composite_in(func) for gv, func in mod.functions_items()}
+    parts: dict[tvm.ir.GlobalVar, FunctionPartition] = {}
     entries: list[Entry] = []
     for gv, func in functions_in(mod, by_name=True):
         if made[gv] is not None:
             continue
+        name = str(gv.name_hint)
         if is_closed(func):
             entries += [
-                Entry(str(gv.name_hint), "", short_name(call), repro_of(call), reason=TAKEN)
+                Entry(name, "", short_name(call), repro_of(call), reason=TAKEN)
                 for call in family_calls(func)
             ]
             continue
-        work = FunctionPartition(str(gv.name_hint), func, chosen, texts, composites, made, measured)
-        result = work.run()
-        entries += work.entries
-        if result is not func:
+        parts[gv] = FunctionPartition(name, func, chosen, options, made, measured)
+        entries += parts[gv].entries
+    return parts, entries
+
+
+def partition_relax(
+    mod: tvm.IRModule,
+    chosen: Sequence[Backend],
+    options: Mapping[str, Any],
+    measured: Selection | None = None,
+    products: bool = False,
+) -> tuple[tvm.IRModule, list[Entry]]:
+    mod, found = raised(mod, chosen) if products else (mod, [])
+    parts, entries = decide(mod, chosen, options, measured)
+    composites = Composites({gv.name_hint for gv, _ in mod.functions_items()})
+    out = mod.clone()
+    for gv, part in parts.items():
+        result = part.written(composites)
+        if result is not mod[gv]:
             out.update_func(gv, result)
     for var, func in composites.functions.items():
         out.update_func(var, func)

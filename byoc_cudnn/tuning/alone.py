@@ -163,7 +163,7 @@ def _pins(record: Record, problem: ConvProblem, other: _Other) -> Sequence[Mappi
 
 
 def _find(record: Record, problem: ConvProblem, other: _Other) -> Measurement | None:
-    return record.find(other.backend.name, problem.repro(), "", other.options, other.version)
+    return record.find(other.backend.name, problem, "", other.options, other.version)
 
 
 def _others(
@@ -198,7 +198,7 @@ def _chosen(
     record, version = known().record, known_versions().get(base.backend) or ""
     record.machine = machine
     options = without_pins(base.backend, base.options)
-    first = record.find(base.backend, problem.repro(), "", options, version)
+    first = record.find(base.backend, problem, "", options, version)
     for other in others:
         other.found = _find(record, problem, other)
     calls: dict[tuple[str, str], Callable[..., Any]] = {}
@@ -209,7 +209,7 @@ def _chosen(
             near = min(sizes, key=lambda size: abs(math.log(size / problem.bytes)))
             return _as_before(problem, base, others, sizes[near], arch)
         _measure(problem, base, others, (machine, version, arch, target), calls)
-        first = record.find(base.backend, problem.repro(), "", options, version)
+        first = record.find(base.backend, problem, "", options, version)
         for other in others:
             other.found = _find(record, problem, other)
     times = {o.backend.name: o.found.ms for o in others if o.found is not None}

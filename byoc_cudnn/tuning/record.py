@@ -81,14 +81,6 @@ class Measurement:
         return replace(self, problem=ConvProblem.parse(self.problem).repro())
 
 
-def _spelled(problem: str) -> str:
-    """A problem as `repro` has it; one that is none, or has symbolic sizes, as it is."""
-    try:
-        return ConvProblem.parse(problem).repro()
-    except ValueError:
-        return problem
-
-
 def without_pins(backend: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a backend that are part of a measurement's key."""
     pins = () if backend == STOCK else BACKENDS[backend].pins
@@ -127,7 +119,7 @@ class Record:
     def find(
         self,
         backend: str,
-        problem: str,
+        problem: ConvProblem,
         epilogue: str,
         options: Mapping[str, Any],
         version: str | None = None,
@@ -137,8 +129,7 @@ class Record:
         if machine is None:
             return None
         kept = without_pins(backend, options)
-        line = _spelled(problem)
-        probe = Measurement(machine, backend, version or "", line, epilogue, 1.0, kept)
+        probe = Measurement(machine, backend, version or "", problem.repro(), epilogue, 1.0, kept)
         if version is not None:
             return self._known.get(probe.key)
         found = [m for m in self._known.values() if m.place == probe.place]

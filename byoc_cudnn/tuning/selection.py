@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tvm
-
-from relay_wgrad.problem import ConvProblem
 
 from ..fused import EPILOGUES
 from ..table import STOCK
 from .record import Measurement, Record
 from .versions import machine_name, versions
 
+if TYPE_CHECKING:
+    from ..split.composite import Taken
 
-@dataclass(frozen=True)
-class Picked:
-    """index : of the row that gets the call; None where it stays.
 
-    times : (backend, milliseconds) of what was measured, the fastest first.
-    options : for each backend its options as JSON, with those that a measurement chose.
-    """
-
-    index: int | None
-    times: tuple[tuple[str, float], ...]
-    options: Mapping[str, str]
+Times = tuple[tuple[str, float], ...]  # (backend, milliseconds), the fastest first
 
 
 class Selection:
@@ -42,40 +33,31 @@ class Selection:
         if record.machine is None and device.exist:
             record.machine = machine_name(device)
 
-    def choose(
-        self,
-        problem: ConvProblem,
-        rows: Sequence[tuple[str, str]],
-        options: Mapping[str, str],
-    ) -> Picked:
-        """Among rows (backend, epilogue), in order of preference.
+    def choose(self, taken: Sequence[Taken]) -> tuple[Taken | None, Times]:
+        """The one of a call's rows that gets it, with the options that its measurement chose, or
+        None where the call stays; and the times that were compared.
 
         Rows that fuse as much as any that was measured are compared; without measurements it is the
         first.  TVM's own kernel is compared with rows that fuse nothing.
         """
-        found = [self._find(backend, problem, e, options[backend]) for backend, e in rows]
-        measured = [i for i, m in enumerate(found) if m is not None]
+        found = [(one, self._find(one)) for one in taken]
+        measured = [(one, m, len(EPILOGUES[one.row.epilogue])) for one, m in found if m is not None]
         if not measured:
-            return Picked(0, (), options)
-        most = max(len(EPILOGUES[rows[i][1]]) for i in measured)
-        compared = [i for i in measured if len(EPILOGUES[rows[i][1]]) == most]
-        times = {rows[i][0]: m.ms for i in compared if (m := found[i]) is not None}
-        stock = self._find(STOCK, problem, "", "{}") if most == 0 else None
-        if stock is not None:
+            return taken[0], ()
+        most = max(fused for *_, fused in measured)
+        compared = {one.backend.name: (one, m) for one, m, fused in measured if fused == most}
+        times = {name: m.ms for name, (_, m) in compared.items()}
+        stock = self.record.find(STOCK, taken[0].problem, "", {}, self.versions.get(STOCK))
+        if stock is not None and most == 0:
             times[STOCK] = stock.ms
         ordered = tuple(sorted(times.items(), key=lambda item: item[1]))
         if ordered[0][0] == STOCK:
-            return Picked(None, ordered, options)
-        index = next(i for i in compared if rows[i][0] == ordered[0][0])
-        chosen = found[index]
-        assert chosen is not None
-        backend = rows[index][0]
-        pinned = json.dumps({**json.loads(options[backend]), **chosen.pins}, sort_keys=True)
-        return Picked(index, ordered, {**options, backend: pinned})
+            return None, ordered
+        best, measurement = compared[ordered[0][0]]
+        return replace(best, options=replace(best.options, **measurement.pins)), ordered
 
-    def _find(
-        self, backend: str, problem: ConvProblem, epilogue: str, options: str
-    ) -> Measurement | None:
+    def _find(self, taken: Taken) -> Measurement | None:
+        name = taken.backend.name
         return self.record.find(
-            backend, problem.repro(), epilogue, json.loads(options), self.versions.get(backend)
+            name, taken.problem, taken.row.epilogue, asdict(taken.options), self.versions.get(name)
         )

@@ -18,15 +18,14 @@ from typing import Any
 import tvm
 import tvm_ffi
 
-from relay_wgrad.keys import CODEGEN
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
 from ..building.compiled import library_command
 from ..building.toolchain import Toolchain, find, preload, run_tool
-from ..codegen.regions import Region, read_region
+from ..codegen.regions import Region
 from ..codegen.templates import shared
-from ..split.partition import partition_part
+from ..split.partition import regions_of
 from ..table import STOCK, backend_of
 from .record import Record
 from .timing import Candidate, Task, fastest, time_all
@@ -115,7 +114,7 @@ def _tasks(
     arch: int,
     most: int,
 ) -> list[Task]:
-    tasks: dict[tuple[str, tuple[str, ...]], Task] = {}
+    tasks: dict[tuple[ConvProblem, tuple[str, ...]], Task] = {}
     numbers = count()
     for name in backends:
         backend = backend_of(name)
@@ -123,7 +122,7 @@ def _tasks(
             raise ValueError(f"tune: {name} has no `generate`: its kernels cannot be built alone")
         made = backend.make_options(options.get(name))
         for region in _regions(what, name, made):
-            key = (region.problem.repro(), region.epilogue)
+            key = (region.problem, region.epilogue)
             if key in tasks and any(c.backend == name for c in tasks[key].candidates):
                 continue  # the same problem again
             task = tasks.setdefault(key, Task(region))
@@ -137,12 +136,7 @@ def _tasks(
 def _regions(what: Any, name: str, options: Any) -> list[Region]:
     """What a backend takes, of known sizes."""
     if isinstance(what, tvm.IRModule):
-        out, _ = partition_part(what, (name,), {name: options}, products=True)
-        found = [
-            read_region(func)
-            for _, func in out.functions_items()
-            if func.attrs is not None and CODEGEN in func.attrs
-        ]
+        found = regions_of(what, name, options)
     else:
         backend = backend_of(name).under(options)
         found = [Region.of("f", p, **asdict(options)) for p in what if backend.takes(p)]
@@ -153,7 +147,7 @@ def _regions(what: Any, name: str, options: Any) -> list[Region]:
 def _is_known(record: Record, task: Task, candidate: Candidate) -> bool:
     epilogue = "_".join(task.region.epilogue)
     found = record.find(
-        candidate.backend, task.region.problem.repro(), epilogue, candidate.options,
+        candidate.backend, task.region.problem, epilogue, candidate.options,
         candidate.version,
     )  # fmt: skip
     return found is not None

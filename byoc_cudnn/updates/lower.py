@@ -8,7 +8,6 @@ results are the function's, so there is nothing to move it past and no reason to
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -16,6 +15,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad import keys
+from relay_wgrad.facts import update_rule
 from relay_wgrad.layout_rules.in_layout import sizes_of
 
 from ..codegen.lowering import DirectEntry, Symbols, with_source
@@ -40,9 +40,9 @@ def lower_updates(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[Dir
     """
     out, symbols, entries = mod.clone(), Symbols(UPDATES), []
     for var, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
-        if func.attrs is None or keys.UPDATE not in func.attrs:
+        told, name = update_rule(func), str(var.name_hint)
+        if told is None:
             continue
-        name, told = str(var.name_hint), json.loads(str(func.attrs[keys.UPDATE]))
         known = _call(func, told)
         decision = check(known)
         symbol = symbols.of(known) if decision else ""

@@ -17,6 +17,7 @@ take T times the data's memory; where one depth of the data makes one of the out
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -63,15 +64,20 @@ def _flat_layout(problem: ConvProblem, role: str) -> str:
     return problem.layout(role).replace("ND", "N") if _in_place(problem, role) else "NHWC"
 
 
-def write(problem: ConvProblem, m: Machine, buffers: dict[str, Expr], inner: Any) -> None:
-    """The kernel: `inner(flattened problem, buffers)` writes that of two dimensions."""
+def write(
+    problem: ConvProblem,
+    m: Machine,
+    buffers: dict[str, Expr],
+    inner: Callable[[dict[str, Any]], None],
+) -> None:
+    """The kernel: `inner(buffers)` writes that of the flattened problem."""
     v = Volume(problem, m, buffers)
     tensors = {role: v.tensor(role) for role in problem.roles}
     result = problem.roles[2]
     for role, tensor in tensors.items():
         if tensor is not buffers[role] and role != result:
             v.copy(role, tensor, to_core=True)
-    inner(v.flattened, tensors)
+    inner(tensors)
     if tensors[result] is not buffers[result]:
         v.copy(result, tensors[result], to_core=False)
     v.scratch.keep()

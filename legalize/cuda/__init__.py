@@ -15,6 +15,7 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
+from ..kernel import Kernel, target_of
 from . import gemm, reduce
 from .plan import Plan, plan_of
 from .view import view_of
@@ -39,11 +40,22 @@ def prim_func(
     Raises TypeError for anything else, ValueError for text that is no target and for a problem that
     is not valid.
     """
+    return kernel(problem, target, simulate=simulate, choice=choice).func
+
+
+def kernel(
+    problem: ConvProblem,
+    target: Target | str | None = None,
+    *,
+    simulate: bool = False,
+    choice: Plan | None = None,
+) -> Kernel:
+    """`prim_func` with the name of the kernel chosen and the reason; raises as it does."""
     if problem.rank != 2:
         raise ValueError(f"CUDA kernels are of two dimensions: {problem}")
     view = view_of(problem.check())
-    target = _target(target)
-    choice = choice or plan_of(view, target)
+    choice = choice or plan_of(view, target_of(target, none=True))
+    name, reason = choice.described
     e = Kernels(simulate)
     with building() as builder:
         T.func_attr(FINISHED)
@@ -55,27 +67,4 @@ def prim_func(
             gemm.write(e, view, choice.tile, choice.splits, buffers)
         else:
             reduce.write(e, view, choice.outputs, choice.splits, buffers)
-    return builder.get()
-
-
-def choice(problem: ConvProblem, target: Target | str | None = None) -> tuple[str, str]:
-    """(name, reason) of the kernel that `prim_func` gives the problem; raises as it does."""
-    tile = plan_of(view_of(problem.check()), _target(target)).tile
-    if tile is None:
-        return "reduction", "few rows or columns of a product: each thread sums for its own result"
-    return "product", f"a matrix product in tiles of {tile.bm}x{tile.bn}"
-
-
-def _target(target: Target | str | None) -> Target | None:
-    """The argument of `prim_func` as a target."""
-    if isinstance(target, str):
-        try:
-            target = Target(target)
-        except Exception as error:  # TVM raises several kinds of its own
-            raise ValueError(f"prim_func: {target!r} is not the text of a target") from error
-    if target is not None and not isinstance(target, Target):
-        raise TypeError(
-            "prim_func: target must be a tvm.target.Target, its text or None, got"
-            f" {type(target).__name__}"
-        )
-    return target
+    return Kernel(builder.get(), name, reason)

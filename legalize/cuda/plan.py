@@ -40,6 +40,14 @@ class Plan:
     outputs: int
     splits: int
 
+    @property
+    def described(self) -> tuple[str, str]:
+        """(name of the kernel, why it is that)."""
+        if self.tile is None:
+            reason = "few rows or columns of a product: each thread sums for its own result"
+            return "reduction", reason
+        return "product", f"a matrix product in tiles of {self.tile.bm}x{self.tile.bn}"
+
 
 def plan_of(view: View, target: Target | None) -> Plan:
     """The cheapest by the model."""

@@ -19,8 +19,7 @@ from ..graph.view import Graph
 from ..graph.walk import bindings_of
 from ..ir import bytes_of, op_name
 from ..ops.view import family_def
-from ..transform import grad
-from ..transform.mask_order import masks_early
+from ..training.step import ADJOINT, step_module
 
 _WGRAD, _POOL = "relax.nn.conv2d_backward_weight", "relax.grad.max_pool2d_backward"
 
@@ -76,9 +75,7 @@ def left_out(graph: TrainingGraph) -> LeftOut:
 
 
 def _part(graph: TrainingGraph) -> Part:
-    module = grad(graph.module, "main", wrt=list(graph.trainable))
-    func = masks_early(module, "main_adjoint")["main_adjoint"]
-    func = without_unused(func)
+    func = without_unused(step_module(graph)[ADJOINT])
     forward = _convolutions(graph.main)
     both = _convolutions(func)
     wgrads = both[_WGRAD] - forward[_WGRAD]

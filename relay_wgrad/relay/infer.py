@@ -54,13 +54,16 @@ def infer_module(mod: IRModule) -> IRModule:
     """The module with the types of all nodes, and of all functions' results.
 
     A node stays one node, and one that has its type already is kept.  What `checked_type` says is
-    not trusted; annotations are: a `?` there hides a size that is known.
+    not trusted, but in the functions of a module that this has made; annotations are: a `?` there
+    hides a size that is known.
 
     Raises
     ------
     TypeError, ValueError : for a violated type relation, an annotation that does not fit, a
         parameter without a type, an unknown name; with the place where it is known.
     """
+    if vars(mod).get(_INFERRED) == _held(mod):
+        return _marked(replace(mod))  # as it is: nodes can't be changed
     found = _Types(mod)
     for name in mod.functions:
         run(found.of_global(name))
@@ -70,7 +73,20 @@ def infer_module(mod: IRModule) -> IRModule:
         out = rewrite(function, found.typed, new)
         assert isinstance(out, Function)
         functions[name] = out
-    return replace(mod, functions=functions)
+    return _marked(replace(mod, functions=functions))
+
+
+_INFERRED = "_inferred"  # of a module: what it held when its types were found
+
+
+def _held(mod: IRModule) -> tuple[Any, ...]:
+    """What a module's types depend on.  Functions are equal only where they are one object."""
+    return (*mod.functions.items(), *mod.type_definitions.items())
+
+
+def _marked(mod: IRModule) -> IRModule:
+    object.__setattr__(mod, _INFERRED, _held(mod))
+    return mod
 
 
 def infer_expr(expr: Expr, mod: IRModule | None = None) -> Expr:

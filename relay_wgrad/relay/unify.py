@@ -32,6 +32,8 @@ class Unifier:
 
     def resolved(self, type_: Type) -> Type:
         """The type with all that is known of its parts."""
+        if not self._found:  # most programs have no unknown types
+            return type_
         return over(self.shallow(type_), self.resolved)
 
     def instance(self, type_: FuncType) -> tuple[FuncType, tuple[Type, ...]]:
@@ -97,6 +99,8 @@ class Unifier:
 
 def is_complete(type_: Type) -> bool:
     """Whether nothing of a type is unknown."""
+    if isinstance(type_, TensorType):  # most are
+        return True
     return not isinstance(type_, IncompleteType) and all(map(is_complete, below(type_)))
 
 

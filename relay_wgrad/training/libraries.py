@@ -18,7 +18,6 @@ from byoc_cudnn.tuning.versions import arch_of
 from .. import keys
 from ..facts import Lowered
 from ..graph.walk import bindings_of, functions_in
-from ..problem import ConvProblem
 from .options import HOPPER, Options
 
 
@@ -94,8 +93,7 @@ def backend_options(
 
 
 def _lowered(entry: Any, symbol: str) -> Lowered:
-    problem = entry.problem and ConvProblem.parse(entry.problem).repro()
     source = f"{entry.backend}.{entry.row}" if entry.backend else "generated"
     return Lowered(
-        entry.op, problem, source, symbol, reason=entry.reason or "the first that takes it"
+        entry.op, entry.problem, source, symbol, reason=entry.reason or "the first that takes it"
     )

@@ -14,6 +14,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from .. import keys
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
@@ -69,26 +70,56 @@ def step_module(
         raise ValueError(
             f"dtype={dtype!r}: expected {', '.join(HALVES)} or the graph's own, {graph.dtype}"
         )
-    module, wrt, target = graph.module, list(graph.trainable), 0
-    half = dtype in HALVES and dtype != graph.dtype
-    if half and graph.dtype != "float32":
+    if is_half(graph, dtype) and graph.dtype != "float32":
         raise ValueError(f"dtype={dtype!r}: mixed precision needs a float32 graph")
+    module = differentiated(
+        graph, graph.trainable, SCALE if scaled else None, dtype, checkpoint,
+        wide_weight_gradients, raise_norms,
+    )  # fmt: skip
+    if scaled:
+        module[ADJOINT] = _unscaled(module[ADJOINT])
+    return module
+
+
+def is_half(graph: TrainingGraph, dtype: str | None) -> bool:
+    """Whether a step of a graph in `dtype` is in mixed precision."""
+    return dtype in HALVES and dtype != graph.dtype
+
+
+def differentiated(
+    graph: TrainingGraph,
+    wrt: Sequence[str],
+    factor: str | None,
+    dtype: str | None,
+    checkpoint: str | Sequence[str] | None,
+    wide_weight_gradients: bool,
+    raise_norms: bool,
+) -> tvm.IRModule:
+    """The module with `main_adjoint` in the place of `main`: what a step and its parts are made of.
+
+    wrt : what the graph's first result is differentiated by; without any `main_adjoint` is `main`.
+    factor : the name of a last parameter that multiplies that result, and so its gradients; the
+        sum of the product is the last of the results then.
+    """
+    module, half, target = graph.module, is_half(graph, dtype), 0
     if raise_norms:
         module, _ = raise_batch_norm(module, "main", keep=_cuts(graph, checkpoint))
     if half:
         module = mixed_precision(module, "main", dtype=str(dtype))
-    if scaled:
-        module = _with_scaled_loss(module)
+    if factor is not None:
+        module = _with_factor(module, factor)
         target = len(module["main"].body.body.fields) - 1
-    module = graph.checkpointed(module, checkpoint)
-    module = grad(module, "main", wrt=wrt, target_index=target)
+    if wrt:
+        module = graph.checkpointed(module, checkpoint)
+        module = grad(module, "main", wrt=list(wrt), target_index=target)
+        module = masks_early(module, ADJOINT)
+    else:
+        module = module.clone()
+        module[ADJOINT] = module["main"].with_attr(keys.SYMBOL, ADJOINT)
     # The forward function has done its part; a marked one could not be compiled.
     del module["main"]
-    module = masks_early(module, ADJOINT)
     if half:
         module = accumulate_wide(module, ADJOINT, weight_gradients=wide_weight_gradients)
-    if scaled:
-        module[ADJOINT] = _unscaled(module[ADJOINT])
     return module
 
 
@@ -126,18 +157,22 @@ def changes(func: relax.Function) -> int:
     return len(layout_changes(func))
 
 
-def _with_scaled_loss(module: tvm.IRModule) -> tvm.IRModule:
-    """One more parameter and one more result: the scale, and the loss times it."""
+def _with_factor(module: tvm.IRModule, name: str) -> tvm.IRModule:
+    """One more parameter, of the first result's type, and one more result: their inner product."""
     func = module["main"]
-    scale = relax.Var(SCALE, relax.TensorType((), "float32"))
     fields = list(func.body.body.fields)
+    factor = relax.Var(name, fields[0].ty)
     writer = Writer(dataflow_block(func), bindings_of(func))
-    loss = writer.output("scaled_loss", relax.op.multiply(fields[0], scale))
+    product = relax.op.multiply(fields[0], factor)
+    if fields[0].ty.ndim:
+        product = relax.op.sum(writer.emit("products", product))
+    scalar = writer.output("product", product)
     out = module.clone()
     del out["main"]  # its GlobalVar has the old type
     out["main"] = with_bindings(
-        func, writer.bindings, params=[*func.params, scale], result=relax.Tuple([*fields, loss])
-    )
+        func, writer.bindings, params=[*func.params, factor],
+        result=relax.Tuple([*fields, scalar]),
+    )  # fmt: skip
     return out
 
 

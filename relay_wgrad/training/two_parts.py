@@ -20,20 +20,14 @@ import tvm
 from tvm import relax
 
 from .. import keys
-from ..dtypes import HALVES
 from ..frontend import TrainingGraph
-from ..graph.rebuild import Writer, substitute, with_bindings
+from ..graph.rebuild import substitute
 from ..graph.view import Graph
-from ..graph.walk import bindings_of, dataflow_block
 from ..ir import bytes_of, op_name
 from ..ops.elementwise import RELAX
-from ..transform import grad
 from ..transform.depth_forms import Wanted
 from ..transform.grad_paths import NO_GRAD
-from ..transform.mask_order import masks_early
-from ..transform.mixed_precision import accumulate_wide, mixed_precision
-from ..transform.raise_norm import raise_batch_norm
-from .step import ADJOINT, converted
+from .step import ADJOINT, converted, differentiated
 
 FORWARD, BACKWARD, DIRECTION = "main_forward", ADJOINT, "output_gradient"
 
@@ -83,27 +77,11 @@ def two_parts(
 
     Raises ValueError as `relay_wgrad.transform.grad` does.
     """
-    module = graph.module
     reached = _reached(graph, wrt)
-    half = dtype in HALVES and dtype != graph.dtype
-    if raise_norms:
-        module, _ = raise_batch_norm(module, "main")
-    if half:
-        module = mixed_precision(module, "main", dtype=str(dtype))
-    if reached:
-        module = _with_direction(module)
-        target = len(module["main"].body.body.fields) - 1
-        module = graph.checkpointed(module, checkpoint)
-        module = grad(module, "main", wrt=list(reached), target_index=target)
-        del module["main"]
-        module = masks_early(module, ADJOINT)
-    else:
-        func = module["main"]
-        module = module.clone()
-        del module["main"]
-        module[ADJOINT] = func.with_attr(keys.SYMBOL, ADJOINT)
-    if half:
-        module = accumulate_wide(module, ADJOINT, weight_gradients=wide_weight_gradients)
+    module = differentiated(
+        graph, reached, DIRECTION if reached else None, dtype, checkpoint, wide_weight_gradients,
+        raise_norms,
+    )  # fmt: skip
     module = converted(module, layout, blocks=blocks)
     count = len(graph.outputs)
     return _split(module, count, reached) if reached else TwoParts(module, count)
@@ -118,25 +96,6 @@ def _reached(graph: TrainingGraph, wrt: Sequence[str]) -> tuple[str, ...]:
     )
     names = {var.name for var in func.params if var in seen}
     return tuple(name for name in wrt if name in names)
-
-
-def _with_direction(module: tvm.IRModule) -> tvm.IRModule:
-    """One more parameter, of the first result's type, and one more result: their inner product."""
-    func = module["main"]
-    fields = list(func.body.body.fields)
-    direction = relax.Var(DIRECTION, fields[0].ty)
-    writer = Writer(dataflow_block(func), bindings_of(func))
-    product = relax.op.multiply(fields[0], direction)
-    if fields[0].ty.ndim:
-        product = relax.op.sum(writer.emit("products", product))
-    scalar = writer.output("product", product)
-    out = module.clone()
-    del out["main"]  # its GlobalVar has the old type
-    out["main"] = with_bindings(
-        func, writer.bindings, params=[*func.params, direction],
-        result=relax.Tuple([*fields, scalar]),
-    )  # fmt: skip
-    return out
 
 
 def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:

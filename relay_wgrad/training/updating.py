@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import Constant
 from tvm.relax.training.optimizer import SGD, Adam, MomentumSGD
 
-from .. import keys
+from ..facts import update_attrs
 from ..frontend import TrainingGraph
 from ..graph.walk import bindings_of
 from .update import Update, rates_type
@@ -128,7 +127,7 @@ class Updating:
             raise ValueError("update: weight_decay is given twice, to the optimizer too")
 
     def told(self) -> dict[str, Any] | None:
-        """What `keys.UPDATE` says: the rule, its numbers, which parameters do not decay."""
+        """What `update_attrs` says: the rule, its numbers, which parameters do not decay."""
         told = described(self.optimizer)
         if told is None or self.update.ema is not None or self.update.accumulate > 1:
             return None
@@ -160,7 +159,7 @@ class Updating:
         flags = [relax.Var(name, _FLAG) for name in ("updates", "runs")]
         rates = relax.Var("rates", rates_type(self.update, self.dtype))
         told = self.told()
-        attrs = {} if told is None else {keys.UPDATE: json.dumps(told)}
+        attrs = {} if told is None else update_attrs(told)
         given = [params, gradients, whole, old, new, *flags, rates]
         with bb.function(UPDATE, given, attrs=attrs):
             with bb.dataflow():

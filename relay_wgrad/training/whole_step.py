@@ -22,7 +22,6 @@ over what it takes: on a GPU it does, in a few kernels (`byoc_cudnn.updates`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from .. import keys
+from ..facts import update_attrs
 from ..frontend import TrainingGraph
 from . import loss_scale
 from .step import ADJOINT
@@ -205,8 +204,7 @@ def _runs(control: Any) -> Any:
 def _count(bb: relax.BlockBuilder, name: str, types: relax.TupleType) -> None:
     """A function of a tuple of tensors: how many values are not finite, a float64 scalar."""
     tensors = relax.Var("tensors", types)
-    attrs = {keys.UPDATE: json.dumps({"rule": "count"})}
-    with bb.function(name, [tensors], attrs=attrs):
+    with bb.function(name, [tensors], attrs=update_attrs({"rule": "count"})):
         with bb.dataflow():
             found = bb.emit_output(relax.op.astype(_count_of(bb, tensors), "float64"))
         bb.emit_func_output(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -12,7 +13,7 @@ import tvm
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn import BACKENDS, Decision, register_backend
+from byoc_cudnn import BACKENDS, Decision, fused, register_backend
 from byoc_cudnn.codegen.entry import exported
 from byoc_cudnn.fused import (
     EPILOGUES,
@@ -26,6 +27,7 @@ from byoc_cudnn.fused import (
     reference,
 )
 from byoc_cudnn.patterns import Chain
+from byoc_cudnn.split.partition import regions_of
 from byoc_cudnn.table import CODEGENS
 from legalize.cpu import host_target
 from relay_wgrad import relay
@@ -123,15 +125,16 @@ def values_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
 def test_relax_finds_it_and_a_region_tells_it(name: str, way: int) -> None:
     for layouts in LAYOUTS:
         line = f"fprop n=2 c=3 h=4 w=5 k=4 r=1 s=1 layout={'/'.join(layouts)}"
-        out, report = byoc_cudnn.partition(
-            relax_module(name, ConvProblem.parse(line), way), ["takes_all"]
-        )
+        written = relax_module(name, ConvProblem.parse(line), way)
+        out, report = byoc_cudnn.partition(written, ["takes_all"])
         assert report.rows() == {f"takes_all.fprop_{name}": 1}
         (func,) = regions(out).values()
         region = byoc_cudnn.read_region(func)
         assert region.epilogue == tuple(step.name for step in EPILOGUES[name])
         assert region.operands == ("data", "weight", *operands(name))
         assert exported(region, 0).count("Arg") == 3 + len(operands(name))
+        (decided,) = regions_of(written, "takes_all", None)
+        assert replace(decided, symbol=region.symbol) == region
 
 
 def test_the_reference_is_what_tvm_computes() -> None:
@@ -254,3 +257,22 @@ def test_what_no_record_has_is_no_step() -> None:
     first, inner, last = map(relax.VarBinding, (conv, less, out), values)
     with pytest.raises(ValueError, match="no step of an epilogue"):
         assert Chain((first, last), inner).steps
+
+
+def test_a_chain_is_matched_once_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, the composite and its operands read the steps that were found: of the convolution with
+    its bias one, and two with the ReLU."""
+    asked: list[Any] = []
+
+    def match(call: Any, *how: Any) -> fused.Match | None:
+        asked.append(call)
+        return found(call, *how)
+
+    found = fused.match
+    monkeypatch.setattr(fused, "match", match)
+    out, report = byoc_cudnn.partition(relax_module("bias_relu"), ["takes_all"])
+    assert report.rows() == {"takes_all.fprop_bias_relu": 1}
+    assert len(asked) == 3
+    (func,) = regions(out).values()
+    byoc_cudnn.read_region(func)
+    assert len(asked) == 5

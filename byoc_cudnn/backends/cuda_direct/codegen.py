@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ...codegen.entry import KINDS, exported
+from ...codegen.entry import KINDS, called, exported, window
 from ...codegen.linked import DTYPES, head, source
 from ...codegen.regions import Region
 from ...codegen.templates import template
@@ -57,7 +57,7 @@ def generate(regions: Sequence[Region], arch: int | None = None) -> str:
         functions.append(exported(region, rows.setdefault(text, len(rows))))
     names = sorted(built)
     return source(
-        head_and_runtime(), "RelayWgradDirectKernel", names, rows, functions, PLANS,
+        head_and_runtime(), rows, functions, PLANS, "RelayWgradDirectKernel", names,
         {name: built[name] for name in names},
     )  # fmt: skip
 
@@ -71,12 +71,11 @@ def _row(region: Region, options: Options, arch: int) -> tuple[str, Kernel]:
     values = [
         f"Kind::{KINDS[p.kind]}",
         str(p.groups),
-        *("{" + ", ".join(map(str, v)) + "}" for v in (p.strides, p.padding, p.dilation)),
+        *window(p),
         *(f"Element::{DTYPES[d]}" for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
         str(p.data_layout == "NCHW").lower(),
         str(has_bias(region.epilogue)).lower(),
         str(FAMILIES[kernel.family].alignment(p, kernel.numbers)),
     ]
-    words = f'"{p.repro()}{"".join(" +" + e for e in region.epilogue)}"'
-    lines = [words, ", ".join(values), f'"{kernel.name}"', kernel.name]
+    lines = [called(region), ", ".join(values), f'"{kernel.name}"', kernel.name]
     return "    {" + ",\n     ".join(lines) + "},", kernel

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ...codegen.entry import KINDS, exported, told
+from ...codegen.entry import KINDS, called, exported, window
+from ...codegen.linked import source
 from ...codegen.regions import Region
 from ...codegen.templates import template
 from ...fused import STEPS
@@ -84,18 +85,7 @@ def generate(regions: Sequence[Region]) -> str:
     for region in regions:
         index = rows.setdefault(_row(region), len(rows))
         functions.append(exported(region, index))
-    table = "\n".join(rows)
-    return "\n".join([
-        head_and_runtime(),
-        "// ---- the convolutions of this module " + "-" * 61,
-        "",
-        f"namespace {{\n\nconst Conv kConvs[] = {{\n{table}\n}};\n",
-        "}  // namespace\n",
-        'extern "C" {\n',
-        *functions,
-        '\n}  // extern "C"\n',
-        told(PLANS),
-    ])  # fmt: skip
+    return source(head_and_runtime(), rows, functions, PLANS)
 
 
 def _row(region: Region) -> str:
@@ -106,11 +96,11 @@ def _row(region: Region) -> str:
         raise ValueError(f"{region.symbol}: cuDNN needs symmetric padding, got {p.padding}")
     options = [flag for name, flag in OPTIONS.items() if getattr(o, name)]
     values = [
-        f'"{p.repro()}{"".join(" +" + e for e in region.epilogue)}"',
+        called(region),
         f"Kind::{KINDS[p.kind]}",
         "true" if p.data_layout[-1] == "C" else "false",
         str(p.rank),
-        *("{" + ", ".join(map(str, v)) + "}" for v in (p.strides, p.padding, p.dilation)),
+        *window(p),
         str(p.groups),
         *(DTYPES[d] for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
         " | ".join(f"k{STEPS[e].word}" for e in region.epilogue) or "0",

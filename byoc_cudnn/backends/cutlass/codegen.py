@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
-from ...codegen.entry import KINDS, exported
+from ...codegen.entry import KINDS, called, exported, window
 from ...codegen.linked import DECLARED, DTYPES, head, source
 from ...codegen.regions import Region
 from ...codegen.templates import template
@@ -67,7 +67,7 @@ def generate(regions: Sequence[Region], arch: int | None = None) -> str:
     built.setdefault(SLICES, {target})
     names = [SLICES, *sorted(built.keys() - {SLICES})]
     return source(
-        head_and_runtime(), "RelayWgradKernel", names[1:], rows, functions, PLANS,
+        head_and_runtime(), rows, functions, PLANS, "RelayWgradKernel", names[1:],
         {name: built[name] for name in names},
     )  # fmt: skip
 
@@ -80,10 +80,10 @@ def _row(region: Region, options: Options, archs: Sequence[int]) -> tuple[str, l
         raise ValueError(f"{region.symbol}: {decision.reason}")
     choices = [_choose(region, options, archs, arch) for arch in archs]
     values = [
-        f'"{p.repro()}{"".join(" +" + e for e in region.epilogue)}"',
+        called(region),
         f"Kind::{KINDS[p.kind]}",
         str(p.groups),
-        *("{" + ", ".join(map(str, v)) + "}" for v in (p.strides, p.padding, p.dilation)),
+        *window(p),
         *(f"Element::{DTYPES[d]}" for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
         str(has_bias(region.epilogue)).lower(),
     ]

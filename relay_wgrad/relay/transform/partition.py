@@ -71,7 +71,8 @@ def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pa
             name: function if name in mod.functions else _optimized(name, function)
             for name, function in made.functions.items()
         }
-        return infer_module(replace(made, functions=optimized))
+        is_new = any(made.functions[name] is not f for name, f in optimized.items())
+        return infer_module(replace(made, functions=optimized)) if is_new else made
 
     return Pass(change, PassInfo("PartitionGraph", 0, (INFER_TYPE,)))
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from tvm import relax
 
 import byoc_cudnn
-from byoc_cudnn.relay import register_relay
+from byoc_cudnn.relay import register_relay, table
 from byoc_cudnn.relay.partition import offload_functions
 from byoc_cudnn.split.composite import composite_in
 from byoc_cudnn.table import backend_of
@@ -296,3 +296,23 @@ def test_functions_that_nothing_calls_are_reported() -> None:
     alone = relay.IRModule({name: out.functions[name]})
     (entry,) = byoc_cudnn.partition(alone)[1].entries
     assert (entry.function, entry.row) == (name, "fprop")
+
+
+def test_a_candidate_is_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal layers the first, for the row's check; the others and the report know it then."""
+    lowered: list[relay.IRModule] = []
+
+    def lower(mod: relay.IRModule) -> tvm.IRModule:
+        lowered.append(mod)
+        return relay.lower(mod)
+
+    monkeypatch.setattr(table, "lower", lower)
+    layer = f"nn.relu(nn.bias_add({CONV}, %b))"
+    _, report = byoc_cudnn.partition_for_cudnn(of_body(f"add({layer}, {layer})", PARAMS))
+    assert report.rows() == {"cudnn.fprop_bias_relu": 2}
+    assert len(lowered) == 1
+    other = CONV.replace("%x", "nn.relu(%x)").replace("1, 1, 1, 1", "1, 1, 0, 0")
+    _, report = byoc_cudnn.partition_for_cudnn(of_body(f"({layer}, {layer}, {other})", PARAMS))
+    assert [entry.row for entry in report.entries] == ["fprop_bias_relu"] * 2 + ["fprop"]
+    assert len({entry.problem for entry in report.entries}) == 2
+    assert len(lowered) == 3

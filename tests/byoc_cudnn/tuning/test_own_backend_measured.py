@@ -252,7 +252,7 @@ def test_its_candidates_are_built_and_timed(tmp_path: Path, monkeypatch: Any) ->
     task.candidates = [replace(c, ms=1.0 / (i + 1)) for i, c in enumerate(task.candidates)]
     (best,) = fastest(task, "GPU sm_80")
     assert (best.pins, best.options) == ({"tile": 2}, {"fast": False})
-    assert Record([best]).find("mine", PROBLEM.repro(), "", {"fast": False, "tile": 1}) == best
+    assert Record([best]).find("mine", PROBLEM, "", {"fast": False, "tile": 1}) == best
 
 
 def test_what_cannot_be_built_alone_is_not_tuned() -> None:

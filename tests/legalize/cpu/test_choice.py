@@ -10,7 +10,8 @@ from tvm.target import Target
 
 import legalize.cpu
 import relay_wgrad
-from legalize.cpu.choose import RULES
+from legalize.cpu.choose import RULES, Rule
+from legalize.cpu.machine import Machine
 from relay_wgrad.facts import lowered_convolutions
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -39,13 +40,33 @@ CASES = {
 }
 
 
+VOLUME = ConvProblem.parse("fprop n=1 c=16 d=4 h=8 w=8 k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1")
+
+
 @pytest.mark.parametrize(("given", "target"), CASES.values(), ids=CASES)
 def test_each_kernel_has_a_problem(
     given: ConvProblem, target: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
-    name, reason = legalize.cpu.choice(given, Target(target))
-    assert name == request.node.callspec.id
-    assert reason
+    made = legalize.cpu.kernel(given, Target(target))
+    assert made.name == request.node.callspec.id
+    assert made.reason
+
+
+@pytest.mark.parametrize("given", [CASES["direct"][0], VOLUME], ids=["2d", "3d"])
+def test_one_choice_is_written_and_told(
+    given: ConvProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is reported is what was written, not what a second choice says."""
+    asked: list[ConvProblem] = []
+
+    def choose(problem: ConvProblem, m: Machine) -> Rule:
+        asked.append(problem)
+        return RULES[-1]  # what takes any problem
+
+    monkeypatch.setattr(legalize.cpu, "choose", choose)
+    made = legalize.cpu.kernel(given, Target(AVX512))
+    assert len(asked) == 1
+    assert made.name.rpartition(", ")[2] == RULES[-1].name
 
 
 def test_all_are_tried() -> None:
@@ -54,7 +75,7 @@ def test_all_are_tried() -> None:
 
 def test_a_target_without_winograd() -> None:
     target = Target({"kind": "llvm", "mcpu": "x86-64-v4", "keys": ["cpu", "no-winograd"]})
-    assert legalize.cpu.choice(CASES["Winograd"][0], target)[0] == "direct"
+    assert legalize.cpu.kernel(CASES["Winograd"][0], target).name == "direct"
 
 
 KINDS = {"llvm": legalize.cpu.host_target(), "cuda": Target({"kind": "cuda", "arch": "sm_90"})}

@@ -68,9 +68,9 @@ def test_as_many_multiplications_as_there_are() -> None:
 
 def test_what_is_chosen_is_said() -> None:
     p = ConvProblem.parse("fprop n=2 c=16 d=8 h=8 w=8 k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1")
-    name, reason = cpu.choice(p, FAST)
-    assert name.startswith("depth as channels, ")
-    assert reason
+    made = cpu.kernel(p, FAST)
+    assert made.name.startswith("depth as channels, ")
+    assert made.reason
 
 
 def test_refused() -> None:

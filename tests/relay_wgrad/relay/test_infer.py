@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from relay_wgrad import relay
-from relay_wgrad.relay import ast
+from relay_wgrad.relay import ast, ops
+from relay_wgrad.relay import infer as infer_of
 from relay_wgrad.relay.equal import structural_equal
 from relay_wgrad.relay.infer import infer_expr, infer_module
 from relay_wgrad.relay.make import call
@@ -34,6 +37,25 @@ def test_the_types_that_relay_printed(name: str, annotations: bool) -> None:
 def test_a_typed_module_stays_as_it_is() -> None:
     once = infer_module(fromtext(fixture_text("smallnet_grad")))
     assert infer_module(once)["main"] is once["main"]
+
+
+def test_types_are_found_anew_only_where_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def lookup(name: str) -> Any:
+        asked.append(name)
+        return ops.lookup(name)
+
+    monkeypatch.setattr(infer_of, "lookup", lookup)
+    once = infer_module(fromtext(f"{HEADER}def @main(%x: {VECTOR}) {{ exp(%x) }}"))
+    asked.clear()
+    again = infer_module(once)
+    assert not asked
+    again["main"] = fromtext(f"{HEADER}def @main(%x: {VECTOR}) {{ log(%x) }}")["main"]
+    assert "exp" in astext(once)  # another module
+    asked.clear()
+    assert "log" in astext(infer_module(again))
+    assert asked == ["log"]
 
 
 def test_sharing_is_kept() -> None:

@@ -64,6 +64,15 @@ def test_checkpoints_keep_less() -> None:
     assert sizes[1] < 0.7 * sizes[0]
 
 
+def test_a_cut_stays_where_norms_are_raised() -> None:
+    """A normalization that a checkpoint names is not raised with what follows it, as in a
+    whole step."""
+    one = graph()
+    (cut, *_) = [name for name in one.tensors if name.startswith("getitem")]
+    parts = two_parts(one, wrt=one.trainable, checkpoint=[cut], raise_norms=True)
+    assert parts.wrt == one.trainable
+
+
 def test_half_precision_keeps_half() -> None:
     """The direction is float32, as the output is, and meets half gradients in the backward part."""
     one = graph()
