@@ -31,12 +31,12 @@ from byoc_cudnn.norm.lower import lower_norms
 from byoc_cudnn.pool.lower import lower_pools
 from byoc_cudnn.table import BACKENDS
 from relay_wgrad.frontend import from_torch
+from relay_wgrad.ir import bytes_of
 from relay_wgrad.pipeline.arena import Arena, lifetimes
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.pipeline.packing import Lifetime, most_alive
 from relay_wgrad.pipeline.storages import static_bytes
 from relay_wgrad.training.step import ADJOINT, converted, step_module
-from relay_wgrad.transform.checkpoint import bytes_of
 
 DTYPES = {"tf32": None, "f16": "float16", "bf16": "bfloat16"}
 MIB = 1 << 20

@@ -26,9 +26,9 @@ from byoc_cudnn.norm.lower import lower_norms
 from byoc_cudnn.pool.lower import lower_pools
 from relay_wgrad import keys
 from relay_wgrad.frontend import BUNDLED, from_onnx
+from relay_wgrad.ir import bytes_of
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.training.step import ADJOINT, converted, step_module
-from relay_wgrad.transform.checkpoint import bytes_of
 
 DTYPES = {"f32": None, "f16": "float16", "bf16": "bfloat16"}
 TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from relay_wgrad.frontend import from_torch
-from relay_wgrad.ir import op_name
+from relay_wgrad.ir import bytes_of, op_name
 from relay_wgrad.training.libraries import partitioned
 from relay_wgrad.training.options import Options
 from relay_wgrad.training.two_parts import BACKWARD, DIRECTION, FORWARD, TwoParts, two_parts
-from relay_wgrad.transform.checkpoint import bytes_of
 
 pytestmark = pytest.mark.usefixtures("registered")
 
