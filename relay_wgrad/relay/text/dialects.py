@@ -225,13 +225,13 @@ class Dialect:
 
     def _in_the_call(self, name: str, attrs: Any) -> Any:
         """Attributes of the metadata as those of a call, where they are the operator's: but for
-        operators whose attributes are in the metadata today too."""
+        operators whose attributes are in the metadata today too, and a pool's."""
         row = RENAMED.get(name)
         op = REGISTRY.get(name if row is None else row.name)
         if not isinstance(attrs, MetaAttrs) or op is None or op.meta is not None:
             return attrs
         kinds, fields = {attr.name: attr for attr in op.attrs}, FIELDS.get(attrs.type_key)
-        if fields is None or not fields.keys() <= kinds.keys():
+        if fields is None or "pool_size" in fields or not fields.keys() <= kinds.keys():
             return attrs
         return {
             name: value
