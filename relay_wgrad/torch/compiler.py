@@ -25,7 +25,7 @@ from ..registry import is_registered, register
 from .norms import KEPT, whole_norms
 from .pooling import without_places
 from .programs import Choices, Turns, choices, compiled_at, drawn, replayed
-from .replayed import MODES
+from .replayed import ALL, MODES
 from .reports import CompiledGraph, reported
 
 PROGRAMS = 16
@@ -35,10 +35,12 @@ ONLY = ("", "convolutions")
 
 
 class Calls(NamedTuple):
-    """How a graph is called: as CUDA graphs or not; with another one's results or not."""
+    """How a graph is called: as CUDA graphs or not; with another one's results or not; and how
+    many of its results, the first ones, are given to a caller who may keep them."""
 
     graphs: bool
     late: bool
+    given: int
 
 
 _count = itertools.count(1)
@@ -64,24 +66,27 @@ def backend(
     graph, example_inputs : Dynamo's.
     options : {"only": "convolutions"}: convolutions and their gradients by this package's kernels
         where those are faster here, all else by Inductor.  "relay_wgrad_convolutions" is that too.
-    mode : by "reduce-overhead" calls on CUDA become CUDA graphs after some that are not, which
-        takes the time of starting kernels away, and keeps the memory of what is passed from forward
-        to backward; on the CPU it changes nothing.  None or "default": no graphs.
+        {"graphs": False}: calls on CUDA do not become CUDA graphs.  They do after some that are
+        not, which takes the time of starting kernels away, and keeps the memory of what is passed
+        from forward to backward; on the CPU it changes nothing.
+    mode : None, "default" or "reduce-overhead": no difference.
 
     Raises
     ------
     ValueError : for another option or mode.
     """
     given = dict(options or {})
-    only = given.pop("only", "")
+    only, graphs = given.pop("only", ""), given.pop("graphs", True)
     if given:
-        raise ValueError(f"relay_wgrad: unknown option {', '.join(given)}: expected 'only'")
+        unknown = ", ".join(given)
+        raise ValueError(f"relay_wgrad: unknown option {unknown}: expected 'only' or 'graphs'")
+    if not isinstance(graphs, bool):
+        raise ValueError(f"relay_wgrad: graphs must be a bool, got {graphs!r}")
     if only not in ONLY:
         raise ValueError(f"relay_wgrad: only must be 'convolutions', got {only!r}")
     if mode not in MODES:
         raise ValueError(f"relay_wgrad: mode must be one of {MODES}, got {mode!r}")
-    graphs = mode == MODES[-1]
-    if only and graphs:
+    if only and mode == MODES[-1]:
         raise ValueError(f"relay_wgrad: only={only!r} takes no mode, got {mode!r}")
     if not is_registered():
         register()
@@ -93,7 +98,7 @@ def backend(
     from torch._dynamo.backends.common import aot_autograd
 
     forward, backward, inference = (
-        partial(compiled, f"{name}, {part}", Calls(graphs, late=part == "backward"))
+        partial(compiled, f"{name}, {part}", graphs, part)
         for part in ("forward", "backward", "inference")
     )
     return aot_autograd(
@@ -146,11 +151,15 @@ def _without_running_statistics(graph: torch.fx.Graph) -> None:
 
 
 def compiled(
-    name: str, calls: Calls, graph: torch.fx.GraphModule, example: Sequence[Any]
+    name: str, graphs: bool, part: str, graph: torch.fx.GraphModule, example: Sequence[Any]
 ) -> Callable[..., Any]:
     from torch._functorch.aot_autograd import make_boxed_func
 
-    return make_boxed_func(_Graph(graph, name, calls))
+    # A forward pass's results are the caller's and then what its backward pass reads.
+    context = torch._guards.TracingContext.try_get()
+    known = part == "forward" and context is not None and context.fw_metadata is not None
+    given = context.fw_metadata.num_forward if known else ALL.stop
+    return make_boxed_func(_Graph(graph, name, Calls(graphs, part == "backward", given)))
 
 
 class _Graph:
@@ -294,6 +303,7 @@ class _Program:
         self._function = replayed(
             built.vm[ADJOINT], where, self.device, report.notes.append,
             last=made.last[0], graphs=calls.graphs and not why, late=calls.late,
+            own={value for kind, value in made.outputs[: calls.given] if kind.endswith("result")},
         )  # fmt: skip
         report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]
 

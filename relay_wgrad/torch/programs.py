@@ -23,7 +23,7 @@ from ..ambient import outside
 from .depends import Depends
 from .kernels import ALIGNMENT, winograd_is_allowed
 from .reads import LostError, Reads
-from .replayed import Replayed
+from .replayed import ALL, Replayed
 
 Place = tuple[dict[str, Any], str]  # a module's `_parameters` or `_buffers`, and the name in it
 
@@ -150,11 +150,12 @@ class Program:
             graphs=asked.graphs and not why,
         )  # fmt: skip
         # The output is the caller's, who may keep it; so are gradients, which autograd adopts.
-        self._forward = make(compiled.vm[names[0]], own={0})
-        own = range(len(self.wrt))
+        self._forward = make(compiled.vm[names[0]], own={0}, token=True)
         private = {i for i, source in enumerate(self.sources) if source.kind == "kept"}
         self._backward = (
-            make(compiled.vm[ADJOINT], own=own, private=private, late=True) if parts.wrt else None
+            make(compiled.vm[ADJOINT], own=ALL, token=True, private=private, late=True)
+            if parts.wrt
+            else None
         )
         self._turns = Turns(self.device)
 

@@ -20,7 +20,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 Addresses = AbstractSet[int]
 
 MODES = (None, "default", "reduce-overhead")
-"""Of `torch.compile`; by the last, calls on CUDA are repeated as graphs."""
+"""Of `torch.compile`: all repeat calls on CUDA as graphs."""
+ALL = range(1 << 31)
+"""The places of all results."""
 
 WARM, LATER = 2, 5
 """Calls before the one that is captured: libraries choose, memory is taken.  A backward pass is
@@ -35,8 +37,8 @@ MOST = 64 << 20
 
 
 class Call(NamedTuple):
-    """What a call gives: results, the addresses of what it read, its operands, and for whose
-    results `own` says so, of a graph the token of its memory."""
+    """What a call gives: results, the addresses of what it read, its operands, and of a graph
+    that has one the token of its memory."""
 
     results: list[torch.Tensor]
     addresses: Addresses
@@ -63,10 +65,10 @@ class Replayed:
     lane : where it can be captured; None: it never is.
     told : is given a few words where it cannot be.
     late : whether its operands are another such function's results, as a backward pass's are.
-    own : None: a caller has what a call of a graph gives as long as it has any of it.  Else the
-        places of results that get memory of their own, and so does each single number; the others,
-        and those operands that are copied, lie in the graph's memory, always the same tensors, and
-        are the caller's as long as it has the call's token.
+    own : the places of results that get memory of their own, and so does each single number.  The
+        others lie in the graph's memory, and are the caller's as long as it has any of them.
+    token : those others, and the operands that are copied, are the same tensors each time, and are
+        the caller's as long as it has the call's token.
     private : the places of operands that another such function gives as the same tensors each time,
         and nobody else has: that they are the same is all that is looked at.
 
@@ -82,12 +84,13 @@ class Replayed:
         late: bool = False,
         prepare: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = list,
         last: Sequence[bool] = (),
-        own: Container[int] | None = None,
+        own: Container[int] = (),
+        token: bool = False,
         private: Container[int] = (),
     ) -> None:
         self._plain, self._raw, self._lane, self._told = plain, raw, lane, told
         self._prepare, self._last = prepare, last
-        self._own, self._private = own, private
+        self._own, self._token, self._private = own, token, private
         self._warm = LATER if late else WARM
         self._most = MOST if late else None
         self._calls = self._tries = self._misses = 0
@@ -193,9 +196,9 @@ class Replayed:
             self._addresses = {args[i].data_ptr() for i in stay if args[i].numel()}
             self._copied = {
                 i: _torch(x) for i, x in enumerate(self._results)
-                if i in (self._own or ()) or math.prod(map(int, x.shape)) == 1
+                if i in self._own or math.prod(map(int, x.shape)) == 1
             }  # fmt: skip
-            self._same = {} if self._own is None else {
+            self._same = {} if not self._token else {
                 i: _torch(x) for i, x in enumerate(self._results) if i not in self._copied
             }  # fmt: skip
         if self._tries >= TRIES and self._launch is None:
@@ -211,7 +214,7 @@ class Replayed:
                 )
         self._launch()
         operands, token = given, None
-        if self._own is None:
+        if not self._token:
             made = {i: _torch(x) for i, x in enumerate(self._results) if i not in self._copied}
             self._out = [StorageWeakRef(x.untyped_storage()) for x in made.values()]
         else:

@@ -13,7 +13,7 @@ class CompiledGraph:
     name : "graph 3, backward".  sizes : for how many kinds of call it was compiled.
     convolutions : its convolutions and their gradients, by whose kernel, "conv2d cudnn.fprop".
     reason : why PyTorch runs it as it is, or "".
-    captured : whether its last call was ready to be one CUDA graph (`mode="reduce-overhead"`).
+    captured : whether its last call was ready to be one CUDA graph.
     notes : what else a user should know of it.
     """
 

@@ -15,7 +15,7 @@ import tvm
 from torch import nn
 
 import relay_wgrad.torch as rt
-from relay_wgrad.torch import programs, replayed
+from relay_wgrad.torch import compiler, programs, replayed
 from relay_wgrad.torch.replayed import LATER, MISSES, TRIES, WARM, Replayed
 from tests.support.torch.lane import Lane
 
@@ -131,7 +131,7 @@ def test_a_backward_pass_waits_for_its_operands(monkeypatch: pytest.MonkeyPatch)
 def test_memory_of_their_own() -> None:
     """Kept results need not be looked after; of the others one tensor says who has them."""
     lane = Lane()
-    repeated = Replayed(plain, raw, lane, print, own={0})
+    repeated = Replayed(plain, raw, lane, print, own={0}, token=True)
     w, s, held = torch.ones(2, 3), torch.tensor(2.0), []
     for i in range(20):
         x = torch.full((2, 3), float(i))
@@ -162,7 +162,7 @@ def _grads(module: Any) -> list[torch.Tensor]:
     return [p.grad.clone() for p in module.parameters() if p.grad is not None]
 
 
-def _loop(module: Any, seed: int) -> list[torch.Tensor]:
+def _loop(module: Any, seed: int, again: bool) -> list[torch.Tensor]:
     """What a loop may do: accumulate, keep, go back twice, two forward passes before a backward
     one, change outputs and gradients in place, look without gradients, move parameters."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -181,7 +181,7 @@ def _loop(module: Any, seed: int) -> list[torch.Tensor]:
         if what == "two":
             other = forward().sum()
             loss = loss + 2 * other
-        if what == "twice":
+        if what == "twice" and again:
             loss.backward(retain_graph=True)
         if what == "kept":
             held.append((out, out.detach().clone()))
@@ -209,10 +209,17 @@ def _loop(module: Any, seed: int) -> list[torch.Tensor]:
     return [*seen, *module.buffers()]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_loops_of_a_training_step(
-    seed: int, registered: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _step(module: nn.Module, graphs: bool) -> Any:
+    return rt.TrainingStep(module, torch.zeros(4, 2, 5, 5), graphs=graphs)
+
+
+def _compiled(module: nn.Module, graphs: bool) -> Any:
+    return torch.compile(module, backend=compiler.backend, options={"graphs": graphs})
+
+
+@pytest.mark.parametrize("way", [_step, _compiled])
+@pytest.mark.parametrize("seed", range(4))
+def test_loops(way: Any, seed: int, registered: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step whose two passes are graphs does what one whose passes are not does, bit for bit."""
     lanes: list[Lane] = []
 
@@ -221,10 +228,13 @@ def test_loops_of_a_training_step(
 
     compiled_at = programs.compiled_at
     monkeypatch.setattr(programs, "compiled_at", place)
+    monkeypatch.setattr(compiler, "compiled_at", place)
     runs = []
     for graphs in (True, False):
         torch.manual_seed(seed)
-        runs.append(_loop(rt.TrainingStep(Net(), torch.zeros(4, 2, 5, 5), graphs=graphs), seed))
+        torch._dynamo.reset()
+        # PyTorch's compiled functions go back once.
+        runs.append(_loop(way(Net(), graphs), seed, again=way is _step))
     for one, other in zip(*runs, strict=True):
         assert torch.equal(one, other)
     assert sum(lane.launches for lane in lanes) > 12
