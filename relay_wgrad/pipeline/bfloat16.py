@@ -16,12 +16,14 @@ import ml_dtypes
 import numpy as np
 import tvm
 from tvm import s_tir, tirx
-from tvm_ffi import structural_map
+from tvm_ffi import structural_map, structural_walk
 
 NARROW, WIDE = "bfloat16", "float32"
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
 _IF = "tirx.if_then_else"
+FEW = 4
+"""Roundings that one expression may hold: each names its operand four times."""
 
 
 def _is_narrow(value: Any) -> bool:
@@ -133,24 +135,32 @@ def _asked(node: Any) -> Any:
     return tvm.ir.Call(node.op, [_wide(operand)], ret_ty="bool") if _is_narrow(operand) else node
 
 
-def _stored(results: Sequence[Any], names: list[Any], node: Any) -> Any:
-    """With what is rounded in memory of one number, since TVM's lowering of bfloat16 passes over
-    the values of `Let` and of `Bind`; LLVM makes a register of it.
+def _stored(results: Sequence[Any], names: list[Any] | None, node: Any) -> Any:
+    """With few roundings in the expression.  What is rounded in more stands in memory of one number
+    before it, of which LLVM makes a register (TVM's lowering of bfloat16 passes over the values of
+    `Let` and of `Bind`).  A loop of vectors has no such memory (`names` is None): many operators in
+    one are computed as by TVM, whose result alone is rounded.
     """
     value = node.value
     if _is_narrow(value) and not isinstance(value, tirx.FloatImm | tvm.ir.TensorLoad):
         # Memory of the kernel's own is float32 after that lowering: nothing is rounded there.
         is_result = any(map(node.buffer.same_as, results))
         value = tirx.Cast(NARROW, (_to_store if is_result else _wide)(value))
+    found: list[Any] = []
+    structural_walk(value, [(tirx.Let, found.append)])
     before: list[Any] = []
 
-    def hoisted(let: Any) -> Any:
+    def instead(let: Any) -> Any:
+        if len(found) <= FEW:
+            return _with(let.body, let.var, let.value)
+        if names is None:
+            return let.value
         name = tirx.decl_buffer((1,), WIDE, "to_round")
         names.append(name)
         before.append(tirx.BufferStore(name, let.value, [0]))
         return _with(let.body, let.var, tirx.BufferLoad(name, [0]))
 
-    value = structural_map(value, [(tirx.Let, hoisted)])
+    value = structural_map(value, [(tirx.Let, instead)])
     if value.same_as(node.value):
         return node
     store = tirx.BufferStore(node.buffer, value, node.indices)
@@ -167,6 +177,12 @@ def _written_out(let: Any) -> Any:
     return _with(let.body, let.var, let.value)
 
 
+def _has_vectors(kernel: tirx.PrimFunc) -> bool:
+    kinds: list[int] = []
+    structural_walk(kernel.body, [(tirx.For, lambda loop: kinds.append(int(loop.kind)))])
+    return int(tirx.ForKind.VECTORIZED) in kinds
+
+
 _RULES: list[tuple[Any, Callable[[Any], Any]]] = [
     (tirx.Cast, _converted),
     *((kind, _compared) for kind in _COMPARISONS),
@@ -176,7 +192,7 @@ _RULES: list[tuple[Any, Callable[[Any], Any]]] = [
 
 def rounded(kernel: tirx.PrimFunc) -> Any:
     """A kernel's statements with each result in bfloat16 rounded."""
-    names: list[Any] = []
+    names: list[Any] | None = None if _has_vectors(kernel) else []
     stores = (tirx.BufferStore, partial(_stored, kernel.params, names))
     body = structural_map(kernel.body, [*_RULES, stores])
     body = structural_map(body, [(tirx.Let, _written_out)])

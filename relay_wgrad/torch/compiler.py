@@ -66,17 +66,17 @@ def backend(
     graph, example_inputs : Dynamo's.
     options : {"only": "convolutions"}: convolutions and their gradients by this package's kernels
         where those are faster here, all else by Inductor.  "relay_wgrad_convolutions" is that too.
-        {"graphs": False}: calls on CUDA do not become CUDA graphs.  They do after some that are
-        not, which takes the time of starting kernels away, and keeps the memory of what is passed
-        from forward to backward; on the CPU it changes nothing.
-    mode : None, "default" or "reduce-overhead": no difference.
+        {"graphs": True}: calls on CUDA become CUDA graphs after some that are not, which takes the
+        time of starting kernels away, and keeps the memory of what is passed from forward to
+        backward; on the CPU it changes nothing.
+    mode : "reduce-overhead" is {"graphs": True} in other words.
 
     Raises
     ------
     ValueError : for another option or mode.
     """
     given = dict(options or {})
-    only, graphs = given.pop("only", ""), given.pop("graphs", True)
+    only, graphs = given.pop("only", ""), given.pop("graphs", mode == MODES[-1])
     if given:
         unknown = ", ".join(given)
         raise ValueError(f"relay_wgrad: unknown option {unknown}: expected 'only' or 'graphs'")

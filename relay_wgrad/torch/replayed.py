@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 Addresses = AbstractSet[int]
 
 MODES = (None, "default", "reduce-overhead")
-"""Of `torch.compile`: all repeat calls on CUDA as graphs."""
+"""Of `torch.compile`; by the last, calls on CUDA are repeated as graphs."""
 ALL = range(1 << 31)
 """The places of all results."""
 

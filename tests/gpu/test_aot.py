@@ -81,7 +81,7 @@ def test_steps_as_graphs(kept: bool) -> None:
     and gradients of two passes add up."""
     module = net().to(memory_format=torch.channels_last)
     twin = copy.deepcopy(module)
-    step = torch.compile(module, backend=backend, fullgraph=True)
+    step = torch.compile(module, backend=backend, fullgraph=True, mode="reduce-overhead")
     assert losses(step, module, (8,) * 20, True) == pytest.approx(
         losses(twin, twin, (8,) * 20, True), rel=5e-3
     )
@@ -105,7 +105,7 @@ def test_steps_as_graphs(kept: bool) -> None:
 def test_graphs_on_another_stream() -> None:
     """What was put on a stream before is waited for, and what follows waits."""
     module = net().eval()
-    step = torch.compile(module, backend=backend, fullgraph=True)
+    step = torch.compile(module, backend=backend, fullgraph=True, mode="reduce-overhead")
     with torch.no_grad():
         for i in range(12):
             x, _ = data(8, i)

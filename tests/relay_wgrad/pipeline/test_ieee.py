@@ -5,10 +5,12 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 import tvm
 from tvm import relax
 from tvm.script import relax as R
 
+from legalize.cpu import host_target
 from relay_wgrad import relay
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.cuda import cuda_pipeline
@@ -69,6 +71,40 @@ def test_bfloat16_is_rounded_after_each_operator() -> None:
     np.testing.assert_array_equal(positive, np.maximum(want, ml_dtypes.bfloat16(0)))
     wide = np.exp(-np.abs(want.astype("float32"))).astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(powers, wide.astype("float32"))
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("channels", [15, 16, 32])
+@pytest.mark.parametrize("has_relu", [False, True])
+def test_bfloat16_in_loops_of_vectors(layout: str, channels: int, has_relu: bool) -> None:
+    """What follows a convolution, and a mean over pixels, which TVM's schedules vectorize."""
+    rng = np.random.default_rng(0)
+    numbers = [rng.standard_normal(s) for s in ((8, 3, 16, 16), (channels, 3, 3, 3), (channels,))]
+    given = [n.astype(ml_dtypes.bfloat16) for n in numbers]
+    x, w, b = (
+        relax.Var(name, relax.TensorType(n.shape, "bfloat16"))
+        for name, n in zip("xwb", given, strict=True)
+    )
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w, b]):
+        with bb.dataflow():
+            y = bb.emit(R.nn.conv2d(x, w, out_dtype="float32"))
+            if layout == "NHWC":
+                y = bb.emit(R.permute_dims(y, (0, 2, 3, 1)))
+            y = bb.emit(R.astype(y, "bfloat16"))
+            bias = R.reshape(b, (1, channels, 1, 1) if layout == "NCHW" else (1, 1, 1, channels))
+            y = bb.emit(R.add(y, bb.emit(bias)))
+            y = bb.emit(R.nn.relu(y)) if has_relu else y
+            axes = [2, 3] if layout == "NCHW" else [1, 2]
+            out = bb.emit_output(R.mean(bb.emit(R.astype(y, "float32")), axes))
+        bb.emit_func_output(out)
+    executable = tvm.compile(bb.get(), target=host_target(), relax_pipeline=cpu_pipeline())
+    main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+    got = main(*map(tvm.runtime.tensor, given)).numpy()
+    wide = [torch.from_numpy(n.astype("float64")) for n in given]
+    want = torch.conv2d(*wide)
+    want = (torch.relu(want) if has_relu else want).mean((2, 3)).numpy()
+    assert np.linalg.norm(got - want) < 4e-3 * np.linalg.norm(want)
 
 
 @pytest.mark.parametrize("pipeline", ["cpu", "relay"])
