@@ -390,7 +390,6 @@ SHARES = {
     "tests/legalize/test_generic_kernels.py::test_cuda_compiles": 3,
     "tests/legalize/test_generic_kernels.py::test_cpu_schedule": 3,
     "tests/relay_wgrad/frontend/torch/test_frontend_torch.py::test_training_step_is_pytorchs": 2,
-    "tests/relay_wgrad/frontend/torch/test_frontend_torch.py::test_layers": 3,
     "tests/byoc_cudnn/backends/cudnn/test_emit.py::test_reference": 5,
     "tests/byoc_cudnn/backends/cudnn/test_emit.py::test_programs_build": 3,
 }
