@@ -35,12 +35,12 @@ ONLY = ("", "convolutions")
 
 
 class Calls(NamedTuple):
-    """How a graph is called: as CUDA graphs or not; with another one's results or not; and how
-    many of its results, the first ones, are given to a caller who may keep them."""
+    """How a graph is called: as CUDA graphs or not; as which part; and how many of its results,
+    the first ones, are given to a caller who may keep them."""
 
     graphs: bool
-    late: bool
-    given: int
+    part: str
+    given: int = ALL.stop
 
 
 _count = itertools.count(1)
@@ -98,7 +98,7 @@ def backend(
     from torch._dynamo.backends.common import aot_autograd
 
     forward, backward, inference = (
-        partial(compiled, f"{name}, {part}", graphs, part)
+        partial(compiled, f"{name}, {part}", Calls(graphs, part))
         for part in ("forward", "backward", "inference")
     )
     return aot_autograd(
@@ -151,15 +151,15 @@ def _without_running_statistics(graph: torch.fx.Graph) -> None:
 
 
 def compiled(
-    name: str, graphs: bool, part: str, graph: torch.fx.GraphModule, example: Sequence[Any]
+    name: str, calls: Calls, graph: torch.fx.GraphModule, example: Sequence[Any]
 ) -> Callable[..., Any]:
     from torch._functorch.aot_autograd import make_boxed_func
 
-    # A forward pass's results are the caller's and then what its backward pass reads.
+    # A forward pass's results are the caller's, and then what its backward pass reads.
     context = torch._guards.TracingContext.try_get()
-    known = part == "forward" and context is not None and context.fw_metadata is not None
-    given = context.fw_metadata.num_forward if known else ALL.stop
-    return make_boxed_func(_Graph(graph, name, Calls(graphs, part == "backward", given)))
+    if calls.part == "forward" and context is not None and context.fw_metadata is not None:
+        calls = calls._replace(given=context.fw_metadata.num_forward)
+    return make_boxed_func(_Graph(graph, name, calls))
 
 
 class _Graph:
@@ -302,7 +302,7 @@ class _Program:
         self._built = built
         self._function = replayed(
             built.vm[ADJOINT], where, self.device, report.notes.append,
-            last=made.last[0], graphs=calls.graphs and not why, late=calls.late,
+            last=made.last[0], graphs=calls.graphs and not why, late=calls.part == "backward",
             own={value for kind, value in made.outputs[: calls.given] if kind.endswith("result")},
         )  # fmt: skip
         report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]

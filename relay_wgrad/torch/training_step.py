@@ -12,6 +12,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
+from ..given import truth
 from .kernels import DTYPES
 from .programs import Asked, Program, choices
 
@@ -122,8 +123,6 @@ class TrainingStep(torch.nn.Module):
         wanted = "none" if loss is None else loss_of(loss)
         if checkpoint not in (None, "auto"):
             raise ValueError(f"TrainingStep: checkpoint must be None or 'auto', got {checkpoint!r}")
-        if not isinstance(graphs, bool):
-            raise TypeError(f"TrainingStep: graphs must be a bool, got {graphs!r}")
         inputs = (example,) if isinstance(example, torch.Tensor) else example
         if not isinstance(inputs, (tuple, list)) or not all(
             isinstance(x, torch.Tensor) for x in inputs
@@ -134,7 +133,8 @@ class TrainingStep(torch.nn.Module):
         ours["_wrapped"] = module
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             ours[name] = getattr(module, name)
-        ours["_options"] = (len(inputs), wanted, layout, checkpoint, graphs)
+        captures = truth("TrainingStep: graphs", graphs)
+        ours["_options"] = (len(inputs), wanted, layout, checkpoint, captures)
         ours.update(_programs=_Programs(), _told=set())
         if lost := self._program(tuple(inputs)).lost:
             raise ValueError(f"TrainingStep: {lost}")

@@ -74,7 +74,10 @@ class Reader:
                 )
             return found
         if op not in self.ops:
-            hint = HINTS.get(op.partition(".")[0], "write it by those that are (ops.OPS)")
+            hint = HINTS.get(
+                op.partition(".")[0],
+                "write it by those that are (relay_wgrad.frontend.torch.ops.OPS)",
+            )
             raise ValueError(f"{self.name}: {label} is not supported: {hint}")
         args = self.operands(list(node.args))
         values = tuple(a.meta.get("val") if hasattr(a, "meta") else a for a in node.args)

@@ -23,6 +23,7 @@ from byoc_cudnn.tuning import tune as tuning
 from byoc_cudnn.tuning.record import Measurement, Record
 from byoc_cudnn.tuning.timing import fastest
 from byoc_cudnn.tuning.versions import versions
+from relay_wgrad.cli import tune as tune_command
 from relay_wgrad.cli.main import main
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.partition_cases import problem_module, regions
@@ -294,7 +295,7 @@ def test_the_command_gives_each_the_options_it_has(
         record.add(measured("mine", 0.125, pins={"tile": 4}))
         return record
 
-    monkeypatch.setattr(tuning, "tune", tuned)
+    monkeypatch.setattr(tune_command, "tune", tuned)
     command = ["tune", "--problem", PROBLEM.repro(), "--backends", "mine,cutlass,tvm",
                "--no-tf32", "--wgmma", "--record", str(tmp_path / "record.json")]  # fmt: skip
     assert main(command) == 0
