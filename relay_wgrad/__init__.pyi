@@ -29,5 +29,6 @@ from .registry import check_tvm as check_tvm
 from .registry import is_registered as is_registered
 from .registry import register as register
 from .registry import unregister as unregister
+from .training import state as state
 
 __version__: str
