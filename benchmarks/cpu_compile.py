@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.cpu_timing import cpu_model
 from relay_wgrad import output
+from relay_wgrad.cores import usable_cores
 
 ROOT = Path(__file__).parents[1]
 WAYS = ("trainer", "step", "compile")
@@ -182,7 +185,8 @@ def main() -> int:
             rows.append(row)
             console.print(row)
         if args.json:
-            output.write_json(args.json, {"turns": args.turns, "rows": rows})
+            about = {"cpu": cpu_model(), "cores": len(usable_cores()), "date": str(date.today())}
+            output.write_json(args.json, {**about, "turns": args.turns, "rows": rows})
     table = Table("network", "way", *(f"{s} {w}" for s in STATES for w in ("first, s", "ratio")),
                   "step, ms", "ratio")  # fmt: skip
     for row in rows:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks import gpu_against
@@ -30,17 +30,15 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def mean(ratios: Iterable[float]) -> float:
-    """The geometric mean."""
-    logs = [math.log(ratio) for ratio in ratios]
-    return math.exp(sum(logs) / len(logs))
-
-
-def _by_kind(rows: Iterable[dict[str, Any]], ratio: str = "ratio") -> str:
+def _by_kind(rows: Iterable[dict[str, Any]]) -> str:
     found = defaultdict(list)
     for row in rows:
-        found[row["kind"]].append(row[ratio])
-    return ", ".join(f"{kind} {mean(found[kind]):.2f}" for kind in KINDS)
+        found[row["kind"]].append(row["ratio"])
+    return ", ".join(f"{kind} {geometric_mean(found[kind]):.2f}" for kind in KINDS)
+
+
+def _range(ratios: Sequence[float]) -> str:
+    return f"({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def cpu_layers() -> list[str]:
@@ -65,7 +63,7 @@ def cpu_step() -> list[str]:
     theirs = min(row["torch_ms"] for row in rows)
     return [
         f"{ours['model']}, batch {ours['batch']}, loss and gradients",
-        f"{ours['cpu']}, {ours['threads']} cores, 2026-11-22",
+        f"{ours['cpu']}, {ours['threads']} cores, {ours['date']}",
         f"{ours['ms']:.0f} ms, PyTorch eager {theirs:.0f}",
     ]
 
@@ -82,20 +80,21 @@ def first_gradients() -> list[str]:
             for way, name in ways)  # fmt: skip
     return [
         "seconds to the first gradients, 25,000 parameters, first / second process",
-        "Xeon (Emerald Rapids), 2 cores, 2026-11-27",
+        f"{found['cpu']}, {found['cores']} cores, {found['date']}",
         ", ".join(said),
     ]
 
 
 def gpu_steps() -> list[str]:
-    rows = [row for row in read("gpu_against_h200")["rows"] if row["batch"] == 128]
+    found = read("gpu_against_h200")
+    rows = [row for row in found["rows"] if row["batch"] == 128]
     ratios = [gpu_against.ratio(row) for row in rows]
     models = {row["model"] for row in rows}
     sides = "beside the best of eager, torch.compile and torch.compile with CUDA graphs"
     return [
         f"forward and backward of {len(models)} networks, batch 128, three dtypes, {sides}",
-        f"{rows[0]['gpu']}, PyTorch {rows[0]['torch'].partition('+')[0]}, 2026-11-23 to 26",
-        f"time ratio {mean(ratios):.2f} of {len(ratios)} ({min(ratios):.2f} to {max(ratios):.2f})",
+        f"{rows[0]['gpu']}, PyTorch {rows[0]['torch'].partition('+')[0]}, {found['dates']}",
+        f"time ratio {geometric_mean(ratios):.2f} of {len(ratios)} {_range(ratios)}",
     ]
 
 
@@ -116,7 +115,7 @@ def depthwise() -> list[str]:
     return [
         f"{len(ratios)} depthwise convolutions by kernels of our own, float16, beside PyTorch's",
         f"{found['device']}, PyTorch 2.11, {found['date']}",
-        f"time ratio {mean(ratios):.2f}; slowest {max(ratios):.2f}",
+        f"time ratio {geometric_mean(ratios):.2f}; slowest {max(ratios):.2f}",
     ]
 
 

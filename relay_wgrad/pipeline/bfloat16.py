@@ -152,7 +152,7 @@ def _stored(results: Sequence[Any], names: list[Any] | None, node: Any) -> Any:
 
     def instead(let: Any) -> Any:
         if len(found) <= FEW:
-            return _with(let.body, let.var, let.value)
+            return _written_out(let)
         if names is None:
             return let.value
         name = tirx.decl_buffer((1,), WIDE, "to_round")
@@ -173,7 +173,7 @@ def _with(value: Any, name: Any, operand: Any) -> Any:
 
 
 def _written_out(let: Any) -> Any:
-    """What is not stored, a condition of a statement."""
+    """With its operand wherever the name is."""
     return _with(let.body, let.var, let.value)
 
 

@@ -88,6 +88,8 @@ def backend(
         raise ValueError(f"relay_wgrad: mode must be one of {MODES}, got {mode!r}")
     if only and mode == MODES[-1]:
         raise ValueError(f"relay_wgrad: only={only!r} takes no mode, got {mode!r}")
+    if only and graphs:
+        raise ValueError(f"relay_wgrad: only={only!r} takes no graphs, got graphs=True")
     if not is_registered():
         register()
     name = f"graph {next(_count)}"

@@ -26,7 +26,6 @@ from .cache import Kernel, Slot, clock
 # (strides, padding (top, left, bottom, right), dilation, groups); of volumes with depth first
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 Options = tuple[bool | None, bool | None, bool | None]  # benchmark, deterministic, allow_tf32
-# Of CUDA: those, resolved.  Of the CPU: whether Winograd's algorithm is allowed.
 
 DTYPES = {
     torch.float16: "float16",

@@ -151,9 +151,10 @@ class Program:
         )  # fmt: skip
         # The output is the caller's, who may keep it; so are gradients, which autograd adopts.
         self._forward = make(compiled.vm[names[0]], own={0}, token=True)
-        private = {i for i, source in enumerate(self.sources) if source.kind == "kept"}
+        # Of what the backward part reads, what nobody but the two parts has.
+        self.private = {i for i, source in enumerate(self.sources) if source.kind == "kept"}
         self._backward = (
-            make(compiled.vm[ADJOINT], own=ALL, token=True, private=private, late=True)
+            make(compiled.vm[ADJOINT], own=ALL, token=True, private=self.private, late=True)
             if parts.wrt
             else None
         )

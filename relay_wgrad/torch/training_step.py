@@ -33,10 +33,10 @@ class _Compiled(torch.autograd.Function):
         made = program.forward(arguments)
         # One tensor stands for all that lies in a graph's memory; what callers may change in place
         # in the meantime autograd looks after, and no output may be held by its own context.
-        kept = [made.token is not None and source.kind == "kept" for source in program.sources]
+        kept = program.private if made.token is not None else ()
         ctx.program = program
-        ctx.read = [x if here else None for x, here in zip(made.read, kept, strict=True)]
-        watched = [x for x, here in zip(made.read, kept, strict=True) if not here]
+        ctx.read = [x if i in kept else None for i, x in enumerate(made.read)]
+        watched = [x for i, x in enumerate(made.read) if i not in kept]
         ctx.save_for_backward(made.token, *watched)
         return made.result
 

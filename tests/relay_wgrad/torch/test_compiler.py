@@ -246,6 +246,8 @@ def test_the_pool_keeps_no_places() -> None:
             {"mode": "reduce-overhead", "options": {"only": "convolutions"}},
             "takes no mode, got 'reduce-overhead'",
         ),
+        ({"options": {"only": "convolutions", "graphs": True}}, "takes no graphs"),
+        ({"options": {"graphs": "no"}}, "graphs must be a bool, got 'no'"),
     ],
 )
 def test_options(given: Any, rule: str) -> None:
