@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-SIDES = ("graphs", "plain", "compile", "eager")
-"""Of ours as CUDA graphs and without; torch.compile with CUDA graphs; eager, channels last."""
+SIDES = ("graphs", "plain", "backend", "compile", "eager")
+"""`TrainingStep` as CUDA graphs and without; ours by torch.compile; torch.compile with CUDA graphs;
+eager.  PyTorch's are channels last."""
 NETWORKS = ("resnet50", "mobilenet_v3_large")
 
 
@@ -45,6 +46,9 @@ def measured(network: str, side: str, batch: int) -> dict[str, Any]:
         images = images.to(memory_format=torch.channels_last)
         if side == "compile":
             step = torch.compile(module, mode="reduce-overhead")
+        elif side == "backend":
+            relay_wgrad.register()
+            step = torch.compile(module, backend="relay_wgrad")
 
     def once() -> Any:
         for parameter in module.parameters():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import relay_wgrad
@@ -27,6 +28,10 @@ GOLDEN = Path(__file__).parent / "golden"
 os.environ.setdefault("RELAY_WGRAD_PROGRAMS", "0")
 if not os.environ.get("RELAY_WGRAD_CACHE"):
     os.environ["RELAY_WGRAD_CACHE"] = str(GOLDEN.parents[1] / ".pytest_cache" / "relay-wgrad")
+
+# How long a case takes says how busy the machine is.
+hypothesis.settings.register_profile("house", deadline=None)
+hypothesis.settings.load_profile("house")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

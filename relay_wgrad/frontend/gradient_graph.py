@@ -63,9 +63,13 @@ class GradientGraph:
     def results(self, inputs: Sequence[Any], made: Sequence[Any], copy: Any = None) -> list[Any]:
         """The graph's results, from its inputs and what `main` gave; `copy` makes copies."""
         of = {"result": made, "input": inputs}
-        found = []
+        found: list[Any] = []
         for kind, value in self.outputs:
-            source = of.get(kind.removeprefix("copy of "))
-            one = value if source is None else source[value]
-            found.append(copy(one) if copy is not None and kind.startswith("copy") else one)
+            if kind in of:
+                found.append(of[kind][value])
+            elif kind == "value":
+                found.append(value)
+            else:
+                one = of[kind.removeprefix("copy of ")][value]
+                found.append(one if copy is None else copy(one))
         return found

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,17 +67,18 @@ def backend(
     graph, example_inputs : Dynamo's.
     options : {"only": "convolutions"}: convolutions and their gradients by this package's kernels
         where those are faster here, all else by Inductor.  "relay_wgrad_convolutions" is that too.
-        {"graphs": True}: calls on CUDA become CUDA graphs after some that are not, which takes the
-        time of starting kernels away, and keeps the memory of what is passed from forward to
-        backward; on the CPU it changes nothing.
-    mode : "reduce-overhead" is {"graphs": True} in other words.
+        {"graphs": False}: without it calls on CUDA become CUDA graphs after some that are not,
+        which takes the time of starting kernels away, and keeps the memory of what is passed from
+        forward to backward.
+    mode : changes nothing, since "reduce-overhead" is what is done anyway.
 
     Raises
     ------
     ValueError : for another option or mode.
     """
     given = dict(options or {})
-    only, graphs = given.pop("only", ""), given.pop("graphs", mode == MODES[-1])
+    only = given.pop("only", "")
+    graphs = given.pop("graphs", not only)
     if given:
         unknown = ", ".join(given)
         raise ValueError(f"relay_wgrad: unknown option {unknown}: expected 'only' or 'graphs'")
@@ -104,6 +106,7 @@ def backend(
         for part in ("forward", "backward", "inference")
     )
     return aot_autograd(
+        keep_inference_input_mutations=True,  # else PyTorch writes each buffer by itself
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference,
         decompositions=_decompositions(), partition_fn=_partition,
     )(graph, example_inputs)  # fmt: skip
@@ -281,8 +284,9 @@ class _Program:
         from ..training.step import ADJOINT, converted
 
         self.device, self.report = _device(inputs), report
+        graph, self._written = without_writes(graph)
         made = from_aot(graph, inputs, name=report.name, channels_last=True)
-        self.made = made
+        self.made, self._same = made, dict[int, tuple[torch.Tensor, torch.Tensor]]()
         report.sizes += 1
         self._function: Any = None
         self._turns = Turns(self.device)
@@ -302,10 +306,17 @@ class _Program:
             report.notes.append(f"its calls are not one CUDA graph: {why}")
         built = where.compile(module, lambda what: None)
         self._built = built
+        # Of the results the first are the caller's, the last are written into operands at once;
+        # those between the backward pass reads, which has all of them or none.
+        places = [v if kind == "result" else None for kind, v in made.outputs]
+        end = len(places) - len(self._written)
+        own = {v for v in places[: min(calls.given, end)] if v is not None}
+        kept = [v for v in places[calls.given : end] if v is not None and v not in own]
+        own |= {v for kind, v in made.outputs if kind == "copy of result"}
         self._function = replayed(
             built.vm[ADJOINT], where, self.device, report.notes.append,
             last=made.last[0], graphs=calls.graphs and not why, late=calls.part == "backward",
-            own={value for kind, value in made.outputs[: calls.given] if kind.endswith("result")},
+            own=own, token=True, stands=kept[0] if kept else None,
         )  # fmt: skip
         report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]
 
@@ -315,16 +326,62 @@ class _Program:
             numbers = [drawn(spec, self.device) for spec in self.made.drawn]
             given = self.made.arguments(inputs, numbers)
             with self._turns:
-                made, read, *_ = self._function(given)
+                made, read, _, token = self._function(given)
                 self.report.captured = self._function.is_graph
-            # What shares memory here would be changed with the other, unseen by autograd.
-            seen, results = set(read), self.made.last[1]
-            for i, x in enumerate(made):
-                if x.numel() and x.data_ptr() in seen:
-                    x = x.clone()
-                seen.add(x.data_ptr())
-                made[i] = x.permute(0, 3, 1, 2) if results[i] else x
-        return self.made.results(inputs, made, copy=torch.clone)
+                if token is None:
+                    self._unshare(made, read)
+                made = [self._as_asked(i, x) for i, x in enumerate(made)]
+                found = self.made.results(inputs, made, copy=torch.clone)
+                return self._write(inputs, found)
+        return self._write(inputs, self.made.results(inputs, made, copy=torch.clone))
+
+    def _unshare(self, made: list[torch.Tensor], read: AbstractSet[int]) -> None:
+        """What shares memory would be changed with the other, unseen by autograd."""
+        seen = set(read)
+        for i, x in enumerate(made):
+            if x.numel() and x.data_ptr() in seen:
+                made[i] = x = x.clone()
+            seen.add(x.data_ptr())
+
+    def _as_asked(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """A result as it lies in the graph: the same tensor where it is the same one again, and no
+        view, which AOTAutograd would keep another tensor of."""
+        if not self.made.last[1][i]:
+            return x
+        before = self._same.get(i)
+        if before is None or before[0] is not x:
+            before = self._same[i] = (x, x.permute(0, 3, 1, 2).data)
+        return before[1]
+
+    def _write(self, inputs: Sequence[Any], found: list[Any]) -> list[Any]:
+        """The results without the last ones, which are written into operands."""
+        if not self._written:
+            return found
+        end = len(found) - len(self._written)
+        with torch.no_grad():
+            torch._foreach_copy_([inputs[i] for i in self._written], found[end:])
+        return found[:end]
+
+
+def without_writes(graph: Any) -> tuple[Any, list[int]]:
+    """(a graph with what it writes into its operands as its last results, which operands)."""
+    places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    target = torch.ops.aten.copy_.default
+    if not graph.graph.find_nodes(op="call_function", target=target):
+        return graph, []
+    copied = torch.fx.Graph()
+    of: dict[Any, Any] = {}
+    results = copied.graph_copy(graph.graph, of)
+    written = [
+        (places[node.args[0]], node) for node in graph.graph.nodes
+        if node.target is target and node.args[0] in places
+    ]  # fmt: skip
+    values = [of[node.args[1]] for _, node in written]
+    for _, node in written:
+        of[node].replace_all_uses_with(of[node.args[1]])
+        copied.erase_node(of[node])
+    copied.output((*results, *values))
+    return torch.fx.GraphModule(graph, copied), [i for i, _ in written]
 
 
 def _device(inputs: Sequence[Any]) -> torch.device:

@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 Addresses = AbstractSet[int]
@@ -67,8 +68,10 @@ class Replayed:
     late : whether its operands are another such function's results, as a backward pass's are.
     own : the places of results that get memory of their own, and so does each single number.  The
         others lie in the graph's memory, and are the caller's as long as it has any of them.
-    token : those others, and the operands that are copied, are the same tensors each time, and are
-        the caller's as long as it has the call's token.
+    token : all but those of `own`, and the operands that are copied, are the same tensors each
+        time, and are the caller's as long as it has the call's token.
+    stands : with `token`, which of them stands for all, as another tensor of the same memory each
+        time, where a caller has all or none; None: the token is a tensor more.
     private : the places of operands that another such function gives as the same tensors each time,
         and nobody else has: that they are the same is all that is looked at.
 
@@ -86,11 +89,12 @@ class Replayed:
         last: Sequence[bool] = (),
         own: Container[int] = (),
         token: bool = False,
+        stands: int | None = None,
         private: Container[int] = (),
     ) -> None:
         self._plain, self._raw, self._lane, self._told = plain, raw, lane, told
         self._prepare, self._last = prepare, last
-        self._own, self._token, self._private = own, token, private
+        self._own, self._token, self._private, self._stands = own, token, private, stands
         self._warm = LATER if late else WARM
         self._most = MOST if late else None
         self._calls = self._tries = self._misses = 0
@@ -113,6 +117,9 @@ class Replayed:
 
     def __call__(self, given: Sequence[torch.Tensor]) -> Call:
         if self._lane is None or any(not ref.expired() for ref in self._out):
+            return self._called(self._prepare(given))
+        # Hooks may keep some of what a caller has for its backward pass, and give up others.
+        if self._token and _top_saved_tensors_default_hooks(True) is not None:
             return self._called(self._prepare(given))
         if self._launch is not None and self._lie(given):
             self._misses = 0
@@ -196,7 +203,7 @@ class Replayed:
             self._addresses = {args[i].data_ptr() for i in stay if args[i].numel()}
             self._copied = {
                 i: _torch(x) for i, x in enumerate(self._results)
-                if i in self._own or math.prod(map(int, x.shape)) == 1
+                if i in self._own or (not self._token and math.prod(map(int, x.shape)) == 1)
             }  # fmt: skip
             self._same = {} if not self._token else {
                 i: _torch(x) for i, x in enumerate(self._results) if i not in self._copied
@@ -218,7 +225,11 @@ class Replayed:
             made = {i: _torch(x) for i, x in enumerate(self._results) if i not in self._copied}
             self._out = [StorageWeakRef(x.untyped_storage()) for x in made.values()]
         else:
-            made, token = {**self._same}, torch.empty(1)
+            made = {**self._same}
+            if self._stands is None:
+                token = torch.empty(1)
+            else:
+                token = made[self._stands] = _torch(self._results[self._stands])
             self._out = [StorageWeakRef(token.untyped_storage())] if self._same else []
             if self._places:
                 read = dict(self._places)
@@ -230,10 +241,14 @@ class Replayed:
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors in memory of their own, by one kernel for many."""
-    if len(tensors) > 1 and all(x.is_floating_point() for x in tensors):
+    made = [*tensors]
+    many = [i for i, x in enumerate(tensors) if x.is_floating_point()]
+    if len(many) > 1:
         with torch.no_grad():
-            return list(torch._foreach_mul(tensors, 1.0))
-    return [x.clone() for x in tensors]
+            products = torch._foreach_mul([tensors[i] for i in many], 1.0)
+        for i, product in zip(many, products, strict=True):
+            made[i] = product
+    return [x.clone() if x is given else x for x, given in zip(made, tensors, strict=True)]
 
 
 def _tvm(tensor: torch.Tensor) -> Any:

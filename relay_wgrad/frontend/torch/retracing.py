@@ -123,7 +123,8 @@ def _check_places(torch: Any, title: str, graph: Any) -> None:
     shape functions say, by whose word a graph is traced: a roll's result, for one, is contiguous to
     them and has its operand's order.  Each op before such a place is run, on zeros."""
     unset_fake = import_module("torch._subclasses.fake_tensor").unset_fake_temporarily
-    tree_map = import_module("torch.utils._pytree").tree_map
+    pytree = import_module("torch.utils._pytree")
+    tree_map, tree_leaves = pytree.tree_map, pytree.tree_leaves
 
     def strides(value: Any) -> Any:
         """Those by which something is reached, of each tensor."""
@@ -144,8 +145,13 @@ def _check_places(torch: Any, title: str, graph: Any) -> None:
         return made.zero_()
 
     asked = [node.args[0] for node in graph.nodes if op_of(node) in _BY_PLACE]
+    if not asked:
+        return
     seen: set[Any] = set()
-    with unset_fake(), torch.no_grad(), torch.random.fork_rng():
+    values = [value for node in graph.nodes for value in tree_leaves(node.meta.get("val"))]
+    # Of one machine's GPUs only those that are used: PyTorch would start each of them.
+    cuda = {v.device.index for v in values if isinstance(v, torch.Tensor) and v.is_cuda}
+    with unset_fake(), torch.no_grad(), torch.random.fork_rng(sorted(cuda)):
         while asked:
             node = asked.pop()
             if node in seen or not op_of(node) or "val" not in node.meta:

@@ -309,9 +309,10 @@ print(said[-1], float(tests.run(compiled.executable).sum()))
 
 
 def child(*args: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, "-c", _CHILD, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
+        text=True, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
 
 

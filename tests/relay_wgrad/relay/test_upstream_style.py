@@ -70,7 +70,9 @@ def test_a_mutator_may_call_through_c() -> None:
         def visit_call(self, call: relay.Call) -> Any:
             return relay.Call(call.op, list(map(self.visit, call.args)), call.attrs)
 
-    assert relay.structural_equal(Map().visit(_chain(20_000)), _chain(20_000))
+    # Python 3.12 has a limit of its own for calls through C, which no program can raise.
+    length = 1_000 if sys.version_info[:2] == (3, 12) else 20_000
+    assert relay.structural_equal(Map().visit(_chain(length)), _chain(length))
 
 
 def test_a_mutator_keeps_what_is_the_same_and_forgets_types() -> None:

@@ -6,6 +6,7 @@ The lane here has no device: what it captured it does again into the same memory
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 import tvm
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 import relay_wgrad.torch as rt
 from relay_wgrad.torch import compiler, programs, replayed
@@ -164,7 +166,8 @@ def _grads(module: Any) -> list[torch.Tensor]:
 
 def _loop(module: Any, seed: int, again: bool) -> list[torch.Tensor]:
     """What a loop may do: accumulate, keep, go back twice, two forward passes before a backward
-    one, change outputs and gradients in place, look without gradients, move parameters."""
+    one, change outputs and gradients in place, look without gradients, move parameters, keep some
+    of what the backward pass reads elsewhere."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     images = torch.empty(4, 2, 5, 5)
     seen, held = [], []
@@ -173,12 +176,15 @@ def _loop(module: Any, seed: int, again: bool) -> list[torch.Tensor]:
         fresh = torch.randn(images.shape, generator=generator)
         return module(images.copy_(fresh) if what != "two" and rng.random() < 0.5 else fresh)
 
-    for turn in range(24):
-        what = rng.choice(["plain", "plain", "twice", "two", "kept", "in place", "eval", "cleared"])
-        out = forward()
+    elsewhere = saved_tensors_hooks(lambda x: x.clone() if x.dim() == 4 else x, lambda x: x)
+    other_things = ["twice", "two", "kept", "in place", "eval", "cleared", "elsewhere"]
+    for turn in range(28):
+        what = rng.choice(["plain", "plain", *other_things])
+        with elsewhere if what == "elsewhere" else nullcontext():
+            out = forward()
         seen.append(out.detach().clone())
         loss = out.square().sum()
-        if what == "two":
+        if what in ("two", "elsewhere"):
             other = forward().sum()
             loss = loss + 2 * other
         if what == "twice" and again:

@@ -94,6 +94,17 @@ def test_what_does_not_lie_as_shape_functions_say() -> None:
         assert torch.equal(made, behind(step)(x))
 
 
+def test_random_numbers_of_devices_that_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of several GPUs none is started, and nothing warned of, for tensors of a CPU."""
+    started = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: started.append(1) or 4)
+    for shown in (lambda x: x * 2, lambda x: torch.as_strided(x * 2, (2,), (1,), 0)):
+        graph = traced(shown, X)
+        started.clear()
+        from_aot(graph, [X])
+        assert not started
+
+
 def test_a_placeholder_of_such_a_name() -> None:
     graph = traced(lambda as_strided, as_strided_scatter: as_strided + as_strided_scatter, *[X] * 2)
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
