@@ -22,7 +22,7 @@ from relay_wgrad.ops.batch_norm import BACKWARD, FORWARD, dtype_of
 from ..codegen.lowering import DirectEntry, Field, Plan, Site, lower, same_type
 from .call import NormCall, check
 from .codegen import NORMS
-from .with_pool import take_pools
+from .pool_fusion import take_pools
 
 _VECTOR = 16  # bytes of a row for which a mask has a byte
 _Y = 6  # the backward operators' operand

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+from .depthwise import cache_lines as depthwise_lines
 from .depthwise import kernels as depthwise_kernels
-from .depthwise import lines as depthwise_lines
 from .direct import affine
+from .emitters.memory import Memory
 from .machine import Machine
 from .wgrad import packed, unpacked
 from .winograd import algorithm, weights
 from .winograd import kernels as winograd_kernels
-from .words.memory import Memory
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
-from ..given import whole
+from ..argument_types import whole
 from ..transform.size_checks import without_check
 from .partial import Choice, Patterns
 from .sizes import Limits, Open, Size, at, is_open

@@ -12,7 +12,7 @@ from tvm import relax
 
 from ..ops.resample import resample
 from .context import FLOATS, Context, shape_of
-from .resampled import at_places
+from .resampling import at_places
 from .sizes import number
 from .weights import Array
 

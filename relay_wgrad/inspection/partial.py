@@ -10,10 +10,10 @@ import tvm
 from rich.table import Table
 from tvm import relax
 
+from ..argument_types import of_type
 from ..display import columns
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
-from ..given import of_type
 from ..graph.rebuild import without_unused
 from ..graph.view import Graph
 from ..graph.walk import bindings_of

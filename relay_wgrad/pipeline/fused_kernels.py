@@ -21,7 +21,7 @@ from ..dtypes import HALVES
 from ..registry import legalizations
 from .fold_constant import fold_constants
 from .ieee import hidden
-from .order import Order
+from .kernel_order import Order
 from .products import cpu_products
 from .recompute import Recompute
 from .same_sizes import SameSizes

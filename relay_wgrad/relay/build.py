@@ -13,17 +13,17 @@ from tvm import relax
 from tvm.target import Target
 
 from .. import registry
-from ..building.kept import Kept
+from ..building.disk_cache import DiskCache
 from ..building.program import build as build_cpu
 from ..keys import SYMBOL
 from ..pipeline.cpu import cpu_pipeline
 from ..pipeline.cuda import cuda_pipeline
-from .alone import blamed
 from .ast import Function, GlobalVar, IRModule, post_order
 from .backend import Executor, Runtime, check_backend
 from .executor_factory import MAIN, MAIN_LIBRARY, Compiled, ExecutorFactory, Input
 from .executor_factory import load_module as load_module
 from .external import Library, claimed
+from .isolated_calls import blamed
 from .lower import lowered
 from .memory import Widest, is_out_of_memory
 from .surface import check_relay_module, reason
@@ -156,7 +156,7 @@ def _compiled(mod: tvm.IRModule, ir_mod: IRModule, target: Target, widest: Wides
     """TVM's library; what it cannot compile is told with operator and place."""
     try:
         if target.kind.name == "llvm":
-            executable, _, _ = build_cpu(mod, target, cpu_pipeline(), Kept())
+            executable, _, _ = build_cpu(mod, target, cpu_pipeline(), DiskCache())
         else:
             pipeline = cuda_pipeline() if target.kind.name == "cuda" else "default"
             executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)

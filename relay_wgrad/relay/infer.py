@@ -37,10 +37,10 @@ from .ast import (
     TupleGetItem,
     Var,
 )
+from .iterative_walks import run
 from .ops import lookup, show
-from .ops.inputs import argument_types
+from .ops.input_types import argument_types
 from .rewrite import rewrite
-from .steps import run
 from .types import FuncType, IncompleteType, RelayRefType, TensorType, TupleType, Type, with_dims
 from .types import bound as bound_sizes
 from .unify import Unifier, is_complete

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from ..argument_types import of_type, truth
 from ..frontend import InputSpec, TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH, check_labels
 from ..frontend.weights import Array, as_array
-from ..given import of_type, truth
 from .arrays_file import ArraysFile
 
 SAMPLED = ("data", "labels", "target")

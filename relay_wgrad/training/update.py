@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ..argument_types import of_type
 from ..frontend import InputSpec, TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
-from ..given import of_type
 from .options import DECAYS
 from .schedules import Constant, Schedule, is_between, is_count, schedule_of
 

@@ -15,9 +15,9 @@ Some functions of Relax, which `WholeStep` calls one after another:
 
 They never ask the host: where a gradient overflowed, or the loss is not finite, the update is
 computed and not taken.  The control (`loss_scale`) says what happened.  None calls another function
-of Relax, and who calls them holds what they give: so all of it can be one CUDA graph (`repeated`),
-and `main_adjoint` is compiled once, for itself and for the step.  `optimizer` may write its results
-over what it takes: on a GPU it does, in a few kernels (`byoc_cudnn.updates`).
+of Relax, and who calls them holds what they give: so all of it can be one CUDA graph
+(`graph_replay`), and `main_adjoint` is compiled once, for itself and for the step.  `optimizer` may
+write its results over what it takes: on a GPU it does, in a few kernels (`byoc_cudnn.updates`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from .. import registry
-from ..given import truth
+from ..argument_types import truth
 from ..graph.rebuild import Writer, bound, rebuilt, with_bindings, with_params
 from ..graph.walk import Block, bindings_of, blocks_of, dataflow_block, functions_in
 from ..ir import expressions, op_name

@@ -28,8 +28,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..argument_types import truth
 from ..attrs import ConvAttrs
-from ..given import truth
 from ..graph.rebuild import Writer, rebuilt, with_span, without_unused
 from ..graph.walk import bindings_of
 from ..ir import is_taken, op_name

@@ -25,9 +25,9 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+from ..emitters.loops import Expr, bind, both, splat, vector, when, zero
+from ..emitters.memory import Image, Panels
 from ..machine import Machine
-from ..words.loops import Expr, bind, both, splat, vector, when, zero
-from ..words.memory import Image, Panels
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 

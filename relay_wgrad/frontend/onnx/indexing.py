@@ -10,16 +10,16 @@ import numpy as np
 from tvm import relax
 
 from ...ir import const_like
+from ..arithmetic import running_sum
 from ..context import FLOATS, Context, Value, shape_of
-from ..curves import running_sum
+from ..data_movement import split
 from ..grids import affine_grid, grid_sample
 from ..indexing import at, gathered, known, line, line_along, line_of, placed, taken, wrapped
-from ..moving import split
-from ..ordered import ordered
 from ..sizes import completed, parts, same
+from ..sorting import ordered
 from ..weights import Array
 from .node import Node
-from .open import PROBES
+from .open_batch import PROBES
 from .shapes import axis_of
 
 op = relax.op

@@ -16,7 +16,7 @@ from ..weights import Array
 from . import schema as onnx_schema
 from .names import op_of
 from .node import Node, array_of
-from .open import FIXED, evaluated, shape_value
+from .open_batch import FIXED, evaluated, shape_value
 from .ops import OPS
 from .random import NEVER_FOLDED
 from .shapes import RESHAPING

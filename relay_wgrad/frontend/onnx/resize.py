@@ -9,7 +9,7 @@ import numpy as np
 
 from ..context import Context, shape_of
 from ..interpolation import MODES, PLACES, ROUNDED, Interpolation
-from ..resampled import by_matrix, folded
+from ..resampling import by_matrix, folded
 from .node import Node
 from .windows import each
 

@@ -18,9 +18,9 @@ from ...problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ...transform.raising.index import Barrier
 from ...transform.raising.report import RaiseEntry
 from ..context import Context
-from .moving import pad, part
+from .data_movement import pad, part
+from .operation import Step
 from .roles import Convolution, Reading, readings
-from .steps import Step
 from .tensors import Tensor, View, of_expr, reshape, view_of
 
 op = relax.op

@@ -8,9 +8,9 @@ from typing import Any
 from tvm import relax
 
 from ...ir import constant
-from .. import curves
+from .. import arithmetic
 from ..context import Context, shape_of
-from ..ordered import ordered
+from ..sorting import ordered
 from .call import Builder, Call, as_dtype
 
 op = relax.op
@@ -23,7 +23,7 @@ def _remainder(floor: bool) -> Builder:
             if not floor:
                 raise ValueError(f"of {call.dtype} is not supported")
             return ctx.emit(op.floor_mod(x, y))
-        return curves.remainder(ctx, x, y, floor)
+        return arithmetic.remainder(ctx, x, y, floor)
 
     return build
 
@@ -34,12 +34,12 @@ def _product(ctx: Context, call: Call) -> Any:
     axis = call.arg(1)
     axes = list(range(len(shape_of(x)))) if axis is None else axis
     axes = [int(a) for a in (axes if isinstance(axes, (list, tuple)) else [axes])]
-    return curves.product(ctx, x, axes, bool(call.arg(2, False)))
+    return arithmetic.product(ctx, x, axes, bool(call.arg(2, False)))
 
 
 def _running_sum(ctx: Context, call: Call) -> Any:
     x = as_dtype(ctx, call.args[0], call.dtype)
-    return curves.running_sum(ctx, x, int(call.args[1]) % len(call.shape))
+    return arithmetic.running_sum(ctx, x, int(call.args[1]) % len(call.shape))
 
 
 def _extreme_place(function: Callable[..., Any]) -> Builder:

@@ -11,7 +11,7 @@ from tvm import relax
 from ..context import Context, shape_of
 from ..grids import grid_sample
 from ..indexing import at, gathered, line, taken
-from ..resampled import at_places
+from ..resampling import at_places
 from .call import Builder, Call
 
 op = relax.op

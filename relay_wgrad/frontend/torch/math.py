@@ -16,8 +16,8 @@ from tvm import relax
 from ...ir import constant
 from ...ops.elementwise import RECORDS
 from .. import activations as act
+from ..arithmetic import floor_quotient
 from ..context import FLOATS, Context, shape_of
-from ..curves import floor_quotient
 from ..sizes import is_open, number
 from .call import Builder, Call, as_dtype
 from .elementwise import ELEMENTWISE, binary

@@ -22,11 +22,11 @@ from ...layouts import swap_io
 from ...problem import transposed_size
 from ..ast import Call, Expr, Op
 from ..ops import REGISTRY, lookup, show
-from ..ops.blocks import plain
+from ..ops.blocked_layouts import plain
 from ..ops.conv import in_groups, multiplier
 from ..ops.table import Call as Site
 from ..ops.windows import each, ends, rank_of
-from . import lines
+from . import one_dimension
 from .common import Rule, attributes, call, refuse, reshape, transpose, type_of
 
 _SAME = ("strides", "padding", "dilation", "groups")
@@ -219,7 +219,7 @@ def _conv_backward_weight(orig: Call, grad: Expr) -> list[Expr]:
 
 
 RULES: dict[str, Rule] = {
-    f"nn.conv{rank}d{which}": lines.of_rank(rank, rule)
+    f"nn.conv{rank}d{which}": one_dimension.of_rank(rank, rule)
     for rank in (1, 2, 3)
     for which, rule in (
         ("", _conv), ("_transpose", _conv_transpose), ("_backward_weight", _conv_backward_weight)

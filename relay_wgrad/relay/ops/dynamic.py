@@ -1,6 +1,6 @@
 """Relay's `dyn` operators: sizes, axes and widths are arguments, whose values only the run knows.
 
-The run computes the sizes as a small vector first, and makes variables of it (`run_sizes.py`).
+The run computes the sizes as a small vector first, and makes variables of it (`runtime_sizes.py`).
 What it can't check of a value never reads what is not the tensor's: numbers of elements are
 compared, slices held within the tensor.
 """
@@ -14,7 +14,7 @@ from tvm import relax, te, tirx
 from ..types import ANY, TensorType, Type
 from .facts import FOLLOW
 from .relations import broadcast
-from .run_sizes import (
+from .runtime_sizes import (
     checked,
     length,
     number,

@@ -9,9 +9,9 @@ from tvm import relax, te, tirx, topi
 
 from ...layouts import is_permutation, to_layout
 from ..types import ANY, TensorType, TupleType, Type
-from . import image, nn, ordered  # noqa: F401  (whose attributes these have)
+from . import image, nn, sort_scan  # noqa: F401  (whose attributes these have)
 from .facts import FOLLOW
-from .run_sizes import (
+from .runtime_sizes import (
     held,
     length,
     number,

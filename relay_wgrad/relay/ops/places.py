@@ -10,7 +10,7 @@ from ..types import ANY, TensorType, TupleType, Type
 from .facts import FOLLOW, INJECTIVE, OPAQUE
 from .loops import cell, kernel, loops, when
 from .relations import agree
-from .run_sizes import held, length, number, scalar, sizes, slice_bounds
+from .runtime_sizes import held, length, number, scalar, sizes, slice_bounds
 from .table import Attr, Call, Site, constant_value, define, show
 from .te import integer_indices, program, rank
 

@@ -17,8 +17,8 @@ from ...layouts import ACTIVATION, ACTIVATIONS, permutation, to_layout
 from ...ops import size_rules
 from ...ops.size_rules import Rule
 from ..types import Dim, TensorType, Type
-from . import by_rank, lines
-from .blocks import on_whole_axes
+from . import by_rank, one_dimension
+from .blocked_layouts import on_whole_axes
 from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE, image_roles
 from .relations import agree, product
 from .table import Builder, Call, Site, define, in_float32, show
@@ -298,8 +298,9 @@ for _rank in (1, 2, 3):
     ):  # fmt: skip
         if _rank == 3:
             _image = (_means_of_volumes if _name.endswith("avg") else _of_volumes)(_image, _sizes)
-        define(f"nn.{_name}_pool{_rank}d", "data", *lines.of_rank(_rank, _type, _image, _sizes),
-               "torch", *_attrs(_rank), roles=image_roles() if _rank == 2 else None,
+        define(f"nn.{_name}_pool{_rank}d", "data",
+               *one_dimension.of_rank(_rank, _type, _image, _sizes), "torch",
+               *_attrs(_rank), roles=image_roles() if _rank == 2 else None,
                **_FACTS | _facts)  # fmt: skip
 define("nn.max_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.max_pool2d_backward(*s.args, **_window(s))), "torch",

@@ -16,9 +16,9 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from ...argument_types import of_type
 from ...conditions import Conditions
 from ...dtypes import HALVES
-from ...given import of_type
 from ...relation import Checks
 from ..ast import Attrs
 from ..dims import SymDim, unified
@@ -201,14 +201,14 @@ class RelayOp:
     TReshapeOp; `roles`: whose layouts its attributes are.  Whether it has a gradient, TVM's
     registry says of what `build` makes.
 
-    `doc`: what its builder's help says, for one that `relay.op.made` makes: the builder's arguments
-    are then `signature`'s, by default the inputs and then the attributes, where `a: data` is `data`
-    by another name, and `a=1` has another default than the attribute asks for; `gathers`: the first
-    is a tuple of tensors, and may be a list; of a `window` of so many axes one number is written
-    out for each, and padding for both sides; `absent`: what attributes are where the builder has no
-    such argument, or it is None; `numbers`: the dtype of arguments that may also be numbers, or the
-    attribute that has it; `results`: of how many results it gives a tuple, or which argument says
-    so, and how: by a table, or always one.
+    `doc`: what its builder's help says, for one that `relay.op.generated` has: the builder's
+    arguments are then `signature`'s, by default the inputs and then the attributes, where `a: data`
+    is `data` by another name, and `a=1` has another default than the attribute asks for; `gathers`:
+    the first is a tuple of tensors, and may be a list; of a `window` of so many axes one number is
+    written out for each, and padding for both sides; `absent`: what attributes are where the
+    builder has no such argument, or it is None; `numbers`: the dtype of arguments that may also be
+    numbers, or the attribute that has it; `results`: of how many results it gives a tuple, or which
+    argument says so, and how: by a table, or always one.
     """
 
     name: str

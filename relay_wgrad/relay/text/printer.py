@@ -5,8 +5,8 @@ bound to a graph variable, numbered when the first of its users is printed; only
 a scope, and what a `let` binds, stay in place when nothing else uses them.  A `let` that is an
 operand gets brackets.
 
-Everything that nests is a generator, and `steps.run` drives them: the stack is a list, so a tree of
-any depth can be printed.
+Everything that nests is a generator, and `iterative_walks.run` drives them: the stack is a list, so
+a tree of any depth can be printed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...given import of_type
+from ...argument_types import of_type
 from ..adt import (
     Constructor,
     Match,
@@ -46,9 +46,9 @@ from ..ast import (
     children,
     post_order,
 )
-from ..boxes import by_reference, plain
+from ..boxed_values import by_reference, plain
 from ..errors import RelayTextError
-from ..steps import run
+from ..iterative_walks import run
 from ..types import (
     DTYPES,
     OTHER_NAMES,

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ..ast import Call, Expr, Function, Op, Var, children, post_order
+from ..iterative_walks import order
 from ..ops import lookup
 from ..rewrite import over
-from ..steps import order
 from ..types import TensorType
 from .combine_families import Branch, Family, Group, ndim_of, shape_of
 from .eliminate import owners
-from .hooked import is_kernel
+from .user_hooks import is_kernel
 
 
 def combine(function: Function, family: Family, fewest: int) -> Function:

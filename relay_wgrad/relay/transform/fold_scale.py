@@ -13,10 +13,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from ..ast import Call, Expr, Function, children, post_order
+from ..iterative_walks import order
 from ..make import call
 from ..rewrite import over
-from ..steps import order
-from .hooked import attributes, kernels
 from .scale_axis import (
     CONVOLUTIONS,
     Wish,
@@ -30,6 +29,7 @@ from .scale_axis import (
     tensor,
     weighted,
 )
+from .user_hooks import attributes, kernels
 
 _CONSUMERS = (*CONVOLUTIONS, "nn.dense")
 _RELUS = ("nn.relu", "nn.leaky_relu")

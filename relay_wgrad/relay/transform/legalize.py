@@ -29,7 +29,7 @@ from ..ops import show
 from ..ops.hooks import LEGALIZE, PACKAGE_LEVEL
 from ..rewrite import rewrite
 from ..types import TensorType, Type
-from .hooked import attributes, kernels, replacement
+from .user_hooks import attributes, kernels, replacement
 
 WGRAD = "nn.conv2d_backward_weight"
 

@@ -19,7 +19,7 @@ from ..ast import Call, Constant, Expr, Op
 from ..layout_rules.named import Layout
 from ..make import call
 from ..types import TensorType
-from .hooked import attributes
+from .user_hooks import attributes
 
 CONVOLUTIONS = ("nn.conv2d", "nn.conv3d")
 # What gives its argument's numbers, each at least once, and no others.
