@@ -98,15 +98,15 @@ class Library:
         """
         if self._runnable is None:
             return []
-        texts = [str(text) for text in self._told(list(_owners()))]
+        texts = [str(text) for text in self._results_of(list(_owners()))]
         # One library can be there as two modules.
         return list(dict.fromkeys(line for text in texts for line in text.splitlines()))
 
     def release(self) -> int:
         """Gives back the device's memory that is kept between calls; of how many sources."""
-        return len(self._told([release_of(name) for name in _owners()]))
+        return len(self._results_of([release_of(name) for name in _owners()]))
 
-    def _told(self, names: Sequence[str]) -> list[Any]:
+    def _results_of(self, names: Sequence[str]) -> list[Any]:
         """What those functions give that the loaded modules have."""
         modules = [] if self._runnable is None else _all(self._runnable)
         return [m[name]() for m in modules for name in names if m.implements_function(name)]

@@ -116,7 +116,7 @@ def choose(
         if not others:
             return Chosen(base.backend, base.call)
         try:
-            return _chosen(problem, base, others, machine, arch, target)
+            return _fastest(problem, base, others, machine, arch, target)
         except (ToolchainError, RuntimeError, OSError) as error:
             _warn(f"{problem}: not measured, so it is {base.backend}'s: {error}")
             return Chosen(base.backend, base.call)
@@ -143,7 +143,7 @@ def prefetch(
         record = known().record
         record.machine = machine
         jobs = [
-            partial(_made, other, problem, pins, arch)
+            partial(_built, other, problem, pins, arch)
             for problem in dict.fromkeys(problems)
             for other in _others(problem, backends, arch)
             for pins in _pins(record, problem, other)
@@ -192,7 +192,7 @@ def _options(backend: Backend, given: Mapping[str, Any], arch: int) -> Any:
     return backend.options(**known)
 
 
-def _chosen(
+def _fastest(
     problem: ConvProblem, base: Base, others: list[_Other], machine: str, arch: int, target: Any
 ) -> Chosen:
     record, version = known().record, known_versions().get(base.backend) or ""
@@ -221,7 +221,7 @@ def _chosen(
     for other in others:
         if other.backend.name == best and other.found is not None:
             pins = other.found.pins
-            call = calls.get((best, str(dict(pins)))) or _made(other, problem, pins, arch)
+            call = calls.get((best, str(dict(pins)))) or _built(other, problem, pins, arch)
             if call is not None:
                 return Chosen(best, call, ordered)
     return Chosen(base.backend, base.call, ordered)
@@ -232,7 +232,7 @@ def _as_before(
 ) -> Chosen:
     """By the backend that another size got, and the kernel that it expects to be fastest."""
     for other in others:
-        if other.backend.name == backend and (call := _made(other, problem, {}, arch)) is not None:
+        if other.backend.name == backend and (call := _built(other, problem, {}, arch)) is not None:
             return Chosen(backend, call)
     return Chosen(base.backend, base.call)
 
@@ -249,7 +249,7 @@ def _measure(
     task.candidates.append(Candidate(base.backend, version, base.options, pins, "f0", base.call))
     jobs = [(other, pins) for other in others for pins in other.tried]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = pool.map(lambda job: _made(job[0], problem, job[1], arch), jobs)
+        made = pool.map(lambda job: _built(job[0], problem, job[1], arch), jobs)
         for (other, pins), call in zip(jobs, made, strict=True):
             if call is not None:
                 calls[other.backend.name, str(dict(pins))] = call
@@ -268,7 +268,7 @@ def _measure(
             _warn(f"times are measured anew in each process: {error}")
 
 
-def _made(
+def _built(
     other: _Other, problem: ConvProblem, pins: Mapping[str, Any], arch: int
 ) -> Callable[..., Any] | None:
     made = other.backend.options(**{**other.options, **pins})

@@ -85,7 +85,7 @@ def rolled(ctx: Context, x: Any, axis: int, shift: int) -> Any:
     return ctx.emit(op.reshape(ctx.emit(op.concat(turned, axis)), shape))
 
 
-def chosen(ctx: Context, x: Any, axis: int, indices: Sequence[int]) -> Any:
+def take_constant(ctx: Context, x: Any, axis: int, indices: Sequence[int]) -> Any:
     """x's elements at these indices of an axis, each from 0 on."""
     first = indices[0]
     if list(indices) == list(range(first, first + len(indices))):

@@ -11,7 +11,7 @@ from tvm import relax
 
 from ..ops.resample import resample, table_of
 from .context import Context, shape_of
-from .data_movement import chosen
+from .data_movement import take_constant
 from .weights import Array
 
 _SPARE, _SMALL = 16, 1 << 20  # a transpose's table: so many times the elements, or so large
@@ -32,7 +32,7 @@ def at_places(ctx: Context, x: Any, axis: int, places: Sequence[int]) -> Any:
     """
     places = [int(p) for p in places]
     if places == list(range(places[0], places[0] + len(places))):
-        return chosen(ctx, x, axis, places)
+        return take_constant(ctx, x, axis, places)
     # Where few elements are taken very often, the transpose's table would be mostly empty.
     size = shape_of(x)[axis]
     table = int(np.bincount(places, minlength=size).max()) * size

@@ -43,7 +43,7 @@ def _over(divisor: Callable[[Any], Any]) -> Rule:
     return rule
 
 
-def _rest(x: Any) -> Any:
+def _one_minus_square(x: Any) -> Any:
     """1 - x^2 as a product: near 1 the square of x would lose what is left."""
     return op.multiply(op.subtract(const_like(1, x), x), op.add(const_like(1, x), x))
 
@@ -68,13 +68,13 @@ def atan2(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
 
 
 GRADIENTS: dict[str, Rule] = {
-    "relax.acos": _over(lambda x: op.negative(op.sqrt(_rest(x)))),
+    "relax.acos": _over(lambda x: op.negative(op.sqrt(_one_minus_square(x)))),
     "relax.acosh": _over(lambda x: op.sqrt(_above(x))),
-    "relax.asin": _over(lambda x: op.sqrt(_rest(x))),
+    "relax.asin": _over(lambda x: op.sqrt(_one_minus_square(x))),
     "relax.asinh": _over(lambda x: op.sqrt(_plus(x))),
     "relax.atan": _over(_plus),
     "relax.atan2": atan2,
-    "relax.atanh": _over(_rest),
+    "relax.atanh": _over(_one_minus_square),
     "relax.cosh": _by(lambda x, y: op.sinh(x)),
     "relax.sinh": _by(lambda x, y: op.cosh(x)),
     "relax.tan": _by(lambda x, y: _plus(y)),

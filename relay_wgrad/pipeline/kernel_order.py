@@ -140,7 +140,7 @@ def _steps(block: relax.DataflowBlock) -> tuple[list[Step], list[int]] | None:
         reads: frozenset[int] = frozenset()
         if op_name(value) in _KERNELS:
             reads = frozenset(t for arg in value.args for t in all_of(parts_of(arg, parts)))
-            parts[binding.var] = _made(binding.var.ty, sizes)
+            parts[binding.var] = _new_tensors(binding.var.ty, sizes)
         elif isinstance(value, relax.Call | relax.If) and not _is_free(value):
             return None
         else:
@@ -160,7 +160,7 @@ def _is_free(value: relax.Call | relax.If) -> bool:
     return op_name(value) in _VIEWS or (isinstance(ty, relax.TupleType) and not ty.fields)
 
 
-def _made(ty: Any, sizes: list[int]) -> Parts:
+def _new_tensors(ty: Any, sizes: list[int]) -> Parts:
     """New tensors of a type, whose sizes go to the others'; one that only the run knows is 0."""
     if isinstance(ty, relax.TupleType):
         return [_all_made(field, sizes) for field in ty.fields]

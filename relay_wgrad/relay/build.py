@@ -23,7 +23,7 @@ from .backend import Executor, Runtime, check_backend
 from .executor_factory import MAIN, MAIN_LIBRARY, Compiled, ExecutorFactory, Input
 from .executor_factory import load_module as load_module
 from .external import Library, claimed
-from .isolated_calls import blamed
+from .isolated_calls import first_failing_call
 from .lower import lowered
 from .memory import Widest, is_out_of_memory
 from .surface import check_relay_module, reason
@@ -164,7 +164,7 @@ def _compiled(mod: tvm.IRModule, ir_mod: IRModule, target: Target, widest: Wides
     except (RuntimeError, MemoryError, ValueError, OverflowError) as error:
         if is_out_of_memory(error):
             raise MemoryError(f"build: not enough memory: {widest.words}") from error
-        blame = blamed(ir_mod, target)
+        blame = first_failing_call(ir_mod, target)
         if not blame and isinstance(error, ValueError):
             raise  # it has words of its own
         raise ValueError(f"build: TVM cannot compile {blame}{reason(error)}") from error

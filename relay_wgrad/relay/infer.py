@@ -62,7 +62,7 @@ def infer_module(mod: IRModule) -> IRModule:
     TypeError, ValueError : for a violated type relation, an annotation that does not fit, a
         parameter without a type, an unknown name; with the place where it is known.
     """
-    if vars(mod).get(_INFERRED) == _held(mod):
+    if vars(mod).get(_INFERRED) == _type_environment(mod):
         return _marked(replace(mod))  # as it is: nodes can't be changed
     found = _Types(mod)
     for name in mod.functions:
@@ -79,13 +79,13 @@ def infer_module(mod: IRModule) -> IRModule:
 _INFERRED = "_inferred"  # of a module: what it held when its types were found
 
 
-def _held(mod: IRModule) -> tuple[Any, ...]:
+def _type_environment(mod: IRModule) -> tuple[Any, ...]:
     """What a module's types depend on.  Functions are equal only where they are one object."""
     return (*mod.functions.items(), *mod.type_definitions.items())
 
 
 def _marked(mod: IRModule) -> IRModule:
-    object.__setattr__(mod, _INFERRED, _held(mod))
+    object.__setattr__(mod, _INFERRED, _type_environment(mod))
     return mod
 
 

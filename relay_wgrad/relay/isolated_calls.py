@@ -16,7 +16,7 @@ from .types import TensorType
 _MOST = 200  # calls that are tried
 
 
-def blamed(mod: IRModule, target: Target) -> str:
+def first_failing_call(mod: IRModule, target: Target) -> str:
     """The operator and the place of the first call that does not compile, for a message.
 
     Empty where none fails alone, or there are too many to try.

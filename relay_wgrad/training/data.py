@@ -67,7 +67,7 @@ class Data:
         if missing:
             raise ValueError(
                 f"{origin}: no samples for {', '.join(missing)}; wanted are"
-                f" {', '.join(map(_wanted, specs))}, got {_given(arrays)}"
+                f" {', '.join(map(_expected_text, specs))}, got {_arrays_text(arrays)}"
             )
         self.arrays = {
             spec.name: _samples(origin, spec, arrays[spec.name], graph.classes) for spec in specs
@@ -197,7 +197,7 @@ def _samples(origin: str, spec: InputSpec, given: Any, classes: int | None) -> A
         raise ValueError(f"{origin}: {spec.name} has masked values; fill them first")
     converts = array.dtype.kind in "biuf" and np.can_cast(array.dtype, spec.dtype, "same_kind")
     if array.ndim != len(spec.shape) or array.shape[1:] != spec.shape[1:] or not converts:
-        raise ValueError(f"{origin}: samples are {_wanted(spec)}, got {_text(array)}")
+        raise ValueError(f"{origin}: samples are {_expected_text(spec)}, got {_text(array)}")
     if spec.kind == "labels" and classes is not None:
         check_labels(f"{origin}: {spec.name}", array, classes, spec.ignored)
     if array.size:
@@ -226,11 +226,11 @@ def _representable(what: str, array: Array, dtype: np.dtype[Any]) -> None:
     raise ValueError(f"{what} is {array[index]} at index {list(index)}{held}")
 
 
-def _wanted(spec: InputSpec) -> str:
+def _expected_text(spec: InputSpec) -> str:
     return f"{spec.name} {spec.dtype}[{', '.join(['samples', *map(str, spec.shape[1:])])}]"
 
 
-def _given(arrays: Mapping[str, Any]) -> str:
+def _arrays_text(arrays: Mapping[str, Any]) -> str:
     names = list(arrays)
     if isinstance(arrays, ArraysFile):
         texts = [arrays.describe(name) for name in names[:_NAMED]]

@@ -114,7 +114,7 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
         if is_part and value.tuple_value in forward:
             forward.add(var)
             backward.discard(var)
-    kept, again = _kept(graph, values, forward, backward, gradients)
+    kept, again = _saved_and_recomputed(graph, values, forward, backward, gradients)
     backward |= again
     given = [
         var for var in func.params[:-1]
@@ -150,7 +150,7 @@ def _needed(wanted: Sequence[Any], graph: Graph, known: Collection[Any]) -> set[
     return {var for var in found if var in graph.index and var not in known}
 
 
-def _kept(
+def _saved_and_recomputed(
     graph: Graph,
     values: dict[Any, Any],
     forward: set[Any],

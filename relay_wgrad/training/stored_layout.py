@@ -39,13 +39,13 @@ def kept_in_layout(
     axes : that parameters have already, as of another number of images: so they come and their
         gradients go, and are turned in the step where this one would have them otherwise.
     """
-    made, found = _chosen(module, layout, graph, blocks)
+    made, found = _in_layout(module, layout, graph, blocks)
     if axes is None or axes == found:
         return made, found
-    return converted(_given(module, graph, axes), layout, blocks=blocks), axes
+    return converted(_with_axes(module, graph, axes), layout, blocks=blocks), axes
 
 
-def _chosen(
+def _in_layout(
     module: tvm.IRModule, layout: str | None, graph: TrainingGraph, blocks: Wanted
 ) -> tuple[tvm.IRModule, Axes]:
     if layout in (None, "NCHW"):
@@ -59,10 +59,10 @@ def _chosen(
     return made, axes
 
 
-def _given(module: tvm.IRModule, graph: TrainingGraph, axes: Axes) -> tvm.IRModule:
+def _with_axes(module: tvm.IRModule, graph: TrainingGraph, axes: Axes) -> tvm.IRModule:
     """The step with parameters in other axes; each is turned on its way in, its gradient back."""
     func = module[ADJOINT]
-    params = [relax.Var(v.name, _turned(v.ty, axes.get(v.name))) for v in func.params]
+    params = [relax.Var(v.name, _permuted_type(v.ty, axes.get(v.name))) for v in func.params]
     values: dict[relax.Var, Any] = {}
     bb = relax.BlockBuilder()
     with bb.function(ADJOINT, params):
@@ -91,7 +91,7 @@ def _given(module: tvm.IRModule, graph: TrainingGraph, axes: Axes) -> tvm.IRModu
     return out
 
 
-def _turned(ty: relax.TensorType, axes: Sequence[int] | None) -> relax.TensorType:
+def _permuted_type(ty: relax.TensorType, axes: Sequence[int] | None) -> relax.TensorType:
     return ty if axes is None else relax.TensorType([ty.shape.values[a] for a in axes], ty.dtype)
 
 

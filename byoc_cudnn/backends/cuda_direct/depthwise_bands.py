@@ -155,7 +155,7 @@ class Tiles(Protocol):
     def fit(self) -> int: ...
 
 
-def moved(problem: ConvProblem, z: Tiles) -> float:
+def tensor_bytes(problem: ConvProblem, z: Tiles) -> float:
     """Bytes, with columns that two tiles read and what lies beside a block's channels."""
     p, columns = problem, 8 * z.across
     image = p.n * p.c * (p.p * p.q if p.kind is ConvKind.DGRAD else p.h * p.w)
@@ -178,7 +178,7 @@ def took(
     full, left = divmod(_ceil(blocks, machine.MULTIPROCESSORS), z.fit)
     for together, times in ((z.fit, full), (left, 1 if left else 0)):
         busy += times * (steps * together * z.channels / 4 * step + begin)
-    memory = moved(p, z) / _BANDWIDTH[p.kind]
+    memory = tensor_bytes(p, z) / _BANDWIDTH[p.kind]
     return warps.us(p, math.hypot(busy / machine.CLOCK, memory))
 
 

@@ -39,7 +39,7 @@ from ..machine import Machine
 _PIXELS, _COLUMNS = 28, 7
 
 
-def worth(problem: ConvProblem, m: Machine) -> bool:
+def pays(problem: ConvProblem, m: Machine) -> bool:
     """Whether lines would leave the level-2 cache before the next vector needs them."""
     if m.vector_bytes >= m.line_bytes or problem.s > m.registers - 4:
         return False

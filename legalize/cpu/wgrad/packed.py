@@ -51,7 +51,7 @@ from .work_split import Work, best_split
 LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it gains
 
 
-def worth(problem: ConvProblem, m: Machine) -> bool:
+def pays(problem: ConvProblem, m: Machine) -> bool:
     """Whether packing pays."""
     few = min(problem.c, problem.k) // problem.groups
     return m.has_few_registers and few >= LEAST_CHANNELS

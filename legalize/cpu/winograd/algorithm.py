@@ -89,7 +89,7 @@ def applies(problem: ConvProblem) -> bool:
     )
 
 
-def worth(problem: ConvProblem, m: Machine) -> bool:
+def pays(problem: ConvProblem, m: Machine) -> bool:
     """Whether the algorithm applies, and should be clearly faster than the direct one."""
     lanes = m.lanes("float32")
     if not applies(problem) or min(problem.c, problem.k) < lanes:

@@ -51,7 +51,7 @@ _PART = 64
 _TASKS = 4
 
 
-def worth(problem: ConvProblem, m: Machine) -> bool:
+def pays(problem: ConvProblem, m: Machine) -> bool:
     """Whether a task's sums stay in a level-2 cache, but all weights would not."""
     operand, _, result = problem.roles
     reduced, channels = (problem.canonical_shape(role)[1] for role in (operand, result))

@@ -97,10 +97,10 @@ def _operands(a: Any, b: Any, same: dict[Any, Any]) -> bool:
         return type(b) is _NUMBERS[type(value).__name__] and _of_one(value) == b
     if not _is_node(a):
         return type(a) is type(b) and bool(a == b)
-    return _is_node(b) and _found(a, same) is _found(b, same)
+    return _is_node(b) and _counterpart(a, same) is _counterpart(b, same)
 
 
-def _found(node: Any, same: dict[Any, Any]) -> Any:
+def _counterpart(node: Any, same: dict[Any, Any]) -> Any:
     """What a node of either graph is in the second."""
     while node in same:
         node = same[node]

@@ -11,7 +11,7 @@ from tvm import relax
 
 from ..context import Context, shape_of
 from ..data_movement import broadcast, cut
-from ..indexing import known, line_along, line_of, placed
+from ..indexing import constant_indices, line_along, line_of, placed
 from ..weights import Array
 from .call import Builder, Call, as_dtype
 
@@ -19,7 +19,7 @@ op = relax.op
 
 
 def _constant(index: Any) -> Array:
-    places = known(index)
+    places = constant_indices(index)
     if places is None:
         raise ValueError("only at places that are known on import")
     return places

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .call import Builder
-from .curves import CURVES
 from .index_put import PLACING
 from .indexing import INDEXING
 from .layers import LAYERS
@@ -19,7 +18,6 @@ from .shapes import FILLED, SHAPES
 OPS: dict[str, Builder] = {
     **LAYERS,
     **MATH,
-    **CURVES,
     **LOSSES,
     **SHAPES,
     **RANDOM,

@@ -12,7 +12,7 @@ from ...ir import constant
 from .. import loss_terms as terms
 from ..context import Context, shape_of
 from ..data_movement import broadcast
-from ..indexing import known, wrapped
+from ..indexing import constant_indices, wrapped
 from ..resampling import by_matrix, chosen_matrix
 from .call import Builder, Call, as_dtype
 from .index_put import arranged, at_indices
@@ -69,7 +69,7 @@ def _index_put(ctx: Context, call: Call) -> Any:
         raise ValueError("by a mask the number of elements is not known on import")
     shape = np.broadcast_shapes(*(shape_of(i) for i in indices))
     values = as_dtype(ctx, call.args[2], call.dtype)
-    places = [known(i) for i in indices]
+    places = [constant_indices(i) for i in indices]
     together = axes == list(range(axes[0], axes[0] + count))
     if adds and together and len(shape) == count and all(p is not None for p in places):
         lines = [_line(p, i, len(shape)) for i, p in enumerate(places)]

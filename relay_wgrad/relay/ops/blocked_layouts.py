@@ -105,7 +105,7 @@ def _numbered(axes: Axes) -> list[tuple[str, int]]:
 def relayout(s: Site, x: Any, src: Axes, dst: Axes, sizes: dict[str, Dim]) -> Any:
     """Merge the source's blocks, transpose, split into the destination's."""
     if not all(isinstance(size, int) for size in sizes.values()):
-        return program(s, lambda _, tensor: _moved(tensor, src, dst), x)
+        return program(s, lambda _, tensor: _as_kernel(tensor, src, dst), x)
     order = [axis for axis, block in src if not block]
     if any(block for _, block in src):
         parts = _numbered(src)
@@ -122,7 +122,7 @@ def relayout(s: Site, x: Any, src: Axes, dst: Axes, sizes: dict[str, Dim]) -> An
     return x if moved == sorted(moved) else R.permute_dims(x, moved)
 
 
-def _moved(x: Any, src: Axes, dst: Axes) -> Any:
+def _as_kernel(x: Any, src: Axes, dst: Axes) -> Any:
     """The same as one kernel, which divides by blocks alone.
 
     TVM's reshape divides by every size; where these are expressions of others, such as those of

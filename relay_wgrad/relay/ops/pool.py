@@ -42,7 +42,7 @@ def _dilation(call: Call, rank: int = 2) -> tuple[int, ...]:
     return each(call, "dilation", rank)
 
 
-def _made(call: Call, data: TensorType) -> TensorType:
+def _result_type(call: Call, data: TensorType) -> TensorType:
     """The type of the pool of data."""
     a, rank = call.attrs, rank_of(call.op)
     _no_out_layout(call)
@@ -61,7 +61,7 @@ def _made(call: Call, data: TensorType) -> TensorType:
 
 
 def _pool_type(call: Call) -> Type:
-    return _made(call, call.tensor())
+    return _result_type(call, call.tensor())
 
 
 def _grad_type(call: Call) -> Type:
@@ -70,7 +70,7 @@ def _grad_type(call: Call) -> Type:
     call.same_dtype(0, 1)
     if len(grad.shape) != len(data.shape):
         call.fail(f"{show(grad)} and {show(data)} must have the same rank")
-    made = _made(call, data)
+    made = _result_type(call, data)
     if not all(map(agree, grad.shape, made.shape)):
         call.fail(f"grad must be as large as the pool of data, {show(made)}, got {show(grad)}")
     return data

@@ -141,7 +141,7 @@ def slice_bounds(size: Any, step: Any) -> tuple[Any, Any, Any]:
     return step, low, tirx.Select(step < 0, size - 1, size)
 
 
-def held(value: Any, size: Any, low: Any, high: Any) -> Any:
+def clamped_bound(value: Any, size: Any, low: Any, high: Any) -> Any:
     """A begin or end, counted from the axis's end where it is negative, within its bounds."""
     value = tirx.Select(value < 0, value + size, value)
     return tirx.Min(tirx.Max(value, low), high)

@@ -176,7 +176,7 @@ def constant_value(expr: Any) -> np.ndarray[Any, Any] | None:
     return np.asarray(expr.value.numpy()) if isinstance(expr, GenericConst) else None
 
 
-def named(name: str, error: TypeError | ValueError) -> TypeError | ValueError:
+def with_name(name: str, error: TypeError | ValueError) -> TypeError | ValueError:
     """The error, with the operator's name if its words lack it: a type's are of a size alone."""
     if name.rpartition(".")[2] in str(error):
         return error
@@ -286,7 +286,7 @@ class RelayOp:
         try:
             return self.relation(call)
         except (TypeError, ValueError) as error:
-            if (made := named(self.name, error)) is error:
+            if (made := with_name(self.name, error)) is error:
                 raise
             raise made from error
 

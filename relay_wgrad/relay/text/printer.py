@@ -234,7 +234,7 @@ class _Printer:
         if not params:
             return ""
         self._types = {}
-        self._scope |= _named(params, {*self._scope.values(), *self._defined})
+        self._scope |= _fresh_names(params, {*self._scope.values(), *self._defined})
         return f"[{', '.join(self._scope[param] for param in params)}]"
 
     def _close_types(self, params: Sequence[TypeVar]) -> None:
@@ -248,7 +248,7 @@ class _Printer:
             names = dict(self._scope)
             # Of functions' types within this one; what nothing binds is written as it is called.
             own = [var for var in _type_vars(type_) if var not in names]
-            names |= _named(own, {*names.values(), *self._defined})
+            names |= _fresh_names(own, {*names.values(), *self._defined})
             text = self._types[type_] = type_text(type_, self._dim, names.__getitem__)
         return text
 
@@ -517,7 +517,7 @@ def _type_vars(type_: Type) -> list[TypeVar]:
     return list(found)
 
 
-def _named(variables: Iterable[TypeVar], taken: set[str]) -> dict[TypeVar, str]:
+def _fresh_names(variables: Iterable[TypeVar], taken: set[str]) -> dict[TypeVar, str]:
     """A name for each, that nothing else has and no dtype."""
     out = {}
     for var in variables:

@@ -174,7 +174,7 @@ def _foldable(function: Function, refused: set[Expr]) -> tuple[set[Expr], bool]:
         if not all(child in out for child in _operands(node)):
             continue
         if isinstance(node, Call):
-            asked = _asked(node)
+            asked = _deciding_argument(node)
             if asked is not None and not isinstance(asked, Constant):
                 waiting = True
                 continue
@@ -185,7 +185,7 @@ def _foldable(function: Function, refused: set[Expr]) -> tuple[set[Expr], bool]:
     return out, waiting
 
 
-def _asked(call: Call) -> Expr | None:
+def _deciding_argument(call: Call) -> Expr | None:
     """The argument whose values decide whether a call has one."""
     assert isinstance(call.op, Op)
     index = checked_argument(call.op.name)

@@ -46,7 +46,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     def fits(problem: ConvProblem, m: object) -> bool:
         return problem.s <= 12
 
-    monkeypatch.setattr(depthwise_lines, "worth", fits)
+    monkeypatch.setattr(depthwise_lines, "pays", fits)
     monkeypatch.setattr(depthwise, "FAR", 0)
 
 
@@ -76,7 +76,7 @@ def test_taken_for_vectors_that_share_lines(monkeypatch: pytest.MonkeyPatch) -> 
     problem = ConvProblem.parse(LARGE)
     avx512 = Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
     wide = ConvProblem.parse(LARGE.replace("s=3", "s=13"))
-    assert depthwise_lines.worth(problem, machine(AVX2))
-    assert not depthwise_lines.worth(problem, machine(avx512))
-    assert not depthwise_lines.worth(wide, machine(AVX2))
-    assert not depthwise_lines.worth(replace(problem, n=1, h=8, w=8), machine(AVX2))
+    assert depthwise_lines.pays(problem, machine(AVX2))
+    assert not depthwise_lines.pays(problem, machine(avx512))
+    assert not depthwise_lines.pays(wide, machine(AVX2))
+    assert not depthwise_lines.pays(replace(problem, n=1, h=8, w=8), machine(AVX2))

@@ -52,7 +52,7 @@ def builders(namespace: str) -> dict[str, Callable[..., Call | TupleWrapper]]:
 def _builder(op: RelayOp, name: str) -> Callable[..., Call | TupleWrapper]:
     signature = signature_of(op)
     at_run = REGISTRY.get(f"dyn.{op.name}")
-    moved = _moved(op)
+    moved = _dynamic_attributes(op)
     attrs = {attr.name: attr for attr in op.attrs}
     defaults = {name: attr.default for name, attr in attrs.items() if attr.default is not REQUIRED}
     spoken = {name: own for name, own, _ in _arguments(op)}
@@ -138,7 +138,7 @@ def _written_out(op: RelayOp, name: str, value: Any) -> Any:
     return tuple(values) * (2 * rank // len(values))
 
 
-def _moved(op: RelayOp) -> dict[str, str]:
+def _dynamic_attributes(op: RelayOp) -> dict[str, str]:
     """The attributes that the operator of `dyn` takes as arguments, with these arguments' dtype."""
     attrs = attributes_of_run(op).values()
     return {a.name: "float32" if a.kind.startswith("float") else "int64" for a in attrs}
@@ -147,7 +147,7 @@ def _moved(op: RelayOp) -> dict[str, str]:
 def signature_of(op: RelayOp) -> Signature:
     """A builder's arguments, with the names of their types."""
     kinds = {attr.name: attr.kind for attr in op.attrs}
-    moved = _moved(op)
+    moved = _dynamic_attributes(op)
     parameters = []
     for name, own, default in _arguments(op):
         kind = "Expr" if own in op.inputs else TYPES[kinds[own].rstrip("?")]
