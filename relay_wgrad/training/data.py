@@ -162,7 +162,7 @@ def size_of(graph: TrainingGraph, size: int | None, drop_last: bool) -> int:
 
 
 def batches_of(data: Any) -> int:
-    """Batches in an epoch, of whoever has `samples`, `size` and `drop_last`."""
+    """Batches in an epoch, of data with `samples`, `size` and `drop_last`."""
     return int(data.samples // data.size if data.drop_last else -(-data.samples // data.size))
 
 
@@ -173,7 +173,7 @@ def check_last(data: Any) -> None:
 
 
 def order_of(data: Any, step: int) -> Any:
-    """The samples of a step's batch, of whoever has also `seed` and `batches`."""
+    """The samples of a step's batch, of data that also has `seed` and `batches`."""
     epoch, at = divmod(step, data.batches)
     order = _order(data.seed, epoch, data.samples)
     return order[at * data.size : (at + 1) * data.size]

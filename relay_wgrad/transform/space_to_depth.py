@@ -94,7 +94,7 @@ class _Settings:
             )
 
     def blocks(self, problem: ConvProblem) -> Blocks | None:
-        """What becomes of a convolution and of its weight gradient; None: they stay."""
+        """The blocks of a convolution and of its weight gradient; None: they stay."""
         unit = self.filled_to // DTYPE_BYTES[problem.data_dtype]
         form = form_of(problem, unit, MOST, self.known) if self.form == AUTO else self.form
         return None if form == AS_IT_IS else Blocks.of(problem, unit, form)
@@ -163,7 +163,7 @@ def _applied(
 
 
 class _Function:
-    """One function: what becomes of the convolutions in its blocks."""
+    """One function: the convolutions in its blocks, rewritten."""
 
     def __init__(
         self, name: str, func: relax.Function, builder: relax.BlockBuilder, settings: _Settings

@@ -158,7 +158,7 @@ def shapes(problem: ConvProblem, shared: int) -> Iterator[First]:
 
 
 def _across(problem: ConvProblem, phases: int, most: int) -> int:
-    """Units of a tile's row: as few columns are idle as can be, then as many as can be."""
+    """Units of a tile's row: the fewest idle columns, and of those the most units."""
     units = _ceil(problem.q, 8 * phases)
     return min(range(min(units, most), 0, -1), key=lambda u: (_ceil(units, u) * u, -u))
 

@@ -1,6 +1,6 @@
 """ATen's batch normalization with all its results, its backward op, softmax, attention, dropout.
 
-Batch normalization keeps its two ops, so that whoever looks for them finds them; other layers'
+Batch normalization keeps its two ops, so that passes that match them find them; other layers'
 forward and backward ops are decomposed by PyTorch where they have no row.
 """
 

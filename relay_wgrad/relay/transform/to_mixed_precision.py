@@ -62,7 +62,7 @@ def ToMixedPrecision(  # noqa: N802
 ) -> Pass:
     """The program with convolutions and products in another precision, and what can follow them.
 
-    missing_op_mode : what becomes of operators that nothing says how to convert: 0 refuses them, 1
+    missing_op_mode : for operators without a conversion rule: 0 refuses them, 1
         warns, 2 says nothing; they follow their operands.
 
     The context's option `relay.ToMixedPrecision.keep_orig_output_dtype` keeps results' types.
