@@ -182,7 +182,7 @@ def _read(value: relax.Call) -> NormCall:
     """What a call computes, but for its symbol."""
     forward = op_name(value) == FORWARD
     home: Any = batch_norm_train if forward else batch_norm_train_backward
-    a, given = home.read(value), home.named(value)
+    a, given = home.read(value), home.operands_by_name(value)
     x = given["x"]
     last = x.ty.ndim > 0 and a.axis == x.ty.ndim - 1
     return NormCall(
